@@ -1,0 +1,58 @@
+//! Memory that O_DIRECT accepts.
+#![expect(unsafe_code, reason = "std has no safe way to allocate with an alignment chosen at run time")]
+
+use crate::BLOCK_SIZE;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// A zeroed byte buffer, aligned to [`BLOCK_SIZE`] and a multiple of it long.
+pub struct AlignedBuf {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the buffer owns its memory; nothing else points to it.
+unsafe impl Send for AlignedBuf {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for AlignedBuf {}
+
+impl AlignedBuf {
+    /// `len` bytes of zeros.
+    ///
+    /// # Panics
+    /// When `len` is zero or not a multiple of [`BLOCK_SIZE`].
+    pub fn zeroed(len: usize) -> Self {
+        assert!(len > 0 && len.is_multiple_of(BLOCK_SIZE), "length {len} is not whole blocks");
+        let layout = Self::layout(len);
+        // SAFETY: the layout has a non-zero size.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        Self { ptr: NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout)), len }
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, BLOCK_SIZE).expect("whole blocks below isize::MAX")
+    }
+}
+
+impl Drop for AlignedBuf {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with the same layout.
+        unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
+    }
+}
+
+impl Deref for AlignedBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len` initialised bytes that `self` owns.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `len` initialised bytes that `self` owns, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}

@@ -1,0 +1,51 @@
+//! Block devices: where bytes live and how they become durable.
+//!
+//! The crate knows nothing of transactions or files. It gives [`BlockDevice`], its implementations, and the
+//! [`FlushCoordinator`] through which every flush of the log, the segments and the home store goes.
+
+mod buffer;
+mod env;
+
+pub use buffer::AlignedBuf;
+pub use env::{Clock, Entropy, Env};
+
+use std::io;
+use std::sync::Arc;
+
+/// Unit of every transfer: offsets, lengths and memory are multiples of it, in bytes.
+pub const BLOCK_SIZE: usize = 4096;
+
+/// Called once, when an I/O has ended, on whatever thread found that out. It must not block.
+pub type IoDone = Box<dyn FnOnce(io::Result<()>) + Send>;
+
+/// One asynchronous request. The buffer stays alive until `done` has been called.
+pub enum Io {
+    /// Writes the whole of `buf` at `offset` (bytes).
+    Write { offset: u64, buf: Arc<AlignedBuf>, done: IoDone },
+    /// Makes every write completed before this call durable.
+    Flush { done: IoDone },
+}
+
+/// A block device. All methods may be called from any thread.
+///
+/// Writes are durable only after a later flush that started after they completed. Errors are not sticky here:
+/// the owner of the volume decides what an error means.
+pub trait BlockDevice: Send + Sync {
+    /// Size in bytes, a multiple of [`BLOCK_SIZE`].
+    fn capacity(&self) -> u64;
+    /// Reads `buf.len()` bytes at `offset`; both are multiples of [`BLOCK_SIZE`]. Waits.
+    /// A never written range of a sparse device reads as zeros.
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()>;
+    /// Writes and waits until the write completed (not: is durable).
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()>;
+    /// Waits until all writes that completed before the call are durable.
+    fn flush(&self) -> io::Result<()>;
+    /// Starts a batch; each request's `done` is called once. May complete before it returns.
+    fn submit(&self, batch: Vec<Io>);
+    /// Gives the range's space back to the host; it reads as zeros afterwards or as before.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Takes the range's space from the host now, so that later writes to it cannot fail for want of space.
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Bytes the host could still give, `None` where the question has no meaning (a real block device).
+    fn host_free(&self) -> Option<u64>;
+}
