@@ -382,7 +382,15 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Removes an empty directory.
     fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()>;
     /// Renames.
-    fn rename(&self, cx: &Cx, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], flags: RenameFlags) -> Answer<()>;
+    fn rename(
+        &self,
+        cx: &Cx,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Answer<()>;
 
     /// Opens a file; `flags` are those of open(2). `O_TRUNC` truncates; `kill_suidgid` says that it then also clears those bits.
     fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened>;
@@ -393,7 +401,16 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Reads up to `out.len()` bytes at `offset` into `out`; fewer only at the end of the file. Returns the number.
     fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize>;
     /// Writes all of `data`, or fails. `append`: at the end, whatever `offset` says.
-    fn write(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, data: &[u8], append: bool, kill_suidgid: bool) -> Answer<u64>;
+    fn write(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        fh: u64,
+        offset: u64,
+        data: &[u8],
+        append: bool,
+        kill_suidgid: bool,
+    ) -> Answer<u64>;
     /// A descriptor was closed (not the last one, perhaps). Reports a pending write error.
     fn flush(&self, cx: &Cx, ino: Ino, fh: u64, lock_owner: u64) -> Answer<()>;
     /// The handle's last descriptor was closed.
@@ -405,14 +422,35 @@ pub trait Filesystem: Send + Sync + 'static {
     /// `SEEK_DATA` or `SEEK_HOLE`.
     fn lseek(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64>;
     /// Copies within the file system; returns the bytes copied.
-    #[expect(clippy::too_many_arguments, reason = "two files, two places, a length: the system call's own shape")]
-    fn copy_file_range(&self, cx: &Cx, ino_in: Ino, fh_in: u64, off_in: u64, ino_out: Ino, fh_out: u64, off_out: u64, len: u64) -> Answer<u64>;
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "two files, two places, a length: the system call's own shape"
+    )]
+    fn copy_file_range(
+        &self,
+        cx: &Cx,
+        ino_in: Ino,
+        fh_in: u64,
+        off_in: u64,
+        ino_out: Ino,
+        fh_out: u64,
+        off_out: u64,
+        len: u64,
+    ) -> Answer<u64>;
 
     /// Opens a directory.
     fn opendir(&self, cx: &Cx, ino: Ino) -> Answer<Opened>;
     /// Lists from `cookie` (0: the start), `.` and `..` first, until `sink` returns `false`, which says that the entry it was just
     /// given did not fit (its lookup, if any, does not count).
-    fn readdir(&self, cx: &Cx, ino: Ino, fh: u64, cookie: u64, plus: bool, sink: &mut dyn FnMut(&DirEntry) -> bool) -> Answer<()>;
+    fn readdir(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        fh: u64,
+        cookie: u64,
+        plus: bool,
+        sink: &mut dyn FnMut(&DirEntry) -> bool,
+    ) -> Answer<()>;
     /// Closes a directory.
     fn releasedir(&self, cx: &Cx, ino: Ino, fh: u64);
     /// Makes a directory's entries durable. Parks.

@@ -1,0 +1,88 @@
+//! An inode in memory: what the namespace half and the data half of the file system share.
+
+use crate::api::{Attr, Ino};
+use crate::data::FileData;
+use crate::dir::DirData;
+use crate::keys::{INODE_INLINE, InodeRecord};
+use parking_lot::RwLock;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// An inode that somebody knows: the kernel, an open handle, the write-back queue, or only the cache.
+///
+/// Lock order (`docs/locking.md`): a journal reservation is taken before any lock; then the rename lock; then the `state`
+/// of directories, then of their children, each by ascending inode number; then what belongs to the data half.
+pub struct Inode {
+    /// Its number.
+    pub ino: Ino,
+    /// *The inode lock*, and what it protects.
+    pub state: RwLock<InodeState>,
+    /// A file's cached contents (the data half's own).
+    pub file: FileData,
+    /// A directory's cached entries (the namespace half's own).
+    pub dir: DirData,
+    /// Newest journal context that holds a change of this inode or of one of its names.
+    pub last_seq: AtomicU64,
+    /// Lookups that the kernel has not taken back.
+    pub lookups: AtomicU64,
+    /// Open handles.
+    pub opens: AtomicU32,
+}
+
+/// What the inode lock protects.
+pub struct InodeState {
+    /// What programs see; its `inline` and [`INODE_INLINE`] are unused, see `logged`.
+    pub rec: InodeRecord,
+    /// What the journal says of the contents.
+    pub logged: LoggedContents,
+    /// Times in `rec` that the journal does not have yet.
+    pub times_dirty: bool,
+}
+
+/// The contents as the journal has them: behind `rec` while data waits for write-back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoggedContents {
+    /// Size in bytes.
+    pub size: u64,
+    /// The contents of a small file, a symlink's target.
+    pub inline: Option<Box<[u8]>>,
+}
+
+impl InodeState {
+    /// From the journal's record.
+    pub fn from_record(mut rec: InodeRecord) -> Self {
+        let inline = (rec.flags & INODE_INLINE != 0).then(|| std::mem::take(&mut rec.inline).into_boxed_slice());
+        rec.flags &= !INODE_INLINE;
+        let logged = LoggedContents { size: rec.size, inline };
+        Self { rec, logged, times_dirty: false }
+    }
+
+    /// The record to put into a transaction: everything that programs see, except that the contents are those that the
+    /// journal already has (or that the caller has just set in `logged`).
+    pub fn record(&self) -> InodeRecord {
+        let mut rec = InodeRecord { inline: Vec::new(), ..self.rec.clone() };
+        rec.size = self.logged.size;
+        if let Some(inline) = &self.logged.inline {
+            rec.flags |= INODE_INLINE;
+            rec.inline = inline.to_vec();
+        }
+        rec
+    }
+
+    /// As programs see it.
+    pub fn attr(&self, ino: Ino) -> Attr {
+        let rec = &self.rec;
+        Attr {
+            ino,
+            mode: rec.mode,
+            nlink: rec.nlink,
+            uid: rec.uid,
+            gid: rec.gid,
+            rdev: rec.rdev,
+            size: rec.size,
+            blocks: rec.blocks * 8,
+            atime: rec.atime,
+            mtime: rec.mtime,
+            ctime: rec.ctime,
+        }
+    }
+}
