@@ -4,6 +4,7 @@
 
 pub mod api;
 pub mod data;
+pub mod dir;
 pub mod error;
 pub mod inode;
 pub mod keys;
