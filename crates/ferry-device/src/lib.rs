@@ -5,9 +5,17 @@
 
 mod buffer;
 mod env;
+mod error;
+mod file;
+mod mem;
+mod timing;
 
 pub use buffer::AlignedBuf;
 pub use env::{Clock, Entropy, Env};
+pub use error::DeviceError;
+pub use file::{FileDevice, OpenMode};
+pub use mem::MemDevice;
+pub use timing::{FlushTimer, FlushTiming};
 
 use std::io;
 use std::sync::Arc;
@@ -21,9 +29,19 @@ pub type IoDone = Box<dyn FnOnce(io::Result<()>) + Send>;
 /// One asynchronous request. The buffer stays alive until `done` has been called.
 pub enum Io {
     /// Writes the whole of `buf` at `offset` (bytes).
-    Write { offset: u64, buf: Arc<AlignedBuf>, done: IoDone },
+    Write {
+        /// First byte on the device, a multiple of [`BLOCK_SIZE`].
+        offset: u64,
+        /// What to write.
+        buf: Arc<AlignedBuf>,
+        /// Told when the write completed (not: is durable).
+        done: IoDone,
+    },
     /// Makes every write completed before this call durable.
-    Flush { done: IoDone },
+    Flush {
+        /// Told when those writes are durable.
+        done: IoDone,
+    },
 }
 
 /// A block device. All methods may be called from any thread.
@@ -48,4 +66,18 @@ pub trait BlockDevice: Send + Sync {
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
     /// Bytes the host could still give, `None` where the question has no meaning (a real block device).
     fn host_free(&self) -> Option<u64>;
+    /// How long flushes took that reached hardware. A composite answers with the slowest of those components that
+    /// a flush was sent to; a device without hardware below has no samples.
+    fn flush_timing(&self) -> FlushTiming {
+        FlushTiming::default()
+    }
+    /// Forgets all flush samples, of every component.
+    fn reset_flush_timing(&self) {}
+}
+
+/// Refuses a transfer that is not whole blocks inside the device: a caller's mistake, not a failure of the device.
+fn check_range(capacity: u64, offset: u64, len: u64) -> io::Result<()> {
+    let whole = offset.is_multiple_of(BLOCK_SIZE as u64) && len.is_multiple_of(BLOCK_SIZE as u64);
+    let inside = offset.checked_add(len).is_some_and(|end| end <= capacity);
+    if whole && inside { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
 }

@@ -1,0 +1,158 @@
+//! The I/O thread of a file device: it alone issues asynchronous requests and completes them.
+//!
+//! Requests are handed to one thread and not put into the ring by their callers: the kernel ties an io_uring request to the thread
+//! that issued it, cancels what is queued when that thread exits (a flush that fails for such a reason would stop the
+//! volume), and interrupts the thread to complete what it issued. A ring with a single issuer needs none of this
+//! and no lock. The hand-over is cheap: the bell is rung only when the I/O thread sleeps, and what a completion submits
+//! needs no bell at all.
+//!
+//! A caller is never made to wait for room in the ring (it might be a completion, on the I/O thread itself). What does not fit waits in
+//! the inbox: its buffers exist already, so callers bound it by what they hold.
+
+use super::ring::{Ring, Turn};
+use super::{HostFile, sys, write_all};
+use crate::Io;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+/// Handle to the I/O thread. Dropping it waits until every request has ended.
+pub(super) struct Engine {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What callers and the I/O thread share.
+pub(super) struct Shared {
+    pub host: Arc<HostFile>,
+    inbox: Mutex<Inbox>,
+    /// An eventfd: a write to it ends the I/O thread's sleep.
+    pub bell: File,
+}
+
+#[derive(Default)]
+struct Inbox {
+    queue: VecDeque<Io>,
+    /// The I/O thread sleeps, or is about to without looking here again.
+    asleep: bool,
+    closing: bool,
+}
+
+impl Shared {
+    /// Moves everything that has arrived to the end of `to`; tells whether the device is closing. Afterwards the I/O
+    /// thread counts as asleep, so that the next caller rings the bell.
+    pub fn take_arrivals(&self, to: &mut VecDeque<Io>) -> bool {
+        let mut inbox = self.inbox.lock();
+        inbox.asleep = true;
+        to.append(&mut inbox.queue);
+        inbox.closing
+    }
+
+    /// From here on callers need not ring: the I/O thread will look into the inbox before it sleeps.
+    pub fn awake(&self) {
+        self.inbox.lock().asleep = false;
+    }
+
+    fn ring_bell(&self) {
+        // The counter cannot overflow: it is read each time the I/O thread wakes, and rung at most once per sleep.
+        (&self.bell).write_all(&1_u64.to_ne_bytes()).expect("an eventfd takes a write of 8 bytes");
+    }
+}
+
+impl Engine {
+    /// Starts the I/O thread of `host`, with io_uring if the kernel grants it.
+    pub fn start(host: Arc<HostFile>) -> io::Result<Self> {
+        Self::start_with(host, true)
+    }
+
+    fn start_with(host: Arc<HostFile>, uring: bool) -> io::Result<Self> {
+        let shared = Arc::new(Shared { host, inbox: Mutex::default(), bell: sys::eventfd()? });
+        let theirs = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("ferry-io".into()).spawn(move || run(&theirs, uring))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Queues a batch, in order.
+    pub fn submit(&self, batch: Vec<Io>) {
+        if batch.is_empty() {
+            return;
+        }
+        let mut inbox = self.shared.inbox.lock();
+        inbox.queue.extend(batch);
+        let asleep = std::mem::replace(&mut inbox.asleep, false);
+        drop(inbox);
+        if asleep {
+            self.shared.ring_bell();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shared.inbox.lock().closing = true;
+        self.shared.ring_bell();
+        let Some(thread) = self.thread.take() else { return };
+        // A completion may hold the last handle of the device. The I/O thread cannot wait for itself; it ends on its own
+        // once all is done, and keeps the file (and its lock) until then.
+        if thread.thread().id() != thread::current().id() {
+            thread.join().expect("the I/O thread aborts the process rather than panic");
+        }
+    }
+}
+
+/// Ends the process if a completion panics: requests in flight still use buffers that unwinding would free, and
+/// callers would wait for ever.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+fn run(shared: &Arc<Shared>, uring: bool) {
+    let _guard = AbortOnPanic;
+    if uring {
+        match Ring::new(Arc::clone(shared)) {
+            Ok(mut ring) => {
+                while ring.turn() == Turn::GoOn {}
+                return;
+            }
+            Err(error) => tracing::warn!(%error, "no io_uring here: requests are executed one by one"),
+        }
+    }
+    run_one_by_one(shared);
+}
+
+/// The way without io_uring (containers often forbid it): the I/O thread executes each request itself.
+fn run_one_by_one(shared: &Shared) {
+    let mut work = VecDeque::new();
+    loop {
+        let closing = shared.take_arrivals(&mut work);
+        if work.is_empty() {
+            if closing {
+                return;
+            }
+            (&shared.bell).read_exact(&mut [0; 8]).expect("an eventfd gives 8 bytes");
+        }
+        shared.awake();
+        for io in work.drain(..) {
+            match io {
+                Io::Write { offset, buf, done } => {
+                    let result = write_all(&shared.host.file, offset, &buf);
+                    drop(buf);
+                    done(result);
+                }
+                Io::Flush { done } => done(shared.host.flush()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,361 @@
+//! A volume in a regular file or on a block device.
+//!
+//! Synchronous calls run on the caller's thread; [`BlockDevice::submit`] hands its batch to the one I/O thread of
+//! the device ([`engine`]). Transfers bypass the host's page cache where the host can (`O_DIRECT`): the volume has a cache
+//! of its own, and a flush is then one of the disk's cache only. Where it cannot (some network file systems),
+//! the page cache is between, and `fdatasync` writes it out as part of the flush.
+
+mod engine;
+mod lock;
+mod ring;
+mod sys;
+
+use crate::{
+    AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FlushTimer, FlushTiming, Io, check_range,
+};
+use engine::Engine;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Largest size of a volume in bytes: what `off_t` and the place of the ownership lock allow.
+const SIZE_MAX: u64 = (1 << 62) - BLOCK_SIZE as u64;
+
+/// What the opener will do with the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMode {
+    /// Only read, beside other readers; a writer excludes it. Writes fail with `EROFS`.
+    ReadOnly,
+    /// Read and write, alone.
+    ReadWrite,
+}
+
+/// A volume in a regular file or on a block device, owned by this handle until it is dropped.
+///
+/// Open it in the process that will use it: its I/O thread does not survive `fork`.
+pub struct FileDevice {
+    /// First, so that it has ended all I/O before the files are closed. `None` when opened to read only.
+    engine: Option<Engine>,
+    host: Arc<HostFile>,
+    capacity: u64,
+    path: PathBuf,
+    warned_no_allocate: AtomicBool,
+}
+
+/// The open file and what every flush of it needs.
+struct HostFile {
+    file: File,
+    /// For a block device: the handle whose `O_EXCL` keeps the kernel from mounting it.
+    _claim: Option<File>,
+    block_device: bool,
+    timer: FlushTimer,
+    env: Env,
+}
+
+impl HostFile {
+    /// Flushes and takes the time of it.
+    fn flush(&self) -> io::Result<()> {
+        let begun = self.env.clock.monotonic();
+        self.file.sync_data()?;
+        self.timer.record(self.env.clock.monotonic().saturating_sub(begun));
+        Ok(())
+    }
+}
+
+impl Drop for HostFile {
+    fn drop(&mut self) {
+        // A process forked from this one may still have the file open, but nobody uses the volume any more.
+        if let Err(error) = lock::release(&self.file) {
+            tracing::warn!(%error, "cannot give up the ownership of a volume");
+        }
+    }
+}
+
+impl FileDevice {
+    /// Opens a file or block device that is there already.
+    pub fn open(path: &Path, mode: OpenMode, env: &Env) -> Result<Self, DeviceError> {
+        check_kind(path)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(mode == OpenMode::ReadWrite)
+            .open(path)
+            .map_err(|e| failed("open", path, e))?;
+        own(&file, path, mode)?;
+        Self::finish(file, path, mode, env)
+    }
+
+    /// Makes a sparse file of `size` bytes, all zeros; its name is durable. With `overwrite` what was there is lost,
+    /// unless it is in use; only then may `path` be a block device, which keeps its own size and contents (at least
+    /// `size` bytes are asked of it). Without `overwrite` anything that is there is refused.
+    pub fn create(path: &Path, size: u64, overwrite: bool, env: &Env) -> Result<Self, DeviceError> {
+        let possible = size > 0 && size.is_multiple_of(BLOCK_SIZE as u64) && size <= SIZE_MAX;
+        if !possible {
+            return Err(DeviceError::Size { path: path.into(), size, limit: SIZE_MAX });
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        let made = options.clone().create_new(true).open(path);
+        let (file, new) = match made {
+            Ok(file) => (file, true),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && overwrite => {
+                check_kind(path)?;
+                (options.open(path).map_err(|e| failed("open", path, e))?, false)
+            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(DeviceError::Exists(path.into()));
+            }
+            Err(e) => return Err(failed("create", path, e)),
+        };
+        own(&file, path, OpenMode::ReadWrite)?;
+        let result = size_file(&file, path, size);
+        if new && result.is_err() {
+            // What is left over would be taken for a volume of somebody else; the first error is the one to tell.
+            drop(fs::remove_file(path));
+        }
+        result?;
+        Self::finish(file, path, OpenMode::ReadWrite, env)
+    }
+
+    /// Where the device was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is a block device and not a regular file.
+    pub fn is_block_device(&self) -> bool {
+        self.host.block_device
+    }
+
+    /// Everything after the file is open and owned.
+    fn finish(mut file: File, path: &Path, mode: OpenMode, env: &Env) -> Result<Self, DeviceError> {
+        let block_device = is_block_device(&file, path)?;
+        let claim = match (block_device, mode) {
+            (true, OpenMode::ReadWrite) => Some(claim(path)?),
+            _ => None,
+        };
+        let end = file.seek(SeekFrom::End(0)).map_err(|e| failed("find the size of", path, e))?;
+        let capacity = end - end % BLOCK_SIZE as u64;
+        if !bypass_page_cache(&file).map_err(|e| failed("read", path, e))? {
+            tracing::warn!(path = %path.display(), "no O_DIRECT here: transfers go through the host's page cache");
+        }
+        let host = Arc::new(HostFile {
+            file,
+            _claim: claim,
+            block_device,
+            timer: FlushTimer::default(),
+            env: env.clone(),
+        });
+        let engine = match mode {
+            OpenMode::ReadOnly => None,
+            OpenMode::ReadWrite => {
+                let engine = Engine::start(Arc::clone(&host));
+                Some(engine.map_err(|e| failed("start the I/O thread of", path, e))?)
+            }
+        };
+        Ok(Self { engine, host, capacity, path: path.into(), warned_no_allocate: AtomicBool::new(false) })
+    }
+
+    fn check_writable(&self) -> io::Result<&Engine> {
+        self.engine.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EROFS))
+    }
+
+    /// What is wrong with a request, found before it is queued.
+    fn check_request(&self, io: &Io) -> io::Result<()> {
+        match io {
+            Io::Write { offset, buf, .. } => check_range(self.capacity, *offset, buf.len() as u64),
+            Io::Flush { .. } => Ok(()),
+        }
+    }
+}
+
+impl BlockDevice for FileDevice {
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        check_range(self.capacity, offset, buf.len() as u64)?;
+        let mut at = 0;
+        while at < buf.len() {
+            match self.host.file.read_at(&mut buf[at..], offset + at as u64) {
+                // The file ends before the volume does: somebody cut it, and holes read as zeros.
+                Ok(0) => {
+                    buf[at..].fill(0);
+                    break;
+                }
+                Ok(n) => at += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.check_writable()?;
+        check_range(self.capacity, offset, buf.len() as u64)?;
+        write_all(&self.host.file, offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        // A reader has written nothing that could be lost.
+        if self.engine.is_some() { self.host.flush() } else { Ok(()) }
+    }
+
+    fn submit(&self, mut batch: Vec<Io>) {
+        let engine = match self.check_writable() {
+            Ok(engine) => engine,
+            Err(_) => return batch.into_iter().for_each(refuse_read_only),
+        };
+        for at in (0..batch.len()).rev() {
+            if let Err(error) = self.check_request(&batch[at]) {
+                done_of(batch.remove(at))(Err(error));
+            }
+        }
+        engine.submit(batch);
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_writable()?;
+        check_range(self.capacity, offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let mut result = sys::fallocate(&self.host.file, punch, offset, len);
+        if is_unsupported(&result) && self.host.block_device {
+            result = sys::block_discard(&self.host.file, offset, len);
+        }
+        if is_unsupported(&result) { Ok(()) } else { result }
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_writable()?;
+        check_range(self.capacity, offset, len)?;
+        if self.host.block_device || len == 0 {
+            return Ok(());
+        }
+        let result = sys::fallocate(&self.host.file, libc::FALLOC_FL_KEEP_SIZE, offset, len);
+        if !is_unsupported(&result) {
+            return result;
+        }
+        // Hosts that copy on write cannot promise space. Going on is what one asks for who puts a volume there.
+        if !self.warned_no_allocate.swap(true, Ordering::Relaxed) {
+            tracing::warn!(path = %self.path.display(), "the host cannot reserve space: a full host shows at the write");
+        }
+        Ok(())
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        if self.host.block_device {
+            return None;
+        }
+        match sys::available(&self.host.file) {
+            Ok(bytes) => Some(bytes),
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "cannot ask the host for its free space");
+                None
+            }
+        }
+    }
+
+    fn flush_timing(&self) -> FlushTiming {
+        self.host.timer.get()
+    }
+
+    fn reset_flush_timing(&self) {
+        self.host.timer.reset();
+    }
+}
+
+/// Writes all of `buf`, however many calls it takes.
+fn write_all(file: &File, offset: u64, buf: &[u8]) -> io::Result<()> {
+    // std goes on after short writes and signals, and keeps the errno of the write that failed.
+    file.write_all_at(buf, offset)
+}
+
+fn done_of(io: Io) -> crate::IoDone {
+    match io {
+        Io::Write { done, .. } | Io::Flush { done } => done,
+    }
+}
+
+/// A flush of a reader is done at once; a write is refused.
+fn refuse_read_only(io: Io) {
+    match io {
+        Io::Write { done, .. } => done(Err(io::Error::from_raw_os_error(libc::EROFS))),
+        Io::Flush { done } => done(Ok(())),
+    }
+}
+
+fn is_unsupported(result: &io::Result<()>) -> bool {
+    let errno = result.as_ref().err().and_then(io::Error::raw_os_error);
+    matches!(errno, Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY))
+}
+
+fn failed(what: &'static str, path: &Path, source: io::Error) -> DeviceError {
+    DeviceError::Io { what, path: path.into(), source }
+}
+
+/// Refuses what is neither file nor block device before it is opened (opening a FIFO would wait).
+fn check_kind(path: &Path) -> Result<(), DeviceError> {
+    let kind = fs::metadata(path).map_err(|e| failed("open", path, e))?.file_type();
+    if kind.is_file() || kind.is_block_device() { Ok(()) } else { Err(DeviceError::WrongKind(path.into())) }
+}
+
+fn is_block_device(file: &File, path: &Path) -> Result<bool, DeviceError> {
+    Ok(file.metadata().map_err(|e| failed("examine", path, e))?.file_type().is_block_device())
+}
+
+/// Takes ownership or names who has it.
+fn own(file: &File, path: &Path, mode: OpenMode) -> Result<(), DeviceError> {
+    match lock::acquire(file, mode == OpenMode::ReadWrite).map_err(|e| failed("lock", path, e))? {
+        Ok(()) => Ok(()),
+        Err(holder) => {
+            Err(DeviceError::InUse { path: path.into(), pid: holder.pid, writing: holder.writing })
+        }
+    }
+}
+
+/// Keeps the kernel from mounting a block device, and us from using one that it has mounted.
+fn claim(path: &Path) -> Result<File, DeviceError> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    opened.map_err(|e| match e.raw_os_error() {
+        Some(libc::EBUSY) => DeviceError::Busy(path.into()),
+        _ => failed("claim", path, e),
+    })
+}
+
+/// Empties the file and gives it its size; checks that of a block device. The file is owned already.
+fn size_file(file: &File, path: &Path, size: u64) -> Result<(), DeviceError> {
+    if is_block_device(file, path)? {
+        let limit = (&*file).seek(SeekFrom::End(0)).map_err(|e| failed("find the size of", path, e))?;
+        return if size <= limit {
+            Ok(())
+        } else {
+            Err(DeviceError::Size { path: path.into(), size, limit })
+        };
+    }
+    let resized = file.set_len(0).and_then(|()| file.set_len(size)).and_then(|()| file.sync_all());
+    resized.map_err(|e| failed("resize", path, e))?;
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(parent).and_then(|dir| dir.sync_all()).map_err(|e| failed("sync the directory of", path, e))
+}
+
+/// Turns `O_DIRECT` on if the host has it and takes transfers of our alignment. Tells whether it is on.
+fn bypass_page_cache(file: &File) -> io::Result<bool> {
+    if let Err(error) = sys::set_direct(file, true) {
+        return if error.raw_os_error() == Some(libc::EINVAL) { Ok(false) } else { Err(error) };
+    }
+    // Some hosts accept the flag and then refuse each transfer.
+    match file.read_at(&mut AlignedBuf::zeroed(BLOCK_SIZE), 0) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            sys::set_direct(file, false).map(|()| false)
+        }
+        // Any other failure is one of the block: whoever needs the block will see it.
+        _ => Ok(true),
+    }
+}
