@@ -5,7 +5,7 @@ use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::InodeRecord;
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Geometry, Journal, JournalClient, JournalError, Recovered, Seq, Transaction};
+use ferry_journal::{Credits, Geometry, Journal, JournalClient, JournalError, Recovered, Seq, Transaction};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -134,10 +134,12 @@ impl DataStore {
     }
     /// Forgets what is cached, dirty data too: the last name and handle are gone.
     pub fn drop_cache(&self, _inode: &Arc<Inode>) {}
-    /// Gives back everything that `inode` occupies; `finish` adds to the last transaction.
+    /// Gives back everything that `inode` occupies. `finish` adds at most `room` to the last transaction; it is called
+    /// without an inode lock, and may keep the counters' lock until this returns. Takes no inode lock over a wait.
     pub fn reclaim(
         &self,
         _inode: &Arc<Inode>,
+        _room: Credits,
         _finish: &mut dyn FnMut(&mut Transaction<'_>),
     ) -> Result<Seq, FsError> {
         Err(unsupported())
@@ -149,6 +151,16 @@ impl DataStore {
     /// Totals for statfs.
     pub fn totals(&self) -> SpaceTotals {
         SpaceTotals::default()
+    }
+    /// `times_dirty` was set (or another attribute waits to be logged): write-back is to come by.
+    pub fn mark_dirty(&self, _inode: &Arc<Inode>) {}
+    /// There is something that the journal does not have yet: the inode must stay in memory.
+    pub fn is_dirty(&self, _inode: &Inode) -> bool {
+        false
+    }
+    /// What a new handle's error cursor starts from.
+    pub fn error_cursor(&self, _inode: &Inode) -> u64 {
+        0
     }
     /// A write-back error that the handle with this cursor has not been told.
     pub fn error_since(&self, _inode: &Inode, _cursor: &AtomicU64) -> Option<Errno> {
