@@ -28,9 +28,24 @@ pub struct Inode {
     pub opens: AtomicU32,
 }
 
+impl Inode {
+    /// As the journal has it; nobody knows it yet.
+    pub fn new(ino: Ino, rec: InodeRecord) -> Self {
+        Self {
+            ino,
+            state: RwLock::new(InodeState::from_record(rec)),
+            file: FileData::default(),
+            dir: DirData::default(),
+            last_seq: AtomicU64::new(0),
+            lookups: AtomicU64::new(0),
+            opens: AtomicU32::new(0),
+        }
+    }
+}
+
 /// What the inode lock protects.
 pub struct InodeState {
-    /// What programs see; its `inline` and [`INODE_INLINE`] are unused, see `logged`.
+    /// What programs see; its `blocks` count what waits for write-back too; its `inline` and [`INODE_INLINE`] are unused, see `logged`.
     pub rec: InodeRecord,
     /// What the journal says of the contents.
     pub logged: LoggedContents,
@@ -43,6 +58,8 @@ pub struct InodeState {
 pub struct LoggedContents {
     /// Size in bytes.
     pub size: u64,
+    /// Blocks mapped by extents; `rec.blocks` also counts those that wait for write-back.
+    pub blocks: u64,
     /// The contents of a small file, a symlink's target.
     pub inline: Option<Box<[u8]>>,
 }
@@ -50,9 +67,13 @@ pub struct LoggedContents {
 impl InodeState {
     /// From the journal's record.
     pub fn from_record(mut rec: InodeRecord) -> Self {
-        let inline = (rec.flags & INODE_INLINE != 0).then(|| std::mem::take(&mut rec.inline).into_boxed_slice());
+        let inline =
+            (rec.flags & INODE_INLINE != 0).then(|| std::mem::take(&mut rec.inline).into_boxed_slice());
         rec.flags &= !INODE_INLINE;
-        let logged = LoggedContents { size: rec.size, inline };
+        let logged = LoggedContents { size: rec.size, blocks: rec.blocks, inline };
+        if rec.mode & libc::S_IFMT == libc::S_IFREG && logged.inline.as_ref().is_some_and(|i| !i.is_empty()) {
+            rec.blocks += 1; // a file with contents but without blocks would be taken for a hole by archivers
+        }
         Self { rec, logged, times_dirty: false }
     }
 
@@ -61,6 +82,7 @@ impl InodeState {
     pub fn record(&self) -> InodeRecord {
         let mut rec = InodeRecord { inline: Vec::new(), ..self.rec.clone() };
         rec.size = self.logged.size;
+        rec.blocks = self.logged.blocks;
         if let Some(inline) = &self.logged.inline {
             rec.flags |= INODE_INLINE;
             rec.inline = inline.to_vec();

@@ -14,9 +14,11 @@ pub const INLINE_MAX: usize = 2048;
 pub const BLOCK: u64 = 4096;
 
 const SPACE_COUNTERS: u8 = 0x01;
+const SPACE_RESERVED: u8 = 0x02;
 const SPACE_INODE: u8 = 0x10;
 const SPACE_SEGMENT: u8 = 0x20;
 const SPACE_ORPHAN: u8 = 0x30;
+const SPACE_INTENT: u8 = 0x31;
 
 const PART_RECORD: u8 = 1;
 const PART_XATTR: u8 = 2;
@@ -34,6 +36,11 @@ pub struct BadRecord {
 /// The volume-wide counters' key.
 pub fn counters() -> Vec<u8> {
     vec![SPACE_COUNTERS]
+}
+
+/// The key of the number of blocks that [`Extent::Reserved`] promises, on the whole volume (absent: none).
+pub fn reserved() -> Vec<u8> {
+    vec![SPACE_RESERVED]
 }
 
 fn of_inode(ino: Ino, part: u8, room: usize) -> Vec<u8> {
@@ -121,11 +128,25 @@ pub fn orphan_end() -> Vec<u8> {
     vec![SPACE_ORPHAN + 1]
 }
 
+/// The key that says: a truncation of `ino` was begun; extents behind the size in its value are still to be dropped.
+pub fn intent(ino: Ino) -> Vec<u8> {
+    let mut key = vec![SPACE_INTENT];
+    key.extend_from_slice(&ino.to_be_bytes());
+    key
+}
+
+/// The first key behind all intents.
+pub fn intent_end() -> Vec<u8> {
+    vec![SPACE_INTENT + 1]
+}
+
 /// A key taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key<'k> {
     /// The volume's counters.
     Counters,
+    /// The number of promised blocks.
+    Reserved,
     /// An inode record.
     Inode(Ino),
     /// An extended attribute and its name.
@@ -138,6 +159,8 @@ pub enum Key<'k> {
     Segment(u32),
     /// An inode without a name.
     Orphan(Ino),
+    /// A truncation that was begun.
+    Intent(Ino),
 }
 
 /// Takes a key apart; `None` for one that no version of this code wrote.
@@ -145,8 +168,10 @@ pub fn parse(key: &[u8]) -> Option<Key<'_>> {
     let be64 = |b: &[u8]| Some(u64::from_be_bytes(b.try_into().ok()?));
     match key {
         [SPACE_COUNTERS] => Some(Key::Counters),
+        [SPACE_RESERVED] => Some(Key::Reserved),
         [SPACE_SEGMENT, rest @ ..] => Some(Key::Segment(u32::from_be_bytes(rest.try_into().ok()?))),
         [SPACE_ORPHAN, rest @ ..] => Some(Key::Orphan(be64(rest)?)),
+        [SPACE_INTENT, rest @ ..] => Some(Key::Intent(be64(rest)?)),
         [SPACE_INODE, rest @ ..] => {
             let ino = be64(rest.get(..8)?)?;
             match (*rest.get(8)?, &rest[9..]) {
@@ -411,6 +436,26 @@ impl Extent {
     }
 }
 
+/// A plain number, as the values of [`reserved`] (blocks) and [`intent`] (bytes) are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Number(pub u64);
+
+impl Number {
+    /// As stored.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![VALUE_VERSION];
+        out.extend_from_slice(&self.0.to_le_bytes());
+        out
+    }
+    /// From storage.
+    pub fn decode(value: &[u8]) -> Result<Self, BadRecord> {
+        let mut f = Fields::open(value, "number")?;
+        let number = Self(f.u64()?);
+        f.end()?;
+        Ok(number)
+    }
+}
+
 /// A segment that holds, or held, data. A segment without a record is free (or the home store's).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -445,6 +490,7 @@ mod tests {
     fn keys_parse_back_and_stand_together() {
         let keys = [
             (counters(), Key::Counters),
+            (reserved(), Key::Reserved),
             (inode(7), Key::Inode(7)),
             (xattr(7, b"user.a"), Key::Xattr(7, b"user.a")),
             (dentry(7, 0x300, b"name"), Key::Dentry(7, 0x300, b"name")),
@@ -452,6 +498,7 @@ mod tests {
             (inode(8), Key::Inode(8)),
             (segment(3), Key::Segment(3)),
             (orphan(9), Key::Orphan(9)),
+            (intent(9), Key::Intent(9)),
         ];
         for (bytes, key) in &keys {
             assert_eq!(parse(bytes).as_ref(), Some(key));
@@ -487,6 +534,7 @@ mod tests {
         assert_eq!(Dentry::decode(&dentry.encode()), Ok(dentry));
         assert_eq!(Segment::decode(&segment.encode()), Ok(segment));
         assert_eq!(Counters::decode(&counters.encode()), Ok(counters));
+        assert_eq!(Number::decode(&Number(77).encode()), Ok(Number(77)));
         assert!(InodeRecord::decode(&inode.encode()[..90]).is_err());
         assert!(Extent::decode(&data.encode()[..13]).is_err());
         assert!(Extent::decode(&[VALUE_VERSION, 0, 1, 0, 0, 0, 0, 0, 0, 0]).is_err());
