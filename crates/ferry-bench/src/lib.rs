@@ -1,0 +1,3 @@
+//! Workloads, measured.
+
+pub mod null;

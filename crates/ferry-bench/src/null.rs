@@ -1,0 +1,123 @@
+//! A file system in memory, without a journal: what is left of an operation's cost when the file system itself costs
+//! next to nothing. It is the floor that the real one is compared with, so it tells the kernel to cache the same.
+
+mod node;
+mod ops;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ferry_device::{Clock, Env};
+use ferry_fs::{Attr, Entry, Errno, Host, Ino, Opened, ROOT, Timestamp};
+use ferry_fuse::{MountOptions, Session};
+use parking_lot::{Mutex, RwLock};
+
+use node::{Body, Node};
+
+/// How long the kernel may keep names and attributes: nothing changes behind it.
+const FOREVER: Duration = Duration::MAX;
+
+/// All inodes.
+type Tree = HashMap<Ino, Arc<Node>>;
+
+/// What the kernel caches of a file's contents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// Pages, written through.
+    #[default]
+    Kernel,
+    /// Pages, written back later.
+    Writeback,
+    /// Nothing: each read and write reaches the file system.
+    Strict,
+}
+
+/// How the null file system behaves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NullOptions {
+    /// As the mount option of the same name.
+    pub cache: Cache,
+    /// A file just made is open for direct I/O, whatever `cache` says.
+    pub direct_create: bool,
+    /// Extended attributes are said not to exist at all, so the kernel never asks again.
+    pub no_xattrs: bool,
+}
+
+/// The file system.
+pub struct NullFs {
+    options: NullOptions,
+    clock: Arc<dyn Clock>,
+    /// Every inode that has a name or is known to the kernel. Namespace changes hold it for writing.
+    tree: RwLock<Tree>,
+    next_ino: AtomicU64,
+    host: Mutex<Option<Arc<dyn Host>>>,
+}
+
+impl NullFs {
+    /// An empty one.
+    pub fn new(env: &Env, options: NullOptions) -> Self {
+        let clock = Arc::clone(&env.clock);
+        let fs = Self {
+            options,
+            clock,
+            tree: RwLock::default(),
+            next_ino: AtomicU64::new(ROOT + 1),
+            host: Mutex::new(None),
+        };
+        let root = Node::new(fs.attr(ROOT, libc::S_IFDIR | 0o755, (0, 0), 2), Body::dir(ROOT));
+        fs.tree.write().insert(ROOT, Arc::new(root));
+        fs
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp(self.clock.wall().as_nanos().cast_signed())
+    }
+
+    fn attr(&self, ino: Ino, mode: u32, (uid, gid): (u32, u32), nlink: u32) -> Attr {
+        let now = self.now();
+        let times = (now, now, now);
+        let (atime, mtime, ctime) = times;
+        Attr { ino, mode, nlink, uid, gid, rdev: 0, size: 0, blocks: 0, atime, mtime, ctime }
+    }
+
+    fn node(&self, ino: Ino) -> Result<Arc<Node>, Errno> {
+        self.tree.read().get(&ino).cloned().ok_or(Errno(libc::ESTALE))
+    }
+
+    fn fresh_ino(&self) -> Ino {
+        self.next_ino.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The node as an answer to a lookup, which counts.
+    fn entry(node: &Node) -> Entry {
+        let mut state = node.state.lock();
+        state.lookups += 1;
+        Entry { attr: Some(state.attr), entry_valid: FOREVER, attr_valid: FOREVER }
+    }
+
+    fn absent() -> Entry {
+        Entry { attr: None, entry_valid: FOREVER, attr_valid: FOREVER }
+    }
+
+    fn opened(&self, just_made: bool) -> Opened {
+        let strict = self.options.cache == Cache::Strict;
+        Opened {
+            fh: 0,
+            direct_io: strict || (just_made && self.options.direct_create),
+            keep_cache: !strict,
+            parallel_direct_writes: strict,
+            no_flush: true,
+            cache_dir: true,
+        }
+    }
+}
+
+/// Mounts a null file system and serves it until it is unmounted.
+pub fn run(mountpoint: &Path, mount: &MountOptions, options: NullOptions) -> Result<(), ferry_fuse::Error> {
+    let fs = Arc::new(NullFs::new(&Env::real(), options));
+    Session::mount(fs, mountpoint, mount)?.wait();
+    Ok(())
+}

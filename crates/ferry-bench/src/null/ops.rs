@@ -1,0 +1,564 @@
+//! The operations of the null file system.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ferry_fs::{
+    Answer, Attr, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, Host, Ino, Mode, Opened, RenameFlags,
+    SetAttr, SetTime, Statfs, XattrFlags, ioctl,
+};
+
+use super::node::{Body, Dir, Node};
+use super::{Cache, FOREVER, NullFs, Tree};
+
+/// `statfs` says so many blocks, of 4 KiB, whatever is in use: 1 TiB.
+const BLOCKS: u64 = 1 << 28;
+const FALLOC_PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+
+fn errno<T>(code: i32) -> Answer<T> {
+    Err(Errno(code).into())
+}
+
+fn place(offset: u64) -> Result<usize, Errno> {
+    usize::try_from(offset).map_err(|_| Errno(libc::EFBIG))
+}
+
+impl NullFs {
+    /// Makes an inode and its name.
+    fn make(
+        &self,
+        cx: &Cx<'_>,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        rdev: u32,
+        body: Body,
+    ) -> Answer<Arc<Node>> {
+        let mut tree = self.tree.write();
+        let dir = Arc::clone(tree.get(&parent).ok_or(Errno(libc::ESTALE))?);
+        let mut names = dir.dir()?.write();
+        if names.get(name).is_some() {
+            return errno(libc::EEXIST);
+        }
+        let ino = self.fresh_ino();
+        let above = dir.state.lock().attr;
+        let is_dir = mode & libc::S_IFMT == libc::S_IFDIR;
+        let setgid = above.mode & libc::S_ISGID != 0;
+        let gid = if setgid { above.gid } else { cx.gid };
+        let mode = mode & !cx.umask | if setgid && is_dir { libc::S_ISGID } else { 0 };
+        let mut attr = self.attr(ino, mode, (cx.uid, gid), if is_dir { 2 } else { 1 });
+        attr.rdev = rdev;
+        if let Body::Symlink(target) = &body {
+            attr.size = target.len() as u64;
+        }
+        let node = Arc::new(Node::new(attr, body));
+        tree.insert(ino, Arc::clone(&node));
+        names.insert(name, ino);
+        self.touch(&dir, i32::from(is_dir));
+        Ok(node)
+    }
+
+    /// A directory's names changed, and its subdirectories by so many.
+    fn touch(&self, dir: &Node, subdirs: i32) {
+        let now = self.now();
+        let mut state = dir.state.lock();
+        state.attr.mtime = now;
+        state.attr.ctime = now;
+        state.attr.nlink = state.attr.nlink.saturating_add_signed(subdirs);
+    }
+
+    /// Takes one name off an inode, and the inode if nothing holds it any more.
+    fn drop_name(&self, tree: &mut Tree, node: &Node) {
+        let mut state = node.state.lock();
+        let gone = if node.is_dir() { 2 } else { 1 };
+        state.attr.nlink = state.attr.nlink.saturating_sub(gone);
+        state.attr.ctime = self.now();
+        if state.attr.nlink == 0 && state.lookups == 0 {
+            tree.remove(&state.attr.ino);
+        }
+    }
+
+    fn remove(&self, parent: Ino, name: &[u8], dir: bool) -> Answer<()> {
+        let mut tree = self.tree.write();
+        let above = Arc::clone(tree.get(&parent).ok_or(Errno(libc::ESTALE))?);
+        let mut names = above.dir()?.write();
+        let ino = names.get(name).ok_or(Errno(libc::ENOENT))?;
+        let node = Arc::clone(tree.get(&ino).ok_or(Errno(libc::ESTALE))?);
+        match (&node.body, dir) {
+            (Body::Dir(_), false) => return errno(libc::EISDIR),
+            (Body::Dir(below), true) if !below.read().is_empty() => return errno(libc::ENOTEMPTY),
+            (Body::Dir(_), true) | (_, false) => {}
+            (_, true) => return errno(libc::ENOTDIR),
+        }
+        names.remove(name);
+        self.touch(&above, -i32::from(dir));
+        self.drop_name(&mut tree, &node);
+        Ok(())
+    }
+
+    /// A file's contents changed: its size, blocks and times follow.
+    fn written(&self, node: &Node, size: usize) {
+        let now = self.now();
+        let attr = &mut node.state.lock().attr;
+        attr.size = size as u64;
+        attr.blocks = attr.size.div_ceil(512);
+        attr.mtime = now;
+        attr.ctime = now;
+    }
+
+    fn truncate(&self, node: &Node, size: u64) -> Result<(), Errno> {
+        let size = place(size)?;
+        let mut data = node.file()?.write();
+        data.resize(size, 0);
+        self.written(node, size);
+        Ok(())
+    }
+
+    /// Puts `ino` under `name` in place of what is there; the tree is locked for writing.
+    fn rename_into(
+        &self,
+        tree: &mut Tree,
+        (from, name): (&Node, &[u8]),
+        (to, new_name): (&Node, &[u8]),
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        let get = |dir: &Node, name: &[u8]| -> Result<Option<Ino>, Errno> { Ok(dir.dir()?.read().get(name)) };
+        let ino = get(from, name)?.ok_or(Errno(libc::ENOENT))?;
+        let node = Arc::clone(tree.get(&ino).ok_or(Errno(libc::ESTALE))?);
+        let victim = match get(to, new_name)? {
+            Some(victim) if flags.no_replace || victim == ino => {
+                return if victim == ino { Ok(()) } else { errno(libc::EEXIST) };
+            }
+            Some(victim) => Some(Arc::clone(tree.get(&victim).ok_or(Errno(libc::ESTALE))?)),
+            None if flags.exchange => return errno(libc::ENOENT),
+            None => None,
+        };
+        let victim_ino = victim.as_ref().map(|v| v.state.lock().attr.ino);
+        if let (Some(victim), false) = (&victim, flags.exchange) {
+            match (node.is_dir(), &victim.body) {
+                (true, Body::Dir(dir)) if !dir.read().is_empty() => return errno(libc::ENOTEMPTY),
+                (true, Body::Dir(_)) => {}
+                (true, _) => return errno(libc::ENOTDIR),
+                (false, Body::Dir(_)) => return errno(libc::EISDIR),
+                (false, _) => {}
+            }
+        }
+        from.dir()?.write().remove(name);
+        to.dir()?.write().remove(new_name);
+        to.dir()?.write().insert(new_name, ino);
+        self.moved(from, to, &node)?;
+        match (victim, victim_ino) {
+            (Some(victim), Some(number)) if flags.exchange => {
+                from.dir()?.write().insert(name, number);
+                self.moved(to, from, &victim)?;
+            }
+            (Some(victim), _) => {
+                self.touch(to, -i32::from(victim.is_dir()));
+                self.drop_name(tree, &victim);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn moved(&self, from: &Node, to: &Node, node: &Node) -> Result<(), Errno> {
+        let subdir = i32::from(node.is_dir());
+        self.touch(from, -subdir);
+        self.touch(to, subdir);
+        if let Body::Dir(dir) = &node.body {
+            dir.write().parent = to.state.lock().attr.ino;
+        }
+        node.state.lock().attr.ctime = self.now();
+        Ok(())
+    }
+}
+
+impl Filesystem for NullFs {
+    fn attach(&self, host: Arc<dyn Host>) {
+        *self.host.lock() = Some(host);
+    }
+
+    fn detach(&self) {
+        self.host.lock().take();
+    }
+
+    fn lookup(&self, _cx: &Cx<'_>, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        let tree = self.tree.read();
+        let dir = tree.get(&parent).ok_or(Errno(libc::ESTALE))?;
+        let ino = match name {
+            b"." => Some(parent),
+            b".." => Some(dir.dir()?.read().parent),
+            _ => dir.dir()?.read().get(name),
+        };
+        Ok(ino.and_then(|ino| tree.get(&ino)).map_or_else(Self::absent, |node| Self::entry(node)))
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        let Ok(node) = self.node(ino) else { return };
+        let unused = {
+            let mut state = node.state.lock();
+            state.lookups = state.lookups.saturating_sub(count);
+            state.lookups == 0 && state.attr.nlink == 0
+        };
+        if unused {
+            let mut tree = self.tree.write();
+            // It may have been looked up or linked since.
+            let state = node.state.lock();
+            if state.lookups == 0 && state.attr.nlink == 0 {
+                tree.remove(&ino);
+            }
+        }
+    }
+
+    fn getattr(&self, _cx: &Cx<'_>, ino: Ino, _fh: Option<u64>) -> Answer<(Attr, Duration)> {
+        Ok((self.node(ino)?.state.lock().attr, FOREVER))
+    }
+
+    fn setattr(&self, _cx: &Cx<'_>, ino: Ino, _fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
+        let node = self.node(ino)?;
+        if let Some(size) = set.size {
+            self.truncate(&node, size)?;
+        }
+        let now = self.now();
+        let mut state = node.state.lock();
+        let attr = &mut state.attr;
+        if set.kill_suidgid || set.uid.is_some() || set.gid.is_some() {
+            kill_suidgid(attr);
+        }
+        if let Some(mode) = set.mode {
+            attr.mode = attr.mode & libc::S_IFMT | mode;
+        }
+        attr.uid = set.uid.unwrap_or(attr.uid);
+        attr.gid = set.gid.unwrap_or(attr.gid);
+        let time = |t: SetTime| match t {
+            SetTime::Now => now,
+            SetTime::At(at) => at,
+        };
+        attr.atime = set.atime.map_or(attr.atime, time);
+        attr.mtime = set.mtime.map_or(attr.mtime, time);
+        attr.ctime = set.ctime.unwrap_or(now);
+        Ok((*attr, FOREVER))
+    }
+
+    fn readlink(&self, _cx: &Cx<'_>, ino: Ino) -> Answer<Vec<u8>> {
+        match &self.node(ino)?.body {
+            Body::Symlink(target) => Ok(target.to_vec()),
+            _ => errno(libc::EINVAL),
+        }
+    }
+
+    fn mknod(&self, cx: &Cx<'_>, parent: Ino, name: &[u8], mode: Mode, rdev: u32) -> Answer<Entry> {
+        Ok(Self::entry(&*self.make(cx, parent, name, mode, rdev, Body::of_mode(mode, parent))?))
+    }
+
+    fn mkdir(&self, cx: &Cx<'_>, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
+        let mode = libc::S_IFDIR | mode & 0o7777;
+        Ok(Self::entry(&*self.make(cx, parent, name, mode, 0, Body::dir(parent))?))
+    }
+
+    fn symlink(&self, cx: &Cx<'_>, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
+        let body = Body::Symlink(target.into());
+        Ok(Self::entry(&*self.make(cx, parent, name, libc::S_IFLNK | 0o777, 0, body)?))
+    }
+
+    fn link(&self, _cx: &Cx<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        let tree = self.tree.write();
+        let node = tree.get(&ino).ok_or(Errno(libc::ESTALE))?;
+        let dir = tree.get(&parent).ok_or(Errno(libc::ESTALE))?;
+        let mut names = dir.dir()?.write();
+        if names.get(name).is_some() {
+            return errno(libc::EEXIST);
+        }
+        names.insert(name, ino);
+        {
+            let mut state = node.state.lock();
+            state.attr.nlink += 1;
+            state.attr.ctime = self.now();
+        }
+        self.touch(dir, 0);
+        Ok(Self::entry(node))
+    }
+
+    fn unlink(&self, _cx: &Cx<'_>, parent: Ino, name: &[u8]) -> Answer<()> {
+        self.remove(parent, name, false)
+    }
+
+    fn rmdir(&self, _cx: &Cx<'_>, parent: Ino, name: &[u8]) -> Answer<()> {
+        self.remove(parent, name, true)
+    }
+
+    fn rename(
+        &self,
+        _cx: &Cx<'_>,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        let mut tree = self.tree.write();
+        let from = Arc::clone(tree.get(&parent).ok_or(Errno(libc::ESTALE))?);
+        let to = Arc::clone(tree.get(&new_parent).ok_or(Errno(libc::ESTALE))?);
+        self.rename_into(&mut tree, (&from, name), (&to, new_name), flags)
+    }
+
+    fn open(&self, _cx: &Cx<'_>, ino: Ino, flags: i32, kill: bool) -> Answer<Opened> {
+        if flags & libc::O_TRUNC != 0 {
+            let node = self.node(ino)?;
+            self.truncate(&node, 0)?;
+            if kill {
+                kill_suidgid(&mut node.state.lock().attr);
+            }
+        }
+        Ok(self.opened(false))
+    }
+
+    fn create(
+        &self,
+        cx: &Cx<'_>,
+        parent: Ino,
+        name: &[u8],
+        mode: Mode,
+        flags: i32,
+    ) -> Answer<(Entry, Opened)> {
+        let mode = libc::S_IFREG | mode & 0o7777;
+        match self.make(cx, parent, name, mode, 0, Body::of_mode(mode, parent)) {
+            Ok(node) => Ok((Self::entry(&node), self.opened(true))),
+            Err(ferry_fs::Stop::Errno(Errno(libc::EEXIST))) if flags & libc::O_EXCL == 0 => {
+                let entry = self.lookup(cx, parent, name)?;
+                let ino = entry.attr.map_or(0, |a| a.ino);
+                Ok((entry, self.open(cx, ino, flags, false)?))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn tmpfile(&self, cx: &Cx<'_>, _parent: Ino, mode: Mode, _flags: i32) -> Answer<(Entry, Opened)> {
+        let mode = libc::S_IFREG | mode & 0o7777 & !cx.umask;
+        let ino = self.fresh_ino();
+        let node = Arc::new(Node::new(self.attr(ino, mode, (cx.uid, cx.gid), 0), Body::of_mode(mode, 0)));
+        let entry = Self::entry(&node);
+        self.tree.write().insert(ino, node);
+        Ok((entry, self.opened(true)))
+    }
+
+    fn read(&self, _cx: &Cx<'_>, ino: Ino, _fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        let node = self.node(ino)?;
+        let data = node.file()?.read();
+        let from = data.get(place(offset)?.min(data.len())..).unwrap_or_default();
+        let n = from.len().min(out.len());
+        out[..n].copy_from_slice(&from[..n]);
+        Ok(n)
+    }
+
+    fn write(
+        &self,
+        _cx: &Cx<'_>,
+        ino: Ino,
+        _fh: u64,
+        offset: u64,
+        data: &[u8],
+        append: bool,
+        kill: bool,
+    ) -> Answer<u64> {
+        let node = self.node(ino)?;
+        let mut file = node.file()?.write();
+        let start = if append { file.len() } else { place(offset)? };
+        let end = start.checked_add(data.len()).ok_or(Errno(libc::EFBIG))?;
+        if start == file.len() {
+            file.extend_from_slice(data);
+        } else {
+            if end > file.len() {
+                file.resize(end, 0);
+            }
+            file[start..end].copy_from_slice(data);
+        }
+        self.written(&node, file.len());
+        if kill {
+            kill_suidgid(&mut node.state.lock().attr);
+        }
+        Ok(data.len() as u64)
+    }
+
+    fn flush(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64, _lock_owner: u64) -> Answer<()> {
+        Ok(())
+    }
+
+    fn release(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64) {}
+
+    fn fsync(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64, _data_only: bool) -> Answer<()> {
+        Ok(())
+    }
+
+    fn fallocate(&self, _cx: &Cx<'_>, ino: Ino, _fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
+        let node = self.node(ino)?;
+        let mut data = node.file()?.write();
+        let start = place(offset)?;
+        let end = start.checked_add(place(len)?).ok_or(Errno(libc::EFBIG))?;
+        let zero = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
+        if mode & !(FALLOC_PUNCH | libc::FALLOC_FL_ZERO_RANGE) != 0 {
+            return errno(libc::EOPNOTSUPP);
+        }
+        if zero {
+            let (start, end) = (start.min(data.len()), end.min(data.len()));
+            data[start..end].fill(0);
+        }
+        if mode & libc::FALLOC_FL_KEEP_SIZE == 0 && end > data.len() {
+            data.resize(end, 0);
+        }
+        self.written(&node, data.len());
+        Ok(())
+    }
+
+    fn lseek(&self, _cx: &Cx<'_>, ino: Ino, _fh: u64, offset: u64, whence: i32) -> Answer<u64> {
+        let size = self.node(ino)?.state.lock().attr.size;
+        match whence {
+            _ if offset >= size => errno(libc::ENXIO),
+            libc::SEEK_DATA => Ok(offset),
+            libc::SEEK_HOLE => Ok(size),
+            _ => errno(libc::EINVAL),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        _cx: &Cx<'_>,
+        _ino_in: Ino,
+        _fh_in: u64,
+        _off_in: u64,
+        _ino_out: Ino,
+        _fh_out: u64,
+        _off_out: u64,
+        _len: u64,
+    ) -> Answer<u64> {
+        errno(libc::EOPNOTSUPP) // the kernel copies by itself
+    }
+
+    fn opendir(&self, _cx: &Cx<'_>, _ino: Ino) -> Answer<Opened> {
+        Ok(self.opened(false))
+    }
+
+    fn readdir(
+        &self,
+        _cx: &Cx<'_>,
+        ino: Ino,
+        _fh: u64,
+        cookie: u64,
+        plus: bool,
+        sink: &mut dyn FnMut(&DirEntry) -> bool,
+    ) -> Answer<()> {
+        let node = self.node(ino)?;
+        // The tree is locked before directories, and as long.
+        let tree = self.tree.read();
+        let dir = node.dir()?.read();
+        listed(&tree, &dir, ino, cookie, plus, sink);
+        Ok(())
+    }
+
+    fn releasedir(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64) {}
+
+    fn fsyncdir(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64, _data_only: bool) -> Answer<()> {
+        Ok(())
+    }
+
+    fn statfs(&self, _cx: &Cx<'_>) -> Answer<Statfs> {
+        Ok(Statfs {
+            block_size: 4096,
+            blocks: BLOCKS,
+            blocks_free: BLOCKS,
+            blocks_available: BLOCKS,
+            files: self.next_ino.load(Ordering::Relaxed),
+            files_free: BLOCKS,
+        })
+    }
+
+    fn setxattr(
+        &self,
+        _cx: &Cx<'_>,
+        _ino: Ino,
+        _name: &[u8],
+        _value: &[u8],
+        _flags: XattrFlags,
+    ) -> Answer<()> {
+        errno(if self.options.no_xattrs { libc::ENOSYS } else { libc::EOPNOTSUPP })
+    }
+
+    fn getxattr(&self, _cx: &Cx<'_>, _ino: Ino, _name: &[u8]) -> Answer<Vec<u8>> {
+        errno(if self.options.no_xattrs { libc::ENOSYS } else { libc::ENODATA })
+    }
+
+    fn listxattr(&self, _cx: &Cx<'_>, _ino: Ino) -> Answer<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
+    fn removexattr(&self, _cx: &Cx<'_>, _ino: Ino, _name: &[u8]) -> Answer<()> {
+        errno(if self.options.no_xattrs { libc::ENOSYS } else { libc::ENODATA })
+    }
+
+    fn getlk(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64, _lock: &FileLock) -> Answer<FileLock> {
+        errno(libc::ENOSYS)
+    }
+
+    fn setlk(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64, _lock: &FileLock, _wait: bool) -> Answer<()> {
+        errno(libc::ENOSYS)
+    }
+
+    fn remote_locks(&self) -> bool {
+        false
+    }
+
+    fn writeback_cache(&self) -> bool {
+        self.options.cache == Cache::Writeback
+    }
+
+    fn ioctl(&self, _cx: &Cx<'_>, _ino: Ino, cmd: u32, _input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
+        match (cmd, &*self.host.lock()) {
+            (ioctl::SYNC, _) => Ok(Vec::new()),
+            (ioctl::STATS, Some(host)) => {
+                let mut text = serde_json::json!({ "fuse": host.stats() }).to_string().into_bytes();
+                text.truncate(out_max.saturating_sub(1));
+                text.push(0);
+                Ok(text)
+            }
+            _ => errno(libc::ENOTTY),
+        }
+    }
+}
+
+fn kill_suidgid(attr: &mut Attr) {
+    if attr.mode & libc::S_IFMT != libc::S_IFREG {
+        return;
+    }
+    attr.mode &= !libc::S_ISUID;
+    if attr.mode & libc::S_IXGRP != 0 {
+        attr.mode &= !libc::S_ISGID;
+    }
+}
+
+fn listed(
+    tree: &Tree,
+    dir: &Dir,
+    own: Ino,
+    cookie: u64,
+    plus: bool,
+    sink: &mut dyn FnMut(&DirEntry) -> bool,
+) {
+    for (at, name, ino) in [(1, &b"."[..], own), (2, b"..", dir.parent)] {
+        let kind = libc::S_IFDIR;
+        if cookie < at && !sink(&DirEntry { name: name.into(), ino, kind, cookie: at, entry: None }) {
+            return;
+        }
+    }
+    for (at, name, ino) in dir.after(cookie) {
+        let Some(node) = tree.get(&ino) else { continue };
+        let entry = plus.then(|| NullFs::entry(node));
+        let kind = node.state.lock().attr.mode & libc::S_IFMT;
+        if !sink(&DirEntry { name: name.into(), ino, kind, cookie: at, entry }) {
+            if plus {
+                node.state.lock().lookups -= 1;
+            }
+            return;
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Attaching to and detaching from a directory.
+//!
+//! Root calls mount(2) and umount2(2); everyone else asks `fusermount3`, which may.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::Error;
+use crate::init::IO_MAX;
+use crate::sys;
+use crate::transport::dev::Device;
+
+const HELPER: &str = "fusermount3";
+/// How the mount's type is shown: FUSE, and which file system.
+const SUBTYPE: &str = "ferry";
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// What is shown as the mount's source.
+    pub fsname: String,
+    /// Nothing can be changed.
+    pub read_only: bool,
+    /// Users other than the one who mounts may use it (as the permission bits allow, which the kernel checks).
+    /// `None`: if root mounts. Others than root need `user_allow_other` in /etc/fuse.conf.
+    pub allow_other: Option<bool>,
+    /// Set-user-id and set-group-id bits have no effect (always so if not root mounts).
+    pub nosuid: bool,
+    /// Device nodes have no effect (always so if not root mounts).
+    pub nodev: bool,
+    /// Programs on it cannot be run.
+    pub noexec: bool,
+    /// Access times are not kept.
+    pub noatime: bool,
+    /// Which transport.
+    pub transport: Transport,
+    /// Threads that serve /dev/fuse; `None`: by the number of cores.
+    pub threads: Option<usize>,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            fsname: SUBTYPE.into(),
+            read_only: false,
+            allow_other: None,
+            nosuid: false,
+            nodev: false,
+            noexec: false,
+            noatime: false,
+            transport: Transport::Auto,
+            threads: None,
+        }
+    }
+}
+
+/// How requests travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// What is best here.
+    Auto,
+    /// /dev/fuse.
+    Device,
+    /// Per-core io_uring queues, if the kernel offers them, else /dev/fuse.
+    IoUring,
+}
+
+/// How to unmount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmount {
+    /// Only if nothing is in use (`EBUSY` otherwise).
+    Normal,
+    /// Out of sight now; gone when the last user is.
+    Lazy,
+    /// Now: every request, waiting or to come, fails. Works without the daemon.
+    Force,
+}
+
+/// Mounts on `mountpoint`, which is absolute, and gives the mount's descriptor.
+pub(crate) fn mount(mountpoint: &Path, options: &MountOptions) -> Result<Device, Error> {
+    let (uid, gid) = sys::ids();
+    if uid == 0 { mount_as_root(mountpoint, options, uid, gid) } else { mount_by_helper(mountpoint, options) }
+}
+
+fn mount_as_root(mountpoint: &Path, options: &MountOptions, uid: u32, gid: u32) -> Result<Device, Error> {
+    let device = Device::open().map_err(Error::Device)?;
+    let fd = device.file().as_raw_fd();
+    let allow_other = if options.allow_other.unwrap_or(true) { ",allow_other" } else { "" };
+    let data = format!(
+        "fd={fd},rootmode=40000,user_id={uid},group_id={gid},default_permissions,max_read={IO_MAX}{allow_other}"
+    );
+    let flags = [
+        (options.read_only, libc::MS_RDONLY),
+        (options.nosuid, libc::MS_NOSUID),
+        (options.nodev, libc::MS_NODEV),
+        (options.noexec, libc::MS_NOEXEC),
+        (options.noatime, libc::MS_NOATIME),
+    ];
+    let flags = flags.iter().filter(|(set, _)| *set).fold(0, |all, (_, flag)| all | flag);
+    sys::mount(&options.fsname, mountpoint, c"fuse.ferry", flags, &data)
+        .map_err(|error| Error::Mount { mountpoint: mountpoint.into(), error })?;
+    Ok(device)
+}
+
+fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<Device, Error> {
+    let helper = |e: io::Error| Error::Helper(e.to_string());
+    let (ours, theirs) = UnixStream::pair().map_err(helper)?;
+    sys::keep_on_exec(theirs.as_fd()).map_err(helper)?;
+    let mut option = format!(
+        "fsname={},subtype={SUBTYPE},default_permissions,max_read={IO_MAX}",
+        options.fsname.replace('\\', "\\\\").replace(',', "\\,")
+    );
+    let words = [
+        (options.read_only, ",ro"),
+        (options.allow_other == Some(true), ",allow_other"),
+        (options.noexec, ",noexec"),
+        (options.noatime, ",noatime"),
+    ];
+    option.extend(words.iter().filter(|(set, _)| *set).map(|(_, word)| *word));
+    let output = Command::new(HELPER)
+        .args(["-o", &option, "--"])
+        .arg(mountpoint)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .output()
+        .map_err(helper)?;
+    drop(theirs);
+    if !output.status.success() {
+        return Err(Error::Helper(String::from_utf8_lossy(&output.stderr).trim().into()));
+    }
+    match sys::receive_fd(&ours).map_err(helper)? {
+        Some(fd) => Ok(Device::from_file(File::from(fd))),
+        None => Err(Error::Helper("it sent no descriptor".into())),
+    }
+}
+
+/// Unmounts what is mounted on `mountpoint`. Never asks the file system anything, so it works on a mount whose daemon
+/// hangs or is gone.
+pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), Error> {
+    let mountpoint =
+        absolute(mountpoint).map_err(|error| Error::Unmount { mountpoint: mountpoint.into(), error })?;
+    let fail = |error| Error::Unmount { mountpoint: mountpoint.clone(), error };
+    let connection = connection(&mountpoint).map_err(fail)?;
+    let Some(connection) = connection else { return Err(Error::NotMounted(mountpoint)) };
+    if how == Unmount::Force {
+        // Where this is not permitted or not mounted, MNT_FORCE does the same for root.
+        let aborted = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
+        tracing::debug!(?aborted, connection, "aborted the FUSE connection");
+    }
+    if sys::ids().0 == 0 {
+        let flags = match how {
+            Unmount::Normal => 0,
+            Unmount::Lazy => libc::MNT_DETACH,
+            Unmount::Force => libc::MNT_FORCE | libc::MNT_DETACH,
+        };
+        return sys::umount(&mountpoint, flags | libc::UMOUNT_NOFOLLOW).map_err(fail);
+    }
+    let flag = if how == Unmount::Normal { "-u" } else { "-uz" };
+    let output = Command::new(HELPER)
+        .args([flag, "--"])
+        .arg(&mountpoint)
+        .output()
+        .map_err(|e| Error::Helper(e.to_string()))?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(Error::Helper(String::from_utf8_lossy(&output.stderr).trim().into()))
+    }
+}
+
+/// The path with everything above its last component resolved: asking about the last one could hang.
+pub(crate) fn absolute(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => Ok(path),
+    }
+}
+
+/// The number of the FUSE connection that is mounted on `mountpoint` (the topmost, if several are).
+fn connection(mountpoint: &Path) -> io::Result<Option<u32>> {
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(table.lines().rev().find_map(|line| connection_of(line, mountpoint)))
+}
+
+/// `ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS… - TYPE SOURCE …`, with `\ooo` for spaces and the like.
+fn connection_of(line: &str, mountpoint: &Path) -> Option<u32> {
+    let (place, kind) = line.split_once(" - ")?;
+    let mut fields = place.split(' ');
+    let (device, path) = (fields.nth(2)?, fields.nth(1)?);
+    let kind = kind.split(' ').next()?;
+    if !(kind == "fuse" || kind.starts_with("fuse.")) || unescaped(path) != mountpoint {
+        return None;
+    }
+    device.split_once(':')?.1.parse().ok()
+}
+
+fn unescaped(path: &str) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let code = tail.get(..3).and_then(|d| std::str::from_utf8(d).ok());
+        match code.and_then(|d| u8::from_str_radix(d, 8).ok()) {
+            Some(byte) if *first == b'\\' => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    std::ffi::OsString::from_vec(bytes).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_connection_is_found_in_the_mount_table() {
+        let line = "30 22 0:43 / /mnt/a\\040b rw,nosuid - fuse.ferry /vol rw,user_id=0";
+        assert_eq!(connection_of(line, Path::new("/mnt/a b")), Some(43));
+        assert_eq!(connection_of(line, Path::new("/mnt/a")), None);
+        let ext4 = "30 22 8:1 / /mnt rw shared:1 - ext4 /dev/sda1 rw";
+        assert_eq!(connection_of(ext4, Path::new("/mnt")), None);
+        let tagged = "30 22 0:9 / /mnt rw shared:1 master:2 - fuse x rw";
+        assert_eq!(connection_of(tagged, Path::new("/mnt")), Some(9));
+    }
+
+    #[test]
+    fn escapes_in_the_mount_table_are_undone() {
+        assert_eq!(unescaped("/a\\134b\\011c"), Path::new("/a\\b\tc"));
+        assert_eq!(unescaped("/plain\\x"), Path::new("/plain\\x"));
+    }
+
+    #[test]
+    fn nothing_mounted_is_said() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert!(matches!(unmount(dir.path(), Unmount::Normal), Err(Error::NotMounted(_))));
+    }
+}

@@ -1,0 +1,180 @@
+//! Requests that wait: who completes one first, its answer or an interrupt, has it.
+//!
+//! A parked request is an entry in a table, keyed by the kernel's number for it; whoever removes the entry answers.
+//! So a request is answered once, an answer after an interrupt is dropped, and ten thousand parked requests are ten
+//! thousand small entries.
+//!
+//! The kernel sends INTERRUPT once, and any thread may read it before the request that it means has parked (even
+//! before the thread that took that request has looked at it). Such early interrupts are remembered, and parking
+//! looks for them under the same lock, so none is lost. (Answering EAGAIN, which makes the kernel send it again, would be
+//! a busy loop, and would have to be written to the descriptor that took the request.) Interrupts of requests that were
+//! answered meanwhile are remembered too, in vain, until newer ones displace them: numbers are never used twice.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ferry_fs::{Complete, Errno, Interrupt, Park, Reply};
+use parking_lot::Mutex;
+
+use crate::counters::Counters;
+use crate::encode::{self, Body, SMALL_MAX, Want};
+
+/// Shards of the table, so that threads seldom meet.
+const SHARDS: usize = 16;
+/// Early interrupts remembered in each shard.
+const EARLY_MAX: usize = 256;
+
+/// Where an answer goes: the transport that brought the request.
+pub(crate) trait Port: Send + Sync {
+    /// Sends an answer: `error` 0, or a negated errno with no body. `slot` is the transport's own, from the request.
+    fn answer(&self, unique: u64, slot: u32, error: i32, body: &[u8]);
+}
+
+/// A parked request.
+struct Waiting {
+    want: Want,
+    slot: u32,
+    port: Arc<dyn Port>,
+    interrupt: Option<Interrupt>,
+    /// An interrupt was there before; it takes effect when the operation has returned.
+    interrupted: bool,
+}
+
+#[derive(Default)]
+struct Shard {
+    waiting: HashMap<u64, Waiting>,
+    early: HashSet<u64>,
+    early_order: VecDeque<u64>,
+}
+
+/// The table.
+pub(crate) struct ParkTable {
+    shards: [Mutex<Shard>; SHARDS],
+    counters: Arc<Counters>,
+}
+
+impl fmt::Debug for ParkTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ParkTable").field("waiting", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl ParkTable {
+    pub(crate) fn new(counters: Arc<Counters>) -> Self {
+        Self { shards: Default::default(), counters }
+    }
+
+    fn shard(&self, unique: u64) -> &Mutex<Shard> {
+        // The kernel counts in twos (the lowest bit marks interrupts).
+        &self.shards[(unique >> 1) as usize % SHARDS]
+    }
+
+    /// Requests waiting now.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|s| s.lock().waiting.len()).sum()
+    }
+
+    fn insert(&self, unique: u64, mut waiting: Waiting) {
+        let mut shard = self.shard(unique).lock();
+        if !shard.early.is_empty() && shard.early.remove(&unique) {
+            shard.early_order.retain(|&u| u != unique);
+            waiting.interrupted = true;
+        }
+        shard.waiting.insert(unique, waiting);
+    }
+
+    /// The answer has come.
+    fn complete(&self, unique: u64, result: Result<Reply, Errno>) {
+        let Some(w) = self.shard(unique).lock().waiting.remove(&unique) else {
+            return; // interrupted before
+        };
+        let mut out = [0_u8; SMALL_MAX];
+        match result.and_then(|r| encode::reply(w.want, &mut out, r)) {
+            Ok(Body::Out(len)) => w.port.answer(unique, w.slot, 0, &out[..len]),
+            Ok(Body::Bytes(bytes)) => w.port.answer(unique, w.slot, 0, &bytes),
+            Err(e) => {
+                self.counters.error(w.want.opcode);
+                w.port.answer(unique, w.slot, -e.0, &[]);
+            }
+        }
+    }
+
+    /// The requester no longer waits: answers EINTR now, or when the request parks.
+    pub(crate) fn interrupt(&self, unique: u64) {
+        let mut shard = self.shard(unique).lock();
+        let Some(waiting) = shard.waiting.remove(&unique) else {
+            if shard.early.insert(unique) {
+                shard.early_order.push_back(unique);
+            }
+            if shard.early_order.len() > EARLY_MAX
+                && let Some(oldest) = shard.early_order.pop_front()
+            {
+                shard.early.remove(&oldest);
+            }
+            return;
+        };
+        drop(shard);
+        self.answer_eintr(unique, waiting);
+    }
+
+    /// The operation that parked `unique` has returned: an interrupt that came before takes effect.
+    pub(crate) fn settled(&self, unique: u64) {
+        let mut shard = self.shard(unique).lock();
+        if shard.waiting.get(&unique).is_some_and(|w| w.interrupted)
+            && let Some(waiting) = shard.waiting.remove(&unique)
+        {
+            drop(shard);
+            self.answer_eintr(unique, waiting);
+        }
+    }
+
+    fn answer_eintr(&self, unique: u64, waiting: Waiting) {
+        self.counters.error(waiting.want.opcode);
+        waiting.port.answer(unique, waiting.slot, -libc::EINTR, &[]);
+        if let Some(interrupt) = waiting.interrupt {
+            interrupt();
+        }
+    }
+
+    /// The mount is gone: every parked request is interrupted.
+    pub(crate) fn interrupt_all(&self) {
+        for shard in &self.shards {
+            let waiting = std::mem::take(&mut shard.lock().waiting);
+            for (unique, waiting) in waiting {
+                self.answer_eintr(unique, waiting);
+            }
+        }
+    }
+}
+
+/// The request being served, as the file system may park it.
+pub(crate) struct Ticket<'a> {
+    pub(crate) table: &'a Arc<ParkTable>,
+    pub(crate) port: &'a Arc<dyn Port>,
+    pub(crate) unique: u64,
+    pub(crate) slot: u32,
+    pub(crate) want: Want,
+    /// Set by parking.
+    pub(crate) parked: AtomicBool,
+}
+
+impl Park for Ticket<'_> {
+    fn park(&self, interrupt: Option<Interrupt>) -> Complete {
+        assert!(!self.parked.swap(true, Ordering::Relaxed), "a request is parked at most once");
+        let waiting = Waiting {
+            want: self.want,
+            slot: self.slot,
+            port: Arc::clone(self.port),
+            interrupt,
+            interrupted: false,
+        };
+        self.table.insert(self.unique, waiting);
+        let (table, unique) = (Arc::clone(self.table), self.unique);
+        Box::new(move |result| table.complete(unique, result))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+use super::*;
+use crate::abi::op;
+use crate::counters::AllCounters;
+
+/// Remembers what was answered.
+#[derive(Default)]
+struct Answers(Mutex<Vec<(u64, i32)>>);
+
+impl Port for Answers {
+    fn answer(&self, unique: u64, _slot: u32, error: i32, _body: &[u8]) {
+        self.0.lock().push((unique, error));
+    }
+}
+
+struct Bench {
+    table: Arc<ParkTable>,
+    answers: Arc<Answers>,
+    port: Arc<dyn Port>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let answers = Arc::new(Answers::default());
+        let table = Arc::new(ParkTable::new(AllCounters::default().block()));
+        Self { table, port: Arc::clone(&answers) as Arc<dyn Port>, answers }
+    }
+
+    fn park(&self, unique: u64, interrupt: Option<Interrupt>) -> Complete {
+        let ticket = Ticket {
+            table: &self.table,
+            port: &self.port,
+            unique,
+            slot: 0,
+            want: Want { opcode: op::FSYNC, size: 0 },
+            parked: AtomicBool::new(false),
+        };
+        ticket.park(interrupt)
+    }
+
+    fn answers(&self) -> Vec<(u64, i32)> {
+        self.answers.0.lock().clone()
+    }
+}
+
+fn counted() -> (Arc<Mutex<u32>>, Interrupt) {
+    let count = Arc::new(Mutex::new(0));
+    let shared = Arc::clone(&count);
+    (count, Box::new(move || *shared.lock() += 1))
+}
+
+#[test]
+fn an_answer_goes_out_once_and_a_later_interrupt_does_nothing() {
+    let b = Bench::new();
+    let (count, interrupt) = counted();
+    b.park(2, Some(interrupt))(Ok(Reply::Empty));
+    b.table.settled(2);
+    b.table.interrupt(2);
+    assert_eq!(b.answers(), [(2, 0)]);
+    assert_eq!(*count.lock(), 0);
+}
+
+#[test]
+fn an_interrupt_answers_at_once_and_a_later_answer_is_dropped() {
+    let b = Bench::new();
+    let (count, interrupt) = counted();
+    let complete = b.park(2, Some(interrupt));
+    b.table.settled(2);
+    b.table.interrupt(2);
+    complete(Ok(Reply::Empty));
+    assert_eq!(b.answers(), [(2, -libc::EINTR)]);
+    assert_eq!(*count.lock(), 1);
+}
+
+#[test]
+fn an_interrupt_that_came_first_waits_until_the_operation_has_returned() {
+    let b = Bench::new();
+    let (count, interrupt) = counted();
+    b.table.interrupt(2);
+    let _complete = b.park(2, Some(interrupt));
+    assert_eq!((b.answers().len(), *count.lock()), (0, 0), "the file system may hold locks while it parks");
+    b.table.settled(2);
+    assert_eq!(b.answers(), [(2, -libc::EINTR)]);
+    assert_eq!(*count.lock(), 1);
+}
+
+#[test]
+fn an_interrupt_between_parking_and_returning_is_not_lost() {
+    let b = Bench::new();
+    let _complete = b.park(2, None);
+    b.table.interrupt(2);
+    b.table.settled(2);
+    assert_eq!(b.answers(), [(2, -libc::EINTR)]);
+}
+
+#[test]
+fn early_interrupts_are_bounded_and_the_newest_are_kept() {
+    let b = Bench::new();
+    let step = 2 * SHARDS as u64;
+    let numbers: Vec<u64> = (1..=EARLY_MAX as u64 + 1).map(|i| i * step).collect();
+    for &unique in &numbers {
+        b.table.interrupt(unique);
+    }
+    let oldest = b.park(numbers[0], None);
+    let newest = b.park(numbers[EARLY_MAX], None);
+    b.table.settled(numbers[0]);
+    b.table.settled(numbers[EARLY_MAX]);
+    assert_eq!(b.answers(), [(numbers[EARLY_MAX], -libc::EINTR)]);
+    drop((oldest, newest));
+}
+
+#[test]
+fn the_end_of_the_mount_interrupts_all_of_ten_thousand() {
+    let b = Bench::new();
+    let parked: Vec<Complete> = (0..10_000).map(|i| b.park(2 * i, None)).collect();
+    assert_eq!(b.table.len(), 10_000);
+    b.table.interrupt_all();
+    for complete in parked {
+        complete(Ok(Reply::Empty));
+    }
+    let answers = b.answers();
+    assert_eq!(answers.len(), 10_000);
+    assert!(answers.iter().all(|&(_, error)| error == -libc::EINTR));
+}

@@ -1,0 +1,207 @@
+//! A mount and the threads that serve it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use ferry_fs::{Filesystem, Host};
+use parking_lot::Mutex;
+use zerocopy::IntoBytes;
+
+use crate::abi::op;
+use crate::core::Core;
+use crate::counters::AllCounters;
+use crate::decode::Args;
+use crate::error::Error;
+use crate::init::{self, Agreed, Wishes};
+use crate::mount::{self, MountOptions, Transport, Unmount};
+use crate::notify::Notifier;
+use crate::park::ParkTable;
+use crate::transport::dev::{self, Device, Worker};
+use crate::transport::uring;
+
+/// Threads that serve /dev/fuse for each core, and at least: some may be waiting for the disk.
+const THREADS_PER_CORE: usize = 2;
+const THREADS_MIN: usize = 2;
+
+/// A mounted file system. Dropping it unmounts (lazily) and waits.
+#[derive(Debug)]
+pub struct Session {
+    handle: Handle,
+    running: Option<Running>,
+}
+
+/// Unmounts from any thread, such as the one that waits for signals.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    mountpoint: Arc<PathBuf>,
+    /// The mount is gone: another one in its place is not ours to unmount.
+    over: Arc<Mutex<bool>>,
+    host: Arc<Notifier>,
+}
+
+impl Handle {
+    /// Unmounts; [`Session::wait`] then returns. No error if that has happened already.
+    pub fn unmount(&self, how: Unmount) -> Result<(), Error> {
+        // Held over the call, so that the mount cannot end and another begin in between.
+        let over = self.over.lock();
+        if *over {
+            return Ok(());
+        }
+        match mount::unmount(&self.mountpoint, how) {
+            Err(Error::NotMounted(_)) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// The transport's counters.
+    pub fn stats(&self) -> serde_json::Value {
+        self.host.stats()
+    }
+
+    /// Where it is mounted, as an absolute path.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+}
+
+struct Running {
+    core: Arc<Core>,
+    workers: Vec<JoinHandle<()>>,
+    notifying: JoinHandle<()>,
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running").field("workers", &self.workers.len()).finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Mounts `fs`. When this returns, programs can use it.
+    pub fn mount(fs: Arc<dyn Filesystem>, mountpoint: &Path, options: &MountOptions) -> Result<Self, Error> {
+        let mount_error = |error| Error::Mount { mountpoint: mountpoint.into(), error };
+        let mountpoint = fs::canonicalize(mountpoint).map_err(mount_error)?;
+        let device = mount::mount(&mountpoint, options)?;
+        let started = Self::start(fs, &mountpoint, device, options);
+        if started.is_err() {
+            // The first error says what is wrong.
+            let undone = mount::unmount(&mountpoint, Unmount::Lazy);
+            tracing::debug!(?undone, "unmounted after a failed start");
+        }
+        started
+    }
+
+    fn start(
+        fs: Arc<dyn Filesystem>,
+        mountpoint: &Path,
+        device: Device,
+        options: &MountOptions,
+    ) -> Result<Self, Error> {
+        let all = Arc::new(AllCounters::default());
+        let parked = Arc::new(ParkTable::new(all.block()));
+        let host = Arc::new(Notifier::new(Arc::clone(&all), &parked));
+        // Before INIT is answered, since requests follow it at once.
+        fs.attach(Arc::clone(&host) as Arc<dyn Host>);
+        let wishes = Wishes {
+            writeback_cache: fs.writeback_cache(),
+            remote_locks: fs.remote_locks(),
+            io_uring: options.transport == Transport::IoUring,
+        };
+        let agreed = match greet(&device, wishes) {
+            Ok(agreed) => agreed,
+            Err(e) => {
+                fs.detach();
+                return Err(e);
+            }
+        };
+        let core = Arc::new(Core { fs, parked, setxattr_ext: agreed.setxattr_ext });
+        let device = Arc::new(device);
+        let workers = spawn_workers(&device, &core, &all, options, agreed).map_err(Error::Transport);
+        let workers = match workers {
+            Ok(workers) => workers,
+            Err(e) => {
+                core.fs.detach();
+                return Err(e);
+            }
+        };
+        let notifier = Arc::clone(&host);
+        let notifying =
+            spawn("fuse-notify".into(), move || notifier.run(&device)).map_err(Error::Transport)?;
+        let handle = Handle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
+        Ok(Self { handle, running: Some(Running { core, workers, notifying }) })
+    }
+
+    /// For threads that may have to end the mount.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Returns when the mount is gone and the file system has been told so.
+    pub fn wait(mut self) {
+        self.finish();
+    }
+
+    fn finish(&mut self) {
+        let Some(running) = self.running.take() else { return };
+        for worker in running.workers {
+            worker.join().expect("a serving thread does not panic");
+        }
+        *self.handle.over.lock() = true;
+        running.core.parked.interrupt_all();
+        self.handle.host.close();
+        running.notifying.join().expect("the notifying thread does not panic");
+        running.core.fs.detach();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.running.is_some() {
+            if let Err(error) = self.handle.unmount(Unmount::Lazy) {
+                tracing::error!(%error, "unmounting");
+            }
+            self.finish();
+        }
+    }
+}
+
+fn greet(device: &Device, wishes: Wishes) -> Result<Agreed, Error> {
+    let mut agreed = None;
+    let answer = |head: &crate::abi::InHeader, body: &[u8]| {
+        if head.opcode != op::INIT {
+            return Err(Error::Handshake);
+        }
+        let (out, terms) = init::negotiate(Args::split(op::INIT, false, body), wishes)?;
+        agreed = Some(terms);
+        Ok(out.as_bytes().to_vec())
+    };
+    dev::handshake(device, answer, || Error::Handshake)?;
+    agreed.ok_or(Error::Handshake)
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name).spawn(body)
+}
+
+fn spawn_workers(
+    device: &Arc<Device>,
+    core: &Arc<Core>,
+    all: &AllCounters,
+    options: &MountOptions,
+    agreed: Agreed,
+) -> std::io::Result<Vec<JoinHandle<()>>> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = options.threads.unwrap_or((cores * THREADS_PER_CORE).max(THREADS_MIN)).max(1);
+    let mut workers = Vec::with_capacity(threads);
+    for i in 0..threads {
+        let own = if i == 0 { Arc::clone(device) } else { Arc::new(device.try_clone()?) };
+        let worker = Worker::new(own, Arc::clone(core), all.block());
+        workers.push(spawn(format!("fuse-{i}"), move || worker.run())?);
+    }
+    if agreed.io_uring {
+        workers.extend(uring::start(device, core, all)?);
+    }
+    Ok(workers)
+}
