@@ -4,13 +4,16 @@
 //! [`FlushCoordinator`] through which every flush of the log, the segments and the home store goes.
 
 mod buffer;
+mod coordinator;
 mod env;
 mod error;
 mod file;
 mod mem;
+mod sync;
 mod timing;
 
 pub use buffer::AlignedBuf;
+pub use coordinator::{FlushCoordinator, FlushStats, Target};
 pub use env::{Clock, Entropy, Env};
 pub use error::DeviceError;
 pub use file::{FileDevice, OpenMode};

@@ -1,0 +1,195 @@
+//! The flush coordinator over a device whose flushes end when the test says so, and over a real file.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+use ferry_device::{
+    AlignedBuf, BLOCK_SIZE, BlockDevice, Env, FileDevice, FlushCoordinator, FlushStats, Io, IoDone, MemDevice,
+};
+use std::io;
+use std::sync::{Arc, Mutex, mpsc};
+
+/// Keeps submitted flushes until they are let go; a synchronous flush waits in the same way.
+struct Held {
+    memory: MemDevice,
+    flushes: Mutex<Vec<IoDone>>,
+    arrived: mpsc::Sender<()>,
+}
+
+impl Held {
+    fn new() -> (Arc<Self>, mpsc::Receiver<()>) {
+        let (arrived, arrivals) = mpsc::channel();
+        (Arc::new(Self { memory: MemDevice::new(1 << 20), flushes: Mutex::default(), arrived }), arrivals)
+    }
+
+    fn end_flush(&self, result: io::Result<()>) {
+        let done = self.flushes.lock().unwrap().pop().expect("a flush in flight");
+        assert!(self.flushes.lock().unwrap().is_empty(), "one flush in flight");
+        done(result);
+    }
+}
+
+impl BlockDevice for Held {
+    fn capacity(&self) -> u64 {
+        self.memory.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        self.memory.read(offset, buf)
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.memory.write(offset, buf)
+    }
+    fn flush(&self) -> io::Result<()> {
+        let (tx, rx) = mpsc::channel();
+        self.submit(vec![Io::Flush { done: Box::new(move |result| tx.send(result).unwrap()) }]);
+        rx.recv().unwrap()
+    }
+    fn submit(&self, batch: Vec<Io>) {
+        for io in batch {
+            match io {
+                Io::Flush { done } => {
+                    self.flushes.lock().unwrap().push(done);
+                    self.arrived.send(()).unwrap();
+                }
+                write @ Io::Write { .. } => self.memory.submit(vec![write]),
+            }
+        }
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// A `done` that reports to a channel under a name.
+fn report<T: Send + 'static>(tx: &mpsc::Sender<(T, Option<i32>)>, name: T) -> IoDone {
+    let tx = tx.clone();
+    Box::new(move |result| tx.send((name, result.err().and_then(|e| e.raw_os_error()))).unwrap())
+}
+
+#[test]
+fn callers_share_the_flush_that_covers_them_and_board_the_next_otherwise() {
+    let (held, _arrivals) = Held::new();
+    let shared = FlushCoordinator::new(held.clone());
+    let (tx, rx) = mpsc::channel();
+
+    let early = shared.write_completed();
+    let also_early = shared.write_completed();
+    shared.flush(early, report(&tx, 1));
+    shared.flush(also_early, report(&tx, 2));
+    for name in 10..20 {
+        let late = shared.write_completed();
+        shared.flush(late, report(&tx, name));
+    }
+    assert!(rx.try_recv().is_err(), "told before any flush ended");
+
+    held.end_flush(Ok(()));
+    let mut landed: Vec<_> = rx.try_iter().collect();
+    landed.sort_unstable();
+    assert_eq!(landed, [(1, None), (2, None)]);
+    // Meanwhile the next crossing is on its way, and covers what was reported when it began.
+    shared.flush(also_early, report(&tx, 3));
+    assert_eq!(rx.try_recv(), Ok((3, None)));
+
+    held.end_flush(Ok(()));
+    let mut landed: Vec<_> = rx.try_iter().collect();
+    landed.sort_unstable();
+    assert_eq!(landed, (10..20).map(|name| (name, None)).collect::<Vec<_>>());
+    assert_eq!(shared.stats(), FlushStats { flushes: 2, shared: 10, at_once: 1 });
+    assert!(held.flushes.lock().unwrap().is_empty(), "a third flush that nobody asked for");
+}
+
+#[test]
+fn a_failed_flush_fails_all_on_board_and_at_the_dock() {
+    let (held, _arrivals) = Held::new();
+    let shared = FlushCoordinator::new(held.clone());
+    let (tx, rx) = mpsc::channel();
+
+    let durable = shared.write_completed();
+    shared.flush(durable, report(&tx, 0));
+    held.end_flush(Ok(()));
+    assert_eq!(rx.try_recv(), Ok((0, None)));
+
+    let lost = shared.write_completed();
+    shared.flush(lost, report(&tx, 1));
+    shared.flush(lost, report(&tx, 2));
+    let after = shared.write_completed();
+    shared.flush(after, report(&tx, 3));
+    held.end_flush(Err(io::Error::from_raw_os_error(libc::ENOSPC)));
+    let mut landed: Vec<_> = rx.try_iter().collect();
+    landed.sort_unstable();
+    assert_eq!(landed, [1, 2, 3].map(|name| (name, Some(libc::ENOSPC))));
+
+    // No later flush can declare durable what that one lost; what was durable stays so.
+    assert_eq!(shared.flush_wait(lost).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(shared.flush_wait(shared.write_completed()).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    shared.flush_wait(durable).unwrap();
+    assert!(held.flushes.lock().unwrap().is_empty());
+}
+
+#[test]
+fn threads_that_came_while_a_flush_was_in_flight_cross_together() {
+    const THREADS: u64 = 16;
+    let (held, arrivals) = Held::new();
+    let shared = FlushCoordinator::new(held.clone());
+    let (tx, rx) = mpsc::channel();
+    shared.flush(shared.write_completed(), report(&tx, 0));
+    arrivals.recv().unwrap();
+    std::thread::scope(|scope| {
+        let boarded = Arc::new(std::sync::Barrier::new(THREADS as usize + 1));
+        for _ in 0..THREADS {
+            let (shared, boarded) = (Arc::clone(&shared), Arc::clone(&boarded));
+            scope.spawn(move || {
+                let target = shared.write_completed();
+                boarded.wait();
+                shared.flush_wait(target).unwrap();
+            });
+        }
+        // All targets are taken: one more flush covers them, whoever of them gets to the dock when.
+        boarded.wait();
+        held.end_flush(Ok(()));
+        arrivals.recv().unwrap();
+        held.end_flush(Ok(()));
+    });
+    assert_eq!(rx.try_recv(), Ok((0, None)));
+    let stats = shared.stats();
+    assert_eq!(stats.flushes, 2);
+    assert_eq!(stats.shared + stats.at_once, THREADS - 1);
+}
+
+#[test]
+fn over_a_real_file_every_caller_is_answered() {
+    const THREADS: u64 = 8;
+    const ROUNDS: u64 = 50;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let device =
+        Arc::new(FileDevice::create(&dir.path().join("volume"), 1 << 20, false, &Env::real()).unwrap());
+    let shared = FlushCoordinator::new(device);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let shared = Arc::clone(&shared);
+            scope.spawn(move || {
+                let (tx, rx) = mpsc::channel();
+                let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
+                for round in 0..ROUNDS {
+                    buf.fill(round as u8);
+                    shared.device().write(thread * BLOCK_SIZE as u64, &buf).unwrap();
+                    let target = shared.write_completed();
+                    if (thread + round).is_multiple_of(2) {
+                        shared.flush_wait(target).unwrap();
+                    } else {
+                        shared.flush(target, report(&tx, round));
+                        assert_eq!(rx.recv().unwrap(), (round, None));
+                    }
+                }
+            });
+        }
+    });
+    let stats = shared.stats();
+    assert_eq!(stats.flushes + stats.shared + stats.at_once, THREADS * ROUNDS);
+    assert!(stats.flushes < THREADS * ROUNDS, "nobody shared a flush: {stats:?}");
+    assert_eq!(u64::from(shared.device().flush_timing().samples), stats.flushes.min(256));
+}
