@@ -10,6 +10,8 @@ use std::ptr::NonNull;
 pub struct AlignedBuf {
     ptr: NonNull<u8>,
     len: usize,
+    /// Bytes allocated, at least `len`.
+    capacity: usize,
 }
 
 // SAFETY: the buffer owns its memory; nothing else points to it.
@@ -27,7 +29,16 @@ impl AlignedBuf {
         let layout = Self::layout(len);
         // SAFETY: the layout has a non-zero size.
         let ptr = unsafe { alloc_zeroed(layout) };
-        Self { ptr: NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout)), len }
+        Self { ptr: NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout)), len, capacity: len }
+    }
+
+    /// Makes it `len` bytes long, at most what it was made with; every byte keeps its value.
+    ///
+    /// # Panics
+    /// When `len` is zero, not a multiple of [`BLOCK_SIZE`] or too large.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len > 0 && len.is_multiple_of(BLOCK_SIZE) && len <= self.capacity, "length {len} does not fit");
+        self.len = len;
     }
 
     fn layout(len: usize) -> Layout {
@@ -38,21 +49,21 @@ impl AlignedBuf {
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with the same layout.
-        unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
+        unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.capacity)) }
     }
 }
 
 impl Deref for AlignedBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes that `self` owns.
+        // SAFETY: `len` of `capacity` initialised bytes that `self` owns.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for AlignedBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `len` initialised bytes that `self` owns, borrowed mutably.
+        // SAFETY: `len` of `capacity` initialised bytes that `self` owns, borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
 }
