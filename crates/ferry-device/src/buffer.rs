@@ -37,7 +37,10 @@ impl AlignedBuf {
     /// # Panics
     /// When `len` is zero, not a multiple of [`BLOCK_SIZE`] or too large.
     pub fn set_len(&mut self, len: usize) {
-        assert!(len > 0 && len.is_multiple_of(BLOCK_SIZE) && len <= self.capacity, "length {len} does not fit");
+        assert!(
+            len > 0 && len.is_multiple_of(BLOCK_SIZE) && len <= self.capacity,
+            "length {len} does not fit"
+        );
         self.len = len;
     }
 

@@ -1,12 +1,13 @@
 //! Who may open a volume, what is told to those who may not, and how it comes into being.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FileDevice, OpenMode};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FileDevice, Io, OpenMode};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 
 fn scratch() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -37,6 +38,13 @@ fn child_that_holds() {
     let mode =
         if std::env::var_os("FERRY_TEST_READ").is_some() { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let held = open(Path::new(&path), mode).unwrap();
+    if std::env::var_os("FERRY_TEST_BUSY").is_some() {
+        let buf = Arc::new(AlignedBuf::zeroed(1 << 20));
+        for _ in 0..256 {
+            let write = Io::Write { offset: 0, buf: Arc::clone(&buf), done: Box::new(drop) };
+            held.submit(vec![write, Io::Flush { done: Box::new(drop) }]);
+        }
+    }
     println!("\nholding");
     std::io::stdout().flush().unwrap();
     std::io::stdin().lines().next();
@@ -44,12 +52,10 @@ fn child_that_holds() {
 }
 
 /// A process of its own that holds the volume until its stdin is closed. Its output must stay open.
-fn spawn_holder(path: &Path, read_only: bool) -> (Child, BufReader<ChildStdout>) {
+fn spawn_holder(path: &Path, flags: &[&str]) -> (Child, BufReader<ChildStdout>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child_that_holds", "--nocapture"]).env("FERRY_TEST_HOLD", path);
-    if read_only {
-        command.env("FERRY_TEST_READ", "1");
-    }
+    command.envs(flags.iter().map(|flag| (flag, "1")));
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let held = output.by_ref().lines().any(|line| line.unwrap() == "holding");
@@ -62,7 +68,7 @@ fn another_process_is_refused_with_the_pid_of_the_holder() {
     let (_dir, path) = scratch();
     drop(create(&path, false).unwrap());
 
-    let (mut writer, _output) = spawn_holder(&path, false);
+    let (mut writer, _output) = spawn_holder(&path, &[]);
     assert_eq!(holder(open(&path, OpenMode::ReadWrite)), (writer.id(), true));
     assert_eq!(holder(open(&path, OpenMode::ReadOnly)), (writer.id(), true));
     assert_eq!(holder(create(&path, true)), (writer.id(), true));
@@ -71,12 +77,25 @@ fn another_process_is_refused_with_the_pid_of_the_holder() {
     writer.wait().unwrap();
     drop(open(&path, OpenMode::ReadWrite).unwrap());
 
-    let (mut reader, _output) = spawn_holder(&path, true);
+    let (mut reader, _output) = spawn_holder(&path, &["FERRY_TEST_READ"]);
     assert_eq!(holder(open(&path, OpenMode::ReadWrite)), (reader.id(), false));
     drop(open(&path, OpenMode::ReadOnly).unwrap());
     drop(reader.stdin.take());
     assert!(reader.wait().unwrap().success());
     drop(open(&path, OpenMode::ReadWrite).unwrap());
+}
+
+#[test]
+fn a_volume_is_free_once_its_owner_was_killed_and_its_last_writes_are_done() {
+    let (_dir, path) = scratch();
+    drop(create(&path, false).unwrap());
+    for _ in 0..10 {
+        let (mut writer, _output) = spawn_holder(&path, &["FERRY_TEST_BUSY"]);
+        writer.kill().unwrap();
+        // Before the corpse is collected.
+        drop(open(&path, OpenMode::ReadWrite).unwrap());
+        writer.wait().unwrap();
+    }
 }
 
 #[test]

@@ -6,20 +6,26 @@
 //! file, and a pid written into the volume can be stale. So the range itself says it: every holder locks `pid` bytes
 //! that start at [`LOCK_START`]. All ranges share the first byte, so they exclude each other as one lock would, and
 //! whoever is refused reads the pid off the length of the lock in the way. Lock and pid are one and cannot disagree.
+//!
+//! The lock of a killed process lives on until the device is through with the writes that it had in flight; that is
+//! as it must be, and short. Who comes in between waits for it rather than report a holder that is no more.
 
 use super::sys::{self, RangeLock};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
+use std::time::Duration;
 
 /// First byte of the lock, beyond any byte of a volume.
 const LOCK_START: i64 = 1 << 62;
-/// How often to try again when the lock was in the way but its holder had left when we asked who it is.
-const ATTEMPTS: u32 = 100;
+/// How often to ask again while the lock has no holder that one could name, or a dying one: 5 seconds in all.
+const ATTEMPTS: u32 = 1_000;
+/// Time between two attempts.
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The process in the way.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Holder {
-    /// As the holder itself saw it.
+    /// As the holder itself saw it; 0 if the lock is not one of ours.
     pub pid: u32,
     /// It holds the lock exclusively.
     pub writing: bool,
@@ -29,21 +35,80 @@ pub(super) struct Holder {
 pub(super) fn acquire(file: &File, exclusive: bool) -> io::Result<Result<(), Holder>> {
     let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
     let lock = RangeLock { kind, start: LOCK_START, len: i64::from(std::process::id()) };
+    let mut last = None;
     for _ in 0..ATTEMPTS {
         if sys::try_lock(file, lock)? {
             return Ok(Ok(()));
         }
+        // Nobody may be in the way any more by the time we ask who it is: then try again at once.
         if let Some(other) = sys::conflicting_lock(file, lock)? {
-            let writing = other.kind == libc::F_WRLCK;
-            // Anyone else may lock what he likes: a range that cannot be a pid is still in the way.
             let pid = u32::try_from(other.len).unwrap_or_default();
-            return Ok(Err(Holder { pid, writing }));
+            let holder = Holder { pid, writing: other.kind == libc::F_WRLCK };
+            if !is_dying(pid) {
+                return Ok(Err(holder));
+            }
+            last = Some(holder);
+            pause();
         }
     }
-    Err(io::Error::from_raw_os_error(libc::EAGAIN))
+    // In another pid namespace a holder may look dead and be well.
+    last.map_or_else(|| Err(io::Error::from_raw_os_error(libc::EAGAIN)), |holder| Ok(Err(holder)))
 }
 
 /// Gives up the lock now, even if the open file lives on.
 pub(super) fn release(file: &File) -> io::Result<()> {
     sys::try_lock(file, RangeLock { kind: libc::F_UNLCK, start: LOCK_START, len: 0 }).map(|_| ())
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the kernel tells nobody that the I/O of a dead process has ended, and \
+    a lock request that waits could not be given up"
+)]
+fn pause() {
+    std::thread::sleep(ATTEMPT_INTERVAL);
+}
+
+/// Whether the process has exited, or is about to and will not run any of its code again.
+fn is_dying(pid: u32) -> bool {
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat_is_dying(&stat),
+        // Without /proc one cannot know.
+        Err(_) => fs::exists("/proc/self/stat").unwrap_or(false),
+    }
+}
+
+/// Reads a line of `/proc/PID/stat` (see proc(5)): its state, flags and pending signals.
+fn stat_is_dying(stat: &str) -> bool {
+    /// `PF_EXITING` of the kernel's task flags.
+    const EXITING: u64 = 4;
+    // The command's name may hold anything, spaces and parentheses too. Behind it, the state is field 3.
+    let Some((_, fields)) = stat.rsplit_once(')') else { return false };
+    let fields: Vec<_> = fields.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3).copied().unwrap_or_default();
+    let bits = |number| field(number).parse::<u64>().unwrap_or_default();
+    let killed = bits(31) & 1 << (libc::SIGKILL - 1) != 0;
+    matches!(field(3), "Z" | "X") || bits(9) & EXITING != 0 || killed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line of `/proc/PID/stat` with what matters filled in.
+    fn stat(state: &str, flags: u64, pending: u64) -> String {
+        let before_pending = ["0"; 21].join(" ");
+        format!("42 (a ) name) {state} 1 42 42 0 -1 {flags} {before_pending} {pending} 0 0 0")
+    }
+
+    #[test]
+    fn the_dying_are_told_from_the_living() {
+        assert!(!is_dying(std::process::id()));
+        assert!(is_dying(u32::MAX));
+        assert!(!stat_is_dying(&stat("S", 0x40_0040, 0)));
+        assert!(!stat_is_dying(&stat("R", 0x40_0040, 1 << (libc::SIGTERM - 1))));
+        assert!(stat_is_dying(&stat("Z", 0x40_0044, 0)));
+        assert!(stat_is_dying(&stat("R", 0x40_0044, 0)));
+        assert!(stat_is_dying(&stat("D", 0x40_0040, 1 << (libc::SIGKILL - 1))));
+    }
 }
