@@ -4,9 +4,26 @@
 //! part of a *context* (a sealed set of changes that recovery applies wholly or not at all). The crate knows
 //! nothing of inodes or paths.
 
-mod memory_stub;
+mod checkpoint;
+mod context;
+mod core;
+mod disk;
+pub mod format;
+mod home;
+mod journal;
+mod layers;
+mod pipeline;
+mod policy;
+mod record;
+mod recovery;
+mod space;
+mod stats;
+mod sync;
+mod work;
 
-pub use memory_stub::{Journal, Transaction};
+pub use journal::{Journal, Transaction};
+pub use space::SpaceStats;
+pub use stats::JournalStats;
 
 use ferry_device::AlignedBuf;
 use std::sync::Arc;

@@ -1,0 +1,145 @@
+//! Checkpoints: the overlay goes home, the log's tail moves. And keeping the number of layers small.
+
+use crate::core::Core;
+use crate::format::LOG_BLOCK;
+use crate::layers::{Layer, Merge, View, merged};
+use crate::{JournalError, Seq};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Spare segments that the home store's map names, so that opening never lacks one.
+pub const SPARE_KEPT: usize = 2;
+/// Layers from which on they are merged.
+pub const LAYERS_MAX: usize = 6;
+/// Room in the home store for a changed key, in bytes: the page that it is in is written anew.
+const PAGE: u64 = 4096;
+
+impl Core {
+    /// Writes everything durable home and moves the log's tail. `closing` marks the store clean.
+    pub fn checkpoint(self: &Arc<Self>, closing: bool) -> Result<(), JournalError> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        let _one_at_a_time = self.checkpointing.lock();
+        if let Some(error) = self.failure() {
+            return Err(error);
+        }
+        let (end, tail, layers) = {
+            let pipe = self.pipe.lock();
+            let mut head = self.head.write();
+            head.barrier = pipe.end.seq;
+            let layers = head.view.layers.iter().filter(|l| l.last <= pipe.end.seq).cloned();
+            (pipe.end, pipe.tail, layers.collect::<Vec<_>>())
+        };
+        if end.position == tail && !closing {
+            return Ok(());
+        }
+        let started = self.env.clock.monotonic();
+        self.make_room_at_home(&layers);
+        let written = self.home.checkpoint(Merge::all(&layers), end, closing);
+        if let Err(error) = written.and_then(|()| self.show_home(end.seq)) {
+            return Err(self.checkpoint_failed(error));
+        }
+        {
+            let mut pipe = self.pipe.lock();
+            pipe.tail = end.position;
+            pipe.advance_stamp(end.seq);
+        }
+        self.space.release((end.position - tail) * LOG_BLOCK as u64);
+        let keys = layers.iter().map(|l| l.changes.len() as u64).sum();
+        self.stats.note_checkpoint(self.env.clock.monotonic().saturating_sub(started), keys);
+        let surplus = self.home.file().take_surplus(SPARE_KEPT);
+        if !surplus.is_empty() {
+            self.client.release_home_segments(&surplus);
+        }
+        self.drive();
+        Ok(())
+    }
+
+    /// Lets readers see the home store as it is now, and drops the layers up to `up_to`, which are in it.
+    fn show_home(&self, up_to: Seq) -> Result<(), JournalError> {
+        let home = self.home.view()?;
+        let mut head = self.head.write();
+        let layers = head.view.layers.iter().filter(|l| l.last > up_to).cloned().collect();
+        head.view = Arc::new(View { layers, home });
+        head.barrier = Seq(0);
+        Ok(())
+    }
+
+    /// Without space for the home store the log stays as it is; any other failure ends all writing.
+    fn checkpoint_failed(self: &Arc<Self>, error: JournalError) -> JournalError {
+        let full = matches!(error, JournalError::NoSpace);
+        if !full {
+            self.fail(error.clone());
+        }
+        if let Err(again) = self.home.reopen(!full).and_then(|()| self.show_home(Seq(0))) {
+            self.fail(again.clone());
+            return again;
+        }
+        if full {
+            tracing::warn!("no segment is free for metadata: the log cannot be emptied");
+            self.space.turn_away();
+        }
+        error
+    }
+
+    /// Has enough spare segments at hand for a checkpoint of `layers`, if the volume has them.
+    fn make_room_at_home(&self, layers: &[Arc<Layer>]) {
+        let file = self.home.file();
+        let keys: u64 = layers.iter().map(|l| l.changes.len() as u64).sum();
+        let bytes: u64 = layers
+            .iter()
+            .flat_map(|l| &l.changes)
+            .map(|(k, c)| (k.len() + c.as_ref().map_or(0, |v| v.len())) as u64)
+            .sum();
+        let pages = (keys * PAGE).min(file.attached_bytes());
+        let need = SPARE_KEPT as u64 + (pages + 2 * bytes).div_ceil(file.unit_bytes());
+        while (file.spare() as u64) < need {
+            let Some(segment) = self.client.take_home_segment() else { return };
+            file.add_spare(segment, file.kept_spare() < SPARE_KEPT);
+        }
+    }
+
+    /// Merges durable layers where there are many, each with one at most about as large as itself: so a key is copied
+    /// a number of times that grows with the logarithm of the log only. `small`: only if it takes no time.
+    pub fn tidy(&self, small: bool) {
+        let Some(_one_at_a_time) = self.tidying.try_lock() else { return };
+        loop {
+            let pair = {
+                let head = self.head.read();
+                let durable = self.durable();
+                let layers: Vec<_> = head.view.layers.iter().filter(|l| l.last <= durable).collect();
+                if layers.len() <= LAYERS_MAX {
+                    return;
+                }
+                let barrier = head.barrier;
+                let crosses = |a: &Layer, b: &Layer| b.last <= barrier && a.last > barrier;
+                let size = |w: &[&Arc<Layer>]| w[0].changes.len() + w[1].changes.len();
+                let best = layers.windows(2).filter(|w| !crosses(w[0], w[1])).min_by_key(|w| size(w));
+                best.filter(|w| !small || size(w) <= SMALL_MERGE).map(|w| [w[0].clone(), w[1].clone()])
+            };
+            let Some(pair) = pair else { return };
+            let new = merged(&pair);
+            self.head.write().replace(&pair, new);
+        }
+    }
+
+    /// Bytes of the log that records hold which a checkpoint could release now.
+    pub fn releasable(&self) -> u64 {
+        let pipe = self.pipe.lock();
+        (pipe.end.position - pipe.tail) * LOG_BLOCK as u64
+    }
+
+    /// Less than a quarter of the log is free, or somebody waits for space.
+    pub fn short_of_space(&self) -> bool {
+        self.space.free() < self.area.blocks * LOG_BLOCK as u64 / 4 || self.space.has_waiters()
+    }
+
+    /// Newest durable context.
+    pub fn durable(&self) -> Seq {
+        Seq(self.durable.load(Ordering::Acquire))
+    }
+}
+
+/// Keys that may be merged on a thread that has other things to do.
+const SMALL_MERGE: usize = 512;

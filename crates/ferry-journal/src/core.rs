@@ -1,0 +1,274 @@
+//! The journal's state, and what transactions do with it.
+
+use crate::context::{Head, Joining};
+use crate::disk::Disk;
+use crate::format::{BLOCK_PAYLOAD, CONTEXT_MAX, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, RECORD_HEADER};
+use crate::home::Home;
+use crate::layers::{Change, Changes, Key, Merge, View};
+use crate::pipeline::Pipe;
+use crate::policy::Policy;
+use crate::record::LogArea;
+use crate::space::{NoGrant, Space};
+use crate::stats::{Counters, JournalStats};
+use crate::work::Signal;
+use crate::{Credits, JournalClient, JournalError, JournalOptions, Seq, Value};
+use ferry_device::Env;
+use parking_lot::{Mutex, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Changes in a scan's range that are copied; more are frozen instead.
+const COPY_MAX: usize = 256;
+/// Layers that scans may freeze off one context before the next scan copies after all.
+const ROTATED_MAX: usize = 4;
+
+/// Everything that the threads of a journal share.
+///
+/// Order of the locks: `checkpointing`, `pipe`, `head`. None of them is held over I/O but `checkpointing`.
+pub struct Core {
+    pub disk: Arc<Disk>,
+    pub area: LogArea,
+    pub options: JournalOptions,
+    pub env: Env,
+    pub client: Arc<dyn JournalClient>,
+    pub home: Home,
+    pub space: Space,
+    pub head: RwLock<Head>,
+    pub pipe: Mutex<Pipe>,
+    pub checkpointing: Mutex<()>,
+    pub tidying: Mutex<()>,
+    pub policy: Box<dyn Policy>,
+    pub durable: AtomicU64,
+    pub stamped: AtomicU64,
+    /// When the newest context was sealed, in nanoseconds of the clock.
+    pub sealed_at: AtomicU64,
+    pub failed: OnceLock<JournalError>,
+    pub closed: AtomicBool,
+    pub signal: Signal,
+    pub stats: Counters,
+}
+
+/// Most bytes of a record's body, for a log of so many blocks: a context takes an eighth of the log.
+pub fn payload_max(blocks: u64) -> u64 {
+    (blocks / 8).min(CONTEXT_MAX / LOG_BLOCK as u64) * BLOCK_PAYLOAD as u64 - RECORD_HEADER as u64
+}
+
+/// Bytes of a record that a transaction may take.
+fn payload_of(credits: &Credits) -> u64 {
+    u64::from(credits.bytes) + u64::from(credits.keys) * (KEY_ENTRY + EXTENT_ENTRY) as u64
+}
+
+impl Core {
+    /// Why nothing can be written any more, if so.
+    pub fn failure(&self) -> Option<JournalError> {
+        self.failed.get().cloned()
+    }
+
+    /// Why no transaction may begin, if so.
+    fn refusal(&self) -> Option<JournalError> {
+        if let Some(error) = self.failed.get() {
+            return Some(JournalError::ReadOnly(error.to_string().into()));
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Some(JournalError::Closed);
+        }
+        self.options.read_only.then(|| JournalError::ReadOnly("opened read-only".into()))
+    }
+
+    /// Takes log space for a transaction; the bytes taken.
+    pub fn reserve(self: &Arc<Self>, credits: &Credits) -> Result<u64, JournalError> {
+        if let Some(error) = self.refusal() {
+            return Err(error);
+        }
+        let (asked, limit) = (payload_of(credits), payload_max(self.area.blocks));
+        if asked > limit {
+            return Err(JournalError::TooLarge { asked, limit });
+        }
+        self.stats.begins.fetch_add(1, Ordering::Relaxed);
+        // One block more than the bytes fill: for the record's header and what does not fill its last block.
+        let bytes = (asked.div_ceil(BLOCK_PAYLOAD as u64) + 1) * LOG_BLOCK as u64;
+        if self.options.background {
+            let taken = self.space.take(bytes, credits.urgent, || self.signal.kick());
+            return taken.map(|()| bytes).map_err(|e| self.no_grant(e));
+        }
+        if !self.space.try_take(bytes, credits.urgent) {
+            self.make_room()?;
+            if !self.space.try_take(bytes, credits.urgent) {
+                return Err(JournalError::NoSpace);
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn no_grant(&self, why: NoGrant) -> JournalError {
+        match why {
+            NoGrant::Full => JournalError::NoSpace,
+            NoGrant::Stopped => self.refusal().unwrap_or(JournalError::Closed),
+        }
+    }
+
+    /// Merges a transaction into the context being collected; `reserved` bytes of log space are its own.
+    pub fn commit(self: &Arc<Self>, joining: Joining, reserved: u64) -> Seq {
+        if joining.changes.is_empty() && joining.extents.is_empty() {
+            self.release(reserved);
+            return self.head.read().seq;
+        }
+        let adds = joining.payload();
+        loop {
+            let mut head = self.head.write();
+            let seq = head.seq;
+            if !head.is_empty() && head.payload + adds > payload_max(self.area.blocks) {
+                drop(head);
+                self.seal_if(seq);
+                continue;
+            }
+            let first = head.is_empty();
+            if first {
+                head.since = self.env.clock.monotonic();
+            }
+            let held = head.held + reserved;
+            let needed = head.join(joining);
+            head.held = needed;
+            drop(head);
+            self.settle(held, needed);
+            if first {
+                self.signal.active();
+            }
+            return seq;
+        }
+    }
+
+    /// The context needs `needed` bytes of log; it had `held`.
+    fn settle(&self, held: u64, needed: u64) {
+        if needed <= held {
+            return self.release(held - needed);
+        }
+        debug_assert!(needed <= held, "a transaction took {} bytes more than it reserved", needed - held);
+        tracing::error!(missing = needed - held, "a transaction took more log than it reserved");
+        assert!(self.space.try_take(needed - held, true), "the log would be overrun");
+    }
+
+    /// Gives log space back.
+    pub fn release(&self, bytes: u64) {
+        if bytes > 0 {
+            self.space.release(bytes);
+        }
+        if self.space.has_waiters() {
+            self.signal.kick();
+        }
+    }
+
+    /// The newest committed value.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Value>, JournalError> {
+        let view = {
+            let head = self.head.read();
+            if let Some(change) = head.change(key) {
+                return Ok(change.clone());
+            }
+            head.view.clone()
+        };
+        view.get(key)
+    }
+
+    /// Fixes the moment that a scan of `[from, to)` sees: the changes in the range that are not in the view, and it.
+    fn snapshot(&self, from: &[u8], to: &[u8]) -> (Vec<(Key, Change)>, Arc<View>) {
+        let head = self.head.read();
+        if let Some(copy) = head.copy_range(from, to, COPY_MAX) {
+            return (copy, head.view.clone());
+        }
+        if head.rotated >= ROTATED_MAX {
+            let all = head.copy_range(from, to, usize::MAX - 1).expect("no limit");
+            return (all, head.view.clone());
+        }
+        drop(head);
+        let mut head = self.head.write();
+        head.rotate();
+        (Vec::new(), head.view.clone())
+    }
+
+    /// Calls `visit` for each key in `[from, to)`, ascending, as of one moment, without a lock.
+    pub fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        visit: &mut dyn FnMut(&[u8], &Value) -> bool,
+    ) -> Result<(), JournalError> {
+        if from >= to {
+            return Ok(());
+        }
+        let (copied, view) = self.snapshot(from, to);
+        let newest: Changes = copied.into_iter().collect();
+        let maps = std::iter::once(&newest).chain(view.layers.iter().map(|l| &l.changes));
+        let mut above = Merge::range(maps, from, to).peekable();
+        let mut home = view.home.range(from, to)?;
+        let mut below = HomeEntry::next(&mut home)?;
+        loop {
+            let order = match (above.peek(), &below) {
+                (None, None) => return Ok(()),
+                (Some(_), None) => std::cmp::Ordering::Less,
+                (None, Some(_)) => std::cmp::Ordering::Greater,
+                (Some((key, _)), Some(entry)) => (***key).cmp(entry.key.value()),
+            };
+            let go_on = if order.is_gt() {
+                let entry = below.take().expect("compared just now");
+                visit(entry.key.value(), &Value::from(entry.value.value()))
+            } else {
+                let (key, change) = above.next().expect("peeked just now");
+                change.as_ref().is_none_or(|value| visit(key, value))
+            };
+            if !go_on {
+                return Ok(());
+            }
+            if order.is_ge() {
+                below = HomeEntry::next(&mut home)?;
+            }
+        }
+    }
+
+    /// The statistics.
+    pub fn stats(&self) -> JournalStats {
+        let (used, durable) = {
+            let pipe = self.pipe.lock();
+            (pipe.used_blocks() * LOG_BLOCK as u64, pipe.end.seq)
+        };
+        let (active_keys, view) = {
+            let head = self.head.read();
+            (head.changes.len() as u64, head.view.clone())
+        };
+        let keys = |durable_ones: bool| {
+            let layers = view.layers.iter().filter(|l| (l.last <= durable) == durable_ones);
+            layers.map(|l| l.changes.len() as u64).sum()
+        };
+        let log_bytes = self.area.blocks * LOG_BLOCK as u64;
+        let log_free_bytes = self.space.free();
+        JournalStats {
+            log_bytes,
+            log_free_bytes,
+            log_used_bytes: used,
+            log_reserved_bytes: log_bytes.saturating_sub(used + log_free_bytes),
+            space: self.space.stats(),
+            flushes: self.disk.flushes(),
+            layers: view.layers.len() as u64,
+            active_keys,
+            committing_keys: keys(false),
+            overlay_keys: keys(true),
+            home_bytes: self.home.file().attached_bytes(),
+            ..self.stats.read()
+        }
+    }
+}
+
+/// The next key of the home store in a scan.
+struct HomeEntry {
+    key: redb::AccessGuard<'static, &'static [u8]>,
+    value: redb::AccessGuard<'static, &'static [u8]>,
+}
+
+impl HomeEntry {
+    fn next(
+        range: &mut redb::Range<'static, &'static [u8], &'static [u8]>,
+    ) -> Result<Option<Self>, JournalError> {
+        let next = range.next().transpose().map_err(crate::home::home_error)?;
+        Ok(next.map(|(key, value)| Self { key, value }))
+    }
+}

@@ -1,0 +1,76 @@
+//! The device as this crate uses it: errors say which part of the volume they concern, every flush is shared.
+
+use crate::JournalError;
+use ferry_device::{AlignedBuf, BlockDevice, FlushCoordinator, Io, IoDone};
+use std::io;
+use std::sync::Arc;
+
+/// The device and its flushes.
+pub struct Disk {
+    dev: Arc<dyn BlockDevice>,
+    flushes: Arc<FlushCoordinator>,
+}
+
+/// An error of the device.
+pub fn io_error(what: &'static str) -> impl Fn(io::Error) -> JournalError {
+    move |e| JournalError::Io { what, source: Arc::new(e) }
+}
+
+impl Disk {
+    /// Wraps a device.
+    pub fn new(dev: Arc<dyn BlockDevice>) -> Self {
+        let flushes = FlushCoordinator::new(dev.clone());
+        // What an earlier process wrote and never flushed is in the device's cache still: the first flush is a real one.
+        flushes.write_completed();
+        Self { dev, flushes }
+    }
+
+    /// Reads; waits.
+    pub fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        self.dev.read(offset, buf)
+    }
+
+    /// Writes; waits until the write completed.
+    pub fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.dev.write(offset, buf)?;
+        self.flushes.write_completed();
+        Ok(())
+    }
+
+    /// A write to be submitted; a flush asked for in or after `done` covers it.
+    pub fn write_request(
+        &self,
+        offset: u64,
+        buf: Arc<AlignedBuf>,
+        done: impl FnOnce(io::Result<()>) + Send + 'static,
+    ) -> Io {
+        let flushes = self.flushes.clone();
+        let done = Box::new(move |result: io::Result<()>| {
+            if result.is_ok() {
+                flushes.write_completed();
+            }
+            done(result);
+        });
+        Io::Write { offset, buf, done }
+    }
+
+    /// Starts requests.
+    pub fn submit(&self, batch: Vec<Io>) {
+        self.dev.submit(batch);
+    }
+
+    /// Makes all that completed before durable, without waiting.
+    pub fn flush(&self, done: IoDone) {
+        self.flushes.flush(self.flushes.target(), done);
+    }
+
+    /// Makes all that completed before durable.
+    pub fn flush_wait(&self) -> io::Result<()> {
+        self.flushes.flush_wait(self.flushes.target())
+    }
+
+    /// Flushes sent to the device.
+    pub fn flushes(&self) -> u64 {
+        self.flushes.stats().flushes
+    }
+}

@@ -1,0 +1,401 @@
+//! The database's file: a virtual length, made of units of one segment that are attached on their first write.
+//!
+//! What redb may rely on, and why it holds:
+//! * A length that was synced is there after a crash: [`HomeFile::sync`] writes the map, then flushes.
+//! * A unit attached since the last sync is in the map that the same sync writes. redb's commit syncs twice, and only
+//!   the second sync makes the new pages count, so a map and the pages under it may become durable in any order.
+//! * A segment is given back only when neither slot on the device names it any more.
+
+use super::map::HomeMap;
+use crate::disk::{Disk, io_error};
+use crate::{Geometry, JournalError};
+use ferry_device::{AlignedBuf, BLOCK_SIZE};
+use parking_lot::{Mutex, RwLock};
+use redb::StorageBackend;
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+/// The file that the database lives in.
+pub struct HomeFile {
+    disk: Arc<Disk>,
+    geo: Geometry,
+    state: RwLock<FileState>,
+    /// Held over a sync, so that the slots are written one at a time; readers do not want it.
+    syncing: Mutex<()>,
+    /// Users of an older epoch have failed and write no more.
+    epoch: AtomicU64,
+    /// A write found no segment to attach.
+    lacked_space: AtomicBool,
+}
+
+struct FileState {
+    map: HomeMap,
+    /// The map differs from what the newer slot holds.
+    changed: bool,
+    /// The slot `next_slot` differs from the other one.
+    other_behind: bool,
+    /// The slot that the next change goes to: never the only one that is whole and newest.
+    next_slot: u64,
+    /// Segments that a slot on the device may still name; free once none does.
+    dropped: Vec<u32>,
+    /// Spare segments that no slot names: only in memory.
+    floating: Vec<u32>,
+    /// Instead of the device, where nothing may be written: blocks by their place in the file.
+    in_memory: Option<HashMap<u64, Box<[u8]>>>,
+}
+
+/// The file as one database sees it; a failed database keeps an old one.
+pub struct FileUser {
+    file: Arc<HomeFile>,
+    epoch: u64,
+}
+
+impl HomeFile {
+    /// Lays out the map of an empty file that owns `segments`.
+    pub fn format(disk: &Arc<Disk>, geo: &Geometry, segments: &[u32]) -> Result<Arc<Self>, JournalError> {
+        let map = HomeMap { generation: 1, spare: segments.to_vec(), ..HomeMap::default() };
+        let file = Self::with_map(disk, geo, map, false, None);
+        let buf = file.state.read().map.encode(geo);
+        for slot in 0..2 {
+            disk.write(HomeMap::slot_offset(geo, slot), &buf).map_err(io_error("home map"))?;
+        }
+        disk.flush_wait().map_err(io_error("home map"))?;
+        Ok(file)
+    }
+
+    /// Opens the file; with `read_only`, nothing reaches the device.
+    pub fn open(disk: &Arc<Disk>, geo: &Geometry, read_only: bool) -> Result<Arc<Self>, JournalError> {
+        let (map, behind) = HomeMap::read(disk, geo)?;
+        Ok(Self::with_map(disk, geo, map, read_only, behind))
+    }
+
+    fn with_map(
+        disk: &Arc<Disk>,
+        geo: &Geometry,
+        map: HomeMap,
+        read_only: bool,
+        behind: Option<u64>,
+    ) -> Arc<Self> {
+        let state = FileState {
+            map,
+            changed: false,
+            other_behind: behind.is_some(),
+            next_slot: behind.unwrap_or(0),
+            dropped: Vec::new(),
+            floating: Vec::new(),
+            in_memory: read_only.then(HashMap::new),
+        };
+        Arc::new(Self {
+            disk: disk.clone(),
+            geo: *geo,
+            state: RwLock::new(state),
+            syncing: Mutex::new(()),
+            epoch: AtomicU64::new(0),
+            lacked_space: AtomicBool::new(false),
+        })
+    }
+
+    /// The file for one more database; only the newest user may write.
+    pub fn user(self: &Arc<Self>) -> FileUser {
+        FileUser { file: self.clone(), epoch: self.epoch.load(Ordering::Acquire) }
+    }
+
+    /// From now on all present users fail.
+    pub fn detach_users(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Takes the map from the device again, after a failed database. What the lost one had attached becomes spare.
+    pub fn reload(&self, read_only: bool) -> Result<(), JournalError> {
+        let (map, behind) = HomeMap::read(&self.disk, &self.geo)?;
+        let mut state = self.state.write();
+        let named: std::collections::HashSet<u32> =
+            map.segments().chain(state.dropped.iter().copied()).collect();
+        let floating = std::mem::take(&mut state.floating);
+        let owned: Vec<u32> = state.map.segments().chain(floating).collect();
+        state.floating = owned.into_iter().filter(|s| !named.contains(s)).collect();
+        state.map = map;
+        state.changed = false;
+        state.other_behind = behind.is_some();
+        state.next_slot = behind.unwrap_or(0);
+        if read_only {
+            state.in_memory = Some(HashMap::new());
+        }
+        self.lacked_space.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Tells "no space" from other failures of the database: redb does not hand our reason on.
+    pub fn explain(&self, error: JournalError) -> JournalError {
+        if self.lacked_space.load(Ordering::Acquire) { JournalError::NoSpace } else { error }
+    }
+
+    /// Segments that the file owns.
+    pub fn segments(&self) -> Vec<u32> {
+        let state = self.state.read();
+        state.map.segments().chain(state.floating.iter().copied()).collect()
+    }
+
+    /// Bytes of the units that are attached.
+    pub fn attached_bytes(&self) -> u64 {
+        self.state.read().map.units.iter().flatten().count() as u64 * self.geo.segment_len
+    }
+
+    /// Segments ready to be attached.
+    pub fn spare(&self) -> usize {
+        let state = self.state.read();
+        state.map.spare.len() + state.floating.len()
+    }
+
+    /// Those of them that the map names.
+    pub fn kept_spare(&self) -> usize {
+        self.state.read().map.spare.len()
+    }
+
+    /// Bytes of one unit.
+    pub fn unit_bytes(&self) -> u64 {
+        self.geo.segment_len
+    }
+
+    /// Adds a spare segment. The map names it at the next sync if `keep`, so that the next opening finds it.
+    pub fn add_spare(&self, segment: u32, keep: bool) {
+        let mut state = self.state.write();
+        if keep {
+            state.map.spare.push(segment);
+            state.changed = true;
+        } else {
+            state.floating.push(segment);
+        }
+    }
+
+    /// Spare segments beyond `keep`, no longer owned: those that no map ever named.
+    pub fn take_surplus(&self, keep: usize) -> Vec<u32> {
+        let mut state = self.state.write();
+        let surplus = (state.map.spare.len() + state.floating.len()).saturating_sub(keep);
+        let at = state.floating.len().saturating_sub(surplus);
+        state.floating.split_off(at)
+    }
+
+    /// Turns all spare segments but `keep` into dropped ones.
+    pub fn drop_spare(&self, keep: usize) {
+        let mut state = self.state.write();
+        while state.map.spare.len() > keep {
+            let segment = state.map.spare.pop().expect("longer than keep");
+            state.dropped.push(segment);
+            state.changed = true;
+        }
+    }
+
+    /// Brings both slots up to date on the device.
+    pub fn settle(&self) -> Result<(), JournalError> {
+        loop {
+            self.sync().map_err(io_error("home map"))?;
+            let state = self.state.read();
+            if !state.changed && !state.other_behind {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Segments that no slot names any more, after [`HomeFile::settle`].
+    pub fn take_dropped(&self) -> Vec<u32> {
+        let mut state = self.state.write();
+        if state.changed || state.other_behind { Vec::new() } else { std::mem::take(&mut state.dropped) }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let _one_at_a_time = self.syncing.lock();
+        let Some(write) = self.next_map_write() else { return Ok(()) };
+        if let Some((slot, buf)) = &write {
+            self.disk.write(HomeMap::slot_offset(&self.geo, *slot), buf)?;
+        }
+        self.disk.flush_wait()?;
+        if let Some((slot, _)) = write {
+            self.state.write().next_slot = 1 - slot;
+        }
+        Ok(())
+    }
+
+    /// The slot to write in this sync and its bytes, if the map changed or the other slot is behind; `None` if
+    /// nothing may be written at all.
+    #[expect(clippy::option_option, reason = "no sync at all, a sync without a map, a sync with one")]
+    fn next_map_write(&self) -> Option<Option<(u64, AlignedBuf)>> {
+        let mut state = self.state.write();
+        if state.in_memory.is_some() {
+            return None;
+        }
+        if !state.changed && !state.other_behind {
+            return Some(None);
+        }
+        if state.changed {
+            state.map.generation += 1;
+        }
+        // After a change the other slot is behind; after bringing it up to date, none is.
+        state.other_behind = std::mem::take(&mut state.changed);
+        Some(Some((state.next_slot, state.map.encode(&self.geo))))
+    }
+
+    /// Place of `offset` on the device, and how many bytes follow it there; `None` where nothing was ever written.
+    fn locate(&self, map: &HomeMap, offset: u64) -> (Option<u64>, u64) {
+        let unit = (offset / self.geo.segment_len) as usize;
+        let within = offset % self.geo.segment_len;
+        let place = map.units.get(unit).copied().flatten();
+        let place = place.map(|s| self.geo.segments_offset + u64::from(s) * self.geo.segment_len + within);
+        (place, self.geo.segment_len - within)
+    }
+
+    /// Reads whole blocks that lie in one unit.
+    fn read_blocks(&self, state: &FileState, offset: u64, out: &mut AlignedBuf) -> io::Result<()> {
+        match self.locate(&state.map, offset).0 {
+            Some(place) => self.disk.read(place, out)?,
+            None => out.fill(0),
+        }
+        if let Some(memory) = &state.in_memory {
+            for (at, block) in out.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+                if let Some(newer) = memory.get(&(offset / BLOCK + at as u64)) {
+                    block.copy_from_slice(newer);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let state = self.state.read();
+        check_range(&state, offset, out.len())?;
+        let mut done = 0;
+        while done < out.len() {
+            let at = offset + done as u64;
+            let start = at - at % BLOCK;
+            let (_, room) = self.locate(&state.map, start);
+            let want = (out.len() - done) as u64 + at - start;
+            let mut blocks = AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(room) as usize);
+            self.read_blocks(&state, start, &mut blocks)?;
+            let from = (at - start) as usize;
+            let n = (blocks.len() - from).min(out.len() - done);
+            out[done..done + n].copy_from_slice(&blocks[from..from + n]);
+            done += n;
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        check_range(&self.state.read(), offset, data.len())?;
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let start = at - at % BLOCK;
+            self.attach(start)?;
+            let state = self.state.read();
+            let (place, room) = self.locate(&state.map, start);
+            let want = (data.len() - done) as u64 + at - start;
+            let mut blocks = AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(room) as usize);
+            let from = (at - start) as usize;
+            let n = (blocks.len() - from).min(data.len() - done);
+            if from != 0 || n != blocks.len() {
+                self.read_blocks(&state, start, &mut blocks)?;
+            }
+            blocks[from..from + n].copy_from_slice(&data[done..done + n]);
+            drop(state);
+            match place {
+                Some(place) if self.state.read().in_memory.is_none() => self.disk.write(place, &blocks)?,
+                _ => self.write_memory(start, &blocks),
+            }
+            done += n;
+        }
+        Ok(())
+    }
+
+    fn write_memory(&self, start: u64, blocks: &[u8]) {
+        let mut state = self.state.write();
+        let memory = state.in_memory.as_mut().expect("only an in-memory file has unattached units to write");
+        for (at, block) in blocks.chunks_exact(BLOCK_SIZE).enumerate() {
+            memory.insert(start / BLOCK + at as u64, block.into());
+        }
+    }
+
+    /// Sees to it that the unit of `offset` has a segment.
+    fn attach(&self, offset: u64) -> io::Result<()> {
+        let unit = (offset / self.geo.segment_len) as usize;
+        if matches!(self.state.read().map.units.get(unit), Some(Some(_))) {
+            return Ok(());
+        }
+        let mut state = self.state.write();
+        if state.in_memory.is_some() || matches!(state.map.units.get(unit), Some(Some(_))) {
+            return Ok(());
+        }
+        // Those that only memory knows first: the map keeps a few for the next opening.
+        let Some(segment) = state.floating.pop().or_else(|| state.map.spare.pop()) else {
+            self.lacked_space.store(true, Ordering::Release);
+            return Err(io::ErrorKind::StorageFull.into());
+        };
+        if state.map.units.len() <= unit {
+            state.map.units.resize(unit + 1, None);
+        }
+        state.map.units[unit] = Some(segment);
+        state.changed = true;
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut state = self.state.write();
+        state.map.len = len;
+        let units = len.div_ceil(self.geo.segment_len) as usize;
+        if units < state.map.units.len() {
+            let gone: Vec<u32> = state.map.units.drain(units..).flatten().collect();
+            state.dropped.extend(gone);
+        }
+        if let Some(memory) = &mut state.in_memory {
+            memory.retain(|block, _| block * BLOCK < len);
+        }
+        state.changed = true;
+        Ok(())
+    }
+}
+
+fn check_range(state: &FileState, offset: u64, len: usize) -> io::Result<()> {
+    let inside = offset.checked_add(len as u64).is_some_and(|end| end <= state.map.len);
+    if inside { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+impl FileUser {
+    fn file(&self) -> io::Result<&HomeFile> {
+        if self.epoch == self.file.epoch.load(Ordering::Acquire) {
+            Ok(&self.file)
+        } else {
+            Err(io::Error::other("the home store was opened anew after a failure"))
+        }
+    }
+}
+
+impl std::fmt::Debug for FileUser {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "home store, epoch {}", self.epoch)
+    }
+}
+
+impl StorageBackend for FileUser {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file()?.state.read().map.len)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file()?.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file()?.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file()?.sync()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file()?.write(offset, data)
+    }
+}

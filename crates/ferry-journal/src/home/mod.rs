@@ -1,0 +1,271 @@
+//! The home store: a redb database whose file is made of segments of the volume.
+//!
+//! It is always consistent as of its own checkpoint: one redb transaction brings the changes, the number of the newest
+//! context among them, and where the log goes on from there.
+
+mod backend;
+mod map;
+
+pub use backend::HomeFile;
+
+use crate::disk::Disk;
+use crate::format::u64_at;
+use crate::layers::Merge;
+use crate::{Geometry, JournalError, Seq, Value};
+use parking_lot::Mutex;
+use redb::{Database, ReadOnlyTable, ReadableDatabase, TableDefinition};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type Bytes = &'static [u8];
+const KEYS: TableDefinition<'static, Bytes, Bytes> = TableDefinition::new("keys");
+const META: TableDefinition<'static, u8, Bytes> = TableDefinition::new("meta");
+const META_POINT: u8 = 0;
+
+/// Bytes of the checkpoint's record in the home store: context, position, chain id, bytes of all keys and values, 8
+/// each; a byte, 1 if clean.
+const STATE_LEN: usize = 33;
+
+/// A file so many times larger than its keys and values is worth compacting.
+const COMPACT_FACTOR: u64 = 4;
+/// Bytes that a file may have in any case.
+const COMPACT_SLACK: u64 = 8 << 20;
+
+/// A place in the log between two records, and what lies before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Point {
+    /// Newest context before it.
+    pub seq: Seq,
+    /// Position of the block where the next record starts.
+    pub position: u64,
+    /// Id of the record before it.
+    pub id: u64,
+}
+
+/// What the home store says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HomeState {
+    /// The log is read from here.
+    pub point: Point,
+    /// The journal was closed after this checkpoint, and nothing was written since.
+    pub clean: bool,
+    /// Bytes of all keys and values.
+    pub live_bytes: u64,
+}
+
+impl HomeState {
+    fn encode(&self) -> [u8; STATE_LEN] {
+        let mut out = [0; STATE_LEN];
+        out[0..8].copy_from_slice(&self.point.seq.0.to_le_bytes());
+        out[8..16].copy_from_slice(&self.point.position.to_le_bytes());
+        out[16..24].copy_from_slice(&self.point.id.to_le_bytes());
+        out[24..32].copy_from_slice(&self.live_bytes.to_le_bytes());
+        out[32] = u8::from(self.clean);
+        out
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        (bytes.len() == STATE_LEN).then(|| Self {
+            point: Point { seq: Seq(u64_at(bytes, 0)), position: u64_at(bytes, 8), id: u64_at(bytes, 16) },
+            live_bytes: u64_at(bytes, 24),
+            clean: bytes[32] != 0,
+        })
+    }
+}
+
+/// The home store as of one checkpoint. Pages that it shows are not reused while it lives.
+pub struct HomeView {
+    /// `None` once the store is closed.
+    table: Option<ReadOnlyTable<Bytes, Bytes>>,
+}
+
+impl HomeView {
+    /// What is left to see of a closed store.
+    pub fn closed() -> Arc<Self> {
+        Arc::new(Self { table: None })
+    }
+
+    fn table(&self) -> Result<&ReadOnlyTable<Bytes, Bytes>, JournalError> {
+        self.table.as_ref().ok_or(JournalError::Closed)
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Value>, JournalError> {
+        Ok(self.table()?.get(key).map_err(home_error)?.map(|v| Value::from(v.value())))
+    }
+
+    /// Keys in `[from, to)`.
+    pub fn range(&self, from: &[u8], to: &[u8]) -> Result<redb::Range<'static, Bytes, Bytes>, JournalError> {
+        self.table()?.range::<&[u8]>((Bound::Included(from), Bound::Excluded(to))).map_err(home_error)
+    }
+}
+
+/// The open home store.
+pub struct Home {
+    db: Mutex<Option<Database>>,
+    file: Arc<HomeFile>,
+    cache_bytes: usize,
+    /// Of the newest checkpoint.
+    live_bytes: AtomicU64,
+}
+
+impl Home {
+    /// Makes an empty home store in `segments`; the log is to be read from `point`.
+    pub fn format(
+        disk: &Arc<Disk>,
+        geo: &Geometry,
+        segments: &[u32],
+        point: Point,
+    ) -> Result<(), JournalError> {
+        let state = HomeState { point, clean: true, live_bytes: 0 };
+        let file = HomeFile::format(disk, geo, segments)?;
+        let db = database(&file, 1 << 20)?;
+        let write = begin_write(&db)?;
+        {
+            write.open_table(KEYS).map_err(home_error)?;
+            let mut meta = write.open_table(META).map_err(home_error)?;
+            meta.insert(META_POINT, state.encode().as_slice()).map_err(home_error)?;
+        }
+        write.commit().map_err(home_error)?;
+        drop(db);
+        file.settle()
+    }
+
+    /// Opens it; with `read_only`, nothing reaches the device.
+    pub fn open(
+        disk: &Arc<Disk>,
+        geo: &Geometry,
+        cache_bytes: usize,
+        read_only: bool,
+    ) -> Result<(Self, HomeState), JournalError> {
+        let file = HomeFile::open(disk, geo, read_only)?;
+        let db = database(&file, cache_bytes).map_err(|e| file.explain(e))?;
+        let home = Self { db: Mutex::new(Some(db)), file, cache_bytes, live_bytes: AtomicU64::new(0) };
+        let state = home.state()?;
+        home.live_bytes.store(state.live_bytes, Ordering::Relaxed);
+        Ok((home, state))
+    }
+
+    fn state(&self) -> Result<HomeState, JournalError> {
+        self.with_db(|db| {
+            let read = db.begin_read().map_err(home_error)?;
+            let meta = read.open_table(META).map_err(home_error)?;
+            let bytes = meta.get(META_POINT).map_err(home_error)?;
+            bytes
+                .and_then(|b| HomeState::decode(b.value()))
+                .ok_or_else(|| JournalError::Home("it does not say where the log goes on".into()))
+        })
+    }
+
+    fn with_db<T>(&self, f: impl FnOnce(&Database) -> Result<T, JournalError>) -> Result<T, JournalError> {
+        match &*self.db.lock() {
+            Some(db) => f(db),
+            None => Err(JournalError::Closed),
+        }
+    }
+
+    /// The file below: segments it owns, spare ones.
+    pub fn file(&self) -> &HomeFile {
+        &self.file
+    }
+
+    /// A view of what is there now.
+    pub fn view(&self) -> Result<Arc<HomeView>, JournalError> {
+        self.with_db(|db| {
+            let read = db.begin_read().map_err(home_error)?;
+            Ok(Arc::new(HomeView { table: Some(read.open_table(KEYS).map_err(home_error)?) }))
+        })
+    }
+
+    /// Writes `changes` in one transaction, durable when it returns, with the place in the log that is read next;
+    /// readers are not held up. An error leaves the store as it was, and usable after [`Home::reopen`] only.
+    pub fn checkpoint(&self, changes: Merge<'_>, point: Point, clean: bool) -> Result<(), JournalError> {
+        let live_bytes = self.with_db(|db| {
+            let write = begin_write(db)?;
+            let mut live = i128::from(self.live_bytes.load(Ordering::Relaxed));
+            {
+                let mut keys = write.open_table(KEYS).map_err(home_error)?;
+                for (key, change) in changes {
+                    live += apply(&mut keys, key, change.as_deref())?;
+                }
+                let live_bytes = u64::try_from(live).unwrap_or(0);
+                let state = HomeState { point, clean, live_bytes };
+                let mut meta = write.open_table(META).map_err(home_error)?;
+                meta.insert(META_POINT, state.encode().as_slice()).map_err(home_error)?;
+            }
+            write.commit().map_err(home_error)?;
+            Ok(u64::try_from(live).unwrap_or(0))
+        });
+        let live_bytes = live_bytes.map_err(|e| self.file.explain(e))?;
+        self.live_bytes.store(live_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Opens the store again as it was at its last checkpoint, after a failed one. `read_only`: from now on nothing
+    /// reaches the device.
+    pub fn reopen(&self, read_only: bool) -> Result<(), JournalError> {
+        let mut db = self.db.lock();
+        // Whatever the old database writes while it ends is thrown away: it has already failed.
+        self.file.detach_users();
+        drop(db.take());
+        self.file.reload(read_only)?;
+        *db = Some(database(&self.file, self.cache_bytes).map_err(|e| self.file.explain(e))?);
+        Ok(())
+    }
+
+    /// Makes the file smaller if it is mostly free, as far as can be told cheaply. No view may be alive.
+    pub fn compact(&self) -> Result<(), JournalError> {
+        let expected = COMPACT_FACTOR * self.live_bytes.load(Ordering::Relaxed) + COMPACT_SLACK;
+        if self.file.attached_bytes() <= expected.max(2 * self.file.unit_bytes()) {
+            return Ok(());
+        }
+        match self.db.lock().as_mut() {
+            Some(db) => db.compact().map(drop).map_err(home_error),
+            None => Err(JournalError::Closed),
+        }
+    }
+
+    /// Whatever the database still writes while it ends is not to reach the device.
+    pub fn abandon(&self) {
+        self.file.detach_users();
+    }
+
+    /// Closes the database; views must be gone.
+    pub fn close(&self) -> Result<(), JournalError> {
+        drop(self.db.lock().take());
+        self.file.settle()
+    }
+}
+
+/// Makes one change; by how many bytes the keys and values grew.
+fn apply(
+    keys: &mut redb::Table<'_, Bytes, Bytes>,
+    key: &[u8],
+    value: Option<&[u8]>,
+) -> Result<i128, JournalError> {
+    let (before, after) = match value {
+        Some(value) => (keys.insert(key, value).map_err(home_error)?, (key.len() + value.len()) as i128),
+        None => (keys.remove(key).map_err(home_error)?, 0),
+    };
+    Ok(after - before.map_or(0, |b| (key.len() + b.value().len()) as i128))
+}
+
+fn database(file: &Arc<HomeFile>, cache_bytes: usize) -> Result<Database, JournalError> {
+    redb::Builder::new().set_cache_size(cache_bytes).create_with_backend(file.user()).map_err(home_error)
+}
+
+fn begin_write(db: &Database) -> Result<redb::WriteTransaction, JournalError> {
+    let mut write = db.begin_write().map_err(home_error)?;
+    write.set_quick_repair(true);
+    Ok(write)
+}
+
+/// Any error of redb as ours.
+pub fn home_error(error: impl Into<redb::Error>) -> JournalError {
+    match error.into() {
+        redb::Error::Io(e) => JournalError::Io { what: "home store", source: Arc::new(e) },
+        redb::Error::Corrupted(detail) => JournalError::Damaged { what: "home store", offset: 0, detail },
+        other => JournalError::Home(other.to_string().into()),
+    }
+}

@@ -1,0 +1,421 @@
+//! The journal as its owner sees it.
+
+use crate::checkpoint::SPARE_KEPT;
+use crate::context::{Head, Joining, TransactionWrites};
+use crate::core::{Core, payload_max};
+use crate::disk::{Disk, io_error};
+use crate::format::{KEY_MAX, LOG_BLOCK, LOG_MIN, RecordKind};
+use crate::home::{Home, HomeView, Point};
+use crate::layers::{Changes, Key, Layer, View};
+use crate::pipeline::Pipe;
+use crate::policy::Gather;
+use crate::record::{ExtentEntry, LogArea, RecordPlan, encode};
+use crate::recovery::{Replay, replay};
+use crate::space::Space;
+use crate::stats::{Counters, JournalStats};
+use crate::work::Signal;
+use crate::{
+    Completion, Credits, DataExtent, Geometry, JournalClient, JournalError, JournalOptions, Recovered, Seq,
+    Value,
+};
+use ferry_device::{AlignedBuf, BlockDevice, Env};
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+/// Bytes of the log written at a time when it is laid out.
+const FORMAT_PIECE: u64 = 1 << 20;
+
+/// An open journal.
+pub struct Journal {
+    core: Arc<Core>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Changes that become visible together. Dropping it without [`Transaction::commit`] forgets them.
+pub struct Transaction<'j> {
+    core: &'j Arc<Core>,
+    changes: Changes,
+    extents: Vec<ExtentEntry>,
+    writes: Option<Arc<TransactionWrites>>,
+    /// Bytes of log space; 0 once they have been passed on.
+    reserved: u64,
+}
+
+/// Waits for a completion.
+struct Wait {
+    result: Mutex<Option<Result<(), JournalError>>>,
+    wake: Condvar,
+}
+
+impl Wait {
+    /// Calls `start` with a completion and waits until that is called.
+    fn until(start: impl FnOnce(Completion)) -> Result<(), JournalError> {
+        let wait = Arc::new(Wait { result: Mutex::new(None), wake: Condvar::new() });
+        let there = wait.clone();
+        start(Box::new(move |result| {
+            *there.result.lock() = Some(result);
+            there.wake.notify_one();
+        }));
+        let mut result = wait.result.lock();
+        loop {
+            if let Some(result) = result.take() {
+                return result;
+            }
+            wait.wake.wait(&mut result);
+        }
+    }
+}
+
+impl Journal {
+    /// Lays out an empty journal: writes the whole log once, an empty home store and both map slots, then flushes.
+    /// `first_segments` are given to the home store.
+    pub fn format(
+        dev: &Arc<dyn BlockDevice>,
+        geo: &Geometry,
+        first_segments: &[u32],
+        env: &Env,
+    ) -> Result<(), JournalError> {
+        assert!(
+            geo.log_len >= LOG_MIN && geo.log_len.is_multiple_of(LOG_BLOCK as u64),
+            "the log is whole blocks"
+        );
+        let disk = Arc::new(Disk::new(dev.clone()));
+        let mut zeros = AlignedBuf::zeroed(FORMAT_PIECE.min(geo.log_len) as usize);
+        let mut at = 0;
+        while at < geo.log_len {
+            if geo.log_len - at < zeros.len() as u64 {
+                zeros = AlignedBuf::zeroed((geo.log_len - at) as usize);
+            }
+            disk.write(geo.log_offset + at, &zeros).map_err(io_error("log"))?;
+            at += zeros.len() as u64;
+        }
+        let start = Point { seq: Seq(0), position: 0, id: env.entropy.next_u64() };
+        Home::format(&disk, geo, first_segments, start)?;
+        disk.flush_wait().map_err(io_error("log"))
+    }
+
+    /// Opens and recovers.
+    pub fn open(
+        dev: Arc<dyn BlockDevice>,
+        geo: Geometry,
+        options: JournalOptions,
+        env: Env,
+        client: Arc<dyn JournalClient>,
+    ) -> Result<(Self, Recovered), JournalError> {
+        let disk = Arc::new(Disk::new(dev));
+        let area = LogArea::new(&geo);
+        let (home, state) = Home::open(&disk, &geo, options.home_cache_bytes, options.read_only)?;
+        let mut replayed = replay(&disk, &area, state.point)?;
+        let recovered = Recovered {
+            contexts: replayed.contexts,
+            bytes: replayed.bytes,
+            unclean: !state.clean || replayed.records > 0,
+            last: replayed.end.seq,
+            home_segments: home.file().segments(),
+        };
+        if !options.read_only {
+            settle(&disk, &area, &mut replayed, state.point, &env)?;
+        }
+        let core = core(disk, area, home, state.point, replayed, options, env, client)?;
+        let thread = core.options.background.then(|| {
+            let core = core.clone();
+            std::thread::Builder::new().name("ferry-journal".into()).spawn(move || core.run())
+        });
+        let thread = thread.transpose().map_err(io_error("background thread"))?;
+        Ok((Self { core, thread: Mutex::new(thread) }, recovered))
+    }
+
+    /// Reserves log space, waiting for it in turn; take no lock that a checkpoint or another transaction wants before.
+    pub fn begin(&self, credits: Credits) -> Result<Transaction<'_>, JournalError> {
+        let reserved = self.core.reserve(&credits)?;
+        Ok(Transaction {
+            core: &self.core,
+            changes: Changes::new(),
+            extents: Vec::new(),
+            writes: None,
+            reserved,
+        })
+    }
+
+    /// The newest committed value.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Value>, JournalError> {
+        self.core.get(key)
+    }
+
+    /// Calls `visit` for each key in `[from, to)`, ascending, until it returns `false`. No lock of the journal is held
+    /// during `visit`; it sees one moment of the view.
+    pub fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        visit: &mut dyn FnMut(&[u8], &Value) -> bool,
+    ) -> Result<(), JournalError> {
+        self.core.scan(from, to, visit)
+    }
+
+    /// Calls `done` once `seq` and all before it are durable (at once if they are).
+    pub fn force(&self, seq: Seq, done: Completion) {
+        self.core.force(seq, done);
+    }
+
+    /// The context that a transaction committed now would join.
+    pub fn current(&self) -> Seq {
+        self.core.head.read().seq
+    }
+
+    /// Newest durable context.
+    pub fn durable(&self) -> Seq {
+        self.core.durable()
+    }
+
+    /// Newest context covered by a durable stamp (see [`JournalClient::stamped`]).
+    pub fn stamped(&self) -> Seq {
+        self.core.stamped()
+    }
+
+    /// Makes everything committed so far durable *and stamped*, then returns: what it freed is reusable.
+    pub fn force_stamped(&self) -> Result<(), JournalError> {
+        let seq = self.force_all()?;
+        if self.core.stamped() >= seq {
+            return Ok(());
+        }
+        if self.core.space.try_take(LOG_BLOCK as u64, true) {
+            Wait::until(|done| self.core.write_stamp(seq, done))
+        } else {
+            // A home store that has a context is a better stamp than any record.
+            self.core.checkpoint(false)
+        }
+    }
+
+    /// Makes everything committed so far durable; the newest context of that.
+    fn force_all(&self) -> Result<Seq, JournalError> {
+        let seq = {
+            let head = self.core.head.read();
+            if head.is_empty() { Seq(head.seq.0 - 1) } else { head.seq }
+        };
+        Wait::until(|done| self.core.force(seq, done))?;
+        Ok(seq)
+    }
+
+    /// Writes the overlay home and moves the log's tail, then returns.
+    pub fn checkpoint(&self) -> Result<(), JournalError> {
+        self.force_all()?;
+        self.core.checkpoint(false)
+    }
+
+    /// Does due background work (`commit_interval` passed, log idle); only for `background: false`.
+    pub fn tick(&self) -> Result<(), JournalError> {
+        self.core.tick()
+    }
+
+    /// The largest `Credits::bytes` (keys counted with their overhead) that `begin` accepts.
+    pub fn max_transaction_bytes(&self) -> u64 {
+        payload_max(self.core.area.blocks)
+    }
+
+    /// Counters, and how full the log is.
+    pub fn stats(&self) -> JournalStats {
+        self.core.stats()
+    }
+
+    /// Forces, checkpoints, marks the log clean and stops the threads. Idempotent.
+    pub fn close(&self) -> Result<(), JournalError> {
+        if self.core.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let result = self.write_out();
+        self.stop();
+        // Views of the home store must be gone before it can shrink; the layers above it are in it by now.
+        let mut head = self.core.head.write();
+        head.view = Arc::new(View { layers: head.view.layers.clone(), home: HomeView::closed() });
+        drop(head);
+        result.and_then(|()| self.shrink_home())
+    }
+
+    fn write_out(&self) -> Result<(), JournalError> {
+        if let Some(error) = self.core.failure() {
+            return Err(error);
+        }
+        if self.core.options.read_only {
+            return Ok(());
+        }
+        self.force_all()?;
+        self.core.checkpoint(true)
+    }
+
+    fn shrink_home(&self) -> Result<(), JournalError> {
+        let core = &self.core;
+        if core.options.read_only {
+            return core.home.close();
+        }
+        if let Err(error) = core.home.compact() {
+            // A scan that still runs keeps pages alive; the next close may shrink what this one could not.
+            tracing::info!(%error, "the home store was not compacted");
+        }
+        let file = core.home.file();
+        file.drop_spare(SPARE_KEPT);
+        core.home.close()?;
+        let mut gone = file.take_dropped();
+        gone.extend(file.take_surplus(0));
+        if !gone.is_empty() {
+            core.client.release_home_segments(&gone);
+        }
+        Ok(())
+    }
+
+    fn stop(&self) {
+        self.core.space.stop();
+        self.core.signal.stop();
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the journal's thread panicked");
+        }
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.core.closed.store(true, Ordering::Release);
+        self.stop();
+        if self.core.failure().is_some() {
+            self.core.home.abandon();
+        }
+    }
+}
+
+/// Makes what recovery found durable and says so in the log, so that it cannot end earlier the next time, and so that
+/// whatever lay behind it is gone.
+fn settle(
+    disk: &Disk,
+    area: &LogArea,
+    replayed: &mut Replay,
+    start: Point,
+    env: &Env,
+) -> Result<(), JournalError> {
+    disk.flush_wait().map_err(io_error("log"))?;
+    let end = replayed.end;
+    if end.position >= start.position + area.blocks {
+        // No block is left for it. Nothing was cut off either: the ring is full of records that are whole.
+        return Ok(());
+    }
+    let plan = RecordPlan {
+        kind: RecordKind::Stamp,
+        position: end.position,
+        id: env.entropy.next_u64(),
+        prev: end.id,
+        seq: end.seq.0,
+        stamp: end.seq.0,
+        body_len: 0,
+    };
+    for (offset, buf) in encode(area, &plan, &[], std::iter::empty()) {
+        disk.write(offset, &buf).map_err(io_error("log"))?;
+    }
+    disk.flush_wait().map_err(io_error("log"))?;
+    replayed.end = Point { seq: end.seq, position: end.position + 1, id: plan.id };
+    Ok(())
+}
+
+#[expect(clippy::too_many_arguments, reason = "the parts that a journal is put together from, once")]
+fn core(
+    disk: Arc<Disk>,
+    area: LogArea,
+    home: Home,
+    start: Point,
+    replayed: Replay,
+    options: JournalOptions,
+    env: Env,
+    client: Arc<dyn JournalClient>,
+) -> Result<Arc<Core>, JournalError> {
+    let end = replayed.end;
+    let layer = Layer { changes: replayed.changes, first: Seq(start.seq.0 + 1), last: end.seq };
+    let layers = if layer.changes.is_empty() { Vec::new() } else { vec![Arc::new(layer)] };
+    let view = Arc::new(View { layers, home: home.view()? });
+    let total = area.blocks * LOG_BLOCK as u64;
+    let used = (end.position - start.position) * LOG_BLOCK as u64;
+    Ok(Arc::new(Core {
+        disk,
+        area,
+        home,
+        space: Space::new(total - used, total / 8),
+        head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
+        pipe: Mutex::new(Pipe::new(end, start.position)),
+        checkpointing: Mutex::new(()),
+        tidying: Mutex::new(()),
+        policy: Box::new(Gather),
+        durable: AtomicU64::new(end.seq.0),
+        stamped: AtomicU64::new(end.seq.0),
+        sealed_at: AtomicU64::new(0),
+        failed: OnceLock::new(),
+        closed: AtomicBool::new(false),
+        signal: Signal::default(),
+        stats: Counters::default(),
+        options,
+        env,
+        client,
+    }))
+}
+
+impl Transaction<'_> {
+    /// The value as this transaction sees it: its own change, else the newest committed one.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Value>, JournalError> {
+        match self.changes.get(key) {
+            Some(change) => Ok(change.clone()),
+            None => self.core.get(key),
+        }
+    }
+
+    /// Sets `key`.
+    ///
+    /// # Panics
+    /// When the key is longer than 65535 bytes.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) {
+        self.change(key, Some(Value::from(value)));
+    }
+
+    /// Removes `key`, if it is there.
+    pub fn delete(&mut self, key: &[u8]) {
+        self.change(key, None);
+    }
+
+    fn change(&mut self, key: &[u8], change: Option<Value>) {
+        assert!(key.len() <= KEY_MAX, "a key of {} bytes", key.len());
+        match self.changes.get_mut(key) {
+            Some(earlier) => *earlier = change,
+            None => drop(self.changes.insert(Key::from(key), change)),
+        }
+    }
+
+    /// Data that the keys of this transaction map. The journal starts the device write itself at once, holds the
+    /// context's flush until it completed, and logs its checksum; `written` is called when the write completed.
+    pub fn write_data(&mut self, extent: DataExtent, written: Completion) {
+        let DataExtent { offset, buf, crc } = extent;
+        self.extents.push(ExtentEntry { offset, len: buf.len() as u32, crc });
+        let writes = self.writes.get_or_insert_default().clone();
+        writes.started();
+        let request = self.core.disk.write_request(offset, buf, move |result| {
+            let result = result.map_err(io_error("data"));
+            writes.completed(result.clone());
+            written(result);
+        });
+        self.core.disk.submit(vec![request]);
+    }
+
+    /// Merges the changes into the current context (memory only). Returns the context's number.
+    pub fn commit(mut self) -> Seq {
+        let joining = Joining {
+            changes: std::mem::take(&mut self.changes),
+            extents: std::mem::take(&mut self.extents),
+            writes: self.writes.take(),
+        };
+        self.core.commit(joining, std::mem::take(&mut self.reserved))
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        self.core.release(self.reserved);
+    }
+}

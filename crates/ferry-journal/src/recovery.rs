@@ -1,0 +1,203 @@
+//! Reading the log back.
+//!
+//! Recovery starts where the home store says and follows the chain: each record must lie where the one before it
+//! ended, be whole, and name that one's random id. So nothing stale is ever replayed: a block of an earlier cycle has
+//! another position, a block of another volume another id, a record that an earlier recovery cut off another
+//! predecessor. Where the chain ends, the rest of the ring is searched for a record that claims a context durable
+//! which was not found: then the end is damage, not the end of the log, and recovery refuses to lose what was promised.
+
+use crate::disk::{Disk, io_error};
+use crate::format::{BLOCK_STAMP, BlockStamp, LOG_BLOCK, RECORD_HEADER, RecordHeader, RecordKind};
+use crate::home::Point;
+use crate::layers::Changes;
+use crate::record::{Body, ExtentEntry, LogArea, append_payload, decode_body};
+use crate::{JournalError, Seq};
+use ferry_device::{AlignedBuf, BLOCK_SIZE};
+
+/// Bytes read at a time.
+const READ_BYTES: usize = 1 << 20;
+
+/// What the log says happened after the checkpoint.
+pub struct Replay {
+    /// The newest change of each key.
+    pub changes: Changes,
+    /// Where the log goes on.
+    pub end: Point,
+    /// Contexts replayed.
+    pub contexts: u64,
+    /// Records of any kind found.
+    pub records: u64,
+    /// Bytes of log that they take.
+    pub bytes: u64,
+}
+
+struct Found {
+    header: RecordHeader,
+    body: Body,
+    end: Point,
+}
+
+/// Reads the log from `start` on.
+pub fn replay(disk: &Disk, area: &LogArea, start: Point) -> Result<Replay, JournalError> {
+    let mut reader = Reader::new(disk, area, start.position);
+    let mut found: Vec<Found> = Vec::new();
+    let mut end = start;
+    while let Some(record) = reader.record(end)? {
+        end = record.end;
+        found.push(record);
+    }
+    reader.refuse_damage(end)?;
+    let stamp = found.iter().map(|f| f.header.stamp).fold(start.seq.0, u64::max);
+    let keep = whole_prefix(disk, &found, stamp)?;
+    if keep < found.len() {
+        tracing::info!(cut = found.len() - keep, "the log ends at a context whose data was not written");
+    }
+    found.truncate(keep);
+    let mut out = Replay { changes: Changes::new(), end: start, contexts: 0, records: 0, bytes: 0 };
+    for record in found {
+        out.records += 1;
+        out.contexts += u64::from(record.header.kind != RecordKind::Stamp);
+        out.bytes += record.header.blocks() * LOG_BLOCK as u64;
+        out.end = record.end;
+        if out.changes.is_empty() {
+            out.changes = record.body.changes;
+        } else {
+            out.changes.extend(record.body.changes);
+        }
+    }
+    Ok(out)
+}
+
+/// Records before the first context past `stamp` whose data is not what it says.
+fn whole_prefix(disk: &Disk, found: &[Found], stamp: u64) -> Result<usize, JournalError> {
+    for (i, record) in found.iter().enumerate() {
+        if record.header.kind != RecordKind::Context || record.header.seq <= stamp {
+            continue;
+        }
+        for extent in &record.body.extents {
+            if !extent_matches(disk, extent)? {
+                return Ok(i);
+            }
+        }
+    }
+    Ok(found.len())
+}
+
+fn extent_matches(disk: &Disk, extent: &ExtentEntry) -> Result<bool, JournalError> {
+    let mut left = extent.len as usize;
+    let mut offset = extent.offset;
+    let mut crc = 0;
+    while left > 0 {
+        let mut buf = AlignedBuf::zeroed(left.min(READ_BYTES).next_multiple_of(BLOCK_SIZE));
+        disk.read(offset, &mut buf).map_err(io_error("data"))?;
+        for block in buf.chunks_exact(BLOCK_SIZE) {
+            crc = crc32c::crc32c_append(crc, &crc32c::crc32c(block).to_le_bytes());
+        }
+        left = left.saturating_sub(buf.len());
+        offset += buf.len() as u64;
+    }
+    Ok(crc == extent.crc)
+}
+
+/// Reads blocks of the ring, in larger pieces.
+struct Reader<'a> {
+    disk: &'a Disk,
+    area: &'a LogArea,
+    /// First position that counts; the ring holds as many blocks from there on as it has.
+    tail: u64,
+    piece: AlignedBuf,
+    /// Positions in `piece`.
+    from: u64,
+    to: u64,
+}
+
+impl<'a> Reader<'a> {
+    fn new(disk: &'a Disk, area: &'a LogArea, tail: u64) -> Self {
+        Self { disk, area, tail, piece: AlignedBuf::zeroed(READ_BYTES), from: 0, to: 0 }
+    }
+
+    fn limit(&self) -> u64 {
+        self.tail + self.area.blocks
+    }
+
+    /// Bytes of a block.
+    fn block(&mut self, position: u64) -> Result<&[u8], JournalError> {
+        if !(self.from..self.to).contains(&position) {
+            let n = (READ_BYTES / LOG_BLOCK) as u64;
+            let n = n.min(self.area.run(position)).min(self.limit() - position);
+            if self.piece.len() != n as usize * LOG_BLOCK {
+                self.piece = AlignedBuf::zeroed(n as usize * LOG_BLOCK);
+            }
+            self.to = self.from;
+            self.disk.read(self.area.place(position), &mut self.piece).map_err(io_error("log"))?;
+            (self.from, self.to) = (position, position + n);
+        }
+        let at = (position - self.from) as usize * LOG_BLOCK;
+        Ok(&self.piece[at..at + LOG_BLOCK])
+    }
+
+    /// The header of a record that starts at `position`, whatever its predecessor.
+    fn header(&mut self, position: u64) -> Result<Option<RecordHeader>, JournalError> {
+        let volume_id = self.area.volume_id;
+        let block = self.block(position)?;
+        let Some(stamp) = BlockStamp::decode(block) else { return Ok(None) };
+        if stamp.volume_id != volume_id || stamp.position != position || stamp.index != 0 {
+            return Ok(None);
+        }
+        let header = RecordHeader::decode(&block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER]);
+        Ok(header.filter(|h| h.id == stamp.record_id))
+    }
+
+    /// The record that follows `before`, or `None` where the chain ends.
+    fn record(&mut self, before: Point) -> Result<Option<Found>, JournalError> {
+        if before.position >= self.limit() {
+            return Ok(None);
+        }
+        let Some(header) = self.header(before.position)? else { return Ok(None) };
+        if header.prev != before.id || header.blocks() > self.limit() - before.position {
+            return Ok(None);
+        }
+        let expected = if header.kind == RecordKind::Stamp { before.seq.0 } else { before.seq.0 + 1 };
+        if header.seq != expected {
+            return Err(
+                self.damaged(before.position, format!("context {} follows {}", header.seq, before.seq.0))
+            );
+        }
+        let mut payload = Vec::with_capacity(header.blocks() as usize * LOG_BLOCK);
+        for index in 0..header.blocks() {
+            let volume_id = self.area.volume_id;
+            let position = before.position + index;
+            let block = self.block(position)?;
+            let want = BlockStamp { volume_id, position, record_id: header.id, index: index as u32 };
+            if BlockStamp::decode(block) != Some(want) {
+                return Ok(None);
+            }
+            append_payload(block, &mut payload);
+        }
+        let body = &payload[RECORD_HEADER..RECORD_HEADER + header.body_len as usize];
+        if crc32c::crc32c(body) != header.body_crc {
+            return Ok(None);
+        }
+        let body = decode_body(&header, body)
+            .ok_or_else(|| self.damaged(before.position, "a whole record does not make sense".into()))?;
+        let end = Point { seq: Seq(header.seq), position: before.position + header.blocks(), id: header.id };
+        Ok(Some(Found { header, body, end }))
+    }
+
+    /// Fails if any record after `end` says that a context after `end` was durable.
+    fn refuse_damage(&mut self, end: Point) -> Result<(), JournalError> {
+        for position in end.position..self.limit() {
+            if let Some(header) = self.header(position)?
+                && header.stamp > end.seq.0
+            {
+                let detail = format!("context {} was durable and is not whole", end.seq.0 + 1);
+                return Err(self.damaged(end.position, detail));
+            }
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, position: u64, detail: String) -> JournalError {
+        JournalError::Damaged { what: "log", offset: self.area.place(position), detail }
+    }
+}

@@ -1,0 +1,90 @@
+//! The journal over a memory device: what one session wrote, the next one finds.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod common;
+
+use common::{Volume, credits};
+use ferry_journal::Seq;
+
+#[test]
+fn a_fresh_volume_is_empty_and_clean() {
+    let volume = Volume::new(1 << 20);
+    let (journal, recovered) = volume.open();
+    assert!(!recovered.unclean);
+    assert_eq!((recovered.contexts, recovered.last), (0, Seq(0)));
+    assert_eq!(journal.get(b"nothing").unwrap(), None);
+    journal.close().unwrap();
+}
+
+#[test]
+fn changes_are_visible_at_commit_and_survive_a_clean_close() {
+    let volume = Volume::new(1 << 20);
+    let (journal, _) = volume.open();
+    let mut t = journal.begin(credits(2, 100)).unwrap();
+    t.put(b"a", b"1");
+    t.put(b"b", b"2");
+    assert_eq!(t.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
+    assert_eq!(journal.get(b"a").unwrap(), None, "not before the commit");
+    t.commit();
+    assert_eq!(journal.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
+    journal.close().unwrap();
+    drop(journal);
+    let (journal, recovered) = volume.open();
+    assert!(!recovered.unclean);
+    assert_eq!(journal.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
+    assert_eq!(journal.get(b"b").unwrap().as_deref(), Some(&b"2"[..]));
+}
+
+#[test]
+fn what_was_forced_survives_without_a_close() {
+    let volume = Volume::new(1 << 20);
+    let (journal, _) = volume.open();
+    let mut t = journal.begin(credits(1, 100)).unwrap();
+    t.put(b"a", b"1");
+    let seq = t.commit();
+    common::force(&journal, seq).unwrap();
+    assert_eq!(journal.durable(), seq);
+    drop(journal);
+    let (journal, recovered) = volume.open();
+    assert!(recovered.unclean);
+    assert_eq!((recovered.contexts, recovered.last), (1, seq));
+    assert_eq!(journal.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
+}
+
+#[test]
+fn a_tiny_log_wraps_many_times() {
+    let volume = Volume::new(256 * 1024);
+    let mut model = std::collections::BTreeMap::new();
+    let mut n = 0_u64;
+    for round in 0..6 {
+        let (journal, recovered) = volume.open();
+        assert_eq!(recovered.unclean, round > 0);
+        common::assert_same(&journal, &model);
+        for _ in 0..600 {
+            n += 1;
+            let key = format!("key {:03}", n * 7919 % 500).into_bytes();
+            let value = vec![n as u8; (n * 31 % 900) as usize];
+            let mut t = journal.begin(credits(2, 2000)).unwrap();
+            t.put(&key, &value);
+            if n.is_multiple_of(5) {
+                let gone = format!("key {:03}", n * 104_729 % 500).into_bytes();
+                t.delete(&gone);
+                model.remove(&gone);
+                model.insert(key.clone(), value);
+                if key == gone {
+                    model.remove(&key);
+                }
+            } else {
+                model.insert(key, value);
+            }
+            let seq = t.commit();
+            if n.is_multiple_of(3) {
+                common::force(&journal, seq).unwrap();
+            }
+        }
+        common::assert_same(&journal, &model);
+        common::force(&journal, journal.current()).unwrap();
+        let stats = journal.stats();
+        assert!(stats.checkpoints > 0, "{stats:?}");
+    }
+}
