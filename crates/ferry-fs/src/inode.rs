@@ -5,12 +5,12 @@ use crate::data::FileData;
 use crate::dir::DirData;
 use crate::keys::{INODE_INLINE, InodeRecord};
 use parking_lot::RwLock;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// An inode that somebody knows: the kernel, an open handle, the write-back queue, or only the cache.
 ///
-/// Lock order (`docs/locking.md`): a journal reservation is taken before any lock; then the rename lock; then the `state`
-/// of directories, then of their children, each by ascending inode number; then what belongs to the data half.
+/// Lock order (`docs/locking.md`): a journal reservation is taken before any lock; then the rename lock; then the `state` of
+/// every inode that the operation changes, by ascending inode number; then what belongs to the data half.
 pub struct Inode {
     /// Its number.
     pub ino: Ino,
@@ -26,9 +26,19 @@ pub struct Inode {
     pub lookups: AtomicU64,
     /// Open handles.
     pub opens: AtomicU32,
+    flags: AtomicU32,
 }
 
 impl Inode {
+    /// It is in the queue of those that nobody knows.
+    pub const COLD: u32 = 1;
+    /// It has no name and nobody knows it: whoever sets this flag gives its space back.
+    pub const GONE: u32 = 2;
+    /// Made without a name: it may be given one.
+    pub const LINKABLE: u32 = 4;
+    /// Its entries are cached, and it is in the queue of such directories.
+    pub const DIR_CACHED: u32 = 8;
+
     /// As the journal has it; nobody knows it yet.
     pub fn new(ino: Ino, rec: InodeRecord) -> Self {
         Self {
@@ -39,7 +49,23 @@ impl Inode {
             last_seq: AtomicU64::new(0),
             lookups: AtomicU64::new(0),
             opens: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
         }
+    }
+
+    /// Whether the kernel or a handle knows it.
+    pub fn is_known(&self) -> bool {
+        self.lookups.load(Ordering::Acquire) > 0 || self.opens.load(Ordering::Acquire) > 0
+    }
+
+    /// Sets a flag; says whether it was set before.
+    pub fn set_flag(&self, flag: u32) -> bool {
+        self.flags.fetch_or(flag, Ordering::AcqRel) & flag != 0
+    }
+
+    /// Clears a flag; says whether it was set before.
+    pub fn clear_flag(&self, flag: u32) -> bool {
+        self.flags.fetch_and(!flag, Ordering::AcqRel) & flag != 0
     }
 }
 

@@ -7,6 +7,12 @@ pub mod data;
 pub mod dir;
 pub mod error;
 pub mod inode;
+pub mod inprocess;
 pub mod keys;
+pub mod local;
+pub mod volume;
 
 pub use api::*;
+pub use inprocess::InProcess;
+pub use local::{CacheMode, FsOptions, LocalFs};
+pub use volume::{MkfsOptions, Superblock, VolumeError, mkfs};

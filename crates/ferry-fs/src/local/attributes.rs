@@ -1,0 +1,176 @@
+//! Reading and changing attributes.
+
+use super::acl;
+use super::make::FULL_RECORD_BYTES;
+use super::{LocalFs, errno, is_dir, is_regular, put_inode};
+use crate::api::{Attr, Ino, SetAttr, SetTime, Timestamp};
+use crate::error::FsError;
+use crate::inode::Inode;
+use crate::keys::{self, INODE_HAS_XATTRS, InodeRecord};
+use ferry_journal::Credits;
+use std::sync::Arc;
+
+/// An access time older than this is renewed by the next read, even if nothing changed since.
+const RELATIME_NANOS: i128 = 24 * 60 * 60 * 1_000_000_000;
+/// So many inodes may wait for their access time to be logged.
+const LAZY_MAX: usize = 4096;
+/// A largest file.
+const SIZE_MAX: u64 = i64::MAX as u64;
+
+/// What a write by somebody who is not privileged takes away.
+pub(super) fn kill_suidgid(rec: &mut InodeRecord) {
+    if is_dir(rec.mode) {
+        return;
+    }
+    rec.mode &= !libc::S_ISUID;
+    if rec.mode & libc::S_IXGRP != 0 {
+        rec.mode &= !libc::S_ISGID;
+    }
+}
+
+/// Applies all changes but the size.
+fn apply(rec: &mut InodeRecord, set: &SetAttr, now: Timestamp) {
+    let resolve = |t: SetTime| match t {
+        SetTime::Now => now,
+        SetTime::At(at) => at,
+    };
+    if set.kill_suidgid || set.uid.is_some() || set.gid.is_some() {
+        kill_suidgid(rec);
+    }
+    rec.uid = set.uid.unwrap_or(rec.uid);
+    rec.gid = set.gid.unwrap_or(rec.gid);
+    if let Some(mode) = set.mode {
+        rec.mode = rec.mode & libc::S_IFMT | mode & 0o7777;
+    }
+    if set.size.is_some() {
+        rec.mtime = now;
+    }
+    rec.atime = set.atime.map_or(rec.atime, resolve);
+    rec.mtime = set.mtime.map_or(rec.mtime, resolve);
+    rec.ctime = set.ctime.unwrap_or(now);
+}
+
+impl LocalFs {
+    pub(super) fn do_getattr(&self, ino: Ino) -> Result<Attr, FsError> {
+        let inode = self.table.need(ino)?;
+        let attr = inode.state.read().attr(ino);
+        Ok(attr)
+    }
+
+    pub(super) fn do_setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr, FsError> {
+        self.writable()?;
+        let inode = self.table.need(ino)?;
+        if set.kill_suidgid {
+            self.drop_capability(&inode)?;
+        }
+        let mut rest = *set;
+        if let Some(size) = set.size {
+            // A mode comes with a size only from open(2) with O_TRUNC; then it takes a transaction of its own.
+            rest = SetAttr { mode: set.mode, ..SetAttr::default() };
+            self.resize(&inode, size, &SetAttr { mode: None, ..*set })?;
+        }
+        if set.size.is_none() || rest.mode.is_some() {
+            self.change_attributes(&inode, &rest)?;
+        }
+        let attr = inode.state.read().attr(ino);
+        Ok(attr)
+    }
+
+    /// Truncates or extends a file, with other changes in the same transaction.
+    pub(super) fn resize(&self, inode: &Arc<Inode>, size: u64, set: &SetAttr) -> Result<(), FsError> {
+        let mode = inode.state.read().rec.mode;
+        if is_dir(mode) {
+            return Err(errno(libc::EISDIR));
+        }
+        if !is_regular(mode) {
+            return Err(errno(libc::EINVAL));
+        }
+        if size > SIZE_MAX {
+            return Err(errno(libc::EFBIG));
+        }
+        let now = self.now();
+        let set = SetAttr { size: Some(size), ..*set };
+        let seq = self.data.set_size(inode, size, &mut |rec| apply(rec, &set, now))?;
+        self.committed(seq, &[inode]);
+        Ok(())
+    }
+
+    fn change_attributes(&self, inode: &Inode, set: &SetAttr) -> Result<(), FsError> {
+        let mut with_acl = false;
+        loop {
+            let acl_bytes = if with_acl { acl::ENCODED_MAX as u32 + 64 } else { 0 };
+            let bytes = FULL_RECORD_BYTES + acl_bytes;
+            let mut txn = self.journal.begin(Credits { keys: 2, bytes, urgent: false })?;
+            let mut state = inode.state.write();
+            if set.mode.is_some() && state.rec.flags & INODE_HAS_XATTRS != 0 {
+                if !with_acl {
+                    with_acl = true;
+                    continue;
+                }
+                // The list and the mode say the same of owner, group (or mask) and others.
+                if let (Some(mode), Some(mut list)) = (set.mode, self.stored_acl(inode.ino, acl::ACCESS)?) {
+                    list.set_mode(mode);
+                    txn.put(&keys::xattr(inode.ino, acl::ACCESS), &list.encode());
+                }
+            }
+            apply(&mut state.rec, set, self.now());
+            put_inode(&mut txn, inode.ino, &mut state);
+            self.committed(txn.commit(), &[inode]);
+            return Ok(());
+        }
+    }
+
+    /// A read happened: the access time moves if it is not newer than the last change, or is a day old. Only in memory;
+    /// it is logged with the next other change, or by a sync.
+    pub(super) fn touch_atime(&self, inode: &Arc<Inode>) {
+        if self.options.read_only {
+            return;
+        }
+        let (atime, changed) = {
+            let rec = &inode.state.read().rec;
+            (rec.atime, rec.mtime.max(rec.ctime))
+        };
+        let now = self.now();
+        if atime > changed && now.0 - atime.0 < RELATIME_NANOS {
+            return;
+        }
+        {
+            let mut state = inode.state.write();
+            state.rec.atime = now;
+            if std::mem::replace(&mut state.times_dirty, true) {
+                return;
+            }
+        }
+        let overflow = {
+            let mut lazy = self.lazy_times.lock();
+            lazy.push(inode.clone());
+            if lazy.len() < LAZY_MAX { Vec::new() } else { std::mem::take(&mut *lazy) }
+        };
+        self.log_times(&overflow);
+    }
+
+    /// Logs all access times that wait for it.
+    pub(super) fn log_lazy_times(&self) {
+        let waiting = std::mem::take(&mut *self.lazy_times.lock());
+        self.log_times(&waiting);
+    }
+
+    /// Logs the times of these inodes, each for itself: its lock is held until its record is committed.
+    pub(super) fn log_times(&self, inodes: &[Arc<Inode>]) {
+        for inode in inodes {
+            let credits = Credits { keys: 1, bytes: FULL_RECORD_BYTES, urgent: false };
+            let mut txn = match self.journal.begin(credits) {
+                Ok(txn) => txn,
+                // Access times are no reason to fail; that the journal did is logged where it happened.
+                Err(error) => {
+                    return tracing::debug!(volume = self.name, %error, "access times are not logged");
+                }
+            };
+            let mut state = inode.state.write();
+            if state.times_dirty && state.rec.nlink > 0 {
+                put_inode(&mut txn, inode.ino, &mut state);
+                self.committed(txn.commit(), &[inode]);
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Opening, reading and writing files.
+
+use super::attributes::kill_suidgid;
+use super::handles::Handle;
+use super::{LocalFs, errno, is_dir};
+use crate::api::{Ino, Opened, SetAttr};
+use crate::data::At;
+use crate::error::FsError;
+use crate::inode::Inode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// `copy_file_range` copies so much at a time.
+const COPY_CHUNK: usize = 1 << 20;
+/// It returns after so many bytes: the caller goes on, or is killed.
+const COPY_MAX: u64 = 64 << 20;
+
+impl LocalFs {
+    /// A handle that keeps the inode alive.
+    pub(super) fn open_handle(&self, inode: &Arc<Inode>) -> u64 {
+        inode.opens.fetch_add(1, Ordering::AcqRel);
+        self.handles.add(inode.clone(), AtomicU64::new(self.data.error_cursor(inode)))
+    }
+
+    fn handle(&self, ino: Ino, fh: u64) -> Result<Arc<Handle>, FsError> {
+        self.handles.get(ino, fh).ok_or(errno(libc::EBADF))
+    }
+
+    pub(super) fn do_open(&self, inode: &Arc<Inode>, flags: i32, kill: bool) -> Result<Opened, FsError> {
+        if is_dir(inode.state.read().rec.mode) {
+            return Err(errno(libc::EISDIR));
+        }
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if writes || flags & libc::O_TRUNC != 0 {
+            self.writable()?;
+        }
+        if flags & libc::O_TRUNC != 0 {
+            if kill {
+                self.drop_capability(inode)?;
+            }
+            self.resize(inode, 0, &SetAttr { kill_suidgid: kill, ..SetAttr::default() })?;
+        }
+        Ok(self.opened(self.open_handle(inode)))
+    }
+
+    pub(super) fn do_release(&self, fh: u64) {
+        if let Some(handle) = self.handles.remove(fh) {
+            handle.inode.opens.fetch_sub(1, Ordering::AcqRel);
+            self.maybe_unknown(&handle.inode);
+        }
+    }
+
+    pub(super) fn do_read(&self, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Result<usize, FsError> {
+        let handle = self.handle(ino, fh)?;
+        let read = self.data.read(&handle.inode, offset, out)?;
+        self.touch_atime(&handle.inode);
+        Ok(read)
+    }
+
+    pub(super) fn do_write(
+        &self,
+        ino: Ino,
+        fh: u64,
+        at: At,
+        data: &[u8],
+        kill: bool,
+    ) -> Result<u64, FsError> {
+        self.writable()?;
+        let handle = self.handle(ino, fh)?;
+        if let At::Offset(offset) = at
+            && offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64)
+        {
+            return Err(errno(libc::EFBIG));
+        }
+        if kill {
+            self.drop_capability(&handle.inode)?;
+        }
+        let now = self.now();
+        self.data.write(&handle.inode, at, data, &mut |rec| {
+            rec.mtime = now;
+            rec.ctime = now;
+            if kill {
+                kill_suidgid(rec);
+            }
+        })?;
+        Ok(data.len() as u64)
+    }
+
+    /// A write error that this handle was not told yet.
+    pub(super) fn do_flush(&self, ino: Ino, fh: u64) -> Result<(), FsError> {
+        let handle = self.handle(ino, fh)?;
+        match self.data.error_since(&handle.inode, &handle.error_cursor) {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn do_fallocate(
+        &self,
+        ino: Ino,
+        fh: u64,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), FsError> {
+        self.writable()?;
+        let handle = self.handle(ino, fh)?;
+        if len == 0 {
+            return Err(errno(libc::EINVAL));
+        }
+        if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(errno(libc::EFBIG));
+        }
+        let now = self.now();
+        self.data.fallocate(&handle.inode, mode, offset, len, &mut |rec| {
+            rec.mtime = now;
+            rec.ctime = now;
+        })
+    }
+
+    pub(super) fn do_lseek(&self, ino: Ino, fh: u64, offset: u64, whence: i32) -> Result<u64, FsError> {
+        let handle = self.handle(ino, fh)?;
+        match whence {
+            libc::SEEK_DATA | libc::SEEK_HOLE => self.data.seek(&handle.inode, offset, whence),
+            _ => Err(errno(libc::EINVAL)),
+        }
+    }
+
+    /// Copies through memory: data is immutable where it is, but not yet shared between files.
+    pub(super) fn do_copy(
+        &self,
+        (ino_in, fh_in, off_in): (Ino, u64, u64),
+        (ino_out, fh_out, off_out): (Ino, u64, u64),
+        len: u64,
+    ) -> Result<u64, FsError> {
+        self.writable()?;
+        let source = self.handle(ino_in, fh_in)?;
+        self.handle(ino_out, fh_out)?;
+        if ino_in == ino_out && off_in.abs_diff(off_out) < len {
+            return Err(errno(libc::EINVAL));
+        }
+        let len = len.min(COPY_MAX);
+        let mut buf = vec![0; COPY_CHUNK.min(len as usize)];
+        let mut copied = 0;
+        while copied < len {
+            let want = buf.len().min((len - copied) as usize);
+            let step = (|| {
+                let got = self.data.read(&source.inode, off_in + copied, &mut buf[..want])?;
+                if got > 0 {
+                    self.do_write(ino_out, fh_out, At::Offset(off_out + copied), &buf[..got], false)?;
+                }
+                Ok(got)
+            })();
+            match step {
+                Ok(0) => break,
+                Ok(got) => copied += got as u64,
+                Err(_) if copied > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if copied > 0 {
+            self.touch_atime(&source.inode);
+        }
+        Ok(copied)
+    }
+
+    /// A symbolic link's target.
+    pub(super) fn do_readlink(&self, ino: Ino) -> Result<Vec<u8>, FsError> {
+        let inode = self.table.need(ino)?;
+        let target = {
+            let state = inode.state.read();
+            if state.rec.mode & libc::S_IFMT != libc::S_IFLNK {
+                return Err(errno(libc::EINVAL));
+            }
+            state.logged.inline.as_ref().ok_or(errno(libc::EIO))?.to_vec()
+        };
+        self.touch_atime(&inode);
+        Ok(target)
+    }
+}

@@ -1,0 +1,150 @@
+//! Making things durable, and closing.
+
+use super::LocalFs;
+use super::handles::Handle;
+use crate::api::{Answer, Cx, Errno, Ino, Reply, Stop};
+use crate::error::FsError;
+use ferry_journal::{JournalError, Seq};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl LocalFs {
+    /// fsync(2): all that this file is, and its names, are in contexts that are then forced.
+    pub(super) fn do_fsync(&self, cx: &Cx, ino: Ino, fh: u64) -> Answer<()> {
+        let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
+        let written = self.data.write_back(&handle.inode);
+        let seq = match written {
+            Ok(seq) => seq.max(Seq(handle.inode.last_seq.load(Ordering::Acquire))),
+            Err(error) => {
+                // The handle hears of this failure now, not once more at the next fsync.
+                let told = self.pending_error(&handle);
+                return Err(told.unwrap_or_else(|| self.report("fsync", ino, error)).into());
+            }
+        };
+        if seq <= self.journal.durable() {
+            return match self.pending_error(&handle) {
+                Some(error) => Err(error.into()),
+                None => Ok(()),
+            };
+        }
+        let (parked, data) = (cx.park::<()>(None), self.data.clone());
+        let done = move |forced: Result<(), JournalError>| {
+            let pending = data.error_since(&handle.inode, &handle.error_cursor);
+            parked.complete(match (forced, pending) {
+                (_, Some(error)) => Err(error),
+                (Err(_), None) => Err(Errno(libc::EIO)),
+                (Ok(()), None) => Ok(()),
+            });
+        };
+        self.journal.force(seq, Box::new(done));
+        Err(Stop::Parked)
+    }
+
+    fn pending_error(&self, handle: &Handle) -> Option<Errno> {
+        self.data.error_since(&handle.inode, &handle.error_cursor)
+    }
+
+    /// fsync(2) of a directory: its entries survive.
+    pub(super) fn do_fsyncdir(&self, cx: &Cx, ino: Ino) -> Answer<()> {
+        let inode = self.table.need(ino)?;
+        if inode.state.read().times_dirty {
+            self.log_times(std::slice::from_ref(&inode));
+        }
+        self.park_until(cx, Seq(inode.last_seq.load(Ordering::Acquire)))
+    }
+
+    /// Answers once `seq` is durable.
+    fn park_until<T>(&self, cx: &Cx, seq: Seq) -> Answer<T>
+    where
+        T: Default + Into<Reply> + 'static,
+    {
+        if seq <= self.journal.durable() {
+            return Ok(T::default());
+        }
+        let parked = cx.park::<T>(None);
+        // That the journal failed is logged where it happened.
+        let done = move |forced: Result<(), JournalError>| {
+            parked.complete(forced.map(|()| T::default()).map_err(|_| Errno(libc::EIO)));
+        };
+        self.journal.force(seq, Box::new(done));
+        Err(Stop::Parked)
+    }
+
+    /// Everything on the volume, for a request that may park.
+    pub(super) fn do_sync(&self, cx: &Cx) -> Answer<Vec<u8>> {
+        let seq = self.commit_everything().map_err(|error| self.report("sync", 0, error))?;
+        self.park_until(cx, seq)
+    }
+
+    /// Puts all that is only in memory into contexts; all of it is durable when the returned one is.
+    fn commit_everything(&self) -> Result<Seq, FsError> {
+        self.log_lazy_times();
+        let seq = self.data.write_back_all()?;
+        Ok(seq.max(Seq(self.newest.load(Ordering::Acquire))))
+    }
+
+    /// Makes everything on the volume durable, and waits for it.
+    pub fn sync(&self) -> Result<(), FsError> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        let seq = self.commit_everything()?;
+        if seq <= self.journal.durable() {
+            return Ok(());
+        }
+        let outcome = Arc::new((Mutex::new(None), Condvar::new()));
+        let theirs = outcome.clone();
+        self.journal.force(
+            seq,
+            Box::new(move |forced| {
+                *theirs.0.lock() = Some(forced);
+                theirs.1.notify_one();
+            }),
+        );
+        let mut forced = outcome.0.lock();
+        loop {
+            if let Some(forced) = forced.take() {
+                return forced.map_err(FsError::from);
+            }
+            outcome.1.wait(&mut forced);
+        }
+    }
+
+    /// Writes everything back and closes the volume. Idempotent.
+    pub fn close(&self) -> Result<(), FsError> {
+        let mut closed = self.closed.lock();
+        if std::mem::replace(&mut *closed, true) {
+            return Ok(());
+        }
+        self.reclaimer.stop();
+        if !self.options.read_only {
+            self.log_lazy_times();
+        }
+        // The journal is closed even if data could not be written: what is committed shall be durable.
+        let data = self.data.close();
+        let journal = self.journal.close().map_err(FsError::from);
+        data.and(journal)
+    }
+
+    /// Every handle and every lookup goes.
+    pub(super) fn do_detach(&self) {
+        for handle in self.handles.drain() {
+            handle.inode.opens.fetch_sub(1, Ordering::AcqRel);
+            self.maybe_unknown(&handle.inode);
+        }
+        for inode in self.table.all() {
+            if inode.lookups.swap(0, Ordering::AcqRel) > 0 {
+                self.maybe_unknown(&inode);
+            }
+        }
+        *self.host.write() = None;
+    }
+}
+
+impl Drop for LocalFs {
+    fn drop(&mut self) {
+        // Whoever cares for the outcome closes the volume; threads must end in any case.
+        self.reclaimer.stop();
+    }
+}

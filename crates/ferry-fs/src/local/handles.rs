@@ -1,0 +1,72 @@
+//! Open files.
+
+use crate::api::Ino;
+use crate::inode::Inode;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+const SHARDS: usize = 8;
+
+/// An open file.
+pub(super) struct Handle {
+    pub(super) inode: Arc<Inode>,
+    /// Which write error this handle was told last.
+    pub(super) error_cursor: AtomicU64,
+}
+
+#[derive(Default)]
+struct Slots {
+    handles: Vec<Option<Arc<Handle>>>,
+    free: Vec<usize>,
+}
+
+/// All open files. A handle's number is never 0, which stands for none.
+#[derive(Default)]
+pub(super) struct Handles {
+    shards: [Mutex<Slots>; SHARDS],
+}
+
+impl Handles {
+    pub(super) fn add(&self, inode: Arc<Inode>, error_cursor: AtomicU64) -> u64 {
+        let shard = inode.ino as usize % SHARDS;
+        let handle = Arc::new(Handle { inode, error_cursor });
+        let mut slots = self.shards[shard].lock();
+        let slot = slots.free.pop().unwrap_or_else(|| {
+            slots.handles.push(None);
+            slots.handles.len() - 1
+        });
+        slots.handles[slot] = Some(handle);
+        ((slot + 1) * SHARDS + shard) as u64
+    }
+
+    fn place(fh: u64) -> Option<(usize, usize)> {
+        let fh = usize::try_from(fh).ok()?;
+        Some((fh % SHARDS, (fh / SHARDS).checked_sub(1)?))
+    }
+
+    /// The handle, if it is one of this inode.
+    pub(super) fn get(&self, ino: Ino, fh: u64) -> Option<Arc<Handle>> {
+        let (shard, slot) = Self::place(fh)?;
+        let handle = self.shards[shard].lock().handles.get(slot)?.clone()?;
+        (handle.inode.ino == ino).then_some(handle)
+    }
+
+    pub(super) fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
+        let (shard, slot) = Self::place(fh)?;
+        let mut slots = self.shards[shard].lock();
+        let handle = slots.handles.get_mut(slot)?.take()?;
+        slots.free.push(slot);
+        Some(handle)
+    }
+
+    /// Takes all of them.
+    pub(super) fn drain(&self) -> Vec<Arc<Handle>> {
+        let take = |s: &Mutex<Slots>| std::mem::take(&mut *s.lock()).handles;
+        self.shards.iter().flat_map(take).flatten().collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(|s| s.lock()).map(|s| s.handles.len() - s.free.len()).sum()
+    }
+}

@@ -1,0 +1,259 @@
+//! The file system on a local volume.
+//!
+//! One file per subject: `names` finds entries, `make`, `remove`, `rename` and `link` change them, `attributes`, `contents`,
+//! `listing`, `xattr` and `acl` are what they say, `orphans` gives the space of removed files back, `durable` forces;
+//! `requests` is the [`crate::Filesystem`] implementation. Every change goes the same way: reserve log space, lock the
+//! inodes by number, look again, change memory and transaction, commit (which cannot fail), unlock.
+
+mod acl;
+mod attributes;
+mod contents;
+mod counters;
+mod durable;
+mod handles;
+mod link;
+mod listing;
+mod locks;
+mod make;
+mod names;
+mod orphans;
+mod remove;
+mod rename;
+mod requests;
+mod stats;
+mod table;
+#[cfg(test)]
+mod tests;
+mod xattr;
+
+use crate::api::{Attr, Entry, Errno, Host, Ino, Opened, Timestamp};
+use crate::data::{DataOptions, DataStore, InodeSource};
+use crate::error::FsError;
+use crate::inode::{Inode, InodeState};
+use crate::keys::{self, Counters};
+use crate::volume::{Superblock, VolumeError, read_superblock};
+use counters::VolumeCounters;
+use ferry_device::{BlockDevice, Env};
+use ferry_journal::{Journal, JournalOptions, Recovered, Seq, Transaction};
+use handles::Handles;
+use names::NameHash;
+use orphans::Reclaimer;
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use table::InodeTable;
+
+/// The kernel itself makes every change to a local mount: what it cached stays right.
+const VALID: Duration = Duration::from_secs(24 * 60 * 60);
+/// Dirty data is written back at this age by default.
+const WRITEBACK_AGE: Duration = Duration::from_secs(5);
+
+/// What the kernel caches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Contents, writing through: space is reserved, and errors seen, at the write.
+    #[default]
+    Kernel,
+    /// Contents and writes: errors may come as late as close.
+    Writeback,
+    /// No contents: every read and write comes here.
+    Strict,
+}
+
+/// How to open a volume.
+#[derive(Clone, Debug)]
+pub struct FsOptions {
+    /// Nothing is written, not even to recover.
+    pub read_only: bool,
+    /// What the kernel caches.
+    pub cache: CacheMode,
+    /// Memory for contents and metadata, in bytes.
+    pub cache_bytes: usize,
+    /// Changes become durable after this time at the latest.
+    pub commit_interval: Duration,
+    /// `false`: no threads; everything happens on the caller's thread.
+    pub background: bool,
+}
+
+impl Default for FsOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            cache: CacheMode::Kernel,
+            cache_bytes: 512 << 20,
+            commit_interval: Duration::from_secs(1),
+            background: true,
+        }
+    }
+}
+
+/// A mounted volume.
+pub struct LocalFs {
+    sb: Superblock,
+    /// What messages call the volume.
+    name: String,
+    options: FsOptions,
+    env: Env,
+    recovered: Recovered,
+    journal: Arc<Journal>,
+    data: Arc<DataStore>,
+    table: Arc<InodeTable>,
+    counters: VolumeCounters,
+    handles: Handles,
+    hash: NameHash,
+    /// Taken by whoever moves a directory to another one, before any inode lock.
+    rename_lock: Mutex<()>,
+    /// Newest context that holds a change made here.
+    newest: AtomicU64,
+    /// Inodes whose access time the journal does not have.
+    lazy_times: Mutex<Vec<Arc<Inode>>>,
+    reclaimer: Arc<Reclaimer>,
+    host: RwLock<Option<Arc<dyn Host>>>,
+    closed: Mutex<bool>,
+}
+
+impl LocalFs {
+    /// Opens the volume on `dev`: recovers it, and begins to reclaim what was removed before.
+    pub fn open(dev: Arc<dyn BlockDevice>, options: FsOptions, env: Env) -> Result<Arc<Self>, VolumeError> {
+        let sb = read_superblock(&dev)?;
+        let name = sb.name();
+        // A quarter of the memory goes to the home store, the rest to contents.
+        let home_cache_bytes = (options.cache_bytes / 4).clamp(1 << 20, 64 << 20);
+        let data_options = DataOptions {
+            cache_bytes: options.cache_bytes.saturating_sub(home_cache_bytes).max(1 << 20),
+            writeback_age: WRITEBACK_AGE,
+            background: options.background,
+            read_only: options.read_only,
+        };
+        let journal_options = JournalOptions {
+            commit_interval: options.commit_interval,
+            home_cache_bytes,
+            read_only: options.read_only,
+            background: options.background,
+        };
+        let data = DataStore::new(dev.clone(), sb.geometry(), data_options, env.clone());
+        let (journal, recovered) =
+            Journal::open(dev, sb.geometry(), journal_options, env.clone(), data.clone())?;
+        if recovered.unclean {
+            tracing::info!(
+                volume = name,
+                contexts = recovered.contexts,
+                bytes = recovered.bytes,
+                "recovered from the log"
+            );
+        }
+        let journal = Arc::new(journal);
+        let table = Arc::new(InodeTable::new(journal.clone()));
+        data.start(journal.clone(), &recovered, table.clone() as Arc<dyn InodeSource>)?;
+        let stored = journal.get(&keys::counters()).map_err(FsError::from)?;
+        let missing = || VolumeError::Damaged { detail: "the counters are missing: run `ferry fsck`".into() };
+        let stored = Counters::decode(&stored.ok_or_else(missing)?).map_err(FsError::from)?;
+        let fs = Arc::new(Self {
+            hash: NameHash::new(&sb.hash_key),
+            sb,
+            name,
+            env,
+            recovered,
+            journal,
+            data,
+            table,
+            counters: VolumeCounters::new(stored),
+            handles: Handles::default(),
+            rename_lock: Mutex::new(()),
+            newest: AtomicU64::new(0),
+            lazy_times: Mutex::default(),
+            reclaimer: Arc::default(),
+            host: RwLock::new(None),
+            closed: Mutex::new(false),
+            options,
+        });
+        fs.start_reclaimer()?;
+        Ok(fs)
+    }
+
+    /// Reads the superblock of the volume on `dev`.
+    pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeError> {
+        read_superblock(dev)
+    }
+
+    /// The volume's superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.sb
+    }
+
+    /// What recovery found when the volume was opened.
+    pub fn recovered(&self) -> &Recovered {
+        &self.recovered
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp(i128::try_from(self.env.clock.wall().as_nanos()).unwrap_or(i128::MAX))
+    }
+
+    /// Refuses changes where none are possible.
+    fn writable(&self) -> Result<(), FsError> {
+        if self.options.read_only { Err(errno(libc::EROFS)) } else { Ok(()) }
+    }
+
+    fn entry(&self, attr: Attr) -> Entry {
+        Entry { attr: Some(attr), entry_valid: VALID, attr_valid: VALID }
+    }
+
+    /// The flags of an opened file.
+    fn opened(&self, fh: u64) -> Opened {
+        let strict = self.options.cache == CacheMode::Strict;
+        Opened {
+            fh,
+            direct_io: strict,
+            parallel_direct_writes: strict,
+            keep_cache: !strict,
+            // Only the write-back cache hands data over at close.
+            no_flush: self.options.cache == CacheMode::Kernel,
+            cache_dir: false,
+        }
+    }
+
+    /// After a commit: who was changed by it.
+    fn committed(&self, seq: Seq, inodes: &[&Inode]) {
+        for inode in inodes {
+            inode.last_seq.fetch_max(seq.0, Ordering::AcqRel);
+        }
+        self.newest.fetch_max(seq.0, Ordering::AcqRel);
+    }
+
+    /// What the program is told; what happened besides goes to the log.
+    fn report(&self, what: &'static str, ino: Ino, error: FsError) -> Errno {
+        let told = error.errno();
+        if !matches!(error, FsError::Errno(_)) && told != Errno(libc::EROFS) && told != Errno(libc::ENOSPC) {
+            tracing::error!(volume = self.name, inode = ino, errno = told.0, %error, "{what} failed");
+        }
+        told
+    }
+}
+
+fn errno(code: i32) -> FsError {
+    FsError::Errno(Errno(code))
+}
+
+/// Puts the inode's record, with all that it says, into the transaction.
+fn put_inode(txn: &mut Transaction<'_>, ino: Ino, state: &mut InodeState) {
+    txn.put(&keys::inode(ino), &state.record().encode());
+    state.times_dirty = false;
+}
+
+fn is_dir(mode: u32) -> bool {
+    mode & libc::S_IFMT == libc::S_IFDIR
+}
+
+fn is_regular(mode: u32) -> bool {
+    mode & libc::S_IFMT == libc::S_IFREG
+}
+
+/// A directory has one entry more, or fewer: its size is their number.
+fn change_entries(dir: &mut InodeState, by: i64, now: Timestamp) {
+    dir.rec.size = dir.rec.size.checked_add_signed(by).expect("a directory counts its entries");
+    dir.logged.size = dir.rec.size;
+    dir.rec.mtime = now;
+    dir.rec.ctime = now;
+}

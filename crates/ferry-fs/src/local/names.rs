@@ -1,0 +1,199 @@
+//! Finding names: a directory's entries, their cookies, and the answer to a lookup.
+
+use super::{LocalFs, VALID, errno, is_dir};
+use crate::api::{Entry, Errno, Ino, NAME_MAX};
+use crate::dir::{Cached, DirName, LOAD_MAX};
+use crate::error::FsError;
+use crate::inode::{Inode, InodeState};
+use crate::keys::{self, BadRecord, Dentry, Key};
+use siphasher::sip::SipHasher13;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Cookies below this one are `.`, `..` and the start.
+pub(super) const FIRST_COOKIE: u64 = 256;
+/// Names with equal hashes that one directory can hold.
+const DISAMBIGUATORS: u64 = 256;
+
+/// The keyed hash that orders the names of this volume: nobody can choose names that collide.
+pub(super) struct NameHash(SipHasher13);
+
+impl NameHash {
+    pub(super) fn new(key: &[u8; 16]) -> Self {
+        Self(SipHasher13::new_with_key(key))
+    }
+
+    /// The cookie of `name` with disambiguator 0: 54 bits of hash, never all zero, and 8 of disambiguator.
+    pub(super) fn base(&self, name: &[u8]) -> u64 {
+        (self.0.hash(name) >> 10).max(1) << 8
+    }
+}
+
+/// What a directory has under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// An entry and its cookie.
+    Present(u64, Dentry),
+    /// None; the cookie to make it with.
+    Absent(Option<u64>),
+}
+
+impl Found {
+    /// The entry, or `ENOENT`.
+    pub(super) fn present(self) -> Result<(u64, Dentry), FsError> {
+        match self {
+            Found::Present(cookie, target) => Ok((cookie, target)),
+            Found::Absent(_) => Err(errno(libc::ENOENT)),
+        }
+    }
+
+    /// The cookie for a new entry, or `EEXIST`; `ENOSPC` when there is none left.
+    pub(super) fn absent(self) -> Result<u64, FsError> {
+        match self {
+            Found::Present(..) => Err(errno(libc::EEXIST)),
+            Found::Absent(cookie) => cookie.ok_or(errno(libc::ENOSPC)),
+        }
+    }
+}
+
+/// Refuses names that cannot be.
+pub(super) fn check_name(name: &[u8]) -> Result<(), FsError> {
+    match name {
+        b"" => Err(errno(libc::ENOENT)),
+        _ if name.len() > NAME_MAX => Err(errno(libc::ENAMETOOLONG)),
+        b"." | b".." => Err(errno(libc::EEXIST)),
+        _ if name.contains(&b'/') || name.contains(&0) => Err(errno(libc::EINVAL)),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a directory that is none, or that was removed.
+pub(super) fn check_dir(state: &InodeState) -> Result<(), FsError> {
+    if !is_dir(state.rec.mode) {
+        return Err(errno(libc::ENOTDIR));
+    }
+    if state.rec.nlink == 0 { Err(errno(libc::ENOENT)) } else { Ok(()) }
+}
+
+impl LocalFs {
+    /// Finds `name` in `dir`, whose lock the caller holds (`state` shows it).
+    pub(super) fn find(&self, dir: &Inode, state: &InodeState, name: &[u8]) -> Result<Found, FsError> {
+        let base = self.hash.base(name);
+        loop {
+            match dir.dir.find(base, name) {
+                Cached::Present(cookie, target) => return Ok(Found::Present(cookie, target)),
+                Cached::Absent(cookie) => return Ok(Found::Absent(cookie)),
+                Cached::Unknown if state.rec.size > LOAD_MAX => return self.find_stored(dir.ino, base, name),
+                Cached::Unknown => self.load_dir(dir)?,
+            }
+        }
+    }
+
+    /// Finds a name of a directory that is too large for the cache.
+    fn find_stored(&self, dir: Ino, base: u64, name: &[u8]) -> Result<Found, FsError> {
+        let (mut found, mut free, mut bad) = (None, base, None);
+        let (from, to) = (keys::dentry_from(dir, base), keys::dentry_from(dir, base + DISAMBIGUATORS));
+        self.journal.scan(&from, &to, &mut |key, value| {
+            let Some((cookie, entry)) = self.entry_of(key, value, &mut bad) else { return false };
+            if *entry.name == *name {
+                found = Some(Found::Present(cookie, entry.target));
+            }
+            if cookie == free {
+                free += 1;
+            }
+            found.is_none()
+        })?;
+        match bad {
+            Some(bad) => Err(bad.into()),
+            None => Ok(found.unwrap_or(Found::Absent((free < base + DISAMBIGUATORS).then_some(free)))),
+        }
+    }
+
+    /// Reads all entries of `dir` into its cache. Its lock is held.
+    pub(super) fn load_dir(&self, dir: &Inode) -> Result<(), FsError> {
+        let (mut entries, mut bad) = (Vec::new(), None);
+        let (from, to) = (keys::dentry_from(dir.ino, 0), keys::dentry_end(dir.ino));
+        self.journal.scan(&from, &to, &mut |key, value| {
+            entries.extend(self.entry_of(key, value, &mut bad));
+            bad.is_none()
+        })?;
+        if let Some(bad) = bad {
+            return Err(bad.into());
+        }
+        self.table.cache_dir(dir, BTreeMap::from_iter(entries));
+        Ok(())
+    }
+
+    /// A stored entry; one that cannot be read goes to `bad`.
+    pub(super) fn entry_of(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        bad: &mut Option<BadRecord>,
+    ) -> Option<(u64, DirName)> {
+        match (keys::parse(key), Dentry::decode(value)) {
+            (Some(Key::Dentry(_, cookie, name)), Ok(target)) => {
+                Some((cookie, DirName { name: name.into(), target }))
+            }
+            _ => {
+                *bad = Some(BadRecord { what: "directory entry" });
+                None
+            }
+        }
+    }
+
+    /// Finds a name, and its inode, holding the directory's lock only while looking: the caller looks again under its locks.
+    pub(super) fn glance(&self, dir: &Inode, name: &[u8]) -> Result<Option<Arc<Inode>>, FsError> {
+        let state = dir.state.read();
+        check_dir(&state)?;
+        match self.find(dir, &state, name)? {
+            Found::Present(_, target) => self.target(dir.ino, target.ino).map(Some),
+            Found::Absent(_) => Ok(None),
+        }
+    }
+
+    /// The inode of an entry. That there is none is damage.
+    pub(super) fn target(&self, dir: Ino, ino: Ino) -> Result<Arc<Inode>, FsError> {
+        let found = self.table.get(ino)?;
+        found.ok_or_else(|| {
+            tracing::error!(
+                volume = self.name,
+                directory = dir,
+                inode = ino,
+                "an entry leads to no inode: run `ferry fsck`"
+            );
+            FsError::Errno(Errno(libc::EIO))
+        })
+    }
+
+    /// Finds a name and counts a lookup of its inode.
+    pub(super) fn do_lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry, FsError> {
+        if name.len() > NAME_MAX {
+            return Err(errno(libc::ENAMETOOLONG));
+        }
+        let dir = self.table.need(parent)?;
+        let inode = {
+            let state = dir.state.read();
+            if !is_dir(state.rec.mode) {
+                return Err(errno(libc::ENOTDIR));
+            }
+            let ino = match name {
+                b"." => parent,
+                b".." => state.rec.parent,
+                _ => match self.find(&dir, &state, name)? {
+                    Found::Present(_, target) => target.ino,
+                    Found::Absent(_) => {
+                        return Ok(Entry { attr: None, entry_valid: VALID, attr_valid: VALID });
+                    }
+                },
+            };
+            let inode = self.target(parent, ino)?;
+            // Counted while the directory is locked: as long as the name is there, nobody reclaims the inode.
+            inode.lookups.fetch_add(1, Ordering::AcqRel);
+            inode
+        };
+        let attr = inode.state.read().attr(inode.ino);
+        Ok(self.entry(attr))
+    }
+}

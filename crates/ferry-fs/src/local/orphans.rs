@@ -1,0 +1,262 @@
+//! Inodes without a name: their space comes back once nobody knows them any more.
+//!
+//! An orphan's key is in the same transaction that took its last name. When the kernel has forgotten the inode and the
+//! last handle is closed, its extents, attributes and record go; after a crash the orphans that are left over go in the
+//! background. Large files go in the background too: the kernel's forgetting must not wait for them.
+
+use super::{LocalFs, is_regular};
+use crate::api::Ino;
+use crate::error::FsError;
+use crate::inode::Inode;
+use crate::keys::{self, INODE_HAS_XATTRS, Key};
+use crate::volume::VolumeError;
+use ferry_journal::{Credits, Transaction};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+/// A file with more blocks than this is reclaimed in the background.
+const BLOCKS_AT_ONCE: u64 = 4096;
+/// So many inodes wait for the background; beyond that the caller does the work.
+const QUEUE_MAX: usize = 4096;
+/// So many attributes go in one transaction.
+const XATTRS_AT_ONCE: usize = 16;
+/// The record, the orphan's key and the counters.
+const LAST_STEP: Credits = Credits { keys: 3, bytes: 128, urgent: true };
+/// Progress is logged after so many leftovers.
+const PROGRESS_EVERY: u64 = 10_000;
+
+#[derive(Default)]
+struct Queue {
+    /// Left over from before the mount.
+    leftovers: VecDeque<Ino>,
+    /// Removed since.
+    removed: VecDeque<Arc<Inode>>,
+    stop: bool,
+}
+
+/// The background's queue and thread.
+#[derive(Default)]
+pub(super) struct Reclaimer {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+enum Job {
+    Leftover(Ino, usize),
+    Removed(Arc<Inode>),
+}
+
+impl Reclaimer {
+    /// The next inode to reclaim; waits for one. `None`: the volume is being closed.
+    fn next(&self) -> Option<Job> {
+        let mut queue = self.queue.lock();
+        loop {
+            if queue.stop {
+                return None;
+            }
+            if let Some(inode) = queue.removed.pop_front() {
+                return Some(Job::Removed(inode));
+            }
+            if let Some(ino) = queue.leftovers.pop_front() {
+                return Some(Job::Leftover(ino, queue.leftovers.len()));
+            }
+            self.wake.wait(&mut queue);
+        }
+    }
+
+    /// Hands an inode over; `false`: the caller must reclaim it.
+    fn hand_over(&self, inode: &Arc<Inode>) -> bool {
+        let mut queue = self.queue.lock();
+        if queue.stop || queue.removed.len() >= QUEUE_MAX {
+            return false;
+        }
+        queue.removed.push_back(inode.clone());
+        self.wake.notify_one();
+        true
+    }
+
+    /// Stops the thread; what is queued stays for the next mount.
+    pub(super) fn stop(&self) {
+        self.queue.lock().stop = true;
+        self.wake.notify_all();
+        if let Some(thread) = self.thread.lock().take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let ended = thread.join();
+            if ended.is_err() {
+                tracing::error!("the reclaiming thread panicked");
+            }
+        }
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        let queue = self.queue.lock();
+        queue.leftovers.len() + queue.removed.len()
+    }
+}
+
+fn run(reclaimer: &Reclaimer, fs: &Weak<LocalFs>) {
+    let mut done = 0;
+    while let Some(job) = reclaimer.next() {
+        let Some(fs) = fs.upgrade() else { return };
+        match job {
+            Job::Removed(inode) => fs.reclaim(&inode),
+            Job::Leftover(ino, left) => {
+                fs.reclaim_leftover(ino);
+                done += 1;
+                if left == 0 || done % PROGRESS_EVERY == 0 {
+                    tracing::info!(
+                        volume = fs.name,
+                        done,
+                        left,
+                        "reclaiming files that were removed before the mount"
+                    );
+                }
+            }
+        }
+    }
+}
+
+impl LocalFs {
+    /// Reclaims what was removed before the mount, and starts the thread that does so from now on.
+    pub(super) fn start_reclaimer(self: &Arc<Self>) -> Result<(), VolumeError> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        let mut leftovers = VecDeque::new();
+        let scanned = self.journal.scan(&keys::orphan(0), &keys::orphan_end(), &mut |key, _| {
+            if let Some(Key::Orphan(ino)) = keys::parse(key) {
+                leftovers.push_back(ino);
+            }
+            true
+        });
+        scanned.map_err(FsError::from)?;
+        if !self.options.background {
+            leftovers.into_iter().for_each(|ino| self.reclaim_leftover(ino));
+            return Ok(());
+        }
+        self.reclaimer.queue.lock().leftovers = leftovers;
+        let (reclaimer, fs) = (self.reclaimer.clone(), Arc::downgrade(self));
+        let thread =
+            std::thread::Builder::new().name("ferry-reclaim".into()).spawn(move || run(&reclaimer, &fs));
+        let thread = thread.map_err(|source| VolumeError::Io { what: "start a thread", source })?;
+        *self.reclaimer.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    fn reclaim_leftover(&self, ino: Ino) {
+        match self.table.get(ino) {
+            Ok(Some(inode)) if inode.state.read().rec.nlink == 0 => self.reclaim_if_unknown(&inode),
+            Ok(_) => tracing::error!(
+                volume = self.name,
+                inode = ino,
+                "an orphan has names or no inode: run `ferry fsck`"
+            ),
+            Err(error) => {
+                self.report("reclaiming", ino, error);
+            }
+        }
+    }
+
+    /// Takes lookups back.
+    pub(super) fn forget_inode(&self, inode: &Arc<Inode>, count: u64) {
+        let less = |lookups: u64| Some(lookups.saturating_sub(count));
+        let before = inode.lookups.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        if before.is_ok_and(|before| before <= count) {
+            self.maybe_unknown(inode);
+        }
+    }
+
+    /// A lookup or a handle went: if it was the last one, the inode is reclaimed, or may leave memory.
+    pub(super) fn maybe_unknown(&self, inode: &Arc<Inode>) {
+        if inode.is_known() {
+            return;
+        }
+        if inode.state.read().rec.nlink == 0 {
+            self.reclaim_if_unknown(inode);
+        } else if let Some(stale) = self.table.cool(inode) {
+            // The oldest cold inode cannot go before its times are logged; it is cold again afterwards.
+            self.log_times(std::slice::from_ref(&stale));
+            drop(self.table.cool(&stale));
+        }
+    }
+
+    /// Reclaims an inode without names, unless somebody still knows it or has begun to.
+    pub(super) fn reclaim_if_unknown(&self, inode: &Arc<Inode>) {
+        let gone = {
+            // Exclusive, so that a link or an unlink is either before or after.
+            let state = inode.state.write();
+            state.rec.nlink == 0
+                && !inode.is_known()
+                && !self.options.read_only
+                && !inode.set_flag(Inode::GONE)
+        };
+        if !gone {
+            return;
+        }
+        let large = inode.state.read().rec.blocks > BLOCKS_AT_ONCE;
+        if !(large && self.options.background && self.reclaimer.hand_over(inode)) {
+            self.reclaim(inode);
+        }
+    }
+
+    fn reclaim(&self, inode: &Arc<Inode>) {
+        match self.try_reclaim(inode) {
+            Ok(()) => self.table.remove(inode),
+            // It stays an orphan; the next mount tries again.
+            Err(error) => {
+                self.report("reclaiming", inode.ino, error);
+            }
+        }
+    }
+
+    fn try_reclaim(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
+        let (mode, flags) = {
+            let state = inode.state.read();
+            (state.rec.mode, state.rec.flags)
+        };
+        if flags & INODE_HAS_XATTRS != 0 {
+            self.drop_xattrs(inode.ino)?;
+        }
+        let ino = inode.ino;
+        let mut counters = None;
+        let mut finish = |txn: &mut Transaction<'_>| {
+            txn.delete(&keys::inode(ino));
+            txn.delete(&keys::orphan(ino));
+            counters = Some(self.counters.put_gone(txn));
+        };
+        let seq = if is_regular(mode) {
+            self.data.drop_cache(inode);
+            self.data.reclaim(inode, LAST_STEP, &mut finish)?
+        } else {
+            let mut txn = self.journal.begin(LAST_STEP)?;
+            finish(&mut txn);
+            txn.commit()
+        };
+        drop(counters);
+        self.committed(seq, &[inode]);
+        Ok(())
+    }
+
+    /// Deletes all attributes of an orphan, some at a time: an orphan with fewer of them is still one.
+    fn drop_xattrs(&self, ino: Ino) -> Result<(), FsError> {
+        loop {
+            let mut found = Vec::new();
+            self.journal.scan(&keys::xattr(ino, b""), &keys::xattr_end(ino), &mut |key, _| {
+                found.push(key.to_vec());
+                found.len() < XATTRS_AT_ONCE
+            })?;
+            if found.is_empty() {
+                return Ok(());
+            }
+            let bytes = found.iter().map(Vec::len).sum::<usize>() as u32;
+            let mut txn = self.journal.begin(Credits { keys: XATTRS_AT_ONCE as u32, bytes, urgent: true })?;
+            found.iter().for_each(|key| txn.delete(key));
+            txn.commit();
+        }
+    }
+}

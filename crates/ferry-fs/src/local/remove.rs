@@ -1,0 +1,95 @@
+//! Removing names.
+
+use super::locks::Locked;
+use super::make::{DENTRY_BYTES, RECORD_BYTES, SMALL_BYTES};
+use super::names::{check_dir, check_name};
+use super::{LocalFs, change_entries, errno, is_dir, put_inode};
+use crate::api::{Ino, Timestamp};
+use crate::error::FsError;
+use crate::inode::{Inode, InodeState};
+use crate::keys::{self, INODE_INLINE, InodeRecord};
+use ferry_journal::{Credits, Transaction};
+
+/// What may be removed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// All but a directory.
+    File,
+    /// An empty directory.
+    Directory,
+}
+
+/// Removing gives space back: it may use the log space that is kept for that.
+pub(super) const UNLINK_CREDITS: Credits = Credits {
+    keys: 5,
+    bytes: DENTRY_BYTES + 2 * RECORD_BYTES + super::make::FULL_RECORD_BYTES + 2 * SMALL_BYTES,
+    urgent: true,
+};
+
+impl LocalFs {
+    /// Removes a name and, with the last one, makes the inode an orphan.
+    pub(super) fn do_remove(&self, parent: Ino, name: &[u8], kind: Kind) -> Result<(), FsError> {
+        match name {
+            b"." => return Err(errno(libc::EINVAL)),
+            b".." => return Err(errno(libc::ENOTEMPTY)),
+            _ => check_name(name)?,
+        }
+        self.writable()?;
+        let dir = self.table.need(parent)?;
+        loop {
+            let child = self.glance(&dir, name)?.ok_or(errno(libc::ENOENT))?;
+            let mut txn = self.journal.begin(UNLINK_CREDITS)?;
+            let mut locked = Locked::new([&*dir, &*child]);
+            check_dir(locked.state(&dir))?;
+            let (cookie, target) = self.find(&dir, locked.state(&dir), name)?.present()?;
+            if target.ino != child.ino {
+                continue;
+            }
+            check_removable(locked.state(&child), kind)?;
+            let now = self.now();
+            self.drop_name(&mut txn, &child, locked.state(&child), now);
+            let dir_state = locked.state(&dir);
+            change_entries(dir_state, -1, now);
+            dir_state.rec.nlink -= u32::from(kind == Kind::Directory);
+            put_inode(&mut txn, dir.ino, dir_state);
+            txn.delete(&keys::dentry(dir.ino, cookie, name));
+            if dir.dir.remove(cookie) {
+                self.table.dir_entries_shrank(1);
+            }
+            self.committed(txn.commit(), &[&dir, &child]);
+            drop(locked);
+            self.reclaim_if_unknown(&child);
+            return Ok(());
+        }
+    }
+
+    /// The inode loses a name, a directory its only one. Without names it is an orphan.
+    pub(super) fn drop_name(
+        &self,
+        txn: &mut Transaction<'_>,
+        child: &Inode,
+        state: &mut InodeState,
+        now: Timestamp,
+    ) {
+        state.rec.ctime = now;
+        state.rec.nlink = if is_dir(state.rec.mode) { 0 } else { state.rec.nlink - 1 };
+        if state.rec.nlink > 0 {
+            return put_inode(txn, child.ino, state);
+        }
+        txn.put(&keys::orphan(child.ino), &[keys::VALUE_VERSION]);
+        // Nobody reads an orphan after a crash: its small contents need not go to the log once more.
+        let flags = state.rec.flags & !INODE_INLINE;
+        let slim = InodeRecord { flags, inline: Vec::new(), ..state.record() };
+        txn.put(&keys::inode(child.ino), &slim.encode());
+    }
+}
+
+/// Whether the rules let this inode's name go.
+pub(super) fn check_removable(state: &InodeState, kind: Kind) -> Result<(), FsError> {
+    match (kind, is_dir(state.rec.mode)) {
+        (Kind::File, true) => Err(errno(libc::EISDIR)),
+        (Kind::Directory, false) => Err(errno(libc::ENOTDIR)),
+        (Kind::Directory, true) if state.rec.size > 0 => Err(errno(libc::ENOTEMPTY)),
+        _ => Ok(()),
+    }
+}

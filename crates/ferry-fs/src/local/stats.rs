@@ -1,0 +1,173 @@
+//! How the volume fares: statfs, and counters of everything.
+
+use super::{LocalFs, errno};
+use crate::api::Statfs;
+use crate::data::DataStats;
+use crate::error::FsError;
+use ferry_journal::JournalStats;
+use serde::Serialize;
+
+/// Unit of statfs, in bytes.
+const STATFS_BLOCK: u64 = 4096;
+/// Space that a new inode takes in the log and the home store, roughly, in bytes: what statfs makes free inodes from.
+const INODE_SPACE: u64 = 512;
+
+#[derive(Serialize)]
+struct Stats {
+    volume: Volume,
+    space: Space,
+    inodes: Inodes,
+    log: Log,
+    data: DataStats,
+    /// The transport's own; null while nothing is mounted.
+    fuse: Option<serde_json::Value>,
+}
+
+#[derive(Serialize)]
+struct Volume {
+    id: String,
+    label: String,
+    size: u64,
+    read_only: bool,
+}
+
+/// In bytes.
+#[derive(Serialize)]
+struct Space {
+    total: u64,
+    free: u64,
+    available: u64,
+    live: u64,
+}
+
+#[derive(Serialize)]
+struct Inodes {
+    used: u64,
+    in_memory: usize,
+    open_files: usize,
+    cached_names: usize,
+    to_reclaim: usize,
+}
+
+/// [`JournalStats`], by the same names; times in nanoseconds.
+#[derive(Serialize)]
+struct Log {
+    current: u64,
+    durable: u64,
+    bytes: u64,
+    free_bytes: u64,
+    used_bytes: u64,
+    reserved_bytes: u64,
+    reservations: u64,
+    waits: u64,
+    wakes: u64,
+    grants: u64,
+    passes: u64,
+    contexts: u64,
+    transactions: u64,
+    written_bytes: u64,
+    writes: u64,
+    in_flight_sum: u64,
+    in_flight_max: u64,
+    forces: u64,
+    forces_boarded: u64,
+    data_bytes: u64,
+    checkpoints: u64,
+    checkpoint_time_ns: u64,
+    checkpoint_keys: u64,
+    flushes: u64,
+    layers: u64,
+    active_keys: u64,
+    committing_keys: u64,
+    overlay_keys: u64,
+    home_bytes: u64,
+}
+
+impl Log {
+    fn new(current: u64, durable: u64, s: &JournalStats) -> Self {
+        Self {
+            current,
+            durable,
+            bytes: s.log_bytes,
+            free_bytes: s.log_free_bytes,
+            used_bytes: s.log_used_bytes,
+            reserved_bytes: s.log_reserved_bytes,
+            reservations: s.begins,
+            waits: s.space.waits,
+            wakes: s.space.wakes,
+            grants: s.space.grants,
+            passes: s.space.passes,
+            contexts: s.contexts,
+            transactions: s.transactions,
+            written_bytes: s.log_written_bytes,
+            writes: s.log_writes,
+            in_flight_sum: s.log_in_flight_sum,
+            in_flight_max: s.log_in_flight_max,
+            forces: s.forces,
+            forces_boarded: s.forces_boarded,
+            data_bytes: s.data_bytes,
+            checkpoints: s.checkpoints,
+            checkpoint_time_ns: u64::try_from(s.checkpoint_time.as_nanos()).unwrap_or(u64::MAX),
+            checkpoint_keys: s.checkpoint_keys,
+            flushes: s.flushes,
+            layers: s.layers,
+            active_keys: s.active_keys,
+            committing_keys: s.committing_keys,
+            overlay_keys: s.overlay_keys,
+            home_bytes: s.home_bytes,
+        }
+    }
+}
+
+impl LocalFs {
+    pub(super) fn do_statfs(&self) -> Statfs {
+        let space = self.data.totals();
+        let inodes = self.counters.inodes();
+        let files_free = space.available / INODE_SPACE;
+        Statfs {
+            block_size: STATFS_BLOCK as u32,
+            blocks: space.total / STATFS_BLOCK,
+            blocks_free: space.free / STATFS_BLOCK,
+            blocks_available: space.available / STATFS_BLOCK,
+            files: inodes + files_free,
+            files_free,
+        }
+    }
+
+    /// Counters of everything, as JSON.
+    pub fn stats(&self) -> serde_json::Value {
+        let space = self.data.totals();
+        let stats = Stats {
+            volume: Volume {
+                id: self.sb.id(),
+                label: self.sb.label.clone(),
+                size: self.sb.size,
+                read_only: self.options.read_only,
+            },
+            space: Space {
+                total: space.total,
+                free: space.free,
+                available: space.available,
+                live: space.live,
+            },
+            inodes: Inodes {
+                used: self.counters.inodes(),
+                in_memory: self.table.len(),
+                open_files: self.handles.len(),
+                cached_names: self.table.dir_entries(),
+                to_reclaim: self.reclaimer.waiting(),
+            },
+            log: Log::new(self.journal.current().0, self.journal.durable().0, &self.journal.stats()),
+            data: self.data.stats(),
+            fuse: self.host.read().as_ref().map(|host| host.stats()),
+        };
+        serde_json::to_value(stats).expect("plain numbers and strings are JSON")
+    }
+
+    /// The answer to [`crate::ioctl::STATS`]: the counters, ended by NUL.
+    pub(super) fn stats_bytes(&self, out_max: usize) -> Result<Vec<u8>, FsError> {
+        let mut text = self.stats().to_string().into_bytes();
+        text.push(0);
+        if text.len() > out_max { Err(errno(libc::ERANGE)) } else { Ok(text) }
+    }
+}

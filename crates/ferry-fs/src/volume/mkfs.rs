@@ -1,0 +1,200 @@
+//! Making a volume.
+
+use super::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock};
+use crate::api::{ROOT, Timestamp};
+use crate::keys::{self, Counters, InodeRecord};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
+use ferry_journal::{Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// A smallest volume, in bytes.
+pub const SIZE_MIN: u64 = 16 << 20;
+const SEGMENT_MIN: u64 = 256 << 10;
+const SEGMENT_MAX: u64 = 8 << 20;
+const LOG_MIN: u64 = 512 << 10;
+const LOG_DEFAULT_MAX: u64 = 64 << 20;
+/// A fresh home store gets this much, at least, in bytes.
+const HOME_INITIAL: u64 = 2 << 20;
+/// Foreign content is looked for in so much of the front, in bytes.
+const FRONT: usize = 1 << 20;
+
+/// What kind of volume to make.
+#[derive(Clone, Debug, Default)]
+pub struct MkfsOptions {
+    /// Bytes; 0: all of the device.
+    pub size: u64,
+    /// Length of the log in bytes; by default a sixteenth of the volume, at most 64 MiB.
+    pub log_size: Option<u64>,
+    /// Length of a segment in bytes, a power of two; by default 8 MiB, less on a small volume.
+    pub segment_size: Option<u64>,
+    /// Overwrite whatever is there.
+    pub force: bool,
+    /// A name for people, up to 64 bytes.
+    pub label: String,
+    /// The root directory's owner.
+    pub uid: u32,
+    /// The root directory's group.
+    pub gid: u32,
+}
+
+/// Makes a volume on `dev`. The superblocks are written last: a volume that is half made is no volume.
+pub fn mkfs(dev: &Arc<dyn BlockDevice>, options: &MkfsOptions, env: &Env) -> Result<Superblock, VolumeError> {
+    let sb = plan(dev.capacity(), options, env)?;
+    if !options.force {
+        refuse_content(dev)?;
+    }
+    let io = |what| move |source| VolumeError::Io { what, source };
+    let zeros = AlignedBuf::zeroed(BLOCK_SIZE);
+    for place in SUPERBLOCK_PLACES {
+        dev.write(place, &zeros).map_err(io("clear the old superblock"))?;
+    }
+    dev.flush().map_err(io("clear the old superblock"))?;
+    dev.discard(sb.segments_offset, sb.size - sb.segments_offset).map_err(io("discard the old contents"))?;
+
+    let geometry = sb.geometry();
+    let home_segments: Vec<u32> = (0..HOME_INITIAL.div_ceil(sb.segment_len) as u32).collect();
+    for segment in &home_segments {
+        let at = sb.segments_offset + u64::from(*segment) * sb.segment_len;
+        dev.allocate(at, sb.segment_len).map_err(io("take space from the host"))?;
+    }
+    Journal::format(dev, &geometry, &home_segments, env)?;
+    write_root(dev, &geometry, home_segments.len() as u32, options, env)?;
+
+    for place in SUPERBLOCK_PLACES {
+        dev.write(place, &sb.encode()).map_err(io("write the superblock"))?;
+        dev.flush().map_err(io("write the superblock"))?;
+    }
+    Ok(sb)
+}
+
+/// Where everything goes.
+fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, VolumeError> {
+    let bad = |text: String| Err(VolumeError::Option(text));
+    let size = if options.size == 0 { capacity } else { options.size };
+    let size = size - size % BLOCK_SIZE as u64;
+    if size > capacity {
+        return bad(format!(
+            "a volume of {size} bytes does not fit into the {capacity} bytes that are there"
+        ));
+    }
+    if size < SIZE_MIN {
+        return bad(format!("a volume needs at least {} MiB", SIZE_MIN >> 20));
+    }
+    if options.label.len() > 64 || options.label.contains('\0') {
+        return bad("a label is up to 64 bytes without NUL".into());
+    }
+    let floor = 1_u64 << (size / 64).ilog2();
+    let segment_len = options.segment_size.unwrap_or(floor.clamp(SEGMENT_MIN, SEGMENT_MAX));
+    if !segment_len.is_power_of_two() || !(SEGMENT_MIN..=1 << 30).contains(&segment_len) {
+        return bad(format!("a segment is a power of two between {SEGMENT_MIN} bytes and 1 GiB"));
+    }
+    let log_len = options.log_size.unwrap_or((size / 16).clamp(LOG_MIN, LOG_DEFAULT_MAX));
+    let log_len = log_len.next_multiple_of(BLOCK_SIZE as u64);
+    if log_len < LOG_MIN || log_len > size / 4 {
+        return bad(format!("a log of this volume has between {LOG_MIN} and {} bytes", size / 4));
+    }
+    let most_segments = size / segment_len;
+    let home_map_len = BLOCK_SIZE as u64 + (4 * most_segments).next_multiple_of(BLOCK_SIZE as u64);
+    let home_map_offset = SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64;
+    let log_offset = (home_map_offset + 2 * home_map_len).next_multiple_of(64 << 10);
+    let segments_offset = (log_offset + log_len).next_multiple_of(64 << 10);
+    let segment_count = size.saturating_sub(segments_offset) / segment_len;
+    if segment_count < 16 {
+        return bad(format!("{size} bytes are too few for segments of {segment_len} and a log of {log_len}"));
+    }
+    let Ok(segment_count) = u32::try_from(segment_count) else {
+        return bad(format!("{segment_count} segments are too many: choose larger ones"));
+    };
+    let random_16 = || {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
+        id[8..].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
+        id
+    };
+    Ok(Superblock {
+        version: FORMAT_VERSION,
+        compatible: 0,
+        incompatible: 0,
+        volume_id: random_16(),
+        hash_key: random_16(),
+        size,
+        created_secs: env.clock.wall().as_secs(),
+        label: options.label.clone(),
+        log_offset,
+        log_len,
+        home_map_offset,
+        home_map_len,
+        segments_offset,
+        segment_len,
+        segment_count,
+    })
+}
+
+/// Only what is empty is overwritten without being asked to.
+fn refuse_content(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
+    match read_superblock(dev) {
+        Ok(sb) => return Err(VolumeError::Exists { label: sb.name() }),
+        Err(VolumeError::Empty) => {}
+        Err(VolumeError::Io { what, source }) => return Err(VolumeError::Io { what, source }),
+        Err(VolumeError::Foreign) => return Err(VolumeError::Foreign),
+        Err(error) => return Err(VolumeError::Exists { label: error.to_string() }),
+    }
+    let mut front = AlignedBuf::zeroed(FRONT);
+    dev.read(0, &mut front).map_err(|source| VolumeError::Io { what: "read the device", source })?;
+    if front.iter().all(|b| *b == 0) { Ok(()) } else { Err(VolumeError::Foreign) }
+}
+
+/// The root directory and the counters, through the journal as any other change.
+fn write_root(
+    dev: &Arc<dyn BlockDevice>,
+    geometry: &Geometry,
+    next_segment: u32,
+    options: &MkfsOptions,
+    env: &Env,
+) -> Result<(), VolumeError> {
+    let client = Arc::new(Maker { next: AtomicU32::new(next_segment), count: geometry.segment_count });
+    let journal_options = JournalOptions {
+        commit_interval: Duration::from_secs(1),
+        home_cache_bytes: 1 << 20,
+        read_only: false,
+        background: false,
+    };
+    let (journal, _) = Journal::open(dev.clone(), *geometry, journal_options, env.clone(), client)?;
+    let now = Timestamp(env.clock.wall().as_nanos() as i128);
+    let root = InodeRecord {
+        mode: libc::S_IFDIR | 0o755,
+        uid: options.uid,
+        gid: options.gid,
+        nlink: 2,
+        parent: ROOT,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        ..InodeRecord::default()
+    };
+    let mut txn = journal.begin(Credits { keys: 2, bytes: 512, urgent: false })?;
+    txn.put(&keys::inode(ROOT), &root.encode());
+    txn.put(&keys::counters(), &Counters { next_ino: ROOT + 1, inodes: 1 }.encode());
+    txn.commit();
+    journal.close()?;
+    Ok(())
+}
+
+/// The journal's owner while the volume is made: hands out segments in order.
+struct Maker {
+    next: AtomicU32,
+    count: u32,
+}
+
+impl JournalClient for Maker {
+    fn stamped(&self, _seq: Seq) {}
+    fn failed(&self, _error: &JournalError) {}
+    fn take_home_segment(&self) -> Option<u32> {
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
+        (next < self.count).then_some(next)
+    }
+    fn release_home_segments(&self, _segments: &[u32]) {}
+}

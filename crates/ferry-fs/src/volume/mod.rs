@@ -1,0 +1,79 @@
+//! A volume: what is at fixed places of its device, how it is made and how it is recognised.
+
+mod mkfs;
+mod superblock;
+#[cfg(test)]
+mod tests;
+
+pub use mkfs::{MkfsOptions, SIZE_MIN, mkfs};
+pub use superblock::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, read_superblock};
+
+use crate::error::FsError;
+use ferry_journal::JournalError;
+use std::io;
+
+/// Why a volume could not be made or opened.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// The device failed.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The device's own error.
+        source: io::Error,
+    },
+    /// Nothing but zeros where a superblock should be.
+    #[error("there is no FerryFS volume here (it is empty): make one with `ferry mkfs`")]
+    Empty,
+    /// Something else is stored here.
+    #[error(
+        "this is not a FerryFS volume: it holds other data, which is left alone (`ferry mkfs --force` would overwrite it)"
+    )]
+    Foreign,
+    /// A volume is here already.
+    #[error("there is a FerryFS volume here already ({label}): `ferry mkfs --force` would overwrite it")]
+    Exists {
+        /// Its label, or its id.
+        label: String,
+    },
+    /// Written by a version that stores things differently.
+    #[error(
+        "this volume has format version {found}, this program reads version {FORMAT_VERSION}: use the program that made it"
+    )]
+    Version {
+        /// The volume's format version.
+        found: u32,
+    },
+    /// It uses features that this version does not know.
+    #[error(
+        "this volume uses features that this program does not know (bits {bits:#x}): use a newer program"
+    )]
+    Features {
+        /// The unknown incompatible feature bits.
+        bits: u64,
+    },
+    /// Both superblocks are damaged.
+    #[error("both superblocks are damaged: {detail}")]
+    Damaged {
+        /// What is wrong.
+        detail: String,
+    },
+    /// The device lost its end.
+    #[error("the volume is {expected} bytes long, but only {found} are there: the file was cut off")]
+    Truncated {
+        /// Bytes that the superblock promises.
+        expected: u64,
+        /// Bytes of the device.
+        found: u64,
+    },
+    /// What was asked for is not possible.
+    #[error("{0}")]
+    Option(String),
+    /// The journal could not be made or opened.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The file system on it could not be read.
+    #[error(transparent)]
+    Fs(#[from] FsError),
+}

@@ -1,0 +1,284 @@
+//! The superblock: one block at two fixed places that says how the rest of the device is laid out.
+
+use super::VolumeError;
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
+use ferry_journal::Geometry;
+use std::sync::Arc;
+
+/// Bytes 0 to 8 of every superblock.
+const MAGIC: [u8; 8] = *b"FERRYVOL";
+/// The format that this code reads and writes.
+pub const FORMAT_VERSION: u32 = 1;
+/// Where the two copies are, in bytes.
+pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
+/// Incompatible features that this code knows.
+const KNOWN_INCOMPATIBLE: u64 = 0;
+/// A longest label, in bytes.
+const LABEL_MAX: usize = 64;
+/// Where the fields end and the reserved zeros begin.
+const FIELDS_LEN: usize = 200;
+/// Where the CRC32C of everything before it is.
+const CRC_AT: usize = BLOCK_SIZE - 4;
+const _: () = assert!(8 + 4 + 4 + 8 * 2 + 16 * 2 + 8 + 4 * 2 + 8 * 6 + 8 + LABEL_MAX == FIELDS_LEN);
+const _: () = assert!(FIELDS_LEN <= CRC_AT);
+
+/// What a volume says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The format's version.
+    pub version: u32,
+    /// Features that older programs may ignore.
+    pub compatible: u64,
+    /// Features that a program must know to touch the volume.
+    pub incompatible: u64,
+    /// Unique; stamped into everything that belongs to this volume.
+    pub volume_id: [u8; 16],
+    /// Key of the hash of names (SipHash).
+    pub hash_key: [u8; 16],
+    /// Bytes of the whole volume.
+    pub size: u64,
+    /// When it was made: seconds since the epoch.
+    pub created_secs: u64,
+    /// A name for people, up to 64 bytes of UTF-8; may be empty.
+    pub label: String,
+    /// Log offset, in bytes.
+    pub log_offset: u64,
+    /// Log length, in bytes.
+    pub log_len: u64,
+    /// First of the two slots of the home store's map, in bytes.
+    pub home_map_offset: u64,
+    /// Length of one slot, in bytes.
+    pub home_map_len: u64,
+    /// Segment 0, in bytes.
+    pub segments_offset: u64,
+    /// Length of a segment, in bytes.
+    pub segment_len: u64,
+    /// Number of segments.
+    pub segment_count: u32,
+}
+
+/// Why a block is no superblock that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Bad {
+    Zeros,
+    NoMagic,
+    Damaged(String),
+    Version(u32),
+    Features(u64),
+}
+
+impl Superblock {
+    /// Where the journal and the segments are.
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            volume_id: self.volume_id,
+            log_offset: self.log_offset,
+            log_len: self.log_len,
+            home_map_offset: self.home_map_offset,
+            home_map_len: self.home_map_len,
+            segments_offset: self.segments_offset,
+            segment_len: self.segment_len,
+            segment_count: self.segment_count,
+        }
+    }
+
+    /// The volume id as people write it.
+    pub fn id(&self) -> String {
+        let hex: String = self.volume_id.iter().map(|b| format!("{b:02x}")).collect();
+        format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    }
+
+    /// What to call the volume in messages: its label, else its id.
+    pub fn name(&self) -> String {
+        if self.label.is_empty() { self.id() } else { self.label.clone() }
+    }
+
+    pub(super) fn encode(&self) -> AlignedBuf {
+        assert!(self.label.len() <= LABEL_MAX, "the label was checked when the volume was made");
+        let mut out = Vec::with_capacity(FIELDS_LEN);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&self.version.to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&self.compatible.to_le_bytes());
+        out.extend_from_slice(&self.incompatible.to_le_bytes());
+        out.extend_from_slice(&self.volume_id);
+        out.extend_from_slice(&self.hash_key);
+        out.extend_from_slice(&self.size.to_le_bytes());
+        out.extend_from_slice(&(BLOCK_SIZE as u32).to_le_bytes());
+        out.extend_from_slice(&self.segment_count.to_le_bytes());
+        let places = [
+            self.segment_len,
+            self.log_offset,
+            self.log_len,
+            self.home_map_offset,
+            self.home_map_len,
+            self.segments_offset,
+            self.created_secs,
+        ];
+        places.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
+        out.extend_from_slice(self.label.as_bytes());
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        block[..out.len()].copy_from_slice(&out);
+        let crc = crc32c::crc32c(&block[..CRC_AT]);
+        block[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        block
+    }
+
+    pub(super) fn decode(block: &[u8]) -> Result<Self, Bad> {
+        if block.iter().all(|b| *b == 0) {
+            return Err(Bad::Zeros);
+        }
+        if block[..8] != MAGIC {
+            return Err(Bad::NoMagic);
+        }
+        let u32_at = |at: usize| block[at..at + 4].iter().rev().fold(0, |v, b| v << 8 | u32::from(*b));
+        let u64_at = |at: usize| block[at..at + 8].iter().rev().fold(0, |v, b| v << 8 | u64::from(*b));
+        if crc32c::crc32c(&block[..CRC_AT]) != u32_at(CRC_AT) {
+            return Err(Bad::Damaged("wrong checksum".into()));
+        }
+        if u32_at(8) != FORMAT_VERSION {
+            return Err(Bad::Version(u32_at(8)));
+        }
+        let incompatible = u64_at(24);
+        if incompatible & !KNOWN_INCOMPATIBLE != 0 {
+            return Err(Bad::Features(incompatible & !KNOWN_INCOMPATIBLE));
+        }
+        let sixteen = |at: usize| {
+            let mut id = [0; 16];
+            id.copy_from_slice(&block[at..at + 16]);
+            id
+        };
+        let label = &block[FIELDS_LEN - LABEL_MAX..FIELDS_LEN];
+        let label = &label[..label.iter().position(|b| *b == 0).unwrap_or(LABEL_MAX)];
+        let sb = Self {
+            version: u32_at(8),
+            compatible: u64_at(16),
+            incompatible,
+            volume_id: sixteen(32),
+            hash_key: sixteen(48),
+            size: u64_at(64),
+            segment_count: u32_at(76),
+            segment_len: u64_at(80),
+            log_offset: u64_at(88),
+            log_len: u64_at(96),
+            home_map_offset: u64_at(104),
+            home_map_len: u64_at(112),
+            segments_offset: u64_at(120),
+            created_secs: u64_at(128),
+            label: String::from_utf8_lossy(label).into_owned(),
+        };
+        if u32_at(72) != BLOCK_SIZE as u32 {
+            return Err(Bad::Damaged(format!("block size {}", u32_at(72))));
+        }
+        sb.check().map_err(Bad::Damaged)?;
+        Ok(sb)
+    }
+
+    /// Whoever wrote the block, its places must not overlap or lie outside: the bytes may come from a stranger.
+    fn check(&self) -> Result<(), String> {
+        let end = |offset: u64, len: u64| offset.checked_add(len);
+        let maps = self.home_map_len.checked_mul(2).and_then(|len| end(self.home_map_offset, len));
+        let segments = self.segment_len.checked_mul(u64::from(self.segment_count));
+        let segments_end = segments.and_then(|len| end(self.segments_offset, len));
+        let map_need = BLOCK_SIZE as u64 + 4 * u64::from(self.segment_count);
+        let aligned = [
+            self.size,
+            self.segment_len,
+            self.log_offset,
+            self.log_len,
+            self.home_map_offset,
+            self.home_map_len,
+            self.segments_offset,
+        ]
+        .iter()
+        .all(|v| v.is_multiple_of(BLOCK_SIZE as u64));
+        let ordered = self.home_map_offset >= SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64
+            && maps.is_some_and(|e| e <= self.log_offset)
+            && end(self.log_offset, self.log_len).is_some_and(|e| e <= self.segments_offset)
+            && segments_end.is_some_and(|e| e <= self.size);
+        if !aligned
+            || !ordered
+            || self.home_map_len < map_need
+            || self.segment_count == 0
+            || self.log_len == 0
+        {
+            return Err("its places contradict each other".into());
+        }
+        Ok(())
+    }
+}
+
+fn read_copy(dev: &Arc<dyn BlockDevice>, place: u64) -> Result<Result<Superblock, Bad>, VolumeError> {
+    if place + BLOCK_SIZE as u64 > dev.capacity() {
+        return Ok(Err(Bad::Zeros));
+    }
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    dev.read(place, &mut block).map_err(|source| VolumeError::Io { what: "read the superblock", source })?;
+    Ok(Superblock::decode(&block))
+}
+
+/// Reads the volume's superblock: the first copy that is whole. A damaged one is logged, and does no harm.
+pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeError> {
+    let mut bad = Vec::new();
+    for place in SUPERBLOCK_PLACES {
+        let copy = match read_copy(dev, place) {
+            Ok(copy) => copy,
+            Err(error) => Err(Bad::Damaged(error.to_string())),
+        };
+        match copy {
+            Ok(sb) => {
+                for (place, why) in SUPERBLOCK_PLACES.iter().zip(&bad) {
+                    tracing::warn!(
+                        volume = sb.name(),
+                        offset = place,
+                        ?why,
+                        "a superblock is damaged; its copy is used"
+                    );
+                }
+                if sb.size > dev.capacity() {
+                    return Err(VolumeError::Truncated { expected: sb.size, found: dev.capacity() });
+                }
+                warn_of_second(dev, &sb, bad.is_empty());
+                return Ok(sb);
+            }
+            Err(why) => bad.push(why),
+        }
+    }
+    Err(refusal(&bad))
+}
+
+/// The first copy is in use: says so if the second could not take its place.
+fn warn_of_second(dev: &Arc<dyn BlockDevice>, sb: &Superblock, first_used: bool) {
+    if !first_used {
+        return;
+    }
+    match read_copy(dev, SUPERBLOCK_PLACES[1]) {
+        Ok(Ok(second)) if second == *sb => {}
+        Ok(other) => {
+            tracing::warn!(
+                volume = sb.name(),
+                ?other,
+                "the second superblock differs from the first, which is used"
+            )
+        }
+        Err(error) => tracing::warn!(volume = sb.name(), %error, "the second superblock cannot be read"),
+    }
+}
+
+/// The most telling of the reasons.
+fn refusal(bad: &[Bad]) -> VolumeError {
+    let telling = |b: &Bad| match b {
+        Bad::Version(found) => Some(VolumeError::Version { found: *found }),
+        Bad::Features(bits) => Some(VolumeError::Features { bits: *bits }),
+        _ => None,
+    };
+    if let Some(error) = bad.iter().find_map(telling) {
+        return error;
+    }
+    let damaged = bad.iter().find_map(|b| if let Bad::Damaged(d) = b { Some(d.clone()) } else { None });
+    match damaged {
+        Some(detail) => VolumeError::Damaged { detail },
+        None if bad.contains(&Bad::NoMagic) => VolumeError::Foreign,
+        None => VolumeError::Empty,
+    }
+}

@@ -1,0 +1,1 @@
+//! Making volumes and recognising them.
