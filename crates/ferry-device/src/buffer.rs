@@ -3,6 +3,7 @@
 
 use crate::BLOCK_SIZE;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -46,6 +47,12 @@ impl AlignedBuf {
 
     fn layout(len: usize) -> Layout {
         Layout::from_size_align(len, BLOCK_SIZE).expect("whole blocks below isize::MAX")
+    }
+}
+
+impl fmt::Debug for AlignedBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AlignedBuf({} bytes)", self.len)
     }
 }
 
