@@ -183,6 +183,7 @@ impl FlushCoordinator {
     }
 
     /// Waits until all writes that `target` covers are durable. With no flush in flight the calling thread does it itself.
+    /// Not for completions: on the thread that would end the flush in flight it waits for ever.
     pub fn flush_wait(self: &Arc<Self>, target: Target) -> io::Result<()> {
         if self.is_durable(target) {
             self.at_once.0.fetch_add(1, Ordering::Relaxed);
