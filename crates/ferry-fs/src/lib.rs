@@ -6,6 +6,7 @@ pub mod api;
 pub mod data;
 pub mod dir;
 pub mod error;
+pub mod fsck;
 pub mod inode;
 pub mod inprocess;
 pub mod keys;
@@ -13,6 +14,7 @@ pub mod local;
 pub mod volume;
 
 pub use api::*;
+pub use fsck::{FsckOptions, Report, fsck};
 pub use inprocess::InProcess;
 pub use local::{CacheMode, FsOptions, LocalFs};
 pub use volume::{MkfsOptions, Superblock, VolumeError, mkfs};

@@ -1,0 +1,205 @@
+//! Checks a volume that nobody has mounted: opens it without writing, recovers in memory, and holds everything that is stored
+//! against everything else.
+//!
+//! One pass in key order; what needs the whole is kept in compact tables (about 50 bytes for each inode and name, one bit
+//! for each block in use). Nothing that a damaged or hostile volume holds makes it panic, loop, or take unbounded memory.
+
+mod check;
+mod inode;
+mod report;
+mod space;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod verify;
+
+pub use report::{Code, FINDINGS_MAX, Finding, Holdings, Report};
+
+use crate::api::{Ino, ROOT};
+use crate::keys;
+use crate::volume::{SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock};
+use check::Checker;
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
+use ferry_journal::{Geometry, Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq, Value};
+use report::Findings;
+use siphasher::sip::SipHasher13;
+use std::sync::Arc;
+use std::time::Duration;
+use verify::Verifier;
+
+/// Memory for the home store's cache during a check, in bytes.
+const HOME_CACHE_BYTES: usize = 64 << 20;
+/// Progress is told after each so many keys.
+const PROGRESS_KEYS: u64 = 1 << 14;
+/// Paths are looked for at most for so many findings: each costs a listing of every directory above.
+const PATHS_MAX: usize = 100;
+/// A path is followed up through at most so many directories.
+const DEPTH_MAX: usize = 4096;
+
+/// How far a check has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Inodes checked.
+    pub done: u64,
+    /// Inodes that the volume says it has; 0 while unknown.
+    pub total: u64,
+}
+
+/// How thorough a check is, and whom it tells how far it is.
+#[derive(Default)]
+pub struct FsckOptions<'p> {
+    /// Read every block that holds data and check its checksum.
+    pub verify_data: bool,
+    /// Called now and then.
+    pub progress: Option<&'p mut dyn FnMut(Progress)>,
+}
+
+/// Checks the volume on `dev`. An error means that it could not be checked; damage is in the report.
+pub fn fsck(dev: &Arc<dyn BlockDevice>, options: FsckOptions<'_>, env: &Env) -> Result<Report, VolumeError> {
+    let sb = read_superblock(dev)?;
+    let mut first = Findings::default();
+    compare_copies(dev, &mut first)?;
+    let journal_options = JournalOptions {
+        commit_interval: Duration::from_secs(1),
+        home_cache_bytes: HOME_CACHE_BYTES,
+        read_only: true,
+        background: false,
+    };
+    match Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Observer)) {
+        Ok((journal, recovered)) => {
+            let report = check_view(dev, &sb, &journal, &recovered, options, first);
+            journal.close()?;
+            Ok(report)
+        }
+        Err(error) => {
+            first.add(journal_damage(&sb.geometry(), error)?);
+            Ok(report(&sb, first, Holdings::default()))
+        }
+    }
+}
+
+/// Reads the whole view of an open journal.
+fn check_view(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    journal: &Journal,
+    recovered: &Recovered,
+    mut options: FsckOptions<'_>,
+    findings: Findings,
+) -> Report {
+    let hasher = SipHasher13::new_with_key(&sb.hash_key);
+    let hash = |name: &[u8]| name_hash(&hasher, name);
+    let verifier = options.verify_data.then(|| Verifier::new(&**dev));
+    let mut checker = Checker::new(&sb.geometry(), &hash, &recovered.home_segments, verifier);
+    checker.findings = findings;
+    checker.holdings.recovered_contexts = recovered.contexts;
+    checker.holdings.unclean = recovered.unclean;
+    let mut keys_seen = 0_u64;
+    let scanned = journal.scan(&[], &[0xff; 32], &mut |key, value| {
+        checker.key(key, value);
+        keys_seen += 1;
+        if let Some(progress) = options.progress.as_mut().filter(|_| keys_seen.is_multiple_of(PROGRESS_KEYS))
+        {
+            let total = checker.counters().map_or(0, |counters| counters.inodes);
+            progress(Progress { done: checker.tree.inodes(), total });
+        }
+        true
+    });
+    match scanned {
+        Ok(()) => checker.finish(),
+        // What was not read would look as if it were missing: only the reason is reported.
+        Err(error) => checker.findings.add(Finding::new(Code::HomeStore, error.to_string())),
+    }
+    let (mut findings, holdings) = (checker.findings, checker.holdings);
+    for finding in findings.list.iter_mut().filter(|finding| finding.ino.is_some()).take(PATHS_MAX) {
+        finding.path = finding.ino.and_then(|ino| path_of(journal, &checker.tree, ino));
+    }
+    report(sb, findings, holdings)
+}
+
+/// The 54 bits of a name's hash, from `docs/format.md` and not from the code that it checks.
+fn name_hash(hasher: &SipHasher13, name: &[u8]) -> u64 {
+    (hasher.hash(name) >> 10).max(1)
+}
+
+fn report(sb: &Superblock, findings: Findings, holdings: Holdings) -> Report {
+    Report {
+        clean: findings.list.is_empty(),
+        volume_id: sb.id(),
+        findings: findings.list,
+        findings_not_listed: findings.not_listed,
+        holdings,
+    }
+}
+
+/// Both copies of the superblock are the same, byte for byte.
+fn compare_copies(dev: &Arc<dyn BlockDevice>, findings: &mut Findings) -> Result<(), VolumeError> {
+    let mut copies = [AlignedBuf::zeroed(BLOCK_SIZE), AlignedBuf::zeroed(BLOCK_SIZE)];
+    for (copy, place) in copies.iter_mut().zip(SUPERBLOCK_PLACES) {
+        if let Err(error) = dev.read(place, copy) {
+            let what = format!("a superblock cannot be read: {error}");
+            findings.add(Finding::new(Code::SuperblockCopy, what).on_device(place));
+            return Ok(());
+        }
+    }
+    if copies[0][..] != copies[1][..] {
+        let what =
+            format!("the superblocks at bytes {} and {} differ", SUPERBLOCK_PLACES[0], SUPERBLOCK_PLACES[1]);
+        findings.add(Finding::new(Code::SuperblockCopy, what));
+    }
+    Ok(())
+}
+
+/// Damage is a finding; anything else says that the volume could not be checked.
+fn journal_damage(geometry: &Geometry, error: JournalError) -> Result<Finding, VolumeError> {
+    match &error {
+        JournalError::Damaged { offset, .. } => {
+            let log = geometry.log_offset..geometry.log_offset + geometry.log_len;
+            let code = if log.contains(offset) { Code::Log } else { Code::HomeStore };
+            Ok(Finding::new(code, error.to_string()).on_device(*offset))
+        }
+        JournalError::Home(_) => Ok(Finding::new(Code::HomeStore, error.to_string())),
+        _ => Err(error.into()),
+    }
+}
+
+/// A path from the root to `ino`, as far as one can be found.
+fn path_of(journal: &Journal, tree: &tree::Tree, ino: Ino) -> Option<String> {
+    let mut names = Vec::new();
+    let mut at = ino;
+    while at != ROOT {
+        let dir = tree.directory_of(at).filter(|_| names.len() < DEPTH_MAX)?;
+        names.push(name_in(journal, dir, at)?);
+        at = dir;
+    }
+    if names.is_empty() {
+        return Some("/".into());
+    }
+    Some(names.iter().rev().map(|name| format!("/{name}")).collect())
+}
+
+/// The first name of `ino` in `dir`.
+fn name_in(journal: &Journal, dir: Ino, ino: Ino) -> Option<String> {
+    let mut found = None;
+    let mut visit = |key: &[u8], value: &Value| {
+        let leads_there = keys::Dentry::decode(value).is_ok_and(|dentry| dentry.ino == ino);
+        if let Some(keys::Key::Dentry(_, _, name)) = keys::parse(key).filter(|_| leads_there) {
+            found = Some(name.escape_ascii().to_string());
+        }
+        found.is_none()
+    };
+    journal.scan(&keys::dentry_from(dir, 0), &keys::dentry_end(dir), &mut visit).ok()?;
+    found
+}
+
+/// The journal's owner during a check: it changes nothing, so there is nothing to answer.
+struct Observer;
+
+impl JournalClient for Observer {
+    fn stamped(&self, _seq: Seq) {}
+    fn failed(&self, _error: &JournalError) {}
+    fn take_home_segment(&self) -> Option<u32> {
+        None
+    }
+    fn release_home_segments(&self, _segments: &[u32]) {}
+}
