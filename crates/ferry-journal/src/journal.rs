@@ -277,12 +277,16 @@ impl Journal {
 }
 
 impl Drop for Journal {
+    /// Without a [`Journal::close`]: what was not durable is lost, as in a crash, and who waits for it is told.
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::Release);
-        self.stop();
-        if self.core.failure().is_some() {
+        if self.core.failed.set(JournalError::Closed).is_err() {
             self.core.home.abandon();
         }
+        self.stop();
+        self.core.drive();
+        // Here, not where the last completion lets go of the rest: the database writes when it ends.
+        self.core.home.end();
     }
 }
 

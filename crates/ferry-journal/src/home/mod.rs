@@ -231,9 +231,14 @@ impl Home {
         self.file.detach_users();
     }
 
+    /// Ends the database, which is then as its last checkpoint left it.
+    pub fn end(&self) {
+        drop(self.db.lock().take());
+    }
+
     /// Closes the database; views must be gone.
     pub fn close(&self) -> Result<(), JournalError> {
-        drop(self.db.lock().take());
+        self.end();
         self.file.settle()
     }
 }
