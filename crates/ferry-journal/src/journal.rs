@@ -13,13 +13,14 @@ use crate::record::{ExtentEntry, LogArea, RecordPlan, encode};
 use crate::recovery::{Replay, replay};
 use crate::space::Space;
 use crate::stats::{Counters, JournalStats};
+use crate::wait::Wait;
 use crate::work::Signal;
 use crate::{
     Completion, Credits, DataExtent, Geometry, JournalClient, JournalError, JournalOptions, Recovered, Seq,
     Value,
 };
 use ferry_device::{AlignedBuf, BlockDevice, Env};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -41,31 +42,6 @@ pub struct Transaction<'j> {
     writes: Option<Arc<TransactionWrites>>,
     /// Bytes of log space; 0 once they have been passed on.
     reserved: u64,
-}
-
-/// Waits for a completion.
-struct Wait {
-    result: Mutex<Option<Result<(), JournalError>>>,
-    wake: Condvar,
-}
-
-impl Wait {
-    /// Calls `start` with a completion and waits until that is called.
-    fn until(start: impl FnOnce(Completion)) -> Result<(), JournalError> {
-        let wait = Arc::new(Wait { result: Mutex::new(None), wake: Condvar::new() });
-        let there = wait.clone();
-        start(Box::new(move |result| {
-            *there.result.lock() = Some(result);
-            there.wake.notify_one();
-        }));
-        let mut result = wait.result.lock();
-        loop {
-            if let Some(result) = result.take() {
-                return result;
-            }
-            wait.wake.wait(&mut result);
-        }
-    }
 }
 
 impl Journal {

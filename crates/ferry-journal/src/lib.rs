@@ -19,6 +19,7 @@ mod recovery;
 mod space;
 mod stats;
 mod sync;
+mod wait;
 mod work;
 
 pub use journal::{Journal, Transaction};

@@ -6,6 +6,7 @@
 //!   the second sync makes the new pages count, so a map and the pages under it may become durable in any order.
 //! * A segment is given back only when neither slot on the device names it any more.
 
+use super::buffer::WriteBuffer;
 use super::map::HomeMap;
 use crate::disk::{Disk, io_error};
 use crate::{Geometry, JournalError};
@@ -24,6 +25,8 @@ pub struct HomeFile {
     disk: Arc<Disk>,
     geo: Geometry,
     state: RwLock<FileState>,
+    /// Written, and not yet handed to the device.
+    buffer: WriteBuffer,
     /// Held over a sync, so that the slots are written one at a time; readers do not want it.
     syncing: Mutex<()>,
     /// Users of an older epoch have failed and write no more.
@@ -93,6 +96,7 @@ impl HomeFile {
             disk: disk.clone(),
             geo: *geo,
             state: RwLock::new(state),
+            buffer: WriteBuffer::default(),
             syncing: Mutex::new(()),
             epoch: AtomicU64::new(0),
             lacked_space: AtomicBool::new(false),
@@ -111,6 +115,7 @@ impl HomeFile {
 
     /// Takes the map from the device again, after a failed database. What the lost one had attached becomes spare.
     pub fn reload(&self, read_only: bool) -> Result<(), JournalError> {
+        self.buffer.clear();
         let (map, behind) = HomeMap::read(&self.disk, &self.geo)?;
         let mut state = self.state.write();
         let named: std::collections::HashSet<u32> =
@@ -209,6 +214,7 @@ impl HomeFile {
 
     fn sync(&self) -> io::Result<()> {
         let _one_at_a_time = self.syncing.lock();
+        self.drain()?;
         let Some(write) = self.next_map_write() else { return Ok(()) };
         if let Some((slot, buf)) = &write {
             self.disk.write(HomeMap::slot_offset(&self.geo, *slot), buf)?;
@@ -218,6 +224,15 @@ impl HomeFile {
             self.state.write().next_slot = 1 - slot;
         }
         Ok(())
+    }
+
+    fn drain(&self) -> io::Result<()> {
+        self.buffer.drain(&self.disk).map_err(|e| match e {
+            JournalError::Io { source, .. } => source
+                .raw_os_error()
+                .map_or_else(|| io::Error::from(source.kind()), io::Error::from_raw_os_error),
+            other => io::Error::other(other),
+        })
     }
 
     /// The slot to write in this sync and its bytes, if the map changed or the other slot is behind; `None` if
@@ -248,13 +263,26 @@ impl HomeFile {
         (place, self.geo.segment_len - within)
     }
 
+    /// Where `offset` is and how many bytes follow it in its unit. The lock is not held over the I/O that follows:
+    /// redb neither reads what it is writing nor writes what a reader may see.
+    fn place_of(&self, offset: u64, end: u64) -> io::Result<Place> {
+        let state = self.state.read();
+        if end > state.map.len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let (device, room) = self.locate(&state.map, offset);
+        Ok(Place { device, room, in_memory: state.in_memory.is_some() })
+    }
+
     /// Reads whole blocks that lie in one unit.
-    fn read_blocks(&self, state: &FileState, offset: u64, out: &mut AlignedBuf) -> io::Result<()> {
-        match self.locate(&state.map, offset).0 {
-            Some(place) => self.disk.read(place, out)?,
+    fn read_blocks(&self, place: &Place, offset: u64, out: &mut AlignedBuf) -> io::Result<()> {
+        match place.device {
+            Some(device) => self.buffer.read_through(device, out, |out| self.disk.read(device, out))?,
             None => out.fill(0),
         }
-        if let Some(memory) = &state.in_memory {
+        if place.in_memory
+            && let Some(memory) = &self.state.read().in_memory
+        {
             for (at, block) in out.chunks_exact_mut(BLOCK_SIZE).enumerate() {
                 if let Some(newer) = memory.get(&(offset / BLOCK + at as u64)) {
                     block.copy_from_slice(newer);
@@ -265,16 +293,15 @@ impl HomeFile {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let state = self.state.read();
-        check_range(&state, offset, out.len())?;
+        let end = end_of(offset, out.len())?;
         let mut done = 0;
         while done < out.len() {
             let at = offset + done as u64;
             let start = at - at % BLOCK;
-            let (_, room) = self.locate(&state.map, start);
-            let want = (out.len() - done) as u64 + at - start;
-            let mut blocks = AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(room) as usize);
-            self.read_blocks(&state, start, &mut blocks)?;
+            let place = self.place_of(start, end)?;
+            let want = end - start;
+            let mut blocks = AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(place.room) as usize);
+            self.read_blocks(&place, start, &mut blocks)?;
             let from = (at - start) as usize;
             let n = (blocks.len() - from).min(out.len() - done);
             out[done..done + n].copy_from_slice(&blocks[from..from + n]);
@@ -284,38 +311,46 @@ impl HomeFile {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        check_range(&self.state.read(), offset, data.len())?;
+        let end = end_of(offset, data.len())?;
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
-            let start = at - at % BLOCK;
+            let from = (at % BLOCK) as usize;
+            let start = at - from as u64;
             self.attach(start)?;
-            let state = self.state.read();
-            let (place, room) = self.locate(&state.map, start);
-            let want = (data.len() - done) as u64 + at - start;
-            let mut blocks = AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(room) as usize);
-            let from = (at - start) as usize;
-            let n = (blocks.len() - from).min(data.len() - done);
-            if from != 0 || n != blocks.len() {
-                self.read_blocks(&state, start, &mut blocks)?;
+            let place = self.place_of(start, end)?;
+            let left = data.len() - done;
+            if from == 0 && left >= BLOCK_SIZE {
+                let n = (left - left % BLOCK_SIZE).min(place.room as usize);
+                self.store(&place, start, &data[done..done + n])?;
+                done += n;
+            } else {
+                let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+                self.read_blocks(&place, start, &mut block)?;
+                let n = (BLOCK_SIZE - from).min(left);
+                block[from..from + n].copy_from_slice(&data[done..done + n]);
+                self.store(&place, start, &block)?;
+                done += n;
             }
-            blocks[from..from + n].copy_from_slice(&data[done..done + n]);
-            drop(state);
-            match place {
-                Some(place) if self.state.read().in_memory.is_none() => self.disk.write(place, &blocks)?,
-                _ => self.write_memory(start, &blocks),
-            }
-            done += n;
         }
         Ok(())
     }
 
-    fn write_memory(&self, start: u64, blocks: &[u8]) {
-        let mut state = self.state.write();
-        let memory = state.in_memory.as_mut().expect("only an in-memory file has unattached units to write");
-        for (at, block) in blocks.chunks_exact(BLOCK_SIZE).enumerate() {
-            memory.insert(start / BLOCK + at as u64, block.into());
+    /// Writes whole blocks that lie in one unit.
+    fn store(&self, place: &Place, offset: u64, blocks: &[u8]) -> io::Result<()> {
+        if place.in_memory {
+            let mut state = self.state.write();
+            let memory = state.in_memory.as_mut().expect("an in-memory file stays one");
+            for (at, block) in blocks.chunks_exact(BLOCK_SIZE).enumerate() {
+                memory.insert(offset / BLOCK + at as u64, block.into());
+            }
+            return Ok(());
         }
+        let device = place.device.expect("attached just before");
+        if self.buffer.put(device, blocks) {
+            self.drain()?;
+        }
+        Ok(())
     }
 
     /// Sees to it that the unit of `offset` has a segment.
@@ -357,9 +392,18 @@ impl HomeFile {
     }
 }
 
-fn check_range(state: &FileState, offset: u64, len: usize) -> io::Result<()> {
-    let inside = offset.checked_add(len as u64).is_some_and(|end| end <= state.map.len);
-    if inside { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+/// Where an offset of the file is.
+struct Place {
+    /// On the device; `None` where nothing was ever written.
+    device: Option<u64>,
+    /// Bytes from there to the end of the unit.
+    room: u64,
+    /// Nothing may reach the device.
+    in_memory: bool,
+}
+
+fn end_of(offset: u64, len: usize) -> io::Result<u64> {
+    offset.checked_add(len as u64).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
 impl FileUser {

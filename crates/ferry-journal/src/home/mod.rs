@@ -4,6 +4,7 @@
 //! context among them, and where the log goes on from there.
 
 mod backend;
+mod buffer;
 mod map;
 
 pub use backend::HomeFile;
