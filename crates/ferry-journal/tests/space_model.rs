@@ -1,0 +1,195 @@
+//! Model of the log's space under shuttle: every interleaving it can find of takers, releases, and the end.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+#[path = "../src/space.rs"]
+#[allow(dead_code, reason = "the model needs a part of it")]
+mod space;
+
+/// What `space.rs` is compiled against here.
+mod sync {
+    pub use shuttle::sync::atomic::{AtomicU64, Ordering};
+    pub use shuttle::sync::{Arc, Condvar, Mutex};
+}
+
+use shuttle::sync::Arc;
+use shuttle::sync::atomic::{AtomicU64, Ordering};
+use shuttle::thread;
+use space::{NoGrant, Space};
+
+const SCHEDULES: usize = 3000;
+
+fn wait_until(condition: impl Fn() -> bool) {
+    while !condition() {
+        thread::yield_now();
+    }
+}
+
+/// Takers of any size, urgent or not, who give back what they took: never more is out than there is, and all come
+/// through, each woken at most once.
+#[test]
+fn space_is_never_overrun_and_nobody_sleeps_for_ever() {
+    shuttle::check_random(
+        || {
+            const TOTAL: u64 = 10;
+            let space = Arc::new(Space::new(TOTAL, 2));
+            let out = Arc::new(AtomicU64::new(0));
+            let takers: Vec<_> = [(3, false), (8, false), (9, true), (5, true)]
+                .into_iter()
+                .map(|(bytes, urgent)| {
+                    let (space, out) = (space.clone(), out.clone());
+                    thread::spawn(move || {
+                        for _ in 0..2 {
+                            space.take(bytes, urgent, || ()).unwrap();
+                            assert!(out.fetch_add(bytes, Ordering::SeqCst) + bytes <= TOTAL, "overrun");
+                            thread::yield_now();
+                            out.fetch_sub(bytes, Ordering::SeqCst);
+                            // In two parts, as contexts give back what they did not need.
+                            space.release(1);
+                            space.release(bytes - 1);
+                        }
+                    })
+                })
+                .collect();
+            takers.into_iter().for_each(|t| t.join().unwrap());
+            let stats = space.stats();
+            assert_eq!((space.free(), space.has_waiters()), (TOTAL, false));
+            assert_eq!((stats.waits, stats.waits), (stats.grants, stats.wakes), "one wake-up for each grant");
+        },
+        SCHEDULES,
+    );
+}
+
+/// A large request is not passed by small ones that come later, an urgent one passes both.
+#[test]
+fn first_come_first_served_but_for_the_urgent() {
+    shuttle::check_random(
+        || {
+            let space = Arc::new(Space::new(10, 0));
+            space.take(10, false, || ()).unwrap();
+            let order = Arc::new(shuttle::sync::Mutex::new(Vec::new()));
+            let mut takers = Vec::new();
+            for (n, (bytes, urgent)) in [(8, false), (1, false), (2, true)].into_iter().enumerate() {
+                let (there, order) = (space.clone(), order.clone());
+                takers.push(thread::spawn(move || {
+                    there.take(bytes, urgent, || ()).unwrap();
+                    order.lock().unwrap().push(bytes);
+                    there.release(bytes);
+                }));
+                wait_until(|| space.stats().waits == n as u64 + 1);
+            }
+            // Enough for the one of 1 byte, who is last in the queue.
+            space.release(1);
+            assert_eq!(space.stats().grants, 0);
+            // Enough for the urgent one; what it gives back is not enough for the first in the other queue.
+            space.release(1);
+            wait_until(|| order.lock().unwrap().len() == 1);
+            assert_eq!(*order.lock().unwrap(), [2]);
+            space.release(8);
+            takers.into_iter().for_each(|t| t.join().unwrap());
+            assert_eq!(space.free(), 10);
+            assert_eq!(space.stats().grants, 3);
+        },
+        SCHEDULES,
+    );
+}
+
+/// A new taker does not slip past those who wait, although there is room for it.
+#[test]
+fn nobody_passes_a_queue_by() {
+    shuttle::check_random(
+        || {
+            let space = Arc::new(Space::new(10, 0));
+            space.take(5, false, || ()).unwrap();
+            let there = space.clone();
+            let large = thread::spawn(move || there.take(10, false, || ()).unwrap());
+            wait_until(|| space.has_waiters());
+            assert!(!space.try_take(1, false), "5 are free, and somebody waits for them");
+            assert!(space.try_take(1, true), "the urgent do not stand in that queue");
+            space.release(1);
+            space.release(5);
+            large.join().unwrap();
+        },
+        SCHEDULES,
+    );
+}
+
+/// The end of the log's life wakes all who wait, and who comes later does not wait at all.
+#[test]
+fn shutdown_wakes_everyone() {
+    shuttle::check_random(
+        || {
+            let space = Arc::new(Space::new(4, 0));
+            space.take(4, false, || ()).unwrap();
+            let takers: Vec<_> = [(1, false), (2, true), (4, false)]
+                .into_iter()
+                .map(|(bytes, urgent)| {
+                    let space = space.clone();
+                    thread::spawn(move || {
+                        let result = space.take(bytes, urgent, || ());
+                        if result.is_ok() {
+                            space.release(bytes);
+                        }
+                        result
+                    })
+                })
+                .collect();
+            let there = space.clone();
+            let releaser = thread::spawn(move || there.release(1));
+            space.stop();
+            for result in takers.into_iter().map(|t| t.join().unwrap()) {
+                assert!(matches!(result, Ok(()) | Err(NoGrant::Stopped)));
+            }
+            releaser.join().unwrap();
+            assert_eq!(space.free(), 1, "nothing was lost");
+            assert!(!space.has_waiters());
+        },
+        SCHEDULES,
+    );
+}
+
+/// Being turned away ends the wait, not the log.
+#[test]
+fn turned_away_takers_may_come_again() {
+    shuttle::check_random(
+        || {
+            let space = Arc::new(Space::new(4, 0));
+            space.take(4, false, || ()).unwrap();
+            let there = space.clone();
+            let taker = thread::spawn(move || {
+                let first = there.take(2, false, || ());
+                let second = if first.is_err() { there.take(2, false, || ()) } else { Ok(()) };
+                (first, second)
+            });
+            wait_until(|| space.has_waiters());
+            space.turn_away();
+            space.release(4);
+            let (first, second) = taker.join().unwrap();
+            assert_eq!((first, second), (Err(NoGrant::Full), Ok(())));
+        },
+        SCHEDULES,
+    );
+}
+
+/// While the first waiter would not fit, a release looks at one number and takes no lock.
+#[test]
+fn a_release_that_helps_nobody_takes_no_lock() {
+    shuttle::check_random(
+        || {
+            let space = Arc::new(Space::new(8, 0));
+            space.take(8, false, || ()).unwrap();
+            let there = space.clone();
+            let taker = thread::spawn(move || there.take(6, false, || ()).unwrap());
+            wait_until(|| space.has_waiters());
+            // The taker may still be on its way out of the queue's lock.
+            let passes = 1;
+            for _ in 0..5 {
+                space.release(1);
+                assert_eq!(space.stats().passes, passes);
+            }
+            space.release(1);
+            taker.join().unwrap();
+            assert_eq!(space.stats().passes, passes + 1);
+        },
+        SCHEDULES,
+    );
+}
