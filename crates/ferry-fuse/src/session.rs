@@ -19,7 +19,7 @@ use crate::mount::{self, MountOptions, Transport, Unmount};
 use crate::notify::Notifier;
 use crate::park::ParkTable;
 use crate::transport::dev::{self, Device, Worker};
-use crate::transport::uring;
+use crate::transport::uring::Queues;
 
 /// Threads that serve /dev/fuse for each core, and at least: some may be waiting for the disk.
 const THREADS_PER_CORE: usize = 2;
@@ -69,6 +69,7 @@ impl Handle {
 struct Running {
     core: Arc<Core>,
     workers: Vec<JoinHandle<()>>,
+    queues: Option<Queues>,
     notifying: JoinHandle<()>,
 }
 
@@ -107,7 +108,7 @@ impl Session {
         let wishes = Wishes {
             writeback_cache: fs.writeback_cache(),
             remote_locks: fs.remote_locks(),
-            io_uring: options.transport == Transport::IoUring,
+            io_uring: options.transport == Transport::IoUring && !fs.remote_locks(),
         };
         let agreed = match greet(&device, wishes) {
             Ok(agreed) => agreed,
@@ -118,7 +119,8 @@ impl Session {
         };
         let core = Arc::new(Core { fs, parked, setxattr_ext: agreed.setxattr_ext });
         let device = Arc::new(device);
-        let workers = spawn_workers(&device, &core, &all, options, agreed).map_err(Error::Transport);
+        // With queues, these are left with FORGET and INTERRUPT; should the queues fail, the kernel sends everything here.
+        let workers = spawn_workers(&device, &core, &all, options).map_err(Error::Transport);
         let workers = match workers {
             Ok(workers) => workers,
             Err(e) => {
@@ -126,11 +128,13 @@ impl Session {
                 return Err(e);
             }
         };
+        let queues = agreed.io_uring.then(|| Queues::start(&device, &core, &all));
+        let queues = queues.transpose().map_err(Error::Transport)?;
         let notifier = Arc::clone(&host);
         let notifying =
             spawn("fuse-notify".into(), move || notifier.run(&device)).map_err(Error::Transport)?;
         let handle = Handle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
-        Ok(Self { handle, running: Some(Running { core, workers, notifying }) })
+        Ok(Self { handle, running: Some(Running { core, workers, queues, notifying }) })
     }
 
     /// For threads that may have to end the mount.
@@ -150,6 +154,9 @@ impl Session {
         }
         *self.handle.over.lock() = true;
         running.core.parked.interrupt_all();
+        if let Some(queues) = running.queues {
+            queues.stop();
+        }
         self.handle.host.close();
         running.notifying.join().expect("the notifying thread does not panic");
         running.core.fs.detach();
@@ -190,7 +197,6 @@ fn spawn_workers(
     core: &Arc<Core>,
     all: &AllCounters,
     options: &MountOptions,
-    agreed: Agreed,
 ) -> std::io::Result<Vec<JoinHandle<()>>> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = options.threads.unwrap_or((cores * THREADS_PER_CORE).max(THREADS_MIN)).max(1);
@@ -199,9 +205,6 @@ fn spawn_workers(
         let own = if i == 0 { Arc::clone(device) } else { Arc::new(device.try_clone()?) };
         let worker = Worker::new(own, Arc::clone(core), all.block());
         workers.push(spawn(format!("fuse-{i}"), move || worker.run())?);
-    }
-    if agreed.io_uring {
-        workers.extend(uring::start(device, core, all)?);
     }
     Ok(workers)
 }

@@ -104,3 +104,14 @@ pub(crate) fn pin_to_core(core: usize) -> io::Result<()> {
     // SAFETY: the set outlives the call; 0 is the calling thread.
     check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) })
 }
+
+/// A counter that one thread waits on and others raise, eventfd(2).
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: takes two numbers.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
