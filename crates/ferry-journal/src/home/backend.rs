@@ -200,7 +200,7 @@ impl HomeFile {
         loop {
             self.sync().map_err(io_error("home map"))?;
             let state = self.state.read();
-            if !state.changed && !state.other_behind {
+            if state.in_memory.is_some() || !(state.changed || state.other_behind) {
                 return Ok(());
             }
         }
