@@ -1,2 +1,61 @@
-//! Command line.
-fn main() {}
+//! The `ferry` command.
+//!
+//! Where to start reading: `cli` is the command line, `mount` and `daemon` a mount's life, `control` what a running daemon is asked.
+
+mod cli;
+mod control;
+mod daemon;
+mod error;
+mod fsck;
+mod helper;
+mod logging;
+mod mkfs;
+mod mount;
+mod mounts;
+mod options;
+mod size;
+mod table;
+mod umount;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{BenchCommand, Cli, Command};
+use error::CliError;
+use helper::Asked;
+use options::MountOptions;
+
+fn main() -> ExitCode {
+    let done = match helper::parse(std::env::args_os()) {
+        None => {
+            let cli = Cli::parse();
+            run(&cli.command, cli.log_level.as_deref(), false)
+        }
+        Some(Ok(Asked::Run(command, sloppy))) => run(&command, None, sloppy),
+        Some(Ok(Asked::Nothing)) => Ok(ExitCode::SUCCESS),
+        Some(Err(error)) => Err(error),
+    };
+    done.unwrap_or_else(|error| {
+        // The daemon has said its own error on the same stderr.
+        if !matches!(error, CliError::Daemon) {
+            eprintln!("ferry: {error}");
+        }
+        ExitCode::from(error.exit_code())
+    })
+}
+
+fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode, CliError> {
+    let words = |lists: &[String]| MountOptions::parse(lists, sloppy).map_err(CliError::Usage);
+    let quietly = || logging::start(level, "warn", false).map_err(CliError::Usage);
+    match command {
+        Command::Mount(args) => mount::run(args, &words(&args.options)?, level)?,
+        Command::Bench(BenchCommand::Null(args)) => mount::run_null(args, &words(&args.options)?, level)?,
+        Command::Mkfs(args) => quietly().and_then(|()| mkfs::run(args))?,
+        Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
+        Command::Sync(args) => quietly().and_then(|()| control::sync(args))?,
+        Command::Stats(args) => quietly().and_then(|()| control::stats(args))?,
+        Command::Fsck(args) => return quietly().and_then(|()| fsck::run(args)),
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,54 @@
+//! What can go wrong, as one line that says what to do; and the exit codes.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The command line makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// A file or directory could not be used.
+    #[error("{}: {what}: {source}", path.display())]
+    Path {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// No FerryFS is mounted there.
+    #[error("{}: no FerryFS is mounted here; `findmnt -t fuse.ferry` lists those that are", .0.display())]
+    NotMounted(PathBuf),
+    /// Somebody has files open there.
+    #[error("{}: busy: a process works in it (`fuser -vm` shows which); --lazy detaches it now, --force ends it at once", .0.display())]
+    Busy(PathBuf),
+    /// Anything with a message that is already complete.
+    #[error("{0}")]
+    Failed(String),
+    /// The volume could not be checked (fsck).
+    #[error("could not check the volume: {0}")]
+    CouldNotCheck(String),
+    /// The daemon that was started has already said why it ended.
+    #[error("the daemon did not start")]
+    Daemon,
+}
+
+impl CliError {
+    /// `map_err` for an operation on a path.
+    pub fn path(path: impl Into<PathBuf>, what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Path { path, what, source }
+    }
+
+    /// The process's exit code.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::CouldNotCheck(_) => 8,
+            _ => 1,
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The names under which mount(8) and umount(8) call this program, and what they say to it:
+//! `mount.fuse.ferry SOURCE TARGET [-sfnv] [-N namespace] [-o options] [-t type]`, `umount.fuse.ferry TARGET [-flnrv] [-N namespace] [-t type]`.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use crate::cli::{Command, MountArgs, UmountArgs};
+use crate::error::CliError;
+
+/// What a helper's command line asks for.
+#[derive(Debug)]
+pub enum Asked {
+    /// A command of ours; the flag says that unknown mount options are to be skipped.
+    Run(Command, bool),
+    /// `-f`: go through the motions only.
+    Nothing,
+}
+
+/// The helper's command, if the program was called by a helper's name.
+pub fn parse(mut args: impl Iterator<Item = OsString>) -> Option<Result<Asked, CliError>> {
+    let name = args.next()?;
+    let name = Path::new(&name).file_name().and_then(OsStr::to_str)?.to_owned();
+    match name.as_str() {
+        "mount.fuse.ferry" | "mount.ferry" => Some(Words::read(args).and_then(Words::mount)),
+        "umount.fuse.ferry" | "umount.ferry" => Some(Words::read(args).and_then(Words::umount)),
+        _ => None,
+    }
+}
+
+#[derive(Default)]
+struct Words {
+    places: Vec<OsString>,
+    options: Vec<String>,
+    flags: Vec<char>,
+}
+
+impl Words {
+    fn read(args: impl Iterator<Item = OsString>) -> Result<Self, CliError> {
+        let mut words = Self::default();
+        let mut args = args;
+        while let Some(arg) = args.next() {
+            let cluster = arg
+                .to_str()
+                .and_then(|a| a.strip_prefix('-'))
+                .filter(|flags| !flags.is_empty())
+                .map(str::to_owned);
+            match cluster {
+                None => words.places.push(arg),
+                Some(flags) => words.take_flags(&flags, &mut args)?,
+            }
+        }
+        Ok(words)
+    }
+
+    /// A cluster of one-letter flags; the rest of the cluster, or the next word, is the value of a letter that wants one.
+    fn take_flags(
+        &mut self,
+        cluster: &str,
+        args: &mut impl Iterator<Item = OsString>,
+    ) -> Result<(), CliError> {
+        for (at, flag) in cluster.char_indices() {
+            if !matches!(flag, 'o' | 't' | 'N') {
+                self.flags.push(flag);
+                continue;
+            }
+            let rest = &cluster[at + 1..];
+            let next = if rest.is_empty() { args.next() } else { Some(rest.into()) };
+            let value = next.ok_or_else(|| CliError::Usage(format!("-{flag} wants a value")))?;
+            match flag {
+                'o' => self.options.push(
+                    value.into_string().map_err(|_| CliError::Usage("mount options must be UTF-8".into()))?,
+                ),
+                'N' => {
+                    return Err(CliError::Usage(
+                        "mounting into another namespace (-N) is not supported: use nsenter".into(),
+                    ));
+                }
+                _ => {}
+            }
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    fn has(&self, flag: char) -> bool {
+        self.flags.contains(&flag)
+    }
+
+    fn mount(self) -> Result<Asked, CliError> {
+        if self.has('f') {
+            return Ok(Asked::Nothing);
+        }
+        let sloppy = self.has('s');
+        let Ok([volume, mountpoint]) = <[OsString; 2]>::try_from(self.places) else {
+            return Err(CliError::Usage(
+                "usage: mount.fuse.ferry VOLUME MOUNTPOINT [-sfnv] [-o OPTIONS]".into(),
+            ));
+        };
+        let mut options = self.options;
+        options.extend(self.flags.contains(&'r').then(|| "ro".to_owned()));
+        let args = MountArgs {
+            volume: volume.into(),
+            mountpoint: mountpoint.into(),
+            create: false,
+            options,
+            foreground: false,
+            stop_timeout: MountArgs::STOP_TIMEOUT,
+            daemon: false,
+        };
+        Ok(Asked::Run(Command::Mount(args), sloppy))
+    }
+
+    fn umount(self) -> Result<Asked, CliError> {
+        let (force, lazy) = (self.has('f'), self.has('l'));
+        let Ok([mountpoint]) = <[OsString; 1]>::try_from(self.places) else {
+            return Err(CliError::Usage("usage: umount.fuse.ferry MOUNTPOINT [-flnrv]".into()));
+        };
+        let args = UmountArgs { mountpoint: mountpoint.into(), force, lazy, timeout: UmountArgs::TIMEOUT };
+        Ok(Asked::Run(Command::Umount(args), false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn called(line: &str) -> Option<Result<Asked, CliError>> {
+        parse(line.split(' ').map(OsString::from))
+    }
+
+    #[test]
+    fn its_own_name_is_no_helper() {
+        assert!(called("/usr/local/bin/ferry mount a b").is_none());
+    }
+
+    #[test]
+    fn a_mount_as_mount_8_asks_for_it() {
+        let asked =
+            called("/sbin/mount.fuse.ferry /srv/a.ferry /mnt -sn -o rw,noatime -o user").expect("a helper");
+        let Ok(Asked::Run(Command::Mount(args), true)) = asked else { panic!("{asked:?}") };
+        assert_eq!(args.volume, Path::new("/srv/a.ferry"));
+        assert_eq!(args.options, ["rw,noatime", "user"]);
+        assert!(!args.foreground);
+    }
+
+    #[test]
+    fn a_fake_mount_does_nothing() {
+        assert!(matches!(called("mount.ferry a b -f"), Some(Ok(Asked::Nothing))));
+    }
+
+    #[test]
+    fn what_it_cannot_do_is_said() {
+        for line in [
+            "mount.ferry a",
+            "mount.ferry a b c",
+            "mount.ferry a b -N x",
+            "mount.ferry a b -o",
+            "umount.ferry",
+        ] {
+            assert!(matches!(called(line), Some(Err(CliError::Usage(_)))), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_unmount_as_umount_8_asks_for_it() {
+        let asked = called("umount.fuse.ferry /mnt -l -t fuse.ferry").expect("a helper");
+        let Ok(Asked::Run(Command::Umount(args), false)) = asked else { panic!("{asked:?}") };
+        assert!(args.lazy && !args.force);
+    }
+}

@@ -1,0 +1,84 @@
+//! `ferry mkfs`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ferry_device::{BlockDevice, DeviceError, Env, FileDevice, OpenMode};
+use ferry_fs::volume::{MkfsOptions, Superblock, mkfs};
+
+use crate::cli::MkfsArgs;
+use crate::control::print;
+use crate::error::CliError;
+use crate::size::format_bytes;
+
+/// Size of a volume in a file, in bytes, if nobody says another: it is sparse, so what counts is what is used.
+const DEFAULT_SIZE: u64 = 64 << 30;
+
+/// Runs the command.
+pub fn run(args: &MkfsArgs) -> Result<(), CliError> {
+    let made = make(args)?;
+    print(&format!(
+        "{}: a new volume of {}, log {}, id {}\n",
+        args.volume.display(),
+        format_bytes(made.size),
+        format_bytes(made.log_len),
+        made.name()
+    ))
+}
+
+/// Makes the volume with the defaults, if there is no file of that name. Says whether it did.
+pub fn make_if_absent(volume: &Path) -> Result<bool, CliError> {
+    if volume.exists() {
+        return Ok(false);
+    }
+    let args = MkfsArgs { volume: volume.into(), size: None, log_size: None, force: false };
+    make(&args).map(|_| true)
+}
+
+fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
+    let env = Env::real();
+    let (device, created) = open(args, &env)?;
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let options = MkfsOptions {
+        size: args.size.unwrap_or(0),
+        log_size: args.log_size,
+        force: args.force,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        ..MkfsOptions::default()
+    };
+    mkfs(&device, &options, &env).map_err(|error| {
+        if created {
+            // Half a volume under the name that the user chose would only be in the way.
+            if let Err(error) = std::fs::remove_file(&args.volume) {
+                tracing::warn!(%error, "cannot remove {}", args.volume.display());
+            }
+        }
+        CliError::Failed(format!("{}: {error}", args.volume.display()))
+    })
+}
+
+/// The device, and whether its file was made just now. A file that is there is used only if it is empty or `--force` was given.
+fn open(args: &MkfsArgs, env: &Env) -> Result<(FileDevice, bool), CliError> {
+    let path = &args.volume;
+    let size = args.size.unwrap_or(DEFAULT_SIZE);
+    match FileDevice::create(path, size, false, env) {
+        Ok(device) => Ok((device, true)),
+        Err(DeviceError::Exists(_)) => reopen(args, env).map(|device| (device, false)),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn reopen(args: &MkfsArgs, env: &Env) -> Result<FileDevice, CliError> {
+    let path = &args.volume;
+    let empty = std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == 0);
+    let resize = args.force && args.size.is_some();
+    if empty || (resize && path.is_file()) {
+        return FileDevice::create(path, args.size.unwrap_or(DEFAULT_SIZE), true, env).map_err(failed);
+    }
+    FileDevice::open(path, OpenMode::ReadWrite, env).map_err(failed)
+}
+
+fn failed(error: DeviceError) -> CliError {
+    CliError::Failed(error.to_string())
+}

@@ -1,0 +1,213 @@
+//! `ferry mount` and `ferry bench null`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ferry_bench::null::{Cache, NullFs, NullOptions};
+use ferry_device::{BlockDevice, Env, FileDevice, OpenMode};
+use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs};
+
+use crate::cli::{MountArgs, NullArgs};
+use crate::daemon::{self, Service};
+use crate::error::CliError;
+use crate::options::MountOptions;
+use crate::{logging, mkfs, mounts, umount};
+
+/// What a mount of nothing but memory shows as its source.
+const NULL_NAME: &str = "null";
+
+/// `ferry mount`, all of it or one of its halves: the one that starts a daemon, and the daemon.
+pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) -> Result<(), CliError> {
+    start_log(args.foreground, args.daemon, options, log_level)?;
+    if options.remount {
+        return remount(&args.mountpoint, options);
+    }
+    if !args.daemon {
+        clear_place(&args.mountpoint)?;
+    }
+    let mountpoint = place(&args.mountpoint)?;
+    if args.create && mkfs::make_if_absent(&args.volume)? {
+        eprintln!("ferry: made a new volume, {}", args.volume.display());
+    }
+    let volume = args.volume.canonicalize().map_err(CliError::path(&args.volume, "cannot open"))?;
+    if args.foreground {
+        return serve(&volume, &mountpoint, args, options);
+    }
+    let mut command = vec![OsString::from("mount"), volume.into(), mountpoint.into()];
+    command.push("--stop-timeout".into());
+    command.push(format!("{}ms", args.stop_timeout.as_millis()).into());
+    daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref())
+}
+
+/// `ferry bench null`.
+pub fn run_null(args: &NullArgs, options: &MountOptions, log_level: Option<&str>) -> Result<(), CliError> {
+    start_log(args.foreground, args.daemon, options, log_level)?;
+    if !args.daemon {
+        clear_place(&args.mountpoint)?;
+    }
+    let mountpoint = place(&args.mountpoint)?;
+    if !args.foreground {
+        let command = vec![OsString::from("bench"), "null".into(), mountpoint.into()];
+        return daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref());
+    }
+    daemon::prepare(args.daemon);
+    let fs: Arc<dyn Filesystem> = Arc::new(NullFs::new(&Env::real(), null_options(options)));
+    let log = log_path(options)?;
+    daemon::serve(
+        fs,
+        &Service {
+            mountpoint: &mountpoint,
+            options: fuse_options(NULL_NAME.into(), options),
+            daemon: args.daemon,
+            log: log.as_deref(),
+            stop_timeout: std::time::Duration::from_secs(1),
+        },
+    )
+}
+
+fn serve(volume: &Path, mountpoint: &Path, args: &MountArgs, options: &MountOptions) -> Result<(), CliError> {
+    daemon::prepare(args.daemon);
+    let env = Env::real();
+    let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    let device = FileDevice::open(volume, mode, &env).map_err(|e| CliError::Failed(e.to_string()))?;
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", volume.display()));
+    let fs = LocalFs::open(device, fs_options(options), env).map_err(|e| failed(&e))?;
+    let log = log_path(options)?;
+    let served = daemon::serve(
+        Arc::clone(&fs) as Arc<dyn Filesystem>,
+        &Service {
+            mountpoint,
+            options: fuse_options(volume.to_string_lossy().into_owned(), options),
+            daemon: args.daemon,
+            log: log.as_deref(),
+            stop_timeout: args.stop_timeout,
+        },
+    );
+    let closed = fs.close().map_err(|e| failed(&e));
+    match &closed {
+        Ok(()) => tracing::info!(volume = %volume.display(), "closed: everything is on disk"),
+        Err(error) => tracing::error!(%error, "the volume could not be closed cleanly"),
+    }
+    served.and(closed)
+}
+
+fn null_options(options: &MountOptions) -> NullOptions {
+    let cache = match options.cache {
+        CacheMode::Kernel => Cache::Kernel,
+        CacheMode::Writeback => Cache::Writeback,
+        CacheMode::Strict => Cache::Strict,
+    };
+    NullOptions { cache, ..NullOptions::default() }
+}
+
+fn fs_options(options: &MountOptions) -> FsOptions {
+    let defaults = FsOptions::default();
+    FsOptions {
+        read_only: options.read_only,
+        cache: options.cache,
+        cache_bytes: options
+            .cache_bytes
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .unwrap_or(defaults.cache_bytes),
+        commit_interval: options.commit_interval.unwrap_or(defaults.commit_interval),
+        background: true,
+    }
+}
+
+fn fuse_options(fsname: String, options: &MountOptions) -> ferry_fuse::MountOptions {
+    ferry_fuse::MountOptions {
+        fsname,
+        read_only: options.read_only,
+        allow_other: options.allow_other.then_some(true),
+        nosuid: options.nosuid,
+        nodev: options.nodev,
+        noexec: options.noexec,
+        noatime: options.noatime,
+        ..ferry_fuse::MountOptions::default()
+    }
+}
+
+/// The daemon's command line behind its subcommand and places.
+fn daemon_args(mut command: Vec<OsString>, options: &MountOptions, log_level: Option<&str>) -> Vec<OsString> {
+    command.extend(["--foreground".into(), "--daemon".into(), "-o".into(), options.to_words().into()]);
+    if let Some(log) = &options.log {
+        let mut word = OsString::from("log=");
+        word.push(std::path::absolute(log).unwrap_or_else(|_| log.clone()));
+        command.extend(["-o".into(), word]);
+    }
+    if let Some(level) = log_level {
+        command.extend(["--log-level".into(), level.into()]);
+    }
+    command
+}
+
+/// A log file that cannot be written is said before anything is mounted.
+fn log_path(options: &MountOptions) -> Result<Option<PathBuf>, CliError> {
+    let Some(log) = &options.log else { return Ok(None) };
+    let opened = std::fs::OpenOptions::new().create(true).append(true).open(log);
+    opened.map_err(CliError::path(log, "cannot write the log file"))?;
+    Ok(Some(log.clone()))
+}
+
+/// A mount whose daemon was killed is in the way of the next one.
+fn clear_place(mountpoint: &Path) -> Result<(), CliError> {
+    let resolved =
+        mounts::resolve(mountpoint).map_err(CliError::path(mountpoint, "cannot find the mount point"))?;
+    while umount::clear_dead(&resolved)? {
+        eprintln!("ferry: {}: cleared the mount of a daemon that had died", resolved.display());
+    }
+    Ok(())
+}
+
+fn place(mountpoint: &Path) -> Result<PathBuf, CliError> {
+    let resolved =
+        mountpoint.canonicalize().map_err(CliError::path(mountpoint, "cannot use the mount point"))?;
+    if !resolved.is_dir() {
+        return Err(CliError::Failed(format!(
+            "{}: not a directory: a mount point must be one",
+            resolved.display()
+        )));
+    }
+    Ok(resolved)
+}
+
+/// `mount -o remount`: only what the kernel itself keeps can change.
+fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
+    use rustix::mount::{MountFlags, mount_remount};
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::RDONLY, options.read_only);
+    flags.set(MountFlags::NOSUID, options.nosuid);
+    flags.set(MountFlags::NODEV, options.nodev);
+    flags.set(MountFlags::NOEXEC, options.noexec);
+    flags.set(MountFlags::NOATIME, options.noatime);
+    if options.cache != CacheMode::Kernel
+        || options.cache_bytes.is_some()
+        || options.commit_interval.is_some()
+    {
+        return Err(CliError::Usage(
+            "a remount can change ro, rw, nosuid, nodev, noexec and noatime; for others unmount first".into(),
+        ));
+    }
+    let mount =
+        mounts::find(mountpoint).map_err(CliError::path(mountpoint, "cannot read the table of mounts"))?;
+    let mount =
+        mount.filter(mounts::Mount::is_ferry).ok_or_else(|| CliError::NotMounted(mountpoint.into()))?;
+    mount_remount(&mount.target, flags, "")
+        .map_err(|e| CliError::path(mountpoint, "cannot remount")(e.into()))
+}
+
+/// Messages of a mount: more of them than a single command has, and with the time where nobody else adds it.
+fn start_log(
+    foreground: bool,
+    daemon: bool,
+    options: &MountOptions,
+    level: Option<&str>,
+) -> Result<(), CliError> {
+    let stamped =
+        (foreground && !daemon && std::env::var_os("JOURNAL_STREAM").is_none()) || options.log.is_some();
+    logging::start(level, "info", stamped).map_err(CliError::Usage)?;
+    logging::log_panics();
+    Ok(())
+}

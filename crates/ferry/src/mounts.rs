@@ -1,0 +1,137 @@
+//! The kernel's table of mounts: which FerryFS is mounted where.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// The type that the kernel shows for a mounted volume.
+pub const FS_TYPE: &str = "fuse.ferry";
+
+/// A line of `/proc/self/mountinfo`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Where it is mounted.
+    pub target: PathBuf,
+    /// What is mounted: for FerryFS the volume's path.
+    pub source: PathBuf,
+    /// The file system's type.
+    pub fs_type: String,
+    /// The device number, `major:minor`; of a FUSE mount, `minor` is also its connection's number.
+    pub device: String,
+}
+
+impl Mount {
+    /// Whether it is one of ours.
+    pub fn is_ferry(&self) -> bool {
+        self.fs_type == FS_TYPE
+    }
+}
+
+/// All mounts that this process sees, in the order in which they were made.
+pub fn list() -> io::Result<Vec<Mount>> {
+    Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
+}
+
+/// The topmost mount at exactly this place.
+pub fn at(target: &Path) -> io::Result<Option<Mount>> {
+    Ok(list()?.into_iter().rev().find(|m| m.target == target))
+}
+
+/// What `umount` was given: a mount point, or else the volume mounted somewhere (its last mount). Asks nothing of
+/// the mount itself, whose daemon may hang.
+pub fn find(target_or_source: &Path) -> io::Result<Option<Mount>> {
+    let mut mounts = list()?;
+    let place = |path: &Path| {
+        let target = mounts.iter().rposition(|m| m.target == path);
+        target.or_else(|| mounts.iter().rposition(|m| m.is_ferry() && m.source == path))
+    };
+    let found = place(&std::path::absolute(target_or_source)?);
+    let found = found.or_else(|| resolve(target_or_source).ok().and_then(|path| place(&path)));
+    Ok(found.map(|i| mounts.swap_remove(i)))
+}
+
+/// The absolute path without symbolic links. The last component is not opened: behind it may be a mount whose daemon has died.
+pub fn resolve(path: &Path) -> io::Result<PathBuf> {
+    if path.file_name().is_none() {
+        return path.canonicalize();
+    }
+    // The last component may itself be a symbolic link; a dead mount answers that question with an error, and is none.
+    if path.symlink_metadata().is_ok_and(|m| m.is_symlink()) {
+        return path.canonicalize();
+    }
+    let absolute = std::path::absolute(path)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => Ok(absolute),
+    }
+}
+
+fn parse(text: &[u8]) -> Vec<Mount> {
+    text.split(|b| *b == b'\n').filter_map(parse_line).collect()
+}
+
+/// `36 35 98:0 /root /target options… - type source superoptions`, blanks in names written as `\040`.
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|b| *b == b' ');
+    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let target = unescape(fields.nth(1)?);
+    fields.find(|f| *f == b"-")?;
+    let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
+    let source = unescape(fields.next()?);
+    Some(Mount { target, source, fs_type, device })
+}
+
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, tail)) = rest.split_first() {
+        let octal = tail.get(..3).filter(|d| first == b'\\' && d.iter().all(|b| (b'0'..=b'7').contains(b)));
+        if let Some(digits) = octal {
+            out.push(digits.iter().fold(0u8, |n, d| n.wrapping_mul(8).wrapping_add(d - b'0')));
+            rest = &tail[3..];
+        } else {
+            out.push(first);
+            rest = tail;
+        }
+    }
+    OsString::from_vec(out).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_taken_apart() {
+        let text = b"36 35 0:52 / /mnt/my\\040data rw,nosuid shared:1 master:2 - fuse.ferry /srv/a\\134b.vol rw,user_id=0\n\nbroken\n";
+        let mounts = parse(text);
+        assert_eq!(
+            mounts,
+            [Mount {
+                target: "/mnt/my data".into(),
+                source: "/srv/a\\b.vol".into(),
+                fs_type: "fuse.ferry".into(),
+                device: "0:52".into()
+            }]
+        );
+        assert!(mounts[0].is_ferry());
+    }
+
+    #[test]
+    fn the_root_is_a_mount() {
+        assert!(at(Path::new("/")).expect("proc is mounted").is_some());
+        assert!(at(Path::new("/no/such/place")).expect("proc is mounted").is_none());
+    }
+
+    #[test]
+    fn a_path_is_resolved_through_its_parents_links() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let base = dir.path().canonicalize().expect("it exists");
+        std::fs::create_dir(base.join("real")).expect("mkdir");
+        std::os::unix::fs::symlink("real", base.join("link")).expect("symlink");
+        assert_eq!(resolve(&base.join("link/new")).expect("parent exists"), base.join("real/new"));
+        assert_eq!(resolve(&base.join("link")).expect("exists"), base.join("real"));
+        assert!(resolve(&base.join("absent/new")).is_err());
+    }
+}

@@ -1,0 +1,237 @@
+//! The words of `-o`: FerryFS's own, and those that mount(8) and /etc/fstab hand to every file system.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use ferry_fs::CacheMode;
+
+use crate::size::{parse_bytes, parse_duration};
+
+/// Shown by `--help` and when a word is not known.
+pub const HELP: &str = "\
+ro, rw              read only, or not (the default)
+cache=kernel        the kernel caches reads; writes reach the daemon at once (the default)
+cache=writeback     the kernel also gathers writes; ENOSPC may then come at msync, fsync or close
+cache=strict        every read and write reaches the daemon (direct I/O)
+cache_size=SIZE     memory for cached data, for example 512M
+commit_interval=T   what nobody synced becomes durable after this time, for example 1s
+allow_other         other users may use the mount (for a mount made by root this is the default)
+allow_root          accepted, as allow_other
+log=FILE            messages go to this file, not to the system log
+noatime             access times are not kept (the default is relatime)
+nodev, nosuid, noexec and their opposites, as for any file system
+fstab's own words (defaults, auto, noauto, nofail, user, _netdev, comment=, x-…) are accepted and have no effect here";
+
+/// Everything that `-o` says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MountOptions {
+    /// No change of the volume.
+    pub read_only: bool,
+    /// Who caches.
+    pub cache: CacheMode,
+    /// Bytes of the daemon's data cache; `None`: its default.
+    pub cache_bytes: Option<u64>,
+    /// Age at which changes are committed; `None`: the default.
+    pub commit_interval: Option<Duration>,
+    /// Other users may use the mount.
+    pub allow_other: bool,
+    /// Where messages go instead of the system log.
+    pub log: Option<PathBuf>,
+    /// Programs on it cannot be run.
+    pub noexec: bool,
+    /// Set-user-id and set-group-id bits have no effect.
+    pub nosuid: bool,
+    /// Device nodes have no effect.
+    pub nodev: bool,
+    /// Access times are not kept.
+    pub noatime: bool,
+    /// An existing mount is to be changed, none made.
+    pub remount: bool,
+    /// Unknown words are skipped (`-s` of mount(8)).
+    pub sloppy: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            cache: CacheMode::Kernel,
+            cache_bytes: None,
+            commit_interval: None,
+            allow_other: false,
+            log: None,
+            noexec: false,
+            nosuid: false,
+            nodev: false,
+            noatime: false,
+            remount: false,
+            sloppy: false,
+        }
+    }
+}
+
+impl MountOptions {
+    /// Takes the words of each list in order; a later word overrides an earlier one.
+    pub fn parse<S: AsRef<str>>(lists: &[S], sloppy: bool) -> Result<Self, String> {
+        let mut options = Self { sloppy, ..Self::default() };
+        for word in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|w| !w.is_empty()) {
+            options.take(word)?;
+        }
+        Ok(options)
+    }
+
+    fn take(&mut self, word: &str) -> Result<(), String> {
+        if self.take_flag(word) || ignored(word) {
+            return Ok(());
+        }
+        let (key, value) = word.split_once('=').map_or((word, None), |(k, v)| (k, Some(v)));
+        match (key, value) {
+            ("ro", None) => self.read_only = true,
+            ("rw", None) => self.read_only = false,
+            ("allow_other" | "allow_root", None) => self.allow_other = true,
+            ("remount", None) => self.remount = true,
+            ("cache", Some(mode)) => self.cache = parse_cache(mode)?,
+            ("cache_size", Some(size)) => self.cache_bytes = Some(parse_bytes(size)?),
+            ("commit_interval", Some(time)) => self.commit_interval = Some(parse_duration(time)?),
+            ("log", Some(file)) if !file.is_empty() => {
+                self.log = Some(PathBuf::from_str(file).unwrap_or_else(|never| match never {}));
+            }
+            // Taking these and not doing what they say would be a lie.
+            ("sync" | "dirsync" | "strictatime" | "nodiratime" | "mand", None) if !self.sloppy => {
+                return Err(format!("mount option {word:?} is not supported"));
+            }
+            _ if self.sloppy => {}
+            _ => return Err(format!("unknown mount option {word:?}; known are:\n{HELP}")),
+        }
+        Ok(())
+    }
+
+    /// Words that set or clear a flag of the kernel.
+    fn take_flag(&mut self, word: &str) -> bool {
+        match word {
+            "noexec" | "exec" => self.noexec = word == "noexec",
+            "nosuid" | "suid" => self.nosuid = word == "nosuid",
+            "nodev" | "dev" => self.nodev = word == "nodev",
+            "noatime" => self.noatime = true,
+            "atime" | "relatime" => self.noatime = false,
+            // What fstab's words imply unless a later one says otherwise.
+            "user" | "users" => (self.noexec, self.nosuid, self.nodev) = (true, true, true),
+            "owner" | "group" => (self.nosuid, self.nodev) = (true, true),
+            _ => return false,
+        }
+        true
+    }
+
+    /// The words again, for the daemon that a mount starts.
+    pub fn to_words(&self) -> String {
+        let mut words = vec![
+            if self.read_only { "ro" } else { "rw" }.to_owned(),
+            format!("cache={}", cache_word(self.cache)),
+        ];
+        words.extend(self.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
+        words.extend(self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())));
+        words.extend(self.allow_other.then(|| "allow_other".to_owned()));
+        let flags = [
+            (self.noexec, "noexec"),
+            (self.nosuid, "nosuid"),
+            (self.nodev, "nodev"),
+            (self.noatime, "noatime"),
+        ];
+        words.extend(flags.iter().filter(|(on, _)| *on).map(|(_, word)| (*word).to_owned()));
+        words.join(",")
+    }
+}
+
+/// Words for mount(8), fstab, systemd or libfuse, which mean nothing to the file system itself. `default_permissions` is always on.
+fn ignored(word: &str) -> bool {
+    const WORDS: [&str; 18] = [
+        "defaults",
+        "auto",
+        "noauto",
+        "nofail",
+        "nouser",
+        "nousers",
+        "noowner",
+        "nogroup",
+        "_netdev",
+        "async",
+        "silent",
+        "loud",
+        "lazytime",
+        "nolazytime",
+        "iversion",
+        "noiversion",
+        "nomand",
+        "default_permissions",
+    ];
+    const PREFIXES: [&str; 6] = ["x-", "X-", "comment=", "uhelper=", "helper=", "subtype="];
+    WORDS.contains(&word) || PREFIXES.iter().any(|p| word.starts_with(p))
+}
+
+fn parse_cache(mode: &str) -> Result<CacheMode, String> {
+    match mode {
+        "kernel" => Ok(CacheMode::Kernel),
+        "writeback" => Ok(CacheMode::Writeback),
+        "strict" => Ok(CacheMode::Strict),
+        _ => Err(format!("cache={mode} is not known: use cache=kernel, cache=writeback or cache=strict")),
+    }
+}
+
+fn cache_word(mode: CacheMode) -> &'static str {
+    match mode {
+        CacheMode::Kernel => "kernel",
+        CacheMode::Writeback => "writeback",
+        CacheMode::Strict => "strict",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_fstab_line_is_accepted_as_it_stands() {
+        let words =
+            "defaults,noauto,nofail,_netdev,x-systemd.automount,comment=mine,rw,relatime,dev,suid,exec";
+        let options = MountOptions::parse(&[words], false).expect("all are known");
+        assert_eq!(options, MountOptions::default());
+    }
+
+    #[test]
+    fn own_words_are_taken_and_later_ones_win() {
+        let lists = [
+            "ro,cache=strict,cache_size=64M",
+            "commit_interval=200ms,allow_other,rw,cache=writeback,log=/var/log/f",
+        ];
+        let options = MountOptions::parse(&lists, false).expect("all are known");
+        assert!(!options.read_only && options.allow_other);
+        assert_eq!(options.cache, CacheMode::Writeback);
+        assert_eq!(options.cache_bytes, Some(64 << 20));
+        assert_eq!(options.commit_interval, Some(Duration::from_millis(200)));
+        assert_eq!(options.log, Some("/var/log/f".into()));
+    }
+
+    #[test]
+    fn user_means_nosuid_nodev_noexec_until_overridden() {
+        let options = MountOptions::parse(&["user,exec"], false).expect("known");
+        assert!(options.nosuid && options.nodev && !options.noexec);
+    }
+
+    #[test]
+    fn an_unknown_word_is_an_error_unless_sloppy() {
+        let error = MountOptions::parse(&["ro,cahce=kernel"], false).expect_err("a typing error");
+        assert!(error.contains("cahce=kernel") && error.contains("cache=kernel"), "{error}");
+        assert!(MountOptions::parse(&["cache=fast"], false).is_err());
+        assert!(MountOptions::parse(&["log="], false).is_err());
+        assert!(MountOptions::parse(&["sync"], false).is_err());
+        assert!(MountOptions::parse(&["cahce=kernel"], true).is_ok());
+    }
+
+    #[test]
+    fn the_daemon_gets_what_the_user_said() {
+        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,allow_other,noexec,nodev,noatime";
+        let options = MountOptions::parse(&[text], false).expect("known");
+        assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
+    }
+}

@@ -1,0 +1,155 @@
+# What the scripts share; sourced, not run. A script that sources it gets a scratch directory of its own, and whatever it mounts or
+# leaves running below that directory is gone when it ends, however it ends.
+# shellcheck shell=bash
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+target=${CARGO_TARGET_DIR:-$repo/target}
+tools=${FERRY_TOOLS:-$repo/target/tools}
+# The command under test; FERRY=/path/to/ferry tries another build.
+ferry=${FERRY:-$target/release/ferry}
+kernel_tar_xz=/usr/src/linux-source-6.1.tar.xz
+
+say() { printf '%s\n' "$*"; }
+die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
+now() { date +%s.%N; }
+since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.2f", b - a }'; }
+
+# Seconds that a command takes, on stdout; its own output goes to stderr.
+seconds() {
+  local begun; begun=$(now)
+  "$@" >&2 || return
+  since "$begun"
+}
+
+need_root() { [ "$(id -u)" = 0 ] || die "must be run by root: it mounts, changes owners and makes device nodes"; }
+need_fuse() { [ -c /dev/fuse ] || die "there is no /dev/fuse here (a container needs --device /dev/fuse --cap-add SYS_ADMIN)"; }
+
+# Mounts below a directory, newest first, however their daemons fare.
+mounts_below() {
+  awk -v base="$1/" '{ gsub(/\\040/, " ", $5); if (index($5 "/", base) == 1) print $5 }' /proc/self/mountinfo | tac
+}
+
+# The process that has a volume open.
+daemon_of() {
+  local fd volume; volume=$(readlink -f "$1")
+  for fd in /proc/[0-9]*/fd/*; do
+    if [ "$(readlink "$fd" 2>/dev/null)" = "$volume" ]; then
+      fd=${fd#/proc/}; printf '%s\n' "${fd%%/*}"; return 0
+    fi
+  done
+  return 1
+}
+
+# Processes that this script has started, however they have detached themselves since: they carry its mark.
+marked_processes() {
+  local entry
+  for entry in /proc/[0-9]*; do
+    [ "${entry#/proc/}" = $$ ] || ! grep -qzxF "FERRY_SCRIPT=$scratch" "$entry/environ" 2>/dev/null || printf '%s\n' "${entry#/proc/}"
+  done
+}
+
+cleanup() {
+  local code=$? pid
+  trap - EXIT INT TERM HUP
+  cd /
+  tidy
+  for pid in $(marked_processes); do kill -9 "$pid" 2>/dev/null || true; done
+  [ -n "${FERRY_KEEP:-}" ] || rm -rf --one-file-system "$scratch"
+  exit "$code"
+}
+
+# Makes $scratch, on a real disk: the tree's own unless FERRY_SCRATCH says another directory.
+make_scratch() {
+  local base=${FERRY_SCRATCH:-$repo/target/scratch}
+  mkdir -p "$base"
+  # Nothing that an earlier run, killed in the middle, has left behind may pass for this one's.
+  scratch=$(mktemp -d "$base/${0##*/}.XXXXXX")
+  chmod 755 "$base" "$scratch"
+  export FERRY_SCRIPT=$scratch
+  trap cleanup EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM HUP
+}
+
+# mount_volume VOLUME MOUNTPOINT [OPTIONS]: the volume is made if absent, the directory too.
+mount_volume() {
+  mkdir -p "$2"
+  timeout 120 "$ferry" mount "$1" "$2" --create ${3:+-o "$3"}
+}
+unmount_volume() { timeout 200 "$ferry" umount "$1"; }
+
+# Bytes of file contents that a volume holds: it is synced first, so that what is being removed is gone.
+live_bytes() { stat_of "$1" space live_bytes; }
+
+# Asks the daemon for one figure: stat_of MOUNTPOINT JSON-POINTER-WORDS…
+stat_of() {
+  local mountpoint=$1; shift
+  "$ferry" stats "$mountpoint" --json | python3 -c '
+import functools, json, sys
+print(functools.reduce(lambda value, key: value[key], sys.argv[1:], json.load(sys.stdin)))' "$@"
+}
+
+# The kernel's source tree as an uncompressed tar in the scratch directory: sets $kernel_tar.
+unpack_kernel_tar() {
+  kernel_tar=$scratch/linux.tar
+  [ -f "$kernel_tar_xz" ] || die "$kernel_tar_xz is missing: run scripts/setup"
+  xz -dc -T0 "$kernel_tar_xz" >"$kernel_tar"
+}
+
+# Puts the caches of every file system out of the way, as after a reboot.
+drop_caches() { sync; echo 3 >/proc/sys/vm/drop_caches; }
+
+# ---- counted checks -------------------------------------------------------------------------------------------------
+
+passed=0
+failed=0
+# check NAME SECONDS COMMAND…: one check, bounded in time; its output is shown only if it fails. COMMAND may be a function, which runs
+# under `set -e`: so never call a check, or what calls checks, where bash ignores that (after if, in && or ||).
+check() {
+  local name=$1 limit=$2 begun log code; shift 2
+  begun=$(now); log=$scratch/check.log
+  set +e
+  bounded "$limit" "$@" >"$log" 2>&1
+  code=$?
+  set -e
+  if [ "$code" = 0 ]; then
+    passed=$((passed + 1)); printf 'ok    %-58s %7s s\n' "$name" "$(since "$begun")"
+  else
+    failed=$((failed + 1)); printf 'FAIL  %-58s %7s s  (exit %s)\n' "$name" "$(since "$begun")" "$code"
+    tail -n "${FERRY_LOG_LINES:-40}" "$log" | sed 's/^/      | /'
+    tidy
+  fi
+}
+
+# A check that failed may have left its mount; the next one starts afresh.
+tidy() {
+  local mount
+  for mount in $(mounts_below "$scratch"); do
+    timeout -k 5 60 "$ferry" umount --force --timeout 20s "$mount" >/dev/null 2>&1 || umount -l "$mount" 2>/dev/null || true
+  done
+}
+
+# Runs a command or function for at most so many seconds, in a process group of its own.
+bounded() {
+  local limit=$1 body watcher code; shift
+  set -m
+  (set -euo pipefail; "$@") &
+  body=$!
+  (sleep "$limit"; echo "not done after $limit s: killed"; kill -9 -- "-$body") &
+  watcher=$!
+  set +m
+  wait "$body"
+  code=$?
+  kill -- "-$watcher" 2>/dev/null
+  wait "$watcher" 2>/dev/null
+  return "$code"
+}
+
+# Adds what another counter has found.
+add_results() { passed=$((passed + $1)); failed=$((failed + $2)); }
+
+finish() {
+  say ""
+  say "$passed passed, $failed failed"
+  [ "$failed" = 0 ]
+}

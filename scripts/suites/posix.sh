@@ -1,0 +1,60 @@
+# pjdfstest and fsx on a mount; sourced by scripts/test.
+# shellcheck shell=bash
+
+# Tests that cannot apply to any FUSE file system, each with the reason.
+#   link::link_count_max: it asks pathconf(_PC_LINK_MAX), which glibc answers from a list of file systems that FUSE is not on.
+pjdfstest_not_applicable='^link::link_count_max$'
+
+# Runs pjdfstest with the arguments; its verdicts go to $scratch/pjdfstest.log, and are added up.
+pjdfstest_run() {
+  local log=$scratch/pjdfstest.log counts failed_here passed_here
+  PATH=$scratch/bin:$PATH timeout -k 5 300 "$tools/bin/pjdfstest" -p "$scratch/mnt" -s "$scratch/other" "$@" >"$log" 2>&1 || true
+  counts=$(sed 's/\x1b\[[0-9;]*m//g' "$log" | sed -n 's/^Summary: \([0-9]*\) failed, [0-9]* skipped, \([0-9]*\) passed.*/\1 \2/p')
+  if [ -z "$counts" ]; then
+    say "FAIL  pjdfstest ended without a summary"; tail -n 20 "$log"; add_results 0 1; return
+  fi
+  read -r failed_here passed_here <<<"$counts"
+  sed 's/\x1b\[[0-9;]*m//g' "$log" | grep -A 2 ' FAILED$' || true
+  add_results "$passed_here" "$failed_here"
+  say "      $passed_here passed, $failed_here failed"
+}
+
+suite_pjdfstest() {
+  say "--- pjdfstest, as root"
+  mount_volume "$scratch/posix.ferry" "$scratch/mnt"
+  mkdir -p "$scratch/other" "$scratch/bin"
+  # The EROFS tests call mount(8) to remount; -i spares them the mount helper, which may not be installed here.
+  printf '#!/bin/sh\nexec %s -i "$@"\n' "$(command -v mount)" >"$scratch/bin/mount"
+  chmod 755 "$scratch/bin/mount"
+  sed 's/^allow_remount = .*/allow_remount = false/' "$repo/scripts/suites/pjdfstest.toml" >"$scratch/no-remount.toml"
+  pjdfstest_run -c "$scratch/no-remount.toml"
+  local unexpected
+  unexpected=$(sed 's/\x1b\[[0-9;]*m//g' "$scratch/pjdfstest.log" | awk '$2 == "skipped" { print $1 }' | grep -v '::erofs' | grep -vE "$pjdfstest_not_applicable" || true)
+  if [ -n "$unexpected" ]; then say "FAIL  skipped without a known reason: $unexpected"; add_results 0 1; fi
+  # On their own: descriptors that other tests leave open in the same process would keep any file system from the remount.
+  pjdfstest_run -c "$repo/scripts/suites/pjdfstest.toml" erofs
+  check "unmount and fsck after pjdfstest" 120 unmount_and_check posix
+}
+
+# fsx_in MODE OPERATIONS SEED
+fsx_in() {
+  mkdir -p "$scratch/artifacts"
+  "$tools/bin/fsx" -f "$repo/scripts/suites/fsx.toml" -N "$2" -S "$3" -P "$scratch/artifacts" "$scratch/mnt/fsx"
+}
+
+# suite_fsx OPERATIONS: in each cache mode.
+suite_fsx() {
+  local mode seed=${FERRY_SEED:-$RANDOM}
+  say "--- fsx, $1 operations in each cache mode, seed $seed"
+  for mode in kernel writeback strict; do
+    mount_volume "$scratch/fsx.ferry" "$scratch/mnt" "cache=$mode,cache_size=64M"
+    check "fsx cache=$mode" 600 fsx_in "$mode" "$1" "$seed"
+    check "unmount and fsck after fsx cache=$mode" 120 unmount_and_check fsx
+  done
+}
+
+# unmount_and_check NAME: the volume $scratch/NAME.ferry is clean once unmounted.
+unmount_and_check() {
+  unmount_volume "$scratch/mnt"
+  timeout 100 "$ferry" fsck "$scratch/$1.ferry"
+}

@@ -1,0 +1,125 @@
+# No room left, and ways to mount; sourced by scripts/test.
+# shellcheck shell=bash
+
+# fill DIRECTORY: writes until it says ENOSPC; each file that was closed and synced without an error is then there in full.
+fill() {
+  local n=0 code
+  while :; do
+    n=$((n + 1)); code=0
+    dd if=/dev/urandom of="$1/fill.$n" bs=256k count=16 status=none conv=fsync 2>"$scratch/dd.log" || code=$?
+    if [ "$code" != 0 ]; then
+      grep -q 'No space left on device' "$scratch/dd.log" || { cat "$scratch/dd.log"; return 1; }
+      rm -f "$1/fill.$n"
+      break
+    fi
+    md5sum "$1/fill.$n" >>"$scratch/fill.md5"
+    [ "$n" -lt 4000 ]
+  done
+  say "full after $n files"
+  [ "$n" -gt 2 ]
+}
+
+# What was written is still right, removing works although it is full, and the room can be used again.
+survive_being_full() {
+  : >"$scratch/fill.md5"
+  fill "$scratch/mnt"
+  md5sum --quiet -c "$scratch/fill.md5"
+  # Names alone need room too; they end with the same error, and go again.
+  local n=0
+  while mkdir "$scratch/mnt/dir.$n" 2>/dev/null && [ "$n" -lt 3000 ]; do n=$((n + 1)); done
+  rm -rf "$scratch"/mnt/*
+  "$ferry" sync "$scratch/mnt"
+  : >"$scratch/fill.md5"
+  fill "$scratch/mnt"
+  md5sum --quiet -c "$scratch/fill.md5"
+  unmount_volume "$scratch/mnt"
+  timeout 100 "$ferry" fsck "$1"
+  timeout 60 "$ferry" mount "$1" "$scratch/mnt"
+  md5sum --quiet -c "$scratch/fill.md5"
+  rm -rf "$scratch"/mnt/*
+  unmount_volume "$scratch/mnt"
+  timeout 100 "$ferry" fsck "$1"
+}
+
+full_volume() {
+  timeout 60 "$ferry" mkfs "$scratch/small.ferry" --size 96M
+  mount_volume "$scratch/small.ferry" "$scratch/mnt"
+  survive_being_full "$scratch/small.ferry"
+}
+
+# The volume promises more than the disk below it has.
+full_host() {
+  truncate -s 200M "$scratch/host.img"
+  mkfs.ext4 -q "$scratch/host.img"
+  mkdir -p "$scratch/small-host"
+  mount -o loop "$scratch/host.img" "$scratch/small-host"
+  timeout 60 "$ferry" mkfs "$scratch/small-host/big.ferry" --size 10G --log-size 16M
+  mount_volume "$scratch/small-host/big.ferry" "$scratch/mnt"
+  survive_being_full "$scratch/small-host/big.ferry"
+  umount "$scratch/small-host"
+}
+
+# As mount(8), umount(8) and fstab do it. The helper's names are put in place for this check alone, in its own mount namespace.
+mount_helper() {
+  mkdir -p "$scratch/overlay/upper" "$scratch/overlay/work" "$scratch/mnt"
+  timeout 60 "$ferry" mkfs "$scratch/helper.ferry" --size 1G
+  export scratch ferry
+  # shellcheck disable=SC2016
+  unshare --mount --propagation private bash -euc '
+    mount -t tmpfs none "$scratch/overlay"
+    mkdir "$scratch/overlay/upper" "$scratch/overlay/work"
+    mount -t overlay none -o "lowerdir=/usr/sbin,upperdir=$scratch/overlay/upper,workdir=$scratch/overlay/work" /usr/sbin
+    ln -sf "$ferry" /usr/sbin/mount.fuse.ferry
+    ln -sf "$ferry" /usr/sbin/umount.fuse.ferry
+    mount -t fuse.ferry "$scratch/helper.ferry" "$scratch/mnt" -o noatime,nodev
+    grep " $scratch/mnt fuse.ferry .*nodev" /proc/self/mounts
+    echo through the helper >"$scratch/mnt/file"
+    mount -o remount,ro "$scratch/mnt"
+    if touch "$scratch/mnt/other" 2>/dev/null; then exit 1; fi
+    umount "$scratch/mnt"
+    "$ferry" fsck "$scratch/helper.ferry"
+    echo "$scratch/helper.ferry $scratch/mnt fuse.ferry defaults,nofail,x-systemd.automount,cache=strict 0 0" >"$scratch/fstab"
+    mount --fstab "$scratch/fstab" "$scratch/mnt"
+    grep "through the helper" "$scratch/mnt/file"
+    umount "$scratch/mnt"
+    if mount -t fuse.ferry "$scratch/helper.ferry" "$scratch/mnt" -o nonsense; then exit 1; fi'
+}
+
+# Somebody who is not root mounts his own volume through fusermount3.
+user_mounts_his_own() {
+  local home=$scratch/user
+  install -d -o daemon -g daemon "$home" "$home/mnt"
+  as_user() { setpriv --reuid daemon --regid daemon --clear-groups -- "$@"; }
+  cp "$ferry" "$home/ferry"
+  as_user "$home/ferry" mkfs "$home/own.ferry" --size 1G
+  as_user "$home/ferry" mount "$home/own.ferry" "$home/mnt"
+  as_user sh -c "echo mine >$home/mnt/file && cat $home/mnt/file && stat -c %U $home/mnt/file"
+  if cat "$home/mnt/file" 2>/dev/null; then say "root may look into it, which only allow_other gives"; return 1; fi
+  as_user "$home/ferry" stats "$home/mnt" >/dev/null
+  as_user "$home/ferry" sync "$home/mnt"
+  as_user "$home/ferry" umount "$home/mnt"
+  as_user "$home/ferry" fsck "$home/own.ferry"
+}
+
+# A foreign file is neither mounted nor overwritten.
+foreign_file_is_refused() {
+  echo 'somebody else wrote this' >"$scratch/foreign"
+  truncate -s 100M "$scratch/foreign"
+  if "$ferry" mkfs "$scratch/foreign"; then return 1; fi
+  mkdir -p "$scratch/mnt"
+  if "$ferry" mount "$scratch/foreign" "$scratch/mnt"; then return 1; fi
+  [ "$(head -n 1 "$scratch/foreign")" = 'somebody else wrote this' ]
+  local code=0; "$ferry" fsck "$scratch/foreign" || code=$?; [ "$code" = 8 ]
+  "$ferry" mkfs "$scratch/foreign" --force
+  if "$ferry" mkfs "$scratch/foreign"; then return 1; fi
+  "$ferry" fsck "$scratch/foreign"
+}
+
+suite_space() {
+  say "--- room and ways to mount"
+  check "a full volume: ENOSPC at the write, removal works" 200 full_volume
+  check "a full disk below a sparse volume" 200 full_host
+  check "mount(8), umount(8) and fstab through the helper" 60 mount_helper
+  check "a user mounts his own volume" 60 user_mounts_his_own
+  check "a foreign file is refused" 60 foreign_file_is_refused
+}

@@ -1,0 +1,54 @@
+# stress-ng's file-system stressors; sourced by scripts/test.
+# shellcheck shell=bash
+
+stressors=(access chdir chmod chown copy-file dentry dir dirdeep dirmany fallocate fcntl filename flock fpunch fsize fstat getdent
+  handle hdd iomix lease link locka lockf lockofd mknod open readahead rename revio seek sendfile symlink sync-file touch utime xattr)
+
+# run_stressors SECONDS: one of each at once.
+run_stressors() {
+  local args=() stressor
+  for stressor in "${stressors[@]}"; do args+=("--$stressor" 1); done
+  mkdir -p "$scratch/mnt/stress"
+  stress-ng --temp-path "$scratch/mnt/stress" --timeout "$1s" --verify --oomable \
+    --hdd-bytes 64m --fallocate-bytes 64m --iomix-bytes 64m --copy-file-bytes 128m --readahead-bytes 128m --seek-size 32m \
+    "${args[@]}" >"$scratch/stress.log" 2>&1 || { cat "$scratch/stress.log"; return 1; }
+  if grep -E 'stress-ng: (fail|error):' "$scratch/stress.log"; then return 1; fi
+}
+
+# Nobody of ours still runs in the kernel without an end, or is left over at all.
+no_process_is_stuck() {
+  local attempt
+  for attempt in 1 2 3 4 5 6 7 8 9 10; do
+    local left=() pid
+    for pid in $(marked_processes); do
+      if grep -q '^stress-ng' "/proc/$pid/comm" 2>/dev/null; then left+=("$pid"); fi
+    done
+    [ ${#left[@]} -gt 0 ] || return 0
+    say "look $attempt: ${left[*]}"; sleep 1
+  done
+  return 1
+}
+
+# What a removed file took is free again, and no descriptor of the daemon is left open. Figures from before the stress: $1 bytes, $2 descriptors.
+nothing_leaked() {
+  local live descriptors
+  rm -rf "$scratch/mnt/stress"
+  "$ferry" sync "$scratch/mnt"
+  live=$(live_bytes "$scratch/mnt"); descriptors=$(open_descriptors)
+  say "live bytes $1 -> $live, descriptors $2 -> $descriptors"
+  [ "$live" -le "$1" ] && [ "$descriptors" -le "$2" ]
+}
+
+open_descriptors() { find "/proc/$(daemon_of "$scratch/stress.ferry")/fd" -mindepth 1 | wc -l; }
+
+# suite_stress SECONDS
+suite_stress() {
+  local live descriptors
+  say "--- stress-ng, ${#stressors[@]} file-system stressors at once for $1 s"
+  mount_volume "$scratch/stress.ferry" "$scratch/mnt" "cache_size=128M"
+  live=$(live_bytes "$scratch/mnt"); descriptors=$(open_descriptors)
+  check "stress-ng for $1 s" $(($1 + 180)) run_stressors "$1"
+  check "no process is stuck" 30 no_process_is_stuck
+  check "nothing leaked" 120 nothing_leaked "$live" "$descriptors"
+  check "unmount and fsck after stress-ng" 120 unmount_and_check stress
+}
