@@ -401,6 +401,7 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Reads up to `out.len()` bytes at `offset` into `out`; fewer only at the end of the file. Returns the number.
     fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize>;
     /// Writes all of `data`, or fails. `append`: at the end, whatever `offset` says.
+    #[expect(clippy::too_many_arguments, reason = "the request's own shape")]
     fn write(
         &self,
         cx: &Cx,

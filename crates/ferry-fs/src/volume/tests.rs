@@ -1,1 +1,135 @@
 //! Making volumes and recognising them.
+
+use super::*;
+use crate::api::{Errno, Filesystem, ROOT};
+use crate::{FsOptions, InProcess, LocalFs};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env, MemDevice};
+use std::sync::Arc;
+
+const SIZE: u64 = 32 << 20;
+
+fn device() -> Arc<dyn BlockDevice> {
+    Arc::new(MemDevice::new(SIZE))
+}
+
+fn made(dev: &Arc<dyn BlockDevice>) -> Superblock {
+    mkfs(dev, &MkfsOptions { label: "test".into(), ..MkfsOptions::default() }, &Env::real()).unwrap()
+}
+
+fn write_at(dev: &Arc<dyn BlockDevice>, place: u64, change: impl FnOnce(&mut [u8])) {
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    dev.read(place, &mut block).unwrap();
+    change(&mut block);
+    dev.write(place, &block).unwrap();
+}
+
+fn reseal(block: &mut [u8]) {
+    let crc = crc32c::crc32c(&block[..BLOCK_SIZE - 4]);
+    block[BLOCK_SIZE - 4..].copy_from_slice(&crc.to_le_bytes());
+}
+
+#[test]
+fn a_volume_says_what_it_is() {
+    for size in [SIZE_MIN, SIZE, 1 << 30, 64 << 30] {
+        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(size));
+        let sb = mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
+        assert_eq!(read_superblock(&dev).unwrap(), sb);
+        assert_eq!(sb.size, size);
+        let end = sb.segments_offset + u64::from(sb.segment_count) * sb.segment_len;
+        assert!(end <= size && end + sb.segment_len > size, "segments reach to the end of {size}");
+    }
+}
+
+#[test]
+fn either_superblock_is_enough() {
+    for place in SUPERBLOCK_PLACES {
+        let dev = device();
+        let sb = made(&dev);
+        write_at(&dev, place, |block| block[700] ^= 1);
+        assert_eq!(read_superblock(&dev).unwrap(), sb, "with the copy at {place} damaged");
+        LocalFs::open(dev, FsOptions { background: false, ..FsOptions::default() }, Env::real()).unwrap();
+    }
+    let dev = device();
+    made(&dev);
+    SUPERBLOCK_PLACES.iter().for_each(|place| write_at(&dev, *place, |block| block[9] ^= 1));
+    assert!(matches!(read_superblock(&dev), Err(VolumeError::Damaged { .. })));
+}
+
+#[test]
+fn what_is_there_is_not_overwritten() {
+    let dev = device();
+    made(&dev);
+    let options = MkfsOptions::default();
+    let refused = mkfs(&dev, &options, &Env::real()).unwrap_err();
+    assert!(matches!(&refused, VolumeError::Exists { label } if label == "test"), "{refused}");
+    mkfs(&dev, &MkfsOptions { force: true, ..options.clone() }, &Env::real()).unwrap();
+
+    let foreign = device();
+    write_at(&foreign, 4096, |block| block[100] = 1);
+    assert!(matches!(mkfs(&foreign, &options, &Env::real()), Err(VolumeError::Foreign)));
+    let foreign = device();
+    write_at(&foreign, 0, |block| block[..4].copy_from_slice(b"ELF!"));
+    assert!(matches!(read_superblock(&foreign), Err(VolumeError::Foreign)));
+    assert!(matches!(read_superblock(&device()), Err(VolumeError::Empty)));
+}
+
+#[test]
+fn what_this_program_does_not_know_is_refused_unless_it_may_be_ignored() {
+    let change = |at: usize, value: u8| {
+        let dev = device();
+        made(&dev);
+        for place in SUPERBLOCK_PLACES {
+            write_at(&dev, place, |block| {
+                block[at] = value;
+                reseal(block);
+            });
+        }
+        read_superblock(&dev)
+    };
+    assert!(matches!(change(8, 2), Err(VolumeError::Version { found: 2 })));
+    assert!(matches!(change(24, 4), Err(VolumeError::Features { bits: 4 })));
+    assert_eq!(change(16, 4).unwrap().compatible, 4);
+    assert!(matches!(change(72 + 1, 0x20), Err(VolumeError::Damaged { .. })), "another block size");
+    assert!(matches!(change(88 + 7, 0xff), Err(VolumeError::Damaged { .. })), "a log far outside");
+    assert!(matches!(change(64 + 5, 1), Err(VolumeError::Truncated { .. })), "a volume longer than its file");
+}
+
+#[test]
+fn impossible_wishes_are_refused() {
+    let dev = device();
+    let options = MkfsOptions::default();
+    for bad in [
+        MkfsOptions { size: SIZE * 2, ..options.clone() },
+        MkfsOptions { size: SIZE_MIN / 2, ..options.clone() },
+        MkfsOptions { log_size: Some(SIZE), ..options.clone() },
+        MkfsOptions { log_size: Some(1), ..options.clone() },
+        MkfsOptions { segment_size: Some(3 << 20), ..options.clone() },
+        MkfsOptions { segment_size: Some(8 << 20), ..options.clone() },
+        MkfsOptions { label: "x".repeat(65), ..options.clone() },
+    ] {
+        let error = mkfs(&dev, &bad, &Env::real()).unwrap_err();
+        assert!(matches!(error, VolumeError::Option(_)), "{bad:?}: {error}");
+    }
+    assert!(matches!(read_superblock(&dev), Err(VolumeError::Empty)), "nothing was written");
+}
+
+#[test]
+fn a_fresh_volume_has_an_empty_root_that_belongs_to_its_maker() {
+    let dev = device();
+    mkfs(&dev, &MkfsOptions { uid: 7, gid: 8, ..MkfsOptions::default() }, &Env::real()).unwrap();
+    let options = FsOptions { background: false, read_only: true, ..FsOptions::default() };
+    let fs = LocalFs::open(dev, options, Env::real()).unwrap();
+    let me = InProcess::default();
+    let (attr, _) = me.call(|cx| fs.getattr(cx, ROOT, None)).unwrap();
+    assert_eq!((attr.mode, attr.nlink, attr.uid, attr.gid), (libc::S_IFDIR | 0o755, 2, 7, 8));
+    let mut names = Vec::new();
+    me.call(|cx| {
+        fs.readdir(cx, ROOT, 0, 0, false, &mut |e| {
+            names.push(e.name.to_vec());
+            true
+        })
+    })
+    .unwrap();
+    assert_eq!(names, [b".".to_vec(), b"..".to_vec()]);
+    assert_eq!(me.call(|cx| fs.mkdir(cx, ROOT, b"d", 0o755)).unwrap_err(), Errno(libc::EROFS));
+}
