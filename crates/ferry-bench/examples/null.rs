@@ -20,7 +20,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "direct-create" => options.direct_create = true,
             "no-xattrs" => options.no_xattrs = true,
             "device" => mount.transport = Transport::Device,
-            "io-uring" => mount.transport = Transport::IoUring,
             other => mount.threads = Some(other.parse()?),
         }
     }

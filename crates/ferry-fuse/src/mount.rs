@@ -61,12 +61,10 @@ impl Default for MountOptions {
 /// How requests travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// What is best here.
+    /// Per-core io_uring queues where the kernel offers them (6.14 and later, with the module's parameter `enable_uring`), else /dev/fuse.
     Auto,
     /// /dev/fuse.
     Device,
-    /// Per-core io_uring queues, if the kernel offers them, else /dev/fuse.
-    IoUring,
 }
 
 /// How to unmount.

@@ -1,6 +1,7 @@
 //! A mount and the threads that serve it.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -21,9 +22,8 @@ use crate::park::ParkTable;
 use crate::transport::dev::{self, Device, Worker};
 use crate::transport::uring::Queues;
 
-/// Threads that serve /dev/fuse for each core, and at least: some may be waiting for the disk.
+/// Threads that serve /dev/fuse, for each core: some may be waiting for the disk.
 const THREADS_PER_CORE: usize = 2;
-const THREADS_MIN: usize = 2;
 
 /// A mounted file system. Dropping it unmounts (lazily) and waits.
 #[derive(Debug)]
@@ -70,7 +70,50 @@ struct Running {
     core: Arc<Core>,
     workers: Vec<JoinHandle<()>>,
     queues: Option<Queues>,
-    notifying: JoinHandle<()>,
+    notifying: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn spawn(
+        &mut self,
+        device: Arc<Device>,
+        host: &Arc<Notifier>,
+        all: &AllCounters,
+        options: &MountOptions,
+        agreed: Agreed,
+    ) -> io::Result<()> {
+        // With queues, these are left with FORGET and INTERRUPT; should the queues fail, the kernel sends everything here.
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads = options.threads.unwrap_or(cores * THREADS_PER_CORE).max(1);
+        for i in 0..threads {
+            let own = if i == 0 { Arc::clone(&device) } else { Arc::new(device.try_clone()?) };
+            let worker = Worker::new(own, Arc::clone(&self.core), all.block());
+            self.workers.push(spawn(format!("fuse-{i}"), move || worker.run())?);
+        }
+        if agreed.io_uring {
+            self.queues = Some(Queues::start(&device, &self.core, all)?);
+        }
+        let notifier = Arc::clone(host);
+        self.notifying = Some(spawn("fuse-notify".into(), move || notifier.run(&device))?);
+        Ok(())
+    }
+
+    /// Waits until the kernel has ended the mount, then ends the rest.
+    fn finish(self, handle: &Handle) {
+        for worker in self.workers {
+            worker.join().expect("a serving thread does not panic");
+        }
+        *handle.over.lock() = true;
+        self.core.parked.interrupt_all();
+        if let Some(queues) = self.queues {
+            queues.stop();
+        }
+        handle.host.close();
+        if let Some(notifying) = self.notifying {
+            notifying.join().expect("the notifying thread does not panic");
+        }
+        self.core.fs.detach();
+    }
 }
 
 impl std::fmt::Debug for Running {
@@ -85,13 +128,7 @@ impl Session {
         let mount_error = |error| Error::Mount { mountpoint: mountpoint.into(), error };
         let mountpoint = fs::canonicalize(mountpoint).map_err(mount_error)?;
         let device = mount::mount(&mountpoint, options)?;
-        let started = Self::start(fs, &mountpoint, device, options);
-        if started.is_err() {
-            // The first error says what is wrong.
-            let undone = mount::unmount(&mountpoint, Unmount::Lazy);
-            tracing::debug!(?undone, "unmounted after a failed start");
-        }
-        started
+        Self::start(fs, &mountpoint, device, options)
     }
 
     fn start(
@@ -108,33 +145,29 @@ impl Session {
         let wishes = Wishes {
             writeback_cache: fs.writeback_cache(),
             remote_locks: fs.remote_locks(),
-            io_uring: options.transport == Transport::IoUring && !fs.remote_locks(),
+            io_uring: options.transport == Transport::Auto && !fs.remote_locks() && Queues::possible(),
         };
         let agreed = match greet(&device, wishes) {
             Ok(agreed) => agreed,
             Err(e) => {
+                let undone = mount::unmount(mountpoint, Unmount::Lazy);
+                tracing::debug!(?undone, "unmounted after a failed start");
                 fs.detach();
                 return Err(e);
             }
         };
         let core = Arc::new(Core { fs, parked, setxattr_ext: agreed.setxattr_ext });
-        let device = Arc::new(device);
-        // With queues, these are left with FORGET and INTERRUPT; should the queues fail, the kernel sends everything here.
-        let workers = spawn_workers(&device, &core, &all, options).map_err(Error::Transport);
-        let workers = match workers {
-            Ok(workers) => workers,
-            Err(e) => {
-                core.fs.detach();
-                return Err(e);
-            }
-        };
-        let queues = agreed.io_uring.then(|| Queues::start(&device, &core, &all));
-        let queues = queues.transpose().map_err(Error::Transport)?;
-        let notifier = Arc::clone(&host);
-        let notifying =
-            spawn("fuse-notify".into(), move || notifier.run(&device)).map_err(Error::Transport)?;
         let handle = Handle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
-        Ok(Self { handle, running: Some(Running { core, workers, queues, notifying }) })
+        let mut running = Running { core, workers: Vec::new(), queues: None, notifying: None };
+        let spawned = running.spawn(Arc::new(device), &handle.host, &all, options, agreed);
+        let session = Self { handle, running: Some(running) };
+        if let Err(e) = spawned {
+            // By force: with half of its queues the mount would answer nobody.
+            let undone = session.handle.unmount(Unmount::Force);
+            tracing::debug!(?undone, "unmounted after a failed start");
+            return Err(Error::Transport(e));
+        }
+        Ok(session)
     }
 
     /// For threads that may have to end the mount.
@@ -148,18 +181,9 @@ impl Session {
     }
 
     fn finish(&mut self) {
-        let Some(running) = self.running.take() else { return };
-        for worker in running.workers {
-            worker.join().expect("a serving thread does not panic");
+        if let Some(running) = self.running.take() {
+            running.finish(&self.handle);
         }
-        *self.handle.over.lock() = true;
-        running.core.parked.interrupt_all();
-        if let Some(queues) = running.queues {
-            queues.stop();
-        }
-        self.handle.host.close();
-        running.notifying.join().expect("the notifying thread does not panic");
-        running.core.fs.detach();
     }
 }
 
@@ -188,23 +212,6 @@ fn greet(device: &Device, wishes: Wishes) -> Result<Agreed, Error> {
     agreed.ok_or(Error::Handshake)
 }
 
-fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name(name).spawn(body)
-}
-
-fn spawn_workers(
-    device: &Arc<Device>,
-    core: &Arc<Core>,
-    all: &AllCounters,
-    options: &MountOptions,
-) -> std::io::Result<Vec<JoinHandle<()>>> {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = options.threads.unwrap_or((cores * THREADS_PER_CORE).max(THREADS_MIN)).max(1);
-    let mut workers = Vec::with_capacity(threads);
-    for i in 0..threads {
-        let own = if i == 0 { Arc::clone(device) } else { Arc::new(device.try_clone()?) };
-        let worker = Worker::new(own, Arc::clone(core), all.block());
-        workers.push(spawn(format!("fuse-{i}"), move || worker.run())?);
-    }
-    Ok(workers)
 }

@@ -95,25 +95,44 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
+    /// Whether this process may have rings at all. To be asked before the kernel is told that they are coming: it then waits for them.
+    pub(crate) fn possible() -> bool {
+        match builder().build(1) {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(%error, "no io_uring here");
+                false
+            }
+        }
+    }
+
     /// Starts a queue for each core that the machine may have; the kernel holds requests back until all are there.
     pub(crate) fn start(device: &Arc<Device>, core: &Arc<Core>, counters: &AllCounters) -> io::Result<Self> {
         let mut queues = Self { all: Vec::new() };
         for number in 0..possible_cores()? {
-            let queue = Arc::new(Queue { number, mail: Mutex::default(), bell: File::from(sys::eventfd()?) });
-            let (ready, is_ready) = sync_channel(1);
-            let serving = Serving {
-                queue: Arc::clone(&queue),
-                device: Arc::clone(device),
-                core: Arc::clone(core),
-                counters: counters.block(),
-            };
-            let thread = thread::Builder::new()
-                .name(format!("fuse-ring-{number}"))
-                .spawn(move || serving.run(&ready))?;
-            queues.all.push((queue, thread));
-            is_ready.recv().map_err(io::Error::other)??;
+            let counters = counters.block();
+            if let Err(e) = queues.add(number, Arc::clone(device), Arc::clone(core), counters) {
+                queues.stop();
+                return Err(e);
+            }
         }
         Ok(queues)
+    }
+
+    fn add(
+        &mut self,
+        number: u16,
+        device: Arc<Device>,
+        core: Arc<Core>,
+        counters: Arc<Counters>,
+    ) -> io::Result<()> {
+        let queue = Arc::new(Queue { number, mail: Mutex::default(), bell: File::from(sys::eventfd()?) });
+        let (ready, is_ready) = sync_channel(1);
+        let serving = Serving { queue: Arc::clone(&queue), device, core, counters };
+        let name = format!("fuse-ring-{number}");
+        let thread = thread::Builder::new().name(name).spawn(move || serving.run(&ready))?;
+        self.all.push((queue, thread));
+        is_ready.recv().map_err(io::Error::other)?
     }
 
     /// The mount is gone: ends the threads.
@@ -126,6 +145,14 @@ impl Queues {
             thread.join().expect("a queue's thread does not panic");
         }
     }
+}
+
+/// Only its own thread submits to a ring, and the kernel's part of a command runs when that thread asks for completions, not as
+/// an interruption.
+fn builder() -> io_uring::Builder<squeue::Entry128, cqueue::Entry> {
+    let mut builder = IoUring::builder();
+    builder.setup_single_issuer().setup_defer_taskrun().setup_clamp();
+    builder
 }
 
 /// The kernel has a queue for each core that might ever be present.
@@ -214,13 +241,7 @@ struct Ring {
 
 impl Ring {
     fn new(from: Serving) -> io::Result<Self> {
-        // Only this thread submits, and the kernel's part of a command runs when it asks for completions, not as an interruption.
-        let ring = IoUring::<squeue::Entry128, cqueue::Entry>::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_clamp()
-            .setup_cqsize(2 * SLOTS_MAX as u32)
-            .build(SUBMIT_MAX)?;
+        let ring = builder().setup_cqsize(2 * SLOTS_MAX as u32).build(SUBMIT_MAX)?;
         let port = Arc::clone(&from.queue) as Arc<dyn Port>;
         let mut this = Self {
             ring,
