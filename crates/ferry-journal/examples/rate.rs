@@ -1,11 +1,15 @@
 //! How fast transactions go, in process, over a memory device: rewriting 10,000 keys without forcing, and creating
 //! keys for several times round the log, checkpoints included.
 //!
-//! `cargo run --release -p ferry-journal --example rate [THREADS] [LOG_MIB]`
+//! `cargo run --release -p ferry-journal --example rate [THREADS] [LOG_MIB] [FILE]`; with FILE, over that file, which
+//! is overwritten.
 
-use ferry_device::{BlockDevice, Env, MemDevice};
-use ferry_journal::{Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_device::{BlockDevice, Env, FileDevice, MemDevice};
+use ferry_journal::{
+    Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq,
+};
 use std::error::Error;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -33,9 +37,9 @@ impl JournalClient for Owner {
     }
 }
 
-fn open(log_len: u64) -> Result<Journal, Box<dyn Error>> {
+fn geometry(log_len: u64) -> Geometry {
     let home_map_len = 4096 + u64::from(SEGMENTS * 4).next_multiple_of(4096);
-    let geo = Geometry {
+    Geometry {
         volume_id: [7; 16],
         log_offset: 0,
         log_len,
@@ -44,18 +48,54 @@ fn open(log_len: u64) -> Result<Journal, Box<dyn Error>> {
         segments_offset: log_len + 2 * home_map_len,
         segment_len: SEGMENT,
         segment_count: SEGMENTS,
+    }
+}
+
+fn device(geo: &Geometry, file: Option<&Path>, env: &Env) -> Result<Arc<dyn BlockDevice>, Box<dyn Error>> {
+    let len = geo.segments_offset + u64::from(SEGMENTS) * SEGMENT;
+    let dev: Arc<dyn BlockDevice> = match file {
+        Some(path) => Arc::new(FileDevice::create(path, len, true, env)?),
+        None => Arc::new(MemDevice::new(len)),
     };
-    let dev: Arc<dyn BlockDevice> =
-        Arc::new(MemDevice::new(geo.segments_offset + u64::from(SEGMENTS) * SEGMENT));
-    let env = Env::real();
-    Journal::format(&dev, &geo, &[0, 1], &env)?;
+    Journal::format(&dev, geo, &[0, 1], env)?;
+    Ok(dev)
+}
+
+fn open(dev: &Arc<dyn BlockDevice>, geo: Geometry, env: &Env) -> Result<(Journal, Recovered), JournalError> {
     let options = JournalOptions {
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 64 << 20,
         read_only: false,
         background: true,
     };
-    Ok(Journal::open(dev, geo, options, env, Arc::new(Owner(AtomicU32::new(2))))?.0)
+    Journal::open(dev.clone(), geo, options, env.clone(), Arc::new(Owner(AtomicU32::new(2))))
+}
+
+/// Time to recover a log that is as full as it gets before a checkpoint.
+fn measure_recovery(dev: &Arc<dyn BlockDevice>, geo: Geometry, env: &Env) -> Result<(), Box<dyn Error>> {
+    Journal::format(dev, &geo, &[0, 1], env)?;
+    let (journal, _) = open(dev, geo, env)?;
+    let mut n = 0_u64;
+    while journal.stats().log_free_bytes > geo.log_len * 3 / 10 {
+        let mut t = journal.begin(Credits { keys: 1000, bytes: 160 * 1000, urgent: false })?;
+        for _ in 0..1000 {
+            n += 1;
+            t.put(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes(), &[9; 150]);
+        }
+        let seq = t.commit();
+        journal.force(seq, Box::new(|_| ()));
+    }
+    journal.force_stamped()?;
+    drop(journal);
+    let start = env.clock.monotonic();
+    let (_, recovered) = open(dev, geo, env)?;
+    let took = env.clock.monotonic().saturating_sub(start);
+    println!(
+        "recovery: {} contexts, {} MiB, {n} keys in {took:.2?}",
+        recovered.contexts,
+        recovered.bytes >> 20
+    );
+    Ok(())
 }
 
 /// Runs `transactions` on each of `threads` and prints the rate.
@@ -101,7 +141,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let log_len = args.next().map_or(Ok(64), |a| a.parse::<u64>())? << 20;
     let credits = |keys, bytes| Credits { keys, bytes, urgent: false };
 
-    let journal = open(log_len)?;
+    let file = args.next();
+    let (geo, env) = (geometry(log_len), Env::real());
+    let dev = device(&geo, file.as_ref().map(Path::new), &env)?;
+    measure_recovery(&dev, geo, &env)?;
+    Journal::format(&dev, &geo, &[0, 1], &env)?;
+    let (journal, _) = open(&dev, geo, &env)?;
     measure("rewrite 10,000 keys, one key of 100 bytes each", &journal, threads, 1_000_000, |journal, n| {
         let mut t = journal.begin(credits(1, 120))?;
         t.put(&(n * 7919 % KEYS).to_be_bytes(), &[n as u8; 100]);

@@ -48,7 +48,8 @@ impl Core {
         self.space.release((end.position - tail) * LOG_BLOCK as u64);
         let keys = layers.iter().map(|l| l.changes.len() as u64).sum();
         self.stats.note_checkpoint(self.env.clock.monotonic().saturating_sub(started), keys);
-        let surplus = self.home.file().take_surplus(SPARE_KEPT);
+        let mut surplus = self.home.file().take_surplus(SPARE_KEPT);
+        surplus.extend(self.home.file().take_dropped());
         if !surplus.is_empty() {
             self.client.release_home_segments(&surplus);
         }

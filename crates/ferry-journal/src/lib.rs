@@ -70,6 +70,7 @@ pub trait JournalClient: Send + Sync {
     /// A free segment for the home store, or `None`. Must not call into the journal.
     fn take_home_segment(&self) -> Option<u32>;
     /// Segments that the home store gave back; the map that still named them is no longer durable anywhere.
+    /// Must not call into the journal.
     fn release_home_segments(&self, segments: &[u32]);
 }
 
