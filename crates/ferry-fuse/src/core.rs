@@ -11,6 +11,11 @@ use crate::decode::{self, Args, Op};
 use crate::encode::{self, Body, Listing, Want};
 use crate::park::{ParkTable, Port, Ticket};
 
+/// Success, and nothing more to say.
+const EMPTY: Body = Body::Out(0);
+/// The most that one answer to the old form of COPY_FILE_RANGE can count, in whole pages.
+const COPY_MAX: u64 = 0xffff_f000;
+
 /// What became of a request.
 #[derive(Debug)]
 pub(crate) enum Outcome {
@@ -100,11 +105,17 @@ impl Core {
         let ino = head.nodeid;
         let want = ticket.want;
         let mut cx = Cx { uid: head.uid, gid: head.gid, pid: head.pid, umask: 0, park: ticket };
-        let done = |(): ()| Ok(Body::Out(0));
+        let done = |(): ()| Ok(EMPTY);
         match op {
             Op::Lookup { name } => Ok(encode::entry(want, out, &fs.lookup(&cx, ino, name)?)?),
-            Op::Forget { count } => done(fs.forget(ino, count)),
-            Op::BatchForget { all } => done(all.iter().for_each(|one| fs.forget(one.nodeid, one.nlookup))),
+            Op::Forget { count } => {
+                fs.forget(ino, count);
+                Ok(EMPTY)
+            }
+            Op::BatchForget { all } => {
+                all.iter().for_each(|one| fs.forget(one.nodeid, one.nlookup));
+                Ok(EMPTY)
+            }
             Op::Getattr { fh } => {
                 let (attr, valid) = fs.getattr(&cx, ino, fh)?;
                 Ok(encode::attributes(out, &attr, valid)?)
@@ -149,8 +160,11 @@ impl Core {
             Op::Ioctl { cmd, input, out_max } => {
                 Ok(encode::data(want, out, fs.ioctl(&cx, ino, cmd, input, out_max)?)?)
             }
-            Op::Interrupt { unique } => done(self.parked.interrupt(unique)),
-            Op::Destroy | Op::NotifyReply => done(()),
+            Op::Interrupt { unique } => {
+                self.parked.interrupt(unique);
+                Ok(EMPTY)
+            }
+            Op::Destroy | Op::NotifyReply => Ok(EMPTY),
             Op::Unsupported => Err(Errno(libc::ENOSYS).into()),
             _ => self.on_handle(&cx, ino, op, out, want),
         }
@@ -159,7 +173,7 @@ impl Core {
     /// Operations on an open file or directory.
     fn on_handle(&self, cx: &Cx<'_>, ino: u64, op: Op<'_>, out: &mut [u8], want: Want) -> Answer<Body> {
         let fs = &*self.fs;
-        let done = |(): ()| Ok(Body::Out(0));
+        let done = |(): ()| Ok(EMPTY);
         match op {
             Op::Open { flags, kill_suidgid } => {
                 Ok(encode::opened(out, fs.open(cx, ino, flags, kill_suidgid)?)?)
@@ -184,7 +198,8 @@ impl Core {
                     // Whatever comes of it, the handle goes, and close(2) has returned long ago.
                     let _unlocked = fs.setlk(cx, ino, fh, &lock, false);
                 }
-                done(fs.release(cx, ino, fh))
+                fs.release(cx, ino, fh);
+                Ok(EMPTY)
             }
             Op::Fsync { fh, data_only } => done(fs.fsync(cx, ino, fh, data_only)?),
             Op::Flush { fh, lock_owner } => done(fs.flush(cx, ino, fh, lock_owner)?),
@@ -194,7 +209,10 @@ impl Core {
                 fs.readdir(cx, ino, fh, cookie, plus, &mut |entry| list.push(entry))?;
                 Ok(Body::Out(list.used))
             }
-            Op::Releasedir { fh } => done(fs.releasedir(cx, ino, fh)),
+            Op::Releasedir { fh } => {
+                fs.releasedir(cx, ino, fh);
+                Ok(EMPTY)
+            }
             Op::Fsyncdir { fh, data_only } => done(fs.fsyncdir(cx, ino, fh, data_only)?),
             Op::Getlk { fh, lock } => Ok(encode::lock(out, &fs.getlk(cx, ino, fh, &lock)?)?),
             Op::Setlk { fh, lock, wait } => done(fs.setlk(cx, ino, fh, &lock, wait)?),
@@ -203,8 +221,7 @@ impl Core {
                 Ok(encode::count(want, out, fs.lseek(cx, ino, fh, offset, whence)?)?)
             }
             Op::CopyFileRange { fh_in, off_in, ino_out, fh_out, off_out, len, wide } => {
-                // The old form answers in 32 bits.
-                let len = if wide { len } else { len.min(u64::from(u32::MAX & !0xfff)) };
+                let len = if wide { len } else { len.min(COPY_MAX) };
                 let n = fs.copy_file_range(cx, ino, fh_in, off_in, ino_out, fh_out, off_out, len)?;
                 Ok(encode::count(want, out, n)?)
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::abi;
 
@@ -61,16 +61,19 @@ impl AllCounters {
             blocks.iter().map(|b| pick(b).load(Ordering::Relaxed)).sum()
         };
         let mut operations = Map::new();
-        let mut requests = 0;
+        let mut requests = 0_u64;
         for i in 0..OPS {
             let count = sum(&|b| &b.count[i]);
             if count > 0 {
                 requests += count;
                 let name = abi::op_name(i as u32);
-                operations.insert(name.into(), json!({"count": count, "errors": sum(&|b| &b.errors[i])}));
+                let errors = sum(&|b| &b.errors[i]);
+                let both = [("count".into(), count.into()), ("errors".into(), errors.into())];
+                operations.insert(name.into(), Value::Object(both.into_iter().collect()));
             }
         }
-        json!({"requests": requests, "operations": operations})
+        let all = [("requests".into(), requests.into()), ("operations".into(), operations.into())];
+        Value::Object(all.into_iter().collect())
     }
 }
 
@@ -88,7 +91,8 @@ mod tests {
         b.request(u32::MAX);
         let json = all.json();
         assert_eq!(json["requests"], 3);
-        assert_eq!(json["operations"]["lookup"], json!({"count": 2, "errors": 1}));
+        assert_eq!(json["operations"]["lookup"]["count"], 2);
+        assert_eq!(json["operations"]["lookup"]["errors"], 1);
         assert_eq!(json["operations"]["unknown"]["count"], 1);
         assert!(json["operations"].get("write").is_none());
     }

@@ -192,7 +192,7 @@ fn a_busy_mount_is_unmounted_lazily_only() {
         handle.unmount(Unmount::Lazy).expect("unmounts");
         (&file).write_all(b"still there").expect("an open file works on");
         drop(file);
-        m.session.map(ferry_fuse::Session::wait);
+        m.session.expect("mounted").wait();
         handle.unmount(Unmount::Normal).expect("nothing left to do");
     });
 }
