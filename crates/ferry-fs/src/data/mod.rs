@@ -1,18 +1,47 @@
 //! The contents of files: segments, space, extents, the page cache and write-back.
+//!
+//! A write copies into folios and reserves space, nothing more. Write-back gathers dirty blocks of many files into one
+//! device write and maps them with transactions; the cleaner moves what is live out of segments that are mostly dead.
+//! `docs/locking-data.md` states the order of locks, `docs/format-data.md` what is on the device.
+
+mod batch;
+mod cache;
+mod cleaner;
+mod extents;
+mod falloc;
+mod file;
+mod flusher;
+mod folio;
+mod queue;
+mod read;
+mod resize;
+mod segments;
+mod send;
+mod space;
+mod summary;
+#[cfg(test)]
+mod tests;
+mod write;
+mod writeback;
+
+pub use file::FileData;
 
 use crate::api::{Errno, Ino};
 use crate::error::FsError;
 use crate::inode::Inode;
-use crate::keys::InodeRecord;
+use crate::keys::{BLOCK, InodeRecord};
+use batch::Traffic;
+use cache::Cache;
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Credits, Geometry, Journal, JournalClient, JournalError, Recovered, Seq, Transaction};
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use ferry_journal::{Geometry, Journal, JournalClient, JournalError, Recovered, Seq};
+use flusher::Signal;
+use parking_lot::Mutex;
+use queue::Queue;
+use segments::Table;
+use space::Space;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-
-/// What the data half keeps for each inode.
-#[derive(Default)]
-pub struct FileData {}
 
 /// How the data half finds inodes that it knows only by number.
 pub trait InodeSource: Send + Sync {
@@ -40,7 +69,7 @@ pub struct DataOptions {
 pub enum At {
     /// At this byte.
     Offset(u64),
-    /// At the end of the file, as of the moment of the write.
+    /// At the end of the file, as of the moment of the write. One of more than 1 MiB may be interleaved with others.
     End,
 }
 
@@ -65,126 +94,294 @@ pub struct SpaceTotals {
 }
 
 /// Counters for `stats`.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-pub struct DataStats {}
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DataStats {
+    /// Memory of cached contents and extents, in bytes.
+    pub cache_bytes: u64,
+    /// Its bound.
+    pub cache_limit_bytes: u64,
+    /// Dirty bytes.
+    pub dirty_bytes: u64,
+    /// Bytes on their way to the device.
+    pub in_flight_bytes: u64,
+    /// Folios and windows evicted.
+    pub evicted: u64,
+    /// Inodes that wait for write-back.
+    pub waiting_inodes: u64,
+    /// Bytes that extents refer to.
+    pub live_bytes: u64,
+    /// Bytes that `fallocate` promised.
+    pub promised_bytes: u64,
+    /// Free segments with space of the host.
+    pub segments_free: u64,
+    /// Free segments for which the host would be asked first.
+    pub segments_bare: u64,
+    /// Segments that wait for a stamp.
+    pub segments_pending: u64,
+    /// Segments of the home store.
+    pub segments_home: u64,
+    /// Bytes of data written, summaries among them.
+    pub written_bytes: u64,
+    /// Device writes that carried them.
+    pub batches: u64,
+    /// Bytes read from the device.
+    pub read_bytes: u64,
+    /// Blocks found damaged.
+    pub damaged_blocks: u64,
+    /// Times that a writer was held because too much was dirty.
+    pub throttled: u64,
+    /// Times that write-back found no room although space had been promised: always 0, unless something is wrong.
+    pub no_room: u64,
+    /// Segments cleaned.
+    pub cleaned_segments: u64,
+    /// Bytes that the cleaner moved.
+    pub moved_bytes: u64,
+}
+
+/// What is counted as it happens.
+#[derive(Default)]
+struct Counters {
+    written_bytes: AtomicU64,
+    batches: AtomicU64,
+    read_bytes: AtomicU64,
+    damaged_blocks: AtomicU64,
+    throttled: AtomicU64,
+    no_room: AtomicU64,
+    cleaned_segments: AtomicU64,
+    moved_bytes: AtomicU64,
+}
+
+fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
 
 /// The contents of all files of a volume.
-pub struct DataStore {}
+pub struct DataStore {
+    dev: Arc<dyn BlockDevice>,
+    options: DataOptions,
+    env: Env,
+    cache: Arc<Cache>,
+    space: Space,
+    table: Table,
+    queue: Queue,
+    /// Data being written, and its buffers.
+    traffic: Arc<Traffic>,
+    /// Buffers of reads.
+    reads: Traffic,
+    /// The journal owns us, so we must not own it.
+    journal: OnceLock<Weak<Journal>>,
+    inodes: OnceLock<Weak<dyn InodeSource>>,
+    /// Newest context that holds a change of ours.
+    last_seq: AtomicU64,
+    /// The journal takes no more changes.
+    failed: AtomicBool,
+    /// Held by who makes room: outermost lock.
+    room: Mutex<cleaner::Progress>,
+    signal: Arc<Signal>,
+    counters: Counters,
+}
 
 impl DataStore {
     /// Makes the store; it answers the journal's questions already, but knows nothing before [`DataStore::start`].
-    pub fn new(_dev: Arc<dyn BlockDevice>, _geometry: Geometry, _options: DataOptions, _env: Env) -> Arc<Self> {
-        Arc::new(Self {})
+    pub fn new(dev: Arc<dyn BlockDevice>, geometry: Geometry, options: DataOptions, env: Env) -> Arc<Self> {
+        Arc::new(Self {
+            cache: Cache::new(options.cache_bytes),
+            space: Space::new(Arc::clone(&dev), geometry),
+            table: Table::new(geometry),
+            queue: Queue::default(),
+            traffic: Arc::default(),
+            reads: Traffic::default(),
+            journal: OnceLock::new(),
+            inodes: OnceLock::new(),
+            last_seq: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            room: Mutex::default(),
+            signal: Arc::default(),
+            counters: Counters::default(),
+            dev,
+            options,
+            env,
+        })
     }
-    /// Loads the segment table, finishes interrupted truncations and starts the background thread.
+
+    /// Loads the segment table, finishes interrupted truncations and starts the background thread. Neither `journal` nor
+    /// `inodes` is kept alive.
     pub fn start(
         self: &Arc<Self>,
-        _journal: Arc<Journal>,
-        _recovered: &Recovered,
-        _inodes: Arc<dyn InodeSource>,
+        journal: Arc<Journal>,
+        recovered: &Recovered,
+        inodes: Arc<dyn InodeSource>,
     ) -> Result<(), FsError> {
+        let (used, blocks) = self.table.load(&journal)?;
+        self.space.stamped(journal.stamped());
+        self.space.start(&used, &recovered.home_segments, blocks, self.options.read_only);
+        let once = self.journal.set(Arc::downgrade(&journal)).is_ok()
+            && self.inodes.set(Arc::downgrade(&inodes)).is_ok();
+        assert!(once, "a data store is started once");
+        if self.options.read_only {
+            return Ok(());
+        }
+        for segment in self.table.open_segments() {
+            if !self.space.back_again(segment) {
+                tracing::warn!(
+                    segment,
+                    "the host has no space for the rest of a segment; it is not filled on"
+                );
+                self.table.close_segment(segment);
+            }
+        }
+        self.finish_truncations(&journal)?;
+        if self.options.background {
+            flusher::start(self);
+        }
         Ok(())
     }
-    /// Reads at `offset`; fewer bytes than asked only at the end of the file.
-    pub fn read(&self, _inode: &Arc<Inode>, _offset: u64, _out: &mut [u8]) -> Result<usize, FsError> {
-        Err(unsupported())
+
+    fn journal(&self) -> Result<Arc<Journal>, FsError> {
+        let journal = self.journal.get().and_then(Weak::upgrade);
+        journal.ok_or(FsError::Journal(JournalError::Closed))
     }
-    /// Writes all of `data` into memory, with its space reserved; `edit` changes other attributes under the inode lock.
-    /// Returns the offset behind the last byte.
-    pub fn write(
-        &self,
-        _inode: &Arc<Inode>,
-        _at: At,
-        _data: &[u8],
-        _edit: &mut dyn FnMut(&mut InodeRecord),
-    ) -> Result<u64, FsError> {
-        Err(unsupported())
+
+    fn source(&self) -> Result<Arc<dyn InodeSource>, FsError> {
+        let source = self.inodes.get().and_then(Weak::upgrade);
+        source.ok_or(FsError::Journal(JournalError::Closed))
     }
-    /// Truncates or extends, together with other changes of attributes.
-    pub fn set_size(
-        &self,
-        _inode: &Arc<Inode>,
-        _size: u64,
-        _edit: &mut dyn FnMut(&mut InodeRecord),
-    ) -> Result<Seq, FsError> {
-        Err(unsupported())
-    }
-    /// Allocates, punches or zeroes, by the mode bits of fallocate(2).
-    pub fn fallocate(
-        &self,
-        _inode: &Arc<Inode>,
-        _mode: i32,
-        _offset: u64,
-        _len: u64,
-        _edit: &mut dyn FnMut(&mut InodeRecord),
-    ) -> Result<(), FsError> {
-        Err(unsupported())
-    }
-    /// `SEEK_DATA` or `SEEK_HOLE`.
-    pub fn seek(&self, _inode: &Arc<Inode>, _offset: u64, _whence: i32) -> Result<u64, FsError> {
-        Err(unsupported())
-    }
-    /// Puts all that is dirty of `inode` into contexts up to the returned one; the caller forces it.
-    pub fn write_back(&self, _inode: &Arc<Inode>) -> Result<Seq, FsError> {
-        Err(unsupported())
-    }
-    /// The same for all inodes.
-    pub fn write_back_all(&self) -> Result<Seq, FsError> {
-        Err(unsupported())
-    }
-    /// Forgets what is cached, dirty data too: the last name and handle are gone.
-    pub fn drop_cache(&self, _inode: &Arc<Inode>) {}
-    /// Gives back everything that `inode` occupies. `finish` adds at most `room` to the last transaction; it is called
-    /// without an inode lock, and may keep the counters' lock until this returns. Takes no inode lock over a wait.
-    pub fn reclaim(
-        &self,
-        _inode: &Arc<Inode>,
-        _room: Credits,
-        _finish: &mut dyn FnMut(&mut Transaction<'_>),
-    ) -> Result<Seq, FsError> {
-        Err(unsupported())
-    }
-    /// `ENOSPC` when there is no room for what an operation adds.
-    pub fn admit(&self, _growth: Growth) -> Result<(), FsError> {
+
+    /// `EROFS` when nothing can be changed (any more).
+    fn writable(&self) -> Result<(), FsError> {
+        if self.options.read_only || self.failed.load(Ordering::Relaxed) {
+            return Err(Errno(libc::EROFS).into());
+        }
         Ok(())
     }
+
+    fn note_seq(&self, inode: Option<&Inode>, seq: Seq) {
+        self.last_seq.fetch_max(seq.0, Ordering::AcqRel);
+        if let Some(inode) = inode {
+            inode.last_seq.fetch_max(seq.0, Ordering::AcqRel);
+        }
+    }
+
+    /// `times_dirty` was set (or another attribute waits to be logged): write-back is to come by. Called with the inode lock
+    /// held.
+    pub fn mark_dirty(&self, inode: &Arc<Inode>) {
+        self.queue.enter(inode, || self.env.clock.monotonic());
+    }
+
+    /// There is something that the journal does not have yet: the inode must stay in memory.
+    pub fn is_dirty(&self, inode: &Inode) -> bool {
+        inode.file.ticket.load(Ordering::Acquire) != 0
+    }
+
+    /// Forgets what is cached, dirty data too: the last name and handle are gone. Nothing of the inode is logged after this
+    /// but by [`DataStore::reclaim`] and by the caller.
+    pub fn drop_cache(&self, inode: &Arc<Inode>) {
+        let mut state = inode.state.write();
+        inode.file.dead.store(true, Ordering::Release);
+        let mut pages = inode.file.pages.write();
+        self.space.release(pages.forget(0, u64::MAX / BLOCK));
+        inode.file.dirty_hint.store(0, Ordering::Relaxed);
+        state.times_dirty = false;
+        file::show_blocks(&mut state, &pages);
+        drop(pages);
+        self.queue.leave(inode);
+    }
+
+    /// `ENOSPC` when there is no room for what an operation adds to the metadata.
+    pub fn admit(&self, growth: Growth) -> Result<(), FsError> {
+        match growth {
+            Growth::Metadata if self.space.admits() => Ok(()),
+            Growth::Metadata => Err(Errno(libc::ENOSPC).into()),
+        }
+    }
+
     /// Totals for statfs.
     pub fn totals(&self) -> SpaceTotals {
-        SpaceTotals::default()
+        let (total, free, available) = self.space.totals();
+        SpaceTotals { total, free, available, live: self.table.used().0 * BLOCK }
     }
-    /// `times_dirty` was set (or another attribute waits to be logged): write-back is to come by.
-    pub fn mark_dirty(&self, _inode: &Arc<Inode>) {}
-    /// There is something that the journal does not have yet: the inode must stay in memory.
-    pub fn is_dirty(&self, _inode: &Inode) -> bool {
-        false
-    }
+
     /// What a new handle's error cursor starts from.
-    pub fn error_cursor(&self, _inode: &Inode) -> u64 {
-        0
+    pub fn error_cursor(&self, inode: &Inode) -> u64 {
+        inode.file.error_cursor()
     }
+
     /// A write-back error that the handle with this cursor has not been told.
-    pub fn error_since(&self, _inode: &Inode, _cursor: &AtomicU64) -> Option<Errno> {
-        None
+    pub fn error_since(&self, inode: &Inode, cursor: &AtomicU64) -> Option<Errno> {
+        inode.file.error_since(cursor).map(Errno)
     }
+
     /// Counters.
     pub fn stats(&self) -> DataStats {
-        DataStats::default()
+        let (live, promised) = self.table.used();
+        let (free, bare, pending, home) = self.space.counts();
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let c = &self.counters;
+        DataStats {
+            cache_bytes: self.cache.used() as u64,
+            cache_limit_bytes: self.cache.limit() as u64,
+            dirty_bytes: self.cache.dirty() as u64,
+            in_flight_bytes: self.traffic.flying() as u64,
+            evicted: self.cache.evicted() as u64,
+            waiting_inodes: self.queue.len() as u64,
+            live_bytes: live * BLOCK,
+            promised_bytes: promised * BLOCK,
+            segments_free: free.into(),
+            segments_bare: bare.into(),
+            segments_pending: pending.into(),
+            segments_home: home.into(),
+            written_bytes: get(&c.written_bytes),
+            batches: get(&c.batches),
+            read_bytes: get(&c.read_bytes),
+            damaged_blocks: get(&c.damaged_blocks),
+            throttled: get(&c.throttled),
+            no_room: get(&c.no_room),
+            cleaned_segments: get(&c.cleaned_segments),
+            moved_bytes: get(&c.moved_bytes),
+        }
     }
+
     /// Writes everything back and stops the background thread. The journal is still open.
     pub fn close(&self) -> Result<(), FsError> {
-        Ok(())
+        self.signal.stop();
+        if self.writable().is_err() {
+            return Ok(());
+        }
+        self.write_back_all()?;
+        self.name_everything()
     }
 }
 
-fn unsupported() -> FsError {
-    FsError::Errno(Errno(libc::EOPNOTSUPP))
+impl Drop for DataStore {
+    fn drop(&mut self) {
+        self.signal.abandon();
+    }
 }
 
 impl JournalClient for DataStore {
-    fn stamped(&self, _seq: Seq) {}
-    fn failed(&self, _error: &JournalError) {}
-    fn take_home_segment(&self) -> Option<u32> {
-        None
+    fn stamped(&self, seq: Seq) {
+        self.space.stamped(seq);
     }
-    fn release_home_segments(&self, _segments: &[u32]) {}
+
+    fn failed(&self, error: &JournalError) {
+        tracing::error!(%error, "the journal failed: nothing can be changed any more");
+        self.failed.store(true, Ordering::Release);
+        self.signal.wake();
+    }
+
+    fn take_home_segment(&self) -> Option<u32> {
+        self.space.take(space::Need::Home)
+    }
+
+    fn release_home_segments(&self, segments: &[u32]) {
+        self.space.release_home(segments);
+    }
 }
+
+/// A transaction's bytes for keys and record beside its extents, at most.
+const RECORD_BYTES: u32 = 256 + crate::keys::INLINE_MAX as u32;
+/// Largest piece of a read or write that happens under one lock, in bytes.
+const PIECE: usize = 1 << 20;
+
+/// Changes attributes under the inode lock.
+type AttrEdit<'a> = &'a mut dyn FnMut(&mut InodeRecord);

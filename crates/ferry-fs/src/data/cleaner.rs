@@ -1,0 +1,338 @@
+//! The cleaner: gathers what is live in mostly dead segments, so that these become free.
+//!
+//! It reads a segment, finds summaries, holds each entry against the extent map, and moves what is still mapped as ordinary
+//! transactions: a block that moved or died meanwhile is left alone. A damaged block is moved as it is, with the checksum
+//! that it does not match, so that it stays known as damaged.
+
+use super::extents::{Place, WINDOW_BLOCKS};
+use super::file::ExtentsGuard;
+use super::segments::{Stream, Victim};
+use super::send::{Cargo, Contents, Work};
+use super::summary::{self, Entry};
+use super::{DataStore, PIECE, count};
+use crate::error::FsError;
+use crate::inode::Inode;
+use crate::keys::{self, BLOCK, Extent, Key};
+use ferry_device::AlignedBuf;
+use ferry_journal::{Credits, Journal};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+const BLOCK_BYTES: usize = BLOCK as usize;
+/// Free segments beyond those kept back at which cleaning ahead of need begins.
+const AHEAD_SEGMENTS: u32 = 4;
+/// Ahead of need only segments are cleaned of which so much is dead: one part in this number.
+const AHEAD_DEAD_SHARE: u32 = 4;
+
+/// What the cleaner remembers from one time to the next.
+#[derive(Default)]
+pub struct Progress {
+    /// Segments that could not be emptied: something in them cannot be read.
+    stuck: BTreeSet<u32>,
+}
+
+/// A live block found in a segment.
+struct Live {
+    ino: u64,
+    block: u64,
+    at: u32,
+    len: u32,
+}
+
+impl DataStore {
+    /// Makes at least one segment free for new data: by a stamp for what is dead already, else by cleaning. `false` when
+    /// there is nothing to gain. Called without any lock.
+    pub(super) fn make_room(&self) -> Result<bool, FsError> {
+        let mut progress = self.room.lock();
+        let journal = self.journal()?;
+        // Cleaning k segments with one dead block each frees one at last; each step gains, so this ends.
+        loop {
+            let (free, kept) = self.space.reap_now();
+            if free > kept && self.space.can_take() {
+                return Ok(true);
+            }
+            if self.free_closed(&journal)? {
+                continue;
+            }
+            if self.space.has_pending() {
+                self.force_stamped(&journal)?;
+                continue;
+            }
+            let most = self.table.blocks() - self.table.blocks().min(2);
+            match self.table.victim(most, &progress.stuck) {
+                Some(victim) => self.clean(victim, &mut progress, &journal)?,
+                None => return Ok(false),
+            }
+        }
+    }
+
+    /// Waits until all that was committed is stamped, and notes it.
+    pub(super) fn force_stamped(&self, journal: &Journal) -> Result<(), FsError> {
+        let newest = self.space.newest_pending();
+        journal.force_stamped()?;
+        if let Some(seq) = newest {
+            self.space.stamped(seq);
+        }
+        Ok(())
+    }
+
+    /// Frees segments that were closed with nothing live in them, and that no other commit has come by to free.
+    fn free_closed(&self, journal: &Journal) -> Result<bool, FsError> {
+        let any = self.table.has_closed();
+        while self.table.has_closed() {
+            let txn = journal.begin(Credits { keys: 8, bytes: 256, urgent: true })?;
+            let seq = self.table.commit(txn, &super::extents::Delta::default(), 0, None, &self.space);
+            self.note_seq(None, seq);
+        }
+        Ok(any)
+    }
+
+    /// The background thread's share: frees what is dead, gives space back to the host, cleans ahead of need.
+    pub(super) fn tidy(&self) -> Result<(), FsError> {
+        let journal = self.journal()?;
+        self.free_closed(&journal)?;
+        let (free, kept) = self.space.reap_now();
+        if free > kept + AHEAD_SEGMENTS || self.space.has_pending() {
+            return Ok(());
+        }
+        let Some(mut progress) = self.room.try_lock() else { return Ok(()) };
+        let most = self.table.blocks() - self.table.blocks() / AHEAD_DEAD_SHARE;
+        if let Some(victim) = self.table.victim(most, &progress.stuck) {
+            self.clean(victim, &mut progress, &journal)?;
+        }
+        Ok(())
+    }
+
+    /// Cleans the segment that stands first, however full it is.
+    #[cfg(test)]
+    pub(super) fn clean_once(&self) -> Result<(), FsError> {
+        let mut progress = self.room.lock();
+        match self.table.victim(u32::MAX, &progress.stuck) {
+            Some(victim) => self.clean(victim, &mut progress, &*self.journal()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves everything live out of a segment.
+    fn clean(&self, victim: Victim, progress: &mut Progress, journal: &Journal) -> Result<(), FsError> {
+        let before = self.table.record(victim.segment).live;
+        let (entries, readable) = self.entries(victim)?;
+        self.move_entries(victim.segment, entries, journal)?;
+        if self.table.record(victim.segment).live > 0 && readable {
+            // A summary is lost: ask every extent on the volume.
+            tracing::warn!(
+                segment = victim.segment,
+                "a segment's summaries are incomplete; looking through all extents"
+            );
+            let entries = self.scan_extents(victim.segment, journal)?;
+            self.move_entries(victim.segment, entries, journal)?;
+        }
+        let after = self.table.record(victim.segment).live;
+        if after > 0 && after >= before {
+            tracing::warn!(segment = victim.segment, live = after, "a segment cannot be cleaned");
+            progress.stuck.insert(victim.segment);
+        } else {
+            count(&self.counters.cleaned_segments, 1);
+        }
+        Ok(())
+    }
+
+    /// What summaries say of a segment; and whether all of it could be read.
+    fn entries(&self, victim: Victim) -> Result<(Vec<Entry>, bool), FsError> {
+        let mut found = self.table.late_entries(victim.segment);
+        let first = self.table.first_block(victim.segment);
+        let mut readable = true;
+        let mut at = 0;
+        while at < victim.record.filled {
+            let len = (victim.record.filled - at).min((PIECE / BLOCK_BYTES) as u32);
+            let mut buf = self.reads.buffer(len as usize * BLOCK_BYTES, PIECE);
+            let bytes = Arc::get_mut(&mut buf).expect("just made or idle: ours alone");
+            readable &= self.read_blocks(first + u64::from(at), bytes).is_empty();
+            let home = self.table.home(victim.segment);
+            found.extend(bytes.chunks_exact(BLOCK_BYTES).filter_map(|b| summary::decode(home, b)).flatten());
+            self.reads.keep(&buf, PIECE);
+            at += len;
+        }
+        Ok((found, readable))
+    }
+
+    /// What the extent maps of all files have in a segment.
+    fn scan_extents(&self, segment: u32, journal: &Journal) -> Result<Vec<Entry>, FsError> {
+        let mut found = Vec::new();
+        journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
+            if let (Some(Key::Extent(ino, offset)), Ok(Extent::Data { block, crcs })) =
+                (keys::parse(key), Extent::decode(value))
+                && let Some((there, at)) = self.table.locate(block)
+                && there == segment
+            {
+                found.push(Entry { ino, file_block: offset / BLOCK, at, len: crcs.len() as u32 });
+            }
+            true
+        })?;
+        Ok(found)
+    }
+
+    /// Moves what is live of `entries`, file by file, in batches.
+    fn move_entries(&self, segment: u32, mut entries: Vec<Entry>, journal: &Journal) -> Result<(), FsError> {
+        entries.sort_by_key(|e| (e.ino, e.file_block, e.at));
+        let source = self.source()?;
+        for of_file in entries.chunk_by(|a, b| a.ino == b.ino) {
+            let Some(inode) = source.inode(of_file[0].ino)? else { continue };
+            if inode.file.dead.load(std::sync::atomic::Ordering::Acquire) {
+                continue;
+            }
+            // One right at a time, and nothing else is held: whoever has it never waits for us.
+            let mut guard = Some(ExtentsGuard::lock(&inode));
+            let mut live = self.live(&inode, segment, of_file)?;
+            live.reverse();
+            while !live.is_empty() {
+                let held = match guard.take() {
+                    Some(guard) => guard,
+                    None => ExtentsGuard::lock(&inode),
+                };
+                self.move_some(held, segment, &mut live, journal)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Those entries of one file that are mapped to where they say, cut where they are not.
+    fn live(&self, inode: &Arc<Inode>, segment: u32, entries: &[Entry]) -> Result<Vec<Live>, FsError> {
+        let first = self.table.first_block(segment);
+        let mut live: Vec<Live> = Vec::new();
+        for entry in entries {
+            for i in 0..entry.len.min(self.table.blocks()) {
+                let (block, at) = (entry.file_block.saturating_add(i.into()), entry.at.saturating_add(i));
+                let window = self.window(inode, block / WINDOW_BLOCKS)?;
+                let mapped = matches!(window.place(block % WINDOW_BLOCKS),
+                    Place::Data(dev, _) if dev == first + u64::from(at));
+                let known = live.iter().any(|l| (l.at..l.at + l.len).contains(&at));
+                if !mapped || known {
+                    continue;
+                }
+                match live.last_mut() {
+                    Some(l) if l.block + u64::from(l.len) == block && l.at + l.len == at => l.len += 1,
+                    _ => live.push(Live { ino: inode.ino, block, at, len: 1 }),
+                }
+            }
+        }
+        Ok(live)
+    }
+
+    /// Moves the last pieces of `live`, as many as one batch and one transaction take.
+    fn move_some(
+        &self,
+        guard: ExtentsGuard,
+        segment: u32,
+        live: &mut Vec<Live>,
+        journal: &Journal,
+    ) -> Result<(), FsError> {
+        let inode = Arc::clone(guard.inode());
+        let want = live.iter().map(|l| l.len).sum::<u32>().min(256);
+        let Some(chunk) = self.table.allocate(Stream::Moved, want, &self.space) else {
+            // The reserve is used up: what has become free so far must be stamped before more can be moved.
+            drop(guard);
+            self.free_closed(journal)?;
+            if !self.space.has_pending() {
+                return Err(crate::api::Errno(libc::ENOSPC).into());
+            }
+            self.force_stamped(journal)?;
+            self.space.reap_now();
+            return Ok(());
+        };
+        let mut cargo = self.cargo(Some(chunk));
+        let mut work = Work {
+            guard,
+            runs: Vec::new(),
+            contents: Contents::Extents,
+            held: 0,
+            over_hole: 0,
+            size: None,
+            next: None,
+            kept_crcs: Vec::new(),
+        };
+        let budget = (journal.max_transaction_bytes() / 2 / 2400).max(1) as usize;
+        while let Some(piece) = live.pop() {
+            let len = piece.len.min(cargo.left());
+            if len == 0 || work.runs.len() >= budget {
+                live.push(piece);
+                break;
+            }
+            if len < piece.len {
+                let (block, at) = (piece.block + u64::from(len), piece.at + len);
+                live.push(Live { ino: piece.ino, block, at, len: piece.len - len });
+            }
+            self.load_piece(&inode, segment, &Live { len, ..piece }, &mut cargo, &mut work)?;
+        }
+        if work.runs.is_empty() {
+            self.cancel(cargo);
+            return Ok(());
+        }
+        let blocks: u64 = work.runs.iter().map(|r| u64::from(r.len)).sum();
+        self.send(vec![work], cargo, journal)?;
+        count(&self.counters.moved_bytes, blocks * BLOCK);
+        Ok(())
+    }
+
+    /// Reads a live piece and puts it into the batch. The right to change extents is held, so it is still live when it moves.
+    fn load_piece(
+        &self,
+        inode: &Arc<Inode>,
+        segment: u32,
+        piece: &Live,
+        cargo: &mut Cargo,
+        work: &mut Work,
+    ) -> Result<(), FsError> {
+        let dev = self.table.first_block(segment) + u64::from(piece.at);
+        let mut buf = AlignedBuf::zeroed(piece.len as usize * BLOCK_BYTES);
+        let failed = self.read_blocks(dev, &mut buf);
+        let mut from = 0;
+        for i in 0..piece.len {
+            let block = piece.block + u64::from(i);
+            let window = self.window(inode, block / WINDOW_BLOCKS)?;
+            let Place::Data(there, crc) = window.place(block % WINDOW_BLOCKS) else { continue };
+            if there != dev + u64::from(i) || failed.iter().any(|(at, _)| *at == i as usize) {
+                // It is not where it was when this began, or it cannot be read: it stays where it is.
+                self.load_blocks(inode, piece, &buf, from..i, cargo, work);
+                from = i + 1;
+                continue;
+            }
+            let data = &buf[i as usize * BLOCK_BYTES..(i as usize + 1) * BLOCK_BYTES];
+            if crc32c::crc32c(data) != crc {
+                let detail = "its checksum does not match; it is moved as it is".to_owned();
+                self.damaged(inode, block, there, detail);
+                let start = cargo.position() + (i - from);
+                work.kept_crcs.push((start, crc));
+            }
+        }
+        self.load_blocks(inode, piece, &buf, from..piece.len, cargo, work);
+        Ok(())
+    }
+
+    fn load_blocks(
+        &self,
+        inode: &Arc<Inode>,
+        piece: &Live,
+        buf: &AlignedBuf,
+        part: std::ops::Range<u32>,
+        cargo: &mut Cargo,
+        work: &mut Work,
+    ) {
+        if part.is_empty() {
+            return;
+        }
+        let data = &buf[part.start as usize * BLOCK_BYTES..part.end as usize * BLOCK_BYTES];
+        work.runs.extend(Self::load_moved(cargo, inode, piece.block + u64::from(part.start), data));
+    }
+
+    /// At the end of a mount: summaries for what no summary names yet.
+    pub(super) fn name_everything(&self) -> Result<(), FsError> {
+        let journal = self.journal()?;
+        for stream in [Stream::New, Stream::Moved] {
+            while let Some((chunk, buf)) = self.table.name_all(stream) {
+                self.send_summary(&journal, chunk, buf)?;
+            }
+        }
+        Ok(())
+    }
+}

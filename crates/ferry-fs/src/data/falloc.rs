@@ -1,0 +1,304 @@
+//! Allocation, holes and zeros by fallocate(2), and where data and holes are by lseek(2).
+
+use super::extents::{Delta, Edit, Place, WINDOW_BLOCKS};
+use super::file::{ExtentsGuard, Known, show_blocks};
+use super::folio::mask;
+use super::resize::put_all;
+use super::send::credits;
+use super::write::dirty_blocks;
+use super::{AttrEdit, DataStore};
+use crate::api::Errno;
+use crate::error::FsError;
+use crate::inode::Inode;
+use crate::keys::{self, BLOCK, InodeRecord};
+use ferry_journal::Journal;
+use std::ops::Range;
+use std::sync::Arc;
+
+impl DataStore {
+    /// Allocates, punches or zeroes, by the mode bits of fallocate(2); `EOPNOTSUPP` for those that are none of these.
+    pub fn fallocate(
+        &self,
+        inode: &Arc<Inode>,
+        mode: i32,
+        offset: u64,
+        len: u64,
+        edit: &mut dyn FnMut(&mut InodeRecord),
+    ) -> Result<(), FsError> {
+        self.writable()?;
+        let end = offset.checked_add(len).filter(|e| *e <= i64::MAX as u64).ok_or(Errno(libc::EFBIG))?;
+        if len == 0 {
+            return Err(Errno(libc::EINVAL).into());
+        }
+        let keep = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            0 => self.promise(inode, offset..end, keep, edit),
+            libc::FALLOC_FL_PUNCH_HOLE if keep => self.punch(inode, offset..end, edit),
+            libc::FALLOC_FL_ZERO_RANGE => {
+                self.punch(inode, offset..end, edit)?;
+                self.promise(inode, offset..end, keep, edit)
+            }
+            _ => Err(Errno(libc::EOPNOTSUPP).into()),
+        }
+    }
+
+    /// Makes a hole: whole blocks are dropped, parts of blocks become zeros.
+    fn punch(&self, inode: &Arc<Inode>, range: Range<u64>, edit: AttrEdit<'_>) -> Result<(), FsError> {
+        let (from, to) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
+        if from > to {
+            self.zero_bytes(inode, range.start, range.end)?; // inside one block
+        } else {
+            if !range.start.is_multiple_of(BLOCK) {
+                self.zero_bytes(inode, range.start, from * BLOCK)?;
+            }
+            if !range.end.is_multiple_of(BLOCK) {
+                self.zero_bytes(inode, to * BLOCK, range.end)?;
+            }
+        }
+        let blocks = from..to.max(from);
+        let guard = ExtentsGuard::lock(inode);
+        self.drop_extents(&guard, blocks.clone(), 0, &mut |step| {
+            if step.first {
+                step.held = step.pages.forget(blocks.start, blocks.end);
+                inode.file.set_hint(step.pages.dirty_blocks);
+                if blocks.contains(&0)
+                    && let Some(inline) = &mut step.state.logged.inline
+                {
+                    inline.fill(0);
+                }
+                edit(&mut step.state.rec);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Promises space for all holes of a range, and extends the file over it.
+    fn promise(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        keep_size: bool,
+        edit: AttrEdit<'_>,
+    ) -> Result<(), FsError> {
+        let journal = self.journal()?;
+        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
+        let mut retried = false;
+        let guard = loop {
+            self.leave_record(inode)?;
+            let guard = ExtentsGuard::lock(inode);
+            if inode.state.read().logged.inline.as_ref().is_some_and(|i| !i.is_empty()) {
+                continue; // written back into the record again meanwhile
+            }
+            let need = self.holes(&journal, inode, blocks.clone())?;
+            if self.space.reserve_now(need) {
+                self.promise_blocks(&guard, &journal, blocks, need, edit)?;
+                break guard;
+            }
+            drop(guard);
+            self.find_space(need, &mut retried)?;
+        };
+        drop(guard);
+        if !keep_size && range.end > inode.state.read().rec.size {
+            self.set_size(inode, range.end, &mut |_| {})?;
+        }
+        Ok(())
+    }
+
+    /// The contents of a small file move out of its record, so that it can have extents.
+    fn leave_record(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
+        let mut retried = false;
+        loop {
+            let mut state = inode.state.write();
+            let mut pages = inode.file.pages.write();
+            pages.attach(&self.cache);
+            pages.no_inline = true;
+            let Some(inline) = state.logged.inline.clone().filter(|i| !i.is_empty()) else { return Ok(()) };
+            if !pages.is_dirty(0) {
+                if !self.space.reserve_now(1) {
+                    drop((state, pages));
+                    self.find_space(1, &mut retried)?;
+                    continue;
+                }
+                if !pages.has(0) {
+                    pages.with_folio(0, |f| {
+                        f.put(0, &inline);
+                        f.valid |= 1;
+                    });
+                }
+                dirty_blocks(&mut pages, 0, mask(0, 1), state.logged.blocks);
+                self.dirtied(inode, &mut state, &pages);
+            }
+            drop((state, pages));
+            self.write_back(inode)?;
+        }
+    }
+
+    /// Blocks of a range that are neither mapped nor dirty. The caller holds the right to change extents.
+    fn holes(&self, journal: &Journal, inode: &Arc<Inode>, blocks: Range<u64>) -> Result<u64, FsError> {
+        let mut taken = 0;
+        let mut at = blocks.start;
+        while let Some(next) = self.next_extent(journal, inode.ino, at)?.filter(|n| *n < blocks.end) {
+            let index = next / WINDOW_BLOCKS;
+            let base = index * WINDOW_BLOCKS;
+            let window = self.window(inode, index)?;
+            let inside = blocks.start.max(base)..blocks.end.min(base + WINDOW_BLOCKS);
+            taken += inside.filter(|b| window.place(b - base) != Place::Hole).count() as u64;
+            at = base + WINDOW_BLOCKS;
+        }
+        let pages = inode.file.pages.read();
+        let mut at = blocks.start;
+        let mut dirty = 0;
+        while let Some(run) = pages.dirty_run(at, blocks.end) {
+            dirty += run.clone().filter(|b| pages.is_over_hole(*b)).count() as u64;
+            at = run.end;
+        }
+        Ok((blocks.end - blocks.start).saturating_sub(taken + dirty))
+    }
+
+    /// Puts the promises into the extent map, window by window; `held` blocks are reserved for them.
+    fn promise_blocks(
+        &self,
+        guard: &ExtentsGuard,
+        journal: &Journal,
+        blocks: Range<u64>,
+        held: u64,
+        edit: AttrEdit<'_>,
+    ) -> Result<(), FsError> {
+        let inode = guard.inode();
+        let mut held = held;
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let index = at / WINDOW_BLOCKS;
+            let base = index * WINDOW_BLOCKS;
+            let to = blocks.end.min(base + WINDOW_BLOCKS);
+            let window = (*self.window(inode, index)?).clone();
+            let Some(edited) =
+                self.promise_window(guard, journal, index, window, at - base..to - base, edit)?
+            else {
+                continue;
+            };
+            held = held.saturating_sub(edited);
+            at = to;
+        }
+        self.space.release(held); // what was written meanwhile needs no promise
+        Ok(())
+    }
+
+    /// One window's promises. Returns the number of blocks; `None`: a write came between, again.
+    fn promise_window(
+        &self,
+        guard: &ExtentsGuard,
+        journal: &Journal,
+        index: u64,
+        window: super::extents::Window,
+        inside: Range<u64>,
+        edit: AttrEdit<'_>,
+    ) -> Result<Option<u64>, FsError> {
+        let inode = guard.inode();
+        let base = index * WINDOW_BLOCKS;
+        let plan = |pages: &super::file::Pages| {
+            let mut edit = Edit::new(index, window.clone());
+            edit.promise(inside.start, inside.end, &|b| pages.is_dirty(base + b));
+            edit
+        };
+        let (mut changes, mut planned) = (Vec::new(), plan(&inode.file.pages.read()));
+        planned.changes(inode.ino, &mut changes);
+        let mut room = credits(&changes, &planned.delta, false);
+        // Blocks that become dirty before the commit split the promises further.
+        room.keys += 64;
+        room.bytes += 64 * 64;
+        let mut txn = journal.begin(room)?;
+        let mut state = inode.state.write();
+        let mut pages = inode.file.pages.write();
+        let mut edited = plan(&pages);
+        let mut changes = Vec::new();
+        edited.changes(inode.ino, &mut changes);
+        if changes.len() as u32 + 16 > room.keys {
+            return Ok(None);
+        }
+        put_all(&mut txn, &changes);
+        let delta: Delta = edited.delta.clone();
+        let promised = delta.reserved.max(0) as u64;
+        edit(&mut state.rec);
+        state.logged.blocks += promised;
+        self.set_windows(inode, &mut pages, vec![edited]);
+        show_blocks(&mut state, &pages);
+        txn.put(&keys::inode(inode.ino), &state.record().encode());
+        let seq = self.table.commit(txn, &delta, promised, None, &self.space);
+        self.note_seq(Some(inode), seq);
+        Ok(Some(promised))
+    }
+
+    /// The first byte of data, or of a hole, at or behind `offset`: `SEEK_DATA` and `SEEK_HOLE`, dirty data included.
+    /// `ENXIO` behind the end.
+    pub fn seek(&self, inode: &Arc<Inode>, offset: u64, whence: i32) -> Result<u64, FsError> {
+        let data = match whence {
+            libc::SEEK_DATA => true,
+            libc::SEEK_HOLE => false,
+            _ => return Err(Errno(libc::EINVAL).into()),
+        };
+        let mut block = offset / BLOCK;
+        loop {
+            let size = inode.state.read().rec.size;
+            if offset >= size {
+                return Err(Errno(libc::ENXIO).into());
+            }
+            match self.seek_step(inode, block, size.div_ceil(BLOCK), data)? {
+                Step::Found(at) => return Ok((at * BLOCK).max(offset).min(size)),
+                Step::From(next) => block = next,
+                Step::End if data => return Err(Errno(libc::ENXIO).into()),
+                Step::End => return Ok(size),
+            }
+        }
+    }
+
+    /// Looks through the window of `block`.
+    fn seek_step(&self, inode: &Arc<Inode>, block: u64, end: u64, data: bool) -> Result<Step, FsError> {
+        if block >= end {
+            return Ok(Step::End);
+        }
+        let window_end = end.min((block / WINDOW_BLOCKS + 1) * WINDOW_BLOCKS);
+        let cached = {
+            let state = inode.state.read();
+            let pages = inode.file.pages.read();
+            let mapped = state.logged.blocks;
+            let mut at = block;
+            loop {
+                if at == window_end {
+                    break pages.next_cached(at);
+                }
+                let is_data = match pages.place(at, mapped) {
+                    _ if pages.has(at) => true,
+                    _ if at == 0 && state.logged.inline.as_ref().is_some_and(|i| !i.is_empty()) => true,
+                    Known::Load(window) => {
+                        drop((state, pages));
+                        self.load_window(inode, window)?;
+                        return Ok(Step::From(at));
+                    }
+                    Known::Is(place) => matches!(place, Place::Data(..)),
+                };
+                if is_data == data {
+                    return Ok(Step::Found(at));
+                }
+                at += 1;
+            }
+        };
+        if !data {
+            return Ok(Step::From(window_end));
+        }
+        // Nothing here: go on where something is cached or mapped next, however far that is.
+        let mapped = self.next_extent(&*self.journal()?, inode.ino, window_end)?;
+        let next = [cached, mapped].into_iter().flatten().filter(|b| *b >= window_end).min();
+        Ok(next.map_or(Step::End, Step::From))
+    }
+}
+
+/// What one look found.
+enum Step {
+    /// It is at this block.
+    Found(u64),
+    /// Look on from this block.
+    From(u64),
+    /// Nothing before the end of the file.
+    End,
+}

@@ -1,0 +1,134 @@
+//! The background thread: writes back what is old or too much, frees what became dead, cleans ahead of need.
+
+use super::DataStore;
+use super::writeback::Busy;
+use parking_lot::{Condvar, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+#[derive(Default)]
+struct State {
+    wanted: bool,
+    stopping: bool,
+    /// The last round failed: writers are not to wait for the next.
+    stuck: bool,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// How the thread and those who wait for it call each other. It outlives neither.
+#[derive(Default)]
+pub struct Signal {
+    state: Mutex<State>,
+    work: Condvar,
+    progress: Condvar,
+}
+
+/// The longest sleep, so that old data is found in time.
+const ROUND: Duration = Duration::from_millis(500);
+
+impl Signal {
+    /// There is something to do now.
+    pub fn wake(&self) {
+        let mut state = self.state.lock();
+        if !state.wanted {
+            state.wanted = true;
+            self.work.notify_one();
+        }
+    }
+
+    /// Something was written back.
+    pub fn progress(&self) {
+        self.progress.notify_all();
+    }
+
+    /// Waits while `held` says so and the thread gets on.
+    pub fn wait_while(&self, held: impl Fn() -> bool) {
+        let mut state = self.state.lock();
+        while held() && !state.stuck && !state.stopping {
+            state.wanted = true;
+            self.work.notify_one();
+            // The condition is not under this lock: a wake-up can fall between the look and the wait.
+            self.progress.wait_for(&mut state, ROUND);
+        }
+    }
+
+    /// Ends the thread and waits for it.
+    pub fn stop(&self) {
+        self.abandon();
+        let thread = self.state.lock().thread.take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the write-back thread panicked");
+        }
+    }
+
+    /// Tells the thread to end.
+    pub fn abandon(&self) {
+        self.state.lock().stopping = true;
+        self.work.notify_all();
+        self.progress.notify_all();
+    }
+
+    /// Waits for work, or until it is time to look for old data. `None`: the end.
+    fn wait(&self) -> Option<bool> {
+        let mut state = self.state.lock();
+        if !state.wanted && !state.stopping {
+            self.work.wait_for(&mut state, ROUND);
+        }
+        (!state.stopping).then(|| std::mem::take(&mut state.wanted))
+    }
+
+    fn set_stuck(&self, stuck: bool) {
+        self.state.lock().stuck = stuck;
+        self.progress.notify_all();
+    }
+}
+
+/// Starts the thread. It holds the store only while it works.
+pub fn start(store: &Arc<DataStore>) {
+    let (weak, signal) = (Arc::downgrade(store), Arc::clone(&store.signal));
+    let body = {
+        let signal = Arc::clone(&signal);
+        move || run(&weak, &signal)
+    };
+    match std::thread::Builder::new().name("ferry-writeback".into()).spawn(body) {
+        Ok(thread) => signal.state.lock().thread = Some(thread),
+        Err(error) => tracing::error!(%error, "no write-back thread: data is written at fsync only"),
+    }
+}
+
+fn run(store: &Weak<DataStore>, signal: &Signal) {
+    let mut reported = false;
+    while let Some(wanted) = signal.wait() {
+        let Some(store) = store.upgrade() else { return };
+        let result = store.round(wanted);
+        if let (Err(error), false) = (&result, reported) {
+            tracing::error!(%error, "write-back failed");
+        }
+        reported = result.is_err();
+        signal.set_stuck(result.is_err());
+    }
+}
+
+impl DataStore {
+    /// One round of the background thread.
+    fn round(&self, wanted: bool) -> Result<(), crate::error::FsError> {
+        if self.failed.load(Ordering::Relaxed) {
+            return self.writable();
+        }
+        let much = self.cache.dirty() > self.dirty_threshold();
+        let since = match (wanted && much, self.env.clock.monotonic().checked_sub(self.options.writeback_age))
+        {
+            (true, _) => Duration::MAX,
+            (false, Some(since)) => since,
+            (false, None) => return Ok(()),
+        };
+        if self.queue.oldest().is_some_and(|oldest| oldest <= since) {
+            self.write_back_since(since, Busy::Skip)?;
+        }
+        self.tidy()
+    }
+}

@@ -1,0 +1,348 @@
+//! Truncation, extension, and giving back all of a file. What is too large for one transaction goes in pieces: the first
+//! makes the change visible and, with an intent key, certain; the rest follows, after a crash at the next mount.
+
+use super::extents::{Changes, Delta, Edit, WINDOW_BLOCKS};
+use super::file::{ExtentsGuard, Pages, show_blocks, zero_tail};
+use super::send::credits;
+use super::write::{Ready, apply, prepare};
+use super::{AttrEdit, DataStore, RECORD_BYTES};
+use crate::api::{Errno, Ino};
+use crate::error::FsError;
+use crate::inode::{Inode, InodeState};
+use crate::keys::{self, BLOCK, InodeRecord, Key, Number};
+use ferry_journal::{Credits, Journal, Seq, Transaction};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The end of all files, in blocks.
+pub(super) const BLOCKS_END: u64 = (i64::MAX as u64).div_ceil(BLOCK);
+
+/// Extents to be dropped by one transaction.
+pub(super) struct Piece {
+    edits: Vec<Edit>,
+    changes: Changes,
+    delta: Delta,
+    /// Where the next piece starts; `None`: this is the last.
+    pub next: Option<u64>,
+}
+
+/// A step of [`DataStore::drop_extents`], for the caller to add to.
+pub(super) struct Step<'s, 't, 'j> {
+    pub state: &'s mut InodeState,
+    pub pages: &'s mut Pages,
+    pub txn: &'t mut Transaction<'j>,
+    pub first: bool,
+    pub last: bool,
+    /// Blocks of space that were held by what the step forgets.
+    pub held: u64,
+}
+
+impl DataStore {
+    /// Truncates or extends, together with other changes of attributes.
+    pub fn set_size(
+        &self,
+        inode: &Arc<Inode>,
+        size: u64,
+        edit: &mut dyn FnMut(&mut InodeRecord),
+    ) -> Result<Seq, FsError> {
+        self.writable()?;
+        if size > i64::MAX as u64 {
+            return Err(Errno(libc::EFBIG).into());
+        }
+        let mut retried = false;
+        loop {
+            let guard = ExtentsGuard::lock(inode);
+            if size < inode.state.read().rec.size {
+                return self.truncate(&guard, size, edit);
+            }
+            match self.extend_to(&guard, size, edit)? {
+                Extended::Logged(seq) => return Ok(seq),
+                Extended::Dirty => {
+                    drop(guard);
+                    return self.write_back(inode);
+                }
+                Extended::NoSpace(blocks) => {
+                    drop(guard);
+                    self.find_space(blocks, &mut retried)?;
+                }
+            }
+        }
+    }
+
+    fn extend_to(&self, guard: &ExtentsGuard, size: u64, edit: AttrEdit<'_>) -> Result<Extended, FsError> {
+        let (inode, journal) = (guard.inode(), self.journal()?);
+        loop {
+            let mut txn = journal.begin(Credits { keys: 1, bytes: RECORD_BYTES, urgent: false })?;
+            let mut state = inode.state.write();
+            let size = size.max(state.rec.size);
+            let mut pages = inode.file.pages.write();
+            pages.attach(&self.cache);
+            let plan = match prepare(&state, &pages, size..size) {
+                Ready::Yes(plan) => plan,
+                Ready::Load(window) => {
+                    drop((state, pages, txn));
+                    self.load_window(inode, window)?;
+                    continue;
+                }
+                Ready::Fetch(block) => {
+                    drop((state, pages, txn));
+                    self.fetch_block(inode, block)?;
+                    continue;
+                }
+            };
+            if !self.space.reserve_now(plan.need) {
+                return Ok(Extended::NoSpace(plan.need));
+            }
+            apply(&mut state, &mut pages, &plan, &[]);
+            state.rec.size = size;
+            edit(&mut state.rec);
+            if pages.dirty_blocks > 0 {
+                self.dirtied(inode, &mut state, &pages);
+                return Ok(Extended::Dirty);
+            }
+            state.logged.size = size;
+            if let Some(inline) = state.logged.inline.take() {
+                let mut contents = inline.into_vec();
+                contents.resize(size as usize, 0);
+                state.logged.inline = Some(contents.into_boxed_slice());
+            }
+            state.times_dirty = false;
+            show_blocks(&mut state, &pages);
+            txn.put(&keys::inode(inode.ino), &state.record().encode());
+            let seq = txn.commit();
+            self.note_seq(Some(inode), seq);
+            self.leave_if_clean(inode, &state, &pages);
+            return Ok(Extended::Logged(seq));
+        }
+    }
+
+    fn truncate(&self, guard: &ExtentsGuard, size: u64, edit: AttrEdit<'_>) -> Result<Seq, FsError> {
+        let inode = guard.inode();
+        let from = size.div_ceil(BLOCK);
+        self.drop_extents(guard, from..BLOCKS_END, 0, &mut |step| {
+            if step.first {
+                step.held = step.pages.forget(from, BLOCKS_END);
+                zero_tail(step.pages, size);
+                inode.file.set_hint(step.pages.dirty_blocks);
+                cut(step.state, size);
+                edit(&mut step.state.rec);
+                if !step.last {
+                    step.txn.put(&keys::intent(inode.ino), &Number(size).encode());
+                }
+            } else if step.last {
+                step.txn.delete(&keys::intent(inode.ino));
+            }
+        })
+    }
+
+    /// Drops the extents of blocks `range`, in as many transactions as it takes; at least one. `each` adds to every step, under
+    /// the inode lock, `extra` bytes at most beside the record.
+    pub(super) fn drop_extents(
+        &self,
+        guard: &ExtentsGuard,
+        range: Range<u64>,
+        extra: u32,
+        each: &mut dyn FnMut(&mut Step<'_, '_, '_>),
+    ) -> Result<Seq, FsError> {
+        let (inode, journal) = (guard.inode(), self.journal()?);
+        let mut from = Some(range.start);
+        let mut first = true;
+        let mut seq = Seq(0);
+        while let Some(start) = from {
+            let piece = self.plan_drop(&journal, inode, start..range.end)?;
+            let mut room = credits(&piece.changes, &piece.delta, true);
+            room.keys += 2;
+            room.bytes += extra;
+            let mut txn = journal.begin(room)?;
+            put_all(&mut txn, &piece.changes);
+            let mut state = inode.state.write();
+            let mut pages = inode.file.pages.write();
+            let last = piece.next.is_none();
+            let held = {
+                let (state, pages, txn) = (&mut *state, &mut *pages, &mut txn);
+                let mut step = Step { state, pages, txn, first, last, held: 0 };
+                each(&mut step);
+                step.held
+            };
+            self.swap_dropped(inode, &mut state, &mut pages, piece.edits, &piece.delta);
+            pages.void = piece.next.map(|next| next..range.end);
+            show_blocks(&mut state, &pages);
+            state.times_dirty = false;
+            txn.put(&keys::inode(inode.ino), &state.record().encode());
+            seq = self.table.commit(txn, &piece.delta, held, None, &self.space);
+            self.note_seq(Some(inode), seq);
+            self.leave_if_clean(inode, &state, &pages);
+            (from, first) = (piece.next, false);
+        }
+        Ok(seq)
+    }
+
+    /// The edited windows become current: those that are empty now are forgotten instead.
+    fn swap_dropped(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        pages: &mut Pages,
+        edits: Vec<Edit>,
+        delta: &Delta,
+    ) {
+        state.logged.blocks = state.logged.blocks.wrapping_add_signed(delta.mapped());
+        pages.map_version += 1;
+        let (empty, rest): (Vec<_>, Vec<_>) =
+            edits.into_iter().partition(|e| e.window.next_mapped(0).is_none());
+        for edit in empty {
+            pages.drop_windows(edit.index, edit.index + 1);
+        }
+        self.set_windows(inode, pages, rest);
+    }
+
+    /// The next piece of what has to be dropped, as large as one transaction may be.
+    fn plan_drop(&self, journal: &Journal, inode: &Arc<Inode>, range: Range<u64>) -> Result<Piece, FsError> {
+        let mut piece = Piece { edits: Vec::new(), changes: Vec::new(), delta: Delta::default(), next: None };
+        let budget = (journal.max_transaction_bytes() / 2) as usize;
+        let (mut at, mut cost) = (range.start, 0);
+        if inode.state.read().logged.blocks == 0 {
+            return Ok(piece);
+        }
+        while let Some(mapped) = self.next_extent(journal, inode.ino, at)?.filter(|b| *b < range.end) {
+            let index = mapped / WINDOW_BLOCKS;
+            let base = index * WINDOW_BLOCKS;
+            if cost > budget {
+                piece.next = Some(mapped.max(range.start));
+                break;
+            }
+            let mut edit = Edit::new(index, (*self.window(inode, index)?).clone());
+            edit.drop_range(range.start.max(base) - base, (range.end - base).min(WINDOW_BLOCKS));
+            let before = piece.changes.len();
+            edit.changes(inode.ino, &mut piece.changes);
+            piece.delta.add(&edit.delta);
+            // The records of segments come on top of the extents' keys; log space also covers each key's own overhead.
+            cost += piece.changes[before..]
+                .iter()
+                .map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len) + 64)
+                .sum::<usize>()
+                + 64 * edit.delta.live.len();
+            piece.edits.push(edit);
+            at = base + WINDOW_BLOCKS;
+        }
+        Ok(piece)
+    }
+
+    /// The first block at or behind `from` (or in its window) that an extent maps.
+    pub(super) fn next_extent(&self, journal: &Journal, ino: Ino, from: u64) -> Result<Option<u64>, FsError> {
+        let base = from / WINDOW_BLOCKS * WINDOW_BLOCKS;
+        let mut found = None;
+        journal.scan(&keys::extent(ino, base * BLOCK), &keys::extent_end(ino), &mut |key, _| {
+            if let Some(Key::Extent(_, offset)) = keys::parse(key) {
+                found = Some(offset / BLOCK);
+            }
+            false
+        })?;
+        Ok(found)
+    }
+
+    /// Gives back everything that `inode` occupies. `finish` adds at most `room` to the last transaction; it is called
+    /// without an inode lock, and may keep the counters' lock until this returns.
+    pub fn reclaim(
+        &self,
+        inode: &Arc<Inode>,
+        room: Credits,
+        finish: &mut dyn FnMut(&mut Transaction<'_>),
+    ) -> Result<Seq, FsError> {
+        self.writable()?;
+        self.drop_cache(inode);
+        let guard = ExtentsGuard::lock(inode);
+        let journal = self.journal()?;
+        let mut from = 0;
+        loop {
+            let piece = self.plan_drop(&journal, inode, from..BLOCKS_END)?;
+            let mut credits = credits(&piece.changes, &piece.delta, true);
+            credits.keys += room.keys;
+            credits.bytes += room.bytes;
+            let mut txn = journal.begin(credits)?;
+            put_all(&mut txn, &piece.changes);
+            {
+                // Nobody else has the inode any more: it may be changed before the commit.
+                let mut state = inode.state.write();
+                let mut pages = inode.file.pages.write();
+                self.swap_dropped(inode, &mut state, &mut pages, piece.edits, &piece.delta);
+                if piece.next.is_some() {
+                    txn.put(&keys::inode(inode.ino), &state.record().encode());
+                }
+            }
+            if piece.next.is_none() {
+                finish(&mut txn);
+            }
+            let seq = self.table.commit(txn, &piece.delta, 0, None, &self.space);
+            self.note_seq(Some(inode), seq);
+            match piece.next {
+                Some(next) => from = next,
+                None => {
+                    drop(guard);
+                    return Ok(seq);
+                }
+            }
+        }
+    }
+
+    /// Finishes truncations that a crash interrupted.
+    pub(super) fn finish_truncations(&self, journal: &Journal) -> Result<(), FsError> {
+        let mut begun = Vec::new();
+        journal.scan(&keys::intent(0), &keys::intent_end(), &mut |key, value| {
+            if let (Some(Key::Intent(ino)), Ok(Number(size))) = (keys::parse(key), Number::decode(value)) {
+                begun.push((ino, size));
+            }
+            true
+        })?;
+        for (ino, size) in begun {
+            match self.source()?.inode(ino)? {
+                Some(inode) => {
+                    tracing::info!(inode = ino, size, "finishing an interrupted truncation");
+                    let guard = ExtentsGuard::lock(&inode);
+                    self.drop_extents(&guard, size.div_ceil(BLOCK)..BLOCKS_END, 0, &mut |step| {
+                        if step.last {
+                            step.txn.delete(&keys::intent(ino));
+                        }
+                    })?;
+                }
+                None => {
+                    let mut txn = journal.begin(Credits { keys: 1, bytes: 16, urgent: true })?;
+                    txn.delete(&keys::intent(ino));
+                    self.note_seq(None, txn.commit());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How an extension ended.
+enum Extended {
+    /// It is in this context.
+    Logged(Seq),
+    /// It waits for write-back, with data.
+    Dirty,
+    /// So many blocks of space are lacking.
+    NoSpace(u64),
+}
+
+pub(super) fn put_all(txn: &mut Transaction<'_>, changes: &Changes) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => txn.put(key, value),
+            None => txn.delete(key),
+        }
+    }
+}
+
+/// Cuts the contents that are known to the journal and to programs.
+fn cut(state: &mut InodeState, size: u64) {
+    state.rec.size = size;
+    state.logged.size = state.logged.size.min(size);
+    if let Some(inline) = &state.logged.inline
+        && inline.len() as u64 > size
+    {
+        let kept = &inline[..size as usize];
+        state.logged.inline = (!kept.is_empty()).then(|| kept.into());
+    }
+}

@@ -1,0 +1,563 @@
+//! Sending dirty data: taking it out of folios, the device write, and the transactions that map it.
+//!
+//! The data of one batch goes out with its first transaction. The others map more of it; they join the same context or a later
+//! one, so recovery never sees a mapping whose data it did not check.
+
+use super::batch::Batch;
+use super::extents::{Changes, Delta, Edit, WINDOW_BLOCKS, Window};
+use super::file::{ExtentsGuard, Known, Pages, show_blocks};
+use super::folio::{FOLIO_BLOCKS, mask};
+use super::segments::{CLOSED_PER_COMMIT, Chunk};
+use super::{DataStore, RECORD_BYTES, count, write::dirty_blocks};
+use crate::api::Ino;
+use crate::error::FsError;
+use crate::inode::{Inode, InodeState};
+use crate::keys::{self, BLOCK, INLINE_MAX};
+use ferry_device::AlignedBuf;
+use ferry_journal::{Credits, DataExtent, Journal};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const BLOCK_BYTES: usize = BLOCK as usize;
+/// Most blocks of one batch.
+pub(super) const BATCH_BLOCKS: u32 = 1024;
+/// What one run of blocks may cost a transaction beside its checksums: the halves of an extent that it splits.
+const RUN_BYTES: usize = 2300;
+/// Keys that a run may change.
+const RUN_KEYS: usize = 4;
+/// What a segment's record costs a transaction.
+const SEGMENT_BYTES: usize = 32;
+
+/// Room on the device and in memory for a batch.
+pub(super) struct Cargo {
+    chunk: Option<Chunk>,
+    buf: Option<Arc<AlignedBuf>>,
+    batch: Option<Arc<Batch>>,
+    /// Blocks of data in it.
+    used: u32,
+    entries: Vec<(Ino, u64, u32)>,
+}
+
+impl Cargo {
+    /// Blocks that still fit.
+    pub fn left(&self) -> u32 {
+        self.chunk.as_ref().map_or(0, |c| c.len) - self.used
+    }
+    /// Blocks in it.
+    pub fn position(&self) -> u32 {
+        self.used
+    }
+}
+
+/// Blocks of a file in the batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    /// First block of the file.
+    pub block: u64,
+    /// First block of the batch.
+    pub at: u32,
+    /// Number of blocks.
+    pub len: u32,
+}
+
+/// What becomes of a small file's contents.
+#[derive(Debug)]
+pub(super) enum Contents {
+    /// They stay as they are logged, beside what was taken.
+    Extents,
+    /// They go into the record.
+    Inline(Box<[u8]>),
+}
+
+/// What one inode gives to a batch.
+pub(super) struct Work {
+    pub guard: ExtentsGuard,
+    pub runs: Vec<Taken>,
+    pub contents: Contents,
+    /// Blocks of space that were reserved for it.
+    pub held: u64,
+    /// Blocks taken over holes.
+    pub over_hole: u64,
+    /// Size to log; `None` leaves it.
+    pub size: Option<u64>,
+    /// First block that was not looked at, where dirty ones remain.
+    pub next: Option<u64>,
+    /// Checksums to log instead of the data's own: of blocks that were damaged before they were moved.
+    pub kept_crcs: Vec<(u32, u32)>,
+}
+
+/// One inode's share of a batch, ready to be logged.
+struct Entry {
+    work: Work,
+    edits: Vec<Edit>,
+    changes: Changes,
+    delta: Delta,
+}
+
+impl DataStore {
+    /// Room for a chunk's data.
+    pub(super) fn cargo(&self, chunk: Option<Chunk>) -> Cargo {
+        let large = (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES;
+        let blocks = chunk.as_ref().map(|c| (c.len + c.summaries()) as usize);
+        let buf = blocks.map(|b| self.traffic.buffer(b * BLOCK_BYTES, large));
+        let batch = blocks.map(|b| Batch::start(b * BLOCK_BYTES, &self.traffic));
+        Cargo { chunk, buf, batch, used: 0, entries: Vec::new() }
+    }
+
+    /// Nothing came of it.
+    pub(super) fn cancel(&self, cargo: Cargo) {
+        if let Some(batch) = &cargo.batch {
+            batch.land(Ok(()));
+        }
+        if let Some(chunk) = &cargo.chunk {
+            self.table.done(chunk, true);
+        }
+    }
+
+    /// Takes dirty blocks of `range` out of the cache, as far as `cargo` and one transaction have room.
+    pub(super) fn take(
+        &self,
+        guard: ExtentsGuard,
+        range: Range<u64>,
+        cargo: &mut Cargo,
+        journal: &Journal,
+    ) -> Result<Option<Work>, FsError> {
+        let inode = Arc::clone(guard.inode());
+        self.load_windows(&inode, range.clone(), cargo.left())?;
+        let state = inode.state.read();
+        if inode.file.dead.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        let mut pages = inode.file.pages.write();
+        let mut work = Work {
+            guard,
+            runs: Vec::new(),
+            contents: Contents::Extents,
+            held: 0,
+            over_hole: 0,
+            size: Some(state.rec.size),
+            next: None,
+            kept_crcs: Vec::new(),
+        };
+        if let Some(contents) = inline_contents(&state, &pages) {
+            if pages.is_dirty(0) {
+                clean_run(&mut pages, 0..1, &mut work);
+                pages.settle(&inode, 0);
+            }
+            work.contents = Contents::Inline(contents);
+            return Ok(Some(work));
+        }
+        let budget = usize::try_from(journal.max_transaction_bytes() / 2).unwrap_or(usize::MAX);
+        self.take_runs(&state, &mut pages, range, cargo, budget, &mut work);
+        inode.file.set_hint(pages.dirty_blocks);
+        Ok(Some(work))
+    }
+
+    fn take_runs(
+        &self,
+        state: &InodeState,
+        pages: &mut Pages,
+        range: Range<u64>,
+        cargo: &mut Cargo,
+        budget: usize,
+        work: &mut Work,
+    ) {
+        let inode = Arc::clone(work.guard.inode());
+        let (mapped, mut cursor, mut cost) = (state.logged.blocks, range.start, 0);
+        while let Some(run) = pages.dirty_run(cursor, range.end) {
+            let joins = work.runs.last().is_some_and(|last| last.block + u64::from(last.len) == run.start);
+            let left = u64::from(cargo.left());
+            cost += if joins { 0 } else { RUN_BYTES } + 4 * (run.end - run.start) as usize;
+            let unknown = matches!(pages.place(run.start, mapped), Known::Load(_));
+            if left == 0 || unknown || (cost > budget && !work.runs.is_empty()) {
+                work.next = Some(run.start);
+                break;
+            }
+            let run = run.start..run.end.min(run.start + left);
+            let (at, len) = (cargo.used, (run.end - run.start) as u32);
+            let (Some(buf), Some(batch)) = (cargo.buf.as_mut().and_then(Arc::get_mut), &cargo.batch) else {
+                work.next = Some(run.start);
+                break;
+            };
+            let index = run.start / FOLIO_BLOCKS;
+            let out = &mut buf[at as usize * BLOCK_BYTES..(at + len) as usize * BLOCK_BYTES];
+            pages.with_folio(index, |folio| {
+                folio.get((run.start % FOLIO_BLOCKS) as usize * BLOCK_BYTES, out);
+                folio.fly(batch);
+            });
+            clean_run(pages, run.clone(), work);
+            pages.settle(&inode, index);
+            match work.runs.last_mut().filter(|_| joins) {
+                Some(last) => last.len += len,
+                None => work.runs.push(Taken { block: run.start, at, len }),
+            }
+            cargo.used += len;
+            cursor = run.end;
+        }
+        // What is logged must not be longer than what is there: the rest's size comes with the rest.
+        let rest = pages.dirty_run(cursor, u64::MAX / BLOCK).map_or(u64::MAX, |r| r.start * BLOCK);
+        work.size = Some(state.logged.size.max(state.rec.size.min(rest)));
+        if !work.runs.is_empty() {
+            if let Some(batch) = &cargo.batch {
+                batch.carries(&inode);
+            }
+            cargo.entries.extend(work.runs.iter().map(|r| (inode.ino, r.block, r.len)));
+        }
+    }
+
+    /// Loads the windows of the next `most` dirty blocks. The caller keeps them from being evicted by holding the right to
+    /// change extents.
+    fn load_windows(&self, inode: &Arc<Inode>, range: Range<u64>, most: u32) -> Result<(), FsError> {
+        loop {
+            let missing = {
+                let state = inode.state.read();
+                let pages = inode.file.pages.read();
+                let (mut cursor, mut left) = (range.start, u64::from(most));
+                loop {
+                    let Some(run) = pages.dirty_run(cursor, range.end).filter(|_| left > 0) else {
+                        break None;
+                    };
+                    if let Known::Load(window) = pages.place(run.start, state.logged.blocks) {
+                        break Some(window);
+                    }
+                    left = left.saturating_sub(run.end - run.start);
+                    cursor = run.end;
+                }
+            };
+            match missing {
+                Some(window) => self.load_window(inode, window)?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Adds blocks that are moved, not written: `data` is what the device has of them.
+    pub(super) fn load_moved(
+        cargo: &mut Cargo,
+        inode: &Arc<Inode>,
+        block: u64,
+        data: &[u8],
+    ) -> Option<Taken> {
+        let (at, len) = (cargo.used, (data.len() / BLOCK_BYTES) as u32);
+        let buf = cargo.buf.as_mut().and_then(Arc::get_mut)?;
+        let out = buf.get_mut(at as usize * BLOCK_BYTES..(at + len) as usize * BLOCK_BYTES)?;
+        out.copy_from_slice(data);
+        cargo.used += len;
+        cargo.entries.push((inode.ino, block, len));
+        Some(Taken { block, at, len })
+    }
+
+    /// Writes the batch and logs each inode's share. On an error everything that was not logged is dirty again.
+    pub(super) fn send(&self, works: Vec<Work>, cargo: Cargo, journal: &Journal) -> Result<(), FsError> {
+        let Cargo { chunk, mut buf, batch, used, entries } = cargo;
+        let mut crcs = Vec::new();
+        let mut data = None;
+        if let (Some(chunk), true) = (&chunk, used > 0)
+            && let Some(mut buf) = buf.take()
+        {
+            let bytes = Arc::get_mut(&mut buf).expect("nobody else has it before it is sent");
+            let total = self.table.seal(chunk, &entries, bytes);
+            bytes.set_len(total as usize * BLOCK_BYTES);
+            crcs = bytes.chunks_exact(BLOCK_BYTES).map(crc32c::crc32c).collect::<Vec<u32>>();
+            count(&self.counters.batches, 1);
+            count(&self.counters.written_bytes, bytes.len() as u64);
+            let all = crcs.iter().fold(0, |all, crc| crc32c::crc32c_append(all, &crc.to_le_bytes()));
+            let offset = (self.table.first_block(chunk.segment) + u64::from(chunk.at)) * BLOCK;
+            self.traffic.keep(&buf, (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES);
+            data = Some(DataExtent { offset, buf, crc: all });
+        } else if let Some(batch) = &batch {
+            batch.land(Ok(()));
+        }
+        let mut result = Ok(());
+        let mut works = works.into_iter();
+        for work in works.by_ref() {
+            let logged = self.log(journal, work, chunk.as_ref(), &crcs, &mut data, batch.as_ref());
+            if let Err(failed) = logged {
+                self.undo(&failed.0);
+                result = Err(failed.1);
+                break;
+            }
+        }
+        works.for_each(|work| self.undo(&work));
+        let unsent = data.is_some();
+        if let (true, Some(batch)) = (unsent, &batch) {
+            batch.land(Ok(()));
+        }
+        if let Some(chunk) = &chunk {
+            self.table.done(chunk, used == 0);
+        }
+        result
+    }
+
+    /// Writes a summary that stands alone.
+    pub(super) fn send_summary(
+        &self,
+        journal: &Journal,
+        chunk: Chunk,
+        buf: AlignedBuf,
+    ) -> Result<(), FsError> {
+        let begun = journal.begin(Credits { keys: 8, bytes: 256, urgent: true });
+        if let Ok(mut txn) = begun {
+            let offset = (self.table.first_block(chunk.segment) + u64::from(chunk.at)) * BLOCK;
+            let crc = crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes());
+            txn.write_data(DataExtent { offset, buf: Arc::new(buf), crc }, Box::new(|_| ()));
+            let seq = self.table.commit(txn, &Delta::default(), 0, Some(&chunk), &self.space);
+            self.note_seq(None, seq);
+            self.table.done(&chunk, false);
+            return Ok(());
+        }
+        self.table.done(&chunk, true);
+        begun.map(drop).map_err(FsError::from)
+    }
+
+    /// One inode's transaction. The first one takes the data along.
+    fn log(
+        &self,
+        journal: &Journal,
+        work: Work,
+        chunk: Option<&Chunk>,
+        crcs: &[u32],
+        data: &mut Option<DataExtent>,
+        batch: Option<&Arc<Batch>>,
+    ) -> Result<(), Box<(Work, FsError)>> {
+        let entry = self.edits(work, chunk, crcs)?;
+        let mut txn = match journal.begin(credits(&entry.changes, &entry.delta, false)) {
+            Ok(txn) => txn,
+            Err(error) => return Err(Box::new((entry.work, error.into()))),
+        };
+        let Entry { work, edits, changes, delta } = entry;
+        if let (Some(extent), Some(batch)) = (data.take(), batch) {
+            let batch = Arc::clone(batch);
+            txn.write_data(extent, Box::new(move |result| batch.land(result)));
+        }
+        let inode = work.guard.inode();
+        let mut state = inode.state.write();
+        let mut pages = inode.file.pages.write();
+        pages.flying -= work.over_hole;
+        if inode.file.dead.load(Ordering::Acquire) {
+            // Nobody will ever read it; the batch may carry others' data all the same.
+            let seq = self.table.commit(txn, &Delta::default(), work.held, chunk, &self.space);
+            self.note_seq(None, seq);
+            return Ok(());
+        }
+        for (key, value) in &changes {
+            match value {
+                Some(value) => txn.put(key, value),
+                None => txn.delete(key),
+            }
+        }
+        let taken_anew = apply_logged(&mut state, &mut pages, &work, delta.mapped());
+        self.space.settle(-taken_anew);
+        self.set_windows(inode, &mut pages, edits);
+        if let Some(size) = work.size {
+            state.logged.size = size;
+            state.times_dirty = false;
+        }
+        show_blocks(&mut state, &pages);
+        txn.put(&keys::inode(inode.ino), &state.record().encode());
+        let seq = self.table.commit(txn, &delta, work.held, chunk, &self.space);
+        self.note_seq(Some(inode), seq);
+        self.leave_if_clean(inode, &state, &pages);
+        Ok(())
+    }
+
+    /// Makes edited windows the current ones.
+    pub(super) fn set_windows(&self, inode: &Arc<Inode>, pages: &mut Pages, edits: Vec<Edit>) {
+        if !edits.is_empty() {
+            pages.map_version += 1;
+        }
+        for edit in edits {
+            if pages.set_window(edit.index, Arc::new(edit.window)) {
+                self.cache.enter(inode, super::cache::Item::Window(edit.index));
+            }
+        }
+    }
+
+    /// Takes the inode off the queue if the journal has all of it.
+    pub(super) fn leave_if_clean(&self, inode: &Arc<Inode>, state: &InodeState, pages: &Pages) {
+        if pages.dirty_blocks == 0 && !state.times_dirty && state.logged.size == state.rec.size {
+            self.queue.leave(inode);
+        }
+    }
+
+    /// What mapping a share changes.
+    fn edits(&self, work: Work, chunk: Option<&Chunk>, crcs: &[u32]) -> Result<Entry, Box<(Work, FsError)>> {
+        let mut entry = Entry { work, edits: Vec::new(), changes: Vec::new(), delta: Delta::default() };
+        let inode = Arc::clone(entry.work.guard.inode());
+        let mut done = || -> Result<(), FsError> {
+            if matches!(entry.work.contents, Contents::Inline(_)) && inode.state.read().logged.blocks > 0 {
+                self.edit(&inode, 0, &mut entry.edits)?.drop_range(0, WINDOW_BLOCKS);
+            }
+            let runs = std::mem::take(&mut entry.work.runs);
+            for run in &runs {
+                let Some(chunk) = chunk else { break };
+                self.map_run(&inode, run, chunk, crcs, &entry.work.kept_crcs, &mut entry.edits)?;
+            }
+            entry.work.runs = runs;
+            Ok(())
+        };
+        if let Err(error) = done() {
+            return Err(Box::new((entry.work, error)));
+        }
+        for edit in &mut entry.edits {
+            edit.changes(inode.ino, &mut entry.changes);
+            entry.delta.add(&edit.delta);
+        }
+        Ok(entry)
+    }
+
+    fn map_run(
+        &self,
+        inode: &Arc<Inode>,
+        run: &Taken,
+        chunk: &Chunk,
+        crcs: &[u32],
+        kept: &[(u32, u32)],
+        edits: &mut Vec<Edit>,
+    ) -> Result<(), FsError> {
+        let dev = self.table.first_block(chunk.segment) + u64::from(chunk.at + run.at);
+        let mut crcs = crcs[run.at as usize..(run.at + run.len) as usize].to_vec();
+        for &(at, crc) in kept {
+            if let Some(slot) = at.checked_sub(run.at).and_then(|i| crcs.get_mut(i as usize)) {
+                *slot = crc;
+            }
+        }
+        let mut done = 0;
+        while done < crcs.len() {
+            let block = run.block + done as u64;
+            let inside = block % WINDOW_BLOCKS;
+            let here = (crcs.len() - done).min((WINDOW_BLOCKS - inside) as usize);
+            let edit = self.edit(inode, block / WINDOW_BLOCKS, edits)?;
+            edit.map(inside, dev + done as u64, &crcs[done..done + here]);
+            done += here;
+        }
+        Ok(())
+    }
+
+    /// The edit of a window, started if need be. The caller holds the right to change extents.
+    pub(super) fn edit<'e>(
+        &self,
+        inode: &Arc<Inode>,
+        index: u64,
+        edits: &'e mut Vec<Edit>,
+    ) -> Result<&'e mut Edit, FsError> {
+        let at = match edits.iter().rposition(|e| e.index == index) {
+            Some(at) => at,
+            None => {
+                edits.push(Edit::new(index, (*self.window(inode, index)?).clone()));
+                edits.len() - 1
+            }
+        };
+        Ok(&mut edits[at])
+    }
+
+    /// A window of the extent map, loaded if need be.
+    pub(super) fn window(&self, inode: &Arc<Inode>, index: u64) -> Result<Arc<Window>, FsError> {
+        loop {
+            {
+                let state = inode.state.read();
+                let pages = inode.file.pages.read();
+                if let Some(window) = pages.window(index) {
+                    return Ok(Arc::clone(window));
+                }
+                if state.logged.blocks == 0 {
+                    return Ok(Arc::default());
+                }
+            }
+            self.load_window(inode, index)?;
+        }
+    }
+
+    /// What was taken and not logged becomes dirty again.
+    fn undo(&self, work: &Work) {
+        let inode = work.guard.inode();
+        let mut state = inode.state.write();
+        let mut pages = inode.file.pages.write();
+        pages.flying -= work.over_hole;
+        let mut again = 0;
+        let inline = matches!(work.contents, Contents::Inline(_)).then_some(0..1);
+        let runs = work.runs.iter().map(|r| r.block..r.block + u64::from(r.len));
+        for block in runs.chain(inline).flatten() {
+            if work.size.is_some() && pages.has(block) && !pages.is_dirty(block) {
+                let bit = block % FOLIO_BLOCKS;
+                dirty_blocks(&mut pages, block / FOLIO_BLOCKS, mask(bit, bit + 1), state.logged.blocks);
+                again += u64::from(!pages.is_promised(block));
+            }
+        }
+        self.space.settle(work.held as i64 - again as i64);
+        if work.size.is_some() {
+            self.dirtied(inode, &mut state, &pages);
+        }
+    }
+}
+
+/// The contents that go into the record: of a small file without promised space that has something new.
+fn inline_contents(state: &InodeState, pages: &Pages) -> Option<Box<[u8]>> {
+    let size = usize::try_from(state.rec.size).ok().filter(|s| *s <= INLINE_MAX && *s > 0)?;
+    let alone = match state.logged.blocks {
+        0 => true,
+        1 => matches!(pages.place(0, 1), Known::Is(super::extents::Place::Data(..))),
+        _ => false,
+    };
+    let inline = state.logged.inline.as_deref();
+    if pages.no_inline || !alone || !(pages.is_dirty(0) || inline.is_some_and(|i| i.len() != size)) {
+        return None;
+    }
+    let mut contents = vec![0; size];
+    match (pages.folio(0).filter(|_| pages.has(0)), inline) {
+        (Some(folio), _) => folio.get(0, &mut contents),
+        (None, Some(inline)) => {
+            let held = inline.len().min(size);
+            contents[..held].copy_from_slice(&inline[..held]);
+        }
+        (None, None) => {}
+    }
+    Some(contents.into_boxed_slice())
+}
+
+/// Makes a run clean (it lies in one folio) and counts what it had.
+fn clean_run(pages: &mut Pages, run: Range<u64>, work: &mut Work) {
+    let base = run.start / FOLIO_BLOCKS * FOLIO_BLOCKS;
+    let cleaned =
+        pages.with_folio(run.start / FOLIO_BLOCKS, |f| f.clean(mask(run.start - base, run.end - base)));
+    work.held += cleaned.held;
+    work.over_hole += cleaned.over_hole;
+    pages.delayed -= cleaned.over_hole;
+    pages.flying += cleaned.over_hole;
+}
+
+/// Brings the inode in line with what was logged. Returns the blocks of space that must be taken for blocks which were dirtied
+/// again meanwhile, over promises that are now used up.
+fn apply_logged(state: &mut InodeState, pages: &mut Pages, work: &Work, mapped: i64) -> i64 {
+    state.logged.blocks = state.logged.blocks.wrapping_add_signed(mapped);
+    let mut taken_anew = 0;
+    match &work.contents {
+        Contents::Inline(contents) => {
+            state.logged.inline = Some(contents.clone());
+            if !pages.is_dirty(0) {
+                pages.forget(0, 1);
+            }
+        }
+        Contents::Extents => {
+            if work.runs.first().is_some_and(|r| r.block == 0) {
+                state.logged.inline = None;
+            }
+            for run in &work.runs {
+                taken_anew += pages.now_mapped(run.block..run.block + u64::from(run.len));
+            }
+        }
+    }
+    taken_anew
+}
+
+/// Log space for changed extents and the inode's record.
+pub(super) fn credits(changes: &Changes, delta: &Delta, urgent: bool) -> Credits {
+    let segments = 2 * delta.live.len() + CLOSED_PER_COMMIT + 2;
+    let bytes: usize = changes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len)).sum();
+    Credits {
+        keys: (changes.len() + segments + RUN_KEYS) as u32,
+        bytes: (bytes + segments * SEGMENT_BYTES) as u32 + RECORD_BYTES,
+        urgent,
+    }
+}

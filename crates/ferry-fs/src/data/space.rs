@@ -1,0 +1,350 @@
+//! Space: what may be promised, and the pool of free segments.
+//!
+//! One number says how many more blocks may be promised: the *capacity* of the segments that the host has really given us,
+//! less what is kept back, less what is used (live blocks, blocks promised by `fallocate`, dirty blocks). It grows by taking
+//! segments from the host, before anything is promised in them. Kept back are
+//! * the home reserve: only the home store takes from it, so that a checkpoint never lacks space;
+//! * the cleaner's reserve: so that dead blocks can always be gathered into free segments;
+//! * a share of everything, so that what has to be moved to gain a free segment stays bounded when the volume is full.
+
+use ferry_device::BlockDevice;
+use ferry_journal::{Geometry, Seq};
+use parking_lot::Mutex;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use crate::keys::BLOCK;
+
+/// Segments that only the cleaner takes.
+const CLEANER_RESERVE: u32 = 2;
+/// One segment in so many stays free for the cleaner to work with.
+const SLACK_SHARE: u32 = 32;
+/// At least so many of them do.
+const SLACK_MIN: u32 = 2;
+/// The host is asked for so many bytes at once.
+const GROW_BYTES: u64 = 64 << 20;
+/// So many bytes of free segments are kept before the rest is given back to the host.
+const KEEP_BYTES: u64 = 64 << 20;
+/// What the host keeps when the volume asks for more.
+const HOST_SLACK_BYTES: u64 = 16 << 20;
+
+/// Who asks for a free segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// New data.
+    Data,
+    /// Data that the cleaner moves.
+    Clean,
+    /// The home store.
+    Home,
+}
+
+/// The state of free segments.
+struct Pool {
+    /// Free, and the host has given their space.
+    backed: BTreeSet<u32>,
+    /// Free, without space of the host.
+    bare: BTreeSet<u32>,
+    /// Free as soon as the context is stamped.
+    pending: VecDeque<(Seq, u32)>,
+    /// The home store's.
+    home: BTreeSet<u32>,
+    /// Segments that the host has given since the mount (or that a live block proves).
+    given: BTreeSet<u32>,
+    /// Segments with space of the host that are not the home store's, in use or free.
+    backed_total: u32,
+    /// Capacity that `Space::free` was computed from, in blocks.
+    capacity: i64,
+}
+
+/// Space of a volume.
+pub struct Space {
+    dev: Arc<dyn BlockDevice>,
+    geometry: Geometry,
+    /// Blocks that may still be promised. Negative when the home store took what was kept back.
+    free: AtomicI64,
+    /// Newest context known stamped.
+    stamped: AtomicU64,
+    /// Innermost lock: [`Space::take`] is called with the segment table locked, and by the journal.
+    pool: Mutex<Pool>,
+}
+
+/// Blocks of a segment that can hold data, the least that its summaries leave.
+pub fn usable_blocks(geometry: &Geometry) -> i64 {
+    let blocks = (geometry.segment_len / BLOCK) as i64;
+    blocks - 2 - blocks / 128
+}
+
+impl Space {
+    /// Knows nothing yet: nothing is free before [`Space::start`].
+    pub fn new(dev: Arc<dyn BlockDevice>, geometry: Geometry) -> Self {
+        let pool = Pool {
+            backed: BTreeSet::new(),
+            bare: BTreeSet::new(),
+            pending: VecDeque::new(),
+            home: BTreeSet::new(),
+            given: BTreeSet::new(),
+            backed_total: 0,
+            capacity: 0,
+        };
+        let (free, stamped) = (AtomicI64::new(0), AtomicU64::new(0));
+        Self { dev, geometry, free, stamped, pool: Mutex::new(pool) }
+    }
+
+    /// Sets what the journal knows: `used` segments hold data, `home` are the home store's; `blocks` are live or promised.
+    pub fn start(&self, used: &BTreeSet<u32>, home: &[u32], blocks: u64, read_only: bool) {
+        let mut pool = self.pool.lock();
+        pool.home = home.iter().copied().collect();
+        pool.bare = (0..self.geometry.segment_count)
+            .filter(|s| !used.contains(s) && !pool.home.contains(s))
+            .collect();
+        pool.backed_total = used.len() as u32;
+        self.free.fetch_sub(blocks as i64, Ordering::Relaxed);
+        self.rebase(&mut pool);
+        if !read_only {
+            let kept = self.home_reserve(&pool) + CLEANER_RESERVE + SLACK_MIN;
+            self.back(&mut pool, kept);
+        }
+    }
+
+    fn segment_offset(&self, index: u32) -> u64 {
+        self.geometry.segments_offset + u64::from(index) * self.geometry.segment_len
+    }
+
+    /// Segments kept for the home store: what one log can bring it, and room to copy what it has.
+    fn home_reserve(&self, pool: &Pool) -> u32 {
+        let log = (self.geometry.log_len / self.geometry.segment_len) as u32;
+        let wanted = log + 2 + pool.home.len() as u32 / 4;
+        wanted.clamp(2, (self.geometry.segment_count / 8).max(2))
+    }
+
+    /// Blocks that `total` segments can promise.
+    fn capacity(&self, total: u32, pool: &Pool) -> i64 {
+        let kept = self.home_reserve(pool) + CLEANER_RESERVE + (total / SLACK_SHARE).max(SLACK_MIN);
+        (i64::from(total) - i64::from(kept)) * usable_blocks(&self.geometry)
+    }
+
+    /// Brings `free` in line with the segments that there are.
+    fn rebase(&self, pool: &mut Pool) {
+        let capacity = self.capacity(pool.backed_total, pool);
+        self.free.fetch_add(capacity - pool.capacity, Ordering::Relaxed);
+        pool.capacity = capacity;
+    }
+
+    /// Takes up to `count` bare segments from the host. Returns how many it gave.
+    fn back(&self, pool: &mut Pool, count: u32) -> u32 {
+        let mut got = 0;
+        while got < count {
+            let Some(&first) = pool.bare.first() else { break };
+            if !self.host_has_room(self.geometry.segment_len) {
+                break;
+            }
+            if let Err(error) = self.dev.allocate(self.segment_offset(first), self.geometry.segment_len) {
+                tracing::warn!(segment = first, %error, "the host gives no more space");
+                break;
+            }
+            pool.bare.remove(&first);
+            pool.backed.insert(first);
+            pool.given.insert(first);
+            pool.backed_total += 1;
+            got += 1;
+        }
+        self.rebase(pool);
+        got
+    }
+
+    fn host_has_room(&self, bytes: u64) -> bool {
+        self.dev.host_free().is_none_or(|free| free >= bytes + HOST_SLACK_BYTES)
+    }
+
+    /// Promises `blocks` of what the host has given already; `false` when that is not enough.
+    pub fn reserve_now(&self, blocks: u64) -> bool {
+        let blocks = blocks as i64;
+        let take = |free: i64| (free >= blocks).then_some(free - blocks);
+        blocks == 0 || self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    }
+
+    /// Asks the host until `blocks` could be promised; `false` when it does not come to that.
+    pub fn grow_for(&self, blocks: u64) -> bool {
+        while self.free.load(Ordering::Relaxed) < blocks as i64 {
+            if !self.grow() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Returns a promise, or counts what became dead.
+    pub fn release(&self, blocks: u64) {
+        self.free.fetch_add(blocks as i64, Ordering::Relaxed);
+    }
+
+    /// A commit used so many blocks less than were held for it (negative: more).
+    pub fn settle(&self, blocks: i64) {
+        if blocks != 0 {
+            self.free.fetch_add(blocks, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a segment of an earlier mount that is filled on as wholly the host's gift; `false`: it may have holes.
+    pub fn back_again(&self, segment: u32) -> bool {
+        let ok = self.dev.allocate(self.segment_offset(segment), self.geometry.segment_len).is_ok();
+        if ok {
+            self.pool.lock().given.insert(segment);
+        }
+        ok
+    }
+
+    /// Takes more from the host; `false` when nothing came.
+    fn grow(&self) -> bool {
+        let mut pool = self.pool.lock();
+        let step = (GROW_BYTES / self.geometry.segment_len).max(1) as u32;
+        self.back(&mut pool, step) > 0
+    }
+
+    /// There is room for things that grow the home store.
+    pub fn admits(&self) -> bool {
+        self.free.load(Ordering::Relaxed) >= 0 || (self.grow() && self.free.load(Ordering::Relaxed) >= 0)
+    }
+
+    /// Contexts up to `seq` are stamped. Takes no lock.
+    pub fn stamped(&self, seq: Seq) {
+        self.stamped.fetch_max(seq.0, Ordering::Release);
+    }
+
+    /// New data would find a segment.
+    pub fn can_take(&self) -> bool {
+        let mut pool = self.pool.lock();
+        let kept = self.home_reserve(&pool) + CLEANER_RESERVE;
+        let missing = (kept + 1).saturating_sub(pool.backed.len() as u32);
+        missing == 0 || self.back(&mut pool, missing) == missing
+    }
+
+    /// Takes the free segment that stands first.
+    pub fn take(&self, need: Need) -> Option<u32> {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        let kept = match need {
+            Need::Data => self.home_reserve(&pool) + CLEANER_RESERVE,
+            Need::Clean => self.home_reserve(&pool),
+            Need::Home => 0,
+        };
+        if pool.backed.len() as u32 <= kept {
+            let missing = kept + 1 - pool.backed.len() as u32;
+            self.back(&mut pool, missing);
+        }
+        if pool.backed.len() as u32 <= kept {
+            return None;
+        }
+        let segment = pool.backed.pop_first()?;
+        if need == Need::Home {
+            pool.home.insert(segment);
+            pool.backed_total -= 1;
+            self.rebase(&mut pool);
+        }
+        Some(segment)
+    }
+
+    /// The home store gave these back.
+    pub fn release_home(&self, segments: &[u32]) {
+        let mut pool = self.pool.lock();
+        for segment in segments {
+            if pool.home.remove(segment) {
+                pool.backed_total += 1;
+                pool.backed.insert(*segment);
+            }
+        }
+        self.rebase(&mut pool);
+        self.trim(&mut pool);
+    }
+
+    /// `segment` holds nothing live since context `seq`.
+    pub fn freed(&self, seq: Seq, segment: u32) {
+        self.pool.lock().pending.push_back((seq, segment));
+    }
+
+    /// Segments wait for a stamp.
+    pub fn has_pending(&self) -> bool {
+        !self.pool.lock().pending.is_empty()
+    }
+
+    /// Newest context that a segment waits for.
+    pub fn newest_pending(&self) -> Option<Seq> {
+        self.pool.lock().pending.back().map(|p| p.0)
+    }
+
+    /// Makes what is stamped free; returns the number of free segments, and how many are kept for others than data.
+    pub fn reap_now(&self) -> (u32, u32) {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        let free = (pool.backed.len() + pool.bare.len()) as u32;
+        (free, self.home_reserve(&pool) + CLEANER_RESERVE)
+    }
+
+    fn reap(&self, pool: &mut Pool) {
+        let stamped = self.stamped.load(Ordering::Acquire);
+        let mut any = false;
+        while let Some(&(seq, segment)) = pool.pending.front()
+            && seq.0 <= stamped
+        {
+            pool.pending.pop_front();
+            any = true;
+            // Of a segment from an earlier mount parts may be holes of the host by now: ask for all of it again.
+            let (offset, len) = (self.segment_offset(segment), self.geometry.segment_len);
+            if pool.given.contains(&segment) || self.dev.allocate(offset, len).is_ok() {
+                pool.given.insert(segment);
+                pool.backed.insert(segment);
+            } else {
+                pool.bare.insert(segment);
+                pool.backed_total -= 1;
+            }
+        }
+        if any {
+            self.rebase(pool);
+            self.trim(pool);
+        }
+    }
+
+    /// Gives free segments back to the host, the last ones first, as far as nothing promised needs them.
+    fn trim(&self, pool: &mut Pool) {
+        let keep = (KEEP_BYTES / self.geometry.segment_len).max(2) as u32
+            + self.home_reserve(pool)
+            + CLEANER_RESERVE
+            + SLACK_MIN;
+        while pool.backed.len() as u32 > keep {
+            let loss = pool.capacity - self.capacity(pool.backed_total - 1, pool);
+            let taken = self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
+                (free >= loss).then_some(free - loss)
+            });
+            let Some(segment) = taken.is_ok().then(|| pool.backed.pop_last()).flatten() else { return };
+            pool.capacity -= loss;
+            pool.backed_total -= 1;
+            pool.given.remove(&segment);
+            pool.bare.insert(segment);
+            if let Err(error) = self.dev.discard(self.segment_offset(segment), self.geometry.segment_len) {
+                tracing::warn!(segment, %error, "the space of a free segment stays with the host file");
+            }
+        }
+    }
+
+    /// For statfs, in bytes: total, free, available.
+    pub fn totals(&self) -> (u64, u64, u64) {
+        let pool = self.pool.lock();
+        let home = pool.home.len() as u32;
+        let most = self.capacity(self.geometry.segment_count - home, &pool);
+        let free = self.free.load(Ordering::Relaxed);
+        let all_free = (free + most - pool.capacity).max(0) as u64 * BLOCK;
+        let backed = free.max(0) as u64 * BLOCK;
+        let host = self.dev.host_free().map_or(u64::MAX, |h| h.saturating_sub(HOST_SLACK_BYTES));
+        let total = most.max(0) as u64 * BLOCK + u64::from(home) * self.geometry.segment_len;
+        (total, all_free, all_free.min(backed.saturating_add(host)))
+    }
+
+    /// Free segments (with and without space of the host), waiting ones, the home store's.
+    pub fn counts(&self) -> (u32, u32, u32, u32) {
+        let pool = self.pool.lock();
+        let len = |n: usize| n as u32;
+        (len(pool.backed.len()), len(pool.bare.len()), len(pool.pending.len()), len(pool.home.len()))
+    }
+}

@@ -1,0 +1,327 @@
+//! Writing into memory: space is reserved, bytes are copied into folios, and that is all.
+
+use super::extents::Place;
+use super::file::{Known, Pages, show_blocks};
+use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
+use super::{At, AttrEdit, DataStore, PIECE, count};
+use crate::api::Errno;
+use crate::error::FsError;
+use crate::inode::{Inode, InodeState};
+use crate::keys::{BLOCK, INLINE_MAX};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What a change of cached contents must wait for, or what it will do.
+pub(super) enum Ready {
+    /// Everything needed is in memory.
+    Yes(Plan),
+    /// A window of the extent map is not loaded.
+    Load(u64),
+    /// A block of the file must be read first.
+    Fetch(u64),
+}
+
+/// A change of cached contents that can be made now.
+pub(super) struct Plan {
+    /// Where it starts, in bytes.
+    offset: u64,
+    /// Blocks beside the written ones that become dirty with them.
+    extra: Vec<u64>,
+    /// Blocks of space to reserve.
+    pub need: u64,
+}
+
+impl DataStore {
+    /// Writes all of `data` into memory, with its space reserved; `edit` changes other attributes under the inode lock.
+    /// Returns the offset behind the last byte. Of more than 1 MiB a part may have been written when it fails.
+    pub fn write(
+        &self,
+        inode: &Arc<Inode>,
+        at: At,
+        data: &[u8],
+        edit: &mut dyn FnMut(&mut crate::keys::InodeRecord),
+    ) -> Result<u64, FsError> {
+        self.writable()?;
+        let mut at = at;
+        let mut end = match at {
+            At::Offset(offset) => offset,
+            At::End => inode.state.read().rec.size,
+        };
+        for piece in data.chunks(PIECE) {
+            self.throttle()?;
+            end = self.write_piece(inode, at, piece, edit)?;
+            if let At::Offset(offset) = &mut at {
+                *offset = end;
+            }
+        }
+        self.cache.shrink();
+        Ok(end)
+    }
+
+    /// Holds the writer while too much is dirty or on its way.
+    fn throttle(&self) -> Result<(), FsError> {
+        let limit = self.cache.limit() / 2;
+        if !self.options.background {
+            if self.cache.dirty() > limit {
+                self.write_back_all()?;
+            }
+            return Ok(());
+        }
+        if self.cache.dirty() > self.dirty_threshold() {
+            self.signal.wake();
+        }
+        if self.cache.dirty() > limit {
+            count(&self.counters.throttled, 1);
+            self.signal.wait_while(|| self.cache.dirty() > limit && self.writable().is_ok());
+            self.writable()?;
+        }
+        Ok(())
+    }
+
+    /// Dirty bytes at which write-back begins without waiting for their age.
+    pub(super) fn dirty_threshold(&self) -> usize {
+        (self.cache.limit() / 8).min(32 << 20)
+    }
+
+    fn write_piece(
+        &self,
+        inode: &Arc<Inode>,
+        at: At,
+        data: &[u8],
+        edit: AttrEdit<'_>,
+    ) -> Result<u64, FsError> {
+        let mut retried = false;
+        loop {
+            let mut state = inode.state.write();
+            let offset = match at {
+                At::Offset(offset) => offset,
+                At::End => state.rec.size,
+            };
+            let end = offset.checked_add(data.len() as u64).filter(|e| *e <= i64::MAX as u64);
+            let end = end.ok_or(Errno(libc::EFBIG))?;
+            let mut pages = inode.file.pages.write();
+            pages.attach(&self.cache);
+            let plan = match prepare(&state, &pages, offset..end) {
+                Ready::Yes(plan) => plan,
+                Ready::Load(window) => {
+                    drop((state, pages));
+                    self.load_window(inode, window)?;
+                    continue;
+                }
+                Ready::Fetch(block) => {
+                    drop((state, pages));
+                    self.fetch_block(inode, block)?;
+                    continue;
+                }
+            };
+            if !self.space.reserve_now(plan.need) {
+                drop((state, pages));
+                self.find_space(plan.need, &mut retried)?;
+                continue;
+            }
+            apply(&mut state, &mut pages, &plan, data);
+            state.rec.size = state.rec.size.max(end);
+            edit(&mut state.rec);
+            self.dirtied(inode, &mut state, &pages);
+            return Ok(end);
+        }
+    }
+
+    /// Notes that contents or size are ahead of the journal.
+    pub(super) fn dirtied(&self, inode: &Arc<Inode>, state: &mut InodeState, pages: &Pages) {
+        state.times_dirty = true;
+        show_blocks(state, pages);
+        inode.file.set_hint(pages.dirty_blocks);
+        self.mark_dirty(inode);
+    }
+
+    /// No `blocks` are free: asks the host, then writes everything back (what is overwritten becomes free), once; then
+    /// `ENOSPC`. Called without any lock.
+    pub(super) fn find_space(&self, blocks: u64, retried: &mut bool) -> Result<(), FsError> {
+        if self.space.grow_for(blocks) {
+            return Ok(());
+        }
+        if std::mem::replace(retried, true) {
+            return Err(Errno(libc::ENOSPC).into());
+        }
+        self.write_back_all()?;
+        if let Some(journal) = self.space.has_pending().then(|| self.journal()).transpose()? {
+            self.force_stamped(&journal)?;
+            self.space.reap_now();
+        }
+        Ok(())
+    }
+
+    /// Makes bytes `[from, to)` zeros by writing them, where they are not zeros already. Both lie in one block.
+    pub(super) fn zero_bytes(&self, inode: &Arc<Inode>, from: u64, to: u64) -> Result<(), FsError> {
+        let block = from / BLOCK;
+        let mut retried = false;
+        loop {
+            let mut state = inode.state.write();
+            let to = to.min(state.rec.size);
+            if from >= to {
+                return Ok(());
+            }
+            let mut pages = inode.file.pages.write();
+            pages.attach(&self.cache);
+            let inline = block == 0 && state.logged.inline.is_some();
+            if !pages.has(block) && !inline {
+                match pages.place(block, state.logged.blocks) {
+                    Known::Is(Place::Data(..)) => {}
+                    Known::Is(_) => return Ok(()),
+                    Known::Load(window) => {
+                        drop((state, pages));
+                        self.load_window(inode, window)?;
+                        continue;
+                    }
+                }
+            }
+            let plan = match prepare(&state, &pages, from..to) {
+                Ready::Yes(plan) => plan,
+                Ready::Load(window) => {
+                    drop((state, pages));
+                    self.load_window(inode, window)?;
+                    continue;
+                }
+                Ready::Fetch(block) => {
+                    drop((state, pages));
+                    self.fetch_block(inode, block)?;
+                    continue;
+                }
+            };
+            if !self.space.reserve_now(plan.need) {
+                drop((state, pages));
+                self.find_space(plan.need, &mut retried)?;
+                continue;
+            }
+            apply(&mut state, &mut pages, &plan, &[0; BLOCK as usize][..(to - from) as usize]);
+            self.dirtied(inode, &mut state, &pages);
+            return Ok(());
+        }
+    }
+}
+
+/// Finds out what writing bytes `range` needs. An empty range at the new end is an extension.
+pub(super) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> Ready {
+    let (size, mapped) = (state.rec.size, state.logged.blocks);
+    let first = range.start / BLOCK;
+    let last = if range.is_empty() { first } else { range.end.div_ceil(BLOCK) };
+    let inline = state.logged.inline.as_ref().is_some_and(|i| !i.is_empty());
+    // The blocks that are written in part, and have contents that must stay.
+    let head = (!range.start.is_multiple_of(BLOCK) && first < last).then_some(first);
+    let tail = (!range.end.is_multiple_of(BLOCK) && range.end < size && first < last).then(|| last - 1);
+    for block in [head, tail].into_iter().flatten() {
+        let in_memory = pages.has(block) || (block == 0 && inline);
+        if !in_memory && block * BLOCK < size {
+            match pages.place(block, mapped) {
+                Known::Load(window) => return Ready::Load(window),
+                Known::Is(Place::Data(..)) => return Ready::Fetch(block),
+                Known::Is(_) => {}
+            }
+        }
+    }
+    let mut extra = Vec::new();
+    // Behind the old end the last block may hold what a truncation cut off: it must become zeros on the device too.
+    let old_last = size / BLOCK;
+    if range.end > size && !size.is_multiple_of(BLOCK) && !(first..last).contains(&old_last) {
+        match pages.place(old_last, mapped) {
+            Known::Load(window) => return Ready::Load(window),
+            Known::Is(Place::Data(..)) if !pages.has(old_last) => return Ready::Fetch(old_last),
+            Known::Is(Place::Data(..)) if !pages.is_dirty(old_last) => extra.push(old_last),
+            Known::Is(_) => {}
+        }
+    }
+    // A file that outgrows its record takes its contents with it.
+    let outgrown = range.end.max(size) > INLINE_MAX as u64 && inline;
+    if outgrown && !(first..last).contains(&0) && !pages.is_dirty(0) {
+        extra.push(0);
+    }
+    match needed(pages, first..last, mapped) {
+        Ok(need) => Ready::Yes(Plan { offset: range.start, need: need + extra.len() as u64, extra }),
+        Err(window) => Ready::Load(window),
+    }
+}
+
+/// Blocks of space that dirtying `blocks` takes, or the window to load first.
+fn needed(pages: &Pages, blocks: Range<u64>, mapped: u64) -> Result<u64, u64> {
+    let mut need = 0;
+    let mut at = blocks.start;
+    while at < blocks.end {
+        let base = at / FOLIO_BLOCKS * FOLIO_BLOCKS;
+        let to = blocks.end.min(base + FOLIO_BLOCKS);
+        let dirty = pages.folio(at / FOLIO_BLOCKS).map_or(0, |f| f.dirty);
+        let clean = mask(at - base, to - base) & !dirty;
+        if mapped == 0 {
+            need += u64::from(clean.count_ones());
+        } else {
+            for block in (at..to).filter(|b| clean >> (b - base) & 1 == 1) {
+                match pages.place(block, mapped) {
+                    Known::Load(window) => return Err(window),
+                    Known::Is(Place::Reserved) => {}
+                    Known::Is(_) => need += 1,
+                }
+            }
+        }
+        at = to;
+    }
+    Ok(need)
+}
+
+/// Makes the change that was prepared: copies `data`, marks blocks dirty.
+pub(super) fn apply(state: &mut InodeState, pages: &mut Pages, plan: &Plan, data: &[u8]) {
+    let mapped = state.logged.blocks;
+    if let Some(inline) = &state.logged.inline
+        && !pages.has(0)
+        && (plan.extra.contains(&0) || (plan.offset < BLOCK && !data.is_empty()))
+    {
+        pages.with_folio(0, |f| {
+            f.put(0, inline);
+            f.valid |= 1;
+        });
+    }
+    for &block in &plan.extra {
+        let bit = block % FOLIO_BLOCKS;
+        dirty_blocks(pages, block / FOLIO_BLOCKS, mask(bit, bit + 1), mapped);
+    }
+    let mut offset = plan.offset;
+    let mut rest = data;
+    while !rest.is_empty() {
+        let index = offset / FOLIO_BYTES as u64;
+        let at = (offset % FOLIO_BYTES as u64) as usize;
+        let (piece, behind) = rest.split_at(rest.len().min(FOLIO_BYTES - at));
+        let blocks = mask(at as u64 / BLOCK, ((at + piece.len()) as u64).div_ceil(BLOCK));
+        pages.with_folio(index, |f| {
+            f.put(at, piece);
+            f.valid |= blocks;
+        });
+        dirty_blocks(pages, index, blocks, mapped);
+        offset += piece.len() as u64;
+        rest = behind;
+    }
+}
+
+/// Marks valid blocks of a folio dirty and notes what they lie over.
+pub(super) fn dirty_blocks(pages: &mut Pages, index: u64, blocks: u16, mapped: u64) {
+    let new = blocks & !pages.folio(index).map_or(0, |f| f.dirty);
+    if new == 0 {
+        return;
+    }
+    let (mut over_hole, mut promised) = (0_u16, 0_u16);
+    if mapped == 0 {
+        over_hole = new;
+    } else {
+        for bit in (0..FOLIO_BLOCKS).filter(|b| new >> b & 1 == 1) {
+            match pages.place(index * FOLIO_BLOCKS + bit, mapped) {
+                Known::Is(Place::Hole) => over_hole |= 1 << bit,
+                Known::Is(Place::Reserved) => promised |= 1 << bit,
+                Known::Is(Place::Data(..)) | Known::Load(_) => {}
+            }
+        }
+    }
+    pages.delayed += u64::from(over_hole.count_ones());
+    pages.with_folio(index, |f| {
+        f.dirty |= new;
+        f.over_hole |= over_hole;
+        f.promised |= promised;
+    });
+}

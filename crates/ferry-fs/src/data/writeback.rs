@@ -1,0 +1,191 @@
+//! Write-back: of one file, for fsync; of all that is due, gathered into large batches.
+
+use super::file::ExtentsGuard;
+use super::segments::{Chunk, Stream};
+use super::send::{BATCH_BLOCKS, Cargo};
+use super::{DataStore, count};
+use crate::api::Errno;
+use crate::error::FsError;
+use crate::inode::Inode;
+use crate::keys::{BLOCK, INLINE_MAX};
+use ferry_journal::{Journal, Seq};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Bytes on their way to the device at which the next batch waits.
+const FLYING_MAX: usize = 64 << 20;
+/// Inodes looked at in one step.
+const GROUP_INODES: usize = 512;
+
+/// What to do with files whose extents somebody else is changing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Busy {
+    /// Leave them: they are being written, or will be next time.
+    Skip,
+    /// Wait for them.
+    Wait,
+}
+
+impl DataStore {
+    /// Puts all that is dirty of `inode` into contexts up to the returned one; the caller forces it.
+    pub fn write_back(&self, inode: &Arc<Inode>) -> Result<Seq, FsError> {
+        if self.is_dirty(inode) {
+            self.writable()?;
+            let journal = self.journal()?;
+            let end = inode.state.read().rec.size.div_ceil(BLOCK);
+            let mut from = Some(0);
+            while let Some(start) = from {
+                let want = blocks_wanted(inode);
+                let mut cargo = self.load(want)?;
+                let guard = ExtentsGuard::lock(inode);
+                from = match self.take(guard, start..end, &mut cargo, &journal) {
+                    Ok(Some(work)) => {
+                        let next = work.next;
+                        self.send(vec![work], cargo, &journal)?;
+                        next
+                    }
+                    none => {
+                        self.cancel(cargo);
+                        none?;
+                        None
+                    }
+                };
+            }
+        }
+        Ok(Seq(inode.last_seq.load(Ordering::Acquire)))
+    }
+
+    /// The same for all inodes.
+    pub fn write_back_all(&self) -> Result<Seq, FsError> {
+        self.write_back_since(Duration::MAX, Busy::Wait)?;
+        Ok(Seq(self.last_seq.load(Ordering::Acquire)))
+    }
+
+    /// Writes back what waits since `since` or longer, many files at a time.
+    pub(super) fn write_back_since(&self, since: Duration, busy: Busy) -> Result<(), FsError> {
+        let newest = self.queue.newest();
+        let mut after = 0;
+        loop {
+            let mut waiting = self.queue.waiting(after, since, GROUP_INODES);
+            waiting.retain(|(ticket, _)| *ticket <= newest);
+            let Some(&(last, _)) = waiting.last() else { return Ok(()) };
+            self.writable()?;
+            after = last;
+            self.write_back_group(waiting.into_iter().map(|(_, inode)| inode), busy)?;
+            self.signal.progress();
+        }
+    }
+
+    /// Cuts a row of inodes into batches.
+    fn write_back_group(&self, inodes: impl Iterator<Item = Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
+        let journal = self.journal()?;
+        let mut group: Vec<Arc<Inode>> = Vec::new();
+        let mut blocks = 0;
+        for inode in inodes {
+            let want = blocks_wanted(&inode);
+            if want >= BATCH_BLOCKS / 2 {
+                self.write_back(&inode)?;
+                self.signal.progress();
+                continue;
+            }
+            if blocks + want > BATCH_BLOCKS {
+                self.send_group(&mut group, blocks, busy, &journal)?;
+                blocks = 0;
+            }
+            blocks += want;
+            group.push(inode);
+        }
+        self.send_group(&mut group, blocks, busy, &journal)
+    }
+
+    /// Sends files together; those that do not fit the segment's rest come with the next one.
+    fn send_group(
+        &self,
+        group: &mut Vec<Arc<Inode>>,
+        blocks: u32,
+        busy: Busy,
+        journal: &Journal,
+    ) -> Result<(), FsError> {
+        let mut waiting = Vec::new();
+        let mut want = blocks;
+        let mut inodes = std::mem::take(group);
+        while !inodes.is_empty() {
+            let mut cargo = self.load(want)?;
+            let mut works = Vec::with_capacity(inodes.len());
+            let mut later = Vec::new();
+            want = 0;
+            for inode in inodes {
+                let wanted = blocks_wanted(&inode);
+                if wanted > 0 && cargo.left() == 0 {
+                    want += wanted;
+                    later.push(inode);
+                    continue;
+                }
+                let Some(guard) = ExtentsGuard::try_lock(&inode) else {
+                    waiting.push(inode);
+                    continue;
+                };
+                match self.take(guard, 0..u64::MAX / BLOCK, &mut cargo, journal) {
+                    Ok(None) => {}
+                    Ok(Some(work)) => {
+                        if work.next.is_some() {
+                            want += 1 + wanted.saturating_sub(work.runs.iter().map(|r| r.len).sum());
+                            later.push(inode);
+                        }
+                        works.push(work);
+                    }
+                    Err(error) => {
+                        // The others are not to suffer; whoever asks for this one gets the error again.
+                        tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
+                        inode.file.set_error(error.errno().0);
+                    }
+                }
+            }
+            self.send(works, cargo, journal)?;
+            inodes = later;
+        }
+        if busy == Busy::Wait {
+            for inode in waiting {
+                self.write_back(&inode)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Room for up to `want` blocks of new data; called without any lock.
+    fn load(&self, want: u32) -> Result<Cargo, FsError> {
+        if want == 0 {
+            return Ok(self.cargo(None));
+        }
+        if self.options.background {
+            self.traffic.wait_below(FLYING_MAX);
+        }
+        Ok(self.cargo(Some(self.allocate(want)?)))
+    }
+
+    /// Blocks for new data, making room if there is none.
+    fn allocate(&self, want: u32) -> Result<Chunk, FsError> {
+        loop {
+            if let Some(chunk) = self.table.allocate(Stream::New, want.min(BATCH_BLOCKS), &self.space) {
+                return Ok(chunk);
+            }
+            if !self.make_room()? {
+                count(&self.counters.no_room, 1);
+                return Err(Errno(libc::ENOSPC).into());
+            }
+        }
+    }
+}
+
+/// Blocks that writing the file back will take, up to a batch: none for what goes into the record.
+fn blocks_wanted(inode: &Inode) -> u32 {
+    let dirty = inode.file.dirty_hint.load(Ordering::Relaxed);
+    if dirty > 1 {
+        return dirty.min(BATCH_BLOCKS);
+    }
+    let state = inode.state.read();
+    let pages = inode.file.pages.read();
+    let small = state.rec.size <= INLINE_MAX as u64 && state.logged.blocks == 0 && !pages.no_inline;
+    if small { 0 } else { pages.dirty_blocks.min(u64::from(BATCH_BLOCKS)) as u32 }
+}
