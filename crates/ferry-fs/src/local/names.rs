@@ -91,7 +91,7 @@ impl LocalFs {
     }
 
     /// Finds a name of a directory that is too large for the cache.
-    fn find_stored(&self, dir: Ino, base: u64, name: &[u8]) -> Result<Found, FsError> {
+    pub(super) fn find_stored(&self, dir: Ino, base: u64, name: &[u8]) -> Result<Found, FsError> {
         let (mut found, mut free, mut bad) = (None, base, None);
         let (from, to) = (keys::dentry_from(dir, base), keys::dentry_from(dir, base + DISAMBIGUATORS));
         self.journal.scan(&from, &to, &mut |key, value| {

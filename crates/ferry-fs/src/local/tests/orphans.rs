@@ -1,1 +1,116 @@
+//! Files without names: while they are open, and after a mount that ended without closing them.
 
+use super::*;
+
+#[test]
+fn an_open_file_outlives_its_name() {
+    let world = World::new();
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    world.write(ino, fh, 0, b"contents").unwrap();
+    world.unlink(ROOT, "file").unwrap();
+    assert_eq!(world.attr(ino).nlink, 0);
+    assert_eq!(world.read(ino, fh, 100).unwrap(), b"contents");
+    world.write(ino, fh, 8, b" more").unwrap();
+    assert_eq!(code(world.link(ino, ROOT, "again")), libc::ENOENT, "what was removed stays removed");
+    world.check();
+    world.release(ino, fh);
+    assert!(world.stored(ino), "the kernel still knows it");
+    world.fs.forget(ino, 1);
+    assert!(!world.stored(ino));
+    world.check();
+}
+
+#[test]
+fn what_the_kernel_forgot_first_goes_with_the_last_handle() {
+    let world = World::new();
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    let second = world.open(ino).unwrap();
+    world.fs.forget(ino, 1);
+    world.unlink(ROOT, "file").unwrap();
+    world.release(ino, fh);
+    assert!(world.stored(ino));
+    world.release(ino, second);
+    assert!(!world.stored(ino));
+    world.check();
+}
+
+#[test]
+fn a_file_without_a_name_may_get_one() {
+    let mut world = World::new();
+    let tmpfile = |flags| {
+        let (entry, opened) = world.me.call(|cx| world.fs.tmpfile(cx, ROOT, 0o600, flags)).unwrap();
+        (entry.attr.unwrap().ino, opened.fh)
+    };
+    let (ino, fh) = tmpfile(libc::O_RDWR);
+    assert_eq!(world.attr(ino).nlink, 0);
+    world.write(ino, fh, 0, b"kept").unwrap();
+    world.check();
+    world.link(ino, ROOT, "named").unwrap();
+    assert_eq!(world.attr(ino).nlink, 1);
+    let (exclusive, second) = tmpfile(libc::O_RDWR | libc::O_EXCL);
+    assert_eq!(code(world.link(exclusive, ROOT, "never")), libc::ENOENT);
+    for (ino, fh) in [(ino, fh), (exclusive, second)] {
+        world.release(ino, fh);
+        world.fs.forget(ino, 1);
+    }
+    assert!(world.stored(ino) && !world.stored(exclusive));
+    world.check();
+    world.reopen();
+    let named = world.ino(ROOT, "named");
+    let fh = world.open(named).unwrap();
+    assert_eq!(world.read(named, fh, 10).unwrap(), b"kept");
+    world.release(named, fh);
+}
+
+/// The volume as it is on the device when the process dies: nothing is told to the file system.
+fn die(world: &mut World) {
+    world.fs.sync().unwrap();
+    let old = std::mem::replace(
+        &mut world.fs,
+        LocalFs::open(world.dev.clone(), world.options.clone(), Env::real()).unwrap(),
+    );
+    drop(old);
+}
+
+#[test]
+fn orphans_of_a_dead_mount_are_reclaimed_by_the_next() {
+    let mut world = World::new();
+    let before = world.fs.counters.inodes();
+    let (file, fh) = world.create(ROOT, "file").unwrap();
+    world.write(file, fh, 0, &[7; 2000]).unwrap();
+    world.setxattr(file, "user.x", b"y").unwrap();
+    let dir = world.mkdir(ROOT, "dir").unwrap();
+    world.lookup(ROOT, "dir").unwrap();
+    let temp = world.me.call(|cx| world.fs.tmpfile(cx, ROOT, 0o600, 0)).unwrap().0.attr.unwrap().ino;
+    world.unlink(ROOT, "file").unwrap();
+    world.rmdir(ROOT, "dir").unwrap();
+    assert!([file, dir, temp].iter().all(|ino| world.stored(*ino)));
+    die(&mut world);
+    assert!(![file, dir, temp].iter().any(|ino| world.stored(*ino)));
+    assert_eq!(world.fs.counters.inodes(), before);
+    world.check();
+}
+
+#[test]
+fn the_mounts_end_forgets_everything() {
+    let world = World::new();
+    let (file, _) = world.create(ROOT, "file").unwrap();
+    let (kept, _) = world.create(ROOT, "kept").unwrap();
+    world.unlink(ROOT, "file").unwrap();
+    world.fs.detach();
+    assert!(!world.stored(file) && world.stored(kept));
+    assert_eq!(world.fs.handles.len(), 0);
+    world.check();
+}
+
+#[test]
+fn many_attributes_go_with_their_file() {
+    let world = World::new();
+    let file = world.file(ROOT, "file").unwrap();
+    for i in 0..100 {
+        world.setxattr(file, &format!("user.attribute-{i}"), &[1; 300]).unwrap();
+    }
+    world.unlink(ROOT, "file").unwrap();
+    assert!(!world.stored(file));
+    world.check();
+}
