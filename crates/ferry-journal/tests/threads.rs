@@ -3,18 +3,31 @@
 
 mod common;
 
-use common::{Volume, credits, force, options};
+use common::{Volume, credits, device_len, force, geometry, options};
+use ferry_device::{AlignedBuf, Env, FileDevice};
+use ferry_journal::{DataExtent, Geometry};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A block of data in the volume's second half, each `n` at a place of its own.
+fn data(geo: Geometry, n: u64) -> DataExtent {
+    let from = geo.segments_offset + u64::from(geo.segment_count / 2) * geo.segment_len;
+    let places = u64::from(geo.segment_count / 2) * geo.segment_len / 4096;
+    let mut buf = AlignedBuf::zeroed(4096);
+    buf[..8].copy_from_slice(&n.to_le_bytes());
+    let crc = crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes());
+    assert!(n < places, "no place is used twice");
+    DataExtent { offset: from + n * 4096, buf: Arc::new(buf), crc }
+}
+
 /// Each thread owns its keys, so that the outcome is known; a tiny log makes them wait for space all the time.
-fn many_threads(log_len: u64, threads: u64, rounds: u64, force_every: u64) {
-    let volume = Volume::new(log_len);
+fn many_threads(volume: &Volume, threads: u64, rounds: u64, force_every: u64) {
     let mut options = options(true);
     options.commit_interval = Duration::from_millis(5);
     let (journal, _, owner) = volume.open_owned(options).unwrap();
     let journal = Arc::new(journal);
+    let volume_geo = volume.geo;
     let workers: Vec<_> = (0..threads)
         .map(|t| {
             let journal = journal.clone();
@@ -25,6 +38,8 @@ fn many_threads(log_len: u64, threads: u64, rounds: u64, force_every: u64) {
                     let value = vec![n as u8; (n * 131 % 700) as usize];
                     let mut tx = journal.begin(credits(2, 1600)).unwrap();
                     assert_eq!(tx.get(&key).unwrap().as_deref(), model.get(&key).map(|v: &Vec<u8>| &v[..]));
+                    let extent = data(volume_geo, t * rounds + n);
+                    tx.write_data(extent, Box::new(|written| written.unwrap()));
                     tx.put(&key, &value);
                     model.insert(key, value);
                     if n.is_multiple_of(7) {
@@ -65,15 +80,25 @@ fn many_threads(log_len: u64, threads: u64, rounds: u64, force_every: u64) {
 
 #[test]
 fn threads_share_commits() {
-    many_threads(4 << 20, 8, 2000, 3);
+    many_threads(&Volume::new(4 << 20), 8, 1000, 3);
 }
 
 #[test]
 fn threads_wait_for_a_tiny_log() {
-    many_threads(256 * 1024, 16, 500, 50);
+    many_threads(&Volume::new(256 * 1024), 16, 500, 50);
 }
 
 #[test]
 fn threads_never_force() {
-    many_threads(512 * 1024, 4, 3000, u64::MAX);
+    many_threads(&Volume::new(512 * 1024), 4, 2000, u64::MAX);
+}
+
+/// Over a real device, whose completions come from a thread of its own.
+#[test]
+fn threads_share_commits_on_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let geo = geometry(512 * 1024, 256);
+    let env = Env::real();
+    let device = FileDevice::create(&dir.path().join("volume"), device_len(&geo), false, &env).unwrap();
+    many_threads(&Volume::on(Arc::new(device), geo, env), 8, 300, 3);
 }
