@@ -45,7 +45,7 @@ fn open(path: &Path) -> Result<File, CliError> {
 fn explain(path: &Path, what: &'static str, error: io::Error) -> CliError {
     match error.raw_os_error() {
         Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => CliError::NotMounted(path.into()),
-        Some(libc::ENOTCONN) => CliError::Failed(format!(
+        Some(libc::ENOTCONN | libc::ECONNABORTED) => CliError::Failed(format!(
             "{}: the daemon behind this mount has died; `ferry umount {0}` clears it, then mount again",
             path.display()
         )),

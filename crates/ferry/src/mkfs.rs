@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ferry_device::{BlockDevice, DeviceError, Env, FileDevice, OpenMode};
-use ferry_fs::volume::{MkfsOptions, Superblock, mkfs};
+use ferry_fs::volume::{MkfsOptions, SIZE_MIN, Superblock, VolumeError, mkfs};
 
 use crate::cli::MkfsArgs;
 use crate::control::print;
@@ -69,14 +69,20 @@ fn open(args: &MkfsArgs, env: &Env) -> Result<(FileDevice, bool), CliError> {
     }
 }
 
+/// Opens what is there already. A file that `--force` gives up, or that is empty, gets the size that was asked for; a block
+/// device, and a file that somebody has made large enough, keep theirs.
 fn reopen(args: &MkfsArgs, env: &Env) -> Result<FileDevice, CliError> {
     let path = &args.volume;
-    let empty = std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == 0);
-    let resize = args.force && args.size.is_some();
-    if empty || (resize && path.is_file()) {
+    let file = std::fs::metadata(path).is_ok_and(|m| m.is_file());
+    let empty = std::fs::metadata(path).is_ok_and(|m| m.len() == 0);
+    if file && (args.force || empty) {
         return FileDevice::create(path, args.size.unwrap_or(DEFAULT_SIZE), true, env).map_err(failed);
     }
-    FileDevice::open(path, OpenMode::ReadWrite, env).map_err(failed)
+    let device = FileDevice::open(path, OpenMode::ReadWrite, env).map_err(failed)?;
+    if file && device.capacity() < SIZE_MIN {
+        return Err(CliError::Failed(format!("{}: {}", path.display(), VolumeError::Foreign)));
+    }
+    Ok(device)
 }
 
 fn failed(error: DeviceError) -> CliError {

@@ -164,7 +164,9 @@ fn clear_place(mountpoint: &Path) -> Result<(), CliError> {
 fn place(mountpoint: &Path) -> Result<PathBuf, CliError> {
     let resolved =
         mountpoint.canonicalize().map_err(CliError::path(mountpoint, "cannot use the mount point"))?;
-    if !resolved.is_dir() {
+    let found =
+        std::fs::metadata(&resolved).map_err(CliError::path(&resolved, "cannot use the mount point"))?;
+    if !found.is_dir() {
         return Err(CliError::Failed(format!(
             "{}: not a directory: a mount point must be one",
             resolved.display()

@@ -1,12 +1,12 @@
 //! `ferry umount`: the mount goes, and the daemon behind it has closed the volume when the command returns.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use ferry_device::{DeviceError, Env, FileDevice, OpenMode};
 use ferry_fuse::Unmount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::cli::UmountArgs;
@@ -36,12 +36,15 @@ pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
     else {
         return Ok(false);
     };
-    let dead = fs::metadata(target).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
-    if !mount.is_ferry() || !dead {
+    if !mount.is_ferry() || Holder::of(&mount.source).is_some() {
         return Ok(false);
     }
-    ferry_fuse::unmount(target, Unmount::Lazy).map_err(|e| CliError::Failed(e.to_string()))?;
-    Ok(true)
+    // Attributes would come from the kernel's cache, as if the daemon were alive; totals are always asked for.
+    let dead = rustix::fs::statvfs(target).is_err_and(|e| matches!(e, Errno::NOTCONN | Errno::CONNABORTED));
+    if dead {
+        ferry_fuse::unmount(target, Unmount::Lazy).map_err(|e| CliError::Failed(e.to_string()))?;
+    }
+    Ok(dead)
 }
 
 fn detach(mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {
