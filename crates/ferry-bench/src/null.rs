@@ -3,6 +3,7 @@
 
 mod node;
 mod ops;
+mod tree;
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -86,7 +86,7 @@ impl Running {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = options.threads.unwrap_or(cores * THREADS_PER_CORE).max(1);
         for i in 0..threads {
-            let own = if i == 0 { Arc::clone(&device) } else { Arc::new(device.try_clone()?) };
+            let own = if i == 0 { Arc::clone(&device) } else { another(&device) };
             let worker = Worker::new(own, Arc::clone(&self.core), all.block());
             self.workers.push(spawn(format!("fuse-{i}"), move || worker.run())?);
         }
@@ -214,4 +214,15 @@ fn greet(device: &Device, wishes: Wishes) -> Result<Agreed, Error> {
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name(name).spawn(body)
+}
+
+/// Another descriptor of the mount, or the same one where this process may not open the device itself.
+fn another(device: &Arc<Device>) -> Arc<Device> {
+    device.try_clone().map_or_else(
+        |error| {
+            tracing::debug!(%error, "serving threads share a descriptor");
+            Arc::clone(device)
+        },
+        Arc::new,
+    )
 }
