@@ -23,6 +23,7 @@ use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
 use ferry_journal::{Geometry, Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq, Value};
 use report::Findings;
 use siphasher::sip::SipHasher13;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use verify::Verifier;
@@ -57,25 +58,36 @@ pub struct FsckOptions<'p> {
 /// Checks the volume on `dev`. An error means that it could not be checked; damage is in the report.
 pub fn fsck(dev: &Arc<dyn BlockDevice>, options: FsckOptions<'_>, env: &Env) -> Result<Report, VolumeError> {
     let sb = read_superblock(dev)?;
-    let mut first = Findings::default();
-    compare_copies(dev, &mut first)?;
+    let mut findings = Findings::default();
+    compare_copies(dev, &mut findings);
     let journal_options = JournalOptions {
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: HOME_CACHE_BYTES,
         read_only: true,
         background: false,
     };
-    match Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Observer)) {
-        Ok((journal, recovered)) => {
-            let report = check_view(dev, &sb, &journal, &recovered, options, first);
-            journal.close()?;
-            Ok(report)
+    // redb panics on pages that make no sense; to a check that is damage like any other.
+    let checked = catch_unwind(AssertUnwindSafe(|| {
+        let (journal, recovered) =
+            Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Observer))?;
+        Ok(check_view(dev, &sb, &journal, &recovered, options))
+    }));
+    let (found, holdings) = match checked {
+        Ok(Ok(checked)) => checked,
+        Ok(Err(error)) => (Findings::of(journal_damage(&sb.geometry(), error)?), Holdings::default()),
+        Err(_) => {
+            let what = "a page of the home store makes no sense";
+            (Findings::of(Finding::new(Code::HomeStore, what)), Holdings::default())
         }
-        Err(error) => {
-            first.add(journal_damage(&sb.geometry(), error)?);
-            Ok(report(&sb, first, Holdings::default()))
-        }
-    }
+    };
+    findings.append(found);
+    Ok(Report {
+        clean: findings.list.is_empty(),
+        volume_id: sb.id(),
+        findings: findings.list,
+        findings_not_listed: findings.not_listed,
+        holdings,
+    })
 }
 
 /// Reads the whole view of an open journal.
@@ -85,13 +97,11 @@ fn check_view(
     journal: &Journal,
     recovered: &Recovered,
     mut options: FsckOptions<'_>,
-    findings: Findings,
-) -> Report {
+) -> (Findings, Holdings) {
     let hasher = SipHasher13::new_with_key(&sb.hash_key);
     let hash = |name: &[u8]| name_hash(&hasher, name);
     let verifier = options.verify_data.then(|| Verifier::new(&**dev));
     let mut checker = Checker::new(&sb.geometry(), &hash, &recovered.home_segments, verifier);
-    checker.findings = findings;
     checker.holdings.recovered_contexts = recovered.contexts;
     checker.holdings.unclean = recovered.unclean;
     let mut keys_seen = 0_u64;
@@ -114,7 +124,7 @@ fn check_view(
     for finding in findings.list.iter_mut().filter(|finding| finding.ino.is_some()).take(PATHS_MAX) {
         finding.path = finding.ino.and_then(|ino| path_of(journal, &checker.tree, ino));
     }
-    report(sb, findings, holdings)
+    (findings, holdings)
 }
 
 /// The 54 bits of a name's hash, from `docs/format.md` and not from the code that it checks.
@@ -122,24 +132,14 @@ fn name_hash(hasher: &SipHasher13, name: &[u8]) -> u64 {
     (hasher.hash(name) >> 10).max(1)
 }
 
-fn report(sb: &Superblock, findings: Findings, holdings: Holdings) -> Report {
-    Report {
-        clean: findings.list.is_empty(),
-        volume_id: sb.id(),
-        findings: findings.list,
-        findings_not_listed: findings.not_listed,
-        holdings,
-    }
-}
-
 /// Both copies of the superblock are the same, byte for byte.
-fn compare_copies(dev: &Arc<dyn BlockDevice>, findings: &mut Findings) -> Result<(), VolumeError> {
+fn compare_copies(dev: &Arc<dyn BlockDevice>, findings: &mut Findings) {
     let mut copies = [AlignedBuf::zeroed(BLOCK_SIZE), AlignedBuf::zeroed(BLOCK_SIZE)];
     for (copy, place) in copies.iter_mut().zip(SUPERBLOCK_PLACES) {
         if let Err(error) = dev.read(place, copy) {
             let what = format!("a superblock cannot be read: {error}");
             findings.add(Finding::new(Code::SuperblockCopy, what).on_device(place));
-            return Ok(());
+            return;
         }
     }
     if copies[0][..] != copies[1][..] {
@@ -147,7 +147,6 @@ fn compare_copies(dev: &Arc<dyn BlockDevice>, findings: &mut Findings) -> Result
             format!("the superblocks at bytes {} and {} differ", SUPERBLOCK_PLACES[0], SUPERBLOCK_PLACES[1]);
         findings.add(Finding::new(Code::SuperblockCopy, what));
     }
-    Ok(())
 }
 
 /// Damage is a finding; anything else says that the volume could not be checked.

@@ -327,6 +327,13 @@ pub(super) struct Findings {
 }
 
 impl Findings {
+    pub(super) fn of(finding: Finding) -> Self {
+        Self { list: vec![finding], not_listed: 0 }
+    }
+    pub(super) fn append(&mut self, other: Findings) {
+        self.not_listed += other.not_listed;
+        other.list.into_iter().for_each(|finding| self.add(finding));
+    }
     pub(super) fn add(&mut self, finding: Finding) {
         if self.list.len() < FINDINGS_MAX {
             self.list.push(finding);

@@ -1,0 +1,273 @@
+//! What a run did and when, and which states a crash may leave of it.
+//!
+//! The contract (`docs/semantics.md`), as this file judges it. There is a number T of operations such that
+//! * names, attributes and link counts are exactly those after the first T operations (metadata survives in order);
+//! * T is not below the last change of anything that a completed fsync was asked for, nor above what was begun;
+//! * each file holds what it may hold after T operations. Since its last completed fsync (or since it replaced another file by
+//!   `rename`, or was made) writes may or may not have reached the device, each byte by itself, but every byte was at some
+//!   moment at that place of the file, a size is one that the file had, and a truncation has its place in the order;
+//! * so bytes that were never written are never shown, nor zeros where the program saw data from the first moment on.
+
+use crate::model::{Change, Contents, Effects, Model, Tree};
+use ferry_fs::Ino;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A promise that was given.
+#[derive(Clone, Debug)]
+struct Promise {
+    /// The operation's number.
+    op: usize,
+    /// Events of the device's trace when it was given.
+    given: usize,
+    /// So many operations' metadata survive.
+    metadata: usize,
+    /// Whose contents survive; `None`: all.
+    file: Option<Ino>,
+}
+
+/// A run of operations from a known state.
+pub struct History {
+    start: Contents,
+    /// The tree after so many operations.
+    trees: Vec<Tree>,
+    /// Events of the device's trace when operation n had ended.
+    ends: Vec<usize>,
+    changes: BTreeMap<Ino, Vec<(usize, Change)>>,
+    /// For each inode the number of operations up to its last change.
+    last_change: BTreeMap<Ino, usize>,
+    /// For each inode the number of operations up to the last change of one of its names.
+    last_name: BTreeMap<Ino, usize>,
+    promises: Vec<Promise>,
+}
+
+/// What was found on a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observed {
+    /// Names and attributes.
+    pub tree: Tree,
+    /// Contents.
+    pub contents: Contents,
+}
+
+impl History {
+    /// Starts from a state that is durable already.
+    pub fn new(start: &Model) -> Self {
+        Self {
+            start: start.all_contents(),
+            trees: vec![start.tree()],
+            ends: Vec::new(),
+            changes: BTreeMap::new(),
+            last_change: BTreeMap::new(),
+            last_name: BTreeMap::new(),
+            promises: Vec::new(),
+        }
+    }
+
+    /// Operations so far.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Nothing was done yet.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// An operation has ended; `trace` counts the device's events then.
+    pub fn ended(&mut self, tree: Tree, effects: Effects, trace: usize) {
+        let n = self.ends.len();
+        for ino in effects.touched {
+            self.last_change.insert(ino, n + 1);
+        }
+        for ino in effects.named {
+            self.last_name.insert(ino, n + 1);
+        }
+        if let Some((ino, change)) = effects.contents {
+            self.changes.entry(ino).or_default().push((n, change));
+        }
+        self.trees.push(tree);
+        self.ends.push(trace);
+    }
+
+    /// The operation that ended last was a completed fsync of `ino`; `above` are the directories it hangs from, itself among them.
+    pub fn promised(&mut self, ino: Ino, above: &[Ino]) {
+        let changed = self.last_change.get(&ino).copied().unwrap_or(0);
+        let names = above.iter().filter_map(|dir| self.last_name.get(dir)).max().copied().unwrap_or(0);
+        self.promise(changed.max(names), Some(ino));
+    }
+
+    /// The operation that ended last made everything durable.
+    pub fn promised_all(&mut self) {
+        self.promise(self.ends.len(), None);
+    }
+
+    fn promise(&mut self, metadata: usize, file: Option<Ino>) {
+        let op = self.ends.len() - 1;
+        self.promises.push(Promise { op, given: self.ends[op], metadata, file });
+    }
+
+    /// The numbers T that a crash after `point` events of the trace leaves open.
+    pub fn possible(&self, point: usize) -> Range<usize> {
+        let given = self.promises.iter().filter(|promise| promise.given <= point);
+        let least = given.map(|promise| promise.metadata).max().unwrap_or(0);
+        // Operations that ended, and the one that was under way.
+        let begun = self.ends.iter().take_while(|end| **end <= point).count() + 1;
+        least..begun.min(self.ends.len()) + 1
+    }
+
+    /// Whether `found` is what a crash after `point` events of the trace may leave; the T that explains it, or what is wrong.
+    pub fn explain(&self, point: usize, found: &Observed) -> Result<usize, String> {
+        let possible = self.possible(point);
+        let mut why = String::new();
+        for t in possible.clone().rev() {
+            if self.trees[t] != found.tree {
+                continue;
+            }
+            match self.explain_contents(point, t, found) {
+                Ok(()) => return Ok(t),
+                Err(reason) => why = format!("with the metadata of {t} operations: {reason}"),
+            }
+        }
+        if why.is_empty() {
+            let known = (0..self.trees.len()).rev().find(|t| self.trees[*t] == found.tree);
+            why = match known {
+                Some(t) => format!("the metadata is that of {t} operations"),
+                None => format!(
+                    "the metadata was never that; against {} operations: {}",
+                    possible.end - 1,
+                    difference(&self.trees[possible.end - 1], &found.tree)
+                ),
+            };
+        }
+        Err(format!("between {} and {} operations must be there: {why}", possible.start, possible.end - 1))
+    }
+
+    fn explain_contents(&self, point: usize, t: usize, found: &Observed) -> Result<(), String> {
+        for (ino, bytes) in &found.contents {
+            let possible = Possible::of(self, *ino, point, t);
+            possible.explain(bytes).map_err(|reason| format!("inode {ino}: {reason}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a file may hold.
+struct Possible {
+    versions: Vec<Version>,
+}
+
+#[derive(Clone)]
+struct Version {
+    bytes: Arc<Vec<u8>>,
+    /// Data was here that was lost: zeros in its place would be a size without its data.
+    lost: Vec<Range<usize>>,
+}
+
+impl Version {
+    fn new(bytes: Arc<Vec<u8>>) -> Self {
+        Self { bytes, lost: Vec::new() }
+    }
+
+    fn allows(&self, at: usize, byte: u8) -> bool {
+        self.bytes.get(at) == Some(&byte) && !self.lost.iter().any(|range| range.contains(&at))
+    }
+
+    /// The same after a truncation to `now.len()` when the program saw `before` bytes.
+    fn resized(&self, before: usize, now: &[u8]) -> Self {
+        let mut bytes = (*self.bytes).clone();
+        let mut lost = self.lost.clone();
+        if now.len() > before && bytes.len() < before {
+            lost.push(bytes.len()..before);
+        }
+        bytes.resize(if now.len() > before { now.len() } else { bytes.len().min(now.len()) }, 0);
+        Self { bytes: Arc::new(bytes), lost }
+    }
+}
+
+impl Possible {
+    fn of(history: &History, ino: Ino, point: usize, t: usize) -> Self {
+        let mut now = history.start.get(&ino).cloned().unwrap_or_default();
+        let mut versions = vec![Version::new(now.clone())];
+        let mut promises = history
+            .promises
+            .iter()
+            .filter(|promise| promise.given <= point && promise.file.is_none_or(|file| file == ino))
+            .peekable();
+        let changes = history.changes.get(&ino).map_or(&[][..], |changes| changes);
+        for (n, change) in changes.iter().filter(|(n, _)| *n < t) {
+            while promises.next_if(|promise| promise.op < *n).is_some() {
+                versions = vec![Version::new(now.clone())];
+            }
+            match change {
+                Change::Written(bytes) => {
+                    now = bytes.clone();
+                    versions.push(Version::new(now.clone()));
+                }
+                Change::Resized(bytes) => {
+                    versions = versions.iter().map(|version| version.resized(now.len(), bytes)).collect();
+                    now = bytes.clone();
+                    versions.push(Version::new(now.clone()));
+                }
+                Change::Replaced => versions = vec![Version::new(now.clone())],
+            }
+        }
+        if promises.next().is_some() {
+            versions = vec![Version::new(now)];
+        }
+        Self { versions }
+    }
+
+    fn explain(&self, found: &[u8]) -> Result<(), String> {
+        if self.versions.iter().any(|version| version.lost.is_empty() && *version.bytes == found) {
+            return Ok(());
+        }
+        let sizes: Vec<_> = self.versions.iter().map(|version| version.bytes.len()).collect();
+        if !sizes.contains(&found.len()) {
+            return Err(format!("it has {} bytes, it may have one of {sizes:?}", found.len()));
+        }
+        let wrong =
+            |(at, byte): &(usize, &u8)| !self.versions.iter().any(|version| version.allows(*at, **byte));
+        match found.iter().enumerate().find(wrong) {
+            None => Ok(()),
+            Some((at, byte)) => {
+                let may: Vec<_> = self.versions.iter().map(|version| version.bytes.get(at)).collect();
+                Err(format!("byte {at} of {} is {byte:#x}, it may be one of {may:x?}", found.len()))
+            }
+        }
+    }
+}
+
+/// How two trees differ, for people.
+pub fn difference(expected: &Tree, found: &Tree) -> String {
+    let mut out = String::new();
+    for ino in expected.keys().chain(found.keys()).collect::<std::collections::BTreeSet<_>>() {
+        match (expected.get(ino), found.get(ino)) {
+            (Some(e), Some(f)) if e == f => Ok(()),
+            (Some(e), Some(f)) => write!(out, "\n  inode {ino}: {} expected, {} found", brief(e), brief(f)),
+            (Some(e), None) => write!(out, "\n  inode {ino}: {} missing", brief(e)),
+            (None, f) => write!(out, "\n  inode {ino}: {} too much", f.map(|f| brief(f)).unwrap_or_default()),
+        }
+        .expect("a string takes any write");
+    }
+    out
+}
+
+fn brief(node: &crate::model::Node) -> String {
+    let names: Vec<_> =
+        node.entries.iter().map(|(name, ino)| format!("{}={ino}", (name[0] as char))).collect();
+    let xattrs: Vec<_> =
+        node.xattrs.iter().map(|(name, value)| format!("{}:{}", name.escape_ascii(), value.len())).collect();
+    format!(
+        "{:?} mode {:o} nlink {} target {} {names:?} {xattrs:?}",
+        node.kind,
+        node.mode,
+        node.nlink,
+        node.target.len()
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,436 @@
+//! Drives a `LocalFs` on a simulated device as a kernel would: looks names up, opens, does one thing, closes, forgets.
+
+use crate::device::{SimClock, SimDevice, sim_env};
+use crate::history::Observed;
+use crate::model::{DIR_MODE, FILE_MODE, Kind, Model, Node, Tree, pattern, target, xattr_name};
+use crate::ops::{Move, Op, Path, SLOTS, Which};
+use ferry_device::BlockDevice;
+use ferry_fs::{
+    Answer, CacheMode, Complete, Cx, Errno, Filesystem, FsOptions, Ino, Interrupt, LocalFs, Park, ROOT,
+    RenameFlags, Reply, SetAttr, Stop, XattrFlags,
+};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Why an operation was not answered as expected.
+#[derive(Debug)]
+pub enum Trouble {
+    /// With an error.
+    Errno(i32),
+    /// With something wrong, or not at all.
+    Wrong(String),
+}
+
+impl From<Errno> for Trouble {
+    fn from(errno: Errno) -> Self {
+        Trouble::Errno(errno.0)
+    }
+}
+
+fn wrong<T>(text: impl Into<String>) -> Result<T, Trouble> {
+    Err(Trouble::Wrong(text.into()))
+}
+
+/// Keeps the answer of a parked request.
+#[derive(Default)]
+struct Waiter(Arc<Mutex<Option<Result<Reply, Errno>>>>);
+
+impl Park for Waiter {
+    fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
+        let slot = self.0.clone();
+        Box::new(move |result| *slot.lock() = Some(result))
+    }
+}
+
+/// A volume that a simulated program works on.
+pub struct World {
+    fs: Arc<LocalFs>,
+    clock: Arc<SimClock>,
+    held: Vec<Option<(Ino, u64)>>,
+}
+
+/// How the volume is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    /// Everything random follows from it; no two openings of one volume may share it.
+    pub seed: u64,
+    /// Memory for caches, in bytes.
+    pub cache_bytes: usize,
+}
+
+impl World {
+    /// Opens the volume on `device`, recovering it.
+    pub fn open(device: &Arc<SimDevice>, opening: Opening) -> Result<Self, String> {
+        let (env, clock) = sim_env(opening.seed);
+        let options = FsOptions {
+            read_only: false,
+            cache: CacheMode::Kernel,
+            cache_bytes: opening.cache_bytes,
+            commit_interval: Duration::from_secs(1),
+            background: false,
+        };
+        let device: Arc<dyn BlockDevice> = device.clone();
+        let fs = LocalFs::open(device, options, env).map_err(|error| format!("cannot open: {error}"))?;
+        Ok(Self { fs, clock, held: vec![None; usize::from(SLOTS)] })
+    }
+
+    /// Asks, and waits for the answer if it is parked.
+    fn ask<T>(
+        &self,
+        question: impl FnOnce(&Cx) -> Answer<T>,
+        unpark: impl FnOnce(Reply) -> Option<T>,
+    ) -> Result<T, Trouble> {
+        let waiter = Waiter::default();
+        let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &waiter };
+        match question(&cx) {
+            Ok(answer) => return Ok(answer),
+            Err(Stop::Errno(errno)) => return Err(errno.into()),
+            Err(Stop::Parked) => {}
+        }
+        let Some(result) = waiter.0.lock().take() else {
+            return wrong("a parked request was not answered although nothing is left to wait for");
+        };
+        unpark(result?).map_or_else(|| wrong("a parked request got the answer of another"), Ok)
+    }
+
+    /// Asks what never parks.
+    fn now<T>(&self, question: impl FnOnce(&Cx) -> Answer<T>) -> Result<T, Trouble> {
+        self.ask(question, |_| None)
+    }
+
+    /// Asks what answers with nothing but success, now or later.
+    fn done(&self, question: impl FnOnce(&Cx) -> Answer<()>) -> Result<(), Trouble> {
+        self.ask(question, |reply| matches!(reply, Reply::Empty).then_some(()))
+    }
+
+    /// Tells what has no answer.
+    fn tell(&self, notice: impl FnOnce(&Cx)) {
+        let waiter = Waiter::default();
+        notice(&Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &waiter });
+    }
+
+    /// Looks a path up, name by name, and hands the inode to `act`; forgets it all afterwards.
+    fn at<T>(&self, path: &Path, act: impl FnOnce(Ino) -> Result<T, Trouble>) -> Result<T, Trouble> {
+        let mut ino = ROOT;
+        let mut known = Vec::new();
+        let mut result = Ok(());
+        for n in &path.0 {
+            match self.now(|cx| self.fs.lookup(cx, ino, &Path::name(*n))) {
+                Ok(entry) => match entry.attr {
+                    Some(attr) => ino = attr.ino,
+                    None => result = Err(Trouble::Errno(libc::ENOENT)),
+                },
+                Err(trouble) => result = Err(trouble),
+            }
+            if result.is_err() {
+                break;
+            }
+            known.push(ino);
+        }
+        let result = result.and_then(|()| act(ino));
+        known.iter().for_each(|ino| self.fs.forget(*ino, 1));
+        result
+    }
+
+    fn in_parent<T>(
+        &self,
+        path: &Path,
+        act: impl FnOnce(Ino, &[u8]) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        let (last, dirs) = path.0.split_last().expect("operations on names have a path");
+        self.at(&Path(dirs.to_vec()), |dir| act(dir, &Path::name(*last)))
+    }
+
+    /// Opens the file, or takes the held handle, and hands it to `act`.
+    fn with<T>(&self, which: &Which, act: impl FnOnce(Ino, u64) -> Result<T, Trouble>) -> Result<T, Trouble> {
+        match which {
+            Which::Held(slot) => {
+                let (ino, fh) =
+                    self.held[usize::from(*slot)].expect("the model knows which handles are held");
+                act(ino, fh)
+            }
+            Which::At(path) => self.at(path, |ino| {
+                let opened = self.now(|cx| self.fs.open(cx, ino, libc::O_RDWR, false))?;
+                let result = act(ino, opened.fh);
+                let flushed = self.done(|cx| self.fs.flush(cx, ino, opened.fh, 0));
+                self.tell(|cx| self.fs.release(cx, ino, opened.fh));
+                result.and_then(|answer| flushed.map(|()| answer))
+            }),
+        }
+    }
+
+    /// Does one operation. `n` decides the bytes written. Returns the number of an inode it made.
+    pub fn run(&mut self, op: &Op, n: usize, model: &Model) -> Result<Ino, Trouble> {
+        self.clock.advance(Duration::from_millis(1));
+        let fs = self.fs.clone();
+        match op {
+            Op::Create(_) | Op::Mkdir(_) | Op::Symlink(..) | Op::Fifo(_) => return self.make(op, n),
+            Op::Link(from, to) => self.at(from, |ino| self.link(ino, to))?,
+            Op::LinkHeld(slot, to) => {
+                let (ino, _) = self.held[usize::from(*slot)].expect("the model knows which handles are held");
+                self.link(ino, to)?;
+            }
+            Op::Unlink(path) => self.in_parent(path, |dir, name| self.done(|cx| fs.unlink(cx, dir, name)))?,
+            Op::Rmdir(path) => self.in_parent(path, |dir, name| self.done(|cx| fs.rmdir(cx, dir, name)))?,
+            Op::Rename(from, to, how) => {
+                let flags =
+                    RenameFlags { no_replace: *how == Move::NoReplace, exchange: *how == Move::Exchange };
+                self.in_parent(from, |dir, name| {
+                    self.in_parent(to, |to_dir, to_name| {
+                        self.done(|cx| fs.rename(cx, dir, name, to_dir, to_name, flags))
+                    })
+                })?;
+            }
+            Op::Write(which, offset, len) => self.write(which, *offset, &pattern(n, *len), false)?,
+            Op::Append(which, len) => self.write(which, 0, &pattern(n, *len), true)?,
+            Op::Truncate(which, size) => self.with(which, |ino, fh| {
+                let set = SetAttr { size: Some(*size), ..SetAttr::default() };
+                self.now(|cx| fs.setattr(cx, ino, Some(fh), &set)).map(drop)
+            })?,
+            Op::Fallocate(which, how, offset, len) => self.with(which, |ino, fh| {
+                self.done(|cx| fs.fallocate(cx, ino, fh, how.mode(), *offset, *len))
+            })?,
+            Op::SetXattr(path, name, len) => self.at(path, |ino| {
+                let (name, value) = (xattr_name(*name), pattern(n, u64::from(*len)));
+                self.done(|cx| fs.setxattr(cx, ino, &name, &value, XattrFlags::default()))
+            })?,
+            Op::RemoveXattr(path, name) => {
+                self.at(path, |ino| self.done(|cx| fs.removexattr(cx, ino, &xattr_name(*name))))?;
+            }
+            Op::Chmod(path, mode) => self.at(path, |ino| {
+                let set = SetAttr { mode: Some(*mode), ..SetAttr::default() };
+                self.now(|cx| fs.setattr(cx, ino, None, &set)).map(drop)
+            })?,
+            Op::Read(which, offset, len) => self.compare(which, *offset, *len, model)?,
+            Op::Hold(path, slot) => {
+                let held =
+                    self.at(path, |ino| Ok((ino, self.now(|cx| fs.open(cx, ino, libc::O_RDWR, false))?.fh)))?;
+                self.held[usize::from(*slot)] = Some(held);
+            }
+            Op::HoldTmp(path, slot) => {
+                let (entry, opened) = self.at(path, |dir| {
+                    self.now(|cx| fs.tmpfile(cx, dir, libc::S_IFREG | FILE_MODE, libc::O_RDWR))
+                })?;
+                let ino = made(entry.attr)?;
+                self.held[usize::from(*slot)] = Some((ino, opened.fh));
+                fs.forget(ino, 1);
+                return Ok(ino);
+            }
+            Op::Release(slot) => {
+                let (ino, fh) = self.held[usize::from(*slot)].take().expect("the model knows which are held");
+                self.tell(|cx| fs.release(cx, ino, fh));
+            }
+            Op::Fsync(which, data_only) => {
+                self.with(which, |ino, fh| self.done(|cx| fs.fsync(cx, ino, fh, *data_only)))?;
+            }
+            Op::FsyncDir(path) => self.at(path, |ino| {
+                let opened = self.now(|cx| fs.opendir(cx, ino))?;
+                let result = self.done(|cx| fs.fsyncdir(cx, ino, opened.fh, false));
+                self.tell(|cx| fs.releasedir(cx, ino, opened.fh));
+                result
+            })?,
+            Op::Sync => fs.sync().map_err(|error| Trouble::Errno(error.errno().0))?,
+            Op::Tick(ms) => {
+                self.clock.advance(Duration::from_millis(u64::from(*ms)));
+            }
+        }
+        Ok(0)
+    }
+
+    fn make(&self, op: &Op, n: usize) -> Result<Ino, Trouble> {
+        let fs = &self.fs;
+        let attr = match op {
+            Op::Create(path) => self.in_parent(path, |dir, name| {
+                let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
+                let (entry, opened) =
+                    self.now(|cx| fs.create(cx, dir, name, libc::S_IFREG | FILE_MODE, flags))?;
+                let ino = made(entry.attr)?;
+                self.tell(|cx| fs.release(cx, ino, opened.fh));
+                Ok(entry.attr)
+            }),
+            Op::Mkdir(path) => self.in_parent(path, |dir, name| {
+                self.now(|cx| fs.mkdir(cx, dir, name, DIR_MODE)).map(|e| e.attr)
+            }),
+            Op::Symlink(path, len) => self.in_parent(path, |dir, name| {
+                self.now(|cx| fs.symlink(cx, dir, name, &target(n, *len))).map(|e| e.attr)
+            }),
+            Op::Fifo(path) => self.in_parent(path, |dir, name| {
+                self.now(|cx| fs.mknod(cx, dir, name, libc::S_IFIFO | FILE_MODE, 0)).map(|e| e.attr)
+            }),
+            _ => unreachable!("only operations that make an inode come here"),
+        }?;
+        let ino = made(attr)?;
+        fs.forget(ino, 1);
+        Ok(ino)
+    }
+
+    fn link(&self, ino: Ino, to: &Path) -> Result<(), Trouble> {
+        self.in_parent(to, |dir, name| self.now(|cx| self.fs.link(cx, ino, dir, name)))?;
+        self.fs.forget(ino, 1);
+        Ok(())
+    }
+
+    fn write(&self, which: &Which, offset: u64, data: &[u8], append: bool) -> Result<(), Trouble> {
+        self.with(which, |ino, fh| {
+            let count = self.now(|cx| self.fs.write(cx, ino, fh, offset, data, append, false))?;
+            if count == data.len() as u64 {
+                Ok(())
+            } else {
+                wrong(format!("{count} bytes of {} written", data.len()))
+            }
+        })
+    }
+
+    fn read(&self, ino: Ino, fh: u64, offset: u64, len: usize) -> Result<Vec<u8>, Trouble> {
+        let mut out = vec![0xee; len];
+        let count = self.now(|cx| self.fs.read(cx, ino, fh, offset, &mut out))?;
+        out.truncate(count);
+        Ok(out)
+    }
+
+    fn compare(&self, which: &Which, offset: u64, len: u64, model: &Model) -> Result<(), Trouble> {
+        let bytes = model.contents(model.which(which).expect("the model judged it"));
+        let start = (offset as usize).min(bytes.len());
+        let expected = &bytes[start..(start + len as usize).min(bytes.len())];
+        let found = self.with(which, |ino, fh| self.read(ino, fh, offset, len as usize))?;
+        same(expected, &found, offset)
+    }
+
+    /// Everything that can be seen from the root.
+    pub fn observe(&self) -> Result<Observed, Trouble> {
+        let mut observed = Observed { tree: Tree::new(), contents: BTreeMap::new() };
+        let mut todo = vec![ROOT];
+        while let Some(ino) = todo.pop() {
+            if observed.tree.contains_key(&ino) {
+                continue;
+            }
+            let (attr, _) = self.now(|cx| self.fs.getattr(cx, ino, None))?;
+            if attr.ino != ino {
+                return wrong(format!("inode {ino} says that it is {}", attr.ino));
+            }
+            let mut node = Node {
+                kind: kind(attr.mode)?,
+                mode: attr.mode & 0o7777,
+                nlink: attr.nlink,
+                xattrs: BTreeMap::new(),
+                target: Vec::new(),
+                entries: BTreeMap::new(),
+            };
+            match node.kind {
+                Kind::File => {
+                    let bytes = self.file(ino, attr.size)?;
+                    observed.contents.insert(ino, Arc::new(bytes));
+                }
+                Kind::Dir => {
+                    node.entries = self.list(ino)?;
+                    // Each was looked up, and is forgotten when it has been observed.
+                    todo.extend(node.entries.values());
+                }
+                Kind::Symlink => node.target = self.now(|cx| self.fs.readlink(cx, ino))?,
+                Kind::Fifo => {}
+            }
+            if matches!(node.kind, Kind::File | Kind::Dir) {
+                node.xattrs = self.xattrs(ino)?;
+            }
+            observed.tree.insert(ino, Arc::new(node));
+        }
+        for node in observed.tree.values() {
+            node.entries.values().for_each(|ino| self.fs.forget(*ino, 1));
+        }
+        Ok(observed)
+    }
+
+    fn file(&self, ino: Ino, size: u64) -> Result<Vec<u8>, Trouble> {
+        let opened = self.now(|cx| self.fs.open(cx, ino, libc::O_RDONLY, false))?;
+        // One byte more than there should be.
+        let bytes = self.read(ino, opened.fh, 0, size as usize + 1);
+        self.tell(|cx| self.fs.release(cx, ino, opened.fh));
+        let bytes = bytes?;
+        if bytes.len() as u64 == size {
+            Ok(bytes)
+        } else {
+            wrong(format!("inode {ino}: {} bytes of {size} read", bytes.len()))
+        }
+    }
+
+    /// Lists a directory a few names at a time, and looks each name up.
+    fn list(&self, dir: Ino) -> Result<BTreeMap<Vec<u8>, Ino>, Trouble> {
+        let opened = self.now(|cx| self.fs.opendir(cx, dir))?;
+        let mut entries = BTreeMap::new();
+        let (mut cookie, mut dots) = (0, 0);
+        loop {
+            let mut batch = Vec::new();
+            self.now(|cx| {
+                self.fs.readdir(cx, dir, opened.fh, cookie, false, &mut |entry| {
+                    let fits = batch.len() < 3;
+                    if fits {
+                        batch.push(entry.clone());
+                    }
+                    fits
+                })
+            })?;
+            let Some(last) = batch.last() else { break };
+            cookie = last.cookie;
+            for entry in batch {
+                if matches!(&*entry.name, b"." | b"..") {
+                    dots += 1;
+                    continue;
+                }
+                let found = self.now(|cx| self.fs.lookup(cx, dir, &entry.name))?;
+                let ino = made(found.attr)?;
+                let kind = found.attr.map(|attr| attr.mode & libc::S_IFMT);
+                if ino != entry.ino || kind != Some(entry.kind) {
+                    return wrong(format!(
+                        "{} is listed as {} and found as {ino}",
+                        entry.name.escape_ascii(),
+                        entry.ino
+                    ));
+                }
+                if entries.insert(entry.name.to_vec(), ino).is_some() {
+                    return wrong(format!("{} is listed twice", entry.name.escape_ascii()));
+                }
+            }
+        }
+        self.tell(|cx| self.fs.releasedir(cx, dir, opened.fh));
+        if dots == 2 { Ok(entries) } else { wrong(format!("directory {dir} lists {dots} of `.` and `..`")) }
+    }
+
+    fn xattrs(&self, ino: Ino) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, Trouble> {
+        let names = self.now(|cx| self.fs.listxattr(cx, ino))?;
+        let names = names.split(|b| *b == 0).filter(|name| !name.is_empty());
+        names.map(|name| Ok((name.to_vec(), self.now(|cx| self.fs.getxattr(cx, ino, name))?))).collect()
+    }
+
+    /// Closes held handles and unmounts.
+    pub fn close(self) -> Result<(), String> {
+        for (ino, fh) in self.held.iter().flatten() {
+            self.tell(|cx| self.fs.release(cx, *ino, *fh));
+        }
+        self.fs.detach();
+        self.fs.close().map_err(|error| format!("cannot close: {error}"))
+    }
+}
+
+fn made(attr: Option<ferry_fs::Attr>) -> Result<Ino, Trouble> {
+    attr.map_or_else(|| wrong("the name that was just there is absent"), |attr| Ok(attr.ino))
+}
+
+fn kind(mode: u32) -> Result<Kind, Trouble> {
+    let kinds = [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo];
+    let kind = kinds.into_iter().find(|kind| kind.bits() == mode & libc::S_IFMT);
+    kind.map_or_else(|| wrong(format!("mode {mode:o} is of a type that nobody made")), Ok)
+}
+
+fn same(expected: &[u8], found: &[u8], offset: u64) -> Result<(), Trouble> {
+    if expected == found {
+        return Ok(());
+    }
+    let at = expected.iter().zip(found).position(|(e, f)| e != f);
+    wrong(format!(
+        "{} bytes read, {} expected, the first wrong one at {at:?} behind {offset}",
+        found.len(),
+        expected.len()
+    ))
+}
