@@ -36,9 +36,13 @@ pub fn start(level: Option<&str>, default: &str, stamped: bool) -> Result<(), St
     Ok(())
 }
 
-/// A panic is a bug; its message must reach the log before the process ends.
+/// A panic is a bug; its message must reach the log before the process ends. It ends at once and wholly: a daemon that goes on
+/// without one of its threads would leave requests without an answer.
 pub fn log_panics() {
-    std::panic::set_hook(Box::new(|info| tracing::error!("ferry stopped itself: {info}")));
+    std::panic::set_hook(Box::new(|info| {
+        tracing::error!("ferry stopped itself: {info}");
+        std::process::abort();
+    }));
 }
 
 /// Lets go of the terminal: stderr becomes `file`, or nothing while messages go to the system log.
