@@ -87,7 +87,10 @@ fn serve(volume: &Path, mountpoint: &Path, args: &MountArgs, options: &MountOpti
     );
     let closed = fs.close().map_err(|e| failed(&e));
     match &closed {
-        Ok(()) => tracing::info!(volume = %volume.display(), "closed: everything is on disk"),
+        Ok(()) if served.is_ok() => {
+            tracing::info!(volume = %volume.display(), "closed: everything is on disk")
+        }
+        Ok(()) => {}
         Err(error) => tracing::error!(%error, "the volume could not be closed cleanly"),
     }
     served.and(closed)

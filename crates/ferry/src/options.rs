@@ -165,7 +165,21 @@ fn ignored(word: &str) -> bool {
         "nomand",
         "default_permissions",
     ];
-    const PREFIXES: [&str; 6] = ["x-", "X-", "comment=", "uhelper=", "helper=", "subtype="];
+    // The second line is what mount(8) reads off a mount that it is to remount.
+    const PREFIXES: [&str; 12] = [
+        "x-",
+        "X-",
+        "comment=",
+        "uhelper=",
+        "helper=",
+        "subtype=", //
+        "user_id=",
+        "group_id=",
+        "rootmode=",
+        "max_read=",
+        "blksize=",
+        "fd=",
+    ];
     WORDS.contains(&word) || PREFIXES.iter().any(|p| word.starts_with(p))
 }
 
@@ -210,6 +224,14 @@ mod tests {
         assert_eq!(options.cache_bytes, Some(64 << 20));
         assert_eq!(options.commit_interval, Some(Duration::from_millis(200)));
         assert_eq!(options.log, Some("/var/log/f".into()));
+    }
+
+    #[test]
+    fn what_a_remount_brings_along_is_accepted() {
+        let words =
+            "remount,ro,noatime,user_id=0,group_id=0,default_permissions,allow_other,max_read=1048576";
+        let options = MountOptions::parse(&[words], false).expect("all are known");
+        assert!(options.remount && options.read_only && options.noatime);
     }
 
     #[test]
