@@ -1,8 +1,9 @@
 //! Inode numbers and the number of inodes.
 //!
 //! The counters' key says the newest of both in every context: it is put and committed under one lock, so that commits
-//! happen in the order of the counts. Numbers are handed out without it; the stored limit runs ahead of them, so that a
-//! number that anybody saw before a crash is not given to another inode after it.
+//! happen in the order of the counts. Numbers are handed out without it: the stored limit runs ahead of them. It is made
+//! durable at the mount and raised when half of what it allows is used, by operations that the log cannot hold as many of
+//! before it becomes durable; so a number that anybody saw before a crash is not given to another inode after it.
 
 use crate::api::Ino;
 use crate::keys::{self, Counters};
@@ -11,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How far the stored limit runs ahead.
-const AHEAD: u64 = 1 << 16;
+const AHEAD: u64 = 1 << 20;
 
 /// The volume's counters in memory.
 pub(super) struct VolumeCounters {
@@ -22,6 +23,14 @@ pub(super) struct VolumeCounters {
 impl VolumeCounters {
     pub(super) fn new(stored: Counters) -> Self {
         Self { next: AtomicU64::new(stored.next_ino), logged: Mutex::new(stored) }
+    }
+
+    /// Commits the limit for a new mount: it must be durable before a number is handed out.
+    pub(super) fn commit_limit(&self, mut txn: Transaction<'_>) -> Seq {
+        let mut counters = self.logged.lock();
+        counters.next_ino += AHEAD;
+        txn.put(&keys::counters(), &counters.encode());
+        txn.commit()
     }
 
     /// A number that no inode ever had.

@@ -89,7 +89,11 @@ impl LocalFs {
         if self.options.read_only {
             return Ok(());
         }
-        let seq = self.commit_everything()?;
+        self.force(self.commit_everything()?)
+    }
+
+    /// Waits until `seq` is durable.
+    pub(super) fn force(&self, seq: Seq) -> Result<(), FsError> {
         if seq <= self.journal.durable() {
             return Ok(());
         }

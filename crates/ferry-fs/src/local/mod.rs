@@ -34,7 +34,7 @@ use crate::keys::{self, Counters};
 use crate::volume::{Superblock, VolumeError, read_superblock};
 use counters::VolumeCounters;
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Journal, JournalOptions, Recovered, Seq, Transaction};
+use ferry_journal::{Credits, Journal, JournalOptions, Recovered, Seq, Transaction};
 use handles::Handles;
 use names::NameHash;
 use orphans::Reclaimer;
@@ -168,6 +168,11 @@ impl LocalFs {
             closed: Mutex::new(false),
             options,
         });
+        if !fs.options.read_only {
+            let credits = Credits { keys: 1, bytes: 64, urgent: true };
+            let seq = fs.counters.commit_limit(fs.journal.begin(credits)?);
+            fs.force(seq)?;
+        }
         fs.start_reclaimer()?;
         Ok(fs)
     }

@@ -1,6 +1,7 @@
 //! Tests of the namespace: a small world to act in, and the rules that every volume keeps.
 
 mod acls;
+mod durable;
 mod orphans;
 mod property;
 mod renames;
