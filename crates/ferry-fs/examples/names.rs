@@ -94,7 +94,7 @@ impl Bench {
 fn resident_mib() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split(' ').nth(1).and_then(|p| p.parse::<u64>().ok()).unwrap_or(0);
-    pages * 4096 >> 20
+    (pages * 4096) >> 20
 }
 
 fn main() {

@@ -1,4 +1,5 @@
 //! Making volumes and recognising them.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use super::*;
 use crate::api::{Errno, Filesystem, ROOT};
