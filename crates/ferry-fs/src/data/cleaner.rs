@@ -234,6 +234,7 @@ impl DataStore {
             drop(guard);
             self.free_closed(journal)?;
             if !self.space.has_pending() {
+                count(&self.counters.no_room, 1);
                 return Err(crate::api::Errno(libc::ENOSPC).into());
             }
             self.force_stamped(journal)?;

@@ -119,7 +119,7 @@ impl DataStore {
         if self.failed.load(Ordering::Relaxed) {
             return self.writable();
         }
-        let much = self.cache.dirty() > self.dirty_threshold();
+        let much = self.cache.dirty() > self.dirty_threshold() || self.too_much();
         let since = match (wanted && much, self.env.clock.monotonic().checked_sub(self.options.writeback_age))
         {
             (true, _) => Duration::MAX,

@@ -25,10 +25,12 @@ pub struct Undirtied {
     pub over_hole: u64,
 }
 
-/// Cached contents. Memory grows with what it holds: what lies behind `bytes` is zeros where a block is valid.
+/// Cached contents. Memory grows with what it holds: what lies outside `bytes` is zeros where a block is valid.
 #[derive(Default)]
 pub struct Folio {
     bytes: Vec<u8>,
+    /// Where `bytes` begins within the folio: at a block.
+    first: usize,
     /// Blocks whose contents are here.
     pub valid: u16,
     /// Blocks that the journal does not have yet.
@@ -64,15 +66,8 @@ impl Folio {
 
     /// Puts `data` at byte `at` of the folio. What it skips becomes zeros.
     pub fn put(&mut self, at: usize, data: &[u8]) {
-        let end = at + data.len();
-        if self.bytes.capacity() < end {
-            let room = if self.bytes.is_empty() {
-                end.next_multiple_of(512)
-            } else {
-                end.max(2 * self.bytes.capacity()).next_multiple_of(BLOCK_BYTES).min(FOLIO_BYTES)
-            };
-            self.bytes.reserve_exact(room - self.bytes.len());
-        }
+        self.make_room(at, at + data.len());
+        let at = at - self.first;
         if self.bytes.len() < at {
             self.bytes.resize(at, 0);
         }
@@ -81,20 +76,43 @@ impl Folio {
         self.bytes.extend_from_slice(&data[inside..]);
     }
 
+    /// Sees to it that bytes `[at, end)` can be held: exactly these at first, then with room to grow.
+    fn make_room(&mut self, at: usize, end: usize) {
+        let block = at / BLOCK_BYTES * BLOCK_BYTES;
+        if self.bytes.is_empty() {
+            self.first = block;
+            self.bytes.reserve_exact((end - block).next_multiple_of(512));
+        } else if block < self.first {
+            let mut bytes = Vec::with_capacity((self.first - block + self.bytes.len()).max(end - block));
+            bytes.resize(self.first - block, 0);
+            bytes.append(&mut self.bytes);
+            (self.bytes, self.first) = (bytes, block);
+        }
+        let need = end - self.first;
+        if self.bytes.capacity() < need {
+            let grown = need.max(2 * self.bytes.capacity()).next_multiple_of(BLOCK_BYTES);
+            let room = grown.min(FOLIO_BYTES - self.first);
+            self.bytes.reserve_exact(room - self.bytes.len());
+        }
+    }
+
     /// Zeroes bytes `[from, to)`.
     pub fn zero(&mut self, from: usize, to: usize) {
-        let to = to.min(self.bytes.len());
+        let from = from.saturating_sub(self.first);
+        let to = to.saturating_sub(self.first).min(self.bytes.len());
         if from < to {
             self.bytes[from..to].fill(0);
         }
     }
 
-    /// Copies from byte `at` on; zeros behind what is held.
+    /// Copies from byte `at` on; zeros outside of what is held.
     pub fn get(&self, at: usize, out: &mut [u8]) {
-        let held = self.bytes.len().saturating_sub(at).min(out.len());
-        if held > 0 {
-            out[..held].copy_from_slice(&self.bytes[at..at + held]);
-        }
+        let before = self.first.saturating_sub(at).min(out.len());
+        let (zeros, out) = out.split_at_mut(before);
+        zeros.fill(0);
+        let from = (at + before).saturating_sub(self.first).min(self.bytes.len());
+        let held = (self.bytes.len() - from).min(out.len());
+        out[..held].copy_from_slice(&self.bytes[from..from + held]);
         out[held..].fill(0);
     }
 
@@ -115,7 +133,7 @@ impl Folio {
         self.valid &= !blocks;
         // What lies behind the last valid block must read as zeros when it becomes valid again.
         let end = (16 - self.valid.leading_zeros() as usize) * BLOCK_BYTES;
-        self.bytes.truncate(end);
+        self.bytes.truncate(end.saturating_sub(self.first));
         for block in 0..FOLIO_BLOCKS as usize {
             if blocks & (1 << block) != 0 {
                 self.zero(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
@@ -155,6 +173,27 @@ mod tests {
         folio.get(65_530, &mut out[..6]);
         assert_eq!(out[..6], [1; 6]);
         assert!(folio.memory() < FOLIO_BYTES + 256);
+    }
+
+    #[test]
+    fn a_folio_may_begin_anywhere_and_grow_downwards() {
+        let mut folio = Folio::default();
+        folio.put(9 * BLOCK_BYTES + 5, b"high");
+        assert!(folio.memory() < 1024);
+        folio.put(3 * BLOCK_BYTES + 4094, b"low");
+        let mut out = vec![7; FOLIO_BYTES];
+        folio.get(0, &mut out);
+        let mut expected = vec![0; FOLIO_BYTES];
+        expected[9 * BLOCK_BYTES + 5..][..4].copy_from_slice(b"high");
+        expected[3 * BLOCK_BYTES + 4094..][..3].copy_from_slice(b"low");
+        assert!(out == expected);
+        folio.zero(0, 4 * BLOCK_BYTES);
+        folio.get(4 * BLOCK_BYTES - 2, &mut out[..3]);
+        assert_eq!(&out[..3], b"\0\0w");
+        folio.valid = mask(3, 4);
+        folio.forget(mask(3, 4));
+        folio.get(0, &mut out);
+        assert!(out.iter().all(|b| *b == 0));
     }
 
     #[test]

@@ -119,6 +119,22 @@ impl Space {
         wanted.clamp(2, (self.geometry.segment_count / 8).max(2))
     }
 
+    /// Free segments that must remain when one is taken for `need`.
+    ///
+    /// What the home store took of its reserve is missing from what data was promised: so far data may use the reserve too.
+    /// The cleaner gives back more than it takes, so it may take half of it for a while.
+    fn kept(&self, pool: &Pool, need: Need) -> u32 {
+        let reserve = self.home_reserve(pool);
+        let lacking = (-self.free.load(Ordering::Relaxed)).max(0) / usable_blocks(&self.geometry);
+        let data = (reserve + CLEANER_RESERVE).saturating_sub(lacking as u32 + 1);
+        match need {
+            Need::Data if lacking == 0 => reserve + CLEANER_RESERVE,
+            Need::Data => data.max(CLEANER_RESERVE + 1),
+            Need::Clean => (reserve / 2).min(data).max(1),
+            Need::Home => 0,
+        }
+    }
+
     /// Blocks that `total` segments can promise.
     fn capacity(&self, total: u32, pool: &Pool) -> i64 {
         let kept = self.home_reserve(pool) + CLEANER_RESERVE + (total / SLACK_SHARE).max(SLACK_MIN);
@@ -216,7 +232,7 @@ impl Space {
     /// New data would find a segment.
     pub fn can_take(&self) -> bool {
         let mut pool = self.pool.lock();
-        let kept = self.home_reserve(&pool) + CLEANER_RESERVE;
+        let kept = self.kept(&pool, Need::Data);
         let missing = (kept + 1).saturating_sub(pool.backed.len() as u32);
         missing == 0 || self.back(&mut pool, missing) == missing
     }
@@ -225,11 +241,7 @@ impl Space {
     pub fn take(&self, need: Need) -> Option<u32> {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
-        let kept = match need {
-            Need::Data => self.home_reserve(&pool) + CLEANER_RESERVE,
-            Need::Clean => self.home_reserve(&pool),
-            Need::Home => 0,
-        };
+        let kept = self.kept(&pool, need);
         if pool.backed.len() as u32 <= kept {
             let missing = kept + 1 - pool.backed.len() as u32;
             self.back(&mut pool, missing);
@@ -279,7 +291,7 @@ impl Space {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
         let free = (pool.backed.len() + pool.bare.len()) as u32;
-        (free, self.home_reserve(&pool) + CLEANER_RESERVE)
+        (free, self.kept(&pool, Need::Data))
     }
 
     fn reap(&self, pool: &mut Pool) {

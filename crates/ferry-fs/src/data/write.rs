@@ -58,24 +58,31 @@ impl DataStore {
         Ok(end)
     }
 
-    /// Holds the writer while too much is dirty or on its way.
+    /// Holds the writer while too much is dirty, or so much that the rest of the cache cannot make up for it.
     fn throttle(&self) -> Result<(), FsError> {
-        let limit = self.cache.limit() / 2;
-        if !self.options.background {
-            if self.cache.dirty() > limit {
-                self.write_back_all()?;
-            }
-            return Ok(());
-        }
         if self.cache.dirty() > self.dirty_threshold() {
             self.signal.wake();
         }
-        if self.cache.dirty() > limit {
-            count(&self.counters.throttled, 1);
-            self.signal.wait_while(|| self.cache.dirty() > limit && self.writable().is_ok());
-            self.writable()?;
+        if !self.too_much() {
+            return Ok(());
         }
-        Ok(())
+        count(&self.counters.throttled, 1);
+        if !self.options.background {
+            self.write_back_all()?;
+            self.cache.shrink();
+            return Ok(());
+        }
+        self.signal.wait_while(|| self.too_much() && self.writable().is_ok());
+        self.writable()
+    }
+
+    /// More is dirty than may be, or memory is short because of it.
+    pub(super) fn too_much(&self) -> bool {
+        let (limit, dirty) = (self.cache.limit(), self.cache.dirty());
+        if self.cache.used() > limit {
+            self.cache.shrink();
+        }
+        dirty > limit / 2 || (dirty > 0 && self.cache.used() > limit + limit / 8)
     }
 
     /// Dirty bytes at which write-back begins without waiting for their age.

@@ -1,8 +1,13 @@
 //! Tests of the data half, on a device and a journal in memory.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
+mod cache;
+mod cleaner;
+mod damage;
 mod model;
+mod resize;
 mod space;
+mod threads;
 
 use super::*;
 use crate::keys;
