@@ -1,0 +1,114 @@
+//! The home store on a volume that runs out of segments: whose segments are whose, and that removing works.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod common;
+
+use common::{Owner, SEGMENT, Volume, credits, options};
+use ferry_device::{Env, MemDevice};
+use ferry_journal::*;
+use ferry_sim::device::SimRng;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn set(journal: &Journal, model: &mut Model, key: u32, value: Option<&[u8]>) -> Result<(), JournalError> {
+    let key = key.to_be_bytes();
+    let len = value.map_or(0, <[u8]>::len) + key.len();
+    let mut t = journal.begin(Credits { urgent: true, ..credits(1, len as u32) })?;
+    match value {
+        Some(value) => {
+            t.put(&key, value);
+            model.insert(key.to_vec(), value.to_vec());
+        }
+        None => {
+            t.delete(&key);
+            model.remove(&key[..]);
+        }
+    }
+    t.commit();
+    Ok(())
+}
+
+/// No segment is the home store's (by its map on the device) and its owner's at once.
+fn assert_disjoint(volume: &Volume, owner: &Owner, hidden: &[u32], context: &str) {
+    let reader = JournalOptions { read_only: true, ..options(false) };
+    let (_journal, recovered) = volume.open_with(reader).unwrap();
+    let home: HashSet<u32> = recovered.home_segments.iter().copied().collect();
+    let free = owner.free.lock().unwrap();
+    let both: Vec<_> = free.iter().chain(hidden).filter(|s| home.contains(s)).collect();
+    assert!(both.is_empty(), "{context}: segments {both:?} are free and in the home store's map");
+}
+
+#[test]
+fn a_segment_that_a_failed_checkpoint_keeps_is_not_given_back() {
+    for shrinks in 3..8 {
+        let volume = Volume::new(16 << 20);
+        let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
+        let mut model = Model::new();
+        for key in 0..4000 {
+            set(&journal, &mut model, key, Some(&[1; 1200])).unwrap();
+        }
+        journal.checkpoint().unwrap();
+        for key in 0..4000 {
+            set(&journal, &mut model, key, None).unwrap();
+        }
+        // The end of the file is free by and by; it is cut a piece at a time, each after a commit. What was cut is given
+        // back by the commit that follows.
+        let before = owner.free.lock().unwrap().len();
+        for key in 0..shrinks {
+            set(&journal, &mut model, 9000 + key, Some(b"small")).unwrap();
+            journal.checkpoint().unwrap();
+        }
+        let context = format!("{shrinks}: {before} free, {} then", owner.free.lock().unwrap().len());
+        assert_disjoint(&volume, &owner, &[], &context);
+        let hidden = std::mem::take(&mut *owner.free.lock().unwrap());
+        let mut key = 0;
+        while set(&journal, &mut model, key, Some(&[2; 1200])).is_ok() {
+            key += 1;
+            assert!(key < 60_000, "the home store cannot take it all");
+        }
+        assert_disjoint(&volume, &owner, &hidden, &format!("{context}, without space"));
+        owner.free.lock().unwrap().extend(hidden);
+        for round in 0..4 {
+            set(&journal, &mut model, 9100 + round, Some(b"small"))
+                .unwrap_or_else(|e| panic!("{context}: {e}"));
+            journal.checkpoint().unwrap();
+            let now = owner.free.lock().unwrap().len();
+            assert_disjoint(
+                &volume,
+                &owner,
+                &[],
+                &format!("{context}, {key} keys, round {round}, {now} free"),
+            );
+        }
+        common::assert_same(&journal, &model);
+    }
+}
+
+/// With what the owner keeps back (what one log can bring, and a quarter of what the home store has), files can be
+/// removed whatever was changed before.
+#[test]
+fn removing_works_on_a_full_volume() {
+    let geo = common::geometry(2 << 20, 512);
+    let volume = Volume::on(Arc::new(MemDevice::new(common::device_len(&geo))), geo, Env::real());
+    let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
+    let mut model = Model::new();
+    for key in 0..12_000 {
+        set(&journal, &mut model, 2 * key, Some(&[1; 1800])).unwrap();
+    }
+    journal.checkpoint().unwrap();
+    journal.checkpoint().unwrap();
+    let home = journal.stats().home_bytes / SEGMENT;
+    let reserve = (geo.log_len / SEGMENT + 2 + home / 4) as usize;
+    owner.free.lock().unwrap().truncate(reserve);
+    // Small changes all over: each key of the log is another page of the home store.
+    let mut rng = SimRng::new(1);
+    for i in 0..40_000 {
+        let key = rng.below(12_000) as u32;
+        let remove = i % 8 == 7;
+        let value = [2; 40];
+        let done = set(&journal, &mut model, 2 * key + u32::from(!remove), (!remove).then_some(&value));
+        assert!(done.is_ok(), "change {i}, home {home} segments, {reserve} kept: {done:?}");
+    }
+}
