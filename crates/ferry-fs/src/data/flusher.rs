@@ -114,6 +114,11 @@ fn run(store: &Weak<DataStore>, signal: &Signal) {
 }
 
 impl DataStore {
+    /// Does what the background thread would do now; only for `background: false`.
+    pub fn tick(&self) -> Result<(), crate::error::FsError> {
+        if self.options.read_only { Ok(()) } else { self.round(false) }
+    }
+
     /// One round of the background thread.
     fn round(&self, wanted: bool) -> Result<(), crate::error::FsError> {
         if self.failed.load(Ordering::Relaxed) {

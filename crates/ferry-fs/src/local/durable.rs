@@ -4,6 +4,7 @@ use super::LocalFs;
 use super::handles::Handle;
 use crate::api::{Answer, Cx, Errno, Ino, Reply, Stop};
 use crate::error::FsError;
+use crate::inode::Inode;
 use ferry_journal::{JournalError, Seq};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ impl LocalFs {
         let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
         let written = self.data.write_back(&handle.inode);
         let seq = match written {
-            Ok(seq) => seq.max(Seq(handle.inode.last_seq.load(Ordering::Acquire))),
+            Ok(seq) => seq.max(self.newest_of(&handle.inode)),
             Err(error) => {
                 // The handle hears of this failure now, not once more at the next fsync.
                 let told = self.pending_error(&handle);
@@ -51,7 +52,14 @@ impl LocalFs {
         if inode.state.read().times_dirty {
             self.log_times(std::slice::from_ref(&inode));
         }
-        self.park_until(cx, Seq(inode.last_seq.load(Ordering::Acquire)))
+        self.park_until(cx, self.newest_of(&inode))
+    }
+
+    /// The context that must be durable for an inode's own changes, its names and every directory above it. Which ones those
+    /// are need not be known: whatever directory was renamed since is made durable too.
+    fn newest_of(&self, inode: &Inode) -> Seq {
+        let own = inode.last_seq.load(Ordering::Acquire);
+        Seq(own.max(self.newest_dir_move.load(Ordering::Acquire)))
     }
 
     /// Answers once `seq` is durable.
@@ -113,6 +121,12 @@ impl LocalFs {
             }
             outcome.1.wait(&mut forced);
         }
+    }
+
+    /// Does what the threads would do now: only for [`super::FsOptions::background`] `false`.
+    pub fn tick(&self) -> Result<(), FsError> {
+        self.data.tick()?;
+        Ok(self.journal.tick()?)
     }
 
     /// Writes everything back and closes the volume. Idempotent.

@@ -106,6 +106,8 @@ pub struct LocalFs {
     rename_lock: Mutex<()>,
     /// Newest context that holds a change made here.
     newest: AtomicU64,
+    /// Newest context in which a directory got another name: it changed the path of all that is below.
+    newest_dir_move: AtomicU64,
     /// Inodes whose access time the journal does not have.
     lazy_times: Mutex<Vec<Arc<Inode>>>,
     reclaimer: Arc<Reclaimer>,
@@ -162,6 +164,7 @@ impl LocalFs {
             handles: Handles::default(),
             rename_lock: Mutex::new(()),
             newest: AtomicU64::new(0),
+            newest_dir_move: AtomicU64::new(0),
             lazy_times: Mutex::default(),
             reclaimer: Arc::default(),
             host: RwLock::new(None),

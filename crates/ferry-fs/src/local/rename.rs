@@ -10,8 +10,9 @@ use crate::data::Growth;
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, Dentry};
-use ferry_journal::{Credits, Transaction};
+use ferry_journal::{Credits, Seq, Transaction};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const CREDITS: Credits = Credits {
     keys: 8,
@@ -114,7 +115,7 @@ impl LocalFs {
         self.set_name(&mut txn, &mut locked, to, (cookie, target), now);
         let mut changed = vec![from.dir, to.dir, source];
         changed.extend(victim);
-        self.committed(txn.commit(), &changed);
+        self.renamed(txn.commit(), source_is_dir, &changed);
         drop(locked);
         if let Some(victim) = &to.inode {
             self.reclaim_if_unknown(victim);
@@ -237,7 +238,15 @@ impl LocalFs {
             [ia, ib].map(|i| Dentry { ino: i.ino, kind: locked.state(i).rec.mode & libc::S_IFMT });
         self.set_name(&mut txn, &mut locked, a, (cookie_a, to_a), now);
         self.set_name(&mut txn, &mut locked, b, (cookie_b, to_b), now);
-        self.committed(txn.commit(), &[a.dir, b.dir, ia, ib]);
+        self.renamed(txn.commit(), dirs[0] || dirs[1], &[a.dir, b.dir, ia, ib]);
         Ok(true)
+    }
+
+    /// After the commit of a rename.
+    fn renamed(&self, seq: Seq, directory: bool, changed: &[&Inode]) {
+        self.committed(seq, changed);
+        if directory {
+            self.newest_dir_move.fetch_max(seq.0, Ordering::AcqRel);
+        }
     }
 }

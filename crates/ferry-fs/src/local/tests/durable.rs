@@ -53,6 +53,41 @@ fn after_fsync_the_data_the_name_and_every_directory_above_survive() {
 }
 
 #[test]
+fn fsync_makes_the_new_names_of_directories_above_durable() {
+    for exchange in [false, true] {
+        let mut world = World::new();
+        let top = world.mkdir(ROOT, "old").unwrap();
+        let sub = world.mkdir(top, "sub").unwrap();
+        world.mkdir(ROOT, "other").unwrap();
+        let (ino, fh) = world.create(sub, "file").unwrap();
+        world.write(ino, fh, 0, b"x").unwrap();
+        fsync(&world, ino, fh).unwrap();
+        let to = if exchange { "other" } else { "new" };
+        world.rename_with((ROOT, "old"), (ROOT, to), RenameFlags { exchange, no_replace: false }).unwrap();
+        fsync(&world, ino, fh).unwrap();
+        kill(&mut world);
+        assert_eq!(contents(&world, world.ino(world.ino(ROOT, to), "sub"), "file").unwrap(), b"x");
+    }
+}
+
+#[test]
+fn ticks_do_what_time_would() {
+    let mut world = World::new();
+    world.fs.close().unwrap();
+    let clock = Arc::new(times::Ticking::new());
+    let env = Env { clock: clock.clone(), entropy: Env::real().entropy };
+    world.fs = LocalFs::open(world.dev.clone(), world.options.clone(), env).unwrap();
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    world.write(ino, fh, 0, &[5; 10_000]).unwrap();
+    for _ in 0..3 {
+        clock.pass(60);
+        world.fs.tick().unwrap();
+    }
+    kill(&mut world);
+    assert_eq!(contents(&world, ROOT, "file").unwrap(), [5; 10_000]);
+}
+
+#[test]
 fn after_fsync_of_a_directory_its_entries_survive() {
     let mut world = World::new();
     let dir = world.mkdir(ROOT, "dir").unwrap();

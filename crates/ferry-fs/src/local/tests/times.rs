@@ -6,7 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Each look is a second later; more passes when told.
-struct Ticking(AtomicU64);
+pub(super) struct Ticking(AtomicU64);
+
+impl Ticking {
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(4_000_000_000))
+    }
+    pub(super) fn pass(&self, secs: u64) {
+        self.0.fetch_add(secs, Ordering::Relaxed);
+    }
+}
 
 impl Clock for Ticking {
     fn monotonic(&self) -> Duration {
@@ -20,7 +29,7 @@ impl Clock for Ticking {
 fn ticking() -> (World, Arc<Ticking>) {
     let world = World::new();
     world.fs.close().unwrap();
-    let clock = Arc::new(Ticking(AtomicU64::new(4_000_000_000)));
+    let clock = Arc::new(Ticking::new());
     let env = Env { clock: clock.clone(), entropy: Env::real().entropy };
     let fs = LocalFs::open(world.dev.clone(), world.options.clone(), env).unwrap();
     (World { dev: world.dev.clone(), fs, me: world.me, options: world.options.clone() }, clock)
@@ -101,7 +110,7 @@ fn reading_moves_the_access_time_once_after_a_change_and_once_a_day() {
     let accessed = (true, false, false);
     assert_eq!(moves(&world, file, || ok(world.read(file, fh, 1))), accessed);
     assert_eq!(moves(&world, file, || ok(world.read(file, fh, 1))), NONE);
-    clock.0.fetch_add(25 * 60 * 60, Ordering::Relaxed);
+    clock.pass(25 * 60 * 60);
     assert_eq!(moves(&world, file, || ok(world.read(file, fh, 1))), accessed);
     let link = world.symlink(ROOT, "link", "x").unwrap();
     assert_eq!(moves(&world, link, || ok(world.me.call(|cx| world.fs.readlink(cx, link)))), accessed);
