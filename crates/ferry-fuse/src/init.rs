@@ -16,9 +16,8 @@ const BACKGROUND_MAX: u16 = 64;
 const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 
 /// Capabilities that are taken whenever the kernel offers them, and why each may be.
-const ALWAYS: [u64; 15] = [
+const ALWAYS: [u64; 14] = [
     init::ASYNC_READ, // read-ahead of one file in parallel: requests are served in any order anyway
-    init::ATOMIC_O_TRUNC, // `open` truncates: one request less, and no moment between the two
     init::EXPORT_SUPPORT, // lookup answers "." and "..", and numbers are never reused: NFS may export the mount
     init::BIG_WRITES,     // writes of more than a page
     init::DONT_MASK,      // the umask comes with the request, for directories with a default ACL
@@ -37,7 +36,8 @@ const ALWAYS: [u64; 15] = [
 ];
 // Not taken: AUTO_INVAL_DATA (drops a file's cached pages whenever its mtime is new to the kernel: here the kernel makes every change,
 // or is told); EXPLICIT_INVAL_DATA (a changed size shall still drop cached pages); ABORT_ERROR (ENODEV says as much);
-// SPLICE_* (payloads are copied once, into place); NO_OPEN_SUPPORT (orphans and errors hang on OPEN);
+// ATOMIC_O_TRUNC (the kernel would send OPEN with O_TRUNC before it finds the file to be a running program: the file would be
+// emptied, and then the open refused); SPLICE_* (payloads are copied once, into place); NO_OPEN_SUPPORT (orphans and errors hang on OPEN);
 // NO_OPENDIR_SUPPORT (a listing needs its handle); HANDLE_KILLPRIV (V2 is more exact); SECURITY_CTX and CREATE_SUPP_GROUP
 // (extensions that `Filesystem` does not take); PASSTHROUGH, SUBMOUNTS, DAX; HAS_RESEND, ALLOW_IDMAP, REQUEST_TIMEOUT.
 
