@@ -62,8 +62,8 @@ pub struct Traffic {
     buffers: Mutex<Vec<Arc<AlignedBuf>>>,
 }
 
-/// Large buffers that are kept for the next batch.
-const BUFFERS_KEPT: usize = 4;
+/// Large buffers that are kept for later use.
+const BUFFERS_KEPT: usize = 8;
 
 impl Traffic {
     /// Waits until less than `most` bytes fly.

@@ -5,12 +5,12 @@
 
 use crate::inode::Inode;
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Something that eviction may take from a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Item {
     /// The folio with this number.
     Folio(u64),
@@ -64,6 +64,11 @@ impl Cache {
     pub fn evicted(&self) -> usize {
         self.evicted.load(Ordering::Relaxed)
     }
+    /// Entries of the clock.
+    #[cfg(test)]
+    pub fn entries(&self) -> usize {
+        self.clock.lock().len()
+    }
     /// Counts memory.
     pub fn charge(&self, more: usize, less: usize) {
         change(&self.used, more, less);
@@ -77,9 +82,13 @@ impl Cache {
     pub fn enter(&self, inode: &Arc<Inode>, item: Item) {
         let mut clock = self.clock.lock();
         clock.push_back((Arc::downgrade(inode), item));
-        // Files that went without eviction leave entries behind.
-        if clock.len() > 4096 && clock.len() > 4 * self.used() / MEAN_ITEM_BYTES {
-            clock.retain(|(inode, _)| inode.strong_count() > 0);
+        // What went without eviction leaves entries behind; what came back then stands there twice.
+        if clock.len() > CLOCK_MIN && clock.len() > 4 * self.used() / MEAN_ITEM_BYTES {
+            let mut seen = HashSet::new();
+            clock.retain(|(inode, item)| {
+                inode.upgrade().is_some_and(|i| i.file.may_evict(*item))
+                    && seen.insert((inode.as_ptr(), *item))
+            });
         }
     }
 
@@ -105,6 +114,8 @@ impl Cache {
 
 /// What an item takes on average, at least: for the length to which stale entries may let the clock grow.
 const MEAN_ITEM_BYTES: usize = 1024;
+/// Entries among which nobody looks for stale ones.
+const CLOCK_MIN: usize = 4096;
 
 fn change(counter: &AtomicUsize, more: usize, less: usize) {
     if more > less {

@@ -24,6 +24,11 @@ const AHEAD_SEGMENTS: u32 = 4;
 /// Ahead of need only segments are cleaned of which so much is dead: one part in this number.
 const AHEAD_DEAD_SHARE: u32 = 4;
 
+/// Dead blocks that may lie about beside as many as are live: 512 MiB.
+const DEAD_BLOCKS_MAX: u64 = (512 << 20) / BLOCK;
+/// Most segments that one round of the background thread cleans.
+const SEGMENTS_AT_ONCE: u32 = 16;
+
 /// What the cleaner remembers from one time to the next.
 #[derive(Default)]
 pub struct Progress {
@@ -45,6 +50,7 @@ impl DataStore {
     pub(super) fn make_room(&self) -> Result<bool, FsError> {
         let mut progress = self.room.lock();
         let journal = self.journal()?;
+        progress.stuck.retain(|s| self.table.record(*s).live > 0);
         // Cleaning k segments with one dead block each frees one at last; each step gains, so this ends.
         loop {
             let (free, kept) = self.space.reap_now();
@@ -87,17 +93,23 @@ impl DataStore {
         Ok(any)
     }
 
-    /// The background thread's share: frees what is dead, gives space back to the host, cleans ahead of need.
+    /// The background thread's share: frees what is dead, gives space back to the host, cleans ahead of need: when few
+    /// segments are free, or when so much is dead that the host could have it back.
     pub(super) fn tidy(&self) -> Result<(), FsError> {
         let journal = self.journal()?;
         self.free_closed(&journal)?;
-        let (free, kept) = self.space.reap_now();
-        if free > kept + AHEAD_SEGMENTS || self.space.has_pending() {
-            return Ok(());
-        }
-        let Some(mut progress) = self.room.try_lock() else { return Ok(()) };
-        let most = self.table.blocks() - self.table.blocks() / AHEAD_DEAD_SHARE;
-        if let Some(victim) = self.table.victim(most, &progress.stuck) {
+        for _ in 0..SEGMENTS_AT_ONCE {
+            let (free, kept) = self.space.reap_now();
+            let few = free <= kept + AHEAD_SEGMENTS;
+            let (live, dead) = self.table.live_and_dead();
+            let wasted = dead > live + DEAD_BLOCKS_MAX;
+            if !(few || wasted) || (few && self.space.has_pending()) {
+                return Ok(());
+            }
+            let Some(mut progress) = self.room.try_lock() else { return Ok(()) };
+            let blocks = self.table.blocks();
+            let most = if few { blocks - blocks / AHEAD_DEAD_SHARE } else { blocks / AHEAD_DEAD_SHARE };
+            let Some(victim) = self.table.victim(most, &progress.stuck) else { return Ok(()) };
             self.clean(victim, &mut progress, &journal)?;
         }
         Ok(())

@@ -4,7 +4,6 @@ use super::extents::{Delta, Edit, Place, WINDOW_BLOCKS};
 use super::file::{ExtentsGuard, Known, show_blocks};
 use super::folio::mask;
 use super::resize::put_all;
-use super::send::credits;
 use super::write::dirty_blocks;
 use super::{AttrEdit, DataStore};
 use crate::api::Errno;
@@ -203,7 +202,7 @@ impl DataStore {
         };
         let (mut changes, mut planned) = (Vec::new(), plan(&inode.file.pages.read()));
         planned.changes(inode.ino, &mut changes);
-        let mut room = credits(&changes, &planned.delta, false);
+        let mut room = self.credits(&changes, &planned.delta, false);
         // Blocks that become dirty before the commit split the promises further.
         room.keys += 64;
         room.bytes += 64 * 64;

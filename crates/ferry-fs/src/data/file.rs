@@ -96,6 +96,14 @@ impl FileData {
         (cursor.swap(now, Ordering::AcqRel) != now).then_some((now & 0xffff_ffff) as i32)
     }
 
+    /// `item` is there and stands in the clock (or somebody is at it). Waits for nobody.
+    pub(super) fn may_evict(&self, item: Item) -> bool {
+        self.pages.try_read().is_none_or(|pages| match item {
+            Item::Folio(index) => pages.folio(index).is_some_and(|f| f.in_clock),
+            Item::Window(index) => pages.window(index).is_some(),
+        })
+    }
+
     /// Takes `item` away if it is clean and was not used since the clock last came by. Waits for nobody.
     pub(super) fn evict(&self, item: Item) -> Verdict {
         let Some(mut pages) = self.pages.try_write() else { return Verdict::Later };

@@ -12,6 +12,7 @@ mod falloc;
 mod file;
 mod flusher;
 mod folio;
+mod map;
 mod queue;
 mod read;
 mod resize;

@@ -3,7 +3,6 @@
 
 use super::extents::{Changes, Delta, Edit, WINDOW_BLOCKS};
 use super::file::{ExtentsGuard, Pages, show_blocks, zero_tail};
-use super::send::credits;
 use super::write::{Ready, apply, prepare};
 use super::{AttrEdit, DataStore, RECORD_BYTES};
 use crate::api::{Errno, Ino};
@@ -101,7 +100,7 @@ impl DataStore {
                 return Ok(Extended::Dirty);
             }
             state.logged.size = size;
-            if let Some(inline) = state.logged.inline.take() {
+            if let Some(inline) = state.logged.inline.take().filter(|i| !i.is_empty()) {
                 let mut contents = inline.into_vec();
                 contents.resize(size as usize, 0);
                 state.logged.inline = Some(contents.into_boxed_slice());
@@ -150,7 +149,7 @@ impl DataStore {
         let mut seq = Seq(0);
         while let Some(start) = from {
             let piece = self.plan_drop(&journal, inode, start..range.end)?;
-            let mut room = credits(&piece.changes, &piece.delta, true);
+            let mut room = self.credits(&piece.changes, &piece.delta, true);
             room.keys += 2;
             room.bytes += extra;
             let mut txn = journal.begin(room)?;
@@ -256,7 +255,7 @@ impl DataStore {
         let mut from = 0;
         loop {
             let piece = self.plan_drop(&journal, inode, from..BLOCKS_END)?;
-            let mut credits = credits(&piece.changes, &piece.delta, true);
+            let mut credits = self.credits(&piece.changes, &piece.delta, true);
             credits.keys += room.keys;
             credits.bytes += room.bytes;
             let mut txn = journal.begin(credits)?;

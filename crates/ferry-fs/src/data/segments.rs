@@ -307,6 +307,12 @@ impl Table {
         seq
     }
 
+    /// How many segments' records a commit with this delta may put.
+    pub fn records(&self, delta: &Delta) -> usize {
+        let of_run = |(_, by): &(u64, i64)| by.unsigned_abs() as usize / self.blocks as usize + 2;
+        delta.live.iter().map(of_run).sum::<usize>() + CLOSED_PER_COMMIT + 2
+    }
+
     /// Applies one run of a delta, which may cross from one segment into the next.
     fn count(&self, state: &mut State, dev: u64, by: i64, touched: &mut Vec<u32>) {
         let (mut dev, mut left) = (dev, by.unsigned_abs());
@@ -350,6 +356,13 @@ impl Table {
             .filter(|(_, s)| !state.in_use.contains(s) && !not.contains(s))
             .min_by_key(|(r, _)| r.live)
             .map(|(record, segment)| Victim { segment, record: *record })
+    }
+
+    /// Live and dead blocks in segments that are not being filled.
+    pub fn live_and_dead(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        let filled: u64 = state.segments.iter().map(|r| u64::from(r.filled)).sum();
+        (state.live, filled.saturating_sub(state.live))
     }
 
     /// What is known of one segment.

@@ -4,11 +4,12 @@
 //! one, so recovery never sees a mapping whose data it did not check.
 
 use super::batch::Batch;
-use super::extents::{Changes, Delta, Edit, WINDOW_BLOCKS, Window};
+use super::extents::{Delta, Edit};
 use super::file::{ExtentsGuard, Known, Pages, show_blocks};
 use super::folio::{FOLIO_BLOCKS, mask};
-use super::segments::{CLOSED_PER_COMMIT, Chunk};
-use super::{DataStore, RECORD_BYTES, count, write::dirty_blocks};
+use super::map::Entry;
+use super::segments::Chunk;
+use super::{DataStore, count, write::dirty_blocks};
 use crate::api::Ino;
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
@@ -24,10 +25,6 @@ const BLOCK_BYTES: usize = BLOCK as usize;
 pub(super) const BATCH_BLOCKS: u32 = 1024;
 /// What one run of blocks may cost a transaction beside its checksums: the halves of an extent that it splits.
 const RUN_BYTES: usize = 2300;
-/// Keys that a run may change.
-const RUN_KEYS: usize = 4;
-/// What a segment's record costs a transaction.
-const SEGMENT_BYTES: usize = 32;
 
 /// Room on the device and in memory for a batch.
 pub(super) struct Cargo {
@@ -85,14 +82,6 @@ pub(super) struct Work {
     pub next: Option<u64>,
     /// Checksums to log instead of the data's own: of blocks that were damaged before they were moved.
     pub kept_crcs: Vec<(u32, u32)>,
-}
-
-/// One inode's share of a batch, ready to be logged.
-struct Entry {
-    work: Work,
-    edits: Vec<Edit>,
-    changes: Changes,
-    delta: Delta,
 }
 
 impl DataStore {
@@ -322,7 +311,7 @@ impl DataStore {
         batch: Option<&Arc<Batch>>,
     ) -> Result<(), Box<(Work, FsError)>> {
         let entry = self.edits(work, chunk, crcs)?;
-        let mut txn = match journal.begin(credits(&entry.changes, &entry.delta, false)) {
+        let mut txn = match journal.begin(self.credits(&entry.changes, &entry.delta, false)) {
             Ok(txn) => txn,
             Err(error) => return Err(Box::new((entry.work, error.into()))),
         };
@@ -378,94 +367,6 @@ impl DataStore {
     pub(super) fn leave_if_clean(&self, inode: &Arc<Inode>, state: &InodeState, pages: &Pages) {
         if pages.dirty_blocks == 0 && !state.times_dirty && state.logged.size == state.rec.size {
             self.queue.leave(inode);
-        }
-    }
-
-    /// What mapping a share changes.
-    fn edits(&self, work: Work, chunk: Option<&Chunk>, crcs: &[u32]) -> Result<Entry, Box<(Work, FsError)>> {
-        let mut entry = Entry { work, edits: Vec::new(), changes: Vec::new(), delta: Delta::default() };
-        let inode = Arc::clone(entry.work.guard.inode());
-        let mut done = || -> Result<(), FsError> {
-            if matches!(entry.work.contents, Contents::Inline(_)) && inode.state.read().logged.blocks > 0 {
-                self.edit(&inode, 0, &mut entry.edits)?.drop_range(0, WINDOW_BLOCKS);
-            }
-            let runs = std::mem::take(&mut entry.work.runs);
-            for run in &runs {
-                let Some(chunk) = chunk else { break };
-                self.map_run(&inode, run, chunk, crcs, &entry.work.kept_crcs, &mut entry.edits)?;
-            }
-            entry.work.runs = runs;
-            Ok(())
-        };
-        if let Err(error) = done() {
-            return Err(Box::new((entry.work, error)));
-        }
-        for edit in &mut entry.edits {
-            edit.changes(inode.ino, &mut entry.changes);
-            entry.delta.add(&edit.delta);
-        }
-        Ok(entry)
-    }
-
-    fn map_run(
-        &self,
-        inode: &Arc<Inode>,
-        run: &Taken,
-        chunk: &Chunk,
-        crcs: &[u32],
-        kept: &[(u32, u32)],
-        edits: &mut Vec<Edit>,
-    ) -> Result<(), FsError> {
-        let dev = self.table.first_block(chunk.segment) + u64::from(chunk.at + run.at);
-        let mut crcs = crcs[run.at as usize..(run.at + run.len) as usize].to_vec();
-        for &(at, crc) in kept {
-            if let Some(slot) = at.checked_sub(run.at).and_then(|i| crcs.get_mut(i as usize)) {
-                *slot = crc;
-            }
-        }
-        let mut done = 0;
-        while done < crcs.len() {
-            let block = run.block + done as u64;
-            let inside = block % WINDOW_BLOCKS;
-            let here = (crcs.len() - done).min((WINDOW_BLOCKS - inside) as usize);
-            let edit = self.edit(inode, block / WINDOW_BLOCKS, edits)?;
-            edit.map(inside, dev + done as u64, &crcs[done..done + here]);
-            done += here;
-        }
-        Ok(())
-    }
-
-    /// The edit of a window, started if need be. The caller holds the right to change extents.
-    pub(super) fn edit<'e>(
-        &self,
-        inode: &Arc<Inode>,
-        index: u64,
-        edits: &'e mut Vec<Edit>,
-    ) -> Result<&'e mut Edit, FsError> {
-        let at = match edits.iter().rposition(|e| e.index == index) {
-            Some(at) => at,
-            None => {
-                edits.push(Edit::new(index, (*self.window(inode, index)?).clone()));
-                edits.len() - 1
-            }
-        };
-        Ok(&mut edits[at])
-    }
-
-    /// A window of the extent map, loaded if need be.
-    pub(super) fn window(&self, inode: &Arc<Inode>, index: u64) -> Result<Arc<Window>, FsError> {
-        loop {
-            {
-                let state = inode.state.read();
-                let pages = inode.file.pages.read();
-                if let Some(window) = pages.window(index) {
-                    return Ok(Arc::clone(window));
-                }
-                if state.logged.blocks == 0 {
-                    return Ok(Arc::default());
-                }
-            }
-            self.load_window(inode, index)?;
         }
     }
 
@@ -549,15 +450,4 @@ fn apply_logged(state: &mut InodeState, pages: &mut Pages, work: &Work, mapped: 
         }
     }
     taken_anew
-}
-
-/// Log space for changed extents and the inode's record.
-pub(super) fn credits(changes: &Changes, delta: &Delta, urgent: bool) -> Credits {
-    let segments = 2 * delta.live.len() + CLOSED_PER_COMMIT + 2;
-    let bytes: usize = changes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len)).sum();
-    Credits {
-        keys: (changes.len() + segments + RUN_KEYS) as u32,
-        bytes: (bytes + segments * SEGMENT_BYTES) as u32 + RECORD_BYTES,
-        urgent,
-    }
 }

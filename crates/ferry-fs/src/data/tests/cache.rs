@@ -76,3 +76,16 @@ fn a_sequential_reader_is_read_ahead() {
     assert!(reads < 30, "{reads} device reads for 1024 blocks");
     assert_eq!(seen, 4 << 20, "each block comes once");
 }
+
+#[test]
+fn a_file_that_is_cut_and_written_again_leaves_no_trail() {
+    let volume = Volume::new(64, 256 << 10, 4 << 20, false);
+    let file = volume.create(5);
+    for _ in 0..6000 {
+        volume.write(&file, 0, &[1; 5000]);
+        volume.store.write_back(&file).unwrap();
+        volume.store.set_size(&file, 0, &mut |_| ()).unwrap();
+    }
+    assert!(volume.store.cache.entries() <= 4200, "{} entries", volume.store.cache.entries());
+    volume.check();
+}
