@@ -89,16 +89,20 @@ impl Plan {
     /// Draws a run from a seed.
     pub fn draw(seed: u64) -> Self {
         let mut rng = SimRng::new(seed);
+        // One of eight is long: the log wraps, checkpoints come. Some of those write much: the volume runs full and is cleaned.
+        let long = rng.chance(1, 8);
+        let heavy = long && rng.chance(1, 3);
         let count = if rng.chance(1, 4) { 3 } else { 2 };
         let lives = (0..count)
             .map(|_| {
-                let ops = 10 + rng.index(50);
-                Generator::new(Model::empty()).draw(&mut rng, ops)
+                let ops = if long { 200 + rng.index(400) } else { 10 + rng.index(50) };
+                let generator = Generator::new(Model::empty());
+                if heavy { generator.heavy() } else { generator }.draw(&mut rng, ops)
             })
             .collect();
         Self {
             seed,
-            volume_bytes: *rng.pick(&[16 << 20, 16 << 20, 24 << 20, 32 << 20]),
+            volume_bytes: if long { 16 << 20 } else { *rng.pick(&[16 << 20, 16 << 20, 24 << 20, 32 << 20]) },
             log_bytes: *rng.pick(&[512 << 10, 512 << 10, 1 << 20]),
             cache_bytes: *rng.pick(&[1 << 20, 4 << 20]),
             lives,
@@ -249,7 +253,7 @@ impl Life<'_> {
         };
         history.ended(model.tree(), effects, device.trace_len());
         match (synced, op) {
-            (Some(ino), _) => history.promised(ino, &[]),
+            (Some(ino), _) => history.promised(ino, &model.above(ino)),
             (None, Op::Sync) => history.promised_all(),
             _ => {}
         }

@@ -12,7 +12,7 @@ pub const SLOTS: u8 = 3;
 /// A longest path, in names.
 const DEPTH_MAX: usize = 3;
 /// Files stay below this size, in bytes.
-pub const FILE_MAX: u64 = 320 << 10;
+pub const FILE_MAX: u64 = 1536 << 10;
 
 /// A path from the root: the number of each name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -149,12 +149,18 @@ pub enum Op {
 pub struct Generator {
     model: Model,
     next_ino: u64,
+    heavy: bool,
 }
 
 impl Generator {
     /// Starts from the state that the sequence will start from.
     pub fn new(model: Model) -> Self {
-        Self { model, next_ino: 1 << 40 }
+        Self { model, next_ino: 1 << 40, heavy: false }
+    }
+
+    /// Writes much at a time, so that the volume runs full and must be cleaned.
+    pub fn heavy(self) -> Self {
+        Self { heavy: true, ..self }
     }
 
     /// Draws `count` operations.
@@ -193,8 +199,8 @@ impl Generator {
             24..29 => Op::Unlink(self.existing(rng, Kind::File)),
             29..31 => Op::Rmdir(self.existing(rng, Kind::Dir)),
             31..37 => self.rename(rng),
-            37..50 => Op::Write(self.file(rng), offset(rng), length(rng)),
-            50..55 => Op::Append(self.file(rng), length(rng)),
+            37..50 => Op::Write(self.file(rng), offset(rng), self.length(rng)),
+            50..55 => Op::Append(self.file(rng), self.length(rng)),
             55..60 => Op::Truncate(self.file(rng), if rng.below(4) == 0 { 0 } else { offset(rng) }),
             60..65 => {
                 let how = [Alloc::Extend, Alloc::Keep, Alloc::Punch, Alloc::Zero, Alloc::ZeroKeep];
@@ -216,6 +222,10 @@ impl Generator {
             93..95 => Op::Sync,
             _ => Op::Tick(rng.below(1500) as u16),
         }
+    }
+
+    fn length(&self, rng: &mut SimRng) -> u64 {
+        if self.heavy && rng.below(2) == 0 { 1 + rng.below(1 << 20) } else { length(rng) }
     }
 
     fn rename(&mut self, rng: &mut SimRng) -> Op {

@@ -19,10 +19,11 @@ pub fn shrink(plan: &Plan, failure: Failure) -> (Plan, Failure) {
     }
     let mut tries = 0;
     for life in (0..best.0.lives.len()).rev() {
-        let mut piece = best.0.lives[life].len().div_ceil(2);
+        // An earlier life may turn out to be enough.
+        let len = best.0.lives.get(life).map_or(0, Vec::len);
+        let mut piece = len.div_ceil(2);
         while piece > 0 && tries < TRIES_MAX && life < best.0.lives.len() {
-            let shrunk = pass(&mut best, life, piece, &mut tries);
-            if !shrunk {
+            if !pass(&mut best, life, piece, &mut tries) {
                 piece /= 2;
             }
         }
@@ -34,7 +35,7 @@ pub fn shrink(plan: &Plan, failure: Failure) -> (Plan, Failure) {
 fn pass(best: &mut (Plan, Failure), life: usize, piece: usize, tries: &mut usize) -> bool {
     let mut at = 0;
     let mut shrunk = false;
-    while at < best.0.lives[life].len() && *tries < TRIES_MAX {
+    while life < best.0.lives.len() && at < best.0.lives[life].len() && *tries < TRIES_MAX {
         let mut plan = best.0.clone();
         let end = (at + piece).min(plan.lives[life].len());
         plan.lives[life].drain(at..end);
@@ -44,9 +45,6 @@ fn pass(best: &mut (Plan, Failure), life: usize, piece: usize, tries: &mut usize
                 plan.lives.truncate(failure.life + 1);
                 *best = (plan, failure);
                 shrunk = true;
-                if best.0.lives.len() <= life {
-                    break;
-                }
             }
             Ok(_) => at = end,
         }

@@ -234,6 +234,7 @@ impl World {
             Op::Sync => fs.sync().map_err(|error| Trouble::Errno(error.errno().0))?,
             Op::Tick(ms) => {
                 self.clock.advance(Duration::from_millis(u64::from(*ms)));
+                fs.tick().map_err(|error| Trouble::Errno(error.errno().0))?;
             }
         }
         Ok(0)
