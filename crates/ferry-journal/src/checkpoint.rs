@@ -45,7 +45,10 @@ impl Core {
             pipe.tail = end.position;
             pipe.advance_stamp(end.seq);
         }
-        self.space.release((end.position - tail) * LOG_BLOCK as u64);
+        if end.position > tail {
+            let owed = self.owed.swap(0, Ordering::Relaxed);
+            self.space.release((end.position - tail) * LOG_BLOCK as u64 - owed);
+        }
         let keys = layers.iter().map(|l| l.changes.len() as u64).sum();
         self.stats.note_checkpoint(self.env.clock.monotonic().saturating_sub(started), keys);
         let mut surplus = self.home.file().take_surplus(SPARE_KEPT);

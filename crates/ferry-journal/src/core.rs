@@ -33,6 +33,8 @@ pub struct Core {
     pub client: Arc<dyn JournalClient>,
     pub home: Home,
     pub space: Space,
+    /// Bytes of the next release that are not given out.
+    pub owed: AtomicU64,
     pub head: RwLock<Head>,
     pub pipe: Mutex<Pipe>,
     pub checkpointing: Mutex<()>,

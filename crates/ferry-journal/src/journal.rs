@@ -161,7 +161,8 @@ impl Journal {
             Wait::until(|done| self.core.write_stamp(seq, done))
         } else {
             // A home store that has a context is a better stamp than any record.
-            self.core.checkpoint(false)
+            self.core.checkpoint(false)?;
+            Wait::until(|done| self.core.when_stamped(seq, done))
         }
     }
 
@@ -319,7 +320,9 @@ fn core(
         disk,
         area,
         home,
-        space: Space::new(total - used, total / 8),
+        // One block is kept for the stamp of the next recovery. Where this one's took it, the next checkpoint gives it back.
+        space: Space::new((total - used).saturating_sub(LOG_BLOCK as u64), total / 8),
+        owed: AtomicU64::new((LOG_BLOCK as u64).saturating_sub(total - used)),
         head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
         pipe: Mutex::new(Pipe::new(end, start.position)),
         checkpointing: Mutex::new(()),

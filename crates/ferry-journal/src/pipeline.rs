@@ -216,6 +216,18 @@ impl Core {
         self.drive();
     }
 
+    /// Calls `done` once the owner knows that `seq` is stamped, which it is already.
+    pub fn when_stamped(self: &Arc<Self>, seq: Seq, done: Completion) {
+        let mut pipe = self.pipe.lock();
+        match self.failure() {
+            Some(error) => pipe.due.push((done, Err(error))),
+            None if pipe.stamped >= seq => pipe.due.push((done, Ok(()))),
+            None => pipe.stamp_waiters.push((seq, done)),
+        }
+        drop(pipe);
+        self.drive();
+    }
+
     /// Seals the context being collected if it is still `seq`.
     pub fn seal_if(self: &Arc<Self>, seq: Seq) {
         let mut pipe = self.pipe.lock();
@@ -248,11 +260,12 @@ impl Core {
             pipe.flushing = Some(ticket);
             return Some(Step::Flush(ticket));
         }
-        if !pipe.due.is_empty() {
-            return Some(Step::Call(std::mem::take(&mut pipe.due)));
-        }
+        // The owner first: who waits for a stamp relies on what the owner does with it.
         if std::mem::take(&mut pipe.tell_stamped) {
             return Some(Step::TellStamped(pipe.stamped));
+        }
+        if !pipe.due.is_empty() {
+            return Some(Step::Call(std::mem::take(&mut pipe.due)));
         }
         if pipe.unsent.is_empty() && self.wants_seal(pipe) {
             self.seal(pipe);
@@ -322,8 +335,8 @@ impl Core {
             }
             Step::Call(due) => due.into_iter().for_each(|(done, result)| done(result)),
             Step::TellStamped(seq) => {
-                self.stamped.store(seq.0, Ordering::Release);
                 self.client.stamped(seq);
+                self.stamped.store(seq.0, Ordering::Release);
             }
             Step::Send(unsent) => self.send(unsent),
         }

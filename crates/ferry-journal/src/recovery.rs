@@ -46,8 +46,8 @@ pub fn replay(disk: &Disk, area: &LogArea, start: Point) -> Result<Replay, Journ
         end = record.end;
         found.push(record);
     }
-    reader.refuse_damage(end)?;
-    let stamp = found.iter().map(|f| f.header.stamp).fold(start.seq.0, u64::max);
+    let behind = reader.refuse_damage(end)?;
+    let stamp = found.iter().map(|f| f.header.stamp).fold(start.seq.0.max(behind), u64::max);
     let keep = whole_prefix(disk, &found, stamp)?;
     if keep < found.len() {
         tracing::info!(cut = found.len() - keep, "the log ends at a context whose data was not written");
@@ -184,17 +184,19 @@ impl<'a> Reader<'a> {
         Ok(Some(Found { header, body, end }))
     }
 
-    /// Fails if any record after `end` says that a context after `end` was durable.
-    fn refuse_damage(&mut self, end: Point) -> Result<(), JournalError> {
+    /// Fails if any record after `end` says that a context after `end` was durable. The newest context of which any
+    /// says so.
+    fn refuse_damage(&mut self, end: Point) -> Result<u64, JournalError> {
+        let mut newest = 0;
         for position in end.position..self.limit() {
-            if let Some(header) = self.header(position)?
-                && header.stamp > end.seq.0
-            {
+            let Some(header) = self.header(position)? else { continue };
+            if header.stamp > end.seq.0 {
                 let detail = format!("context {} was durable and is not whole", end.seq.0 + 1);
                 return Err(self.damaged(end.position, detail));
             }
+            newest = newest.max(header.stamp);
         }
-        Ok(())
+        Ok(newest)
     }
 
     fn damaged(&self, position: u64, detail: String) -> JournalError {

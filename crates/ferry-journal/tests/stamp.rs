@@ -1,0 +1,152 @@
+//! Durable stamps: what is said to be covered is, after any crash, and the owner knows it before anyone relies on it.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod common;
+
+use common::{Volume, credits, device_len, force, geometry, options, put};
+use ferry_device::{AlignedBuf, BlockDevice, Env, FileDevice};
+use ferry_journal::*;
+use ferry_sim::device::{SimDevice, SimRng, sim_env};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+fn extent(offset: u64, fill: u8) -> DataExtent {
+    let mut buf = AlignedBuf::zeroed(4096);
+    buf.fill(fill);
+    let crc = crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes());
+    DataExtent { offset, buf: Arc::new(buf), crc }
+}
+
+/// A ring without a free block leaves recovery no place for its stamp; what it has found is then not covered.
+#[test]
+fn what_recovery_cannot_stamp_is_not_called_stamped() {
+    let volume = Volume::new(256 * 1024);
+    let place = volume.geo.segments_offset + 40 * volume.geo.segment_len;
+    let (journal, _) = volume.open();
+    let mut seq = Seq(0);
+    let mut i = 0_u32;
+    while journal.stats().log_free_bytes > 2 * 4096 {
+        let mut t = journal.begin(Credits { urgent: true, ..credits(1, 10) }).unwrap();
+        t.put(&i.to_be_bytes(), b"v");
+        seq = t.commit();
+        force(&journal, seq).unwrap();
+        i += 1;
+    }
+    assert_eq!(journal.stats().log_free_bytes, 2 * 4096);
+    // A record of two blocks, with data that nothing refers to any more: written and removed in one context.
+    let value = vec![9; 4000];
+    let mut t = journal.begin(Credits { urgent: true, ..credits(1, 4012) }).unwrap();
+    t.put(b"acknowledged", &value);
+    t.write_data(extent(place, 1), Box::new(|r| r.unwrap()));
+    let last = t.commit();
+    force(&journal, last).unwrap();
+    assert_eq!((last.0, journal.stats().log_free_bytes), (seq.0 + 1, 0));
+    drop(journal); // a crash: MemDevice keeps all
+    let (journal, recovered) = volume.open();
+    assert_eq!(recovered.last, last);
+    if journal.stamped() >= last {
+        // So the owner may use the place again, here for the home store, as its next checkpoint would.
+        let mut junk = AlignedBuf::zeroed(4096);
+        junk.fill(0xee);
+        volume.dev.write(place, &junk).unwrap();
+    }
+    drop(journal);
+    let (journal, recovered) = volume.open();
+    assert_eq!(journal.get(b"acknowledged").unwrap().as_deref(), Some(&value[..]), "it was acknowledged");
+    assert_eq!(recovered.last, last);
+}
+
+/// Told late, as a busy owner is.
+struct Slow {
+    inner: Arc<common::Owner>,
+    told: AtomicU64,
+}
+
+impl JournalClient for Slow {
+    fn stamped(&self, seq: Seq) {
+        (0..20_000).for_each(|_| std::thread::yield_now());
+        self.told.fetch_max(seq.0, Ordering::SeqCst);
+    }
+    fn failed(&self, error: &JournalError) {
+        self.inner.failed(error);
+    }
+    fn take_home_segment(&self) -> Option<u32> {
+        self.inner.take_home_segment()
+    }
+    fn release_home_segments(&self, segments: &[u32]) {
+        self.inner.release_home_segments(segments);
+    }
+}
+
+/// "What it freed is reusable" when it returns: the owner must have been told by then.
+#[test]
+fn force_stamped_returns_when_the_owner_knows() {
+    let geo = geometry(512 * 1024, 64);
+    let env = Env::real();
+    let path = std::env::temp_dir().join(format!("ferry-journal-stamp-{}", std::process::id()));
+    let device = FileDevice::create(&path, device_len(&geo), true, &env).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let volume = Volume::on(Arc::new(device), geo, env);
+    let inner = common::Owner::new(&geo, &[0, 1, 2, 3]);
+    let owner = Arc::new(Slow { inner, told: AtomicU64::new(0) });
+    let (journal, _) =
+        Journal::open(volume.dev.clone(), geo, options(false), volume.env.clone(), owner.clone()).unwrap();
+    for i in 0..5_u32 {
+        let seq = put(&journal, &i.to_be_bytes(), b"v");
+        journal.force_stamped().unwrap();
+        let told = owner.told.load(Ordering::SeqCst);
+        assert!(told >= seq.0, "context {} is stamped, the owner knows of {told}", seq.0);
+    }
+}
+
+/// The torn record at the log's end says that a context was durable whose data is damaged: that is damage, not the end.
+#[test]
+fn the_stamp_of_a_torn_record_counts_for_the_data_before_it() {
+    let geo = geometry(512 * 1024, 64);
+    let (env, _clock) = sim_env(1);
+    let device = Arc::new(SimDevice::new(device_len(&geo)));
+    let volume = Volume::on(device.clone(), geo, env);
+    let place = geo.segments_offset + 40 * geo.segment_len;
+    let (journal, _) = volume.open();
+    let seq = put(&journal, b"before", b"x");
+    force(&journal, seq).unwrap();
+    let mut t = journal.begin(credits(1, 20)).unwrap();
+    t.put(b"acknowledged", b"y");
+    t.write_data(extent(place, 1), Box::new(|r| r.unwrap()));
+    let acknowledged = t.commit();
+    force(&journal, acknowledged).unwrap();
+    device.restart_trace();
+    // The next record, of two blocks, is torn by the crash; its header says that `acknowledged` was durable.
+    let lost = {
+        let mut t = journal.begin(credits(1, 6000)).unwrap();
+        t.put(b"lost", &[3; 5000]);
+        t.commit()
+    };
+    force(&journal, lost).unwrap();
+    drop(journal);
+    let image = device.crash_image(device.trace_len(), &mut SimRng::new(1));
+    // Torn: the second block of `lost`. Damaged: the data of `acknowledged`.
+    let mut block = AlignedBuf::zeroed(4096);
+    let mut records = Vec::new();
+    for at in (geo.log_offset..geo.log_offset + geo.log_len).step_by(4096) {
+        image.read(at, &mut block).unwrap();
+        let seq = u64::from_le_bytes(block[48 + 24..48 + 32].try_into().unwrap());
+        let kind = u16::from_le_bytes(block[48 + 6..48 + 8].try_into().unwrap());
+        if &block[..4] == b"FLB1" && kind == 1 {
+            records.push((at, seq));
+        }
+    }
+    let at = records.iter().find(|r| r.1 == lost.0).unwrap().0;
+    let zeros = AlignedBuf::zeroed(4096);
+    image.write(at + 4096, &zeros).unwrap();
+    image.write(place, &zeros).unwrap();
+    let volume = Volume { dev: Arc::new(image), ..volume };
+    let opened = volume.open_with(options(false));
+    // Reported, or kept (reading the data then says what is damaged); never cut off.
+    let newest = opened.map(|(_, r)| r.last);
+    assert!(
+        matches!(&newest, Err(JournalError::Damaged { .. }))
+            || newest.as_ref().is_ok_and(|s| *s >= acknowledged),
+        "{newest:?}"
+    );
+}
