@@ -66,6 +66,11 @@ impl Inode {
         self.flags.fetch_or(flag, Ordering::AcqRel) & flag != 0
     }
 
+    /// Whether a flag is set.
+    pub fn has_flag(&self, flag: u32) -> bool {
+        self.flags.load(Ordering::Acquire) & flag != 0
+    }
+
     /// Clears a flag; says whether it was set before.
     pub fn clear_flag(&self, flag: u32) -> bool {
         self.flags.fetch_and(!flag, Ordering::AcqRel) & flag != 0

@@ -20,6 +20,9 @@ const CREDITS: Credits = Credits {
     urgent: false,
 };
 
+/// Deeper than this there are no directories: only damage makes the way up longer.
+const DEPTH_MAX: usize = 1 << 20;
+
 /// One side of a rename: a directory, a name in it, and the inode that it led to at first sight.
 struct Side<'r> {
     dir: &'r Inode,
@@ -199,13 +202,17 @@ impl LocalFs {
     /// Refuses to move directory `moved` to a place below itself. The rename lock is held, so nothing else moves.
     fn check_not_below(&self, place: Ino, moved: Ino) -> Result<(), FsError> {
         let mut at = place;
-        while at != ROOT {
+        for _ in 0..DEPTH_MAX {
             if at == moved {
                 return Err(errno(libc::EINVAL));
             }
+            if at == ROOT {
+                return Ok(());
+            }
             at = self.table.need(at)?.state.read().rec.parent;
         }
-        if moved == ROOT { Err(errno(libc::EINVAL)) } else { Ok(()) }
+        tracing::error!(volume = self.name, inode = place, "a directory is below itself: run `ferry fsck`");
+        Err(errno(libc::EIO))
     }
 
     /// Swaps what two names lead to. `false`: they lead elsewhere by now, look again.

@@ -8,7 +8,7 @@ use crate::inode::Inode;
 use crate::keys::{self, Dentry, InodeRecord, Key};
 use ferry_journal::Journal;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,6 +18,8 @@ const SHARDS: usize = 64;
 const COLD_MAX: usize = 8192;
 /// So many directory entries are cached, in all directories together (about 100 bytes each).
 const DIR_ENTRIES_MAX: usize = 1 << 19;
+/// The queue of cached directories is tidied at this length at first.
+const CACHED_DIRS_TIDY: usize = 1024;
 /// A name for a message is looked for in so many keys.
 const HINT_KEYS_MAX: usize = 1 << 20;
 
@@ -41,14 +43,20 @@ impl Hasher for InoHasher {
 
 type Shard = Mutex<HashMap<Ino, Arc<Inode>, BuildHasherDefault<InoHasher>>>;
 
+/// Directories whose entries are cached, oldest first; and some whose entries no longer are.
+struct CachedDirs {
+    queue: VecDeque<Ino>,
+    /// At this length, those that are cached no longer leave the queue.
+    tidy_at: usize,
+}
+
 /// All inodes in memory.
 pub(super) struct InodeTable {
     journal: Arc<Journal>,
     shards: Box<[Shard]>,
     /// Inodes that nobody knew when they were put here, oldest first.
     cold: Mutex<VecDeque<Ino>>,
-    /// Directories whose entries are cached, oldest first.
-    cached_dirs: Mutex<VecDeque<Ino>>,
+    cached_dirs: Mutex<CachedDirs>,
     dir_entries: AtomicUsize,
 }
 
@@ -58,7 +66,7 @@ impl InodeTable {
             journal,
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             cold: Mutex::default(),
-            cached_dirs: Mutex::default(),
+            cached_dirs: Mutex::new(CachedDirs { queue: VecDeque::new(), tidy_at: CACHED_DIRS_TIDY }),
             dir_entries: AtomicUsize::new(0),
         }
     }
@@ -148,9 +156,21 @@ impl InodeTable {
     pub(super) fn cache_dir(&self, inode: &Inode, entries: BTreeMap<u64, DirName>) {
         let added = inode.dir.fill(entries);
         if !inode.set_flag(Inode::DIR_CACHED) {
-            self.cached_dirs.lock().push_back(inode.ino);
+            let mut dirs = self.cached_dirs.lock();
+            dirs.queue.push_back(inode.ino);
+            if dirs.queue.len() > dirs.tidy_at {
+                self.tidy(&mut dirs, inode);
+            }
         }
         self.dir_entries_grew(added);
+    }
+
+    /// Drops what is twice or for nothing in the queue. `newest` may not be in the table yet.
+    fn tidy(&self, dirs: &mut CachedDirs, newest: &Inode) {
+        let mut seen = HashSet::new();
+        let cached = |ino| self.peek(ino).is_some_and(|inode| inode.has_flag(Inode::DIR_CACHED));
+        dirs.queue.retain(|ino| seen.insert(*ino) && (*ino == newest.ino || cached(*ino)));
+        dirs.tidy_at = CACHED_DIRS_TIDY.max(2 * dirs.queue.len());
     }
 
     /// `added` entries more are cached; drops caches that nobody used for a while if they are too many.
@@ -158,7 +178,7 @@ impl InodeTable {
         let mut entries = self.dir_entries.fetch_add(added, Ordering::Relaxed) + added;
         let mut tries = 0;
         while entries > DIR_ENTRIES_MAX {
-            let mut queue = self.cached_dirs.lock();
+            let queue = &mut self.cached_dirs.lock().queue;
             tries += 1;
             let Some(ino) = queue.pop_front() else { return };
             let Some(inode) = self.peek(ino) else { continue };
@@ -166,7 +186,6 @@ impl InodeTable {
                 queue.push_back(ino);
                 continue;
             }
-            drop(queue);
             self.uncache_dir(&inode);
             entries = self.dir_entries.load(Ordering::Relaxed);
         }
@@ -180,6 +199,11 @@ impl InodeTable {
     fn uncache_dir(&self, inode: &Inode) {
         inode.clear_flag(Inode::DIR_CACHED);
         self.dir_entries_shrank(inode.dir.clear());
+    }
+
+    #[cfg(test)]
+    pub(super) fn cached_dirs(&self) -> usize {
+        self.cached_dirs.lock().queue.len()
     }
 
     pub(super) fn dir_entries(&self) -> usize {

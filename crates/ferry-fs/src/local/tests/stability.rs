@@ -128,3 +128,15 @@ fn cold_inodes_and_unused_directories_leave_memory() {
     assert!(world.exists(dir, "f7"));
     world.check();
 }
+
+#[test]
+fn what_is_kept_in_memory_stays_small() {
+    assert!(size_of::<crate::inode::Inode>() <= 640, "{} bytes", size_of::<crate::inode::Inode>());
+    let world = World::new();
+    for i in 0..5000 {
+        world.mkdir(ROOT, &format!("{i}")).unwrap();
+        world.rmdir(ROOT, &format!("{i}")).unwrap();
+    }
+    assert!(world.fs.table.cached_dirs() < 2000, "directories that are gone leave the queue");
+    assert_eq!((world.fs.table.len(), world.fs.table.dir_entries()), (1, 0));
+}
