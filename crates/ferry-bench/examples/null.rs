@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         match word.as_str() {
             "writeback" => options.cache = Cache::Writeback,
             "strict" => options.cache = Cache::Strict,
-            "direct-create" => options.direct_create = true,
+            "cached-create" => options.cached_create = true,
             "no-xattrs" => options.no_xattrs = true,
             "device" => mount.transport = Transport::Device,
             other => mount.threads = Some(other.parse()?),

@@ -41,8 +41,8 @@ pub enum Cache {
 pub struct NullOptions {
     /// As the mount option of the same name.
     pub cache: Cache,
-    /// A file just made is open for direct I/O, whatever `cache` says.
-    pub direct_create: bool,
+    /// A file made for writing only is written through the page cache too, unlike on a FerryFS mount.
+    pub cached_create: bool,
     /// Extended attributes are said not to exist at all, so the kernel never asks again.
     pub no_xattrs: bool,
 }
@@ -103,12 +103,15 @@ impl NullFs {
         Entry { attr: None, entry_valid: FOREVER, attr_valid: FOREVER }
     }
 
-    fn opened(&self, just_made: bool) -> Opened {
+    /// `flags`: of open(2) if the file was just made.
+    fn opened(&self, made: Option<i32>) -> Opened {
         let strict = self.options.cache == Cache::Strict;
+        let bypass = self.options.cache == Cache::Kernel && !self.options.cached_create;
+        let bypass = bypass && made.is_some_and(|flags| flags & libc::O_ACCMODE == libc::O_WRONLY);
         Opened {
             fh: 0,
-            direct_io: strict || (just_made && self.options.direct_create),
-            keep_cache: !strict,
+            direct_io: strict || bypass,
+            keep_cache: !strict && !bypass,
             parallel_direct_writes: strict,
             no_flush: true,
             cache_dir: true,

@@ -26,6 +26,8 @@ pub struct Inode {
     pub lookups: AtomicU64,
     /// Open handles.
     pub opens: AtomicU32,
+    /// Those of them that write past the kernel's page cache.
+    pub bypassing: AtomicU32,
     flags: AtomicU32,
 }
 
@@ -49,6 +51,7 @@ impl Inode {
             last_seq: AtomicU64::new(0),
             lookups: AtomicU64::new(0),
             opens: AtomicU32::new(0),
+            bypassing: AtomicU32::new(0),
             flags: AtomicU32::new(0),
         }
     }

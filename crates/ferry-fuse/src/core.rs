@@ -33,6 +33,8 @@ pub(crate) struct Core {
     pub(crate) parked: Arc<ParkTable>,
     /// `SETXATTR_EXT` was negotiated.
     pub(crate) setxattr_ext: bool,
+    /// Others change the file system too.
+    pub(crate) remote: bool,
 }
 
 /// Where a request came from.
@@ -183,6 +185,9 @@ impl Core {
                 Ok(Body::Out(fs.read(cx, ino, fh, offset, out)?))
             }
             Op::Write { fh, offset, data, append, kill_suidgid } => {
+                // Where this kernel alone makes every change, it has chosen the end of the file itself, under its lock; and the
+                // requests of one long asynchronous write may come in any order.
+                let append = append && self.remote;
                 let n = fs.write(cx, ino, fh, offset, data, append, kill_suidgid)?;
                 Ok(encode::count(want, out, n)?)
             }

@@ -156,7 +156,8 @@ impl Session {
                 return Err(e);
             }
         };
-        let core = Arc::new(Core { fs, parked, setxattr_ext: agreed.setxattr_ext });
+        let remote = fs.remote_locks();
+        let core = Arc::new(Core { fs, parked, setxattr_ext: agreed.setxattr_ext, remote });
         let handle = Handle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
         let mut running = Running { core, workers: Vec::new(), queues: None, notifying: None };
         let spawned = running.spawn(Arc::new(device), &handle.host, &all, options, agreed);

@@ -162,7 +162,7 @@ impl Filesystem for NullFs {
                 kill_suidgid(&mut node.state.lock().attr);
             }
         }
-        Ok(self.opened(false))
+        Ok(self.opened(None))
     }
 
     fn create(
@@ -175,7 +175,7 @@ impl Filesystem for NullFs {
     ) -> Answer<(Entry, Opened)> {
         let mode = libc::S_IFREG | mode & 0o7777;
         match self.make(cx, parent, name, mode, 0, Body::of_mode(mode, parent)) {
-            Ok(node) => Ok((Self::entry(&node), self.opened(true))),
+            Ok(node) => Ok((Self::entry(&node), self.opened(Some(flags)))),
             Err(ferry_fs::Stop::Errno(Errno(libc::EEXIST))) if flags & libc::O_EXCL == 0 => {
                 let entry = self.lookup(cx, parent, name)?;
                 let ino = entry.attr.map_or(0, |a| a.ino);
@@ -185,13 +185,13 @@ impl Filesystem for NullFs {
         }
     }
 
-    fn tmpfile(&self, cx: &Cx<'_>, _parent: Ino, mode: Mode, _flags: i32) -> Answer<(Entry, Opened)> {
+    fn tmpfile(&self, cx: &Cx<'_>, _parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
         let mode = libc::S_IFREG | mode & 0o7777 & !cx.umask;
         let ino = self.fresh_ino();
         let node = Arc::new(Node::new(self.attr(ino, mode, (cx.uid, cx.gid), 0), Body::of_mode(mode, 0)));
         let entry = Self::entry(&node);
         self.tree.write().insert(ino, node);
-        Ok((entry, self.opened(true)))
+        Ok((entry, self.opened(Some(flags))))
     }
 
     fn read(&self, _cx: &Cx<'_>, ino: Ino, _fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
@@ -287,7 +287,7 @@ impl Filesystem for NullFs {
     }
 
     fn opendir(&self, _cx: &Cx<'_>, _ino: Ino) -> Answer<Opened> {
-        Ok(self.opened(false))
+        Ok(self.opened(None))
     }
 
     fn readdir(

@@ -16,10 +16,14 @@ const COPY_CHUNK: usize = 1 << 20;
 const COPY_MAX: u64 = 64 << 20;
 
 impl LocalFs {
-    /// A handle that keeps the inode alive.
-    pub(super) fn open_handle(&self, inode: &Arc<Inode>) -> u64 {
-        inode.opens.fetch_add(1, Ordering::AcqRel);
-        self.handles.add(inode.clone(), AtomicU64::new(self.data.error_cursor(inode)))
+    /// A handle that keeps the inode alive: its maker's, or another's.
+    pub(super) fn open_handle(&self, inode: &Arc<Inode>, flags: i32, maker: bool) -> Opened {
+        inode.opens.fetch_add(1, Ordering::SeqCst);
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let bypass = (maker && self.bypass_by_maker(inode, flags)) || self.bypass_with_others(inode, writes);
+        let error_cursor = AtomicU64::new(self.data.error_cursor(inode));
+        let bypassing = bypass && writes;
+        self.opened(self.handles.add(Handle { inode: inode.clone(), error_cursor, bypassing }), bypass)
     }
 
     fn handle(&self, ino: Ino, fh: u64) -> Result<Arc<Handle>, FsError> {
@@ -40,14 +44,20 @@ impl LocalFs {
             }
             self.resize(inode, 0, &SetAttr { kill_suidgid: kill, ..SetAttr::default() })?;
         }
-        Ok(self.opened(self.open_handle(inode)))
+        Ok(self.open_handle(inode, flags, false))
     }
 
     pub(super) fn do_release(&self, fh: u64) {
         if let Some(handle) = self.handles.remove(fh) {
-            handle.inode.opens.fetch_sub(1, Ordering::AcqRel);
-            self.maybe_unknown(&handle.inode);
+            self.let_go(&handle);
         }
+    }
+
+    /// A handle is gone.
+    pub(super) fn let_go(&self, handle: &Handle) {
+        handle.inode.bypassing.fetch_sub(u32::from(handle.bypassing), Ordering::SeqCst);
+        handle.inode.opens.fetch_sub(1, Ordering::AcqRel);
+        self.maybe_unknown(&handle.inode);
     }
 
     pub(super) fn do_read(&self, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Result<usize, FsError> {
@@ -76,13 +86,14 @@ impl LocalFs {
             self.drop_capability(&handle.inode)?;
         }
         let now = self.now();
-        self.data.write(&handle.inode, at, data, &mut |rec| {
+        let end = self.data.write(&handle.inode, at, data, &mut |rec| {
             rec.mtime = now;
             rec.ctime = now;
             if kill {
                 kill_suidgid(rec);
             }
         })?;
+        self.written_past_cache(&handle, end - data.len() as u64, data.len() as u64);
         Ok(data.len() as u64)
     }
 

@@ -148,8 +148,7 @@ impl LocalFs {
     /// Every handle and every lookup goes.
     pub(super) fn do_detach(&self) {
         for handle in self.handles.drain() {
-            handle.inode.opens.fetch_sub(1, Ordering::AcqRel);
-            self.maybe_unknown(&handle.inode);
+            self.let_go(&handle);
         }
         for inode in self.table.all() {
             if inode.lookups.swap(0, Ordering::AcqRel) > 0 {

@@ -13,6 +13,8 @@ pub(super) struct Handle {
     pub(super) inode: Arc<Inode>,
     /// Which write error this handle was told last.
     pub(super) error_cursor: AtomicU64,
+    /// Counted in [`Inode::bypassing`].
+    pub(super) bypassing: bool,
 }
 
 #[derive(Default)]
@@ -28,9 +30,9 @@ pub(super) struct Handles {
 }
 
 impl Handles {
-    pub(super) fn add(&self, inode: Arc<Inode>, error_cursor: AtomicU64) -> u64 {
-        let shard = inode.ino as usize % SHARDS;
-        let handle = Arc::new(Handle { inode, error_cursor });
+    pub(super) fn add(&self, handle: Handle) -> u64 {
+        let shard = handle.inode.ino as usize % SHARDS;
+        let handle = Arc::new(handle);
         let mut slots = self.shards[shard].lock();
         let slot = slots.free.pop().unwrap_or_else(|| {
             slots.handles.push(None);

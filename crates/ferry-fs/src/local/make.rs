@@ -243,9 +243,9 @@ impl LocalFs {
         let new = New { mode: libc::S_IFREG | mode & 0o7777, rdev: 0, target: None };
         let inode = match self.make(cx, parent, name, new)? {
             Made::New(inode) => {
-                let fh = self.open_handle(&inode);
+                let opened = self.open_handle(&inode, flags, true);
                 let attr = inode.state.read().attr(inode.ino);
-                return Ok((attr, self.opened(fh)));
+                return Ok((attr, opened));
             }
             Made::Exists(inode) => inode,
         };
@@ -302,9 +302,9 @@ impl LocalFs {
         if flags & libc::O_EXCL == 0 {
             inode.set_flag(Inode::LINKABLE);
         }
-        let fh = self.open_handle(&inode);
+        let opened = self.open_handle(&inode, flags, true);
         let seq = self.counters.commit_made(txn);
         self.committed(seq, &[&inode]);
-        Ok((attr, self.opened(fh)))
+        Ok((attr, opened))
     }
 }

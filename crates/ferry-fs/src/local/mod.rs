@@ -7,6 +7,7 @@
 
 mod acl;
 mod attributes;
+mod bypass;
 mod contents;
 mod counters;
 mod durable;
@@ -209,13 +210,13 @@ impl LocalFs {
     }
 
     /// The flags of an opened file.
-    fn opened(&self, fh: u64) -> Opened {
+    fn opened(&self, fh: u64, bypass: bool) -> Opened {
         let strict = self.options.cache == CacheMode::Strict;
         Opened {
             fh,
-            direct_io: strict,
+            direct_io: strict || bypass,
             parallel_direct_writes: strict,
-            keep_cache: !strict,
+            keep_cache: !strict && !bypass,
             // Only the write-back cache hands data over at close.
             no_flush: self.options.cache == CacheMode::Kernel,
             cache_dir: false,
