@@ -125,7 +125,7 @@ check() {
 tidy() {
   local mount
   for mount in $(mounts_below "$scratch"); do
-    timeout -k 5 60 "$ferry" umount --force --timeout 20s "$mount" >/dev/null 2>&1 || umount -l "$mount" 2>/dev/null || true
+    timeout -k 5 60 "$ferry" umount --force "$mount" >/dev/null 2>&1 || umount -l "$mount" 2>/dev/null || true
   done
 }
 

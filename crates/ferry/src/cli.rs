@@ -105,9 +105,9 @@ pub struct UmountArgs {
     /// Detach it now; it ends when its last user is gone
     #[arg(long, short)]
     pub lazy: bool,
-    /// How long to wait until the daemon has written everything back and gone
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "120s")]
-    pub timeout: Duration,
+    /// How long to wait until the daemon has written everything back and gone [default: 120s; with --force 10s, then it is killed]
+    #[arg(long, value_parser = parse_duration, value_name = "TIME")]
+    pub timeout: Option<Duration>,
 }
 
 impl MountArgs {
@@ -118,6 +118,8 @@ impl MountArgs {
 impl UmountArgs {
     /// The default of `--timeout`.
     pub const TIMEOUT: Duration = Duration::from_secs(120);
+    /// The default of `--timeout` with `--force`.
+    pub const TIMEOUT_FORCED: Duration = Duration::from_secs(10);
 }
 
 /// `ferry fsck`.

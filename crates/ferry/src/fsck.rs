@@ -4,13 +4,14 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use ferry_device::{BlockDevice, Env, FileDevice, OpenMode};
+use ferry_device::{BlockDevice, Env, OpenMode};
 use ferry_fs::fsck::{FsckOptions, Progress, Report, fsck};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::FsckArgs;
 use crate::control::print;
 use crate::error::CliError;
+use crate::holder::open_when_free;
 use crate::size::format_bytes;
 
 /// As fsck(8): errors were found and left as they are.
@@ -19,7 +20,7 @@ const EXIT_DAMAGE: u8 = 4;
 /// Runs the command.
 pub fn run(args: &FsckArgs) -> Result<ExitCode, CliError> {
     let env = Env::real();
-    let device = FileDevice::open(&args.volume, OpenMode::ReadOnly, &env)
+    let device = open_when_free(&args.volume, OpenMode::ReadOnly, &env)
         .map_err(|e| CliError::CouldNotCheck(format!("{e}; unmount it first if it is mounted")))?;
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let bar = progress_bar(args.json);

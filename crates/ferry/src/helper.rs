@@ -1,10 +1,11 @@
-//! The names under which mount(8) and umount(8) call this program, and what they say to it:
-//! `mount.fuse.ferry SOURCE TARGET [-sfnv] [-N namespace] [-o options] [-t type]`, `umount.fuse.ferry TARGET [-flnrv] [-N namespace] [-t type]`.
+//! The name under which mount(8) calls this program, and what it says:
+//! `mount.fuse.ferry SOURCE TARGET [-sfnv] [-N namespace] [-o options] [-t type]`. (umount(8) has no use for a helper: of a mounted
+//! FUSE file system it does not know the subtype.)
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::cli::{Command, MountArgs, UmountArgs};
+use crate::cli::{Command, MountArgs};
 use crate::error::CliError;
 
 /// What a helper's command line asks for.
@@ -22,7 +23,6 @@ pub fn parse(mut args: impl Iterator<Item = OsString>) -> Option<Result<Asked, C
     let name = Path::new(&name).file_name().and_then(OsStr::to_str)?.to_owned();
     match name.as_str() {
         "mount.fuse.ferry" | "mount.ferry" => Some(Words::read(args).and_then(Words::mount)),
-        "umount.fuse.ferry" | "umount.ferry" => Some(Words::read(args).and_then(Words::umount)),
         _ => None,
     }
 }
@@ -109,15 +109,6 @@ impl Words {
         };
         Ok(Asked::Run(Command::Mount(args), sloppy))
     }
-
-    fn umount(self) -> Result<Asked, CliError> {
-        let (force, lazy) = (self.has('f'), self.has('l'));
-        let Ok([mountpoint]) = <[OsString; 1]>::try_from(self.places) else {
-            return Err(CliError::Usage("usage: umount.fuse.ferry MOUNTPOINT [-flnrv]".into()));
-        };
-        let args = UmountArgs { mountpoint: mountpoint.into(), force, lazy, timeout: UmountArgs::TIMEOUT };
-        Ok(Asked::Run(Command::Umount(args), false))
-    }
 }
 
 #[cfg(test)]
@@ -159,12 +150,5 @@ mod tests {
         ] {
             assert!(matches!(called(line), Some(Err(CliError::Usage(_)))), "{line}");
         }
-    }
-
-    #[test]
-    fn an_unmount_as_umount_8_asks_for_it() {
-        let asked = called("umount.fuse.ferry /mnt -l -t fuse.ferry").expect("a helper");
-        let Ok(Asked::Run(Command::Umount(args), false)) = asked else { panic!("{asked:?}") };
-        assert!(args.lazy && !args.force);
     }
 }

@@ -8,6 +8,7 @@ mod daemon;
 mod error;
 mod fsck;
 mod helper;
+mod holder;
 mod logging;
 mod mkfs;
 mod mount;

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ferry_bench::null::{Cache, NullFs, NullOptions};
-use ferry_device::{BlockDevice, Env, FileDevice, OpenMode};
+use ferry_device::{BlockDevice, Env, OpenMode};
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs};
 
 use crate::cli::{MountArgs, NullArgs};
 use crate::daemon::{self, Service};
 use crate::error::CliError;
+use crate::holder::open_when_free;
 use crate::options::MountOptions;
 use crate::{logging, mkfs, mounts, umount};
 
@@ -70,7 +71,7 @@ fn serve(volume: &Path, mountpoint: &Path, args: &MountArgs, options: &MountOpti
     daemon::prepare(args.daemon);
     let env = Env::real();
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let device = FileDevice::open(volume, mode, &env).map_err(|e| CliError::Failed(e.to_string()))?;
+    let device = open_when_free(volume, mode, &env).map_err(|e| CliError::Failed(e.to_string()))?;
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", volume.display()));
     let fs = LocalFs::open(device, fs_options(options), env).map_err(|e| failed(&e))?;

@@ -1,0 +1,109 @@
+//! The process that has a volume open: who it is, and waiting until it is done.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ferry_device::{DeviceError, Env, FileDevice, OpenMode};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::error::CliError;
+use crate::mounts;
+
+/// How long to wait between two looks at who has the volume.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How long a daemon whose mount is gone is given to close its volume before the volume counts as in use.
+const CLOSING: Duration = Duration::from_secs(30);
+
+/// A process that has a volume open for writing.
+pub struct Holder {
+    /// Its number in its own pid namespace.
+    pub pid: u32,
+    volume: PathBuf,
+    env: Env,
+    /// `None` where the number means nothing here: another namespace, or it is gone.
+    process: Option<OwnedFd>,
+}
+
+impl Holder {
+    /// Whoever has the volume, if anybody.
+    pub fn of(volume: &Path) -> Option<Self> {
+        let env = Env::real();
+        let pid = holder_pid(volume, &env)?;
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let process = raw.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Some(Self { pid, volume: volume.into(), env, process })
+    }
+
+    /// Waits until it has given the volume up, which is when everything is on disk; `false`: it did not in this time.
+    pub fn wait(&self, timeout: Duration) -> Result<bool, CliError> {
+        let end = self.env.clock.monotonic() + timeout;
+        while holder_pid(&self.volume, &self.env) == Some(self.pid) {
+            let left = end.saturating_sub(self.env.clock.monotonic());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            // A process of another namespace may carry the same number, so its end is a hint and the lock decides.
+            let slice = left.min(LOOK_AGAIN);
+            let slice = Timespec { tv_sec: 0, tv_nsec: i64::from(slice.subsec_nanos()) };
+            let waited = match &self.process {
+                Some(process) => poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&slice)),
+                None => poll(&mut [], Some(&slice)),
+            };
+            waited.map_err(|e| self.failed("cannot wait for", e.into()))?;
+        }
+        Ok(true)
+    }
+
+    /// Ends it at once. Only a process that has this very volume open is ever ended.
+    pub fn kill(&self) -> Result<(), CliError> {
+        let files = std::fs::read_dir(format!("/proc/{}/fd", self.pid))
+            .map_err(|e| self.failed("cannot look at", e))?;
+        let holds =
+            files.flatten().any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == self.volume));
+        match &self.process {
+            Some(process) if holds => {
+                pidfd_send_signal(process, Signal::KILL).map_err(|e| self.failed("cannot kill", e.into()))
+            }
+            _ => Err(self.failed("not found here:", std::io::ErrorKind::NotFound.into())),
+        }
+    }
+
+    fn failed(&self, what: &str, error: std::io::Error) -> CliError {
+        CliError::Failed(format!(
+            "{what} process {}, which holds {}: {error}",
+            self.pid,
+            self.volume.display()
+        ))
+    }
+}
+
+/// Opens a volume. One whose mount is gone but whose daemon still writes back (umount(8) does not wait for that) is waited for;
+/// one that is mounted is refused at once.
+pub fn open_when_free(volume: &Path, mode: OpenMode, env: &Env) -> Result<FileDevice, DeviceError> {
+    let opened = FileDevice::open(volume, mode, env);
+    if !matches!(opened, Err(DeviceError::InUse { writing: true, .. })) || mounted(volume) {
+        return opened;
+    }
+    if let Some(holder) = Holder::of(volume)
+        && let Err(error) = holder.wait(CLOSING)
+    {
+        tracing::debug!(%error, "waiting for the last user of a volume");
+    }
+    FileDevice::open(volume, mode, env)
+}
+
+/// Whether a mount of it can be seen from here. If the table cannot be read, it may be.
+fn mounted(volume: &Path) -> bool {
+    let volume = volume.canonicalize().unwrap_or_else(|_| volume.into());
+    mounts::list().map_or(true, |all| all.iter().any(|m| m.is_ferry() && m.source == volume))
+}
+
+/// Who has the volume open for writing, if anybody.
+fn holder_pid(volume: &Path, env: &Env) -> Option<u32> {
+    match FileDevice::open(volume, OpenMode::ReadOnly, env) {
+        Err(DeviceError::InUse { pid, .. }) => Some(pid),
+        _ => None,
+    }
+}
