@@ -14,6 +14,8 @@ pub struct Limits {
     pub time: Option<Duration>,
     /// After so many runs.
     pub runs: u64,
+    /// At the first failure, which is then shrunk; otherwise all are told as they are found.
+    pub first_failure: bool,
 }
 
 /// Runs the plans of the seeds `first`, `first` + 1, …; the tally of all, or the description of the first failure, shrunk.
@@ -33,7 +35,8 @@ pub fn run(first: u64, limits: Limits, threads: usize, env: &Env) -> Result<Tall
             match plan.run_apart() {
                 Ok(one) => tally.lock().add(&one),
                 Err(failure) => {
-                    stop.store(true, Ordering::Relaxed);
+                    stop.store(limits.first_failure, Ordering::Relaxed);
+                    println!("seed {} fails: {failure}", plan.seed);
                     failed.lock().get_or_insert((plan, failure));
                 }
             }
@@ -46,6 +49,9 @@ pub fn run(first: u64, limits: Limits, threads: usize, env: &Env) -> Result<Tall
     });
     match failed.into_inner() {
         None => Ok(tally.into_inner()),
+        Some((plan, failure)) if !limits.first_failure => {
+            Err(format!("seed {} was the first to fail: {failure}", plan.seed))
+        }
         Some((plan, failure)) => {
             let whole = format!("seed {} fails: {failure}", plan.seed);
             let (plan, failure) = shrink(&plan, failure);

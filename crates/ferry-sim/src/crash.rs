@@ -4,11 +4,11 @@
 //! A run has several lives: each starts from a crash of the one before, so that recovery itself crashes, and old logs and
 //! old data lie below new ones.
 
-use crate::device::{SimDevice, SimRng, sim_env};
+use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng, sim_env};
 use crate::history::{History, Observed, difference};
-use crate::model::Model;
+use crate::model::{Effects, Model, Outcome};
 use crate::ops::{Generator, Op, Path, Which};
-use crate::world::{Opening, Trouble, World};
+use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
 use ferry_device::BlockDevice;
 use ferry_fs::volume::{MkfsOptions, mkfs};
 use ferry_fs::{FsckOptions, Report, fsck};
@@ -34,6 +34,19 @@ pub struct Plan {
     pub images: usize,
     /// A planted bug: the device's flush does nothing.
     pub flush_lies: bool,
+    /// The device fails at some moment of each life.
+    pub fault: Option<Fault>,
+}
+
+fn draw_fault(rng: &mut SimRng) -> Fault {
+    let (op, errno) = *rng.pick(&[
+        (DeviceOp::Write, libc::EIO),
+        (DeviceOp::Write, libc::EIO),
+        (DeviceOp::Flush, libc::EIO),
+        (DeviceOp::Allocate, libc::ENOSPC),
+    ]);
+    let most = if op == DeviceOp::Allocate { 6 } else { 60 };
+    Fault { op, after: rng.below(most), errno, sticky: op == DeviceOp::Allocate || rng.chance(1, 2) }
 }
 
 /// What was tried.
@@ -49,6 +62,8 @@ pub struct Tally {
     pub points: u64,
     /// Crash images recovered and compared.
     pub images: u64,
+    /// Lives that an error of the device ended.
+    pub failed: u64,
     /// Crashes during recovery.
     pub crashed_recoveries: u64,
     /// Images worked on, closed and opened again.
@@ -63,6 +78,7 @@ impl Tally {
         self.no_space += other.no_space;
         self.points += other.points;
         self.images += other.images;
+        self.failed += other.failed;
         self.crashed_recoveries += other.crashed_recoveries;
         self.resumed += other.resumed;
     }
@@ -96,8 +112,14 @@ impl Plan {
         let lives = (0..count)
             .map(|_| {
                 let ops = if long { 200 + rng.index(400) } else { 10 + rng.index(50) };
-                let generator = Generator::new(Model::empty());
-                if heavy { generator.heavy() } else { generator }.draw(&mut rng, ops)
+                let mut generator = Generator::new(Model::empty());
+                let mut drawn = Vec::new();
+                if heavy {
+                    generator = generator.heavy();
+                    drawn = generator.ballast(7 + rng.below(3) as u8);
+                }
+                drawn.extend(generator.draw(&mut rng, ops));
+                drawn
             })
             .collect();
         Self {
@@ -109,6 +131,7 @@ impl Plan {
             points_max: 24,
             images: 1,
             flush_lies: false,
+            fault: rng.chance(1, 5).then(|| draw_fault(&mut rng)),
         }
     }
 
@@ -179,6 +202,12 @@ impl Plan {
     }
 }
 
+/// How an operation went.
+enum Step {
+    Done,
+    DeviceFailed,
+}
+
 /// One life of the volume.
 struct Life<'p> {
     plan: &'p Plan,
@@ -203,16 +232,33 @@ impl Life<'_> {
         let mut history = History::new(model);
         let opening = self.opening();
         let mut world = World::open(device, opening).or_else(|what| self.fail("open", what))?;
+        if let Some(fault) = self.plan.fault {
+            device.inject(fault);
+        }
         for (i, op) in ops.iter().enumerate() {
             let n = self.number * 100_000 + i;
-            self.step(&mut world, &mut history, model, op, n, device)
-                .or_else(|what| self.fail(format!("operation {i}: {op}"), what))?;
+            let step = self.step(&mut world, &mut history, model, op, n, device);
+            match step.or_else(|what| self.fail(format!("operation {i}: {op}"), what))? {
+                Step::Done => {}
+                Step::DeviceFailed => {
+                    self.tally.failed += 1;
+                    return Ok(history);
+                }
+            }
         }
         let found = world.observe().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
         self.compare(model, &found, "at the end")?;
-        world.close().or_else(|what| self.fail("close", what))?;
-        history.ended(model.tree(), crate::model::Effects::default(), device.trace_len());
+        match world.close() {
+            Ok(()) => {}
+            Err(_) if self.plan.fault.is_some() => {
+                self.tally.failed += 1;
+                return Ok(history);
+            }
+            Err(what) => return self.fail("close", what),
+        }
+        history.ended(model.tree(), Effects::default(), device.trace_len());
         history.promised_all();
+        device.heal();
         self.check(device, "after close", true)?;
         Ok(history)
     }
@@ -226,11 +272,10 @@ impl Life<'_> {
         op: &Op,
         n: usize,
         device: &SimDevice,
-    ) -> Result<(), String> {
-        use crate::model::Outcome;
+    ) -> Result<Step, String> {
         let outcome = model.outcome(op);
         if outcome == Outcome::Skip {
-            return Ok(());
+            return Ok(Step::Done);
         }
         let synced = match op {
             Op::Fsync(which, _) => model.which(which),
@@ -243,21 +288,28 @@ impl Life<'_> {
             (Outcome::Done, Ok(new)) => model.apply(op, n, new),
             (Outcome::Done, Err(Trouble::Errno(libc::ENOSPC))) => {
                 self.tally.no_space += 1;
-                history.ended(model.tree(), crate::model::Effects::default(), device.trace_len());
-                return Ok(());
+                history.ended(model.tree(), Effects::default(), device.trace_len());
+                return Ok(Step::Done);
             }
-            (Outcome::Fails(expected), Err(Trouble::Errno(errno))) if errno == expected => {
-                crate::model::Effects::default()
+            (_, Err(Trouble::Errno(libc::EIO | libc::EROFS))) if self.plan.fault.is_some() => {
+                // It failed for the program; at a crash it may have happened all the same.
+                if outcome == Outcome::Done && !op.makes_inode() {
+                    let effects = model.apply(op, n, 0);
+                    history.ended(model.tree(), effects, usize::MAX);
+                }
+                return Ok(Step::DeviceFailed);
             }
+            (Outcome::Fails(expected), Err(Trouble::Errno(errno))) if errno == expected => Effects::default(),
             (outcome, result) => return Err(format!("{outcome:?} expected, {result:?} happened")),
         };
         history.ended(model.tree(), effects, device.trace_len());
         match (synced, op) {
             (Some(ino), _) => history.promised(ino, &model.above(ino)),
             (None, Op::Sync) => history.promised_all(),
+            (None, Op::Tick(ms)) if *ms >= COMMIT_INTERVAL_MS => history.promised_metadata(),
             _ => {}
         }
-        Ok(())
+        Ok(Step::Done)
     }
 
     /// Crashes the life at many points. Returns one of the images, and the state in it, for the next life.
@@ -369,6 +421,7 @@ impl Life<'_> {
             let file = Which::At(path.clone());
             for op in [Op::Create(path), Op::Write(file.clone(), 0, 6000), Op::Fsync(file, false)] {
                 self.step(&mut world, &mut history, &mut model, &op, 99_999, image)
+                    .map(drop)
                     .or_else(|what| self.fail(format!("{stage}, then {op}"), what))?;
             }
         }

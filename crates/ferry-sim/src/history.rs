@@ -26,9 +26,12 @@ struct Promise {
     given: usize,
     /// So many operations' metadata survive.
     metadata: usize,
-    /// Whose contents survive; `None`: all.
+    /// Whose contents survive; `None`: all; [`NOBODY`]: none.
     file: Option<Ino>,
 }
+
+/// No file has this number.
+const NOBODY: Ino = 0;
 
 /// A run of operations from a known state.
 pub struct History {
@@ -104,6 +107,11 @@ impl History {
     /// The operation that ended last made everything durable.
     pub fn promised_all(&mut self) {
         self.promise(self.ends.len(), None);
+    }
+
+    /// After the operation that ended last, all metadata so far is durable (the commit interval has passed).
+    pub fn promised_metadata(&mut self) {
+        self.promise(self.ends.len(), Some(NOBODY));
     }
 
     fn promise(&mut self, metadata: usize, file: Option<Ino>) {

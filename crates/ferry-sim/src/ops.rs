@@ -145,6 +145,13 @@ pub enum Op {
     Tick(u16),
 }
 
+impl Op {
+    /// It makes an inode.
+    pub fn makes_inode(&self) -> bool {
+        matches!(self, Op::Create(_) | Op::Mkdir(_) | Op::Symlink(..) | Op::Fifo(_) | Op::HoldTmp(..))
+    }
+}
+
 /// Draws operations; follows what they do in a model of its own.
 pub struct Generator {
     model: Model,
@@ -161,6 +168,24 @@ impl Generator {
     /// Writes much at a time, so that the volume runs full and must be cleaned.
     pub fn heavy(self) -> Self {
         Self { heavy: true, ..self }
+    }
+
+    /// Makes large files, so that little space is left for what follows.
+    pub fn ballast(&mut self, files: u8) -> Vec<Op> {
+        let dir = Path(vec![0]);
+        let mut ops = vec![Op::Mkdir(dir)];
+        for n in 0..files {
+            let path = Path(if n < NAMES { vec![0, n] } else { vec![1 + (n - NAMES) % (NAMES - 1)] });
+            ops.extend([Op::Create(path.clone()), Op::Write(Which::At(path), 0, 1 << 20)]);
+        }
+        ops.push(Op::Sync);
+        for op in &ops {
+            self.next_ino += 1;
+            if self.model.outcome(op).is_ok() {
+                self.model.apply(op, 0, self.next_ino);
+            }
+        }
+        ops
     }
 
     /// Draws `count` operations.

@@ -14,6 +14,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Changes of metadata are durable after this time at the latest, in milliseconds.
+pub const COMMIT_INTERVAL_MS: u16 = 1000;
+
 /// Why an operation was not answered as expected.
 #[derive(Debug)]
 pub enum Trouble {
@@ -68,7 +71,7 @@ impl World {
             read_only: false,
             cache: CacheMode::Kernel,
             cache_bytes: opening.cache_bytes,
-            commit_interval: Duration::from_secs(1),
+            commit_interval: Duration::from_millis(u64::from(COMMIT_INTERVAL_MS)),
             background: false,
         };
         let device: Arc<dyn BlockDevice> = device.clone();

@@ -14,7 +14,7 @@ const RUNS: u64 = if cfg!(debug_assertions) { 50 } else { 500 };
 
 #[test]
 fn nothing_promised_is_ever_lost() {
-    match run(0, Limits { time: None, runs: RUNS }, threads(), &Env::real()) {
+    match run(0, Limits { time: None, runs: RUNS, first_failure: true }, threads(), &Env::real()) {
         Ok(tally) => {
             println!("{tally:?}");
             assert_eq!(tally.runs, RUNS);

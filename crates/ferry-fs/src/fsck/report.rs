@@ -33,7 +33,7 @@ codes! {
     /// One of the two superblock copies is unreadable, or they differ.
     SuperblockCopy = "superblock-copy",
         "one of the two copies of the superblock is damaged; the other one is in use and nothing is lost",
-        "mount the volume read-write once: mounting writes both copies again";
+        "nothing is urgent; copy to a new volume when convenient, and check the disk below";
     /// The log cannot be followed to its end.
     Log = "log",
         "the log is damaged before its durable end: changes that were acknowledged as durable cannot be read",

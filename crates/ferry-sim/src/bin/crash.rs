@@ -1,25 +1,26 @@
-//! Crash simulation for as long as one wants: `crash [--seconds N] [--seed S] [--runs N] [--one]`.
+//! Crash simulation for as long as one wants: `crash [--seconds N] [--seed S] [--runs N] [--one] [--all]`.
 //!
 //! Runs follow from the seeds S, S + 1, …, on all cores; a failure is shrunk, printed with its seed, and ends the program with
-//! status 1. `--one` runs the one seed only.
+//! status 1. `--one` runs the one seed only, `--all` goes on after a failure.
 
 use ferry_device::Env;
 use ferry_sim::campaign::{Limits, run};
 use std::process::ExitCode;
 use std::time::Duration;
 
-const USAGE: &str = "usage: crash [--seconds N] [--runs N] [--seed S] [--one]";
+const USAGE: &str = "usage: crash [--seconds N] [--runs N] [--seed S] [--one] [--all]";
 
 /// The limits, and the first seed.
 fn parse(mut words: impl Iterator<Item = String>, default_seed: u64) -> Option<(Limits, u64)> {
-    let mut limits = Limits { time: Some(Duration::from_secs(60)), runs: u64::MAX };
+    let mut limits = Limits { time: Some(Duration::from_secs(60)), runs: u64::MAX, first_failure: true };
     let mut seed = default_seed;
     while let Some(word) = words.next() {
         match &*word {
             "--seconds" => limits.time = Some(Duration::from_secs(words.next()?.parse().ok()?)),
-            "--runs" => limits = Limits { time: None, runs: words.next()?.parse().ok()? },
+            "--runs" => limits = Limits { time: None, runs: words.next()?.parse().ok()?, ..limits },
             "--seed" => seed = words.next()?.parse().ok()?,
-            "--one" => limits = Limits { time: None, runs: 1 },
+            "--one" => limits = Limits { time: None, runs: 1, ..limits },
+            "--all" => limits.first_failure = false,
             _ => return None,
         }
     }
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(report) => {
-            eprintln!("{report}\n\nto repeat: crash --one --seed …");
+            eprintln!("{report}\n\nto repeat: crash --one --seed and its number");
             ExitCode::FAILURE
         }
     }
