@@ -335,7 +335,10 @@ impl DataStore {
             return;
         }
         let data = &buf[part.start as usize * BLOCK_BYTES..part.end as usize * BLOCK_BYTES];
-        work.runs.extend(Self::load_moved(cargo, inode, piece.block + u64::from(part.start), data));
+        let damaged = |at| work.kept_crcs.iter().any(|(bad, _)| *bad == at);
+        let block = piece.block + u64::from(part.start);
+        let taken = self.load_moved(cargo, inode, block, data, &damaged);
+        work.runs.extend(taken);
     }
 
     /// At the end of a mount: summaries for what no summary names yet.

@@ -135,6 +135,10 @@ pub struct Pages {
     pub map_version: u64,
     /// Blocks whose extents are being dropped, step by step: they read as holes already.
     pub void: Option<Range<u64>>,
+    /// Write-back has taken blocks that the extent map does not lead to yet: nothing is evicted, wherever their data is.
+    pub taken: bool,
+    /// What it has taken goes into the record.
+    pub inline_taken: bool,
     /// The contents are to move out of the record, whatever their size.
     pub no_inline: bool,
     /// Where memory is counted, once there is something to count.
@@ -220,6 +224,9 @@ impl Pages {
 
     fn evict_folio(&mut self, index: u64) -> Verdict {
         let Some(folio) = self.folios.get_mut(&index) else { return Verdict::Gone };
+        if self.taken {
+            return Verdict::Later;
+        }
         if folio.dirty != 0 {
             folio.in_clock = false; // it comes back when it is clean
             return Verdict::Gone;
@@ -238,6 +245,7 @@ impl Pages {
     pub fn evict_all(&mut self) {
         for index in self.folios.keys().copied().collect::<Vec<_>>() {
             while self.evict_folio(index) == Verdict::Later
+                && !self.taken
                 && self.folios.get_mut(&index).is_some_and(|f| f.is_idle())
             {}
         }

@@ -5,7 +5,7 @@
 
 use super::batch::Batch;
 use super::extents::{Delta, Edit};
-use super::file::{ExtentsGuard, Known, Pages, show_blocks};
+use super::file::{ExtentsGuard, Known, Pages, show_blocks, zero_tail};
 use super::folio::{FOLIO_BLOCKS, mask};
 use super::map::Entry;
 use super::segments::Chunk;
@@ -134,6 +134,7 @@ impl DataStore {
                 clean_run(&mut pages, 0..1, &mut work);
                 pages.settle(&inode, 0);
             }
+            (pages.taken, pages.inline_taken) = (true, true);
             work.contents = Contents::Inline(contents);
             return Ok(Some(work));
         }
@@ -221,20 +222,54 @@ impl DataStore {
         }
     }
 
-    /// Adds blocks that are moved, not written: `data` is what the device has of them.
+    /// Adds blocks that are moved, not written: `data` is what the device has of them. Unless it is `damaged`, it is cached
+    /// until it has landed: the extent map will lead to its new place before.
     pub(super) fn load_moved(
+        &self,
         cargo: &mut Cargo,
         inode: &Arc<Inode>,
         block: u64,
         data: &[u8],
+        damaged: &dyn Fn(u32) -> bool,
     ) -> Option<Taken> {
         let (at, len) = (cargo.used, (data.len() / BLOCK_BYTES) as u32);
         let buf = cargo.buf.as_mut().and_then(Arc::get_mut)?;
         let out = buf.get_mut(at as usize * BLOCK_BYTES..(at + len) as usize * BLOCK_BYTES)?;
         out.copy_from_slice(data);
+        self.cache_moved(inode, block, data, cargo.batch.as_ref()?, &|i| damaged(at + i));
         cargo.used += len;
         cargo.entries.push((inode.ino, block, len));
         Some(Taken { block, at, len })
+    }
+
+    fn cache_moved(
+        &self,
+        inode: &Arc<Inode>,
+        block: u64,
+        data: &[u8],
+        batch: &Arc<Batch>,
+        damaged: &dyn Fn(u32) -> bool,
+    ) {
+        let state = inode.state.read();
+        let mut pages = inode.file.pages.write();
+        pages.attach(&self.cache);
+        for ((block, data), i) in (block..).zip(data.chunks_exact(BLOCK_BYTES)).zip(0..) {
+            let (index, bit) = (block / FOLIO_BLOCKS, block % FOLIO_BLOCKS);
+            // What is cached may go while the batch is under way.
+            let known = pages.has(block);
+            if !known && damaged(i) {
+                continue;
+            }
+            pages.with_folio(index, |folio| {
+                if !known {
+                    folio.put(bit as usize * BLOCK_BYTES, data);
+                    folio.valid |= mask(bit, bit + 1);
+                }
+                folio.fly(batch);
+            });
+            pages.settle(inode, index);
+        }
+        zero_tail(&mut pages, state.rec.size);
     }
 
     /// Writes the batch and logs each inode's share. On an error everything that was not logged is dirty again.
@@ -324,6 +359,7 @@ impl DataStore {
         let mut state = inode.state.write();
         let mut pages = inode.file.pages.write();
         pages.flying -= work.over_hole;
+        (pages.taken, pages.inline_taken) = (false, false);
         if inode.file.dead.load(Ordering::Acquire) {
             // Nobody will ever read it; the batch may carry others' data all the same.
             let seq = self.table.commit(txn, &Delta::default(), work.held, chunk, &self.space);
@@ -376,6 +412,7 @@ impl DataStore {
         let mut state = inode.state.write();
         let mut pages = inode.file.pages.write();
         pages.flying -= work.over_hole;
+        (pages.taken, pages.inline_taken) = (false, false);
         let mut again = 0;
         let inline = matches!(work.contents, Contents::Inline(_)).then_some(0..1);
         let runs = work.runs.iter().map(|r| r.block..r.block + u64::from(r.len));
@@ -422,6 +459,7 @@ fn clean_run(pages: &mut Pages, run: Range<u64>, work: &mut Work) {
     let base = run.start / FOLIO_BLOCKS * FOLIO_BLOCKS;
     let cleaned =
         pages.with_folio(run.start / FOLIO_BLOCKS, |f| f.clean(mask(run.start - base, run.end - base)));
+    pages.taken = true;
     work.held += cleaned.held;
     work.over_hole += cleaned.over_hole;
     pages.delayed -= cleaned.over_hole;

@@ -127,20 +127,34 @@ impl InodeTable {
         if inode.set_flag(Inode::COLD) {
             return None;
         }
-        let oldest = {
-            let mut cold = self.cold.lock();
-            cold.push_back(inode.ino);
-            (cold.len() > COLD_MAX).then(|| cold.pop_front()).flatten()
-        };
-        self.evict(oldest?)
+        self.cold.lock().push_back(inode.ino);
+        // Two for one: those that had to stay for a while are made up for.
+        for _ in 0..2 {
+            let oldest = {
+                let mut cold = self.cold.lock();
+                (cold.len() > COLD_MAX).then(|| cold.pop_front()).flatten()
+            };
+            if let Some(stale) = self.evict(oldest?) {
+                return Some(stale);
+            }
+        }
+        None
     }
 
     fn evict(&self, ino: Ino) -> Option<Arc<Inode>> {
         let mut shard = self.shard(ino).lock();
         let inode = shard.get(&ino)?;
         inode.clear_flag(Inode::COLD);
-        // Nobody can take a new reference while the shard is locked, so a count of one stays one.
-        if ino == ROOT || Arc::strong_count(inode) > 1 || inode.is_known() {
+        if ino == ROOT || inode.is_known() {
+            return None;
+        }
+        // Nobody can take a new reference while the shard is locked, so a count of one stays one. What write-back or a batch
+        // holds, and what a later fsync must still force, has another turn: nobody else would bring it here again.
+        let forced = inode.last_seq.load(Ordering::Acquire) <= self.journal.durable().0;
+        if Arc::strong_count(inode) > 1 || !forced {
+            if !inode.set_flag(Inode::COLD) {
+                self.cold.lock().push_back(ino);
+            }
             return None;
         }
         if inode.state.read().times_dirty {
@@ -230,8 +244,16 @@ impl InodeTable {
 }
 
 impl InodeSource for InodeTable {
+    /// One that nobody knows leaves memory like others of that kind.
     fn inode(&self, ino: Ino) -> Result<Option<Arc<Inode>>, FsError> {
-        self.get(ino)
+        let found = self.get(ino)?;
+        if let Some(inode) = found.as_ref().filter(|i| !i.is_known())
+            && let Some(stale) = self.cool(inode)
+            && !stale.set_flag(Inode::COLD)
+        {
+            self.cold.lock().push_back(stale.ino); // its times are logged when somebody comes by who may
+        }
+        Ok(found)
     }
 
     /// Takes no inode lock: the caller may hold some.

@@ -4,9 +4,11 @@
 mod cache;
 mod cleaner;
 mod damage;
+
 mod model;
 mod resize;
 mod space;
+mod taken;
 mod threads;
 
 use super::*;

@@ -3,6 +3,7 @@
 
 mod acls;
 mod bypass;
+mod coldness;
 mod durable;
 mod orphans;
 mod property;
