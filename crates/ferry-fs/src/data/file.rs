@@ -1,6 +1,7 @@
 //! What the data half keeps in each inode: cached folios, the windows of its extent map, write errors, and the lock that
 //! makes changes of its extents one after the other.
 
+use super::ahead::Fetching;
 use super::cache::{Cache, Item, Verdict};
 use super::extents::{Place, WINDOW_BLOCKS, Window};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, Folio, mask};
@@ -28,9 +29,12 @@ pub struct FileData {
     errors: AtomicU64,
     /// The last name and handle are gone: nothing is to be logged any more, but by reclaim.
     pub(super) dead: AtomicBool,
-    /// Where the last read ended, in bytes, and how far ahead it read, in blocks.
+    /// Where reading got, in bytes; whether it goes from front to back; up to which block it is being read ahead.
     pub(super) read_end: AtomicU64,
-    pub(super) read_ahead: AtomicU32,
+    pub(super) row: AtomicU32,
+    pub(super) ahead_to: AtomicU64,
+    /// Blocks that are being read ahead now.
+    pub(super) fetching: Fetching,
 }
 
 /// A mutex whose guard keeps the inode alive, so that write-back can hold many.

@@ -30,7 +30,7 @@ const RUN_BYTES: usize = 2300;
 pub(super) struct Cargo {
     chunk: Option<Chunk>,
     buf: Option<Arc<AlignedBuf>>,
-    batch: Option<Arc<Batch>>,
+    batch: Arc<Batch>,
     /// Blocks of data in it.
     used: u32,
     entries: Vec<(Ino, u64, u32)>,
@@ -90,15 +90,18 @@ impl DataStore {
         let large = (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES;
         let blocks = chunk.as_ref().map(|c| (c.len + c.summaries()) as usize);
         let buf = blocks.map(|b| self.traffic.buffer(b * BLOCK_BYTES, large));
-        let batch = blocks.map(|b| Batch::start(b * BLOCK_BYTES, &self.traffic));
+        let place = chunk.as_ref().map_or(0..0, |c| {
+            let first = self.table.first_block(c.segment) + u64::from(c.at);
+            first..first + u64::from(c.len + c.summaries())
+        });
+        let batch = Batch::start(place, &self.traffic);
         Cargo { chunk, buf, batch, used: 0, entries: Vec::new() }
     }
 
     /// Nothing came of it.
     pub(super) fn cancel(&self, cargo: Cargo) {
-        if let Some(batch) = &cargo.batch {
-            batch.land(Ok(()));
-        }
+        cargo.batch.land(Ok(()));
+        cargo.batch.set_logged();
         if let Some(chunk) = &cargo.chunk {
             self.table.done(chunk, true);
         }
@@ -131,6 +134,7 @@ impl DataStore {
         };
         if let Some(contents) = inline_contents(&state, &pages) {
             if pages.is_dirty(0) {
+                pages.with_folio(0, |f| f.fly(&cargo.batch));
                 clean_run(&mut pages, 0..1, &mut work);
                 pages.settle(&inode, 0);
             }
@@ -165,7 +169,7 @@ impl DataStore {
             }
             let run = run.start..run.end.min(run.start + left);
             let (at, len) = (cargo.used, (run.end - run.start) as u32);
-            let (Some(buf), Some(batch)) = (cargo.buf.as_mut().and_then(Arc::get_mut), &cargo.batch) else {
+            let Some(buf) = cargo.buf.as_mut().and_then(Arc::get_mut) else {
                 work.next = Some(run.start);
                 break;
             };
@@ -173,7 +177,7 @@ impl DataStore {
             let out = &mut buf[at as usize * BLOCK_BYTES..(at + len) as usize * BLOCK_BYTES];
             pages.with_folio(index, |folio| {
                 folio.get((run.start % FOLIO_BLOCKS) as usize * BLOCK_BYTES, out);
-                folio.fly(batch);
+                folio.fly(&cargo.batch);
             });
             clean_run(pages, run.clone(), work);
             pages.settle(&inode, index);
@@ -188,9 +192,7 @@ impl DataStore {
         let rest = pages.dirty_run(cursor, u64::MAX / BLOCK).map_or(u64::MAX, |r| r.start * BLOCK);
         work.size = Some(state.logged.size.max(state.rec.size.min(rest)));
         if !work.runs.is_empty() {
-            if let Some(batch) = &cargo.batch {
-                batch.carries(&inode);
-            }
+            cargo.batch.carries(&inode);
             cargo.entries.extend(work.runs.iter().map(|r| (inode.ino, r.block, r.len)));
         }
     }
@@ -255,13 +257,14 @@ impl DataStore {
             let offset = (self.table.first_block(chunk.segment) + u64::from(chunk.at)) * BLOCK;
             self.traffic.keep(&buf, (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES);
             data = Some(DataExtent { offset, buf, crc: all });
-        } else if let Some(batch) = &batch {
+        }
+        if data.is_none() {
             batch.land(Ok(()));
         }
         let mut result = Ok(());
         let mut works = works.into_iter();
         for work in works.by_ref() {
-            let logged = self.log(journal, work, chunk.as_ref(), &crcs, &mut data, batch.as_ref());
+            let logged = self.log(journal, work, chunk.as_ref(), &crcs, &mut data, &batch);
             if let Err(failed) = logged {
                 self.undo(&failed.0);
                 result = Err(failed.1);
@@ -269,10 +272,10 @@ impl DataStore {
             }
         }
         works.for_each(|work| self.undo(&work));
-        let unsent = data.is_some();
-        if let (true, Some(batch)) = (unsent, &batch) {
+        if data.is_some() {
             batch.land(Ok(()));
         }
+        batch.set_logged();
         if let Some(chunk) = &chunk {
             self.table.done(chunk, used == 0);
         }
@@ -308,7 +311,7 @@ impl DataStore {
         chunk: Option<&Chunk>,
         crcs: &[u32],
         data: &mut Option<DataExtent>,
-        batch: Option<&Arc<Batch>>,
+        batch: &Arc<Batch>,
     ) -> Result<(), Box<(Work, FsError)>> {
         let entry = self.edits(work, chunk, crcs)?;
         let mut txn = match journal.begin(self.credits(&entry.changes, &entry.delta, false)) {
@@ -316,7 +319,7 @@ impl DataStore {
             Err(error) => return Err(Box::new((entry.work, error.into()))),
         };
         let Entry { work, edits, changes, delta } = entry;
-        if let (Some(extent), Some(batch)) = (data.take(), batch) {
+        if let Some(extent) = data.take() {
             let batch = Arc::clone(batch);
             txn.write_data(extent, Box::new(move |result| batch.land(result)));
         }
