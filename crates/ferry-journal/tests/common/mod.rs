@@ -36,6 +36,8 @@ pub struct Owner {
     pub failed: AtomicBool,
     /// How often a segment was asked for.
     pub asked: AtomicU64,
+    /// How often it is refused before one is given again.
+    pub refuse: AtomicU64,
 }
 
 impl Owner {
@@ -46,6 +48,7 @@ impl Owner {
             stamped: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             asked: AtomicU64::new(0),
+            refuse: AtomicU64::new(0),
         })
     }
 }
@@ -59,6 +62,10 @@ impl JournalClient for Owner {
     }
     fn take_home_segment(&self) -> Option<u32> {
         self.asked.fetch_add(1, Ordering::Relaxed);
+        let refused = self.refuse.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        if refused.is_ok() {
+            return None;
+        }
         self.free.lock().unwrap().pop()
     }
     fn release_home_segments(&self, segments: &[u32]) {
