@@ -11,6 +11,9 @@ use std::sync::atomic::Ordering;
 pub const SPARE_KEPT: usize = 2;
 /// Layers from which on they are merged.
 pub const LAYERS_MAX: usize = 6;
+/// A checkpoint that found no segment is tried again at the latest when this part of the log that was free then is used:
+/// what came since may have removed what needed the room.
+const RETRY_FRACTION: u64 = 8;
 /// Room in the home store for a changed key, in bytes: the page that it is in is written anew.
 const PAGE: u64 = 4096;
 
@@ -20,7 +23,7 @@ impl Core {
         if self.options.read_only {
             return Ok(());
         }
-        let _one_at_a_time = self.checkpointing.lock();
+        let mut starved = self.checkpointing.lock();
         if let Some(error) = self.failure() {
             return Err(error);
         }
@@ -34,12 +37,20 @@ impl Core {
         if end.position == tail && !closing {
             return Ok(());
         }
+        if !closing && starved.is_some_and(|retry_at| self.still_starved(end.position, retry_at)) {
+            self.head.write().barrier = Seq(0);
+            self.space.turn_away();
+            return Err(JournalError::NoSpace);
+        }
         let started = self.env.clock.monotonic();
         self.make_room_at_home(&layers);
         let written = self.home.checkpoint(Merge::all(&layers), end, closing);
         if let Err(error) = written.and_then(|()| self.show_home(end.seq)) {
+            let free = self.space.free() / LOG_BLOCK as u64;
+            *starved = Some(end.position + (free / RETRY_FRACTION).max(1));
             return Err(self.checkpoint_failed(error));
         }
+        *starved = None;
         {
             let mut pipe = self.pipe.lock();
             pipe.tail = end.position;
@@ -60,6 +71,22 @@ impl Core {
         Ok(())
     }
 
+    /// Since a checkpoint found no segment nothing has changed that another attempt could succeed for: the owner has no
+    /// segment either now, and hardly anything was logged that may have made the changes fewer.
+    fn still_starved(&self, position: u64, retry_at: u64) -> bool {
+        if position >= retry_at {
+            return false;
+        }
+        match self.client.take_home_segment() {
+            Some(segment) => {
+                let file = self.home.file();
+                file.add_spare(segment, file.kept_spare() < SPARE_KEPT);
+                false
+            }
+            None => true,
+        }
+    }
+
     /// Lets readers see the home store as it is now, and drops the layers up to `up_to`, which are in it.
     fn show_home(&self, up_to: Seq) -> Result<(), JournalError> {
         let home = self.home.view()?;
@@ -70,7 +97,8 @@ impl Core {
         Ok(())
     }
 
-    /// Without space for the home store the log stays as it is; any other failure ends all writing.
+    /// Without space for the home store the log stays as it is; any other failure ends all writing. Readers go on, on a
+    /// new view (see `Core::renewed`).
     fn checkpoint_failed(self: &Arc<Self>, error: JournalError) -> JournalError {
         let full = matches!(error, JournalError::NoSpace);
         if !full {

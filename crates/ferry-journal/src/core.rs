@@ -4,7 +4,6 @@ use crate::context::{Head, Joining};
 use crate::disk::Disk;
 use crate::format::{BLOCK_PAYLOAD, CONTEXT_MAX, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, RECORD_HEADER};
 use crate::home::Home;
-use crate::layers::{Change, Changes, Key, Merge, View};
 use crate::pipeline::Pipe;
 use crate::policy::Policy;
 use crate::record::LogArea;
@@ -16,11 +15,6 @@ use ferry_device::Env;
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-
-/// Changes in a scan's range that are copied; more are frozen instead.
-const COPY_MAX: usize = 256;
-/// Layers that scans may freeze off one context before the next scan copies after all.
-const ROTATED_MAX: usize = 4;
 
 /// Everything that the threads of a journal share.
 ///
@@ -37,7 +31,9 @@ pub struct Core {
     pub owed: AtomicU64,
     pub head: RwLock<Head>,
     pub pipe: Mutex<Pipe>,
-    pub checkpointing: Mutex<()>,
+    /// Held over a checkpoint. After one that found no segment: the position of the log's end from which on the next one
+    /// is tried even if there is still none.
+    pub checkpointing: Mutex<Option<u64>>,
     pub tidying: Mutex<()>,
     pub policy: Box<dyn Policy>,
     pub durable: AtomicU64,
@@ -162,67 +158,18 @@ impl Core {
 
     /// The newest committed value.
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>, JournalError> {
-        let view = {
-            let head = self.head.read();
-            if let Some(change) = head.change(key) {
-                return Ok(change.clone());
-            }
-            head.view.clone()
-        };
-        view.get(key)
-    }
-
-    /// Fixes the moment that a scan of `[from, to)` sees: the changes in the range that are not in the view, and it.
-    fn snapshot(&self, from: &[u8], to: &[u8]) -> (Vec<(Key, Change)>, Arc<View>) {
-        let head = self.head.read();
-        if let Some(copy) = head.copy_range(from, to, COPY_MAX) {
-            return (copy, head.view.clone());
-        }
-        if head.rotated >= ROTATED_MAX {
-            let all = head.copy_range(from, to, usize::MAX - 1).expect("no limit");
-            return (all, head.view.clone());
-        }
-        drop(head);
-        let mut head = self.head.write();
-        head.rotate();
-        (Vec::new(), head.view.clone())
-    }
-
-    /// Calls `visit` for each key in `[from, to)`, ascending, as of one moment, without a lock.
-    pub fn scan(
-        &self,
-        from: &[u8],
-        to: &[u8],
-        visit: &mut dyn FnMut(&[u8], &Value) -> bool,
-    ) -> Result<(), JournalError> {
-        if from >= to {
-            return Ok(());
-        }
-        let (copied, view) = self.snapshot(from, to);
-        let newest: Changes = copied.into_iter().collect();
-        let maps = std::iter::once(&newest).chain(view.layers.iter().map(|l| &l.changes));
-        let mut above = Merge::range(maps, from, to).peekable();
-        let mut home = view.home.range(from, to)?;
-        let mut below = HomeEntry::next(&mut home)?;
         loop {
-            let order = match (above.peek(), &below) {
-                (None, None) => return Ok(()),
-                (Some(_), None) => std::cmp::Ordering::Less,
-                (None, Some(_)) => std::cmp::Ordering::Greater,
-                (Some((key, _)), Some(entry)) => (***key).cmp(entry.key.value()),
+            let view = {
+                let head = self.head.read();
+                if let Some(change) = head.change(key) {
+                    return Ok(change.clone());
+                }
+                head.view.clone()
             };
-            let go_on = if order.is_gt() {
-                let entry = below.take().expect("compared just now");
-                visit(entry.key.value(), &Value::from(entry.value.value()))
-            } else {
-                let (key, change) = above.next().expect("peeked just now");
-                change.as_ref().is_none_or(|value| visit(key, value))
-            };
-            if !go_on {
-                return Ok(());
-            }
-            if order.is_ge() {
-                below = HomeEntry::next(&mut home)?;
+            match view.get(key) {
+                Err(error) if self.renewed(&view.home).is_none() => return Err(error),
+                Err(_) => (),
+                found => return found,
             }
         }
     }
@@ -257,20 +204,5 @@ impl Core {
             home_bytes: self.home.file().attached_bytes(),
             ..self.stats.read()
         }
-    }
-}
-
-/// The next key of the home store in a scan.
-struct HomeEntry {
-    key: redb::AccessGuard<'static, &'static [u8]>,
-    value: redb::AccessGuard<'static, &'static [u8]>,
-}
-
-impl HomeEntry {
-    fn next(
-        range: &mut redb::Range<'static, &'static [u8], &'static [u8]>,
-    ) -> Result<Option<Self>, JournalError> {
-        let next = range.next().transpose().map_err(crate::home::home_error)?;
-        Ok(next.map(|(key, value)| Self { key, value }))
     }
 }

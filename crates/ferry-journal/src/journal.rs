@@ -32,6 +32,8 @@ const FORMAT_PIECE: u64 = 1 << 20;
 pub struct Journal {
     core: Arc<Core>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// What the first [`Journal::close`] came to.
+    outcome: Mutex<Option<Result<(), JournalError>>>,
 }
 
 /// Changes that become visible together. Dropping it without [`Transaction::commit`] forgets them.
@@ -100,7 +102,7 @@ impl Journal {
             std::thread::Builder::new().name("ferry-journal".into()).spawn(move || core.run())
         });
         let thread = thread.transpose().map_err(io_error("background thread"))?;
-        Ok((Self { core, thread: Mutex::new(thread) }, recovered))
+        Ok((Self { core, thread: Mutex::new(thread), outcome: Mutex::new(None) }, recovered))
     }
 
     /// Reserves log space, waiting for it in turn; take no lock that a checkpoint or another transaction wants before.
@@ -197,11 +199,15 @@ impl Journal {
         self.core.stats()
     }
 
-    /// Forces, checkpoints, marks the log clean and stops the threads. Idempotent.
+    /// Forces, checkpoints, marks the log clean and stops the threads. Idempotent: once closed, it says again what the
+    /// first call said.
     pub fn close(&self) -> Result<(), JournalError> {
-        if self.core.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
+        let mut outcome = self.outcome.lock();
+        outcome.get_or_insert_with(|| self.close_once()).clone()
+    }
+
+    fn close_once(&self) -> Result<(), JournalError> {
+        self.core.closed.store(true, Ordering::Release);
         let result = self.write_out();
         self.stop();
         // Views of the home store must be gone before it can shrink; the layers above it are in it by now.
@@ -314,6 +320,7 @@ fn core(
     let layer = Layer { changes: replayed.changes, first: Seq(start.seq.0 + 1), last: end.seq };
     let layers = if layer.changes.is_empty() { Vec::new() } else { vec![Arc::new(layer)] };
     let view = Arc::new(View { layers, home: home.view()? });
+    home.file().set_owner(client.clone());
     let total = area.blocks * LOG_BLOCK as u64;
     let used = (end.position - start.position) * LOG_BLOCK as u64;
     Ok(Arc::new(Core {
@@ -325,7 +332,7 @@ fn core(
         owed: AtomicU64::new((LOG_BLOCK as u64).saturating_sub(total - used)),
         head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
         pipe: Mutex::new(Pipe::new(end, start.position)),
-        checkpointing: Mutex::new(()),
+        checkpointing: Mutex::new(None),
         tidying: Mutex::new(()),
         policy: Box::new(Gather),
         durable: AtomicU64::new(end.seq.0),

@@ -16,6 +16,7 @@ mod pipeline;
 mod policy;
 mod record;
 mod recovery;
+mod scan;
 mod space;
 mod stats;
 mod sync;

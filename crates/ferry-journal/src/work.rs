@@ -68,11 +68,11 @@ impl Core {
     /// The background thread.
     pub fn run(self: &Arc<Self>) {
         loop {
+            let seen = self.durable();
             let time = self.work();
             if time.is_none() {
                 self.signal.asleep.store(true, Ordering::SeqCst);
-                // A context begun before the flag was up has not kicked us.
-                if !self.head.read().is_empty() {
+                if self.moved_on(seen) {
                     self.signal.kick();
                 }
             }
@@ -82,6 +82,20 @@ impl Core {
                 return;
             }
         }
+    }
+
+    /// A context was begun since `seen` was durable, perhaps before it was known that we sleep: nobody has kicked us.
+    /// Wherever it has got to, it shows: collected, under way, or durable.
+    fn moved_on(&self, seen: Seq) -> bool {
+        if self.failure().is_some() {
+            return false;
+        }
+        // The head before the pipe: a context goes that way.
+        if !self.head.read().is_empty() {
+            return true;
+        }
+        let idle = self.pipe.lock().idle();
+        !idle || self.durable() != seen
     }
 
     /// Does what is due; how long until more may be, `None` if only a kick can bring more.

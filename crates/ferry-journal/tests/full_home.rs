@@ -1,4 +1,4 @@
-//! The home store on a volume that runs out of segments: whose segments are whose, and that removing works.
+//! The home store on a volume that runs out of segments: whose segments are whose, reading goes on, removing works.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -9,6 +9,7 @@ use ferry_journal::*;
 use ferry_sim::device::SimRng;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -111,4 +112,140 @@ fn removing_works_on_a_full_volume() {
         let done = set(&journal, &mut model, 2 * key + u32::from(!remove), (!remove).then_some(&value));
         assert!(done.is_ok(), "change {i}, home {home} segments, {reserve} kept: {done:?}");
     }
+}
+
+/// A volume whose home store lacks segments: its log is full of changes that would rewrite every page.
+fn starved(volume: &Volume) -> (Journal, Arc<Owner>, Model) {
+    let small = JournalOptions { home_cache_bytes: 64 * 1024, ..options(false) };
+    let (journal, _, owner) = volume.open_owned(small).unwrap();
+    let mut model = Model::new();
+    for key in 0..3000 {
+        set(&journal, &mut model, key, Some(&[7; 1200])).unwrap();
+    }
+    journal.checkpoint().unwrap();
+    owner.free.lock().unwrap().clear();
+    let mut key = 10_000;
+    while set(&journal, &mut model, key, Some(&[8; 1200])).is_ok() {
+        key += 1;
+        assert!(key < 13_000, "there is no room for so much");
+    }
+    (journal, owner, model)
+}
+
+/// A reader does not notice that a checkpoint found no space.
+#[test]
+fn a_scan_outlives_a_checkpoint_without_space() {
+    let volume = Volume::new(1 << 20);
+    let (journal, owner, model) = starved(&volume);
+    let mut seen = Vec::new();
+    let scanned = journal.scan(b"", &[0xff; 8], &mut |key, value| {
+        seen.push((key.to_vec(), value.to_vec()));
+        if [10, 1010].contains(&seen.len()) {
+            // One more is worth an attempt, and not enough.
+            owner.free.lock().unwrap().push(200 + (seen.len() / 1000) as u32);
+            assert!(matches!(journal.checkpoint(), Err(JournalError::NoSpace)));
+        }
+        true
+    });
+    assert!(scanned.is_ok(), "after {} of {} keys: {scanned:?}", seen.len(), model.len());
+    assert!(seen.into_iter().eq(model), "each key once, with its value");
+}
+
+/// Where a checkpoint succeeds after one failed, a scan that began before goes on with what is there then.
+#[test]
+fn a_scan_outlives_a_checkpoint_with_space_after_one_without() {
+    let volume = Volume::new(1 << 20);
+    let (journal, owner, model) = starved(&volume);
+    let mut seen = Vec::new();
+    let scanned = journal.scan(b"", &[0xff; 8], &mut |key, value| {
+        seen.push((key.to_vec(), value.to_vec()));
+        if seen.len() == 10 {
+            owner.free.lock().unwrap().push(200);
+            assert!(matches!(journal.checkpoint(), Err(JournalError::NoSpace)));
+            owner.free.lock().unwrap().extend(201..240);
+            journal.checkpoint().unwrap();
+        }
+        true
+    });
+    assert!(scanned.is_ok(), "{scanned:?}");
+    assert!(seen.into_iter().eq(model), "each key once, with its value");
+}
+
+#[test]
+fn a_thread_reads_on_while_checkpoints_find_no_space() {
+    let volume = Volume::new(1 << 20);
+    let (journal, owner, model) = starved(&volume);
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let results = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                common::assert_same(&journal, &model);
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let results: Vec<_> = (0..2)
+            .map(|i| {
+                // In the midst of reading.
+                let before = rounds.load(Ordering::Relaxed);
+                while rounds.load(Ordering::Relaxed) == before && !reader.is_finished() {
+                    std::thread::yield_now();
+                }
+                owner.free.lock().unwrap().push(200 + i);
+                journal.checkpoint()
+            })
+            .collect();
+        stop.store(true, Ordering::Relaxed);
+        results
+    });
+    assert!(results.iter().all(|r| matches!(r, Err(JournalError::NoSpace))), "{results:?}");
+    common::assert_same(&journal, &model);
+}
+
+/// Without a segment more, another attempt costs the owner's answer and nothing else; with enough, it succeeds.
+#[test]
+fn a_checkpoint_without_space_is_not_tried_again_for_nothing() {
+    let volume = Volume::new(1 << 20);
+    let (journal, owner, model) = starved(&volume);
+    // An attempt for certain: there is one more.
+    owner.free.lock().unwrap().push(200);
+    assert!(matches!(journal.checkpoint(), Err(JournalError::NoSpace)));
+    for _ in 0..3 {
+        let asked = owner.asked.swap(0, Ordering::Relaxed);
+        assert!(asked > 0);
+        assert!(matches!(journal.checkpoint(), Err(JournalError::NoSpace)));
+        assert_eq!(owner.asked.load(Ordering::Relaxed), 1);
+    }
+    owner.free.lock().unwrap().extend(201..240);
+    journal.checkpoint().unwrap();
+    common::assert_same(&journal, &model);
+}
+
+/// A close that failed does not say later that all is well.
+#[test]
+fn a_failed_close_fails_again() {
+    let volume = Volume::new(1 << 20);
+    let (journal, _owner, model) = starved(&volume);
+    assert!(matches!(journal.close(), Err(JournalError::NoSpace)));
+    assert!(matches!(journal.close(), Err(JournalError::NoSpace)));
+    drop(journal);
+    let (journal, _, _owner) = volume.open_owned(options(false)).unwrap();
+    common::assert_same(&journal, &model);
+    journal.close().unwrap();
+    journal.close().unwrap();
+}
+
+/// What the home store needs beyond what was foreseen it asks for while it grows.
+#[test]
+fn a_checkpoint_takes_segments_as_it_goes() {
+    let volume = Volume::new(8 << 20);
+    let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
+    let mut model = Model::new();
+    for key in 0..2000 {
+        set(&journal, &mut model, key, Some(&[1; 1250])).unwrap();
+    }
+    // The provision before it begins gets nothing.
+    owner.refuse.store(1, Ordering::Relaxed);
+    journal.checkpoint().unwrap();
+    assert!(owner.asked.load(Ordering::Relaxed) > 1);
+    common::assert_same(&journal, &model);
 }

@@ -1,27 +1,33 @@
 //! A batch: data of one or many files on its way to the device in one write.
 
 use crate::inode::Inode;
+use crate::keys::BLOCK;
 use ferry_device::AlignedBuf;
 use ferry_journal::JournalError;
 use parking_lot::{Condvar, Mutex};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Data that is being written. Its pages stay in memory until it has landed.
+/// Data that is being written. Its pages stay in memory until it has landed *and* been logged: in between, the extent map
+/// still says where the old data is.
 pub struct Batch {
-    bytes: usize,
+    /// Where it goes, in device blocks.
+    place: Range<u64>,
     landed: AtomicBool,
+    logged: AtomicBool,
     inodes: Mutex<Vec<Arc<Inode>>>,
     traffic: Arc<Traffic>,
 }
 
 impl Batch {
-    /// Starts a batch of `bytes`; counts in `traffic` until it lands.
-    pub fn start(bytes: usize, traffic: &Arc<Traffic>) -> Arc<Self> {
-        *traffic.flying.lock() += bytes;
+    /// Starts a batch to device blocks `place`; counts in `traffic` until it lands.
+    pub fn start(place: Range<u64>, traffic: &Arc<Traffic>) -> Arc<Self> {
+        traffic.flying.lock().push(place.clone());
         Arc::new(Self {
-            bytes,
+            place,
             landed: AtomicBool::new(false),
+            logged: AtomicBool::new(false),
             inodes: Mutex::default(),
             traffic: Arc::clone(traffic),
         })
@@ -33,8 +39,13 @@ impl Batch {
     }
 
     /// It needs its pages no longer.
-    pub fn landed(&self) -> bool {
-        self.landed.load(Ordering::Acquire)
+    pub fn is_over(&self) -> bool {
+        self.landed.load(Ordering::Acquire) && self.logged.load(Ordering::Acquire)
+    }
+
+    /// The extent maps of all that it carries say where its data is (or the data is dirty again).
+    pub fn set_logged(&self) {
+        self.logged.store(true, Ordering::Release);
     }
 
     /// The device has written it, or failed. Called wherever that is found out: takes no lock that is ever held over a call
@@ -48,16 +59,21 @@ impl Batch {
             }
         }
         if !self.landed.swap(true, Ordering::AcqRel) {
-            *self.traffic.flying.lock() -= self.bytes;
+            let mut flying = self.traffic.flying.lock();
+            if let Some(at) = flying.iter().position(|place| *place == self.place) {
+                flying.swap_remove(at);
+            }
+            drop(flying);
             self.traffic.landed.notify_all();
         }
     }
 }
 
-/// Bytes on their way to the device, and the buffers they travel in.
+/// Data on its way to the device, and the buffers it travels in.
 #[derive(Default)]
 pub struct Traffic {
-    flying: Mutex<usize>,
+    /// Places that are being written, in device blocks. No two overlap.
+    flying: Mutex<Vec<Range<u64>>>,
     landed: Condvar,
     buffers: Mutex<Vec<Arc<AlignedBuf>>>,
 }
@@ -69,14 +85,22 @@ impl Traffic {
     /// Waits until less than `most` bytes fly.
     pub fn wait_below(&self, most: usize) {
         let mut flying = self.flying.lock();
-        while *flying >= most {
+        while bytes(&flying) >= most {
+            self.landed.wait(&mut flying);
+        }
+    }
+
+    /// Waits while device block `dev` is being written.
+    pub fn wait_for(&self, dev: u64) {
+        let mut flying = self.flying.lock();
+        while flying.iter().any(|place| place.contains(&dev)) {
             self.landed.wait(&mut flying);
         }
     }
 
     /// Bytes on their way.
     pub fn flying(&self) -> usize {
-        *self.flying.lock()
+        bytes(&self.flying.lock())
     }
 
     /// A buffer of `len` bytes with any contents; one of `large` bytes or less may be an old one.
@@ -102,4 +126,8 @@ impl Traffic {
             }
         }
     }
+}
+
+fn bytes(flying: &[Range<u64>]) -> usize {
+    flying.iter().map(|place| (place.end - place.start) as usize * BLOCK as usize).sum()
 }

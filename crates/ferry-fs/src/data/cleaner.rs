@@ -6,6 +6,7 @@
 
 use super::extents::{Place, WINDOW_BLOCKS};
 use super::file::ExtentsGuard;
+use super::read::MISMATCH;
 use super::segments::{Stream, Victim};
 use super::send::{Cargo, Contents, Work};
 use super::summary::{self, Entry};
@@ -159,7 +160,7 @@ impl DataStore {
             let len = (victim.record.filled - at).min((PIECE / BLOCK_BYTES) as u32);
             let mut buf = self.reads.buffer(len as usize * BLOCK_BYTES, PIECE);
             let bytes = Arc::get_mut(&mut buf).expect("just made or idle: ours alone");
-            readable &= self.read_blocks(first + u64::from(at), bytes).is_empty();
+            readable &= self.dev.read((first + u64::from(at)) * BLOCK, bytes).is_ok();
             let home = self.table.home(victim.segment);
             found.extend(bytes.chunks_exact(BLOCK_BYTES).filter_map(|b| summary::decode(home, b)).flatten());
             self.reads.keep(&buf, PIECE);
@@ -297,25 +298,38 @@ impl DataStore {
         work: &mut Work,
     ) -> Result<(), FsError> {
         let dev = self.table.first_block(segment) + u64::from(piece.at);
-        let mut buf = AlignedBuf::zeroed(piece.len as usize * BLOCK_BYTES);
-        let failed = self.read_blocks(dev, &mut buf);
+        // What is not where it was when this began has no checksum here, and stays where it is.
+        let mut places = Vec::with_capacity(piece.len as usize);
+        for i in 0..u64::from(piece.len) {
+            let block = piece.block + i;
+            let place = self.window(inode, block / WINDOW_BLOCKS)?.place(block % WINDOW_BLOCKS);
+            places.push(match place {
+                Place::Data(there, crc) if there == dev + i => Some(crc),
+                _ => None,
+            });
+        }
+        let crcs: Vec<u32> = places.iter().map(|p| p.unwrap_or(0)).collect();
+        let mut buf = AlignedBuf::zeroed(crcs.len() * BLOCK_BYTES);
+        let bad = self.read_checked(dev, &crcs, &mut buf);
         let mut from = 0;
-        for i in 0..piece.len {
+        for (i, place) in (0..piece.len).zip(&places) {
+            let bad = bad.iter().find(|(at, _)| *at == i as usize).filter(|_| place.is_some());
             let block = piece.block + u64::from(i);
-            let window = self.window(inode, block / WINDOW_BLOCKS)?;
-            let Place::Data(there, crc) = window.place(block % WINDOW_BLOCKS) else { continue };
-            if there != dev + u64::from(i) || failed.iter().any(|(at, _)| *at == i as usize) {
-                // It is not where it was when this began, or it cannot be read: it stays where it is.
-                self.load_blocks(inode, piece, &buf, from..i, cargo, work);
-                from = i + 1;
-                continue;
-            }
-            let data = &buf[i as usize * BLOCK_BYTES..(i as usize + 1) * BLOCK_BYTES];
-            if crc32c::crc32c(data) != crc {
-                let detail = "its checksum does not match; it is moved as it is".to_owned();
-                self.damaged(inode, block, there, detail);
-                let start = cargo.position() + (i - from);
-                work.kept_crcs.push((start, crc));
+            match (place, bad) {
+                (Some(_), None) => {}
+                (Some(crc), Some((_, detail))) if detail == MISMATCH => {
+                    self.damaged(
+                        inode,
+                        block,
+                        dev + u64::from(i),
+                        format!("{MISMATCH}; it is moved as it is"),
+                    );
+                    work.kept_crcs.push((cargo.position() + (i - from), *crc));
+                }
+                _ => {
+                    self.load_blocks(inode, piece, &buf, from..i, cargo, work);
+                    from = i + 1;
+                }
             }
         }
         self.load_blocks(inode, piece, &buf, from..piece.len, cargo, work);
@@ -335,10 +349,7 @@ impl DataStore {
             return;
         }
         let data = &buf[part.start as usize * BLOCK_BYTES..part.end as usize * BLOCK_BYTES];
-        let damaged = |at| work.kept_crcs.iter().any(|(bad, _)| *bad == at);
-        let block = piece.block + u64::from(part.start);
-        let taken = self.load_moved(cargo, inode, block, data, &damaged);
-        work.runs.extend(taken);
+        work.runs.extend(Self::load_moved(cargo, inode, piece.block + u64::from(part.start), data));
     }
 
     /// At the end of a mount: summaries for what no summary names yet.

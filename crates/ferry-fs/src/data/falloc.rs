@@ -98,7 +98,7 @@ impl DataStore {
         };
         drop(guard);
         if !keep_size && range.end > inode.state.read().rec.size {
-            self.grow(inode, range.end)?;
+            self.set_size(inode, range.end, &mut |_| {})?;
         }
         Ok(())
     }
@@ -171,17 +171,13 @@ impl DataStore {
             let base = index * WINDOW_BLOCKS;
             let to = blocks.end.min(base + WINDOW_BLOCKS);
             let window = (*self.window(inode, index)?).clone();
-            match self.promise_window(guard, journal, index, window, at - base..to - base, edit) {
-                Ok(Some(edited)) => {
-                    held = held.saturating_sub(edited);
-                    at = to;
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    self.space.release(held);
-                    return Err(error);
-                }
-            }
+            let Some(edited) =
+                self.promise_window(guard, journal, index, window, at - base..to - base, edit)?
+            else {
+                continue;
+            };
+            held = held.saturating_sub(edited);
+            at = to;
         }
         self.space.release(held); // what was written meanwhile needs no promise
         Ok(())

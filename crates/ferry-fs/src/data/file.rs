@@ -1,6 +1,7 @@
 //! What the data half keeps in each inode: cached folios, the windows of its extent map, write errors, and the lock that
 //! makes changes of its extents one after the other.
 
+use super::ahead::Fetching;
 use super::cache::{Cache, Item, Verdict};
 use super::extents::{Place, WINDOW_BLOCKS, Window};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, Folio, mask};
@@ -28,9 +29,12 @@ pub struct FileData {
     errors: AtomicU64,
     /// The last name and handle are gone: nothing is to be logged any more, but by reclaim.
     pub(super) dead: AtomicBool,
-    /// Where the last read ended, in bytes, and how far ahead it read, in blocks.
+    /// Where reading got, in bytes; whether it goes from front to back; up to which block it is being read ahead.
     pub(super) read_end: AtomicU64,
-    pub(super) read_ahead: AtomicU32,
+    pub(super) row: AtomicU32,
+    pub(super) ahead_to: AtomicU64,
+    /// Blocks that are being read ahead now.
+    pub(super) fetching: Fetching,
 }
 
 /// A mutex whose guard keeps the inode alive, so that write-back can hold many.
@@ -135,10 +139,6 @@ pub struct Pages {
     pub map_version: u64,
     /// Blocks whose extents are being dropped, step by step: they read as holes already.
     pub void: Option<Range<u64>>,
-    /// Write-back has taken blocks that the extent map does not lead to yet: nothing is evicted, wherever their data is.
-    pub taken: bool,
-    /// What it has taken goes into the record.
-    pub inline_taken: bool,
     /// The contents are to move out of the record, whatever their size.
     pub no_inline: bool,
     /// Where memory is counted, once there is something to count.
@@ -224,9 +224,6 @@ impl Pages {
 
     fn evict_folio(&mut self, index: u64) -> Verdict {
         let Some(folio) = self.folios.get_mut(&index) else { return Verdict::Gone };
-        if self.taken {
-            return Verdict::Later;
-        }
         if folio.dirty != 0 {
             folio.in_clock = false; // it comes back when it is clean
             return Verdict::Gone;
@@ -245,7 +242,6 @@ impl Pages {
     pub fn evict_all(&mut self) {
         for index in self.folios.keys().copied().collect::<Vec<_>>() {
             while self.evict_folio(index) == Verdict::Later
-                && !self.taken
                 && self.folios.get_mut(&index).is_some_and(|f| f.is_idle())
             {}
         }

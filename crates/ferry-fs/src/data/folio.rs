@@ -144,7 +144,7 @@ impl Folio {
 
     /// `batch` writes blocks of it.
     pub fn fly(&mut self, batch: &Arc<Batch>) {
-        self.flying.retain(|b| !b.landed());
+        self.flying.retain(|b| !b.is_over());
         if !self.flying.iter().any(|b| Arc::ptr_eq(b, batch)) {
             self.flying.push(Arc::clone(batch));
         }
@@ -152,7 +152,7 @@ impl Folio {
 
     /// Nothing of it is dirty or being written.
     pub fn is_idle(&mut self) -> bool {
-        self.flying.retain(|b| !b.landed());
+        self.flying.retain(|b| !b.is_over());
         self.dirty == 0 && self.flying.is_empty()
     }
 }

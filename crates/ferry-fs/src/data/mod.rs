@@ -4,6 +4,7 @@
 //! device write and maps them with transactions; the cleaner moves what is live out of segments that are mostly dead.
 //! `docs/locking-data.md` states the order of locks, `docs/format-data.md` what is on the device.
 
+mod ahead;
 mod batch;
 mod cache;
 mod cleaner;
@@ -179,6 +180,7 @@ pub struct DataStore {
     /// Held by who makes room: outermost lock.
     room: Mutex<cleaner::Progress>,
     signal: Arc<Signal>,
+    ahead: Arc<ahead::Jobs>,
     counters: Counters,
 }
 
@@ -198,6 +200,7 @@ impl DataStore {
             failed: AtomicBool::new(false),
             room: Mutex::default(),
             signal: Arc::default(),
+            ahead: Arc::default(),
             counters: Counters::default(),
             dev,
             options,
@@ -219,6 +222,9 @@ impl DataStore {
         let once = self.journal.set(Arc::downgrade(&journal)).is_ok()
             && self.inodes.set(Arc::downgrade(&inodes)).is_ok();
         assert!(once, "a data store is started once");
+        if self.options.background {
+            ahead::start(self);
+        }
         if self.options.read_only {
             return Ok(());
         }
@@ -345,6 +351,7 @@ impl DataStore {
     /// Writes everything back and stops the background thread. The journal is still open.
     pub fn close(&self) -> Result<(), FsError> {
         self.signal.stop();
+        self.ahead.stop();
         if self.writable().is_err() {
             return Ok(());
         }
@@ -356,6 +363,7 @@ impl DataStore {
 impl Drop for DataStore {
     fn drop(&mut self) {
         self.signal.abandon();
+        self.ahead.abandon();
     }
 }
 

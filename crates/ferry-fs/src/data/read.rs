@@ -1,7 +1,8 @@
 //! Reading: from folios, holes and the device. No lock is held while the device reads.
 //!
-//! Each block is checked against its CRC32C when it comes from the device. A block that does not match is looked up again: it
-//! may have been moved and its segment reused meanwhile. Only if it is still mapped there, it is damaged.
+//! Each block is checked against its CRC32C when it comes from the device. A block that does not match may still be on its way
+//! there (the cleaner's blocks are in no folio): that is waited for, and it is read again. If it does not match then, it is
+//! looked up again, since it may have been moved and its segment reused meanwhile. Only if it is still mapped there, it is damaged.
 
 use super::extents::{Place, WINDOW_BLOCKS, Window};
 use super::file::{Known, Pages, zero_tail};
@@ -13,13 +14,14 @@ use crate::keys::BLOCK;
 use ferry_device::AlignedBuf;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Reads of at least so many blocks that miss the cache do not fill it.
 const DIRECT_BLOCKS: u64 = 64;
-/// Furthest that a sequential reader is read ahead, in blocks.
-const READ_AHEAD_MAX: u32 = 128;
+/// What is said of a block that is not what was written.
+pub(super) const MISMATCH: &str = "its checksum does not match";
+/// How often a read waits for others' reads of the same blocks before it reads for itself.
+const WAITS_MAX: u32 = 4;
 
 /// Blocks that stand together in the file and on the device.
 #[derive(Debug)]
@@ -33,7 +35,7 @@ pub(super) struct Run {
 }
 
 /// A run that was read.
-struct Fetched {
+pub(super) struct Fetched {
     run: Run,
     buf: Arc<AlignedBuf>,
     /// Blocks that may not be used: unreadable, or not what they should be.
@@ -41,10 +43,12 @@ struct Fetched {
 }
 
 impl Fetched {
-    fn get(&self, block: u64, dev: u64) -> Option<&[u8]> {
+    /// The block, if it was read from `dev` and is what should be there *now*: the place may have been used anew meanwhile.
+    fn get(&self, block: u64, dev: u64, crc: u32) -> Option<&[u8]> {
         let at = block.checked_sub(self.run.block)?;
-        let here = at < self.run.crcs.len() as u64 && self.run.dev + at == dev && !self.bad.contains(&block);
-        here.then(|| &self.buf[at as usize * BLOCK_BYTES..(at as usize + 1) * BLOCK_BYTES])
+        let same = self.run.crcs.get(at as usize) == Some(&crc) && self.run.dev + at == dev;
+        (same && !self.bad.contains(&block))
+            .then(|| &self.buf[at as usize * BLOCK_BYTES..(at as usize + 1) * BLOCK_BYTES])
     }
 }
 
@@ -72,23 +76,20 @@ impl DataStore {
     }
 
     fn read_piece(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Result<usize, FsError> {
+        let wanted = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
         let mut fetched: Vec<Fetched> = Vec::new();
+        let (mut missed, mut waits) = (false, 0);
         loop {
             let lack = {
                 let state = inode.state.read();
-                let len = out
-                    .len()
-                    .min(usize::try_from(state.rec.size.saturating_sub(offset)).unwrap_or(usize::MAX));
+                let size = state.rec.size;
+                let len = out.len().min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
                 let pages = inode.file.pages.read();
                 match copy_out(&state, &pages, offset, &mut out[..len], &fetched) {
                     None => {
-                        inode.file.read_end.store(offset + len as u64, Ordering::Relaxed);
+                        drop((state, pages));
+                        self.read_on(inode, offset, len, size, missed);
                         return Ok(len);
-                    }
-                    Some(Lack::Runs(mut runs)) => {
-                        let wanted = offset / BLOCK..(offset + len as u64).div_ceil(BLOCK);
-                        self.extend(inode, &state, &pages, &wanted, offset, &mut runs);
-                        Lack::Runs(runs)
                     }
                     Some(lack) => lack,
                 }
@@ -96,7 +97,11 @@ impl DataStore {
             match lack {
                 Lack::Window(window) => self.load_window(inode, window)?,
                 Lack::Runs(runs) => {
-                    let wanted = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
+                    missed = true;
+                    if waits < WAITS_MAX && runs.first().is_some_and(|r| inode.file.fetching.wait(r.block)) {
+                        waits += 1;
+                        continue;
+                    }
                     let new = self.fetch(inode, runs, &wanted)?;
                     if wanted.end - wanted.start < DIRECT_BLOCKS {
                         self.fill(inode, &new);
@@ -107,39 +112,8 @@ impl DataStore {
         }
     }
 
-    /// Reads further than asked for, when the file is read from front to back in small steps.
-    fn extend(
-        &self,
-        inode: &Inode,
-        state: &InodeState,
-        pages: &Pages,
-        wanted: &Range<u64>,
-        offset: u64,
-        runs: &mut [Run],
-    ) {
-        let (len, file) = (wanted.end - wanted.start, &inode.file);
-        if len >= DIRECT_BLOCKS || file.read_end.load(Ordering::Relaxed) != offset {
-            file.read_ahead.store(0, Ordering::Relaxed);
-            return;
-        }
-        let ahead = (file.read_ahead.load(Ordering::Relaxed) * 2).clamp(8, READ_AHEAD_MAX);
-        file.read_ahead.store(ahead, Ordering::Relaxed);
-        let Some(run) = runs.last_mut() else { return };
-        let end = state.rec.size.div_ceil(BLOCK).min(wanted.end + u64::from(ahead));
-        for block in run.block + run.crcs.len() as u64..end {
-            match pages.place(block, state.logged.blocks) {
-                Known::Is(Place::Data(dev, crc))
-                    if dev == run.dev + run.crcs.len() as u64 && !pages.has(block) =>
-                {
-                    run.crcs.push(crc);
-                }
-                _ => return,
-            }
-        }
-    }
-
     /// Reads runs from the device and checks them. Damage in `wanted` is an error; elsewhere the block is left out.
-    fn fetch(
+    pub(super) fn fetch(
         &self,
         inode: &Arc<Inode>,
         runs: Vec<Run>,
@@ -149,19 +123,12 @@ impl DataStore {
         for run in runs {
             let mut buf = self.reads.buffer(run.crcs.len() * BLOCK_BYTES, PIECE);
             let bytes = Arc::get_mut(&mut buf).expect("just made or idle: ours alone");
-            let failed = self.read_blocks(run.dev, bytes);
-            count(&self.counters.read_bytes, bytes.len() as u64);
             let mut bad = Vec::new();
-            for (i, (&crc, data)) in run.crcs.iter().zip(bytes.chunks_exact(BLOCK_BYTES)).enumerate() {
-                let block = run.block + i as u64;
-                let detail = match failed.iter().find(|(at, _)| *at == i) {
-                    Some((_, error)) => format!("the device cannot read it: {error}"),
-                    None if crc32c::crc32c(data) == crc => continue,
-                    None => "its checksum does not match".to_owned(),
-                };
+            for (i, detail) in self.read_checked(run.dev, &run.crcs, bytes) {
+                let (block, dev, crc) = (run.block + i as u64, run.dev + i as u64, run.crcs[i]);
                 bad.push(block);
-                if wanted.contains(&block) && self.still_there(inode, block, run.dev + i as u64)? {
-                    return Err(self.damaged(inode, block, run.dev + i as u64, detail));
+                if wanted.contains(&block) && self.still_there(inode, block, dev, crc)? {
+                    return Err(self.damaged(inode, block, dev, detail));
                 }
             }
             self.reads.keep(&buf, PIECE);
@@ -170,28 +137,35 @@ impl DataStore {
         Ok(all)
     }
 
-    /// Reads blocks; if that fails, one by one. Returns those that failed, by position.
-    pub(super) fn read_blocks(&self, dev: u64, buf: &mut AlignedBuf) -> Vec<(usize, std::io::Error)> {
-        match self.dev.read(dev * BLOCK, buf) {
-            Ok(()) => Vec::new(),
-            Err(error) if buf.len() == BLOCK_BYTES => vec![(0, error)],
-            Err(_) => {
-                let mut one = AlignedBuf::zeroed(BLOCK_BYTES);
-                let blocks = buf.chunks_exact_mut(BLOCK_BYTES).enumerate();
-                let read =
-                    |(i, out): (usize, &mut [u8])| match self.dev.read((dev + i as u64) * BLOCK, &mut one) {
-                        Ok(()) => {
-                            out.copy_from_slice(&one);
-                            None
-                        }
-                        Err(error) => Some((i, error)),
-                    };
-                blocks.filter_map(read).collect()
+    /// Reads blocks and checks them. Returns those that cannot be had, by position, with what is wrong.
+    pub(super) fn read_checked(&self, dev: u64, crcs: &[u32], buf: &mut AlignedBuf) -> Vec<(usize, String)> {
+        count(&self.counters.read_bytes, buf.len() as u64);
+        let whole = self.dev.read(dev * BLOCK, buf).is_ok();
+        let mut bad = Vec::new();
+        for (i, (out, &crc)) in buf.chunks_exact_mut(BLOCK_BYTES).zip(crcs).enumerate() {
+            if !(whole && crc32c::crc32c(out) == crc)
+                && let Err(detail) = self.read_again(dev + i as u64, crc, out)
+            {
+                bad.push((i, detail));
             }
+        }
+        bad
+    }
+
+    /// Reads one block again, alone, when nobody writes it any more.
+    fn read_again(&self, dev: u64, crc: u32, out: &mut [u8]) -> Result<(), String> {
+        self.traffic.wait_for(dev);
+        let mut one = AlignedBuf::zeroed(BLOCK_BYTES);
+        match self.dev.read(dev * BLOCK, &mut one) {
+            Ok(()) => {
+                out.copy_from_slice(&one);
+                if crc32c::crc32c(out) == crc { Ok(()) } else { Err(MISMATCH.to_owned()) }
+            }
+            Err(error) => Err(format!("the device cannot read it: {error}")),
         }
     }
 
-    fn still_there(&self, inode: &Arc<Inode>, block: u64, dev: u64) -> Result<bool, FsError> {
+    fn still_there(&self, inode: &Arc<Inode>, block: u64, dev: u64, crc: u32) -> Result<bool, FsError> {
         loop {
             let known = {
                 let state = inode.state.read();
@@ -200,7 +174,7 @@ impl DataStore {
             };
             match known {
                 Known::Load(window) => self.load_window(inode, window)?,
-                Known::Is(place) => return Ok(matches!(place, Place::Data(d, _) if d == dev)),
+                Known::Is(place) => return Ok(place == Place::Data(dev, crc)),
             }
         }
     }
@@ -215,7 +189,7 @@ impl DataStore {
     }
 
     /// Puts what was read into the cache, where it is still what the file has.
-    fn fill(&self, inode: &Arc<Inode>, fetched: &[Fetched]) {
+    pub(super) fn fill(&self, inode: &Arc<Inode>, fetched: &[Fetched]) {
         let state = inode.state.read();
         let mut pages = inode.file.pages.write();
         pages.attach(&self.cache);
@@ -223,8 +197,8 @@ impl DataStore {
         for f in fetched {
             for block in f.run.block..f.run.block + f.run.crcs.len() as u64 {
                 let (index, bit) = (block / FOLIO_BLOCKS, block % FOLIO_BLOCKS);
-                let Known::Is(Place::Data(dev, _)) = pages.place(block, mapped) else { continue };
-                let Some(data) = f.get(block, dev).filter(|_| !pages.has(block)) else { continue };
+                let Known::Is(Place::Data(dev, crc)) = pages.place(block, mapped) else { continue };
+                let Some(data) = f.get(block, dev, crc).filter(|_| !pages.has(block)) else { continue };
                 pages.with_folio(index, |folio| {
                     folio.put(bit as usize * BLOCK_BYTES, data);
                     folio.valid |= mask(bit, bit + 1);
@@ -334,7 +308,7 @@ fn copy_blocks(
         match pages.place(block, state.logged.blocks) {
             Known::Load(window) => return Err(window),
             Known::Is(Place::Hole | Place::Reserved) => piece.fill(0),
-            Known::Is(Place::Data(dev, crc)) => match fetched.iter().find_map(|f| f.get(block, dev)) {
+            Known::Is(Place::Data(dev, crc)) => match fetched.iter().find_map(|f| f.get(block, dev, crc)) {
                 Some(data) => piece.copy_from_slice(&data[inside..inside + len]),
                 None => lacks(missing, block, dev, crc),
             },
@@ -344,7 +318,7 @@ fn copy_blocks(
 }
 
 /// Adds a block to the runs that must be read.
-fn lacks(missing: &mut Vec<Run>, block: u64, dev: u64, crc: u32) {
+pub(super) fn lacks(missing: &mut Vec<Run>, block: u64, dev: u64, crc: u32) {
     match missing.last_mut() {
         Some(run)
             if run.block + run.crcs.len() as u64 == block

@@ -48,25 +48,10 @@ impl DataStore {
         if size > i64::MAX as u64 {
             return Err(Errno(libc::EFBIG).into());
         }
-        self.resize(inode, size, true, edit)
-    }
-
-    /// Extends the file to `size`; one that is as long already stays as it is.
-    pub(super) fn grow(&self, inode: &Arc<Inode>, size: u64) -> Result<Seq, FsError> {
-        self.resize(inode, size, false, &mut |_| {})
-    }
-
-    fn resize(
-        &self,
-        inode: &Arc<Inode>,
-        size: u64,
-        may_cut: bool,
-        edit: AttrEdit<'_>,
-    ) -> Result<Seq, FsError> {
         let mut retried = false;
         loop {
             let guard = ExtentsGuard::lock(inode);
-            if may_cut && size < inode.state.read().rec.size {
+            if size < inode.state.read().rec.size {
                 return self.truncate(&guard, size, edit);
             }
             match self.extend_to(&guard, size, edit)? {

@@ -5,7 +5,7 @@
 
 use super::batch::Batch;
 use super::extents::{Delta, Edit};
-use super::file::{ExtentsGuard, Known, Pages, show_blocks, zero_tail};
+use super::file::{ExtentsGuard, Known, Pages, show_blocks};
 use super::folio::{FOLIO_BLOCKS, mask};
 use super::map::Entry;
 use super::segments::Chunk;
@@ -30,7 +30,7 @@ const RUN_BYTES: usize = 2300;
 pub(super) struct Cargo {
     chunk: Option<Chunk>,
     buf: Option<Arc<AlignedBuf>>,
-    batch: Option<Arc<Batch>>,
+    batch: Arc<Batch>,
     /// Blocks of data in it.
     used: u32,
     entries: Vec<(Ino, u64, u32)>,
@@ -90,15 +90,18 @@ impl DataStore {
         let large = (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES;
         let blocks = chunk.as_ref().map(|c| (c.len + c.summaries()) as usize);
         let buf = blocks.map(|b| self.traffic.buffer(b * BLOCK_BYTES, large));
-        let batch = blocks.map(|b| Batch::start(b * BLOCK_BYTES, &self.traffic));
+        let place = chunk.as_ref().map_or(0..0, |c| {
+            let first = self.table.first_block(c.segment) + u64::from(c.at);
+            first..first + u64::from(c.len + c.summaries())
+        });
+        let batch = Batch::start(place, &self.traffic);
         Cargo { chunk, buf, batch, used: 0, entries: Vec::new() }
     }
 
     /// Nothing came of it.
     pub(super) fn cancel(&self, cargo: Cargo) {
-        if let Some(batch) = &cargo.batch {
-            batch.land(Ok(()));
-        }
+        cargo.batch.land(Ok(()));
+        cargo.batch.set_logged();
         if let Some(chunk) = &cargo.chunk {
             self.table.done(chunk, true);
         }
@@ -131,10 +134,10 @@ impl DataStore {
         };
         if let Some(contents) = inline_contents(&state, &pages) {
             if pages.is_dirty(0) {
+                pages.with_folio(0, |f| f.fly(&cargo.batch));
                 clean_run(&mut pages, 0..1, &mut work);
                 pages.settle(&inode, 0);
             }
-            (pages.taken, pages.inline_taken) = (true, true);
             work.contents = Contents::Inline(contents);
             return Ok(Some(work));
         }
@@ -166,7 +169,7 @@ impl DataStore {
             }
             let run = run.start..run.end.min(run.start + left);
             let (at, len) = (cargo.used, (run.end - run.start) as u32);
-            let (Some(buf), Some(batch)) = (cargo.buf.as_mut().and_then(Arc::get_mut), &cargo.batch) else {
+            let Some(buf) = cargo.buf.as_mut().and_then(Arc::get_mut) else {
                 work.next = Some(run.start);
                 break;
             };
@@ -174,7 +177,7 @@ impl DataStore {
             let out = &mut buf[at as usize * BLOCK_BYTES..(at + len) as usize * BLOCK_BYTES];
             pages.with_folio(index, |folio| {
                 folio.get((run.start % FOLIO_BLOCKS) as usize * BLOCK_BYTES, out);
-                folio.fly(batch);
+                folio.fly(&cargo.batch);
             });
             clean_run(pages, run.clone(), work);
             pages.settle(&inode, index);
@@ -189,9 +192,7 @@ impl DataStore {
         let rest = pages.dirty_run(cursor, u64::MAX / BLOCK).map_or(u64::MAX, |r| r.start * BLOCK);
         work.size = Some(state.logged.size.max(state.rec.size.min(rest)));
         if !work.runs.is_empty() {
-            if let Some(batch) = &cargo.batch {
-                batch.carries(&inode);
-            }
+            cargo.batch.carries(&inode);
             cargo.entries.extend(work.runs.iter().map(|r| (inode.ino, r.block, r.len)));
         }
     }
@@ -222,54 +223,20 @@ impl DataStore {
         }
     }
 
-    /// Adds blocks that are moved, not written: `data` is what the device has of them. Unless it is `damaged`, it is cached
-    /// until it has landed: the extent map will lead to its new place before.
+    /// Adds blocks that are moved, not written: `data` is what the device has of them.
     pub(super) fn load_moved(
-        &self,
         cargo: &mut Cargo,
         inode: &Arc<Inode>,
         block: u64,
         data: &[u8],
-        damaged: &dyn Fn(u32) -> bool,
     ) -> Option<Taken> {
         let (at, len) = (cargo.used, (data.len() / BLOCK_BYTES) as u32);
         let buf = cargo.buf.as_mut().and_then(Arc::get_mut)?;
         let out = buf.get_mut(at as usize * BLOCK_BYTES..(at + len) as usize * BLOCK_BYTES)?;
         out.copy_from_slice(data);
-        self.cache_moved(inode, block, data, cargo.batch.as_ref()?, &|i| damaged(at + i));
         cargo.used += len;
         cargo.entries.push((inode.ino, block, len));
         Some(Taken { block, at, len })
-    }
-
-    fn cache_moved(
-        &self,
-        inode: &Arc<Inode>,
-        block: u64,
-        data: &[u8],
-        batch: &Arc<Batch>,
-        damaged: &dyn Fn(u32) -> bool,
-    ) {
-        let state = inode.state.read();
-        let mut pages = inode.file.pages.write();
-        pages.attach(&self.cache);
-        for ((block, data), i) in (block..).zip(data.chunks_exact(BLOCK_BYTES)).zip(0..) {
-            let (index, bit) = (block / FOLIO_BLOCKS, block % FOLIO_BLOCKS);
-            // What is cached may go while the batch is under way.
-            let known = pages.has(block);
-            if !known && damaged(i) {
-                continue;
-            }
-            pages.with_folio(index, |folio| {
-                if !known {
-                    folio.put(bit as usize * BLOCK_BYTES, data);
-                    folio.valid |= mask(bit, bit + 1);
-                }
-                folio.fly(batch);
-            });
-            pages.settle(inode, index);
-        }
-        zero_tail(&mut pages, state.rec.size);
     }
 
     /// Writes the batch and logs each inode's share. On an error everything that was not logged is dirty again.
@@ -290,13 +257,14 @@ impl DataStore {
             let offset = (self.table.first_block(chunk.segment) + u64::from(chunk.at)) * BLOCK;
             self.traffic.keep(&buf, (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES);
             data = Some(DataExtent { offset, buf, crc: all });
-        } else if let Some(batch) = &batch {
+        }
+        if data.is_none() {
             batch.land(Ok(()));
         }
         let mut result = Ok(());
         let mut works = works.into_iter();
         for work in works.by_ref() {
-            let logged = self.log(journal, work, chunk.as_ref(), &crcs, &mut data, batch.as_ref());
+            let logged = self.log(journal, work, chunk.as_ref(), &crcs, &mut data, &batch);
             if let Err(failed) = logged {
                 self.undo(&failed.0);
                 result = Err(failed.1);
@@ -304,10 +272,10 @@ impl DataStore {
             }
         }
         works.for_each(|work| self.undo(&work));
-        let unsent = data.is_some();
-        if let (true, Some(batch)) = (unsent, &batch) {
+        if data.is_some() {
             batch.land(Ok(()));
         }
+        batch.set_logged();
         if let Some(chunk) = &chunk {
             self.table.done(chunk, used == 0);
         }
@@ -343,7 +311,7 @@ impl DataStore {
         chunk: Option<&Chunk>,
         crcs: &[u32],
         data: &mut Option<DataExtent>,
-        batch: Option<&Arc<Batch>>,
+        batch: &Arc<Batch>,
     ) -> Result<(), Box<(Work, FsError)>> {
         let entry = self.edits(work, chunk, crcs)?;
         let mut txn = match journal.begin(self.credits(&entry.changes, &entry.delta, false)) {
@@ -351,7 +319,7 @@ impl DataStore {
             Err(error) => return Err(Box::new((entry.work, error.into()))),
         };
         let Entry { work, edits, changes, delta } = entry;
-        if let (Some(extent), Some(batch)) = (data.take(), batch) {
+        if let Some(extent) = data.take() {
             let batch = Arc::clone(batch);
             txn.write_data(extent, Box::new(move |result| batch.land(result)));
         }
@@ -359,7 +327,6 @@ impl DataStore {
         let mut state = inode.state.write();
         let mut pages = inode.file.pages.write();
         pages.flying -= work.over_hole;
-        (pages.taken, pages.inline_taken) = (false, false);
         if inode.file.dead.load(Ordering::Acquire) {
             // Nobody will ever read it; the batch may carry others' data all the same.
             let seq = self.table.commit(txn, &Delta::default(), work.held, chunk, &self.space);
@@ -412,7 +379,6 @@ impl DataStore {
         let mut state = inode.state.write();
         let mut pages = inode.file.pages.write();
         pages.flying -= work.over_hole;
-        (pages.taken, pages.inline_taken) = (false, false);
         let mut again = 0;
         let inline = matches!(work.contents, Contents::Inline(_)).then_some(0..1);
         let runs = work.runs.iter().map(|r| r.block..r.block + u64::from(r.len));
@@ -459,7 +425,6 @@ fn clean_run(pages: &mut Pages, run: Range<u64>, work: &mut Work) {
     let base = run.start / FOLIO_BLOCKS * FOLIO_BLOCKS;
     let cleaned =
         pages.with_folio(run.start / FOLIO_BLOCKS, |f| f.clean(mask(run.start - base, run.end - base)));
-    pages.taken = true;
     work.held += cleaned.held;
     work.over_hole += cleaned.over_hole;
     pages.delayed -= cleaned.over_hole;

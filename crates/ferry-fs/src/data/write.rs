@@ -214,7 +214,6 @@ pub(super) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
     let first = range.start / BLOCK;
     let last = if range.is_empty() { first } else { range.end.div_ceil(BLOCK) };
     let inline = state.logged.inline.as_ref().is_some_and(|i| !i.is_empty());
-    let in_record = inline || pages.inline_taken;
     // The blocks that are written in part, and have contents that must stay.
     let head = (!range.start.is_multiple_of(BLOCK) && first < last).then_some(first);
     let tail = (!range.end.is_multiple_of(BLOCK) && range.end < size && first < last).then(|| last - 1);
@@ -240,7 +239,7 @@ pub(super) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
         }
     }
     // A file that outgrows its record takes its contents with it.
-    let outgrown = range.end.max(size) > INLINE_MAX as u64 && in_record;
+    let outgrown = range.end.max(size) > INLINE_MAX as u64 && inline;
     if outgrown && !(first..last).contains(&0) && !pages.is_dirty(0) {
         extra.push(0);
     }

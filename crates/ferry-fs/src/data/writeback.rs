@@ -65,17 +65,14 @@ impl DataStore {
     /// Writes back what waits since `since` or longer, many files at a time.
     pub(super) fn write_back_since(&self, since: Duration, busy: Busy) -> Result<(), FsError> {
         let newest = self.queue.newest();
-        let (mut after, mut failed) = (0, Ok(()));
+        let mut after = 0;
         loop {
             let mut waiting = self.queue.waiting(after, since, GROUP_INODES);
             waiting.retain(|(ticket, _)| *ticket <= newest);
-            let Some(&(last, _)) = waiting.last() else { return failed };
+            let Some(&(last, _)) = waiting.last() else { return Ok(()) };
             self.writable()?;
             after = last;
-            match self.write_back_group(waiting.into_iter().map(|(_, inode)| inode), busy) {
-                Err(error @ (FsError::Data { .. } | FsError::Record(_))) => failed = Err(error),
-                done => done?,
-            }
+            self.write_back_group(waiting.into_iter().map(|(_, inode)| inode), busy)?;
             self.signal.progress();
         }
     }
@@ -84,11 +81,11 @@ impl DataStore {
     fn write_back_group(&self, inodes: impl Iterator<Item = Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
         let journal = self.journal()?;
         let mut group: Vec<Arc<Inode>> = Vec::new();
-        let (mut blocks, mut failed) = (0, Ok(()));
+        let mut blocks = 0;
         for inode in inodes {
             let want = blocks_wanted(&inode);
             if want >= BATCH_BLOCKS / 2 {
-                self.others_go_on(&inode, self.write_back(&inode), &mut failed)?;
+                self.write_back(&inode)?;
                 self.signal.progress();
                 continue;
             }
@@ -99,28 +96,7 @@ impl DataStore {
             blocks += want;
             group.push(inode);
         }
-        self.send_group(&mut group, blocks, busy, &journal)?;
-        failed
-    }
-
-    /// A file whose own records are damaged is told, and does not keep others from being written; what concerns all ends the
-    /// round.
-    fn others_go_on(
-        &self,
-        inode: &Inode,
-        result: Result<Seq, FsError>,
-        failed: &mut Result<(), FsError>,
-    ) -> Result<(), FsError> {
-        match result {
-            Ok(_) => Ok(()),
-            Err(error @ (FsError::Data { .. } | FsError::Record(_))) => {
-                tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
-                inode.file.set_error(error.errno().0);
-                *failed = Err(error);
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+        self.send_group(&mut group, blocks, busy, &journal)
     }
 
     /// Sends files together; those that do not fit the segment's rest come with the next one.

@@ -9,14 +9,14 @@
 use super::buffer::WriteBuffer;
 use super::map::HomeMap;
 use crate::disk::{Disk, io_error};
-use crate::{Geometry, JournalError};
+use crate::{Geometry, JournalClient, JournalError};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 use parking_lot::{Mutex, RwLock};
 use redb::StorageBackend;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -33,6 +33,8 @@ pub struct HomeFile {
     epoch: AtomicU64,
     /// A write found no segment to attach.
     lacked_space: AtomicBool,
+    /// Who has more segments; unset while the journal is being opened.
+    owner: OnceLock<Arc<dyn JournalClient>>,
 }
 
 struct FileState {
@@ -100,7 +102,13 @@ impl HomeFile {
             syncing: Mutex::new(()),
             epoch: AtomicU64::new(0),
             lacked_space: AtomicBool::new(false),
+            owner: OnceLock::new(),
         })
+    }
+
+    /// From now on `owner` is asked when no spare segment is left.
+    pub fn set_owner(&self, owner: Arc<dyn JournalClient>) {
+        assert!(self.owner.set(owner).is_ok(), "a journal has one owner");
     }
 
     /// The file for one more database; only the newest user may write.
@@ -118,11 +126,13 @@ impl HomeFile {
         self.buffer.clear();
         let (map, behind) = HomeMap::read(&self.disk, &self.geo)?;
         let mut state = self.state.write();
-        let named: std::collections::HashSet<u32> =
-            map.segments().chain(state.dropped.iter().copied()).collect();
+        let named: HashSet<u32> = map.segments().chain(state.dropped.iter().copied()).collect();
         let floating = std::mem::take(&mut state.floating);
         let owned: Vec<u32> = state.map.segments().chain(floating).collect();
         state.floating = owned.into_iter().filter(|s| !named.contains(s)).collect();
+        // What the lost database cut off is in use again, if no map without it had reached the device.
+        let in_use: HashSet<u32> = map.segments().collect();
+        state.dropped.retain(|s| !in_use.contains(s));
         state.map = map;
         state.changed = false;
         state.other_behind = behind.is_some();
@@ -359,20 +369,14 @@ impl HomeFile {
         if matches!(self.state.read().map.units.get(unit), Some(Some(_))) {
             return Ok(());
         }
-        let mut state = self.state.write();
-        if state.in_memory.is_some() || matches!(state.map.units.get(unit), Some(Some(_))) {
-            return Ok(());
+        while !self.state.write().attach(unit) {
+            // How much redb writes is known only as it does. The owner is asked without our lock: readers want that.
+            let Some(segment) = self.owner.get().and_then(|o| o.take_home_segment()) else {
+                self.lacked_space.store(true, Ordering::Release);
+                return Err(io::ErrorKind::StorageFull.into());
+            };
+            self.add_spare(segment, false);
         }
-        // Those that only memory knows first: the map keeps a few for the next opening.
-        let Some(segment) = state.floating.pop().or_else(|| state.map.spare.pop()) else {
-            self.lacked_space.store(true, Ordering::Release);
-            return Err(io::ErrorKind::StorageFull.into());
-        };
-        if state.map.units.len() <= unit {
-            state.map.units.resize(unit + 1, None);
-        }
-        state.map.units[unit] = Some(segment);
-        state.changed = true;
         Ok(())
     }
 
@@ -389,6 +393,23 @@ impl HomeFile {
         }
         state.changed = true;
         Ok(())
+    }
+}
+
+impl FileState {
+    /// Sees to it that `unit` has a segment, if it needs one; `false` if none is spare.
+    fn attach(&mut self, unit: usize) -> bool {
+        if self.in_memory.is_some() || matches!(self.map.units.get(unit), Some(Some(_))) {
+            return true;
+        }
+        // Those that only memory knows first: the map keeps a few for the next opening.
+        let Some(segment) = self.floating.pop().or_else(|| self.map.spare.pop()) else { return false };
+        if self.map.units.len() <= unit {
+            self.map.units.resize(unit + 1, None);
+        }
+        self.map.units[unit] = Some(segment);
+        self.changed = true;
+        true
     }
 }
 

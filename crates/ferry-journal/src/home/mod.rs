@@ -6,6 +6,8 @@
 mod backend;
 mod buffer;
 mod map;
+#[cfg(test)]
+mod tests;
 
 pub use backend::HomeFile;
 
@@ -14,7 +16,7 @@ use crate::format::u64_at;
 use crate::layers::Merge;
 use crate::{Geometry, JournalError, Seq, Value};
 use parking_lot::Mutex;
-use redb::{Database, ReadOnlyTable, ReadableDatabase, TableDefinition};
+use redb::{Database, ReadOnlyTable, ReadTransaction, ReadableDatabase, TableDefinition};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,12 +81,14 @@ impl HomeState {
 pub struct HomeView {
     /// `None` once the store is closed.
     table: Option<ReadOnlyTable<Bytes, Bytes>>,
+    /// Of the checkpoint.
+    pub point: Point,
 }
 
 impl HomeView {
     /// What is left to see of a closed store.
     pub fn closed() -> Arc<Self> {
-        Arc::new(Self { table: None })
+        Arc::new(Self { table: None, point: Point::default() })
     }
 
     fn table(&self) -> Result<&ReadOnlyTable<Bytes, Bytes>, JournalError> {
@@ -149,14 +153,7 @@ impl Home {
     }
 
     fn state(&self) -> Result<HomeState, JournalError> {
-        self.with_db(|db| {
-            let read = db.begin_read().map_err(home_error)?;
-            let meta = read.open_table(META).map_err(home_error)?;
-            let bytes = meta.get(META_POINT).map_err(home_error)?;
-            bytes
-                .and_then(|b| HomeState::decode(b.value()))
-                .ok_or_else(|| JournalError::Home("it does not say where the log goes on".into()))
-        })
+        self.with_db(|db| state_of(&db.begin_read().map_err(home_error)?))
     }
 
     fn with_db<T>(&self, f: impl FnOnce(&Database) -> Result<T, JournalError>) -> Result<T, JournalError> {
@@ -175,7 +172,8 @@ impl Home {
     pub fn view(&self) -> Result<Arc<HomeView>, JournalError> {
         self.with_db(|db| {
             let read = db.begin_read().map_err(home_error)?;
-            Ok(Arc::new(HomeView { table: Some(read.open_table(KEYS).map_err(home_error)?) }))
+            let table = Some(read.open_table(KEYS).map_err(home_error)?);
+            Ok(Arc::new(HomeView { table, point: state_of(&read)?.point }))
         })
     }
 
@@ -242,6 +240,14 @@ impl Home {
         self.end();
         self.file.settle()
     }
+}
+
+fn state_of(read: &ReadTransaction) -> Result<HomeState, JournalError> {
+    let meta = read.open_table(META).map_err(home_error)?;
+    let bytes = meta.get(META_POINT).map_err(home_error)?;
+    bytes
+        .and_then(|b| HomeState::decode(b.value()))
+        .ok_or_else(|| JournalError::Home("it does not say where the log goes on".into()))
 }
 
 /// Makes one change; by how many bytes the keys and values grew.

@@ -34,12 +34,22 @@ pub struct Owner {
     pub free: Mutex<Vec<u32>>,
     pub stamped: AtomicU64,
     pub failed: AtomicBool,
+    /// How often a segment was asked for.
+    pub asked: AtomicU64,
+    /// How often it is refused before one is given again.
+    pub refuse: AtomicU64,
 }
 
 impl Owner {
     pub fn new(geo: &Geometry, taken: &[u32]) -> Arc<Self> {
         let free = (0..geo.segment_count).rev().filter(|s| !taken.contains(s)).collect();
-        Arc::new(Self { free: Mutex::new(free), stamped: AtomicU64::new(0), failed: AtomicBool::new(false) })
+        Arc::new(Self {
+            free: Mutex::new(free),
+            stamped: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
+            refuse: AtomicU64::new(0),
+        })
     }
 }
 
@@ -51,6 +61,11 @@ impl JournalClient for Owner {
         assert!(!self.failed.swap(true, Ordering::SeqCst), "told once");
     }
     fn take_home_segment(&self) -> Option<u32> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let refused = self.refuse.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        if refused.is_ok() {
+            return None;
+        }
         self.free.lock().unwrap().pop()
     }
     fn release_home_segments(&self, segments: &[u32]) {

@@ -73,10 +73,12 @@ fn a_failed_write_is_told_to_each_handle_once() {
     let file = volume.create(5);
     let (a, b) = (AtomicU64::new(volume.store.error_cursor(&file)), AtomicU64::new(0));
     assert_eq!(volume.store.error_since(&file, &a), None);
-    let batch = batch::Batch::start(4096, &Arc::default());
+    let batch = batch::Batch::start(7..8, &Arc::default());
     batch.carries(&file);
     batch.land(Err(JournalError::Closed));
-    assert!(batch.landed());
+    assert!(!batch.is_over());
+    batch.set_logged();
+    assert!(batch.is_over());
     assert_eq!(volume.store.error_since(&file, &a), Some(Errno(libc::EIO)));
     assert_eq!(volume.store.error_since(&file, &a), None);
     assert_eq!(volume.store.error_since(&file, &b), Some(Errno(libc::EIO)));

@@ -4,11 +4,10 @@
 mod cache;
 mod cleaner;
 mod damage;
-
+mod flight;
 mod model;
 mod resize;
 mod space;
-mod taken;
 mod threads;
 
 use super::*;
@@ -75,6 +74,17 @@ impl JournalClient for Client {
 
 impl Volume {
     pub fn new(segments: u32, segment_len: u64, cache_bytes: usize, background: bool) -> Self {
+        Self::on(segments, segment_len, cache_bytes, background, |dev| dev)
+    }
+
+    /// The same, on what `wrap` makes of the device in memory.
+    pub fn on(
+        segments: u32,
+        segment_len: u64,
+        cache_bytes: usize,
+        background: bool,
+        wrap: impl FnOnce(Arc<MemDevice>) -> Arc<dyn BlockDevice>,
+    ) -> Self {
         let log_len = 1 << 20;
         let map_len = (4096 + 4 * u64::from(segments)).next_multiple_of(4096);
         let geometry = Geometry {
@@ -88,7 +98,7 @@ impl Volume {
             segment_count: segments,
         };
         let dev = Arc::new(MemDevice::new(geometry.segments_offset + u64::from(segments) * segment_len));
-        let block: Arc<dyn BlockDevice> = dev.clone();
+        let block: Arc<dyn BlockDevice> = wrap(dev.clone());
         let env = Env::real();
         Journal::format(&block, &geometry, &[0, 1], &env).unwrap();
         let client = Arc::new(Client(Mutex::new(None)));

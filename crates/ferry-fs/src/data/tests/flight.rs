@@ -1,0 +1,131 @@
+//! Data that is on its way to the device when somebody wants it.
+
+use super::*;
+use ferry_device::{AlignedBuf, Io};
+use parking_lot::Condvar;
+use std::io;
+
+/// A device whose submitted writes wait until they are let go.
+struct Holding {
+    inner: Arc<MemDevice>,
+    state: Mutex<Held>,
+    read: Condvar,
+}
+
+#[derive(Default)]
+struct Held {
+    hold: bool,
+    waiting: Vec<Io>,
+    reads: u64,
+}
+
+impl Holding {
+    fn hold(&self) {
+        self.state.lock().hold = true;
+    }
+    fn let_go(&self) {
+        let mut state = self.state.lock();
+        state.hold = false;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        self.inner.submit(waiting);
+    }
+    /// Waits until the device has been read `reads` times since it began to hold.
+    fn wait_for_reads(&self, reads: u64) {
+        let mut state = self.state.lock();
+        while state.reads < reads {
+            self.read.wait(&mut state);
+        }
+    }
+}
+
+impl BlockDevice for Holding {
+    fn capacity(&self) -> u64 {
+        self.inner.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        self.inner.read(offset, buf)?;
+        let mut state = self.state.lock();
+        state.reads += u64::from(state.hold);
+        self.read.notify_all();
+        Ok(())
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.inner.write(offset, buf)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.inner.flush()
+    }
+    fn submit(&self, batch: Vec<Io>) {
+        let mut state = self.state.lock();
+        if state.hold {
+            state.waiting.extend(batch);
+        } else {
+            drop(state);
+            self.inner.submit(batch);
+        }
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        self.inner.host_free()
+    }
+}
+
+fn held_volume(cache: usize) -> (Volume, Arc<Holding>) {
+    let mut holding = None;
+    let volume = Volume::on(64, 256 << 10, cache, false, |inner| {
+        let dev = Arc::new(Holding { inner, state: Mutex::default(), read: Condvar::new() });
+        holding = Some(dev.clone());
+        dev
+    });
+    (volume, holding.expect("made just now"))
+}
+
+#[test]
+fn a_block_that_the_cleaner_is_moving_is_waited_for_and_not_taken_for_damaged() {
+    let (volume, dev) = held_volume(8 << 20);
+    let file = volume.create(5);
+    volume.write(&file, 0, &pattern(1, 80_000));
+    volume.store.write_back_all().unwrap();
+    for segment in volume.store.table.open_segments() {
+        volume.store.table.close_segment(segment);
+    }
+    volume.evict();
+    dev.hold();
+    volume.store.clean_once().unwrap();
+    let before = dev.state.lock().reads;
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| volume.read(&file, 0, 80_000));
+        dev.wait_for_reads(before + 1);
+        dev.let_go();
+        assert!(reader.join().unwrap() == pattern(1, 80_000));
+    });
+    assert_eq!(volume.store.stats().damaged_blocks, 0);
+    volume.check();
+}
+
+#[test]
+fn what_is_being_written_stays_in_memory_until_it_is_written() {
+    let (volume, dev) = held_volume(64 << 10);
+    let file = volume.create(5);
+    dev.hold();
+    volume.write(&file, 0, &pattern(1, 60_000));
+    volume.store.write_back(&file).unwrap();
+    volume.store.cache.shrink();
+    volume.evict();
+    assert!(volume.read(&file, 0, 60_000) == pattern(1, 60_000));
+    assert!(volume.store.stats().in_flight_bytes > 0);
+    // Cut and removed while it flies: the space is free, and what flies harms nobody.
+    volume.store.set_size(&file, 10_000, &mut |_| ()).unwrap();
+    drop(file);
+    volume.remove(5);
+    dev.let_go();
+    assert_eq!(volume.store.stats().in_flight_bytes, 0);
+    assert_eq!(volume.store.table.used(), (0, 0));
+    volume.check();
+}

@@ -1,0 +1,47 @@
+//! What only a failure at one moment of redb's shows.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+use super::backend::HomeFile;
+use crate::Geometry;
+use crate::disk::Disk;
+use ferry_device::MemDevice;
+use redb::StorageBackend;
+use std::sync::Arc;
+
+const SEGMENT: u64 = 64 * 1024;
+
+fn geometry() -> Geometry {
+    Geometry {
+        volume_id: [1; 16],
+        log_offset: 0,
+        log_len: 0,
+        home_map_offset: 0,
+        home_map_len: 8192,
+        segments_offset: SEGMENT,
+        segment_len: SEGMENT,
+        segment_count: 8,
+    }
+}
+
+/// A database that failed had cut the file off, and no map that says so is on the device.
+#[test]
+fn what_the_reloaded_map_names_is_not_given_back() {
+    let geo = geometry();
+    let disk = Arc::new(Disk::new(Arc::new(MemDevice::new(9 * SEGMENT))));
+    let file = HomeFile::format(&disk, &geo, &[0, 1, 2, 3]).unwrap();
+    let user = file.user();
+    user.set_len(3 * SEGMENT).unwrap();
+    for unit in 0..3 {
+        user.write(unit * SEGMENT, &[unit as u8 + 1; 4096]).unwrap();
+    }
+    file.settle().unwrap();
+    user.set_len(SEGMENT).unwrap();
+    file.detach_users();
+    file.reload(false).unwrap();
+    file.settle().unwrap();
+    assert_eq!(file.take_dropped(), []);
+    let mut bytes = [0; 4096];
+    file.user().read(2 * SEGMENT, &mut bytes).unwrap();
+    assert_eq!(bytes, [3; 4096]);
+    assert_eq!(file.segments().len(), 4);
+}
