@@ -2,7 +2,7 @@
 //!
 //! A write copies into folios and reserves space, nothing more. Write-back gathers dirty blocks of many files into one
 //! device write and maps them with transactions; the cleaner moves what is live out of segments that are mostly dead.
-//! `docs/locking-data.md` states the order of locks, `docs/format-data.md` what is on the device.
+//! `docs/locking.md` states the order of locks, `docs/format.md` what is on the device.
 
 mod ahead;
 mod batch;

@@ -1,4 +1,4 @@
-//! Summary blocks: what a segment holds, for the cleaner (`docs/format-data.md` draws them).
+//! Summary blocks: what a segment holds, for the cleaner (`docs/format.md` draws them).
 //!
 //! A summary stands somewhere behind the blocks that it names. It is a hint: what it says is held against the extent map,
 //! so neither a lost summary nor a file that contains one can do harm.
