@@ -79,7 +79,7 @@ mount_volume() {
 unmount_volume() { timeout 200 "$ferry" umount "$1"; }
 
 # Bytes of file contents that a volume holds: it is synced first, so that what is being removed is gone.
-live_bytes() { stat_of "$1" space live_bytes; }
+live_bytes() { stat_of "$1" data live_bytes; }
 
 # Asks the daemon for one figure: stat_of MOUNTPOINT JSON-POINTER-WORDS…
 stat_of() {
