@@ -20,6 +20,7 @@ use signal_hook::iterator::Signals;
 
 use crate::error::CliError;
 use crate::logging;
+use crate::uring;
 
 /// What a daemon says on its standard output when the mount can be used.
 const READY: &str = "ready";
@@ -98,6 +99,7 @@ pub fn prepare(daemon: bool) {
 pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliError> {
     let (events, received) = mpsc::channel();
     watch_signals(events.clone())?;
+    uring::offer();
     let session = Session::mount(fs, service.mountpoint, &service.options)
         .map_err(|e| CliError::Failed(e.to_string()))?;
     let handle = session.handle();

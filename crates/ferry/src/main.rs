@@ -17,6 +17,7 @@ mod options;
 mod size;
 mod table;
 mod umount;
+mod uring;
 
 use std::process::ExitCode;
 
