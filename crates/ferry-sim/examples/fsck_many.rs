@@ -46,6 +46,7 @@ fn make(path: &Path, files: u64, env: &Env) -> Result<(), Any> {
             fs.forget(ino, 1);
         }
         fs.forget(dir, 1);
+        fs.sync()?;
     }
     fs.close()?;
     println!("{files} files made in {:?}", env.clock.monotonic());

@@ -11,7 +11,8 @@ use crate::ops::{Generator, Op, Path, Which};
 use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
 use ferry_device::BlockDevice;
 use ferry_fs::volume::{MkfsOptions, mkfs};
-use ferry_fs::{FsckOptions, Report, fsck};
+use ferry_fs::{FsckOptions, Ino, Report, fsck};
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -169,10 +170,11 @@ impl Plan {
         let mut tally = Tally { runs: 1, ..Tally::default() };
         let mut device = Arc::new(self.fresh()?);
         let mut model = Model::empty();
+        let mut seen = HashSet::new();
         for (life, ops) in self.lives.iter().enumerate() {
-            let mut life = Life { plan: self, number: life, rng: self.rng(life, 0), tally: &mut tally };
+            let mut life = Life { plan: self, number: life, rng: self.rng(life, 0), seen, tally: &mut tally };
             let history = life.live(&device, &mut model, ops)?;
-            (device, model) = life.crash_everywhere(&device, &history)?;
+            (device, model, seen) = life.crash_everywhere(&device, &history)?;
         }
         Ok(tally)
     }
@@ -182,7 +184,8 @@ impl Plan {
         let mut tally = Tally::default();
         let device = Arc::new(self.fresh()?);
         let mut model = Model::empty();
-        let mut life = Life { plan: self, number: 0, rng: self.rng(0, 0), tally: &mut tally };
+        let mut life =
+            Life { plan: self, number: 0, rng: self.rng(0, 0), seen: HashSet::new(), tally: &mut tally };
         life.live(&device, &mut model, &self.lives[0])?;
         let point = life.rng.index(device.trace_len() + 1);
         Ok(life.image(&device, point, 0).0)
@@ -213,6 +216,8 @@ struct Life<'p> {
     plan: &'p Plan,
     number: usize,
     rng: SimRng,
+    /// Inode numbers that programs saw before this life; none may come again.
+    seen: HashSet<Ino>,
     tally: &'p mut Tally,
 }
 
@@ -248,6 +253,10 @@ impl Life<'_> {
         }
         let found = world.observe().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
         self.compare(model, &found, "at the end")?;
+        let inodes = world.inodes().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
+        if inodes != model.inodes() {
+            return self.fail("at the end", format!("{inodes} inodes counted, there are {}", model.inodes()));
+        }
         match world.close() {
             Ok(()) => {}
             Err(_) if self.plan.fault.is_some() => {
@@ -285,8 +294,14 @@ impl Life<'_> {
         self.tally.ops += 1;
         let effects = match (outcome, world.run(op, n, model)) {
             (_, Err(Trouble::Wrong(what))) => return Err(what),
-            (Outcome::Done, Ok(new)) => model.apply(op, n, new),
-            (Outcome::Done, Err(Trouble::Errno(libc::ENOSPC))) => {
+            (Outcome::Done, Ok(new)) if op.makes_inode() => {
+                if self.seen.contains(&new) || !history.saw(new) {
+                    return Err(format!("inode number {new} is given a second time"));
+                }
+                model.apply(op, n, new)
+            }
+            (Outcome::Done, Ok(_)) => model.apply(op, n, 0),
+            (_, Err(Trouble::Errno(libc::ENOSPC))) if op.may_lack_space() => {
                 self.tally.no_space += 1;
                 history.ended(model.tree(), Effects::default(), device.trace_len());
                 return Ok(Step::Done);
@@ -317,7 +332,7 @@ impl Life<'_> {
         &mut self,
         device: &Arc<SimDevice>,
         history: &History,
-    ) -> Result<(Arc<SimDevice>, Model), Failure> {
+    ) -> Result<(Arc<SimDevice>, Model, HashSet<Ino>), Failure> {
         let points = self.points(device);
         let heir = self.rng.index(points.len());
         let mut next = None;
@@ -329,7 +344,8 @@ impl Life<'_> {
                 if i == heir && n == 0 {
                     // The same image once more: the recovery has changed the first.
                     let (image, _) = self.image(device, *point, n);
-                    next = Some((image, Model::new(observed.tree, observed.contents)));
+                    let seen = self.seen.iter().copied().chain(history.seen_by(*point)).collect();
+                    next = Some((image, Model::new(observed.tree, observed.contents), seen));
                 }
             }
         }

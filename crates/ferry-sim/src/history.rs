@@ -46,6 +46,8 @@ pub struct History {
     /// For each inode the number of operations up to the last change of one of its names.
     last_name: BTreeMap<Ino, usize>,
     promises: Vec<Promise>,
+    /// Inode numbers that programs were told, and by which operation.
+    seen: BTreeMap<Ino, usize>,
 }
 
 /// What was found on a volume.
@@ -68,7 +70,19 @@ impl History {
             last_change: BTreeMap::new(),
             last_name: BTreeMap::new(),
             promises: Vec::new(),
+            seen: BTreeMap::new(),
         }
+    }
+
+    /// The operation that ends next was told the number of an inode that it made; `false`: another was, too.
+    pub fn saw(&mut self, ino: Ino) -> bool {
+        self.seen.insert(ino, self.ends.len()).is_none()
+    }
+
+    /// Inode numbers that programs had been told when `point` events of the trace had come.
+    pub fn seen_by(&self, point: usize) -> impl Iterator<Item = Ino> + '_ {
+        let told = move |op: usize| self.ends.get(op).is_some_and(|end| *end <= point);
+        self.seen.iter().filter(move |(_, op)| told(**op)).map(|(ino, _)| *ino)
     }
 
     /// Operations so far.

@@ -139,6 +139,11 @@ impl Model {
         self.held[usize::from(slot)]
     }
 
+    /// Inodes that exist, with a name or without.
+    pub fn inodes(&self) -> u64 {
+        self.nodes.len() as u64
+    }
+
     /// An inode that is there.
     pub fn node(&self, ino: Ino) -> &Arc<Node> {
         &self.nodes[&ino]

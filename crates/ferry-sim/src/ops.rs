@@ -150,6 +150,16 @@ impl Op {
     pub fn makes_inode(&self) -> bool {
         matches!(self, Op::Create(_) | Op::Mkdir(_) | Op::Symlink(..) | Op::Fifo(_) | Op::HoldTmp(..))
     }
+
+    /// It may fail for want of space. What was promised before may not, nor what gives space back.
+    pub fn may_lack_space(&self) -> bool {
+        match self {
+            Op::Unlink(_) | Op::Rmdir(_) | Op::RemoveXattr(..) | Op::Truncate(_, 0) => false,
+            Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Tick(_) => false,
+            Op::Read(..) | Op::Hold(..) | Op::Release(_) => false,
+            _ => true,
+        }
+    }
 }
 
 /// Draws operations; follows what they do in a model of its own.

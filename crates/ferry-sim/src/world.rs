@@ -346,6 +346,15 @@ impl World {
         Ok(observed)
     }
 
+    /// Inodes in use, as statfs tells.
+    pub fn inodes(&self) -> Result<u64, Trouble> {
+        let totals = self.now(|cx| self.fs.statfs(cx))?;
+        totals
+            .files
+            .checked_sub(totals.files_free)
+            .map_or_else(|| wrong("more inodes are free than there are"), Ok)
+    }
+
     fn file(&self, ino: Ino, size: u64) -> Result<Vec<u8>, Trouble> {
         let opened = self.now(|cx| self.fs.open(cx, ino, libc::O_RDONLY, false))?;
         // One byte more than there should be.

@@ -45,3 +45,27 @@ fn a_flush_that_lies_is_noticed_and_shrunk() {
     assert!(small.run_apart().is_err());
     assert!(Plan { flush_lies: false, ..small }.run_apart().is_ok(), "the device is to blame");
 }
+
+/// Sequences that once failed, shrunk; each says what went wrong.
+#[test]
+fn what_once_failed_stays_right() {
+    use ferry_sim::ops::{Move, Op, Path, Which};
+    let path = |names: &[u8]| Path(names.to_vec());
+    let file = |names: &[u8]| Which::At(path(names));
+    let sequences = [
+        // A directory above was renamed: fsync of a file that was durable already left its new path behind.
+        vec![
+            Op::Mkdir(path(&[3])),
+            Op::Mkdir(path(&[3, 0])),
+            Op::Mkdir(path(&[1])),
+            Op::Create(path(&[3, 0, 1])),
+            Op::Fsync(file(&[3, 0, 1]), false),
+            Op::Rename(path(&[1]), path(&[3]), Move::Exchange),
+            Op::Fsync(file(&[1, 0, 1]), false),
+        ],
+    ];
+    for ops in sequences {
+        let plan = Plan { lives: vec![ops], points_max: usize::MAX, images: 8, fault: None, ..Plan::draw(1) };
+        plan.run().unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
