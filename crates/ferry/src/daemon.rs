@@ -29,6 +29,10 @@ const OPEN_FILES: u64 = 1 << 16;
 /// The kernel should end almost anything before the process that holds unwritten data; but the machine matters more.
 const OOM_SCORE_ADJ: &str = "-250";
 
+/// glibc gives each thread an arena of its own, and what one thread frees stays in that arena: after an unpack of the kernel's tree the
+/// daemon was measured at 1,070 MiB for a cache of 512 MiB, with two arenas at 730 MiB and no slower.
+const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
+
 /// What every kind of mount needs.
 pub struct Service<'a> {
     /// Where.
@@ -49,6 +53,7 @@ pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliE
     let mut daemon = Command::new("/proc/self/exe")
         .arg0("ferry")
         .args(args)
+        .env(ARENAS.0, ARENAS.1)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -75,6 +80,7 @@ pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliE
 
 /// What the process asks of the kernel before it serves. None of it is worth failing for.
 pub fn prepare(daemon: bool) {
+    bound_arenas();
     if daemon && let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "no session of its own");
     }
@@ -92,6 +98,18 @@ pub fn prepare(daemon: bool) {
     }
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
         tracing::debug!(%error, "oom_score_adj");
+    }
+}
+
+/// The allocator reads its environment only when a process starts: one in the foreground starts over, as the same process.
+fn bound_arenas() {
+    if std::env::var_os(ARENAS.0).is_none() {
+        let mut args = std::env::args_os();
+        let mut again = Command::new("/proc/self/exe");
+        again.arg0(args.next().unwrap_or_default()).args(args).env(ARENAS.0, ARENAS.1);
+        // It returns only if it failed.
+        let error = again.exec();
+        tracing::debug!(%error, "cannot start over with fewer arenas");
     }
 }
 
