@@ -35,6 +35,10 @@ impl From<Errno> for FsError {
 }
 
 impl FsError {
+    /// One file's own data or records are damaged; it says nothing of the others.
+    pub fn is_of_one_file(&self) -> bool {
+        matches!(self, FsError::Data { .. } | FsError::Record(_))
+    }
     /// The one place where errors become errnos.
     pub fn errno(&self) -> Errno {
         match self {

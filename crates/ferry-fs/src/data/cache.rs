@@ -27,12 +27,19 @@ pub enum Verdict {
     Later,
 }
 
+/// What could be evicted, in the order in which it is looked at.
+struct Clock {
+    queue: VecDeque<(Weak<Inode>, Item)>,
+    /// The length at which stale entries are looked for: twice what was left the last time.
+    sweep_at: usize,
+}
+
 /// Memory of all files together.
 pub struct Cache {
     limit: usize,
     used: AtomicUsize,
     dirty: AtomicUsize,
-    clock: Mutex<VecDeque<(Weak<Inode>, Item)>>,
+    clock: Mutex<Clock>,
     evicted: AtomicUsize,
 }
 
@@ -43,7 +50,7 @@ impl Cache {
             limit,
             used: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
-            clock: Mutex::default(),
+            clock: Mutex::new(Clock { queue: VecDeque::new(), sweep_at: CLOCK_MIN }),
             evicted: AtomicUsize::new(0),
         })
     }
@@ -67,7 +74,7 @@ impl Cache {
     /// Entries of the clock.
     #[cfg(test)]
     pub fn entries(&self) -> usize {
-        self.clock.lock().len()
+        self.clock.lock().queue.len()
     }
     /// Counts memory.
     pub fn charge(&self, more: usize, less: usize) {
@@ -81,14 +88,15 @@ impl Cache {
     /// Puts `item` into the clock; the caller has noted in it that it is there.
     pub fn enter(&self, inode: &Arc<Inode>, item: Item) {
         let mut clock = self.clock.lock();
-        clock.push_back((Arc::downgrade(inode), item));
+        clock.queue.push_back((Arc::downgrade(inode), item));
         // What went without eviction leaves entries behind; what came back then stands there twice.
-        if clock.len() > CLOCK_MIN && clock.len() > 4 * self.used() / MEAN_ITEM_BYTES {
+        if clock.queue.len() > clock.sweep_at {
             let mut seen = HashSet::new();
-            clock.retain(|(inode, item)| {
+            clock.queue.retain(|(inode, item)| {
                 inode.upgrade().is_some_and(|i| i.file.may_evict(*item))
                     && seen.insert((inode.as_ptr(), *item))
             });
+            clock.sweep_at = CLOCK_MIN.max(2 * clock.queue.len());
         }
     }
 
@@ -97,23 +105,21 @@ impl Cache {
         if self.used() <= self.limit {
             return;
         }
-        let mut left = 2 * self.clock.lock().len();
+        let mut left = 2 * self.clock.lock().queue.len();
         while self.used() > self.limit && left > 0 {
             left -= 1;
-            let Some((weak, item)) = self.clock.lock().pop_front() else { return };
+            let Some((weak, item)) = self.clock.lock().queue.pop_front() else { return };
             let Some(inode) = weak.upgrade() else { continue };
             match inode.file.evict(item) {
                 Verdict::Gone => {
                     self.evicted.fetch_add(1, Ordering::Relaxed);
                 }
-                Verdict::Later => self.clock.lock().push_back((weak, item)),
+                Verdict::Later => self.clock.lock().queue.push_back((weak, item)),
             }
         }
     }
 }
 
-/// What an item takes on average, at least: for the length to which stale entries may let the clock grow.
-const MEAN_ITEM_BYTES: usize = 1024;
 /// Entries among which nobody looks for stale ones.
 const CLOCK_MIN: usize = 4096;
 

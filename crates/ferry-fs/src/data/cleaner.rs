@@ -194,17 +194,33 @@ impl DataStore {
             if inode.file.dead.load(std::sync::atomic::Ordering::Acquire) {
                 continue;
             }
-            // One right at a time, and nothing else is held: whoever has it never waits for us.
-            let mut guard = Some(ExtentsGuard::lock(&inode));
-            let mut live = self.live(&inode, segment, of_file)?;
-            live.reverse();
-            while !live.is_empty() {
-                let held = match guard.take() {
-                    Some(guard) => guard,
-                    None => ExtentsGuard::lock(&inode),
-                };
-                self.move_some(held, segment, &mut live, journal)?;
+            match self.move_of_file(&inode, segment, of_file, journal) {
+                Err(error) if error.is_of_one_file() => {
+                    tracing::error!(inode = inode.ino, %error, "the cleaner cannot read the file's extents");
+                }
+                done => done?,
             }
+        }
+        Ok(())
+    }
+
+    fn move_of_file(
+        &self,
+        inode: &Arc<Inode>,
+        segment: u32,
+        entries: &[Entry],
+        journal: &Journal,
+    ) -> Result<(), FsError> {
+        // One right at a time, and nothing else is held: whoever has it never waits for us.
+        let mut guard = Some(self.extents_right(inode, journal)?);
+        let mut live = self.live(inode, segment, entries)?;
+        live.reverse();
+        while !live.is_empty() {
+            let held = match guard.take() {
+                Some(guard) => guard,
+                None => self.extents_right(inode, journal)?,
+            };
+            self.move_some(held, segment, &mut live, journal)?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Allocation, holes and zeros by fallocate(2), and where data and holes are by lseek(2).
 
-use super::extents::{Delta, Edit, Place, WINDOW_BLOCKS};
-use super::file::{ExtentsGuard, Known, show_blocks};
+use super::extents::{Changes, Delta, Edit, Place, WINDOW_BLOCKS, Window};
+use super::file::{ExtentsGuard, Known, Pages, show_blocks};
 use super::folio::mask;
 use super::resize::put_all;
 use super::write::dirty_blocks;
@@ -13,6 +13,9 @@ use crate::keys::{self, BLOCK, InodeRecord};
 use ferry_journal::Journal;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Windows whose promises one transaction takes.
+const WINDOWS_AT_ONCE: u64 = 64;
 
 impl DataStore {
     /// Allocates, punches or zeroes, by the mode bits of fallocate(2); `EOPNOTSUPP` for those that are none of these.
@@ -55,18 +58,15 @@ impl DataStore {
             }
         }
         let blocks = from..to.max(from);
-        let guard = ExtentsGuard::lock(inode);
-        self.drop_extents(&guard, blocks.clone(), 0, &mut |step| {
-            if step.first {
-                step.held = step.pages.forget(blocks.start, blocks.end);
-                inode.file.set_hint(step.pages.dirty_blocks);
-                if blocks.contains(&0)
-                    && let Some(inline) = &mut step.state.logged.inline
-                {
-                    inline.fill(0);
-                }
-                edit(&mut step.state.rec);
+        let guard = self.extents_right(inode, &*self.journal()?)?;
+        self.drop_extents(&guard, blocks.clone(), None, &mut |step| {
+            step.held = step.pages.forget(blocks.start, blocks.end);
+            inode.file.set_hint(step.pages.dirty_blocks);
+            if blocks.contains(&0) {
+                // A hole, as any other block's: the record may be about to grow beyond what it can hold.
+                step.state.logged.inline = None;
             }
+            edit(&mut step.state.rec);
         })?;
         Ok(())
     }
@@ -84,7 +84,7 @@ impl DataStore {
         let mut retried = false;
         let guard = loop {
             self.leave_record(inode)?;
-            let guard = ExtentsGuard::lock(inode);
+            let guard = self.extents_right(inode, &journal)?;
             if inode.state.read().logged.inline.as_ref().is_some_and(|i| !i.is_empty()) {
                 continue; // written back into the record again meanwhile
             }
@@ -98,7 +98,7 @@ impl DataStore {
         };
         drop(guard);
         if !keep_size && range.end > inode.state.read().rec.size {
-            self.set_size(inode, range.end, &mut |_| {})?;
+            self.grow(inode, range.end)?;
         }
         Ok(())
     }
@@ -154,7 +154,7 @@ impl DataStore {
         Ok((blocks.end - blocks.start).saturating_sub(taken + dirty))
     }
 
-    /// Puts the promises into the extent map, window by window; `held` blocks are reserved for them.
+    /// Puts the promises into the extent map, some windows at a time; `held` blocks are reserved for them.
     fn promise_blocks(
         &self,
         guard: &ExtentsGuard,
@@ -163,64 +163,58 @@ impl DataStore {
         held: u64,
         edit: AttrEdit<'_>,
     ) -> Result<(), FsError> {
-        let inode = guard.inode();
         let mut held = held;
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let index = at / WINDOW_BLOCKS;
-            let base = index * WINDOW_BLOCKS;
-            let to = blocks.end.min(base + WINDOW_BLOCKS);
-            let window = (*self.window(inode, index)?).clone();
-            let Some(edited) =
-                self.promise_window(guard, journal, index, window, at - base..to - base, edit)?
-            else {
-                continue;
-            };
-            held = held.saturating_sub(edited);
-            at = to;
+        let (mut at, mut step) = (blocks.start, WINDOWS_AT_ONCE);
+        let mut result = Ok(());
+        while at < blocks.end && result.is_ok() {
+            let to = blocks.end.min((at / WINDOW_BLOCKS + step) * WINDOW_BLOCKS);
+            match self.promise_windows(guard, journal, at..to, edit) {
+                Ok(Some(promised)) => {
+                    held = held.saturating_sub(promised);
+                    at = to;
+                }
+                Ok(None) => step = (step / 2).max(1),
+                Err(error) => result = Err(error),
+            }
+            self.cache.shrink();
         }
         self.space.release(held); // what was written meanwhile needs no promise
-        Ok(())
+        result
     }
 
-    /// One window's promises. Returns the number of blocks; `None`: a write came between, again.
-    fn promise_window(
+    /// The promises of some windows, in one transaction. Returns the number of blocks; `None`: that is too much
+    /// for one transaction, or writes came between: again, with fewer.
+    fn promise_windows(
         &self,
         guard: &ExtentsGuard,
         journal: &Journal,
-        index: u64,
-        window: super::extents::Window,
-        inside: Range<u64>,
+        blocks: Range<u64>,
         edit: AttrEdit<'_>,
     ) -> Result<Option<u64>, FsError> {
         let inode = guard.inode();
-        let base = index * WINDOW_BLOCKS;
-        let plan = |pages: &super::file::Pages| {
-            let mut edit = Edit::new(index, window.clone());
-            edit.promise(inside.start, inside.end, &|b| pages.is_dirty(base + b));
-            edit
-        };
-        let (mut changes, mut planned) = (Vec::new(), plan(&inode.file.pages.read()));
-        planned.changes(inode.ino, &mut changes);
-        let mut room = self.credits(&changes, &planned.delta, false);
+        let indices = blocks.start / WINDOW_BLOCKS..blocks.end.div_ceil(WINDOW_BLOCKS);
+        let windows =
+            indices.map(|i| Ok((i, self.window(inode, i)?))).collect::<Result<Vec<_>, FsError>>()?;
+        let (_, changes, delta) = plan_promises(inode, &windows, &blocks, &inode.file.pages.read());
+        let mut room = self.credits(&changes, &delta, false);
         // Blocks that become dirty before the commit split the promises further.
         room.keys += 64;
         room.bytes += 64 * 64;
+        if windows.len() > 1 && u64::from(room.bytes) > journal.max_transaction_bytes() / 4 {
+            return Ok(None);
+        }
         let mut txn = journal.begin(room)?;
         let mut state = inode.state.write();
         let mut pages = inode.file.pages.write();
-        let mut edited = plan(&pages);
-        let mut changes = Vec::new();
-        edited.changes(inode.ino, &mut changes);
+        let (edits, changes, delta) = plan_promises(inode, &windows, &blocks, &pages);
         if changes.len() as u32 + 16 > room.keys {
             return Ok(None);
         }
         put_all(&mut txn, &changes);
-        let delta: Delta = edited.delta.clone();
-        let promised = delta.reserved.max(0) as u64;
+        let promised = delta.reserved.unsigned_abs();
         edit(&mut state.rec);
         state.logged.blocks += promised;
-        self.set_windows(inode, &mut pages, vec![edited]);
+        self.set_windows(inode, &mut pages, edits);
         show_blocks(&mut state, &pages);
         txn.put(&keys::inode(inode.ino), &state.record().encode());
         let seq = self.table.commit(txn, &delta, promised, None, &self.space);
@@ -300,4 +294,24 @@ enum Step {
     From(u64),
     /// Nothing before the end of the file.
     End,
+}
+
+/// What promising the holes of `blocks` changes, except where blocks are dirty: those have space of their own.
+fn plan_promises(
+    inode: &Inode,
+    windows: &[(u64, Arc<Window>)],
+    blocks: &Range<u64>,
+    pages: &Pages,
+) -> (Vec<Edit>, Changes, Delta) {
+    let (mut edits, mut changes, mut delta) = (Vec::new(), Changes::new(), Delta::default());
+    for (index, window) in windows {
+        let base = index * WINDOW_BLOCKS;
+        let inside = blocks.start.max(base) - base..blocks.end.min(base + WINDOW_BLOCKS) - base;
+        let mut edit = Edit::new(*index, (**window).clone());
+        edit.promise(inside.start, inside.end, &|b| pages.is_dirty(base + b));
+        edit.changes(inode.ino, &mut changes);
+        delta.add(&edit.delta);
+        edits.push(edit);
+    }
+    (edits, changes, delta)
 }

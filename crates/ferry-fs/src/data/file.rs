@@ -25,7 +25,7 @@ pub struct FileData {
     pub(super) ticket: AtomicU64,
     /// Dirty blocks, for guesses without a lock.
     pub(super) dirty_hint: AtomicU32,
-    /// Count of write-back errors << 32 | the last one's errno.
+    /// Count of write-back errors << 32 | [`ERROR_TOLD`] | the last one's errno.
     errors: AtomicU64,
     /// The last name and handle are gone: nothing is to be logged any more, but by reclaim.
     pub(super) dead: AtomicBool,
@@ -36,6 +36,9 @@ pub struct FileData {
     /// Blocks that are being read ahead now.
     pub(super) fetching: Fetching,
 }
+
+/// Somebody has been told of the newest error.
+const ERROR_TOLD: u64 = 1 << 31;
 
 /// A mutex whose guard keeps the inode alive, so that write-back can hold many.
 #[derive(Default)]
@@ -90,14 +93,20 @@ impl FileData {
     pub(super) fn set_hint(&self, dirty_blocks: u64) {
         self.dirty_hint.store(u32::try_from(dirty_blocks).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
-    /// The state of errors now.
+    /// Where a new handle begins: behind the errors that somebody has been told. One that nobody was told is its business too.
     pub fn error_cursor(&self) -> u64 {
-        self.errors.load(Ordering::Acquire)
+        let errors = self.errors.load(Ordering::Acquire);
+        let untold = errors != 0 && errors & ERROR_TOLD == 0;
+        (errors >> 32) - u64::from(untold)
     }
     /// An error newer than `cursor`, which is told once.
     pub fn error_since(&self, cursor: &AtomicU64) -> Option<i32> {
-        let now = self.error_cursor();
-        (cursor.swap(now, Ordering::AcqRel) != now).then_some((now & 0xffff_ffff) as i32)
+        let errors = self.errors.load(Ordering::Acquire);
+        let count = errors >> 32;
+        (cursor.swap(count, Ordering::AcqRel) != count).then(|| {
+            self.errors.fetch_or(ERROR_TOLD, Ordering::AcqRel);
+            (errors & (ERROR_TOLD - 1)) as i32
+        })
     }
 
     /// `item` is there and stands in the clock (or somebody is at it). Waits for nobody.
@@ -137,8 +146,13 @@ pub struct Pages {
     windows: Vec<(u64, LoadedWindow)>,
     /// Counts changes of the extent map, so that a window read meanwhile is not taken for the newest.
     pub map_version: u64,
-    /// Blocks whose extents are being dropped, step by step: they read as holes already.
+    /// Blocks whose extents are being dropped, step by step: they read as holes already. Where that was interrupted by an
+    /// error, whoever next gets the right to change extents goes on with it.
     pub void: Option<Range<u64>>,
+    /// The journal has an intent for it.
+    pub intent: bool,
+    /// Write-back has taken contents that are on their way into the record.
+    pub inline_taken: bool,
     /// The contents are to move out of the record, whatever their size.
     pub no_inline: bool,
     /// Where memory is counted, once there is something to count.
@@ -235,6 +249,12 @@ impl Pages {
         self.folios.remove(&index);
         self.charge(0, memory);
         Verdict::Gone
+    }
+
+    /// Blocks of space that dirty blocks hold.
+    #[cfg(test)]
+    pub fn held(&self) -> u64 {
+        self.folios.values().map(|f| u64::from((f.dirty & !f.promised).count_ones())).sum()
     }
 
     /// Evicts all that is clean.

@@ -42,15 +42,19 @@ impl Signal {
         self.progress.notify_all();
     }
 
-    /// Waits while `held` says so and the thread gets on.
-    pub fn wait_while(&self, held: impl Fn() -> bool) {
+    /// Waits while `held` says so and the thread gets on; `false`: it does not.
+    pub fn wait_while(&self, held: impl Fn() -> bool) -> bool {
         let mut state = self.state.lock();
-        while held() && !state.stuck && !state.stopping {
+        while held() {
+            if state.stuck || state.stopping {
+                return false;
+            }
             state.wanted = true;
             self.work.notify_one();
             // The condition is not under this lock: a wake-up can fall between the look and the wait.
             self.progress.wait_for(&mut state, ROUND);
         }
+        true
     }
 
     /// Ends the thread and waits for it.
@@ -101,15 +105,20 @@ pub fn start(store: &Arc<DataStore>) {
 }
 
 fn run(store: &Weak<DataStore>, signal: &Signal) {
-    let mut reported = false;
+    let (mut stuck, mut untidy) = (false, false);
     while let Some(wanted) = signal.wait() {
         let Some(store) = store.upgrade() else { return };
         let result = store.round(wanted);
-        if let (Err(error), false) = (&result, reported) {
+        if let (Err(error), false) = (&result, stuck) {
             tracing::error!(%error, "write-back failed");
         }
-        reported = result.is_err();
-        signal.set_stuck(result.is_err());
+        stuck = result.is_err();
+        signal.set_stuck(stuck);
+        let result = if stuck { Ok(()) } else { store.tidy() };
+        if let (Err(error), false) = (&result, untidy) {
+            tracing::error!(%error, "the cleaner failed");
+        }
+        untidy = result.is_err();
     }
 }
 
@@ -119,7 +128,7 @@ impl DataStore {
         if self.options.read_only { Ok(()) } else { self.round(false) }
     }
 
-    /// One round of the background thread.
+    /// One round of write-back.
     fn round(&self, wanted: bool) -> Result<(), crate::error::FsError> {
         if self.failed.load(Ordering::Relaxed) {
             return self.writable();
@@ -134,6 +143,6 @@ impl DataStore {
         if self.queue.oldest().is_some_and(|oldest| oldest <= since) {
             self.write_back_since(since, Busy::Skip)?;
         }
-        self.tidy()
+        Ok(())
     }
 }

@@ -25,13 +25,10 @@ pub(super) struct Piece {
     pub next: Option<u64>,
 }
 
-/// A step of [`DataStore::drop_extents`], for the caller to add to.
-pub(super) struct Step<'s, 't, 'j> {
+/// The first step of [`DataStore::drop_extents`], for the caller to add to.
+pub(super) struct First<'s> {
     pub state: &'s mut InodeState,
     pub pages: &'s mut Pages,
-    pub txn: &'t mut Transaction<'j>,
-    pub first: bool,
-    pub last: bool,
     /// Blocks of space that were held by what the step forgets.
     pub held: u64,
 }
@@ -48,10 +45,25 @@ impl DataStore {
         if size > i64::MAX as u64 {
             return Err(Errno(libc::EFBIG).into());
         }
+        self.resize(inode, size, true, edit)
+    }
+
+    /// Extends the file to `size`; one that is as long already stays as it is.
+    pub(super) fn grow(&self, inode: &Arc<Inode>, size: u64) -> Result<Seq, FsError> {
+        self.resize(inode, size, false, &mut |_| {})
+    }
+
+    fn resize(
+        &self,
+        inode: &Arc<Inode>,
+        size: u64,
+        may_cut: bool,
+        edit: AttrEdit<'_>,
+    ) -> Result<Seq, FsError> {
         let mut retried = false;
         loop {
-            let guard = ExtentsGuard::lock(inode);
-            if size < inode.state.read().rec.size {
+            let guard = self.extents_right(inode, &*self.journal()?)?;
+            if may_cut && size < inode.state.read().rec.size {
                 return self.truncate(&guard, size, edit);
             }
             match self.extend_to(&guard, size, edit)? {
@@ -118,62 +130,92 @@ impl DataStore {
     fn truncate(&self, guard: &ExtentsGuard, size: u64, edit: AttrEdit<'_>) -> Result<Seq, FsError> {
         let inode = guard.inode();
         let from = size.div_ceil(BLOCK);
-        self.drop_extents(guard, from..BLOCKS_END, 0, &mut |step| {
-            if step.first {
-                step.held = step.pages.forget(from, BLOCKS_END);
-                zero_tail(step.pages, size);
-                inode.file.set_hint(step.pages.dirty_blocks);
-                cut(step.state, size);
-                edit(&mut step.state.rec);
-                if !step.last {
-                    step.txn.put(&keys::intent(inode.ino), &Number(size).encode());
-                }
-            } else if step.last {
-                step.txn.delete(&keys::intent(inode.ino));
-            }
+        self.drop_extents(guard, from..BLOCKS_END, Some(size), &mut |step| {
+            step.held = step.pages.forget(from, BLOCKS_END);
+            zero_tail(step.pages, size);
+            inode.file.set_hint(step.pages.dirty_blocks);
+            cut(step.state, size);
+            edit(&mut step.state.rec);
         })
     }
 
-    /// Drops the extents of blocks `range`, in as many transactions as it takes; at least one. `each` adds to every step, under
-    /// the inode lock, `extra` bytes at most beside the record.
+    /// The right to change a file's extents, when what an error interrupted there has been finished. Whoever takes the right
+    /// to read extents only, or to drop all of them, need not do that.
+    pub(super) fn extents_right(
+        &self,
+        inode: &Arc<Inode>,
+        journal: &Journal,
+    ) -> Result<ExtentsGuard, FsError> {
+        let guard = ExtentsGuard::lock(inode);
+        self.finish_drop(&guard, journal)?;
+        Ok(guard)
+    }
+
+    /// Drops the extents of blocks `range`, in as many transactions as it takes; at least one. `first` adds to the first step,
+    /// under the inode lock. With a size to `cut` to there is an intent for what is left after that.
     pub(super) fn drop_extents(
         &self,
         guard: &ExtentsGuard,
         range: Range<u64>,
-        extra: u32,
-        each: &mut dyn FnMut(&mut Step<'_, '_, '_>),
+        cut: Option<u64>,
+        first: &mut dyn FnMut(&mut First<'_>),
     ) -> Result<Seq, FsError> {
         let (inode, journal) = (guard.inode(), self.journal()?);
-        let mut from = Some(range.start);
-        let mut first = true;
-        let mut seq = Seq(0);
-        while let Some(start) = from {
-            let piece = self.plan_drop(&journal, inode, start..range.end)?;
-            let mut room = self.credits(&piece.changes, &piece.delta, true);
-            room.keys += 2;
-            room.bytes += extra;
-            let mut txn = journal.begin(room)?;
+        let piece = self.plan_drop(&journal, inode, range.clone())?;
+        let mut txn = journal.begin(self.credits(&piece.changes, &piece.delta, true))?;
+        put_all(&mut txn, &piece.changes);
+        let seq = {
+            let mut state = inode.state.write();
+            let mut pages = inode.file.pages.write();
+            let mut step = First { state: &mut state, pages: &mut pages, held: 0 };
+            first(&mut step);
+            let held = step.held;
+            if let (Some(size), true) = (cut, piece.next.is_some()) {
+                txn.put(&keys::intent(inode.ino), &Number(size).encode());
+                pages.intent = true;
+            }
+            self.log_dropped(inode, (&mut state, &mut pages), txn, piece, range.end, held)
+        };
+        Ok(self.finish_drop(guard, &journal)?.unwrap_or(seq))
+    }
+
+    /// Drops what is left of a range that was begun; the context of the last step, if there was one.
+    fn finish_drop(&self, guard: &ExtentsGuard, journal: &Journal) -> Result<Option<Seq>, FsError> {
+        let inode = guard.inode();
+        let mut last = None;
+        loop {
+            let Some(range) = inode.file.pages.read().void.clone() else { return Ok(last) };
+            let piece = self.plan_drop(journal, inode, range.clone())?;
+            let mut txn = journal.begin(self.credits(&piece.changes, &piece.delta, true))?;
             put_all(&mut txn, &piece.changes);
             let mut state = inode.state.write();
             let mut pages = inode.file.pages.write();
-            let last = piece.next.is_none();
-            let held = {
-                let (state, pages, txn) = (&mut *state, &mut *pages, &mut txn);
-                let mut step = Step { state, pages, txn, first, last, held: 0 };
-                each(&mut step);
-                step.held
-            };
-            self.swap_dropped(inode, &mut state, &mut pages, piece.edits, &piece.delta);
-            pages.void = piece.next.map(|next| next..range.end);
-            show_blocks(&mut state, &pages);
-            state.times_dirty = false;
-            txn.put(&keys::inode(inode.ino), &state.record().encode());
-            seq = self.table.commit(txn, &piece.delta, held, None, &self.space);
-            self.note_seq(Some(inode), seq);
-            self.leave_if_clean(inode, &state, &pages);
-            (from, first) = (piece.next, false);
+            if piece.next.is_none() && std::mem::take(&mut pages.intent) {
+                txn.delete(&keys::intent(inode.ino));
+            }
+            last = Some(self.log_dropped(inode, (&mut state, &mut pages), txn, piece, range.end, 0));
         }
-        Ok(seq)
+    }
+
+    /// Logs one step: the extents that are gone, and the record.
+    fn log_dropped(
+        &self,
+        inode: &Arc<Inode>,
+        (state, pages): (&mut InodeState, &mut Pages),
+        mut txn: Transaction<'_>,
+        piece: Piece,
+        end: u64,
+        held: u64,
+    ) -> Seq {
+        self.swap_dropped(inode, state, pages, piece.edits, &piece.delta);
+        pages.void = piece.next.map(|next| next..end);
+        show_blocks(state, pages);
+        state.times_dirty = false;
+        txn.put(&keys::inode(inode.ino), &state.record().encode());
+        let seq = self.table.commit(txn, &piece.delta, held, None, &self.space);
+        self.note_seq(Some(inode), seq);
+        self.leave_if_clean(inode, state, pages);
+        seq
     }
 
     /// The edited windows become current: those that are empty now are forgotten instead.
@@ -267,6 +309,8 @@ impl DataStore {
                 self.swap_dropped(inode, &mut state, &mut pages, piece.edits, &piece.delta);
                 if piece.next.is_some() {
                     txn.put(&keys::inode(inode.ino), &state.record().encode());
+                } else if std::mem::take(&mut pages.intent) {
+                    txn.delete(&keys::intent(inode.ino)); // of a truncation that an error interrupted
                 }
             }
             if piece.next.is_none() {
@@ -298,11 +342,12 @@ impl DataStore {
                 Some(inode) => {
                     tracing::info!(inode = ino, size, "finishing an interrupted truncation");
                     let guard = ExtentsGuard::lock(&inode);
-                    self.drop_extents(&guard, size.div_ceil(BLOCK)..BLOCKS_END, 0, &mut |step| {
-                        if step.last {
-                            step.txn.delete(&keys::intent(ino));
-                        }
-                    })?;
+                    {
+                        let mut pages = inode.file.pages.write();
+                        pages.void = Some(size.div_ceil(BLOCK)..BLOCKS_END);
+                        pages.intent = true;
+                    }
+                    self.finish_drop(&guard, journal)?;
                 }
                 None => {
                     let mut txn = journal.begin(Credits { keys: 1, bytes: 16, urgent: true })?;

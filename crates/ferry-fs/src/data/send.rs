@@ -136,8 +136,8 @@ impl DataStore {
             if pages.is_dirty(0) {
                 pages.with_folio(0, |f| f.fly(&cargo.batch));
                 clean_run(&mut pages, 0..1, &mut work);
-                pages.settle(&inode, 0);
             }
+            pages.inline_taken = true;
             work.contents = Contents::Inline(contents);
             return Ok(Some(work));
         }
@@ -327,6 +327,7 @@ impl DataStore {
         let mut state = inode.state.write();
         let mut pages = inode.file.pages.write();
         pages.flying -= work.over_hole;
+        pages.inline_taken = false;
         if inode.file.dead.load(Ordering::Acquire) {
             // Nobody will ever read it; the batch may carry others' data all the same.
             let seq = self.table.commit(txn, &Delta::default(), work.held, chunk, &self.space);
@@ -347,6 +348,8 @@ impl DataStore {
             state.times_dirty = false;
         }
         show_blocks(&mut state, &pages);
+        let inline = state.logged.inline.as_ref().map(|i| i.len() as u64);
+        debug_assert!(inline.is_none_or(|len| len == state.logged.size), "contents and size belong together");
         txn.put(&keys::inode(inode.ino), &state.record().encode());
         let seq = self.table.commit(txn, &delta, work.held, chunk, &self.space);
         self.note_seq(Some(inode), seq);
@@ -379,6 +382,7 @@ impl DataStore {
         let mut state = inode.state.write();
         let mut pages = inode.file.pages.write();
         pages.flying -= work.over_hole;
+        pages.inline_taken = false;
         let mut again = 0;
         let inline = matches!(work.contents, Contents::Inline(_)).then_some(0..1);
         let runs = work.runs.iter().map(|r| r.block..r.block + u64::from(r.len));
@@ -440,7 +444,7 @@ fn apply_logged(state: &mut InodeState, pages: &mut Pages, work: &Work, mapped: 
         Contents::Inline(contents) => {
             state.logged.inline = Some(contents.clone());
             if !pages.is_dirty(0) {
-                pages.forget(0, 1);
+                pages.forget(0, 1); // the record has it: it need not be cached
             }
         }
         Contents::Extents => {

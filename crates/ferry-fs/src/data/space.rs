@@ -221,7 +221,7 @@ impl Space {
 
     /// There is room for things that grow the home store.
     pub fn admits(&self) -> bool {
-        self.free.load(Ordering::Relaxed) >= 0 || (self.grow() && self.free.load(Ordering::Relaxed) >= 0)
+        self.grow_for(0)
     }
 
     /// Contexts up to `seq` are stamped. Takes no lock.
@@ -351,6 +351,13 @@ impl Space {
         let host = self.dev.host_free().map_or(u64::MAX, |h| h.saturating_sub(HOST_SLACK_BYTES));
         let total = most.max(0) as u64 * BLOCK + u64::from(home) * self.geometry.segment_len;
         (total, all_free, all_free.min(backed.saturating_add(host)))
+    }
+
+    /// What may still be promised, and what could be if nothing were used.
+    #[cfg(test)]
+    pub fn audit(&self) -> (i64, i64) {
+        let pool = self.pool.lock();
+        (self.free.load(Ordering::Relaxed), pool.capacity)
     }
 
     /// Free segments (with and without space of the host), waiting ones, the home store's.

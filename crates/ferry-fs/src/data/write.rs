@@ -67,13 +67,14 @@ impl DataStore {
             return Ok(());
         }
         count(&self.counters.throttled, 1);
-        if !self.options.background {
+        let served =
+            self.options.background && self.signal.wait_while(|| self.too_much() && self.writable().is_ok());
+        self.writable()?;
+        if !served {
             self.write_back_all()?;
             self.cache.shrink();
-            return Ok(());
         }
-        self.signal.wait_while(|| self.too_much() && self.writable().is_ok());
-        self.writable()
+        Ok(())
     }
 
     /// More is dirty than may be, or memory is short because of it.
@@ -238,8 +239,8 @@ pub(super) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
             Known::Is(_) => {}
         }
     }
-    // A file that outgrows its record takes its contents with it.
-    let outgrown = range.end.max(size) > INLINE_MAX as u64 && inline;
+    // A file that outgrows its record takes its contents with it, also those that are just on their way there.
+    let outgrown = range.end.max(size) > INLINE_MAX as u64 && (inline || pages.inline_taken);
     if outgrown && !(first..last).contains(&0) && !pages.is_dirty(0) {
         extra.push(0);
     }

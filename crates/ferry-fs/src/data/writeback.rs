@@ -38,7 +38,13 @@ impl DataStore {
             while let Some(start) = from {
                 let want = blocks_wanted(inode);
                 let mut cargo = self.load(want)?;
-                let guard = ExtentsGuard::lock(inode);
+                let guard = match self.extents_right(inode, &journal) {
+                    Ok(guard) => guard,
+                    Err(error) => {
+                        self.cancel(cargo);
+                        return Err(error);
+                    }
+                };
                 from = match self.take(guard, start..end, &mut cargo, &journal) {
                     Ok(Some(work)) => {
                         let next = work.next;
@@ -65,14 +71,17 @@ impl DataStore {
     /// Writes back what waits since `since` or longer, many files at a time.
     pub(super) fn write_back_since(&self, since: Duration, busy: Busy) -> Result<(), FsError> {
         let newest = self.queue.newest();
-        let mut after = 0;
+        let (mut after, mut failed) = (0, Ok(()));
         loop {
             let mut waiting = self.queue.waiting(after, since, GROUP_INODES);
             waiting.retain(|(ticket, _)| *ticket <= newest);
-            let Some(&(last, _)) = waiting.last() else { return Ok(()) };
+            let Some(&(last, _)) = waiting.last() else { return failed };
             self.writable()?;
             after = last;
-            self.write_back_group(waiting.into_iter().map(|(_, inode)| inode), busy)?;
+            match self.write_back_group(waiting.into_iter().map(|(_, inode)| inode), busy) {
+                Err(error) if error.is_of_one_file() => failed = Err(error),
+                done => done?,
+            }
             self.signal.progress();
         }
     }
@@ -81,11 +90,11 @@ impl DataStore {
     fn write_back_group(&self, inodes: impl Iterator<Item = Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
         let journal = self.journal()?;
         let mut group: Vec<Arc<Inode>> = Vec::new();
-        let mut blocks = 0;
+        let (mut blocks, mut failed) = (0, Ok(()));
         for inode in inodes {
             let want = blocks_wanted(&inode);
             if want >= BATCH_BLOCKS / 2 {
-                self.write_back(&inode)?;
+                self.alone(&inode, &mut failed)?;
                 self.signal.progress();
                 continue;
             }
@@ -96,7 +105,21 @@ impl DataStore {
             blocks += want;
             group.push(inode);
         }
-        self.send_group(&mut group, blocks, busy, &journal)
+        self.send_group(&mut group, blocks, busy, &journal)?;
+        failed
+    }
+
+    /// Writes one file back. If its own records are damaged, it is told, and does not keep others from being written.
+    fn alone(&self, inode: &Arc<Inode>, failed: &mut Result<(), FsError>) -> Result<(), FsError> {
+        match self.write_back(inode) {
+            Err(error) if error.is_of_one_file() => {
+                tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
+                inode.file.set_error(error.errno().0);
+                *failed = Err(error);
+                Ok(())
+            }
+            done => done.map(drop),
+        }
     }
 
     /// Sends files together; those that do not fit the segment's rest come with the next one.
@@ -107,7 +130,7 @@ impl DataStore {
         busy: Busy,
         journal: &Journal,
     ) -> Result<(), FsError> {
-        let mut waiting = Vec::new();
+        let (mut waiting, mut failed) = (Vec::new(), Ok(()));
         let mut want = blocks;
         let mut inodes = std::mem::take(group);
         while !inodes.is_empty() {
@@ -122,8 +145,9 @@ impl DataStore {
                     later.push(inode);
                     continue;
                 }
-                let Some(guard) = ExtentsGuard::try_lock(&inode) else {
-                    waiting.push(inode);
+                let guard = ExtentsGuard::try_lock(&inode);
+                let Some(guard) = guard.filter(|_| inode.file.pages.read().void.is_none()) else {
+                    waiting.push(inode); // somebody is at it, or has left something to be finished first
                     continue;
                 };
                 match self.take(guard, 0..u64::MAX / BLOCK, &mut cargo, journal) {
@@ -139,18 +163,19 @@ impl DataStore {
                         // The others are not to suffer; whoever asks for this one gets the error again.
                         tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
                         inode.file.set_error(error.errno().0);
+                        failed = Err(error);
                     }
                 }
             }
             self.send(works, cargo, journal)?;
             inodes = later;
         }
-        if busy == Busy::Wait {
-            for inode in waiting {
-                self.write_back(&inode)?;
+        for inode in waiting {
+            if busy == Busy::Wait || inode.file.pages.read().void.is_some() {
+                self.alone(&inode, &mut failed)?;
             }
         }
-        Ok(())
+        failed
     }
 
     /// Room for up to `want` blocks of new data; called without any lock.

@@ -84,4 +84,10 @@ fn a_failed_write_is_told_to_each_handle_once() {
     assert_eq!(volume.store.error_since(&file, &b), Some(Errno(libc::EIO)));
     let later = AtomicU64::new(volume.store.error_cursor(&file));
     assert_eq!(volume.store.error_since(&file, &later), None);
+    // An error that nobody has been told yet is told to who opens the file next.
+    file.file.set_error(libc::ENOSPC);
+    let next = AtomicU64::new(volume.store.error_cursor(&file));
+    assert_eq!(volume.store.error_since(&file, &next), Some(Errno(libc::ENOSPC)));
+    assert_eq!(volume.store.error_since(&file, &next), None);
+    assert_eq!(volume.store.error_since(&file, &later), Some(Errno(libc::ENOSPC)));
 }

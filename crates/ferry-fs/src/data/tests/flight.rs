@@ -129,3 +129,69 @@ fn what_is_being_written_stays_in_memory_until_it_is_written() {
     assert_eq!(volume.store.table.used(), (0, 0));
     volume.check();
 }
+
+/// A device that calls back when a write was submitted and has completed.
+struct Telling {
+    inner: Arc<MemDevice>,
+    tell: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl BlockDevice for Telling {
+    fn capacity(&self) -> u64 {
+        self.inner.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        self.inner.read(offset, buf)
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.inner.write(offset, buf)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.inner.flush()
+    }
+    fn submit(&self, batch: Vec<Io>) {
+        self.inner.submit(batch);
+        let tell = self.tell.lock().take();
+        if let Some(tell) = tell {
+            tell();
+        }
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        self.inner.host_free()
+    }
+}
+
+/// Two files travel in one batch. When its data has landed, the second one's new place is not in its extent map yet.
+#[test]
+fn what_has_landed_and_is_not_yet_logged_stays_in_memory() {
+    let mut telling = None;
+    let volume = Volume::on(64, 256 << 10, 8 << 20, false, |inner| {
+        let dev = Arc::new(Telling { inner, tell: Mutex::new(None) });
+        telling = Some(dev.clone());
+        dev
+    });
+    let telling = telling.expect("made just now");
+    let files: Vec<_> = (5..7).map(|ino| volume.create(ino)).collect();
+    for version in 1..4 {
+        for file in &files {
+            volume.write(file, 0, &pattern(version, 20_000));
+        }
+        let (store, file) = (Arc::clone(&volume.store), Arc::clone(&files[1]));
+        let (tell, told) = std::sync::mpsc::channel();
+        *telling.tell.lock() = Some(Box::new(move || {
+            file.file.pages.write().evict_all();
+            let mut out = vec![0; 20_000];
+            let read = store.read(&file, 0, &mut out);
+            tell.send(read.is_ok() && out == pattern(version, 20_000)).unwrap();
+        }));
+        volume.store.write_back_all().unwrap();
+        assert!(told.recv().unwrap(), "version {version} was not what was read");
+    }
+    volume.check();
+}

@@ -8,6 +8,7 @@ mod flight;
 mod model;
 mod resize;
 mod space;
+mod taken;
 mod threads;
 
 use super::*;
@@ -216,6 +217,14 @@ impl Volume {
         let reserved = reserved.map_or(0, |v| keys::Number::decode(&v).unwrap().0);
         assert_eq!(reserved, promised, "promised blocks");
         assert_eq!(self.store.table.used().1, promised);
+        let (free, capacity) = self.store.space.audit();
+        let held: u64 = self.inodes.known.lock().values().map(|i| i.file.pages.read().held()).sum();
+        let used = (self.store.table.used().0 + promised + held) as i64;
+        assert_eq!(
+            free,
+            capacity - used,
+            "space is neither lost nor promised twice ({held} blocks are dirty)"
+        );
     }
 
     /// Like unmounting and mounting, with the journal as it is. `clean`: everything is written back first.

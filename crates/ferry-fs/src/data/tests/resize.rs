@@ -69,6 +69,58 @@ fn removing_a_large_file_frees_everything_and_calls_finish_once() {
     volume.check();
 }
 
+/// A truncation that failed half-way goes on with whoever next changes the file, and nothing of what is written meanwhile is
+/// lost or mistaken for what was there.
+#[test]
+fn a_truncation_that_an_error_interrupted_is_finished_by_the_next() {
+    let mut volume = Volume::new(100, 1 << 20, 32 << 20, false);
+    let file = scattered(&volume, 3000);
+    let size = 100 * BLOCK;
+    {
+        // As the first step leaves it, when the second fails.
+        let mut txn = volume.journal.begin(Credits { keys: 2, bytes: 4096, urgent: false }).unwrap();
+        let mut state = file.state.write();
+        (state.rec.size, state.logged.size) = (size, size);
+        let mut pages = file.file.pages.write();
+        let held = pages.forget(100, u64::MAX / BLOCK);
+        assert_eq!(held, 0);
+        pages.void = Some(100..super::super::resize::BLOCKS_END);
+        pages.intent = true;
+        txn.put(&keys::inode(5), &state.record().encode());
+        txn.put(&keys::intent(5), &keys::Number(size).encode());
+        txn.commit();
+    }
+    volume.write(&file, 200 * BLOCK, b"new");
+    assert!(volume.read(&file, 100 * BLOCK, 100 * 4096).iter().all(|b| *b == 0));
+    volume.store.write_back_all().unwrap();
+    volume.evict();
+    assert_eq!(volume.read(&file, 200 * BLOCK, 100), b"new");
+    assert_eq!(volume.journal.get(&keys::intent(5)).unwrap(), None);
+    assert_eq!(volume.store.table.used().0, 51);
+    volume.check();
+    drop(file);
+    volume.reopen(true);
+    let file = volume.inodes.inode(5).unwrap().unwrap();
+    assert_eq!(volume.read(&file, 200 * BLOCK, 100), b"new");
+}
+
+#[test]
+fn a_hole_over_contents_that_outgrow_the_record_is_logged_as_one() {
+    let mut volume = Volume::new(64, 256 << 10, 4 << 20, false);
+    let file = volume.create(5);
+    volume.write(&file, 0, &pattern(1, 2048));
+    volume.store.write_back(&file).unwrap();
+    volume.write(&file, 74_918, &pattern(2, 116));
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    volume.store.fallocate(&file, punch, 0, 4096, &mut |_| ()).unwrap();
+    drop(file);
+    volume.reopen(true);
+    let file = volume.inodes.inode(5).unwrap().unwrap();
+    let mut expected = vec![0; 74_918];
+    expected.extend(pattern(2, 116));
+    assert!(volume.read(&file, 0, 100_000) == expected);
+}
+
 #[test]
 fn contents_move_between_record_and_extents() {
     let mut volume = Volume::new(64, 256 << 10, 4 << 20, false);
