@@ -153,12 +153,10 @@ impl Op {
 
     /// It may fail for want of space. What was promised before may not, nor what gives space back.
     pub fn may_lack_space(&self) -> bool {
-        match self {
-            Op::Unlink(_) | Op::Rmdir(_) | Op::RemoveXattr(..) | Op::Truncate(_, 0) => false,
-            Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Tick(_) => false,
-            Op::Read(..) | Op::Hold(..) | Op::Release(_) => false,
-            _ => true,
-        }
+        let gives_back =
+            matches!(self, Op::Unlink(_) | Op::Rmdir(_) | Op::RemoveXattr(..) | Op::Truncate(_, 0));
+        let promised = matches!(self, Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Tick(_));
+        !gives_back && !promised && !matches!(self, Op::Read(..) | Op::Hold(..) | Op::Release(_))
     }
 }
 
