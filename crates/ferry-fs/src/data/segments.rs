@@ -171,23 +171,42 @@ impl Table {
     }
 
     /// Takes up to `want` blocks of the open segment, or of a free one. `None`: no segment is free for this stream.
+    ///
+    /// A free segment may cost a call of the host: the table is not locked over it.
     pub fn allocate(&self, stream: Stream, want: u32, space: &Space) -> Option<Chunk> {
-        let mut state = self.state.lock();
+        let need = if stream == Stream::New { Need::Data } else { Need::Clean };
         loop {
-            if let Some(open) = &state.open[stream as usize] {
-                let (segment, unnamed) = (open.segment, open.unnamed.len());
-                let at = state.segments[segment as usize].filled;
-                if let Some((len, summaries)) = self.fit(self.blocks - at, want, unnamed) {
-                    state.segments[segment as usize].filled = at + len + summaries;
-                    state.in_use.push(segment);
-                    return Some(Chunk { stream, segment, at, len, summaries });
-                }
+            if let Some(chunk) = self.carve(stream, want) {
+                return Some(chunk);
+            }
+            let segment = space.take(need)?;
+            let mut state = self.state.lock();
+            if state.open[stream as usize].is_some() {
+                drop(state);
+                space.give_back(segment); // somebody else was quicker
+            } else {
+                state.open[stream as usize] = Some(Open { segment, unnamed: Vec::new() });
+            }
+        }
+    }
+
+    /// Takes blocks of the open segment; closes it if it has none left.
+    fn carve(&self, stream: Stream, want: u32) -> Option<Chunk> {
+        let mut state = self.state.lock();
+        let open = state.open[stream as usize].as_ref()?;
+        let (segment, unnamed) = (open.segment, open.unnamed.len());
+        let at = state.segments[segment as usize].filled;
+        match self.fit(self.blocks - at, want, unnamed) {
+            Some((len, summaries)) => {
+                state.segments[segment as usize].filled = at + len + summaries;
+                state.in_use.push(segment);
+                Some(Chunk { stream, segment, at, len, summaries })
+            }
+            None => {
                 state.open[stream as usize] = None;
                 state.closed.push(segment);
+                None
             }
-            let need = if stream == Stream::New { Need::Data } else { Need::Clean };
-            let segment = space.take(need)?;
-            state.open[stream as usize] = Some(Open { segment, unnamed: Vec::new() });
         }
     }
 

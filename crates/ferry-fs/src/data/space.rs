@@ -46,8 +46,6 @@ struct Pool {
     backed: BTreeSet<u32>,
     /// Free, without space of the host.
     bare: BTreeSet<u32>,
-    /// Free as soon as the context is stamped.
-    pending: VecDeque<(Seq, u32)>,
     /// The home store's.
     home: BTreeSet<u32>,
     /// Segments that the host has given since the mount (or that a live block proves).
@@ -66,8 +64,10 @@ pub struct Space {
     free: AtomicI64,
     /// Newest context known stamped.
     stamped: AtomicU64,
-    /// Innermost lock: [`Space::take`] is called with the segment table locked, and by the journal.
+    /// Held over calls of the host; nothing but `pending` is locked inside it, and the journal calls [`Space::take`].
     pool: Mutex<Pool>,
+    /// Free as soon as the context is stamped. Commits add to it, so it is held over nothing.
+    pending: Mutex<VecDeque<(Seq, u32)>>,
 }
 
 /// Blocks of a segment that can hold data, the least that its summaries leave.
@@ -82,14 +82,13 @@ impl Space {
         let pool = Pool {
             backed: BTreeSet::new(),
             bare: BTreeSet::new(),
-            pending: VecDeque::new(),
             home: BTreeSet::new(),
             given: BTreeSet::new(),
             backed_total: 0,
             capacity: 0,
         };
         let (free, stamped) = (AtomicI64::new(0), AtomicU64::new(0));
-        Self { dev, geometry, free, stamped, pool: Mutex::new(pool) }
+        Self { dev, geometry, free, stamped, pool: Mutex::new(pool), pending: Mutex::default() }
     }
 
     /// Sets what the journal knows: `used` segments hold data, `home` are the home store's; `blocks` are live or promised.
@@ -258,6 +257,11 @@ impl Space {
         Some(segment)
     }
 
+    /// What was taken for data is not needed.
+    pub fn give_back(&self, segment: u32) {
+        self.pool.lock().backed.insert(segment);
+    }
+
     /// The home store gave these back.
     pub fn release_home(&self, segments: &[u32]) {
         let mut pool = self.pool.lock();
@@ -273,17 +277,17 @@ impl Space {
 
     /// `segment` holds nothing live since context `seq`.
     pub fn freed(&self, seq: Seq, segment: u32) {
-        self.pool.lock().pending.push_back((seq, segment));
+        self.pending.lock().push_back((seq, segment));
     }
 
     /// Segments wait for a stamp.
     pub fn has_pending(&self) -> bool {
-        !self.pool.lock().pending.is_empty()
+        !self.pending.lock().is_empty()
     }
 
     /// Newest context that a segment waits for.
     pub fn newest_pending(&self) -> Option<Seq> {
-        self.pool.lock().pending.back().map(|p| p.0)
+        self.pending.lock().back().map(|p| p.0)
     }
 
     /// Makes what is stamped free; returns the number of free segments, and how many are kept for others than data.
@@ -294,13 +298,17 @@ impl Space {
         (free, self.kept(&pool, Need::Data))
     }
 
+    /// The next segment that waited for a context up to `stamped`.
+    fn next_stamped(&self, stamped: u64) -> Option<u32> {
+        let mut pending = self.pending.lock();
+        pending.front().filter(|(seq, _)| seq.0 <= stamped)?;
+        pending.pop_front().map(|(_, segment)| segment)
+    }
+
     fn reap(&self, pool: &mut Pool) {
         let stamped = self.stamped.load(Ordering::Acquire);
         let mut any = false;
-        while let Some(&(seq, segment)) = pool.pending.front()
-            && seq.0 <= stamped
-        {
-            pool.pending.pop_front();
+        while let Some(segment) = self.next_stamped(stamped) {
             any = true;
             // Of a segment from an earlier mount parts may be holes of the host by now: ask for all of it again.
             let (offset, len) = (self.segment_offset(segment), self.geometry.segment_len);
@@ -364,6 +372,6 @@ impl Space {
     pub fn counts(&self) -> (u32, u32, u32, u32) {
         let pool = self.pool.lock();
         let len = |n: usize| n as u32;
-        (len(pool.backed.len()), len(pool.bare.len()), len(pool.pending.len()), len(pool.home.len()))
+        (len(pool.backed.len()), len(pool.bare.len()), len(self.pending.lock().len()), len(pool.home.len()))
     }
 }
