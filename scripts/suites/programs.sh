@@ -209,7 +209,7 @@ make_kernel_repository() {
   mkdir -p "$scratch/kernel-git"
   tar -xf "$kernel_tar" -C "$scratch/kernel-git" --strip-components=1
   git -C "$scratch/kernel-git" init -q
-  git -C "$scratch/kernel-git" add -A
+  git -C "$scratch/kernel-git" add --all --force # Debian's tree ignores everything but its own directory
   git -C "$scratch/kernel-git" -c user.name=test -c user.email=test@example.org commit -q -m tree
 }
 

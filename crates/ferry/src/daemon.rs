@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ use crate::uring;
 
 /// What a daemon says on its standard output when the mount can be used.
 const READY: &str = "ready";
+/// A mount that was ended by force is waited for so long.
+const FORCED: Duration = Duration::from_secs(5);
 /// Raised to this, so that a volume with many open files does not run out of descriptors for its own needs.
 const OPEN_FILES: u64 = 1 << 16;
 /// The kernel should end almost anything before the process that holds unwritten data; but the machine matters more.
@@ -130,28 +132,46 @@ pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliEr
     announce(service)?;
     tracing::info!(volume = service.options.fsname, mountpoint = %service.mountpoint.display(), "mounted");
 
-    let mut stopping = false;
-    loop {
-        // Without a stop under way there is nothing to time.
-        let event = if stopping {
-            received.recv_timeout(service.stop_timeout)
-        } else {
-            received.recv().map_err(RecvTimeoutError::from)
-        };
-        match event {
-            Ok(Event::Ended) | Err(RecvTimeoutError::Disconnected) => break,
-            Ok(Event::Signal) if !stopping => {
-                stopping = true;
-                stop(&handle, service.stop_timeout);
-            }
-            Ok(Event::Signal) | Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!("still in use: ended now; requests under way fail");
-                end(&handle, Unmount::Force);
-            }
-        }
-    }
+    await_end(&handle, &received, service.stop_timeout);
     notify_systemd("STOPPING=1");
     Ok(())
+}
+
+/// Returns when the mount has ended, or must: a first signal asks for it, a second one or the timeout forces it.
+fn await_end(handle: &Handle, received: &Receiver<Event>, stop_timeout: Duration) {
+    let mut stage = Stage::Serving;
+    loop {
+        let event = match stage {
+            Stage::Serving => received.recv().map_err(RecvTimeoutError::from),
+            Stage::Stopping => received.recv_timeout(stop_timeout),
+            Stage::Forced => received.recv_timeout(FORCED),
+        };
+        stage = match (event, stage) {
+            (Ok(Event::Ended) | Err(RecvTimeoutError::Disconnected), _) => return,
+            (Ok(Event::Signal), Stage::Serving) => {
+                stop(handle, stop_timeout);
+                Stage::Stopping
+            }
+            (_, Stage::Serving | Stage::Stopping) => {
+                tracing::warn!("still in use: ended now; requests under way fail");
+                end(handle, Unmount::Force);
+                Stage::Forced
+            }
+            (_, Stage::Forced) => {
+                // The kernel ends the connection when this process does, which is when the volume is closed.
+                tracing::warn!("still in use: closing the volume under it");
+                return;
+            }
+        };
+    }
+}
+
+/// How far the end of a mount has come.
+#[derive(Clone, Copy)]
+enum Stage {
+    Serving,
+    Stopping,
+    Forced,
 }
 
 enum Event {
