@@ -88,7 +88,10 @@ impl DataStore {
                 match copy_out(&state, &pages, offset, &mut out[..len], &fetched) {
                     None => {
                         drop((state, pages));
-                        self.read_on(inode, offset, len, size, missed);
+                        // Large reads keep the device busy by themselves, and need no copy in the cache for it.
+                        if wanted.end - wanted.start < DIRECT_BLOCKS {
+                            self.read_on(inode, offset, len, size, missed);
+                        }
                         return Ok(len);
                     }
                     Some(lack) => lack,
