@@ -103,10 +103,11 @@ drop_caches() { sync; echo 3 >/proc/sys/vm/drop_caches; }
 
 passed=0
 failed=0
-# check NAME SECONDS COMMAND…: one check, bounded in time; its output is shown only if it fails. COMMAND may be a function, which runs
+# check NAME SECONDS COMMAND…: one check, bounded in time; its output is shown only if it fails. FERRY_ONLY=REGEX runs only those it matches. COMMAND may be a function, which runs
 # under `set -e`: so never call a check, or what calls checks, where bash ignores that (after if, in && or ||).
 check() {
   local name=$1 limit=$2 begun log code; shift 2
+  [[ $name =~ ${FERRY_ONLY:-} ]] || return 0
   begun=$(now); log=$scratch/check.log
   set +e
   bounded "$limit" "$@" >"$log" 2>&1

@@ -136,6 +136,22 @@ assert all(data[at:at + 8] == at.to_bytes(8, "little") for at in range(0, 8 << 2
 PY
 }
 
+# Signals that a program handles do not end its fsync, as on any local file system: databases do not expect EINTR from it.
+program_signals() {
+  perl -MTime::HiRes=setitimer,ITIMER_REAL,time -MIO::Handle -e '
+    my ($seen, $synced, $end) = (0, 0, time + 5);
+    $SIG{ALRM} = sub { $seen++ };
+    setitimer(ITIMER_REAL, 0.001, 0.001);
+    open my $file, ">", $ARGV[0] or die;
+    while (time < $end) {
+      syswrite($file, "x" x 100) // ($!{EINTR} ? next : die "write: $!");
+      $file->sync or die "fsync after $synced: $!";
+      $synced++;
+    }
+    print "$synced fsyncs, $seen signals\n";
+    $seen > 100 && $synced > 100 or die' "$scratch/mnt/signals"
+}
+
 # program_build: this project itself, its target directory inside the mount too.
 program_build() {
   local dir=$scratch/mnt/build
@@ -231,6 +247,7 @@ suite_programs_quick() {
   check_program "git clone, fsck, gc" 120 program_git "$repo"
   check_program "sqlite3, killed and recovered" 120 program_sqlite 4000
   check_program "mmap" 60 program_mmap
+  check_program "fsync under a rain of signals" 60 program_signals
   check_program "unmount and fsck after the programs" 120 unmount_and_check programs
 }
 
@@ -246,5 +263,6 @@ suite_programs_full() {
   check_program "sqlite3, killed and recovered" 300 program_sqlite 40000
   check_program "PostgreSQL: pgbench, kill -9, recovery" 400 program_postgres 60
   check_program "mmap" 60 program_mmap
+  check_program "fsync under a rain of signals" 60 program_signals
   check_program "unmount and fsck after the programs" 300 unmount_and_check programs
 }
