@@ -48,7 +48,7 @@ suite_fsx() {
   say "--- fsx, $1 operations in each cache mode, seed $seed"
   for mode in kernel writeback strict; do
     mount_volume "$scratch/fsx.ferry" "$scratch/mnt" "cache=$mode,cache_size=64M"
-    check "fsx cache=$mode" 600 fsx_in "$mode" "$1" "$seed"
+    check "fsx cache=$mode" 1200 fsx_in "$mode" "$1" "$seed"
     check "unmount and fsck after fsx cache=$mode" 120 unmount_and_check fsx
   done
 }
