@@ -129,7 +129,7 @@ impl Plan {
             log_bytes: *rng.pick(&[512 << 10, 512 << 10, 1 << 20]),
             cache_bytes: *rng.pick(&[1 << 20, 4 << 20]),
             lives,
-            points_max: 24,
+            points_max: usize::MAX,
             images: 1,
             flush_lies: false,
             fault: rng.chance(1, 5).then(|| draw_fault(&mut rng)),
