@@ -81,6 +81,7 @@ impl Core {
             unique: head.unique,
             slot: from.slot,
             want,
+            pid: head.pid,
             parked: AtomicBool::new(false),
         };
         let answer = self.call(head, op, out, &ticket);

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ferry_fs::{Complete, Errno, Interrupt, Park, Reply};
 use parking_lot::Mutex;
 
+use crate::abi::op;
 use crate::counters::Counters;
 use crate::encode::{self, Body, SMALL_MAX, Want};
 
@@ -38,8 +39,24 @@ struct Waiting {
     slot: u32,
     port: Arc<dyn Port>,
     interrupt: Option<Interrupt>,
+    /// Who waits; 0 where unknown.
+    pid: u32,
     /// An interrupt was there before; it takes effect when the operation has returned.
     interrupted: bool,
+}
+
+impl Waiting {
+    /// Whether a signal ends the wait. One that the program handles ends only the wait for a lock: programs expect no EINTR of
+    /// fsync, and databases stop at it. A process that is being killed has SIGKILL pending, whatever killed it.
+    fn gives_up(&self) -> bool {
+        if self.want.opcode == op::SETLKW || self.pid == 0 {
+            return true;
+        }
+        let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", self.pid)) else { return true };
+        let pending = status.lines().filter(|l| l.starts_with("SigPnd:") || l.starts_with("ShdPnd:"));
+        let masks = pending.filter_map(|l| u64::from_str_radix(l.split_whitespace().nth(1)?, 16).ok());
+        masks.fold(0, |all, mask| all | mask) & 1 << (libc::SIGKILL - 1) != 0
+    }
 }
 
 #[derive(Default)]
@@ -104,6 +121,9 @@ impl ParkTable {
     /// The requester no longer waits: answers EINTR now, or when the request parks.
     pub(crate) fn interrupt(&self, unique: u64) {
         let mut shard = self.shard(unique).lock();
+        if shard.waiting.get(&unique).is_some_and(|w| !w.gives_up()) {
+            return;
+        }
         let Some(waiting) = shard.waiting.remove(&unique) else {
             if shard.early.insert(unique) {
                 shard.early_order.push_back(unique);
@@ -122,7 +142,7 @@ impl ParkTable {
     /// The operation that parked `unique` has returned: an interrupt that came before takes effect.
     pub(crate) fn settled(&self, unique: u64) {
         let mut shard = self.shard(unique).lock();
-        if shard.waiting.get(&unique).is_some_and(|w| w.interrupted)
+        if shard.waiting.get(&unique).is_some_and(|w| w.interrupted && w.gives_up())
             && let Some(waiting) = shard.waiting.remove(&unique)
         {
             drop(shard);
@@ -156,6 +176,8 @@ pub(crate) struct Ticket<'a> {
     pub(crate) unique: u64,
     pub(crate) slot: u32,
     pub(crate) want: Want,
+    /// Who asks; 0 where unknown.
+    pub(crate) pid: u32,
     /// Set by parking.
     pub(crate) parked: AtomicBool,
 }
@@ -168,6 +190,7 @@ impl Park for Ticket<'_> {
             slot: self.slot,
             port: Arc::clone(self.port),
             interrupt,
+            pid: self.pid,
             interrupted: false,
         };
         self.table.insert(self.unique, waiting);

@@ -32,6 +32,7 @@ impl Bench {
             unique,
             slot: 0,
             want: Want { opcode: op::FSYNC, size: 0 },
+            pid: 0,
             parked: AtomicBool::new(false),
         };
         ticket.park(interrupt)
