@@ -36,21 +36,34 @@ suite_pjdfstest() {
   check "unmount and fsck after pjdfstest" 120 unmount_and_check posix
 }
 
-# fsx_in MODE OPERATIONS SEED
+# fsx_in MODE OPERATIONS SEED: on a volume of its own, which is clean afterwards.
 fsx_in() {
-  mkdir -p "$scratch/artifacts"
-  "$tools/bin/fsx" -f "$repo/scripts/suites/fsx.toml" -N "$2" -S "$3" -P "$scratch/artifacts" "$scratch/mnt/fsx"
+  local mount=$scratch/fsx-$1 volume=$scratch/fsx-$1.ferry
+  mkdir -p "$scratch/artifacts-$1"
+  mount_volume "$volume" "$mount" "cache=$1,cache_size=64M"
+  "$tools/bin/fsx" -f "$repo/scripts/suites/fsx.toml" -N "$2" -S "$3" -P "$scratch/artifacts-$1" "$mount/fsx"
+  unmount_volume "$mount"
+  timeout 100 "$ferry" fsck "$volume"
 }
 
-# suite_fsx OPERATIONS: in each cache mode.
+# fsx_verdict MODE: what the run in that mode came to; it has ended, and left its status.
+fsx_verdict() {
+  cat "$scratch/fsx-$1.log"
+  [ "$(cat "$scratch/fsx-$1.status")" = 0 ]
+}
+
+# suite_fsx OPERATIONS: in each cache mode, side by side: one run keeps less than one core busy.
 suite_fsx() {
-  local mode seed=${FERRY_SEED:-$RANDOM}
-  say "--- fsx, $1 operations in each cache mode, seed $seed"
+  local mode pids='' seed=${FERRY_SEED:-$RANDOM}
+  say "--- fsx, $1 operations in each cache mode, then unmount and fsck; seed $seed"
   for mode in kernel writeback strict; do
-    mount_volume "$scratch/fsx.ferry" "$scratch/mnt" "cache=$mode,cache_size=64M"
-    check "fsx cache=$mode" 1200 fsx_in "$mode" "$1" "$seed"
-    check "unmount and fsck after fsx cache=$mode" 120 unmount_and_check fsx
+    # `bounded` says how it ended, also where it was killed.
+    (set +e; bounded 1500 fsx_in "$mode" "$1" "$seed" >"$scratch/fsx-$mode.log" 2>&1; echo $? >"$scratch/fsx-$mode.status") &
+    pids+=" $!"
   done
+  # shellcheck disable=SC2086
+  wait $pids
+  for mode in kernel writeback strict; do check "fsx cache=$mode" 60 fsx_verdict "$mode"; done
 }
 
 # unmount_and_check NAME: the volume $scratch/NAME.ferry is clean once unmounted.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferry_bench::null::{Cache, NullFs, NullOptions};
 use ferry_device::Env;
@@ -20,6 +21,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "cached-create" => options.cached_create = true,
             "no-xattrs" => options.no_xattrs = true,
             "device" => mount.transport = Transport::Device,
+            flush if flush.starts_with("flush-us=") => {
+                options.flush_time = Duration::from_micros(flush["flush-us=".len()..].parse()?);
+            }
             other => mount.threads = Some(other.parse()?),
         }
     }

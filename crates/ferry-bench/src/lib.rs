@@ -1,3 +1,4 @@
 //! Workloads, measured.
 
+pub mod fsync_happy;
 pub mod null;

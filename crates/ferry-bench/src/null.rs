@@ -9,10 +9,11 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use ferry_device::{Clock, Env};
-use ferry_fs::{Attr, Entry, Errno, Host, Ino, Opened, ROOT, Timestamp};
+use ferry_fs::{Attr, Entry, Errno, Host, Ino, Opened, Parked, ROOT, Timestamp};
 use ferry_fuse::{MountOptions, Session};
 use parking_lot::{Mutex, RwLock};
 
@@ -45,6 +46,8 @@ pub struct NullOptions {
     pub cached_create: bool,
     /// Extended attributes are said not to exist at all, so the kernel never asks again.
     pub no_xattrs: bool,
+    /// An fsync takes so long, one after the other: a file here is a slow device to put a volume on.
+    pub flush_time: Duration,
 }
 
 /// The file system.
@@ -55,13 +58,29 @@ pub struct NullFs {
     tree: RwLock<Tree>,
     next_ino: AtomicU64,
     host: Mutex<Option<Arc<dyn Host>>>,
+    flushes: Option<Sender<Parked<()>>>,
+}
+
+/// Answers fsyncs, each after its time.
+#[expect(clippy::disallowed_methods, reason = "a device that takes its time is what this is")]
+fn flush_slowly(flushes: &Receiver<Parked<()>>, flush_time: Duration) {
+    for flush in flushes {
+        std::thread::sleep(flush_time);
+        flush.complete(Ok(()));
+    }
 }
 
 impl NullFs {
     /// An empty one.
     pub fn new(env: &Env, options: NullOptions) -> Self {
         let clock = Arc::clone(&env.clock);
+        let flushes = (!options.flush_time.is_zero()).then(|| {
+            let (flushes, queue) = mpsc::channel();
+            std::thread::spawn(move || flush_slowly(&queue, options.flush_time));
+            flushes
+        });
         let fs = Self {
+            flushes,
             options,
             clock,
             tree: RwLock::default(),

@@ -4,6 +4,7 @@
 //! [`FlushCoordinator`] through which every flush of the log, the segments and the home store goes.
 
 mod buffer;
+mod composite;
 mod coordinator;
 mod env;
 mod error;
@@ -13,14 +14,20 @@ mod sync;
 mod timing;
 
 pub use buffer::AlignedBuf;
+pub use composite::{
+    COMPONENTS_MAX, ComponentHeader, ComponentState, ComponentStats, CompositeError, CompositeOptions,
+    CompositeVolume, HEAD_LEN, Kind, MirrorDevice, Observer, SIDES_MAX, STRIPE_CHUNK, Side, SpanDevice,
+};
 pub use coordinator::{FlushCoordinator, FlushStats, Target};
 pub use env::{Clock, Entropy, Env};
 pub use error::DeviceError;
+pub(crate) use file::on_io_thread;
 pub use file::{FileDevice, OpenMode};
 pub use mem::MemDevice;
 pub use timing::{FlushTimer, FlushTiming};
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Unit of every transfer: offsets, lengths and memory are multiples of it, in bytes.
@@ -76,6 +83,19 @@ pub trait BlockDevice: Send + Sync {
     }
     /// Forgets all flush samples, of every component.
     fn reset_flush_timing(&self) {}
+    /// The first byte at or behind `offset` that may hold anything but zeros; the capacity if there is none.
+    fn next_data(&self, offset: u64) -> u64 {
+        offset
+    }
+    /// What a composite is made of; nothing for a single device.
+    fn components(&self) -> Vec<ComponentStats> {
+        Vec::new()
+    }
+    /// Begins to build a mirror's new side on `new` (a path) in place of `old`; [`BlockDevice::components`] shows how far it is.
+    /// `EOPNOTSUPP` where there is no mirror.
+    fn replace(&self, _old: &Path, _new: &Path) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
 }
 
 /// Refuses a transfer that is not whole blocks inside the device: a caller's mistake, not a failure of the device.

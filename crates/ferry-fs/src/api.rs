@@ -71,6 +71,8 @@ pub enum Reply {
     Count(u64),
     /// Bytes read: of a file, a link's target, an attribute's value.
     Data(Vec<u8>),
+    /// Bytes read, in memory that somebody may use again afterwards.
+    Shared(SharedBytes),
     /// Directory entries, in order.
     Dir(Vec<DirEntry>),
     /// A file system's totals.
@@ -104,6 +106,9 @@ impl From<(Entry, Opened)> for Reply {
     }
 }
 
+/// Bytes that nobody changes while they are shared.
+pub type SharedBytes = std::sync::Arc<ferry_device::AlignedBuf>;
+
 /// Takes the reply of a parked request; given by the transport.
 pub type Complete = Box<dyn FnOnce(Result<Reply, Errno>) + Send>;
 /// Called once if the requester no longer waits (a signal, the mount's end). The transport has then already
@@ -114,6 +119,10 @@ pub type Interrupt = Box<dyn FnOnce() + Send>;
 pub trait Park {
     /// Keeps the current request open. Called at most once a request.
     fn park(&self, interrupt: Option<Interrupt>) -> Complete;
+    /// Whether the request has its thread to itself, so that what would park may as well wait.
+    fn may_wait(&self) -> bool {
+        false
+    }
 }
 
 /// A request whose answer comes later. Dropping it without an answer answers `EIO`.
@@ -489,6 +498,42 @@ pub mod ioctl {
     pub const SYNC: u32 = ioc(0, 1, 0);
     /// Bytes of a [`STATS`] answer.
     pub const STATS_LEN: u32 = 16383;
+    /// Starts a scrub: the rate in bytes a second (0: none) as `u64`; its number comes back in the same place. `EBUSY`: one is on
+    /// its way. For root and who has mounted the volume, as the next two; others hear `EPERM`. `_IOWR('F', 3, u64)`.
+    pub const SCRUB_START: u32 = ioc(3, 3, 8);
+    /// Stops the scrub that is on its way, if one is. `_IO('F', 4)`.
+    pub const SCRUB_STOP: u32 = ioc(0, 4, 0);
+    /// Damage that the newest scrub has found: the place in its list to begin with as `u64`; comes back as a JSON list of as many
+    /// as fit, ended by NUL. `_IOWR('F', 5, char[16383])`.
+    pub const SCRUB_DAMAGE: u32 = ioc(3, 5, STATS_LEN);
+    /// What the newest scrub is at, as JSON, ended by NUL. `_IOR('F', 6, char[16383])`.
+    pub const SCRUB_STATUS: u32 = ioc(2, 6, STATS_LEN);
+    /// Bytes of a [`REPLACE`] message.
+    pub const REPLACE_LEN: u32 = 8192;
+    /// Begins to rebuild a mirror's side: the path of the old one, NUL, that of the new one, NUL. Answered when work goes to the new
+    /// side too; [`STATS`] shows how far it is. For root and who has mounted the volume; others hear `EPERM`.
+    /// `_IOW('F', 32, char[8192])`.
+    pub const REPLACE: u32 = ioc(1, 32, REPLACE_LEN);
     /// The counters as JSON, ended by NUL. `_IOR('F', 2, char[16383])`.
     pub const STATS: u32 = ioc(2, 2, STATS_LEN);
+    /// Files of one [`SYNC_FILES`], at most.
+    pub const SYNC_FILES_MAX: usize = 2000;
+    /// Bytes of its message: `u32 count, u32 flags, u64 files[2000]`; of the answer's `files` only the first `count` are written.
+    pub const SYNC_FILES_LEN: u32 = 8 + 8 * SYNC_FILES_MAX as u32;
+    /// A flag: of each file the data only, as fdatasync(2).
+    pub const SYNC_FILES_DATA: u32 = 1;
+    /// Makes files durable together; parks. In: inode numbers; out: an errno or 0 for each (`docs/bulk-sync.md`).
+    /// `_IOWR('F', 16, char[16008])`.
+    pub const SYNC_FILES: u32 = ioc(3, 16, SYNC_FILES_LEN);
+    /// Bytes of a [`TUNE`] message.
+    pub const TUNE_LEN: u32 = 16;
+    /// In the first word of [`TUNE`]: set the flush policy (`policy`: 0 each, 1 delay, 2 gather, 3 adaptive).
+    pub const TUNE_FLUSH: u32 = 1;
+    /// In the first word of [`TUNE`]: set the time below which the policy `delay` does not wait.
+    pub const TUNE_FAST_FLUSH: u32 = 2;
+    /// In the first word of [`TUNE`]: forget how long the device's flushes took.
+    pub const TUNE_RESET_FLUSH_TIME: u32 = 4;
+    /// Changes how a mounted volume flushes: `u32 what, u32 policy, u64 fast_flush_ns`. For root and the owner of the volume's
+    /// root directory, others hear `EPERM`. `_IOW('F', 24, char[16])`.
+    pub const TUNE: u32 = ioc(1, 24, TUNE_LEN);
 }

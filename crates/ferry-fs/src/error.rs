@@ -37,7 +37,11 @@ impl From<Errno> for FsError {
 impl FsError {
     /// One file's own data or records are damaged; it says nothing of the others.
     pub fn is_of_one_file(&self) -> bool {
-        matches!(self, FsError::Data { .. } | FsError::Record(_))
+        // A failed checkpoint is damage too, but to who changes something it is a journal that is read-only.
+        matches!(
+            self,
+            FsError::Data { .. } | FsError::Record(_) | FsError::Journal(JournalError::Damaged { .. })
+        )
     }
     /// The one place where errors become errnos.
     pub fn errno(&self) -> Errno {

@@ -3,7 +3,7 @@
 use crate::api::{Attr, Ino};
 use crate::data::FileData;
 use crate::dir::DirData;
-use crate::keys::{INODE_INLINE, InodeRecord};
+use crate::keys::{BLOCK, INODE_INLINE, InodeRecord};
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -30,6 +30,9 @@ pub struct Inode {
     pub bypassing: AtomicU32,
     flags: AtomicU32,
 }
+
+/// A file has no more blocks than this.
+const BLOCKS_MAX: u64 = i64::MAX as u64 / BLOCK;
 
 impl Inode {
     /// It is in the queue of those that nobody knows.
@@ -101,6 +104,8 @@ pub struct LoggedContents {
 impl InodeState {
     /// From the journal's record.
     pub fn from_record(mut rec: InodeRecord) -> Self {
+        // A damaged volume may say anything; this much can be counted with.
+        rec.blocks = rec.blocks.min(BLOCKS_MAX);
         let inline =
             (rec.flags & INODE_INLINE != 0).then(|| std::mem::take(&mut rec.inline).into_boxed_slice());
         rec.flags &= !INODE_INLINE;
@@ -140,5 +145,18 @@ impl InodeState {
             mtime: rec.mtime,
             ctime: rec.ctime,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_count_of_blocks_can_be_counted_with() {
+        let inode = Inode::new(7, InodeRecord { blocks: u64::MAX, ..InodeRecord::default() });
+        let state = inode.state.read();
+        assert_eq!(state.attr(7).blocks, BLOCKS_MAX * 8);
+        assert_eq!(state.logged.blocks, BLOCKS_MAX);
     }
 }

@@ -13,6 +13,9 @@ pub struct InProcess {
     pub gid: u32,
     /// The caller's umask.
     pub umask: u32,
+    /// Tells the callers in one process apart, as thread numbers do for a mount (the flush policy wants to know); 0: one of
+    /// many.
+    pub caller: u32,
 }
 
 impl InProcess {
@@ -26,8 +29,7 @@ impl InProcess {
     /// ```
     pub fn call<T: FromReply>(&self, request: impl FnOnce(&Cx) -> Answer<T>) -> Result<T, Errno> {
         let waiter = Waiter::default();
-        let cx =
-            Cx { uid: self.uid, gid: self.gid, pid: std::process::id(), umask: self.umask, park: &waiter };
+        let cx = Cx { uid: self.uid, gid: self.gid, pid: self.caller, umask: self.umask, park: &waiter };
         match request(&cx) {
             Ok(answer) => Ok(answer),
             Err(Stop::Errno(error)) => Err(error),
@@ -63,6 +65,10 @@ impl Park for Waiter {
             *theirs.0.lock() = Some(result);
             theirs.1.notify_one();
         })
+    }
+
+    fn may_wait(&self) -> bool {
+        true
     }
 }
 

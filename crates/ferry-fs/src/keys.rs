@@ -277,7 +277,7 @@ pub struct InodeRecord {
     pub rdev: u32,
     /// Bytes.
     pub size: u64,
-    /// Blocks of 4 KiB mapped by extents, reserved ones among them.
+    /// Blocks of 4 KiB mapped by extents, reserved and lost ones among them.
     pub blocks: u64,
     /// A directory's parent; 0 otherwise.
     pub parent: Ino,
@@ -383,7 +383,16 @@ pub enum Extent {
         /// Length in blocks.
         blocks: u64,
     },
+    /// The contents were lost to damage: reading fails. They take no space.
+    Lost {
+        /// Length in blocks.
+        blocks: u64,
+    },
 }
+
+const EXTENT_DATA: u8 = 0;
+const EXTENT_RESERVED: u8 = 1;
+const EXTENT_LOST: u8 = 2;
 
 /// A longest data extent, in blocks.
 pub const EXTENT_BLOCKS_MAX: usize = 2048;
@@ -393,7 +402,7 @@ impl Extent {
     pub fn blocks(&self) -> u64 {
         match self {
             Extent::Data { crcs, .. } => crcs.len() as u64,
-            Extent::Reserved { blocks } => *blocks,
+            Extent::Reserved { blocks } | Extent::Lost { blocks } => *blocks,
         }
     }
     /// As stored.
@@ -401,24 +410,26 @@ impl Extent {
         match self {
             Extent::Data { block, crcs } => {
                 let mut out = Vec::with_capacity(10 + 4 * crcs.len());
-                out.extend_from_slice(&[VALUE_VERSION, 0]);
+                out.extend_from_slice(&[VALUE_VERSION, EXTENT_DATA]);
                 out.extend_from_slice(&block.to_le_bytes());
                 crcs.iter().for_each(|c| out.extend_from_slice(&c.to_le_bytes()));
                 out
             }
-            Extent::Reserved { blocks } => {
-                let mut out = vec![VALUE_VERSION, 1];
-                out.extend_from_slice(&blocks.to_le_bytes());
-                out
-            }
+            Extent::Reserved { blocks } => Self::encode_length(EXTENT_RESERVED, *blocks),
+            Extent::Lost { blocks } => Self::encode_length(EXTENT_LOST, *blocks),
         }
+    }
+    fn encode_length(kind: u8, blocks: u64) -> Vec<u8> {
+        let mut out = vec![VALUE_VERSION, kind];
+        out.extend_from_slice(&blocks.to_le_bytes());
+        out
     }
     /// From storage.
     pub fn decode(value: &[u8]) -> Result<Self, BadRecord> {
         let bad = BadRecord { what: "extent" };
         let mut f = Fields::open(value, "extent")?;
         match f.u8()? {
-            0 => {
+            EXTENT_DATA => {
                 let block = f.u64()?;
                 let (crcs, rest) = f.rest.as_chunks::<4>();
                 if crcs.is_empty() || !rest.is_empty() || crcs.len() > EXTENT_BLOCKS_MAX {
@@ -426,10 +437,14 @@ impl Extent {
                 }
                 Ok(Extent::Data { block, crcs: crcs.iter().map(|c| u32::from_le_bytes(*c)).collect() })
             }
-            1 => {
+            kind @ (EXTENT_RESERVED | EXTENT_LOST) => {
                 let blocks = f.u64()?;
                 f.end()?;
-                if blocks == 0 { Err(bad) } else { Ok(Extent::Reserved { blocks }) }
+                match kind {
+                    _ if blocks == 0 => Err(bad),
+                    EXTENT_RESERVED => Ok(Extent::Reserved { blocks }),
+                    _ => Ok(Extent::Lost { blocks }),
+                }
             }
             _ => Err(bad),
         }
@@ -526,11 +541,13 @@ mod tests {
         assert_eq!(InodeRecord::decode(&inode.encode()), Ok(inode.clone()));
         let data = Extent::Data { block: 99, crcs: vec![1, 2, 3] };
         let reserved = Extent::Reserved { blocks: 7 };
+        let lost = Extent::Lost { blocks: 7 };
         let dentry = Dentry { ino: 5, kind: libc::S_IFDIR };
         let segment = Segment { filled: 9, live: 4 };
         let counters = Counters { next_ino: 2, inodes: 1 };
         assert_eq!(Extent::decode(&data.encode()), Ok(data.clone()));
         assert_eq!(Extent::decode(&reserved.encode()), Ok(reserved));
+        assert_eq!(Extent::decode(&lost.encode()), Ok(lost));
         assert_eq!(Dentry::decode(&dentry.encode()), Ok(dentry));
         assert_eq!(Segment::decode(&segment.encode()), Ok(segment));
         assert_eq!(Counters::decode(&counters.encode()), Ok(counters));

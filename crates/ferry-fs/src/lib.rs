@@ -9,12 +9,16 @@ pub mod error;
 pub mod fsck;
 pub mod inode;
 pub mod inprocess;
+pub mod inspect;
 pub mod keys;
 pub mod local;
+pub mod scrub;
 pub mod volume;
 
 pub use api::*;
-pub use fsck::{FsckOptions, Report, fsck};
+pub use ferry_journal::FlushPolicy;
+pub use fsck::{FsckOptions, Report, fsck, repair};
 pub use inprocess::InProcess;
 pub use local::{CacheMode, FsOptions, LocalFs};
+pub use scrub::{ScrubOptions, scrub};
 pub use volume::{MkfsOptions, Superblock, VolumeError, mkfs};

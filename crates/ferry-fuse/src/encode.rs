@@ -1,8 +1,10 @@
 //! From answers to the bytes that the kernel expects.
 
+use std::fmt;
+use std::ops::Deref;
 use std::time::Duration;
 
-use ferry_fs::{Attr, DirEntry, Entry, Errno, FileLock, Opened, Reply, Statfs};
+use ferry_fs::{Attr, DirEntry, Entry, Errno, FileLock, Opened, Reply, SharedBytes, Statfs};
 use zerocopy::IntoBytes;
 
 use crate::abi::{self, fopen, op};
@@ -28,7 +30,43 @@ pub(crate) enum Body {
     /// So many bytes at the start of the output buffer.
     Out(usize),
     /// These bytes.
-    Bytes(Vec<u8>),
+    Bytes(Bytes<'static>),
+}
+
+/// The body of an answer, wherever it is.
+pub(crate) enum Bytes<'a> {
+    Borrowed(&'a [u8]),
+    Owned(Vec<u8>),
+    Shared(SharedBytes),
+}
+
+impl Bytes<'_> {
+    /// What can be kept for later; nothing large is copied.
+    pub(crate) fn keep(self) -> Bytes<'static> {
+        match self {
+            Bytes::Borrowed(bytes) => Bytes::Owned(bytes.to_vec()),
+            Bytes::Owned(bytes) => Bytes::Owned(bytes),
+            Bytes::Shared(bytes) => Bytes::Shared(bytes),
+        }
+    }
+}
+
+impl Deref for Bytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Borrowed(bytes) => bytes,
+            Bytes::Owned(bytes) => bytes,
+            Bytes::Shared(bytes) => bytes,
+        }
+    }
+}
+
+impl fmt::Debug for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len())
+    }
 }
 
 fn valid(d: Duration) -> (u64, u32) {
@@ -135,9 +173,9 @@ pub(crate) fn data(want: Want, out: &mut [u8], bytes: Vec<u8>) -> Result<Body, E
             let mut answer = Vec::with_capacity(size_of::<abi::IoctlOut>() + bytes.len());
             answer.extend_from_slice(head.as_bytes());
             answer.extend_from_slice(&bytes);
-            Ok(Body::Bytes(answer))
+            Ok(Body::Bytes(Bytes::Owned(answer)))
         }
-        _ => Ok(Body::Bytes(bytes)),
+        _ => Ok(Body::Bytes(Bytes::Owned(bytes))),
     }
 }
 
@@ -174,6 +212,8 @@ pub(crate) fn reply(want: Want, out: &mut [u8], reply: Reply) -> Result<Body, Er
         Reply::Created(e, o) => created(want, out, &e, o),
         Reply::Count(n) => count(want, out, n),
         Reply::Data(bytes) => data(want, out, bytes),
+        Reply::Shared(bytes) if bytes.len() > want.size as usize => Err(Errno(libc::EIO)),
+        Reply::Shared(bytes) => Ok(Body::Bytes(Bytes::Shared(bytes))),
         Reply::Dir(entries) => {
             let size = usize::try_from(want.size).unwrap_or(0);
             let mut bytes = vec![0; size];
@@ -182,7 +222,7 @@ pub(crate) fn reply(want: Want, out: &mut [u8], reply: Reply) -> Result<Body, Er
             let used = list.used;
             bytes.truncate(used);
             // What does not fit has been counted as looked up: it cannot be left out.
-            if fits { Ok(Body::Bytes(bytes)) } else { Err(Errno(libc::EIO)) }
+            if fits { Ok(Body::Bytes(Bytes::Owned(bytes))) } else { Err(Errno(libc::EIO)) }
         }
         Reply::Statfs(s) => statfs(out, &s),
         Reply::Lock(l) => lock(out, &l),
@@ -265,7 +305,7 @@ mod tests {
         let mut out = [0_u8; SMALL_MAX];
         let want = |size| Want { opcode: op::GETXATTR, size };
         assert_eq!(data(want(2), &mut out, vec![1; 3]).expect_err("too long"), Errno(libc::ERANGE));
-        assert!(matches!(data(want(3), &mut out, vec![1; 3]), Ok(Body::Bytes(b)) if b == [1; 3]));
+        assert!(matches!(data(want(3), &mut out, vec![1; 3]), Ok(Body::Bytes(b)) if *b == [1; 3]));
         assert!(matches!(data(want(0), &mut out, vec![1; 3]), Ok(Body::Out(8))));
         assert_eq!(out[0], 3);
     }

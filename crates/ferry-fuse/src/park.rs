@@ -9,28 +9,34 @@
 //! looks for them under the same lock, so none is lost. (Answering EAGAIN, which makes the kernel send it again, would be
 //! a busy loop, and would have to be written to the descriptor that took the request.) Interrupts of requests that were
 //! answered meanwhile are remembered too, in vain, until newer ones displace them: numbers are never used twice.
+//!
+//! A signal that the program handles does not end its fsync, and has used up the one INTERRUPT of that request. Should the
+//! program be killed in the same fsync, nobody tells: such requests are watched, by a thread that lives while there are any.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ferry_fs::{Complete, Errno, Interrupt, Park, Reply};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::abi::op;
 use crate::counters::Counters;
-use crate::encode::{self, Body, SMALL_MAX, Want};
+use crate::encode::{self, Body, Bytes, SMALL_MAX, Want};
 
 /// Shards of the table, so that threads seldom meet.
 const SHARDS: usize = 16;
 /// Early interrupts remembered in each shard.
 const EARLY_MAX: usize = 256;
+/// How often a request that a signal did not end is looked at again.
+const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Where an answer goes: the transport that brought the request.
 pub(crate) trait Port: Send + Sync {
     /// Sends an answer: `error` 0, or a negated errno with no body. `slot` is the transport's own, from the request.
-    fn answer(&self, unique: u64, slot: u32, error: i32, body: &[u8]);
+    fn answer(&self, unique: u64, slot: u32, error: i32, body: Bytes<'_>);
 }
 
 /// A parked request.
@@ -47,16 +53,34 @@ struct Waiting {
 
 impl Waiting {
     /// Whether a signal ends the wait. One that the program handles ends only the wait for a lock: programs expect no EINTR of
-    /// fsync, and databases stop at it. A process that is being killed has SIGKILL pending, whatever killed it.
+    /// fsync, and databases stop at it.
     fn gives_up(&self) -> bool {
-        if self.want.opcode == op::SETLKW || self.pid == 0 {
-            return true;
-        }
-        let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", self.pid)) else { return true };
-        let pending = status.lines().filter(|l| l.starts_with("SigPnd:") || l.starts_with("ShdPnd:"));
-        let masks = pending.filter_map(|l| u64::from_str_radix(l.split_whitespace().nth(1)?, 16).ok());
-        masks.fold(0, |all, mask| all | mask) & 1 << (libc::SIGKILL - 1) != 0
+        self.want.opcode == op::SETLKW || self.pid == 0 || is_being_killed(self.pid)
     }
+}
+
+/// Whether a signal is pending that ends the process: SIGKILL, as what every deadly signal but those that dump core becomes, or one
+/// of those, neither handled nor ignored nor blocked. A process that is gone does not wait any more either.
+fn is_being_killed(pid: u32) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    let mask = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    };
+    let harmless = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+    let harmless = harmless.iter().fold(0, |all, signal| all | 1_u64 << (signal - 1));
+    let pending = mask("SigPnd:") | mask("ShdPnd:");
+    pending & !(mask("SigCgt:") | mask("SigIgn:") | mask("SigBlk:") | harmless) != 0
+}
+
+/// Requests that a signal has not ended.
+#[derive(Default)]
+struct Watched {
+    requests: Vec<u64>,
+    /// A thread looks at them.
+    watching: bool,
+    /// The mount is gone.
+    over: bool,
 }
 
 #[derive(Default)]
@@ -69,6 +93,9 @@ struct Shard {
 /// The table.
 pub(crate) struct ParkTable {
     shards: [Mutex<Shard>; SHARDS],
+    watched: Mutex<Watched>,
+    /// `watched.over` was set.
+    ended: Condvar,
     counters: Arc<Counters>,
 }
 
@@ -80,7 +107,7 @@ impl fmt::Debug for ParkTable {
 
 impl ParkTable {
     pub(crate) fn new(counters: Arc<Counters>) -> Self {
-        Self { shards: Default::default(), counters }
+        Self { shards: Default::default(), watched: Mutex::default(), ended: Condvar::new(), counters }
     }
 
     fn shard(&self, unique: u64) -> &Mutex<Shard> {
@@ -109,50 +136,94 @@ impl ParkTable {
         };
         let mut out = [0_u8; SMALL_MAX];
         match result.and_then(|r| encode::reply(w.want, &mut out, r)) {
-            Ok(Body::Out(len)) => w.port.answer(unique, w.slot, 0, &out[..len]),
-            Ok(Body::Bytes(bytes)) => w.port.answer(unique, w.slot, 0, &bytes),
+            Ok(Body::Out(len)) => w.port.answer(unique, w.slot, 0, Bytes::Borrowed(&out[..len])),
+            Ok(Body::Bytes(bytes)) => w.port.answer(unique, w.slot, 0, bytes),
             Err(e) => {
                 self.counters.error(w.want.opcode);
-                w.port.answer(unique, w.slot, -e.0, &[]);
+                w.port.answer(unique, w.slot, -e.0, Bytes::Borrowed(&[]));
             }
         }
     }
 
     /// The requester no longer waits: answers EINTR now, or when the request parks.
-    pub(crate) fn interrupt(&self, unique: u64) {
+    pub(crate) fn interrupt(self: &Arc<Self>, unique: u64) {
         let mut shard = self.shard(unique).lock();
-        if shard.waiting.get(&unique).is_some_and(|w| !w.gives_up()) {
-            return;
+        match shard.waiting.get(&unique).map(Waiting::gives_up) {
+            Some(true) => {
+                let waiting = shard.waiting.remove(&unique);
+                drop(shard);
+                self.answer_eintr(unique, waiting);
+            }
+            Some(false) => {
+                drop(shard);
+                self.watch(unique);
+            }
+            None => {
+                if shard.early.insert(unique) {
+                    shard.early_order.push_back(unique);
+                }
+                if shard.early_order.len() > EARLY_MAX
+                    && let Some(oldest) = shard.early_order.pop_front()
+                {
+                    shard.early.remove(&oldest);
+                }
+            }
         }
-        let Some(waiting) = shard.waiting.remove(&unique) else {
-            if shard.early.insert(unique) {
-                shard.early_order.push_back(unique);
-            }
-            if shard.early_order.len() > EARLY_MAX
-                && let Some(oldest) = shard.early_order.pop_front()
-            {
-                shard.early.remove(&oldest);
-            }
-            return;
-        };
-        drop(shard);
-        self.answer_eintr(unique, waiting);
     }
 
     /// The operation that parked `unique` has returned: an interrupt that came before takes effect.
-    pub(crate) fn settled(&self, unique: u64) {
-        let mut shard = self.shard(unique).lock();
-        if shard.waiting.get(&unique).is_some_and(|w| w.interrupted && w.gives_up())
-            && let Some(waiting) = shard.waiting.remove(&unique)
+    pub(crate) fn settled(self: &Arc<Self>, unique: u64) {
+        if self.shard(unique).lock().waiting.get(&unique).is_some_and(|w| w.interrupted)
+            && !self.look_again(unique)
         {
-            drop(shard);
-            self.answer_eintr(unique, waiting);
+            self.watch(unique);
         }
     }
 
-    fn answer_eintr(&self, unique: u64, waiting: Waiting) {
+    /// Ends the wait of `unique` if its process is being killed; `false` if it waits on.
+    fn look_again(&self, unique: u64) -> bool {
+        let mut shard = self.shard(unique).lock();
+        if shard.waiting.get(&unique).is_some_and(|w| !w.gives_up()) {
+            return false;
+        }
+        let waiting = shard.waiting.remove(&unique);
+        drop(shard);
+        self.answer_eintr(unique, waiting);
+        true
+    }
+
+    /// Looks at `unique` again until it is answered.
+    fn watch(self: &Arc<Self>, unique: u64) {
+        let mut watched = self.watched.lock();
+        watched.requests.push(unique);
+        if watched.watching || watched.over {
+            return;
+        }
+        let table = Arc::clone(self);
+        // Where there is no thread to be had, the next such signal tries again; until then the wait ends with its answer.
+        let thread = std::thread::Builder::new().name("ferry-watch".into());
+        watched.watching = thread.spawn(move || table.watch_all()).is_ok();
+    }
+
+    fn watch_all(&self) {
+        let mut watched = self.watched.lock();
+        while !watched.over {
+            self.ended.wait_for(&mut watched, WATCH_INTERVAL);
+            let mut requests = std::mem::take(&mut watched.requests);
+            MutexGuard::unlocked(&mut watched, || requests.retain(|&unique| !self.look_again(unique)));
+            watched.requests.append(&mut requests);
+            if watched.requests.is_empty() {
+                break;
+            }
+        }
+        watched.watching = false;
+    }
+
+    /// `waiting` is what the table held of `unique`; nothing if it is answered already.
+    fn answer_eintr(&self, unique: u64, waiting: Option<Waiting>) {
+        let Some(waiting) = waiting else { return };
         self.counters.error(waiting.want.opcode);
-        waiting.port.answer(unique, waiting.slot, -libc::EINTR, &[]);
+        waiting.port.answer(unique, waiting.slot, -libc::EINTR, Bytes::Borrowed(&[]));
         if let Some(interrupt) = waiting.interrupt {
             interrupt();
         }
@@ -163,9 +234,11 @@ impl ParkTable {
         for shard in &self.shards {
             let waiting = std::mem::take(&mut shard.lock().waiting);
             for (unique, waiting) in waiting {
-                self.answer_eintr(unique, waiting);
+                self.answer_eintr(unique, Some(waiting));
             }
         }
+        self.watched.lock().over = true;
+        self.ended.notify_all();
     }
 }
 

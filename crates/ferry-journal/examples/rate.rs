@@ -6,7 +6,8 @@
 
 use ferry_device::{BlockDevice, Env, FileDevice, MemDevice};
 use ferry_journal::{
-    Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq,
+    Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions,
+    Recovered, Seq,
 };
 use std::error::Error;
 use std::path::Path;
@@ -63,10 +64,13 @@ fn device(geo: &Geometry, file: Option<&Path>, env: &Env) -> Result<Arc<dyn Bloc
 
 fn open(dev: &Arc<dyn BlockDevice>, geo: Geometry, env: &Env) -> Result<(Journal, Recovered), JournalError> {
     let options = JournalOptions {
+        flush: FlushPolicy::default(),
+        fast_flush: FAST_FLUSH,
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 64 << 20,
         read_only: false,
         background: true,
+        accept_damage: false,
     };
     Journal::open(dev.clone(), geo, options, env.clone(), Arc::new(Owner(AtomicU32::new(2))))
 }

@@ -47,6 +47,9 @@ impl Core {
         let written = self.home.checkpoint(Merge::all(&layers), end, closing);
         if let Err(error) = written.and_then(|()| self.show_home(end.seq)) {
             let free = self.space.free() / LOG_BLOCK as u64;
+            if matches!(error, JournalError::Damaged { .. }) {
+                tracing::error!(%error, "metadata cannot be written home; run `ferry fsck --repair` on the volume");
+            }
             *starved = Some(end.position + (free / RETRY_FRACTION).max(1));
             return Err(self.checkpoint_failed(error));
         }

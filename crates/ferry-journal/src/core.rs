@@ -3,9 +3,9 @@
 use crate::context::{Head, Joining};
 use crate::disk::Disk;
 use crate::format::{BLOCK_PAYLOAD, CONTEXT_MAX, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, RECORD_HEADER};
+use crate::hold::HoldTimer;
 use crate::home::Home;
 use crate::pipeline::Pipe;
-use crate::policy::Policy;
 use crate::record::LogArea;
 use crate::space::{NoGrant, Space};
 use crate::stats::{Counters, JournalStats};
@@ -35,7 +35,7 @@ pub struct Core {
     /// is tried even if there is still none.
     pub checkpointing: Mutex<Option<u64>>,
     pub tidying: Mutex<()>,
-    pub policy: Box<dyn Policy>,
+    pub hold_timer: HoldTimer,
     pub durable: AtomicU64,
     pub stamped: AtomicU64,
     /// When the newest context was sealed, in nanoseconds of the clock.
@@ -136,6 +136,26 @@ impl Core {
         }
     }
 
+    /// A planted bug: half of a transaction's changes become a context of their own, if the log has room for it.
+    #[cfg(feature = "planted")]
+    pub fn commit_first_half(self: &Arc<Self>, changes: &mut crate::layers::Changes) {
+        use crate::planted::{Bug, is};
+        let Some(middle) = changes.keys().nth(changes.len() / 2).filter(|_| is(Bug::HalfContext)).cloned()
+        else {
+            return;
+        };
+        let second = changes.split_off(&middle);
+        let first =
+            Joining { changes: std::mem::replace(changes, second), extents: Vec::new(), writes: None };
+        let room = (first.payload().div_ceil(BLOCK_PAYLOAD as u64) + 1) * LOG_BLOCK as u64;
+        if first.changes.is_empty() || !self.space.try_take(room, true) {
+            changes.extend(first.changes);
+            return;
+        }
+        let seq = self.commit(first, room);
+        self.seal_if(seq);
+    }
+
     /// The context needs `needed` bytes of log; it had `held`.
     fn settle(&self, held: u64, needed: u64) {
         if needed <= held {
@@ -176,10 +196,11 @@ impl Core {
 
     /// The statistics.
     pub fn stats(&self) -> JournalStats {
-        let (used, durable) = {
+        let (used, durable, flush) = {
             let pipe = self.pipe.lock();
-            (pipe.used_blocks() * LOG_BLOCK as u64, pipe.end.seq)
+            (pipe.used_blocks() * LOG_BLOCK as u64, pipe.end.seq, pipe.flush_stats())
         };
+        let timing = self.disk.flush_timing();
         let (active_keys, view) = {
             let head = self.head.read();
             (head.changes.len() as u64, head.view.clone())
@@ -197,11 +218,15 @@ impl Core {
             log_reserved_bytes: log_bytes.saturating_sub(used + log_free_bytes),
             space: self.space.stats(),
             flushes: self.disk.flushes(),
+            flush,
+            flush_time: timing.avg,
+            flush_samples: timing.samples,
             layers: view.layers.len() as u64,
             active_keys,
             committing_keys: keys(false),
             overlay_keys: keys(true),
             home_bytes: self.home.file().attached_bytes(),
+            home_blocks_healed: self.home.file().healed(),
             ..self.stats.read()
         }
     }

@@ -1,7 +1,7 @@
 //! The device as this crate uses it: errors say which part of the volume they concern, every flush is shared.
 
 use crate::JournalError;
-use ferry_device::{AlignedBuf, BlockDevice, FlushCoordinator, Io, IoDone};
+use ferry_device::{AlignedBuf, BlockDevice, FlushCoordinator, FlushTiming, Io, IoDone};
 use std::io;
 use std::sync::Arc;
 
@@ -62,6 +62,21 @@ impl Disk {
     /// Makes all that completed before durable, without waiting.
     pub fn flush(&self, done: IoDone) {
         self.flushes.flush(self.flushes.target(), done);
+    }
+
+    /// As [`Disk::flush`], and shares the flush with nobody.
+    pub fn flush_alone(&self, done: IoDone) {
+        self.flushes.flush_alone(done);
+    }
+
+    /// How long flushes take.
+    pub fn flush_timing(&self) -> FlushTiming {
+        self.dev.flush_timing()
+    }
+
+    /// Forgets how long flushes took.
+    pub fn reset_flush_timing(&self) {
+        self.dev.reset_flush_timing();
     }
 
     /// Makes all that completed before durable.

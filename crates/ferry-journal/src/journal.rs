@@ -5,12 +5,14 @@ use crate::context::{Head, Joining, TransactionWrites};
 use crate::core::{Core, payload_max};
 use crate::disk::{Disk, io_error};
 use crate::format::{KEY_MAX, LOG_BLOCK, LOG_MIN, RecordKind};
+use crate::hold::HoldTimer;
 use crate::home::{Home, HomeView, Point};
 use crate::layers::{Changes, Key, Layer, View};
 use crate::pipeline::Pipe;
-use crate::policy::Gather;
+use crate::policy::{Caller, Dispatcher, FlushPolicy};
 use crate::record::{ExtentEntry, LogArea, RecordPlan, encode};
-use crate::recovery::{Replay, replay};
+use crate::recovery::{Replay, erase_behind, replay};
+use crate::salvage::LostKeys;
 use crate::space::Space;
 use crate::stats::{Counters, JournalStats};
 use crate::wait::Wait;
@@ -24,14 +26,15 @@ use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Bytes of the log written at a time when it is laid out.
 const FORMAT_PIECE: u64 = 1 << 20;
 
 /// An open journal.
 pub struct Journal {
-    core: Arc<Core>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) core: Arc<Core>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     /// What the first [`Journal::close`] came to.
     outcome: Mutex<Option<Result<(), JournalError>>>,
 }
@@ -85,24 +88,32 @@ impl Journal {
         let disk = Arc::new(Disk::new(dev));
         let area = LogArea::new(&geo);
         let (home, state) = Home::open(&disk, &geo, options.home_cache_bytes, options.read_only)?;
-        let mut replayed = replay(&disk, &area, state.point)?;
+        let mut replayed = replay(&disk, &area, state.point, options.accept_damage)?;
         let recovered = Recovered {
             contexts: replayed.contexts,
             bytes: replayed.bytes,
             unclean: !state.clean || replayed.records > 0,
             last: replayed.end.seq,
             home_segments: home.file().segments(),
+            log_damage: replayed.damage.clone(),
         };
         if !options.read_only {
             settle(&disk, &area, &mut replayed, state.point, &env)?;
         }
         let core = core(disk, area, home, state.point, replayed, options, env, client)?;
-        let thread = core.options.background.then(|| {
-            let core = core.clone();
-            std::thread::Builder::new().name("ferry-journal".into()).spawn(move || core.run())
-        });
-        let thread = thread.transpose().map_err(io_error("background thread"))?;
-        Ok((Self { core, thread: Mutex::new(thread), outcome: Mutex::new(None) }, recovered))
+        let journal = Self { core, threads: Mutex::default(), outcome: Mutex::new(None) };
+        if journal.core.options.background {
+            journal.start("ferry-journal", Core::run)?;
+            journal.start("ferry-hold", Core::run_holds)?;
+        }
+        Ok((journal, recovered))
+    }
+
+    fn start(&self, name: &str, run: fn(&Arc<Core>)) -> Result<(), JournalError> {
+        let core = self.core.clone();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&core));
+        self.threads.lock().push(thread.map_err(io_error("background thread"))?);
+        Ok(())
     }
 
     /// Reserves log space, waiting for it in turn; take no lock that a checkpoint or another transaction wants before.
@@ -133,9 +144,37 @@ impl Journal {
         self.core.scan(from, to, visit)
     }
 
-    /// Calls `done` once `seq` and all before it are durable (at once if they are).
+    /// Like [`Journal::scan`], but where the home store cannot be read it goes on behind the damage: `visit` gets what
+    /// is readable, in order, and `lost` each gap, between the keys around it. Reads the whole home store.
+    pub fn scan_readable(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        visit: &mut dyn FnMut(&[u8], &Value) -> bool,
+        lost: &mut dyn FnMut(LostKeys),
+    ) -> Result<(), JournalError> {
+        self.core.scan_readable(from, to, visit, lost)
+    }
+
+    /// Calls `done` once `seq` and all before it are durable (at once if they are). Not held for anyone.
     pub fn force(&self, seq: Seq, done: Completion) {
-        self.core.force(seq, done);
+        self.core.force(Caller::UNKNOWN, seq, done);
+    }
+
+    /// As [`Journal::force`], for a caller whom the flush policy can tell apart from others.
+    pub fn force_for(&self, caller: Caller, seq: Seq, done: Completion) {
+        self.core.force(caller, seq, done);
+    }
+
+    /// Changes the flush policy from now on.
+    pub fn set_flush_policy(&self, policy: FlushPolicy, fast_flush: Duration) {
+        self.core.pipe.lock().dispatcher.set(policy, fast_flush);
+        self.core.drive();
+    }
+
+    /// Forgets how long the device's flushes took.
+    pub fn reset_flush_timing(&self) {
+        self.core.disk.reset_flush_timing();
     }
 
     /// The context that a transaction committed now would join.
@@ -174,7 +213,7 @@ impl Journal {
             let head = self.core.head.read();
             if head.is_empty() { Seq(head.seq.0 - 1) } else { head.seq }
         };
-        Wait::until(|done| self.core.force(seq, done))?;
+        Wait::until(|done| self.core.force(Caller::UNKNOWN, seq, done))?;
         Ok(seq)
     }
 
@@ -184,9 +223,15 @@ impl Journal {
         self.core.checkpoint(false)
     }
 
-    /// Does due background work (`commit_interval` passed, log idle); only for `background: false`.
+    /// Does due background work (a hold or `commit_interval` is over, log idle); only for `background: false`.
     pub fn tick(&self) -> Result<(), JournalError> {
         self.core.tick()
+    }
+
+    /// How long until a hold is over or a context must be sealed, so that `tick` has something to do; `None` while neither
+    /// is to come.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.core.next_due()
     }
 
     /// The largest `Credits::bytes` (keys counted with their overhead) that `begin` accepts.
@@ -251,10 +296,11 @@ impl Journal {
     fn stop(&self) {
         self.core.space.stop();
         self.core.signal.stop();
-        if let Some(thread) = self.thread.lock().take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the journal's thread panicked");
+        self.core.hold_timer.stop();
+        for thread in self.threads.lock().drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the journal panicked");
+            }
         }
     }
 }
@@ -282,8 +328,11 @@ fn settle(
     start: Point,
     env: &Env,
 ) -> Result<(), JournalError> {
-    disk.flush_wait().map_err(io_error("log"))?;
     let end = replayed.end;
+    if replayed.damage.is_some() {
+        erase_behind(disk, area, start, end)?;
+    }
+    disk.flush_wait().map_err(io_error("log"))?;
     if end.position >= start.position + area.blocks {
         // No block is left for it. Nothing was cut off either: the ring is full of records that are whole.
         return Ok(());
@@ -331,10 +380,10 @@ fn core(
         space: Space::new((total - used).saturating_sub(LOG_BLOCK as u64), total / 8),
         owed: AtomicU64::new((LOG_BLOCK as u64).saturating_sub(total - used)),
         head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
-        pipe: Mutex::new(Pipe::new(end, start.position)),
+        pipe: Mutex::new(Pipe::new(end, start.position, Dispatcher::new(options.flush, options.fast_flush))),
         checkpointing: Mutex::new(None),
         tidying: Mutex::new(()),
-        policy: Box::new(Gather),
+        hold_timer: HoldTimer::default(),
         durable: AtomicU64::new(end.seq.0),
         stamped: AtomicU64::new(end.seq.0),
         sealed_at: AtomicU64::new(0),
@@ -395,6 +444,8 @@ impl Transaction<'_> {
 
     /// Merges the changes into the current context (memory only). Returns the context's number.
     pub fn commit(mut self) -> Seq {
+        #[cfg(feature = "planted")]
+        self.core.commit_first_half(&mut self.changes);
         let joining = Joining {
             changes: std::mem::take(&mut self.changes),
             extents: std::mem::take(&mut self.extents),

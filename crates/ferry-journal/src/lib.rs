@@ -9,23 +9,36 @@ mod context;
 mod core;
 mod disk;
 pub mod format;
+mod guard;
+mod hold;
 mod home;
+pub mod inspect;
 mod journal;
 mod layers;
 mod pipeline;
+#[cfg(feature = "planted")]
+pub mod planted;
 mod policy;
+mod rebuild;
 mod record;
 mod recovery;
+mod salvage;
 mod scan;
 mod space;
 mod stats;
 mod sync;
+mod verify;
 mod wait;
 mod work;
 
+pub use guard::panic_is_caught;
 pub use journal::{Journal, Transaction};
+pub use policy::{Caller, FlushPolicy};
+pub use rebuild::{Rebuilt, rebuild_home};
+pub use salvage::LostKeys;
 pub use space::SpaceStats;
-pub use stats::JournalStats;
+pub use stats::{FlushStats, JournalStats};
+pub use verify::{BadPlace, Step};
 
 use ferry_device::AlignedBuf;
 use std::sync::Arc;
@@ -80,14 +93,24 @@ pub trait JournalClient: Send + Sync {
 pub struct JournalOptions {
     /// A context is sealed at the latest so long after its first change.
     pub commit_interval: std::time::Duration,
+    /// When a context that somebody waits for is sealed.
+    pub flush: FlushPolicy,
+    /// [`FlushPolicy::Delay`] does not wait where flushes take less than this on average.
+    pub fast_flush: std::time::Duration,
     /// Bytes of memory that redb's cache may take.
     pub home_cache_bytes: usize,
     /// No changes are accepted, nothing is written: recovery happens in memory only.
     pub read_only: bool,
     /// `false`: no threads; every step runs on the caller's thread, inside `force`, `begin`, `tick` and `checkpoint`,
-    /// so that a simulation is a function of its seed.
+    /// so that a simulation is a function of its seed. A hold ends at a `tick` (see [`Journal::next_due`]).
     pub background: bool,
+    /// A log that is damaged before its durable end is taken to end there ([`Recovered::log_damage`] says what is lost).
+    /// Without `read_only` the cut is permanent.
+    pub accept_damage: bool,
 }
+
+/// Below this average time of a flush [`FlushPolicy::Delay`] does not wait, unless told otherwise.
+pub const FAST_FLUSH: std::time::Duration = std::time::Duration::from_millis(2);
 
 /// Log space that a transaction may use: an upper bound, checked at commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,6 +147,26 @@ pub struct Recovered {
     pub last: Seq,
     /// Segments that the home store owns.
     pub home_segments: Vec<u32>,
+    /// Where the log was cut off, if [`JournalOptions::accept_damage`] allowed it.
+    pub log_damage: Option<LogDamage>,
+}
+
+/// The log was damaged before its durable end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogDamage {
+    /// Where on the device, in bytes.
+    pub offset: u64,
+    /// What is wrong there.
+    pub detail: String,
+    /// Oldest context that is lost.
+    pub lost_from: Seq,
+    /// Newest context that is known to be lost; there may have been newer ones of which nothing is left.
+    pub lost_to: Seq,
+}
+
+/// Bytes of keys and values that one segment holds for the home store: its blocks are kept twice, and checksums with them.
+pub fn home_unit_bytes(segment_len: u64) -> u64 {
+    home::unit_bytes(segment_len)
 }
 
 /// Why the journal could not do it.
@@ -161,6 +204,12 @@ pub enum JournalError {
     /// The home store could not grow.
     #[error("no space left for metadata")]
     NoSpace,
+    /// A new home store does not fit the segments given for it.
+    #[error("a new home store needs {segments} free segments")]
+    HomeNeeds {
+        /// So many suffice.
+        segments: u32,
+    },
     /// The home store failed in a way of its own.
     #[error("home store: {0}")]
     Home(Arc<str>),

@@ -11,13 +11,14 @@ use crate::disk::io_error;
 use crate::format::{LOG_BLOCK, RecordKind, blocks_for};
 use crate::home::Point;
 use crate::layers::Merge;
-use crate::policy::Traffic;
+use crate::policy::{Caller, Dispatcher, Sail};
 use crate::record::{RecordPlan, encode};
+use crate::stats::FlushStats;
 use crate::{Completion, JournalError, Seq};
-use parking_lot::MutexGuard;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Records whose writes are under way at the same time, at most.
 pub const IN_FLIGHT_MAX: usize = 8;
@@ -34,7 +35,28 @@ struct Flight {
     /// Data and log writes that are not complete: 2, 1, 0.
     parts: u8,
     transactions: u64,
-    waiters: Vec<Completion>,
+    sealed_at: Duration,
+    waiters: Vec<Waiter>,
+    /// Flushes that were made for it alone, begun and ended.
+    alone: (usize, usize),
+}
+
+impl Flight {
+    /// Flushes that it takes where each caller has its own.
+    fn flushes_alone(&self) -> usize {
+        self.waiters.len().max(1)
+    }
+
+    /// Written, and every flush that is its own has ended.
+    fn flushed_alone(&self) -> bool {
+        self.parts == 0 && self.alone.1 >= self.flushes_alone()
+    }
+}
+
+/// Who waits for a context to be durable.
+struct Waiter {
+    caller: Caller,
+    done: Completion,
 }
 
 /// A record that waits for its turn to be written.
@@ -60,7 +82,11 @@ pub struct Pipe {
     /// The last flights, not yet handed to the device.
     unsent: VecDeque<Unsent>,
     /// Who waits for the context being collected.
-    boarding: Vec<Completion>,
+    boarding: Vec<Waiter>,
+    /// Decides when they sail.
+    pub dispatcher: Dispatcher,
+    /// They are held until this time, or until the dispatcher changes its mind.
+    pub held_until: Option<Duration>,
     /// Seal without being asked by anyone.
     pub seal_wanted: bool,
     /// Space for a stamp record is taken; write one when nothing else is under way.
@@ -76,6 +102,8 @@ pub struct Pipe {
 
 enum Step {
     Flush(u64),
+    /// For this flight and no other.
+    FlushAlone(u64),
     Call(Vec<(Completion, Result<(), JournalError>)>),
     TellStamped(Seq),
     Send(Unsent),
@@ -83,7 +111,7 @@ enum Step {
 
 impl Pipe {
     /// Nothing under way; the log is durable up to `end` and starts at `tail`.
-    pub fn new(end: Point, tail: u64) -> Self {
+    pub fn new(end: Point, tail: u64, dispatcher: Dispatcher) -> Self {
         Self {
             next: end,
             end,
@@ -93,6 +121,8 @@ impl Pipe {
             first_ticket: 0,
             unsent: VecDeque::new(),
             boarding: Vec::new(),
+            dispatcher,
+            held_until: None,
             seal_wanted: false,
             stamp_paid: false,
             stamp_waiters: Vec::new(),
@@ -113,6 +143,20 @@ impl Pipe {
         self.next.position - self.tail
     }
 
+    /// The flush policy and what it did.
+    pub fn flush_stats(&self) -> FlushStats {
+        let (holds, (policy, fast_flush)) = (self.dispatcher.holds(), self.dispatcher.get());
+        FlushStats {
+            policy,
+            fast_flush,
+            crossing: self.dispatcher.crossing(),
+            holds: holds.holds,
+            holds_in_vain: holds.in_vain,
+            held_callers: holds.callers,
+            hold_time: holds.time,
+        }
+    }
+
     /// Plans the next record, at the end of the log.
     fn plan(&mut self, kind: RecordKind, seq: Seq, body_len: u64, id: u64) -> RecordPlan {
         let plan = RecordPlan {
@@ -128,7 +172,7 @@ impl Pipe {
         plan
     }
 
-    fn take_off(&mut self, plan: RecordPlan, context: Option<Context>) {
+    fn take_off(&mut self, plan: RecordPlan, context: Option<Context>, now: Duration) {
         let ticket = self.first_ticket + self.flights.len() as u64;
         self.flights.push_back(Flight {
             kind: plan.kind,
@@ -137,7 +181,9 @@ impl Pipe {
             end: self.next,
             parts: 2,
             transactions: context.as_ref().map_or(0, |c| c.transactions),
+            sealed_at: now,
             waiters: Vec::new(),
+            alone: (0, 0),
         });
         self.unsent.push_back(Unsent { plan, ticket, context });
     }
@@ -159,11 +205,55 @@ impl Pipe {
         (n > 0).then(|| self.first_ticket + n - 1)
     }
 
+    /// A planted bug: nobody waits for the flush any more, so there is time.
+    #[cfg(feature = "planted")]
+    fn puts_flush_off(&self) -> bool {
+        use crate::planted::{Bug, is};
+        let waiting = self.stamp_paid
+            || !self.boarding.is_empty()
+            || self.flights.iter().any(|f| !f.waiters.is_empty());
+        is(Bug::EarlyAnswer) && !waiting && self.flights.len() == 1
+    }
+
+    #[cfg(not(feature = "planted"))]
+    const fn puts_flush_off(&self) -> bool {
+        false
+    }
+
+    /// The flush to begin: one for all that is written, or one for a single flight.
+    fn next_flush(&mut self) -> Option<Step> {
+        if self.dispatcher.flushes_alone() {
+            let mut flights = self.flights.iter();
+            let at = flights.position(|f| f.parts == 0 && f.alone.0 < f.flushes_alone())?;
+            self.flights[at].alone.0 += 1;
+            return Some(Step::FlushAlone(self.first_ticket + at as u64));
+        }
+        if self.flushing.is_some() {
+            return None;
+        }
+        let ticket = self.written()?;
+        self.flushing = Some(ticket);
+        Some(Step::Flush(ticket))
+    }
+
+    #[cfg(test)]
+    fn planted_ticket(&self, ticket: u64) -> u64 {
+        match self.dispatcher.planted {
+            crate::policy::Planted::JoinsAnyFlush => {
+                self.written().map_or(ticket, |written| ticket.max(written))
+            }
+            _ => ticket,
+        }
+    }
+
     fn fail_all(&mut self, error: &JournalError) {
-        let waiters = self.flights.iter_mut().flat_map(|f| f.waiters.drain(..));
         let waiters =
-            waiters.chain(self.boarding.drain(..)).chain(self.stamp_waiters.drain(..).map(|(_, done)| done));
+            self.flights.iter_mut().flat_map(|f| f.waiters.drain(..)).chain(self.boarding.drain(..));
+        let waiters =
+            waiters.map(|waiter| waiter.done).chain(self.stamp_waiters.drain(..).map(|(_, done)| done));
         self.due.extend(waiters.map(|done| (done, Err(error.clone()))));
+        self.dispatcher.abandoned();
+        self.held_until = None;
         self.unsent.clear();
         self.seal_wanted = false;
         self.stamp_paid = false;
@@ -172,11 +262,12 @@ impl Pipe {
 
 impl Core {
     /// Group commit: `done` is called once `seq` is durable.
-    pub fn force(self: &Arc<Self>, seq: Seq, done: Completion) {
+    pub fn force(self: &Arc<Self>, caller: Caller, seq: Seq, done: Completion) {
         if self.durable() >= seq {
             return done(Ok(()));
         }
         self.stats.forces.fetch_add(1, Ordering::Relaxed);
+        let now = self.env.clock.monotonic();
         let mut pipe = self.pipe.lock();
         let collecting = {
             let head = self.head.read();
@@ -186,10 +277,12 @@ impl Core {
         if let Some(error) = self.failure() {
             pipe.due.push((done, Err(error)));
         } else if collecting {
-            pipe.boarding.push(done);
+            pipe.boarding.push(Waiter { caller, done });
+            pipe.dispatcher.came(now, caller, true);
         } else if let Some(flight) = pipe.flights.iter_mut().find(|f| f.seq >= seq.min(newest) && f.seq > end)
         {
-            flight.waiters.push(done);
+            flight.waiters.push(Waiter { caller, done });
+            pipe.dispatcher.came(now, caller, false);
         } else {
             pipe.due.push((done, Ok(())));
         }
@@ -246,7 +339,9 @@ impl Core {
         }
         pipe.driving = true;
         while let Some(step) = self.next_step(&mut pipe) {
-            MutexGuard::unlocked(&mut pipe, || self.perform(step));
+            drop(pipe);
+            self.perform(step);
+            pipe = self.pipe.lock();
         }
         pipe.driving = false;
     }
@@ -254,11 +349,10 @@ impl Core {
     fn next_step(&self, pipe: &mut Pipe) -> Option<Step> {
         if let Some(error) = self.failure() {
             pipe.fail_all(&error);
-        } else if pipe.flushing.is_none()
-            && let Some(ticket) = pipe.written()
+        } else if !pipe.puts_flush_off()
+            && let Some(flush) = pipe.next_flush()
         {
-            pipe.flushing = Some(ticket);
-            return Some(Step::Flush(ticket));
+            return Some(flush);
         }
         // The owner first: who waits for a stamp relies on what the owner does with it.
         if std::mem::take(&mut pipe.tell_stamped) {
@@ -291,7 +385,19 @@ impl Core {
         if std::mem::take(&mut pipe.seal_wanted) {
             return true;
         }
-        !pipe.boarding.is_empty() && self.policy.sails(Traffic { in_flight: pipe.flights.len() })
+        if pipe.boarding.is_empty() {
+            return false;
+        }
+        let (now, in_flight) = (self.env.clock.monotonic(), pipe.flights.len());
+        match pipe.dispatcher.sails(now, in_flight, || self.disk.flush_timing().avg) {
+            Sail::Now => return true,
+            Sail::AfterLanding => pipe.held_until = None,
+            Sail::Until(until) => {
+                pipe.held_until = Some(until);
+                self.hold_timer.arm(until);
+            }
+        }
+        false
     }
 
     /// Ends the context being collected, if it has any change, and gives it its place in the log.
@@ -303,8 +409,11 @@ impl Core {
             }
             head.seal()
         };
-        self.sealed_at.store(self.env.clock.monotonic().as_nanos() as u64, Ordering::Relaxed);
+        let now = self.env.clock.monotonic();
+        self.sealed_at.store(now.as_nanos() as u64, Ordering::Relaxed);
         self.stats.note_context(&context, pipe.boarding.len() as u64);
+        pipe.dispatcher.sealed(now, pipe.boarding.len());
+        pipe.held_until = None;
         let kind = if context.data_bytes > UNFLUSHED_DATA_MAX {
             RecordKind::ContextAfterData
         } else {
@@ -312,7 +421,7 @@ impl Core {
         };
         let plan = pipe.plan(kind, context.seq, context.payload, self.env.entropy.next_u64());
         let waiters = std::mem::take(&mut pipe.boarding);
-        pipe.take_off(plan, Some(context));
+        pipe.take_off(plan, Some(context), now);
         pipe.flights.back_mut().expect("just added").waiters = waiters;
     }
 
@@ -324,7 +433,7 @@ impl Core {
         }
         let seq = pipe.end.seq;
         let plan = pipe.plan(RecordKind::Stamp, seq, 0, self.env.entropy.next_u64());
-        pipe.take_off(plan, None);
+        pipe.take_off(plan, None, self.env.clock.monotonic());
     }
 
     fn perform(self: &Arc<Self>, step: Step) {
@@ -332,6 +441,10 @@ impl Core {
             Step::Flush(ticket) => {
                 let core = self.clone();
                 self.disk.flush(Box::new(move |result| core.flushed(ticket, result)));
+            }
+            Step::FlushAlone(ticket) => {
+                let core = self.clone();
+                self.disk.flush_alone(Box::new(move |result| core.flushed_alone(ticket, result)));
             }
             Step::Call(due) => due.into_iter().for_each(|(done, result)| done(result)),
             Step::TellStamped(seq) => {
@@ -396,6 +509,14 @@ impl Core {
         let at = (ticket - pipe.first_ticket) as usize;
         pipe.flights[at].parts -= 1;
         let written = pipe.flights[at].parts == 0;
+        #[cfg(feature = "planted")]
+        if written
+            && crate::planted::is(crate::planted::Bug::EarlyAnswer)
+            && !self.closed.load(Ordering::Relaxed)
+        {
+            let waiters = std::mem::take(&mut pipe.flights[at].waiters);
+            pipe.due.extend(waiters.into_iter().map(|w| (w.done, Ok(()))));
+        }
         drop(pipe);
         if written {
             self.drive();
@@ -404,26 +525,61 @@ impl Core {
 
     /// A flush ended: the flights up to `ticket` are durable.
     fn flushed(self: &Arc<Self>, ticket: u64, result: std::io::Result<()>) {
+        #[cfg(test)]
+        let result = self.planted_result(result);
         if let Err(error) = result {
             return self.fail(io_error("log")(error));
         }
         let mut pipe = self.pipe.lock();
+        #[cfg(test)]
+        let ticket = pipe.planted_ticket(ticket);
         while pipe.first_ticket <= ticket {
-            let flight = pipe.flights.pop_front().expect("flights stay until they are durable");
-            pipe.first_ticket += 1;
-            pipe.end = flight.end;
-            pipe.advance_stamp(flight.stamp);
-            pipe.due.extend(flight.waiters.into_iter().map(|done| (done, Ok(()))));
-            if flight.kind != RecordKind::Stamp {
-                debug_assert_eq!(flight.seq.0, self.durable().0 + 1, "contexts become durable in order");
-                self.durable.store(flight.seq.0, Ordering::Release);
-                self.stats.transactions.fetch_add(flight.transactions, Ordering::Relaxed);
-            }
+            self.land(&mut pipe);
         }
         pipe.flushing = None;
         drop(pipe);
         self.drive();
         self.after_commit();
+    }
+
+    /// A flush ended that was made for one flight alone. What is durable counts from the oldest flight on.
+    fn flushed_alone(self: &Arc<Self>, ticket: u64, result: std::io::Result<()>) {
+        if let Err(error) = result {
+            return self.fail(io_error("log")(error));
+        }
+        let mut pipe = self.pipe.lock();
+        // A shared flush may have ended since: then the flight has landed.
+        if let Some(at) = ticket.checked_sub(pipe.first_ticket) {
+            pipe.flights[at as usize].alone.1 += 1;
+        }
+        while pipe.flights.front().is_some_and(Flight::flushed_alone) {
+            self.land(&mut pipe);
+        }
+        drop(pipe);
+        self.drive();
+        self.after_commit();
+    }
+
+    #[cfg(test)]
+    fn planted_result(&self, result: std::io::Result<()>) -> std::io::Result<()> {
+        let swallow = self.pipe.lock().dispatcher.planted == crate::policy::Planted::SwallowsErrors;
+        if swallow { Ok(()) } else { result }
+    }
+
+    /// The oldest flight is durable.
+    fn land(&self, pipe: &mut Pipe) {
+        let flight = pipe.flights.pop_front().expect("flights stay until they are durable");
+        pipe.first_ticket += 1;
+        pipe.end = flight.end;
+        pipe.advance_stamp(flight.stamp);
+        if flight.kind != RecordKind::Stamp {
+            debug_assert_eq!(flight.seq.0, self.durable().0 + 1, "contexts become durable in order");
+            self.durable.store(flight.seq.0, Ordering::Release);
+            self.stats.transactions.fetch_add(flight.transactions, Ordering::Relaxed);
+            let released = flight.waiters.iter().map(|waiter| waiter.caller);
+            pipe.dispatcher.landed(self.env.clock.monotonic(), flight.sealed_at, released);
+        }
+        pipe.due.extend(flight.waiters.into_iter().map(|waiter| (waiter.done, Ok(()))));
     }
 
     /// Fail-stop: nothing is promised from now on, everyone who waits is told, reading goes on.

@@ -11,7 +11,7 @@ use crate::format::{BLOCK_STAMP, BlockStamp, LOG_BLOCK, RECORD_HEADER, RecordHea
 use crate::home::Point;
 use crate::layers::Changes;
 use crate::record::{Body, ExtentEntry, LogArea, append_payload, decode_body};
-use crate::{JournalError, Seq};
+use crate::{JournalError, LogDamage, Seq};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 
 /// Bytes read at a time.
@@ -29,31 +29,59 @@ pub struct Replay {
     pub records: u64,
     /// Bytes of log that they take.
     pub bytes: u64,
+    /// What was cut off because it is damaged, if that was to be accepted.
+    pub damage: Option<LogDamage>,
 }
 
-struct Found {
-    header: RecordHeader,
+/// A record of the chain.
+pub struct Found {
+    pub header: RecordHeader,
     body: Body,
-    end: Point,
+    /// Where the next one begins.
+    pub end: Point,
 }
 
-/// Reads the log from `start` on.
-pub fn replay(disk: &Disk, area: &LogArea, start: Point) -> Result<Replay, JournalError> {
-    let mut reader = Reader::new(disk, area, start.position);
+/// Reads the log from `start` on. With `accept_damage`, a log that is damaged ends where the damage is.
+pub fn replay(
+    disk: &Disk,
+    area: &LogArea,
+    start: Point,
+    accept_damage: bool,
+) -> Result<Replay, JournalError> {
+    let mut reader = Reader::new(disk, area, start.position, accept_damage);
     let mut found: Vec<Found> = Vec::new();
     let mut end = start;
-    while let Some(record) = reader.record(end)? {
-        end = record.end;
-        found.push(record);
+    let mut why = None;
+    loop {
+        match reader.record(end) {
+            Ok(Some(record)) => {
+                end = record.end;
+                found.push(record);
+            }
+            Ok(None) => break,
+            Err(JournalError::Damaged { detail, .. }) if accept_damage => {
+                why = Some(detail);
+                break;
+            }
+            Err(error) => return Err(error),
+        }
     }
-    let behind = reader.refuse_damage(end)?;
-    let stamp = found.iter().map(|f| f.header.stamp).fold(start.seq.0.max(behind), u64::max);
-    let keep = whole_prefix(disk, &found, stamp)?;
+    let behind = reader.behind(end)?;
+    let mut damage = None;
+    if let Some(detail) = why.or_else(|| behind.missing(end)) {
+        if !accept_damage {
+            return Err(reader.damaged(end.position, detail));
+        }
+        let (lost_from, lost_to) = (Seq(end.seq.0 + 1), Seq(behind.newest.max(end.seq.0 + 1)));
+        damage = Some(LogDamage { offset: area.place(end.position), detail, lost_from, lost_to });
+    }
+    let newest_stamp = found.iter().map(|f| f.header.stamp).fold(start.seq.0.max(behind.stamp), u64::max);
+    let keep = whole_prefix(disk, &found, newest_stamp)?;
     if keep < found.len() {
         tracing::info!(cut = found.len() - keep, "the log ends at a context whose data was not written");
     }
     found.truncate(keep);
-    let mut out = Replay { changes: Changes::new(), end: start, contexts: 0, records: 0, bytes: 0 };
+    let mut out = Replay { changes: Changes::new(), end: start, contexts: 0, records: 0, bytes: 0, damage };
     for record in found {
         out.records += 1;
         out.contexts += u64::from(record.header.kind != RecordKind::Stamp);
@@ -66,6 +94,33 @@ pub fn replay(disk: &Disk, area: &LogArea, start: Point) -> Result<Replay, Journ
         }
     }
     Ok(out)
+}
+
+/// A place in the log, and a context number, that nothing in the ring has reached.
+pub fn beyond(disk: &Disk, area: &LogArea) -> Result<(u64, Seq), JournalError> {
+    let (mut position, mut seq) = (0, 0);
+    // Positions 0 to the ring's length are each block of the ring once, whatever positions the blocks name.
+    let mut reader = Reader::new(disk, area, 0, true);
+    for at in 0..area.blocks {
+        let block = reader.block(at)?;
+        let Some(stamp) = BlockStamp::decode(block).filter(|s| s.volume_id == area.volume_id) else {
+            continue;
+        };
+        position = position.max(stamp.position + 1);
+        if let Some(header) = RecordHeader::decode(&block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER]) {
+            seq = seq.max(header.seq).max(header.stamp);
+        }
+    }
+    Ok((position, Seq(seq)))
+}
+
+/// Makes records behind a cut unreadable: they promise contexts that are no longer there.
+pub fn erase_behind(disk: &Disk, area: &LogArea, start: Point, end: Point) -> Result<(), JournalError> {
+    let zeros = AlignedBuf::zeroed(LOG_BLOCK);
+    for position in end.position..start.position + area.blocks {
+        disk.write(area.place(position), &zeros).map_err(io_error("log"))?;
+    }
+    Ok(())
 }
 
 /// Records before the first context past `stamp` whose data is not what it says.
@@ -100,7 +155,7 @@ fn extent_matches(disk: &Disk, extent: &ExtentEntry) -> Result<bool, JournalErro
 }
 
 /// Reads blocks of the ring, in larger pieces.
-struct Reader<'a> {
+pub struct Reader<'a> {
     disk: &'a Disk,
     area: &'a LogArea,
     /// First position that counts; the ring holds as many blocks from there on as it has.
@@ -109,11 +164,29 @@ struct Reader<'a> {
     /// Positions in `piece`.
     from: u64,
     to: u64,
+    /// A block that cannot be read is taken for a damaged one.
+    accept_damage: bool,
+}
+
+/// What the ring holds behind the log's end.
+struct Behind {
+    /// Newest context that a record there says was durable.
+    stamp: u64,
+    /// Newest context that is named there.
+    newest: u64,
+}
+
+impl Behind {
+    /// What is missing, if something is: a context after `end` was durable.
+    fn missing(&self, end: Point) -> Option<String> {
+        (self.stamp > end.seq.0).then(|| format!("context {} was durable and is not whole", end.seq.0 + 1))
+    }
 }
 
 impl<'a> Reader<'a> {
-    fn new(disk: &'a Disk, area: &'a LogArea, tail: u64) -> Self {
-        Self { disk, area, tail, piece: AlignedBuf::zeroed(READ_BYTES), from: 0, to: 0 }
+    /// Reads what lies from `tail` on. With `accept_damage`, blocks that cannot be read are as if they were not there.
+    pub fn new(disk: &'a Disk, area: &'a LogArea, tail: u64, accept_damage: bool) -> Self {
+        Self { disk, area, tail, piece: AlignedBuf::zeroed(LOG_BLOCK), from: 0, to: 0, accept_damage }
     }
 
     fn limit(&self) -> u64 {
@@ -121,23 +194,36 @@ impl<'a> Reader<'a> {
     }
 
     /// Bytes of a block.
-    fn block(&mut self, position: u64) -> Result<&[u8], JournalError> {
+    pub fn block(&mut self, position: u64) -> Result<&[u8], JournalError> {
         if !(self.from..self.to).contains(&position) {
             let n = (READ_BYTES / LOG_BLOCK) as u64;
             let n = n.min(self.area.run(position)).min(self.limit() - position);
-            if self.piece.len() != n as usize * LOG_BLOCK {
-                self.piece = AlignedBuf::zeroed(n as usize * LOG_BLOCK);
+            match self.fill(position, n) {
+                Err(_) if self.accept_damage => {
+                    if self.fill(position, 1).is_err() {
+                        self.piece.fill(0);
+                        (self.from, self.to) = (position, position + 1);
+                    }
+                }
+                filled => filled?,
             }
-            self.to = self.from;
-            self.disk.read(self.area.place(position), &mut self.piece).map_err(io_error("log"))?;
-            (self.from, self.to) = (position, position + n);
         }
         let at = (position - self.from) as usize * LOG_BLOCK;
         Ok(&self.piece[at..at + LOG_BLOCK])
     }
 
+    fn fill(&mut self, position: u64, blocks: u64) -> Result<(), JournalError> {
+        if self.piece.len() != blocks as usize * LOG_BLOCK {
+            self.piece = AlignedBuf::zeroed(blocks as usize * LOG_BLOCK);
+        }
+        self.to = self.from;
+        self.disk.read(self.area.place(position), &mut self.piece).map_err(io_error("log"))?;
+        (self.from, self.to) = (position, position + blocks);
+        Ok(())
+    }
+
     /// The header of a record that starts at `position`, whatever its predecessor.
-    fn header(&mut self, position: u64) -> Result<Option<RecordHeader>, JournalError> {
+    pub fn header(&mut self, position: u64) -> Result<Option<RecordHeader>, JournalError> {
         let volume_id = self.area.volume_id;
         let block = self.block(position)?;
         let Some(stamp) = BlockStamp::decode(block) else { return Ok(None) };
@@ -149,9 +235,13 @@ impl<'a> Reader<'a> {
     }
 
     /// The record that follows `before`, or `None` where the chain ends.
-    fn record(&mut self, before: Point) -> Result<Option<Found>, JournalError> {
+    pub fn record(&mut self, before: Point) -> Result<Option<Found>, JournalError> {
         if before.position >= self.limit() {
             return Ok(None);
+        }
+        #[cfg(feature = "planted")]
+        if crate::planted::is(crate::planted::Bug::StaleRecord) {
+            return self.any_record(before);
         }
         let Some(header) = self.header(before.position)? else { return Ok(None) };
         if header.prev != before.id || header.blocks() > self.limit() - before.position {
@@ -184,19 +274,38 @@ impl<'a> Reader<'a> {
         Ok(Some(Found { header, body, end }))
     }
 
-    /// Fails if any record after `end` says that a context after `end` was durable. The newest context of which any
-    /// says so.
-    fn refuse_damage(&mut self, end: Point) -> Result<u64, JournalError> {
-        let mut newest = 0;
+    /// A planted bug: whatever lies there counts, if it is whole.
+    #[cfg(feature = "planted")]
+    fn any_record(&mut self, before: Point) -> Result<Option<Found>, JournalError> {
+        let block = self.block(before.position)?;
+        let stamp = BlockStamp::decode(block).filter(|stamp| stamp.index == 0);
+        let header = RecordHeader::decode(&block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER]);
+        let (Some(_), Some(header)) = (stamp, header) else { return Ok(None) };
+        if header.blocks() > self.limit() - before.position {
+            return Ok(None);
+        }
+        let mut payload = Vec::new();
+        for index in 0..header.blocks() {
+            append_payload(self.block(before.position + index)?, &mut payload);
+        }
+        let body = &payload[RECORD_HEADER..RECORD_HEADER + header.body_len as usize];
+        if crc32c::crc32c(body) != header.body_crc {
+            return Ok(None);
+        }
+        let seq = before.seq.0 + u64::from(header.kind != RecordKind::Stamp);
+        let end = Point { seq: Seq(seq), position: before.position + header.blocks(), id: header.id };
+        Ok(decode_body(&header, body).map(|body| Found { header: RecordHeader { seq, ..header }, body, end }))
+    }
+
+    /// What the records after `end` say of contexts.
+    fn behind(&mut self, end: Point) -> Result<Behind, JournalError> {
+        let mut behind = Behind { stamp: 0, newest: 0 };
         for position in end.position..self.limit() {
             let Some(header) = self.header(position)? else { continue };
-            if header.stamp > end.seq.0 {
-                let detail = format!("context {} was durable and is not whole", end.seq.0 + 1);
-                return Err(self.damaged(end.position, detail));
-            }
-            newest = newest.max(header.stamp);
+            behind.stamp = behind.stamp.max(header.stamp);
+            behind.newest = behind.newest.max(header.seq).max(header.stamp);
         }
-        Ok(newest)
+        Ok(behind)
     }
 
     fn damaged(&self, position: u64, detail: String) -> JournalError {

@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::home::{HomeView, home_error};
 use crate::layers::{Changes, Merge, View};
-use crate::{JournalError, Value};
+use crate::{JournalError, Value, guard};
 use std::cmp::Ordering;
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ type Bytes = &'static [u8];
 type Visit<'a> = &'a mut dyn FnMut(&[u8], &Value) -> bool;
 
 /// What a scan sees: the changes in its range that are not in the view, and the view.
-struct Moment {
-    newest: Changes,
-    view: View,
+pub struct Moment {
+    pub newest: Changes,
+    pub view: View,
 }
 
 /// The home store's view failed on the way.
@@ -60,7 +60,7 @@ impl Core {
         (!Arc::ptr_eq(&now, home)).then_some(now)
     }
 
-    fn moment(&self, from: &[u8], to: &[u8]) -> Moment {
+    pub fn moment(&self, from: &[u8], to: &[u8]) -> Moment {
         let head = self.head.read();
         let limit = if head.rotated < ROTATED_MAX { COPY_MAX } else { usize::MAX - 1 };
         if let Some(copy) = head.copy_range(from, to, limit) {
@@ -101,6 +101,9 @@ impl Moment {
                 && let Some(passed) = below
             {
                 below = HomeEntry::next(&mut home).map_err(|error| passed.interrupted(error))?;
+                if below.as_ref().is_some_and(|next| next.key.value() <= passed.key.value()) {
+                    return Err(passed.interrupted(JournalError::Home("its keys are not in order".into())));
+                }
             }
         }
     }
@@ -114,8 +117,12 @@ struct HomeEntry {
 
 impl HomeEntry {
     fn next(range: &mut redb::Range<'static, Bytes, Bytes>) -> Result<Option<Self>, JournalError> {
-        let next = range.next().transpose().map_err(home_error)?;
-        Ok(next.map(|(key, value)| Self { key, value }))
+        guard::reading(|| {
+            let Some((key, value)) = range.next().transpose().map_err(home_error)? else { return Ok(None) };
+            // What a page that makes no sense panics at, panics here.
+            let _ = (key.value(), value.value());
+            Ok(Some(Self { key, value }))
+        })
     }
 
     /// The walk ended behind this key.

@@ -1,5 +1,6 @@
 //! Counters of the journal.
 
+use crate::FlushPolicy;
 use crate::context::Context;
 use crate::space::SpaceStats;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -46,6 +47,12 @@ pub struct JournalStats {
     pub checkpoint_keys: u64,
     /// Flushes that the journal asked for.
     pub flushes: u64,
+    /// The flush policy and what it did.
+    pub flush: FlushStats,
+    /// Average time of a flush of the device, and the flushes that it was made from, up to 256.
+    pub flush_time: Duration,
+    /// See `flush_time`.
+    pub flush_samples: u32,
     /// Layers between the changes being collected and the home store.
     pub layers: u64,
     /// Keys in the changes being collected.
@@ -54,8 +61,29 @@ pub struct JournalStats {
     pub committing_keys: u64,
     /// Keys in durable layers above the home store.
     pub overlay_keys: u64,
-    /// Bytes of segments that the home store uses.
+    /// Bytes of the home store's database.
     pub home_bytes: u64,
+    /// Blocks of the home store of which one copy was damaged; they were read from the other, and mended if possible.
+    pub home_blocks_healed: u64,
+}
+
+/// The flush policy and what it did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlushStats {
+    /// When a context that somebody waits for is sealed.
+    pub policy: FlushPolicy,
+    /// [`FlushPolicy::Delay`] does not wait where flushes take less than this on average.
+    pub fast_flush: Duration,
+    /// Average time from a context's seal until it is durable.
+    pub crossing: Duration,
+    /// Commits held for callers that were expected.
+    pub holds: u64,
+    /// Those for which not all of them came in time (`adaptive` only).
+    pub holds_in_vain: u64,
+    /// Callers on board of a commit that was held.
+    pub held_callers: u64,
+    /// How long commits were held, together.
+    pub hold_time: Duration,
 }
 
 /// The counters as they run.

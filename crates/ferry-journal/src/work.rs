@@ -187,6 +187,7 @@ impl Core {
             self.press()?;
         }
         let _ = self.seal_in_time().or_else(|| self.idle());
+        self.drive();
         self.failure().map_or(Ok(()), Err)
     }
 

@@ -162,13 +162,13 @@ impl World {
 
     fn force(&mut self, journal: &Journal, device: &Arc<SimDevice>, seq: Seq) {
         let (device, acknowledged) = (device.clone(), self.acknowledged.clone());
-        journal.force(
-            seq,
-            Box::new(move |result| {
-                result.unwrap();
-                acknowledged.lock().push((device.trace_len(), seq.0));
-            }),
-        );
+        let done = move |result| match result {
+            Ok(()) => acknowledged.lock().push((device.trace_len(), seq.0)),
+            // The life ended while the context was held for others.
+            Err(JournalError::Closed) => {}
+            Err(error) => panic!("{error}"),
+        };
+        journal.force_for(Caller(self.rng.below(4) as u32), seq, Box::new(done));
     }
 
     /// Works for a while.
@@ -222,6 +222,7 @@ impl World {
     }
 
     fn begin_life(&mut self, journal: &Journal, recovered: &Recovered) {
+        journal.set_flush_policy(FlushPolicy::ALL[self.rng.index(4)], FAST_FLUSH);
         self.start = self.state_at(recovered.last.0);
         self.contexts.clear();
         self.acknowledged.lock().clear();

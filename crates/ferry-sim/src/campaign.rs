@@ -3,59 +3,156 @@
 use crate::crash::{Plan, Tally};
 use crate::shrink::{describe, shrink};
 use ferry_device::Env;
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use parking_lot::{Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// When to stop.
-#[derive(Clone, Copy, Debug)]
+/// When to stop, and what to say.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
     /// After this time.
     pub time: Option<Duration>,
-    /// After so many runs.
-    pub runs: u64,
-    /// At the first failure, which is then shrunk; otherwise all are told as they are found.
-    pub first_failure: bool,
+    /// After so many numbers.
+    pub runs: Option<u64>,
+    /// Not at the first failure, which otherwise is shrunk; all are told as they are found.
+    pub all: bool,
+    /// Says every so often how far it is.
+    pub progress: Option<Duration>,
 }
 
-/// Runs the plans of the seeds `first`, `first` + 1, …; the tally of all, or the description of the first failure, shrunk.
-pub fn run(first: u64, limits: Limits, threads: usize, env: &Env) -> Result<Tally, String> {
-    let end = limits.time.map(|time| env.clock.monotonic() + time);
-    let next = AtomicU64::new(0);
-    let stop = AtomicBool::new(false);
-    let tally = Mutex::new(Tally::default());
-    let failed = Mutex::new(None);
-    let work = || {
-        while !stop.load(Ordering::Relaxed) && end.is_none_or(|end| env.clock.monotonic() < end) {
-            let n = next.fetch_add(1, Ordering::Relaxed);
-            if n >= limits.runs {
-                break;
-            }
-            let plan = Plan::draw(first + n);
-            match plan.run_apart() {
-                Ok(one) => tally.lock().add(&one),
-                Err(failure) => {
-                    stop.store(limits.first_failure, Ordering::Relaxed);
-                    println!("seed {} fails: {failure}", plan.seed);
-                    failed.lock().get_or_insert((plan, failure));
-                }
-            }
-        }
+/// What a campaign did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Done {
+    /// All runs together.
+    pub tally: Tally,
+    /// The number that comes next.
+    pub next: u64,
+    /// How long it took.
+    pub time: Duration,
+}
+
+struct Campaign<'a> {
+    plan: &'a (dyn Fn(u64) -> Option<Plan> + Sync),
+    limits: Limits,
+    env: &'a Env,
+    first: u64,
+    begun: Duration,
+    next: AtomicU64,
+    stop: AtomicBool,
+    tally: Mutex<Tally>,
+    failed: Mutex<Option<(u64, Plan, crate::crash::Failure)>>,
+    /// Threads that still work.
+    working: AtomicUsize,
+    idle: (Mutex<()>, Condvar),
+}
+
+/// Runs the plans of the numbers `first`, `first` + 1, …; a number may have none. What was done, or the description of the
+/// first failure, shrunk.
+pub fn run(
+    plan: &(dyn Fn(u64) -> Option<Plan> + Sync),
+    first: u64,
+    limits: Limits,
+    threads: usize,
+    env: &Env,
+) -> Result<Done, String> {
+    let campaign = Campaign {
+        plan,
+        limits,
+        env,
+        first,
+        begun: env.clock.monotonic(),
+        next: AtomicU64::new(first),
+        stop: AtomicBool::new(false),
+        tally: Mutex::default(),
+        failed: Mutex::default(),
+        working: AtomicUsize::new(threads),
+        idle: Default::default(),
     };
     std::thread::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(work);
+            scope.spawn(|| campaign.work());
+        }
+        if let Some(interval) = limits.progress {
+            campaign.tell(interval);
         }
     });
-    match failed.into_inner() {
-        None => Ok(tally.into_inner()),
-        Some((plan, failure)) if !limits.first_failure => {
-            Err(format!("seed {} was the first to fail: {failure}", plan.seed))
+    campaign.outcome()
+}
+
+impl Campaign<'_> {
+    fn time(&self) -> Duration {
+        self.env.clock.monotonic() - self.begun
+    }
+
+    fn work(&self) {
+        while !self.stop.load(Ordering::Relaxed) && self.limits.time.is_none_or(|most| self.time() < most) {
+            let n = self.next.fetch_add(1, Ordering::Relaxed);
+            if self.limits.runs.is_some_and(|most| n - self.first >= most) {
+                break;
+            }
+            let Some(plan) = (self.plan)(n) else { continue };
+            match plan.run_apart() {
+                Ok(one) => self.tally.lock().add(&one),
+                Err(failure) => {
+                    self.stop.store(!self.limits.all, Ordering::Relaxed);
+                    println!("number {n} fails: {failure}");
+                    self.failed.lock().get_or_insert((n, plan, failure));
+                }
+            }
         }
-        Some((plan, failure)) => {
-            let whole = format!("seed {} fails: {failure}", plan.seed);
-            let (plan, failure) = shrink(&plan, failure);
-            Err(format!("{whole}\n\nshrunk:\n{}", describe(&plan, &failure)))
+        self.working.fetch_sub(1, Ordering::Relaxed);
+        let _guard = self.idle.0.lock();
+        self.idle.1.notify_all();
+    }
+
+    /// Says how far it is until nobody works any more.
+    fn tell(&self, interval: Duration) {
+        let mut guard = self.idle.0.lock();
+        while self.working.load(Ordering::Relaxed) > 0 {
+            if self.idle.1.wait_for(&mut guard, interval).timed_out() {
+                println!("{}", self.done());
+            }
         }
+    }
+
+    fn done(&self) -> Done {
+        let end = self.limits.runs.map_or(u64::MAX, |runs| self.first + runs);
+        let next = self.next.load(Ordering::Relaxed).min(end);
+        Done { tally: *self.tally.lock(), next, time: self.time() }
+    }
+
+    fn outcome(self) -> Result<Done, String> {
+        let done = self.done();
+        match self.failed.into_inner() {
+            None => Ok(done),
+            Some((n, _, failure)) if self.limits.all => {
+                Err(format!("number {n} was the first to fail: {failure}"))
+            }
+            Some((n, plan, failure)) => {
+                let whole = format!("number {n} fails: {failure}");
+                let (plan, failure) = shrink(&plan, failure);
+                Err(format!("{whole}\n\nshrunk:\n{}", describe(&plan, &failure)))
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Done {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Tally { runs, points, images, crashed_recoveries, resumed, emptied, .. } = self.tally;
+        let seconds = self.time.as_secs_f64().max(0.001);
+        let rate = |count: u64| count as f64 / seconds;
+        write!(
+            f,
+            "{seconds:.0} s, next number {}: {runs} sequences ({:.1}/s), {points} crash points ({:.0}/s, {:.1} million in an hour), \
+             {} images recovered; {} points in cleaning, {} in checkpoints; {resumed} worked on, {emptied} emptied",
+            self.next,
+            rate(runs),
+            rate(points),
+            rate(points) * 3600.0 / 1e6,
+            images + crashed_recoveries,
+            self.tally.in_cleaning,
+            self.tally.in_checkpoint,
+        )
     }
 }

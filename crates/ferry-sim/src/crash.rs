@@ -4,206 +4,20 @@
 //! A run has several lives: each starts from a crash of the one before, so that recovery itself crashes, and old logs and
 //! old data lie below new ones.
 
-use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng, sim_env};
+use crate::begin::{Begin, Start};
+use crate::device::{SimDevice, SimRng, sim_env};
 use crate::history::{History, Observed, difference};
-use crate::model::{Effects, Model, Outcome};
-use crate::ops::{Generator, Op, Path, Which};
+use crate::model::{Effects, Kind, Model, Outcome};
+use crate::observe::Space;
+use crate::ops::{Op, Path, Which};
+pub use crate::plan::{Failure, Plan, Tally};
 use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
 use ferry_device::BlockDevice;
-use ferry_fs::volume::{MkfsOptions, mkfs};
+use ferry_fs::fsck::Holdings;
 use ferry_fs::{FsckOptions, Ino, Report, fsck};
 use std::collections::HashSet;
-use std::fmt;
 use std::sync::Arc;
-
-/// A run, wholly determined.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// Decides everything that the rest leaves open.
-    pub seed: u64,
-    /// Bytes of the volume.
-    pub volume_bytes: u64,
-    /// Bytes of its log.
-    pub log_bytes: u64,
-    /// Memory for caches, in bytes.
-    pub cache_bytes: usize,
-    /// What is done in each life.
-    pub lives: Vec<Vec<Op>>,
-    /// Crash points tried in each life, at most.
-    pub points_max: usize,
-    /// Images tried at each point.
-    pub images: usize,
-    /// A planted bug: the device's flush does nothing.
-    pub flush_lies: bool,
-    /// The device fails at some moment of each life.
-    pub fault: Option<Fault>,
-}
-
-fn draw_fault(rng: &mut SimRng) -> Fault {
-    let (op, errno) = *rng.pick(&[
-        (DeviceOp::Write, libc::EIO),
-        (DeviceOp::Write, libc::EIO),
-        (DeviceOp::Flush, libc::EIO),
-        (DeviceOp::Allocate, libc::ENOSPC),
-    ]);
-    let most = if op == DeviceOp::Allocate { 6 } else { 60 };
-    Fault { op, after: rng.below(most), errno, sticky: op == DeviceOp::Allocate || rng.chance(1, 2) }
-}
-
-/// What was tried.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    /// Sequences.
-    pub runs: u64,
-    /// Operations.
-    pub ops: u64,
-    /// Operations for which there was no space.
-    pub no_space: u64,
-    /// Crash points.
-    pub points: u64,
-    /// Crash images recovered and compared.
-    pub images: u64,
-    /// Lives that an error of the device ended.
-    pub failed: u64,
-    /// Crashes during recovery.
-    pub crashed_recoveries: u64,
-    /// Images worked on, closed and opened again.
-    pub resumed: u64,
-}
-
-impl Tally {
-    /// Adds another.
-    pub fn add(&mut self, other: &Tally) {
-        self.runs += other.runs;
-        self.ops += other.ops;
-        self.no_space += other.no_space;
-        self.points += other.points;
-        self.images += other.images;
-        self.failed += other.failed;
-        self.crashed_recoveries += other.crashed_recoveries;
-        self.resumed += other.resumed;
-    }
-}
-
-/// Something that must not be.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// Which life, counted from 0.
-    pub life: usize,
-    /// Where in it.
-    pub stage: String,
-    /// What.
-    pub what: String,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "life {}, {}: {}", self.life, self.stage, self.what)
-    }
-}
-
-impl Plan {
-    /// Draws a run from a seed.
-    pub fn draw(seed: u64) -> Self {
-        let mut rng = SimRng::new(seed);
-        // One of eight is long: the log wraps, checkpoints come. Some of those write much: the volume runs full and is cleaned.
-        let long = rng.chance(1, 8);
-        let heavy = long && rng.chance(1, 3);
-        let count = if rng.chance(1, 4) { 3 } else { 2 };
-        let lives = (0..count)
-            .map(|_| {
-                let ops = if long { 200 + rng.index(400) } else { 10 + rng.index(50) };
-                let mut generator = Generator::new(Model::empty());
-                let mut drawn = Vec::new();
-                if heavy {
-                    generator = generator.heavy();
-                    drawn = generator.ballast(7 + rng.below(3) as u8);
-                }
-                drawn.extend(generator.draw(&mut rng, ops));
-                drawn
-            })
-            .collect();
-        Self {
-            seed,
-            volume_bytes: if long { 16 << 20 } else { *rng.pick(&[16 << 20, 16 << 20, 24 << 20, 32 << 20]) },
-            log_bytes: *rng.pick(&[512 << 10, 512 << 10, 1 << 20]),
-            cache_bytes: *rng.pick(&[1 << 20, 4 << 20]),
-            lives,
-            points_max: usize::MAX,
-            images: 1,
-            flush_lies: false,
-            fault: rng.chance(1, 5).then(|| draw_fault(&mut rng)),
-        }
-    }
-
-    /// Operations of all lives.
-    pub fn ops(&self) -> usize {
-        self.lives.iter().map(Vec::len).sum()
-    }
-
-    fn rng(&self, life: usize, what: u64) -> SimRng {
-        SimRng::new(
-            self.seed
-                ^ (life as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                ^ what.wrapping_mul(0xd134_2543_de82_ef95),
-        )
-    }
-
-    /// The same on a thread that bears the seed's name, so that a panic says which run it was; where panics unwind, one is a
-    /// failure like any other.
-    pub fn run_apart(&self) -> Result<Tally, Failure> {
-        let run = || self.run();
-        std::thread::scope(|scope| {
-            let thread =
-                std::thread::Builder::new().name(format!("seed {}", self.seed)).spawn_scoped(scope, run);
-            let joined = thread.expect("a thread can be started").join();
-            joined.unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(Failure { life: self.lives.len() - 1, stage: "panic".into(), what: text.into() })
-            })
-        })
-    }
-
-    /// Runs and crashes it.
-    pub fn run(&self) -> Result<Tally, Failure> {
-        let mut tally = Tally { runs: 1, ..Tally::default() };
-        let mut device = Arc::new(self.fresh()?);
-        let mut model = Model::empty();
-        let mut seen = HashSet::new();
-        for (life, ops) in self.lives.iter().enumerate() {
-            let mut life = Life { plan: self, number: life, rng: self.rng(life, 0), seen, tally: &mut tally };
-            let history = life.live(&device, &mut model, ops)?;
-            (device, model, seen) = life.crash_everywhere(&device, &history)?;
-        }
-        Ok(tally)
-    }
-
-    /// The volume as some crash of the first life leaves it: a volume to do damage to.
-    pub fn first_life_crashed(&self) -> Result<Arc<SimDevice>, Failure> {
-        let mut tally = Tally::default();
-        let device = Arc::new(self.fresh()?);
-        let mut model = Model::empty();
-        let mut life =
-            Life { plan: self, number: 0, rng: self.rng(0, 0), seen: HashSet::new(), tally: &mut tally };
-        life.live(&device, &mut model, &self.lives[0])?;
-        let point = life.rng.index(device.trace_len() + 1);
-        Ok(life.image(&device, point, 0).0)
-    }
-
-    fn fresh(&self) -> Result<SimDevice, Failure> {
-        let device = Arc::new(SimDevice::new(self.volume_bytes));
-        let (env, _) = sim_env(self.seed ^ 0x6d6b_6673);
-        let options = MkfsOptions { log_size: Some(self.log_bytes), ..MkfsOptions::default() };
-        let dyn_device: Arc<dyn BlockDevice> = device.clone();
-        let failed =
-            |error: &dyn fmt::Display| Failure { life: 0, stage: "mkfs".into(), what: error.to_string() };
-        mkfs(&dyn_device, &options, &env).map_err(|error| failed(&error))?;
-        drop(dyn_device);
-        device.restart_trace();
-        Arc::into_inner(device).ok_or_else(|| failed(&"somebody keeps the device"))
-    }
-}
+use std::time::Duration;
 
 /// How an operation went.
 enum Step {
@@ -211,32 +25,57 @@ enum Step {
     DeviceFailed,
 }
 
+/// Simulated time between one opening of a volume and a later one.
+const PAUSE: Duration = Duration::from_secs(3600);
+
+/// Crash points tried while a prepared volume is closed.
+const CLOSING_POINTS: usize = 3;
+
 /// One life of the volume.
-struct Life<'p> {
+pub(crate) struct Life<'p> {
     plan: &'p Plan,
     number: usize,
     rng: SimRng,
     /// Inode numbers that programs saw before this life; none may come again.
     seen: HashSet<Ino>,
     tally: &'p mut Tally,
+    /// Events of the device's trace when the volume was open, and when the last operation had ended.
+    worked: std::ops::Range<usize>,
+    /// Ranges of the trace in which the cleaner worked, or a checkpoint.
+    cleaning: Vec<std::ops::Range<usize>>,
+    checkpoints: Vec<std::ops::Range<usize>>,
 }
 
-impl Life<'_> {
+impl<'p> Life<'p> {
+    pub(crate) fn new(plan: &'p Plan, number: usize, seen: HashSet<Ino>, tally: &'p mut Tally) -> Self {
+        let rng = plan.rng(number, 0);
+        Self { plan, number, rng, seen, tally, worked: 0..0, cleaning: Vec::new(), checkpoints: Vec::new() }
+    }
+
     fn fail<T>(&self, stage: impl Into<String>, what: impl Into<String>) -> Result<T, Failure> {
         Err(Failure { life: self.number, stage: stage.into(), what: what.into() })
     }
 
-    fn opening(&mut self) -> Opening {
-        Opening { seed: self.rng.next_u64(), cache_bytes: self.plan.cache_bytes }
+    /// `later`: after this life, not for it.
+    fn opening(&mut self, later: bool) -> Opening {
+        let time = PAUSE * (2 * self.number as u32 + u32::from(later));
+        Opening { seed: self.rng.next_u64(), cache_bytes: self.plan.cache_bytes, time }
     }
 
     /// Opens the volume, does it all, compares, closes, checks.
-    fn live(&mut self, device: &Arc<SimDevice>, model: &mut Model, ops: &[Op]) -> Result<History, Failure> {
+    pub(crate) fn live(
+        &mut self,
+        device: &Arc<SimDevice>,
+        model: &mut Model,
+        ops: &[Op],
+    ) -> Result<History, Failure> {
         device.restart_trace();
         device.set_flush_lies(self.plan.flush_lies);
         let mut history = History::new(model);
-        let opening = self.opening();
+        let opening = self.opening(false);
         let mut world = World::open(device, opening).or_else(|what| self.fail("open", what))?;
+        self.worked = device.trace_len()..device.trace_len();
+        self.note_times(&world, &mut history, model, model.tree().keys())?;
         if let Some(fault) = self.plan.fault {
             device.inject(fault);
         }
@@ -265,6 +104,7 @@ impl Life<'_> {
             }
             Err(what) => return self.fail("close", what),
         }
+        self.checkpoints.push(self.worked.end..device.trace_len());
         history.ended(model.tree(), Effects::default(), device.trace_len());
         history.promised_all();
         device.heal();
@@ -272,8 +112,52 @@ impl Life<'_> {
         Ok(history)
     }
 
-    /// One operation, on the volume and in the model.
+    /// Records the times that these inodes have now.
+    fn note_times<'i>(
+        &self,
+        world: &World,
+        history: &mut History,
+        model: &Model,
+        inodes: impl IntoIterator<Item = &'i Ino>,
+    ) -> Result<(), Failure> {
+        for ino in inodes {
+            if model.exists(*ino) {
+                let times = world.times(*ino);
+                let times =
+                    times.or_else(|trouble| self.fail(format!("times of {ino}"), format!("{trouble:?}")))?;
+                history.timed(*ino, times);
+            }
+        }
+        Ok(())
+    }
+
+    /// One operation, and what the background did in it.
     fn step(
+        &mut self,
+        world: &mut World,
+        history: &mut History,
+        model: &mut Model,
+        op: &Op,
+        n: usize,
+        device: &SimDevice,
+    ) -> Result<Step, String> {
+        let (before, from) = (world.work(), device.trace_len());
+        let step = self.act(world, history, model, op, n, device)?;
+        let range = from + 1..device.trace_len();
+        if let (Ok(before), Ok(after)) = (before, world.work()) {
+            if after.cleaned > before.cleaned {
+                self.cleaning.push(range.clone());
+            }
+            if after.checkpoints > before.checkpoints {
+                self.checkpoints.push(range);
+            }
+        }
+        self.worked.end = device.trace_len();
+        Ok(step)
+    }
+
+    /// One operation, on the volume and in the model.
+    fn act(
         &mut self,
         world: &mut World,
         history: &mut History,
@@ -304,11 +188,17 @@ impl Life<'_> {
             (_, Err(Trouble::Errno(libc::ENOSPC))) if op.may_lack_space() => {
                 self.tally.no_space += 1;
                 history.ended(model.tree(), Effects::default(), device.trace_len());
+                // Part of it may be done.
+                let all = model.tree();
+                self.note_times(world, history, model, all.keys()).map_err(|failure| failure.what)?;
                 return Ok(Step::Done);
             }
-            (_, Err(Trouble::Errno(libc::EIO | libc::EROFS))) if self.plan.fault.is_some() => {
+            (_, Err(Trouble::Errno(libc::EIO | libc::EROFS) | Trouble::Close(libc::EIO)))
+                if self.plan.fault.is_some() =>
+            {
                 // It failed for the program; at a crash it may have happened all the same.
                 if outcome == Outcome::Done && !op.makes_inode() {
+                    history.times_unknown();
                     let effects = model.apply(op, n, 0);
                     history.ended(model.tree(), effects, usize::MAX);
                 }
@@ -317,7 +207,9 @@ impl Life<'_> {
             (Outcome::Fails(expected), Err(Trouble::Errno(errno))) if errno == expected => Effects::default(),
             (outcome, result) => return Err(format!("{outcome:?} expected, {result:?} happened")),
         };
+        let touched = effects.touched.clone();
         history.ended(model.tree(), effects, device.trace_len());
+        self.note_times(world, history, model, &touched).map_err(|failure| failure.what)?;
         match (synced, op) {
             (Some(ino), _) => history.promised(ino, &model.above(ino)),
             (None, Op::Sync) => history.promised_all(),
@@ -328,28 +220,38 @@ impl Life<'_> {
     }
 
     /// Crashes the life at many points. Returns one of the images, and the state in it, for the next life.
-    fn crash_everywhere(
+    pub(crate) fn crash_everywhere(
         &mut self,
         device: &Arc<SimDevice>,
         history: &History,
-    ) -> Result<(Arc<SimDevice>, Model, HashSet<Ino>), Failure> {
+    ) -> Result<Start, Failure> {
         let points = self.points(device);
         let heir = self.rng.index(points.len());
         let mut next = None;
         for (i, point) in points.iter().enumerate() {
+            let within = |ranges: &[std::ops::Range<usize>]| ranges.iter().any(|range| range.contains(point));
             self.tally.points += 1;
+            self.tally.in_cleaning += u64::from(within(&self.cleaning));
+            self.tally.in_checkpoint += u64::from(within(&self.checkpoints));
             for n in 0..self.plan.images as u64 {
                 let (image, mut rng) = self.image(device, *point, n);
                 let observed = self.recover(&image, history, *point, &mut rng)?;
                 if i == heir && n == 0 {
                     // The same image once more: the recovery has changed the first.
-                    let (image, _) = self.image(device, *point, n);
+                    let (device, _) = self.image(device, *point, n);
                     let seen = self.seen.iter().copied().chain(history.seen_by(*point)).collect();
-                    next = Some((image, Model::new(observed.tree, observed.contents), seen));
+                    let model = Model::new(observed.tree, observed.contents);
+                    next = Some(Start { device, model, seen });
                 }
             }
         }
         next.map_or_else(|| self.fail("crash", "no crash point"), Ok)
+    }
+
+    /// What one crash leaves.
+    pub(crate) fn some_crash(&mut self, device: &SimDevice) -> Arc<SimDevice> {
+        let point = self.rng.index(device.trace_len() + 1);
+        self.image(device, point, 0).0
     }
 
     /// Image number `n` of a crash at `point`, and the random numbers for what is done with it.
@@ -358,16 +260,24 @@ impl Life<'_> {
         (Arc::new(device.crash_image(point, &mut rng)), rng)
     }
 
-    /// All flush boundaries and as many points between, thinned out to what the plan allows.
+    /// All flush boundaries and half as many points between, thinned out to what the plan allows; and the end of the last
+    /// operation. What opening a prepared volume does is the same in every run, and closing it hardly differs: there a few do.
     fn points(&mut self, device: &SimDevice) -> Vec<usize> {
         let len = device.trace_len();
+        let prepared = self.number == 0 && matches!(self.plan.begin, Begin::Prepared(_));
+        let all = if prepared { self.worked.clone() } else { 0..len };
         let mut points = device.flush_points();
+        points.retain(|point| (all.start..=all.end).contains(point));
         for _ in 0..points.len() / 2 + 1 {
-            points.push(self.rng.index(len + 1));
+            points.push(all.start + self.rng.index(all.len() + 1));
+        }
+        for _ in 0..if prepared { CLOSING_POINTS } else { 0 } {
+            points.push(all.end + self.rng.index(len - all.end + 1));
         }
         while points.len() > self.plan.points_max {
             points.swap_remove(self.rng.index(points.len()));
         }
+        points.push(self.worked.end);
         points.sort_unstable();
         points.dedup();
         points
@@ -387,7 +297,7 @@ impl Life<'_> {
         if image.trace_len() != 0 {
             return self.fail(stage, "the check wrote to the volume");
         }
-        let opening = self.opening();
+        let opening = self.opening(true);
         let world = World::open(image, opening).or_else(|what| self.fail(&*stage, what))?;
         let recovered_at = image.trace_len();
         let found = world.observe().or_else(|trouble| self.fail(&*stage, format!("{trouble:?}")))?;
@@ -414,7 +324,7 @@ impl Life<'_> {
         self.tally.crashed_recoveries += 1;
         let image = Arc::new(image.crash_image(at, rng));
         self.check(&image, &stage, false)?;
-        let opening = self.opening();
+        let opening = self.opening(true);
         let world = World::open(&image, opening).or_else(|what| self.fail(&*stage, what))?;
         let found = world.observe().or_else(|trouble| self.fail(&*stage, format!("{trouble:?}")))?;
         history.explain(point, &found).or_else(|what| self.fail(&*stage, what))?;
@@ -441,9 +351,22 @@ impl Life<'_> {
                     .or_else(|what| self.fail(format!("{stage}, then {op}"), what))?;
             }
         }
+        if self.rng.chance(1, 3) {
+            self.empty(&mut world, &mut history, &mut model, image)
+                .or_else(|what| self.fail(format!("{stage}, then emptied"), what))?;
+        }
+        self.step(&mut world, &mut history, &mut model, &Op::Sync, 99_999, image)
+            .or_else(|what| self.fail(format!("{stage}, then synced"), what))?;
+        let space = world.space().or_else(|trouble| self.fail(stage, format!("{trouble:?}")))?;
+        if space.used != space.live + space.promised {
+            return self.fail(stage, format!("space is lost: {space:?}"));
+        }
         world.close().or_else(|what| self.fail(format!("{stage}, then close"), what))?;
-        self.check(image, &format!("{stage}, then closed"), true)?;
-        let opening = self.opening();
+        let holdings = self.check(image, &format!("{stage}, then closed"), true)?;
+        if (holdings.data_bytes, holdings.reserved_bytes) != (space.live, space.promised) {
+            return self.fail(stage, format!("{space:?}, but a check counts {holdings:?}"));
+        }
+        let opening = self.opening(true);
         let world =
             World::open(image, opening).or_else(|what| self.fail(format!("{stage}, opened again"), what))?;
         let again =
@@ -451,8 +374,34 @@ impl Life<'_> {
         self.compare(&model, &again, &format!("{stage}, opened again"))
     }
 
+    /// Removes everything; all space is there again then.
+    fn empty(
+        &mut self,
+        world: &mut World,
+        history: &mut History,
+        model: &mut Model,
+        device: &SimDevice,
+    ) -> Result<(), String> {
+        self.tally.emptied += 1;
+        let mut paths = model.paths(None);
+        paths.retain(|path| !path.0.is_empty());
+        paths.sort_by_key(|path| std::cmp::Reverse(path.0.len()));
+        for path in paths {
+            let dir = model.resolve(&path).is_some_and(|ino| model.node(ino).kind == Kind::Dir);
+            let op = if dir { Op::Rmdir(path) } else { Op::Unlink(path) };
+            self.step(world, history, model, &op, 99_999, device).map_err(|what| format!("{op}: {what}"))?;
+        }
+        self.step(world, history, model, &Op::Sync, 99_999, device)?;
+        let space = world.space().map_err(|trouble| format!("{trouble:?}"))?;
+        let inodes = world.inodes().map_err(|trouble| format!("{trouble:?}"))?;
+        if space == (Space { used: 0, live: 0, promised: 0 }) && inodes == 1 {
+            return Ok(());
+        }
+        Err(format!("an empty volume has {inodes} inodes and {space:?}"))
+    }
+
     /// A volume is clean, data and all; a closed one holds no orphans.
-    fn check(&self, device: &Arc<SimDevice>, stage: &str, closed: bool) -> Result<(), Failure> {
+    fn check(&self, device: &Arc<SimDevice>, stage: &str, closed: bool) -> Result<Holdings, Failure> {
         let (env, _) = sim_env(self.plan.seed);
         let device: Arc<dyn BlockDevice> = device.clone();
         let options = FsckOptions { verify_data: true, progress: None };
@@ -468,7 +417,7 @@ impl Life<'_> {
         if closed && (holdings.orphans > 0 || holdings.unclean || holdings.recovered_contexts > 0) {
             return self.fail(stage, format!("a closed volume has {holdings:?}"));
         }
-        Ok(())
+        Ok(holdings)
     }
 
     fn compare(&self, model: &Model, found: &Observed, stage: &str) -> Result<(), Failure> {

@@ -3,15 +3,17 @@
 //! The contract (`docs/semantics.md`), as this file judges it. There is a number T of operations such that
 //! * names, attributes and link counts are exactly those after the first T operations (metadata survives in order);
 //! * T is not below the last change of anything that a completed fsync was asked for, nor above what was begun;
+//! * times of everything but files are exactly those after T operations; a file's are some that it had since its last completed
+//!   fsync;
 //! * each file holds what it may hold after T operations. Since its last completed fsync (or since it replaced another file by
 //!   `rename`, or was made) writes may or may not have reached the device, each byte by itself, but every byte was at some
 //!   moment at that place of the file, a size is one that the file had or whole blocks on the way to it, and a truncation has
 //!   its place in the order;
 //! * so bytes that were never written are never shown, nor zeros where the program saw data from the first moment on.
 
-use crate::model::{Change, Contents, Effects, Model, Tree};
-use ferry_fs::Ino;
+use crate::model::{Change, Contents, Effects, Kind, Model, Tree};
 use ferry_fs::keys::BLOCK;
+use ferry_fs::{Ino, Timestamp};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -48,15 +50,30 @@ pub struct History {
     promises: Vec<Promise>,
     /// Inode numbers that programs were told, and by which operation.
     seen: BTreeMap<Ino, usize>,
+    /// For each inode its times after so many operations, where they changed.
+    times: BTreeMap<Ino, Vec<(usize, Times)>>,
+    /// After more operations than these nobody knows the times.
+    timed_until: usize,
+}
+
+/// Times that a program sees, but those of access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// Of the contents.
+    pub modified: Timestamp,
+    /// Of the inode.
+    pub changed: Timestamp,
 }
 
 /// What was found on a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// Names and attributes.
     pub tree: Tree,
     /// Contents.
     pub contents: Contents,
+    /// Times.
+    pub times: BTreeMap<Ino, Times>,
 }
 
 impl History {
@@ -71,7 +88,19 @@ impl History {
             last_name: BTreeMap::new(),
             promises: Vec::new(),
             seen: BTreeMap::new(),
+            times: BTreeMap::new(),
+            timed_until: usize::MAX,
         }
+    }
+
+    /// An inode has these times after the operations so far.
+    pub fn timed(&mut self, ino: Ino, times: Times) {
+        self.times.entry(ino).or_default().push((self.ends.len(), times));
+    }
+
+    /// What the next operation does to times cannot be seen.
+    pub fn times_unknown(&mut self) {
+        self.timed_until = self.timed_until.min(self.ends.len());
     }
 
     /// The operation that ends next was told the number of an inode that it made; `false`: another was, too.
@@ -150,7 +179,7 @@ impl History {
             if self.trees[t] != found.tree {
                 continue;
             }
-            match self.explain_contents(point, t, found) {
+            match self.explain_times(point, t, found).and_then(|()| self.explain_contents(point, t, found)) {
                 Ok(()) => return Ok(t),
                 Err(reason) => why = format!("with the metadata of {t} operations: {reason}"),
             }
@@ -167,6 +196,32 @@ impl History {
             };
         }
         Err(format!("between {} and {} operations must be there: {why}", possible.start, possible.end - 1))
+    }
+
+    fn explain_times(&self, point: usize, t: usize, found: &Observed) -> Result<(), String> {
+        // A history that was told no times compares none.
+        if t > self.timed_until || self.times.is_empty() {
+            return Ok(());
+        }
+        for (ino, times) in &found.times {
+            let known = self.times.get(ino).map_or(&[][..], |known| known);
+            let known = &known[..known.iter().take_while(|(n, _)| *n <= t).count()];
+            let is_file = found.tree.get(ino).is_some_and(|node| node.kind == Kind::File);
+            let least = if is_file { self.contents_promised(*ino, point) } else { usize::MAX };
+            let since = known.iter().take_while(|(n, _)| *n <= least).count().saturating_sub(1);
+            let may = &known[since..];
+            let modified = may.iter().any(|(_, may)| may.modified == times.modified);
+            if !(modified && may.iter().any(|(_, may)| may.changed == times.changed)) {
+                return Err(format!("inode {ino} has {times:?}, it may have one of {may:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Operations up to the last one that made all of a file durable before `point`.
+    fn contents_promised(&self, ino: Ino, point: usize) -> usize {
+        let given = self.promises.iter().filter(|promise| promise.given <= point);
+        given.filter(|p| p.file.is_none_or(|file| file == ino)).map(|p| p.op + 1).max().unwrap_or(0)
     }
 
     fn explain_contents(&self, point: usize, t: usize, found: &Observed) -> Result<(), String> {

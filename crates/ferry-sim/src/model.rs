@@ -149,6 +149,11 @@ impl Model {
         &self.nodes[&ino]
     }
 
+    /// The inode is there, with a name or without.
+    pub fn exists(&self, ino: Ino) -> bool {
+        self.nodes.contains_key(&ino)
+    }
+
     /// The inode that a path leads to.
     pub fn resolve(&self, path: &Path) -> Option<Ino> {
         path.0.iter().try_fold(ROOT, |dir, n| self.nodes[&dir].entries.get(&Path::name(*n)).copied())
@@ -453,7 +458,9 @@ impl Model {
         let target = self.nodes[&to_dir].entries.get(&to_name).copied();
         let source = self.nodes[&from_dir].entries[&from_name];
         if target == Some(source) {
-            return Effects::default();
+            // The kernel answers for itself here. Without it an exchange, which changes no name, moves the times.
+            let touched = if how == Move::Exchange { vec![source, from_dir, to_dir] } else { Vec::new() };
+            return Effects { touched, ..Effects::default() };
         }
         let source = self.take(from_dir, &from_name);
         let mut effects =

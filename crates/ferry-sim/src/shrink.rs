@@ -56,8 +56,9 @@ fn pass(best: &mut (Plan, Failure), life: usize, piece: usize, tries: &mut usize
 pub fn describe(plan: &Plan, failure: &Failure) -> String {
     use std::fmt::Write as _;
     let mut out = format!(
-        "seed {}: volume of {} MiB, log of {} KiB, cache of {} KiB\n",
+        "seed {}, on {}: volume of {} MiB, log of {} KiB, cache of {} KiB\n",
         plan.seed,
+        plan.begin.describe(),
         plan.volume_bytes >> 20,
         plan.log_bytes >> 10,
         plan.cache_bytes >> 10

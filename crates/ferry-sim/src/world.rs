@@ -1,16 +1,14 @@
 //! Drives a `LocalFs` on a simulated device as a kernel would: looks names up, opens, does one thing, closes, forgets.
 
 use crate::device::{SimClock, SimDevice, sim_env};
-use crate::history::Observed;
-use crate::model::{DIR_MODE, FILE_MODE, Kind, Model, Node, Tree, pattern, target, xattr_name};
+use crate::model::{DIR_MODE, FILE_MODE, Model, pattern, target, xattr_name};
 use crate::ops::{Move, Op, Path, SLOTS, Which};
 use ferry_device::BlockDevice;
 use ferry_fs::{
-    Answer, CacheMode, Complete, Cx, Errno, Filesystem, FsOptions, Ino, Interrupt, LocalFs, Park, ROOT,
-    RenameFlags, Reply, SetAttr, Stop, XattrFlags,
+    Answer, CacheMode, Complete, Cx, Errno, Filesystem, FlushPolicy, FsOptions, Ino, Interrupt, LocalFs,
+    Park, ROOT, RenameFlags, Reply, SetAttr, Stop, XattrFlags,
 };
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +20,8 @@ pub const COMMIT_INTERVAL_MS: u16 = 1000;
 pub enum Trouble {
     /// With an error.
     Errno(i32),
+    /// It was done; then closing the file told of an error.
+    Close(i32),
     /// With something wrong, or not at all.
     Wrong(String),
 }
@@ -32,7 +32,7 @@ impl From<Errno> for Trouble {
     }
 }
 
-fn wrong<T>(text: impl Into<String>) -> Result<T, Trouble> {
+pub(crate) fn wrong<T>(text: impl Into<String>) -> Result<T, Trouble> {
     Err(Trouble::Wrong(text.into()))
 }
 
@@ -49,7 +49,7 @@ impl Park for Waiter {
 
 /// A volume that a simulated program works on.
 pub struct World {
-    fs: Arc<LocalFs>,
+    pub(crate) fs: Arc<LocalFs>,
     clock: Arc<SimClock>,
     held: Vec<Option<(Ino, u64)>>,
 }
@@ -61,18 +61,23 @@ pub struct Opening {
     pub seed: u64,
     /// Memory for caches, in bytes.
     pub cache_bytes: usize,
+    /// Simulated time since the start of everything.
+    pub time: Duration,
 }
 
 impl World {
     /// Opens the volume on `device`, recovering it.
     pub fn open(device: &Arc<SimDevice>, opening: Opening) -> Result<Self, String> {
         let (env, clock) = sim_env(opening.seed);
+        clock.advance(opening.time);
         let options = FsOptions {
             read_only: false,
             cache: CacheMode::Kernel,
             cache_bytes: opening.cache_bytes,
             commit_interval: Duration::from_millis(u64::from(COMMIT_INTERVAL_MS)),
             background: false,
+            flush: FlushPolicy::ALL[(opening.seed % 4) as usize],
+            ..FsOptions::default()
         };
         let device: Arc<dyn BlockDevice> = device.clone();
         let fs = LocalFs::open(device, options, env).map_err(|error| format!("cannot open: {error}"))?;
@@ -86,7 +91,7 @@ impl World {
         unpark: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, Trouble> {
         let waiter = Waiter::default();
-        let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &waiter };
+        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &waiter };
         match question(&cx) {
             Ok(answer) => return Ok(answer),
             Err(Stop::Errno(errno)) => return Err(errno.into()),
@@ -99,7 +104,7 @@ impl World {
     }
 
     /// Asks what never parks.
-    fn now<T>(&self, question: impl FnOnce(&Cx) -> Answer<T>) -> Result<T, Trouble> {
+    pub(crate) fn now<T>(&self, question: impl FnOnce(&Cx) -> Answer<T>) -> Result<T, Trouble> {
         self.ask(question, |_| None)
     }
 
@@ -109,7 +114,7 @@ impl World {
     }
 
     /// Tells what has no answer.
-    fn tell(&self, notice: impl FnOnce(&Cx)) {
+    pub(crate) fn tell(&self, notice: impl FnOnce(&Cx)) {
         let waiter = Waiter::default();
         notice(&Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &waiter });
     }
@@ -159,7 +164,9 @@ impl World {
                 let result = act(ino, opened.fh);
                 let flushed = self.done(|cx| self.fs.flush(cx, ino, opened.fh, 0));
                 self.tell(|cx| self.fs.release(cx, ino, opened.fh));
-                result.and_then(|answer| flushed.map(|()| answer))
+                let answer = result?;
+                flushed.map_err(at_close)?;
+                Ok(answer)
             }),
         }
     }
@@ -287,7 +294,7 @@ impl World {
         })
     }
 
-    fn read(&self, ino: Ino, fh: u64, offset: u64, len: usize) -> Result<Vec<u8>, Trouble> {
+    pub(crate) fn read(&self, ino: Ino, fh: u64, offset: u64, len: usize) -> Result<Vec<u8>, Trouble> {
         let mut out = vec![0xee; len];
         let count = self.now(|cx| self.fs.read(cx, ino, fh, offset, &mut out))?;
         out.truncate(count);
@@ -302,120 +309,6 @@ impl World {
         same(expected, &found, offset)
     }
 
-    /// Everything that can be seen from the root.
-    pub fn observe(&self) -> Result<Observed, Trouble> {
-        let mut observed = Observed { tree: Tree::new(), contents: BTreeMap::new() };
-        let mut todo = vec![ROOT];
-        while let Some(ino) = todo.pop() {
-            if observed.tree.contains_key(&ino) {
-                continue;
-            }
-            let (attr, _) = self.now(|cx| self.fs.getattr(cx, ino, None))?;
-            if attr.ino != ino {
-                return wrong(format!("inode {ino} says that it is {}", attr.ino));
-            }
-            let mut node = Node {
-                kind: kind(attr.mode)?,
-                mode: attr.mode & 0o7777,
-                nlink: attr.nlink,
-                xattrs: BTreeMap::new(),
-                target: Vec::new(),
-                entries: BTreeMap::new(),
-            };
-            match node.kind {
-                Kind::File => {
-                    let bytes = self.file(ino, attr.size)?;
-                    observed.contents.insert(ino, Arc::new(bytes));
-                }
-                Kind::Dir => {
-                    node.entries = self.list(ino)?;
-                    // Each was looked up, and is forgotten when it has been observed.
-                    todo.extend(node.entries.values());
-                }
-                Kind::Symlink => node.target = self.now(|cx| self.fs.readlink(cx, ino))?,
-                Kind::Fifo => {}
-            }
-            if matches!(node.kind, Kind::File | Kind::Dir) {
-                node.xattrs = self.xattrs(ino)?;
-            }
-            observed.tree.insert(ino, Arc::new(node));
-        }
-        for node in observed.tree.values() {
-            node.entries.values().for_each(|ino| self.fs.forget(*ino, 1));
-        }
-        Ok(observed)
-    }
-
-    /// Inodes in use, as statfs tells.
-    pub fn inodes(&self) -> Result<u64, Trouble> {
-        let totals = self.now(|cx| self.fs.statfs(cx))?;
-        totals
-            .files
-            .checked_sub(totals.files_free)
-            .map_or_else(|| wrong("more inodes are free than there are"), Ok)
-    }
-
-    fn file(&self, ino: Ino, size: u64) -> Result<Vec<u8>, Trouble> {
-        let opened = self.now(|cx| self.fs.open(cx, ino, libc::O_RDONLY, false))?;
-        // One byte more than there should be.
-        let bytes = self.read(ino, opened.fh, 0, size as usize + 1);
-        self.tell(|cx| self.fs.release(cx, ino, opened.fh));
-        let bytes = bytes?;
-        if bytes.len() as u64 == size {
-            Ok(bytes)
-        } else {
-            wrong(format!("inode {ino}: {} bytes of {size} read", bytes.len()))
-        }
-    }
-
-    /// Lists a directory a few names at a time, and looks each name up.
-    fn list(&self, dir: Ino) -> Result<BTreeMap<Vec<u8>, Ino>, Trouble> {
-        let opened = self.now(|cx| self.fs.opendir(cx, dir))?;
-        let mut entries = BTreeMap::new();
-        let (mut cookie, mut dots) = (0, 0);
-        loop {
-            let mut batch = Vec::new();
-            self.now(|cx| {
-                self.fs.readdir(cx, dir, opened.fh, cookie, false, &mut |entry| {
-                    let fits = batch.len() < 3;
-                    if fits {
-                        batch.push(entry.clone());
-                    }
-                    fits
-                })
-            })?;
-            let Some(last) = batch.last() else { break };
-            cookie = last.cookie;
-            for entry in batch {
-                if matches!(&*entry.name, b"." | b"..") {
-                    dots += 1;
-                    continue;
-                }
-                let found = self.now(|cx| self.fs.lookup(cx, dir, &entry.name))?;
-                let ino = made(found.attr)?;
-                let kind = found.attr.map(|attr| attr.mode & libc::S_IFMT);
-                if ino != entry.ino || kind != Some(entry.kind) {
-                    return wrong(format!(
-                        "{} is listed as {} and found as {ino}",
-                        entry.name.escape_ascii(),
-                        entry.ino
-                    ));
-                }
-                if entries.insert(entry.name.to_vec(), ino).is_some() {
-                    return wrong(format!("{} is listed twice", entry.name.escape_ascii()));
-                }
-            }
-        }
-        self.tell(|cx| self.fs.releasedir(cx, dir, opened.fh));
-        if dots == 2 { Ok(entries) } else { wrong(format!("directory {dir} lists {dots} of `.` and `..`")) }
-    }
-
-    fn xattrs(&self, ino: Ino) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, Trouble> {
-        let names = self.now(|cx| self.fs.listxattr(cx, ino))?;
-        let names = names.split(|b| *b == 0).filter(|name| !name.is_empty());
-        names.map(|name| Ok((name.to_vec(), self.now(|cx| self.fs.getxattr(cx, ino, name))?))).collect()
-    }
-
     /// Closes held handles and unmounts.
     pub fn close(self) -> Result<(), String> {
         for (ino, fh) in self.held.iter().flatten() {
@@ -426,14 +319,15 @@ impl World {
     }
 }
 
-fn made(attr: Option<ferry_fs::Attr>) -> Result<Ino, Trouble> {
-    attr.map_or_else(|| wrong("the name that was just there is absent"), |attr| Ok(attr.ino))
+fn at_close(trouble: Trouble) -> Trouble {
+    match trouble {
+        Trouble::Errno(errno) => Trouble::Close(errno),
+        other => other,
+    }
 }
 
-fn kind(mode: u32) -> Result<Kind, Trouble> {
-    let kinds = [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo];
-    let kind = kinds.into_iter().find(|kind| kind.bits() == mode & libc::S_IFMT);
-    kind.map_or_else(|| wrong(format!("mode {mode:o} is of a type that nobody made")), Ok)
+pub(crate) fn made(attr: Option<ferry_fs::Attr>) -> Result<Ino, Trouble> {
+    attr.map_or_else(|| wrong("the name that was just there is absent"), |attr| Ok(attr.ino))
 }
 
 fn same(expected: &[u8], found: &[u8], offset: u64) -> Result<(), Trouble> {

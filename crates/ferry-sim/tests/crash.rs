@@ -1,28 +1,71 @@
 //! The crash simulation as it runs in CI, and that it sees what it is there to see.
 
 use ferry_device::Env;
-use ferry_sim::campaign::{Limits, run};
+use ferry_sim::campaign::{Done, Limits, run};
 use ferry_sim::crash::Plan;
+use ferry_sim::device::SimRng;
+use ferry_sim::enumerate::Enumeration;
 use ferry_sim::shrink::shrink;
 
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Debug builds are for finding mistakes quickly; the full number is for release builds.
-const RUNS: u64 = if cfg!(debug_assertions) { 50 } else { 500 };
+/// Debug builds are for finding mistakes quickly; the full numbers are for release builds.
+const fn count(release: u64) -> u64 {
+    if cfg!(debug_assertions) { release / 20 } else { release }
+}
 
+fn campaign(plan: &(dyn Fn(u64) -> Option<Plan> + Sync), first: u64, count: u64) -> Done {
+    let limits = Limits { runs: Some(count), ..Limits::default() };
+    let done = run(plan, first, limits, threads(), &Env::real()).unwrap_or_else(|report| panic!("{report}"));
+    println!("{done}");
+    done
+}
+
+/// Several lives, small and long, errors of the device, old volumes below.
 #[test]
 fn nothing_promised_is_ever_lost() {
-    match run(0, Limits { time: None, runs: RUNS, first_failure: true }, threads(), &Env::real()) {
-        Ok(tally) => {
-            println!("{tally:?}");
-            assert_eq!(tally.runs, RUNS);
-            assert!(tally.images > 10 * RUNS && tally.crashed_recoveries > RUNS && tally.resumed > RUNS);
-            assert!(tally.no_space < tally.ops / 10, "most operations find space");
-        }
-        Err(report) => panic!("{report}"),
+    let runs = count(300);
+    let tally = campaign(&|seed| Some(Plan::draw(seed)), 0, runs).tally;
+    assert_eq!(tally.runs, runs);
+    assert!(tally.images > 10 * runs && tally.crashed_recoveries > runs && tally.resumed > runs);
+    assert!(tally.emptied > runs / 2 && tally.in_checkpoint > runs);
+    assert!(tally.no_space < tally.ops / 10, "most operations find space");
+}
+
+#[test]
+fn sequences_of_fifty_operations_survive() {
+    let runs = count(2000);
+    let tally = campaign(&|seed| Some(Plan::fifty(seed)), 0, runs).tally;
+    assert_eq!(tally.runs, runs);
+    assert!(tally.ops > 30 * runs && tally.points > 20 * runs);
+}
+
+/// Power is lost while the cleaner moves blocks.
+#[test]
+fn cleaning_loses_nothing() {
+    let runs = count(40);
+    let tally = campaign(&|seed| Some(Plan::churning(seed)), 0, runs).tally;
+    assert!(tally.runs == runs && tally.in_cleaning > runs, "{tally:?}");
+}
+
+#[test]
+fn every_sequence_of_one_and_two_operations_survives() {
+    for length in 1..=2 {
+        let all = Enumeration::new(length).unwrap_or_else(|failure| panic!("{failure}"));
+        let tally = campaign(&|number| all.plan(number), 0, all.count()).tally;
+        assert!(tally.runs > all.count() / 3 && tally.points >= 3 * tally.runs, "{tally:?}");
     }
+}
+
+#[test]
+fn some_sequences_of_three_operations_survive() {
+    let all = Enumeration::new(3).unwrap_or_else(|failure| panic!("{failure}"));
+    let mut rng = SimRng::new(3);
+    let numbers: Vec<_> = (0..count(4000)).map(|_| rng.below(all.count())).collect();
+    let tally = campaign(&|n| all.plan(numbers[n as usize]), 0, numbers.len() as u64).tally;
+    assert!(tally.runs > numbers.len() as u64 / 5, "{tally:?}");
 }
 
 #[test]

@@ -4,6 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use ferry_device::Kind;
+
+use ferry_journal::FlushPolicy;
 
 use crate::options::HELP as OPTIONS_HELP;
 use crate::size::{parse_bytes, parse_duration};
@@ -16,7 +19,7 @@ use crate::size::{parse_bytes, parse_duration};
     propagate_version = true,
     max_term_width = 110,
     after_help = "\
-Exit codes: 0 done, 1 failed, 2 wrong usage; ferry fsck: 0 clean, 4 damage found, 8 could not check.
+Exit codes: 0 done, 1 failed, 2 wrong usage; ferry fsck and ferry scrub: 0 clean, 1 repaired, 4 damage (left), 8 could not check.
 First steps:
   ferry mkfs data.ferry
   ferry mount data.ferry /mnt
@@ -34,18 +37,26 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Make a new volume: one sparse file, which grows as it is used
+    /// Make a new volume: one sparse file, which grows as it is used, or several files or block devices
     Mkfs(MkfsArgs),
     /// Mount a volume
     Mount(MountArgs),
+    /// Build a mirror's side anew on another file or block device, while it is mounted or not
+    Replace(ReplaceArgs),
     /// Unmount, and wait until everything is on disk
     Umount(UmountArgs),
-    /// Check a volume that is not mounted: exit 0 clean, 4 damage, 8 could not check
+    /// Check a volume that is not mounted, and repair it: exit 0 clean, 1 repaired, 4 damage (left), 8 could not check
     Fsck(FsckArgs),
-    /// Make everything on a mounted volume durable (sync(1) does not reach a FUSE file system)
-    Sync(MountpointArgs),
+    /// Read and verify everything that a volume holds, mounted or not: exit 0 clean, 4 damage, 1 stopped, 8 could not check
+    Scrub(ScrubArgs),
+    /// Show what is stored in a volume that is not mounted, damaged or not
+    Debug(DebugArgs),
+    /// Make a mounted volume, or many files on any file system, durable (sync(1) does not reach a FUSE file system)
+    Sync(SyncArgs),
     /// Show space, log, flushes, cache and requests of a mounted volume
     Stats(StatsArgs),
+    /// Change how a mounted volume flushes
+    Tune(TuneArgs),
     /// Benchmarks
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -65,6 +76,27 @@ pub struct MkfsArgs {
     /// Make it even where another volume or foreign data would be lost
     #[arg(long)]
     pub force: bool,
+    /// Make it of several files or block devices: linear (one behind the other), stripe (in turns), mirror (a copy on each).
+    /// VOLUME is then a small text file that lists them
+    #[arg(long, value_name = "KIND", requires = "components")]
+    pub device: Option<Kind>,
+    /// With --device: the files (made where absent) or block devices
+    #[arg(value_name = "PATH", requires = "device")]
+    pub components: Vec<PathBuf>,
+}
+
+/// `ferry replace`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Work goes on meanwhile. The new side counts when it is complete; if this is interrupted before, nothing is lost and it can be started again.
+Interrupting the command does not stop a mounted volume's rebuild, `ferry stats` shows it.")]
+pub struct ReplaceArgs {
+    /// The volume
+    pub volume: PathBuf,
+    /// The side to be replaced, as the volume's file lists it; it may have failed or be gone
+    pub old: PathBuf,
+    /// The file (made when absent) or block device to build the new side on; one that holds data is left alone
+    pub new: PathBuf,
 }
 
 /// `ferry mount`.
@@ -127,16 +159,130 @@ impl UmountArgs {
 pub struct FsckArgs {
     /// The volume; it must not be mounted
     pub volume: PathBuf,
+    /// Repair what can be repaired, and say what is lost; files without a name go to /lost+found. Safe to kill and to run again
+    #[arg(long)]
+    pub repair: bool,
+    /// Read every block of every file too; with --repair, a block that is not what was written is marked as lost
+    #[arg(long)]
+    pub data: bool,
     /// The report as JSON on stdout
     #[arg(long)]
     pub json: bool,
 }
 
-/// A mount point alone.
+/// `ferry scrub`.
 #[derive(Args, Debug)]
-pub struct MountpointArgs {
-    /// The mount point, or any directory in it
-    pub mountpoint: PathBuf,
+#[command(after_help = "\
+A mounted volume is scrubbed by its daemon while it is used; Ctrl-C stops it. Only root and who has mounted it may.
+An unmounted one is read by this command alone, as fast as the disk allows unless --rate is given.")]
+pub struct ScrubArgs {
+    /// The mount point, or any directory in it; or the volume
+    #[arg(value_name = "MOUNTPOINT|VOLUME")]
+    pub target: PathBuf,
+    /// Most bytes read in a second, for example 50M; 0: any number [default: 200M on a mounted volume]
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+    pub rate: Option<u64>,
+    /// Stop the scrub that is on its way on this mount
+    #[arg(long, conflicts_with_all = ["rate", "json"])]
+    pub stop: bool,
+    /// The report as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl ScrubArgs {
+    /// The default of `--rate` on a mounted volume, in bytes a second.
+    pub const RATE_MOUNTED: u64 = 200 << 20;
+}
+
+/// `ferry debug`.
+#[derive(Args, Debug)]
+pub struct DebugArgs {
+    /// The volume; it must not be mounted
+    pub volume: PathBuf,
+    /// What to show
+    #[command(subcommand)]
+    pub what: DebugCommand,
+    /// JSON: one object, or one a line
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// What `ferry debug` shows.
+#[derive(Subcommand, Debug)]
+pub enum DebugCommand {
+    /// Both copies of the superblock
+    Superblock,
+    /// Each record in the log, and where recovery would end
+    Log,
+    /// Keys and what they say
+    Keys {
+        /// The first key, in hexadecimal digits
+        #[arg(long, value_parser = parse_hex, value_name = "HEX")]
+        from: Option<Hex>,
+        /// At most so many
+        #[arg(long, value_name = "N")]
+        limit: Option<u64>,
+        /// Only those of this inode
+        #[arg(long, value_name = "N")]
+        inode: Option<u64>,
+    },
+    /// What each segment is used for
+    Segments {
+        /// Their summary blocks too
+        #[arg(long)]
+        summary: bool,
+    },
+    /// An inode: its record, names, attributes and extents
+    Inode {
+        /// Its number
+        ino: u64,
+    },
+    /// The same of the inode that a path of the volume leads to
+    Path {
+        /// From the root of the volume; symbolic links are not followed
+        path: std::ffi::OsString,
+    },
+}
+
+/// Bytes given as hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hex(pub Vec<u8>);
+
+fn parse_hex(text: &str) -> Result<Hex, String> {
+    let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
+    match digits {
+        Some(digits) if digits.len().is_multiple_of(2) => {
+            Ok(Hex(digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()))
+        }
+        _ => Err(format!("{text:?} is not an even number of hexadecimal digits")),
+    }
+}
+
+/// `ferry sync`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A directory, without --recursive: the whole FerryFS volume that it is on. Files, and with --recursive all that lies below directories, on any
+file system: on FerryFS as one commit for up to 2,000 files, elsewhere with many fsyncs in flight. One line on stderr for each file that failed.
+  ferry sync /mnt
+  ferry sync -r /mnt/checkpoint
+  find . -newer stamp -print0 | ferry sync --from -")]
+pub struct SyncArgs {
+    /// Files and directories
+    #[arg(required_unless_present = "from", value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// All that lies below the directories too, also on other file systems mounted there; symbolic links in them are not followed
+    #[arg(long, short)]
+    pub recursive: bool,
+    /// Names of files and directories from FILE (- for stdin), separated by NUL or newline; a directory there means itself
+    #[arg(long, value_name = "FILE", conflicts_with = "paths")]
+    pub from: Option<PathBuf>,
+    /// As fdatasync(2): times may be left out
+    #[arg(long)]
+    pub data: bool,
+    /// Fsyncs in flight, where files are synced one by one [default: 256]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=ferry_sync::JOBS_MAX as i64))]
+    pub jobs: Option<u16>,
 }
 
 /// `ferry stats`.
@@ -149,11 +295,35 @@ pub struct StatsArgs {
     pub json: bool,
 }
 
+/// `ferry tune`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Flush policies:
+  each      every fsync makes its own commit and flush: to compare the others with
+  delay     the first of several callers waits as long as a flush takes on average, then flushes for all who came
+  gather    who comes while a commit is under way boards the next one together; nobody waits for company
+  adaptive  as gather, and a commit waits for callers that have just been answered and are known to be back at once")]
+pub struct TuneArgs {
+    /// The mount point, or any directory in it
+    pub mountpoint: PathBuf,
+    /// The flush policy: adaptive, gather, delay or each
+    #[arg(long, value_name = "POLICY")]
+    pub flush: Option<FlushPolicy>,
+    /// The policy delay does not wait where flushes take less than this on average
+    #[arg(long, value_parser = parse_duration, value_name = "TIME")]
+    pub fast_flush: Option<Duration>,
+    /// Forget how long flushes took so far
+    #[arg(long)]
+    pub reset_flush_time: bool,
+}
+
 /// `ferry bench`.
 #[derive(Subcommand, Debug)]
 pub enum BenchCommand {
     /// Mount a file system that keeps everything in memory and does nothing else: the floor to compare with
     Null(NullArgs),
+    /// Callers that overwrite a block and fsync it, again and again, on a model of a device in virtual time
+    FsyncHappy(FsyncHappyArgs),
 }
 
 /// `ferry bench null`.
@@ -172,6 +342,44 @@ pub struct NullArgs {
     pub daemon: bool,
 }
 
+/// `ferry bench fsync-happy`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Without options: the whole grid, with flushes that the device does one after the other."
+)]
+pub struct FsyncHappyArgs {
+    /// A model of a device, in virtual time (what there is so far)
+    #[arg(long, required = true)]
+    pub r#virtual: bool,
+    /// How long a flush takes; several: 16ms,500us
+    #[arg(long, value_parser = parse_duration, value_delimiter = ',', value_name = "TIME")]
+    pub flush_time: Vec<Duration>,
+    /// How long a write takes
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "20us")]
+    pub write_time: Duration,
+    /// Writes that the device works on at the same time
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub queue_depth: u32,
+    /// The device does flushes beside each other
+    #[arg(long)]
+    pub parallel_flushes: bool,
+    /// How many callers; several: 1,16
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    pub callers: Vec<u32>,
+    /// What a caller takes between an answer and its next call
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "0us")]
+    pub think_time: Duration,
+    /// So much more, at random
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "0us")]
+    pub jitter: Duration,
+    /// Flush policies; several: each,adaptive [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "POLICY")]
+    pub policy: Vec<FlushPolicy>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,15 +394,40 @@ mod tests {
     fn the_documented_commands_parse() {
         for line in [
             "ferry mkfs v --size 64G --log-size 64M --force",
+            "ferry mkfs v --device mirror a b --size 1G",
+            "ferry replace v a c",
             "ferry mount v /mnt --create -o ro,cache=strict -o allow_other --foreground",
             "ferry umount /mnt --force --lazy",
             "ferry fsck v --json",
+            "ferry fsck v --repair --data",
             "ferry sync /mnt",
+            "ferry scrub /mnt --rate 200M --json",
+            "ferry scrub /mnt --stop",
+            "ferry debug v superblock --json",
+            "ferry debug v keys --from 10ff --limit 5 --inode 7",
+            "ferry debug --json v segments --summary",
+            "ferry debug v inode 5",
+            "ferry debug v path /a/b",
+            "ferry sync -r --data --jobs 16 /mnt/a b",
+            "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
             "ferry bench null /mnt",
+            "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json",
+            "ferry tune /mnt --flush gather --fast-flush 500us --reset-flush-time",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
         }
-        assert!(Cli::try_parse_from(["ferry", "mkfs", "v", "--size", "big"]).is_err());
+        assert!(Cli::try_parse_from(["ferry", "debug", "v", "keys", "--from", "123"]).is_err());
+        for line in [
+            "ferry mkfs v --size big",
+            "ferry mkfs v a b",
+            "ferry mkfs v --device mirror",
+            "ferry mkfs v --device raid6 a",
+            "ferry sync",
+            "ferry sync --from - a",
+            "ferry sync --jobs 0 a",
+        ] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
     }
 }

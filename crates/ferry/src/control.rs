@@ -1,4 +1,5 @@
-//! `ferry sync` and `ferry stats`: questions to the daemon behind a mount, asked through ioctl(2) on any file of it.
+//! Questions to the daemon behind a mount, asked through ioctl(2) on any file of it: `ferry stats`, `ferry tune`, a volume's sync, and
+//! what `ferry scrub` shares with them.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -6,14 +7,18 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::cli::{MountpointArgs, StatsArgs};
+use ferry_fuse::control::Tune;
+
+use crate::cli::{StatsArgs, TuneArgs};
 use crate::error::CliError;
 use crate::table;
 
-/// `ferry sync`.
-pub fn sync(args: &MountpointArgs) -> Result<(), CliError> {
-    let file = open(&args.mountpoint)?;
-    ferry_fuse::control::sync(&file).map_err(|e| explain(&args.mountpoint, "cannot sync", e))
+/// Makes everything on the volume durable that a file or directory is on.
+pub fn sync_volume(path: &Path) -> Result<(), CliError> {
+    let file = open(path)?;
+    // The kernel hands over what it holds: stores to mapped memory and, with cache=writeback, any write.
+    rustix::fs::syncfs(&file).map_err(|e| explain(path, "cannot sync", e.into()))?;
+    ferry_fuse::control::sync(&file).map_err(|e| explain(path, "cannot sync", e))
 }
 
 /// `ferry stats`.
@@ -28,6 +33,19 @@ pub fn stats(args: &StatsArgs) -> Result<(), CliError> {
     print(&text)
 }
 
+/// `ferry tune`.
+pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
+    let asked =
+        Tune { flush: args.flush, fast_flush: args.fast_flush, reset_flush_time: args.reset_flush_time };
+    if asked == Tune::default() {
+        return Err(CliError::Usage(
+            "nothing to change: say --flush, --fast-flush or --reset-flush-time".into(),
+        ));
+    }
+    let file = open(&args.mountpoint)?;
+    ferry_fuse::control::tune(&file, &asked).map_err(|e| explain(&args.mountpoint, "cannot tune", e))
+}
+
 /// To stdout; a reader that has seen enough (`| head`) is no error.
 pub fn print(text: &str) -> Result<(), CliError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
@@ -38,11 +56,13 @@ pub fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-fn open(path: &Path) -> Result<File, CliError> {
+/// Any file or directory of a mount.
+pub fn open(path: &Path) -> Result<File, CliError> {
     File::open(path).map_err(|e| explain(path, "cannot open", e))
 }
 
-fn explain(path: &Path, what: &'static str, error: io::Error) -> CliError {
+/// What an error of such a question means.
+pub fn explain(path: &Path, what: &'static str, error: io::Error) -> CliError {
     match error.raw_os_error() {
         Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => CliError::NotMounted(path.into()),
         Some(libc::ENOTCONN | libc::ECONNABORTED) => CliError::Failed(format!(

@@ -20,6 +20,7 @@ use signal_hook::iterator::Signals;
 
 use crate::error::CliError;
 use crate::logging;
+use crate::readahead;
 use crate::uring;
 
 /// What a daemon says on its standard output when the mount can be used.
@@ -122,6 +123,7 @@ pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliEr
     uring::offer();
     let session = Session::mount(fs, service.mountpoint, &service.options)
         .map_err(|e| CliError::Failed(e.to_string()))?;
+    readahead::raise(service.mountpoint);
     let handle = session.handle();
     let serving = thread::Builder::new().name("session".into()).spawn(move || {
         session.wait();

@@ -1,11 +1,10 @@
-//! `ferry fsck`: checks a volume that nobody has mounted, and says what is wrong.
+//! `ferry fsck`: checks a volume that nobody has mounted, says what is wrong, and repairs it if it is asked to.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use ferry_device::{BlockDevice, Env, OpenMode};
-use ferry_fs::fsck::{FsckOptions, Progress, Report, fsck};
+use ferry_device::{Env, OpenMode};
+use ferry_fs::fsck::{FsckOptions, Progress, Report, fsck, repair};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::FsckArgs;
@@ -14,22 +13,24 @@ use crate::error::CliError;
 use crate::holder::open_when_free;
 use crate::size::format_bytes;
 
+/// As fsck(8): errors were found, and all of them were repaired (or what they cost is said).
+const EXIT_REPAIRED: u8 = 1;
 /// As fsck(8): errors were found and left as they are.
 const EXIT_DAMAGE: u8 = 4;
 
 /// Runs the command.
 pub fn run(args: &FsckArgs) -> Result<ExitCode, CliError> {
     let env = Env::real();
-    let device = open_when_free(&args.volume, OpenMode::ReadOnly, &env)
+    let mode = if args.repair { OpenMode::ReadWrite } else { OpenMode::ReadOnly };
+    let device = open_when_free(&args.volume, mode, &env)
         .map_err(|e| CliError::CouldNotCheck(format!("{e}; unmount it first if it is mounted")))?;
-    let device: Arc<dyn BlockDevice> = Arc::new(device);
     let bar = progress_bar(args.json);
     let mut progress = |at: Progress| {
         bar.set_length(at.total.max(at.done));
         bar.set_position(at.done);
     };
-    let options = FsckOptions { progress: Some(&mut progress), ..FsckOptions::default() };
-    let report = fsck(&device, options, &env);
+    let options = FsckOptions { verify_data: args.data, progress: Some(&mut progress) };
+    let report = if args.repair { repair(&device, options, &env) } else { fsck(&device, options, &env) };
     bar.finish_and_clear();
     let report = report.map_err(|e| CliError::CouldNotCheck(format!("{}: {e}", args.volume.display())))?;
     if args.json {
@@ -39,7 +40,11 @@ pub fn run(args: &FsckArgs) -> Result<ExitCode, CliError> {
     } else {
         print(&text(&args.volume.display().to_string(), &report))?;
     }
-    Ok(if report.clean { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DAMAGE) })
+    Ok(match (report.clean, report.repaired) {
+        (true, 0) => ExitCode::SUCCESS,
+        (true, _) => ExitCode::from(EXIT_REPAIRED),
+        (false, _) => ExitCode::from(EXIT_DAMAGE),
+    })
 }
 
 /// Only people look at bars.
@@ -53,6 +58,18 @@ fn progress_bar(json: bool) -> ProgressBar {
 
 fn text(volume: &str, report: &Report) -> String {
     let mut out = String::new();
+    for repair in &report.repairs {
+        out.push_str(&format!("{repair}\n"));
+    }
+    if report.repaired > report.repairs.len() as u64 {
+        out.push_str(&format!("and {} more repairs\n", report.repaired - report.repairs.len() as u64));
+    }
+    for range in &report.lost {
+        out.push_str(&format!("{range}\n"));
+    }
+    if report.lost_not_listed > 0 {
+        out.push_str(&format!("and {} more ranges\n", report.lost_not_listed));
+    }
     for finding in &report.findings {
         out.push_str(&format!("{finding}\n"));
     }
@@ -60,11 +77,17 @@ fn text(volume: &str, report: &Report) -> String {
         out.push_str(&format!("and {} more\n", report.findings_not_listed));
     }
     let held = &report.holdings;
+    let findings = report.findings.len() as u64 + report.findings_not_listed;
+    let verdict = match (report.clean, report.repaired) {
+        (true, 0) => "clean".to_owned(),
+        (true, repairs) => format!("clean after {repairs} repairs"),
+        (false, 0) => format!("{findings} findings"),
+        (false, repairs) => format!("{findings} findings left after {repairs} repairs"),
+    };
     let state =
         if held.unclean { "not unmounted cleanly, which the log makes good" } else { "unmounted cleanly" };
     out.push_str(&format!(
-        "{volume}: {}; {} inodes ({} directories, {} files), {} names, {} of data in {} extents; {state}\n",
-        if report.clean { "clean".to_owned() } else { format!("{} findings", report.findings.len()) },
+        "{volume}: {verdict}; {} inodes ({} directories, {} files), {} names, {} of data in {} extents; {state}\n",
         held.inodes,
         held.directories,
         held.files,

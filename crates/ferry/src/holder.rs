@@ -1,9 +1,12 @@
 //! The process that has a volume open: who it is, and waiting until it is done.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use ferry_device::{DeviceError, Env, FileDevice, OpenMode};
+use ferry_device::{
+    BlockDevice, ComponentHeader, CompositeError, CompositeVolume, DeviceError, Env, FileDevice, OpenMode,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -79,11 +82,25 @@ impl Holder {
     }
 }
 
-/// Opens a volume. One whose mount is gone but whose daemon still writes back (umount(8) does not wait for that) is waited for;
+/// Opens a volume, in a single file or of several components. One whose mount is gone but whose daemon still writes back (umount(8) does not wait for that) is waited for;
 /// one that is mounted is refused at once.
-pub fn open_when_free(volume: &Path, mode: OpenMode, env: &Env) -> Result<FileDevice, DeviceError> {
-    let opened = FileDevice::open(volume, mode, env);
-    if !matches!(opened, Err(DeviceError::InUse { writing: true, .. })) || mounted(volume) {
+pub fn open_when_free(
+    volume: &Path,
+    mode: OpenMode,
+    env: &Env,
+) -> Result<Arc<dyn BlockDevice>, CompositeError> {
+    when_free(volume, || open(volume, mode, env))
+}
+
+/// The same for a volume that must be of several components.
+pub fn open_composite_when_free(volume: &Path, env: &Env) -> Result<CompositeVolume, CompositeError> {
+    when_free(volume, || CompositeVolume::open(volume, OpenMode::ReadWrite, env))
+}
+
+fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> Result<T, CompositeError> {
+    let opened = open();
+    let used = matches!(opened, Err(CompositeError::Device(DeviceError::InUse { writing: true, .. })));
+    if !used || mounted(volume) {
         return opened;
     }
     if let Some(holder) = Holder::of(volume)
@@ -91,11 +108,23 @@ pub fn open_when_free(volume: &Path, mode: OpenMode, env: &Env) -> Result<FileDe
     {
         tracing::debug!(%error, "waiting for the last user of a volume");
     }
-    FileDevice::open(volume, mode, env)
+    open()
+}
+
+fn open(volume: &Path, mode: OpenMode, env: &Env) -> Result<Arc<dyn BlockDevice>, CompositeError> {
+    if CompositeVolume::is_at(volume) {
+        return Ok(Arc::new(CompositeVolume::open(volume, mode, env)?));
+    }
+    let device = FileDevice::open(volume, mode, env)?;
+    // Whatever else cannot be read there, the volume's own messages say it better.
+    if matches!(ComponentHeader::read(&device), Ok(Some(_))) {
+        return Err(CompositeError::OneComponent(volume.into()));
+    }
+    Ok(Arc::new(device))
 }
 
 /// Whether a mount of it can be seen from here. If the table cannot be read, it may be.
-fn mounted(volume: &Path) -> bool {
+pub fn mounted(volume: &Path) -> bool {
     let volume = volume.canonicalize().unwrap_or_else(|_| volume.into());
     mounts::list().map_or(true, |all| all.iter().any(|m| m.is_ferry() && m.source == volume))
 }

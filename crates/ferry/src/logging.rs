@@ -40,6 +40,11 @@ pub fn start(level: Option<&str>, default: &str, stamped: bool) -> Result<(), St
 /// without one of its threads would leave requests without an answer.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|info| {
+        if ferry_journal::panic_is_caught() {
+            // The home store's database met pages that make no sense. Whoever asked gets an error.
+            tracing::error!("the home store is damaged: {info}");
+            return;
+        }
         tracing::error!("ferry stopped itself: {info}");
         std::process::abort();
     }));

@@ -2,9 +2,11 @@
 //!
 //! Where to start reading: `cli` is the command line, `mount` and `daemon` a mount's life, `control` what a running daemon is asked.
 
+mod bench;
 mod cli;
 mod control;
 mod daemon;
+mod debug;
 mod error;
 mod fsck;
 mod helper;
@@ -13,8 +15,13 @@ mod logging;
 mod mkfs;
 mod mount;
 mod mounts;
+mod object;
 mod options;
+mod readahead;
+mod replace;
+mod scrub;
 mod size;
+mod sync;
 mod table;
 mod umount;
 mod uring;
@@ -54,9 +61,16 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Mount(args) => mount::run(args, &words(&args.options)?, level)?,
         Command::Bench(BenchCommand::Null(args)) => mount::run_null(args, &words(&args.options)?, level)?,
         Command::Mkfs(args) => quietly().and_then(|()| mkfs::run(args))?,
+        Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
-        Command::Sync(args) => quietly().and_then(|()| control::sync(args))?,
         Command::Stats(args) => quietly().and_then(|()| control::stats(args))?,
+        Command::Scrub(args) => return quietly().and_then(|()| scrub::run(args)),
+        Command::Debug(args) => return quietly().and_then(|()| debug::run(args)),
+        Command::Sync(args) => return quietly().and_then(|()| sync::run(args)),
+        Command::Tune(args) => quietly().and_then(|()| control::tune(args))?,
+        Command::Bench(BenchCommand::FsyncHappy(args)) => {
+            quietly().and_then(|()| bench::fsync_happy(args))?
+        }
         Command::Fsck(args) => return quietly().and_then(|()| fsck::run(args)),
     }
     Ok(ExitCode::SUCCESS)

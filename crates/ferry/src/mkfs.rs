@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ferry_device::{BlockDevice, DeviceError, Env, FileDevice, OpenMode};
+use ferry_device::{
+    BlockDevice, CompositeOptions, CompositeVolume, DeviceError, Env, FileDevice, Kind, OpenMode,
+};
 use ferry_fs::volume::{MkfsOptions, SIZE_MIN, Superblock, VolumeError, mkfs};
 
 use crate::cli::MkfsArgs;
@@ -31,23 +33,25 @@ pub fn make_if_absent(volume: &Path) -> Result<bool, CliError> {
     if volume.exists() {
         return Ok(false);
     }
-    let args = MkfsArgs { volume: volume.into(), size: None, log_size: None, force: false };
+    let args = MkfsArgs {
+        volume: volume.into(),
+        size: None,
+        log_size: None,
+        force: false,
+        device: None,
+        components: Vec::new(),
+    };
     make(&args).map(|_| true)
 }
 
 fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
     let env = Env::real();
+    if let Some(kind) = args.device {
+        return make_composite(args, kind, &env);
+    }
     let (device, created) = open(args, &env)?;
     let device: Arc<dyn BlockDevice> = Arc::new(device);
-    let options = MkfsOptions {
-        size: args.size.unwrap_or(0),
-        log_size: args.log_size,
-        force: args.force,
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-        ..MkfsOptions::default()
-    };
-    mkfs(&device, &options, &env).map_err(|error| {
+    mkfs(&device, &options(args), &env).map_err(|error| {
         if created {
             // Half a volume under the name that the user chose would only be in the way.
             if let Err(error) = std::fs::remove_file(&args.volume) {
@@ -56,6 +60,40 @@ fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
         }
         CliError::Failed(format!("{}: {error}", args.volume.display()))
     })
+}
+
+/// A volume of several components.
+fn make_composite(args: &MkfsArgs, kind: Kind, env: &Env) -> Result<Superblock, CliError> {
+    let composite = CompositeOptions {
+        kind,
+        paths: args.components.clone(),
+        size: args.size.unwrap_or(DEFAULT_SIZE),
+        overwrite: args.force,
+    };
+    let made = CompositeVolume::create(&args.volume, &composite, env);
+    let volume = Arc::new(made.map_err(|e| CliError::Failed(e.to_string()))?);
+    let device: Arc<dyn BlockDevice> = volume.clone();
+    // The devices were looked at; what an earlier volume has left behind their heads is not in the way. `size` was shared out.
+    let options = MkfsOptions { size: 0, force: true, ..options(args) };
+    let made = mkfs(&device, &options, env);
+    drop(device);
+    made.map_err(|error| {
+        if let Some(volume) = Arc::into_inner(volume) {
+            volume.remove_created();
+        }
+        CliError::Failed(format!("{}: {error}", args.volume.display()))
+    })
+}
+
+fn options(args: &MkfsArgs) -> MkfsOptions {
+    MkfsOptions {
+        size: args.size.unwrap_or(0),
+        log_size: args.log_size,
+        force: args.force,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        ..MkfsOptions::default()
+    }
 }
 
 /// The device, and whether its file was made just now. A file that is there is used only if it is empty or `--force` was given.

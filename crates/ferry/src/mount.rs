@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ferry_bench::null::{Cache, NullFs, NullOptions};
-use ferry_device::{BlockDevice, Env, OpenMode};
+use ferry_device::{Env, OpenMode};
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs};
 
 use crate::cli::{MountArgs, NullArgs};
@@ -72,7 +72,6 @@ fn serve(volume: &Path, mountpoint: &Path, args: &MountArgs, options: &MountOpti
     let env = Env::real();
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = open_when_free(volume, mode, &env).map_err(|e| CliError::Failed(e.to_string()))?;
-    let device: Arc<dyn BlockDevice> = Arc::new(device);
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", volume.display()));
     let fs = LocalFs::open(device, fs_options(options), env).map_err(|e| failed(&e))?;
     let log = log_path(options)?;
@@ -116,7 +115,10 @@ fn fs_options(options: &MountOptions) -> FsOptions {
             .and_then(|bytes| usize::try_from(bytes).ok())
             .unwrap_or(defaults.cache_bytes),
         commit_interval: options.commit_interval.unwrap_or(defaults.commit_interval),
+        flush: options.flush.unwrap_or(defaults.flush),
+        fast_flush: options.fast_flush.unwrap_or(defaults.fast_flush),
         background: true,
+        owner: rustix::process::geteuid().as_raw(),
     }
 }
 
@@ -191,9 +193,11 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
     if options.cache != CacheMode::Kernel
         || options.cache_bytes.is_some()
         || options.commit_interval.is_some()
+        || options.flush.is_some()
+        || options.fast_flush.is_some()
     {
         return Err(CliError::Usage(
-            "a remount can change ro, rw, nosuid, nodev, noexec and noatime; for others unmount first".into(),
+            "a remount can change ro, rw, nosuid, nodev, noexec and noatime, `ferry tune` the flush policy; for others unmount first".into(),
         ));
     }
     let mount =

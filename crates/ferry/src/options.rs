@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use ferry_fs::CacheMode;
+use ferry_journal::FlushPolicy;
 
 use crate::size::{parse_bytes, parse_duration};
 
@@ -15,6 +16,9 @@ cache=kernel        the kernel caches reads; writes reach the daemon at once (th
 cache=writeback     the kernel also gathers writes; ENOSPC may then come at msync, fsync or close
 cache=strict        every read and write reaches the daemon (direct I/O)
 cache_size=SIZE     memory for cached data, for example 512M
+flush=adaptive      an fsync waits for others only where they are known to be back at once (the default);
+                    flush=gather, flush=delay, flush=each: see ferry tune --help
+fast_flush=T        flush=delay does not wait where flushes take less than this (default 2ms)
 commit_interval=T   what nobody synced becomes durable after this time, for example 1s
 allow_other         other users may use the mount (for a mount made by root this is the default)
 allow_root          accepted, as allow_other
@@ -34,6 +38,10 @@ pub struct MountOptions {
     pub cache_bytes: Option<u64>,
     /// Age at which changes are committed; `None`: the default.
     pub commit_interval: Option<Duration>,
+    /// When those who asked for durability are flushed; `None`: the default.
+    pub flush: Option<FlushPolicy>,
+    /// Below this average time of a flush `flush=delay` does not wait; `None`: the default.
+    pub fast_flush: Option<Duration>,
     /// Other users may use the mount.
     pub allow_other: bool,
     /// Where messages go instead of the system log.
@@ -59,6 +67,8 @@ impl Default for MountOptions {
             cache: CacheMode::Kernel,
             cache_bytes: None,
             commit_interval: None,
+            flush: None,
+            fast_flush: None,
             allow_other: false,
             log: None,
             noexec: false,
@@ -94,6 +104,8 @@ impl MountOptions {
             ("cache", Some(mode)) => self.cache = parse_cache(mode)?,
             ("cache_size", Some(size)) => self.cache_bytes = Some(parse_bytes(size)?),
             ("commit_interval", Some(time)) => self.commit_interval = Some(parse_duration(time)?),
+            ("flush", Some(policy)) => self.flush = Some(policy.parse()?),
+            ("fast_flush", Some(time)) => self.fast_flush = Some(parse_duration(time)?),
             ("log", Some(file)) if !file.is_empty() => {
                 self.log = Some(PathBuf::from_str(file).unwrap_or_else(|never| match never {}));
             }
@@ -131,6 +143,8 @@ impl MountOptions {
         ];
         words.extend(self.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
         words.extend(self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())));
+        words.extend(self.flush.map(|policy| format!("flush={policy}")));
+        words.extend(self.fast_flush.map(|time| format!("fast_flush={}us", time.as_micros())));
         words.extend(self.allow_other.then(|| "allow_other".to_owned()));
         let flags = [
             (self.noexec, "noexec"),
@@ -246,13 +260,14 @@ mod tests {
         assert!(error.contains("cahce=kernel") && error.contains("cache=kernel"), "{error}");
         assert!(MountOptions::parse(&["cache=fast"], false).is_err());
         assert!(MountOptions::parse(&["log="], false).is_err());
+        assert!(MountOptions::parse(&["flush=never"], false).is_err());
         assert!(MountOptions::parse(&["sync"], false).is_err());
         assert!(MountOptions::parse(&["cahce=kernel"], true).is_ok());
     }
 
     #[test]
     fn the_daemon_gets_what_the_user_said() {
-        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,allow_other,noexec,nodev,noatime";
+        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,allow_other,noexec,nodev,noatime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }

@@ -51,16 +51,19 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// A duration from `5`, `5s` (seconds), `500ms` or `2m`.
+/// A duration from `5`, `5s` (seconds), `500ms`, `2m` or `1h`.
+/// A duration from `5`, `5s` (seconds), `500ms`, `50us` or `2m`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a duration: write for example 500ms, 5s or 2m");
+    let wrong = || format!("{text:?} is not a duration: write for example 500ms, 5s, 2m or 1h");
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let number: u64 = text[..split].parse().map_err(|_| wrong())?;
     match &text[split..] {
+        "us" | "µs" => Ok(Duration::from_micros(number)),
         "ms" => Ok(Duration::from_millis(number)),
         "" | "s" => Ok(Duration::from_secs(number)),
         "m" | "min" => number.checked_mul(60).map(Duration::from_secs).ok_or_else(wrong),
+        "h" => number.checked_mul(3600).map(Duration::from_secs).ok_or_else(wrong),
         _ => Err(wrong()),
     }
 }
@@ -116,8 +119,10 @@ mod tests {
     #[test]
     fn durations_are_read_and_shown() {
         assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("50us"), Ok(Duration::from_micros(50)));
         assert_eq!(parse_duration("5"), Ok(Duration::from_secs(5)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(parse_duration("1h"), Ok(Duration::from_secs(3600)));
         assert!(parse_duration("soon").is_err());
         assert_eq!(format_nanos(130_000), "130.0 µs");
         assert_eq!(format_nanos(1_250_000_000), "1.25 s");

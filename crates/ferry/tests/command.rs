@@ -104,6 +104,51 @@ fn only_an_empty_file_becomes_a_volume() {
 }
 
 #[test]
+fn the_flush_policy_is_an_option_and_can_be_tuned() {
+    let place = Place::new();
+    ok(&ferry(&["mkfs", path(&place.volume()), "--size", "256M"]));
+    let options = format!("flush=delay,fast_flush=500us,{}", place.log_option());
+    ok(&ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", &options]));
+    let flush = || {
+        let stats = ferry(&["stats", path(&place.mnt()), "--json"]);
+        ok(&stats);
+        let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).expect("JSON");
+        stats["flush"].clone()
+    };
+    assert_eq!(
+        (flush()["policy"].as_str(), flush()["fast_flush_ns"].as_u64()),
+        (Some("delay"), Some(500_000))
+    );
+    for policy in ["each", "gather", "adaptive"] {
+        ok(&ferry(&["tune", path(&place.mnt()), "--flush", policy]));
+        assert_eq!(flush()["policy"], policy);
+        std::fs::write(place.mnt().join(policy), "kept").expect("writable");
+        let file = std::fs::File::open(place.mnt().join(policy)).expect("readable");
+        file.sync_all().expect("durable");
+    }
+    assert!(flush()["flush_samples"].as_u64() > Some(0));
+    ok(&ferry(&["tune", path(&place.mnt()), "--fast-flush", "3ms", "--reset-flush-time"]));
+    assert_eq!(flush()["fast_flush_ns"], 3_000_000);
+    fails(&ferry(&["tune", path(&place.mnt())]), 2, "nothing to change");
+    ok(&ferry(&["umount", path(&place.mnt())]));
+    fails(&ferry(&["tune", path(&place.mnt()), "--flush", "each"]), 1, "no FerryFS is mounted here");
+}
+
+#[test]
+fn the_virtual_bench_prints_each_cell() {
+    let line = ["bench", "fsync-happy", "--virtual", "--flush-time", "2ms", "--callers", "1,4", "--json"];
+    let done = ferry(&line);
+    ok(&done);
+    let cells: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
+    assert_eq!(cells.as_array().map(Vec::len), Some(2));
+    let policies = &cells[1]["policies"];
+    assert_eq!(policies["adaptive"]["callers_per_flush"], 4.0);
+    assert_eq!(policies["each"]["callers_per_flush"], 1.0);
+    let table = ferry(&line[..line.len() - 1]);
+    assert_eq!(String::from_utf8_lossy(&table.stdout).lines().count(), 4, "two lines of heading");
+}
+
+#[test]
 fn a_volume_is_mounted_used_and_unmounted() {
     let place = Place::new();
     place.mount();
@@ -192,4 +237,172 @@ fn a_mount_in_the_foreground_ends_with_sigterm() {
     ok(&ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log_option()]));
     assert_eq!(std::fs::read(place.mnt().join("file")).expect("kept"), b"kept");
     ok(&ferry(&["umount", path(&place.mnt())]));
+}
+
+/// Flips bits of a volume where `what` stands in it for the first time, behind the superblocks and the log.
+fn spoil(volume: &Path, what: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    let bytes = std::fs::read(volume).expect("readable");
+    let at = bytes.windows(what.len()).position(|window| window == what).expect("it is there");
+    let file = std::fs::OpenOptions::new().write(true).open(volume).expect("writable");
+    file.write_all_at(&[bytes[at] ^ 0xff], at as u64).expect("writable");
+}
+
+#[test]
+fn fsck_repairs_and_says_what_is_lost() {
+    let place = Place::new();
+    ok(&ferry(&["mkfs", path(&place.volume()), "--size", "64M"]));
+    ok(&ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log_option()]));
+    let mut data = vec![7_u8; 40_000];
+    data[20_000..20_013].copy_from_slice(b"spoil me here");
+    std::fs::write(place.mnt().join("file"), &data).expect("writable");
+    std::fs::write(place.mnt().join("other"), "kept").expect("writable");
+    let volume = place.volume();
+    fails(&ferry(&["fsck", path(&volume), "--repair"]), 8, "in use by process");
+    ok(&ferry(&["umount", path(&place.mnt())]));
+    let run = |args: &[&str], code: i32, texts: &[&str]| {
+        let output = ferry(&[&["fsck", path(&volume)], args].concat());
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {output:?}");
+        texts.iter().for_each(|text| assert!(said.contains(text), "{args:?}: no {text} in {said}"));
+    };
+    run(&["--repair"], 0, &["clean;"]);
+
+    spoil(&volume, b"FERRYVOL");
+    run(&[], 4, &["superblock-copy", "ferry fsck --repair"]);
+    run(&["--repair"], 1, &["repaired superblock-copy", "clean after 1 repairs"]);
+    run(&["--repair"], 0, &["clean;"]);
+
+    spoil(&volume, b"spoil me here");
+    run(&[], 0, &["clean;"]);
+    run(&["--data"], 4, &["checksum", "/file"]);
+    run(
+        &["--data", "--repair"],
+        1,
+        &["repaired checksum", "/file", "lost: bytes 16384 to 20480", "known loss"],
+    );
+    run(&["--data", "--repair"], 0, &["known loss: bytes 16384 to 20480 of [/file"]);
+    let json = ferry(&["fsck", path(&volume), "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!((&json["repaired"], &json["lost"][0]["bytes"]), (&0.into(), &4096.into()));
+
+    ok(&ferry(&["mount", path(&volume), path(&place.mnt()), "-o", &place.log_option()]));
+    assert_eq!(std::fs::read(place.mnt().join("other")).expect("unharmed"), b"kept");
+    let error = std::fs::read(place.mnt().join("file")).expect_err("a part of it is lost");
+    assert_eq!(error.raw_os_error(), Some(5));
+    std::fs::write(place.mnt().join("file"), &data).expect("writable");
+    assert!(std::fs::read(place.mnt().join("file")).expect("whole again") == data);
+    ok(&ferry(&["umount", path(&place.mnt())]));
+    run(&["--data"], 0, &["clean;"]);
+}
+
+/// The process that has a volume open.
+fn holder(volume: &Path) -> String {
+    let said = ferry(&["fsck", path(volume)]);
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    said.split("process ").nth(1).expect("the holder").chars().take_while(char::is_ascii_digit).collect()
+}
+
+fn device_state(mountpoint: &Path, device: &Path) -> Option<String> {
+    let stats = ferry(&["stats", path(mountpoint), "--json"]);
+    ok(&stats);
+    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).expect("JSON");
+    stats["devices"][path(device)]["state"].as_str().map(str::to_owned)
+}
+
+#[test]
+fn a_mirror_outlives_a_killed_daemon_and_a_lost_side_and_gets_a_new_one() {
+    let place = Place::new();
+    let dir = place.dir.path().canonicalize().expect("it exists");
+    let [a, b, c] = ["a", "b", "c"].map(|name| dir.join(name));
+    let (volume, mnt, log) = (place.volume(), place.mnt(), place.log_option());
+    let mount = || ferry(&["mount", path(&volume), path(&mnt), "-o", &log]);
+    let mkfs = ["mkfs", path(&volume), "--size", "256M", "--device", "mirror", path(&a), path(&b)];
+    ok(&ferry(&mkfs));
+    fails(&ferry(&mkfs), 1, "--force");
+    fails(&ferry(&["fsck", path(&a)]), 8, "one component of a composite volume");
+
+    ok(&mount());
+    let file = |n: usize| mnt.join(format!("file {n}"));
+    let contents = |n: usize| vec![n as u8; 1000 * n];
+    (1..40).for_each(|n| std::fs::write(file(n), contents(n)).expect("writable"));
+    ok(&ferry(&["sync", path(&mnt)]));
+    std::fs::write(file(40), contents(40)).expect("writable");
+    ok(&Command::new("kill").args(["-9", &holder(&volume)]).output().expect("kill runs"));
+
+    // One side is gone, the other goes on without it.
+    std::fs::rename(&b, dir.join("lost")).expect("it is a file");
+    let degraded = mount();
+    ok(&degraded);
+    assert!(String::from_utf8_lossy(&degraded.stderr).contains("degraded"), "{degraded:?}");
+    let all_there =
+        || (1..40).for_each(|n| assert!(std::fs::read(file(n)).expect("kept") == contents(n), "{n}"));
+    all_there();
+    assert_eq!(device_state(&mnt, &a).as_deref(), Some("active"));
+    assert_eq!(device_state(&mnt, &b).as_deref(), Some("absent or stale"));
+    std::fs::write(file(41), contents(41)).expect("writable");
+
+    let replace = |old: &Path, new: &Path| ferry(&["replace", path(&volume), path(old), path(new)]);
+    fails(&replace(&c, &dir.join("new")), 1, "not a side of");
+    std::fs::write(&c, "foreign").expect("writable");
+    fails(&replace(&b, &c), 1, "holds data");
+    std::fs::remove_file(&c).expect("there");
+    ok(&replace(&b, &c));
+    assert_eq!(device_state(&mnt, &c).as_deref(), Some("active"));
+    ok(&ferry(&["umount", path(&mnt)]));
+    ok(&ferry(&["fsck", path(&volume)]));
+
+    // The new side alone has everything; the lost one alone is refused.
+    std::fs::rename(&a, dir.join("gone")).expect("it is a file");
+    ok(&mount());
+    all_there();
+    assert!(std::fs::read(file(41)).expect("kept") == contents(41));
+    ok(&ferry(&["umount", path(&mnt)]));
+    std::fs::remove_file(&c).expect("there");
+    std::fs::rename(dir.join("lost"), &c).expect("it is a file");
+    let stale = mount();
+    assert_eq!(stale.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&stale.stderr).contains("only stale sides"), "{stale:?}");
+}
+
+#[test]
+fn linear_and_striped_volumes_need_all_of_their_components() {
+    for kind in ["linear", "stripe"] {
+        let place = Place::new();
+        let dir = place.dir.path().canonicalize().expect("it exists");
+        let parts = ["a", "b", "c"].map(|name| dir.join(name));
+        let (volume, mnt) = (place.volume(), place.mnt());
+        let mut mkfs = vec!["mkfs", path(&volume), "--size", "256M", "--device", kind];
+        mkfs.extend(parts.iter().map(|part| path(part)));
+        ok(&ferry(&mkfs));
+        ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", &place.log_option()]));
+        let contents: Vec<u8> = (0..100_000_000_u32).map(|n| (n >> 9) as u8).collect();
+        std::fs::write(mnt.join("file"), &contents).expect("writable");
+        assert_eq!(device_state(&mnt, &parts[1]).as_deref(), Some("active"));
+        fails(&ferry(&["replace", path(&volume), path(&parts[1]), "new"]), 1, "not a mirror");
+        ok(&ferry(&["umount", path(&mnt)]));
+        ok(&ferry(&["fsck", path(&volume)]));
+        ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", "ro"]));
+        assert!(std::fs::read(mnt.join("file")).expect("kept") == contents);
+        ok(&ferry(&["umount", path(&mnt)]));
+        std::fs::rename(&parts[1], dir.join("lost")).expect("it is a file");
+        fails(&ferry(&["fsck", path(&volume)]), 8, "needs all of its components");
+        let mounted = ferry(&["mount", path(&volume), path(&mnt)]);
+        assert!(
+            String::from_utf8_lossy(&mounted.stderr).contains("needs all of its components"),
+            "{mounted:?}"
+        );
+    }
+}
+
+#[test]
+fn a_mirror_that_nobody_has_mounted_gets_a_new_side_too() {
+    let place = Place::new();
+    let [a, b, c] = ["a", "b", "c"].map(|name| place.dir.path().join(name));
+    let volume = place.volume();
+    ok(&ferry(&["mkfs", path(&volume), "--size", "64M", "--device", "mirror", path(&a), path(&b)]));
+    ok(&ferry(&["replace", path(&volume), path(&a), path(&c)]));
+    std::fs::remove_file(&a).expect("there");
+    std::fs::remove_file(&b).expect("there");
+    ok(&ferry(&["fsck", path(&volume)]));
 }

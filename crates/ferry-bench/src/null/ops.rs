@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ferry_fs::{
     Answer, Attr, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, Host, Ino, Mode, Opened, RenameFlags,
-    SetAttr, SetTime, Statfs, XattrFlags, ioctl,
+    SetAttr, SetTime, Statfs, Stop, XattrFlags, ioctl,
 };
 
 use super::node::{Body, Node};
@@ -238,8 +238,15 @@ impl Filesystem for NullFs {
 
     fn release(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64) {}
 
-    fn fsync(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64, _data_only: bool) -> Answer<()> {
-        Ok(())
+    fn fsync(&self, cx: &Cx<'_>, _ino: Ino, _fh: u64, _data_only: bool) -> Answer<()> {
+        match &self.flushes {
+            None => Ok(()),
+            // If the thread is gone, dropping the request answers it.
+            Some(flushes) => {
+                let _queued = flushes.send(cx.park(None));
+                Err(Stop::Parked)
+            }
+        }
     }
 
     fn fallocate(&self, _cx: &Cx<'_>, ino: Ino, _fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {

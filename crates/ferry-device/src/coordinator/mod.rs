@@ -205,6 +205,34 @@ impl FlushCoordinator {
         }
     }
 
+    /// Flushes for one caller alone, beside whatever else is in flight: C1 and the sharing do not hold for it. For
+    /// comparison, on devices that answer each flush for itself. After a failure it fails, too (C3).
+    pub fn flush_alone(self: &Arc<Self>, done: IoDone) {
+        let mut dock = lock(&self.dock);
+        if let Some(error) = dock.failed.as_ref().map(same_error) {
+            drop(dock);
+            return done(Err(error));
+        }
+        dock.flushes += 1;
+        drop(dock);
+        let me = Arc::clone(self);
+        let ended = move |result: io::Result<()>| {
+            let mut dock = lock(&me.dock);
+            let result = match (result, &dock.failed) {
+                // What this one covered may be what the other one lost.
+                (Ok(()), Some(error)) => Err(same_error(error)),
+                (Err(error), _) => {
+                    me.remember(&mut dock, &error);
+                    Err(error)
+                }
+                (ok, None) => ok,
+            };
+            drop(dock);
+            done(result);
+        };
+        self.device.submit(vec![Io::Flush { done: Box::new(ended) }]);
+    }
+
     /// What has been done so far.
     pub fn stats(&self) -> FlushStats {
         let dock = lock(&self.dock);

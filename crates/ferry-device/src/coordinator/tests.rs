@@ -216,6 +216,33 @@ fn a_lone_caller_flushes_at_once() {
     }
 }
 
+/// It is shared with nobody, and its failure is everyone's from then on.
+#[test]
+fn a_flush_for_one_caller_alone() {
+    check_alone(|| {
+        let ledger = Ledger::failing(Some(2));
+        let shared = coordinator(&ledger, Planted::Nothing);
+        let alone = |write| {
+            ledger.complete(write);
+            shared.write_completed();
+            let (tx, rx) = mpsc::channel();
+            shared.flush_alone(Box::new(move |result| tx.send(result).expect("the test waits")));
+            rx.recv().expect("told once").map_err(|error| error.raw_os_error())
+        };
+        for write in 0..2 {
+            assert_eq!(alone(write), Ok(()));
+            assert!(ledger.is_durable(write));
+        }
+        assert_eq!(shared.stats(), FlushStats { flushes: 2, shared: 0, at_once: 0 });
+        for write in 2..4 {
+            assert_eq!(alone(write), Err(Some(libc::EIO)));
+        }
+        let later = shared.flush_wait(shared.target()).expect_err("what failed may be lost");
+        assert_eq!(later.raw_os_error(), Some(libc::EIO));
+        assert_eq!(ledger.flushes(), 3, "none after the failure");
+    });
+}
+
 #[test]
 fn the_fast_path_takes_no_shared_lock() {
     check_alone(|| {

@@ -13,6 +13,7 @@ use super::ring::{Ring, Turn};
 use super::{HostFile, sys, write_all};
 use crate::Io;
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -115,7 +116,17 @@ impl Drop for AbortOnPanic {
     }
 }
 
+thread_local! {
+    static ON_IO_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this is the I/O thread of some device: it must not wait for anything that such a thread completes.
+pub(crate) fn on_io_thread() -> bool {
+    ON_IO_THREAD.get()
+}
+
 fn run(shared: &Arc<Shared>, uring: bool) {
+    ON_IO_THREAD.set(true);
     let _guard = AbortOnPanic;
     if uring {
         match Ring::new(Arc::clone(shared)) {

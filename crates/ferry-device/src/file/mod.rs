@@ -14,6 +14,7 @@ use crate::{
     AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FlushTimer, FlushTiming, Io, check_range,
 };
 use engine::Engine;
+pub(crate) use engine::on_io_thread;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
@@ -264,6 +265,11 @@ impl BlockDevice for FileDevice {
 
     fn flush_timing(&self) -> FlushTiming {
         self.host.timer.get()
+    }
+
+    fn next_data(&self, offset: u64) -> u64 {
+        // A host that cannot tell says that all is data.
+        sys::seek_data(&self.host.file, offset).unwrap_or(Some(offset)).unwrap_or(self.capacity)
     }
 
     fn reset_flush_timing(&self) {

@@ -77,6 +77,17 @@ pub(super) fn fallocate(file: &File, mode: libc::c_int, offset: u64, len: u64) -
     Ok(())
 }
 
+/// The first byte of data at or behind `offset`; `None`: only holes follow.
+pub(super) fn seek_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    // SAFETY: only integers are passed. The file's position, which this moves, is used by nobody.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, libc::SEEK_DATA) };
+    if found >= 0 {
+        return Ok(Some(found as u64));
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::ENXIO) { Ok(None) } else { Err(error) }
+}
+
 /// Tells a block device that a range is no longer needed.
 pub(super) fn block_discard(file: &File, offset: u64, len: u64) -> io::Result<()> {
     /// `_IO(0x12, 119)` of `linux/fs.h`.

@@ -194,7 +194,7 @@ impl DataStore {
 }
 
 /// Blocks of `chunk` that have data and are not in memory, or the window to load first.
-fn missing(inode: &Inode, chunk: &Range<u64>) -> Result<Vec<Run>, u64> {
+pub(super) fn missing(inode: &Inode, chunk: &Range<u64>) -> Result<Vec<Run>, u64> {
     let state = inode.state.read();
     let pages = inode.file.pages.read();
     let mut runs = Vec::new();

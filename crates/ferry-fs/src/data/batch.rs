@@ -15,6 +15,8 @@ pub struct Batch {
     /// Where it goes, in device blocks.
     place: Range<u64>,
     landed: AtomicBool,
+    /// The device does not have it: its pages are the only place where it can be read, and stay.
+    failed: AtomicBool,
     logged: AtomicBool,
     inodes: Mutex<Vec<Arc<Inode>>>,
     traffic: Arc<Traffic>,
@@ -27,6 +29,7 @@ impl Batch {
         Arc::new(Self {
             place,
             landed: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             logged: AtomicBool::new(false),
             inodes: Mutex::default(),
             traffic: Arc::clone(traffic),
@@ -40,7 +43,9 @@ impl Batch {
 
     /// It needs its pages no longer.
     pub fn is_over(&self) -> bool {
-        self.landed.load(Ordering::Acquire) && self.logged.load(Ordering::Acquire)
+        self.landed.load(Ordering::Acquire)
+            && self.logged.load(Ordering::Acquire)
+            && !self.failed.load(Ordering::Acquire)
     }
 
     /// The extent maps of all that it carries say where its data is (or the data is dirty again).
@@ -53,6 +58,7 @@ impl Batch {
     pub fn land(&self, result: Result<(), JournalError>) {
         let inodes = std::mem::take(&mut *self.inodes.lock());
         if let Err(error) = result {
+            self.failed.store(true, Ordering::Release);
             for inode in &inodes {
                 tracing::error!(inode = inode.ino, %error, "data could not be written");
                 inode.file.set_error(libc::EIO);

@@ -67,7 +67,17 @@ impl DataStore {
             }
             let most = self.table.blocks() - self.table.blocks().min(2);
             match self.table.victim(most, &progress.stuck) {
-                Some(victim) => self.clean(victim, &mut progress, &journal)?,
+                Some(victim) => {
+                    let segment = victim.segment;
+                    match self.clean(victim, &mut progress, &journal) {
+                        // A damaged record of one file keeps its blocks where they are, and nobody else's.
+                        Err(error) if error.is_of_one_file() => {
+                            tracing::warn!(segment, %error, "a segment cannot be cleaned");
+                            progress.stuck.insert(segment);
+                        }
+                        done => done?,
+                    }
+                }
                 None => return Ok(false),
             }
         }
@@ -118,7 +128,7 @@ impl DataStore {
 
     /// Cleans the segment that stands first, however full it is.
     #[cfg(test)]
-    pub(super) fn clean_once(&self) -> Result<(), FsError> {
+    pub(crate) fn clean_once(&self) -> Result<(), FsError> {
         let mut progress = self.room.lock();
         match self.table.victim(u32::MAX, &progress.stuck) {
             Some(victim) => self.clean(victim, &mut progress, &*self.journal()?),

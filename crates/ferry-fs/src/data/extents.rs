@@ -19,6 +19,11 @@ const MERGE_BLOCKS: usize = 64;
 const HOLE: u64 = 0;
 /// Device block number of what is promised but not written.
 const RESERVED: u64 = u64::MAX;
+/// Device block number of what was lost to damage.
+const LOST: u64 = u64::MAX - 1;
+
+/// No volume has data behind this block. A place behind the end of this one is found out by the device.
+const PLACE_MAX: u64 = i64::MAX as u64 / BLOCK;
 
 /// Where one block of a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +32,8 @@ pub enum Place {
     Hole,
     /// Space is promised; it reads as zeros.
     Reserved,
+    /// Its contents were lost to damage: it cannot be read, and takes no space.
+    Lost,
     /// On the device: block number and CRC32C.
     Data(u64, u32),
 }
@@ -55,6 +62,8 @@ pub struct Delta {
     pub live: Vec<(u64, i64)>,
     /// Change of promised blocks.
     pub reserved: i64,
+    /// Change of lost blocks.
+    pub lost: i64,
 }
 
 impl Delta {
@@ -65,7 +74,11 @@ impl Delta {
             _ => self.live.push((dev, -1)),
         }
     }
-    /// Change of mapped blocks.
+    /// Change of the blocks that the file's record counts.
+    pub fn counted(&self) -> i64 {
+        self.mapped() + self.lost
+    }
+    /// Change of blocks that take space.
     pub fn mapped(&self) -> i64 {
         self.reserved + self.live.iter().map(|(_, by)| by).sum::<i64>()
     }
@@ -73,6 +86,7 @@ impl Delta {
     pub fn add(&mut self, other: &Delta) {
         self.live.extend_from_slice(&other.live);
         self.reserved += other.reserved;
+        self.lost += other.lost;
     }
 }
 
@@ -106,21 +120,26 @@ impl Window {
         };
         let extent = Extent::decode(value).map_err(|e| e.to_string())?;
         let start = (offset - from) / BLOCK;
-        if offset % BLOCK != 0 || start < self.slots.len() as u64 || start + extent.blocks() > WINDOW_BLOCKS {
+        if offset % BLOCK != 0 || start < self.slots.len() as u64 || extent.blocks() > WINDOW_BLOCKS - start {
             return Err(format!("the extent at byte {offset} overlaps another, or its window's end"));
         }
         self.slots.resize(start as usize, EMPTY);
         match extent {
             Extent::Data { block, crcs } => {
+                if block == HOLE || block > PLACE_MAX {
+                    return Err(format!("the extent at byte {offset} lies where no volume has data"));
+                }
                 let slots = (block..).zip(&crcs).map(|(dev, &crc)| Slot { dev, crc, start: dev == block });
                 self.slots.extend(slots);
             }
-            Extent::Reserved { blocks } => {
-                let slots = (0..blocks).map(|i| Slot { dev: RESERVED, crc: 0, start: i == 0 });
-                self.slots.extend(slots);
-            }
+            Extent::Reserved { blocks } => self.extend_without_data(RESERVED, blocks),
+            Extent::Lost { blocks } => self.extend_without_data(LOST, blocks),
         }
         Ok(())
+    }
+
+    fn extend_without_data(&mut self, dev: u64, blocks: u64) {
+        self.slots.extend((0..blocks).map(|i| Slot { dev, crc: 0, start: i == 0 }));
     }
 
     /// Bytes of memory that it takes.
@@ -133,6 +152,7 @@ impl Window {
         match self.slots.get(at as usize) {
             None | Some(Slot { dev: HOLE, .. }) => Place::Hole,
             Some(Slot { dev: RESERVED, .. }) => Place::Reserved,
+            Some(Slot { dev: LOST, .. }) => Place::Lost,
             Some(slot) => Place::Data(slot.dev, slot.crc),
         }
     }
@@ -157,6 +177,7 @@ impl Window {
         let slots = &self.slots[start..self.extent_end(start)];
         match slots[0].dev {
             RESERVED => Extent::Reserved { blocks: slots.len() as u64 },
+            LOST => Extent::Lost { blocks: slots.len() as u64 },
             block => Extent::Data { block, crcs: slots.iter().map(|s| s.crc).collect() },
         }
     }
@@ -206,6 +227,7 @@ impl Edit {
             match slot.dev {
                 HOLE => {}
                 RESERVED => self.delta.reserved -= 1,
+                LOST => self.delta.lost -= 1,
                 dev => self.delta.dead(dev),
             }
             if slot.start {
@@ -272,7 +294,7 @@ impl Edit {
     /// The extent before `from` goes on at device block `dev`, and both together are short.
     fn joins(&self, from: usize, dev: u64, len: usize) -> bool {
         let before = from.checked_sub(1).map(|i| self.window.slots[i].dev);
-        before.is_some_and(|b| b != HOLE && b != RESERVED && b + 1 == dev)
+        before.is_some_and(|b| ![HOLE, RESERVED, LOST].contains(&b) && b + 1 == dev)
             && from - self.window.extent_start(from - 1) + len <= MERGE_BLOCKS
     }
 

@@ -268,7 +268,7 @@ impl DataStore {
                         self.load_window(inode, window)?;
                         return Ok(Step::From(at));
                     }
-                    Known::Is(place) => matches!(place, Place::Data(..)),
+                    Known::Is(place) => matches!(place, Place::Data(..) | Place::Lost),
                 };
                 if is_data == data {
                     return Ok(Step::Found(at));

@@ -99,6 +99,11 @@ impl FileData {
         let untold = errors != 0 && errors & ERROR_TOLD == 0;
         (errors >> 32) - u64::from(untold)
     }
+    /// The error that [`FileData::error_since`] would tell.
+    pub fn untold(&self, cursor: &AtomicU64) -> Option<i32> {
+        let errors = self.errors.load(Ordering::Acquire);
+        (cursor.load(Ordering::Acquire) != errors >> 32).then_some((errors & (ERROR_TOLD - 1)) as i32)
+    }
     /// An error newer than `cursor`, which is told once.
     pub fn error_since(&self, cursor: &AtomicU64) -> Option<i32> {
         let errors = self.errors.load(Ordering::Acquire);

@@ -20,12 +20,13 @@ mod resize;
 mod segments;
 mod send;
 mod space;
-mod summary;
+pub(crate) mod summary;
 #[cfg(test)]
 mod tests;
 mod write;
 mod writeback;
 
+pub(crate) use extents::WINDOW_BLOCKS;
 pub use file::FileData;
 
 use crate::api::{Errno, Ino};
@@ -302,6 +303,21 @@ impl DataStore {
         }
     }
 
+    /// The device below all caches.
+    pub(crate) fn device(&self) -> &dyn BlockDevice {
+        &*self.dev
+    }
+
+    /// The places of the volume.
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.table.geometry()
+    }
+
+    /// Waits while device block `block` is being written.
+    pub(crate) fn wait_written(&self, block: u64) {
+        self.traffic.wait_for(block);
+    }
+
     /// Totals for statfs.
     pub fn totals(&self) -> SpaceTotals {
         let (total, free, available) = self.space.totals();
@@ -316,6 +332,11 @@ impl DataStore {
     /// A write-back error that the handle with this cursor has not been told.
     pub fn error_since(&self, inode: &Inode, cursor: &AtomicU64) -> Option<Errno> {
         inode.file.error_since(cursor).map(Errno)
+    }
+
+    /// The same; the handle still has to be told.
+    pub fn untold_error(&self, inode: &Inode, cursor: &AtomicU64) -> Option<Errno> {
+        inode.file.untold(cursor).map(Errno)
     }
 
     /// Counters.

@@ -7,7 +7,7 @@
 use super::extents::{Place, WINDOW_BLOCKS, Window};
 use super::file::{Known, Pages, zero_tail};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
-use super::{DataStore, PIECE, cache::Item, count};
+use super::{DataStore, PIECE, ahead::missing, cache::Item, count};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::BLOCK;
@@ -22,6 +22,8 @@ const DIRECT_BLOCKS: u64 = 64;
 pub(super) const MISMATCH: &str = "its checksum does not match";
 /// How often a read waits for others' reads of the same blocks before it reads for itself.
 const WAITS_MAX: u32 = 4;
+/// What is said of a block that repair had to give up.
+const LOST: &str = "its contents were lost to damage that was repaired";
 
 /// Blocks that stand together in the file and on the device.
 #[derive(Debug)]
@@ -56,6 +58,8 @@ impl Fetched {
 enum Lack {
     Window(u64),
     Runs(Vec<Run>),
+    /// This block can never be had.
+    Lost(u64),
 }
 
 impl DataStore {
@@ -73,6 +77,42 @@ impl DataStore {
         // Only now: what was just read must not go before it was used.
         self.cache.shrink();
         Ok(done)
+    }
+
+    /// The same if all of it is in memory; otherwise `None`, and nothing was asked of the device.
+    pub fn read_cached(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Option<usize> {
+        let state = inode.state.read();
+        let size = state.rec.size;
+        let len = out.len().min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
+        let pages = inode.file.pages.read();
+        if len > PIECE || copy_out(&state, &pages, offset, &mut out[..len], &[]).is_some() {
+            return None;
+        }
+        drop((state, pages));
+        if (len as u64) < DIRECT_BLOCKS * BLOCK {
+            self.read_on(inode, offset, len, size, false);
+        }
+        Some(len)
+    }
+
+    /// Reads whole blocks that stand together on the device and are in no memory, without a copy; `None`: the range is not of this kind.
+    pub fn read_shared(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        len: usize,
+    ) -> Result<Option<Arc<AlignedBuf>>, FsError> {
+        let wanted = offset / BLOCK..(offset + len as u64) / BLOCK;
+        let whole = offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK_BYTES) && len <= PIECE;
+        if !whole || wanted.end - wanted.start < DIRECT_BLOCKS || inode.file.fetching.wait(wanted.start) {
+            return Ok(None);
+        }
+        let Some(run) = single_run(inode, &wanted) else { return Ok(None) };
+        let (dev, crcs) = (run.dev, run.crcs.clone());
+        let mut fetched = self.fetch(inode, vec![run], &wanted)?;
+        // Only if it is still what the file has there.
+        let unchanged = single_run(inode, &wanted).is_some_and(|run| run.dev == dev && run.crcs == crcs);
+        Ok(fetched.pop().filter(|f| unchanged && f.bad.is_empty()).map(|f| f.buf))
     }
 
     fn read_piece(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Result<usize, FsError> {
@@ -99,6 +139,7 @@ impl DataStore {
             };
             match lack {
                 Lack::Window(window) => self.load_window(inode, window)?,
+                Lack::Lost(block) => return Err(self.lost(inode, block)),
                 Lack::Runs(runs) => {
                     missed = true;
                     if waits < WAITS_MAX && runs.first().is_some_and(|r| inode.file.fetching.wait(r.block)) {
@@ -182,6 +223,15 @@ impl DataStore {
         }
     }
 
+    /// Reports a block that repair had to give up.
+    fn lost(&self, inode: &Inode, block: u64) -> FsError {
+        count(&self.counters.damaged_blocks, 1);
+        let (ino, offset) = (inode.ino, block * BLOCK);
+        let name = self.source().map(|s| s.name_hint(ino)).unwrap_or_default();
+        tracing::warn!(inode = ino, name, offset, "{LOST}");
+        FsError::Data { ino, offset, detail: LOST.to_owned() }
+    }
+
     /// Reports a damaged block.
     pub(super) fn damaged(&self, inode: &Inode, block: u64, dev: u64, detail: String) -> FsError {
         count(&self.counters.damaged_blocks, 1);
@@ -227,7 +277,8 @@ impl DataStore {
                 self.fill(inode, &fetched);
                 Ok(())
             }
-            Known::Is(_) => Ok(()),
+            Known::Is(Place::Lost) => Err(self.lost(inode, block)),
+            Known::Is(Place::Hole | Place::Reserved) => Ok(()),
         }
     }
 
@@ -246,6 +297,14 @@ impl DataStore {
             }
         }
     }
+}
+
+/// The one run that makes up `blocks`, all inside the file, if there is one and nothing of it is in memory.
+fn single_run(inode: &Inode, blocks: &Range<u64>) -> Option<Run> {
+    let mut runs = missing(inode, blocks).ok()?;
+    let run = runs.pop().filter(|_| runs.is_empty())?;
+    let all = run.block == blocks.start && run.crcs.len() as u64 == blocks.end - blocks.start;
+    (all && blocks.end * BLOCK <= inode.state.read().rec.size).then_some(run)
 }
 
 /// Fills `out` from memory and from what was fetched, or says what it lacks.
@@ -272,14 +331,14 @@ fn copy_out(
                 continue;
             }
         }
-        if let Err(window) = copy_blocks(state, pages, pos, piece, fetched, &mut missing) {
-            return Some(Lack::Window(window));
+        if let Err(lack) = copy_blocks(state, pages, pos, piece, fetched, &mut missing) {
+            return Some(lack);
         }
     }
     (!missing.is_empty()).then_some(Lack::Runs(missing))
 }
 
-/// The same, block by block, within one folio. Fails with the window that must be loaded.
+/// The same, block by block, within one folio. Fails with the window that must be loaded, or a block that is lost.
 fn copy_blocks(
     state: &InodeState,
     pages: &Pages,
@@ -287,7 +346,7 @@ fn copy_blocks(
     out: &mut [u8],
     fetched: &[Fetched],
     missing: &mut Vec<Run>,
-) -> Result<(), u64> {
+) -> Result<(), Lack> {
     let mut at = 0;
     while at < out.len() {
         let (block, inside) = ((pos + at as u64) / BLOCK, ((pos + at as u64) % BLOCK) as usize);
@@ -309,7 +368,8 @@ fn copy_blocks(
             continue;
         }
         match pages.place(block, state.logged.blocks) {
-            Known::Load(window) => return Err(window),
+            Known::Load(window) => return Err(Lack::Window(window)),
+            Known::Is(Place::Lost) => return Err(Lack::Lost(block)),
             Known::Is(Place::Hole | Place::Reserved) => piece.fill(0),
             Known::Is(Place::Data(dev, crc)) => match fetched.iter().find_map(|f| f.get(block, dev, crc)) {
                 Some(data) => piece.copy_from_slice(&data[inside..inside + len]),

@@ -227,7 +227,7 @@ impl DataStore {
         edits: Vec<Edit>,
         delta: &Delta,
     ) {
-        state.logged.blocks = state.logged.blocks.wrapping_add_signed(delta.mapped());
+        state.logged.blocks = state.logged.blocks.wrapping_add_signed(delta.counted());
         pages.map_version += 1;
         let (empty, rest): (Vec<_>, Vec<_>) =
             edits.into_iter().partition(|e| e.window.next_mapped(0).is_none());

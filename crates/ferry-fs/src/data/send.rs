@@ -340,7 +340,7 @@ impl DataStore {
                 None => txn.delete(key),
             }
         }
-        let taken_anew = apply_logged(&mut state, &mut pages, &work, delta.mapped());
+        let taken_anew = apply_logged(&mut state, &mut pages, &work, delta.counted());
         self.space.settle(-taken_anew);
         self.set_windows(inode, &mut pages, edits);
         if let Some(size) = work.size {
@@ -437,8 +437,8 @@ fn clean_run(pages: &mut Pages, run: Range<u64>, work: &mut Work) {
 
 /// Brings the inode in line with what was logged. Returns the blocks of space that must be taken for blocks which were dirtied
 /// again meanwhile, over promises that are now used up.
-fn apply_logged(state: &mut InodeState, pages: &mut Pages, work: &Work, mapped: i64) -> i64 {
-    state.logged.blocks = state.logged.blocks.wrapping_add_signed(mapped);
+fn apply_logged(state: &mut InodeState, pages: &mut Pages, work: &Work, counted: i64) -> i64 {
+    state.logged.blocks = state.logged.blocks.wrapping_add_signed(counted);
     let mut taken_anew = 0;
     match &work.contents {
         Contents::Inline(contents) => {

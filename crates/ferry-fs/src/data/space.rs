@@ -8,7 +8,7 @@
 //! * a share of everything, so that what has to be moved to gain a free segment stays bounded when the volume is full.
 
 use ferry_device::BlockDevice;
-use ferry_journal::{Geometry, Seq};
+use ferry_journal::{Geometry, Seq, home_unit_bytes};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -113,9 +113,9 @@ impl Space {
 
     /// Segments kept for the home store: what one log can bring it, and room to copy what it has.
     fn home_reserve(&self, pool: &Pool) -> u32 {
-        let log = (self.geometry.log_len / self.geometry.segment_len) as u32;
+        let log = (self.geometry.log_len / home_unit_bytes(self.geometry.segment_len)) as u32;
         let wanted = log + 2 + pool.home.len() as u32 / 4;
-        wanted.clamp(2, (self.geometry.segment_count / 8).max(2))
+        wanted.clamp(2, (self.geometry.segment_count / 4).max(2))
     }
 
     /// Free segments that must remain when one is taken for `need`.
@@ -300,6 +300,12 @@ impl Space {
 
     /// The next segment that waited for a context up to `stamped`.
     fn next_stamped(&self, stamped: u64) -> Option<u32> {
+        #[cfg(feature = "planted")]
+        let stamped = if ferry_journal::planted::is(ferry_journal::planted::Bug::EarlyReuse) {
+            u64::MAX
+        } else {
+            stamped
+        };
         let mut pending = self.pending.lock();
         pending.front().filter(|(seq, _)| seq.0 <= stamped)?;
         pending.pop_front().map(|(_, segment)| segment)

@@ -223,7 +223,7 @@ pub(super) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
         if !in_memory && block * BLOCK < size {
             match pages.place(block, mapped) {
                 Known::Load(window) => return Ready::Load(window),
-                Known::Is(Place::Data(..)) => return Ready::Fetch(block),
+                Known::Is(Place::Data(..) | Place::Lost) => return Ready::Fetch(block),
                 Known::Is(_) => {}
             }
         }
@@ -322,7 +322,7 @@ pub(super) fn dirty_blocks(pages: &mut Pages, index: u64, blocks: u16, mapped: u
             match pages.place(index * FOLIO_BLOCKS + bit, mapped) {
                 Known::Is(Place::Hole) => over_hole |= 1 << bit,
                 Known::Is(Place::Reserved) => promised |= 1 << bit,
-                Known::Is(Place::Data(..)) | Known::Load(_) => {}
+                Known::Is(Place::Data(..) | Place::Lost) | Known::Load(_) => {}
             }
         }
     }

@@ -62,6 +62,35 @@ impl DataStore {
         Ok(Seq(inode.last_seq.load(Ordering::Acquire)))
     }
 
+    /// The same for many inodes, gathered into large batches. Trouble with one file is left with that file (its handles are told); any
+    /// other error leaves those dirty that could not be written.
+    pub fn write_back_many(&self, mut inodes: Vec<Arc<Inode>>) -> Result<(), FsError> {
+        inodes.retain(|inode| self.is_dirty(inode));
+        if inodes.is_empty() {
+            return Ok(());
+        }
+        self.writable()?;
+        // Each once, and in the order of their numbers: files made together lie together.
+        inodes.sort_unstable_by_key(|inode| inode.ino);
+        inodes.dedup_by_key(|inode| inode.ino);
+        match self.write_back_group(inodes.into_iter(), Busy::Wait) {
+            Err(error) if error.is_of_one_file() => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Whether writing these back may have to wait until the device has written what is under way. A guess, on the safe side.
+    pub fn would_wait<'a>(&self, inodes: impl IntoIterator<Item = &'a Arc<Inode>>) -> bool {
+        let dirty = inodes.into_iter().map(|inode| inode.file.dirty_hint.load(Ordering::Relaxed) as usize);
+        let dirty = dirty.sum::<usize>() * BLOCK as usize;
+        dirty > 0 && self.traffic.flying() + dirty > FLYING_MAX / 2
+    }
+
+    /// The same of [`DataStore::write_back_all`].
+    pub fn would_wait_for_all(&self) -> bool {
+        self.traffic.flying() + self.cache.dirty() > FLYING_MAX / 2
+    }
+
     /// The same for all inodes.
     pub fn write_back_all(&self) -> Result<Seq, FsError> {
         self.write_back_since(Duration::MAX, Busy::Wait)?;

@@ -1,8 +1,8 @@
 //! The check proper: takes every key of the view in order, judges what can be judged on the spot, and keeps what needs the
 //! whole (names, blocks in use) in compact tables.
 
-use super::inode::Current;
-use super::report::{Code, Finding, Findings, Holdings};
+use super::inode::{Current, INO_END};
+use super::report::{Code, Finding, Findings, Holdings, Losses};
 use super::space::Space;
 use super::tree::Tree;
 use super::verify::Verifier;
@@ -29,6 +29,8 @@ pub(super) struct Checker<'c> {
     pub(super) current: Option<Current>,
     /// Extents behind a file's end: allowed while an intent says that they are being removed.
     pub(super) beyond_end: Findings,
+    /// Ranges that an earlier repair had to give up.
+    pub(super) losses: Losses,
     intents: HashSet<Ino>,
 }
 
@@ -51,6 +53,7 @@ impl<'c> Checker<'c> {
             reserved: 0,
             current: None,
             beyond_end: Findings::default(),
+            losses: Losses::default(),
             intents: HashSet::new(),
         }
     }
@@ -128,7 +131,10 @@ impl<'c> Checker<'c> {
             return;
         };
         let (last, inodes) = (self.tree.last_ino(), self.tree.inodes());
-        if counters.next_ino <= last {
+        if counters.next_ino >= INO_END {
+            let what = format!("the next new inode would be {}, which is impossible", counters.next_ino);
+            self.findings.add(Finding::new(Code::NextIno, what));
+        } else if counters.next_ino <= last {
             let what = format!("the next new inode would be {}, but inode {last} exists", counters.next_ino);
             self.findings.add(Finding::new(Code::NextIno, what));
         }

@@ -1,13 +1,18 @@
 //! What belongs to one inode: its record, attributes, names and extents, as they come in key order.
 
 use super::check::{Checker, hex};
-use super::report::{Code, Finding};
+use super::report::{Code, Finding, LostRange};
 use super::space::Misplaced;
 use crate::api::{Ino, NAME_MAX, SYMLINK_MAX, XATTR_SIZE_MAX};
+use crate::data::WINDOW_BLOCKS;
 use crate::keys::{BLOCK, BadRecord, Dentry, Extent, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord};
 
 /// The largest size of a file, in bytes.
-const SIZE_MAX: u64 = i64::MAX as u64;
+pub(super) const SIZE_MAX: u64 = i64::MAX as u64;
+/// No inode number is so high: numbers are given one after the other, and there must always be a next one.
+pub(super) const INO_END: Ino = u64::MAX - (1 << 40);
+/// No extent crosses a multiple of so many bytes of its file.
+pub(super) const WINDOW: u64 = WINDOW_BLOCKS * BLOCK;
 /// Names whose hash is equal, at most.
 const SAME_HASH_MAX: usize = 256;
 
@@ -167,9 +172,12 @@ impl Checker<'_> {
         let blocks = extent.blocks();
         let owner = self.owner(ino);
         owner.blocks = owner.blocks.saturating_add(blocks);
-        let end =
-            blocks.checked_mul(BLOCK).and_then(|len| offset.checked_add(len)).filter(|&end| end <= SIZE_MAX);
-        let overlaps = offset < owner.extent_end || !offset.is_multiple_of(BLOCK);
+        let end = blocks
+            .checked_mul(BLOCK)
+            .and_then(|len| offset.checked_add(len))
+            .filter(|&end| end <= SIZE_MAX + 1);
+        let crosses = end.is_some_and(|end| (end - 1) / WINDOW != offset / WINDOW);
+        let overlaps = offset < owner.extent_end || !offset.is_multiple_of(BLOCK) || crosses;
         owner.extent_end = owner.extent_end.max(end.unwrap_or(u64::MAX));
         let (kind, inline, size) = match &owner.record {
             Some(r) => (r.mode & libc::S_IFMT, r.flags & INODE_INLINE != 0, r.size),
@@ -201,6 +209,11 @@ impl Checker<'_> {
                 let bytes = blocks.saturating_mul(BLOCK);
                 self.holdings.reserved_bytes = self.holdings.reserved_bytes.saturating_add(bytes);
             }
+            Extent::Lost { .. } => {
+                let bytes = blocks.saturating_mul(BLOCK);
+                self.holdings.lost_bytes = self.holdings.lost_bytes.saturating_add(bytes);
+                self.losses.add(LostRange { ino, path: None, file_offset: offset, bytes });
+            }
         }
         Ok(())
     }
@@ -230,11 +243,14 @@ impl Checker<'_> {
 }
 
 /// What in a record cannot be, whatever else the volume holds.
-fn contradiction(ino: Ino, record: &InodeRecord) -> Option<String> {
+pub(super) fn contradiction(ino: Ino, record: &InodeRecord) -> Option<String> {
     let kind = record.mode & libc::S_IFMT;
     let inline = record.flags & INODE_INLINE != 0;
     if ino == 0 {
         return Some("inode number 0 means \"none\"".into());
+    }
+    if ino >= INO_END {
+        return Some("no inode number can be so high".into());
     }
     match kind {
         libc::S_IFREG if record.size > SIZE_MAX => {

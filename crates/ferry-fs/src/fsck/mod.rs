@@ -6,6 +6,7 @@
 
 mod check;
 mod inode;
+mod repair;
 mod report;
 mod space;
 #[cfg(test)]
@@ -13,15 +14,19 @@ mod tests;
 mod tree;
 mod verify;
 
-pub use report::{Code, FINDINGS_MAX, Finding, Holdings, Report};
+pub use repair::repair;
+pub use report::{Code, FINDINGS_MAX, Finding, Holdings, LostRange, Repair, Report};
 
 use crate::api::{Ino, ROOT};
 use crate::keys;
 use crate::volume::{SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock};
 use check::Checker;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
-use ferry_journal::{Geometry, Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq, Value};
-use report::Findings;
+use ferry_journal::{
+    FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq,
+    Value,
+};
+use report::{Findings, Losses};
 use siphasher::sip::SipHasher13;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -58,27 +63,39 @@ pub struct FsckOptions<'p> {
 /// Checks the volume on `dev`. An error means that it could not be checked; damage is in the report.
 pub fn fsck(dev: &Arc<dyn BlockDevice>, options: FsckOptions<'_>, env: &Env) -> Result<Report, VolumeError> {
     let sb = read_superblock(dev)?;
+    check(dev, &sb, options, env, &mut [])
+}
+
+/// The check. `repairs` are to be told where what they repaired is now.
+fn check(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    options: FsckOptions<'_>,
+    env: &Env,
+    repairs: &mut [Repair],
+) -> Result<Report, VolumeError> {
     let mut findings = Findings::default();
     compare_copies(dev, &mut findings);
     let journal_options = JournalOptions {
+        flush: FlushPolicy::default(),
+        fast_flush: FAST_FLUSH,
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: HOME_CACHE_BYTES,
         read_only: true,
         background: false,
+        accept_damage: false,
     };
     // redb panics on pages that make no sense; to a check that is damage like any other.
     let checked = catch_unwind(AssertUnwindSafe(|| {
         let (journal, recovered) =
             Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Observer))?;
-        Ok(check_view(dev, &sb, &journal, &recovered, options))
+        Ok(check_view(dev, sb, &journal, &recovered, options, repairs))
     }));
-    let (found, holdings) = match checked {
+    let damaged = |finding| (Findings::of(finding), Holdings::default(), Losses::default());
+    let (found, holdings, losses) = match checked {
         Ok(Ok(checked)) => checked,
-        Ok(Err(error)) => (Findings::of(journal_damage(&sb.geometry(), error)?), Holdings::default()),
-        Err(_) => {
-            let what = "a page of the home store makes no sense";
-            (Findings::of(Finding::new(Code::HomeStore, what)), Holdings::default())
-        }
+        Ok(Err(error)) => damaged(journal_damage(&sb.geometry(), error)?),
+        Err(_) => damaged(Finding::new(Code::HomeStore, "a page of the home store makes no sense")),
     };
     findings.append(found);
     Ok(Report {
@@ -86,6 +103,10 @@ pub fn fsck(dev: &Arc<dyn BlockDevice>, options: FsckOptions<'_>, env: &Env) -> 
         volume_id: sb.id(),
         findings: findings.list,
         findings_not_listed: findings.not_listed,
+        repairs: Vec::new(),
+        repaired: 0,
+        lost: losses.list,
+        lost_not_listed: losses.not_listed,
         holdings,
     })
 }
@@ -97,7 +118,8 @@ fn check_view(
     journal: &Journal,
     recovered: &Recovered,
     mut options: FsckOptions<'_>,
-) -> (Findings, Holdings) {
+    repairs: &mut [Repair],
+) -> (Findings, Holdings, Losses) {
     let hasher = SipHasher13::new_with_key(&sb.hash_key);
     let hash = |name: &[u8]| name_hash(&hasher, name);
     let verifier = options.verify_data.then(|| Verifier::new(&**dev));
@@ -120,11 +142,25 @@ fn check_view(
         // What was not read would look as if it were missing: only the reason is reported.
         Err(error) => checker.findings.add(Finding::new(Code::HomeStore, error.to_string())),
     }
-    let (mut findings, holdings) = (checker.findings, checker.holdings);
-    for finding in findings.list.iter_mut().filter(|finding| finding.ino.is_some()).take(PATHS_MAX) {
-        finding.path = finding.ino.and_then(|ino| path_of(journal, &checker.tree, ino));
+    let (mut findings, mut losses) = (checker.findings, checker.losses);
+    let found = findings.list.iter_mut().map(|finding| (finding.ino, &mut finding.path));
+    let repaired = repairs.iter_mut().map(|repair| (repair.ino, &mut repair.path));
+    let lost = losses.list.iter_mut().map(|range| (Some(range.ino), &mut range.path));
+    set_paths(journal, &checker.tree, &mut found.into_iter());
+    set_paths(journal, &checker.tree, &mut repaired.into_iter());
+    set_paths(journal, &checker.tree, &mut lost.into_iter());
+    (findings, checker.holdings, losses)
+}
+
+/// Finds the paths of the first of these inodes.
+fn set_paths(
+    journal: &Journal,
+    tree: &tree::Tree,
+    inodes: &mut dyn Iterator<Item = (Option<Ino>, &mut Option<String>)>,
+) {
+    for (ino, path) in inodes.filter_map(|(ino, path)| Some((ino?, path))).take(PATHS_MAX) {
+        *path = path_of(journal, tree, ino);
     }
-    (findings, holdings)
 }
 
 /// The 54 bits of a name's hash, from `docs/format.md` and not from the code that it checks.

@@ -2,8 +2,9 @@
 
 use super::attributes::kill_suidgid;
 use super::handles::Handle;
+use super::readers::Wanted;
 use super::{LocalFs, errno, is_dir};
-use crate::api::{Ino, Opened, SetAttr};
+use crate::api::{Answer, Cx, Errno, Ino, Opened, Reply, SetAttr, Stop};
 use crate::data::At;
 use crate::error::FsError;
 use crate::inode::Inode;
@@ -17,20 +18,27 @@ const COPY_MAX: u64 = 64 << 20;
 
 impl LocalFs {
     /// A handle that keeps the inode alive: its maker's, or another's.
-    pub(super) fn open_handle(&self, inode: &Arc<Inode>, flags: i32, maker: bool) -> Opened {
+    pub(super) fn open_handle(&self, cx: &Cx, inode: &Arc<Inode>, flags: i32, maker: bool) -> Opened {
         inode.opens.fetch_add(1, Ordering::SeqCst);
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let bypass = (maker && self.bypass_by_maker(inode, flags)) || self.bypass_with_others(inode, writes);
         let error_cursor = AtomicU64::new(self.data.error_cursor(inode));
         let bypassing = bypass && writes;
-        self.opened(self.handles.add(Handle { inode: inode.clone(), error_cursor, bypassing }), bypass)
+        let handle = Handle { inode: inode.clone(), uid: cx.uid, error_cursor, bypassing };
+        self.opened(self.handles.add(handle), bypass)
     }
 
     fn handle(&self, ino: Ino, fh: u64) -> Result<Arc<Handle>, FsError> {
         self.handles.get(ino, fh).ok_or(errno(libc::EBADF))
     }
 
-    pub(super) fn do_open(&self, inode: &Arc<Inode>, flags: i32, kill: bool) -> Result<Opened, FsError> {
+    pub(super) fn do_open(
+        &self,
+        cx: &Cx,
+        inode: &Arc<Inode>,
+        flags: i32,
+        kill: bool,
+    ) -> Result<Opened, FsError> {
         if is_dir(inode.state.read().rec.mode) {
             return Err(errno(libc::EISDIR));
         }
@@ -44,7 +52,7 @@ impl LocalFs {
             }
             self.resize(inode, 0, &SetAttr { kill_suidgid: kill, ..SetAttr::default() })?;
         }
-        Ok(self.open_handle(inode, flags, false))
+        Ok(self.open_handle(cx, inode, flags, false))
     }
 
     pub(super) fn do_release(&self, fh: u64) {
@@ -60,10 +68,40 @@ impl LocalFs {
         self.maybe_unknown(&handle.inode);
     }
 
-    pub(super) fn do_read(&self, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Result<usize, FsError> {
-        let handle = self.handle(ino, fh)?;
-        let read = self.data.read(&handle.inode, offset, out)?;
-        self.touch_atime(&handle.inode);
+    /// What is in memory is answered at once. What must come from the device is read by one of the readers, so that no other
+    /// request waits behind it.
+    pub(super) fn do_read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
+        if let Some(read) = self.data.read_cached(&handle.inode, offset, out) {
+            self.touch_atime(&handle.inode);
+            return Ok(read);
+        }
+        if cx.park.may_wait() || !self.options.background {
+            return Ok(self.read_now(&handle, offset, out)?);
+        }
+        self.readers.push(Wanted { handle, offset, len: out.len(), parked: cx.park(None) });
+        Err(Stop::Parked)
+    }
+
+    /// For one of the readers.
+    pub(super) fn read_waiting(&self, handle: &Handle, offset: u64, len: usize) -> Result<Reply, Errno> {
+        let inode = &handle.inode;
+        let shared = self.data.read_shared(inode, offset, len);
+        if let Some(bytes) = shared.map_err(|error| self.report("read", inode.ino, error))? {
+            self.touch_atime(inode);
+            return Ok(Reply::Shared(bytes));
+        }
+        let mut bytes = vec![0; len];
+        let read = self.read_now(handle, offset, &mut bytes)?;
+        bytes.truncate(read);
+        Ok(Reply::Data(bytes))
+    }
+
+    fn read_now(&self, handle: &Handle, offset: u64, out: &mut [u8]) -> Result<usize, Errno> {
+        let inode = &handle.inode;
+        let read =
+            self.data.read(inode, offset, out).map_err(|error| self.report("read", inode.ino, error))?;
+        self.touch_atime(inode);
         Ok(read)
     }
 

@@ -2,10 +2,11 @@
 
 use super::LocalFs;
 use super::handles::Handle;
-use crate::api::{Answer, Cx, Errno, Ino, Reply, Stop};
+use super::late::Job;
+use crate::api::{Answer, Cx, Errno, Ino, Parked, Reply, Stop};
 use crate::error::FsError;
 use crate::inode::Inode;
-use ferry_journal::{JournalError, Seq};
+use ferry_journal::{Caller, JournalError, Seq};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,22 +15,55 @@ impl LocalFs {
     /// fsync(2): all that this file is, and its names, are in contexts that are then forced.
     pub(super) fn do_fsync(&self, cx: &Cx, ino: Ino, fh: u64) -> Answer<()> {
         let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
-        let written = self.data.write_back(&handle.inode);
-        let seq = match written {
-            Ok(seq) => seq.max(self.newest_of(&handle.inode)),
+        if self.is_long(cx, [&handle.inode]) {
+            let (file, parked, caller) = (Arc::clone(&handle.inode), cx.park::<()>(None), Caller(cx.pid));
+            self.late.push(Job {
+                files: vec![file],
+                then: Box::new(move |fs| fs.fsync_late(caller, handle, parked)),
+            });
+            return Err(Stop::Parked);
+        }
+        match self.log_file(&handle)? {
+            None => Ok(()),
+            Some(seq) => {
+                self.force_for(Caller(cx.pid), handle, seq, cx.park::<()>(None));
+                Err(Stop::Parked)
+            }
+        }
+    }
+
+    /// Writing the files back would wait for the device: a job for a thread that may.
+    pub(super) fn is_long<'a>(&self, cx: &Cx, files: impl IntoIterator<Item = &'a Arc<Inode>>) -> bool {
+        self.options.background && !cx.park.may_wait() && self.data.would_wait(files)
+    }
+
+    /// The rest of an fsync whose data a late thread has written back.
+    fn fsync_late(&self, caller: Caller, handle: Arc<Handle>, parked: Parked<()>) {
+        match self.log_file(&handle) {
+            Ok(None) => parked.complete(Ok(())),
+            Ok(Some(seq)) => self.force_for(caller, handle, seq, parked),
+            Err(error) => parked.complete(Err(error)),
+        }
+    }
+
+    /// What is dirty of the file goes into contexts; the returned one is to be forced, if any.
+    fn log_file(&self, handle: &Handle) -> Result<Option<Seq>, Errno> {
+        match self.data.write_back(&handle.inode) {
             Err(error) => {
                 // The handle hears of this failure now, not once more at the next fsync.
-                let told = self.pending_error(&handle);
-                return Err(told.unwrap_or_else(|| self.report("fsync", ino, error)).into());
+                let told = self.pending_error(handle);
+                Err(told.unwrap_or_else(|| self.report("fsync", handle.inode.ino, error)))
             }
-        };
-        if seq <= self.journal.durable() {
-            return match self.pending_error(&handle) {
-                Some(error) => Err(error.into()),
-                None => Ok(()),
-            };
+            Ok(seq) => match seq.max(self.newest_of(&handle.inode)) {
+                seq if seq > self.journal.durable() => Ok(Some(seq)),
+                _ => self.pending_error(handle).map_or(Ok(None), Err),
+            },
         }
-        let (parked, data) = (cx.park::<()>(None), self.data.clone());
+    }
+
+    /// Answers once `seq` is durable, or with the handle's own error.
+    fn force_for(&self, caller: Caller, handle: Arc<Handle>, seq: Seq, parked: Parked<()>) {
+        let data = self.data.clone();
         let done = move |forced: Result<(), JournalError>| {
             let pending = data.error_since(&handle.inode, &handle.error_cursor);
             parked.complete(match (forced, pending) {
@@ -38,8 +72,7 @@ impl LocalFs {
                 (Ok(()), None) => Ok(()),
             });
         };
-        self.journal.force(seq, Box::new(done));
-        Err(Stop::Parked)
+        self.journal.force_for(caller, seq, Box::new(done));
     }
 
     fn pending_error(&self, handle: &Handle) -> Option<Errno> {
@@ -57,7 +90,7 @@ impl LocalFs {
 
     /// The context that must be durable for an inode's own changes, its names and every directory above it. Which ones those
     /// are need not be known: whatever directory was renamed since is made durable too.
-    fn newest_of(&self, inode: &Inode) -> Seq {
+    pub(super) fn newest_of(&self, inode: &Inode) -> Seq {
         let own = inode.last_seq.load(Ordering::Acquire);
         Seq(own.max(self.newest_dir_move.load(Ordering::Acquire)))
     }
@@ -70,17 +103,32 @@ impl LocalFs {
         if seq <= self.journal.durable() {
             return Ok(T::default());
         }
-        let parked = cx.park::<T>(None);
+        self.answer_when(Caller(cx.pid), seq, cx.park::<T>(None));
+        Err(Stop::Parked)
+    }
+
+    fn answer_when<T>(&self, caller: Caller, seq: Seq, parked: Parked<T>)
+    where
+        T: Default + Into<Reply> + 'static,
+    {
         // That the journal failed is logged where it happened.
         let done = move |forced: Result<(), JournalError>| {
             parked.complete(forced.map(|()| T::default()).map_err(|_| Errno(libc::EIO)));
         };
-        self.journal.force(seq, Box::new(done));
-        Err(Stop::Parked)
+        self.journal.force_for(caller, seq, Box::new(done));
     }
 
     /// Everything on the volume, for a request that may park.
     pub(super) fn do_sync(&self, cx: &Cx) -> Answer<Vec<u8>> {
+        if self.options.background && !cx.park.may_wait() && self.data.would_wait_for_all() {
+            let (parked, caller) = (cx.park::<Vec<u8>>(None), Caller(cx.pid));
+            let then = move |fs: &LocalFs| match fs.commit_everything() {
+                Ok(seq) => fs.answer_when(caller, seq, parked),
+                Err(error) => parked.complete(Err(fs.report("sync", 0, error))),
+            };
+            self.late.push(Job { files: Vec::new(), then: Box::new(then) });
+            return Err(Stop::Parked);
+        }
         let seq = self.commit_everything().map_err(|error| self.report("sync", 0, error))?;
         self.park_until(cx, seq)
     }
@@ -135,7 +183,10 @@ impl LocalFs {
         if std::mem::replace(&mut *closed, true) {
             return Ok(());
         }
+        self.scrubs.close();
         self.reclaimer.stop();
+        self.readers.stop();
+        self.late.stop();
         if !self.options.read_only {
             self.log_lazy_times();
         }
@@ -162,6 +213,9 @@ impl LocalFs {
 impl Drop for LocalFs {
     fn drop(&mut self) {
         // Whoever cares for the outcome closes the volume; threads must end in any case.
+        self.scrubs.close();
         self.reclaimer.stop();
+        self.readers.stop();
+        self.late.stop();
     }
 }

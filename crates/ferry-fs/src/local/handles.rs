@@ -3,6 +3,7 @@
 use crate::api::Ino;
 use crate::inode::Inode;
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -11,6 +12,8 @@ const SHARDS: usize = 8;
 /// An open file.
 pub(super) struct Handle {
     pub(super) inode: Arc<Inode>,
+    /// Who opened it.
+    pub(super) uid: u32,
     /// Which write error this handle was told last.
     pub(super) error_cursor: AtomicU64,
     /// Counted in [`Inode::bypassing`].
@@ -21,6 +24,8 @@ pub(super) struct Handle {
 struct Slots {
     handles: Vec<Option<Arc<Handle>>>,
     free: Vec<usize>,
+    /// The same by inode.
+    by_ino: BTreeSet<(Ino, usize)>,
 }
 
 /// All open files. A handle's number is never 0, which stands for none.
@@ -38,6 +43,7 @@ impl Handles {
             slots.handles.push(None);
             slots.handles.len() - 1
         });
+        slots.by_ino.insert((handle.inode.ino, slot));
         slots.handles[slot] = Some(handle);
         ((slot + 1) * SHARDS + shard) as u64
     }
@@ -59,7 +65,16 @@ impl Handles {
         let mut slots = self.shards[shard].lock();
         let handle = slots.handles.get_mut(slot)?.take()?;
         slots.free.push(slot);
+        slots.by_ino.remove(&(handle.inode.ino, slot));
         Some(handle)
+    }
+
+    /// The inode's handles that `uid` opened; all of them for root.
+    pub(super) fn of(&self, ino: Ino, uid: u32) -> Vec<Arc<Handle>> {
+        let slots = self.shards[ino as usize % SHARDS].lock();
+        let all = slots.by_ino.range((ino, 0)..=(ino, usize::MAX));
+        let all = all.filter_map(|(_, slot)| slots.handles[*slot].as_ref());
+        all.filter(|handle| uid == 0 || handle.uid == uid).cloned().collect()
     }
 
     /// Takes all of them.

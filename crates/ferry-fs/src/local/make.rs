@@ -243,14 +243,14 @@ impl LocalFs {
         let new = New { mode: libc::S_IFREG | mode & 0o7777, rdev: 0, target: None };
         let inode = match self.make(cx, parent, name, new)? {
             Made::New(inode) => {
-                let opened = self.open_handle(&inode, flags, true);
+                let opened = self.open_handle(cx, &inode, flags, true);
                 let attr = inode.state.read().attr(inode.ino);
                 return Ok((attr, opened));
             }
             Made::Exists(inode) => inode,
         };
         let opened = match flags & libc::O_EXCL {
-            0 => self.open_existing(&inode, flags),
+            0 => self.open_existing(cx, &inode, flags),
             _ => Err(errno(libc::EEXIST)),
         };
         match opened {
@@ -265,10 +265,10 @@ impl LocalFs {
         }
     }
 
-    fn open_existing(&self, inode: &Arc<Inode>, flags: i32) -> Result<Opened, FsError> {
+    fn open_existing(&self, cx: &Cx, inode: &Arc<Inode>, flags: i32) -> Result<Opened, FsError> {
         let mode = inode.state.read().rec.mode;
         match mode & libc::S_IFMT {
-            libc::S_IFREG => self.do_open(inode, flags, false),
+            libc::S_IFREG => self.do_open(cx, inode, flags, false),
             libc::S_IFDIR => Err(errno(libc::EISDIR)),
             _ => Err(errno(libc::EEXIST)),
         }
@@ -302,7 +302,7 @@ impl LocalFs {
         if flags & libc::O_EXCL == 0 {
             inode.set_flag(Inode::LINKABLE);
         }
-        let opened = self.open_handle(&inode, flags, true);
+        let opened = self.open_handle(cx, &inode, flags, true);
         let seq = self.counters.commit_made(txn);
         self.committed(seq, &[&inode]);
         Ok((attr, opened))

@@ -1,30 +1,36 @@
 //! The file system on a local volume.
 //!
 //! One file per subject: `names` finds entries, `make`, `remove`, `rename` and `link` change them, `attributes`, `contents`,
-//! `listing`, `xattr` and `acl` are what they say, `orphans` gives the space of removed files back, `durable` forces;
+//! `listing`, `xattr` and `acl` are what they say, `orphans` gives the space of removed files back, `durable` and `bulk` force;
 //! `requests` is the [`crate::Filesystem`] implementation. Every change goes the same way: reserve log space, lock the
 //! inodes by number, look again, change memory and transaction, commit (which cannot fail), unlock.
 
 mod acl;
 mod attributes;
+mod bulk;
 mod bypass;
 mod contents;
 mod counters;
+mod devices;
 mod durable;
 mod handles;
+mod late;
 mod link;
 mod listing;
 mod locks;
 mod make;
 mod names;
 mod orphans;
+mod readers;
 mod remove;
 mod rename;
 mod requests;
+mod scrub;
 mod stats;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tune;
 mod xattr;
 
 use crate::api::{Attr, Entry, Errno, Host, Ino, Opened, Timestamp};
@@ -32,14 +38,19 @@ use crate::data::{DataOptions, DataStore, InodeSource};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, Counters};
+use crate::scrub::live::Scrubs;
 use crate::volume::{Superblock, VolumeError, read_superblock};
 use counters::VolumeCounters;
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Credits, Journal, JournalOptions, Recovered, Seq, Transaction};
+use ferry_journal::{
+    Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, Recovered, Seq, Transaction,
+};
 use handles::Handles;
+use late::Late;
 use names::NameHash;
 use orphans::Reclaimer;
 use parking_lot::{Mutex, RwLock};
+use readers::Readers;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -73,8 +84,14 @@ pub struct FsOptions {
     pub cache_bytes: usize,
     /// Changes become durable after this time at the latest.
     pub commit_interval: Duration,
+    /// When a context that somebody waits for is sealed.
+    pub flush: FlushPolicy,
+    /// The policy `delay` does not wait where flushes take less than this on average.
+    pub fast_flush: Duration,
     /// `false`: no threads; everything happens on the caller's thread.
     pub background: bool,
+    /// Who has mounted it: may do beside root what concerns the volume as a whole.
+    pub owner: u32,
 }
 
 impl Default for FsOptions {
@@ -84,7 +101,10 @@ impl Default for FsOptions {
             cache: CacheMode::Kernel,
             cache_bytes: 512 << 20,
             commit_interval: Duration::from_secs(1),
+            flush: FlushPolicy::default(),
+            fast_flush: FAST_FLUSH,
             background: true,
+            owner: 0,
         }
     }
 }
@@ -96,6 +116,7 @@ pub struct LocalFs {
     name: String,
     options: FsOptions,
     env: Env,
+    dev: Arc<dyn BlockDevice>,
     recovered: Recovered,
     journal: Arc<Journal>,
     data: Arc<DataStore>,
@@ -112,6 +133,9 @@ pub struct LocalFs {
     /// Inodes whose access time the journal does not have.
     lazy_times: Mutex<Vec<Arc<Inode>>>,
     reclaimer: Arc<Reclaimer>,
+    readers: Arc<Readers>,
+    scrubs: Scrubs,
+    late: Arc<Late>,
     host: RwLock<Option<Arc<dyn Host>>>,
     closed: Mutex<bool>,
 }
@@ -131,19 +155,34 @@ impl LocalFs {
         };
         let journal_options = JournalOptions {
             commit_interval: options.commit_interval,
+            flush: options.flush,
+            fast_flush: options.fast_flush,
             home_cache_bytes,
             read_only: options.read_only,
             background: options.background,
+            accept_damage: options.read_only,
         };
         let data = DataStore::new(dev.clone(), sb.geometry(), data_options, env.clone());
-        let (journal, recovered) =
-            Journal::open(dev, sb.geometry(), journal_options, env.clone(), data.clone())?;
+        let opened = Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), data.clone());
+        let (journal, recovered) = opened.map_err(|error| match error {
+            JournalError::Damaged { .. } => VolumeError::NeedsRepair(error),
+            other => VolumeError::Journal(other),
+        })?;
         if recovered.unclean {
             tracing::info!(
                 volume = name,
                 contexts = recovered.contexts,
                 bytes = recovered.bytes,
                 "recovered from the log"
+            );
+        }
+        if let Some(damage) = &recovered.log_damage {
+            tracing::warn!(
+                volume = name,
+                offset = damage.offset,
+                from = damage.lost_from.0,
+                to = damage.lost_to.0,
+                "the log is damaged: what was changed last is missing here; run `ferry fsck --repair`"
             );
         }
         let journal = Arc::new(journal);
@@ -157,6 +196,7 @@ impl LocalFs {
             sb,
             name,
             env,
+            dev,
             recovered,
             journal,
             data,
@@ -168,6 +208,9 @@ impl LocalFs {
             newest_dir_move: AtomicU64::new(0),
             lazy_times: Mutex::default(),
             reclaimer: Arc::default(),
+            readers: Arc::default(),
+            scrubs: Scrubs::default(),
+            late: Arc::default(),
             host: RwLock::new(None),
             closed: Mutex::new(false),
             options,
@@ -177,6 +220,8 @@ impl LocalFs {
             let seq = fs.counters.commit_limit(fs.journal.begin(credits)?);
             fs.force(seq)?;
         }
+        fs.readers.serve(&fs);
+        fs.late.serve(&fs);
         fs.start_reclaimer()?;
         Ok(fs)
     }

@@ -96,9 +96,9 @@ impl Filesystem for LocalFs {
         self.answer("rename", parent, self.do_rename((parent, name), (new_parent, new_name), flags))
     }
 
-    fn open(&self, _cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened> {
+    fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened> {
         let inode = self.inode_for("open", ino)?;
-        self.answer("open", ino, self.do_open(&inode, flags, kill_suidgid))
+        self.answer("open", ino, self.do_open(cx, &inode, flags, kill_suidgid))
     }
 
     fn create(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
@@ -111,8 +111,8 @@ impl Filesystem for LocalFs {
         made.map(|(attr, opened)| (self.entry(attr), opened))
     }
 
-    fn read(&self, _cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
-        self.answer("read", ino, self.do_read(ino, fh, offset, out))
+    fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        self.do_read(cx, ino, fh, offset, out)
     }
 
     fn write(
@@ -222,10 +222,17 @@ impl Filesystem for LocalFs {
         self.options.cache == CacheMode::Writeback
     }
 
-    fn ioctl(&self, cx: &Cx, ino: Ino, cmd: u32, _input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
+    fn ioctl(&self, cx: &Cx, ino: Ino, cmd: u32, input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
         match cmd {
             ioctl::SYNC => self.do_sync(cx),
+            ioctl::SYNC_FILES => self.do_sync_files(cx, input, out_max),
+            ioctl::REPLACE => self.answer("replace", ino, self.do_replace(cx, input)),
             ioctl::STATS => self.answer("stats", ino, self.stats_bytes(out_max)),
+            ioctl::SCRUB_START => self.answer("scrub", ino, self.scrub_start(cx, input)),
+            ioctl::SCRUB_STOP => self.answer("scrub", ino, self.scrub_stop(cx)),
+            ioctl::SCRUB_DAMAGE => self.answer("scrub", ino, self.scrub_damage(cx, input, out_max)),
+            ioctl::SCRUB_STATUS => self.answer("scrub", ino, self.scrub_status_bytes(out_max)),
+            ioctl::TUNE => self.answer("tune", ino, self.do_tune(cx, input)),
             _ => Err(Errno(libc::ENOTTY).into()),
         }
     }

@@ -1,11 +1,15 @@
 //! How the volume fares: statfs, and counters of everything.
 
+use super::devices::Device;
 use super::{LocalFs, errno};
 use crate::api::Statfs;
 use crate::data::DataStats;
 use crate::error::FsError;
+use crate::scrub::ScrubState;
 use ferry_journal::JournalStats;
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Unit of statfs, in bytes.
 const STATFS_BLOCK: u64 = 4096;
@@ -18,7 +22,12 @@ struct Stats {
     space: Space,
     inodes: Inodes,
     log: Log,
+    flush: Flush,
     data: DataStats,
+    scrub: Scrub,
+    /// A composite's components, by their paths.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    devices: BTreeMap<String, Device>,
     /// The transport's own; null while nothing is mounted.
     fuse: Option<serde_json::Value>,
 }
@@ -47,6 +56,16 @@ struct Inodes {
     open_files: usize,
     cached_names: usize,
     to_reclaim: usize,
+}
+
+/// The newest scrub since the volume was mounted.
+#[derive(Serialize)]
+struct Scrub {
+    state: ScrubState,
+    started: String,
+    time_ns: u64,
+    verified_bytes: u64,
+    damaged_blocks: u64,
 }
 
 /// [`JournalStats`], by the same names; times in nanoseconds.
@@ -81,6 +100,41 @@ struct Log {
     committing_keys: u64,
     overlay_keys: u64,
     home_bytes: u64,
+    home_blocks_healed: u64,
+}
+
+/// [`ferry_journal::FlushStats`] and the device's flush timing; times in nanoseconds.
+#[derive(Serialize)]
+struct Flush {
+    policy: &'static str,
+    fast_flush_ns: u64,
+    avg_flush_ns: u64,
+    flush_samples: u32,
+    crossing_ns: u64,
+    holds: u64,
+    holds_in_vain: u64,
+    held_callers: u64,
+    hold_time_ns: u64,
+}
+
+impl Flush {
+    fn new(s: &JournalStats) -> Self {
+        Self {
+            policy: s.flush.policy.name(),
+            fast_flush_ns: nanos(s.flush.fast_flush),
+            avg_flush_ns: nanos(s.flush_time),
+            flush_samples: s.flush_samples,
+            crossing_ns: nanos(s.flush.crossing),
+            holds: s.flush.holds,
+            holds_in_vain: s.flush.holds_in_vain,
+            held_callers: s.flush.held_callers,
+            hold_time_ns: nanos(s.flush.hold_time),
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Log {
@@ -107,7 +161,7 @@ impl Log {
             forces_boarded: s.forces_boarded,
             data_bytes: s.data_bytes,
             checkpoints: s.checkpoints,
-            checkpoint_time_ns: u64::try_from(s.checkpoint_time.as_nanos()).unwrap_or(u64::MAX),
+            checkpoint_time_ns: nanos(s.checkpoint_time),
             checkpoint_keys: s.checkpoint_keys,
             flushes: s.flushes,
             layers: s.layers,
@@ -115,6 +169,7 @@ impl Log {
             committing_keys: s.committing_keys,
             overlay_keys: s.overlay_keys,
             home_bytes: s.home_bytes,
+            home_blocks_healed: s.home_blocks_healed,
         }
     }
 }
@@ -136,7 +191,8 @@ impl LocalFs {
 
     /// Counters of everything, as JSON.
     pub fn stats(&self) -> serde_json::Value {
-        let space = self.data.totals();
+        let (space, journal) = (self.data.totals(), self.journal.stats());
+        let scrub = self.scrub_status();
         let stats = Stats {
             volume: Volume {
                 id: self.sb.id(),
@@ -157,8 +213,17 @@ impl LocalFs {
                 cached_names: self.table.dir_entries(),
                 to_reclaim: self.reclaimer.waiting(),
             },
-            log: Log::new(self.journal.current().0, self.journal.durable().0, &self.journal.stats()),
+            log: Log::new(self.journal.current().0, self.journal.durable().0, &journal),
+            flush: Flush::new(&journal),
             data: self.data.stats(),
+            scrub: Scrub {
+                state: scrub.state,
+                started: scrub.started,
+                time_ns: scrub.time_ns,
+                verified_bytes: scrub.done_bytes,
+                damaged_blocks: scrub.damaged_blocks,
+            },
+            devices: self.devices(),
             fuse: self.host.read().as_ref().map(|host| host.stats()),
         };
         serde_json::to_value(stats).expect("plain numbers and strings are JSON")
@@ -166,8 +231,13 @@ impl LocalFs {
 
     /// The answer to [`crate::ioctl::STATS`]: the counters, ended by NUL.
     pub(super) fn stats_bytes(&self, out_max: usize) -> Result<Vec<u8>, FsError> {
-        let mut text = self.stats().to_string().into_bytes();
-        text.push(0);
-        if text.len() > out_max { Err(errno(libc::ERANGE)) } else { Ok(text) }
+        ended(self.stats().to_string(), out_max)
     }
+}
+
+/// Text as an ioctl hands it out: ended by NUL.
+pub(super) fn ended(text: String, out_max: usize) -> Result<Vec<u8>, FsError> {
+    let mut bytes = text.into_bytes();
+    bytes.push(0);
+    if bytes.len() > out_max { Err(errno(libc::ERANGE)) } else { Ok(bytes) }
 }

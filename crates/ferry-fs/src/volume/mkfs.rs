@@ -4,7 +4,10 @@ use super::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_sup
 use crate::api::{ROOT, Timestamp};
 use crate::keys::{self, Counters, InodeRecord};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
-use ferry_journal::{Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_journal::{
+    Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq,
+    home_unit_bytes,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -15,8 +18,8 @@ const SEGMENT_MIN: u64 = 256 << 10;
 const SEGMENT_MAX: u64 = 8 << 20;
 const LOG_MIN: u64 = 512 << 10;
 const LOG_DEFAULT_MAX: u64 = 64 << 20;
-/// A fresh home store gets this much, at least, in bytes.
-const HOME_INITIAL: u64 = 2 << 20;
+/// A fresh home store gets so much, at least, in bytes: an empty database is a little longer than 1 MiB.
+const HOME_INITIAL: u64 = (1 << 20) + (64 << 10);
 /// Foreign content is looked for in so much of the front, in bytes.
 const FRONT: usize = 1 << 20;
 
@@ -54,7 +57,8 @@ pub fn mkfs(dev: &Arc<dyn BlockDevice>, options: &MkfsOptions, env: &Env) -> Res
     dev.discard(sb.segments_offset, sb.size - sb.segments_offset).map_err(io("discard the old contents"))?;
 
     let geometry = sb.geometry();
-    let home_segments: Vec<u32> = (0..HOME_INITIAL.div_ceil(sb.segment_len) as u32).collect();
+    let home_segments: Vec<u32> =
+        (0..HOME_INITIAL.div_ceil(home_unit_bytes(sb.segment_len)) as u32).collect();
     for segment in &home_segments {
         let at = sb.segments_offset + u64::from(*segment) * sb.segment_len;
         dev.allocate(at, sb.segment_len).map_err(io("take space from the host"))?;
@@ -156,10 +160,13 @@ fn write_root(
 ) -> Result<(), VolumeError> {
     let client = Arc::new(Maker { next: AtomicU32::new(next_segment), count: geometry.segment_count });
     let journal_options = JournalOptions {
+        flush: FlushPolicy::default(),
+        fast_flush: FAST_FLUSH,
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 1 << 20,
         read_only: false,
         background: false,
+        accept_damage: false,
     };
     let (journal, _) = Journal::open(dev.clone(), *geometry, journal_options, env.clone(), client)?;
     let now = Timestamp(env.clock.wall().as_nanos() as i128);

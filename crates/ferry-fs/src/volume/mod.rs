@@ -6,7 +6,10 @@ mod superblock;
 mod tests;
 
 pub use mkfs::{MkfsOptions, SIZE_MIN, mkfs};
-pub use superblock::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, read_superblock};
+pub(crate) use superblock::rewrite_bad_copies;
+pub use superblock::{
+    FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, read_superblock, read_superblock_copies,
+};
 
 use crate::error::FsError;
 use ferry_journal::JournalError;
@@ -70,6 +73,9 @@ pub enum VolumeError {
     /// What was asked for is not possible.
     #[error("{0}")]
     Option(String),
+    /// The log or the home store is damaged where it matters for a mount.
+    #[error("{0}: run `ferry fsck --repair`; `ferry mount -o ro` may show what is readable")]
+    NeedsRepair(JournalError),
     /// The journal could not be made or opened.
     #[error(transparent)]
     Journal(#[from] JournalError),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Bytes 0 to 8 of every superblock.
 const MAGIC: [u8; 8] = *b"FERRYVOL";
 /// The format that this code reads and writes.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// Where the two copies are, in bytes.
 pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
 /// Incompatible features that this code knows.
@@ -217,6 +217,24 @@ fn read_copy(dev: &Arc<dyn BlockDevice>, place: u64) -> Result<Result<Superblock
     Ok(Superblock::decode(&block))
 }
 
+/// Reads both copies, or what is wrong with each.
+pub fn read_superblock_copies(dev: &dyn BlockDevice) -> [Result<Superblock, String>; 2] {
+    SUPERBLOCK_PLACES.map(|place| {
+        if place + BLOCK_SIZE as u64 > dev.capacity() {
+            return Err("it lies behind the end of the volume".into());
+        }
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        dev.read(place, &mut block).map_err(|e| format!("the device cannot read it: {e}"))?;
+        Superblock::decode(&block).map_err(|bad| match bad {
+            Bad::Zeros => "there is nothing but zeros".into(),
+            Bad::NoMagic => "it does not begin as a superblock does".into(),
+            Bad::Damaged(detail) => detail,
+            Bad::Version(found) => format!("format version {found}, which this program does not know"),
+            Bad::Features(bits) => format!("features that this program does not know (bits {bits:#x})"),
+        })
+    })
+}
+
 /// Reads the volume's superblock: the first copy that is whole. A damaged one is logged, and does no harm.
 pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeError> {
     let mut bad = Vec::new();
@@ -245,6 +263,29 @@ pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeE
         }
     }
     Err(refusal(&bad))
+}
+
+/// Makes both copies the same, byte for byte: the one that [`read_superblock`] uses. Returns where one was written.
+pub(crate) fn rewrite_bad_copies(dev: &Arc<dyn BlockDevice>) -> Result<Vec<u64>, VolumeError> {
+    let io = |source| VolumeError::Io { what: "write the superblock", source };
+    let mut blocks = Vec::new();
+    for place in SUPERBLOCK_PLACES {
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        let read = dev.read(place, &mut block).is_ok();
+        blocks.push((place, read.then_some(block)));
+    }
+    let good =
+        blocks.iter().filter_map(|(_, block)| block.as_ref()).find(|block| Superblock::decode(block).is_ok());
+    let Some(good) = good else { return Ok(Vec::new()) };
+    let mut written = Vec::new();
+    for (place, block) in &blocks {
+        if block.as_ref().is_none_or(|block| block[..] != good[..]) {
+            dev.write(*place, good).map_err(io)?;
+            dev.flush().map_err(io)?;
+            written.push(*place);
+        }
+    }
+    Ok(written)
 }
 
 /// The first copy is in use: says so if the second could not take its place.

@@ -7,7 +7,7 @@ use crate::counters::AllCounters;
 struct Answers(Mutex<Vec<(u64, i32)>>);
 
 impl Port for Answers {
-    fn answer(&self, unique: u64, _slot: u32, error: i32, _body: &[u8]) {
+    fn answer(&self, unique: u64, _slot: u32, error: i32, _body: Bytes<'_>) {
         self.0.lock().push((unique, error));
     }
 }
@@ -26,13 +26,17 @@ impl Bench {
     }
 
     fn park(&self, unique: u64, interrupt: Option<Interrupt>) -> Complete {
+        self.park_for(0, unique, interrupt)
+    }
+
+    fn park_for(&self, pid: u32, unique: u64, interrupt: Option<Interrupt>) -> Complete {
         let ticket = Ticket {
             table: &self.table,
             port: &self.port,
             unique,
             slot: 0,
             want: Want { opcode: op::FSYNC, size: 0 },
-            pid: 0,
+            pid,
             parked: AtomicBool::new(false),
         };
         ticket.park(interrupt)
@@ -91,6 +95,74 @@ fn an_interrupt_between_parking_and_returning_is_not_lost() {
     b.table.interrupt(2);
     b.table.settled(2);
     assert_eq!(b.answers(), [(2, -libc::EINTR)]);
+}
+
+/// A process that waits until it is killed.
+fn sleeper() -> std::process::Child {
+    std::process::Command::new("sleep").arg("600").spawn().expect("sleep(1) is there")
+}
+
+fn wait_for(what: impl Fn() -> bool) {
+    let env = ferry_device::Env::real();
+    let end = env.clock.monotonic() + Duration::from_secs(20);
+    while !what() {
+        assert!(env.clock.monotonic() < end, "it does not happen");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_wait_that_a_signal_did_not_end_ends_when_the_process_is_killed() {
+    let b = Bench::new();
+    let mut process = sleeper();
+    let (count, interrupt) = counted();
+    let after = b.park_for(process.id(), 2, Some(interrupt));
+    b.table.settled(2);
+    b.table.interrupt(2);
+    b.table.interrupt(4);
+    let before = b.park_for(process.id(), 4, None);
+    b.table.settled(4);
+    assert_eq!(b.answers(), [], "it sleeps, and nobody has killed it");
+    assert_eq!(b.table.watched.lock().requests.len(), 2);
+    process.kill().expect("it is ours");
+    process.wait().expect("it was killed");
+    wait_for(|| b.table.len() == 0);
+    wait_for(|| !b.table.watched.lock().watching);
+    let mut answers = b.answers();
+    answers.sort_unstable();
+    assert_eq!(answers, [(2, -libc::EINTR), (4, -libc::EINTR)]);
+    assert_eq!(*count.lock(), 1);
+    drop((before, after));
+}
+
+#[test]
+fn a_wait_that_a_signal_did_not_end_gets_its_answer() {
+    let b = Bench::new();
+    let mut process = sleeper();
+    let complete = b.park_for(process.id(), 2, None);
+    b.table.settled(2);
+    b.table.interrupt(2);
+    complete(Ok(Reply::Empty));
+    wait_for(|| !b.table.watched.lock().watching);
+    assert_eq!(b.answers(), [(2, 0)]);
+    assert!(b.table.watched.lock().requests.is_empty());
+    process.kill().expect("it is ours");
+    process.wait().expect("it was killed");
+}
+
+#[test]
+fn the_end_of_the_mount_ends_the_watch() {
+    let b = Bench::new();
+    let mut process = sleeper();
+    let complete = b.park_for(process.id(), 2, None);
+    b.table.settled(2);
+    b.table.interrupt(2);
+    b.table.interrupt_all();
+    wait_for(|| !b.table.watched.lock().watching);
+    assert_eq!(b.answers(), [(2, -libc::EINTR)]);
+    process.kill().expect("it is ours");
+    process.wait().expect("it was killed");
+    drop(complete);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::abi::{InHeader, OutHeader, READ_BUFFER_MIN, WriteIn};
 use crate::core::{Core, Origin, Outcome};
 use crate::counters::Counters;
 use crate::decode::Args;
-use crate::encode::Body;
+use crate::encode::{Body, Bytes};
 use crate::init::IO_MAX;
 use crate::park::Port;
 use crate::sys;
@@ -77,9 +77,9 @@ impl Device {
 }
 
 impl Port for Device {
-    fn answer(&self, unique: u64, _slot: u32, error: i32, body: &[u8]) {
+    fn answer(&self, unique: u64, _slot: u32, error: i32, body: Bytes<'_>) {
         let head = OutHeader { len: (OUT_HEADER + body.len()) as u32, error, unique };
-        let parts = [IoSlice::new(head.as_bytes()), IoSlice::new(body)];
+        let parts = [IoSlice::new(head.as_bytes()), IoSlice::new(&body)];
         Self::sent(unique, (&self.0).write_vectored(&parts));
     }
 }
@@ -130,8 +130,8 @@ impl Worker {
                 answer[..OUT_HEADER].copy_from_slice(out.as_bytes());
                 Device::sent(head.unique, self.device.file().write(&answer[..total]));
             }
-            Outcome::Answer(Body::Bytes(bytes)) => self.device.answer(head.unique, 0, 0, &bytes),
-            Outcome::Error(errno) => self.device.answer(head.unique, 0, -errno.0, &[]),
+            Outcome::Answer(Body::Bytes(bytes)) => self.device.answer(head.unique, 0, 0, bytes),
+            Outcome::Error(errno) => self.device.answer(head.unique, 0, -errno.0, Bytes::Borrowed(&[])),
             Outcome::Nothing => {}
         }
     }
@@ -148,11 +148,11 @@ pub(crate) fn handshake<E>(
     let Ok((head, body)) = InHeader::read_from_prefix(&request.bytes()[..len]) else { return Err(gone()) };
     match answer(&head, body) {
         Ok(bytes) => {
-            device.answer(head.unique, 0, 0, &bytes);
+            device.answer(head.unique, 0, 0, Bytes::Owned(bytes));
             Ok(())
         }
         Err(e) => {
-            device.answer(head.unique, 0, -libc::EPROTO, &[]);
+            device.answer(head.unique, 0, -libc::EPROTO, Bytes::Borrowed(&[]));
             Err(e)
         }
     }

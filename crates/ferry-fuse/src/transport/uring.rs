@@ -32,7 +32,7 @@ use crate::abi::{
 use crate::core::{Core, Origin, Outcome};
 use crate::counters::{AllCounters, Counters};
 use crate::decode::Args;
-use crate::encode::{Body, SMALL_MAX};
+use crate::encode::{Body, Bytes, SMALL_MAX};
 use crate::init::IO_MAX;
 use crate::park::Port;
 use crate::sys;
@@ -53,7 +53,7 @@ struct Letter {
     slot: u32,
     unique: u64,
     error: i32,
-    body: Vec<u8>,
+    body: Bytes<'static>,
 }
 
 #[derive(Default)]
@@ -78,10 +78,10 @@ impl Queue {
 }
 
 impl Port for Queue {
-    fn answer(&self, unique: u64, slot: u32, error: i32, body: &[u8]) {
+    fn answer(&self, unique: u64, slot: u32, error: i32, body: Bytes<'_>) {
         let mut mail = self.mail.lock();
         let first = mail.letters.is_empty();
-        mail.letters.push(Letter { slot, unique, error, body: body.to_vec() });
+        mail.letters.push(Letter { slot, unique, error, body: body.keep() });
         drop(mail);
         if first {
             self.ring_bell();

@@ -1,4 +1,4 @@
-//! The database's file: a virtual length, made of units of one segment that are attached on their first write.
+//! The database's file: a virtual length, made of units that are each attached to a segment on their first write.
 //!
 //! What redb may rely on, and why it holds:
 //! * A length that was synced is there after a crash: [`HomeFile::sync`] writes the map, then flushes.
@@ -6,10 +6,14 @@
 //!   the second sync makes the new pages count, so a map and the pages under it may become durable in any order.
 //! * A segment is given back only when neither slot on the device names it any more.
 
+mod verify;
+
 use super::buffer::WriteBuffer;
 use super::map::HomeMap;
+use super::pages::Pages;
+use super::unit::header;
 use crate::disk::{Disk, io_error};
-use crate::{Geometry, JournalClient, JournalError};
+use crate::{Geometry, JournalClient, JournalError, guard};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 use parking_lot::{Mutex, RwLock};
 use redb::StorageBackend;
@@ -25,6 +29,7 @@ pub struct HomeFile {
     disk: Arc<Disk>,
     geo: Geometry,
     state: RwLock<FileState>,
+    pages: Pages,
     /// Written, and not yet handed to the device.
     buffer: WriteBuffer,
     /// Held over a sync, so that the slots are written one at a time; readers do not want it.
@@ -33,12 +38,19 @@ pub struct HomeFile {
     epoch: AtomicU64,
     /// A write found no segment to attach.
     lacked_space: AtomicBool,
+    /// What stands in place of a block that cannot be read: the only key of a leaf.
+    marker: Option<Marker>,
     /// Who has more segments; unset while the journal is being opened.
     owner: OnceLock<Arc<dyn JournalClient>>,
 }
 
+/// A key that nobody else has.
+pub type Marker = [u8; 32];
+
 struct FileState {
     map: HomeMap,
+    /// The map stays in memory until [`HomeFile::publish`].
+    unpublished: bool,
     /// The map differs from what the newer slot holds.
     changed: bool,
     /// The slot `next_slot` differs from the other one.
@@ -63,7 +75,7 @@ impl HomeFile {
     /// Lays out the map of an empty file that owns `segments`.
     pub fn format(disk: &Arc<Disk>, geo: &Geometry, segments: &[u32]) -> Result<Arc<Self>, JournalError> {
         let map = HomeMap { generation: 1, spare: segments.to_vec(), ..HomeMap::default() };
-        let file = Self::with_map(disk, geo, map, false, None);
+        let file = Arc::new(Self::with_map(disk, geo, map, false, None));
         let buf = file.state.read().map.encode(geo);
         for slot in 0..2 {
             disk.write(HomeMap::slot_offset(geo, slot), &buf).map_err(io_error("home map"))?;
@@ -75,7 +87,51 @@ impl HomeFile {
     /// Opens the file; with `read_only`, nothing reaches the device.
     pub fn open(disk: &Arc<Disk>, geo: &Geometry, read_only: bool) -> Result<Arc<Self>, JournalError> {
         let (map, behind) = HomeMap::read(disk, geo)?;
-        Ok(Self::with_map(disk, geo, map, read_only, behind))
+        Ok(Arc::new(Self::with_map(disk, geo, map, read_only, behind)))
+    }
+
+    /// The same file as of its newest map, for reading past damage: nothing that is written to it goes anywhere.
+    pub fn salvage(&self, marker: Marker) -> Arc<Self> {
+        let map = self.state.read().map.clone();
+        let file = Self::with_map(&self.disk, &self.geo, map, true, None);
+        Arc::new(Self { marker: Some(marker), ..file })
+    }
+
+    /// An empty file in `segments` that no map on the device knows, to take the place of the one that `old` maps.
+    pub fn unpublished(disk: &Arc<Disk>, geo: &Geometry, segments: &[u32], old: Option<&Self>) -> Arc<Self> {
+        let (generation, next_slot) = old.map_or((0, 0), |old| {
+            let old = old.state.read();
+            (old.map.generation, old.next_slot)
+        });
+        let map = HomeMap { generation, spare: segments.to_vec(), ..HomeMap::default() };
+        let file = Self::with_map(disk, geo, map, false, None);
+        {
+            let mut state = file.state.write();
+            (state.unpublished, state.next_slot) = (true, next_slot);
+        }
+        Arc::new(file)
+    }
+
+    /// Makes this file the one that the map on the device names, by one slot; then the other one follows. `keep` spare
+    /// segments stay.
+    pub fn publish(&self, keep: usize) -> Result<(), JournalError> {
+        // What the map will name is there before it.
+        self.sync().map_err(error_of)?;
+        {
+            let mut state = self.state.write();
+            state.map.spare.truncate(keep);
+            (state.unpublished, state.changed) = (false, true);
+        }
+        self.settle()
+    }
+
+    /// Sees to it, before a database is opened, that both copies of its header are the same, and that it makes sense.
+    pub fn check_header(&self) -> Result<(), JournalError> {
+        let Some(block) = self.pages.settle_header()? else { return Ok(()) };
+        let state = self.state.read();
+        let Some(detail) = header::senseless(&block, state.map.len) else { return Ok(()) };
+        let offset = state.map.first().map_or(0, |segment| self.pages.segments().place(segment));
+        Err(JournalError::Damaged { what: "home store", offset, detail: detail.to_owned() })
     }
 
     fn with_map(
@@ -84,9 +140,12 @@ impl HomeFile {
         map: HomeMap,
         read_only: bool,
         behind: Option<u64>,
-    ) -> Arc<Self> {
+    ) -> Self {
+        let pages = Pages::new(disk, geo, read_only);
+        pages.set_first(map.first());
         let state = FileState {
             map,
+            unpublished: false,
             changed: false,
             other_behind: behind.is_some(),
             next_slot: behind.unwrap_or(0),
@@ -94,16 +153,18 @@ impl HomeFile {
             floating: Vec::new(),
             in_memory: read_only.then(HashMap::new),
         };
-        Arc::new(Self {
+        Self {
             disk: disk.clone(),
             geo: *geo,
+            pages,
             state: RwLock::new(state),
             buffer: WriteBuffer::default(),
             syncing: Mutex::new(()),
             epoch: AtomicU64::new(0),
             lacked_space: AtomicBool::new(false),
+            marker: None,
             owner: OnceLock::new(),
-        })
+        }
     }
 
     /// From now on `owner` is asked when no spare segment is left.
@@ -133,6 +194,7 @@ impl HomeFile {
         // What the lost database cut off is in use again, if no map without it had reached the device.
         let in_use: HashSet<u32> = map.segments().collect();
         state.dropped.retain(|s| !in_use.contains(s));
+        self.pages.renew(map.first(), read_only);
         state.map = map;
         state.changed = false;
         state.other_behind = behind.is_some();
@@ -140,6 +202,7 @@ impl HomeFile {
         if read_only {
             state.in_memory = Some(HashMap::new());
         }
+        drop(state);
         self.lacked_space.store(false, Ordering::Release);
         Ok(())
     }
@@ -157,7 +220,12 @@ impl HomeFile {
 
     /// Bytes of the units that are attached.
     pub fn attached_bytes(&self) -> u64 {
-        self.state.read().map.units.iter().flatten().count() as u64 * self.geo.segment_len
+        self.attached() as u64 * self.unit_bytes()
+    }
+
+    /// Units that are attached.
+    pub fn attached(&self) -> usize {
+        self.state.read().map.units.iter().flatten().count()
     }
 
     /// Segments ready to be attached.
@@ -173,7 +241,12 @@ impl HomeFile {
 
     /// Bytes of one unit.
     pub fn unit_bytes(&self) -> u64 {
-        self.geo.segment_len
+        self.pages.segments().unit
+    }
+
+    /// Blocks that were found damaged in one of their two copies.
+    pub fn healed(&self) -> u64 {
+        self.pages.healed()
     }
 
     /// Adds a spare segment. The map names it at the next sync if `keep`, so that the next opening finds it.
@@ -224,7 +297,8 @@ impl HomeFile {
 
     fn sync(&self) -> io::Result<()> {
         let _one_at_a_time = self.syncing.lock();
-        self.drain()?;
+        let units: Vec<u32> = self.state.read().map.units.iter().flatten().copied().collect();
+        self.drain(Some(&units))?;
         let Some(write) = self.next_map_write() else { return Ok(()) };
         if let Some((slot, buf)) = &write {
             self.disk.write(HomeMap::slot_offset(&self.geo, *slot), buf)?;
@@ -236,13 +310,16 @@ impl HomeFile {
         Ok(())
     }
 
-    fn drain(&self) -> io::Result<()> {
-        self.buffer.drain(&self.disk).map_err(|e| match e {
+    fn drain(&self, sums_of: Option<&[u32]>) -> io::Result<()> {
+        let sums_of = sums_of.filter(|_| self.state.read().in_memory.is_none());
+        self.pages.write(self.buffer.runs(), sums_of).map_err(|e| match e {
             JournalError::Io { source, .. } => source
                 .raw_os_error()
                 .map_or_else(|| io::Error::from(source.kind()), io::Error::from_raw_os_error),
             other => io::Error::other(other),
-        })
+        })?;
+        self.buffer.clear();
+        Ok(())
     }
 
     /// The slot to write in this sync and its bytes, if the map changed or the other slot is behind; `None` if
@@ -253,7 +330,7 @@ impl HomeFile {
         if state.in_memory.is_some() {
             return None;
         }
-        if !state.changed && !state.other_behind {
+        if state.unpublished || !state.changed && !state.other_behind {
             return Some(None);
         }
         if state.changed {
@@ -266,28 +343,27 @@ impl HomeFile {
 
     /// Place of `offset` on the device, and how many bytes follow it there; `None` where nothing was ever written.
     fn locate(&self, map: &HomeMap, offset: u64) -> (Option<u64>, u64) {
-        let unit = (offset / self.geo.segment_len) as usize;
-        let within = offset % self.geo.segment_len;
+        let segments = self.pages.segments();
+        let (unit, within) = ((offset / segments.unit) as usize, offset % segments.unit);
         let place = map.units.get(unit).copied().flatten();
-        let place = place.map(|s| self.geo.segments_offset + u64::from(s) * self.geo.segment_len + within);
-        (place, self.geo.segment_len - within)
+        (place.map(|segment| segments.place(segment) + within), segments.unit - within)
     }
 
     /// Where `offset` is and how many bytes follow it in its unit. The lock is not held over the I/O that follows:
     /// redb neither reads what it is writing nor writes what a reader may see.
-    fn place_of(&self, offset: u64, end: u64) -> io::Result<Place> {
+    fn place_of(&self, offset: u64, end: u64) -> Result<Place, JournalError> {
         let state = self.state.read();
         if end > state.map.len {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+            return Err(beyond_end(offset));
         }
         let (device, room) = self.locate(&state.map, offset);
         Ok(Place { device, room, in_memory: state.in_memory.is_some() })
     }
 
     /// Reads whole blocks that lie in one unit.
-    fn read_blocks(&self, place: &Place, offset: u64, out: &mut AlignedBuf) -> io::Result<()> {
+    fn read_blocks(&self, place: &Place, offset: u64, out: &mut AlignedBuf) -> Result<(), JournalError> {
         match place.device {
-            Some(device) => self.buffer.read_through(device, out, |out| self.disk.read(device, out))?,
+            Some(device) => self.buffer.read_through(device, out, |out| self.pages.read(device, out))?,
             None => out.fill(0),
         }
         if place.in_memory
@@ -302,8 +378,8 @@ impl HomeFile {
         Ok(())
     }
 
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let end = end_of(offset, out.len())?;
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), JournalError> {
+        let end = offset.checked_add(out.len() as u64).ok_or_else(|| beyond_end(offset))?;
         let mut done = 0;
         while done < out.len() {
             let at = offset + done as u64;
@@ -321,14 +397,14 @@ impl HomeFile {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let end = end_of(offset, data.len())?;
+        let end = offset.checked_add(data.len() as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
             let from = (at % BLOCK) as usize;
             let start = at - from as u64;
             self.attach(start)?;
-            let place = self.place_of(start, end)?;
+            let place = self.place_of(start, end).map_err(io::Error::other)?;
             let left = data.len() - done;
             if from == 0 && left >= BLOCK_SIZE {
                 let n = (left - left % BLOCK_SIZE).min(place.room as usize);
@@ -336,7 +412,7 @@ impl HomeFile {
                 done += n;
             } else {
                 let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-                self.read_blocks(&place, start, &mut block)?;
+                self.read_blocks(&place, start, &mut block).map_err(io::Error::other)?;
                 let n = (BLOCK_SIZE - from).min(left);
                 block[from..from + n].copy_from_slice(&data[done..done + n]);
                 self.store(&place, start, &block)?;
@@ -358,18 +434,18 @@ impl HomeFile {
         }
         let device = place.device.expect("attached just before");
         if self.buffer.put(device, blocks) {
-            self.drain()?;
+            self.drain(None)?;
         }
         Ok(())
     }
 
     /// Sees to it that the unit of `offset` has a segment.
     fn attach(&self, offset: u64) -> io::Result<()> {
-        let unit = (offset / self.geo.segment_len) as usize;
+        let unit = (offset / self.unit_bytes()) as usize;
         if matches!(self.state.read().map.units.get(unit), Some(Some(_))) {
             return Ok(());
         }
-        while !self.state.write().attach(unit) {
+        while !self.state.write().attach(unit, &self.pages) {
             // How much redb writes is known only as it does. The owner is asked without our lock: readers want that.
             let Some(segment) = self.owner.get().and_then(|o| o.take_home_segment()) else {
                 self.lacked_space.store(true, Ordering::Release);
@@ -383,9 +459,11 @@ impl HomeFile {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.state.write();
         state.map.len = len;
-        let units = len.div_ceil(self.geo.segment_len) as usize;
+        let units = len.div_ceil(self.unit_bytes()) as usize;
         if units < state.map.units.len() {
             let gone: Vec<u32> = state.map.units.drain(units..).flatten().collect();
+            gone.iter().for_each(|segment| self.pages.forget(*segment));
+            self.pages.set_first(state.map.first());
             state.dropped.extend(gone);
         }
         if let Some(memory) = &mut state.in_memory {
@@ -398,7 +476,7 @@ impl HomeFile {
 
 impl FileState {
     /// Sees to it that `unit` has a segment, if it needs one; `false` if none is spare.
-    fn attach(&mut self, unit: usize) -> bool {
+    fn attach(&mut self, unit: usize, pages: &Pages) -> bool {
         if self.in_memory.is_some() || matches!(self.map.units.get(unit), Some(Some(_))) {
             return true;
         }
@@ -407,7 +485,9 @@ impl FileState {
         if self.map.units.len() <= unit {
             self.map.units.resize(unit + 1, None);
         }
+        pages.begin(segment);
         self.map.units[unit] = Some(segment);
+        pages.set_first(self.map.first());
         self.changed = true;
         true
     }
@@ -423,9 +503,46 @@ struct Place {
     in_memory: bool,
 }
 
-fn end_of(offset: u64, len: usize) -> io::Result<u64> {
-    offset.checked_add(len as u64).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+fn beyond_end(offset: u64) -> JournalError {
+    let detail = format!("nothing is at byte {offset} of the database's file");
+    JournalError::Damaged { what: "home store", offset: 0, detail }
 }
+
+/// Our error within one of the database's.
+pub fn error_of(error: io::Error) -> JournalError {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<JournalError>()) {
+        Some(ours) => ours.clone(),
+        None => JournalError::Io { what: "home store", source: Arc::new(error) },
+    }
+}
+
+/// Makes `page` a leaf of redb's with one entry: the marker, and what is damaged.
+fn mark(page: &mut [u8], marker: &Marker, error: &JournalError) -> bool {
+    /// Type, padding, number of entries, end of the key, end of the value.
+    const LEAF: usize = 12;
+    let place = if let JournalError::Damaged { offset, .. } = error { *offset } else { 0 };
+    let text = match error {
+        JournalError::Damaged { detail, .. } => detail.clone(),
+        other => other.to_string(),
+    };
+    let text = &text.as_bytes()[..text.len().min(DETAIL_MAX)];
+    let (key_end, value_end) = (LEAF + marker.len(), LEAF + marker.len() + 8 + text.len());
+    if page.len() < BLOCK_SIZE {
+        return false;
+    }
+    page.fill(0);
+    page[0] = 1;
+    page[2] = 1;
+    page[4..8].copy_from_slice(&(key_end as u32).to_le_bytes());
+    page[8..LEAF].copy_from_slice(&(value_end as u32).to_le_bytes());
+    page[LEAF..key_end].copy_from_slice(marker);
+    page[key_end..key_end + 8].copy_from_slice(&place.to_le_bytes());
+    page[key_end + 8..value_end].copy_from_slice(text);
+    true
+}
+
+/// Bytes of a marker's text.
+const DETAIL_MAX: usize = 256;
 
 impl FileUser {
     fn file(&self) -> io::Result<&HomeFile> {
@@ -449,7 +566,16 @@ impl StorageBackend for FileUser {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.file()?.read(offset, out)
+        let file = self.file()?;
+        let Err(error) = file.read(offset, out) else { return Ok(()) };
+        if file.marker.as_ref().is_some_and(|marker| mark(out, marker, &error)) {
+            return Ok(());
+        }
+        if guard::is_opening() {
+            out.fill(0);
+            return Ok(());
+        }
+        Err(io::Error::other(guard::unreadable(error)))
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

@@ -3,15 +3,10 @@
 //! redb writes page by page, in no order. Collected and sorted, neighbours become one write, and all are under way at
 //! the same time. Until the writes completed, readers find the blocks here.
 
-use crate::context::Countdown;
-use crate::disk::{Disk, io_error};
-use crate::wait::Wait;
-use crate::{Completion, JournalError};
+use crate::JournalError;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
-use std::io;
-use std::sync::Arc;
 
 /// Blocks collected before they are written.
 const BLOCKS_MAX: usize = 2048;
@@ -25,7 +20,7 @@ pub struct WriteBuffer {
 }
 
 impl WriteBuffer {
-    /// Takes whole blocks. `true` when it is time to call [`WriteBuffer::drain`].
+    /// Takes whole blocks. `true` when it is time to write them.
     pub fn put(&self, place: u64, bytes: &[u8]) -> bool {
         let mut blocks = self.blocks.write();
         for (at, block) in (place..).step_by(BLOCK_SIZE).zip(bytes.chunks_exact(BLOCK_SIZE)) {
@@ -44,8 +39,8 @@ impl WriteBuffer {
         &self,
         place: u64,
         out: &mut AlignedBuf,
-        read: impl FnOnce(&mut AlignedBuf) -> io::Result<()>,
-    ) -> io::Result<()> {
+        read: impl FnOnce(&mut AlignedBuf) -> Result<(), JournalError>,
+    ) -> Result<(), JournalError> {
         let here: Vec<(usize, Box<[u8]>)> = {
             let blocks = self.blocks.read();
             let range = blocks.range(place..place + out.len() as u64);
@@ -65,30 +60,8 @@ impl WriteBuffer {
         self.blocks.write().clear();
     }
 
-    /// Writes everything and waits until the writes completed.
-    pub fn drain(&self, disk: &Disk) -> Result<(), JournalError> {
-        let runs = self.runs();
-        if runs.is_empty() {
-            return Ok(());
-        }
-        Wait::until(|done: Completion| {
-            let writes = Countdown::new(runs.len() as u32);
-            let requests = runs.into_iter().map(|(place, buf)| {
-                let writes = writes.clone();
-                disk.write_request(place, Arc::new(buf), move |r| {
-                    writes.done(r.map_err(io_error("home store")))
-                })
-            });
-            let requests = requests.collect();
-            writes.then(done);
-            disk.submit(requests);
-        })?;
-        self.clear();
-        Ok(())
-    }
-
     /// The blocks as few long pieces.
-    fn runs(&self) -> Vec<(u64, AlignedBuf)> {
+    pub fn runs(&self) -> Vec<(u64, AlignedBuf)> {
         let blocks = self.blocks.read();
         let places: Vec<u64> = blocks.keys().copied().collect();
         let next_to = |a: &u64, b: &u64| a + BLOCK_SIZE as u64 == *b;

@@ -17,7 +17,8 @@
 //! | 60..64 | CRC32C of bytes 0..60 |
 //! | 4096.. | an entry of 4 bytes for each segment: 0 not ours, `u32::MAX` ours and spare, else the unit's number + 1 |
 
-use crate::disk::{Disk, io_error};
+use super::unit::unit_bytes;
+use crate::disk::Disk;
 use crate::format::{u16_at, u32_at, u64_at};
 use crate::{Geometry, JournalError};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
@@ -26,6 +27,8 @@ const MAGIC: u32 = u32::from_le_bytes(*b"FHM1");
 const VERSION: u16 = 1;
 const SPARE: u32 = u32::MAX;
 const HEADER: usize = 64;
+/// Bytes of redb's largest region, and some.
+const REGION_MAX: u64 = (4 << 30) + (1 << 20);
 const _: () = assert!(HEADER <= BLOCK_SIZE);
 
 /// One state of the map.
@@ -45,6 +48,11 @@ impl HomeMap {
     /// All segments that the home store owns.
     pub fn segments(&self) -> impl Iterator<Item = u32> {
         self.units.iter().flatten().chain(&self.spare).copied()
+    }
+
+    /// The segment of the file's beginning.
+    pub fn first(&self) -> Option<u32> {
+        self.units.first().copied().flatten()
     }
 
     /// The bytes of a slot.
@@ -72,7 +80,7 @@ impl HomeMap {
     }
 
     /// The map in a slot's bytes, or what is wrong with them.
-    fn decode(buf: &[u8], geo: &Geometry) -> Result<Self, &'static str> {
+    pub fn decode(buf: &[u8], geo: &Geometry) -> Result<Self, &'static str> {
         if u32_at(buf, 0) != MAGIC || u32_at(buf, 60) != crc32c::crc32c(&buf[..60]) {
             return Err("no whole header");
         }
@@ -82,6 +90,10 @@ impl HomeMap {
         if u32_at(buf, 44) != crc32c::crc32c(&buf[BLOCK_SIZE..]) {
             return Err("entries do not match their checksum");
         }
+        // redb doubles a file of one region and then adds regions; what is longer makes tables as long in memory.
+        if u64_at(buf, 32) > 2 * unit_bytes(geo.segment_len) * u64::from(geo.segment_count) + 2 * REGION_MAX {
+            return Err("a file longer than the volume can hold");
+        }
         let mut map = Self { generation: u64_at(buf, 24), len: u64_at(buf, 32), ..Self::default() };
         for segment in 0..geo.segment_count {
             match u32_at(buf, BLOCK_SIZE + segment as usize * 4) {
@@ -89,7 +101,7 @@ impl HomeMap {
                 SPARE => map.spare.push(segment),
                 entry => {
                     let unit = entry as usize - 1;
-                    if unit as u64 >= map.len.div_ceil(geo.segment_len) {
+                    if unit as u64 >= map.len.div_ceil(unit_bytes(geo.segment_len)) {
                         return Err("a unit beyond the file's end");
                     }
                     if map.units.len() <= unit {
@@ -119,8 +131,8 @@ impl HomeMap {
         let mut buf = AlignedBuf::zeroed(geo.home_map_len as usize);
         let mut slots = Vec::new();
         for slot in 0..2 {
-            disk.read(Self::slot_offset(geo, slot), &mut buf).map_err(io_error("home map"))?;
-            slots.push(Self::decode(&buf, geo));
+            let read = disk.read(Self::slot_offset(geo, slot), &mut buf);
+            slots.push(read.map_err(|_| "cannot be read").and_then(|()| Self::decode(&buf, geo)));
         }
         let second = slots.pop().expect("two slots");
         let first = slots.pop().expect("two slots");

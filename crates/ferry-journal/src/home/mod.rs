@@ -4,19 +4,29 @@
 //! context among them, and where the log goes on from there.
 
 mod backend;
+mod batches;
 mod buffer;
-mod map;
+pub mod map;
+mod pages;
+mod place;
+mod salvage;
 #[cfg(test)]
 mod tests;
+mod unit;
 
 pub use backend::HomeFile;
+pub use batches::Batches;
+pub use salvage::{Found, Salvage};
+pub use unit::unit_bytes;
 
 use crate::disk::Disk;
 use crate::format::u64_at;
 use crate::layers::Merge;
-use crate::{Geometry, JournalError, Seq, Value};
+use crate::{Geometry, JournalError, Seq, Value, guard};
+use ferry_device::Entropy;
 use parking_lot::Mutex;
-use redb::{Database, ReadOnlyTable, ReadTransaction, ReadableDatabase, TableDefinition};
+use redb::{Database, ReadOnlyTable, ReadTransaction, ReadableDatabase, TableDefinition, WriteTransaction};
+use std::mem::ManuallyDrop;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,12 +107,15 @@ impl HomeView {
 
     /// The value of `key`.
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>, JournalError> {
-        Ok(self.table()?.get(key).map_err(home_error)?.map(|v| Value::from(v.value())))
+        let table = self.table()?;
+        guard::reading(|| Ok(table.get(key).map_err(home_error)?.map(|v| Value::from(v.value()))))
     }
 
     /// Keys in `[from, to)`.
     pub fn range(&self, from: &[u8], to: &[u8]) -> Result<redb::Range<'static, Bytes, Bytes>, JournalError> {
-        self.table()?.range::<&[u8]>((Bound::Included(from), Bound::Excluded(to))).map_err(home_error)
+        let table = self.table()?;
+        let range = (Bound::Included(from), Bound::Excluded(to));
+        guard::reading(|| table.range::<&[u8]>(range).map_err(home_error))
     }
 }
 
@@ -126,14 +139,8 @@ impl Home {
         let state = HomeState { point, clean: true, live_bytes: 0 };
         let file = HomeFile::format(disk, geo, segments)?;
         let db = database(&file, 1 << 20)?;
-        let write = begin_write(&db)?;
-        {
-            write.open_table(KEYS).map_err(home_error)?;
-            let mut meta = write.open_table(META).map_err(home_error)?;
-            meta.insert(META_POINT, state.encode().as_slice()).map_err(home_error)?;
-        }
-        write.commit().map_err(home_error)?;
-        drop(db);
+        write_batch(&db, std::iter::empty(), |_| state)?;
+        end(Some(db));
         file.settle()
     }
 
@@ -153,7 +160,7 @@ impl Home {
     }
 
     fn state(&self) -> Result<HomeState, JournalError> {
-        self.with_db(|db| state_of(&db.begin_read().map_err(home_error)?))
+        self.with_db(|db| guard::reading(|| state_of(&db.begin_read().map_err(home_error)?)))
     }
 
     fn with_db<T>(&self, f: impl FnOnce(&Database) -> Result<T, JournalError>) -> Result<T, JournalError> {
@@ -168,36 +175,35 @@ impl Home {
         &self.file
     }
 
+    /// Bytes of all keys and values, as of the newest checkpoint.
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes.load(Ordering::Relaxed)
+    }
+
     /// A view of what is there now.
     pub fn view(&self) -> Result<Arc<HomeView>, JournalError> {
         self.with_db(|db| {
-            let read = db.begin_read().map_err(home_error)?;
-            let table = Some(read.open_table(KEYS).map_err(home_error)?);
-            Ok(Arc::new(HomeView { table, point: state_of(&read)?.point }))
+            guard::reading(|| {
+                let read = db.begin_read().map_err(home_error)?;
+                let table = Some(read.open_table(KEYS).map_err(home_error)?);
+                Ok(Arc::new(HomeView { table, point: state_of(&read)?.point }))
+            })
         })
     }
 
     /// Writes `changes` in one transaction, durable when it returns, with the place in the log that is read next;
     /// readers are not held up. An error leaves the store as it was, and usable after [`Home::reopen`] only.
     pub fn checkpoint(&self, changes: Merge<'_>, point: Point, clean: bool) -> Result<(), JournalError> {
-        let live_bytes = self.with_db(|db| {
-            let write = begin_write(db)?;
-            let mut live = i128::from(self.live_bytes.load(Ordering::Relaxed));
-            {
-                let mut keys = write.open_table(KEYS).map_err(home_error)?;
-                for (key, change) in changes {
-                    live += apply(&mut keys, key, change.as_deref())?;
-                }
-                let live_bytes = u64::try_from(live).unwrap_or(0);
-                let state = HomeState { point, clean, live_bytes };
-                let mut meta = write.open_table(META).map_err(home_error)?;
-                meta.insert(META_POINT, state.encode().as_slice()).map_err(home_error)?;
-            }
-            write.commit().map_err(home_error)?;
-            Ok(u64::try_from(live).unwrap_or(0))
+        let before = i128::from(self.live_bytes.load(Ordering::Relaxed));
+        let changes = changes.map(|(key, change)| (&**key, change.as_deref()));
+        let written = self.with_db(|db| {
+            write_batch(db, changes, |grown| {
+                let live_bytes = u64::try_from(before + grown).unwrap_or(0);
+                HomeState { point, clean, live_bytes }
+            })
         });
-        let live_bytes = live_bytes.map_err(|e| self.file.explain(e))?;
-        self.live_bytes.store(live_bytes, Ordering::Relaxed);
+        let state = written.map_err(|e| self.file.explain(e))?;
+        self.live_bytes.store(state.live_bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -207,7 +213,7 @@ impl Home {
         let mut db = self.db.lock();
         // Whatever the old database writes while it ends is thrown away: it has already failed.
         self.file.detach_users();
-        drop(db.take());
+        end(db.take());
         self.file.reload(read_only)?;
         *db = Some(database(&self.file, self.cache_bytes).map_err(|e| self.file.explain(e))?);
         Ok(())
@@ -215,14 +221,20 @@ impl Home {
 
     /// Makes the file smaller if it is mostly free, as far as can be told cheaply. No view may be alive.
     pub fn compact(&self) -> Result<(), JournalError> {
-        let expected = COMPACT_FACTOR * self.live_bytes.load(Ordering::Relaxed) + COMPACT_SLACK;
+        let live_bytes = self.live_bytes.load(Ordering::Relaxed);
+        let expected = COMPACT_FACTOR.saturating_mul(live_bytes).saturating_add(COMPACT_SLACK);
         if self.file.attached_bytes() <= expected.max(2 * self.file.unit_bytes()) {
             return Ok(());
         }
         match self.db.lock().as_mut() {
-            Some(db) => db.compact().map(drop).map_err(home_error),
+            Some(db) => guard::calling(|| db.compact().map(drop).map_err(home_error)),
             None => Err(JournalError::Closed),
         }
+    }
+
+    /// The store as it is now, for reading past damage.
+    pub fn salvage(&self, entropy: &dyn Entropy) -> Result<Salvage, JournalError> {
+        Salvage::open(&self.file, entropy)
     }
 
     /// Whatever the database still writes while it ends is not to reach the device.
@@ -232,7 +244,7 @@ impl Home {
 
     /// Ends the database, which is then as its last checkpoint left it.
     pub fn end(&self) {
-        drop(self.db.lock().take());
+        end(self.db.lock().take());
     }
 
     /// Closes the database; views must be gone.
@@ -263,20 +275,91 @@ fn apply(
     Ok(after - before.map_or(0, |b| (key.len() + b.value().len()) as i128))
 }
 
-fn database(file: &Arc<HomeFile>, cache_bytes: usize) -> Result<Database, JournalError> {
-    redb::Builder::new().set_cache_size(cache_bytes).create_with_backend(file.user()).map_err(home_error)
+/// Makes changes in one transaction, durable when it returns; `state` says what the store says of itself then, from how
+/// many bytes it grew by.
+fn write_batch<'a>(
+    db: &Database,
+    changes: impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)>,
+    state: impl FnOnce(i128) -> HomeState,
+) -> Result<HomeState, JournalError> {
+    let mut write = ManuallyDrop::new(guard::calling(|| db.begin_write().map_err(home_error))?);
+    let mut panicked = true;
+    let filled = guard::calling(|| {
+        let filled = fill(&mut write, changes, state);
+        panicked = false;
+        filled
+    });
+    if panicked {
+        return filled;
+    }
+    guard::calling(|| {
+        let write = ManuallyDrop::into_inner(write);
+        let state = filled?;
+        write.commit().map_err(home_error)?;
+        Ok(state)
+    })
 }
 
-fn begin_write(db: &Database) -> Result<redb::WriteTransaction, JournalError> {
-    let mut write = db.begin_write().map_err(home_error)?;
+/// Puts the changes into the transaction. What a panic of the database leaves behind is not dropped, and the transaction must not be
+/// either: the destructors would panic once more, while the first panic unwinds, and that ends the process. A database that is dropped
+/// before its transaction stays as it is.
+fn fill<'a>(
+    write: &mut WriteTransaction,
+    changes: impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)>,
+    state: impl FnOnce(i128) -> HomeState,
+) -> Result<HomeState, JournalError> {
     write.set_quick_repair(true);
-    Ok(write)
+    let mut grown = 0;
+    let mut keys = ManuallyDrop::new(write.open_table(KEYS).map_err(home_error)?);
+    let mut applied = Ok(());
+    for (key, change) in changes {
+        match apply(&mut keys, key, change) {
+            Ok(by) => grown += by,
+            Err(error) => {
+                applied = Err(error);
+                break;
+            }
+        }
+    }
+    drop(ManuallyDrop::into_inner(keys));
+    applied?;
+    let state = state(grown);
+    let mut meta = ManuallyDrop::new(write.open_table(META).map_err(home_error)?);
+    let noted = meta.insert(META_POINT, state.encode().as_slice()).map(drop).map_err(home_error);
+    drop(ManuallyDrop::into_inner(meta));
+    noted.map(|()| state)
+}
+
+fn database(file: &Arc<HomeFile>, cache_bytes: usize) -> Result<Database, JournalError> {
+    file.check_header()?;
+    guard::opening(|| {
+        redb::Builder::new().set_cache_size(cache_bytes).create_with_backend(file.user()).map_err(home_error)
+    })
+}
+
+/// Whoever wants the store closed well closes it; one that is given up may panic as it ends, and changes nothing any more.
+impl Drop for Home {
+    fn drop(&mut self) {
+        self.abandon();
+        self.end();
+    }
+}
+
+/// Ends a database; one that failed may panic at it.
+fn end(db: Option<Database>) {
+    let ended = guard::calling(|| {
+        drop(db);
+        Ok(())
+    });
+    if let Err(error) = ended {
+        tracing::warn!(%error, "the home store's database did not end cleanly");
+    }
 }
 
 /// Any error of redb as ours.
 pub fn home_error(error: impl Into<redb::Error>) -> JournalError {
     match error.into() {
-        redb::Error::Io(e) => JournalError::Io { what: "home store", source: Arc::new(e) },
+        redb::Error::Io(e) => backend::error_of(e),
         redb::Error::Corrupted(detail) => JournalError::Damaged { what: "home store", offset: 0, detail },
         other => JournalError::Home(other.to_string().into()),
     }

@@ -29,19 +29,20 @@ fn what_the_reloaded_map_names_is_not_given_back() {
     let geo = geometry();
     let disk = Arc::new(Disk::new(Arc::new(MemDevice::new(9 * SEGMENT))));
     let file = HomeFile::format(&disk, &geo, &[0, 1, 2, 3]).unwrap();
+    let unit = file.unit_bytes();
     let user = file.user();
-    user.set_len(3 * SEGMENT).unwrap();
-    for unit in 0..3 {
-        user.write(unit * SEGMENT, &[unit as u8 + 1; 4096]).unwrap();
+    user.set_len(3 * unit).unwrap();
+    for n in 0..3 {
+        user.write(n * unit, &[n as u8 + 1; 4096]).unwrap();
     }
     file.settle().unwrap();
-    user.set_len(SEGMENT).unwrap();
+    user.set_len(unit).unwrap();
     file.detach_users();
     file.reload(false).unwrap();
     file.settle().unwrap();
     assert_eq!(file.take_dropped(), []);
     let mut bytes = [0; 4096];
-    file.user().read(2 * SEGMENT, &mut bytes).unwrap();
+    file.user().read(2 * unit, &mut bytes).unwrap();
     assert_eq!(bytes, [3; 4096]);
     assert_eq!(file.segments().len(), 4);
 }

@@ -80,9 +80,12 @@ impl JournalClient for Owner {
 pub fn options(background: bool) -> JournalOptions {
     JournalOptions {
         commit_interval: Duration::from_secs(1),
+        flush: FlushPolicy::default(),
+        fast_flush: FAST_FLUSH,
         home_cache_bytes: 4 << 20,
         read_only: false,
         background,
+        accept_damage: false,
     }
 }
 

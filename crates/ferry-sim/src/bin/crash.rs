@@ -1,47 +1,118 @@
-//! Crash simulation for as long as one wants: `crash [--seconds N] [--seed S] [--runs N] [--one] [--all]`.
+//! Crash simulation for as long as one wants, on all cores. A failure is shrunk, printed with its number, and ends the program
+//! with status 1.
 //!
-//! Runs follow from the seeds S, S + 1, …, on all cores; a failure is shrunk, printed with its seed, and ends the program with
-//! status 1. `--one` runs the one seed only, `--all` goes on after a failure.
+//! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations; `enumerate` every sequence of N operations,
+//! from number N on. `--one` runs one number only, `--all` goes on after a failure.
 
 use ferry_device::Env;
 use ferry_sim::campaign::{Limits, run};
-use std::process::ExitCode;
+use ferry_sim::crash::Plan;
+use ferry_sim::enumerate::Enumeration;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-const USAGE: &str = "usage: crash [--seconds N] [--runs N] [--seed S] [--one] [--all]";
+const USAGE: &str = "usage: crash [random|fifty] [--from SEED] [LIMITS]
+       crash enumerate [--length N] [--from NUMBER] [LIMITS]
+LIMITS: [--seconds N] [--count N] [--one] [--all]";
 
-/// The limits, and the first seed.
-fn parse(mut words: impl Iterator<Item = String>, default_seed: u64) -> Option<(Limits, u64)> {
-    let mut limits = Limits { time: Some(Duration::from_secs(60)), runs: u64::MAX, first_failure: true };
-    let mut seed = default_seed;
+/// Progress is told so often.
+const PROGRESS: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy)]
+enum Mode {
+    Random,
+    Fifty,
+    Enumerate,
+}
+
+struct Args {
+    mode: Mode,
+    limits: Limits,
+    from: Option<u64>,
+    length: u32,
+}
+
+fn parse(words: impl Iterator<Item = String>) -> Option<Args> {
+    let limits = Limits { progress: Some(PROGRESS), ..Limits::default() };
+    let mut args = Args { mode: Mode::Random, limits, from: None, length: 2 };
+    let mut words = words.peekable();
+    if let Some(mode) = words.next_if(|word| !word.starts_with('-')) {
+        args.mode = match &*mode {
+            "random" => Mode::Random,
+            "fifty" => Mode::Fifty,
+            "enumerate" => Mode::Enumerate,
+            _ => return None,
+        };
+    }
     while let Some(word) = words.next() {
+        let mut number = || words.next()?.parse::<u64>().ok();
         match &*word {
-            "--seconds" => limits.time = Some(Duration::from_secs(words.next()?.parse().ok()?)),
-            "--runs" => limits = Limits { time: None, runs: words.next()?.parse().ok()?, ..limits },
-            "--seed" => seed = words.next()?.parse().ok()?,
-            "--one" => limits = Limits { time: None, runs: 1, ..limits },
-            "--all" => limits.first_failure = false,
+            "--seconds" => args.limits.time = Some(Duration::from_secs(number()?)),
+            "--count" => args.limits.runs = Some(number()?),
+            "--from" => args.from = Some(number()?),
+            "--length" => args.length = u32::try_from(number()?).ok().filter(|n| (1..=5).contains(n))?,
+            "--one" => args.limits.runs = Some(1),
+            "--all" => args.limits.all = true,
             _ => return None,
         }
     }
-    Some((limits, seed))
+    let endless = args.limits.time.is_none() && args.limits.runs.is_none();
+    if endless && !matches!(args.mode, Mode::Enumerate) {
+        args.limits.time = Some(Duration::from_secs(60));
+    }
+    Some(args)
+}
+
+fn simulate(args: &Args, env: &Env) -> Result<String, String> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut limits = args.limits;
+    let done = match args.mode {
+        Mode::Random | Mode::Fifty => {
+            let seed = args.from.unwrap_or_else(|| env.entropy.next_u64() >> 16);
+            println!("random sequences from seed {seed}");
+            let draw = if matches!(args.mode, Mode::Fifty) { Plan::fifty } else { Plan::draw };
+            run(&|seed| Some(draw(seed)), seed, limits, threads, env)
+        }
+        Mode::Enumerate => {
+            let all = Enumeration::new(args.length).map_err(|failure| failure.to_string())?;
+            let from = args.from.unwrap_or(0);
+            let left = all.count().saturating_sub(from);
+            println!("sequences of {} operations: {} in all", args.length, all.count());
+            limits.runs = Some(limits.runs.map_or(left, |runs| runs.min(left)));
+            run(&|number| all.plan(number), from, limits, threads, env)
+        }
+    };
+    done.map(|done| format!("{done}\n{:?}", done.tally))
+}
+
+/// Each run takes and frees many large buffers. Where the allocator returns each to the kernel, three quarters of the time go to page
+/// faults; it reads its settings when the program starts.
+const ALLOCATOR: [(&str, &str); 2] =
+    [("MALLOC_MMAP_THRESHOLD_", "1073741824"), ("MALLOC_TRIM_THRESHOLD_", "2147483648")];
+
+/// Starts this program again with the allocator's settings, unless it has some.
+fn keep_memory() {
+    let set = ALLOCATOR.iter().any(|(name, _)| std::env::var_os(name).is_some());
+    if let Some(program) = std::env::current_exe().ok().filter(|_| !set) {
+        let error = Command::new(program).args(std::env::args_os().skip(1)).envs(ALLOCATOR).exec();
+        eprintln!("slower than need be: {error}");
+    }
 }
 
 fn main() -> ExitCode {
-    let env = Env::real();
-    let Some((limits, seed)) = parse(std::env::args().skip(1), env.entropy.next_u64() >> 16) else {
+    keep_memory();
+    let Some(args) = parse(std::env::args().skip(1)) else {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
-    println!("crash simulation from seed {seed}");
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    match run(seed, limits, threads, &env) {
-        Ok(tally) => {
-            println!("{tally:?}");
+    match simulate(&args, &Env::real()) {
+        Ok(told) => {
+            println!("{told}");
             ExitCode::SUCCESS
         }
         Err(report) => {
-            eprintln!("{report}\n\nto repeat: crash --one --seed and its number");
+            eprintln!("{report}\n\nto repeat: the same mode with --from and the number, and --one");
             ExitCode::FAILURE
         }
     }

@@ -25,13 +25,20 @@ impl Block {
 }
 
 /// The contents; a block that is not there is zeros. Offsets and lengths are in blocks.
+///
+/// What copies of one image have in common is shared: a crash image costs what was written since the trace began.
 #[derive(Clone, Default)]
-pub(super) struct Image(HashMap<u64, Block>);
+pub(super) struct Image {
+    below: Arc<HashMap<u64, Block>>,
+    /// Blocks written since; `None` are zeros again.
+    above: HashMap<u64, Option<Block>>,
+}
 
 impl Image {
     pub fn read(&self, first: u64, buf: &mut [u8]) {
         for (block, bytes) in (first..).zip(buf.chunks_mut(BLOCK_SIZE)) {
-            match self.0.get(&block) {
+            let found = self.above.get(&block).map_or_else(|| self.below.get(&block), Option::as_ref);
+            match found {
                 Some(found) => bytes.copy_from_slice(found.bytes()),
                 None => bytes.fill(0),
             }
@@ -40,12 +47,24 @@ impl Image {
 
     pub fn write(&mut self, first: u64, buf: &Arc<AlignedBuf>) {
         for (block, at) in (first..).zip((0..buf.len()).step_by(BLOCK_SIZE)) {
-            self.0.insert(block, Block { buf: Arc::clone(buf), at });
+            self.above.insert(block, Some(Block { buf: Arc::clone(buf), at }));
         }
     }
 
     pub fn discard(&mut self, blocks: Range<u64>) {
-        blocks.for_each(|block| drop(self.0.remove(&block)));
+        blocks.for_each(|block| drop(self.above.insert(block, None)));
+    }
+
+    /// The same contents, all of them to be shared by copies.
+    pub fn settled(&self) -> Self {
+        let mut below = HashMap::clone(&self.below);
+        for (block, change) in &self.above {
+            match change {
+                Some(found) => drop(below.insert(*block, found.clone())),
+                None => drop(below.remove(block)),
+            }
+        }
+        Self { below: Arc::new(below), above: HashMap::new() }
     }
 
     /// Writes only those sectors of one block whose bit is set in `sectors`; `None` writes zeros.
@@ -59,6 +78,6 @@ impl Image {
                 None => buf[range].fill(0),
             }
         }
-        self.0.insert(block, Block { buf: Arc::new(buf), at: 0 });
+        self.above.insert(block, Some(Block { buf: Arc::new(buf), at: 0 }));
     }
 }

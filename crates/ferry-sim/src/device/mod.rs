@@ -62,6 +62,10 @@ struct State {
     now: Image,
     trace: Trace,
     faults: Vec<Fault>,
+    /// Operations asked for, by [`Op`].
+    asked: [u64; 5],
+    /// Errors given.
+    struck: u64,
     hold: bool,
     held: VecDeque<Held>,
     flush_lies: bool,
@@ -104,7 +108,8 @@ impl SimDevice {
     pub fn restart_trace(&self) {
         let mut state = self.state.lock();
         assert!(state.held.is_empty(), "requests are in flight");
-        state.base = state.now.clone();
+        state.base = state.now.settled();
+        state.now = state.base.clone();
         state.trace = Trace::default();
     }
 
@@ -130,6 +135,14 @@ impl SimDevice {
         Self { capacity: self.capacity, state: Mutex::new(state) }
     }
 
+    /// A device with the same contents, without faults and with an empty trace.
+    pub fn copy(&self) -> Self {
+        let state = self.state.lock();
+        let now = state.now.clone();
+        let state = State { base: now.clone(), now, host_free: state.host_free, ..State::default() };
+        Self { capacity: self.capacity, state: Mutex::new(state) }
+    }
+
     /// Adds a fault. Of several that fit one operation the first added decides, but all count it.
     pub fn inject(&self, fault: Fault) {
         self.state.lock().faults.push(fault);
@@ -138,6 +151,16 @@ impl SimDevice {
     /// Removes all faults.
     pub fn heal(&self) {
         self.state.lock().faults.clear();
+    }
+
+    /// Operations of this kind that were asked for so far.
+    pub fn asked(&self, op: Op) -> u64 {
+        self.state.lock().asked[op as usize]
+    }
+
+    /// Operations that a fault made fail so far.
+    pub fn struck(&self) -> u64 {
+        self.state.lock().struck
     }
 
     /// A planted bug: flushes say that they are well and do nothing.
@@ -229,6 +252,7 @@ impl State {
     /// Counts an operation for every fault; the error of the first that strikes.
     fn strike(&mut self, op: Op) -> io::Result<()> {
         let mut struck = Ok(());
+        self.asked[op as usize] += 1;
         self.faults.retain_mut(|fault| {
             if fault.op != op {
                 return true;
@@ -242,6 +266,7 @@ impl State {
             }
             fault.sticky
         });
+        self.struck += u64::from(struck.is_err());
         struck
     }
 

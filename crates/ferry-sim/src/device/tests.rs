@@ -176,6 +176,26 @@ fn an_earlier_life_shows_where_nothing_was_written() {
 }
 
 #[test]
+fn a_copy_has_the_contents_and_a_life_of_its_own() {
+    let dev = SimDevice::new(4 * BLOCK);
+    write(&dev, 0, 1);
+    write(&dev, 1, 2);
+    dev.restart_trace();
+    dev.discard(0, BLOCK).unwrap();
+    write(&dev, 2, 3);
+    let copy = dev.copy();
+    let seen = |dev: &SimDevice| (0..4).map(|block| whole(dev, block)).collect::<Vec<_>>();
+    assert_eq!(seen(&copy), [Some(0), Some(2), Some(3), Some(0)]);
+    assert_eq!(copy.trace_len(), 0);
+    write(&copy, 1, 9);
+    assert_eq!((whole(&dev, 1), whole(&copy, 1)), (Some(2), Some(9)));
+    assert_eq!(seen(&copy.crash_image(0, &mut SimRng::new(1))), [Some(0), Some(2), Some(3), Some(0)]);
+    // What was discarded before the trace stays discarded.
+    dev.restart_trace();
+    assert_eq!(seen(&dev.crash_image(0, &mut SimRng::new(1))), [Some(0), Some(2), Some(3), Some(0)]);
+}
+
+#[test]
 fn each_operation_can_fail_once_or_from_then_on() {
     let dev = SimDevice::new(4 * BLOCK);
     let operations: [(Op, &dyn Fn() -> io::Result<()>); 5] = [

@@ -45,7 +45,7 @@ impl Run {
     /// What is there when so many operations are, every file with contents of its own.
     fn found(&self, t: usize, contents: &[(Ino, &[u8])]) -> Observed {
         let contents = contents.iter().map(|(ino, bytes)| (*ino, Arc::new(bytes.to_vec()))).collect();
-        Observed { tree: self.history.trees[t].clone(), contents }
+        Observed { tree: self.history.trees[t].clone(), contents, ..Observed::default() }
     }
 
     fn allows(&self, point: usize, t: usize, contents: &[(Ino, &[u8])]) -> bool {
@@ -170,4 +170,29 @@ fn a_whole_sync_promises_everything() {
     let run = Run::with(&[create(0), Op::Write(file(0), 0, 9), create(1), Op::Sync]);
     assert_eq!(run.history.possible(40), 4..5);
     assert!(!run.allows(40, 4, &[(FILE, &[]), (FILE + 2, &[])]));
+}
+
+#[test]
+fn times_are_those_of_the_operations_that_survived() {
+    let dir = ferry_fs::ROOT;
+    let times = |n: i128| Times { modified: Timestamp(n), changed: Timestamp(n) };
+    let mut run = Run::new();
+    run.history.timed(dir, times(0));
+    run.step(&create(0));
+    run.history.timed(dir, times(1));
+    run.history.timed(FILE, times(1));
+    run.step(&Op::Write(file(0), 0, 10));
+    run.history.timed(FILE, times(2));
+    run.step(&Op::Fsync(file(0), false));
+    run.step(&Op::Write(file(0), 0, 10));
+    run.history.timed(FILE, times(4));
+    let bytes = crate::model::pattern(1, 10);
+    let allows = |point: usize, of_dir: i128, of_file: i128| {
+        let times = BTreeMap::from([(dir, times(of_dir)), (FILE, times(of_file))]);
+        run.history.explain(point, &Observed { times, ..run.found(4, &[(FILE, &bytes)]) }).is_ok()
+    };
+    assert!(allows(20, 1, 1), "a write before the fsync may not have got there");
+    assert!(allows(30, 1, 2) && allows(30, 1, 4), "as of the fsync, or later");
+    assert!(!allows(30, 1, 1), "the fsync covered the times");
+    assert!(!allows(30, 0, 2) && !allows(30, 2, 2), "a directory's are exactly those that it had");
 }

@@ -1,8 +1,11 @@
 //! Data that is on its way to the device when somebody wants it.
 
 use super::*;
+use crate::scrub::live::{Mounted, Scrubs};
+use crate::scrub::{Part, ScrubOptions, ScrubState};
 use ferry_device::{AlignedBuf, Io};
 use parking_lot::Condvar;
+use std::collections::BTreeSet;
 use std::io;
 
 /// A device whose submitted writes wait until they are let go.
@@ -17,11 +20,15 @@ struct Held {
     hold: bool,
     waiting: Vec<Io>,
     reads: u64,
+    /// Where it was read since it last began to hold, in bytes.
+    places: BTreeSet<u64>,
 }
 
 impl Holding {
     fn hold(&self) {
-        self.state.lock().hold = true;
+        let mut state = self.state.lock();
+        state.hold = true;
+        state.places.clear();
     }
     fn let_go(&self) {
         let mut state = self.state.lock();
@@ -29,6 +36,13 @@ impl Holding {
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         self.inner.submit(waiting);
+    }
+    /// Waits until somebody has read at this byte.
+    fn wait_for_read_at(&self, offset: u64) {
+        let mut state = self.state.lock();
+        while !state.places.contains(&offset) {
+            self.read.wait(&mut state);
+        }
     }
     /// Waits until the device has been read `reads` times since it began to hold.
     fn wait_for_reads(&self, reads: u64) {
@@ -47,6 +61,7 @@ impl BlockDevice for Holding {
         self.inner.read(offset, buf)?;
         let mut state = self.state.lock();
         state.reads += u64::from(state.hold);
+        state.places.insert(offset);
         self.read.notify_all();
         Ok(())
     }
@@ -107,6 +122,33 @@ fn a_block_that_the_cleaner_is_moving_is_waited_for_and_not_taken_for_damaged() 
     });
     assert_eq!(volume.store.stats().damaged_blocks, 0);
     volume.check();
+}
+
+#[test]
+fn a_scrub_waits_for_what_is_on_its_way_and_does_not_call_it_damaged() {
+    let (volume, dev) = held_volume(8 << 20);
+    let file = volume.create(5);
+    volume.write(&file, 0, &pattern(1, 80_000));
+    dev.hold();
+    volume.store.write_back(&file).unwrap();
+    let super::super::extents::Place::Data(first, _) = volume.store.window(&file, 0).unwrap().place(0) else {
+        panic!("the file is mapped")
+    };
+    let (scrubs, env) = (Scrubs::default(), Env::real());
+    let mounted = Mounted { journal: volume.journal.clone(), data: volume.store.clone(), env: env.clone() };
+    scrubs.start(mounted, ScrubOptions::default(), true).unwrap();
+    dev.wait_for_read_at(first * BLOCK);
+    for _ in 0..1000 {
+        assert_eq!(scrubs.status(&env).state, ScrubState::Running);
+        std::thread::yield_now();
+    }
+    dev.let_go();
+    while scrubs.status(&env).state == ScrubState::Running {
+        std::thread::yield_now();
+    }
+    // This volume has no superblocks.
+    assert!(scrubs.damage(0, 100).iter().all(|damage| damage.part == Part::Superblock));
+    assert_eq!(scrubs.status(&env).verified.data_bytes, 20 * BLOCK);
 }
 
 #[test]

@@ -6,12 +6,12 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The process dies: what is on the device is all that is left.
-fn kill(world: &mut World) {
+pub(super) fn kill(world: &mut World) {
     let next = LocalFs::open(world.dev.clone(), world.options.clone(), Env::real()).unwrap();
     drop(std::mem::replace(&mut world.fs, next));
 }
 
-fn fsync(world: &World, ino: Ino, fh: u64) -> Done {
+pub(super) fn fsync(world: &World, ino: Ino, fh: u64) -> Done {
     world.me.call(|cx| world.fs.fsync(cx, ino, fh, false))
 }
 
@@ -20,7 +20,7 @@ fn fsyncdir(world: &World, ino: Ino) -> Done {
 }
 
 /// The contents of a name, if it is there.
-fn contents(world: &World, dir: Ino, name: &str) -> Option<Vec<u8>> {
+pub(super) fn contents(world: &World, dir: Ino, name: &str) -> Option<Vec<u8>> {
     let attr = world.lookup(dir, name).unwrap()?;
     world.fs.forget(attr.ino, 1);
     let fh = world.open(attr.ino).unwrap();
@@ -197,12 +197,22 @@ fn what_is_durable_already_is_answered_at_once() {
 }
 
 /// A device that fails every write when it is told to.
-struct Failing {
+pub(super) struct Failing {
     under: MemDevice,
-    broken: AtomicBool,
+    pub(super) broken: AtomicBool,
 }
 
 impl Failing {
+    /// A small volume on such a device, without threads.
+    pub(super) fn world() -> (Arc<Self>, std::mem::ManuallyDrop<World>) {
+        let dev = Arc::new(Failing { under: MemDevice::new(64 << 20), broken: AtomicBool::new(false) });
+        let as_device: Arc<dyn BlockDevice> = dev.clone();
+        mkfs(&as_device, &MkfsOptions::default(), &Env::real()).unwrap();
+        let options = FsOptions { background: false, ..FsOptions::default() };
+        let fs = LocalFs::open(as_device.clone(), options.clone(), Env::real()).unwrap();
+        (dev, std::mem::ManuallyDrop::new(World { dev: as_device, fs, me: InProcess::default(), options }))
+    }
+
     fn fails(&self) -> io::Result<()> {
         if self.broken.load(Ordering::Relaxed) {
             Err(io::Error::from_raw_os_error(libc::EIO))
@@ -248,12 +258,7 @@ impl BlockDevice for Failing {
 
 #[test]
 fn a_failed_write_is_told_to_every_descriptor_and_the_volume_is_read_only() {
-    let dev = Arc::new(Failing { under: MemDevice::new(64 << 20), broken: AtomicBool::new(false) });
-    let as_device: Arc<dyn BlockDevice> = dev.clone();
-    mkfs(&as_device, &MkfsOptions::default(), &Env::real()).unwrap();
-    let options = FsOptions { background: false, ..FsOptions::default() };
-    let fs = LocalFs::open(as_device.clone(), options.clone(), Env::real()).unwrap();
-    let world = std::mem::ManuallyDrop::new(World { dev: as_device, fs, me: InProcess::default(), options });
+    let (dev, world) = Failing::world();
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     let second = world.open(ino).unwrap();
     world.write(ino, fh, 0, b"kept").unwrap();

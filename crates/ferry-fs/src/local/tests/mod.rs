@@ -2,13 +2,16 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod acls;
+mod bulk;
 mod bypass;
 mod coldness;
 mod durable;
 mod orphans;
 mod property;
+mod readers;
 mod renames;
 mod rules;
+mod scrub;
 mod stability;
 mod stress;
 mod times;

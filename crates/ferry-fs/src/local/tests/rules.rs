@@ -103,7 +103,7 @@ fn create_opens_what_is_there() {
 #[test]
 fn owner_group_and_mode_of_what_is_made() {
     let mut world = World::new();
-    world.me = InProcess { uid: 10, gid: 20, umask: 0o027 };
+    world.me = InProcess { uid: 10, gid: 20, umask: 0o027, caller: 0 };
     let dir = world.mkdir(ROOT, "dir").unwrap();
     let attr = world.attr(dir);
     assert_eq!((attr.uid, attr.gid, attr.mode), (10, 20, libc::S_IFDIR | 0o750));
@@ -209,6 +209,35 @@ fn own_requests_answer_and_others_do_not() {
     assert_eq!(stats["inodes"]["used"], 2);
     assert_eq!(code(ioctl(ioctl::STATS, 10)), libc::ERANGE);
     assert_eq!(code(ioctl(0x1234, 0)), libc::ENOTTY);
+    // This volume is no mirror, and not everybody may ask.
+    let replace = |me: InProcess| me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::REPLACE, b"/old\0/new\0", 0));
+    assert_eq!(code(replace(world.me)), libc::EOPNOTSUPP);
+    assert_eq!(code(replace(InProcess { uid: 1000, ..world.me })), libc::EPERM);
     let statfs = world.me.call(|cx| world.fs.statfs(cx)).unwrap();
     assert_eq!(statfs.files - statfs.files_free, 2);
+}
+
+#[test]
+fn root_and_the_owner_tune_the_flush_policy() {
+    let mut world = World::new();
+    let tune = |world: &World, what: u32, policy: u32, nanos: u64| {
+        let words = [&what.to_ne_bytes()[..], &policy.to_ne_bytes(), &nanos.to_ne_bytes()].concat();
+        world.me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::TUNE, &words, 0))
+    };
+    let shown = |world: &World| {
+        let flush = world.fs.stats()["flush"].clone();
+        (flush["policy"].as_str().unwrap().to_owned(), flush["fast_flush_ns"].as_u64().unwrap())
+    };
+    assert_eq!(shown(&world), ("adaptive".into(), 2_000_000));
+    tune(&world, ioctl::TUNE_FLUSH, 1, 5).unwrap();
+    assert_eq!(shown(&world), ("delay".into(), 2_000_000), "only what was asked for changes");
+    tune(&world, ioctl::TUNE_FAST_FLUSH | ioctl::TUNE_RESET_FLUSH_TIME, 0, 5).unwrap();
+    assert_eq!(shown(&world), ("delay".into(), 5));
+    assert_eq!(code(tune(&world, ioctl::TUNE_FLUSH, 4, 0)), libc::EINVAL);
+    assert_eq!(code(tune(&world, 8, 0, 0)), libc::EINVAL);
+    let short = world.me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::TUNE, &[0; 15], 0));
+    assert_eq!(code(short), libc::EINVAL);
+    world.me.uid = 1000;
+    assert_eq!(code(tune(&world, ioctl::TUNE_FLUSH, 0, 0)), libc::EPERM);
+    assert_eq!(shown(&world), ("delay".into(), 5));
 }

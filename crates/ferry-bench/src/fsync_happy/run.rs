@@ -1,0 +1,283 @@
+//! One device, one number of callers, one policy.
+
+use super::device::{DeviceModel, Event, Numbers, World};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
+use ferry_journal::{
+    Caller, Credits, DataExtent, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions,
+    Seq,
+};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Length of the log: no run fills as much of it that it would be checkpointed.
+const LOG_LEN: u64 = 64 << 20;
+const SEGMENT_LEN: u64 = 256 << 10;
+const SEGMENTS: u32 = 64;
+/// Segments before this one are the home store's, those behind it hold the callers' blocks.
+const FIRST_DATA_SEGMENT: u32 = 32;
+/// Most callers that their blocks have room for.
+const CALLERS_MAX: u32 = 128;
+/// Calls of each caller that are counted, and those before them that are not, at least.
+const ROUNDS: u64 = 40;
+const WARM_UP: u64 = 12;
+/// Calls that are counted, at least: so that few callers make many rounds.
+const CALLS_MIN: u64 = 400;
+const SEED: u64 = 2010;
+
+/// Why a run came to no result.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] io::Error),
+    /// More callers than there is room for.
+    #[error("{0} callers are too many: at most {CALLERS_MAX}")]
+    TooMany(u32),
+    /// Callers wait and nothing will happen any more.
+    #[error("nobody sails any more: {answered} calls were answered at {at:?}")]
+    Stuck {
+        /// Calls answered until then.
+        answered: u64,
+        /// Virtual time.
+        at: Duration,
+    },
+}
+
+/// Who calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// How many.
+    pub callers: u32,
+    /// How long each takes between an answer and the next call.
+    pub think_time: Duration,
+    /// So much more, at random.
+    pub jitter: Duration,
+}
+
+impl Load {
+    /// Callers who do nothing else.
+    pub fn eager(callers: u32) -> Self {
+        Self { callers, think_time: Duration::ZERO, jitter: Duration::ZERO }
+    }
+}
+
+/// What was counted, warm-up left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Calls of fsync that were answered.
+    pub fsyncs: u64,
+    /// In so much virtual time.
+    pub time: Duration,
+    /// Flushes of the device.
+    pub flushes: u64,
+    /// Commits held.
+    pub holds: u64,
+    /// Those held in vain.
+    pub holds_in_vain: u64,
+}
+
+impl Outcome {
+    /// Calls answered in a second.
+    pub fn rate(&self) -> f64 {
+        self.fsyncs as f64 / self.time.as_secs_f64()
+    }
+
+    /// Calls answered by one flush.
+    pub fn callers_per_flush(&self) -> f64 {
+        self.fsyncs as f64 / self.flushes as f64
+    }
+
+    fn since(&self, earlier: &Self) -> Self {
+        Self {
+            fsyncs: self.fsyncs - earlier.fsyncs,
+            time: self.time - earlier.time,
+            flushes: self.flushes - earlier.flushes,
+            holds: self.holds - earlier.holds,
+            holds_in_vain: self.holds_in_vain - earlier.holds_in_vain,
+        }
+    }
+}
+
+/// Runs the load and counts.
+pub fn run(
+    device: &DeviceModel,
+    load: &Load,
+    policy: FlushPolicy,
+    fast_flush: Duration,
+) -> Result<Outcome, BenchError> {
+    if load.callers > CALLERS_MAX {
+        return Err(BenchError::TooMany(load.callers));
+    }
+    let geometry = geometry();
+    let world = World::new(device.clone(), geometry.segments_offset + u64::from(SEGMENTS) * SEGMENT_LEN);
+    let env = world.env(SEED);
+    let as_device: Arc<dyn BlockDevice> = world.clone();
+    Journal::format(&as_device, &geometry, &[0, 1, 2, 3], &env)?;
+    let options = JournalOptions {
+        commit_interval: Duration::from_secs(3600),
+        home_cache_bytes: 1 << 20,
+        flush: policy,
+        fast_flush,
+        read_only: false,
+        accept_damage: false,
+        background: false,
+    };
+    let owner = Arc::new(Owner(Mutex::new((4..FIRST_DATA_SEGMENT).collect())));
+    let (journal, _) = Journal::open(as_device, geometry, options, env, owner)?;
+    world.begin();
+    let callers = Callers::new(&world, journal, load, &geometry);
+    let numbers = Numbers::new(SEED);
+    for caller in 0..load.callers {
+        world.add(numbers.below(device.flush_time), Event::Ready(caller));
+    }
+    let warm = callers.count_until(WARM_UP * u64::from(load.callers))?;
+    let calls = (ROUNDS * u64::from(load.callers)).max(CALLS_MIN);
+    Ok(callers.count_until(warm.fsyncs + calls)?.since(&warm))
+}
+
+fn geometry() -> Geometry {
+    let (block, home_map_len) = (BLOCK_SIZE as u64, 2 * BLOCK_SIZE as u64);
+    let home_map_offset = block + LOG_LEN;
+    Geometry {
+        volume_id: *b"fsync-happy     ",
+        log_offset: block,
+        log_len: LOG_LEN,
+        home_map_offset,
+        home_map_len,
+        segments_offset: (home_map_offset + 2 * home_map_len).next_multiple_of(SEGMENT_LEN),
+        segment_len: SEGMENT_LEN,
+        segment_count: SEGMENTS,
+    }
+}
+
+/// Gives the home store its segments.
+struct Owner(Mutex<Vec<u32>>);
+
+impl JournalClient for Owner {
+    fn stamped(&self, _seq: Seq) {}
+    fn failed(&self, _error: &JournalError) {}
+    fn take_home_segment(&self) -> Option<u32> {
+        self.0.lock().pop()
+    }
+    fn release_home_segments(&self, segments: &[u32]) {
+        self.0.lock().extend(segments);
+    }
+}
+
+struct Callers {
+    world: Arc<World>,
+    journal: Journal,
+    load: Load,
+    think: Arc<Numbers>,
+    /// Where the callers' blocks are on the device.
+    blocks: u64,
+    buf: Arc<AlignedBuf>,
+    crc: u32,
+    calls: Mutex<Vec<u64>>,
+    answered: Arc<AtomicU64>,
+    failed: Arc<Mutex<Option<JournalError>>>,
+}
+
+impl Drop for Callers {
+    /// The journal's home store is closed after this, and waits for what it writes.
+    fn drop(&mut self) {
+        self.world.end();
+    }
+}
+
+impl Callers {
+    fn new(world: &Arc<World>, journal: Journal, load: &Load, geometry: &Geometry) -> Self {
+        let buf = AlignedBuf::zeroed(BLOCK_SIZE);
+        Self {
+            world: world.clone(),
+            journal,
+            load: load.clone(),
+            think: Arc::new(Numbers::new(SEED + 1)),
+            blocks: geometry.segments_offset + u64::from(FIRST_DATA_SEGMENT) * SEGMENT_LEN,
+            crc: crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes()),
+            buf: Arc::new(buf),
+            calls: Mutex::new(vec![0; load.callers as usize]),
+            answered: Arc::default(),
+            failed: Arc::default(),
+        }
+    }
+
+    /// Lets things happen until so many calls are answered, and all else that happens at that time.
+    fn count_until(&self, answers: u64) -> Result<Outcome, BenchError> {
+        loop {
+            let (now, event) = (self.world.now(), self.world.next_at());
+            if self.answered.load(Ordering::Relaxed) >= answers && event != Some(now) {
+                return Ok(self.counted());
+            }
+            let due = self.journal.next_due().map(|left| now + left);
+            match (event, due) {
+                (Some(event), Some(due)) if due < event => self.end_hold(due)?,
+                (Some(_), _) => {
+                    if let Some(caller) = self.world.step()? {
+                        self.call(caller)?;
+                    }
+                }
+                (None, Some(due)) if due > now => self.end_hold(due)?,
+                _ => {
+                    return Err(BenchError::Stuck {
+                        answered: self.answered.load(Ordering::Relaxed),
+                        at: now,
+                    });
+                }
+            }
+            if let Some(error) = self.failed.lock().take() {
+                return Err(error.into());
+            }
+        }
+    }
+
+    fn end_hold(&self, due: Duration) -> Result<(), BenchError> {
+        self.world.advance_to(due);
+        Ok(self.journal.tick()?)
+    }
+
+    fn counted(&self) -> Outcome {
+        let flush = self.journal.stats().flush;
+        Outcome {
+            fsyncs: self.answered.load(Ordering::Relaxed),
+            time: self.world.now(),
+            flushes: self.world.flushes(),
+            holds: flush.holds,
+            holds_in_vain: flush.holds_in_vain,
+        }
+    }
+
+    /// Overwrites the caller's block and asks for it to be durable.
+    fn call(&self, caller: u32) -> Result<(), BenchError> {
+        let call = {
+            let calls = &mut self.calls.lock()[caller as usize];
+            *calls += 1;
+            *calls
+        };
+        // In turn at two places: what is durable is never overwritten.
+        let block = u64::from(caller) * 2 + call % 2;
+        let offset = self.blocks + block * BLOCK_SIZE as u64;
+        let mut txn = self.journal.begin(Credits { keys: 1, bytes: 64, urgent: false })?;
+        txn.put(&caller.to_be_bytes(), &call.to_le_bytes());
+        let extent = DataExtent { offset, buf: self.buf.clone(), crc: self.crc };
+        txn.write_data(extent, Box::new(|_| ()));
+        let seq = txn.commit();
+        let (world, answered, failed) = (self.world.clone(), self.answered.clone(), self.failed.clone());
+        let pause = self.load.think_time + self.think.below(self.load.jitter);
+        let done = move |result: Result<(), JournalError>| match result {
+            Ok(()) => {
+                answered.fetch_add(1, Ordering::Relaxed);
+                world.add(pause, Event::Ready(caller));
+            }
+            Err(error) => *failed.lock() = Some(error),
+        };
+        self.journal.force_for(Caller(caller + 1), seq, Box::new(done));
+        Ok(())
+    }
+}

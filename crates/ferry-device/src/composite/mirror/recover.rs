@@ -1,0 +1,227 @@
+//! Opening a mirror: which sides have everything, and making these equal.
+
+use super::super::component::Component;
+use super::super::header::{ComponentHeader, MAP_PLACES, SIDES_MAX, io_error};
+use super::super::{CompositeError, Kind, bits};
+use super::regions::Regions;
+use super::worker::Worker;
+use super::{Observer, Shared, map};
+use crate::{AlignedBuf, BLOCK_SIZE, BlockDevice};
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+
+/// Bytes that are compared at a time.
+const COMPARE_LEN: u64 = 1 << 20;
+
+/// A device that says of itself that it is a side of the mirror.
+pub struct Side {
+    /// What messages call it.
+    pub name: String,
+    /// All of it.
+    pub device: Arc<dyn BlockDevice>,
+    /// What it says.
+    pub header: ComponentHeader,
+}
+
+/// The mirror, and its worker if it may be written.
+pub(super) fn open(
+    sides: Vec<Side>,
+    read_only: bool,
+    generation: u64,
+    observer: Arc<dyn Observer>,
+) -> Result<(Arc<Shared>, Option<Worker>), CompositeError> {
+    let newest = newest(&sides, generation)?;
+    let (fresh, stale): (Vec<Side>, Vec<Side>) =
+        sides.into_iter().partition(|side| newest.active.contains(&side.header.id));
+    for side in &stale {
+        let why = if side.header.active.is_empty() { "was never completed" } else { "is stale" };
+        tracing::error!(
+            side = side.name,
+            generation = side.header.generation,
+            newest = newest.generation,
+            "a side of the mirror {why} and is left alone; `ferry replace` builds a new one"
+        );
+    }
+    let missing = newest.active.len() - fresh.len();
+    if missing > 0 {
+        tracing::error!("the mirror is degraded: {missing} of {} sides are missing", newest.active.len());
+    }
+    let behind = fresh.iter().any(|side| side.header.generation != newest.generation);
+    let (shared, headers) = assemble(fresh, &newest, read_only);
+    if read_only {
+        return Ok((shared, None));
+    }
+    let regions = shared.regions.count();
+    let mut worker = Worker {
+        shared: Arc::clone(&shared),
+        observer,
+        headers,
+        generation: newest.generation,
+        map_sequence: 0,
+        seen: vec![0; regions],
+        rebuild: None,
+        batches: 0,
+    };
+    worker
+        .recover(missing > 0 || behind || newest.generation < generation)
+        .map_err(io_error("prepare", "the mirror"))?;
+    Ok((shared, Some(worker)))
+}
+
+/// The newest header, which says who has everything.
+fn newest(sides: &[Side], generation: u64) -> Result<ComponentHeader, CompositeError> {
+    for (i, side) in sides.iter().enumerate() {
+        if let Some(other) = sides[..i].iter().find(|other| other.header.id == side.header.id) {
+            return Err(CompositeError::Twice { first: other.name.clone(), second: side.name.clone() });
+        }
+    }
+    let newest = sides.iter().map(|side| &side.header).max_by_key(|header| header.generation);
+    let newest = newest.filter(|header| !header.active.is_empty() && header.generation >= generation);
+    let found = sides.iter().map(|side| side.header.generation).max().unwrap_or_default();
+    let newest = newest.ok_or(CompositeError::Stale { found, expected: generation })?;
+    let same =
+        |side: &Side| side.header.generation != newest.generation || side.header.active == newest.active;
+    if !sides.iter().all(same) {
+        return Err(CompositeError::Diverged(newest.generation));
+    }
+    if !sides.iter().any(|side| newest.active.contains(&side.header.id)) {
+        return Err(CompositeError::Stale { found, expected: generation });
+    }
+    Ok(newest.clone())
+}
+
+fn assemble(
+    fresh: Vec<Side>,
+    newest: &ComponentHeader,
+    read_only: bool,
+) -> (Arc<Shared>, Vec<ComponentHeader>) {
+    assert!(newest.kind == Kind::Mirror && fresh.len() <= SIDES_MAX, "the opener has looked at the headers");
+    let live = (1 << fresh.len()) - 1;
+    let sides = [const { OnceLock::new() }; super::COMPONENTS_MAX];
+    let mut headers = Vec::new();
+    for (place, side) in sides.iter().zip(fresh) {
+        headers.push(side.header);
+        place.get_or_init(|| Component::new(side.name, side.device));
+    }
+    let shared = Shared {
+        capacity: newest.len,
+        read_only,
+        regions: Regions::new(newest.len, newest.unit),
+        sides,
+        live: live.into(),
+        written: live.into(),
+        replaced: 0.into(),
+        writes: 0.into(),
+        flushed: 0.into(),
+        flushes_in_flight: 0.into(),
+        rebuilt: 0.into(),
+        closing: false.into(),
+        queue: Default::default(),
+        bell: Default::default(),
+    };
+    (Arc::new(shared), headers)
+}
+
+impl Worker {
+    /// Makes it known who is in, and the sides equal.
+    fn recover(&mut self, raise: bool) -> io::Result<()> {
+        let dead = || io::Error::from_raw_os_error(libc::EIO);
+        if raise {
+            let live = self.shared.live.load(Ordering::SeqCst);
+            let failed = self.raise(live);
+            self.observer.raised(self.generation);
+            if failed != 0 && !self.put_out(failed, &dead()) {
+                return Err(dead());
+            }
+        }
+        let dirty = self.read_maps();
+        let live = self.shared.live.load(Ordering::SeqCst);
+        if live.count_ones() > 1 && dirty.contains(&true) {
+            let count = dirty.iter().filter(|dirty| **dirty).count();
+            let bytes = count as u64 * self.shared.regions.region_len();
+            tracing::warn!(
+                regions = count,
+                bytes,
+                "the mirror was not closed cleanly: its sides are made equal"
+            );
+            for i in (0..dirty.len()).filter(|i| dirty[*i]) {
+                self.make_equal(i)?;
+            }
+        }
+        // The map is clean only when the copies are durable; `write_map` flushes what it wrote itself, after them.
+        let these = super::unflushed(self.shared.those(self.shared.live.load(Ordering::SeqCst)));
+        let flushed = super::flush_and_wait(&these);
+        if flushed.failed != 0 && !self.put_out(flushed.failed, &dead()) {
+            return Err(dead());
+        }
+        self.write_map(&vec![false; dirty.len()], true)
+    }
+
+    /// Regions that any side calls dirty; all, if one has no map that is whole.
+    fn read_maps(&mut self) -> Vec<bool> {
+        let regions = self.shared.regions.count();
+        let mut dirty = vec![false; regions];
+        for (_, side) in self.shared.those(self.shared.live.load(Ordering::SeqCst)) {
+            let mut newest: Option<(u64, Vec<bool>)> = None;
+            let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+            for place in MAP_PLACES {
+                if side.device().read(place, &mut block).is_err() {
+                    continue;
+                }
+                let found =
+                    map::decode(&block, &self.headers[0].set, self.shared.regions.region_len(), regions);
+                newest = newest.into_iter().chain(found).max_by_key(|(sequence, _)| *sequence);
+            }
+            match newest {
+                Some((sequence, bits)) => {
+                    self.map_sequence = self.map_sequence.max(sequence);
+                    dirty.iter_mut().zip(bits).for_each(|(dirty, bit)| *dirty |= bit);
+                }
+                None => dirty.fill(true),
+            }
+        }
+        dirty
+    }
+
+    /// Copies what differs in a region from one side to the others. Any side will do: all that was flushed is on each.
+    fn make_equal(&mut self, region: usize) -> io::Result<()> {
+        let len = self.shared.regions.region_len();
+        let end = ((region as u64 + 1) * len).min(self.shared.capacity);
+        let mut at = region as u64 * len;
+        while at < end {
+            let piece = COMPARE_LEN.min(end - at);
+            self.make_piece_equal(at, piece as usize)?;
+            at += piece;
+        }
+        Ok(())
+    }
+
+    fn make_piece_equal(&mut self, at: u64, len: usize) -> io::Result<()> {
+        let live = self.shared.live.load(Ordering::SeqCst);
+        let mut from = AlignedBuf::zeroed(len);
+        let mut error = io::Error::from_raw_os_error(libc::EIO);
+        let mut source = None;
+        for (i, side) in self.shared.those(live) {
+            match side.read(at, &mut from) {
+                Ok(()) => {
+                    source = Some(i);
+                    break;
+                }
+                Err(e) => error = e,
+            }
+        }
+        let Some(source) = source else { return Err(error) };
+        let mut to = AlignedBuf::zeroed(len);
+        for i in bits(live & !(1 << source)) {
+            let side = Arc::clone(self.shared.side(i));
+            let equal = side.read(at, &mut to).is_ok() && to[..] == from[..];
+            if let Some(error) = (!equal).then(|| side.write(at, &from).err()).flatten()
+                && !self.put_out(1 << i, &error)
+            {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,340 @@
+//! The mirror's thread: marks regions before they are written, puts failed sides out, repairs, rebuilds, and marks regions clean
+//! when they have come to rest.
+
+use super::super::ComponentHeader;
+use super::super::component::{flush_and_wait, unflushed};
+use super::super::gather::wait_for;
+use super::super::header::{HEADER_PLACES, MAP_PLACES};
+use super::rebuild::Rebuild;
+use super::{Job, Observer, Shared, map};
+use crate::AlignedBuf;
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How often to look for regions that have come to rest: one is marked clean when nothing was written to it from one look
+/// to the next.
+const TIDY_INTERVAL: Duration = Duration::from_secs(5);
+/// The worker may never be idle for so long: it also looks after so many rounds of work.
+const TIDY_BATCHES: u64 = 64;
+
+/// What only the worker knows. Before it runs, recovery uses it.
+pub(super) struct Worker {
+    pub shared: Arc<Shared>,
+    pub observer: Arc<dyn Observer>,
+    /// A header for each side, by its number.
+    pub headers: Vec<ComponentHeader>,
+    pub generation: u64,
+    /// Of the map that was written last.
+    pub map_sequence: u64,
+    /// For each region its last write when it was looked at last.
+    pub seen: Vec<u64>,
+    pub rebuild: Option<Rebuild>,
+    /// Rounds of work so far.
+    pub batches: u64,
+}
+
+/// Ends the process if the worker panics: whoever waits for it would wait for ever.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+impl Worker {
+    /// Until the mirror is closed.
+    pub fn run(mut self) {
+        let _guard = AbortOnPanic;
+        loop {
+            let (jobs, closing) = self.next_jobs();
+            self.serve(jobs);
+            self.batches += 1;
+            if self.batches.is_multiple_of(TIDY_BATCHES) {
+                self.tidy();
+            }
+            if closing {
+                return self.close();
+            }
+            self.copy_some();
+        }
+    }
+
+    /// What was asked since; waits if there is nothing to do.
+    fn next_jobs(&mut self) -> (VecDeque<Job>, bool) {
+        let shared = Arc::clone(&self.shared);
+        let mut queue = shared.queue.lock();
+        while queue.jobs.is_empty() && !shared.closing.load(Ordering::SeqCst) && self.rebuild.is_none() {
+            if shared.bell.wait_for(&mut queue, TIDY_INTERVAL).timed_out() {
+                drop(queue);
+                self.tidy();
+                queue = shared.queue.lock();
+            }
+        }
+        queue.repairs = 0;
+        (std::mem::take(&mut queue.jobs), shared.closing.load(Ordering::SeqCst))
+    }
+
+    fn serve(&mut self, jobs: VecDeque<Job>) {
+        self.mark_for(&jobs);
+        for job in jobs {
+            match job {
+                Job::Write { offset, buf, done } => {
+                    let range = self.shared.regions.range(offset, buf.len() as u64);
+                    match self.mark(range) {
+                        Ok(()) => self.shared.write(offset, buf, done),
+                        Err(error) => done(Err(error)),
+                    }
+                }
+                Job::Enter { range, inside } => inside(self.let_in(range)),
+                Job::Failed { failed, error, done } => {
+                    let survived = self.put_out(failed, &error);
+                    done(if survived { Ok(()) } else { Err(error) });
+                }
+                Job::Repair { side, offset, len } => self.repair(side, offset, len),
+                Job::Rebuild { new, started } => self.start_rebuild(new, &started),
+            }
+        }
+    }
+
+    /// One change of the map for all that wait.
+    fn mark_for(&mut self, jobs: &VecDeque<Job>) {
+        let mut wanted = vec![false; self.shared.regions.count()];
+        for job in jobs {
+            let range = match job {
+                Job::Write { offset, buf, .. } => self.shared.regions.range(*offset, buf.len() as u64),
+                Job::Enter { range, .. } => range.clone(),
+                Job::Repair { offset, len, .. } => self.shared.regions.range(*offset, *len as u64),
+                Job::Failed { .. } | Job::Rebuild { .. } => continue,
+            };
+            wanted[range].fill(true);
+        }
+        // Who needs it is told when his turn comes.
+        if let Err(error) = self.mark_all(&wanted) {
+            tracing::error!(%error, "no side of the mirror can be marked");
+        }
+    }
+
+    /// M2: returns when the regions are dirty, durably.
+    fn mark(&mut self, range: Range<usize>) -> io::Result<()> {
+        let mut wanted = vec![false; self.shared.regions.count()];
+        wanted[range].fill(true);
+        self.mark_all(&wanted)
+    }
+
+    fn mark_all(&mut self, wanted: &[bool]) -> io::Result<()> {
+        let is_new = |(i, wanted): (usize, &bool)| *wanted && !self.shared.regions.is_dirty(i);
+        if !wanted.iter().enumerate().any(is_new) {
+            return Ok(());
+        }
+        let dirty: Vec<bool> =
+            wanted.iter().enumerate().map(|(i, w)| *w || self.shared.regions.is_dirty(i)).collect();
+        self.write_map(&dirty, true)?;
+        (0..dirty.len()).filter(|i| wanted[*i]).for_each(|i| self.shared.regions.set_dirty(i));
+        Ok(())
+    }
+
+    fn let_in(&mut self, range: Range<usize>) -> io::Result<()> {
+        self.mark(range.clone())?;
+        let entered = self.shared.regions.enter(range);
+        debug_assert!(entered.is_ok(), "only the worker keeps writers out or makes regions clean");
+        Ok(())
+    }
+
+    /// Writes the map to every side, and makes it durable if asked. Sides that fail are put out; an error: none is left.
+    pub fn write_map(&mut self, dirty: &[bool], durable: bool) -> io::Result<()> {
+        loop {
+            self.map_sequence += 1;
+            let set = self.headers[0].set;
+            let block = map::encode(&set, self.map_sequence, self.shared.regions.region_len(), dirty);
+            let place = MAP_PLACES[(self.map_sequence % 2) as usize];
+            let mask = self.shared.written.load(Ordering::SeqCst);
+            let mut failed = self.write_heads(mask, place, |_| None, &Arc::new(block));
+            if durable && failed != mask {
+                failed |= self.flush_heads(mask & !failed);
+            }
+            if failed == 0 {
+                return Ok(());
+            }
+            let error = io::Error::from_raw_os_error(libc::EIO);
+            if !self.put_out(failed, &error) {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Writes a block to the heads of these sides at the same time: the one that `own` makes, or else `block`. Who failed.
+    fn write_heads(
+        &self,
+        mask: u64,
+        place: u64,
+        own: impl Fn(usize) -> Option<AlignedBuf>,
+        block: &Arc<AlignedBuf>,
+    ) -> u64 {
+        if mask == 0 {
+            return 0;
+        }
+        let outcome = wait_for(mask.count_ones() as usize, |gather| {
+            for (i, side) in self.shared.those(mask) {
+                let block = own(i).map_or_else(|| Arc::clone(block), Arc::new);
+                side.device().submit(vec![side.raw_write_request(place, block, gather.part(i))]);
+            }
+        });
+        outcome.failed
+    }
+
+    /// Makes the heads of these sides durable at the same time. Who failed.
+    fn flush_heads(&self, mask: u64) -> u64 {
+        flush_and_wait(&unflushed(self.shared.those(mask))).failed
+    }
+
+    /// M3. Raises the generation with only `sides` in the list. Who failed; then it must be raised again.
+    pub fn raise(&mut self, sides: u64) -> u64 {
+        self.generation += 1;
+        let active: Vec<u64> = super::bits(sides).map(|i| self.headers[i].id).collect();
+        for i in super::bits(sides) {
+            self.headers[i].generation = self.generation;
+            self.headers[i].active.clone_from(&active);
+        }
+        self.write_headers(sides)
+    }
+
+    /// Both copies, one after the other. Who failed.
+    pub fn write_headers(&self, sides: u64) -> u64 {
+        let mut failed = 0;
+        for place in HEADER_PLACES {
+            let left = sides & !failed;
+            let none = Arc::new(AlignedBuf::zeroed(crate::BLOCK_SIZE));
+            failed |= self.write_heads(left, place, |i| Some(self.headers[i].encode()), &none);
+            failed |= self.flush_heads(left & !failed);
+        }
+        failed
+    }
+
+    /// Puts `failed` out, durably. `false`: no side would be left, and nothing changes.
+    pub fn put_out(&mut self, failed: u64, error: &io::Error) -> bool {
+        self.abort_rebuild_of(failed, error);
+        let live = self.shared.live.load(Ordering::SeqCst);
+        let mut out = live & failed;
+        if live & !out == 0 {
+            return false;
+        }
+        if out == 0 {
+            return true;
+        }
+        loop {
+            let more = self.raise(live & !out);
+            if more == 0 {
+                break;
+            }
+            out |= more;
+            if live & !out == 0 {
+                return false;
+            }
+        }
+        self.observer.raised(self.generation);
+        self.shared.live.fetch_and(!out, Ordering::SeqCst);
+        self.shared.written.fetch_and(!out, Ordering::SeqCst);
+        for (_, side) in self.shared.those(out) {
+            let left = (live & !out).count_ones();
+            tracing::error!(
+                side = side.name,
+                %error,
+                generation = self.generation,
+                "a side of the mirror failed and is left alone from now on; sides left: {left}; `ferry replace` builds a new one"
+            );
+        }
+        true
+    }
+
+    /// M4 and M5.
+    fn repair(&mut self, side: usize, offset: u64, len: usize) {
+        let live = self.shared.live.load(Ordering::SeqCst);
+        let range = self.shared.regions.range(offset, len as u64);
+        if live & (1 << side) == 0 || self.mark(range.clone()).is_err() {
+            return;
+        }
+        self.keep_out(range.clone());
+        let mut buf = AlignedBuf::zeroed(len);
+        let read =
+            self.shared.those(live & !(1 << side)).any(|(_, other)| other.read(offset, &mut buf).is_ok());
+        let written = if read { Some(self.shared.side(side).write(offset, &buf)) } else { None };
+        self.shared.regions.unfreeze(range);
+        match written {
+            None => {}
+            Some(Ok(())) => {
+                let side = self.shared.side(side);
+                side.repairs.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(side = side.name, offset, len, "what could not be read was written anew");
+            }
+            Some(Err(error)) => {
+                self.put_out(1 << side, &error);
+            }
+        }
+    }
+
+    /// M5: returns when no writer is inside.
+    pub fn keep_out(&self, range: Range<usize>) {
+        self.shared.regions.freeze(range.clone());
+        let mut queue = self.shared.queue.lock();
+        while !self.shared.regions.is_idle(range.clone()) {
+            self.shared.bell.wait(&mut queue);
+        }
+    }
+
+    /// Marks regions clean where nothing was written since the last look and all is flushed. A region that is clean and marked dirty
+    /// costs a little work after a crash, so nothing waits for this to be durable.
+    fn tidy(&mut self) {
+        let flushed = self.shared.flushed.load(Ordering::SeqCst);
+        let mut cleared = false;
+        for i in 0..self.seen.len() {
+            let last = self.shared.regions.last_write(i);
+            let rests = std::mem::replace(&mut self.seen[i], last) == last;
+            cleared |= rests && self.shared.regions.clear_if_settled(i, flushed);
+        }
+        if cleared {
+            self.write_present_map(false);
+        }
+    }
+
+    fn write_present_map(&mut self, durable: bool) {
+        let dirty: Vec<bool> = (0..self.seen.len()).map(|i| self.shared.regions.is_dirty(i)).collect();
+        if let Err(error) = self.write_map(&dirty, durable) {
+            tracing::error!(%error, "no side of the mirror takes the map of what was written");
+        }
+    }
+
+    /// Everything has come to rest, for the next start has nothing to compare then.
+    fn close(&mut self) {
+        if let Some(rebuild) = self.rebuild.take() {
+            tracing::warn!(
+                side = rebuild.name(),
+                "the volume is closed before the rebuild is complete: start it again"
+            );
+        }
+        let all = 0..self.shared.regions.count();
+        self.keep_out(all.clone());
+        let shared = Arc::clone(&self.shared);
+        let mut queue = shared.queue.lock();
+        while shared.flushes_in_flight.load(Ordering::SeqCst) > 0 {
+            shared.bell.wait(&mut queue);
+        }
+        let jobs = std::mem::take(&mut queue.jobs);
+        drop(queue);
+        shared.regions.unfreeze(all.clone());
+        self.serve(jobs);
+        let writes = shared.writes.load(Ordering::SeqCst);
+        if self.flush_heads(shared.live.load(Ordering::SeqCst)) == 0 {
+            let cleared = all.filter(|i| shared.regions.clear_if_settled(*i, writes)).count();
+            if cleared > 0 {
+                self.write_present_map(true);
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! `linear` and `stripe`: every byte is on one component. What fails there fails here.
+
+use super::component::{
+    Component, ComponentState, ComponentStats, flush_and_wait, flush_each, host_free, slowest, unflushed,
+};
+use super::gather::Gather;
+use super::layout::{Layout, Piece};
+use super::{COMPONENTS_MAX, Kind};
+use crate::{AlignedBuf, BlockDevice, FlushTiming, Io, IoDone, check_range};
+use std::io;
+use std::sync::Arc;
+
+/// Several devices as one, without redundancy.
+pub struct SpanDevice {
+    components: Vec<Arc<Component>>,
+    layout: Layout,
+}
+
+impl SpanDevice {
+    /// `parts` are devices with their names and the bytes behind their heads that may be used, in their order. `chunk` is a
+    /// stripe's, in bytes.
+    ///
+    /// # Panics
+    /// For a mirror, for no part and for more than [`COMPONENTS_MAX`].
+    pub fn new(kind: Kind, parts: Vec<(String, Arc<dyn BlockDevice>, u64)>, chunk: u64) -> Self {
+        assert!((1..=COMPONENTS_MAX).contains(&parts.len()), "{} components", parts.len());
+        let lens: Vec<u64> = parts.iter().map(|(_, _, len)| *len).collect();
+        let components = parts.into_iter().map(|(name, dev, _)| Component::new(name, dev)).collect();
+        Self { components, layout: Layout::new(kind, &lens, chunk) }
+    }
+
+    fn write_request(&self, io: (u64, Arc<AlignedBuf>, IoDone), batches: &mut [Vec<Io>]) {
+        let (offset, buf, done) = io;
+        if let Err(error) = check_range(self.layout.capacity(), offset, buf.len() as u64) {
+            return done(Err(error));
+        }
+        let pieces: Vec<Piece> = self.layout.pieces(offset, buf.len() as u64).collect();
+        if let [piece] = pieces[..] {
+            let request = self.components[piece.component].write_request(piece.offset, buf, done);
+            return batches[piece.component].push(request);
+        }
+        let gather = Gather::new(pieces.len(), Box::new(move |outcome| done(outcome.result())));
+        for piece in pieces {
+            let part = Arc::new(copy_of(&buf, piece));
+            let done = gather.part(piece.component);
+            batches[piece.component].push(self.components[piece.component].write_request(
+                piece.offset,
+                part,
+                done,
+            ));
+        }
+    }
+
+    fn flush_request(&self, done: IoDone) {
+        let these = unflushed(self.components.iter().enumerate());
+        if these.is_empty() {
+            return done(Ok(()));
+        }
+        let gather = Gather::new(these.len(), Box::new(move |outcome| done(outcome.result())));
+        flush_each(&these, &gather);
+    }
+}
+
+/// The bytes of one piece. A request has a buffer of its own, so a transfer that spans components is copied: at memory's speed,
+/// and only where it does.
+fn copy_of(buf: &AlignedBuf, piece: Piece) -> AlignedBuf {
+    let mut part = AlignedBuf::zeroed(piece.len as usize);
+    part.copy_from_slice(&buf[piece.at as usize..(piece.at + piece.len) as usize]);
+    part
+}
+
+impl BlockDevice for SpanDevice {
+    fn capacity(&self) -> u64 {
+        self.layout.capacity()
+    }
+
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        check_range(self.layout.capacity(), offset, buf.len() as u64)?;
+        for piece in self.layout.pieces(offset, buf.len() as u64) {
+            let component = &self.components[piece.component];
+            if piece.len == buf.len() as u64 {
+                return component.read(piece.offset, buf);
+            }
+            let mut part = AlignedBuf::zeroed(piece.len as usize);
+            component.read(piece.offset, &mut part)?;
+            buf[piece.at as usize..(piece.at + piece.len) as usize].copy_from_slice(&part);
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        check_range(self.layout.capacity(), offset, buf.len() as u64)?;
+        for piece in self.layout.pieces(offset, buf.len() as u64) {
+            let component = &self.components[piece.component];
+            if piece.len == buf.len() as u64 {
+                return component.write(piece.offset, buf);
+            }
+            component.write(piece.offset, &copy_of(buf, piece))?;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        flush_and_wait(&unflushed(self.components.iter().enumerate())).result()
+    }
+
+    fn submit(&self, batch: Vec<Io>) {
+        let mut batches: Vec<Vec<Io>> = self.components.iter().map(|_| Vec::new()).collect();
+        let mut flushes = Vec::new();
+        for io in batch {
+            match io {
+                Io::Write { offset, buf, done } => self.write_request((offset, buf, done), &mut batches),
+                Io::Flush { done } => flushes.push(done),
+            }
+        }
+        for (component, batch) in self.components.iter().zip(batches).filter(|(_, batch)| !batch.is_empty()) {
+            component.device().submit(batch);
+        }
+        flushes.into_iter().for_each(|done| self.flush_request(done));
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        check_range(self.layout.capacity(), offset, len)?;
+        let extents = self.layout.extents(offset, len);
+        extents.into_iter().try_for_each(|(i, offset, len)| self.components[i].discard(offset, len))
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        check_range(self.layout.capacity(), offset, len)?;
+        let extents = self.layout.extents(offset, len);
+        extents.into_iter().try_for_each(|(i, offset, len)| self.components[i].allocate(offset, len))
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        host_free(self.components.iter())
+    }
+
+    fn flush_timing(&self) -> FlushTiming {
+        slowest(self.components.iter())
+    }
+
+    fn reset_flush_timing(&self) {
+        self.components.iter().for_each(|one| one.device().reset_flush_timing());
+    }
+
+    fn components(&self) -> Vec<ComponentStats> {
+        self.components.iter().map(|one| one.stats(ComponentState::Active)).collect()
+    }
+}

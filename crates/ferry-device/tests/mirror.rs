@@ -1,0 +1,369 @@
+//! Mirrors: sides that fail, stale sides, repair and rebuild.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod composite_support;
+
+use composite_support::*;
+use ferry_device::{
+    BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, CompositeError, HEAD_LEN, Io, MirrorDevice,
+};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+
+/// Writes and flushes in several regions, synchronous and not; what is there afterwards is what `check` expects.
+fn work(dev: &dyn BlockDevice) -> std::io::Result<()> {
+    for n in 0..6 {
+        let offset = n * (5 << 20);
+        dev.write(offset, &filled(2 * BLOCK_SIZE, n))?;
+        let (tx, rx) = mpsc::channel();
+        let also = tx.clone();
+        let write = Io::Write {
+            offset: offset + 8 * BLOCK,
+            buf: Arc::new(filled(BLOCK_SIZE, 100 + n)),
+            done: Box::new(move |result| tx.send(result).unwrap()),
+        };
+        dev.submit(vec![write, Io::Flush { done: Box::new(move |result| also.send(result).unwrap()) }]);
+        rx.iter().collect::<std::io::Result<()>>()?;
+        dev.flush()?;
+        dev.discard(offset + 16 * BLOCK, BLOCK)?;
+    }
+    Ok(())
+}
+
+fn check(dev: &dyn BlockDevice, shift: u64) {
+    for n in 0..6 {
+        let offset = shift + n * (5 << 20);
+        assert!(contents(dev, offset, 2 * BLOCK_SIZE) == *filled(2 * BLOCK_SIZE, n), "{n}");
+        assert!(contents(dev, offset + 8 * BLOCK, BLOCK_SIZE) == *filled(BLOCK_SIZE, 100 + n), "{n}");
+    }
+}
+
+fn states(dev: &dyn BlockDevice) -> Vec<ComponentState> {
+    dev.components().iter().map(|one| one.state).collect()
+}
+
+fn refused(devices: &[Arc<Faulty>], these: &[usize], generation: u64) -> CompositeError {
+    let opened = MirrorDevice::open(sides(devices, these), false, generation, Arc::<Memory>::default());
+    opened.err().expect("it must not open")
+}
+
+/// Waits for the worker of a mirror.
+fn until(mut done: impl FnMut() -> bool) {
+    while !done() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_sides_are_equal_and_a_clean_mirror_starts_without_a_look() {
+    let devices = new_mirror(3);
+    let memory = Arc::default();
+    let dev = open(&devices, &[0, 1, 2], &memory);
+    work(&dev).unwrap();
+    check(&dev, 0);
+    drop(dev);
+    devices.iter().for_each(|side| check(&**side, HEAD_LEN));
+    // A difference in a place that nobody wrote since: a clean mirror does not look.
+    devices[0].inner.write(HEAD_LEN + (20 << 20), &filled(BLOCK_SIZE, 9)).unwrap();
+    drop(open(&devices, &[0, 1, 2], &memory));
+    assert!(contents(&*devices[1], HEAD_LEN + (20 << 20), BLOCK_SIZE) != *filled(BLOCK_SIZE, 9));
+}
+
+#[test]
+fn a_side_may_fail_at_any_request() {
+    let count = {
+        let devices = new_mirror(2);
+        let dev = open(&devices, &[0, 1], &Arc::default());
+        let before = devices[1].requests.load(Ordering::SeqCst);
+        work(&dev).unwrap();
+        devices[1].requests.load(Ordering::SeqCst) - before
+    };
+    assert!(count > 30, "{count} requests");
+    for failing in [0, 1] {
+        for after in 0..count {
+            let devices = new_mirror(2);
+            let memory: Arc<Memory> = Arc::default();
+            let dev = open(&devices, &[0, 1], &memory);
+            devices[failing].fail_after(Fail::Changes, after as i64);
+            work(&dev).unwrap();
+            check(&dev, 0);
+            let other = 1 - failing;
+            assert_eq!(dev.live_sides(), 1, "side {failing} fails after {after}");
+            assert_eq!(states(&dev)[failing], ComponentState::Failed);
+            assert_eq!(memory.generation.load(Ordering::SeqCst), 2);
+            drop(dev);
+            // It is stale for ever, whatever it holds, and cannot be used alone.
+            devices[failing].heal();
+            assert!(matches!(
+                refused(&devices, &[failing], 2),
+                CompositeError::Stale { found: 1, expected: 2 }
+            ));
+            let dev = open(&devices, &[0, 1], &memory);
+            assert_eq!(dev.live_sides(), 1);
+            check(&dev, 0);
+            check(&*devices[other], HEAD_LEN);
+        }
+    }
+}
+
+#[test]
+fn an_answer_comes_after_the_others_know_who_is_out() {
+    let devices = new_mirror(3);
+    let dev = open(&devices, &[0, 1, 2], &Arc::default());
+    dev.write(0, &filled(BLOCK_SIZE, 1)).unwrap();
+    devices[2].fail_after(Fail::Changes, 0);
+    dev.write(0, &filled(BLOCK_SIZE, 2)).unwrap();
+    for side in [0, 1] {
+        let header = ComponentHeader::read(&*devices[side]).unwrap().unwrap();
+        assert_eq!((header.generation, header.active), (2, vec![100, 101]));
+    }
+    // The last but one fails while it is to be told.
+    devices[1].fail_after(Fail::Changes, 0);
+    dev.discard(0, BLOCK).unwrap();
+    let header = ComponentHeader::read(&*devices[0]).unwrap().unwrap();
+    assert_eq!((header.generation, header.active), (3, vec![100]));
+    assert_eq!(states(&dev), [ComponentState::Active, ComponentState::Failed, ComponentState::Failed]);
+}
+
+#[test]
+fn when_all_sides_fail_so_does_the_mirror() {
+    let devices = new_mirror(2);
+    let memory: Arc<Memory> = Arc::default();
+    let dev = open(&devices, &[0, 1], &memory);
+    work(&dev).unwrap();
+    devices.iter().for_each(|side| side.fail_after(Fail::Changes, 0));
+    let eio = |result: std::io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
+    eio(dev.write(0, &filled(BLOCK_SIZE, 1)));
+    eio(dev.flush());
+    eio(dev.write(31 << 20, &filled(BLOCK_SIZE, 1)));
+    eio(dev.discard(0, BLOCK));
+    devices.iter().for_each(|side| side.fail_after(Fail::Reads, 0));
+    eio(dev.read(0, &mut filled(BLOCK_SIZE, 1)));
+    devices.iter().for_each(|side| side.heal());
+    drop(dev);
+    // Nobody was put out, and where the write failed the sides are made equal.
+    devices[0].inner.write(HEAD_LEN, &filled(BLOCK_SIZE, 7)).unwrap();
+    let dev = open(&devices, &[0, 1], &memory);
+    assert_eq!(dev.live_sides(), 2);
+    assert!(contents(&*devices[1], HEAD_LEN, BLOCK_SIZE) == *filled(BLOCK_SIZE, 7));
+}
+
+#[test]
+fn what_cannot_be_read_comes_from_another_side_and_is_written_anew() {
+    let devices = new_mirror(2);
+    let dev = open(&devices, &[0, 1], &Arc::default());
+    work(&dev).unwrap();
+    // Bytes below 1 MiB are read from the first side.
+    devices[0].inner.write(HEAD_LEN, &filled(BLOCK_SIZE, 66)).unwrap();
+    devices[0].fail_after(Fail::Reads, 0);
+    check(&dev, 0);
+    until(|| dev.components()[0].repairs >= 1);
+    devices[0].heal();
+    check(&dev, 0);
+    assert!(contents(&*devices[0], HEAD_LEN, BLOCK_SIZE) == *filled(BLOCK_SIZE, 0), "written anew");
+    assert_eq!(dev.live_sides(), 2);
+    assert!(dev.components()[0].read_errors >= 1);
+    // A side that cannot be written either is put out.
+    devices[0].fail_after(Fail::Reads, 0);
+    devices[0].fail_after(Fail::Changes, 0);
+    check(&dev, 0);
+    until(|| dev.live_sides() == 1);
+    check(&dev, 0);
+}
+
+#[test]
+fn a_missing_side_is_stale_when_it_comes_back() {
+    let devices = new_mirror(2);
+    let memory: Arc<Memory> = Arc::default();
+    let dev = open(&devices, &[1], &memory);
+    assert_eq!(dev.live_sides(), 1);
+    work(&dev).unwrap();
+    drop(dev);
+    assert_eq!(memory.generation.load(Ordering::SeqCst), 2);
+    assert!(matches!(refused(&devices, &[0], 2), CompositeError::Stale { .. }));
+    let dev = open(&devices, &[0, 1], &memory);
+    assert_eq!(dev.live_sides(), 1);
+    check(&dev, 0);
+}
+
+#[test]
+fn sides_that_went_apart_and_sides_given_twice_are_refused() {
+    let devices = new_mirror(2);
+    drop(open(&devices, &[0], &Arc::default()));
+    drop(open(&devices, &[1], &Arc::default()));
+    assert!(matches!(refused(&devices, &[0, 1], 1), CompositeError::Diverged(2)));
+    assert!(matches!(refused(&devices, &[0, 0], 1), CompositeError::Twice { .. }));
+    assert!(matches!(refused(&devices, &[], 1), CompositeError::Stale { .. }));
+}
+
+#[test]
+fn after_a_crash_the_dirty_regions_are_made_equal_before_anything_else() {
+    let devices = new_mirror(2);
+    let memory = Arc::default();
+    let dev = open(&devices, &[0, 1], &memory);
+    dev.write(9 << 20, &filled(BLOCK_SIZE, 1)).unwrap();
+    // A crash: what the sides hold at this moment.
+    let crashed: Vec<_> = devices.iter().map(|side| copy_of(side)).collect();
+    drop(dev);
+    crashed[1].inner.write(HEAD_LEN + (9 << 20), &filled(BLOCK_SIZE, 2)).unwrap();
+    crashed[1].inner.write(HEAD_LEN + (1 << 20), &filled(BLOCK_SIZE, 3)).unwrap();
+    let dev = open(&crashed, &[0, 1], &memory);
+    assert!(contents(&dev, 9 << 20, BLOCK_SIZE) == *filled(BLOCK_SIZE, 1));
+    assert!(contents(&*crashed[1], HEAD_LEN + (9 << 20), BLOCK_SIZE) == *filled(BLOCK_SIZE, 1));
+    assert!(
+        contents(&*crashed[1], HEAD_LEN + (1 << 20), BLOCK_SIZE) == *filled(BLOCK_SIZE, 3),
+        "not written, not looked at"
+    );
+    // Without a map that is whole all is looked at.
+    drop(dev);
+    for place in [BLOCK, 2 * BLOCK] {
+        crashed[0].inner.write(place, &filled(BLOCK_SIZE, 5)).unwrap();
+    }
+    drop(open(&crashed, &[0, 1], &memory));
+    assert!(contents(&*crashed[1], HEAD_LEN + (1 << 20), BLOCK_SIZE) == vec![0; BLOCK_SIZE]);
+}
+
+fn copy_of(side: &Faulty) -> Arc<Faulty> {
+    let copy = Faulty::new(side.capacity());
+    for at in (0..side.capacity()).step_by(1 << 20) {
+        let mut buf = filled(1 << 20, 0);
+        side.inner.read(at, &mut buf).unwrap();
+        if buf.iter().any(|byte| *byte != 0) {
+            copy.inner.write(at, &buf).unwrap();
+        }
+    }
+    copy
+}
+
+fn rebuild(dev: &MirrorDevice, old: &str, new: usize, devices: &[Arc<Faulty>]) -> std::io::Result<()> {
+    dev.rebuild(old, NAMES[new].into(), devices[new].clone(), 900 + new as u64, false)
+}
+
+#[test]
+fn a_side_is_rebuilt_while_work_goes_on() {
+    let mut devices = new_mirror(2);
+    devices.push(Faulty::new(HEAD_LEN + MIRROR_LEN));
+    let memory: Arc<Memory> = Arc::default();
+    let dev = Arc::new(open(&devices, &[0, 1], &memory));
+    work(&*dev).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..3_u64)
+        .map(|n| {
+            let (dev, stop) = (dev.clone(), stop.clone());
+            std::thread::spawn(move || {
+                let mut round = 0;
+                while !stop.load(Ordering::SeqCst) {
+                    round += 1;
+                    // Everywhere: each place many times, before and behind the copy.
+                    let at = (round * 7919 + n) % (MIRROR_LEN / BLOCK / 4) * 4 + n;
+                    dev.write(at * BLOCK, &filled(BLOCK_SIZE, round + n)).unwrap();
+                    if round % 16 == 0 {
+                        dev.flush().unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    rebuild(&dev, "b", 2, &devices).unwrap();
+    assert_eq!(rebuild(&dev, "a", 2, &devices).unwrap_err().raw_os_error(), Some(libc::EBUSY));
+    until(|| !dev.is_rebuilding());
+    stop.store(true, Ordering::SeqCst);
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
+    assert_eq!(states(&*dev), [ComponentState::Active, ComponentState::Replaced, ComponentState::Active]);
+    assert_eq!(*memory.rebuilt.lock().unwrap(), [("b".to_owned(), "c".to_owned())]);
+    dev.write(0, &filled(BLOCK_SIZE, 4)).unwrap();
+    drop(dev);
+    let all = MIRROR_LEN as usize;
+    assert!(contents(&*devices[0], HEAD_LEN, all) == contents(&*devices[2], HEAD_LEN, all));
+    // The old side is stale, the new one is good alone.
+    assert!(matches!(refused(&devices, &[1], 2), CompositeError::Stale { .. }));
+    let dev = open(&devices, &[2, 1], &memory);
+    assert_eq!(dev.live_sides(), 1);
+    assert!(contents(&dev, 0, BLOCK_SIZE) == *filled(BLOCK_SIZE, 4));
+}
+
+#[test]
+fn a_rebuild_that_did_not_end_counts_for_nothing_and_can_be_started_again() {
+    let mut devices = new_mirror(2);
+    devices.push(Faulty::new(HEAD_LEN + MIRROR_LEN));
+    let memory: Arc<Memory> = Arc::default();
+    let dev = open(&devices, &[0, 1], &memory);
+    work(&dev).unwrap();
+    // The new side fails in the middle: given up, and the others do not care.
+    devices[2].fail_after(Fail::Changes, 15);
+    rebuild(&dev, "b", 2, &devices).unwrap();
+    until(|| !dev.is_rebuilding());
+    assert_eq!(states(&dev), [ComponentState::Active, ComponentState::Active, ComponentState::Failed]);
+    assert_eq!(memory.generation.load(Ordering::SeqCst), 0);
+    work(&dev).unwrap();
+    drop(dev);
+    devices[2].heal();
+    // It says that it is one of us, and is not believed.
+    assert!(matches!(refused(&devices, &[2], 1), CompositeError::Stale { .. }));
+    let dev = open(&devices, &[0, 1, 2], &memory);
+    assert_eq!(dev.live_sides(), 2);
+    rebuild(&dev, "b", 2, &devices).unwrap();
+    until(|| !dev.is_rebuilding());
+    assert_eq!(dev.live_sides(), 2);
+    drop(dev);
+    check(&*devices[2], HEAD_LEN);
+    let dev = open(&devices, &[2], &memory);
+    check(&dev, 0);
+}
+
+#[test]
+fn a_rebuild_may_be_cut_off_at_any_request_of_the_new_side() {
+    for after in [0, 1, 2, 3, 4, 5, 20, 35, 36, 37, 38, 39, 40, 41, 42, 43] {
+        let mut devices = new_mirror(2);
+        devices.push(Faulty::new(HEAD_LEN + MIRROR_LEN));
+        let memory: Arc<Memory> = Arc::default();
+        let dev = open(&devices, &[0, 1], &memory);
+        work(&dev).unwrap();
+        devices[1].fail_after(Fail::Changes, 0);
+        devices[2].fail_after(Fail::Changes, after);
+        let started = rebuild(&dev, "b", 2, &devices);
+        until(|| !dev.is_rebuilding());
+        let complete = !memory.rebuilt.lock().unwrap().is_empty();
+        assert!(!complete || started.is_ok());
+        dev.write(0, &filled(2 * BLOCK_SIZE, 0)).unwrap();
+        drop(dev);
+        devices[2].heal();
+        let there: Vec<usize> = if after < 4 { vec![0] } else { vec![0, 2] };
+        let dev = open(&devices, &there, &memory);
+        check(&dev, 0);
+        drop(dev);
+        check(&*devices[0], HEAD_LEN);
+    }
+}
+
+#[test]
+fn a_device_that_is_too_small_is_refused() {
+    let mut devices = new_mirror(2);
+    devices.push(Faulty::new(HEAD_LEN + MIRROR_LEN - BLOCK));
+    let dev = open(&devices, &[0, 1], &Arc::default());
+    assert_eq!(rebuild(&dev, "b", 2, &devices).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    assert!(!dev.is_rebuilding());
+    check_unused(&devices[2]);
+}
+
+fn check_unused(device: &Faulty) {
+    assert_eq!(device.requests.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn to_read_only_changes_nothing() {
+    let devices = new_mirror(2);
+    work(&open(&devices, &[0, 1], &Arc::default())).unwrap();
+    let before: Vec<u64> = devices.iter().map(|side| side.requests.load(Ordering::SeqCst)).collect();
+    let dev = MirrorDevice::open(sides(&devices, &[1]), true, 1, Arc::<Memory>::default()).unwrap();
+    check(&dev, 0);
+    let erofs =
+        |result: std::io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EROFS));
+    erofs(dev.write(0, &filled(BLOCK_SIZE, 1)));
+    erofs(dev.discard(0, BLOCK));
+    erofs(rebuild(&dev, "a", 0, &devices));
+    dev.flush().unwrap();
+    drop(dev);
+    let after: Vec<u64> = devices.iter().map(|side| side.requests.load(Ordering::SeqCst)).collect();
+    assert_eq!(before, after);
+}

@@ -1,0 +1,207 @@
+//! Which blocks of the device extents claim, and what is in them.
+
+use crate::fsck::report::Code;
+use crate::keys::{self, BLOCK, Extent, Key};
+use ferry_device::{AlignedBuf, BlockDevice};
+use ferry_journal::{Geometry, Journal, JournalError};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+/// Blocks read at once when all of them are wanted.
+const READ_BLOCKS: u64 = 256;
+
+/// A set of device blocks: a bit for each block of the segments in which there are any.
+#[derive(Default)]
+struct Set(HashMap<u64, Box<[u64]>>);
+
+impl Set {
+    /// Adds a block; `false` when it was in already.
+    fn add(&mut self, (segment, at): (u64, u64), words: usize) -> bool {
+        let bits = self.0.entry(segment).or_insert_with(|| vec![0; words].into_boxed_slice());
+        let (word, bit) = ((at / 64) as usize, 1_u64 << (at % 64));
+        let new = bits[word] & bit == 0;
+        bits[word] |= bit;
+        new
+    }
+
+    fn has(&self, (segment, at): (u64, u64)) -> bool {
+        self.0.get(&segment).is_some_and(|bits| bits[(at / 64) as usize] & 1 << (at % 64) != 0)
+    }
+}
+
+/// The blocks in use.
+pub(super) struct Blocks {
+    first: u64,
+    per_segment: u64,
+    segments: u32,
+    home: HashSet<u32>,
+    claimed: Set,
+    /// Claimed more than once.
+    contested: Set,
+    /// Contested, and given to one extent.
+    given: Set,
+}
+
+impl Blocks {
+    /// Nothing is claimed yet.
+    pub(super) fn none(geometry: &Geometry, home: &[u32]) -> Self {
+        Self {
+            first: geometry.segments_offset / BLOCK,
+            per_segment: geometry.segment_len / BLOCK,
+            segments: geometry.segment_count,
+            home: home.iter().copied().collect(),
+            claimed: Set::default(),
+            contested: Set::default(),
+            given: Set::default(),
+        }
+    }
+
+    /// Reads all claims.
+    pub(super) fn load(journal: &Journal, geometry: &Geometry, home: &[u32]) -> Result<Self, JournalError> {
+        let mut blocks = Self::none(geometry, home);
+        journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
+            blocks.note(key, value);
+            true
+        })?;
+        Ok(blocks)
+    }
+
+    /// Notes what a key claims.
+    pub(super) fn note(&mut self, key: &[u8], value: &[u8]) {
+        if let Some(Key::Extent(..)) = keys::parse(key)
+            && let Ok(Extent::Data { block, crcs }) = Extent::decode(value)
+        {
+            (0..crcs.len() as u64).for_each(|i| self.claim(block.saturating_add(i)));
+        }
+    }
+
+    fn locate(&self, dev: u64) -> Option<(u64, u64)> {
+        let at = dev.checked_sub(self.first)?;
+        let segment = at / self.per_segment;
+        (segment < u64::from(self.segments)).then_some((segment, at % self.per_segment))
+    }
+
+    fn words(&self) -> usize {
+        self.per_segment.div_ceil(64) as usize
+    }
+
+    fn claim(&mut self, dev: u64) {
+        let words = self.words();
+        if let Some(at) = self.locate(dev)
+            && !self.claimed.add(at, words)
+        {
+            self.contested.add(at, words);
+        }
+    }
+
+    /// Segments that no extent claims.
+    pub(super) fn unclaimed(&self) -> BTreeSet<u32> {
+        (0..self.segments).filter(|segment| !self.claimed.0.contains_key(&u64::from(*segment))).collect()
+    }
+
+    /// Data can be there.
+    pub(super) fn holds_data(&self, dev: u64) -> bool {
+        self.locate(dev).is_some_and(|(segment, _)| !self.home.contains(&(segment as u32)))
+    }
+
+    /// These blocks stand in one segment.
+    pub(super) fn in_one_segment(&self, dev: u64, blocks: u64) -> bool {
+        let last = dev.saturating_add(blocks - 1);
+        match (self.locate(dev), self.locate(last)) {
+            (Some((a, _)), Some((b, _))) => a == b,
+            _ => false,
+        }
+    }
+
+    /// Whether an extent may keep this block; if not, why.
+    pub(super) fn judge(
+        &mut self,
+        reader: &mut Reader,
+        dev: u64,
+        crc: u32,
+        suspect: Option<Code>,
+        verify: bool,
+    ) -> Result<(), Code> {
+        let Some(at) = self.locate(dev).filter(|_| self.holds_data(dev)) else {
+            return Err(Code::ExtentPlace);
+        };
+        let contested = self.contested.has(at);
+        if (contested || suspect.is_some() || verify) && !reader.matches(dev, crc) {
+            let doubt = if contested { Some(Code::BlockShared) } else { suspect };
+            return Err(doubt.unwrap_or(if reader.failed(dev) { Code::ReadError } else { Code::Checksum }));
+        }
+        let words = self.words();
+        if contested && !self.given.add(at, words) {
+            return Err(Code::BlockShared);
+        }
+        Ok(())
+    }
+}
+
+/// Reads blocks and holds them against their checksums.
+pub(super) struct Reader {
+    device: Arc<dyn BlockDevice>,
+    /// Read so many blocks at once.
+    ahead: u64,
+    end: u64,
+    piece: AlignedBuf,
+    /// First block in `piece`, and how many are.
+    from: u64,
+    len: u64,
+    failed: Option<u64>,
+}
+
+impl Reader {
+    /// `all`: every block is going to be read.
+    pub(super) fn new(device: &Arc<dyn BlockDevice>, all: bool) -> Self {
+        let ahead = if all { READ_BLOCKS } else { 1 };
+        Self {
+            device: device.clone(),
+            ahead,
+            end: device.capacity() / BLOCK,
+            piece: AlignedBuf::zeroed((ahead * BLOCK) as usize),
+            from: 0,
+            len: 0,
+            failed: None,
+        }
+    }
+
+    /// The block is there and has this checksum.
+    pub(super) fn matches(&mut self, dev: u64, crc: u32) -> bool {
+        self.block(dev).is_some_and(|bytes| crc32c::crc32c(bytes) == crc)
+    }
+
+    /// The last attempt to read this block failed.
+    pub(super) fn failed(&self, dev: u64) -> bool {
+        self.failed == Some(dev)
+    }
+
+    fn block(&mut self, dev: u64) -> Option<&[u8]> {
+        if !(self.from..self.from + self.len).contains(&dev) {
+            let ahead = self.ahead.min(self.end.saturating_sub(dev));
+            let read = self.load(dev, ahead) || (ahead > 1 && self.load(dev, 1));
+            if !read {
+                self.failed = Some(dev);
+                return None;
+            }
+        }
+        let at = ((dev - self.from) * BLOCK) as usize;
+        Some(&self.piece[at..at + BLOCK as usize])
+    }
+
+    fn load(&mut self, dev: u64, blocks: u64) -> bool {
+        let bytes = (blocks * BLOCK) as usize;
+        if blocks == 0 {
+            return false;
+        }
+        if self.piece.len() != bytes {
+            self.piece = AlignedBuf::zeroed(bytes);
+        }
+        self.len = 0;
+        if self.device.read(dev * BLOCK, &mut self.piece).is_err() {
+            return false;
+        }
+        (self.from, self.len) = (dev, blocks);
+        true
+    }
+}

@@ -1,0 +1,151 @@
+//! The journal's own damage: a log that cannot be followed to its durable end is cut there, a home store with keys that
+//! cannot be read is written anew from all that can be.
+
+use super::blocks::Blocks;
+use super::{Segments, journal_options};
+use crate::fsck::repair::edits::Repairs;
+use crate::fsck::report::{Code, Repair};
+use crate::keys::{self, Key};
+use crate::volume::{Superblock, VolumeError};
+use ferry_device::{BlockDevice, Env};
+use ferry_journal::{Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, rebuild_home};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Segments tried for a new home store beside those that it surely takes.
+const SPARE: usize = 4;
+
+/// Cuts the log where it is damaged. The structure of what is left is looked at in the next round.
+pub(super) fn cut_log(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    env: &Env,
+    repairs: &mut Repairs,
+) -> Result<(), VolumeError> {
+    let client = Arc::new(Segments::default());
+    {
+        let options = journal_options(true, true);
+        let (journal, recovered) =
+            Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client.clone())?;
+        client.learn(dev, sb, &journal, &recovered.home_segments)?;
+    }
+    let (journal, recovered) =
+        Journal::open(dev.clone(), sb.geometry(), journal_options(false, true), env.clone(), client)?;
+    if let Some(damage) = &recovered.log_damage {
+        repairs.add(of_log(damage));
+    }
+    journal.close()?;
+    Ok(())
+}
+
+fn of_log(damage: &LogDamage) -> Repair {
+    let what = format!("cut the log at byte {} of the volume: {}", damage.offset, damage.detail);
+    let (from, to) = (damage.lost_from.0, damage.lost_to.0);
+    let lost = format!(
+        "the newest changes, though they had been made durable: contexts {from} to {to}, perhaps more"
+    );
+    Repair::new(Code::Log, what).losing(lost).then("compare what was changed last with a backup")
+}
+
+/// Writes the home store anew. Nothing is changed where nothing of it can be read.
+pub(super) fn rebuild(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    env: &Env,
+    repairs: &mut Repairs,
+) -> Result<(), VolumeError> {
+    let geometry = sb.geometry();
+    let Some((free, home)) = free_segments(dev, &geometry, env)? else { return Ok(()) };
+    let log_units = (2 * sb.log_len).div_ceil(home_unit_bytes(sb.segment_len)) as usize;
+    let mut wanted = home + log_units + SPARE;
+    let rebuilt = loop {
+        let list = &free[..wanted.min(free.len())];
+        take_from_host(dev, sb, list)?;
+        match rebuild_home(dev.clone(), geometry, env, list) {
+            Ok(rebuilt) => break rebuilt,
+            Err(JournalError::HomeNeeds { segments }) if list.len() < free.len() => {
+                wanted = (segments as usize).max(2 * wanted);
+            }
+            Err(JournalError::HomeNeeds { segments }) => {
+                let mib = (u64::from(segments) * sb.segment_len) >> 20;
+                return Err(VolumeError::Option(format!(
+                    "there is not enough space to repair: it takes {mib} MiB of free segments; nothing was changed"
+                )));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    };
+    if let Some(damage) = &rebuilt.log_damage {
+        repairs.add(of_log(damage));
+    }
+    if rebuilt.lost.is_empty() {
+        let what = "wrote the store of all names and attributes anew; all of it could be read";
+        repairs.add(Repair::new(Code::HomeStore, what).then("check the disk below"));
+    }
+    rebuilt.lost.iter().for_each(|gap| repairs.add(of_gap(gap)));
+    Ok(())
+}
+
+/// Space of the host is taken before anything is promised in it.
+fn take_from_host(dev: &Arc<dyn BlockDevice>, sb: &Superblock, segments: &[u32]) -> Result<(), VolumeError> {
+    for segment in segments {
+        let at = sb.segments_offset + u64::from(*segment) * sb.segment_len;
+        dev.allocate(at, sb.segment_len)
+            .map_err(|source| VolumeError::Io { what: "take space from the host", source })?;
+    }
+    Ok(())
+}
+
+fn of_gap(gap: &LostKeys) -> Repair {
+    let what = format!(
+        "wrote the store of all names and attributes anew, without what lies at byte {} of the volume: {}",
+        gap.offset, gap.detail
+    );
+    let side = |key: &[u8], none: &str| match keys::parse(key) {
+        Some(Key::Inode(ino)) => format!("the record of inode {ino}"),
+        Some(Key::Xattr(ino, name)) => format!("attribute {} of inode {ino}", name.escape_ascii()),
+        Some(Key::Dentry(dir, _, name)) => format!("the name {} in directory {dir}", name.escape_ascii()),
+        Some(Key::Extent(ino, offset)) => format!("byte {offset} of inode {ino}"),
+        Some(Key::Segment(segment)) => format!("the record of segment {segment}"),
+        Some(Key::Orphan(ino) | Key::Intent(ino)) => format!("the mark of inode {ino}"),
+        Some(Key::Counters | Key::Reserved) => "the counters".to_owned(),
+        None => none.to_owned(),
+    };
+    let (after, before) = (side(&gap.after, "the first key"), side(&gap.before, "the last key"));
+    let lost = format!("what was stored between {after} and {before}");
+    Repair::new(Code::HomeStore, what)
+        .losing(lost)
+        .then("see below what became of it; restore that from a backup")
+}
+
+/// Segments that nothing readable claims, and how many the home store has. `None`: nothing is readable.
+fn free_segments(
+    dev: &Arc<dyn BlockDevice>,
+    geometry: &Geometry,
+    env: &Env,
+) -> Result<Option<(Vec<u32>, usize)>, VolumeError> {
+    let client = Arc::new(Segments::default());
+    let opened = Journal::open(dev.clone(), *geometry, journal_options(true, true), env.clone(), client);
+    let (journal, recovered) = match opened {
+        Ok(opened) => opened,
+        Err(JournalError::Damaged { .. } | JournalError::Home(_)) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut blocks = Blocks::none(geometry, &recovered.home_segments);
+    let (mut keys, mut recorded) = (0_u64, BTreeSet::new());
+    let mut visit = |key: &[u8], value: &ferry_journal::Value| {
+        keys += 1;
+        blocks.note(key, value);
+        if let Some(Key::Segment(index)) = keys::parse(key) {
+            recorded.insert(index);
+        }
+        true
+    };
+    journal.scan_readable(&[], &[0xff; 32], &mut visit, &mut |_| {})?;
+    if keys == 0 {
+        return Ok(None);
+    }
+    let mut free = blocks.unclaimed();
+    free.retain(|segment| !recorded.contains(segment) && !recovered.home_segments.contains(segment));
+    Ok(Some((free.into_iter().collect(), recovered.home_segments.len())))
+}

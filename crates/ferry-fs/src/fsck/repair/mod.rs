@@ -1,0 +1,178 @@
+//! Repairs a volume that nobody has mounted.
+//!
+//! Check, repair in passes, check again, until nothing more is found. Each pass reads the whole view in key order and plans
+//! changes that are ordinary transactions; every one of them leaves a volume from which the next run goes on, so that a repair
+//! may be killed at any write. The order of the passes:
+//! 1. the superblock's copies; the log and the home store (`home`);
+//! 2. what one inode's keys say of themselves (`inodes`): afterwards everything can be decoded;
+//! 3. extents and the blocks that they claim (`extents`);
+//! 4. the tree of names, and `/lost+found` (`tree`);
+//! 5. whatever is counted (`counts`).
+//!
+//! Nothing is made up: what cannot be told from what is left is removed and said, and a range of a file whose contents are
+//! gone becomes a lost extent, which reads as an error.
+
+mod blocks;
+mod counts;
+mod edits;
+mod extents;
+mod home;
+mod inodes;
+mod rows;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use super::report::{Code, Repair, Report};
+use super::{FsckOptions, HOME_CACHE_BYTES, check, name_hash};
+use crate::api::Timestamp;
+use crate::keys::{self, Key};
+use crate::volume::{Superblock, VolumeError, read_superblock, rewrite_bad_copies};
+use blocks::{Blocks, Reader};
+use edits::{Repairs, Writer};
+use ferry_device::{BlockDevice, Env};
+use ferry_journal::{Journal, JournalClient, JournalError, JournalOptions, Seq};
+use parking_lot::Mutex;
+use siphasher::sip::SipHasher13;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Rounds of check and repair. One is enough unless one repair uncovers the next damage.
+const ROUNDS_MAX: usize = 5;
+
+/// Checks the volume on `dev` and repairs what can be repaired. An error means that it could not be checked, or that the
+/// repair could not go on (what was repaired so far stays); damage that is left is in the report.
+pub fn repair(
+    dev: &Arc<dyn BlockDevice>,
+    mut options: FsckOptions<'_>,
+    env: &Env,
+) -> Result<Report, VolumeError> {
+    let sb = read_superblock(dev)?;
+    let mut repairs = Repairs::default();
+    for place in rewrite_bad_copies(dev)? {
+        let what = format!("wrote the copy of the superblock at byte {place} anew, from the other one");
+        repairs.add(Repair::new(Code::SuperblockCopy, what).then("check the disk below"));
+    }
+    let verify = options.verify_data;
+    for _ in 0..ROUNDS_MAX {
+        let progress = options.progress.as_mut().map(|progress| &mut **progress as _);
+        let mut report =
+            check(dev, &sb, FsckOptions { verify_data: verify, progress }, env, &mut repairs.list)?;
+        report.repaired = repairs.count;
+        let before = repairs.count;
+        let found = |code| report.findings.iter().any(|finding| finding.code == code);
+        // What is deepest comes first: on top of it the rest would be judged wrongly.
+        if found(Code::HomeStore) {
+            home::rebuild(dev, &sb, env, &mut repairs)?;
+        } else if found(Code::Log) {
+            home::cut_log(dev, &sb, env, &mut repairs)?;
+        } else if !report.clean {
+            structure(dev, &sb, verify, env, &mut repairs)?;
+        }
+        if repairs.count == before {
+            report.repairs = repairs.list;
+            return Ok(report);
+        }
+    }
+    let progress = options.progress.as_mut().map(|progress| &mut **progress as _);
+    let options = FsckOptions { verify_data: verify, progress };
+    let mut report = check(dev, &sb, options, env, &mut repairs.list)?;
+    (report.repaired, report.repairs) = (repairs.count, repairs.list);
+    Ok(report)
+}
+
+fn journal_options(read_only: bool, accept_damage: bool) -> JournalOptions {
+    JournalOptions {
+        flush: ferry_journal::FlushPolicy::default(),
+        fast_flush: ferry_journal::FAST_FLUSH,
+        commit_interval: Duration::from_secs(1),
+        home_cache_bytes: HOME_CACHE_BYTES,
+        read_only,
+        background: false,
+        accept_damage,
+    }
+}
+
+/// One round of the passes over the keys.
+fn structure(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    verify: bool,
+    env: &Env,
+    repairs: &mut Repairs,
+) -> Result<(), VolumeError> {
+    let geometry = sb.geometry();
+    let client = Arc::new(Segments::default());
+    {
+        let options = journal_options(true, false);
+        let (journal, recovered) =
+            Journal::open(dev.clone(), geometry, options, env.clone(), client.clone())?;
+        client.learn(dev, sb, &journal, &recovered.home_segments)?;
+    }
+    let (journal, recovered) =
+        Journal::open(dev.clone(), geometry, journal_options(false, false), env.clone(), client)?;
+    let hasher = SipHasher13::new_with_key(&sb.hash_key);
+    let hash = |name: &[u8]| name_hash(&hasher, name);
+    let now = Timestamp(env.clock.wall().as_nanos() as i128);
+    let mut writer = Writer::new(&journal, repairs);
+    inodes::run(&journal, &mut writer, &hash, now)?;
+    let mut blocks = Blocks::load(&journal, &geometry, &recovered.home_segments)?;
+    let mut reader = Reader::new(dev, verify);
+    extents::run(&journal, &mut writer, &mut blocks, &mut reader, verify)?;
+    drop((blocks, reader));
+    tree::run(&journal, &mut writer, &hash, now)?;
+    counts::run(&journal, &mut writer, &geometry, &recovered.home_segments)?;
+    journal.close()?;
+    Ok(())
+}
+
+/// The journal's owner during a repair: gives the home store segments that nothing claims, whatever their records say.
+#[derive(Default)]
+struct Segments(Mutex<Option<Pool>>);
+
+struct Pool {
+    device: Arc<dyn BlockDevice>,
+    offset: u64,
+    len: u64,
+    free: BTreeSet<u32>,
+}
+
+impl Segments {
+    fn learn(
+        &self,
+        dev: &Arc<dyn BlockDevice>,
+        sb: &Superblock,
+        journal: &Journal,
+        home: &[u32],
+    ) -> Result<(), JournalError> {
+        let mut free = Blocks::load(journal, &sb.geometry(), home)?.unclaimed();
+        journal.scan(&keys::segment(0), &keys::segment_end(), &mut |key, _| {
+            if let Some(Key::Segment(index)) = keys::parse(key) {
+                free.remove(&index);
+            }
+            true
+        })?;
+        free.retain(|segment| !home.contains(segment));
+        let pool = Pool { device: dev.clone(), offset: sb.segments_offset, len: sb.segment_len, free };
+        *self.0.lock() = Some(pool);
+        Ok(())
+    }
+}
+
+impl JournalClient for Segments {
+    fn stamped(&self, _seq: Seq) {}
+    fn failed(&self, _error: &JournalError) {}
+    fn take_home_segment(&self) -> Option<u32> {
+        let mut pool = self.0.lock();
+        let pool = pool.as_mut()?;
+        let segment = pool.free.pop_first()?;
+        pool.device.allocate(pool.offset + u64::from(segment) * pool.len, pool.len).ok()?;
+        Some(segment)
+    }
+    fn release_home_segments(&self, segments: &[u32]) {
+        if let Some(pool) = self.0.lock().as_mut() {
+            pool.free.extend(segments);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Damage of the log and of the home store.
+
+use super::*;
+
+/// The block at `at`.
+fn block(dev: &Arc<dyn BlockDevice>, at: u64) -> AlignedBuf {
+    let mut block = AlignedBuf::zeroed(4096);
+    dev.read(at, &mut block).unwrap();
+    block
+}
+
+/// Who is there still has what it had, or cannot be read: nothing else is shown in its place.
+fn nothing_is_made_up(before: &Shown, after: &Shown) {
+    let by_ino: BTreeMap<_, _> = before.values().map(|seen| (seen.ino, seen)).collect();
+    for (path, seen) in after.iter().filter(|(_, seen)| seen.mode & libc::S_IFMT == libc::S_IFREG) {
+        let was = by_ino.get(&seen.ino).unwrap_or_else(|| panic!("{path} was not there"));
+        for (now, then) in seen.contents.iter().zip(&was.contents).filter(|(now, _)| now.is_some()) {
+            let (now, then) = (now.as_ref().unwrap(), then.as_ref().unwrap());
+            assert!(now.starts_with(then), "{path} shows other contents");
+        }
+    }
+}
+
+#[test]
+fn a_page_of_the_home_store_costs_what_lay_there() {
+    let whole = Volume::new().shown();
+    let mut costs = BTreeSet::new();
+    // Whatever stands together with these names, attributes and contents is lost.
+    for needle in [&b"lost name"[..], b"n11", b"deep down", b"user.a", &pattern(3, 900)[..200]] {
+        let volume = Volume::new();
+        let fs = mount(&volume.dev, false);
+        make_file(&fs, ROOT, "lost name", &pattern(7, 30_000));
+        fs.detach();
+        fs.close().unwrap();
+        let before = volume.shown();
+        let end = volume.sb.segments_offset + u64::from(volume.sb.segment_count) * volume.sb.segment_len;
+        let mut spoiled = 0;
+        for at in (volume.sb.segments_offset..end).step_by(4096) {
+            if block(&volume.dev, at).windows(needle.len()).any(|bytes| bytes == needle) {
+                volume.spoil(at);
+                spoiled += 1;
+            }
+        }
+        assert!(spoiled >= 2, "both copies");
+        assert!(volume.codes().contains(&Code::HomeStore), "{}", needle.escape_ascii());
+        let report = volume.repaired("home store");
+        assert!(report.repairs.iter().any(|r| r.code == Code::HomeStore && r.lost.is_some()));
+        let after = volume.shown();
+        nothing_is_made_up(&before, &after);
+        costs.insert(before.len() - after.len().min(before.len()));
+        volume.works("home store");
+    }
+    assert!(costs.iter().all(|lost| *lost < whole.len()), "something is left in each case: {costs:?}");
+}
+
+#[test]
+fn a_damaged_log_costs_the_newest_changes() {
+    let volume = Volume::new();
+    let sound = volume.shown();
+    let fs = mount(&volume.dev, false);
+    for i in 0..20 {
+        make_file(&fs, ROOT, &format!("late {i}"), &pattern(i, 5000));
+    }
+    // As a crash leaves it.
+    let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(volume.dev.capacity()));
+    for at in (0..volume.dev.capacity()).step_by(4096) {
+        dev.write(at, &block(&volume.dev, at)).unwrap();
+    }
+    fs.detach();
+    fs.close().unwrap();
+    let crashed = Volume { dev, sb: volume.sb.clone() };
+    assert!(crashed.check().clean);
+    let log = crashed.sb.log_offset..crashed.sb.log_offset + crashed.sb.log_len;
+    let mut blocks: Vec<(u64, u64)> = log
+        .step_by(4096)
+        .filter_map(|at| {
+            let block = block(&crashed.dev, at);
+            (block[..4] == *b"FLB1").then(|| (u64::from_le_bytes(block[24..32].try_into().unwrap()), at))
+        })
+        .collect();
+    blocks.sort_unstable();
+    crashed.spoil(blocks[blocks.len() - 15].1);
+    assert_eq!(crashed.codes(), BTreeSet::from([Code::Log]));
+    let report = crashed.repaired("log");
+    assert!(report.repairs.iter().any(|r| r.code == Code::Log && r.lost.is_some()), "{:#?}", report.repairs);
+    let after = crashed.shown();
+    let late = after.keys().filter(|path| path.starts_with("/late")).count();
+    assert!((1..20).contains(&late), "{late} of 20");
+    for (path, seen) in &sound {
+        assert_eq!((&after[path].contents, after[path].ino), (&seen.contents, seen.ino), "{path}");
+    }
+    crashed.works("log");
+}

@@ -1,0 +1,187 @@
+//! What a volume that nobody has open holds, told record by record, as far as it can be read. Nothing is written.
+
+use crate::disk::{Disk, io_error};
+use crate::format::{BlockStamp, LOG_BLOCK, RECORD_HEADER, RecordHeader};
+use crate::home::map::HomeMap;
+use crate::home::{Home, HomeState, Point};
+use crate::record::{LogArea, append_payload};
+use crate::recovery::{Reader, replay};
+use crate::{Geometry, JournalError, Seq};
+use ferry_device::{AlignedBuf, BlockDevice};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Memory for the home store while its state is read, in bytes.
+const CACHE_BYTES: usize = 1 << 20;
+
+/// How a record fares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wholeness {
+    /// Every block is there and the body's checksum matches.
+    Whole,
+    /// This block of it (0 is the first) is missing or another record's.
+    Missing(u64),
+    /// All blocks are there, but they do not hold what was written.
+    BadBody,
+}
+
+/// A record found in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogRecord {
+    /// Position of its first block.
+    pub position: u64,
+    /// The same on the device, in bytes.
+    pub offset: u64,
+    /// Blocks that it takes.
+    pub blocks: u64,
+    /// What it says of itself.
+    pub header: RecordHeader,
+    /// Whether it is all there.
+    pub state: Wholeness,
+}
+
+/// Where the home store says that recovery begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogStart {
+    /// Newest context in the home store.
+    pub seq: Seq,
+    /// Position of the first record that is not in it.
+    pub position: u64,
+    /// Id of the record before that.
+    pub id: u64,
+    /// The volume was closed cleanly.
+    pub clean: bool,
+    /// Bytes of all keys and values.
+    pub live_bytes: u64,
+}
+
+/// Where recovery would end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEnd {
+    /// Newest context that would be there.
+    pub seq: Seq,
+    /// Position behind its record.
+    pub position: u64,
+    /// The same on the device, in bytes.
+    pub offset: u64,
+    /// Contexts that would be applied.
+    pub contexts: u64,
+    /// Records read for it, those that only stamp among them.
+    pub records: u64,
+    /// Bytes of log read for it.
+    pub bytes: u64,
+}
+
+/// One copy of the home store's map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapCopy {
+    /// Grows with every change: the copy with the larger one counts.
+    pub generation: u64,
+    /// Length of the home store's file, in bytes.
+    pub len: u64,
+    /// Segments with a part of it, in the order of the file; `None` where nothing was ever written.
+    pub units: Vec<Option<u32>>,
+    /// Segments kept for its growth.
+    pub spare: Vec<u32>,
+}
+
+/// Asks the home store where the log begins. Needs the home store to be readable.
+pub fn log_start(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> Result<LogStart, JournalError> {
+    let disk = Arc::new(Disk::new(dev.clone()));
+    // redb panics on pages that make no sense.
+    let opened =
+        catch_unwind(AssertUnwindSafe(|| Home::open(&disk, geo, CACHE_BYTES, true).map(|(_, state)| state)));
+    let HomeState { point, clean, live_bytes } =
+        opened.unwrap_or_else(|_| Err(JournalError::Home("one of its pages makes no sense".into())))?;
+    Ok(LogStart { seq: point.seq, position: point.position, id: point.id, clean, live_bytes })
+}
+
+/// Finds out where recovery would end, as it would.
+pub fn log_end(dev: &Arc<dyn BlockDevice>, geo: &Geometry, start: &LogStart) -> Result<LogEnd, JournalError> {
+    let (disk, area) = (Disk::new(dev.clone()), LogArea::new(geo));
+    let point = Point { seq: start.seq, position: start.position, id: start.id };
+    let replayed = replay(&disk, &area, point, false)?;
+    Ok(LogEnd {
+        seq: replayed.end.seq,
+        position: replayed.end.position,
+        offset: area.place(replayed.end.position),
+        contexts: replayed.contexts,
+        records: replayed.records,
+        bytes: replayed.bytes,
+    })
+}
+
+/// Shows every record whose beginning is in the log, the oldest position first, those that no recovery would use among
+/// them; what the device cannot read is passed over. `visit` returns `false` to end it.
+pub fn log_records(
+    dev: &Arc<dyn BlockDevice>,
+    geo: &Geometry,
+    visit: &mut dyn FnMut(&LogRecord) -> bool,
+) -> Result<(), JournalError> {
+    let (disk, area) = (Disk::new(dev.clone()), LogArea::new(geo));
+    let Some(newest) = newest_position(&disk, &area)? else { return Ok(()) };
+    let tail = (newest + 1).saturating_sub(area.blocks);
+    let mut reader = Reader::new(&disk, &area, tail, true);
+    let mut position = tail;
+    while position <= newest {
+        let Some(header) = reader.header(position)? else {
+            position += 1;
+            continue;
+        };
+        let (blocks, mut state) = (header.blocks(), Wholeness::Whole);
+        let mut payload = Vec::new();
+        for index in 0..blocks {
+            let at = position + index;
+            let want = BlockStamp {
+                volume_id: geo.volume_id,
+                position: at,
+                record_id: header.id,
+                index: u32::try_from(index).unwrap_or(u32::MAX),
+            };
+            if at >= tail + area.blocks || BlockStamp::decode(reader.block(at)?) != Some(want) {
+                state = Wholeness::Missing(index);
+                break;
+            }
+            append_payload(reader.block(at)?, &mut payload);
+        }
+        let body = payload.get(RECORD_HEADER..RECORD_HEADER + header.body_len as usize);
+        if state == Wholeness::Whole && body.map(crc32c::crc32c) != Some(header.body_crc) {
+            state = Wholeness::BadBody;
+        }
+        let whole = state == Wholeness::Whole;
+        if !visit(&LogRecord { position, offset: area.place(position), blocks, header, state }) {
+            return Ok(());
+        }
+        position += if whole { blocks } else { 1 };
+    }
+    Ok(())
+}
+
+/// The newest position that any whole block stamp in the ring names.
+fn newest_position(disk: &Disk, area: &LogArea) -> Result<Option<u64>, JournalError> {
+    const READ_BLOCKS: u64 = 256;
+    let mut newest = None;
+    let mut at = 0;
+    while at < area.blocks {
+        let n = READ_BLOCKS.min(area.blocks - at);
+        let mut buf = AlignedBuf::zeroed(n as usize * LOG_BLOCK);
+        disk.read(area.place(at), &mut buf).map_err(io_error("log"))?;
+        for (i, block) in (at..).zip(buf.chunks_exact(LOG_BLOCK)) {
+            let stamp = BlockStamp::decode(block);
+            let ours = stamp.filter(|s| s.volume_id == area.volume_id && s.position % area.blocks == i);
+            newest = newest.max(ours.map(|s| s.position));
+        }
+        at += n;
+    }
+    Ok(newest)
+}
+
+/// Both copies of the home store's map, or what is wrong with each.
+pub fn home_map(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> [Result<MapCopy, String>; 2] {
+    [0, 1].map(|slot| {
+        let mut buf = AlignedBuf::zeroed(geo.home_map_len as usize);
+        dev.read(HomeMap::slot_offset(geo, slot), &mut buf).map_err(|e| e.to_string())?;
+        let map = HomeMap::decode(&buf, geo).map_err(str::to_owned)?;
+        Ok(MapCopy { generation: map.generation, len: map.len, units: map.units, spare: map.spare })
+    })
+}

@@ -1,0 +1,73 @@
+//! Reading what the journal keeps on the device, while everything goes on, to see whether it is still what was written.
+
+use crate::Journal;
+use crate::format::LOG_BLOCK;
+use crate::recovery::Reader;
+
+/// Called after each read with the bytes that it took; may wait. `false` ends the reading.
+pub type Step<'s> = &'s mut dyn FnMut(u64) -> bool;
+
+/// A place of the device that cannot be read, or does not hold what was written there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadPlace {
+    /// Which part of the volume.
+    pub what: &'static str,
+    /// First byte on the device.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What is wrong.
+    pub detail: String,
+}
+
+impl BadPlace {
+    pub(crate) fn unreadable(what: &'static str, offset: u64, len: u64, error: &std::io::Error) -> Self {
+        Self { what, offset, len, detail: format!("the device cannot read it: {error}") }
+    }
+}
+
+impl Journal {
+    /// Reads every record that recovery would need now, from the newest checkpoint to the newest durable context. The first
+    /// that is not whole is reported: what follows it cannot be told from garbage. `false`: `step` ended it.
+    pub fn verify_log(&self, found: &mut dyn FnMut(BadPlace), step: Step<'_>) -> bool {
+        let core = &self.core;
+        loop {
+            // A checkpoint shows its point before it gives the log's space back: while the point stays, so do the records.
+            let start = core.head.read().view.home.point;
+            let durable = core.pipe.lock().end.seq;
+            let mut reader = Reader::new(&core.disk, &core.area, start.position, false);
+            let mut end = start;
+            let mut broken = None;
+            while broken.is_none() && end.seq < durable {
+                match reader.record(end) {
+                    Ok(Some(record)) => {
+                        let blocks = record.end.position - end.position;
+                        end = record.end;
+                        if !step(blocks * LOG_BLOCK as u64) {
+                            return false;
+                        }
+                    }
+                    Ok(None) => broken = Some(format!("context {} is not whole", end.seq.0 + 1)),
+                    Err(error) => broken = Some(error.to_string()),
+                }
+            }
+            let Some(detail) = broken else { return true };
+            if core.head.read().view.home.point == start {
+                let offset = core.area.place(end.position);
+                found(BadPlace { what: "log", offset, len: LOG_BLOCK as u64, detail });
+                return true;
+            }
+        }
+    }
+
+    /// Reads both copies of the home store's map and of every block of its file, and holds them against their checksums. What one copy
+    /// alone has lost is mended from the other, unless the volume is read-only. `false`: `step` ended it.
+    pub fn verify_home(&self, found: &mut dyn FnMut(BadPlace), step: Step<'_>) -> bool {
+        self.core.home.file().verify(found, step)
+    }
+
+    /// Bytes of all keys and values, as of the newest checkpoint.
+    pub fn stored_bytes(&self) -> u64 {
+        self.core.home.live_bytes()
+    }
+}

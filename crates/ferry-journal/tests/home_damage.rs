@@ -1,0 +1,531 @@
+//! Damage in the home store: one copy of a block is mended, both cost the keys that lie there and nothing else.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod common;
+
+use common::{Owner, SEGMENT, Volume, assert_same, device_len, force, geometry, options, put};
+use ferry_device::{AlignedBuf, BlockDevice, Io};
+use ferry_journal::*;
+use ferry_sim::device::{SimDevice, SimRng, sim_env};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Arc, Mutex};
+
+const LOG: u64 = 512 * 1024;
+const BLOCK: u64 = 4096;
+/// Blocks of a segment of 256 KiB that hold pages; as many copies follow, then a checksum block and its copy.
+const PAGES: u64 = 31;
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A device with blocks that cannot be read.
+struct BadBlocks {
+    inner: Arc<SimDevice>,
+    bad: Mutex<BTreeSet<u64>>,
+}
+
+impl BlockDevice for BadBlocks {
+    fn capacity(&self) -> u64 {
+        self.inner.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        if self.bad.lock().unwrap().range(offset..offset + buf.len() as u64).next().is_some() {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        self.inner.read(offset, buf)
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.inner.write(offset, buf)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.inner.flush()
+    }
+    fn submit(&self, batch: Vec<Io>) {
+        self.inner.submit(batch);
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        self.inner.host_free()
+    }
+}
+
+struct Setup {
+    volume: Volume,
+    device: Arc<SimDevice>,
+    bad: Arc<BadBlocks>,
+    model: Model,
+    /// Segments of the home store, as a fresh opening finds them.
+    home: Vec<u32>,
+}
+
+fn setup(keys: u32, seed: u64) -> Setup {
+    let geo = geometry(LOG, 64);
+    let (env, _) = sim_env(seed);
+    let device = Arc::new(SimDevice::new(device_len(&geo)));
+    device.scribble(0, device_len(&geo), &mut SimRng::new(seed));
+    let bad = Arc::new(BadBlocks { inner: device.clone(), bad: Mutex::default() });
+    let volume = Volume::on(bad.clone(), geo, env);
+    let mut model = Model::new();
+    let (journal, _) = volume.open();
+    for i in 0..keys {
+        let (key, value) = (format!("key {i:06}").into_bytes(), vec![i as u8; 100 + i as usize % 50]);
+        put(&journal, &key, &value);
+        model.insert(key, value);
+    }
+    journal.close().unwrap();
+    drop(journal);
+    let (journal, recovered) = volume.open_with(reader()).unwrap();
+    assert_same(&journal, &model);
+    assert_eq!(journal.stats().home_blocks_healed, 0);
+    device.restart_trace();
+    Setup { volume, device, bad, model, home: recovered.home_segments }
+}
+
+fn reader() -> JournalOptions {
+    JournalOptions { read_only: true, home_cache_bytes: 0, ..options(false) }
+}
+
+impl Setup {
+    /// The same on a copy of the device.
+    fn fork(&self) -> Self {
+        let device = Arc::new(self.device.crash_image(self.device.trace_len(), &mut SimRng::new(1)));
+        let bad = Arc::new(BadBlocks { inner: device.clone(), bad: Mutex::default() });
+        let volume = Volume { dev: bad.clone(), geo: self.volume.geo, env: self.volume.env.clone() };
+        Self { volume, device, bad, model: self.model.clone(), home: self.home.clone() }
+    }
+
+    fn place(&self, segment: u32, block: u64) -> u64 {
+        self.volume.geo.segments_offset + u64::from(segment) * SEGMENT + block * BLOCK
+    }
+
+    fn block(&self, place: u64) -> AlignedBuf {
+        let mut buf = AlignedBuf::zeroed(BLOCK as usize);
+        self.device.read(place, &mut buf).unwrap();
+        buf
+    }
+
+    fn write(&self, place: u64, bytes: &AlignedBuf) {
+        self.device.write(place, bytes).unwrap();
+    }
+
+    fn garbage(&self, place: u64) {
+        let mut buf = AlignedBuf::zeroed(BLOCK as usize);
+        SimRng::new(place).fill(&mut buf);
+        self.write(place, &buf);
+    }
+
+    fn unreadable(&self, place: u64) {
+        self.bad.bad.lock().unwrap().insert(place);
+    }
+
+    /// Opens and reads everything through a walk, then key by key.
+    fn check(&self, options: JournalOptions) -> u64 {
+        let (journal, _) = self.volume.open_with(options).unwrap();
+        assert_same(&journal, &self.model);
+        journal.stats().home_blocks_healed
+    }
+
+    /// Places of pages' first copies whose loss loses keys but not the store: leaves of the keys.
+    fn leaves(&self) -> Vec<u64> {
+        let mut out = Vec::new();
+        for &segment in &self.home {
+            for block in 0..PAGES {
+                let place = self.place(segment, block);
+                let bytes = self.block(place);
+                let text = b"key 00";
+                if bytes[0] == 1 && bytes.windows(text.len()).any(|w| w == text) {
+                    out.push(place);
+                }
+            }
+        }
+        out
+    }
+
+    /// Damages both copies of a leaf that keys are read from.
+    fn lose_a_leaf(&self) {
+        for leaf in self.leaves() {
+            let fork = self.fork();
+            fork.garbage(leaf);
+            if fork.check(reader()) > 0 {
+                [leaf, leaf + PAGES * BLOCK].into_iter().for_each(|place| self.garbage(place));
+                return;
+            }
+        }
+        panic!("no leaf is read");
+    }
+
+    /// What a scan past damage finds, and the gaps.
+    fn readable(&self, journal: &Journal) -> (Model, Vec<LostKeys>) {
+        let (mut found, mut gaps) = (Model::new(), Vec::new());
+        let mut visit = |k: &[u8], v: &Value| {
+            if let Some((last, _)) = found.last_key_value() {
+                assert!(&last[..] < k, "in order");
+            }
+            found.insert(k.to_vec(), v.to_vec());
+            true
+        };
+        journal.scan_readable(b"", &[0xff; 8], &mut visit, &mut |gap| gaps.push(gap)).unwrap();
+        (found, gaps)
+    }
+
+    /// Every key that was not found lies in a gap, and nothing was made up.
+    fn explained(&self, found: &Model, gaps: &[LostKeys]) {
+        for (key, value) in &self.model {
+            match found.get(key) {
+                Some(there) => assert_eq!(there, value),
+                None => assert!(
+                    gaps.iter().any(|g| g.after < *key && *key < g.before),
+                    "{} is in no gap",
+                    String::from_utf8_lossy(key)
+                ),
+            }
+        }
+        assert!(found.keys().all(|key| self.model.contains_key(key)));
+    }
+}
+
+/// Each block of the home store, its copies and its checksums, damaged in three ways.
+#[test]
+fn one_bad_copy_of_any_block_costs_nothing() {
+    let setup = setup(700, 1);
+    let leaves = setup.leaves();
+    let (mut counted, mut headers) = (0, 0);
+    for &segment in &setup.home {
+        for block in 0..2 * PAGES + 2 {
+            let place = setup.place(segment, block);
+            let before = setup.block(place);
+            let header = before.starts_with(b"redb");
+            for damage in 0..3 {
+                let setup = setup.fork();
+                match damage {
+                    0 => setup.garbage(place),
+                    1 => setup.write(place, &AlignedBuf::zeroed(BLOCK as usize)),
+                    _ => setup.unreadable(place),
+                }
+                let seen = setup.check(reader());
+                assert!(
+                    seen > 0 || !(header && block == 0 || leaves.contains(&place)),
+                    "{damage} of {block}"
+                );
+                assert!(damage == 2 || setup.block(place)[..] != before[..] || seen == 0, "only read");
+                let mended = setup.check(JournalOptions { home_cache_bytes: 0, ..options(false) });
+                assert!(mended > 0 || seen == 0, "{damage} of {block}");
+                setup.bad.bad.lock().unwrap().clear();
+                if seen > 0 {
+                    counted += 1;
+                    headers += u32::from(header);
+                    assert!(
+                        !leaves.contains(&place) || setup.block(place)[..] == before[..],
+                        "{damage} of {block}"
+                    );
+                    assert_eq!(setup.check(reader()), 0, "{damage} of {block}");
+                }
+            }
+        }
+    }
+    assert!(counted > 3 * leaves.len() && headers == 6, "{counted}, {headers}");
+}
+
+/// Both copies of one leaf after the other.
+#[test]
+fn a_lost_leaf_costs_its_keys_only() {
+    let setup = setup(700, 2);
+    let leaves = setup.leaves();
+    let mut lost_some = 0;
+    for &place in &leaves {
+        for damage in 0..2 {
+            let copies = [place, place + PAGES * BLOCK].map(|p| (p, setup.block(p)));
+            for (p, _) in &copies {
+                if damage == 0 { setup.garbage(*p) } else { setup.unreadable(*p) }
+            }
+            let (journal, _) = setup.volume.open_with(reader()).unwrap();
+            let (found, gaps) = setup.readable(&journal);
+            setup.explained(&found, &gaps);
+            assert!(gaps.len() <= 1);
+            let lost: BTreeSet<_> = setup.model.keys().filter(|k| !found.contains_key(*k)).collect();
+            assert_eq!(lost.is_empty(), gaps.is_empty());
+            for gap in &gaps {
+                assert_eq!(gap.offset, place, "{gap:?}");
+                lost_some += 1;
+            }
+            // One after the other, and each key that is not there twice: the mount goes on.
+            for _ in 0..2 {
+                for (key, value) in &setup.model {
+                    match journal.get(key) {
+                        Ok(there) => assert_eq!(there.as_deref(), Some(&value[..])),
+                        Err(JournalError::Damaged { what: "home store", offset, .. }) => {
+                            assert!(lost.contains(key) && offset == place);
+                        }
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            }
+            assert_eq!(journal.scan(b"", &[0xff; 8], &mut |_, _| true).is_err(), !lost.is_empty());
+            drop(journal);
+            setup.bad.bad.lock().unwrap().clear();
+            copies.iter().for_each(|(p, bytes)| setup.write(*p, bytes));
+        }
+    }
+    assert!(lost_some >= leaves.len(), "{lost_some} of {}", leaves.len());
+}
+
+/// A checkpoint that needs what cannot be read ends all changes, and no reading.
+#[test]
+fn a_checkpoint_on_damage_stops_changes_only() {
+    let setup = setup(700, 3);
+    setup.lose_a_leaf();
+    let (journal, _) = setup.volume.open();
+    let (found, gaps) = setup.readable(&journal);
+    let lost: Vec<_> = setup.model.keys().filter(|k| !found.contains_key(*k)).cloned().collect();
+    assert!(lost.len() > 1 && gaps.len() == 1);
+    for key in &lost {
+        put(&journal, key, b"again");
+    }
+    assert!(matches!(journal.checkpoint(), Err(JournalError::Damaged { .. })));
+    assert!(matches!(journal.begin(common::credits(1, 1)), Err(JournalError::ReadOnly(_))));
+    for (key, value) in &setup.model {
+        let expected = if lost.contains(key) { b"again" } else { &value[..] };
+        assert_eq!(journal.get(key).unwrap().as_deref(), Some(expected));
+    }
+}
+
+fn free_of(setup: &Setup, n: usize) -> Vec<u32> {
+    (0..setup.volume.geo.segment_count).rev().filter(|s| !setup.home.contains(s)).take(n).collect()
+}
+
+fn rebuild(setup: &Setup, device: &Arc<SimDevice>, free: &[u32]) -> Result<Rebuilt, JournalError> {
+    rebuild_home(device.clone(), setup.volume.geo, &setup.volume.env, free)
+}
+
+fn open_on(setup: &Setup, device: &Arc<SimDevice>) -> (Journal, Recovered) {
+    let owner = Owner::new(&setup.volume.geo, &[]);
+    let opened = Journal::open(
+        device.clone(),
+        setup.volume.geo,
+        JournalOptions { read_only: true, ..options(false) },
+        setup.volume.env.clone(),
+        owner,
+    );
+    opened.unwrap()
+}
+
+/// Leaves with keys in them damaged, and a log with contexts that are not home yet: rebuilding keeps all the rest.
+#[test]
+fn a_rebuilt_home_store_has_what_is_readable() {
+    let mut setup = setup(700, 4);
+    let (journal, _) = setup.volume.open();
+    for i in 0..20_u32 {
+        let (key, value) = (format!("log {i:03}").into_bytes(), i.to_le_bytes().to_vec());
+        let seq = put(&journal, &key, &value);
+        force(&journal, seq).unwrap();
+        setup.model.insert(key, value);
+    }
+    drop(journal);
+    setup.lose_a_leaf();
+    let needed = match rebuild(&setup, &setup.device, &free_of(&setup, 1)) {
+        Err(JournalError::HomeNeeds { segments }) => segments,
+        other => panic!("{other:?}"),
+    };
+    let before = open_on(&setup, &setup.device);
+    let (found, gaps) = setup.readable(&before.0);
+    drop(before);
+    assert_eq!(gaps.len(), 1);
+    setup.device.restart_trace();
+    let rebuilt = rebuild(&setup, &setup.device, &free_of(&setup, needed as usize)).unwrap();
+    assert_eq!((rebuilt.lost.len(), rebuilt.keys), (gaps.len(), found.len() as u64));
+    assert_eq!(BTreeSet::from_iter(&rebuilt.old_segments), BTreeSet::from_iter(&setup.home));
+    setup.explained(&found, &rebuilt.lost);
+    // Killed at any write: the old store or the new one, and the second attempt comes to the same.
+    let mut rng = SimRng::new(4);
+    let points = setup.device.trace_len();
+    let mut new = 0;
+    for point in (0..=points).filter(|p| points < 80 || p % (points / 60) == 0 || points - p < 12) {
+        let image = Arc::new(setup.device.crash_image(point, &mut rng));
+        let (journal, recovered) = open_on(&setup, &image);
+        let (there, gaps) = setup.readable(&journal);
+        assert_eq!(there, found, "point {point} of {points}");
+        drop(journal);
+        new += u32::from(gaps.is_empty());
+        let free = (0..setup.volume.geo.segment_count).filter(|s| !recovered.home_segments.contains(s));
+        let again = rebuild(&setup, &image, &free.take(needed as usize).collect::<Vec<_>>()).unwrap();
+        assert_eq!(again.keys, found.len() as u64);
+        assert_same(&open_on(&setup, &image).0, &found);
+    }
+    assert!(new > 0 && (new as usize) < points, "{new} of {points}");
+    // It takes changes, and is clean.
+    let (journal, recovered) = setup.volume.open();
+    assert!(!recovered.unclean && recovered.log_damage.is_none(), "{recovered:?}");
+    let seq = put(&journal, b"more", b"1");
+    force(&journal, seq).unwrap();
+    journal.close().unwrap();
+}
+
+/// Nothing of the home store is left: one gap covers all, and an empty one takes its place.
+#[test]
+fn a_home_store_without_a_root_is_one_gap() {
+    let setup = setup(200, 5);
+    for &segment in &setup.home {
+        (0..2 * PAGES + 2).for_each(|block| setup.garbage(setup.place(segment, block)));
+    }
+    assert!(matches!(setup.volume.open_with(reader()), Err(JournalError::Damaged { .. })));
+    let rebuilt = rebuild(&setup, &setup.device, &free_of(&setup, 8)).unwrap();
+    assert_eq!((rebuilt.keys, rebuilt.lost.len()), (0, 1));
+    let (journal, _) = setup.volume.open();
+    assert_same(&journal, &Model::new());
+    put(&journal, b"new", b"1");
+    journal.close().unwrap();
+}
+
+/// A log damaged before its durable end, accepted: it ends there, for good once it was opened for writing.
+#[test]
+fn an_accepted_log_ends_at_its_damage() {
+    for unreadable in [false, true] {
+        let setup = setup(50, 6);
+        let (journal, first) = setup.volume.open();
+        for i in 1..=6_u64 {
+            let seq = put(&journal, b"newest", &i.to_le_bytes());
+            assert_eq!(seq.0, first.last.0 + i);
+            force(&journal, seq).unwrap();
+        }
+        drop(journal);
+        // The block of the third context: the last three are readable behind it.
+        let geo = setup.volume.geo;
+        let third = (0..LOG / BLOCK).map(|b| geo.log_offset + b * BLOCK).find(|place| {
+            let block = setup.block(*place);
+            block[..4] == *b"FLB1" && block.windows(8).any(|w| w == (first.last.0 + 3).to_le_bytes()) && {
+                let seq = u64::from_le_bytes(block[48 + 24..48 + 32].try_into().unwrap());
+                seq == first.last.0 + 3
+            }
+        });
+        let third = third.unwrap();
+        if unreadable {
+            setup.unreadable(third)
+        } else {
+            setup.garbage(third)
+        }
+        assert!(setup.volume.open_with(options(false)).is_err());
+        let accept = |read_only| JournalOptions { read_only, accept_damage: true, ..options(false) };
+        let newest = |journal: &Journal| {
+            journal.get(b"newest").unwrap().map(|v| u64::from_le_bytes(v[..].try_into().unwrap()))
+        };
+        let (journal, recovered) = setup.volume.open_with(accept(true)).unwrap();
+        let damage = recovered.log_damage.unwrap();
+        assert_eq!((newest(&journal), damage.offset), (Some(2), third));
+        assert_eq!((damage.lost_from.0, damage.lost_to.0), (first.last.0 + 3, first.last.0 + 6));
+        drop(journal);
+        setup.bad.bad.lock().unwrap().clear();
+        assert!(setup.volume.open_with(options(false)).is_err() || unreadable, "nothing was written");
+        if unreadable {
+            setup.garbage(third);
+        }
+        let (journal, recovered) = setup.volume.open_with(accept(false)).unwrap();
+        assert!(recovered.log_damage.is_some() && newest(&journal) == Some(2));
+        drop(journal);
+        let (journal, recovered) = setup.volume.open();
+        assert!(recovered.log_damage.is_none() && newest(&journal) == Some(2));
+        let seq = put(&journal, b"newest", &9_u64.to_le_bytes());
+        force(&journal, seq).unwrap();
+        drop(journal);
+        assert_eq!(newest(&setup.volume.open().0), Some(9));
+    }
+}
+
+impl Setup {
+    /// Writes both copies of a block, and makes its checksums match.
+    fn forge(&self, place: u64, bytes: &AlignedBuf) {
+        let from = place - self.volume.geo.segments_offset;
+        let (segment, block) = ((from / SEGMENT) as u32, (from % SEGMENT / BLOCK) as usize);
+        [place, place + PAGES * BLOCK].into_iter().for_each(|copy| self.write(copy, bytes));
+        for copy in 0..2 {
+            let sums = self.place(segment, 2 * PAGES + copy);
+            let mut buf = self.block(sums);
+            buf[block * 4..block * 4 + 4].copy_from_slice(&crc32c::crc32c(bytes).to_le_bytes());
+            self.write(sums, &buf);
+        }
+    }
+}
+
+/// Pages that are what their checksums say and make no sense: errors, never a panic, and the rest is readable.
+#[test]
+fn forged_pages_are_errors() {
+    // Thousands of panics that become errors: no backtrace of each.
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if !panic_is_caught() {
+            before(info);
+        }
+    }));
+    let setup = setup(300, 7);
+    let mut rng = SimRng::new(7);
+    let (mut failed, mut readable) = (0, 0);
+    for (n, &leaf) in setup.leaves().iter().enumerate() {
+        for kind in 0..4_u8 {
+            let fork = setup.fork();
+            let mut page = fork.block(leaf);
+            match kind {
+                0 => rng.fill(&mut page),
+                1 => rng.fill(&mut page[4..]),
+                2 => page[2..4].copy_from_slice(&u16::MAX.to_le_bytes()),
+                _ => page[0] = 2,
+            }
+            fork.forge(leaf, &page);
+            let (journal, _) = fork.volume.open();
+            for (key, value) in &fork.model {
+                match journal.get(key) {
+                    Ok(there) => readable += u32::from(there.as_deref() == Some(&value[..])),
+                    Err(_) => failed += 1,
+                }
+            }
+            let _ = journal.scan(b"", &[0xff; 8], &mut |_, _| true);
+            let mut visited = 0;
+            let visit = &mut |_: &[u8], _: &Value| {
+                visited += 1;
+                true
+            };
+            journal.scan_readable(b"", &[0xff; 8], visit, &mut |_| ()).unwrap();
+            for key in fork.model.keys().step_by(1 + n % 3) {
+                put(&journal, key, b"again");
+            }
+            let written = journal.checkpoint();
+            let begun = journal.begin(common::credits(1, 1)).map(drop);
+            assert_eq!(written.is_err(), begun.is_err(), "{written:?} {begun:?}");
+        }
+    }
+    assert!(failed > 0 && readable > 5 * failed, "{failed} {readable}");
+}
+
+/// A header that promises more than there is would have tables made for it before anything else is looked at.
+#[test]
+fn a_forged_header_is_damage() {
+    let setup = setup(10, 8);
+    let mut places = setup.home.iter().map(|&segment| setup.place(segment, 0));
+    let place = places.find(|place| setup.block(*place).starts_with(b"redb")).unwrap();
+    for (at, value) in
+        [(12, 8192_u32), (16, u32::MAX), (20, 1), (20, u32::MAX), (24, u32::MAX), (28, 1 << 19)]
+    {
+        let fork = setup.fork();
+        let mut header = fork.block(place);
+        header[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        let sum = crc32c::crc32c(&header[..508]);
+        header[508..512].copy_from_slice(&sum.to_le_bytes());
+        fork.write(place, &header);
+        let opened = fork.volume.open_with(reader());
+        assert!(matches!(opened, Err(JournalError::Damaged { what: "home store", .. })), "{value} at {at}");
+    }
+}
+
+#[test]
+fn a_home_map_that_cannot_be_read_is_not_needed() {
+    let setup = setup(10, 9);
+    let geo = setup.volume.geo;
+    for slot in 0..2 {
+        setup.unreadable(geo.home_map_offset + slot * geo.home_map_len);
+        assert_eq!(setup.check(reader()), 0);
+        setup.bad.bad.lock().unwrap().clear();
+    }
+}

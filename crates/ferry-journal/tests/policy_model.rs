@@ -1,0 +1,210 @@
+//! Model of the group commit under shuttle: the real pipeline and the real policies, on a device that knows what is durable.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+#![allow(missing_docs, dead_code, reason = "the model needs a part of what it includes")]
+
+#[path = "../src/pipeline.rs"]
+mod pipeline;
+#[path = "../src/policy.rs"]
+mod policy;
+#[path = "policy_model/stubs.rs"]
+mod stubs;
+
+use ferry_journal::{Completion, JournalError, Seq, format};
+use stubs::{context, core, disk, home, layers, record, stats};
+
+use policy::{Caller, FlushPolicy, Planted};
+use shuttle::sync::mpsc;
+use shuttle::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use stubs::core::{Core, FAST, Setup, run_holds};
+
+const SCHEDULES: usize = 400;
+
+/// Rounds of each caller: enough to become trusted, and to be held.
+const ROUNDS: usize = 5;
+
+/// Changes something, asks for it to be durable, and looks whether it is; `false` once the journal has failed.
+fn round(core: &Arc<Core>, caller: u32) -> bool {
+    let seq = core.change();
+    let (tell, told) = mpsc::channel();
+    core.force(Caller(caller), seq, Box::new(move |result| tell.send(result).unwrap()));
+    let answer = told.recv().expect("every force is answered");
+    assert!(told.recv().is_err(), "answered once");
+    match answer {
+        Ok(()) => assert!(core.disk.is_durable(seq.0), "{seq:?} was called durable and is not"),
+        Err(_) => assert!(core.failure().is_some(), "an error that the journal did not have"),
+    }
+    answer.is_ok()
+}
+
+fn callers(core: &Arc<Core>, callers: u32) {
+    let threads: Vec<_> = (1..=callers)
+        .map(|caller| {
+            let core = core.clone();
+            thread::spawn(move || {
+                for _ in 0..ROUNDS {
+                    if !round(&core, caller) {
+                        return;
+                    }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+/// Callers of one policy, a thread that seals as commit intervals do, and the thread that ends holds.
+fn model(setup: Setup, count: u32) -> u64 {
+    let core = Core::new(setup);
+    let timer = run_holds(&core);
+    let sealer = {
+        let core = core.clone();
+        thread::spawn(move || {
+            for _ in 0..3 {
+                thread::yield_now();
+                let seq = core.head.read().seq;
+                core.seal_if(seq);
+            }
+        })
+    };
+    callers(&core, count);
+    sealer.join().unwrap();
+    core.hold_timer.stop();
+    timer.join().unwrap();
+    core.pipe.lock().dispatcher.holds().holds
+}
+
+#[test]
+fn every_force_is_answered_once_and_not_before_it_is_durable() {
+    for policy in FlushPolicy::ALL {
+        let holds = Arc::new(AtomicU64::new(0));
+        let seen = holds.clone();
+        shuttle::check_random(
+            move || {
+                seen.fetch_add(model(Setup::of(policy), 3), Ordering::Relaxed);
+            },
+            SCHEDULES,
+        );
+        let expected = matches!(policy, FlushPolicy::Delay | FlushPolicy::Adaptive);
+        assert_eq!(holds.load(Ordering::Relaxed) > 0, expected, "{policy}: holds");
+    }
+}
+
+#[test]
+fn a_failed_flush_is_everyones_error_held_or_not() {
+    for policy in FlushPolicy::ALL {
+        for fails in [0, 3, 6] {
+            let setup = Setup { fails: Some(fails), ..Setup::of(policy) };
+            shuttle::check_random(
+                move || {
+                    let _ = model(setup, 3);
+                },
+                SCHEDULES / 4,
+            );
+        }
+    }
+}
+
+#[test]
+fn the_end_of_the_journal_ends_every_hold() {
+    for policy in FlushPolicy::ALL {
+        shuttle::check_random(
+            move || {
+                let core = Core::new(Setup::of(policy));
+                let timer = run_holds(&core);
+                let there = core.clone();
+                let ender = thread::spawn(move || {
+                    for _ in 0..shuttle::rand::Rng::gen_range(&mut shuttle::rand::thread_rng(), 0..60) {
+                        thread::yield_now();
+                    }
+                    there.hold_timer.stop();
+                    there.fail(JournalError::Closed);
+                });
+                callers(&core, 3);
+                ender.join().unwrap();
+                timer.join().unwrap();
+            },
+            SCHEDULES,
+        );
+    }
+}
+
+#[test]
+fn a_change_of_policy_loses_nobody() {
+    shuttle::check_random(
+        || {
+            let core = Core::new(Setup::of(FlushPolicy::Each));
+            let timer = run_holds(&core);
+            let there = core.clone();
+            let changer = thread::spawn(move || {
+                for policy in FlushPolicy::ALL.into_iter().rev() {
+                    thread::yield_now();
+                    there.pipe.lock().dispatcher.set(policy, std::time::Duration::from_nanos(FAST));
+                    there.drive();
+                }
+            });
+            callers(&core, 3);
+            changer.join().unwrap();
+            core.hold_timer.stop();
+            timer.join().unwrap();
+        },
+        SCHEDULES,
+    );
+}
+
+fn lone(planted: Planted) {
+    for policy in [FlushPolicy::Each, FlushPolicy::Gather, FlushPolicy::Adaptive] {
+        shuttle::check_random(
+            move || {
+                let core = Core::new(Setup { planted, ..Setup::of(policy) });
+                let timer = run_holds(&core);
+                callers(&core, 1);
+                core.hold_timer.stop();
+                timer.join().unwrap();
+                let holds = core.pipe.lock().dispatcher.holds().holds;
+                assert_eq!(holds, 0, "C4: a lone caller was held");
+            },
+            SCHEDULES,
+        );
+    }
+}
+
+#[test]
+fn a_lone_caller_is_never_held() {
+    lone(Planted::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "a lone caller was held")]
+fn planted_holding_of_the_lone_is_caught() {
+    lone(Planted::HoldsTheLone);
+}
+
+fn planted(policy: FlushPolicy, planted: Planted, fails: Option<u64>) {
+    let setup = Setup { planted, fails, ..Setup::of(policy) };
+    shuttle::check_random(
+        move || {
+            let _ = model(setup, 3);
+        },
+        20 * SCHEDULES,
+    );
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn planted_holding_for_ever_is_caught() {
+    planted(FlushPolicy::Adaptive, Planted::HoldsForEver, None);
+}
+
+#[test]
+#[should_panic(expected = "was called durable and is not")]
+fn planted_joining_of_any_flush_is_caught() {
+    planted(FlushPolicy::Gather, Planted::JoinsAnyFlush, None);
+}
+
+#[test]
+#[should_panic(expected = "was called durable and is not")]
+fn planted_swallowing_of_errors_is_caught() {
+    planted(FlushPolicy::Gather, Planted::SwallowsErrors, Some(2));
+}

@@ -1,0 +1,272 @@
+//! Damaged volumes for as long as one wants: `fuzz [--seconds N] [--seed S] [--one SEED] [--all] [--home]`.
+//!
+//! Seeds S, S + 1, … on all cores, each core a process, so that an abort, an endless loop or too much memory is seen for what it is.
+//! A failure is printed with its seed and ends the program with status 1; with `--all` it goes on. `--one` runs one seed.
+//! `--home` damages the home store, too, and mounts with threads, now and then. Then redb's panics must not come through; without it
+//! they are counted.
+
+use ferry_device::Env;
+use ferry_sim::fuzz::{self, bases::Bases};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+const USAGE: &str = "usage: fuzz [--seconds N] [--seed S] [--one SEED] [--all] [--home]";
+/// One step that takes longer hangs: the longest takes a few seconds.
+const STEP_TIME_MAX: Duration = Duration::from_secs(60);
+/// Address space of a process that runs seeds, in bytes.
+const ADDRESS_SPACE: u64 = 4 << 30;
+/// Memory that a seed may take, in KiB: the volumes themselves, and what a mount of 16 MiB may need.
+const MEMORY_KIB_MAX: u64 = 512 << 10;
+/// Seeds that one process runs.
+const SEEDS_EACH: u64 = 200;
+/// How often progress is told.
+const PROGRESS: Duration = Duration::from_secs(10);
+
+struct Options {
+    time: Option<Duration>,
+    first: u64,
+    count: u64,
+    all: bool,
+    child: bool,
+    home: bool,
+}
+
+fn parse(mut words: impl Iterator<Item = String>, seed: u64) -> Option<Options> {
+    let mut options = Options {
+        time: Some(Duration::from_secs(60)),
+        first: seed,
+        count: u64::MAX,
+        all: false,
+        child: false,
+        home: false,
+    };
+    while let Some(word) = words.next() {
+        match &*word {
+            "--seconds" => options.time = Some(Duration::from_secs(words.next()?.parse().ok()?)),
+            "--seed" => options.first = words.next()?.parse().ok()?,
+            "--one" => {
+                options = Options { time: None, first: words.next()?.parse().ok()?, count: 1, ..options };
+            }
+            "--all" => options.all = true,
+            "--home" => options.home = true,
+            // For the program's own use: so many seeds from the first, in this process.
+            "--child" => {
+                options = Options { time: None, count: words.next()?.parse().ok()?, child: true, ..options };
+            }
+            _ => return None,
+        }
+    }
+    Some(options)
+}
+
+/// A panic of redb ends where it was called, as an error; any other is a bug.
+fn abort_on_panic() {
+    std::panic::set_hook(Box::new(|info| {
+        if !ferry_journal::panic_is_caught() {
+            eprintln!("{info}\n{}", std::backtrace::Backtrace::force_capture());
+            std::process::abort();
+        }
+    }));
+}
+
+/// Runs seeds here. Each step is told on stdout before it begins.
+fn child(options: &Options) -> ExitCode {
+    let limit = rustix::process::Rlimit { current: Some(ADDRESS_SPACE), maximum: Some(ADDRESS_SPACE) };
+    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::As, limit) {
+        eprintln!("memory cannot be limited: {error}");
+        return ExitCode::FAILURE;
+    }
+    abort_on_panic();
+    let bases = match Bases::make(options.home) {
+        Ok(bases) => bases,
+        Err(what) => {
+            eprintln!("no volumes to damage: {what}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let tell = |line: &str| {
+        let mut out = std::io::stdout().lock();
+        // Who started us is gone: then nobody wants to know.
+        drop(writeln!(out, "{line}").and_then(|()| out.flush()));
+    };
+    for seed in (options.first..).take(usize::try_from(options.count).unwrap_or(usize::MAX)) {
+        let run = || fuzz::run(&bases, seed, &mut |step| tell(&format!("{seed} {step}")));
+        let result = if options.home {
+            run()
+        } else {
+            // Only redb's unwind: of any other the process has died.
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|_| {
+                tell(&format!("{seed} redb"));
+                Ok(())
+            })
+        };
+        let peak = peak_memory_kib();
+        if let Err(what) = result {
+            eprintln!("{what}");
+            return ExitCode::FAILURE;
+        }
+        if peak > MEMORY_KIB_MAX {
+            eprintln!("{peak} KiB of memory");
+            return ExitCode::FAILURE;
+        }
+        tell(&format!("{seed} done {peak}"));
+    }
+    ExitCode::SUCCESS
+}
+
+/// The most memory that this process ever had.
+fn peak_memory_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
+}
+
+/// Seeds under way, on all cores.
+struct Campaign {
+    env: Env,
+    end: Option<Duration>,
+    next: AtomicU64,
+    last: u64,
+    all: bool,
+    home: bool,
+    /// Seeds that ended in a panic of redb.
+    redb: AtomicU64,
+    stop: AtomicBool,
+    done: AtomicU64,
+    peak_kib: AtomicU64,
+    failed: Mutex<Vec<u64>>,
+}
+
+impl Campaign {
+    fn over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.end.is_some_and(|end| self.env.clock.monotonic() >= end)
+    }
+
+    /// One core's share.
+    fn work(&self) {
+        while !self.over() {
+            let first = self.next.fetch_add(SEEDS_EACH, Ordering::Relaxed);
+            let mut from = first;
+            let to = (first + SEEDS_EACH).min(self.last);
+            while from < to && !self.over() {
+                let Some(failed) = self.process(from, to - from) else { break };
+                self.failed.lock().expect("nobody panics").push(failed);
+                self.stop.fetch_or(!self.all, Ordering::Relaxed);
+                from = failed + 1;
+            }
+            if to == self.last {
+                return;
+            }
+        }
+    }
+
+    /// Runs seeds in a process of their own; the seed that failed, if one did.
+    fn process(&self, first: u64, count: u64) -> Option<u64> {
+        let myself = std::env::current_exe().expect("the program has a path");
+        let mut command = Command::new(myself);
+        command.args(["--seed", &first.to_string(), "--child", &count.to_string()]).stdout(Stdio::piped());
+        command.args(self.home.then_some("--home"));
+        let mut child = command.spawn().expect("a process can be started");
+        let (tell, told) = mpsc::channel();
+        let lines = BufReader::new(child.stdout.take().expect("it was asked for")).lines();
+        let reader =
+            std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        let mut at = format!("{first} start");
+        let outcome = loop {
+            match told.recv_timeout(STEP_TIME_MAX) {
+                Ok(line) => {
+                    if let Some((_, peak)) = line.split_once(" done ") {
+                        self.done.fetch_add(1, Ordering::Relaxed);
+                        self.peak_kib.fetch_max(peak.parse().unwrap_or(0), Ordering::Relaxed);
+                        if self.over() {
+                            break end(&mut child, None);
+                        }
+                    }
+                    self.redb.fetch_add(u64::from(line.ends_with(" redb")), Ordering::Relaxed);
+                    at = line;
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    break end(&mut child, Some(format!("still not done after {STEP_TIME_MAX:?}")));
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    let status = child.wait().expect("it was started here");
+                    break (!status.success()).then(|| status.to_string());
+                }
+            }
+        };
+        drop(told);
+        drop(reader.join());
+        let what = outcome?;
+        let (seed, step) = at.split_once(' ').unwrap_or((&at, "start"));
+        eprintln!("seed {seed} fails, step \"{step}\": {what}");
+        seed.parse().ok()
+    }
+}
+
+/// Ends a process before its time.
+fn end(child: &mut Child, why: Option<String>) -> Option<String> {
+    drop(child.kill());
+    drop(child.wait());
+    why
+}
+
+fn main() -> ExitCode {
+    let env = Env::real();
+    let Some(options) = parse(std::env::args().skip(1), env.entropy.next_u64() >> 16) else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    if options.child {
+        return child(&options);
+    }
+    println!("damaged volumes from seed {}", options.first);
+    let threads =
+        if options.count == 1 { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
+    let campaign = Campaign {
+        end: options.time.map(|time| env.clock.monotonic() + time),
+        next: AtomicU64::new(options.first),
+        last: options.first.saturating_add(options.count),
+        all: options.all,
+        home: options.home,
+        redb: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        done: AtomicU64::new(0),
+        peak_kib: AtomicU64::new(0),
+        failed: Mutex::default(),
+        env,
+    };
+    let progress = || {
+        let (done, peak) = (campaign.done.load(Ordering::Relaxed), campaign.peak_kib.load(Ordering::Relaxed));
+        let failed = campaign.failed.lock().expect("nobody panics").len();
+        let redb = campaign.redb.load(Ordering::Relaxed);
+        println!(
+            "{done} volumes, {failed} failures, {redb} panics of redb, at most {} MiB of memory",
+            peak >> 10
+        );
+    };
+    std::thread::scope(|scope| {
+        let (ended, waiting) = mpsc::channel::<()>();
+        for _ in 0..threads {
+            let (campaign, ended) = (&campaign, ended.clone());
+            scope.spawn(move || {
+                campaign.work();
+                drop(ended);
+            });
+        }
+        drop(ended);
+        while waiting.recv_timeout(PROGRESS) == Err(mpsc::RecvTimeoutError::Timeout) {
+            progress();
+        }
+    });
+    progress();
+    let failed = campaign.failed.into_inner().expect("nobody panics");
+    if failed.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("seeds that failed: {failed:?}; to repeat: fuzz --one SEED");
+    ExitCode::FAILURE
+}

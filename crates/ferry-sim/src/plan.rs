@@ -1,0 +1,245 @@
+//! A run, wholly determined by its parts; what it counted; how it failed.
+
+use crate::begin::Begin;
+use crate::crash::Life;
+use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng};
+use crate::model::Model;
+use crate::ops::{Generator, Op, Which};
+use std::fmt;
+use std::sync::Arc;
+
+/// A run, wholly determined.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Decides everything that the rest leaves open.
+    pub seed: u64,
+    /// Bytes of the volume.
+    pub volume_bytes: u64,
+    /// Bytes of its log.
+    pub log_bytes: u64,
+    /// Memory for caches, in bytes.
+    pub cache_bytes: usize,
+    /// What is done in each life.
+    pub lives: Vec<Vec<Op>>,
+    /// Crash points tried in each life, at most.
+    pub points_max: usize,
+    /// Images tried at each point.
+    pub images: usize,
+    /// A planted bug: the device's flush does nothing.
+    pub flush_lies: bool,
+    /// The device fails at some moment of each life.
+    pub fault: Option<Fault>,
+    /// What it begins on.
+    pub begin: Begin,
+}
+
+/// What half of the runs begin on was in use before.
+fn draw_begin(rng: &mut SimRng) -> Begin {
+    match rng.below(8) {
+        0..4 => Begin::Blank,
+        4 => Begin::Scribbled,
+        n => {
+            let count = 20 + rng.index(200);
+            Begin::Over { ops: Generator::new(Model::empty()).draw(rng, count), same_id: n > 5 }
+        }
+    }
+}
+
+fn draw_fault(rng: &mut SimRng) -> Fault {
+    let (op, errno) = *rng.pick(&[
+        (DeviceOp::Write, libc::EIO),
+        (DeviceOp::Write, libc::EIO),
+        (DeviceOp::Flush, libc::EIO),
+        (DeviceOp::Allocate, libc::ENOSPC),
+    ]);
+    let most = if op == DeviceOp::Allocate { 6 } else { 60 };
+    Fault { op, after: rng.below(most), errno, sticky: op == DeviceOp::Allocate || rng.chance(1, 2) }
+}
+
+/// What was tried.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Sequences.
+    pub runs: u64,
+    /// Operations.
+    pub ops: u64,
+    /// Operations for which there was no space.
+    pub no_space: u64,
+    /// Crash points.
+    pub points: u64,
+    /// Crash images recovered and compared.
+    pub images: u64,
+    /// Lives that an error of the device ended.
+    pub failed: u64,
+    /// Crashes during recovery.
+    pub crashed_recoveries: u64,
+    /// Images worked on, closed and opened again.
+    pub resumed: u64,
+    /// Images emptied, whose space was all there again.
+    pub emptied: u64,
+    /// Crash points at which the cleaner was at work.
+    pub in_cleaning: u64,
+    /// Crash points in a checkpoint.
+    pub in_checkpoint: u64,
+}
+
+impl Tally {
+    /// Adds another.
+    pub fn add(&mut self, other: &Tally) {
+        self.runs += other.runs;
+        self.ops += other.ops;
+        self.no_space += other.no_space;
+        self.points += other.points;
+        self.images += other.images;
+        self.failed += other.failed;
+        self.crashed_recoveries += other.crashed_recoveries;
+        self.resumed += other.resumed;
+        self.emptied += other.emptied;
+        self.in_cleaning += other.in_cleaning;
+        self.in_checkpoint += other.in_checkpoint;
+    }
+}
+
+/// Something that must not be.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Which life, counted from 0.
+    pub life: usize,
+    /// Where in it.
+    pub stage: String,
+    /// What.
+    pub what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "life {}, {}: {}", self.life, self.stage, self.what)
+    }
+}
+
+impl Plan {
+    /// Draws a run from a seed.
+    pub fn draw(seed: u64) -> Self {
+        let mut rng = SimRng::new(seed);
+        // One of eight is long: the log wraps, checkpoints come. Some of those write much: the volume runs full and is cleaned.
+        let long = rng.chance(1, 8);
+        let heavy = long && rng.chance(1, 3);
+        let count = if rng.chance(1, 4) { 3 } else { 2 };
+        let lives = (0..count)
+            .map(|_| {
+                let ops = if long { 200 + rng.index(400) } else { 10 + rng.index(50) };
+                let mut generator = Generator::new(Model::empty());
+                let mut drawn = Vec::new();
+                if heavy {
+                    generator = generator.heavy();
+                    drawn = generator.ballast(7 + rng.below(3) as u8);
+                }
+                drawn.extend(generator.draw(&mut rng, ops));
+                drawn
+            })
+            .collect();
+        Self {
+            seed,
+            volume_bytes: if long { 16 << 20 } else { *rng.pick(&[16 << 20, 16 << 20, 24 << 20, 32 << 20]) },
+            log_bytes: *rng.pick(&[512 << 10, 512 << 10, 1 << 20]),
+            cache_bytes: *rng.pick(&[1 << 20, 4 << 20]),
+            lives,
+            points_max: usize::MAX,
+            images: 1,
+            flush_lies: false,
+            fault: rng.chance(1, 5).then(|| draw_fault(&mut rng)),
+            begin: draw_begin(&mut rng),
+        }
+    }
+
+    /// Draws one life of fifty operations, with the rest as in [`Plan::draw`].
+    pub fn fifty(seed: u64) -> Self {
+        let ops = Generator::new(Model::empty()).draw(&mut SimRng::new(!seed), 50);
+        Self {
+            volume_bytes: 16 << 20,
+            log_bytes: 512 << 10,
+            lives: vec![ops],
+            fault: None,
+            ..Self::draw(seed)
+        }
+    }
+
+    /// Draws one life on a small volume that is half full of large files, which are overwritten here and there: their segments
+    /// are cleaned all the time.
+    pub fn churning(seed: u64) -> Self {
+        let mut rng = SimRng::new(!seed);
+        let mut ops = Generator::new(Model::empty()).ballast(8);
+        let files: Vec<Which> = ops
+            .iter()
+            .filter_map(|op| if let Op::Write(file, ..) = op { Some(file.clone()) } else { None })
+            .collect();
+        for n in 0..160 {
+            let file = rng.pick(&files).clone();
+            let (block, blocks) = (rng.below(240), 1 + rng.below(12));
+            ops.push(Op::Write(file.clone(), 4096 * block, 4096 * blocks));
+            match n % 8 {
+                3 => ops.push(Op::Fsync(file, false)),
+                7 => ops.push(Op::Tick(1200)),
+                _ => {}
+            }
+        }
+        Self {
+            volume_bytes: 16 << 20,
+            log_bytes: 512 << 10,
+            lives: vec![ops],
+            points_max: 60,
+            fault: None,
+            ..Self::draw(seed)
+        }
+    }
+
+    /// Operations of all lives.
+    pub fn ops(&self) -> usize {
+        self.lives.iter().map(Vec::len).sum()
+    }
+
+    pub(crate) fn rng(&self, life: usize, what: u64) -> SimRng {
+        SimRng::new(
+            self.seed
+                ^ (life as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                ^ what.wrapping_mul(0xd134_2543_de82_ef95),
+        )
+    }
+
+    /// The same on a thread that bears the seed's name, so that a panic says which run it was; where panics unwind, one is a
+    /// failure like any other.
+    pub fn run_apart(&self) -> Result<Tally, Failure> {
+        let run = || self.run();
+        std::thread::scope(|scope| {
+            let thread =
+                std::thread::Builder::new().name(format!("seed {}", self.seed)).spawn_scoped(scope, run);
+            let joined = thread.expect("a thread can be started").join();
+            joined.unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                Err(Failure { life: self.lives.len() - 1, stage: "panic".into(), what: text.into() })
+            })
+        })
+    }
+
+    /// Runs and crashes it.
+    pub fn run(&self) -> Result<Tally, Failure> {
+        let mut tally = Tally { runs: 1, ..Tally::default() };
+        let mut at = self.begin()?;
+        for (number, ops) in self.lives.iter().enumerate() {
+            let mut life = Life::new(self, number, at.seen, &mut tally);
+            let history = life.live(&at.device, &mut at.model, ops)?;
+            at = life.crash_everywhere(&at.device, &history)?;
+        }
+        Ok(tally)
+    }
+
+    /// The volume as some crash of the first life leaves it: a volume to do damage to.
+    pub fn first_life_crashed(&self) -> Result<Arc<SimDevice>, Failure> {
+        let mut tally = Tally::default();
+        let mut at = self.begin()?;
+        let mut life = Life::new(self, 0, at.seen, &mut tally);
+        life.live(&at.device, &mut at.model, &self.lives[0])?;
+        Ok(life.some_crash(&at.device))
+    }
+}

@@ -1,0 +1,29 @@
+//! Whatever a volume's bytes are: check, mount and work on it end, without a panic and in bounded memory.
+
+use std::process::Command;
+
+/// Seeds that once failed, each with options behind it.
+const CORPUS: &str = include_str!("fuzz_corpus.txt");
+/// Seconds of a run on seeds that are always the same.
+const SECONDS: &str = if cfg!(debug_assertions) { "20" } else { "60" };
+
+fn fuzz(arguments: &[&str]) {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_fuzz")).args(arguments).output().expect("the program is there");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "fuzz {arguments:?}:\n{out}\n{err}");
+    println!("{out}");
+}
+
+#[test]
+fn no_damage_makes_anybody_panic_hang_or_grow() {
+    fuzz(&["--seconds", SECONDS, "--seed", "1"]);
+}
+
+#[test]
+fn what_once_failed_stays_right() {
+    for line in CORPUS.lines() {
+        let options = line.split('#').next().unwrap_or_default().split_whitespace();
+        fuzz(&std::iter::once("--one").chain(options).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,288 @@
+//! A mirror of two simulated devices, crashed at every request: the sides are equal again before anything is read, nothing that was
+//! flushed is lost, and what was not is old or new, sector by sector.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+use ferry_device::{
+    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, FlushTiming, HEAD_LEN, Io, Kind, MirrorDevice,
+    Observer, Side,
+};
+use ferry_sim::device::{Fault, Op, SimDevice, SimRng};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+const LEN: u64 = 256 << 10;
+/// Small, so that little must be compared after each of many crashes.
+const REGION_LEN: u64 = 64 << 10;
+const BLOCK: u64 = BLOCK_SIZE as u64;
+const SECTOR: usize = 512;
+const EIO: i32 = 5;
+
+/// A moment of a run: how far each side's trace was, and what was known outside.
+#[derive(Clone, Copy)]
+struct Moment {
+    points: [usize; 2],
+    generation: u64,
+    /// Of the steps, so many had begun.
+    begun: usize,
+    /// A flush that covers all steps before this one was acknowledged.
+    durable: usize,
+}
+
+/// What a run leaves behind.
+struct Run {
+    sides: [Arc<SimDevice>; 2],
+    moments: Mutex<Vec<Moment>>,
+    generation: AtomicU64,
+    begun: AtomicUsize,
+    durable: AtomicUsize,
+}
+
+impl Run {
+    fn note(&self) {
+        let moment = Moment {
+            points: [self.sides[0].trace_len(), self.sides[1].trace_len()],
+            generation: self.generation.load(Ordering::SeqCst),
+            begun: self.begun.load(Ordering::SeqCst),
+            durable: self.durable.load(Ordering::SeqCst),
+        };
+        self.moments.lock().unwrap().push(moment);
+    }
+}
+
+impl Observer for Run {
+    fn raised(&self, generation: u64) {
+        self.generation.store(generation, Ordering::SeqCst);
+        self.note();
+    }
+    fn rebuilt(&self, _old: &str, _new: &str) {}
+}
+
+/// A side that notes the moment before and after each request. Requests end before the call returns, and the mirror makes them one
+/// after the other, so that these are all the moments there are.
+struct Watched {
+    side: Arc<SimDevice>,
+    run: Arc<Run>,
+}
+
+impl Watched {
+    fn noted<T>(&self, act: impl FnOnce() -> T) -> T {
+        self.run.note();
+        let result = act();
+        self.run.note();
+        result
+    }
+}
+
+impl BlockDevice for Watched {
+    fn capacity(&self) -> u64 {
+        self.side.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        self.side.read(offset, buf)
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.noted(|| self.side.write(offset, buf))
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.noted(|| self.side.flush())
+    }
+    fn submit(&self, batch: Vec<Io>) {
+        for io in batch {
+            match io {
+                Io::Write { offset, buf, done } => done(self.write(offset, &buf)),
+                Io::Flush { done } => done(self.flush()),
+            }
+        }
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.noted(|| self.side.discard(offset, len))
+    }
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.side.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+    fn flush_timing(&self) -> FlushTiming {
+        FlushTiming::default()
+    }
+}
+
+/// A write of blocks that all hold the step's number, or a flush.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Write { block: u64, blocks: u64 },
+    Flush,
+}
+
+fn steps(rng: &mut SimRng, count: usize) -> Vec<Step> {
+    let step = |rng: &mut SimRng| {
+        if rng.chance(1, 4) {
+            return Step::Flush;
+        }
+        // Few places, so that they are written again; some across the border of two regions.
+        let region = rng.below(LEN / REGION_LEN) * (REGION_LEN / BLOCK);
+        let block = (region + rng.below(4)).saturating_sub(2);
+        Step::Write { block, blocks: 1 + rng.below(3) }
+    };
+    (0..count).map(|_| step(rng)).collect()
+}
+
+fn numbered(blocks: u64, number: usize) -> AlignedBuf {
+    let mut buf = AlignedBuf::zeroed((blocks * BLOCK) as usize);
+    buf.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&(number as u64).to_le_bytes()));
+    buf
+}
+
+fn side(name: &str, device: Arc<dyn BlockDevice>) -> Option<Side> {
+    let header = ComponentHeader::read(&*device).unwrap()?;
+    Some(Side { name: name.into(), device, header })
+}
+
+/// Makes the mirror, does the steps, and notes every moment.
+fn perform(steps: &[Step], faults: [Option<Fault>; 2]) -> Arc<Run> {
+    let sides = [(); 2].map(|()| Arc::new(SimDevice::new(HEAD_LEN + LEN)));
+    for (slot, side) in sides.iter().enumerate() {
+        let header = ComponentHeader {
+            kind: Kind::Mirror,
+            set: *b"a set of sides..",
+            id: 100 + slot as u64,
+            slot: slot as u32,
+            slots: 2,
+            len: LEN,
+            unit: REGION_LEN,
+            generation: 1,
+            active: vec![100, 101],
+        };
+        header.write(&**side).unwrap();
+    }
+    let run = Arc::new(Run {
+        sides,
+        moments: Mutex::default(),
+        generation: AtomicU64::new(1),
+        begun: AtomicUsize::new(0),
+        durable: AtomicUsize::new(0),
+    });
+    let watched = |i: usize| -> Arc<dyn BlockDevice> {
+        Arc::new(Watched { side: run.sides[i].clone(), run: run.clone() })
+    };
+    let both = (0..2).map(|i| side(["a", "b"][i], watched(i)).unwrap()).collect();
+    let dev = MirrorDevice::open(both, false, 1, run.clone()).unwrap();
+    for (side, fault) in run.sides.iter().zip(faults) {
+        side.restart_trace();
+        fault.into_iter().for_each(|fault| side.inject(fault));
+    }
+    run.moments.lock().unwrap().clear();
+    for (number, step) in steps.iter().enumerate() {
+        run.begun.store(number + 1, Ordering::SeqCst);
+        match step {
+            Step::Write { block, blocks } => {
+                dev.write(block * BLOCK, &numbered(*blocks, number + 1)).unwrap()
+            }
+            Step::Flush => {
+                dev.flush().unwrap();
+                run.durable.store(number, Ordering::SeqCst);
+            }
+        }
+        run.note();
+    }
+    drop(dev);
+    run
+}
+
+/// For each block the numbers of the steps that wrote it, in order.
+fn history(steps: &[Step]) -> BTreeMap<u64, Vec<usize>> {
+    let mut history: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for (number, step) in steps.iter().enumerate() {
+        if let Step::Write { block, blocks } = step {
+            (*block..block + blocks).for_each(|b| history.entry(b).or_default().push(number + 1));
+        }
+    }
+    history
+}
+
+fn crash_and_check(run: &Run, steps: &[Step], moment: Moment, rng: &mut SimRng) {
+    let images: Vec<Arc<SimDevice>> = run
+        .sides
+        .iter()
+        .zip(moment.points)
+        .map(|(side, point)| Arc::new(side.crash_image(point, rng)))
+        .collect();
+    let found = images.iter().zip(["a", "b"]).filter_map(|(image, name)| side(name, image.clone()));
+    let memory = Arc::new(Nobody);
+    let dev = MirrorDevice::open(found.collect(), false, moment.generation, memory).unwrap();
+    let live = dev.live_sides();
+    let states: Vec<_> = dev.components().into_iter().map(|one| one.name).collect();
+    for (block, writers) in history(steps) {
+        let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
+        dev.read(block * BLOCK, &mut buf).unwrap();
+        let durable = writers.iter().rev().find(|n| **n <= moment.durable).copied().unwrap_or_default();
+        for sector in buf.chunks_exact(SECTOR) {
+            let words: Vec<u64> =
+                sector.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).collect();
+            assert!(words.iter().all(|word| *word == words[0]), "a torn sector in block {block}");
+            let number = words[0] as usize;
+            let possible = number == durable
+                || (number > durable && number <= moment.begun && writers.contains(&number));
+            assert!(
+                possible,
+                "block {block} holds step {number}; durable {durable}, begun {}, sides {states:?}",
+                moment.begun
+            );
+        }
+        if live == 2 {
+            for image in &images {
+                let mut other = AlignedBuf::zeroed(BLOCK_SIZE);
+                image.read(HEAD_LEN + block * BLOCK, &mut other).unwrap();
+                assert!(other[..] == buf[..], "the sides differ in block {block}");
+            }
+        }
+    }
+}
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn raised(&self, _generation: u64) {}
+    fn rebuilt(&self, _old: &str, _new: &str) {}
+}
+
+fn every_moment(seed: u64, count: usize, faults: [Option<Fault>; 2]) -> usize {
+    let mut rng = SimRng::new(seed);
+    let steps = steps(&mut rng, count);
+    let run = perform(&steps, faults);
+    let moments = std::mem::take(&mut *run.moments.lock().unwrap());
+    for moment in &moments {
+        crash_and_check(&run, &steps, *moment, &mut rng);
+    }
+    moments.len()
+}
+
+#[test]
+fn nothing_flushed_is_lost_and_the_sides_are_equal_after_a_crash_at_any_moment() {
+    let moments: usize = (0..60).map(|seed| every_moment(seed, 30, [None, None])).sum();
+    assert!(moments > 5_000, "{moments} moments");
+}
+
+#[test]
+fn a_side_that_fails_is_stale_after_a_crash_at_any_moment() {
+    for seed in 0..20 {
+        for failing in 0..2 {
+            for op in [Op::Write, Op::Flush] {
+                let mut faults = [None; 2];
+                faults[failing] = Some(Fault { op, after: 3 + seed * 2, errno: EIO, sticky: true });
+                assert!(every_moment(100 + seed, 20, faults) > 50);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_side_that_fails_once_is_out_too() {
+    for seed in 0..20 {
+        let fault = Fault { op: Op::Flush, after: 4, errno: EIO, sticky: false };
+        every_moment(200 + seed, 20, [None, Some(fault)]);
+    }
+}

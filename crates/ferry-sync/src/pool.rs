@@ -1,0 +1,76 @@
+//! Fsyncs on threads of our own, where there is no io_uring.
+
+use crate::sys;
+use parking_lot::Mutex;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{Builder, JoinHandle};
+
+type Ended = (usize, io::Result<()>);
+
+pub struct Pool {
+    jobs: usize,
+    data_only: bool,
+    work: Option<Sender<(RawFd, usize)>>,
+    queue: Arc<Mutex<Receiver<(RawFd, usize)>>>,
+    answer: Sender<Ended>,
+    answers: Receiver<Ended>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// `jobs`: threads, at most.
+    pub fn new(jobs: usize, data_only: bool) -> Self {
+        let (work, queue) = mpsc::channel();
+        let (answer, answers) = mpsc::channel();
+        let queue = Arc::new(Mutex::new(queue));
+        Self { jobs, data_only, work: Some(work), queue, answer, answers, threads: Vec::new() }
+    }
+
+    /// The descriptor stays open until the slot has ended.
+    pub fn push(&mut self, file: RawFd, slot: usize, ended: &mut Vec<Ended>) {
+        if self.threads.len() < self.jobs {
+            let (queue, answer, data_only) = (Arc::clone(&self.queue), self.answer.clone(), self.data_only);
+            let started =
+                Builder::new().name("ferry-fsync".into()).spawn(move || serve(&queue, &answer, data_only));
+            self.threads.extend(started.ok());
+        }
+        match &self.work {
+            Some(work) if !self.threads.is_empty() => {
+                work.send((file, slot)).expect("the queue lives as long as the pool");
+            }
+            // Not even one thread: here, then.
+            _ => ended.push((slot, sys::fsync(file, self.data_only))),
+        }
+    }
+
+    /// Waits until at least one has ended.
+    pub fn reap(&mut self, ended: &mut Vec<Ended>) {
+        if ended.is_empty() {
+            ended.push(self.answers.recv().expect("the pool itself holds a sender"));
+        }
+        ended.extend(self.answers.try_iter());
+    }
+}
+
+fn serve(queue: &Mutex<Receiver<(RawFd, usize)>>, answer: &Sender<Ended>, data_only: bool) {
+    loop {
+        let work = queue.lock().recv();
+        let Ok((file, slot)) = work else { return };
+        if answer.send((slot, sys::fsync(file, data_only))).is_err() {
+            return;
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.work = None;
+        for thread in self.threads.drain(..) {
+            // It runs nothing that panics; if it did, its answer is missing and somebody has said so.
+            let _ended = thread.join();
+        }
+    }
+}

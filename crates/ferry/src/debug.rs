@@ -1,0 +1,262 @@
+//! `ferry debug`: shows what is stored in a volume that nobody has mounted, piece by piece and as far as it can be read.
+
+mod describe;
+mod inode;
+mod log;
+
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use ferry_device::{BlockDevice, Env, OpenMode};
+use ferry_fs::inspect::{Inspector, SegmentInfo, SegmentUse};
+use ferry_fs::volume::{SUPERBLOCK_PLACES, read_superblock_copies};
+use ferry_fs::{LocalFs, Superblock, keys};
+use serde_json::Value;
+
+use crate::cli::{DebugArgs, DebugCommand};
+use crate::error::CliError;
+use crate::holder::open_when_free;
+use crate::object;
+use crate::table;
+use describe::{describe, hex, one_line};
+
+/// Something that was asked for is damaged or cannot be read; what can be read was shown.
+const EXIT_DAMAGE: u8 = 4;
+
+/// Runs the command.
+pub fn run(args: &DebugArgs) -> Result<ExitCode, CliError> {
+    let env = Env::real();
+    let device = open_when_free(&args.volume, OpenMode::ReadOnly, &env)
+        .map_err(|e| CliError::Failed(format!("{e}; unmount it first if it is mounted")))?;
+    let volume = Volume { path: &args.volume, device, env };
+    let mut out = Output { to: BufWriter::new(io::stdout().lock()), json: args.json, closed: false };
+    let whole = match &args.what {
+        DebugCommand::Superblock => superblock(&volume, &mut out)?,
+        DebugCommand::Log => log::show(&volume, &mut out)?,
+        DebugCommand::Keys { from, limit, inode } => {
+            let from = from.as_ref().map_or(&[][..], |hex| &hex.0);
+            all_keys(&volume, from, limit.unwrap_or(u64::MAX), *inode, &mut out)?
+        }
+        DebugCommand::Segments { summary } => segments(&volume, *summary, &mut out)?,
+        DebugCommand::Inode { ino } => inode::show(&volume.open()?, *ino, &mut out)?,
+        DebugCommand::Path { path } => {
+            let inspector = volume.open()?;
+            let found = inspector
+                .resolve(path.as_encoded_bytes())
+                .map_err(|e| volume.failed(&e))?
+                .ok_or_else(|| volume.failed(&format!("there is no {} in it", path.display())))?;
+            inode::show(&inspector, found, &mut out)?
+        }
+    };
+    out.flush()?;
+    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DAMAGE) })
+}
+
+/// The volume to be shown.
+struct Volume<'v> {
+    path: &'v Path,
+    device: Arc<dyn BlockDevice>,
+    env: Env,
+}
+
+impl Volume<'_> {
+    fn failed(&self, error: &dyn std::fmt::Display) -> CliError {
+        CliError::Failed(format!("{}: {error}", self.path.display()))
+    }
+
+    /// Its keys, as recovery would leave them.
+    fn open(&self) -> Result<Inspector, CliError> {
+        Inspector::open(&self.device, &self.env).map_err(|e| self.failed(&e))
+    }
+
+    /// The superblock that counts.
+    fn superblock(&self) -> Result<Superblock, CliError> {
+        LocalFs::read_superblock(&self.device).map_err(|e| self.failed(&e))
+    }
+}
+
+/// Where it is shown: a line for each thing.
+struct Output {
+    to: BufWriter<io::StdoutLock<'static>>,
+    json: bool,
+    /// The reader has seen enough.
+    closed: bool,
+}
+
+impl Output {
+    /// One thing; `false`: nobody reads on.
+    fn item(&mut self, value: &Value) -> Result<bool, CliError> {
+        let line = if self.json { value.to_string() } else { one_line(value) };
+        self.line(&line)
+    }
+
+    fn line(&mut self, line: &str) -> Result<bool, CliError> {
+        let written = writeln!(self.to, "{line}");
+        self.check(written)?;
+        Ok(!self.closed)
+    }
+
+    fn flush(&mut self) -> Result<(), CliError> {
+        let flushed = self.to.flush();
+        self.check(flushed)
+    }
+
+    fn check(&mut self, result: io::Result<()>) -> Result<(), CliError> {
+        match result {
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => self.closed = true,
+            Err(e) => return Err(CliError::Failed(format!("cannot write to stdout: {e}"))),
+            Ok(()) => {}
+        }
+        Ok(())
+    }
+
+    /// Something that cannot be read, among the rest.
+    fn damage(&mut self, what: &dyn std::fmt::Display) -> Result<(), CliError> {
+        self.item(&object!({ "type": "damage", "what": what.to_string() })).map(drop)
+    }
+}
+
+/// Visits for as long as somebody reads; keeps the first error that showing had.
+#[derive(Default)]
+struct Shown(Option<CliError>);
+
+impl Shown {
+    /// Whether to go on.
+    fn note(&mut self, result: Result<bool, CliError>) -> bool {
+        match result {
+            Ok(go_on) => go_on,
+            Err(error) => {
+                self.0 = Some(error);
+                false
+            }
+        }
+    }
+
+    fn end(self) -> Result<(), CliError> {
+        self.0.map_or(Ok(()), Err)
+    }
+}
+
+/// Both copies. `false`: one is not whole, or they differ.
+fn superblock(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
+    let copies = read_superblock_copies(&*volume.device);
+    let same = matches!(&copies, [Ok(first), Ok(second)] if first == second);
+    let mut all = object!({ "device_size_bytes": volume.device.capacity(), "copies_agree": same });
+    for (number, (place, copy)) in SUPERBLOCK_PLACES.iter().zip(&copies).enumerate() {
+        all[format!("copy_{}", number + 1)] = match copy {
+            Ok(sb) => object!({
+                "offset": *place,
+                "format_version": sb.version,
+                "compatible_features": format!("{:#x}", sb.compatible),
+                "incompatible_features": format!("{:#x}", sb.incompatible),
+                "volume_id": sb.id(),
+                "label": sb.label.as_str(),
+                "hash_key": hex(&sb.hash_key),
+                "size_bytes": sb.size,
+                "created_secs": sb.created_secs,
+                "log_offset": sb.log_offset,
+                "log_len_bytes": sb.log_len,
+                "home_map_offset": sb.home_map_offset,
+                "home_map_len_bytes": sb.home_map_len,
+                "segments_offset": sb.segments_offset,
+                "segment_len_bytes": sb.segment_len,
+                "segment_count": sb.segment_count,
+            }),
+            Err(what) => object!({ "offset": *place, "damage": what.as_str() }),
+        };
+    }
+    let text = if out.json { all.to_string() } else { table::render(&all).trim_end().to_owned() };
+    out.line(&text)?;
+    Ok(same)
+}
+
+/// Keys from `from` on. `false`: not all could be decoded.
+fn all_keys(
+    volume: &Volume<'_>,
+    from: &[u8],
+    limit: u64,
+    inode: Option<u64>,
+    out: &mut Output,
+) -> Result<bool, CliError> {
+    let inspector = volume.open()?;
+    let range = match inode {
+        Some(ino) => (keys::inode(ino).max(from.to_vec()), keys::inode_end(ino)),
+        None => (from.to_vec(), vec![0xff; 32]),
+    };
+    let (mut whole, mut shown, mut left) = (true, Shown::default(), limit);
+    let mut show = |key: &[u8], value: &[u8]| {
+        if left == 0 {
+            return false;
+        }
+        left -= 1;
+        let item = describe(key, value);
+        whole &= item["type"] != "damage";
+        shown.note(out.item(&item))
+    };
+    let mut scanned = inspector.keys(&range.0, &range.1, &mut |key, value| show(key, value));
+    for key in inode.iter().flat_map(|ino| [keys::orphan(*ino), keys::intent(*ino)]) {
+        match inspector.get(&key) {
+            Ok(value) => value.is_some_and(|value| show(&key, &value)),
+            Err(error) => {
+                scanned = scanned.and(Err(error));
+                false
+            }
+        };
+    }
+    shown.end()?;
+    if let Err(error) = scanned {
+        out.damage(&error)?;
+        whole = false;
+    }
+    Ok(whole)
+}
+
+/// All segments. `false`: not all of it could be read.
+fn segments(volume: &Volume<'_>, summary: bool, out: &mut Output) -> Result<bool, CliError> {
+    let inspector = volume.open()?;
+    let (mut whole, mut shown) = (true, Shown::default());
+    let scanned = inspector.segments(&mut |info| {
+        let mut go_on = shown.note(out.item(&segment(info)));
+        whole &= info.used != SegmentUse::Unknown;
+        if let (SegmentUse::Data(record), true, true) = (info.used, summary, go_on) {
+            let read = inspector.summaries(info.index, record, &mut |block, entries| {
+                let entries: Vec<_> = entries
+                    .iter()
+                    .map(|e| object!({ "inode": e.ino, "file_block": e.file_block, "block": e.at, "blocks": e.len }))
+                    .collect();
+                let item = object!({ "type": "summary", "segment": info.index, "block": block, "entries": entries });
+                go_on = shown.note(out.item(&item));
+                go_on
+            });
+            if let Err(error) = read {
+                whole = false;
+                let what = format!("segment {} cannot be read: {error}", info.index);
+                go_on = shown.note(out.damage(&what).map(|()| true));
+            }
+        }
+        go_on
+    });
+    shown.end()?;
+    if let Err(error) = scanned {
+        out.damage(&error)?;
+        whole = false;
+    }
+    Ok(whole)
+}
+
+fn segment(info: &SegmentInfo) -> Value {
+    let (used, counts) = match info.used {
+        SegmentUse::Free => ("free", None),
+        SegmentUse::Home => ("home", None),
+        SegmentUse::Unknown => ("unknown", None),
+        SegmentUse::Data(record) => ("data", Some(record)),
+    };
+    let mut item = object!({ "type": "segment", "segment": info.index, "use": used, "offset": info.offset });
+    if let Some(record) = counts {
+        item["filled_blocks"] = record.filled.into();
+        item["live_blocks"] = record.live.into();
+    }
+    item
+}

@@ -1,0 +1,53 @@
+//! One inode: its record, its names, its attributes and entries or extents.
+
+use ferry_fs::inspect::Inspector;
+use ferry_fs::keys;
+
+use super::describe::{describe, printable};
+use super::{Output, Shown};
+use crate::error::CliError;
+use crate::object;
+
+/// Shows it, a line for each thing. `false`: something of it is damaged.
+pub fn show(inspector: &Inspector, ino: u64, out: &mut Output) -> Result<bool, CliError> {
+    let (mut whole, mut any, mut shown) = (true, false, Shown::default());
+    let geometry = inspector.superblock().geometry();
+    let mut of_inode = |key: &[u8], value: &[u8]| {
+        let mut item = describe(key, value);
+        whole &= item["type"] != "damage";
+        any = true;
+        let at = item["device_offset"].as_u64().and_then(|at| at.checked_sub(geometry.segments_offset));
+        if let Some(at) = at.filter(|_| geometry.segment_len > 0) {
+            item["segment"] = (at / geometry.segment_len).into();
+        }
+        shown.note(out.item(&item))
+    };
+    let mut result =
+        inspector.keys(&keys::inode(ino), &keys::inode_end(ino), &mut |key, value| of_inode(key, value));
+    for key in [keys::orphan(ino), keys::intent(ino)] {
+        match inspector.get(&key) {
+            Ok(value) => value.is_some_and(|value| of_inode(&key, &value)),
+            Err(error) => {
+                result = result.and(Err(error));
+                false
+            }
+        };
+    }
+    shown.end()?;
+    let mut shown = Shown::default();
+    let names = inspector.names(ino, &mut |directory, name| {
+        any = true;
+        shown.note(out.item(
+            &object!({ "type": "named", "directory": directory, "name": printable(name), "inode": ino }),
+        ))
+    });
+    shown.end()?;
+    if let Err(error) = result.and(names) {
+        out.damage(&error)?;
+        return Ok(false);
+    }
+    if !any {
+        return Err(CliError::Failed(format!("there is no inode {ino}")));
+    }
+    Ok(whole)
+}

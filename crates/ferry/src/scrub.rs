@@ -1,0 +1,275 @@
+//! `ferry scrub`: has everything on a volume read and verified, by the daemon that has it mounted or by this process.
+
+use std::fs::File;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ferry_device::{Env, OpenMode};
+use ferry_fs::scrub::{ScrubOptions, ScrubProgress, Watch, scrub};
+use ferry_fuse::control;
+use indicatif::{ProgressBar, ProgressStyle};
+use rustix::event::{Timespec, poll};
+use serde_json::Value;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::cli::ScrubArgs;
+use crate::control::{explain, open, print};
+use crate::error::CliError;
+use crate::holder::open_when_free;
+use crate::mounts;
+use crate::object;
+use crate::size::{format_bytes, format_nanos};
+
+/// Damage was found.
+const EXIT_DAMAGE: u8 = 4;
+/// It was stopped before the end, and no damage was found until then.
+const EXIT_STOPPED: u8 = 1;
+/// How often the daemon is asked how far it is.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// The same once it was told to stop.
+const STOPPING: Duration = Duration::from_millis(10);
+
+/// Runs the command.
+pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
+    let mounted = mounted_at(&args.target)?;
+    if args.stop {
+        let at = mounted.ok_or_else(|| CliError::NotMounted(args.target.clone()))?;
+        control::scrub_stop(&open(&at)?).map_err(|e| refused(&at, e))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let stop = stop_on_signals()?;
+    let bar = progress_bar(args.json);
+    let report = match &mounted {
+        Some(at) => on_mount(at, args.rate.unwrap_or(ScrubArgs::RATE_MOUNTED), &bar, &stop),
+        None => on_volume(&args.target, args.rate.filter(|rate| *rate > 0), &bar, &stop),
+    };
+    bar.finish_and_clear();
+    let report = report?;
+    let name = args.target.display().to_string();
+    if args.json {
+        print(&format!("{report:#}\n"))?
+    } else {
+        print(&text(&name, &report))?
+    }
+    Ok(match (report["clean"] == true, report["complete"] == true) {
+        (false, _) => ExitCode::from(EXIT_DAMAGE),
+        (true, false) => ExitCode::from(EXIT_STOPPED),
+        (true, true) => ExitCode::SUCCESS,
+    })
+}
+
+/// A directory of the mount to be scrubbed, if the target is one or is mounted somewhere.
+fn mounted_at(target: &Path) -> Result<Option<std::path::PathBuf>, CliError> {
+    if std::fs::metadata(target).map_err(CliError::path(target, "cannot open"))?.is_dir() {
+        return Ok(Some(target.into()));
+    }
+    let mount = mounts::find(target).map_err(CliError::path(target, "cannot read the table of mounts"))?;
+    Ok(mount.filter(mounts::Mount::is_ferry).map(|mount| mount.target))
+}
+
+/// Ctrl-C and SIGTERM ask for an end.
+fn stop_on_signals() -> Result<Arc<AtomicBool>, CliError> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone())
+            .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
+    }
+    Ok(stop)
+}
+
+/// The daemon does it; this process looks on.
+fn on_mount(at: &Path, rate: u64, bar: &ProgressBar, stop: &AtomicBool) -> Result<Value, CliError> {
+    let file = open(at)?;
+    let number = control::scrub_start(&file, rate).map_err(|e| refused(at, e))?;
+    let mut told = false;
+    loop {
+        let status = status(&file, at)?;
+        if status["number"] != number {
+            return Err(CliError::Failed(format!(
+                "{}: another scrub has taken this one's place",
+                at.display()
+            )));
+        }
+        if status["state"] != "running" {
+            return mounted_report(&file, at, status);
+        }
+        show(bar, &status);
+        if stop.load(Ordering::Relaxed) && !told {
+            control::scrub_stop(&file).map_err(|e| refused(at, e))?;
+            told = true;
+        }
+        doze(if told { STOPPING } else { ASK_AGAIN });
+    }
+}
+
+fn status(file: &File, at: &Path) -> Result<Value, CliError> {
+    let json = control::scrub_status(file).map_err(|e| refused(at, e))?;
+    parse(at, &json)
+}
+
+fn parse(at: &Path, json: &[u8]) -> Result<Value, CliError> {
+    serde_json::from_slice(json)
+        .map_err(|e| CliError::Failed(format!("{}: the daemon's answer is not JSON: {e}", at.display())))
+}
+
+/// The same form as a report that was made in this process.
+fn mounted_report(file: &File, at: &Path, mut status: Value) -> Result<Value, CliError> {
+    let mut damage = Vec::new();
+    loop {
+        let json = control::scrub_damage(file, damage.len() as u64).map_err(|e| refused(at, e))?;
+        match parse(at, &json)? {
+            Value::Array(page) if !page.is_empty() => damage.extend(page),
+            _ => break,
+        }
+    }
+    Ok(object!({
+        "complete": status["state"] == "complete",
+        "clean": status["damaged_blocks"] == 0,
+        "time_ns": status["time_ns"].take(),
+        "verified": status["verified"].take(),
+        "passed_blocks": status["passed_blocks"].take(),
+        "damaged_blocks": status["damaged_blocks"].take(),
+        "damage": damage,
+        "damage_not_listed": status["damage_not_listed"].take(),
+    }))
+}
+
+fn refused(at: &Path, error: std::io::Error) -> CliError {
+    let what = match error.raw_os_error() {
+        Some(libc::EBUSY) => {
+            "a scrub is on its way already: `ferry stats` shows how far it is, `ferry scrub --stop` ends it"
+        }
+        Some(libc::EPERM) => "only root and the user who has mounted it may scrub it",
+        _ => return explain(at, "cannot scrub", error),
+    };
+    CliError::Failed(format!("{}: {what}", at.display()))
+}
+
+/// This process does it: nobody has the volume mounted.
+fn on_volume(
+    volume: &Path,
+    rate: Option<u64>,
+    bar: &ProgressBar,
+    stop: &AtomicBool,
+) -> Result<Value, CliError> {
+    let env = Env::real();
+    let device = open_when_free(volume, OpenMode::ReadOnly, &env)
+        .map_err(|e| CliError::CouldNotCheck(e.to_string()))?;
+    let begun = env.clock.monotonic();
+    let mut watch = Onlooker { bar, stop };
+    let report = scrub(&device, ScrubOptions { rate }, &env, &mut watch)
+        .map_err(|e| CliError::CouldNotCheck(format!("{}: {e}; `ferry fsck` says more", volume.display())))?;
+    let mut report = serde_json::to_value(&report)
+        .map_err(|e| CliError::CouldNotCheck(format!("cannot write the report: {e}")))?;
+    let time = env.clock.monotonic().saturating_sub(begun);
+    report["time_ns"] = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).into();
+    Ok(report)
+}
+
+/// Shows how far a scrub of this process is, and lets signals end it.
+struct Onlooker<'o> {
+    bar: &'o ProgressBar,
+    stop: &'o AtomicBool,
+}
+
+impl Watch for Onlooker<'_> {
+    fn progress(&mut self, at: &ScrubProgress) -> bool {
+        self.bar.set_length(at.total_bytes);
+        self.bar.set_position(at.done_bytes);
+        show_damage(self.bar, at.damaged_blocks);
+        !self.stop.load(Ordering::Relaxed)
+    }
+    fn wait(&mut self, time: Duration) -> bool {
+        let mut left = time;
+        // In slices: a signal may come just before the wait.
+        while !left.is_zero() && !self.stop.load(Ordering::Relaxed) {
+            let slice = left.min(ASK_AGAIN);
+            doze(slice);
+            left -= slice;
+        }
+        !self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Waits so long, but no longer than until one would ask again, or until a signal comes.
+fn doze(time: Duration) {
+    let time = Timespec { tv_sec: 0, tv_nsec: i64::from(time.min(ASK_AGAIN).subsec_nanos()) };
+    // Nothing is watched: it ends with the time or with a signal, and either is fine.
+    let _ = poll(&mut [], Some(&time));
+}
+
+/// Only people look at bars.
+fn progress_bar(json: bool) -> ProgressBar {
+    if json || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style =
+        ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}");
+    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn show(bar: &ProgressBar, status: &Value) {
+    let number = |key: &str| status[key].as_u64().unwrap_or(0);
+    bar.set_length(number("total_bytes"));
+    bar.set_position(number("done_bytes"));
+    show_damage(bar, number("damaged_blocks"));
+}
+
+fn show_damage(bar: &ProgressBar, blocks: u64) {
+    if blocks > 0 {
+        bar.set_message(format!("{blocks} damaged blocks"));
+    }
+}
+
+fn text(name: &str, report: &Value) -> String {
+    let mut out = String::new();
+    for damage in report["damage"].as_array().into_iter().flatten() {
+        out.push_str(&format!("damaged: {}\n", damage_line(damage)));
+    }
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let not_listed = number(&report["damage_not_listed"]);
+    if not_listed > 0 {
+        out.push_str(&format!("and {not_listed} more places\n"));
+    }
+    let verified = &report["verified"];
+    let state = match (number(&report["damaged_blocks"]), report["complete"] == true) {
+        (0, true) => "clean".to_owned(),
+        (0, false) => "stopped before the end; no damage so far".to_owned(),
+        (n, true) => format!("{n} damaged blocks"),
+        (n, false) => format!("not read to the end; {n} damaged blocks so far"),
+    };
+    out.push_str(&format!(
+        "{name}: {state}; verified {} of data in {} extents, {} keys, {} of the home store, {} of the log, {} superblocks in {}\n",
+        format_bytes(number(&verified["data_bytes"])),
+        number(&verified["extents"]),
+        number(&verified["keys"]),
+        format_bytes(number(&verified["home_bytes"])),
+        format_bytes(number(&verified["log_bytes"])),
+        number(&verified["superblocks"]),
+        format_nanos(number(&report["time_ns"])).trim(),
+    ));
+    out
+}
+
+/// One damaged place: whose, where, what.
+fn damage_line(damage: &Value) -> String {
+    let mut line = match (damage["path"].as_str(), damage["ino"].as_u64()) {
+        (Some(path), _) => path.to_owned(),
+        (None, Some(ino)) => format!("inode {ino}, which has no name"),
+        (None, None) => damage["part"].as_str().unwrap_or_default().to_owned(),
+    };
+    for (key, before, behind) in [
+        ("file_offset", " at byte ", ""),
+        ("length", ", ", " bytes"),
+        ("device_offset", " (byte ", " of the volume)"),
+    ] {
+        if let Some(n) = damage[key].as_u64() {
+            line.push_str(&format!("{before}{n}{behind}"));
+        }
+    }
+    format!("{line}: {}", damage["what"].as_str().unwrap_or_default())
+}

@@ -1,0 +1,209 @@
+//! `ferry sync` of many files: on a mount as one commit for two thousand, on any other file system one by one, and both at a time.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
+
+fn ferry(args: &[&str]) -> Output {
+    Command::new(FERRY).args(args).output().unwrap()
+}
+
+fn ok(output: Output) -> Output {
+    assert!(output.status.success(), "{output:?}");
+    output
+}
+
+/// `ferry sync ARGS --from -` with this list.
+fn sync_from(list: &[u8], args: &[&str]) -> Output {
+    let mut command = Command::new(FERRY);
+    command.arg("sync").args(args).args(["--from", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(list).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// A mounted volume that makes nothing durable on its own.
+struct Mounted {
+    dir: TempDir,
+}
+
+impl Mounted {
+    fn new(options: &str) -> Self {
+        let mounted = Self { dir: TempDir::new().unwrap() };
+        fs::create_dir(mounted.mnt()).unwrap();
+        ok(ferry(&["mkfs", mounted.volume().to_str().unwrap(), "--size", "1G"]));
+        mounted.mount(options);
+        mounted
+    }
+    fn mount(&self, options: &str) {
+        let log = self.dir.path().join("log");
+        let options = format!("commit_interval=1h,log={}{options}", log.display());
+        ok(ferry(&["mount", self.volume().to_str().unwrap(), self.mnt().to_str().unwrap(), "-o", &options]));
+    }
+    fn volume(&self) -> PathBuf {
+        self.dir.path().join("volume.ferry")
+    }
+    fn mnt(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+    fn stats(&self) -> serde_json::Value {
+        let out = ok(ferry(&["stats", self.mnt().to_str().unwrap(), "--json"]));
+        serde_json::from_slice(&out.stdout).unwrap()
+    }
+    fn contexts(&self) -> u64 {
+        self.stats()["log"]["contexts"].as_u64().unwrap()
+    }
+    /// The daemon dies, and the volume is mounted again.
+    fn crash(&self) {
+        let said = ferry(&["fsck", self.volume().to_str().unwrap()]);
+        let said = String::from_utf8(said.stderr).unwrap();
+        let pid: String =
+            said.split("process ").nth(1).unwrap().chars().take_while(char::is_ascii_digit).collect();
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        self.mount("");
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        ferry(&["umount", "--force", self.mnt().to_str().unwrap()]);
+    }
+}
+
+/// Files of one block, each with its own contents.
+fn make(dir: &Path, count: usize) -> Vec<PathBuf> {
+    fs::create_dir_all(dir).unwrap();
+    (0..count)
+        .map(|i| {
+            let path = dir.join(i.to_string());
+            fs::write(&path, block(i)).unwrap();
+            path
+        })
+        .collect()
+}
+
+fn block(i: usize) -> Vec<u8> {
+    i.to_le_bytes().repeat(512)
+}
+
+fn list(paths: &[PathBuf], separator: &str) -> Vec<u8> {
+    paths.iter().map(|p| format!("{}{separator}", p.display())).collect::<String>().into_bytes()
+}
+
+#[test]
+fn ten_thousand_files_are_a_few_commits_and_survive_the_daemons_death() {
+    let mounted = Mounted::new("");
+    for (name, recursive) in [("tree", true), ("list", false)] {
+        let dir = mounted.mnt().join(name);
+        let files = make(&dir, 10_000);
+        let before = mounted.contexts();
+        if recursive {
+            ok(ferry(&["sync", "-r", dir.to_str().unwrap()]));
+        } else {
+            ok(sync_from(&list(&files, "\0"), &["--data"]));
+        }
+        // Each request carries 2,000 files; the directory has been read, which moved its access time.
+        let (commits, most) = (mounted.contexts() - before, if recursive { 6 } else { 5 });
+        assert!((1..=most).contains(&commits), "{name}: {commits} commits");
+        mounted.crash();
+        for (i, file) in files.iter().enumerate() {
+            assert_eq!(fs::read(file).unwrap(), block(i), "{}", file.display());
+        }
+    }
+    ok(ferry(&["umount", mounted.mnt().to_str().unwrap()]));
+    ok(ferry(&["fsck", mounted.volume().to_str().unwrap()]));
+}
+
+#[test]
+fn stores_to_mapped_memory_are_synced() {
+    let modes = ["", ",cache=strict", ",cache=writeback"];
+    for (options, volume) in modes.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        let mounted = Mounted::new(options);
+        let path = mounted.mnt().join("mapped");
+        fs::write(&path, block(1)).unwrap();
+        let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        store_through_a_mapping(&file, &block(2));
+        let other = mounted.mnt().join("other");
+        fs::write(&other, block(3)).unwrap();
+        if volume {
+            ok(ferry(&["sync", mounted.mnt().to_str().unwrap()]));
+        } else {
+            ok(ferry(&["sync", path.to_str().unwrap(), other.to_str().unwrap()]));
+        }
+        drop(file);
+        mounted.crash();
+        assert_eq!(fs::read(&path).unwrap(), block(2), "{options}");
+        assert_eq!(fs::read(&other).unwrap(), block(3), "{options}");
+    }
+}
+
+/// Leaves the stores in the page cache.
+#[expect(unsafe_code, reason = "mmap(2)")]
+fn store_through_a_mapping(file: &fs::File, contents: &[u8]) {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let (len, prot) = (contents.len(), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a new mapping of `len` bytes, which nobody else knows, written to inside its bounds, and unmapped once.
+    unsafe {
+        let at = mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0).unwrap();
+        std::ptr::copy_nonoverlapping(contents.as_ptr(), at.cast::<u8>(), len);
+        munmap(at, len).unwrap();
+    }
+}
+
+#[test]
+fn files_of_several_file_systems_are_synced_together_and_failures_are_named() {
+    let mounted = Mounted::new("");
+    let mut files = make(&mounted.mnt().join("a"), 50);
+    files.extend(make(&mounted.dir.path().join("b"), 50));
+    files.push(mounted.mnt().join("absent"));
+    files.push(mounted.mnt().join("a"));
+    std::os::unix::fs::symlink("nowhere", mounted.mnt().join("a/link")).unwrap();
+    files.push(mounted.mnt().join("a/link"));
+    let synced = sync_from(&list(&files, "\n"), &[]);
+    assert_eq!(synced.status.code(), Some(1));
+    let said = String::from_utf8(synced.stderr).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("mnt/absent") && said.contains("No such file"), "{said}");
+    // The tree that holds the volume, the mount in it, and the daemon's files.
+    ok(ferry(&["sync", "-r", mounted.dir.path().to_str().unwrap(), "--jobs", "8"]));
+    mounted.crash();
+    assert_eq!(fs::read(mounted.mnt().join("a/49")).unwrap(), block(49));
+    assert!(mounted.mnt().join("a/link").is_symlink());
+}
+
+#[test]
+fn a_directory_is_the_volume_it_is_on_and_a_named_link_is_followed() {
+    let mounted = Mounted::new("");
+    make(&mounted.mnt().join("a"), 1);
+    make(&mounted.mnt().join("b"), 1);
+    ok(ferry(&["sync", mounted.mnt().join("b").to_str().unwrap()]));
+    mounted.crash();
+    assert_eq!(fs::read(mounted.mnt().join("a/0")).unwrap(), block(0));
+
+    let link = mounted.dir.path().join("link");
+    std::os::unix::fs::symlink(mounted.mnt().join("a"), &link).unwrap();
+    make(&mounted.mnt().join("a"), 3);
+    ok(ferry(&["sync", "-r", link.to_str().unwrap()]));
+    mounted.crash();
+    assert_eq!(fs::read(mounted.mnt().join("a/2")).unwrap(), block(2));
+
+    let plain = ferry(&["sync", mounted.dir.path().to_str().unwrap()]);
+    assert_eq!(plain.status.code(), Some(1));
+    assert!(String::from_utf8(plain.stderr).unwrap().contains("no FerryFS is mounted here"));
+}
+
+#[test]
+fn usage_and_lists_that_cannot_be_read() {
+    assert_eq!(ferry(&["sync"]).status.code(), Some(2));
+    assert_eq!(ferry(&["sync", "--jobs", "0", "x"]).status.code(), Some(2));
+    let absent = ferry(&["sync", "--from", "/no/such/list"]);
+    assert_eq!(absent.status.code(), Some(1));
+    assert!(String::from_utf8(absent.stderr).unwrap().contains("/no/such/list"));
+    ok(sync_from(b"", &[]));
+}
