@@ -3,7 +3,7 @@
 use super::locks::Locked;
 use super::make::{DENTRY_BYTES, RECORD_BYTES, SMALL_BYTES};
 use super::names::{check_dir, check_name};
-use super::{LocalFs, change_entries, errno, is_dir, put_inode};
+use super::{LocalFs, change_entries, errno, is_dir, is_regular, put_inode};
 use crate::api::{Ino, Timestamp};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
@@ -83,7 +83,11 @@ impl LocalFs {
         if noted {
             txn.put(&keys::orphan(child.ino), &[keys::VALUE_VERSION]);
         }
-        // Nobody reads an orphan after a crash: its small contents need not go to the log once more.
+        // Nobody reads an orphan file after a crash: its small contents need not go to the log once more. A symlink keeps its target: a
+        // record without one would be damage.
+        if !is_regular(state.rec.mode) {
+            return put_inode(txn, child.ino, state);
+        }
         let flags = state.rec.flags & !INODE_INLINE;
         let slim = InodeRecord { flags, inline: Vec::new(), ..state.record() };
         txn.put(&keys::inode(child.ino), &slim.encode());

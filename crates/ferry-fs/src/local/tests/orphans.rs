@@ -21,6 +21,32 @@ fn an_open_file_outlives_its_name() {
 }
 
 #[test]
+fn what_has_no_name_any_more_is_sound() {
+    let world = World::new();
+    let target = "t".repeat(130);
+    let symlink = |name: &str| {
+        let entry = world.me.call(|cx| world.fs.symlink(cx, ROOT, name.as_bytes(), target.as_bytes())).unwrap();
+        entry.attr.unwrap().ino
+    };
+    let (link, replaced) = (symlink("link"), symlink("replaced"));
+    for (name, mode) in [("fifo", libc::S_IFIFO), ("socket", libc::S_IFSOCK)] {
+        world.mknod(ROOT, name, mode | 0o600).unwrap();
+        world.unlink(ROOT, name).unwrap();
+    }
+    world.file(ROOT, "over").unwrap();
+    world.unlink(ROOT, "link").unwrap();
+    world.rename((ROOT, "over"), (ROOT, "replaced")).unwrap();
+    assert!(world.stored(link) && world.stored(replaced), "the kernel still knows them");
+    world.check();
+    assert_eq!(world.me.call(|cx| world.fs.readlink(cx, link)).unwrap(), target.as_bytes());
+    for ino in [link, replaced] {
+        world.fs.forget(ino, 1);
+        assert!(!world.stored(ino));
+    }
+    world.check();
+}
+
+#[test]
 fn what_the_kernel_forgot_first_goes_with_the_last_handle() {
     let world = World::new();
     let (ino, fh) = world.create(ROOT, "file").unwrap();
