@@ -3,9 +3,9 @@
 use super::scramble;
 use crate::device::{SimDevice, SimRng, sim_env};
 use crate::fuzz::bases::Base;
-use ferry_device::BlockDevice;
+use ferry_device::{BlockDevice, Env};
 use ferry_fs::keys::{self, Key};
-use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_journal::{Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq};
 use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +27,8 @@ impl JournalClient for Alone {
     fn release_home_segments(&self, _segments: &[u32]) {}
 }
 
-/// Damages what the journal on `device` holds, if it can still be opened.
-pub(super) fn damage(device: &Arc<SimDevice>, base: &Base, rng: &mut SimRng) {
+/// The journal of a volume, to change keys in it.
+pub fn open(device: Arc<dyn BlockDevice>, geometry: Geometry, env: Env) -> Result<Journal, JournalError> {
     let options = JournalOptions {
         flush: ferry_journal::FlushPolicy::default(),
         fast_flush: ferry_journal::FAST_FLUSH,
@@ -38,10 +38,13 @@ pub(super) fn damage(device: &Arc<SimDevice>, base: &Base, rng: &mut SimRng) {
         accept_damage: false,
         background: false,
     };
+    Journal::open(device, geometry, options, env, Arc::new(Alone)).map(|(journal, _)| journal)
+}
+
+/// Damages what the journal on `device` holds, if it can still be opened.
+pub(super) fn damage(device: &Arc<SimDevice>, base: &Base, rng: &mut SimRng) {
     let (env, _) = sim_env(rng.next_u64());
-    let dyn_device: Arc<dyn BlockDevice> = device.clone();
-    let geometry = base.superblock.geometry();
-    let Ok((journal, _)) = Journal::open(dyn_device, geometry, options, env, Arc::new(Alone)) else { return };
+    let Ok(journal) = open(device.clone(), base.superblock.geometry(), env) else { return };
     let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
     let scanned = journal.scan(&[], &[0xff; 32], &mut |key, value| {
         all.push((key.to_vec(), value.to_vec()));
