@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::counters::{AllCounters, Counters};
 use crate::sys;
@@ -43,7 +43,7 @@ impl IdlePoll {
     pub(crate) fn new(all: Arc<AllCounters>) -> Self {
         Self {
             all,
-            began: Instant::now(),
+            began: now(),
             thread: OnceLock::new(),
             resting: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -72,22 +72,23 @@ impl IdlePoll {
         if before % EVERY != EVERY - 1 {
             return;
         }
-        let now = self.began.elapsed().as_micros() as u64;
-        let last = counters.pace.looked_at.swap(now, Ordering::Relaxed);
-        let close = now.saturating_sub(last) <= CLOSE_MICROS;
-        if close && self.resting.load(Ordering::Relaxed) && self.resting.swap(false, Ordering::Relaxed) {
-            if let Some(thread) = self.thread.get() {
-                thread.unpark();
-            }
+        let at = self.began.elapsed().as_micros() as u64;
+        let last = counters.pace.looked_at.swap(at, Ordering::Relaxed);
+        let close = at.saturating_sub(last) <= CLOSE_MICROS;
+        if close
+            && self.resting.load(Ordering::Relaxed)
+            && self.resting.swap(false, Ordering::Relaxed)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
         }
     }
 
     /// `{"polls": n, "nanos": n}`.
     pub(crate) fn json(&self) -> Value {
-        json!({
-            "polls": self.polls.load(Ordering::Relaxed),
-            "nanos": self.polled_nanos.load(Ordering::Relaxed),
-        })
+        let value = |counter: &AtomicU64| Value::from(counter.load(Ordering::Relaxed));
+        let both = [("polls".into(), value(&self.polls)), ("nanos".into(), value(&self.polled_nanos))];
+        Value::Object(both.into_iter().collect())
     }
 
     fn run(&self) {
@@ -108,14 +109,14 @@ impl IdlePoll {
     fn poll(&self) {
         let blocks = self.all.blocks();
         let total = || blocks.iter().map(|b| b.pace.total.load(Ordering::Relaxed)).sum::<u64>();
-        let began = Instant::now();
+        let began = now();
         let (mut seen, mut last) = (total(), began);
         while !self.stopped.load(Ordering::Acquire) {
             (0..PAUSES).for_each(|_| std::hint::spin_loop());
-            let (now, count) = (Instant::now(), total());
+            let (at, count) = (now(), total());
             if count != seen {
-                (seen, last) = (count, now);
-            } else if now - last > LINGER {
+                (seen, last) = (count, at);
+            } else if at - last > LINGER {
                 break;
             }
         }
@@ -124,8 +125,14 @@ impl IdlePoll {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "it polls in real time; no result depends on it")]
+fn now() -> Instant {
+    Instant::now()
+}
+
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "requests come at times")]
     use super::*;
 
     fn polls(idle: &IdlePoll) -> u64 {
@@ -133,9 +140,9 @@ mod tests {
     }
 
     fn until(what: impl Fn() -> bool) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = now() + Duration::from_secs(60);
         while !what() {
-            assert!(Instant::now() < end, "it never happened");
+            assert!(now() < end, "it never happened");
             thread::sleep(Duration::from_millis(1));
         }
     }
