@@ -178,6 +178,16 @@ fn place(mountpoint: &Path) -> Result<PathBuf, CliError> {
             resolved.display()
         )));
     }
+    // One would hide the other, and whatever is asked of the hidden one would reach the other.
+    let there =
+        mounts::at(&resolved).map_err(CliError::path(&resolved, "cannot read the table of mounts"))?;
+    if let Some(mount) = there.filter(mounts::Mount::is_ferry) {
+        return Err(CliError::Failed(format!(
+            "{}: {} is mounted here already: choose another mount point, or unmount it first (`ferry umount {0}`)",
+            resolved.display(),
+            mount.source.display()
+        )));
+    }
     Ok(resolved)
 }
 

@@ -44,6 +44,7 @@ fn while_mounted(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> R
     let unreadable = || CliError::path(volume, "cannot ask the daemon of");
     let mount = mounts::find(volume).map_err(unreadable())?;
     let mount = mount.ok_or_else(|| CliError::NotMounted(volume.into()))?;
+    mounts::must_be_reached(&mount)?;
     let root = File::open(&mount.target).map_err(CliError::path(&mount.target, "cannot open"))?;
     ferry_fuse::control::replace(&root, old, new).map_err(|error| explain(args, &error))?;
     // By its name without symbolic links, as the volume's file has it.

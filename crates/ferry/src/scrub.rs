@@ -68,7 +68,9 @@ fn mounted_at(target: &Path) -> Result<Option<std::path::PathBuf>, CliError> {
         return Ok(Some(target.into()));
     }
     let mount = mounts::find(target).map_err(CliError::path(target, "cannot read the table of mounts"))?;
-    Ok(mount.filter(mounts::Mount::is_ferry).map(|mount| mount.target))
+    let mount = mount.filter(mounts::Mount::is_ferry);
+    mount.as_ref().map_or(Ok(()), mounts::must_be_reached)?;
+    Ok(mount.map(|mount| mount.target))
 }
 
 /// Ctrl-C and SIGTERM ask for an end.

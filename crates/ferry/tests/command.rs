@@ -180,6 +180,39 @@ fn a_volume_is_mounted_used_and_unmounted() {
 }
 
 #[test]
+fn a_mount_point_takes_one_volume() {
+    let place = Place::new();
+    place.mount();
+    let (mnt, second) = (place.mnt(), place.dir.path().join("second.ferry"));
+    ok(&ferry(&["mkfs", path(&second), "--size", "64M"]));
+    // As mount(8) calls it, too.
+    let helper = place.dir.path().join("mount.fuse.ferry");
+    std::os::unix::fs::symlink(FERRY, &helper).expect("a link");
+    for volume in [&second, &place.volume()] {
+        fails(&ferry(&["mount", path(volume), path(&mnt)]), 1, "is mounted here already");
+        let called = Command::new(&helper).args([volume, &mnt]).output().expect("the helper runs");
+        fails(&called, 1, "is mounted here already");
+    }
+    fails(&ferry(&["bench", "null", path(&mnt)]), 1, "is mounted here already");
+    ok(&ferry(&["scrub", path(&place.volume())]));
+    ok(&ferry(&["umount", path(&place.volume())]));
+    fails(&ferry(&["umount", path(&second)]), 1, "no FerryFS is mounted here");
+}
+
+#[test]
+fn what_is_hidden_by_another_mount_is_not_mistaken_for_it() {
+    let place = Place::new();
+    place.mount();
+    let (mnt, volume) = (place.mnt(), place.volume());
+    ok(&Command::new("mount").args(["-t", "tmpfs", "none", path(&mnt)]).output().expect("mount runs"));
+    for command in ["umount", "scrub"] {
+        fails(&ferry(&[command, path(&volume)]), 1, "hidden there by none (tmpfs)");
+    }
+    ok(&Command::new("umount").arg(&mnt).output().expect("umount runs"));
+    ok(&ferry(&["umount", path(&volume)]));
+}
+
+#[test]
 fn a_busy_mount_is_not_unmounted_unless_told() {
     let place = Place::new();
     place.mount();
