@@ -7,6 +7,7 @@
 
 mod acl;
 mod attributes;
+mod behind;
 mod bulk;
 mod bypass;
 mod contents;
@@ -71,6 +72,17 @@ pub enum CacheMode {
     Writeback,
     /// No contents: every read and write comes here.
     Strict,
+}
+
+impl CacheMode {
+    /// The word that users write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Writeback => "writeback",
+            Self::Strict => "strict",
+        }
+    }
 }
 
 /// How to open a volume.
