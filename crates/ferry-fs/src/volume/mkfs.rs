@@ -5,12 +5,10 @@ use crate::api::{ROOT, Timestamp};
 use crate::keys::{self, Counters, InodeRecord};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
 use ferry_journal::{
-    Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq,
-    home_unit_bytes,
+    Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq, home_unit_bytes,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 /// A smallest volume, in bytes.
 pub const SIZE_MIN: u64 = 16 << 20;
@@ -153,15 +151,7 @@ fn write_root(
     env: &Env,
 ) -> Result<(), VolumeError> {
     let client = Arc::new(Maker { next: AtomicU32::new(next_segment), count: geometry.segment_count });
-    let journal_options = JournalOptions {
-        flush: FlushPolicy::default(),
-        fast_flush: FAST_FLUSH,
-        commit_interval: Duration::from_secs(1),
-        home_cache_bytes: 1 << 20,
-        read_only: false,
-        background: false,
-        accept_damage: false,
-    };
+    let journal_options = JournalOptions { read_only: false, ..JournalOptions::offline(1 << 20) };
     let (journal, _) = Journal::open(dev.clone(), *geometry, journal_options, env.clone(), client)?;
     let now = Timestamp(env.clock.wall().as_nanos() as i128);
     let root = InodeRecord {
