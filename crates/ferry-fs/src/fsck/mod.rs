@@ -131,6 +131,12 @@ fn check_view(
         // What was not read would look as if it were missing: only the reason is reported.
         Err(error) => checker.findings.add(Finding::new(Code::HomeStore, error.to_string())),
     }
+    // A crash may leave a block that was being written so, and the next mount mends it.
+    let bad_copies = if recovered.unclean { Vec::new() } else { journal.home_bad_copies() };
+    for place in bad_copies {
+        let finding = Finding::new(Code::HomeCopy, "a copy of a block is not what was written");
+        checker.findings.add(finding.on_device(place));
+    }
     let (mut findings, mut losses) = (checker.findings, checker.losses);
     let found = findings.list.iter_mut().map(|finding| (finding.ino, &mut finding.path));
     let repaired = repairs.iter_mut().map(|repair| (repair.ino, &mut repair.path));

@@ -66,6 +66,8 @@ pub fn repair(
             home::rebuild(dev, &sb, env, &mut repairs)?;
         } else if found(Code::Log) {
             home::cut_log(dev, &sb, env, &mut repairs)?;
+        } else if found(Code::HomeCopy) {
+            home::mend_copies(dev, &sb, env, &mut repairs)?;
         } else if !report.clean {
             structure(dev, &sb, verify, env, &mut repairs)?;
         }
