@@ -43,7 +43,13 @@ pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
         ));
     }
     let file = open(&args.mountpoint)?;
-    ferry_fuse::control::tune(&file, &asked).map_err(|e| explain(&args.mountpoint, "cannot tune", e))
+    ferry_fuse::control::tune(&file, &asked).map_err(|error| match error.raw_os_error() {
+        Some(libc::EPERM) => CliError::Failed(format!(
+            "{}: only root and who has mounted it may tune it",
+            args.mountpoint.display()
+        )),
+        _ => explain(&args.mountpoint, "cannot tune", error),
+    })
 }
 
 /// To stdout; a reader that has seen enough (`| head`) is no error.
