@@ -8,9 +8,10 @@ mod device;
 mod report;
 mod run;
 
-pub use device::DeviceModel;
-pub use run::{BenchError, Load, Outcome, run};
+pub use crate::model::DeviceModel;
+pub use run::{Load, Outcome, run};
 
+use crate::error::BenchError;
 use ferry_journal::FlushPolicy;
 use std::time::Duration;
 
