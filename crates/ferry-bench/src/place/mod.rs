@@ -77,6 +77,11 @@ impl Place {
         }
     }
 
+    /// Whether it is a FerryFS, which has counters and flush policies.
+    pub fn is_ferry(&self) -> Result<bool, BenchError> {
+        Ok(self.stats()?.is_some())
+    }
+
     /// Sets the flush policy, and forgets how long flushes took so far. An error where no FerryFS is.
     pub fn tune(&self, policy: FlushPolicy) -> Result<(), BenchError> {
         match &self.kind {
@@ -93,11 +98,12 @@ impl Place {
         }
     }
 
-    /// Makes many open files durable at a time, the asynchronous way of `ferry sync`.
-    pub fn sync_files(&self, files: Vec<File>) -> io::Result<()> {
+    /// Makes many files durable at a time, the asynchronous way of `ferry sync`; they are opened as they are asked for. The first
+    /// error, if any file failed.
+    pub fn sync_files(&self, files: impl Iterator<Item = io::Result<File>>) -> io::Result<()> {
         match &self.kind {
             Kind::Mounted(_) => mounted::sync_files(files),
-            Kind::Volume(volume) => volume.sync_files(&files),
+            Kind::Volume(volume) => volume.sync_files(files),
         }
     }
 

@@ -4,6 +4,7 @@ use super::File;
 use crate::error::BenchError;
 use ferry_fs::FlushPolicy;
 use ferry_fuse::control::{self, Tune};
+use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags, linkat, mkdirat, openat, renameat, statat, unlinkat};
 use rustix::time::{ClockId, clock_gettime};
@@ -19,6 +20,8 @@ use std::time::Duration;
 pub struct Mounted {
     root: Arc<MountedDir>,
     daemon: Option<u32>,
+    /// The flush policy before the first change.
+    policy: Mutex<Option<FlushPolicy>>,
 }
 
 /// A directory: names in it are found from its descriptor.
@@ -36,7 +39,7 @@ impl Mounted {
         let own = path.join(format!("ferry-bench.{}.{number}", std::process::id()));
         fs::create_dir(&own).map_err(BenchError::path(path, "cannot make a directory for the bench"))?;
         let root = MountedDir::open_path(own).map_err(BenchError::path(path, "cannot open"))?;
-        Ok(Self { root: Arc::new(root), daemon })
+        Ok(Self { root: Arc::new(root), daemon, policy: Mutex::default() })
     }
 
     pub fn root(&self) -> Arc<MountedDir> {
@@ -52,10 +55,21 @@ impl Mounted {
         }
     }
 
+    /// At the end the policy of before is back.
     pub fn tune(&self, policy: FlushPolicy) -> Result<(), BenchError> {
+        let mut before = self.policy.lock();
+        if before.is_none() {
+            let stats = self.stats()?;
+            let name = stats.as_ref().and_then(|stats| stats.pointer("/flush/policy")?.as_str());
+            *before = name.and_then(|name| name.parse().ok());
+        }
+        self.set_policy(policy)
+    }
+
+    fn set_policy(&self, policy: FlushPolicy) -> Result<(), BenchError> {
         let asked = Tune { flush: Some(policy), fast_flush: None, reset_flush_time: true };
-        control::tune(&self.file()?, &asked)
-            .map_err(BenchError::path(&self.root.path, "cannot set the flush policy"))
+        let failed = BenchError::path(&self.root.path, "cannot set the flush policy");
+        control::tune(&self.file()?, &asked).map_err(failed)
     }
 
     pub fn sync(&self) -> Result<(), BenchError> {
@@ -89,6 +103,10 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
+        let before = self.policy.lock().take();
+        if let Some(Err(error)) = before.map(|policy| self.set_policy(policy)) {
+            tracing::warn!(%error, "the flush policy stays as the bench has set it");
+        }
         if let Err(error) = fs::remove_dir_all(&self.root.path) {
             tracing::warn!(path = %self.root.path.display(), %error, "what the bench has made is left there");
         }
@@ -106,10 +124,11 @@ pub fn own_cpu_time() -> Duration {
 }
 
 /// As `ferry sync` does it. The first error, if any file failed.
-pub fn sync_files(files: Vec<File>) -> io::Result<()> {
-    let files = files.into_iter().filter_map(|file| match file {
-        File::Mounted(file) => Some(((), Ok(file))),
-        File::Volume(_) => None,
+pub fn sync_files(files: impl Iterator<Item = io::Result<File>>) -> io::Result<()> {
+    let files = files.map(|file| match file {
+        Ok(File::Mounted(file)) => ((), Ok(file)),
+        Ok(File::Volume(_)) => ((), Err(io::ErrorKind::CrossesDevices.into())),
+        Err(error) => ((), Err(error)),
     });
     let mut result = Ok(());
     ferry_sync::sync_each(files, &ferry_sync::Options::default(), |(), synced| {

@@ -78,24 +78,30 @@ impl Volume {
     }
 
     /// One request for as many files as one takes. The first error, if any file failed.
-    pub fn sync_files(&self, files: &[File]) -> io::Result<()> {
-        for files in files.chunks(ioctl::SYNC_FILES_MAX) {
-            let inos = files.iter().filter_map(|file| match file {
-                File::Volume(file) => Some(file.ino.ino),
-                File::Mounted(_) => None,
-            });
-            let mut message = [(files.len() as u32).to_ne_bytes(), [0; 4]].concat();
-            inos.for_each(|ino| message.extend_from_slice(&ino.to_ne_bytes()));
-            let answer = self.call(|cx, fs| {
-                fs.ioctl(cx, ROOT, ioctl::SYNC_FILES, &message, ioctl::SYNC_FILES_LEN as usize)
-            })?;
-            let errors =
-                answer.chunks_exact(8).skip(1).map(|errno| errno[..4].try_into().map(i32::from_ne_bytes));
-            if let Some(errno) = errors.flatten().find(|errno| *errno != 0) {
-                return Err(io::Error::from_raw_os_error(errno));
+    pub fn sync_files(&self, mut files: impl Iterator<Item = io::Result<File>>) -> io::Result<()> {
+        loop {
+            let some: Vec<File> = files.by_ref().take(ioctl::SYNC_FILES_MAX).collect::<io::Result<_>>()?;
+            if some.is_empty() {
+                return Ok(());
             }
+            let inos = some.iter().map(|file| match file {
+                File::Volume(file) => Ok(file.ino.ino),
+                File::Mounted(_) => Err(io::Error::from(io::ErrorKind::CrossesDevices)),
+            });
+            self.sync_inodes(&inos.collect::<io::Result<Vec<_>>>()?)?;
         }
-        Ok(())
+    }
+
+    fn sync_inodes(&self, inos: &[Ino]) -> io::Result<()> {
+        let mut message = [(inos.len() as u32).to_ne_bytes(), [0; 4]].concat();
+        message.extend(inos.iter().flat_map(|ino| ino.to_ne_bytes()));
+        let room = ioctl::SYNC_FILES_LEN as usize;
+        let answer = self.call(|cx, fs| fs.ioctl(cx, ROOT, ioctl::SYNC_FILES, &message, room))?;
+        let words = answer.chunks_exact(8).skip(1).filter_map(|word| word.first_chunk());
+        match words.map(|word| i32::from_ne_bytes(*word)).find(|errno| *errno != 0) {
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+            None => Ok(()),
+        }
     }
 
     fn call<T: FromReply>(&self, request: impl FnOnce(&Cx, &LocalFs) -> Answer<T>) -> io::Result<T> {
