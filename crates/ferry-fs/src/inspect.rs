@@ -8,7 +8,7 @@ use crate::keys::{self, BLOCK, Dentry, Key, Segment};
 use crate::scrub::Bystander;
 use crate::volume::{Superblock, VolumeError, read_superblock};
 use ferry_device::{AlignedBuf, BlockDevice, Env};
-use ferry_journal::{Journal, JournalError, JournalOptions, Recovered, Value};
+use ferry_journal::{Journal, JournalError, JournalOptions, LogOptions, Recovered, Value};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -60,6 +60,7 @@ impl Inspector {
         let options = JournalOptions {
             flush: ferry_journal::FlushPolicy::default(),
             fast_flush: ferry_journal::FAST_FLUSH,
+            log: LogOptions::default(),
             commit_interval: Duration::from_secs(1),
             home_cache_bytes: HOME_CACHE_BYTES,
             read_only: true,

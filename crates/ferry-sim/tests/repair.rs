@@ -6,7 +6,7 @@ use ferry_fs::fsck::Code;
 use ferry_fs::keys::{self, Dentry, Extent, InodeRecord, Key};
 use ferry_fs::volume::read_superblock;
 use ferry_fs::{FsOptions, FsckOptions, InProcess, LocalFs, MkfsOptions, Report, fsck, mkfs, repair};
-use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, LogOptions, Seq};
 use ferry_sim::crash::Plan;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use std::collections::BTreeMap;
@@ -96,6 +96,7 @@ fn edit(device: &Arc<dyn BlockDevice>, damage: impl FnOnce(&mut Keys)) {
     let options = JournalOptions {
         flush: ferry_journal::FlushPolicy::default(),
         fast_flush: ferry_journal::FAST_FLUSH,
+        log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 1 << 20,
         read_only: false,

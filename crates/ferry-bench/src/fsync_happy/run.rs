@@ -4,7 +4,7 @@ use super::device::{DeviceModel, Event, Numbers, World};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::{
     Caller, Credits, DataExtent, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions,
-    Seq,
+    LogOptions, Seq,
 };
 use parking_lot::Mutex;
 use std::io;
@@ -124,6 +124,7 @@ pub fn run(
         home_cache_bytes: 1 << 20,
         flush: policy,
         fast_flush,
+        log: LogOptions::default(),
         read_only: false,
         accept_damage: false,
         background: false,

@@ -23,8 +23,8 @@ use crate::volume::{SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock}
 use check::Checker;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
 use ferry_journal::{
-    FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq,
-    Value,
+    FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions, LogOptions,
+    Recovered, Seq, Value,
 };
 use report::{Findings, Losses};
 use siphasher::sip::SipHasher13;
@@ -79,6 +79,7 @@ fn check(
     let journal_options = JournalOptions {
         flush: FlushPolicy::default(),
         fast_flush: FAST_FLUSH,
+        log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: HOME_CACHE_BYTES,
         read_only: true,

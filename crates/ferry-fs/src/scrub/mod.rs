@@ -18,7 +18,7 @@ pub use report::{DAMAGE_MAX, Damage, Part, ScrubReport, Verified};
 use crate::inspect::guarded;
 use crate::volume::{Superblock, VolumeError, read_superblock};
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_journal::{Geometry, Journal, JournalClient, JournalError, JournalOptions, LogOptions, Seq};
 use pace::Pace;
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,6 +90,7 @@ pub fn scrub(
     let journal_options = JournalOptions {
         flush: ferry_journal::FlushPolicy::default(),
         fast_flush: ferry_journal::FAST_FLUSH,
+        log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: HOME_CACHE_BYTES,
         read_only: true,

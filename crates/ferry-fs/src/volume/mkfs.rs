@@ -5,8 +5,8 @@ use crate::api::{ROOT, Timestamp};
 use crate::keys::{self, Counters, InodeRecord};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
 use ferry_journal::{
-    Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq,
-    home_unit_bytes,
+    Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions,
+    LogOptions, Seq, home_unit_bytes,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -162,6 +162,7 @@ fn write_root(
     let journal_options = JournalOptions {
         flush: FlushPolicy::default(),
         fast_flush: FAST_FLUSH,
+        log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 1 << 20,
         read_only: false,

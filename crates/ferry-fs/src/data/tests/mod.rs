@@ -14,7 +14,7 @@ mod threads;
 use super::*;
 use crate::keys;
 use ferry_device::MemDevice;
-use ferry_journal::{Credits, FAST_FLUSH, FlushPolicy, JournalOptions};
+use ferry_journal::{Credits, FAST_FLUSH, FlushPolicy, JournalOptions, LogOptions};
 use std::collections::BTreeMap;
 
 /// Inodes of a test: those in memory, else from the journal.
@@ -106,6 +106,7 @@ impl Volume {
         let options = JournalOptions {
             flush: FlushPolicy::default(),
             fast_flush: FAST_FLUSH,
+            log: LogOptions::default(),
             commit_interval: Duration::from_secs(1),
             home_cache_bytes: 1 << 20,
             read_only: false,

@@ -31,7 +31,7 @@ use crate::volume::{Superblock, VolumeError, read_superblock, rewrite_bad_copies
 use blocks::{Blocks, Reader};
 use edits::{Repairs, Writer};
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_journal::{Journal, JournalClient, JournalError, JournalOptions, LogOptions, Seq};
 use parking_lot::Mutex;
 use siphasher::sip::SipHasher13;
 use std::collections::BTreeSet;
@@ -86,6 +86,7 @@ fn journal_options(read_only: bool, accept_damage: bool) -> JournalOptions {
     JournalOptions {
         flush: ferry_journal::FlushPolicy::default(),
         fast_flush: ferry_journal::FAST_FLUSH,
+        log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: HOME_CACHE_BYTES,
         read_only,

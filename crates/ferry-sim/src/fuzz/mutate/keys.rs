@@ -5,7 +5,7 @@ use crate::device::{SimDevice, SimRng, sim_env};
 use crate::fuzz::bases::Base;
 use ferry_device::BlockDevice;
 use ferry_fs::keys::{self, Key};
-use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, LogOptions, Seq};
 use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +32,7 @@ pub(super) fn damage(device: &Arc<SimDevice>, base: &Base, rng: &mut SimRng) {
     let options = JournalOptions {
         flush: ferry_journal::FlushPolicy::default(),
         fast_flush: ferry_journal::FAST_FLUSH,
+        log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 1 << 20,
         read_only: false,

@@ -12,7 +12,7 @@ use crate::keys::{self, *};
 use crate::volume::{MkfsOptions, Superblock, mkfs, read_superblock};
 use crate::{FsOptions, InProcess, LocalFs};
 use ferry_device::{AlignedBuf, BlockDevice, Env, MemDevice};
-use ferry_journal::{Credits, Journal, JournalOptions};
+use ferry_journal::{Credits, Journal, JournalOptions, LogOptions};
 use siphasher::sip::SipHasher13;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -125,6 +125,7 @@ impl Volume {
         let options = |read_only| JournalOptions {
             flush: ferry_journal::FlushPolicy::default(),
             fast_flush: ferry_journal::FAST_FLUSH,
+            log: LogOptions::default(),
             commit_interval: Duration::from_secs(1),
             home_cache_bytes: 1 << 20,
             read_only,
