@@ -28,6 +28,35 @@ pub enum Wake {
     All,
 }
 
+impl Wake {
+    /// All of them.
+    pub const WAYS: [Self; 3] = [Self::Handoff, Self::Flag, Self::All];
+
+    /// The word that options use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Handoff => "handoff",
+            Self::Flag => "flag",
+            Self::All => "all",
+        }
+    }
+}
+
+impl std::fmt::Display for Wake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Wake {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let found = Self::WAYS.into_iter().find(|way| way.name() == word);
+        found.ok_or_else(|| format!("{word:?} is not a way to wake: use handoff, flag or all"))
+    }
+}
+
 /// The log was shut down, or has no room to hope for; what was asked is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoGrant {

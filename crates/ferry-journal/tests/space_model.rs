@@ -17,11 +17,10 @@ use shuttle::thread;
 use space::{NoGrant, Space, Wake};
 
 const SCHEDULES: usize = 3000;
-const WAKES: [Wake; 3] = [Wake::Handoff, Wake::Flag, Wake::All];
 
 /// Runs `model` with each way of waking.
 fn check(model: impl Fn(Wake) + Send + Sync + Copy + 'static) {
-    for wake in WAKES {
+    for wake in Wake::WAYS {
         shuttle::check_random(move || model(wake), SCHEDULES);
     }
 }
@@ -65,7 +64,7 @@ fn space_is_never_overrun_and_nobody_sleeps_for_ever() {
         assert_eq!((stats.waits, stats.waiting), (stats.grants, 0), "each waiter has one grant");
         WOKEN_FOR_NOTHING[wake as usize].fetch_add(stats.wakes - stats.grants, Ordering::Relaxed);
     });
-    let for_nothing = WAKES.map(|wake| WOKEN_FOR_NOTHING[wake as usize].load(Ordering::Relaxed));
+    let for_nothing = Wake::WAYS.map(|wake| WOKEN_FOR_NOTHING[wake as usize].load(Ordering::Relaxed));
     assert_eq!(for_nothing[0], 0, "one wake-up for each grant");
     assert!(for_nothing[1] > 0 && for_nothing[2] > for_nothing[1], "{for_nothing:?}");
 }
