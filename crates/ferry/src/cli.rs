@@ -56,6 +56,8 @@ pub enum Command {
     Sync(SyncArgs),
     /// Show space, log, flushes, cache and requests of a mounted volume
     Stats(StatsArgs),
+    /// Show what a mounted volume does, every second
+    Top(TopArgs),
     /// Change how a mounted volume flushes
     Tune(TuneArgs),
     /// Benchmarks
@@ -296,6 +298,22 @@ pub struct StatsArgs {
     pub json: bool,
 }
 
+/// `ferry top`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "It ends with Ctrl-C, or when the volume is unmounted. Where stdout is no terminal, one picture follows the other."
+)]
+pub struct TopArgs {
+    /// The mount point, or any directory in it
+    pub mountpoint: PathBuf,
+    /// Time between two looks
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "1s")]
+    pub interval: Duration,
+    /// End after so many
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+}
+
 /// `ferry tune`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -349,6 +367,8 @@ mod tests {
             "ferry sync -r --data --jobs 16 /mnt/a b",
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
+            "ferry top /mnt --interval 500ms --count 3",
+            "ferry bench fserver --workers 8 --log-size 512K --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
             "ferry bench null /mnt",
             "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json -",
             "ferry bench fsync-happy --parallel-flushes --time 1s --rounds 9 --json a.json --html a.html",

@@ -131,6 +131,7 @@ fn fs_options(options: &MountOptions) -> FsOptions {
         commit_interval: options.commit_interval.unwrap_or(defaults.commit_interval),
         flush: options.flush.unwrap_or(defaults.flush),
         fast_flush: options.fast_flush.unwrap_or(defaults.fast_flush),
+        log: defaults.log,
         background: true,
         owner: rustix::process::geteuid().as_raw(),
     }

@@ -93,7 +93,11 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
     let log_len = options.log_size.unwrap_or((size / 16).clamp(LOG_MIN, LOG_DEFAULT_MAX));
     let log_len = log_len.next_multiple_of(BLOCK_SIZE as u64);
     if log_len < LOG_MIN || log_len > size / 4 {
-        return bad(format!("a log of this volume has between {} and {} KiB", LOG_MIN >> 10, size / 4 >> 10));
+        return bad(format!(
+            "a log of this volume has between {} and {} KiB",
+            LOG_MIN >> 10,
+            (size / 4) >> 10
+        ));
     }
     let most_segments = size / segment_len;
     let home_map_len = BLOCK_SIZE as u64 + (4 * most_segments).next_multiple_of(BLOCK_SIZE as u64);
