@@ -12,6 +12,8 @@ const MAGIC: [u8; 8] = *b"FERRYVOL";
 pub const FORMAT_VERSION: u32 = 2;
 /// Where the two copies are, in bytes.
 pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
+/// Something else is looked for in so much of the front, in bytes.
+const FRONT: usize = 1 << 20;
 /// Incompatible features that this code knows.
 const KNOWN_INCOMPATIBLE: u64 = 0;
 /// Bytes that a segment may have: a power of two.
@@ -268,7 +270,7 @@ pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeE
             Err(why) => bad.push(why),
         }
     }
-    Err(refusal(&bad))
+    Err(refusal(dev, &bad))
 }
 
 /// Makes both copies the same, byte for byte: the one that [`read_superblock`] uses. Returns where one was written.
@@ -313,7 +315,7 @@ fn warn_of_second(dev: &Arc<dyn BlockDevice>, sb: &Superblock, first_used: bool)
 }
 
 /// The most telling of the reasons.
-fn refusal(bad: &[Bad]) -> VolumeError {
+fn refusal(dev: &Arc<dyn BlockDevice>, bad: &[Bad]) -> VolumeError {
     let telling = |b: &Bad| match b {
         Bad::Version(found) => Some(VolumeError::Version { found: *found }),
         Bad::Features(bits) => Some(VolumeError::Features { bits: *bits }),
@@ -326,6 +328,19 @@ fn refusal(bad: &[Bad]) -> VolumeError {
     match damaged {
         Some(detail) => VolumeError::Damaged { detail },
         None if bad.contains(&Bad::NoMagic) => VolumeError::Foreign,
-        None => VolumeError::Empty,
+        None if SUPERBLOCK_PLACES.iter().any(|place| place + BLOCK_SIZE as u64 > dev.capacity()) => {
+            VolumeError::TooShort
+        }
+        None => emptiness(dev),
+    }
+}
+
+/// Where there is no superblock there may be something else: many formats begin with zeros.
+fn emptiness(dev: &Arc<dyn BlockDevice>) -> VolumeError {
+    let mut front = AlignedBuf::zeroed(FRONT);
+    match dev.read(0, &mut front) {
+        Err(source) => VolumeError::Io { what: "read the device", source },
+        Ok(()) if front.iter().all(|b| *b == 0) => VolumeError::Empty,
+        Ok(()) => VolumeError::Foreign,
     }
 }

@@ -82,6 +82,9 @@ fn what_is_there_is_not_overwritten() {
     let foreign = device();
     write_at(&foreign, 4096, |block| block[100] = 1);
     assert!(matches!(mkfs(&foreign, &options, &Env::real()), Err(VolumeError::Foreign)));
+    assert!(matches!(read_superblock(&foreign), Err(VolumeError::Foreign)), "many formats begin with zeros");
+    let short: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(4096));
+    assert!(matches!(read_superblock(&short), Err(VolumeError::TooShort)));
     let foreign = device();
     write_at(&foreign, 0, |block| block[..4].copy_from_slice(b"ELF!"));
     assert!(matches!(read_superblock(&foreign), Err(VolumeError::Foreign)));
