@@ -13,6 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 type Any = Box<dyn std::error::Error>;
+/// Keys and their values.
+type Rows = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Files in one directory.
 const PER_DIRECTORY: u64 = 1000;
@@ -74,7 +76,7 @@ fn make(path: &Path, files: u64, env: &Env) -> Result<(), Any> {
 }
 
 /// Keys that lie in `[from, to)`.
-fn rows(journal: &Journal, from: &[u8], to: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Any> {
+fn rows(journal: &Journal, from: &[u8], to: &[u8]) -> Result<Rows, Any> {
     let mut rows = Vec::new();
     journal.scan(from, to, &mut |key, value| {
         rows.push((key.to_vec(), value.to_vec()));
