@@ -23,14 +23,18 @@ pub fn sync_volume(path: &Path) -> Result<(), CliError> {
 
 /// `ferry stats`.
 pub fn stats(args: &StatsArgs) -> Result<(), CliError> {
-    let file = open(&args.mountpoint)?;
-    let json = ferry_fuse::control::stats(&file)
-        .map_err(|e| explain(&args.mountpoint, "cannot read the statistics", e))?;
-    let value: Value = serde_json::from_slice(&json).map_err(|e| {
-        CliError::Failed(format!("{}: the daemon's statistics are not JSON: {e}", args.mountpoint.display()))
-    })?;
+    let value = read_stats(&args.mountpoint)?;
     let text = if args.json { format!("{value:#}\n") } else { table::render(&value) };
     print(&text)
+}
+
+/// The statistics of the mount that a file or directory is on.
+pub fn read_stats(path: &Path) -> Result<Value, CliError> {
+    let json = ferry_fuse::control::stats(&open(path)?)
+        .map_err(|e| explain(path, "cannot read the statistics", e))?;
+    serde_json::from_slice(&json).map_err(|e| {
+        CliError::Failed(format!("{}: the daemon's statistics are not JSON: {e}", path.display()))
+    })
 }
 
 /// `ferry tune`.

@@ -9,7 +9,8 @@ use ferry_bench::null::{Cache, NullFs, NullOptions};
 use ferry_device::{Env, OpenMode};
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs};
 
-use crate::cli::{MountArgs, NullArgs};
+use crate::bench::NullArgs;
+use crate::cli::MountArgs;
 use crate::daemon::{self, Service};
 use crate::error::CliError;
 use crate::holder::{explain, open_when_free};
@@ -130,6 +131,7 @@ fn fs_options(options: &MountOptions) -> FsOptions {
         commit_interval: options.commit_interval.unwrap_or(defaults.commit_interval),
         flush: options.flush.unwrap_or(defaults.flush),
         fast_flush: options.fast_flush.unwrap_or(defaults.fast_flush),
+        log: defaults.log,
         background: true,
         owner: rustix::process::geteuid().as_raw(),
     }

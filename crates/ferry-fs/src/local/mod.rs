@@ -45,7 +45,8 @@ use crate::volume::{Superblock, VolumeError, read_superblock};
 use counters::VolumeCounters;
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{
-    Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, Recovered, Seq, Transaction,
+    Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, LogOptions, Recovered, Seq,
+    Transaction,
 };
 use handles::Handles;
 use late::Late;
@@ -102,6 +103,8 @@ pub struct FsOptions {
     pub flush: FlushPolicy,
     /// The policy `delay` does not wait where flushes take less than this on average.
     pub fast_flush: Duration,
+    /// How the log is driven.
+    pub log: LogOptions,
     /// `false`: no threads; everything happens on the caller's thread.
     pub background: bool,
     /// Who has mounted it: may do beside root what concerns the volume as a whole.
@@ -117,6 +120,7 @@ impl Default for FsOptions {
             commit_interval: Duration::from_secs(1),
             flush: FlushPolicy::default(),
             fast_flush: FAST_FLUSH,
+            log: LogOptions::default(),
             background: true,
             owner: 0,
         }
@@ -171,6 +175,7 @@ impl LocalFs {
             commit_interval: options.commit_interval,
             flush: options.flush,
             fast_flush: options.fast_flush,
+            log: options.log,
             home_cache_bytes,
             read_only: options.read_only,
             background: options.background,

@@ -1,5 +1,6 @@
 //! Making a volume.
 
+use super::superblock::{LOG_MIN, SEGMENT_SIZES};
 use super::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock};
 use crate::api::{ROOT, Timestamp};
 use crate::keys::{self, Counters, InodeRecord};
@@ -12,9 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A smallest volume, in bytes.
 pub const SIZE_MIN: u64 = 16 << 20;
-const SEGMENT_MIN: u64 = 256 << 10;
-const SEGMENT_MAX: u64 = 8 << 20;
-const LOG_MIN: u64 = 512 << 10;
+const SEGMENT_DEFAULT_MAX: u64 = 8 << 20;
 const LOG_DEFAULT_MAX: u64 = 64 << 20;
 /// A fresh home store gets so much, at least, in bytes: an empty database is a little longer than 1 MiB.
 const HOME_INITIAL: u64 = (1 << 20) + (64 << 10);
@@ -86,14 +85,19 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
         return bad("a label is up to 64 bytes without NUL".into());
     }
     let floor = 1_u64 << (size / 64).ilog2();
-    let segment_len = options.segment_size.unwrap_or(floor.clamp(SEGMENT_MIN, SEGMENT_MAX));
-    if !segment_len.is_power_of_two() || !(SEGMENT_MIN..=1 << 30).contains(&segment_len) {
-        return bad(format!("a segment is a power of two between {SEGMENT_MIN} bytes and 1 GiB"));
+    let segment_len =
+        options.segment_size.unwrap_or(floor.clamp(*SEGMENT_SIZES.start(), SEGMENT_DEFAULT_MAX));
+    if !segment_len.is_power_of_two() || !SEGMENT_SIZES.contains(&segment_len) {
+        return bad(format!("a segment is a power of two between {} bytes and 1 GiB", SEGMENT_SIZES.start()));
     }
     let log_len = options.log_size.unwrap_or((size / 16).clamp(LOG_MIN, LOG_DEFAULT_MAX));
     let log_len = log_len.next_multiple_of(BLOCK_SIZE as u64);
     if log_len < LOG_MIN || log_len > size / 4 {
-        return bad(format!("a log of this volume has between {} and {} KiB", LOG_MIN >> 10, size / 4 >> 10));
+        return bad(format!(
+            "a log of this volume has between {} and {} KiB",
+            LOG_MIN >> 10,
+            (size / 4) >> 10
+        ));
     }
     let most_segments = size / segment_len;
     let home_map_len = BLOCK_SIZE as u64 + (4 * most_segments).next_multiple_of(BLOCK_SIZE as u64);

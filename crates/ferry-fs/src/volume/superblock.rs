@@ -3,6 +3,7 @@
 use super::VolumeError;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::Geometry;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Bytes 0 to 8 of every superblock.
@@ -15,6 +16,10 @@ pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
 const FRONT: usize = 1 << 20;
 /// Incompatible features that this code knows.
 const KNOWN_INCOMPATIBLE: u64 = 0;
+/// Bytes that a segment may have: a power of two.
+pub(super) const SEGMENT_SIZES: RangeInclusive<u64> = 256 << 10..=1 << 30;
+/// A smallest log, in bytes.
+pub(super) const LOG_MIN: u64 = 512 << 10;
 /// A longest label, in bytes.
 const LABEL_MAX: usize = 64;
 /// Where the fields end and the reserved zeros begin.
@@ -198,13 +203,14 @@ impl Superblock {
             && maps.is_some_and(|e| e <= self.log_offset)
             && end(self.log_offset, self.log_len).is_some_and(|e| e <= self.segments_offset)
             && segments_end.is_some_and(|e| e <= self.size);
-        if !aligned
-            || !ordered
-            || self.home_map_len < map_need
-            || self.segment_count == 0
-            || self.log_len == 0
-        {
+        if !aligned || !ordered || self.home_map_len < map_need || self.segment_count == 0 {
             return Err("its places contradict each other".into());
+        }
+        if !self.segment_len.is_power_of_two() || !SEGMENT_SIZES.contains(&self.segment_len) {
+            return Err(format!("segments of {} bytes", self.segment_len));
+        }
+        if self.log_len < LOG_MIN {
+            return Err(format!("a log of {} bytes", self.log_len));
         }
         Ok(())
     }
