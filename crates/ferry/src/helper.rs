@@ -12,7 +12,7 @@ use crate::error::CliError;
 #[derive(Debug)]
 pub enum Asked {
     /// A command of ours; the flag says that unknown mount options are to be skipped.
-    Run(Command, bool),
+    Run(Box<Command>, bool),
     /// `-f`: go through the motions only.
     Nothing,
 }
@@ -107,7 +107,7 @@ impl Words {
             stop_timeout: MountArgs::STOP_TIMEOUT,
             daemon: false,
         };
-        Ok(Asked::Run(Command::Mount(args), sloppy))
+        Ok(Asked::Run(Box::new(Command::Mount(args)), sloppy))
     }
 }
 
@@ -128,7 +128,8 @@ mod tests {
     fn a_mount_as_mount_8_asks_for_it() {
         let asked =
             called("/sbin/mount.fuse.ferry /srv/a.ferry /mnt -sn -o rw,noatime -o user").expect("a helper");
-        let Ok(Asked::Run(Command::Mount(args), true)) = asked else { panic!("{asked:?}") };
+        let Ok(Asked::Run(command, true)) = asked else { panic!("{asked:?}") };
+        let Command::Mount(args) = *command else { panic!("another command") };
         assert_eq!(args.volume, Path::new("/srv/a.ferry"));
         assert_eq!(args.options, ["rw,noatime", "user"]);
         assert!(!args.foreground);
