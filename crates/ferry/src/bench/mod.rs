@@ -3,6 +3,7 @@
 //! A workload has its arguments in `args`, with [`RunArgs`] among them, and a function here that ends in [`show`].
 
 mod args;
+mod fserver;
 mod happy;
 
 pub use args::{BenchCommand, NullArgs};
@@ -31,6 +32,7 @@ pub fn run(command: &BenchCommand) -> Result<(), CliError> {
         BenchCommand::Null(_) => Ok(()),
         BenchCommand::FsyncHappy(args) => happy::run(args),
         BenchCommand::Fsmark(args) => fsmark(args),
+        BenchCommand::Fserver(args) => fserver::run(args),
     }
 }
 
