@@ -45,9 +45,10 @@ fn fsync_happy_shares_flushes_in_real_time() {
     let report = real::in_process(&options, &[device()]).run(|_| ()).unwrap();
     let shared =
         |case: usize, policy| report.cases[case].of(policy).unwrap().values["fsyncs_per_flush"].clone();
-    assert_eq!(shared(0, "each"), [1.0, 1.0]);
-    assert_eq!(shared(0, "adaptive"), [1.0, 1.0]);
-    assert_eq!(shared(1, "each"), [1.0, 1.0]);
+    // The journal's own thread may have committed something once besides.
+    for alone in [shared(0, "each"), shared(0, "adaptive"), shared(1, "each")] {
+        assert!(alone.iter().all(|shared| (0.8..=1.0).contains(shared)), "{report:?}");
+    }
     assert!(shared(1, "adaptive").iter().all(|shared| *shared > 1.0), "{report:?}");
     assert_eq!(report.cases[1].reference, "adaptive");
     let host = tempfile::tempdir().unwrap();
