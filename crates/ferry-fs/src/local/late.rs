@@ -1,7 +1,8 @@
-//! Fsyncs whose data must wait before it can be sent, because enough is on its way to the device already (or it is much): they have
-//! threads of their own, so that no transport's thread waits with them. What gathers meanwhile is written back together.
+//! Fsyncs whose data must wait before it can be sent, because enough is on its way to the device already (or it is much), because the
+//! log is full, or because somebody else is at the file: they have threads of their own, so that no transport's thread waits with them. What gathers meanwhile is written back together.
 
 use super::LocalFs;
+use crate::data::Busy;
 use crate::inode::Inode;
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
@@ -82,7 +83,7 @@ impl Late {
         while let Some(jobs) = self.next() {
             let Some(fs) = fs.upgrade() else { return };
             let files = jobs.iter().flat_map(|job| job.files.iter().cloned()).collect();
-            if let Err(error) = fs.data.write_back_many(files) {
+            if let Err(error) = fs.data.write_back_many(files, Busy::Wait) {
                 tracing::debug!(%error, "writing back for many fsyncs; each hears of its own");
             }
             jobs.into_iter().for_each(|job| (job.then)(&fs));
