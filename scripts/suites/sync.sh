@@ -15,7 +15,7 @@ stalling_volume() {
 }
 
 # holds PROGRAM JSON: what a line of JSON must say, in Python.
-holds() { python3 -c "import json, sys; said = json.loads(sys.argv[1]); sys.exit(0 if $1 else f'not so: $1')" "$2"; }
+holds() { python3 -c 'import json, sys; sys.exit(0 if eval(sys.argv[1], {"said": json.loads(sys.argv[2])}) else "not so: " + sys.argv[1])' "$1" "$2"; }
 
 # stalled_fsyncs FILES SECONDS: the device stalls, all fsyncs wait, everything else goes on (or the program does not end), and all are
 # answered by the commit under way and the ones that were on board of the next.
@@ -29,8 +29,8 @@ stalled_fsyncs() {
   say "$contexts contexts"
   holds "said['pending'] == $1 and said['answers_by_errno'] == {'0': $1}" "$said"
   holds "said['others']['rounds'] > 0" "$said"
-  # 16 KiB for each: a request's entry, and the page of its buffer that it touches.
-  holds "said['memory_kib']['stalled'] - said['memory_kib']['before'] < 32768 + 16 * $1" "$said"
+  # 24 KiB for each: its data on the way to the device (8), a page of the buffer that its request is in, entries; and what else was made.
+  holds "said['memory_kib']['stalled'] - said['memory_kib']['before'] < 32768 + 24 * $1" "$said"
   [ "$contexts" -le 3 ]
   unmount_volume "$scratch/mnt"
   timeout 60 "$ferry" fsck "$scratch/null/volume"

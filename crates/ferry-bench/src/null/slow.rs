@@ -51,7 +51,7 @@ impl Slow {
         let Some(flushes) = &self.flushes else { return self.answer(cx, ()) };
         let parked = cx.park(None);
         let flushes = flushes.clone();
-        let send = Box::new(move || {
+        let send: Held = Box::new(move || {
             // If the thread is gone, dropping the request answers it.
             let _queued = flushes.send(parked);
         });

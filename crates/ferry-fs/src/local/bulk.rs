@@ -77,7 +77,9 @@ impl LocalFs {
             match self.data.write_back_one(&handle.inode, busy) {
                 Ok(_) => {}
                 Err(FsError::WouldWait) => return Err(WouldWait),
-                Err(error) => asked.errnos[*file] = self.report("bulk sync", handle.inode.ino, error).0,
+                Err(error) => {
+                    asked.errnos[*file] = self.not_durable("bulk sync", handle.inode.ino, error).0;
+                }
             }
         }
         let durable = self.journal.durable();

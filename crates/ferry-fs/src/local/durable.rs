@@ -59,7 +59,7 @@ impl LocalFs {
             Err(error) => {
                 // The handle hears of this failure now, not once more at the next fsync.
                 let told = self.pending_error(handle);
-                Err(told.unwrap_or_else(|| self.report("fsync", handle.inode.ino, error)))
+                Err(told.unwrap_or_else(|| self.not_durable("fsync", handle.inode.ino, error)))
             }
             Ok(seq) => match seq.max(self.newest_of(&handle.inode)) {
                 seq if seq > self.journal.durable() => Ok(Some(seq)),
@@ -80,6 +80,14 @@ impl LocalFs {
             });
         };
         self.journal.force_for(caller, seq, Box::new(done));
+    }
+
+    /// What who asked for durability is told. That the volume has become read-only is an I/O error to them: what they wrote is lost.
+    pub(super) fn not_durable(&self, what: &'static str, ino: Ino, error: FsError) -> Errno {
+        match self.report(what, ino, error) {
+            Errno(libc::EROFS) => Errno(libc::EIO),
+            told => told,
+        }
     }
 
     fn pending_error(&self, handle: &Handle) -> Option<Errno> {
@@ -138,14 +146,14 @@ impl LocalFs {
         if patience == Busy::Wait || !self.data.would_wait_for_all() {
             match self.commit_everything(patience) {
                 Err(FsError::WouldWait) => {}
-                Err(error) => return Err(self.report("sync", 0, error).into()),
+                Err(error) => return Err(self.not_durable("sync", 0, error).into()),
                 Ok(seq) => return self.park_until(cx, seq),
             }
         }
         let (parked, caller) = (cx.park::<Vec<u8>>(None), Caller(cx.pid));
         let then = move |fs: &LocalFs| match fs.commit_everything(Busy::Wait) {
             Ok(seq) => fs.answer_when(caller, seq, parked),
-            Err(error) => parked.complete(Err(fs.report("sync", 0, error))),
+            Err(error) => parked.complete(Err(fs.not_durable("sync", 0, error))),
         };
         self.late.push(Job { files: Vec::new(), then: Box::new(then) });
         Err(Stop::Parked)
