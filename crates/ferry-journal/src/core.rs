@@ -73,8 +73,8 @@ impl Core {
         self.options.read_only.then(|| JournalError::ReadOnly("opened read-only".into()))
     }
 
-    /// Takes log space for a transaction; the bytes taken.
-    pub fn reserve(self: &Arc<Self>, credits: &Credits) -> Result<u64, JournalError> {
+    /// What a transaction takes of the log, in bytes.
+    fn log_bytes(&self, credits: &Credits) -> Result<u64, JournalError> {
         if let Some(error) = self.refusal() {
             return Err(error);
         }
@@ -84,7 +84,18 @@ impl Core {
         }
         self.stats.begins.fetch_add(1, Ordering::Relaxed);
         // One block more than the bytes fill: for the record's header and what does not fill its last block.
-        let bytes = (asked.div_ceil(BLOCK_PAYLOAD as u64) + 1) * LOG_BLOCK as u64;
+        Ok((asked.div_ceil(BLOCK_PAYLOAD as u64) + 1) * LOG_BLOCK as u64)
+    }
+
+    /// Takes log space for a transaction if nobody need be waited for; the bytes taken.
+    pub fn try_reserve(self: &Arc<Self>, credits: &Credits) -> Result<Option<u64>, JournalError> {
+        let bytes = self.log_bytes(credits)?;
+        Ok(self.space.try_take(bytes, credits.urgent).then_some(bytes))
+    }
+
+    /// Takes log space for a transaction; the bytes taken.
+    pub fn reserve(self: &Arc<Self>, credits: &Credits) -> Result<u64, JournalError> {
+        let bytes = self.log_bytes(credits)?;
         if self.options.background {
             let mut waits_since = None;
             let taken = self.space.take(bytes, credits.urgent, || {

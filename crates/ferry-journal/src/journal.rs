@@ -118,14 +118,16 @@ impl Journal {
 
     /// Reserves log space, waiting for it in turn; take no lock that a checkpoint or another transaction wants before.
     pub fn begin(&self, credits: Credits) -> Result<Transaction<'_>, JournalError> {
-        let reserved = self.core.reserve(&credits)?;
-        Ok(Transaction {
-            core: &self.core,
-            changes: Changes::new(),
-            extents: Vec::new(),
-            writes: None,
-            reserved,
-        })
+        Ok(self.transaction(self.core.reserve(&credits)?))
+    }
+
+    /// The same for a caller that must not wait; `None`: it would have to.
+    pub fn try_begin(&self, credits: Credits) -> Result<Option<Transaction<'_>>, JournalError> {
+        Ok(self.core.try_reserve(&credits)?.map(|reserved| self.transaction(reserved)))
+    }
+
+    fn transaction(&self, reserved: u64) -> Transaction<'_> {
+        Transaction { core: &self.core, changes: Changes::new(), extents: Vec::new(), writes: None, reserved }
     }
 
     /// The newest committed value.
@@ -434,7 +436,7 @@ impl Transaction<'_> {
         self.extents.push(ExtentEntry { offset, len: buf.len() as u32, crc });
         let writes = self.writes.get_or_insert_default().clone();
         writes.started();
-        let request = self.core.disk.write_request(offset, buf, move |result| {
+        let request = self.core.disk.write_request("data", offset, buf, move |result| {
             let result = result.map_err(io_error("data"));
             writes.completed(result.clone());
             written(result);

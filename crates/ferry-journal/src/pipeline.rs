@@ -422,6 +422,7 @@ impl Core {
         self.stats.note_context(&context, pipe.boarding.len() as u64);
         pipe.dispatcher.sealed(now, pipe.boarding.len());
         pipe.held_until = None;
+        tracing::trace!(context = context.seq.0, waiting = pipe.boarding.len(), "sealed");
         let kind = if context.data_bytes > UNFLUSHED_DATA_MAX {
             RecordKind::ContextAfterData
         } else {
@@ -500,7 +501,7 @@ impl Core {
             self.stats.log_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed);
             let writes = writes.clone();
             let done = move |result: std::io::Result<()>| writes.done(result.map_err(io_error("log")));
-            batch.push(self.disk.write_request(offset, Arc::new(buf), done));
+            batch.push(self.disk.write_request("log", offset, Arc::new(buf), done));
         }
         self.stats.log_writes.fetch_add(batch.len() as u64, Ordering::Relaxed);
         let core = self.clone();
@@ -585,6 +586,7 @@ impl Core {
         pipe.advance_stamp(flight.stamp);
         if flight.kind != RecordKind::Stamp {
             debug_assert_eq!(flight.seq.0, self.durable().0 + 1, "contexts become durable in order");
+            tracing::trace!(context = flight.seq.0, waiting = flight.waiters.len(), "durable");
             self.durable.store(flight.seq.0, Ordering::Release);
             self.stats.transactions.fetch_add(flight.transactions, Ordering::Relaxed);
             let now = self.env.clock.monotonic();

@@ -10,7 +10,7 @@ use super::read::MISMATCH;
 use super::segments::{Stream, Victim};
 use super::send::{Cargo, Contents, Work};
 use super::summary::{self, Entry};
-use super::{DataStore, PIECE, count};
+use super::{Busy, DataStore, PIECE, count};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, BLOCK, Extent, Key};
@@ -280,7 +280,7 @@ impl DataStore {
             self.space.reap_now();
             return Ok(());
         };
-        let mut cargo = self.cargo(Some(chunk));
+        let mut cargo = self.cargo(Some(chunk), Busy::Wait);
         let mut work = Work {
             guard,
             runs: Vec::new(),

@@ -28,6 +28,7 @@ mod writeback;
 
 pub(crate) use extents::WINDOW_BLOCKS;
 pub use file::FileData;
+pub(crate) use writeback::Busy;
 
 use crate::api::{Errno, Ino};
 use crate::error::FsError;

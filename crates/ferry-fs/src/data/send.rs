@@ -9,7 +9,7 @@ use super::file::{ExtentsGuard, Known, Pages, show_blocks};
 use super::folio::{FOLIO_BLOCKS, mask};
 use super::map::Entry;
 use super::segments::Chunk;
-use super::{DataStore, count, write::dirty_blocks};
+use super::{Busy, DataStore, count, write::dirty_blocks};
 use crate::api::Ino;
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
@@ -31,6 +31,8 @@ pub(super) struct Cargo {
     chunk: Option<Chunk>,
     buf: Option<Arc<AlignedBuf>>,
     batch: Arc<Batch>,
+    /// Whether whoever sends it can wait for log space.
+    busy: Busy,
     /// Blocks of data in it.
     used: u32,
     entries: Vec<(Ino, u64, u32)>,
@@ -86,7 +88,7 @@ pub(super) struct Work {
 
 impl DataStore {
     /// Room for a chunk's data.
-    pub(super) fn cargo(&self, chunk: Option<Chunk>) -> Cargo {
+    pub(super) fn cargo(&self, chunk: Option<Chunk>, busy: Busy) -> Cargo {
         let large = (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES;
         let blocks = chunk.as_ref().map(|c| (c.len + c.summaries()) as usize);
         let buf = blocks.map(|b| self.traffic.buffer(b * BLOCK_BYTES, large));
@@ -95,7 +97,7 @@ impl DataStore {
             first..first + u64::from(c.len + c.summaries())
         });
         let batch = Batch::start(place, &self.traffic);
-        Cargo { chunk, buf, batch, used: 0, entries: Vec::new() }
+        Cargo { chunk, buf, batch, busy, used: 0, entries: Vec::new() }
     }
 
     /// Nothing came of it.
@@ -241,7 +243,7 @@ impl DataStore {
 
     /// Writes the batch and logs each inode's share. On an error everything that was not logged is dirty again.
     pub(super) fn send(&self, works: Vec<Work>, cargo: Cargo, journal: &Journal) -> Result<(), FsError> {
-        let Cargo { chunk, mut buf, batch, used, entries } = cargo;
+        let Cargo { chunk, mut buf, batch, busy, used, entries } = cargo;
         let mut crcs = Vec::new();
         let mut data = None;
         if let (Some(chunk), true) = (&chunk, used > 0)
@@ -264,7 +266,7 @@ impl DataStore {
         let mut result = Ok(());
         let mut works = works.into_iter();
         for work in works.by_ref() {
-            let logged = self.log(journal, work, chunk.as_ref(), &crcs, &mut data, &batch);
+            let logged = self.log((journal, busy), work, chunk.as_ref(), &crcs, &mut data, &batch);
             if let Err(failed) = logged {
                 self.undo(&failed.0);
                 result = Err(failed.1);
@@ -306,7 +308,7 @@ impl DataStore {
     /// One inode's transaction. The first one takes the data along.
     fn log(
         &self,
-        journal: &Journal,
+        (journal, busy): (&Journal, Busy),
         work: Work,
         chunk: Option<&Chunk>,
         crcs: &[u32],
@@ -314,8 +316,14 @@ impl DataStore {
         batch: &Arc<Batch>,
     ) -> Result<(), Box<(Work, FsError)>> {
         let entry = self.edits(work, chunk, crcs)?;
-        let mut txn = match journal.begin(self.credits(&entry.changes, &entry.delta, false)) {
-            Ok(txn) => txn,
+        let credits = self.credits(&entry.changes, &entry.delta, false);
+        let begun = match busy {
+            Busy::Refuse => journal.try_begin(credits),
+            Busy::Wait | Busy::Skip => journal.begin(credits).map(Some),
+        };
+        let mut txn = match begun {
+            Ok(Some(txn)) => txn,
+            Ok(None) => return Err(Box::new((entry.work, FsError::WouldWait))),
             Err(error) => return Err(Box::new((entry.work, error.into()))),
         };
         let Entry { work, edits, changes, delta } = entry;

@@ -337,7 +337,9 @@ impl Pages {
             let left = Countdown::new(writes.len() as u32);
             let requests = writes.into_iter().map(|(place, buf)| {
                 let left = left.clone();
-                self.disk.write_request(place, buf, move |r| left.done(r.map_err(io_error("home store"))))
+                self.disk.write_request("home store", place, buf, move |r| {
+                    left.done(r.map_err(io_error("home store")))
+                })
             });
             let requests = requests.collect();
             left.then(done);
