@@ -11,7 +11,7 @@ use crate::layers::{Changes, Key, Layer, View};
 use crate::pipeline::Pipe;
 use crate::policy::{Caller, Dispatcher, FlushPolicy};
 use crate::record::{ExtentEntry, LogArea, RecordPlan, encode};
-use crate::recovery::{Replay, erase_behind, replay};
+use crate::recovery::{Replay, erase_behind, replay, tell};
 use crate::salvage::LostKeys;
 use crate::space::Space;
 use crate::stats::{Counters, JournalStats};
@@ -88,7 +88,7 @@ impl Journal {
         let disk = Arc::new(Disk::new(dev));
         let area = LogArea::new(&geo);
         let (home, state) = Home::open(&disk, &geo, options.home_cache_bytes, options.read_only)?;
-        let mut replayed = replay(&disk, &area, state.point, options.accept_damage)?;
+        let mut replayed = replay(&disk, &area, state.point, options.accept_damage, &mut tell(&env))?;
         let recovered = Recovered {
             contexts: replayed.contexts,
             bytes: replayed.bytes,

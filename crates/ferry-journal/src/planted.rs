@@ -19,6 +19,10 @@ pub enum Bug {
     ForgottenOrphan,
     /// A transaction goes to the log as two contexts.
     HalfContext,
+    /// Whoever is written when a flush ends joins it, even if it began before.
+    JoinedFlush,
+    /// A flush that failed counts as done.
+    SwallowedError,
 }
 
 static PLANTED: AtomicU8 = AtomicU8::new(Bug::None as u8);

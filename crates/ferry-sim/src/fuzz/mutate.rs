@@ -2,7 +2,7 @@
 //! past them.
 
 pub mod home;
-mod keys;
+pub mod keys;
 mod log;
 
 use super::bases::Base;
