@@ -47,6 +47,7 @@
 //! ```
 
 mod counters;
+pub mod create;
 mod error;
 pub mod fserver;
 pub mod fsmark;

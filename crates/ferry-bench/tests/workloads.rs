@@ -1,10 +1,12 @@
 //! The workloads run through, and what FerryFS counted is what the workload did.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
+use ferry_bench::create;
+use ferry_bench::fserver;
 use ferry_bench::fsmark::{self, SyncMode};
 use ferry_bench::fsync_happy::real;
 use ferry_bench::{DeviceModel, Place, VolumeOptions};
-use ferry_fs::{FlushPolicy, FsOptions};
+use ferry_fs::{FlushPolicy, FsOptions, LogOptions, Wake};
 use std::time::Duration;
 
 fn device() -> DeviceModel {
@@ -30,6 +32,40 @@ fn fsmark_counts_files_flushes_and_commits() {
     assert_eq!(of(1, "in process pass", "flushes_per_file")[0], 1.0);
     let on_host = report.cases[1].of(&format!("{} async", host.path().display())).unwrap();
     assert!(on_host.medians["files_per_s"] > 0.0 && !on_host.values.contains_key("flushes_per_file"));
+}
+
+#[test]
+fn fserver_waits_for_log_space_and_hands_it_over() {
+    let device = DeviceModel { flush_time: Duration::from_millis(1), ..DeviceModel::default() };
+    let volume = VolumeOptions {
+        device,
+        capacity: 256 << 20,
+        log_size: Some(1 << 20),
+        fs: FsOptions { cache_bytes: 16 << 20, ..FsOptions::default() },
+    };
+    let options =
+        fserver::Options { workers: 16, fsync_each: false, time: Duration::from_millis(300), rounds: 1 };
+    assert_eq!(fserver::MIX.iter().map(|(_, n)| n).sum::<u32>(), 100);
+    let logs = Wake::WAYS.map(|wake| LogOptions { wake, ..LogOptions::default() });
+    let report = fserver::in_process(&options, &volume, &logs).run(|_| ()).unwrap();
+    let of = |name: &str, metric| report.cases[0].of(name).unwrap().medians[metric];
+    assert!(Wake::WAYS.iter().all(|wake| of(wake.name(), "jobs_per_min") > 0.0));
+    assert!(of("handoff", "waits_per_job") > 0.0, "the log is too large for the test: {report:?}");
+    assert_eq!(of("handoff", "wakes_per_grant"), 1.0);
+    let host = tempfile::tempdir().unwrap();
+    let places = [Place::on(host.path(), None).unwrap()];
+    let options = fserver::Options { fsync_each: true, time: Duration::from_millis(50), ..options };
+    let report = fserver::on_places(&options, &places).run(|_| ()).unwrap();
+    assert!(report.cases[0].variants[0].medians["jobs_per_min"] > 0.0);
+}
+
+#[test]
+fn create_times_every_file() {
+    let volume = VolumeOptions { capacity: 1 << 30, log_size: Some(1 << 20), ..VolumeOptions::default() };
+    let options = create::Options { files: 4000, size: 11, threads: 2, readers: 1, rounds: 1 };
+    let report = create::in_process(&options, &volume).run(|_| ()).unwrap();
+    let of = |metric| report.cases[0].of("in process").unwrap().medians[metric];
+    assert!(of("checkpoints") > 0.0 && of("read_max_ms") > 0.0 && of("p999_ms") >= of("p99_ms"));
 }
 
 #[test]

@@ -367,6 +367,7 @@ mod tests {
             "ferry sync -r --data --jobs 16 /mnt/a b",
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
+            "ferry bench create --files 1000000 --threads 4 --readers 2 --log-size 64M --on /mnt/a",
             "ferry top /mnt --interval 500ms --count 3",
             "ferry bench fserver --workers 8 --log-size 512K --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
             "ferry bench null /mnt",

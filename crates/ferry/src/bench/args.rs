@@ -22,6 +22,8 @@ pub enum BenchCommand {
     Fsmark(FsmarkArgs),
     /// Many workers that make, write, read, move and remove files, on a small log
     Fserver(FserverArgs),
+    /// Make files without a pause, and see how long the slowest takes
+    Create(CreateArgs),
 }
 
 /// `ferry bench null`.
@@ -207,6 +209,32 @@ pub struct FserverArgs {
     /// How long a turn is
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "3s")]
     pub time: Duration,
+    /// The device.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench create`.
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// Files of a turn, in directories of 10,000
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub files: u32,
+    /// Bytes of each file
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "11")]
+    pub size: u64,
+    /// Threads that make them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// Threads that open and read files which were made before
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub readers: u32,
+    /// Size of the log
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "64M", conflicts_with = "on")]
+    pub log_size: u64,
     /// The device.
     #[command(flatten)]
     pub model: ModelArgs,

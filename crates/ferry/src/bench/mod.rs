@@ -3,6 +3,7 @@
 //! A workload has its arguments in `args`, with [`RunArgs`] among them, and a function here that ends in [`show`].
 
 mod args;
+mod create;
 mod fserver;
 mod happy;
 
@@ -32,6 +33,7 @@ pub fn run(command: &BenchCommand) -> Result<(), CliError> {
         BenchCommand::Null(_) => Ok(()),
         BenchCommand::FsyncHappy(args) => happy::run(args),
         BenchCommand::Fsmark(args) => fsmark(args),
+        BenchCommand::Create(args) => create::run(args),
         BenchCommand::Fserver(args) => fserver::run(args),
     }
 }
