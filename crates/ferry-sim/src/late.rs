@@ -215,10 +215,8 @@ impl Life<'_> {
             _ => false,
         };
         let prompt = waits || late.asked.len() >= CALLERS_MAX || !world.roomy().map_err(text)?;
-        if prompt {
-            if let Step::DeviceFailed = judge(late.catch_up(world, history), faulty)? {
-                return Ok(Step::DeviceFailed);
-            }
+        if prompt && let Step::DeviceFailed = judge(late.catch_up(world, history), faulty)? {
+            return Ok(Step::DeviceFailed);
         }
         let target = match op {
             Op::Fsync(which, _) => model.which(which),
