@@ -15,7 +15,6 @@ mod walk;
 pub use live::{ScrubState, ScrubStatus};
 pub use report::{DAMAGE_MAX, Damage, Part, ScrubReport, Verified};
 
-use crate::inspect::guarded;
 use crate::volume::{Superblock, VolumeError, read_superblock};
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq};
@@ -96,9 +95,8 @@ pub fn scrub(
         background: false,
         accept_damage: true,
     };
-    let opened = guarded(|| {
-        Journal::open(device.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Bystander))
-    });
+    let bystander = Arc::new(Bystander);
+    let opened = Journal::open(device.clone(), sb.geometry(), journal_options, env.clone(), bystander);
     let (journal, recovered) = match opened {
         Ok(opened) => opened,
         Err(error) => return closed_volume(&sb, error),
