@@ -16,7 +16,7 @@ pub mod scrub;
 pub mod volume;
 
 pub use api::*;
-pub use ferry_journal::FlushPolicy;
+pub use ferry_journal::{FlushPolicy, LogOptions, Wake};
 pub use fsck::{FsckOptions, Report, fsck, repair};
 pub use inprocess::InProcess;
 pub use local::{CacheMode, FsOptions, LocalFs};

@@ -14,6 +14,7 @@ use zerocopy::IntoBytes;
 
 use crate::abi;
 use crate::counters::AllCounters;
+use crate::idle::IdlePoll;
 use crate::park::ParkTable;
 use crate::transport::dev::Device;
 
@@ -23,6 +24,7 @@ const QUEUE_MAX: usize = 4096;
 #[derive(Debug)]
 enum Notice {
     Inode { ino: Ino, offset: u64, len: u64 },
+    Attributes { ino: Ino },
     Entry { parent: Ino, name: Box<[u8]> },
 }
 
@@ -42,16 +44,18 @@ pub(crate) struct Notifier {
     drained: Condvar,
     counters: Arc<AllCounters>,
     parked: Weak<ParkTable>,
+    idle: Arc<IdlePoll>,
 }
 
 impl Notifier {
-    pub(crate) fn new(counters: Arc<AllCounters>, parked: &Arc<ParkTable>) -> Self {
+    pub(crate) fn new(counters: Arc<AllCounters>, parked: &Arc<ParkTable>, idle: Arc<IdlePoll>) -> Self {
         Self {
             queue: Mutex::default(),
             filled: Condvar::new(),
             drained: Condvar::new(),
             counters,
             parked: Arc::downgrade(parked),
+            idle,
         }
     }
 
@@ -97,6 +101,11 @@ impl Notifier {
                     let out = abi::NotifyInvalInode { ino: *ino, off: signed(*offset), len: signed(*len) };
                     send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
                 }
+                Notice::Attributes { ino } => {
+                    // No contents: that is what an offset below 0 says.
+                    let out = abi::NotifyInvalInode { ino: *ino, off: -1, len: 0 };
+                    send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
+                }
                 Notice::Entry { parent, name } => {
                     let namelen = name.len() as u32;
                     let out = abi::NotifyInvalEntry { parent: *parent, namelen, flags: 0 };
@@ -125,6 +134,10 @@ impl Host for Notifier {
         self.push(Notice::Inode { ino, offset, len });
     }
 
+    fn invalidate_attributes(&self, ino: Ino) {
+        self.push(Notice::Attributes { ino });
+    }
+
     fn invalidate_entry(&self, parent: Ino, name: &[u8]) {
         assert!(name.len() <= NAME_MAX, "the name is that of an entry");
         self.push(Notice::Entry { parent, name: name.into() });
@@ -133,6 +146,7 @@ impl Host for Notifier {
     fn stats(&self) -> serde_json::Value {
         let mut stats = self.counters.json();
         stats["parked"] = self.parked.upgrade().map_or(0, |t| t.len()).into();
+        stats["idle_poll"] = self.idle.json();
         stats
     }
 }
