@@ -225,6 +225,22 @@ impl Journal {
         self.core.checkpoint(false)
     }
 
+    /// Makes the home store as small as what was removed allows, for who finds no space. `false`: nothing has changed since that was
+    /// last seen to.
+    pub fn make_room(&self) -> Result<bool, JournalError> {
+        if self.core.options.read_only {
+            return Ok(false);
+        }
+        if self.core.releasable() == 0 && self.core.head.read().is_empty() {
+            // What was being read when its place was taken may be free by now.
+            let _checkpointing = self.core.checkpointing.lock();
+            self.core.give_back();
+            return Ok(false);
+        }
+        self.checkpoint()?;
+        Ok(true)
+    }
+
     /// Does due background work (a hold or `commit_interval` is over, log idle); only for `background: false`.
     pub fn tick(&self) -> Result<(), JournalError> {
         self.core.tick()
@@ -257,11 +273,11 @@ impl Journal {
         self.core.closed.store(true, Ordering::Release);
         let result = self.write_out();
         self.stop();
-        // Views of the home store must be gone before it can shrink; the layers above it are in it by now.
+        // The layers above the home store are in it by now.
         let mut head = self.core.head.write();
         head.view = Arc::new(View { layers: head.view.layers.clone(), home: HomeView::closed() });
         drop(head);
-        result.and_then(|()| self.shrink_home())
+        result.and_then(|()| self.close_home())
     }
 
     fn write_out(&self) -> Result<(), JournalError> {
@@ -275,20 +291,17 @@ impl Journal {
         self.core.checkpoint(true)
     }
 
-    fn shrink_home(&self) -> Result<(), JournalError> {
+    fn close_home(&self) -> Result<(), JournalError> {
         let core = &self.core;
         if core.options.read_only {
             return core.home.close();
-        }
-        if let Err(error) = core.home.compact() {
-            // A scan that still runs keeps pages alive; the next close may shrink what this one could not.
-            tracing::info!(%error, "the home store was not compacted");
         }
         let file = core.home.file();
         file.drop_spare(SPARE_KEPT);
         core.home.close()?;
         let mut gone = file.take_dropped();
         gone.extend(file.take_surplus(0));
+        gone.extend(core.home.take_retired());
         if !gone.is_empty() {
             core.client.release_home_segments(&gone);
         }
@@ -316,7 +329,7 @@ impl Drop for Journal {
         }
         self.stop();
         self.core.drive();
-        // Here, not where the last completion lets go of the rest: the database writes when it ends.
+        // Here, not where the last completion lets go of the rest.
         self.core.home.end();
     }
 }

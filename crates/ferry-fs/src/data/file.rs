@@ -102,14 +102,17 @@ impl FileData {
     /// The error that [`FileData::error_since`] would tell.
     pub fn untold(&self, cursor: &AtomicU64) -> Option<i32> {
         let errors = self.errors.load(Ordering::Acquire);
-        (cursor.load(Ordering::Acquire) != errors >> 32).then_some((errors & (ERROR_TOLD - 1)) as i32)
+        (cursor.load(Ordering::Acquire) < errors >> 32).then_some((errors & (ERROR_TOLD - 1)) as i32)
     }
     /// An error newer than `cursor`, which is told once.
     pub fn error_since(&self, cursor: &AtomicU64) -> Option<i32> {
         let errors = self.errors.load(Ordering::Acquire);
         let count = errors >> 32;
-        (cursor.swap(count, Ordering::AcqRel) != count).then(|| {
-            self.errors.fetch_or(ERROR_TOLD, Ordering::AcqRel);
+        // Of two that ask at the same time, one may have seen a newer error: the cursor never goes back, or that is told twice.
+        (cursor.fetch_max(count, Ordering::AcqRel) < count).then(|| {
+            // A newer one that came meanwhile nobody has been told.
+            let told = errors | ERROR_TOLD;
+            let _ = self.errors.compare_exchange(errors, told, Ordering::AcqRel, Ordering::Acquire);
             (errors & (ERROR_TOLD - 1)) as i32
         })
     }
@@ -443,5 +446,26 @@ pub fn zero_tail(pages: &mut Pages, size: u64) {
     if at != 0 && pages.has(block) {
         let from = (size as usize) % FOLIO_BYTES;
         pages.with_folio(block / FOLIO_BLOCKS, |f| f.zero(from, from.next_multiple_of(BLOCK as usize)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever asks with what it saw of the errors before the newest one came.
+    #[test]
+    fn an_error_that_was_told_is_not_told_again_by_who_saw_an_older_one() {
+        let file = FileData::default();
+        let cursor = AtomicU64::new(file.error_cursor());
+        file.set_error(libc::EIO);
+        cursor.store(2, Ordering::Release);
+        assert_eq!(file.untold(&cursor), None);
+        assert_eq!(file.error_since(&cursor), None);
+        assert_eq!(cursor.load(Ordering::Acquire), 2, "the cursor does not go back");
+        file.set_error(libc::ENOSPC);
+        assert_eq!(file.error_since(&cursor), None, "the second was told");
+        file.set_error(libc::EIO);
+        assert_eq!(file.error_since(&cursor), Some(libc::EIO));
     }
 }

@@ -36,12 +36,10 @@ impl DataStore {
             if matches!(entry.work.contents, Contents::Inline(_)) && inode.state.read().logged.blocks > 0 {
                 self.edit(&inode, 0, &mut entry.edits)?.drop_range(0, WINDOW_BLOCKS);
             }
-            let runs = std::mem::take(&mut entry.work.runs);
-            for run in &runs {
+            for run in &entry.work.runs {
                 let Some(chunk) = chunk else { break };
                 self.map_run(&inode, run, chunk, crcs, &entry.work.kept_crcs, &mut entry.edits)?;
             }
-            entry.work.runs = runs;
             Ok(())
         };
         if let Err(error) = done() {

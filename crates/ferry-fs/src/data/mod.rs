@@ -300,7 +300,10 @@ impl DataStore {
     pub fn admit(&self, growth: Growth) -> Result<(), FsError> {
         match growth {
             Growth::Metadata if self.space.admits() => Ok(()),
-            Growth::Metadata => Err(Errno(libc::ENOSPC).into()),
+            Growth::Metadata => {
+                self.shrink_home()?;
+                if self.space.admits() { Ok(()) } else { Err(Errno(libc::ENOSPC).into()) }
+            }
         }
     }
 

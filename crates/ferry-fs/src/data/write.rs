@@ -143,8 +143,8 @@ impl DataStore {
         self.mark_dirty(inode);
     }
 
-    /// No `blocks` are free: asks the host, then writes everything back (what is overwritten becomes free), once; then
-    /// `ENOSPC`. Called without any lock.
+    /// No `blocks` are free: asks the host, then writes everything back (what is overwritten becomes free) and takes back what the home
+    /// store does not need, once; then `ENOSPC`. Called without any lock.
     pub(super) fn find_space(&self, blocks: u64, retried: &mut bool) -> Result<(), FsError> {
         if self.space.grow_for(blocks) {
             return Ok(());
@@ -156,6 +156,9 @@ impl DataStore {
         if let Some(journal) = self.space.has_pending().then(|| self.journal()).transpose()? {
             self.force_stamped(&journal)?;
             self.space.reap_now();
+        }
+        if !self.space.grow_for(blocks) {
+            self.shrink_home()?;
         }
         Ok(())
     }

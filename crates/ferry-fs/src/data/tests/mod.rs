@@ -5,6 +5,7 @@ mod cache;
 mod cleaner;
 mod damage;
 mod flight;
+mod home;
 mod model;
 mod resize;
 mod space;
