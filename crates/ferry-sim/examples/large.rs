@@ -74,8 +74,11 @@ fn make(path: &Path, files: u64, env: &Env) -> Result<(), Any> {
     Ok(())
 }
 
+/// A key and its value.
+type Row = (Vec<u8>, Vec<u8>);
+
 /// Keys that lie in `[from, to)`.
-fn rows(journal: &Journal, from: &[u8], to: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Any> {
+fn rows(journal: &Journal, from: &[u8], to: &[u8]) -> Result<Vec<Row>, Any> {
     let mut rows = Vec::new();
     journal.scan(from, to, &mut |key, value| {
         rows.push((key.to_vec(), value.to_vec()));

@@ -117,12 +117,12 @@ impl HomeView {
     }
 }
 
+/// What is done with each key.
+type Visit<'a> = &'a mut dyn FnMut(&[u8], &Value) -> Result<(), JournalError>;
+
 impl HomeView {
     /// Hands all keys to `visit`, ascending.
-    fn each(
-        &self,
-        visit: &mut dyn FnMut(&[u8], &Value) -> Result<(), JournalError>,
-    ) -> Result<(), JournalError> {
+    fn each(&self, visit: Visit<'_>) -> Result<(), JournalError> {
         let table = self.table()?;
         let mut range = guard::reading(|| table.range::<&[u8]>(..).map_err(home_error))?;
         let mut next = || {

@@ -10,9 +10,12 @@ use ferry_device::BLOCK_SIZE;
 
 const LEAF: u8 = 1;
 const BRANCH: u8 = 2;
+/// Whether a key can be one of a tree's.
+type KeyShape = fn(&[u8]) -> bool;
+
 /// Trees with keys of one length: its bytes, and what every key of them is like, so that another tree's page is not taken for theirs.
 /// Values vary everywhere.
-const TREES: [(usize, fn(&[u8]) -> bool); 3] = [
+const TREES: [(usize, KeyShape); 3] = [
     // What the home store says of itself.
     (1, |key| key == [META_POINT]),
     // The allocator's state: a kind, a region.

@@ -47,7 +47,7 @@ fn what_the_reloaded_map_names_is_not_given_back() {
     file.detach_users();
     file.reload(false).unwrap();
     file.settle().unwrap();
-    assert_eq!(file.take_dropped(), []);
+    assert!(file.take_dropped().is_empty());
     let mut bytes = [0; 4096];
     file.user().read(2 * unit, &mut bytes).unwrap();
     assert_eq!(bytes, page(3));

@@ -190,6 +190,7 @@ pub mod disk {
 
         pub fn write_request(
             &self,
+            _what: &'static str,
             context: u64,
             _buf: Arc<Vec<u8>>,
             done: impl FnOnce(io::Result<()>) + Send + 'static,
