@@ -13,9 +13,11 @@ pub mod inspect;
 pub mod keys;
 pub mod local;
 pub mod scrub;
+pub mod statelock;
 pub mod volume;
 
 pub use api::*;
+pub use data::Locking;
 pub use ferry_journal::FlushPolicy;
 pub use fsck::{FsckOptions, Report, fsck, repair};
 pub use inprocess::InProcess;

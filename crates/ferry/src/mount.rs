@@ -119,6 +119,7 @@ fn fs_options(options: &MountOptions) -> FsOptions {
         fast_flush: options.fast_flush.unwrap_or(defaults.fast_flush),
         background: true,
         owner: rustix::process::geteuid().as_raw(),
+        ..defaults
     }
 }
 

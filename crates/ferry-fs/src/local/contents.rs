@@ -5,9 +5,10 @@ use super::handles::Handle;
 use super::readers::Wanted;
 use super::{LocalFs, errno, is_dir};
 use crate::api::{Answer, Cx, Errno, Ino, Opened, Reply, SetAttr, Stop};
-use crate::data::At;
+use crate::data::{At, Touch};
 use crate::error::FsError;
 use crate::inode::Inode;
+use crate::keys::InodeRecord;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -124,13 +125,12 @@ impl LocalFs {
             self.drop_capability(&handle.inode)?;
         }
         let now = self.now();
-        let end = self.data.write(&handle.inode, at, data, &mut |rec| {
-            rec.mtime = now;
-            rec.ctime = now;
-            if kill {
-                kill_suidgid(rec);
-            }
-        })?;
+        let mut killing = |rec: &mut InodeRecord| {
+            (rec.mtime, rec.ctime) = (now, now);
+            kill_suidgid(rec);
+        };
+        let touch = if kill { Touch::Edit(&mut killing) } else { Touch::Times(now) };
+        let end = self.data.write(&handle.inode, at, data, touch)?;
         self.written_past_cache(&handle, end - data.len() as u64, data.len() as u64);
         Ok(data.len() as u64)
     }

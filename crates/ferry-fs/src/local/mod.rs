@@ -34,7 +34,7 @@ mod tune;
 mod xattr;
 
 use crate::api::{Attr, Entry, Errno, Host, Ino, Opened, Timestamp};
-use crate::data::{DataOptions, DataStore, InodeSource};
+use crate::data::{DataOptions, DataStore, InodeSource, Locking};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, Counters};
@@ -90,6 +90,8 @@ pub struct FsOptions {
     pub fast_flush: Duration,
     /// `false`: no threads; everything happens on the caller's thread.
     pub background: bool,
+    /// Who excludes whom on one file.
+    pub locking: Locking,
     /// Who has mounted it: may do beside root what concerns the volume as a whole.
     pub owner: u32,
 }
@@ -104,6 +106,7 @@ impl Default for FsOptions {
             flush: FlushPolicy::default(),
             fast_flush: FAST_FLUSH,
             background: true,
+            locking: Locking::Range,
             owner: 0,
         }
     }
@@ -152,6 +155,7 @@ impl LocalFs {
             writeback_age: WRITEBACK_AGE,
             background: options.background,
             read_only: options.read_only,
+            locking: options.locking,
         };
         let journal_options = JournalOptions {
             commit_interval: options.commit_interval,

@@ -25,7 +25,8 @@ fn what_has_no_name_any_more_is_sound() {
     let world = World::new();
     let target = "t".repeat(130);
     let symlink = |name: &str| {
-        let entry = world.me.call(|cx| world.fs.symlink(cx, ROOT, name.as_bytes(), target.as_bytes())).unwrap();
+        let entry =
+            world.me.call(|cx| world.fs.symlink(cx, ROOT, name.as_bytes(), target.as_bytes())).unwrap();
         entry.attr.unwrap().ino
     };
     let (link, replaced) = (symlink("link"), symlink("replaced"));
