@@ -2,3 +2,5 @@
 
 pub mod fsync_happy;
 pub mod null;
+pub mod target;
+pub mod torn;

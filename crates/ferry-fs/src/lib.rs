@@ -17,10 +17,10 @@ pub mod statelock;
 pub mod volume;
 
 pub use api::*;
-pub use data::Locking;
+pub use data::{At, Locking};
 pub use ferry_journal::FlushPolicy;
 pub use fsck::{FsckOptions, Report, fsck, repair};
 pub use inprocess::InProcess;
-pub use local::{CacheMode, FsOptions, LocalFs};
+pub use local::{CacheMode, FsOptions, LocalFs, OpenFile};
 pub use scrub::{ScrubOptions, scrub};
 pub use volume::{MkfsOptions, Superblock, VolumeError, mkfs};

@@ -207,8 +207,8 @@ mod tests {
         folio.zero(0, 4 * BLOCK_BYTES);
         folio.get(4 * BLOCK_BYTES - 2, &mut out[..3]);
         assert_eq!(&out[..3], b"\0\0w");
-        folio.validate(mask(3, 4) | mask(9, 10));
-        folio.forget(mask(3, 4) | mask(9, 10));
+        folio.validate(mask(3, 5) | mask(9, 10));
+        folio.forget(mask(3, 5) | mask(9, 10));
         folio.get(0, &mut out);
         assert!(out.iter().all(|b| *b == 0));
     }
