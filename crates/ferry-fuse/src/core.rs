@@ -9,6 +9,7 @@ use crate::abi::{InHeader, op};
 use crate::counters::Counters;
 use crate::decode::{self, Args, Op};
 use crate::encode::{self, Body, Listing, Want};
+use crate::idle::IdlePoll;
 use crate::park::{ParkTable, Port, Ticket};
 
 /// Success, and nothing more to say.
@@ -31,6 +32,7 @@ pub(crate) enum Outcome {
 pub(crate) struct Core {
     pub(crate) fs: Arc<dyn Filesystem>,
     pub(crate) parked: Arc<ParkTable>,
+    pub(crate) idle: Arc<IdlePoll>,
     /// `SETXATTR_EXT` was negotiated.
     pub(crate) setxattr_ext: bool,
     /// Others change the file system too.
@@ -54,6 +56,7 @@ impl Core {
         from: &Origin<'_>,
     ) -> Outcome {
         from.counters.request(head.opcode);
+        self.idle.request(from.counters);
         let decoded = decode::decode(head, args, self.setxattr_ext);
         let outcome = match decoded {
             Ok(op) => self.run(head, op, out, from),

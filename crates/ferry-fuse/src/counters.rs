@@ -17,13 +17,25 @@ const OPS: usize = 64;
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Counters {
+    /// For [`crate::idle`].
+    pub(crate) pace: Pace,
     count: [AtomicU64; OPS],
     errors: [AtomicU64; OPS],
+}
+
+/// How closely one thread's requests come.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    /// Requests.
+    pub(crate) total: AtomicU64,
+    /// When the clock was last looked at.
+    pub(crate) looked_at: AtomicU64,
 }
 
 impl Counters {
     fn new() -> Self {
         Self {
+            pace: Pace::default(),
             count: std::array::from_fn(|_| AtomicU64::new(0)),
             errors: std::array::from_fn(|_| AtomicU64::new(0)),
         }
@@ -52,6 +64,11 @@ impl AllCounters {
         let block = Arc::new(Counters::new());
         self.0.lock().push(Arc::clone(&block));
         block
+    }
+
+    /// Those that are there now.
+    pub(crate) fn blocks(&self) -> Vec<Arc<Counters>> {
+        self.0.lock().clone()
     }
 
     /// `{"requests": n, "operations": {"lookup": {"count": n, "errors": n}, …}}`, without those that never came.

@@ -10,6 +10,7 @@ mod counters;
 mod decode;
 mod encode;
 mod error;
+mod idle;
 mod init;
 mod mount;
 mod notify;

@@ -40,6 +40,8 @@ pub struct MountOptions {
     pub transport: Transport,
     /// Threads that serve /dev/fuse; `None`: by the number of cores.
     pub threads: Option<usize>,
+    /// While requests come closely, a thread at the scheduler's idle priority keeps a core from halting, so that answers wake programs sooner.
+    pub idle_poll: bool,
 }
 
 impl Default for MountOptions {
@@ -54,6 +56,7 @@ impl Default for MountOptions {
             noatime: false,
             transport: Transport::Auto,
             threads: None,
+            idle_poll: true,
         }
     }
 }

@@ -14,6 +14,7 @@ use zerocopy::IntoBytes;
 
 use crate::abi;
 use crate::counters::AllCounters;
+use crate::idle::IdlePoll;
 use crate::park::ParkTable;
 use crate::transport::dev::Device;
 
@@ -42,16 +43,18 @@ pub(crate) struct Notifier {
     drained: Condvar,
     counters: Arc<AllCounters>,
     parked: Weak<ParkTable>,
+    idle: Arc<IdlePoll>,
 }
 
 impl Notifier {
-    pub(crate) fn new(counters: Arc<AllCounters>, parked: &Arc<ParkTable>) -> Self {
+    pub(crate) fn new(counters: Arc<AllCounters>, parked: &Arc<ParkTable>, idle: Arc<IdlePoll>) -> Self {
         Self {
             queue: Mutex::default(),
             filled: Condvar::new(),
             drained: Condvar::new(),
             counters,
             parked: Arc::downgrade(parked),
+            idle,
         }
     }
 
@@ -133,6 +136,7 @@ impl Host for Notifier {
     fn stats(&self) -> serde_json::Value {
         let mut stats = self.counters.json();
         stats["parked"] = self.parked.upgrade().map_or(0, |t| t.len()).into();
+        stats["idle_poll"] = self.idle.json();
         stats
     }
 }

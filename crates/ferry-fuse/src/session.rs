@@ -15,6 +15,7 @@ use crate::core::Core;
 use crate::counters::AllCounters;
 use crate::decode::Args;
 use crate::error::Error;
+use crate::idle::IdlePoll;
 use crate::init::{self, Agreed, Wishes};
 use crate::mount::{self, MountOptions, Transport, Unmount};
 use crate::notify::Notifier;
@@ -71,6 +72,7 @@ struct Running {
     workers: Vec<JoinHandle<()>>,
     queues: Option<Queues>,
     notifying: Option<JoinHandle<()>>,
+    polling: Option<JoinHandle<()>>,
 }
 
 impl Running {
@@ -95,6 +97,9 @@ impl Running {
         }
         let notifier = Arc::clone(host);
         self.notifying = Some(spawn("fuse-notify".into(), move || notifier.run(&device))?);
+        if options.idle_poll && cores > 1 {
+            self.polling = Some(self.core.idle.start()?);
+        }
         Ok(())
     }
 
@@ -109,6 +114,10 @@ impl Running {
             queues.stop();
         }
         handle.host.close();
+        self.core.idle.stop();
+        if let Some(polling) = self.polling {
+            polling.join().expect("the polling thread does not panic");
+        }
         if let Some(notifying) = self.notifying {
             notifying.join().expect("the notifying thread does not panic");
         }
@@ -139,7 +148,8 @@ impl Session {
     ) -> Result<Self, Error> {
         let all = Arc::new(AllCounters::default());
         let parked = Arc::new(ParkTable::new(all.block()));
-        let host = Arc::new(Notifier::new(Arc::clone(&all), &parked));
+        let idle = Arc::new(IdlePoll::new(Arc::clone(&all)));
+        let host = Arc::new(Notifier::new(Arc::clone(&all), &parked, Arc::clone(&idle)));
         // Before INIT is answered, since requests follow it at once.
         fs.attach(Arc::clone(&host) as Arc<dyn Host>);
         let wishes = Wishes {
@@ -157,9 +167,9 @@ impl Session {
             }
         };
         let remote = fs.remote_locks();
-        let core = Arc::new(Core { fs, parked, setxattr_ext: agreed.setxattr_ext, remote });
+        let core = Arc::new(Core { fs, parked, idle, setxattr_ext: agreed.setxattr_ext, remote });
         let handle = Handle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
-        let mut running = Running { core, workers: Vec::new(), queues: None, notifying: None };
+        let mut running = Running { core, workers: Vec::new(), queues: None, notifying: None, polling: None };
         let spawned = running.spawn(Arc::new(device), &handle.host, &all, options, agreed);
         let session = Self { handle, running: Some(running) };
         if let Err(e) = spawned {

@@ -105,6 +105,13 @@ pub(crate) fn pin_to_core(core: usize) -> io::Result<()> {
     check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) })
 }
 
+/// Runs the calling thread only where a core has nothing else to do, from now on.
+pub(crate) fn idle_priority() -> io::Result<()> {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the parameter outlives the call; 0 is the calling thread.
+    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param) })
+}
+
 /// A counter that one thread waits on and others raise, eventfd(2).
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: takes two numbers.

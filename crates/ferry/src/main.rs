@@ -12,6 +12,7 @@ mod fsck;
 mod helper;
 mod holder;
 mod logging;
+mod memory;
 mod mkfs;
 mod mount;
 mod mounts;

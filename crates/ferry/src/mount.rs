@@ -130,6 +130,7 @@ fn fuse_options(fsname: String, options: &MountOptions) -> ferry_fuse::MountOpti
         allow_other: options.allow_other.then_some(true),
         nosuid: options.nosuid,
         nodev: options.nodev,
+        idle_poll: options.idle_poll,
         noexec: options.noexec,
         noatime: options.noatime,
         ..ferry_fuse::MountOptions::default()

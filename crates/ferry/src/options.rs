@@ -19,6 +19,7 @@ cache_size=SIZE     memory for cached data, for example 512M
 flush=adaptive      an fsync waits for others only where they are known to be back at once (the default);
                     flush=gather, flush=delay, flush=each: see ferry tune --help
 fast_flush=T        flush=delay does not wait where flushes take less than this (default 2ms)
+idle_poll=off       no thread keeps a core awake while requests come closely (see docs/performance.md; the default is on)
 commit_interval=T   what nobody synced becomes durable after this time, for example 1s
 allow_other         other users may use the mount (for a mount made by root this is the default)
 allow_root          accepted, as allow_other
@@ -42,6 +43,8 @@ pub struct MountOptions {
     pub flush: Option<FlushPolicy>,
     /// Below this average time of a flush `flush=delay` does not wait; `None`: the default.
     pub fast_flush: Option<Duration>,
+    /// A core is kept awake while requests come closely.
+    pub idle_poll: bool,
     /// Other users may use the mount.
     pub allow_other: bool,
     /// Where messages go instead of the system log.
@@ -69,6 +72,7 @@ impl Default for MountOptions {
             commit_interval: None,
             flush: None,
             fast_flush: None,
+            idle_poll: true,
             allow_other: false,
             log: None,
             noexec: false,
@@ -106,6 +110,7 @@ impl MountOptions {
             ("commit_interval", Some(time)) => self.commit_interval = Some(parse_duration(time)?),
             ("flush", Some(policy)) => self.flush = Some(policy.parse()?),
             ("fast_flush", Some(time)) => self.fast_flush = Some(parse_duration(time)?),
+            ("idle_poll", Some(word @ ("on" | "off"))) => self.idle_poll = word == "on",
             ("log", Some(file)) if !file.is_empty() => {
                 self.log = Some(PathBuf::from_str(file).unwrap_or_else(|never| match never {}));
             }
@@ -145,6 +150,7 @@ impl MountOptions {
         words.extend(self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())));
         words.extend(self.flush.map(|policy| format!("flush={policy}")));
         words.extend(self.fast_flush.map(|time| format!("fast_flush={}us", time.as_micros())));
+        words.extend((!self.idle_poll).then(|| "idle_poll=off".to_owned()));
         words.extend(self.allow_other.then(|| "allow_other".to_owned()));
         let flags = [
             (self.noexec, "noexec"),
@@ -267,7 +273,7 @@ mod tests {
 
     #[test]
     fn the_daemon_gets_what_the_user_said() {
-        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,allow_other,noexec,nodev,noatime";
+        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,allow_other,noexec,nodev,noatime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }
