@@ -5,7 +5,8 @@
 //! each version must also be no older than what had been written when the read began; in the second third holes are punched beside, in
 //! the last one the file is cut and extended.
 
-use crate::target::Target;
+use crate::place::File;
+use crate::threads::now;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -77,7 +78,7 @@ struct Slot {
 
 /// What all threads share.
 struct Run<'t> {
-    target: &'t dyn Target,
+    target: &'t File,
     slots: Vec<Slot>,
     /// By slot: the newest version that is wholly written.
     written: Vec<AtomicU64>,
@@ -90,8 +91,8 @@ struct Run<'t> {
     over: AtomicBool,
 }
 
-/// Runs the plan on an empty file. `now` is a monotonic clock.
-pub fn run(target: &dyn Target, plan: Plan, now: &(dyn Fn() -> Duration + Sync)) -> io::Result<Seen> {
+/// Runs the plan on an empty file.
+pub fn run(target: &File, plan: Plan) -> io::Result<Seen> {
     let slots = slots();
     let end = slots.last().map_or(0, |s| s.offset + s.len as u64);
     target.set_len(end)?;

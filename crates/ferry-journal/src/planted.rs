@@ -19,6 +19,8 @@ pub enum Bug {
     ForgottenOrphan,
     /// A transaction goes to the log as two contexts.
     HalfContext,
+    /// A read without a lock does not look whether what it copied was being changed.
+    UncheckedRead,
 }
 
 static PLANTED: AtomicU8 = AtomicU8::new(Bug::None as u8);

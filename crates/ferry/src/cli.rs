@@ -8,6 +8,7 @@ use ferry_device::Kind;
 
 use ferry_journal::FlushPolicy;
 
+use crate::bench::BenchCommand;
 use crate::options::HELP as OPTIONS_HELP;
 use crate::size::{parse_bytes, parse_duration};
 
@@ -317,69 +318,6 @@ pub struct TuneArgs {
     pub reset_flush_time: bool,
 }
 
-/// `ferry bench`.
-#[derive(Subcommand, Debug)]
-pub enum BenchCommand {
-    /// Mount a file system that keeps everything in memory and does nothing else: the floor to compare with
-    Null(NullArgs),
-    /// Callers that overwrite a block and fsync it, again and again, on a model of a device in virtual time
-    FsyncHappy(FsyncHappyArgs),
-}
-
-/// `ferry bench null`.
-#[derive(Args, Debug)]
-pub struct NullArgs {
-    /// An existing directory
-    pub mountpoint: PathBuf,
-    /// Mount options, as for `ferry mount`
-    #[arg(short, value_name = "OPTIONS")]
-    pub options: Vec<String>,
-    /// Stay in the foreground
-    #[arg(long, short)]
-    pub foreground: bool,
-    /// The process is the daemon that a mount in the background has started.
-    #[arg(long, hide = true)]
-    pub daemon: bool,
-}
-
-/// `ferry bench fsync-happy`.
-#[derive(Args, Debug)]
-#[command(
-    after_help = "Without options: the whole grid, with flushes that the device does one after the other."
-)]
-pub struct FsyncHappyArgs {
-    /// A model of a device, in virtual time (what there is so far)
-    #[arg(long, required = true)]
-    pub r#virtual: bool,
-    /// How long a flush takes; several: 16ms,500us
-    #[arg(long, value_parser = parse_duration, value_delimiter = ',', value_name = "TIME")]
-    pub flush_time: Vec<Duration>,
-    /// How long a write takes
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "20us")]
-    pub write_time: Duration,
-    /// Writes that the device works on at the same time
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    pub queue_depth: u32,
-    /// The device does flushes beside each other
-    #[arg(long)]
-    pub parallel_flushes: bool,
-    /// How many callers; several: 1,16
-    #[arg(long, value_delimiter = ',', value_name = "N")]
-    pub callers: Vec<u32>,
-    /// What a caller takes between an answer and its next call
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "0us")]
-    pub think_time: Duration,
-    /// So much more, at random
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "0us")]
-    pub jitter: Duration,
-    /// Flush policies; several: each,adaptive [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "POLICY")]
-    pub policy: Vec<FlushPolicy>,
-    /// As JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -412,7 +350,11 @@ mod tests {
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
             "ferry bench null /mnt",
-            "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json",
+            "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json -",
+            "ferry bench fsync-happy --parallel-flushes --time 1s --rounds 9 --json a.json --html a.html",
+            "ferry bench fsync-happy --on /mnt --on /var/tmp --policy adaptive",
+            "ferry bench fsmark --files 100 --size 4K --threads 4 --sync each,async --flush-time 16ms --write-time 20us --queue-depth 8",
+            "ferry bench fsmark --on /mnt",
             "ferry tune /mnt --flush gather --fast-flush 500us --reset-flush-time",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
@@ -426,6 +368,9 @@ mod tests {
             "ferry sync",
             "ferry sync --from - a",
             "ferry sync --jobs 0 a",
+            "ferry bench fsmark --on /mnt --flush-time 2ms",
+            "ferry bench fsync-happy --virtual --on /mnt",
+            "ferry bench fsmark --rounds 0",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

@@ -31,7 +31,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{BenchCommand, Cli, Command};
+use bench::BenchCommand;
+use cli::{Cli, Command};
 use error::CliError;
 use helper::Asked;
 use options::MountOptions;
@@ -69,9 +70,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Debug(args) => return quietly().and_then(|()| debug::run(args)),
         Command::Sync(args) => return quietly().and_then(|()| sync::run(args)),
         Command::Tune(args) => quietly().and_then(|()| control::tune(args))?,
-        Command::Bench(BenchCommand::FsyncHappy(args)) => {
-            quietly().and_then(|()| bench::fsync_happy(args))?
-        }
+        Command::Bench(command) => quietly().and_then(|()| bench::run(command))?,
         Command::Fsck(args) => return quietly().and_then(|()| fsck::run(args)),
     }
     Ok(ExitCode::SUCCESS)

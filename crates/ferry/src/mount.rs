@@ -8,7 +8,8 @@ use ferry_bench::null::{Cache, NullFs, NullOptions};
 use ferry_device::{Env, OpenMode};
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs};
 
-use crate::cli::{MountArgs, NullArgs};
+use crate::bench::NullArgs;
+use crate::cli::MountArgs;
 use crate::daemon::{self, Service};
 use crate::error::CliError;
 use crate::holder::open_when_free;

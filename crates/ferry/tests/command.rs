@@ -136,7 +136,8 @@ fn the_flush_policy_is_an_option_and_can_be_tuned() {
 
 #[test]
 fn the_virtual_bench_prints_each_cell() {
-    let line = ["bench", "fsync-happy", "--virtual", "--flush-time", "2ms", "--callers", "1,4", "--json"];
+    let line =
+        ["bench", "fsync-happy", "--virtual", "--flush-time", "2ms", "--callers", "1,4", "--json", "-"];
     let done = ferry(&line);
     ok(&done);
     let cells: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
@@ -144,7 +145,7 @@ fn the_virtual_bench_prints_each_cell() {
     let policies = &cells[1]["policies"];
     assert_eq!(policies["adaptive"]["callers_per_flush"], 4.0);
     assert_eq!(policies["each"]["callers_per_flush"], 1.0);
-    let table = ferry(&line[..line.len() - 1]);
+    let table = ferry(&line[..line.len() - 2]);
     assert_eq!(String::from_utf8_lossy(&table.stdout).lines().count(), 4, "two lines of heading");
 }
 

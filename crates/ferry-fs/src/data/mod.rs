@@ -85,6 +85,35 @@ pub enum Locking {
     Inode,
 }
 
+impl Locking {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Range, Self::Folio, Self::Inode];
+
+    /// The word that options use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Range => "range",
+            Self::Folio => "folio",
+            Self::Inode => "inode",
+        }
+    }
+}
+
+impl std::fmt::Display for Locking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Locking {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|locking| locking.name() == word);
+        found.ok_or_else(|| format!("{word:?} is no rule: use range, folio or inode"))
+    }
+}
+
 /// What a write changes beside contents and size.
 pub enum Touch<'a> {
     /// Nothing.

@@ -1,0 +1,111 @@
+//! `ferry bench`: reads what is asked for, runs a workload of `ferry-bench` with a progress bar, shows its report.
+//!
+//! A workload has its arguments in `args`, with [`RunArgs`] among them, and a function here that ends in [`show`].
+
+mod args;
+mod happy;
+mod onefile;
+
+pub use args::{BenchCommand, NullArgs};
+
+use std::fs;
+use std::io::IsTerminal;
+use std::path::Path;
+
+use ferry_bench::fsmark;
+use ferry_bench::{Bench, Place, Report, VolumeOptions};
+use ferry_fs::FsOptions;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::control::print;
+use crate::error::CliError;
+use crate::holder::Holder;
+use crate::mounts;
+use args::{FsmarkArgs, RunArgs};
+
+/// Runs every benchmark but the null file system, which is a mount.
+pub fn run(command: &BenchCommand) -> Result<(), CliError> {
+    match command {
+        BenchCommand::Null(_) => Ok(()),
+        BenchCommand::FsyncHappy(args) => happy::run(args),
+        BenchCommand::Fsmark(args) => fsmark(args),
+        BenchCommand::Randrw(args) => onefile::randrw(args),
+        BenchCommand::Torn(args) => onefile::torn(args),
+    }
+}
+
+fn fsmark(args: &FsmarkArgs) -> Result<(), CliError> {
+    let modes = if args.sync.is_empty() { fsmark::SyncMode::ALL.into() } else { args.sync.clone() };
+    let options = fsmark::Options {
+        files: args.files,
+        size: usize::try_from(args.size).unwrap_or(usize::MAX),
+        threads: args.threads,
+        modes,
+        rounds: args.run.rounds,
+    };
+    // So that what is dirty stays so until the pass.
+    let fs = FsOptions { commit_interval: std::time::Duration::from_secs(3600), ..FsOptions::default() };
+    let volume = VolumeOptions { device: args.model.device(), fs, ..VolumeOptions::default() };
+    let places = places(&args.run, &volume)?;
+    let mut bench = fsmark::bench(&options, &places);
+    if args.run.on.is_empty() {
+        bench.options.push(("device", args.model.to_string()));
+    }
+    show(bench, &args.run, |_| Vec::new())
+}
+
+/// The paths that were named; without any, a volume in memory.
+fn places(run: &RunArgs, volume: &VolumeOptions) -> Result<Vec<Place>, CliError> {
+    crate::sync::raise_open_files();
+    if run.on.is_empty() {
+        return Ok(vec![Place::in_process(volume).map_err(failed)?]);
+    }
+    run.on.iter().map(|path| Place::on(path, daemon(path)).map_err(failed)).collect()
+}
+
+/// The process behind a FerryFS mount.
+fn daemon(path: &Path) -> Option<u32> {
+    let path = path.canonicalize().ok()?;
+    let below = mounts::list().ok()?.into_iter().filter(|mount| path.starts_with(&mount.target));
+    // Of mounts at one place the last one counts.
+    let mount = below.max_by_key(|mount| mount.target.as_os_str().len())?;
+    if mount.is_ferry() { Holder::of(&mount.source).map(|holder| holder.pid) } else { None }
+}
+
+/// Runs the bench and shows what it came to; `notes` has the last word.
+fn show(bench: Bench<'_>, run: &RunArgs, notes: impl Fn(&Report) -> Vec<String>) -> Result<(), CliError> {
+    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} turns  {msg}  {eta} left");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let report = bench.run(|at| {
+        bar.set_length(at.all);
+        bar.set_position(at.done);
+        bar.set_message(at.now.clone());
+    });
+    bar.finish_and_clear();
+    let mut report = report.map_err(failed)?;
+    report.notes.extend(notes(&report));
+    if let Some(path) = &run.html {
+        fs::write(path, report.to_html()).map_err(CliError::path(path, "cannot write the report"))?;
+    }
+    write_json(&report.to_json(), run)?;
+    // Only one of them can have stdout.
+    if json_on_stdout(run) { Ok(()) } else { print(&report.to_table()) }
+}
+
+fn json_on_stdout(run: &RunArgs) -> bool {
+    run.json.as_ref().is_some_and(|path| path.as_os_str() == "-")
+}
+
+fn write_json(json: &serde_json::Value, run: &RunArgs) -> Result<(), CliError> {
+    let text = format!("{json:#}\n");
+    match &run.json {
+        Some(_) if json_on_stdout(run) => print(&text),
+        Some(path) => fs::write(path, text).map_err(CliError::path(path, "cannot write the report")),
+        None => Ok(()),
+    }
+}
+
+fn failed(error: ferry_bench::BenchError) -> CliError {
+    CliError::Failed(format!("cannot run the bench: {error}"))
+}
