@@ -34,8 +34,10 @@ const SIZES: [u64; 16] = [
 ];
 /// Rows of all sizes.
 const ROWS: u64 = 12;
-/// The largest read and write.
-const MOST: usize = 1 << 20;
+/// The largest read and write in process.
+pub const MOST: usize = 1 << 20;
+/// The same on a path: the kernel passes 256 pages in one request, and a buffer need not begin at a page.
+pub const MOST_ON_PATH: usize = MOST - 4096;
 /// Threads that do something else than read and write slots: one punches, one cuts.
 const OTHERS: u32 = 2;
 
@@ -48,6 +50,8 @@ pub struct Plan {
     pub reads: u64,
     /// or after this time.
     pub time: Duration,
+    /// The largest read and write in bytes: [`MOST`] or [`MOST_ON_PATH`].
+    pub most: usize,
     /// What is random follows from it.
     pub seed: u64,
 }
@@ -89,11 +93,12 @@ struct Run<'t> {
     stale: AtomicU64,
     first: Mutex<Option<String>>,
     over: AtomicBool,
+    most: usize,
 }
 
 /// Runs the plan on an empty file.
 pub fn run(target: &File, plan: Plan) -> io::Result<Seen> {
-    let slots = slots();
+    let slots = slots(plan.most);
     let end = slots.last().map_or(0, |s| s.offset + s.len as u64);
     target.set_len(end)?;
     let run = Run {
@@ -107,6 +112,7 @@ pub fn run(target: &File, plan: Plan) -> io::Result<Seen> {
         stale: AtomicU64::new(0),
         first: Mutex::default(),
         over: AtomicBool::new(false),
+        most: plan.most,
     };
     let until = now() + plan.time;
     let writers = (plan.threads - OTHERS) / 2;
@@ -116,7 +122,7 @@ pub fn run(target: &File, plan: Plan) -> io::Result<Seen> {
             .map(|me| {
                 scope.spawn(move || {
                     let mut random = Random(plan.seed ^ u64::from(me + 1) << 32);
-                    let mut buf = vec![0; MOST];
+                    let mut buf = vec![0; plan.most];
                     let mut result = Ok(());
                     while result.is_ok() && !run.over.load(Ordering::Relaxed) {
                         result = match me {
@@ -152,10 +158,11 @@ pub fn run(target: &File, plan: Plan) -> io::Result<Seen> {
 }
 
 /// The row of slots. One of 64 KiB begins at a block; the one before it is longer for that.
-fn slots() -> Vec<Slot> {
+fn slots(most: usize) -> Vec<Slot> {
     let mut offset: u64 = 0;
     let mut slots: Vec<Slot> = Vec::new();
     for size in (0..ROWS).flat_map(|_| SIZES) {
+        let size = size.min(most as u64);
         if size == 65_536
             && let Some(last) = slots.last_mut()
         {
@@ -192,7 +199,7 @@ impl Run<'_> {
     /// Reads a row of slots by one call and checks each.
     fn read(&self, random: &mut Random, buf: &mut [u8]) -> io::Result<()> {
         let first = random.below(self.slots.len() as u64) as usize;
-        let most = [1, MOST as u64][random.below(2) as usize];
+        let most = [1, self.most as u64][random.below(2) as usize];
         let start = self.slots[first].offset;
         let fits = |s: &&Slot| s.offset + s.len as u64 - start <= most;
         let count = self.slots[first..].iter().take_while(fits).count().max(1);
@@ -334,7 +341,7 @@ mod tests {
 
     #[test]
     fn slots_follow_each_other_and_those_that_are_punched_lie_at_blocks() {
-        let slots = slots();
+        let slots = slots(MOST);
         let mut end = 0;
         for slot in &slots {
             assert_eq!(slot.offset, end);

@@ -1,7 +1,7 @@
 //! No read is torn, in process: threads write, read, punch, cut and extend one file.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_bench::torn::{Plan, Seen, run};
+use ferry_bench::torn::{MOST, Plan, Seen, run};
 use ferry_bench::{Place, VolumeOptions};
 use ferry_fs::FsOptions;
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn seen(cache_bytes: usize, time: Duration) -> Seen {
     let place =
         Place::in_process(&VolumeOptions { capacity: 512 << 20, fs, ..VolumeOptions::default() }).unwrap();
     let file = place.root().create("file").unwrap();
-    run(&file, Plan { threads: 16, reads: u64::MAX, time, seed: 7 }).unwrap()
+    run(&file, Plan { threads: 16, reads: u64::MAX, time, most: MOST, seed: 7 }).unwrap()
 }
 
 #[test]

@@ -54,7 +54,9 @@ pub fn torn(args: &TornArgs) -> Result<(), CliError> {
         }
     };
     let place = place.map_err(failed)?;
-    let plan = torn::Plan { threads: args.threads, reads: args.reads, time: args.time, seed: args.seed };
+    let most = if args.on.is_some() { torn::MOST_ON_PATH } else { torn::MOST };
+    let plan =
+        torn::Plan { threads: args.threads, reads: args.reads, time: args.time, most, seed: args.seed };
     let io = |error| failed(ferry_bench::BenchError::Io(error));
     let seen = torn::run(&place.root().create("torn").map_err(io)?, plan).map_err(io)?;
     place.root().unlink("torn").map_err(io)?;
