@@ -48,6 +48,7 @@
 
 mod counters;
 mod error;
+pub mod fserver;
 pub mod fsmark;
 pub mod fsync_happy;
 mod machine;

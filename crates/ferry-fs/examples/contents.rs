@@ -5,7 +5,7 @@ use ferry_fs::data::{At, DataOptions, DataStore, InodeSource, Locking, Touch};
 use ferry_fs::error::FsError;
 use ferry_fs::inode::Inode;
 use ferry_fs::keys::{self, InodeRecord};
-use ferry_journal::{Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalOptions, Seq};
+use ferry_journal::{Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalOptions, LogOptions, Seq};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -60,6 +60,7 @@ fn open() -> Result<Run, Any> {
     let options = JournalOptions {
         flush: FlushPolicy::default(),
         fast_flush: FAST_FLUSH,
+        log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 32 << 20,
         read_only: false,

@@ -86,7 +86,14 @@ impl Core {
         // One block more than the bytes fill: for the record's header and what does not fill its last block.
         let bytes = (asked.div_ceil(BLOCK_PAYLOAD as u64) + 1) * LOG_BLOCK as u64;
         if self.options.background {
-            let taken = self.space.take(bytes, credits.urgent, || self.signal.kick());
+            let mut waits_since = None;
+            let taken = self.space.take(bytes, credits.urgent, || {
+                waits_since = Some(self.env.clock.monotonic());
+                self.signal.kick();
+            });
+            if let Some(since) = waits_since {
+                self.stats.space_waits.note(self.env.clock.monotonic().saturating_sub(since));
+            }
             return taken.map(|()| bytes).map_err(|e| self.no_grant(e));
         }
         if !self.space.try_take(bytes, credits.urgent) {

@@ -377,7 +377,7 @@ fn core(
         area,
         home,
         // One block is kept for the stamp of the next recovery. Where this one's took it, the next checkpoint gives it back.
-        space: Space::new((total - used).saturating_sub(LOG_BLOCK as u64), total / 8),
+        space: Space::new((total - used).saturating_sub(LOG_BLOCK as u64), total / 8, options.log.wake),
         owed: AtomicU64::new((LOG_BLOCK as u64).saturating_sub(total - used)),
         head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
         pipe: Mutex::new(Pipe::new(end, start.position, Dispatcher::new(options.flush, options.fast_flush))),

@@ -35,7 +35,11 @@ struct Flight {
     /// Data and log writes that are not complete: 2, 1, 0.
     parts: u8,
     transactions: u64,
+    /// When its context was begun, when it was sealed, handed to the device, and written.
+    begun_at: Duration,
     sealed_at: Duration,
+    sent_at: Duration,
+    written_at: Duration,
     waiters: Vec<Waiter>,
     /// Flushes that were made for it alone, begun and ended.
     alone: (usize, usize),
@@ -181,7 +185,10 @@ impl Pipe {
             end: self.next,
             parts: 2,
             transactions: context.as_ref().map_or(0, |c| c.transactions),
+            begun_at: context.as_ref().map_or(now, |c| c.since),
             sealed_at: now,
+            sent_at: now,
+            written_at: now,
             waiters: Vec::new(),
             alone: (0, 0),
         });
@@ -368,13 +375,14 @@ impl Core {
             self.plan_stamp(pipe);
         }
         let in_flight = pipe.flights.len() - pipe.unsent.len().min(pipe.flights.len());
-        if in_flight < IN_FLIGHT_MAX
+        if in_flight < self.options.log.buffers.clamp(1, IN_FLIGHT_MAX)
             && let Some(mut unsent) = pipe.unsent.pop_front()
         {
             let stamp = pipe.end.seq;
             unsent.plan.stamp = stamp.0;
             let at = (unsent.ticket - pipe.first_ticket) as usize;
             pipe.flights[at].stamp = stamp;
+            pipe.flights[at].sent_at = self.env.clock.monotonic();
             self.stats.note_in_flight(in_flight as u64 + 1);
             return Some(Step::Send(unsent));
         }
@@ -509,6 +517,9 @@ impl Core {
         let at = (ticket - pipe.first_ticket) as usize;
         pipe.flights[at].parts -= 1;
         let written = pipe.flights[at].parts == 0;
+        if written {
+            pipe.flights[at].written_at = self.env.clock.monotonic();
+        }
         #[cfg(feature = "planted")]
         if written
             && crate::planted::is(crate::planted::Bug::EarlyAnswer)
@@ -576,8 +587,16 @@ impl Core {
             debug_assert_eq!(flight.seq.0, self.durable().0 + 1, "contexts become durable in order");
             self.durable.store(flight.seq.0, Ordering::Release);
             self.stats.transactions.fetch_add(flight.transactions, Ordering::Relaxed);
+            let now = self.env.clock.monotonic();
+            self.stats.note_stages([
+                flight.begun_at,
+                flight.sealed_at,
+                flight.sent_at,
+                flight.written_at,
+                now,
+            ]);
             let released = flight.waiters.iter().map(|waiter| waiter.caller);
-            pipe.dispatcher.landed(self.env.clock.monotonic(), flight.sealed_at, released);
+            pipe.dispatcher.landed(now, flight.sealed_at, released);
         }
         pipe.due.extend(flight.waiters.into_iter().map(|waiter| (waiter.done, Ok(()))));
     }

@@ -20,7 +20,7 @@ use crate::size::{parse_bytes, parse_duration};
     propagate_version = true,
     max_term_width = 110,
     after_help = "\
-Exit codes: 0 done, 1 failed, 2 wrong usage; ferry fsck and ferry scrub: 0 clean, 1 repaired, 4 damage (left), 8 could not check.
+Exit codes: 0 done, 1 failed, 2 wrong usage; fsck, scrub and debug: 0 clean, 1 repaired (fsck), stopped (scrub), 4 damage (left), 8 could not check.
 First steps:
   ferry mkfs data.ferry
   ferry mount data.ferry /mnt
@@ -50,12 +50,14 @@ pub enum Command {
     Fsck(FsckArgs),
     /// Read and verify everything that a volume holds, mounted or not: exit 0 clean, 4 damage, 1 stopped, 8 could not check
     Scrub(ScrubArgs),
-    /// Show what is stored in a volume that is not mounted, damaged or not
+    /// Show what is stored in a volume that is not mounted, damaged or not: exit 4 part of it is damaged, 8 could not read
     Debug(DebugArgs),
     /// Make a mounted volume, or many files on any file system, durable (sync(1) does not reach a FUSE file system)
     Sync(SyncArgs),
     /// Show space, log, flushes, cache and requests of a mounted volume
     Stats(StatsArgs),
+    /// Show what a mounted volume does, every second
+    Top(TopArgs),
     /// Change how a mounted volume flushes
     Tune(TuneArgs),
     /// Benchmarks
@@ -296,6 +298,22 @@ pub struct StatsArgs {
     pub json: bool,
 }
 
+/// `ferry top`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "It ends with Ctrl-C, or when the volume is unmounted. Where stdout is no terminal, one picture follows the other."
+)]
+pub struct TopArgs {
+    /// The mount point, or any directory in it
+    pub mountpoint: PathBuf,
+    /// Time between two looks
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "1s")]
+    pub interval: Duration,
+    /// End after so many
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+}
+
 /// `ferry tune`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -349,6 +367,8 @@ mod tests {
             "ferry sync -r --data --jobs 16 /mnt/a b",
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
+            "ferry top /mnt --interval 500ms --count 3",
+            "ferry bench fserver --workers 8 --log-size 512K --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
             "ferry bench null /mnt",
             "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json -",
             "ferry bench fsync-happy --parallel-flushes --time 1s --rounds 9 --json a.json --html a.html",

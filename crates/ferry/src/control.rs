@@ -23,14 +23,18 @@ pub fn sync_volume(path: &Path) -> Result<(), CliError> {
 
 /// `ferry stats`.
 pub fn stats(args: &StatsArgs) -> Result<(), CliError> {
-    let file = open(&args.mountpoint)?;
-    let json = ferry_fuse::control::stats(&file)
-        .map_err(|e| explain(&args.mountpoint, "cannot read the statistics", e))?;
-    let value: Value = serde_json::from_slice(&json).map_err(|e| {
-        CliError::Failed(format!("{}: the daemon's statistics are not JSON: {e}", args.mountpoint.display()))
-    })?;
+    let value = read_stats(&args.mountpoint)?;
     let text = if args.json { format!("{value:#}\n") } else { table::render(&value) };
     print(&text)
+}
+
+/// The statistics of the mount that a file or directory is on.
+pub fn read_stats(path: &Path) -> Result<Value, CliError> {
+    let json = ferry_fuse::control::stats(&open(path)?)
+        .map_err(|e| explain(path, "cannot read the statistics", e))?;
+    serde_json::from_slice(&json).map_err(|e| {
+        CliError::Failed(format!("{}: the daemon's statistics are not JSON: {e}", path.display()))
+    })
 }
 
 /// `ferry tune`.
@@ -43,7 +47,13 @@ pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
         ));
     }
     let file = open(&args.mountpoint)?;
-    ferry_fuse::control::tune(&file, &asked).map_err(|e| explain(&args.mountpoint, "cannot tune", e))
+    ferry_fuse::control::tune(&file, &asked).map_err(|error| match error.raw_os_error() {
+        Some(libc::EPERM) => CliError::Failed(format!(
+            "{}: only root and who has mounted it may tune it",
+            args.mountpoint.display()
+        )),
+        _ => explain(&args.mountpoint, "cannot tune", error),
+    })
 }
 
 /// To stdout; a reader that has seen enough (`| head`) is no error.

@@ -24,6 +24,7 @@ mod scrub;
 mod size;
 mod sync;
 mod table;
+mod top;
 mod umount;
 mod uring;
 
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
             let cli = Cli::parse();
             run(&cli.command, cli.log_level.as_deref(), false)
         }
-        Some(Ok(Asked::Run(command, sloppy))) => run(&command, None, sloppy),
+        Some(Ok(Asked::Mount(args, sloppy))) => run(&Command::Mount(args), None, sloppy),
         Some(Ok(Asked::Nothing)) => Ok(ExitCode::SUCCESS),
         Some(Err(error)) => Err(error),
     };
@@ -66,6 +67,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| control::stats(args))?,
+        Command::Top(args) => quietly().and_then(|()| top::run(args))?,
         Command::Scrub(args) => return quietly().and_then(|()| scrub::run(args)),
         Command::Debug(args) => return quietly().and_then(|()| debug::run(args)),
         Command::Sync(args) => return quietly().and_then(|()| sync::run(args)),

@@ -4,7 +4,7 @@
 //! is added to a clock and not waited for, so counts and times are exact and the same in every run. What the journal does
 //! besides (reads, checkpoints, its own computing) takes no time.
 
-mod device;
+pub(crate) mod device;
 pub mod real;
 mod report;
 mod run;

@@ -6,7 +6,7 @@ use crate::model::DeviceModel;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::{
     Caller, Credits, DataExtent, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions,
-    Seq,
+    LogOptions, Seq,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -106,6 +106,7 @@ pub fn run(
         home_cache_bytes: 1 << 20,
         flush: policy,
         fast_flush,
+        log: LogOptions::default(),
         read_only: false,
         accept_damage: false,
         background: false,

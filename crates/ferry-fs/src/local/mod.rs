@@ -7,6 +7,7 @@
 
 mod acl;
 mod attributes;
+mod behind;
 mod bulk;
 mod bypass;
 mod contents;
@@ -21,6 +22,7 @@ mod locks;
 mod make;
 mod names;
 mod orphans;
+mod pool;
 mod readers;
 mod remove;
 mod rename;
@@ -44,14 +46,16 @@ pub use contents::OpenFile;
 use counters::VolumeCounters;
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{
-    Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, Recovered, Seq, Transaction,
+    Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, LogOptions, Recovered, Seq,
+    Transaction,
 };
 use handles::Handles;
 use late::Late;
 use names::NameHash;
 use orphans::Reclaimer;
 use parking_lot::{Mutex, RwLock};
-use readers::Readers;
+use pool::Pool;
+use readers::Wanted;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -74,6 +78,17 @@ pub enum CacheMode {
     Strict,
 }
 
+impl CacheMode {
+    /// The word that users write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Writeback => "writeback",
+            Self::Strict => "strict",
+        }
+    }
+}
+
 /// How to open a volume.
 #[derive(Clone, Debug)]
 pub struct FsOptions {
@@ -89,6 +104,8 @@ pub struct FsOptions {
     pub flush: FlushPolicy,
     /// The policy `delay` does not wait where flushes take less than this on average.
     pub fast_flush: Duration,
+    /// How the log is driven.
+    pub log: LogOptions,
     /// `false`: no threads; everything happens on the caller's thread.
     pub background: bool,
     /// Who excludes whom on one file.
@@ -106,6 +123,7 @@ impl Default for FsOptions {
             commit_interval: Duration::from_secs(1),
             flush: FlushPolicy::default(),
             fast_flush: FAST_FLUSH,
+            log: LogOptions::default(),
             background: true,
             locking: Locking::Range,
             owner: 0,
@@ -137,9 +155,9 @@ pub struct LocalFs {
     /// Inodes whose access time the journal does not have.
     lazy_times: Mutex<Vec<Arc<Inode>>>,
     reclaimer: Arc<Reclaimer>,
-    readers: Arc<Readers>,
+    readers: Arc<Pool<Wanted>>,
     scrubs: Scrubs,
-    late: Arc<Late>,
+    late: Arc<Pool<Late>>,
     host: RwLock<Option<Arc<dyn Host>>>,
     closed: Mutex<bool>,
 }
@@ -162,6 +180,7 @@ impl LocalFs {
             commit_interval: options.commit_interval,
             flush: options.flush,
             fast_flush: options.fast_flush,
+            log: options.log,
             home_cache_bytes,
             read_only: options.read_only,
             background: options.background,

@@ -27,6 +27,7 @@ pub mod context {
         pub layers: Vec<()>,
         pub payload: u64,
         pub transactions: u64,
+        pub since: std::time::Duration,
         pub extents: Vec<()>,
         pub data_bytes: u64,
         pub data: Arc<Countdown>,
@@ -126,6 +127,7 @@ pub mod stats {
 
     impl Counters {
         pub fn note_in_flight(&self, _n: u64) {}
+        pub fn note_stages(&self, _at: [Duration; 5]) {}
         pub fn note_context(&self, _context: &crate::context::Context, _boarded: u64) {}
     }
 }
@@ -313,7 +315,16 @@ pub mod core {
             let (seq, transactions) = (self.seq, std::mem::take(&mut self.transactions));
             self.seq.0 += 1;
             let data = Countdown::new(0);
-            Context { seq, layers: vec![], payload: 1, transactions, extents: vec![], data_bytes: 0, data }
+            Context {
+                seq,
+                layers: vec![],
+                payload: 1,
+                transactions,
+                since: Duration::ZERO,
+                extents: vec![],
+                data_bytes: 0,
+                data,
+            }
         }
     }
 
@@ -329,7 +340,13 @@ pub mod core {
         pub fn stop(&self) {}
     }
 
+    #[derive(Default)]
+    pub struct Options {
+        pub log: ferry_journal::LogOptions,
+    }
+
     pub struct Core {
+        pub options: Options,
         pub disk: Arc<Disk>,
         pub area: (),
         pub env: Env,
@@ -352,6 +369,7 @@ pub mod core {
             let mut dispatcher = Dispatcher::new(setup.policy, Duration::from_nanos(FAST));
             dispatcher.planted = setup.planted;
             Arc::new(Self {
+                options: Options::default(),
                 disk: Disk::new(time.clone(), setup.fails),
                 area: (),
                 env: Env { clock: time.clone(), entropy: Arc::new(Numbers) },

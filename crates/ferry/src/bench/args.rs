@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use ferry_bench::DeviceModel;
 use ferry_bench::fsmark::SyncMode;
 use ferry_fs::Locking;
-use ferry_journal::FlushPolicy;
+use ferry_journal::{FlushPolicy, IN_FLIGHT_MAX, Wake};
 
 use crate::size::{format_nanos, parse_bytes, parse_duration};
 
@@ -21,6 +21,8 @@ pub enum BenchCommand {
     FsyncHappy(FsyncHappyArgs),
     /// Make many small files, and make them durable: not at all, one by one, or many at a time
     Fsmark(FsmarkArgs),
+    /// Many workers that make, write, read, move and remove files, on a small log
+    Fserver(FserverArgs),
     /// Random readers and random writers on one file, alone and against each other
     Randrw(RandrwArgs),
     /// Look for torn reads: threads write, read, punch, cut and extend one file, and check what they read
@@ -171,6 +173,45 @@ pub struct FsmarkArgs {
     /// Ways to sync; several: each,async [default: all]
     #[arg(long, value_delimiter = ',', value_name = "WAY")]
     pub sync: Vec<SyncMode>,
+    /// The device.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench fserver`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A job is 100 operations, in an order of chance: 12 create, 16 write, 22 read, 24 stat, 5 rename, 4 link, 16 unlink, 1 fsync.
+Ways to wake those who wait for log space (each has a volume of its own, and they take turns):
+  handoff  each once, with its space in hand
+  flag     each for whom there is room, unless it is on its way already; it takes its space itself
+  all      each for whom there is room, on its way or not; it takes its space itself")]
+pub struct FserverArgs {
+    /// Workers
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub workers: u32,
+    /// Size of the log
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "4M", conflicts_with = "on")]
+    pub log_size: u64,
+    /// Ways to wake; several: handoff,all [default: all ways]
+    #[arg(long, value_delimiter = ',', value_name = "WAY", conflicts_with = "on")]
+    pub wake: Vec<Wake>,
+    /// Log records that are written at the same time; several: 1,8
+    #[arg(long, value_delimiter = ',', value_name = "N", default_value = "8", conflicts_with = "on",
+          value_parser = clap::value_parser!(u8).range(1..=IN_FLIGHT_MAX as i64))]
+    pub log_buffers: Vec<u8>,
+    /// The flush policy
+    #[arg(long, value_name = "POLICY", default_value_t, conflicts_with = "on")]
+    pub policy: FlushPolicy,
+    /// Fsync every file that was made or written
+    #[arg(long)]
+    pub fsync_each: bool,
+    /// How long a turn is
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "3s")]
+    pub time: Duration,
     /// The device.
     #[command(flatten)]
     pub model: ModelArgs,

@@ -3,6 +3,7 @@
 //! A workload has its arguments in `args`, with [`RunArgs`] among them, and a function here that ends in [`show`].
 
 mod args;
+mod fserver;
 mod happy;
 mod onefile;
 
@@ -31,6 +32,7 @@ pub fn run(command: &BenchCommand) -> Result<(), CliError> {
         BenchCommand::Fsmark(args) => fsmark(args),
         BenchCommand::Randrw(args) => onefile::randrw(args),
         BenchCommand::Torn(args) => onefile::torn(args),
+        BenchCommand::Fserver(args) => fserver::run(args),
     }
 }
 
