@@ -56,10 +56,12 @@ mod machine;
 pub mod model;
 pub mod null;
 mod place;
+pub mod randrw;
 mod report;
 mod run;
 pub mod stats;
 mod threads;
+pub mod torn;
 
 pub use counters::{Counters, Spent};
 pub use error::BenchError;

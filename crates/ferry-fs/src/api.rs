@@ -36,6 +36,12 @@ impl fmt::Display for Errno {
     }
 }
 
+impl From<Errno> for std::io::Error {
+    fn from(error: Errno) -> Self {
+        Self::from_raw_os_error(error.0)
+    }
+}
+
 /// Why an operation gives no answer now.
 #[derive(Debug)]
 pub enum Stop {

@@ -9,6 +9,7 @@ use super::file::{ExtentsGuard, Known, Pages, show_blocks};
 use super::folio::{FOLIO_BLOCKS, mask};
 use super::map::Entry;
 use super::segments::Chunk;
+use super::share::busy_frame;
 use super::{Busy, DataStore, count, write::dirty_blocks};
 use crate::api::Ino;
 use crate::error::FsError;
@@ -119,7 +120,7 @@ impl DataStore {
     ) -> Result<Option<Work>, FsError> {
         let inode = Arc::clone(guard.inode());
         self.load_windows(&inode, range.clone(), cargo.left())?;
-        let state = inode.state.read();
+        let state = inode.state.share();
         if inode.file.dead.load(Ordering::Acquire) {
             return Ok(None);
         }
@@ -165,7 +166,8 @@ impl DataStore {
             let left = u64::from(cargo.left());
             cost += if joins { 0 } else { RUN_BYTES } + 4 * (run.end - run.start) as usize;
             let unknown = matches!(pages.place(run.start, mapped), Known::Load(_));
-            if left == 0 || unknown || (cost > budget && !work.runs.is_empty()) {
+            let busy = busy_frame(pages, run.start).is_some();
+            if left == 0 || unknown || busy || (cost > budget && !work.runs.is_empty()) {
                 work.next = Some(run.start);
                 break;
             }
@@ -199,15 +201,17 @@ impl DataStore {
         }
     }
 
-    /// Loads the windows of the next `most` dirty blocks. The caller keeps them from being evicted by holding the right to
-    /// change extents.
+    /// Loads the windows of the next `most` dirty blocks, and waits for who copies into the first. The caller keeps windows from being
+    /// evicted by holding the right to change extents.
     fn load_windows(&self, inode: &Arc<Inode>, range: Range<u64>, most: u32) -> Result<(), FsError> {
         loop {
-            let missing = {
-                let state = inode.state.read();
+            let (missing, busy) = {
+                let state = inode.state.share();
                 let pages = inode.file.pages.read();
                 let (mut cursor, mut left) = (range.start, u64::from(most));
-                loop {
+                let first = pages.dirty_run(cursor, range.end);
+                let busy = first.and_then(|run| busy_frame(&pages, run.start));
+                let missing = loop {
                     let Some(run) = pages.dirty_run(cursor, range.end).filter(|_| left > 0) else {
                         break None;
                     };
@@ -216,11 +220,13 @@ impl DataStore {
                     }
                     left = left.saturating_sub(run.end - run.start);
                     cursor = run.end;
-                }
+                };
+                (missing, busy)
             };
-            match missing {
-                Some(window) => self.load_window(inode, window)?,
-                None => return Ok(()),
+            match (missing, busy) {
+                (_, Some(frame)) => frame.wait(),
+                (Some(window), None) => self.load_window(inode, window)?,
+                (None, None) => return Ok(()),
             }
         }
     }

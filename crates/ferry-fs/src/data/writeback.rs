@@ -41,7 +41,7 @@ impl DataStore {
         if self.is_dirty(inode) {
             self.writable()?;
             let journal = self.journal()?;
-            let end = inode.state.read().rec.size.div_ceil(BLOCK);
+            let end = inode.state.share().rec.size.div_ceil(BLOCK);
             let mut from = Some(0);
             while let Some(start) = from {
                 let want = blocks_wanted(inode);
@@ -270,7 +270,7 @@ fn blocks_wanted(inode: &Inode) -> u32 {
     if dirty > 1 {
         return dirty.min(BATCH_BLOCKS);
     }
-    let state = inode.state.read();
+    let state = inode.state.share();
     let pages = inode.file.pages.read();
     let small = state.rec.size <= INLINE_MAX as u64 && state.logged.blocks == 0 && !pages.no_inline;
     if small { 0 } else { pages.dirty_blocks.min(u64::from(BATCH_BLOCKS)) as u32 }

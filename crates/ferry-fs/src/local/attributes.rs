@@ -11,8 +11,6 @@ use crate::keys::{self, INODE_HAS_XATTRS, InodeRecord};
 use ferry_journal::Credits;
 use std::sync::Arc;
 
-/// An access time older than this is renewed by the next read, even if nothing changed since.
-const RELATIME_NANOS: i128 = 24 * 60 * 60 * 1_000_000_000;
 /// So many inodes may wait for their access time to be logged.
 const LAZY_MAX: usize = 4096;
 /// A largest file.
@@ -127,20 +125,8 @@ impl LocalFs {
         if self.options.read_only {
             return;
         }
-        let (atime, changed) = {
-            let rec = &inode.state.read().rec;
-            (rec.atime, rec.mtime.max(rec.ctime))
-        };
-        let now = self.now();
-        if atime > changed && now.0 - atime.0 < RELATIME_NANOS {
+        if !inode.state.note_read(self.now()) {
             return;
-        }
-        {
-            let mut state = inode.state.write();
-            state.rec.atime = now;
-            if std::mem::replace(&mut state.times_dirty, true) {
-                return;
-            }
         }
         let overflow = {
             let mut lazy = self.lazy_times.lock();
@@ -179,6 +165,7 @@ impl LocalFs {
                     break;
                 }
             };
+            inode.state.unlist();
             let mut state = inode.state.write();
             if state.times_dirty && state.rec.nlink > 0 {
                 put_inode(&mut txn, inode.ino, &mut state);

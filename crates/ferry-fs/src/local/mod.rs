@@ -36,12 +36,13 @@ mod tune;
 mod xattr;
 
 use crate::api::{Attr, Entry, Errno, Host, Ino, Opened, Timestamp};
-use crate::data::{DataOptions, DataStore, InodeSource};
+use crate::data::{DataOptions, DataStore, InodeSource, Locking};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, Counters};
 use crate::scrub::live::Scrubs;
 use crate::volume::{Superblock, VolumeError, read_superblock};
+pub use contents::OpenFile;
 use counters::VolumeCounters;
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{
@@ -107,6 +108,8 @@ pub struct FsOptions {
     pub log: LogOptions,
     /// `false`: no threads; everything happens on the caller's thread.
     pub background: bool,
+    /// Who excludes whom on one file.
+    pub locking: Locking,
     /// Who has mounted it: may do beside root what concerns the volume as a whole.
     pub owner: u32,
 }
@@ -122,6 +125,7 @@ impl Default for FsOptions {
             fast_flush: FAST_FLUSH,
             log: LogOptions::default(),
             background: true,
+            locking: Locking::Range,
             owner: 0,
         }
     }
@@ -170,6 +174,7 @@ impl LocalFs {
             writeback_age: WRITEBACK_AGE,
             background: options.background,
             read_only: options.read_only,
+            locking: options.locking,
         };
         let journal_options = JournalOptions {
             commit_interval: options.commit_interval,

@@ -6,6 +6,7 @@ mod args;
 mod create;
 mod fserver;
 mod happy;
+mod onefile;
 
 pub use args::{BenchCommand, NullArgs};
 
@@ -34,6 +35,8 @@ pub fn run(command: &BenchCommand) -> Result<(), CliError> {
         BenchCommand::FsyncHappy(args) => happy::run(args),
         BenchCommand::Fsmark(args) => fsmark(args),
         BenchCommand::Create(args) => create::run(args),
+        BenchCommand::Randrw(args) => onefile::randrw(args),
+        BenchCommand::Torn(args) => onefile::torn(args),
         BenchCommand::Fserver(args) => fserver::run(args),
     }
 }

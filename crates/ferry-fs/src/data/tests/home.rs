@@ -7,7 +7,7 @@ fn fill(volume: &Volume, first: Ino) -> u64 {
     let mut made = 0;
     while made < 20_000 && volume.store.admit(Growth::Metadata).is_ok() {
         let file = volume.create(first + made);
-        if volume.store.write(&file, At::End, &pattern(first + made, 1500), &mut |_| ()).is_err() {
+        if volume.store.write(&file, At::End, &pattern(first + made, 1500), Touch::Nothing).is_err() {
             break;
         }
         volume.store.write_back(&file).unwrap();
@@ -29,7 +29,7 @@ fn removing_small_files_makes_room_for_others_and_for_data() {
         }
         let file = volume.create(5);
         let mut written = 0;
-        let write = |at| volume.store.write(&file, At::Offset(at), &pattern(at, 50_000), &mut |_| ());
+        let write = |at| volume.store.write(&file, At::Offset(at), &pattern(at, 50_000), Touch::Nothing);
         while write(written).is_ok() {
             written += 50_000;
         }
