@@ -348,7 +348,6 @@ pub mod core {
     pub struct Core {
         pub options: Options,
         pub disk: Arc<Disk>,
-        pub area: (),
         pub env: Env,
         pub time: Arc<Time>,
         pub client: Client,
@@ -371,7 +370,6 @@ pub mod core {
             Arc::new(Self {
                 options: Options::default(),
                 disk: Disk::new(time.clone(), setup.fails),
-                area: (),
                 env: Env { clock: time.clone(), entropy: Arc::new(Numbers) },
                 time,
                 client: Client,
@@ -393,6 +391,8 @@ pub mod core {
             head.transactions += 1;
             head.seq
         }
+
+        pub fn area(&self) {}
 
         pub fn failure(&self) -> Option<JournalError> {
             self.failed.get().cloned()
