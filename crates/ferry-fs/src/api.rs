@@ -331,6 +331,8 @@ pub struct FileLock {
 pub trait Host: Send + Sync {
     /// The kernel must forget the cached attributes and, in `[offset, offset + len)` (`len` 0: to the end), contents.
     fn invalidate_inode(&self, ino: Ino, offset: u64, len: u64);
+    /// The kernel must forget the cached attributes.
+    fn invalidate_attributes(&self, ino: Ino);
     /// The kernel must forget the name.
     fn invalidate_entry(&self, parent: Ino, name: &[u8]);
     /// The transport's counters, for `stats`.

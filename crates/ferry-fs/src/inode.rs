@@ -28,6 +28,8 @@ pub struct Inode {
     pub opens: AtomicU32,
     /// Those of them that write past the kernel's page cache.
     pub bypassing: AtomicU32,
+    /// Writes of the kernel's own cache that failed: how many, and the last errno (`local/behind.rs`).
+    pub failed_behind: AtomicU64,
     flags: AtomicU32,
 }
 
@@ -55,6 +57,7 @@ impl Inode {
             lookups: AtomicU64::new(0),
             opens: AtomicU32::new(0),
             bypassing: AtomicU32::new(0),
+            failed_behind: AtomicU64::new(0),
             flags: AtomicU32::new(0),
         }
     }

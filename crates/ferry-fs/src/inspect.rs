@@ -5,14 +5,12 @@ use crate::api::{Ino, ROOT};
 use crate::data::summary;
 use crate::error::FsError;
 use crate::keys::{self, BLOCK, Dentry, Key, Segment};
-use crate::scrub::Bystander;
 use crate::volume::{Superblock, VolumeError, read_superblock};
 use ferry_device::{AlignedBuf, BlockDevice, Env};
-use ferry_journal::{Journal, JournalError, JournalOptions, LogOptions, Recovered, Value};
+use ferry_journal::{Bystander, Journal, JournalError, JournalOptions, Recovered, Value};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use crate::data::summary::Entry as SummaryEntry;
 
@@ -57,16 +55,7 @@ impl Inspector {
     /// Opens the volume as recovery would leave it, in memory.
     pub fn open(device: &Arc<dyn BlockDevice>, env: &Env) -> Result<Self, VolumeError> {
         let superblock = read_superblock(device)?;
-        let options = JournalOptions {
-            flush: ferry_journal::FlushPolicy::default(),
-            fast_flush: ferry_journal::FAST_FLUSH,
-            log: LogOptions::default(),
-            commit_interval: Duration::from_secs(1),
-            home_cache_bytes: HOME_CACHE_BYTES,
-            read_only: true,
-            background: false,
-            accept_damage: true,
-        };
+        let options = JournalOptions { accept_damage: true, ..JournalOptions::offline(HOME_CACHE_BYTES) };
         let (journal, recovered) = guarded(|| {
             Journal::open(device.clone(), superblock.geometry(), options, env.clone(), Arc::new(Bystander))
         })?;

@@ -92,6 +92,18 @@ pub trait JournalClient: Send + Sync {
     fn release_home_segments(&self, segments: &[u32]);
 }
 
+/// The owner of a journal in which nothing is changed: it has no segments to give, and nothing to hear.
+pub struct Bystander;
+
+impl JournalClient for Bystander {
+    fn stamped(&self, _seq: Seq) {}
+    fn failed(&self, _error: &JournalError) {}
+    fn take_home_segment(&self) -> Option<u32> {
+        None
+    }
+    fn release_home_segments(&self, _segments: &[u32]) {}
+}
+
 /// What the policy of `force` and the background work depend on.
 #[derive(Clone, Debug)]
 pub struct JournalOptions {
@@ -113,6 +125,22 @@ pub struct JournalOptions {
     /// A log that is damaged before its durable end is taken to end there ([`Recovered::log_damage`] says what is lost).
     /// Without `read_only` the cut is permanent.
     pub accept_damage: bool,
+}
+
+impl JournalOptions {
+    /// To look at a volume that nobody has mounted: nothing is written, there are no threads, damage is an error.
+    pub fn offline(home_cache_bytes: usize) -> Self {
+        Self {
+            commit_interval: std::time::Duration::from_secs(1),
+            flush: FlushPolicy::default(),
+            log: LogOptions::default(),
+            fast_flush: FAST_FLUSH,
+            home_cache_bytes,
+            read_only: true,
+            background: false,
+            accept_damage: false,
+        }
+    }
 }
 
 /// How the log is driven. Only comparisons need anything but the default.

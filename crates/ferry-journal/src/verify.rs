@@ -67,6 +67,12 @@ impl Journal {
         self.core.home.file().verify(found, step)
     }
 
+    /// Places on the device where a block of the home store that was read since the opening was not what was written, while its other copy
+    /// was. Unless the journal is read-only they have been mended.
+    pub fn home_bad_copies(&self) -> Vec<u64> {
+        self.core.home.file().bad_copies()
+    }
+
     /// Bytes of all keys and values, as of the newest checkpoint.
     pub fn stored_bytes(&self) -> u64 {
         self.core.home.live_bytes()

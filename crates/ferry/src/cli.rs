@@ -20,7 +20,7 @@ use crate::size::{parse_bytes, parse_duration};
     propagate_version = true,
     max_term_width = 110,
     after_help = "\
-Exit codes: 0 done, 1 failed, 2 wrong usage; ferry fsck and ferry scrub: 0 clean, 1 repaired, 4 damage (left), 8 could not check.
+Exit codes: 0 done, 1 failed, 2 wrong usage; fsck, scrub and debug: 0 clean, 1 repaired (fsck), stopped (scrub), 4 damage (left), 8 could not check.
 First steps:
   ferry mkfs data.ferry
   ferry mount data.ferry /mnt
@@ -50,7 +50,7 @@ pub enum Command {
     Fsck(FsckArgs),
     /// Read and verify everything that a volume holds, mounted or not: exit 0 clean, 4 damage, 1 stopped, 8 could not check
     Scrub(ScrubArgs),
-    /// Show what is stored in a volume that is not mounted, damaged or not
+    /// Show what is stored in a volume that is not mounted, damaged or not: exit 4 part of it is damaged, 8 could not read
     Debug(DebugArgs),
     /// Make a mounted volume, or many files on any file system, durable (sync(1) does not reach a FUSE file system)
     Sync(SyncArgs),

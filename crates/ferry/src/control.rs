@@ -49,9 +49,19 @@ pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
     }
     let file = open(&args.mountpoint)?;
     if asked != Tune::default() {
-        ferry_fuse::control::tune(&file, &asked).map_err(|e| explain(&args.mountpoint, "cannot tune", e))?;
+        ferry_fuse::control::tune(&file, &asked)
+            .map_err(|e| refused_tune(&args.mountpoint, "cannot tune", e))?;
     }
     args.log_size.map_or(Ok(()), |bytes| grow_log(&args.mountpoint, &file, bytes))
+}
+
+fn refused_tune(path: &Path, what: &'static str, error: io::Error) -> CliError {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            CliError::Failed(format!("{}: only root and who has mounted it may tune it", path.display()))
+        }
+        _ => explain(path, what, error),
+    }
 }
 
 /// `ferry tune --log-size`; says what the log has then, as it is in whole segments.
@@ -74,7 +84,7 @@ fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
             "the end of the volume, where the longer log would be, is in use or needed: choose a smaller log"
                 .into(),
         ),
-        Err(e) => Err(explain(path, "cannot grow the log", e)),
+        Err(e) => Err(refused_tune(path, "cannot grow the log", e)),
         Ok(()) => print(&format!("{}: log {}\n", path.display(), format_bytes(log(&read_stats(path)?)))),
     }
 }

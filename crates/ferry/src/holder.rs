@@ -123,6 +123,19 @@ fn open(volume: &Path, mode: OpenMode, env: &Env) -> Result<Arc<dyn BlockDevice>
     Ok(Arc::new(device))
 }
 
+/// What to say of a volume that could not be opened: who has it, and where it is mounted.
+pub fn explain(volume: &Path, error: &CompositeError) -> CliError {
+    CliError::Failed(match error {
+        CompositeError::Device(DeviceError::InUse { writing: true, .. }) => match mounts::find(volume) {
+            Ok(Some(mount)) if mount.is_ferry() => {
+                format!("{error}, mounted on {}: unmount it first", mount.target.display())
+            }
+            _ => format!("{error}: wait until that has ended"),
+        },
+        other => other.to_string(),
+    })
+}
+
 /// Whether a mount of it can be seen from here. If the table cannot be read, it may be.
 pub fn mounted(volume: &Path) -> bool {
     let volume = volume.canonicalize().unwrap_or_else(|_| volume.into());

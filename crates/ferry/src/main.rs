@@ -44,7 +44,7 @@ fn main() -> ExitCode {
             let cli = Cli::parse();
             run(&cli.command, cli.log_level.as_deref(), false)
         }
-        Some(Ok(Asked::Run(command, sloppy))) => run(&command, None, sloppy),
+        Some(Ok(Asked::Mount(args, sloppy))) => run(&Command::Mount(args), None, sloppy),
         Some(Ok(Asked::Nothing)) => Ok(ExitCode::SUCCESS),
         Some(Err(error)) => Err(error),
     };

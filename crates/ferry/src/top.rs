@@ -212,12 +212,18 @@ mod tests {
 
     #[test]
     fn a_frame_shows_what_happened_between_two_moments() {
-        let at = |n: u64| {
-            serde_json::json!({
-                "volume": { "label": "", "id": "1234" }, "space": { "total": 1 << 30, "available": 1 << 29 }, "inodes": { "used": 7 },
-                "log": { "bytes": 4096, "free_bytes": 1024, "contexts": 10 * n, "transactions": 55 * n, "forces": 0, "waiters": 3 },
-                "fuse": { "requests": 3000 * n, "operations": { "lookup": { "count": 2000 * n }, "open": { "count": 0 } } },
-            })
+        let at = |n: u64| -> Value {
+            let (contexts, transactions, requests, lookups) = (10 * n, 55 * n, 3000 * n, 2000 * n);
+            let text = format!(
+                r#"{{
+                "volume": {{ "label": "", "id": "1234" }}, "space": {{ "total": {}, "available": {} }}, "inodes": {{ "used": 7 }},
+                "log": {{ "bytes": 4096, "free_bytes": 1024, "contexts": {contexts}, "transactions": {transactions}, "forces": 0, "waiters": 3 }},
+                "fuse": {{ "requests": {requests}, "operations": {{ "lookup": {{ "count": {lookups} }}, "open": {{ "count": 0 }} }} }}
+                }}"#,
+                1 << 30,
+                1 << 29
+            );
+            serde_json::from_str(&text).expect("it is JSON")
         };
         let (before, now) = (at(1), at(3));
         let text = frame("/mnt".as_ref(), &Rates { before: &before, now: &now, seconds: 2.0 });

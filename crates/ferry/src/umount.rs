@@ -15,6 +15,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     let place = &args.mountpoint;
     let mount = mounts::find(place).map_err(CliError::path(place, "cannot read the table of mounts"))?;
     let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(place.clone()))?;
+    mounts::must_be_reached(&mount)?;
     let holder = Holder::of(&mount.source);
     detach(&mount, args)?;
     match holder {

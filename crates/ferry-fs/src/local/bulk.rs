@@ -5,7 +5,7 @@
 //! fsync on the descriptor, and hears it as often as fsync says it, once.
 
 use super::handles::Handle;
-use super::late::Job;
+use super::late::Late;
 use super::{CacheMode, LocalFs};
 use crate::api::{Answer, Cx, Errno, Ino, Parked, Stop, ioctl};
 use crate::data::DataStore;
@@ -41,7 +41,7 @@ impl LocalFs {
                 None => parked.complete(Ok(asked.answer(&fs.data))),
                 Some(newest) => fs.force_files(asked, newest, parked),
             };
-            self.late.push(Job { files, then: Box::new(then) });
+            self.late.push(Late { files, then: Box::new(then) });
             return Err(Stop::Parked);
         }
         match self.log_files(&mut asked) {

@@ -24,7 +24,9 @@ impl LocalFs {
         let bypass = (maker && self.bypass_by_maker(inode, flags)) || self.bypass_with_others(inode, writes);
         let error_cursor = AtomicU64::new(self.data.error_cursor(inode));
         let bypassing = bypass && writes;
-        let handle = Handle { inode: inode.clone(), uid: cx.uid, error_cursor, bypassing };
+        let failed_behind = AtomicU64::new(inode.failed_behind.load(Ordering::Relaxed));
+        let handle =
+            Handle { inode: inode.clone(), uid: cx.uid, error_cursor, bypassing, writes, failed_behind };
         self.opened(self.handles.add(handle), bypass)
     }
 

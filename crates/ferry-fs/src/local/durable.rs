@@ -2,7 +2,7 @@
 
 use super::LocalFs;
 use super::handles::Handle;
-use super::late::Job;
+use super::late::Late;
 use crate::api::{Answer, Cx, Errno, Ino, Parked, Reply, Stop};
 use crate::error::FsError;
 use crate::inode::Inode;
@@ -17,7 +17,7 @@ impl LocalFs {
         let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
         if self.is_long(cx, [&handle.inode]) {
             let (file, parked, caller) = (Arc::clone(&handle.inode), cx.park::<()>(None), Caller(cx.pid));
-            self.late.push(Job {
+            self.late.push(Late {
                 files: vec![file],
                 then: Box::new(move |fs| fs.fsync_late(caller, handle, parked)),
             });
@@ -126,7 +126,7 @@ impl LocalFs {
                 Ok(seq) => fs.answer_when(caller, seq, parked),
                 Err(error) => parked.complete(Err(fs.report("sync", 0, error))),
             };
-            self.late.push(Job { files: Vec::new(), then: Box::new(then) });
+            self.late.push(Late { files: Vec::new(), then: Box::new(then) });
             return Err(Stop::Parked);
         }
         let seq = self.commit_everything().map_err(|error| self.report("sync", 0, error))?;

@@ -1,6 +1,6 @@
 //! A longer log for a mounted volume: it moves into the last segments, which nothing may be using.
 
-use super::late::Job;
+use super::late::Late;
 use super::{LocalFs, errno};
 use crate::api::{Answer, Cx, Errno, ROOT, Stop};
 use crate::error::FsError;
@@ -14,10 +14,7 @@ const LOG_SHARE: u64 = 4;
 impl LocalFs {
     /// The answer to [`crate::ioctl::GROW_LOG`], from a thread that may wait.
     pub(super) fn do_grow_log(&self, cx: &Cx, input: &[u8]) -> Answer<Vec<u8>> {
-        let owner = self.table.need(ROOT)?.state.read().rec.uid;
-        if cx.uid != 0 && cx.uid != owner {
-            return Err(Errno(libc::EPERM).into());
-        }
+        self.only_owner(cx)?;
         self.writable()?;
         let len = input.first_chunk().map(|len| u64::from_ne_bytes(*len)).ok_or(Errno(libc::EINVAL))?;
         if !self.options.background {
@@ -28,7 +25,7 @@ impl LocalFs {
             let grown = fs.grow_log(len).map_err(|error| fs.report("grow the log", ROOT, error));
             parked.complete(grown.map(|()| Vec::new()));
         };
-        self.late.push(Job { files: Vec::new(), then: Box::new(then) });
+        self.late.push(Late { files: Vec::new(), then: Box::new(then) });
         Err(Stop::Parked)
     }
 

@@ -7,6 +7,7 @@
 
 mod acl;
 mod attributes;
+mod behind;
 mod bulk;
 mod bypass;
 mod contents;
@@ -22,6 +23,7 @@ mod locks;
 mod make;
 mod names;
 mod orphans;
+mod pool;
 mod readers;
 mod remove;
 mod rename;
@@ -52,7 +54,8 @@ use late::Late;
 use names::NameHash;
 use orphans::Reclaimer;
 use parking_lot::{Mutex, RwLock};
-use readers::Readers;
+use pool::Pool;
+use readers::Wanted;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -73,6 +76,17 @@ pub enum CacheMode {
     Writeback,
     /// No contents: every read and write comes here.
     Strict,
+}
+
+impl CacheMode {
+    /// The word that users write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Writeback => "writeback",
+            Self::Strict => "strict",
+        }
+    }
 }
 
 /// How to open a volume.
@@ -138,11 +152,11 @@ pub struct LocalFs {
     /// Inodes whose access time the journal does not have.
     lazy_times: Mutex<Vec<Arc<Inode>>>,
     reclaimer: Arc<Reclaimer>,
-    readers: Arc<Readers>,
+    readers: Arc<Pool<Wanted>>,
     scrubs: Scrubs,
     /// Held while the log grows.
     growing: Mutex<()>,
-    late: Arc<Late>,
+    late: Arc<Pool<Late>>,
     host: RwLock<Option<Arc<dyn Host>>>,
     closed: Mutex<bool>,
 }

@@ -19,6 +19,7 @@ const INODE_SPACE: u64 = 512;
 #[derive(Serialize)]
 struct Stats {
     volume: Volume,
+    mount: Mount,
     space: Space,
     inodes: Inodes,
     log: Log,
@@ -38,6 +39,14 @@ struct Volume {
     label: String,
     size: u64,
     read_only: bool,
+}
+
+/// How it is mounted; the flush policy is in [`Flush`].
+#[derive(Serialize)]
+struct Mount {
+    cache: &'static str,
+    cache_size_bytes: usize,
+    commit_interval_ns: u64,
 }
 
 /// In bytes.
@@ -259,6 +268,11 @@ impl LocalFs {
                 label: self.sb.label.clone(),
                 size: self.sb.size,
                 read_only: self.options.read_only,
+            },
+            mount: Mount {
+                cache: self.options.cache.name(),
+                cache_size_bytes: self.options.cache_bytes,
+                commit_interval_ns: nanos(self.options.commit_interval),
             },
             space: Space {
                 total: space.total,

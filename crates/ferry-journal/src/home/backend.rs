@@ -249,6 +249,11 @@ impl HomeFile {
         self.pages.healed()
     }
 
+    /// Where they were, of those that were needed.
+    pub fn bad_copies(&self) -> Vec<u64> {
+        self.pages.bad_copies()
+    }
+
     /// Adds a spare segment. The map names it at the next sync if `keep`, so that the next opening finds it.
     pub fn add_spare(&self, segment: u32, keep: bool) {
         let mut state = self.state.write();

@@ -14,7 +14,7 @@ mod threads;
 use super::*;
 use crate::keys;
 use ferry_device::MemDevice;
-use ferry_journal::{Credits, FAST_FLUSH, FlushPolicy, JournalOptions, LogOptions};
+use ferry_journal::{Credits, JournalOptions};
 use std::collections::BTreeMap;
 
 /// Inodes of a test: those in memory, else from the journal.
@@ -103,16 +103,7 @@ impl Volume {
         let env = Env::real();
         Journal::format(&block, &geometry, &[0, 1], &env).unwrap();
         let client = Arc::new(Client(Mutex::new(None)));
-        let options = JournalOptions {
-            flush: FlushPolicy::default(),
-            fast_flush: FAST_FLUSH,
-            log: LogOptions::default(),
-            commit_interval: Duration::from_secs(1),
-            home_cache_bytes: 1 << 20,
-            read_only: false,
-            background,
-            accept_damage: false,
-        };
+        let options = JournalOptions { read_only: false, background, ..JournalOptions::offline(1 << 20) };
         let (journal, recovered) =
             Journal::open(block.clone(), geometry, options, env.clone(), client.clone()).unwrap();
         let journal = Arc::new(journal);
