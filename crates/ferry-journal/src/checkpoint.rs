@@ -205,7 +205,7 @@ impl Core {
 
     /// Less than a quarter of the log is free, or somebody waits for space.
     pub fn short_of_space(&self) -> bool {
-        self.space.free() < self.area.blocks * LOG_BLOCK as u64 / 4 || self.space.has_waiters()
+        self.space.free() < self.log_bytes() / 4 || self.space.has_waiters()
     }
 
     /// Newest durable context.

@@ -5,6 +5,7 @@ use crate::context::{Head, Joining, TransactionWrites};
 use crate::core::{Core, payload_max};
 use crate::disk::{Disk, io_error};
 use crate::format::{KEY_MAX, LOG_BLOCK, LOG_MIN, RecordKind};
+use crate::grow::{Growth, lay_out};
 use crate::hold::HoldTimer;
 use crate::home::{Home, HomeView, Point};
 use crate::layers::{Changes, Key, Layer, View};
@@ -21,15 +22,12 @@ use crate::{
     Completion, Credits, DataExtent, Geometry, JournalClient, JournalError, JournalOptions, Recovered, Seq,
     Value,
 };
-use ferry_device::{AlignedBuf, BlockDevice, Env};
+use ferry_device::{BlockDevice, Env};
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-/// Bytes of the log written at a time when it is laid out.
-const FORMAT_PIECE: u64 = 1 << 20;
 
 /// An open journal.
 pub struct Journal {
@@ -63,15 +61,7 @@ impl Journal {
             "the log is whole blocks"
         );
         let disk = Arc::new(Disk::new(dev.clone()));
-        let mut zeros = AlignedBuf::zeroed(FORMAT_PIECE.min(geo.log_len) as usize);
-        let mut at = 0;
-        while at < geo.log_len {
-            if geo.log_len - at < zeros.len() as u64 {
-                zeros = AlignedBuf::zeroed((geo.log_len - at) as usize);
-            }
-            disk.write(geo.log_offset + at, &zeros).map_err(io_error("log"))?;
-            at += zeros.len() as u64;
-        }
+        lay_out(&disk, geo.log_offset, geo.log_len)?;
         let start = Point { seq: Seq(0), position: 0, id: env.entropy.next_u64() };
         Home::format(&disk, geo, first_segments, start)?;
         disk.flush_wait().map_err(io_error("log"))
@@ -254,7 +244,21 @@ impl Journal {
 
     /// The largest `Credits::bytes` (keys counted with their overhead) that `begin` accepts.
     pub fn max_transaction_bytes(&self) -> u64 {
-        payload_max(self.core.area.blocks)
+        self.core.payload_max()
+    }
+
+    /// Goes on in a longer log of `len` bytes at `offset`, where there is nothing that anybody needs. `persist` is called when both
+    /// logs are empty; it must make durable which of them counts, so that each crash leaves one of the two.
+    pub fn grow_log(
+        &self,
+        offset: u64,
+        len: u64,
+        persist: &mut dyn FnMut() -> Result<(), JournalError>,
+    ) -> Result<(), JournalError> {
+        match self.core.refuses_growth() {
+            Some(error) => Err(error),
+            None => self.core.grow(offset, len, persist),
+        }
     }
 
     /// Counters, and how full the log is.
@@ -389,7 +393,9 @@ fn core(
     let used = (end.position - start.position) * LOG_BLOCK as u64;
     Ok(Arc::new(Core {
         disk,
-        area,
+        payload_max: AtomicU64::new(payload_max(area.blocks)),
+        area: RwLock::new(area),
+        growth: Growth::default(),
         home,
         // One block is kept for the stamp of the next recovery. Where this one's took it, the next checkpoint gives it back.
         space: Space::new((total - used).saturating_sub(LOG_BLOCK as u64), total / 8, options.log.wake),

@@ -37,7 +37,8 @@ impl Journal {
             // A checkpoint shows its point before it gives the log's space back: while the point stays, so do the records.
             let start = core.head.read().view.home.point;
             let durable = core.pipe.lock().end.seq;
-            let mut reader = Reader::new(&core.disk, &core.area, start.position, false);
+            let area = core.area();
+            let mut reader = Reader::new(&core.disk, &area, start.position, false);
             let mut end = start;
             let mut broken = None;
             while broken.is_none() && end.seq < durable {
@@ -54,8 +55,8 @@ impl Journal {
                 }
             }
             let Some(detail) = broken else { return true };
-            if core.head.read().view.home.point == start {
-                let offset = core.area.place(end.position);
+            if core.head.read().view.home.point == start && core.area() == area {
+                let offset = area.place(end.position);
                 found(BadPlace { what: "log", offset, len: LOG_BLOCK as u64, detail });
                 return true;
             }

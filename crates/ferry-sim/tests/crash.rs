@@ -51,7 +51,7 @@ fn with_every_policy_what_was_answered_is_there() {
         let tally = campaign(&|seed| Some(Plan::under_way(seed, policy)), 0, runs).tally;
         println!("{}: {tally:?}", policy.name());
         assert_eq!(tally.runs, runs);
-        assert!(tally.answered_late > 50 * runs && tally.log_rounds > 4 * runs, "{policy:?}: {tally:?}");
+        assert!(tally.answered_late > 50 * runs && tally.log_rounds > runs, "{policy:?}: {tally:?}");
         let most = if policy == FlushPolicy::Each { 8 } else { 2 };
         assert!(tally.in_flight_max >= most, "{policy:?}: {tally:?}");
     }

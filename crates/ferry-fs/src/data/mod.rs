@@ -382,7 +382,17 @@ impl DataStore {
 
     /// The places of the volume.
     pub(crate) fn geometry(&self) -> Geometry {
-        self.table.geometry()
+        self.space.geometry()
+    }
+
+    /// Takes segments from the end of the volume for the log; `false`: they are in use, or needed.
+    pub(crate) fn take_last_segments(&self, count: u32) -> bool {
+        self.space.take_last(count)
+    }
+
+    /// The log stays where it was when the places were these.
+    pub(crate) fn give_last_segments_back(&self, before: &Geometry) {
+        self.space.give_last_back(before);
     }
 
     /// Waits while device block `block` is being written.

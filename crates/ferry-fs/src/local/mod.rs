@@ -14,6 +14,7 @@ mod contents;
 mod counters;
 mod devices;
 mod durable;
+mod grow;
 mod handles;
 mod late;
 mod link;
@@ -41,7 +42,7 @@ use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, Counters};
 use crate::scrub::live::Scrubs;
-use crate::volume::{Superblock, VolumeError, read_superblock};
+use crate::volume::{Superblock, VolumeError, read_superblock, settle_copies};
 pub use contents::OpenFile;
 use counters::VolumeCounters;
 use ferry_device::{BlockDevice, Env};
@@ -157,6 +158,8 @@ pub struct LocalFs {
     reclaimer: Arc<Reclaimer>,
     readers: Arc<Pool<Wanted>>,
     scrubs: Scrubs,
+    /// Held while the log grows.
+    growing: Mutex<()>,
     late: Arc<Pool<Late>>,
     host: RwLock<Option<Arc<dyn Host>>>,
     closed: Mutex<bool>,
@@ -166,6 +169,9 @@ impl LocalFs {
     /// Opens the volume on `dev`: recovers it, and begins to reclaim what was removed before.
     pub fn open(dev: Arc<dyn BlockDevice>, options: FsOptions, env: Env) -> Result<Arc<Self>, VolumeError> {
         let sb = read_superblock(&dev)?;
+        if !options.read_only {
+            settle_copies(&dev)?;
+        }
         let name = sb.name();
         // A quarter of the memory goes to the home store, the rest to contents.
         let home_cache_bytes = (options.cache_bytes / 4).clamp(1 << 20, 64 << 20);
@@ -234,6 +240,7 @@ impl LocalFs {
             reclaimer: Arc::default(),
             readers: Arc::default(),
             scrubs: Scrubs::default(),
+            growing: Mutex::default(),
             late: Arc::default(),
             host: RwLock::new(None),
             closed: Mutex::new(false),
