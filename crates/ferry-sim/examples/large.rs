@@ -8,8 +8,7 @@ use ferry_device::{BlockDevice, Env, FileDevice, OpenMode};
 use ferry_fs::keys::{self, Dentry, Extent, InodeRecord, Key};
 use ferry_fs::volume::read_superblock;
 use ferry_fs::{Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT, mkfs};
-use ferry_journal::{Credits, Journal};
-use ferry_sim::fuzz::mutate;
+use ferry_journal::{Bystander, Credits, Journal, JournalOptions};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -98,7 +97,8 @@ fn names(journal: &Journal, dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>, Any> {
 fn plant(path: &Path, env: &Env) -> Result<(), Any> {
     let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(path, OpenMode::ReadWrite, env)?);
     let geometry = read_superblock(&device)?.geometry();
-    let journal = mutate::keys::open(device, geometry, env.clone())?;
+    let options = JournalOptions { read_only: false, ..JournalOptions::offline(64 << 20) };
+    let (journal, _) = Journal::open(device, geometry, options, env.clone(), Arc::new(Bystander))?;
     let dirs = names(&journal, ROOT)?;
     let mut claimed = None;
     let mut txn = journal.begin(Credits { keys: 64, bytes: 64 << 10, urgent: true })?;

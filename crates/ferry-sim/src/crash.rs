@@ -115,6 +115,7 @@ impl<'p> Life<'p> {
         if let Ok(work) = world.work() {
             self.tally.in_flight_max = self.tally.in_flight_max.max(work.in_flight_max);
             self.tally.log_rounds += work.log.0 / work.log.1;
+            self.tally.holds += work.holds;
         }
         match world.close() {
             Ok(()) => {}

@@ -11,6 +11,7 @@ use crate::model::{Effects, Model, Outcome};
 use crate::ops::{Op, Which};
 use crate::world::{Trouble, Waiter, World};
 use ferry_fs::{Cx, Filesystem, Ino, Reply, Stop};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,9 @@ const PAUSES_MAX: usize = 1000;
 /// How much, each time.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// What the device says that a flush takes.
+const FLUSH_TIME: Duration = Duration::from_millis(4);
+
 /// An fsync that is not answered yet, with what its caller has open.
 struct Asked {
     answer: Waiter,
@@ -29,6 +33,7 @@ struct Asked {
     dir: bool,
     /// The handle was there before.
     held: bool,
+    caller: u32,
     known: Vec<Ino>,
     pledge: Pledge,
 }
@@ -38,15 +43,18 @@ pub(crate) struct Late {
     device: Arc<SimDevice>,
     rng: SimRng,
     asked: Vec<Asked>,
-    /// Tells callers apart.
-    next: u32,
+    /// Callers who do not wait, those who were answered last first: they are the first to come back.
+    callers: VecDeque<u32>,
 }
 
 impl Late {
     /// From now on `device` is late.
     pub fn new(device: &Arc<SimDevice>, rng: SimRng) -> Self {
         device.set_hold(true);
-        Self { device: device.clone(), rng, asked: Vec::new(), next: 0 }
+        // So slow that a policy that waits for company does.
+        device.set_flush_time(FLUSH_TIME);
+        let callers = (1..=CALLERS_MAX as u32).collect();
+        Self { device: device.clone(), rng, asked: Vec::new(), callers }
     }
 
     /// The device completes one request.
@@ -69,6 +77,7 @@ impl Late {
                 continue;
             };
             let asked = self.asked.remove(at);
+            self.callers.push_front(asked.caller);
             match answer {
                 Ok(Reply::Empty) => history.answered(asked.pledge.clone(), now),
                 Ok(_) => result = Err(Trouble::Wrong("an fsync got the answer of another request".into())),
@@ -140,14 +149,14 @@ impl Late {
             _ => unreachable!("only fsyncs come here"),
         };
         let dir = matches!(op, Op::FsyncDir(_));
-        self.next += 1;
-        let asked = Asked { answer: Waiter::default(), ino, fh, dir, held, known, pledge };
-        let caller = 1 + self.next % CALLERS_MAX as u32;
+        let caller = *self.callers.front().expect("not all of them wait");
+        let asked = Asked { answer: Waiter::default(), ino, fh, dir, held, caller, known, pledge };
         let cx = Cx { uid: 0, gid: 0, pid: caller, umask: 0, park: &asked.answer };
         let data_only = matches!(op, Op::Fsync(_, true));
         let answer = if dir { fs.fsyncdir(&cx, ino, fh, false) } else { fs.fsync(&cx, ino, fh, data_only) };
         match answer {
             Err(Stop::Parked) => {
+                self.callers.pop_front();
                 self.asked.push(asked);
                 Ok(None)
             }

@@ -29,6 +29,8 @@ pub struct Work {
     pub log: (u64, u64),
     /// Records of the log that were under way at the same time, at most.
     pub in_flight_max: u64,
+    /// Commits held for callers who were expected.
+    pub holds: u64,
 }
 
 impl World {
@@ -191,6 +193,7 @@ impl World {
             checkpoints: number(&stats["log"]["checkpoints"])?,
             log: (number(&stats["log"]["written_bytes"])?, number(&stats["log"]["bytes"])?),
             in_flight_max: number(&stats["log"]["in_flight_max"])?,
+            holds: number(&stats["flush"]["holds"])?,
         })
     }
 }

@@ -91,6 +91,8 @@ pub struct Tally {
     pub in_flight_max: u64,
     /// How often logs were written from end to end.
     pub log_rounds: u64,
+    /// Commits held for callers who were expected.
+    pub holds: u64,
 }
 
 impl Tally {
@@ -110,6 +112,7 @@ impl Tally {
         self.answered_late += other.answered_late;
         self.in_flight_max = self.in_flight_max.max(other.in_flight_max);
         self.log_rounds += other.log_rounds;
+        self.holds += other.holds;
     }
 }
 
@@ -220,6 +223,10 @@ impl Plan {
                     _ => None,
                 };
                 ops.push(op);
+                if rng.chance(1, 6) {
+                    // Seals what is collected, whatever is under way.
+                    ops.push(Op::Tick(1000 + rng.below(200) as u16));
+                }
                 if let Some(Which::At(path)) = &file {
                     // Fills the log.
                     ops.push(Op::SetXattr(path.clone(), rng.below(3) as u8, 3000 + rng.below(6000) as u16));

@@ -294,16 +294,23 @@ pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::i
     Ok(())
 }
 
-/// Ends a growth of the log that a crash has interrupted between the copies: the first one counts, and nothing else may be written
-/// before the second says the same.
+/// Ends a growth of the log that a crash has interrupted: the first copy that is whole counts, and nothing else may be written before
+/// the other says the same. Also mends a copy that is damaged for another reason.
 pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
-    if let [Ok(first), Ok(second)] = read_superblock_copies(&**dev)
-        && first != second
-    {
-        write_superblock(&**dev, &first)
-            .map_err(|source| VolumeError::Io { what: "write the superblock", source })?;
+    let undecided = matches!(read_superblock_copies(&**dev), [Ok(first), Ok(second)] if first != second);
+    match rewrite_bad_copies(dev) {
+        Ok(written) => {
+            for place in written {
+                tracing::warn!(offset = place, "a superblock was not like its copy, and is written anew");
+            }
+            Ok(())
+        }
+        Err(error) if undecided => Err(error),
+        Err(error) => {
+            tracing::warn!(%error, "one copy of the superblock is damaged and cannot be written anew");
+            Ok(())
+        }
     }
-    Ok(())
 }
 
 impl Superblock {

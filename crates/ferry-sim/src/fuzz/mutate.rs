@@ -2,7 +2,7 @@
 //! past them.
 
 pub mod home;
-pub mod keys;
+mod keys;
 mod log;
 
 use super::bases::Base;

@@ -3,9 +3,9 @@
 use super::scramble;
 use crate::device::{SimDevice, SimRng, sim_env};
 use crate::fuzz::bases::Base;
-use ferry_device::{BlockDevice, Env};
+use ferry_device::BlockDevice;
 use ferry_fs::keys::{self, Key};
-use ferry_journal::{Bystander, Credits, Geometry, Journal, JournalError, JournalOptions};
+use ferry_journal::{Bystander, Credits, Journal, JournalOptions};
 use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 
@@ -14,17 +14,15 @@ const BYTES_MAX: u32 = 64 << 10;
 /// Keys looked at, at most.
 const KEYS_MAX: usize = 20_000;
 
-/// The journal of a volume, to change keys in it.
-pub fn open(device: Arc<dyn BlockDevice>, geometry: Geometry, env: Env) -> Result<Journal, JournalError> {
-    let options = JournalOptions { read_only: false, ..JournalOptions::offline(1 << 20) };
-    // Nobody gives segments; the home store lives with what it has.
-    Journal::open(device, geometry, options, env, Arc::new(Bystander)).map(|(journal, _)| journal)
-}
-
 /// Damages what the journal on `device` holds, if it can still be opened.
 pub(super) fn damage(device: &Arc<SimDevice>, base: &Base, rng: &mut SimRng) {
+    let options = JournalOptions { read_only: false, ..JournalOptions::offline(1 << 20) };
     let (env, _) = sim_env(rng.next_u64());
-    let Ok(journal) = open(device.clone(), base.superblock.geometry(), env) else { return };
+    let dyn_device: Arc<dyn BlockDevice> = device.clone();
+    let geometry = base.superblock.geometry();
+    // Nobody gives segments; the home store lives with what it has.
+    let opened = Journal::open(dyn_device, geometry, options, env, Arc::new(Bystander));
+    let Ok((journal, _)) = opened else { return };
     let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
     let scanned = journal.scan(&[], &[0xff; 32], &mut |key, value| {
         all.push((key.to_vec(), value.to_vec()));
