@@ -275,8 +275,10 @@ impl Journal {
 
     fn close_once(&self) -> Result<(), JournalError> {
         self.core.closed.store(true, Ordering::Release);
+        // From here on nobody else begins a record.
+        self.end_threads();
         let result = self.write_out();
-        self.stop();
+        self.core.space.stop();
         // The layers above the home store are in it by now.
         let mut head = self.core.head.write();
         head.view = Arc::new(View { layers: head.view.layers.clone(), home: HomeView::closed() });
@@ -291,7 +293,8 @@ impl Journal {
         if self.core.options.read_only {
             return Ok(());
         }
-        self.force_all()?;
+        // With it, a stamp that is under way: behind the end that the home store names there must not be any record.
+        self.force_stamped()?;
         self.core.checkpoint(true)
     }
 
@@ -314,6 +317,10 @@ impl Journal {
 
     fn stop(&self) {
         self.core.space.stop();
+        self.end_threads();
+    }
+
+    fn end_threads(&self) {
         self.core.signal.stop();
         self.core.hold_timer.stop();
         for thread in self.threads.lock().drain(..) {

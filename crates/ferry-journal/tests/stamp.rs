@@ -56,6 +56,37 @@ fn what_recovery_cannot_stamp_is_not_called_stamped() {
     assert_eq!(recovered.last, last);
 }
 
+/// A stamp that is under way when the journal closes is part of what it closes: else recovery would find a record behind the end.
+#[test]
+fn a_close_waits_for_the_stamp_under_way() {
+    let geo = geometry(256 * 1024, 64);
+    let device = Arc::new(SimDevice::new(device_len(&geo)));
+    let volume = Volume::on(device.clone(), geo, sim_env(1).0);
+    let (journal, _) = volume.open();
+    force(&journal, put(&journal, b"key", b"value")).unwrap();
+    device.set_hold(true);
+    journal.tick().unwrap();
+    assert_eq!(device.held(), 1, "the stamp of what is durable");
+    let closing = std::thread::spawn(move || journal.close());
+    // What comes later is completed first; the stamp when nothing has come for long.
+    let mut idle = 0;
+    while !closing.is_finished() {
+        let held = device.held();
+        if held > 1 || idle > 10_000 {
+            device.release(held.saturating_sub(1));
+            idle = 0;
+        } else {
+            std::thread::yield_now();
+            idle += 1;
+        }
+    }
+    closing.join().unwrap().unwrap();
+    device.set_hold(false);
+    device.release_all(&mut SimRng::new(1));
+    let (_, recovered) = volume.open();
+    assert!(!recovered.unclean, "{recovered:?}");
+}
+
 /// Told late, as a busy owner is.
 struct Slow {
     inner: Arc<common::Owner>,
