@@ -62,7 +62,7 @@ full_behind_writeback() {
   mount_volume "$scratch/behind.ferry" "$scratch/mnt" cache=writeback
   ends_with_enospc 60 dd if=/dev/zero of="$scratch/mnt/endless" bs=1M
   grep 'error writing' "$scratch/full.log"
-  ends_with_enospc 60 dd if=/dev/zero of="$scratch/mnt/synced" bs=4k count=100 conv=fsync
+  ends_with_enospc 60 dd if=/dev/zero of="$scratch/mnt/synced" bs=64k count=100 conv=fsync
   head -c 3M /dev/zero >"$scratch/three"
   ends_with_enospc 60 cp "$scratch/three" "$scratch/mnt/copy"
   stat "$scratch/mnt/endless"

@@ -31,6 +31,9 @@ pub enum BenchError {
     /// What was asked for is not possible here.
     #[error("{0}")]
     Option(String),
+    /// Whoever started it has ended it.
+    #[error("interrupted")]
+    Interrupted,
     /// Callers wait and nothing will happen any more.
     #[error("nobody sails any more: {answered} calls were answered at {at:?}")]
     Stuck {

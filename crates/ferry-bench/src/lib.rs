@@ -47,6 +47,7 @@
 //! ```
 
 mod counters;
+pub mod create;
 mod error;
 pub mod fserver;
 pub mod fsmark;
@@ -55,10 +56,12 @@ mod machine;
 pub mod model;
 pub mod null;
 mod place;
+pub mod randrw;
 mod report;
 mod run;
 pub mod stats;
 mod threads;
+pub mod torn;
 
 pub use counters::{Counters, Spent};
 pub use error::BenchError;

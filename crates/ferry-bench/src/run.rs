@@ -4,6 +4,7 @@ use crate::error::BenchError;
 use crate::machine::Machine;
 use crate::stats::{Interval, median, ratio};
 use serde::Serialize;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 /// Rounds by default.
@@ -84,6 +85,8 @@ pub struct Bench<'a> {
 /// How far a run is.
 #[derive(Clone, Debug)]
 pub struct Progress {
+    /// Set to end the run before that turn: what it has made is removed, and it comes to no result.
+    pub stop: Cell<bool>,
     /// Turns that are over.
     pub done: u64,
     /// All turns.
@@ -148,7 +151,12 @@ impl Bench<'_> {
     pub fn run(self, mut progress: impl FnMut(&Progress)) -> Result<Report, BenchError> {
         let machine = Machine::this();
         let turns = |case: &Case<'_>| case.variants as u64 * u64::from(self.rounds);
-        let mut at = Progress { done: 0, all: self.cases.iter().map(turns).sum(), now: String::new() };
+        let mut at = Progress {
+            stop: Cell::new(false),
+            done: 0,
+            all: self.cases.iter().map(turns).sum(),
+            now: String::new(),
+        };
         let mut cases = Vec::new();
         for case in self.cases {
             let (name, group, x, reference) = (case.name, case.group, case.x, case.reference);
@@ -159,6 +167,9 @@ impl Bench<'_> {
                     let index = (turn + round as usize) % variants.len();
                     at.now = format!("{name} {}", variants[index].name);
                     progress(&at);
+                    if at.stop.get() {
+                        return Err(BenchError::Interrupted);
+                    }
                     samples[index].push((variants[index].turn)(round)?);
                     at.done += 1;
                 }
@@ -255,6 +266,14 @@ mod tests {
         let ratio = b.ratio.expect("three rounds");
         assert!((ratio.low - 2.0).abs() < 1e-9 && (ratio.high - 2.0).abs() < 1e-9, "{ratio:?}");
         assert_eq!(report.cases[0].of("a").and_then(|a| a.ratio), None, "it is the reference");
+    }
+
+    #[test]
+    fn a_run_is_stopped_before_the_next_turn() {
+        let turns = RefCell::default();
+        let stopped = bench(&turns, 3).run(|at| at.stop.set(at.done == 2));
+        assert!(matches!(stopped, Err(BenchError::Interrupted)), "{stopped:?}");
+        assert_eq!(turns.borrow().len(), 2);
     }
 
     #[test]

@@ -2,13 +2,15 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_bench::{Counters, DeviceModel, Place, VolumeOptions, threads};
-use ferry_fs::FlushPolicy;
+use ferry_fs::{FlushPolicy, FsOptions};
 use std::io::ErrorKind;
 use std::time::Duration;
 
 fn volume() -> Place {
     let device = DeviceModel { flush_time: Duration::from_micros(50), ..DeviceModel::default() };
-    Place::in_process(&VolumeOptions { device, capacity: 1 << 30, ..VolumeOptions::default() }).unwrap()
+    // Nothing is committed but what is asked for.
+    let fs = FsOptions { commit_interval: Duration::from_secs(3600), ..FsOptions::default() };
+    Place::in_process(&VolumeOptions { device, capacity: 1 << 30, fs, ..VolumeOptions::default() }).unwrap()
 }
 
 fn works(place: &Place) {

@@ -4,7 +4,7 @@ use crate::api::{Attr, Ino};
 use crate::data::FileData;
 use crate::dir::DirData;
 use crate::keys::{BLOCK, INODE_INLINE, InodeRecord};
-use parking_lot::RwLock;
+use crate::statelock::StateLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// An inode that somebody knows: the kernel, an open handle, the write-back queue, or only the cache.
@@ -15,7 +15,7 @@ pub struct Inode {
     /// Its number.
     pub ino: Ino,
     /// *The inode lock*, and what it protects.
-    pub state: RwLock<InodeState>,
+    pub state: StateLock,
     /// A file's cached contents (the data half's own).
     pub file: FileData,
     /// A directory's cached entries (the namespace half's own).
@@ -50,7 +50,7 @@ impl Inode {
     pub fn new(ino: Ino, rec: InodeRecord) -> Self {
         Self {
             ino,
-            state: RwLock::new(InodeState::from_record(rec)),
+            state: StateLock::new(InodeState::from_record(rec)),
             file: FileData::default(),
             dir: DirData::default(),
             last_seq: AtomicU64::new(0),

@@ -9,7 +9,6 @@ use crate::volume::{Superblock, VolumeError, read_superblock};
 use ferry_device::{AlignedBuf, BlockDevice, Env};
 use ferry_journal::{Bystander, Journal, JournalError, JournalOptions, Recovered, Value};
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 pub use crate::data::summary::Entry as SummaryEntry;
@@ -56,9 +55,9 @@ impl Inspector {
     pub fn open(device: &Arc<dyn BlockDevice>, env: &Env) -> Result<Self, VolumeError> {
         let superblock = read_superblock(device)?;
         let options = JournalOptions { accept_damage: true, ..JournalOptions::offline(HOME_CACHE_BYTES) };
-        let (journal, recovered) = guarded(|| {
-            Journal::open(device.clone(), superblock.geometry(), options, env.clone(), Arc::new(Bystander))
-        })?;
+        let geometry = superblock.geometry();
+        let (journal, recovered) =
+            Journal::open(device.clone(), geometry, options, env.clone(), Arc::new(Bystander))?;
         Ok(Self { device: device.clone(), superblock, journal, recovered })
     }
 
@@ -79,12 +78,12 @@ impl Inspector {
         to: &[u8],
         visit: &mut dyn FnMut(&[u8], &Value) -> bool,
     ) -> Result<(), JournalError> {
-        guarded(|| self.journal.scan(from, to, visit))
+        self.journal.scan(from, to, visit)
     }
 
     /// A key's value.
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>, JournalError> {
-        guarded(|| self.journal.get(key))
+        self.journal.get(key)
     }
 
     /// Each segment of the volume, in order, until `visit` returns `false`.
@@ -178,10 +177,4 @@ impl Inspector {
             _ => true,
         })
     }
-}
-
-/// redb panics on pages that make no sense: to who looks for damage that is an error like any other.
-pub(crate) fn guarded<T>(read: impl FnOnce() -> Result<T, JournalError>) -> Result<T, JournalError> {
-    catch_unwind(AssertUnwindSafe(read))
-        .unwrap_or_else(|_| Err(JournalError::Home("one of its pages makes no sense".into())))
 }

@@ -9,6 +9,7 @@ mod context;
 mod core;
 mod disk;
 pub mod format;
+mod grow;
 mod guard;
 mod hold;
 mod home;

@@ -96,6 +96,10 @@ pub struct Pipe {
     /// Space for a stamp record is taken; write one when nothing else is under way.
     stamp_paid: bool,
     stamp_waiters: Vec<(Seq, Completion)>,
+    /// Nothing is sealed: the log is being exchanged.
+    pub frozen: bool,
+    /// Called when nothing is under way.
+    idle_waiters: Vec<Completion>,
     /// A flush for the flights up to this ticket is under way.
     flushing: Option<u64>,
     /// Completions that are due.
@@ -130,6 +134,8 @@ impl Pipe {
             seal_wanted: false,
             stamp_paid: false,
             stamp_waiters: Vec::new(),
+            frozen: false,
+            idle_waiters: Vec::new(),
             flushing: None,
             due: Vec::new(),
             tell_stamped: false,
@@ -263,8 +269,10 @@ impl Pipe {
     fn fail_all(&mut self, error: &JournalError) {
         let waiters =
             self.flights.iter_mut().flat_map(|f| f.waiters.drain(..)).chain(self.boarding.drain(..));
-        let waiters =
-            waiters.map(|waiter| waiter.done).chain(self.stamp_waiters.drain(..).map(|(_, done)| done));
+        let waiters = waiters
+            .map(|waiter| waiter.done)
+            .chain(self.stamp_waiters.drain(..).map(|(_, done)| done))
+            .chain(self.idle_waiters.drain(..));
         self.due.extend(waiters.map(|done| (done, Err(error.clone()))));
         self.dispatcher.abandoned();
         self.held_until = None;
@@ -335,6 +343,18 @@ impl Core {
         self.drive();
     }
 
+    /// Calls `done` when nothing is under way.
+    pub fn when_idle(self: &Arc<Self>, done: Completion) {
+        let mut pipe = self.pipe.lock();
+        match self.failure() {
+            Some(error) => pipe.due.push((done, Err(error))),
+            None if pipe.idle() => pipe.due.push((done, Ok(()))),
+            None => pipe.idle_waiters.push(done),
+        }
+        drop(pipe);
+        self.drive();
+    }
+
     /// Seals the context being collected if it is still `seq`.
     pub fn seal_if(self: &Arc<Self>, seq: Seq) {
         let mut pipe = self.pipe.lock();
@@ -375,10 +395,10 @@ impl Core {
         if !pipe.due.is_empty() {
             return Some(Step::Call(std::mem::take(&mut pipe.due)));
         }
-        if pipe.unsent.is_empty() && self.wants_seal(pipe) {
+        if !pipe.frozen && pipe.unsent.is_empty() && self.wants_seal(pipe) {
             self.seal(pipe);
         }
-        if pipe.stamp_paid && pipe.flights.is_empty() {
+        if !pipe.frozen && pipe.stamp_paid && pipe.flights.is_empty() {
             self.plan_stamp(pipe);
         }
         let in_flight = pipe.flights.len() - pipe.unsent.len().min(pipe.flights.len());
@@ -417,6 +437,9 @@ impl Core {
 
     /// Ends the context being collected, if it has any change, and gives it its place in the log.
     fn seal(&self, pipe: &mut Pipe) {
+        if pipe.frozen {
+            return;
+        }
         let context = {
             let mut head = self.head.write();
             if head.is_empty() {
@@ -429,6 +452,7 @@ impl Core {
         self.stats.note_context(&context, pipe.boarding.len() as u64);
         pipe.dispatcher.sealed(now, pipe.boarding.len());
         pipe.held_until = None;
+        tracing::trace!(context = context.seq.0, waiting = pipe.boarding.len(), "sealed");
         let kind = if context.data_bytes > UNFLUSHED_DATA_MAX {
             RecordKind::ContextAfterData
         } else {
@@ -497,9 +521,10 @@ impl Core {
     }
 
     fn write_record(self: &Arc<Self>, plan: &RecordPlan, ticket: u64, context: Option<&Context>) {
+        let area = self.area();
         let pieces = match context {
-            Some(c) => encode(&self.area, plan, &c.extents, Merge::all(&c.layers)),
-            None => encode(&self.area, plan, &[], std::iter::empty()),
+            Some(c) => encode(&area, plan, &c.extents, Merge::all(&c.layers)),
+            None => encode(&area, plan, &[], std::iter::empty()),
         };
         let writes = Countdown::new(pieces.len() as u32);
         let mut batch = Vec::with_capacity(pieces.len());
@@ -507,7 +532,7 @@ impl Core {
             self.stats.log_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed);
             let writes = writes.clone();
             let done = move |result: std::io::Result<()>| writes.done(result.map_err(io_error("log")));
-            batch.push(self.disk.write_request(offset, Arc::new(buf), done));
+            batch.push(self.disk.write_request("log", offset, Arc::new(buf), done));
         }
         self.stats.log_writes.fetch_add(batch.len() as u64, Ordering::Relaxed);
         let core = self.clone();
@@ -598,6 +623,7 @@ impl Core {
         pipe.advance_stamp(flight.stamp);
         if flight.kind != RecordKind::Stamp {
             debug_assert_eq!(flight.seq.0, self.durable().0 + 1, "contexts become durable in order");
+            tracing::trace!(context = flight.seq.0, waiting = flight.waiters.len(), "durable");
             self.durable.store(flight.seq.0, Ordering::Release);
             self.stats.transactions.fetch_add(flight.transactions, Ordering::Relaxed);
             let now = self.env.clock.monotonic();
@@ -612,6 +638,10 @@ impl Core {
             pipe.dispatcher.landed(now, flight.sealed_at, released);
         }
         pipe.due.extend(flight.waiters.into_iter().map(|waiter| (waiter.done, Ok(()))));
+        if pipe.flights.is_empty() {
+            let waiters = std::mem::take(&mut pipe.idle_waiters);
+            pipe.due.extend(waiters.into_iter().map(|done| (done, Ok(()))));
+        }
     }
 
     /// Fail-stop: nothing is promised from now on, everyone who waits is told, reading goes on.

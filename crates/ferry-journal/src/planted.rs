@@ -23,6 +23,8 @@ pub enum Bug {
     JoinedFlush,
     /// A flush that failed counts as done.
     SwallowedError,
+    /// A read without a lock does not look whether what it copied was being changed.
+    UncheckedRead,
 }
 
 static PLANTED: AtomicU8 = AtomicU8::new(Bug::None as u8);

@@ -79,7 +79,7 @@ fn copy(new: &Arc<HomeFile>, old: Old, out: &mut Rebuilt) -> Result<(), JournalE
     if let Some(error) = failed {
         return Err(error);
     }
-    out.keys = batches.finish(old.end)?;
+    out.keys = batches.finish(old.end, true)?;
     Ok(())
 }
 

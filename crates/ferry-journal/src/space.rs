@@ -314,6 +314,14 @@ impl Space {
         }
     }
 
+    /// The log has become larger by `bytes`; from now on `keep_back` bytes are for urgent takers only.
+    pub fn grow(&self, bytes: u64, keep_back: u64) {
+        let mut queues = self.queues.lock().expect("no holder panics");
+        self.keep_back.store(keep_back, Ordering::SeqCst);
+        self.word.fetch_add(bytes << SHIFT, Ordering::SeqCst);
+        self.pass(&mut queues);
+    }
+
     /// Serves, in turn, everyone who fits; then says in the word and in `first_fits` who waits for how much.
     fn pass(&self, queues: &mut Queues) {
         self.passes.fetch_add(1, Ordering::Relaxed);

@@ -13,8 +13,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 type Any = Box<dyn std::error::Error>;
-/// Keys and their values.
-type Rows = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Files in one directory.
 const PER_DIRECTORY: u64 = 1000;
@@ -75,8 +73,11 @@ fn make(path: &Path, files: u64, env: &Env) -> Result<(), Any> {
     Ok(())
 }
 
+/// A key and its value.
+type Row = (Vec<u8>, Vec<u8>);
+
 /// Keys that lie in `[from, to)`.
-fn rows(journal: &Journal, from: &[u8], to: &[u8]) -> Result<Rows, Any> {
+fn rows(journal: &Journal, from: &[u8], to: &[u8]) -> Result<Vec<Row>, Any> {
     let mut rows = Vec::new();
     journal.scan(from, to, &mut |key, value| {
         rows.push((key.to_vec(), value.to_vec()));

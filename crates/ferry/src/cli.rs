@@ -58,7 +58,7 @@ pub enum Command {
     Stats(StatsArgs),
     /// Show what a mounted volume does, every second
     Top(TopArgs),
-    /// Change how a mounted volume flushes
+    /// Change how a mounted volume flushes, and the size of its log
     Tune(TuneArgs),
     /// Benchmarks
     #[command(subcommand)]
@@ -334,6 +334,9 @@ pub struct TuneArgs {
     /// Forget how long flushes took so far
     #[arg(long)]
     pub reset_flush_time: bool,
+    /// Grow the log to this size, at most a quarter of the volume. It moves to the end of the volume, which must not be in use
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+    pub log_size: Option<u64>,
 }
 
 #[cfg(test)]
@@ -367,6 +370,8 @@ mod tests {
             "ferry sync -r --data --jobs 16 /mnt/a b",
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
+            "ferry bench create --files 1000000 --threads 4 --readers 2 --log-size 64M",
+            "ferry bench create --on /mnt/a",
             "ferry top /mnt --interval 500ms --count 3",
             "ferry bench fserver --workers 8 --log-size 512K --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
             "ferry bench null /mnt",
@@ -375,6 +380,7 @@ mod tests {
             "ferry bench fsync-happy --on /mnt --on /var/tmp --policy adaptive",
             "ferry bench fsmark --files 100 --size 4K --threads 4 --sync each,async --flush-time 16ms --write-time 20us --queue-depth 8",
             "ferry bench fsmark --on /mnt",
+            "ferry tune /mnt --log-size 256M",
             "ferry tune /mnt --flush gather --fast-flush 500us --reset-flush-time",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));

@@ -11,6 +11,7 @@ use ferry_fuse::control::Tune;
 
 use crate::cli::{StatsArgs, TuneArgs};
 use crate::error::CliError;
+use crate::size::format_bytes;
 use crate::table;
 
 /// Makes everything on the volume durable that a file or directory is on.
@@ -41,19 +42,51 @@ pub fn read_stats(path: &Path) -> Result<Value, CliError> {
 pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
     let asked =
         Tune { flush: args.flush, fast_flush: args.fast_flush, reset_flush_time: args.reset_flush_time };
-    if asked == Tune::default() {
+    if asked == Tune::default() && args.log_size.is_none() {
         return Err(CliError::Usage(
-            "nothing to change: say --flush, --fast-flush or --reset-flush-time".into(),
+            "nothing to change: say --flush, --fast-flush, --reset-flush-time or --log-size".into(),
         ));
     }
     let file = open(&args.mountpoint)?;
-    ferry_fuse::control::tune(&file, &asked).map_err(|error| match error.raw_os_error() {
-        Some(libc::EPERM) => CliError::Failed(format!(
-            "{}: only root and who has mounted it may tune it",
-            args.mountpoint.display()
-        )),
-        _ => explain(&args.mountpoint, "cannot tune", error),
-    })
+    if asked != Tune::default() {
+        ferry_fuse::control::tune(&file, &asked)
+            .map_err(|e| refused_tune(&args.mountpoint, "cannot tune", e))?;
+    }
+    args.log_size.map_or(Ok(()), |bytes| grow_log(&args.mountpoint, &file, bytes))
+}
+
+fn refused_tune(path: &Path, what: &'static str, error: io::Error) -> CliError {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            CliError::Failed(format!("{}: only root and who has mounted it may tune it", path.display()))
+        }
+        _ => explain(path, what, error),
+    }
+}
+
+/// `ferry tune --log-size`; says what the log has then, as it is in whole segments.
+fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
+    let log = |stats: &Value| stats["log"]["bytes"].as_u64().unwrap_or_default();
+    let before = read_stats(path)?;
+    let most = before["volume"]["size"].as_u64().unwrap_or_default() / 4;
+    let refused = |why: String| Err(CliError::Failed(format!("{}: {why}", path.display())));
+    if bytes <= log(&before) {
+        return refused(format!(
+            "the log has {} already, and it does not shrink",
+            format_bytes(log(&before))
+        ));
+    }
+    if bytes > most {
+        return refused(format!("a log of this volume has at most {}", format_bytes(most)));
+    }
+    match ferry_fuse::control::grow_log(file, bytes) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => refused(
+            "the end of the volume, where the longer log would be, is in use or needed: choose a smaller log"
+                .into(),
+        ),
+        Err(e) => Err(refused_tune(path, "cannot grow the log", e)),
+        Ok(()) => print(&format!("{}: log {}\n", path.display(), format_bytes(log(&read_stats(path)?)))),
+    }
 }
 
 /// To stdout; a reader that has seen enough (`| head`) is no error.

@@ -134,6 +134,7 @@ fn fs_options(options: &MountOptions) -> FsOptions {
         log: defaults.log,
         background: true,
         owner: rustix::process::geteuid().as_raw(),
+        ..defaults
     }
 }
 

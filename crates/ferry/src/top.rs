@@ -228,8 +228,8 @@ mod tests {
         let (before, now) = (at(1), at(3));
         let text = frame("/mnt".as_ref(), &Rates { before: &before, now: &now, seconds: 2.0 });
         for line in [
-            "/mnt  1234  512.0 MiB free of 1.0 GiB  7 inodes\n",
-            "  requests/s             3,000    data written             0 B/s\n",
+            "/mnt  1234  512 MiB free of 1.0 GiB  7 inodes\n",
+            "  requests/s             3,000    data written           0 B/s\n",
             "  a commit: 5.5 transactions, 0.0 fsyncs\n",
             "log [##############################..........] 3.0 KiB of 4.0 KiB\n",
             "  waiting 3, waits/s 0,",

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 /// Blocks of each caller's file.
 const BLOCKS: u64 = 16;
-/// Calls of each caller before those that are counted: by then `adaptive` knows the callers.
+/// Calls of each caller before those that are counted, at most: by then `adaptive` knows the callers. Where a call takes longer than a
+/// turn is counted, one.
 const WARM_UP_CALLS: u64 = 6;
 /// A device in memory for this is so large, in bytes: what was overwritten is soon used again.
 const CAPACITY: u64 = 1 << 30;
@@ -85,7 +86,7 @@ pub fn in_process(options: &Options, devices: &[DeviceModel]) -> Bench<'static> 
             );
             let group = format!("flush {:?}", device.flush_time);
             cases.push(Case {
-                name: format!("{group}, {callers} callers"),
+                name: format!("{group}, {}", count(callers)),
                 group,
                 x: Some(f64::from(callers)),
                 reference: options.reference(),
@@ -128,12 +129,16 @@ pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Result<Bench<'a>
             Variant::new(name, move |_| turn(place, policy, &load, time))
         });
         let is_reference = |(_, policy): &(_, Option<FlushPolicy>)| *policy == Some(FlushPolicy::Adaptive);
-        let mut case = Case::new(format!("{callers} callers"), variants.collect());
+        let mut case = Case::new(count(*callers), variants.collect());
         (case.group, case.x) = ("paths".into(), Some(f64::from(*callers)));
         case.reference = kinds.iter().position(is_reference).unwrap_or_default();
         case
     });
     Ok(options.bench(cases.collect()))
+}
+
+fn count(callers: u32) -> String {
+    if callers == 1 { "1 caller".into() } else { format!("{callers} callers") }
 }
 
 /// What a caller counted.
@@ -188,28 +193,28 @@ fn turn(
 fn call(dir: &Dir, caller: u32, load: &Load, time: Duration) -> Result<Counted, BenchError> {
     let file = dir.open(&caller.to_string())?;
     let numbers = Numbers::new(u64::from(caller));
-    let (mut calls, mut latency) = (0, Histogram::default());
-    let (mut last, mut begin) = (now(), now());
-    while calls < WARM_UP_CALLS || last - begin < time {
+    let (mut calls, mut latency, start) = (0, Histogram::default(), now());
+    let (mut last, mut begin) = (start, None);
+    while begin.is_none_or(|begin| last - begin < time) {
         let block = numbers.next_u64() % BLOCKS;
         file.write_at(&[calls as u8; BLOCK_SIZE], block * BLOCK_SIZE as u64)?;
         let asked = now();
         file.sync()?;
         calls += 1;
-        let answered = now();
-        if calls == WARM_UP_CALLS {
-            begin = answered;
-        } else if calls > WARM_UP_CALLS {
-            latency.add(answered - asked);
+        if begin.is_some() {
+            latency.add(now() - asked);
         }
         let pause = load.think_time + numbers.below(load.jitter);
         if !pause.is_zero() {
             think(pause);
         }
         last = now();
+        if begin.is_none() && (calls == WARM_UP_CALLS || last - start >= time) {
+            begin = Some(last);
+        }
     }
-    let counted = latency.count();
-    Ok(Counted { calls, rate: counted as f64 / (last - begin).as_secs_f64(), latency })
+    let rate = latency.count() as f64 / (last - begin.unwrap_or(start)).as_secs_f64();
+    Ok(Counted { calls, rate, latency })
 }
 
 /// The caller does something else.

@@ -10,6 +10,7 @@ use crate::error::BenchError;
 use crate::model::Lateness;
 use ferry_fs::FlushPolicy;
 use mounted::Mounted;
+use rustix::fs::FallocateFlags;
 use serde_json::Value;
 use std::io;
 use std::path::Path;
@@ -245,6 +246,25 @@ impl File {
         match self {
             Self::Mounted(file) => std::os::unix::fs::FileExt::read_at(file, out, offset),
             Self::Volume(file) => file.read_at(out, offset),
+        }
+    }
+
+    /// Truncates, or extends with zeros.
+    pub fn set_len(&self, len: u64) -> io::Result<()> {
+        match self {
+            Self::Mounted(file) => file.set_len(len),
+            Self::Volume(file) => file.set_len(len),
+        }
+    }
+
+    /// Makes a hole.
+    pub fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        match self {
+            Self::Mounted(file) => {
+                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                Ok(rustix::fs::fallocate(file, hole, offset, len)?)
+            }
+            Self::Volume(file) => file.punch(offset, len),
         }
     }
 

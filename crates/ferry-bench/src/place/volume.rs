@@ -5,8 +5,8 @@ use crate::error::BenchError;
 use crate::model::{DeviceModel, Lateness, ModelDevice};
 use ferry_device::{BlockDevice, Env};
 use ferry_fs::{
-    Answer, Cx, Errno, Filesystem, FlushPolicy, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, Opened,
-    ROOT, RenameFlags, inprocess::FromReply, ioctl, mkfs,
+    Answer, At, Cx, Errno, Filesystem, FlushPolicy, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, Opened,
+    ROOT, RenameFlags, SetAttr, inprocess::FromReply, ioctl, mkfs,
 };
 use serde_json::Value;
 use std::cell::Cell;
@@ -163,13 +163,13 @@ impl Owned {
         let mode = libc::S_IFREG | 0o644;
         let (entry, opened) =
             self.volume.call(|cx, fs| fs.create(cx, self.ino, name.as_bytes(), mode, flags))?;
-        Ok(OpenFile::new(self.entry(&entry)?, opened))
+        OpenFile::new(self.entry(&entry)?, opened)
     }
 
     pub fn open(&self, name: &str) -> io::Result<OpenFile> {
         let ino = self.lookup(name)?;
         let opened = self.volume.call(|cx, fs| fs.open(cx, ino.ino, libc::O_RDWR, false))?;
-        Ok(OpenFile::new(ino, opened))
+        OpenFile::new(ino, opened)
     }
 
     pub fn stat(&self, name: &str) -> io::Result<u64> {
@@ -230,21 +230,34 @@ impl Owned {
 pub struct OpenFile {
     ino: Arc<Owned>,
     fh: u64,
+    open: ferry_fs::OpenFile,
 }
 
 impl OpenFile {
-    fn new(ino: Arc<Owned>, opened: Opened) -> Self {
-        Self { ino, fh: opened.fh }
+    fn new(ino: Arc<Owned>, opened: Opened) -> io::Result<Self> {
+        let open = ino.volume.fs.file(ino.ino, opened.fh).ok_or(Errno(libc::EBADF))?;
+        Ok(Self { ino, fh: opened.fh, open })
     }
 
     pub fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        let (ino, volume) = (self.ino.ino, &self.ino.volume);
-        volume.call(|cx, fs| fs.write(cx, ino, self.fh, offset, data, false, false)).map(drop)
+        self.ino.volume.fs.write_at(&self.open, At::Offset(offset), data)?;
+        Ok(())
     }
 
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
+        Ok(self.ino.volume.fs.read_at(&self.open, offset, out)?)
+    }
+
+    pub fn set_len(&self, len: u64) -> io::Result<()> {
         let (ino, volume) = (self.ino.ino, &self.ino.volume);
-        volume.call(|cx, fs| fs.read(cx, ino, self.fh, offset, out))
+        let set = SetAttr { size: Some(len), ..SetAttr::default() };
+        volume.call(|cx, fs| fs.setattr(cx, ino, Some(self.fh), &set)).map(drop)
+    }
+
+    pub fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        let (ino, volume) = (self.ino.ino, &self.ino.volume);
+        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        volume.call(|cx, fs| fs.fallocate(cx, ino, self.fh, hole, offset, len))
     }
 
     pub fn sync(&self, data_only: bool) -> io::Result<()> {

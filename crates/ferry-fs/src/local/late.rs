@@ -1,8 +1,9 @@
-//! Fsyncs whose data must wait before it can be sent, because enough is on its way to the device already (or it is much): they have
-//! threads of their own, so that no transport's thread waits with them. What gathers meanwhile is written back together.
+//! Fsyncs whose data must wait before it can be sent, because enough is on its way to the device already (or it is much), because the
+//! log is full, or because somebody else is at the file: they have threads of their own, so that no transport's thread waits with them. What gathers meanwhile is written back together.
 
 use super::LocalFs;
 use super::pool::Work;
+use crate::data::Busy;
 use crate::inode::Inode;
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ impl Work for Late {
 
     fn run(these: Vec<Self>, fs: &LocalFs) {
         let files = these.iter().flat_map(|late| late.files.iter().cloned()).collect();
-        if let Err(error) = fs.data.write_back_many(files) {
+        if let Err(error) = fs.data.write_back_many(files, Busy::Wait) {
             tracing::debug!(%error, "writing back for many fsyncs; each hears of its own");
         }
         these.into_iter().for_each(|late| (late.then)(fs));

@@ -14,6 +14,7 @@ mod contents;
 mod counters;
 mod devices;
 mod durable;
+mod grow;
 mod handles;
 mod late;
 mod link;
@@ -36,12 +37,13 @@ mod tune;
 mod xattr;
 
 use crate::api::{Attr, Entry, Errno, Host, Ino, Opened, Timestamp};
-use crate::data::{DataOptions, DataStore, InodeSource};
+use crate::data::{DataOptions, DataStore, InodeSource, Locking};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, Counters};
 use crate::scrub::live::Scrubs;
-use crate::volume::{Superblock, VolumeError, read_superblock};
+use crate::volume::{Superblock, VolumeError, read_superblock, settle_copies};
+pub use contents::OpenFile;
 use counters::VolumeCounters;
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{
@@ -107,6 +109,8 @@ pub struct FsOptions {
     pub log: LogOptions,
     /// `false`: no threads; everything happens on the caller's thread.
     pub background: bool,
+    /// Who excludes whom on one file.
+    pub locking: Locking,
     /// Who has mounted it: may do beside root what concerns the volume as a whole.
     pub owner: u32,
 }
@@ -122,6 +126,7 @@ impl Default for FsOptions {
             fast_flush: FAST_FLUSH,
             log: LogOptions::default(),
             background: true,
+            locking: Locking::Range,
             owner: 0,
         }
     }
@@ -153,6 +158,8 @@ pub struct LocalFs {
     reclaimer: Arc<Reclaimer>,
     readers: Arc<Pool<Wanted>>,
     scrubs: Scrubs,
+    /// Held while the log grows.
+    growing: Mutex<()>,
     late: Arc<Pool<Late>>,
     host: RwLock<Option<Arc<dyn Host>>>,
     closed: Mutex<bool>,
@@ -162,6 +169,9 @@ impl LocalFs {
     /// Opens the volume on `dev`: recovers it, and begins to reclaim what was removed before.
     pub fn open(dev: Arc<dyn BlockDevice>, options: FsOptions, env: Env) -> Result<Arc<Self>, VolumeError> {
         let sb = read_superblock(&dev)?;
+        if !options.read_only {
+            settle_copies(&dev)?;
+        }
         let name = sb.name();
         // A quarter of the memory goes to the home store, the rest to contents.
         let home_cache_bytes = (options.cache_bytes / 4).clamp(1 << 20, 64 << 20);
@@ -170,6 +180,7 @@ impl LocalFs {
             writeback_age: WRITEBACK_AGE,
             background: options.background,
             read_only: options.read_only,
+            locking: options.locking,
         };
         let journal_options = JournalOptions {
             commit_interval: options.commit_interval,
@@ -229,6 +240,7 @@ impl LocalFs {
             reclaimer: Arc::default(),
             readers: Arc::default(),
             scrubs: Scrubs::default(),
+            growing: Mutex::default(),
             late: Arc::default(),
             host: RwLock::new(None),
             closed: Mutex::new(false),

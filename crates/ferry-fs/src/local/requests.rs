@@ -238,6 +238,7 @@ impl Filesystem for LocalFs {
             ioctl::SCRUB_DAMAGE => self.answer("scrub", ino, self.scrub_damage(cx, input, out_max)),
             ioctl::SCRUB_STATUS => self.answer("scrub", ino, self.scrub_status_bytes(out_max)),
             ioctl::TUNE => self.answer("tune", ino, self.do_tune(cx, input)),
+            ioctl::GROW_LOG => self.do_grow_log(cx, input),
             _ => Err(Errno(libc::ENOTTY).into()),
         }
     }

@@ -15,7 +15,6 @@ mod walk;
 pub use live::{ScrubState, ScrubStatus};
 pub use report::{DAMAGE_MAX, Damage, Part, ScrubReport, Verified};
 
-use crate::inspect::guarded;
 use crate::volume::{Superblock, VolumeError, read_superblock};
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{Bystander, Geometry, Journal, JournalError, JournalOptions};
@@ -88,9 +87,8 @@ pub fn scrub(
 ) -> Result<ScrubReport, VolumeError> {
     let sb = read_superblock(device)?;
     let journal_options = JournalOptions { accept_damage: true, ..JournalOptions::offline(HOME_CACHE_BYTES) };
-    let opened = guarded(|| {
-        Journal::open(device.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Bystander))
-    });
+    let bystander = Arc::new(Bystander);
+    let opened = Journal::open(device.clone(), sb.geometry(), journal_options, env.clone(), bystander);
     let (journal, recovered) = match opened {
         Ok(opened) => opened,
         Err(error) => return closed_volume(&sb, error),

@@ -1,7 +1,7 @@
 //! Making a volume.
 
 use super::superblock::{LOG_MIN, SEGMENT_SIZES};
-use super::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock};
+use super::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock, write_superblock};
 use crate::api::{ROOT, Timestamp};
 use crate::keys::{self, Counters, InodeRecord};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
@@ -61,10 +61,7 @@ pub fn mkfs(dev: &Arc<dyn BlockDevice>, options: &MkfsOptions, env: &Env) -> Res
     Journal::format(dev, &geometry, &home_segments, env)?;
     write_root(dev, &geometry, home_segments.len() as u32, options, env)?;
 
-    for place in SUPERBLOCK_PLACES {
-        dev.write(place, &sb.encode()).map_err(io("write the superblock"))?;
-        dev.flush().map_err(io("write the superblock"))?;
-    }
+    write_superblock(&**dev, &sb).map_err(io("write the superblock"))?;
     Ok(sb)
 }
 

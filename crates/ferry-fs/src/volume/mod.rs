@@ -6,10 +6,10 @@ mod superblock;
 mod tests;
 
 pub use mkfs::{MkfsOptions, SIZE_MIN, mkfs};
-pub(crate) use superblock::rewrite_bad_copies;
 pub use superblock::{
     FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, read_superblock, read_superblock_copies,
 };
+pub(crate) use superblock::{rewrite_bad_copies, settle_copies, write_superblock};
 
 use crate::error::FsError;
 use ferry_journal::JournalError;

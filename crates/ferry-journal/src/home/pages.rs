@@ -84,6 +84,12 @@ impl Pages {
         self.set_first(first);
     }
 
+    /// From now on writes nothing.
+    pub fn end_writing(&self) {
+        let _writing = self.writing.lock();
+        self.read_only.store(true, Ordering::Release);
+    }
+
     /// The segment of unit 0.
     pub fn set_first(&self, first: Option<u32>) {
         let place = first.map_or(u64::MAX, |segment| self.segments.place(segment));
@@ -284,6 +290,7 @@ impl Pages {
         }
         for (place, buf) in sums.take_dirty() {
             if let Err(error) = self.disk.write(place, &buf) {
+                sums.not_written(place);
                 tracing::warn!(place, %error, "checksums of the home store could not be mended");
             }
         }
@@ -337,7 +344,9 @@ impl Pages {
             let left = Countdown::new(writes.len() as u32);
             let requests = writes.into_iter().map(|(place, buf)| {
                 let left = left.clone();
-                self.disk.write_request(place, buf, move |r| left.done(r.map_err(io_error("home store"))))
+                self.disk.write_request("home store", place, buf, move |r| {
+                    left.done(r.map_err(io_error("home store")))
+                })
             });
             let requests = requests.collect();
             left.then(done);

@@ -92,9 +92,12 @@ pub mod record {
         pub body_len: u64,
     }
 
+    /// Where the log is.
+    pub struct LogArea;
+
     /// One write, whose place is the context's number.
     pub fn encode(
-        _area: &(),
+        _area: &LogArea,
         plan: &RecordPlan,
         _extents: &[()],
         _changes: impl Iterator<Item = ()>,
@@ -190,6 +193,7 @@ pub mod disk {
 
         pub fn write_request(
             &self,
+            _what: &'static str,
             context: u64,
             _buf: Arc<Vec<u8>>,
             done: impl FnOnce(io::Result<()>) + Send + 'static,
@@ -348,7 +352,6 @@ pub mod core {
     pub struct Core {
         pub options: Options,
         pub disk: Arc<Disk>,
-        pub area: (),
         pub env: Env,
         pub time: Arc<Time>,
         pub client: Client,
@@ -371,7 +374,6 @@ pub mod core {
             Arc::new(Self {
                 options: Options::default(),
                 disk: Disk::new(time.clone(), setup.fails),
-                area: (),
                 env: Env { clock: time.clone(), entropy: Arc::new(Numbers) },
                 time,
                 client: Client,
@@ -392,6 +394,10 @@ pub mod core {
             let mut head = self.head.write();
             head.transactions += 1;
             head.seq
+        }
+
+        pub fn area(&self) -> crate::record::LogArea {
+            crate::record::LogArea
         }
 
         pub fn failure(&self) -> Option<JournalError> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use ferry_bench::DeviceModel;
 use ferry_bench::fsmark::SyncMode;
+use ferry_fs::Locking;
 use ferry_journal::{FlushPolicy, IN_FLIGHT_MAX, Wake};
 
 use crate::size::{format_nanos, parse_bytes, parse_duration};
@@ -22,6 +23,12 @@ pub enum BenchCommand {
     Fsmark(FsmarkArgs),
     /// Many workers that make, write, read, move and remove files, on a small log
     Fserver(FserverArgs),
+    /// Make files without a pause, and see how long the slowest takes
+    Create(CreateArgs),
+    /// Random readers and random writers on one file, alone and against each other
+    Randrw(RandrwArgs),
+    /// Look for torn reads: threads write, read, punch, cut and extend one file, and check what they read
+    Torn(TornArgs),
 }
 
 /// `ferry bench null`.
@@ -213,4 +220,90 @@ pub struct FserverArgs {
     /// Where, how often, and the report.
     #[command(flatten)]
     pub run: RunArgs,
+}
+
+/// `ferry bench create`.
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// Files of a turn, in directories of 10,000
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub files: u32,
+    /// Bytes of each file
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "11")]
+    pub size: u64,
+    /// Threads that make them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// Threads that open and read files which were made before
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub readers: u32,
+    /// Size of the log
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "64M", conflicts_with = "on")]
+    pub log_size: u64,
+    /// The device.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench randrw`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Who excludes whom on one file (in process):
+  range  who touches the same folios of 64 KiB
+  folio  the same for writes inside one folio; longer ones exclude everybody
+  inode  a writer everybody, as XFS has it")]
+pub struct RandrwArgs {
+    /// Threads that read
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub readers: u32,
+    /// Threads that write
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub writers: u32,
+    /// Bytes of a read or write; several: 4k,64k
+    #[arg(long, value_parser = parse_bytes, value_delimiter = ',', value_name = "SIZE", default_value = "4k")]
+    pub block: Vec<u64>,
+    /// Bytes of the file
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "1G")]
+    pub size: u64,
+    /// Who excludes whom; several: range,inode
+    #[arg(long, value_delimiter = ',', value_name = "RULE", default_value = "range", conflicts_with = "on")]
+    pub lock: Vec<Locking>,
+    /// How long each part of a turn is counted: readers alone, writers alone, both
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "5s")]
+    pub time: Duration,
+    /// The device.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench torn`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Ends with exit code 1 if a read was torn or stale. On a path it makes a file of 20 MiB and removes it."
+)]
+pub struct TornArgs {
+    /// A directory on any file system. Without it: in process, on a volume in memory
+    #[arg(long, value_name = "PATH")]
+    pub on: Option<PathBuf>,
+    /// Threads
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=256))]
+    pub threads: u32,
+    /// End when so many blocks have been read
+    #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
+    pub reads: u64,
+    /// End after this time
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "10s")]
+    pub time: Duration,
+    /// Memory for contents, in process
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "256M", conflicts_with = "on")]
+    pub cache_size: u64,
+    /// What is random follows from it
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
 }

@@ -3,19 +3,24 @@
 //! A workload has its arguments in `args`, with [`RunArgs`] among them, and a function here that ends in [`show`].
 
 mod args;
+mod create;
 mod fserver;
 mod happy;
+mod onefile;
 
 pub use args::{BenchCommand, NullArgs};
 
 use std::fs;
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferry_bench::fsmark;
-use ferry_bench::{Bench, Place, Report, VolumeOptions};
+use ferry_bench::{Bench, BenchError, Place, Report, VolumeOptions};
 use ferry_fs::FsOptions;
 use indicatif::{ProgressBar, ProgressStyle};
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control::print;
 use crate::error::CliError;
@@ -29,6 +34,9 @@ pub fn run(command: &BenchCommand) -> Result<(), CliError> {
         BenchCommand::Null(_) => Ok(()),
         BenchCommand::FsyncHappy(args) => happy::run(args),
         BenchCommand::Fsmark(args) => fsmark(args),
+        BenchCommand::Create(args) => create::run(args),
+        BenchCommand::Randrw(args) => onefile::randrw(args),
+        BenchCommand::Torn(args) => onefile::torn(args),
         BenchCommand::Fserver(args) => fserver::run(args),
     }
 }
@@ -76,7 +84,10 @@ fn show(bench: Bench<'_>, run: &RunArgs, notes: impl Fn(&Report) -> Vec<String>)
     let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} turns  {msg}  {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let interrupted =
+        on_interrupt().map_err(|e| CliError::Failed(format!("cannot wait for signals: {e}")))?;
     let report = bench.run(|at| {
+        at.stop.set(interrupted.load(Ordering::Relaxed));
         bar.set_length(at.all);
         bar.set_position(at.done);
         bar.set_message(at.now.clone());
@@ -92,6 +103,16 @@ fn show(bench: Bench<'_>, run: &RunArgs, notes: impl Fn(&Report) -> Vec<String>)
     if json_on_stdout(run) { Ok(()) } else { print(&report.to_table()) }
 }
 
+/// What a first SIGINT or SIGTERM sets: the run ends after its turn, and what it has made is removed. A second one ends it at once.
+fn on_interrupt() -> std::io::Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 1, interrupted.clone())?;
+        signal_hook::flag::register(signal, interrupted.clone())?;
+    }
+    Ok(interrupted)
+}
+
 fn json_on_stdout(run: &RunArgs) -> bool {
     run.json.as_ref().is_some_and(|path| path.as_os_str() == "-")
 }
@@ -105,6 +126,10 @@ fn write_json(json: &serde_json::Value, run: &RunArgs) -> Result<(), CliError> {
     }
 }
 
-fn failed(error: ferry_bench::BenchError) -> CliError {
-    CliError::Failed(format!("cannot run the bench: {error}"))
+fn failed(error: BenchError) -> CliError {
+    match error {
+        BenchError::Interrupted => CliError::Failed(error.to_string()),
+        BenchError::Option(text) => CliError::Usage(text),
+        other => CliError::Failed(format!("cannot run the bench: {other}")),
+    }
 }

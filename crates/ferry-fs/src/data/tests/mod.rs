@@ -5,6 +5,7 @@ mod cache;
 mod cleaner;
 mod damage;
 mod flight;
+mod home;
 mod model;
 mod resize;
 mod space;
@@ -107,8 +108,13 @@ impl Volume {
         let (journal, recovered) =
             Journal::open(block.clone(), geometry, options, env.clone(), client.clone()).unwrap();
         let journal = Arc::new(journal);
-        let options =
-            DataOptions { cache_bytes, writeback_age: Duration::from_secs(5), background, read_only: false };
+        let options = DataOptions {
+            cache_bytes,
+            writeback_age: Duration::from_secs(5),
+            background,
+            read_only: false,
+            locking: Locking::Range,
+        };
         let store = DataStore::new(block, geometry, options.clone(), env);
         *client.0.lock() = Some(Arc::clone(&store));
         let inodes = Arc::new(Inodes { journal: Arc::downgrade(&journal), known: Mutex::default() });
@@ -126,7 +132,7 @@ impl Volume {
     }
 
     pub fn write(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) {
-        let end = self.store.write(inode, At::Offset(offset), data, &mut |_| ()).unwrap();
+        let end = self.store.write(inode, At::Offset(offset), data, Touch::Nothing).unwrap();
         assert_eq!(end, offset + data.len() as u64);
     }
 
