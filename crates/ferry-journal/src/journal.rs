@@ -293,8 +293,11 @@ impl Journal {
         if self.core.options.read_only {
             return Ok(());
         }
-        // With it, a stamp that is under way: behind the end that the home store names there must not be any record.
-        self.force_stamped()?;
+        self.force_all()?;
+        // Behind the end that the home store names there must not be any record.
+        if let Some(seq) = self.core.stamp_under_way() {
+            Wait::until(|done| self.core.when_stamped(seq, done))?;
+        }
         self.core.checkpoint(true)
     }
 

@@ -355,6 +355,13 @@ impl Core {
         self.drive();
     }
 
+    /// What the stamp record covers that is being written or is to be, if there is one.
+    pub fn stamp_under_way(&self) -> Option<Seq> {
+        let pipe = self.pipe.lock();
+        let stamp = pipe.flights.iter().find(|flight| flight.kind == RecordKind::Stamp);
+        stamp.map(|flight| flight.seq).or(pipe.stamp_paid.then_some(pipe.end.seq))
+    }
+
     /// Seals the context being collected if it is still `seq`.
     pub fn seal_if(self: &Arc<Self>, seq: Seq) {
         let mut pipe = self.pipe.lock();
