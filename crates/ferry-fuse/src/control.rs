@@ -90,7 +90,7 @@ pub struct Tune {
     pub reset_flush_time: bool,
 }
 
-/// Changes how the volume that `file` is on flushes. `EPERM`: the caller is neither root nor the owner of its root directory.
+/// Changes how the volume that `file` is on flushes. `EPERM`: the caller is neither root nor who has mounted the volume.
 pub fn tune(file: &File, asked: &Tune) -> io::Result<()> {
     let (mut what, mut message) = (0, [0_u8; TUNE_LEN as usize]);
     if let Some(policy) = asked.flush {

@@ -297,7 +297,7 @@ pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::i
 /// Ends a growth of the log that a crash has interrupted: the first copy that is whole counts, and nothing else may be written before
 /// the other says the same. Also mends a copy that is damaged for another reason.
 pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
-    let undecided = matches!(read_superblock_copies(&**dev), [Ok(first), Ok(second)] if first != second);
+    let undecided = || matches!(read_superblock_copies(&**dev), [Ok(first), Ok(second)] if first != second);
     match rewrite_bad_copies(dev) {
         Ok(written) => {
             for place in written {
@@ -305,7 +305,7 @@ pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeErro
             }
             Ok(())
         }
-        Err(error) if undecided => Err(error),
+        Err(error) if undecided() => Err(error),
         Err(error) => {
             tracing::warn!(%error, "one copy of the superblock is damaged and cannot be written anew");
             Ok(())
