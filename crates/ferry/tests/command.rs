@@ -397,6 +397,11 @@ fn fsck_repairs_and_says_what_is_lost() {
     assert!(std::fs::read(place.mnt().join("file")).expect("whole again") == data);
     ok(&ferry(&["umount", path(&place.mnt())]));
     run(&["--data"], 0, &["clean;"]);
+    for (args, read) in [(&["--json"][..], false), (&["--json", "--data"], true)] {
+        let json = ferry(&[&["fsck", path(&volume)], args].concat());
+        let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+        assert_eq!((&json["clean"], &json["data_read"]), (&true.into(), &read.into()));
+    }
 }
 
 /// The process that has a volume open.

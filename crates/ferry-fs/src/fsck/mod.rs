@@ -73,6 +73,7 @@ fn check(
 ) -> Result<Report, VolumeError> {
     let mut findings = Findings::default();
     compare_copies(dev, &mut findings);
+    let data_read = options.verify_data;
     let journal_options = JournalOptions::offline(HOME_CACHE_BYTES);
     // redb panics on pages that make no sense; to a check that is damage like any other.
     let checked = catch_unwind(AssertUnwindSafe(|| {
@@ -89,6 +90,7 @@ fn check(
     findings.append(found);
     Ok(Report {
         clean: findings.list.is_empty(),
+        data_read,
         volume_id: sb.id(),
         findings: findings.list,
         findings_not_listed: findings.not_listed,

@@ -312,6 +312,8 @@ pub struct Holdings {
 pub struct Report {
     /// Nothing is wrong.
     pub clean: bool,
+    /// The blocks of files were read too; otherwise nothing is said of what they hold.
+    pub data_read: bool,
     /// The volume's id, in hexadecimal.
     pub volume_id: String,
     /// What is wrong, at most [`FINDINGS_MAX`] of them.

@@ -11,7 +11,7 @@ mod verify;
 pub use verify::Suspect;
 
 use super::buffer::WriteBuffer;
-use super::map::HomeMap;
+use super::map::{Behind, HomeMap};
 use super::pages::Pages;
 use super::shape::is_sound;
 use super::unit::header;
@@ -34,6 +34,8 @@ pub struct HomeFile {
     geo: Geometry,
     state: RwLock<FileState>,
     pages: Pages,
+    /// Where the slot of the map is that was not whole at the opening.
+    broken_slot: Option<u64>,
     /// Written, and not yet handed to the device.
     buffer: WriteBuffer,
     /// Held over a sync, so that the slots are written one at a time; readers do not want it.
@@ -186,7 +188,7 @@ impl HomeFile {
         geo: &Geometry,
         map: HomeMap,
         read_only: bool,
-        behind: Option<u64>,
+        behind: Option<Behind>,
     ) -> Self {
         let pages = Pages::new(disk, geo, read_only);
         pages.set_first(map.first());
@@ -195,7 +197,7 @@ impl HomeFile {
             unpublished: false,
             changed: false,
             other_behind: behind.is_some(),
-            next_slot: behind.unwrap_or(0),
+            next_slot: behind.map_or(0, |behind| behind.slot),
             dropped: Vec::new(),
             floating: Vec::new(),
             in_memory: read_only.then(HashMap::new),
@@ -205,6 +207,9 @@ impl HomeFile {
             geo: *geo,
             pages,
             state: RwLock::new(state),
+            broken_slot: behind
+                .filter(|behind| behind.broken)
+                .map(|behind| HomeMap::slot_offset(geo, behind.slot)),
             buffer: WriteBuffer::default(),
             syncing: Mutex::new(()),
             epoch: AtomicU64::new(0),
@@ -247,7 +252,7 @@ impl HomeFile {
         state.map = map;
         state.changed = false;
         state.other_behind = behind.is_some();
-        state.next_slot = behind.unwrap_or(0);
+        state.next_slot = behind.map_or(0, |behind| behind.slot);
         if read_only {
             state.in_memory = Some(HashMap::new());
         }
@@ -298,9 +303,9 @@ impl HomeFile {
         self.pages.healed()
     }
 
-    /// Where they were, of those that were needed.
+    /// Where they were, of those that were needed, and a slot of the map that was not whole.
     pub fn bad_copies(&self) -> Vec<u64> {
-        self.pages.bad_copies()
+        self.broken_slot.into_iter().chain(self.pages.bad_copies()).collect()
     }
 
     /// Adds a spare segment. The map names it at the next sync if `keep`, so that the next opening finds it.
