@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_device::BlockDevice;
-use ferry_fs::volume::{SUPERBLOCK_PLACES, read_superblock, read_superblock_copies};
+use ferry_fs::volume::{LOG_MIN, SUPERBLOCK_PLACES, read_superblock, read_superblock_copies};
 use ferry_fs::{
     Errno, Filesystem, FsOptions, FsckOptions, InProcess, LocalFs, MkfsOptions, ROOT, fsck, ioctl, mkfs,
 };
@@ -76,7 +76,7 @@ fn contents(n: u32) -> Vec<u8> {
 
 #[test]
 fn a_crash_while_the_log_grows_leaves_one_log_with_everything() {
-    let device = volume(512 << 10);
+    let device = volume(LOG_MIN);
     let fs = open(&device, false);
     let (mut files, mut rng) = (Files::new(), SimRng::new(7));
     for n in 0..40 {
@@ -100,7 +100,7 @@ fn a_crash_while_the_log_grows_leaves_one_log_with_everything() {
     for point in points {
         let image = Arc::new(device.crash_image(point, &mut rng));
         let len = log_len(&image);
-        lens[usize::from(len > 512 << 10)] += 1;
+        lens[usize::from(len > LOG_MIN)] += 1;
         assert!(point < grown_at || len == 4 << 20, "the log was said to have grown");
         let expected = if point >= synced_at { &after } else { &files };
         let check = |fs: &LocalFs| {
@@ -135,7 +135,7 @@ fn a_crash_while_the_log_grows_leaves_one_log_with_everything() {
 
 #[test]
 fn the_log_grows_twice_under_load_and_stays_so() {
-    let device = volume(512 << 10);
+    let device = volume(LOG_MIN);
     let fs = open(&device, true);
     let mut files = Files::new();
     std::thread::scope(|scope| {
@@ -176,7 +176,7 @@ fn the_log_grows_twice_under_load_and_stays_so() {
 /// What is in the way is said, and nothing has changed; what makes room lets it grow.
 #[test]
 fn a_full_volume_keeps_its_log() {
-    let device = volume(512 << 10);
+    let device = volume(LOG_MIN);
     let fs = open(&device, true);
     let mut files = Files::new();
     let before = fs.stats()["log"]["bytes"].clone();
@@ -207,6 +207,6 @@ fn a_full_volume_keeps_its_log() {
     drop(fs);
     let as_device: Arc<dyn BlockDevice> = device.clone();
     let places = read_superblock_copies(&*as_device).map(|copy| copy.unwrap().log_len);
-    assert_eq!(places, [512 << 10; 2], "at {SUPERBLOCK_PLACES:?}");
+    assert_eq!(places, [LOG_MIN; 2], "at {SUPERBLOCK_PLACES:?}");
     assert_clean(&device);
 }

@@ -373,7 +373,7 @@ mod tests {
             "ferry bench create --files 1000000 --threads 4 --readers 2 --log-size 64M",
             "ferry bench create --on /mnt/a",
             "ferry top /mnt --interval 500ms --count 3",
-            "ferry bench fserver --workers 8 --log-size 512K --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
+            "ferry bench fserver --workers 8 --log-size 1M --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
             "ferry bench null /mnt",
             "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json -",
             "ferry bench fsync-happy --parallel-flushes --time 1s --rounds 9 --json a.json --html a.html",
