@@ -372,6 +372,7 @@ mod tests {
             "ferry stats /mnt --json --log-level debug",
             "ferry bench create --files 1000000 --threads 4 --readers 2 --log-size 64M",
             "ferry bench create --on /mnt/a",
+            "ferry bench transactions --threads 2 --keys 10000 --bytes 100 --log-size 4M --commit-interval 1s",
             "ferry top /mnt --interval 500ms --count 3",
             "ferry bench fserver --workers 8 --log-size 1M --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
             "ferry bench null /mnt",
