@@ -61,6 +61,7 @@ impl Core {
         }
         if end.position > tail {
             let owed = self.owed.swap(0, Ordering::Relaxed);
+            self.stats.tail_moves.fetch_add(1, Ordering::Relaxed);
             self.space.release((end.position - tail) * LOG_BLOCK as u64 - owed);
         }
         let keys = layers.iter().map(|l| l.changes.len() as u64).sum();

@@ -33,6 +33,7 @@ mod verify;
 mod wait;
 mod work;
 
+pub use core::smallest_log;
 pub use guard::panic_is_caught;
 pub use journal::{Journal, Transaction};
 pub use pipeline::IN_FLIGHT_MAX;

@@ -4,7 +4,7 @@ use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
 use ferry_fs::api::*;
 use ferry_fs::fsck::Code;
 use ferry_fs::keys::{self, Dentry, Extent, InodeRecord, Key};
-use ferry_fs::volume::read_superblock;
+use ferry_fs::volume::{LOG_MIN, read_superblock};
 use ferry_fs::{FsOptions, FsckOptions, InProcess, LocalFs, MkfsOptions, Report, fsck, mkfs, repair};
 use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, Seq};
 use ferry_sim::crash::Plan;
@@ -55,7 +55,7 @@ fn make_dir(fs: &Arc<LocalFs>, dir: Ino, name: &str) -> Ino {
 /// `/a/b/c`, each with files, among them some with extents; and `/many` with more names than one transaction takes.
 fn volume() -> Arc<dyn BlockDevice> {
     let device: Arc<dyn BlockDevice> = Arc::new(SimDevice::new(VOLUME_BYTES));
-    let options = MkfsOptions { log_size: Some(512 << 10), ..MkfsOptions::default() };
+    let options = MkfsOptions { log_size: Some(LOG_MIN), ..MkfsOptions::default() };
     mkfs(&device, &options, &env()).expect("a volume");
     let fs = mount(&device, false);
     let mut dir = ROOT;

@@ -71,11 +71,10 @@ fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
     let before = read_stats(path)?;
     let most = before["volume"]["size"].as_u64().unwrap_or_default() / 4;
     let refused = |why: String| Err(CliError::Failed(format!("{}: {why}", path.display())));
+    let shrinks =
+        |has: u64| refused(format!("the log has {} already, and it does not shrink", format_bytes(has)));
     if bytes <= log(&before) {
-        return refused(format!(
-            "the log has {} already, and it does not shrink",
-            format_bytes(log(&before))
-        ));
+        return shrinks(log(&before));
     }
     if bytes > most {
         return refused(format!("a log of this volume has at most {}", format_bytes(most)));
@@ -85,7 +84,11 @@ fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
             "the end of the volume, where the longer log would be, is in use or needed: choose a smaller log"
                 .into(),
         ),
-        Err(e) => Err(refused_tune(path, "cannot grow the log", e)),
+        Err(e) => match log(&read_stats(path)?) {
+            // Somebody else was quicker.
+            now if bytes <= now => shrinks(now),
+            _ => Err(refused_tune(path, "cannot grow the log", e)),
+        },
         Ok(()) => print(&format!("{}: log {}\n", path.display(), format_bytes(log(&read_stats(path)?)))),
     }
 }

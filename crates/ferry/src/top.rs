@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ferry_device::Env;
 use rustix::event::{Timespec, poll};
+use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -72,14 +73,22 @@ impl Screen {
         Ok(Self { terminal })
     }
 
-    /// Shows a frame in place of the last one; where no terminal is, below it.
+    /// Shows a frame in place of the last one, as much of it as there is room for; where no terminal is, below it.
     fn show(&self, frame: &str) -> Result<(), CliError> {
-        if self.terminal {
-            print(&format!("\x1b[H{}\x1b[J", frame.replace('\n', "\x1b[K\r\n")))
-        } else {
-            print(&format!("{frame}\n"))
+        if !self.terminal {
+            return print(&format!("{frame}\n"));
         }
+        let size = tcgetwinsize(std::io::stdout()).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
+        let (rows, columns) =
+            size.map_or((usize::MAX, usize::MAX), |size| (size.ws_row.into(), size.ws_col.into()));
+        print(&format!("\x1b[H{}\x1b[J", cropped(frame, rows, columns)))
     }
+}
+
+/// The first lines and characters of a frame; a line that went on in the next one would shift all below it.
+fn cropped(frame: &str, rows: usize, columns: usize) -> String {
+    let crop = |line: &str| line.chars().take(columns).chain("\x1b[K".chars()).collect::<String>();
+    frame.lines().take(rows).map(crop).collect::<Vec<_>>().join("\r\n")
 }
 
 impl Drop for Screen {
@@ -209,6 +218,12 @@ fn requests(out: &mut String, r: &Rates<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_frame_is_cut_to_the_terminal() {
+        assert_eq!(cropped("one\nträger\nthree\n", 2, 4), "one\x1b[K\r\nträg\x1b[K");
+        assert_eq!(cropped("one\n", usize::MAX, usize::MAX), "one\x1b[K");
+    }
 
     #[test]
     fn a_frame_shows_what_happened_between_two_moments() {

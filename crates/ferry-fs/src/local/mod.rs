@@ -61,6 +61,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use table::InodeTable;
+pub(crate) use xattr::LARGEST_TRANSACTION;
 
 /// The kernel itself makes every change to a local mount: what it cached stays right.
 const VALID: Duration = Duration::from_secs(24 * 60 * 60);

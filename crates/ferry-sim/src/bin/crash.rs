@@ -2,7 +2,7 @@
 //! with status 1.
 //!
 //! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations; `late` those in which many fsyncs are under way
-//! together, with each flush policy in turn; `enumerate` every sequence of N operations, from number N on. `--one` runs one number only, `--all` goes on after a failure.
+//! together, with each flush policy in turn; `wrapping` the same on a log of 4 MiB with long records; `enumerate` every sequence of N operations, from number N on. `--one` runs one number only, `--all` goes on after a failure.
 
 use ferry_device::Env;
 use ferry_fs::FlushPolicy;
@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-const USAGE: &str = "usage: crash [random|fifty|late] [--from SEED] [LIMITS]
+const USAGE: &str = "usage: crash [random|fifty|late|wrapping] [--from SEED] [LIMITS]
        crash enumerate [--length N] [--from NUMBER] [LIMITS]
 LIMITS: [--seconds N] [--count N] [--one] [--all]";
 
@@ -25,6 +25,7 @@ enum Mode {
     Random,
     Fifty,
     Late,
+    Wrapping,
     Enumerate,
 }
 
@@ -44,6 +45,7 @@ fn parse(words: impl Iterator<Item = String>) -> Option<Args> {
             "random" => Mode::Random,
             "fifty" => Mode::Fifty,
             "late" => Mode::Late,
+            "wrapping" => Mode::Wrapping,
             "enumerate" => Mode::Enumerate,
             _ => return None,
         };
@@ -71,12 +73,13 @@ fn simulate(args: &Args, env: &Env) -> Result<String, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut limits = args.limits;
     let done = match args.mode {
-        Mode::Random | Mode::Fifty | Mode::Late => {
+        Mode::Random | Mode::Fifty | Mode::Late | Mode::Wrapping => {
             let seed = args.from.unwrap_or_else(|| env.entropy.next_u64() >> 16);
             println!("random sequences from seed {seed}");
             let draw = match args.mode {
                 Mode::Fifty => Plan::fifty,
                 Mode::Late => |seed| Plan::under_way(seed, FlushPolicy::ALL[(seed % 4) as usize]),
+                Mode::Wrapping => |seed| Plan::wrapping(seed, FlushPolicy::ALL[(seed % 4) as usize]),
                 _ => Plan::draw,
             };
             run(&|seed| Some(draw(seed)), seed, limits, threads, env)

@@ -7,6 +7,7 @@ mod create;
 mod fserver;
 mod happy;
 mod onefile;
+mod transactions;
 
 pub use args::{BenchCommand, NullArgs};
 
@@ -38,6 +39,7 @@ pub fn run(command: &BenchCommand) -> Result<(), CliError> {
         BenchCommand::Randrw(args) => onefile::randrw(args),
         BenchCommand::Torn(args) => onefile::torn(args),
         BenchCommand::Fserver(args) => fserver::run(args),
+        BenchCommand::Transactions(args) => transactions::run(args),
     }
 }
 
