@@ -38,7 +38,7 @@ pub use guard::panic_is_caught;
 pub use journal::{Journal, Transaction};
 pub use pipeline::IN_FLIGHT_MAX;
 pub use policy::{Caller, FlushPolicy};
-pub use rebuild::{Rebuilt, rebuild_home};
+pub use rebuild::{Rebuilt, read_damaged, rebuild_home};
 pub use salvage::LostKeys;
 pub use space::{SpaceStats, Wake};
 pub use stats::{FlushStats, JournalStats, StageTimes};

@@ -18,11 +18,10 @@ use super::unit::header;
 use crate::disk::{Disk, io_error};
 use crate::{Geometry, JournalClient, JournalError, guard};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, RwLock};
 use redb::StorageBackend;
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -46,36 +45,9 @@ pub struct HomeFile {
     lacked_space: AtomicBool,
     /// Another file has taken its place.
     retired: AtomicBool,
-    /// What stands in place of a block that cannot be read: the only key of a leaf.
-    marker: Option<Marker>,
-    /// Blocks that the database has read, of a file that is read past damage.
-    seen: Mutex<Seen>,
     /// Who has more segments; unset while the journal is being opened.
     owner: OnceLock<Arc<dyn JournalClient>>,
 }
-
-/// What a database has read.
-#[derive(Default)]
-pub struct Seen {
-    /// Blocks of the file.
-    pub blocks: HashSet<u64>,
-    /// One of them could not be read.
-    pub damage: bool,
-    /// Nothing counts that is read behind damage.
-    pub until_damage: bool,
-}
-
-impl Seen {
-    fn note(&mut self, blocks: Range<u64>, damaged: bool) {
-        if !(self.damage && self.until_damage) {
-            self.blocks.extend(blocks);
-        }
-        self.damage |= damaged;
-    }
-}
-
-/// A key that nobody else has.
-pub type Marker = [u8; 32];
 
 struct FileState {
     map: HomeMap,
@@ -120,16 +92,31 @@ impl HomeFile {
         Ok(Arc::new(Self::with_map(disk, geo, map, read_only, behind)))
     }
 
-    /// The same file as of its newest map, for reading past damage: nothing that is written to it goes anywhere.
-    pub fn salvage(&self, marker: Marker) -> Arc<Self> {
+    /// The same file as of its newest map, for reading past damage: nothing reaches the device.
+    pub fn salvage(&self) -> Arc<Self> {
         let map = self.state.read().map.clone();
-        let file = Self::with_map(&self.disk, &self.geo, map, true, None);
-        Arc::new(Self { marker: Some(marker), ..file })
+        Arc::new(Self::with_map(&self.disk, &self.geo, map, true, None))
     }
 
-    /// What the database has read of a file for reading past damage.
-    pub fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock()
+    /// The database's header, if there is one.
+    pub fn header(&self) -> Result<Option<AlignedBuf>, JournalError> {
+        self.pages.settle_header()
+    }
+
+    /// Reads a page of the database's.
+    pub fn page(&self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), JournalError> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.state.read().map.len);
+        end.ok_or_else(|| beyond_end(offset))?;
+        let mut page = vec![0; len];
+        self.read(offset, &mut page)?;
+        self.check_shape(offset, &page)?;
+        *out = page;
+        Ok(())
+    }
+
+    /// Where a byte of the file is on the device; 0: nowhere.
+    pub fn place(&self, offset: u64) -> u64 {
+        self.locate(&self.state.read().map, offset).0.unwrap_or(0)
     }
 
     /// An empty file in `segments` that no map on the device knows, to take the place of the one that `old` maps.
@@ -215,8 +202,6 @@ impl HomeFile {
             epoch: AtomicU64::new(0),
             lacked_space: AtomicBool::new(false),
             retired: AtomicBool::new(false),
-            marker: None,
-            seen: Mutex::default(),
             owner: OnceLock::new(),
         }
     }
@@ -586,34 +571,6 @@ pub fn error_of(error: io::Error) -> JournalError {
     }
 }
 
-/// Makes `page` a leaf of redb's with one entry: the marker, and what is damaged.
-fn mark(page: &mut [u8], marker: &Marker, error: &JournalError) -> bool {
-    /// Type, padding, number of entries, end of the key, end of the value.
-    const LEAF: usize = 12;
-    let place = if let JournalError::Damaged { offset, .. } = error { *offset } else { 0 };
-    let text = match error {
-        JournalError::Damaged { detail, .. } => detail.clone(),
-        other => other.to_string(),
-    };
-    let text = &text.as_bytes()[..text.len().min(DETAIL_MAX)];
-    let (key_end, value_end) = (LEAF + marker.len(), LEAF + marker.len() + 8 + text.len());
-    if page.len() < BLOCK_SIZE {
-        return false;
-    }
-    page.fill(0);
-    page[0] = 1;
-    page[2] = 1;
-    page[4..8].copy_from_slice(&(key_end as u32).to_le_bytes());
-    page[8..LEAF].copy_from_slice(&(value_end as u32).to_le_bytes());
-    page[LEAF..key_end].copy_from_slice(marker);
-    page[key_end..key_end + 8].copy_from_slice(&place.to_le_bytes());
-    page[key_end + 8..value_end].copy_from_slice(text);
-    true
-}
-
-/// Bytes of a marker's text.
-const DETAIL_MAX: usize = 256;
-
 impl FileUser {
     fn file(&self) -> io::Result<&HomeFile> {
         if self.epoch == self.file.epoch.load(Ordering::Acquire) {
@@ -638,14 +595,7 @@ impl StorageBackend for FileUser {
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let file = self.file()?;
         let read = file.read(offset, out).and_then(|()| file.check_shape(offset, out));
-        if file.marker.is_some() {
-            let blocks = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
-            file.seen.lock().note(blocks, read.is_err());
-        }
         let Err(error) = read else { return Ok(()) };
-        if file.marker.as_ref().is_some_and(|marker| mark(out, marker, &error)) {
-            return Ok(());
-        }
         Err(io::Error::other(guard::unreadable(error)))
     }
 

@@ -14,6 +14,7 @@ mod salvage;
 mod shape;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod unit;
 
 pub use backend::{HomeFile, Suspect};
@@ -26,7 +27,6 @@ use crate::disk::Disk;
 use crate::format::u64_at;
 use crate::layers::Merge;
 use crate::{Geometry, JournalError, Seq, Value, guard};
-use ferry_device::Entropy;
 use parking_lot::Mutex;
 use redb::{Database, ReadOnlyTable, ReadTransaction, ReadableDatabase, TableDefinition, WriteTransaction};
 use std::mem::ManuallyDrop;
@@ -248,8 +248,8 @@ impl Home {
     }
 
     /// The store as it is now, for reading past damage.
-    pub fn salvage(&self, entropy: &dyn Entropy) -> Result<Salvage, JournalError> {
-        Salvage::open(&self.file(), entropy)
+    pub fn salvage(&self) -> Result<Salvage, JournalError> {
+        Salvage::open(&self.file())
     }
 
     /// Nothing that the database still writes is to reach the device.

@@ -44,12 +44,12 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// Nothing is claimed yet.
-    pub(super) fn none(geometry: &Geometry, home: &[u32]) -> Self {
+    pub(super) fn none(geometry: &Geometry) -> Self {
         Self {
             first: geometry.segments_offset / BLOCK,
             per_segment: geometry.segment_len / BLOCK,
             segments: geometry.segment_count,
-            home: home.iter().copied().collect(),
+            home: HashSet::new(),
             claimed: Set::default(),
             contested: Set::default(),
             given: Set::default(),
@@ -58,7 +58,7 @@ impl Blocks {
 
     /// Reads all claims.
     pub(super) fn load(journal: &Journal, geometry: &Geometry, home: &[u32]) -> Result<Self, JournalError> {
-        let mut blocks = Self::none(geometry, home);
+        let mut blocks = Self { home: home.iter().copied().collect(), ..Self::none(geometry) };
         journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
             blocks.note(key, value);
             true

@@ -8,7 +8,7 @@ use crate::fsck::report::{Code, Repair};
 use crate::keys::{self, Key};
 use crate::volume::{Superblock, VolumeError};
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, rebuild_home};
+use ferry_journal::{Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, read_damaged, rebuild_home};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -116,8 +116,12 @@ fn take_from_host(dev: &Arc<dyn BlockDevice>, sb: &Superblock, segments: &[u32])
 }
 
 fn of_gap(gap: &LostKeys) -> Repair {
+    let kept = match gap.doubtful {
+        0 => String::new(),
+        keys => format!(" (but for {keys} records that may be right)"),
+    };
     let what = format!(
-        "wrote the store of all names and attributes anew, without what lies at byte {} of the volume: {}",
+        "wrote the store of all names and attributes anew, without what lies at byte {} of the volume{kept}: {}",
         gap.offset, gap.detail
     );
     let side = |key: &[u8], none: &str| match keys::parse(key) {
@@ -143,28 +147,16 @@ fn free_segments(
     geometry: &Geometry,
     env: &Env,
 ) -> Result<Option<(Vec<u32>, usize)>, VolumeError> {
-    let client = Arc::new(Segments::default());
-    let opened = Journal::open(dev.clone(), *geometry, journal_options(true, true), env.clone(), client);
-    let (journal, recovered) = match opened {
-        Ok(opened) => opened,
-        Err(JournalError::Damaged { .. } | JournalError::Home(_)) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let mut blocks = Blocks::none(geometry, &recovered.home_segments);
+    let mut blocks = Blocks::none(geometry);
     let (mut keys, mut recorded) = (0_u64, BTreeSet::new());
-    let mut visit = |key: &[u8], value: &ferry_journal::Value| {
+    let home = read_damaged(dev.clone(), *geometry, env, &mut |key, value| {
         keys += 1;
         blocks.note(key, value);
         if let Some(Key::Segment(index)) = keys::parse(key) {
             recorded.insert(index);
         }
-        true
-    };
-    journal.scan_readable(&[], &[0xff; 32], &mut visit, &mut |_| {})?;
-    if keys == 0 {
-        return Ok(None);
-    }
+    })?;
     let mut free = blocks.unclaimed();
-    free.retain(|segment| !recorded.contains(segment) && !recovered.home_segments.contains(segment));
-    Ok(Some((free.into_iter().collect(), recovered.home_segments.len())))
+    free.retain(|segment| !recorded.contains(segment) && !home.contains(segment));
+    Ok((keys > 0).then(|| (free.into_iter().collect(), home.len())))
 }
