@@ -60,7 +60,9 @@ for number in (errno.EROFS, errno.EIO):
     else:
         sys.exit(f"no {errno.errorcode[number]}")
 PY
-  timeout 60 "$ferry" umount --force "$scratch/mnt" || true
+  # Nor does the unmount say that all is well.
+  if timeout 60 "$ferry" umount "$scratch/mnt" 2>"$scratch/said"; then return 1; fi
+  grep 'unmounted, but not everything could be written' "$scratch/said"
   umount -l "$scratch/null"
   mountpoint -q "$scratch/mnt" && return 1
   return 0
