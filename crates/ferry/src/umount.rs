@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use ferry_fuse::Unmount;
 
 use crate::cli::UmountArgs;
-use crate::control::sync_volume;
+use crate::control::{explain, open, read_stats};
 use crate::error::CliError;
 use crate::holder::Holder;
 use crate::mounts::{self, Mount};
@@ -43,7 +43,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
 fn sync(mount: &Mount, args: &UmountArgs) -> Result<Result<(), CliError>, CliError> {
     let (tell, told) = mpsc::channel();
     let (target, timeout) = (mount.target.clone(), args.timeout.unwrap_or(UmountArgs::TIMEOUT));
-    let asking = move || drop(tell.send(sync_volume(&target)));
+    let asking = move || drop(tell.send(write_everything(&target)));
     std::thread::Builder::new()
         .name("ferry-sync".into())
         .spawn(asking)
@@ -60,6 +60,22 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<Result<(), CliError>, CliErr
             timeout.as_secs()
         ))),
     }
+}
+
+/// As `ferry sync`; but write-back that failed before, of which each descriptor of the file has been told, does not count. The kernel would
+/// report it once more, so the daemon is asked whether it took all that the kernel has handed over now.
+fn write_everything(target: &Path) -> Result<(), CliError> {
+    let file = open(target)?;
+    let refused = || {
+        let stats = read_stats(target)?;
+        Ok::<_, CliError>(stats["fuse"]["operations"]["write"]["errors"].as_u64().unwrap_or_default())
+    };
+    let before = refused()?;
+    let handed_over = rustix::fs::syncfs(&file);
+    if refused()? > before {
+        handed_over.map_err(|e| explain(target, "cannot sync", e.into()))?;
+    }
+    ferry_fuse::control::sync(&file).map_err(|e| explain(target, "cannot sync", e))
 }
 
 fn wait(holder: &Holder, mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {
