@@ -60,10 +60,42 @@ for number in (errno.EROFS, errno.EIO):
     else:
         sys.exit(f"no {errno.errorcode[number]}")
 PY
-  timeout 60 "$ferry" umount --force "$scratch/mnt" || true
+  # Nor does the unmount say that all is well.
+  if timeout 60 "$ferry" umount "$scratch/mnt" 2>"$scratch/said"; then return 1; fi
+  grep 'unmounted, but not everything could be written' "$scratch/said"
   umount -l "$scratch/null"
   mountpoint -q "$scratch/mnt" && return 1
   return 0
+}
+
+# requests_of_null OPERATION: so many of them the null file system has been asked for.
+requests_of_null() { "$ferry" stats "$scratch/null" --json | python3 -c '
+import json, sys
+print(json.load(sys.stdin)["fuse"]["operations"].get(sys.argv[1], {"count": 0})["count"])' "$1"; }
+
+# flushes_of COMMAND…: each of the 20 times that it runs, the file below the volume is written and then fsynced.
+flushes_of() {
+  local n before
+  for n in $(seq 20); do
+    before="$(requests_of_null write) $(requests_of_null fsync)"
+    "$@" "$n"
+    read -r writes fsyncs <<<"$before"
+    [ "$(requests_of_null write)" -gt "$writes" ] && [ "$(requests_of_null fsync)" -gt "$fsyncs" ] || { say "$*: nothing was flushed"; return 1; }
+  done
+}
+
+fsynced() { dd if=/dev/urandom of="$scratch/mnt/fsynced $1" bs=5k count=1 conv=fsync status=none; }
+datasynced() { dd if=/dev/urandom of="$scratch/mnt/datasynced $1" bs=5k count=1 oflag=dsync status=none; }
+made() { mkdir "$scratch/mnt/made $1"; python3 -c 'import os, sys; os.fsync(os.open(sys.argv[1], os.O_RDONLY))' "$scratch/mnt"; }
+
+# What is answered as durable has been flushed by the host: a daemon that is killed does not show it.
+durable_is_flushed() {
+  local way
+  stalling_volume
+  for way in fsynced datasynced made; do flushes_of "$way"; done
+  unmount_volume "$scratch/mnt"
+  umount "$scratch/null"
+  wait "$null_pid"
 }
 
 # Stores to mapped memory of a file with a hole find no space when the kernel writes them back: every descriptor hears of it once.
@@ -108,6 +140,7 @@ PY
 suite_sync() {
   say "--- fsyncs on a device that stalls, fails or is full"
   check "cargo build --release: its programs" 900 cargo build --release --quiet --package ferry-bench --examples
+  check "what is durable has been flushed below" 60 durable_is_flushed
   check "$1 fsyncs wait for a device that stalls" 180 stalled_fsyncs "$1" 2
   check "$1 fsyncs wait, and the device is gone" 180 lost_device "$1" 1
   check "write-back without space is told to each descriptor once" 60 no_space_in_write_back

@@ -115,6 +115,26 @@ fn a_flush_that_lies_is_noticed_and_shrunk() {
     assert!(Plan { flush_lies: false, ..small }.run_apart().is_ok(), "the device is to blame");
 }
 
+/// As the program tells it: the number that it prints is enough to see the same failure, shrunk the same way.
+#[test]
+fn the_program_shrinks_a_failure_and_its_number_repeats_it() {
+    let crash = |args: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_crash")).args(args).output();
+        let output = output.expect("the program is there");
+        (output.status.code(), String::from_utf8(output.stderr).expect("text"))
+    };
+    for mode in [&["fifty"][..], &["late"], &["enumerate", "--length", "2"]] {
+        let (code, told) = crash(&[mode, &["--lie", "--from", "0", "--count", "1000"]].concat());
+        assert_eq!(code, Some(1), "{mode:?}: {told}");
+        let number = told.strip_prefix("number ").and_then(|rest| rest.split(' ').next()).expect("a number");
+        assert!(told.contains("\nshrunk:\nseed "), "{told}");
+        let again = crash(&[mode, &["--lie", "--from", number, "--one"]].concat());
+        assert_eq!(again, (Some(1), told), "{mode:?}");
+        let (code, told) = crash(&[mode, &["--from", number, "--one"]].concat());
+        assert_eq!(code, Some(0), "{mode:?}: the device was to blame: {told}");
+    }
+}
+
 /// Sequences that once failed, shrunk; each says what went wrong.
 #[test]
 fn what_once_failed_stays_right() {
