@@ -1,9 +1,9 @@
 //! Reading what the journal keeps on the device, while everything goes on, to see whether it is still what was written.
 
-use crate::{Journal, JournalError};
 use crate::format::LOG_BLOCK;
 use crate::home::{HomeFile, Suspect};
 use crate::recovery::Reader;
+use crate::{Journal, JournalError};
 use std::sync::Arc;
 
 /// Called after each read with the bytes that it took; may wait. `false` ends the reading.

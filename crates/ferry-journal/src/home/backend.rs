@@ -11,9 +11,11 @@ mod verify;
 pub use verify::Suspect;
 
 use super::buffer::WriteBuffer;
+use super::links::Links;
 use super::map::{Behind, HomeMap};
 use super::pages::Pages;
 use super::shape::is_sound;
+use super::tree::{Header, NOT_THE_ONE, Tree, Walk};
 use super::unit::header;
 use crate::disk::{Disk, io_error};
 use crate::{Geometry, JournalClient, JournalError, guard};
@@ -37,6 +39,8 @@ pub struct HomeFile {
     broken_slot: Option<u64>,
     /// Written, and not yet handed to the device.
     buffer: WriteBuffer,
+    /// What pages say of those below them.
+    links: Links,
     /// Held over a sync, so that the slots are written one at a time; readers do not want it.
     syncing: Mutex<()>,
     /// Users of an older epoch have failed and write no more.
@@ -162,12 +166,11 @@ impl HomeFile {
     }
 
     /// Sees to it, before a database is opened, that both copies of its header are the same, and that it makes sense.
-    pub fn check_header(&self) -> Result<(), JournalError> {
+    pub fn check_header(self: &Arc<Self>) -> Result<(), JournalError> {
         let Some(block) = self.pages.settle_header()? else { return Ok(()) };
-        let state = self.state.read();
-        let Some(detail) = header::senseless(&block, state.map.len) else { return Ok(()) };
-        let offset = state.map.first().map_or(0, |segment| self.pages.segments().place(segment));
-        Err(JournalError::Damaged { what: "home store", offset, detail: detail.to_owned() })
+        let senseless = header::senseless(&block, self.state.read().map.len);
+        self.learn_links(&block);
+        senseless.map_or(Ok(()), |detail| Err(self.damaged(0, detail)))
     }
 
     fn with_map(
@@ -198,6 +201,7 @@ impl HomeFile {
                 .filter(|behind| behind.broken)
                 .map(|behind| HomeMap::slot_offset(geo, behind.slot)),
             buffer: WriteBuffer::default(),
+            links: Links::default(),
             syncing: Mutex::new(()),
             epoch: AtomicU64::new(0),
             lacked_space: AtomicBool::new(false),
@@ -224,6 +228,7 @@ impl HomeFile {
     /// Takes the map from the device again, after a failed database. What the lost one had attached becomes spare.
     pub fn reload(&self, read_only: bool) -> Result<(), JournalError> {
         self.buffer.clear();
+        self.links.clear();
         let (map, behind) = HomeMap::read(&self.disk, &self.geo)?;
         let mut state = self.state.write();
         let named: HashSet<u32> = map.segments().chain(state.dropped.iter().copied()).collect();
@@ -442,17 +447,40 @@ impl HomeFile {
 
     /// All that the database reads are pages, but its header.
     fn check_shape(&self, offset: u64, page: &[u8]) -> Result<(), JournalError> {
-        let state = self.state.read();
-        if offset == 0 || is_sound(page, state.map.len) {
+        if offset == 0 || is_sound(page, self.state.read().map.len) {
             return Ok(());
         }
-        let place = self.locate(&state.map, offset).0;
-        let detail = "a page makes no sense to the database".to_owned();
-        Err(JournalError::Damaged { what: "home store", offset: place.unwrap_or(0), detail })
+        Err(self.damaged(offset, "a page makes no sense to the database"))
+    }
+
+    fn damaged(&self, offset: u64, detail: &str) -> JournalError {
+        JournalError::Damaged { what: "home store", offset: self.place(offset), detail: detail.to_owned() }
+    }
+
+    /// Reads what the database asks for.
+    fn read_page(&self, offset: u64, out: &mut [u8]) -> Result<(), JournalError> {
+        self.read(offset, out)?;
+        self.check_shape(offset, out)?;
+        if offset == 0 || self.links.check(offset / BLOCK, out) {
+            return Ok(());
+        }
+        Err(self.damaged(offset, NOT_THE_ONE))
+    }
+
+    /// Learns from the header and the table of tables which pages belong where; the pages below say more as they are read.
+    fn learn_links(self: &Arc<Self>, header: &[u8]) {
+        let Some(header) = Header::decode(header) else { return };
+        self.links.learn(header.links());
+        for own in [false, true] {
+            let tables = Walk::tables(self, &header, own, &mut |_| {});
+            self.links.learn(tables.iter().filter_map(Tree::link).collect());
+        }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let end = offset.checked_add(data.len() as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.state.read().map.len);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.links.write(offset / BLOCK..end.div_ceil(BLOCK));
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
@@ -594,8 +622,7 @@ impl StorageBackend for FileUser {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let file = self.file()?;
-        let read = file.read(offset, out).and_then(|()| file.check_shape(offset, out));
-        let Err(error) = read else { return Ok(()) };
+        let Err(error) = file.read_page(offset, out) else { return Ok(()) };
         Err(io::Error::other(guard::unreadable(error)))
     }
 

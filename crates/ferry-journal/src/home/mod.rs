@@ -6,6 +6,7 @@
 mod backend;
 mod batches;
 mod buffer;
+mod links;
 pub mod map;
 mod pages;
 mod place;
@@ -24,7 +25,7 @@ pub use salvage::{Found, Salvage};
 pub use unit::unit_bytes;
 
 use crate::disk::Disk;
-use crate::format::u64_at;
+use crate::format::{POSITION_END, u64_at};
 use crate::layers::Merge;
 use crate::{Geometry, JournalError, Seq, Value, guard};
 use parking_lot::Mutex;
@@ -77,11 +78,12 @@ impl HomeState {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        (bytes.len() == STATE_LEN).then(|| Self {
+        let state = (bytes.len() == STATE_LEN).then(|| Self {
             point: Point { seq: Seq(u64_at(bytes, 0)), position: u64_at(bytes, 8), id: u64_at(bytes, 16) },
             live_bytes: u64_at(bytes, 24),
             clean: bytes[32] != 0,
-        })
+        });
+        state.filter(|state| state.point.seq.0 < POSITION_END && state.point.position < POSITION_END)
     }
 }
 

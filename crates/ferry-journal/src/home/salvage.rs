@@ -74,7 +74,8 @@ impl Salvage {
     pub fn next(&mut self) -> Option<Found> {
         loop {
             match self.ready.pop_front() {
-                Some(Found::Key { key, .. }) if self.newest.as_ref().is_some_and(|newest| *newest >= key) => {}
+                Some(Found::Key { key, .. }) if self.newest.as_ref().is_some_and(|newest| *newest >= key) => {
+                }
                 Some(Found::Key { key, value, doubtful }) => {
                     self.newest = Some(key.clone());
                     return Some(Found::Key { key, value, doubtful });

@@ -23,6 +23,8 @@ const TREES: [(usize, KeyShape); 3] = [
     // Pages that transactions freed: a transaction, a part of its list. Both are far from their types' limits.
     (16, |key| key[6..8] == [0; 2] && key[12..] == [0; 4]),
 ];
+/// Bytes of the keys of those trees.
+pub const KEY_WIDTHS: [usize; 3] = [TREES[0].0, TREES[1].0, TREES[2].0];
 /// Type, padding, number of entries.
 const LEAF_HEADER: usize = 4;
 /// The same, padded.

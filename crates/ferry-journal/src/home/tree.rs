@@ -5,6 +5,7 @@
 //! branches may still lead to pages that are whole, and its entries may still be right: what to believe, the reader decides.
 
 use super::backend::HomeFile;
+use super::shape::KEY_WIDTHS;
 use super::unit::header::REGION_PAGES;
 use crate::JournalError;
 use crate::format::{u16_at, u32_at, u64_at};
@@ -31,6 +32,8 @@ const SLOT_SUM: usize = 112;
 /// The slot that counts; one of redb's flags beside it must be known.
 const PRIMARY: u8 = 1;
 const FLAGS: u8 = 7;
+/// What a page is that does not match the checksum which the page above it has of it.
+pub const NOT_THE_ONE: &str = "it is not the page that belongs there";
 /// A page has at most 2^12 blocks: the longest value of ours, or of the allocator's state, takes far fewer.
 const ORDER_MAX: u32 = 12;
 /// Levels on the way to the first key below a page.
@@ -47,6 +50,11 @@ impl Link {
     fn decode(bytes: &[u8]) -> Self {
         let (low, high) = (u64_at(bytes, NUMBER), u64_at(bytes, NUMBER + 8));
         Self { number: u64_at(bytes, 0), sum: u128::from(high) << 64 | u128::from(low) }
+    }
+
+    /// The page's first block in the file, and its checksum.
+    fn known(self) -> Option<(u64, u128)> {
+        Some((place(self.number)?.0 / BLOCK, self.sum))
     }
 }
 
@@ -80,6 +88,11 @@ impl Tree {
         let root = (value[AT] != 0).then(|| Link::decode(&value[AT + 1..after]));
         Some(Self { name: name.into(), root, widths: Widths { key: width(after), value: width(after + 5) } })
     }
+
+    /// Its first page, by that page's first block in the file.
+    pub fn link(&self) -> Option<(u64, u128)> {
+        self.root.and_then(Link::known)
+    }
 }
 
 /// The database's header.
@@ -108,6 +121,19 @@ impl Header {
         let root = |n: usize| (slot[PRESENT[n]] != 0).then(|| Link::decode(&slot[ROOTS[n]..]));
         Some(Self { roots: [root(0), root(1)], problem })
     }
+
+    /// The pages that it leads to, by their first blocks in the file.
+    pub fn links(&self) -> Vec<(u64, u128)> {
+        self.roots.into_iter().flatten().filter_map(Link::known).collect()
+    }
+}
+
+/// The pages below `page`, by their first blocks in the file, if it matches its checksum as a page of any tree.
+pub fn judge(page: &[u8], sum: u128) -> Option<Vec<(u64, u128)>> {
+    let node = |key| Node { bytes: page, widths: Widths { key, value: None } };
+    let mut nodes = std::iter::once(None).chain(KEY_WIDTHS.map(Some)).map(node);
+    let node = nodes.find(|node| node.matches(sum))?;
+    Some(node.children().into_iter().filter_map(Link::known).collect())
 }
 
 /// Where a page begins in the file, and its length, in bytes.
@@ -138,17 +164,24 @@ pub struct Page {
     widths: Widths,
 }
 
-impl Page {
+/// The bytes of a page, of a tree of these widths.
+#[derive(Clone, Copy)]
+struct Node<'p> {
+    bytes: &'p [u8],
+    widths: Widths,
+}
+
+impl Node<'_> {
     fn u32_in(&self, at: usize) -> Option<usize> {
         self.bytes.get(at..at + 4).map(|bytes| u32_at(bytes, 0) as usize)
     }
 
     fn count(&self) -> usize {
-        if self.bytes.is_empty() { 0 } else { usize::from(u16_at(&self.bytes, 2)) }
+        if self.bytes.len() < BLOCK_SIZE { 0 } else { usize::from(u16_at(self.bytes, 2)) }
     }
 
-    fn is_branch(&self) -> bool {
-        self.bytes.first() == Some(&BRANCH)
+    fn is(&self, kind: u8) -> bool {
+        self.bytes.first() == Some(&kind)
     }
 
     /// Where the `n`th of the parts of one kind lies: parts of `width` bytes stand side by side from `from` on, or each ends where a
@@ -178,18 +211,19 @@ impl Page {
         Some((key(n)?, self.part(n, self.widths.value, values_from, values_at)?))
     }
 
-    /// Bytes that its checksum covers.
-    fn end(&self) -> Option<usize> {
-        let last = self.count().checked_sub(1)?;
-        match self.bytes[0] {
+    /// It matches this checksum, which covers all of it that is used.
+    fn matches(&self, sum: u128) -> bool {
+        let last = self.count().checked_sub(1);
+        let end = last.and_then(|last| match self.bytes[0] {
             LEAF => Some(self.entry(last)?.1.end),
             BRANCH => Some(self.branch_key(last)?.end),
             _ => None,
-        }
+        });
+        end.and_then(|end| self.bytes.get(..end)).is_some_and(|used| XxHash3_128::oneshot(used) == sum)
     }
 
     fn children(&self) -> Vec<Link> {
-        if !self.is_branch() {
+        if !self.is(BRANCH) {
             return Vec::new();
         }
         let count = self.count() + 1;
@@ -200,15 +234,22 @@ impl Page {
         };
         (0..count).filter_map(link).collect()
     }
+}
+
+impl Page {
+    fn node(&self) -> Node<'_> {
+        Node { bytes: &self.bytes, widths: self.widths }
+    }
 
     /// The entries of a leaf that can be where they are, in the order of their keys.
     pub fn entries(&self) -> Vec<(&[u8], &[u8])> {
-        let count = if self.bytes.first() == Some(&LEAF) { self.count() } else { 0 };
+        let node = self.node();
+        let count = if node.is(LEAF) { node.count() } else { 0 };
         let [low, high] = &self.bounds;
         let inside = |key: &[u8]| {
             low.as_ref().is_none_or(|low| key > &**low) && high.as_ref().is_none_or(|high| key <= &**high)
         };
-        let found = (0..count).filter_map(|n| self.entry(n)).map(|(k, v)| (&self.bytes[k], &self.bytes[v]));
+        let found = (0..count).filter_map(|n| node.entry(n)).map(|(k, v)| (&self.bytes[k], &self.bytes[v]));
         let mut entries: Vec<_> = found.filter(|(key, _)| inside(key)).collect();
         if self.doubtful {
             entries.sort_by_key(|(key, _)| *key);
@@ -273,9 +314,8 @@ impl Walk {
         };
         let place = unreadable.unwrap_or_else(|| self.file.place(offset));
         let mut page = Page { blocks, place, problem, doubtful, bounds, bytes, widths: self.widths };
-        let whole = page.end().and_then(|end| page.bytes.get(..end)).map(XxHash3_128::oneshot);
-        if page.problem.is_none() && whole != Some(link.sum) {
-            page.problem = Some("it is not the page that belongs there".to_owned());
+        if page.problem.is_none() && !page.node().matches(link.sum) {
+            page.problem = Some(NOT_THE_ONE.to_owned());
         }
         page.doubtful |= page.problem.is_some();
         page
@@ -283,12 +323,12 @@ impl Walk {
 
     /// What the page leads to. What a doubtful page says of the keys below it is not believed.
     fn descend(&mut self, page: &Page) {
-        let mut links = page.children();
+        let mut links = page.node().children();
         if page.doubtful {
             links.retain(|link| self.strays.insert(link.number));
             self.in_order(&mut links);
         }
-        let key = |n: usize| page.branch_key(n).map(|range| Arc::from(&page.bytes[range]));
+        let key = |n: usize| page.node().branch_key(n).map(|range| Arc::from(&page.bytes[range]));
         let last = links.len().saturating_sub(1);
         let steps: Vec<Step> = (0..)
             .zip(links)
@@ -320,7 +360,7 @@ impl Walk {
     fn first_key(&self, mut link: Link) -> Option<Vec<u8>> {
         for _ in 0..DEPTH_MAX {
             let page = self.read(Step { link, bounds: [None, None], doubtful: true });
-            match page.children().first() {
+            match page.node().children().first() {
                 Some(first) => link = *first,
                 None => return page.entries().first().map(|(key, _)| key.to_vec()),
             }

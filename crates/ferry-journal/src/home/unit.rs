@@ -235,9 +235,7 @@ pub mod header {
         match () {
             () if block[..4] != *b"redb" => Some("it is no header of redb's"),
             () if page != 4096 => Some("its pages are not blocks"),
-            () if max != REGION_PAGES || header != 0 => {
-                Some("its regions are not of the usual length")
-            }
+            () if max != REGION_PAGES || header != 0 => Some("its regions are not of the usual length"),
             () if pages.saturating_mul(page) > len => Some("it describes more pages than the file has"),
             () => None,
         }

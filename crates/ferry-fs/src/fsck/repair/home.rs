@@ -8,7 +8,9 @@ use crate::fsck::report::{Code, Repair};
 use crate::keys::{self, Key};
 use crate::volume::{Superblock, VolumeError};
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, read_damaged, rebuild_home};
+use ferry_journal::{
+    Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, read_damaged, rebuild_home,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
