@@ -6,7 +6,7 @@ mod grow_support;
 
 use ferry_device::BlockDevice;
 use ferry_fs::volume::{LOG_MIN, SUPERBLOCK_PLACES, read_superblock_copies};
-use ferry_fs::{Errno, Filesystem, ROOT};
+use ferry_fs::{Errno, Filesystem, LocalFs, ROOT};
 use ferry_sim::device::{SimDevice, SimRng};
 use grow_support::{Files, ME, assert_clean, contents, format, grow, log_len, make, open, read, sync};
 use std::sync::Arc;
