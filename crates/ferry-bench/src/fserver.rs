@@ -128,6 +128,7 @@ pub fn in_process(options: &Options, volume: &VolumeOptions, logs: &[LogOptions]
         name: "fserver".into(),
         group: String::new(),
         x: None,
+        x_label: "",
         reference,
         variants: logs.len(),
         open: Box::new(move || {

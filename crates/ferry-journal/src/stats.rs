@@ -108,6 +108,8 @@ pub struct FlushStats {
     pub held_callers: u64,
     /// How long commits were held, together.
     pub hold_time: Duration,
+    /// Commits that were sealed beside the flush of the one before.
+    pub beside: u64,
 }
 
 /// The counters as they run.

@@ -171,6 +171,7 @@ struct Flush {
     holds_in_vain: u64,
     held_callers: u64,
     hold_time_ns: u64,
+    beside: u64,
 }
 
 impl Flush {
@@ -185,6 +186,7 @@ impl Flush {
             holds_in_vain: s.flush.holds_in_vain,
             held_callers: s.flush.held_callers,
             hold_time_ns: nanos(s.flush.hold_time),
+            beside: s.flush.beside,
         }
     }
 }
