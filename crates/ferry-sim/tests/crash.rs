@@ -129,7 +129,7 @@ fn the_program_shrinks_a_failure_and_its_number_repeats_it() {
         let number = told.strip_prefix("number ").and_then(|rest| rest.split(' ').next()).expect("a number");
         assert!(told.contains("\nshrunk:\nseed "), "{told}");
         let again = crash(&[mode, &["--lie", "--from", number, "--one"]].concat());
-        assert_eq!(again, (Some(1), told), "{mode:?}");
+        assert_eq!(again, (Some(1), told.clone()), "{mode:?}");
         let (code, told) = crash(&[mode, &["--from", number, "--one"]].concat());
         assert_eq!(code, Some(0), "{mode:?}: the device was to blame: {told}");
     }
