@@ -1,13 +1,13 @@
 //! The check proper: takes every key of the view in order, judges what can be judged on the spot, and keeps what needs the
 //! whole (names, blocks in use) in compact tables.
 
-use super::inode::{Current, INO_END};
+use super::inode::Current;
 use super::report::{Code, Finding, Findings, Holdings, Losses};
 use super::space::Space;
 use super::tree::Tree;
 use super::verify::Verifier;
 use crate::api::Ino;
-use crate::keys::{self, BLOCK, BadRecord, Counters, Key, Number, Segment};
+use crate::keys::{self, BLOCK, BadRecord, Counters, INO_END, Key, Number, Segment};
 use ferry_journal::Geometry;
 use std::collections::HashSet;
 

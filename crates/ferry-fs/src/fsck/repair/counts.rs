@@ -3,10 +3,9 @@
 use super::edits::Writer;
 use super::rows::{DIRECTORY, Row, Rows};
 use crate::api::{Ino, ROOT};
-use crate::fsck::inode::INO_END;
 use crate::fsck::report::{Code, Repair};
 use crate::fsck::space::Space;
-use crate::keys::{self, Counters, Extent, InodeRecord, Key, Number, Segment};
+use crate::keys::{self, Counters, Extent, INO_END, InodeRecord, Key, Number, Segment};
 use ferry_journal::{Geometry, Journal, JournalError};
 use std::collections::HashSet;
 

@@ -4,9 +4,8 @@
 use super::edits::{Change, Room, Writer};
 use super::rows::{DIRECTORY, Row, Rows, kind_bits};
 use crate::api::{Ino, ROOT, Timestamp};
-use crate::fsck::inode::INO_END;
 use crate::fsck::report::{Code, Repair};
-use crate::keys::{self, Counters, Dentry, InodeRecord, Key};
+use crate::keys::{self, Counters, Dentry, INO_END, InodeRecord, Key};
 use ferry_journal::{Journal, JournalError};
 
 /// Where files without a name are put, in the root.
