@@ -169,7 +169,11 @@ fn a_request_fails_while_the_log_grows() {
                 }
                 after += 1;
             }
-            assert_eq!(failed > 0, after > 0 && !survives(op), "{kind:?}, side {side}, {op:?}: {failed} of {after}");
+            assert_eq!(
+                failed > 0,
+                after > 0 && !survives(op),
+                "{kind:?}, side {side}, {op:?}: {failed} of {after}"
+            );
         }
     }
 }
