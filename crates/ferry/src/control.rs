@@ -95,11 +95,15 @@ fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
 
 /// To stdout; a reader that has seen enough (`| head`) is no error.
 pub fn print(text: &str) -> Result<(), CliError> {
+    is_read(text).map(drop)
+}
+
+/// As [`print`]; `false` when nobody reads any more.
+pub fn is_read(text: &str) -> Result<bool, CliError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CliError::Failed(format!("cannot write to stdout: {e}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(CliError::Failed(format!("cannot write to stdout: {e}"))),
     }
 }
 

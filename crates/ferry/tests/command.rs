@@ -204,6 +204,19 @@ fn the_flush_policy_is_an_option_and_can_be_tuned() {
 }
 
 #[test]
+fn top_ends_when_nobody_reads_it() {
+    let place = Place::new();
+    place.mount();
+    let mnt = place.mnt();
+    fails(&ferry(&["top", path(&mnt), "--interval", "0ms"]), 2, "at least 50ms");
+    let script = r#"{ timeout 20 "$0" top "$1" --interval 50ms; echo "exit $?" >&2; } | head -n 1"#;
+    let seen = Command::new("sh").args(["-c", script, FERRY, path(&mnt)]).output().expect("a shell");
+    assert!(String::from_utf8_lossy(&seen.stdout).contains("inodes"), "{seen:?}");
+    assert_eq!(String::from_utf8_lossy(&seen.stderr), "exit 0\n");
+    ok(&ferry(&["umount", path(&mnt)]));
+}
+
+#[test]
 fn the_virtual_bench_prints_each_cell() {
     let line =
         ["bench", "fsync-happy", "--virtual", "--flush-time", "2ms", "--callers", "1,4", "--json", "-"];
