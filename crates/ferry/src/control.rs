@@ -81,7 +81,8 @@ fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
     }
     match ferry_fuse::control::grow_log(file, bytes) {
         Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => refused(
-            "the end of the volume, where the longer log would be, is in use or needed: choose a smaller log"
+            "there is no room for the longer log: the end of the volume, where it would be, is in use or needed, or what the \
+             volume lies on is full. Choose a smaller log, or make room"
                 .into(),
         ),
         Err(e) => match log(&read_stats(path)?) {
@@ -95,11 +96,15 @@ fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
 
 /// To stdout; a reader that has seen enough (`| head`) is no error.
 pub fn print(text: &str) -> Result<(), CliError> {
+    is_read(text).map(drop)
+}
+
+/// As [`print`]; `false` when nobody reads any more.
+pub fn is_read(text: &str) -> Result<bool, CliError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CliError::Failed(format!("cannot write to stdout: {e}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(CliError::Failed(format!("cannot write to stdout: {e}"))),
     }
 }
 
