@@ -126,11 +126,15 @@ fn the_program_shrinks_a_failure_and_its_number_repeats_it() {
     for mode in [&["fifty"][..], &["late"], &["enumerate", "--length", "2"]] {
         let (code, told) = crash(&[mode, &["--lie", "--from", "0", "--count", "1000"]].concat());
         assert_eq!(code, Some(1), "{mode:?}: {told}");
-        let number = told.strip_prefix("number ").and_then(|rest| rest.split(' ').next()).expect("a number");
+        let number = told
+            .strip_prefix("number ")
+            .and_then(|rest| rest.split(' ').next())
+            .expect("a number")
+            .to_owned();
         assert!(told.contains("\nshrunk:\nseed "), "{told}");
-        let again = crash(&[mode, &["--lie", "--from", number, "--one"]].concat());
-        assert_eq!(again, (Some(1), told.clone()), "{mode:?}");
-        let (code, told) = crash(&[mode, &["--from", number, "--one"]].concat());
+        let again = crash(&[mode, &["--lie", "--from", &number, "--one"]].concat());
+        assert_eq!(again, (Some(1), told), "{mode:?}");
+        let (code, told) = crash(&[mode, &["--from", &number, "--one"]].concat());
         assert_eq!(code, Some(0), "{mode:?}: the device was to blame: {told}");
     }
 }

@@ -47,6 +47,7 @@ pub struct HomeMap {
 /// The slot that does not hold the newest map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Behind {
+    /// 0 or 1.
     pub slot: u64,
     /// It holds no whole map: a write of it was cut off, or it was damaged since.
     pub broken: bool,
