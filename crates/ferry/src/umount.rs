@@ -21,10 +21,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(place.clone()))?;
     mounts::must_be_reached(&mount)?;
     let holder = Holder::of(&mount.source);
-    let synced = match holder {
-        Some(_) if !args.force && !args.lazy => sync(&mount, args)?,
-        _ => Ok(()),
-    };
+    let synced = if args.force || args.lazy { Ok(()) } else { sync(&mount, args)? };
     detach(&mount, args)?;
     match holder {
         Some(holder) if args.force => end_hung(&holder, &mount, args),
@@ -65,6 +62,9 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<Result<(), CliError>, CliErr
 /// As `ferry sync`; but write-back that failed before, of which each descriptor of the file has been told, does not count. The kernel would
 /// report it once more, so the daemon is asked whether it took all that the kernel has handed over now.
 fn write_everything(target: &Path) -> Result<(), CliError> {
+    if is_dead(target) {
+        return Ok(());
+    }
     let file = open(target)?;
     let refused = || {
         let stats = read_stats(target)?;
@@ -119,12 +119,16 @@ pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
     if !mount.is_ferry() || Holder::of(&mount.source).is_some() {
         return Ok(false);
     }
-    // Attributes would come from the kernel's cache, as if the daemon were alive; totals are always asked for.
-    let dead = rustix::fs::statvfs(target).is_err_and(|e| mounts::says_dead(&e.into()));
+    let dead = is_dead(target);
     if dead {
         ferry_fuse::unmount(target, Unmount::Lazy).map_err(|e| CliError::Failed(e.to_string()))?;
     }
     Ok(dead)
+}
+
+/// Whether the daemon behind a mount is gone. Attributes would come from the kernel's cache, as if it were alive; totals are always asked for.
+fn is_dead(target: &Path) -> bool {
+    rustix::fs::statvfs(target).is_err_and(|e| mounts::says_dead(&e.into()))
 }
 
 fn detach(mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {
