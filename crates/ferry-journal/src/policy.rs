@@ -5,7 +5,8 @@
 //!
 //! * P1: while nothing is in flight, a caller waits for company only under a deadline.
 //! * P2: a lone caller never waits: who is waited for was released by an earlier crossing together with, or beside,
-//!   whoever waits, and has twice in a row come back sooner than a crossing takes.
+//!   whoever waits, and has twice in a row come back soon: within a crossing, or two where there are few callers (of many, the last
+//!   one comes late, and all others would wait for it).
 //! * P3: a hold that was in vain doubles the number of crossings until the next one, so being wrong about what callers
 //!   will do costs less and less.
 //! * P4: two callers wait for each other only where it pays. While they come back and their record is written, the device has no
@@ -26,6 +27,8 @@ const HABITS_MAX: usize = 1024;
 const TRUSTED: u8 = 2;
 /// Landings that say how many callers there are: who has a flush of its own is among those whom so many released.
 const RECENT: usize = 4;
+/// Callers are few up to this number.
+const FEW: usize = 4;
 /// Crossings without a hold after one in vain, at most.
 const SKIP_MAX: u32 = 63;
 
@@ -158,6 +161,8 @@ pub struct Dispatcher {
     slowest: Option<Duration>,
     /// Callers whom the last landings released.
     recent: VecDeque<Vec<Caller>>,
+    /// How many they are, up to a little more than [`FEW`].
+    company: usize,
     /// Flushes follow each other: nobody is waited for (P4).
     beside: bool,
     landed_at: Duration,
@@ -205,6 +210,7 @@ impl Dispatcher {
             back: Average::default(),
             slowest: None,
             recent: VecDeque::new(),
+            company: 0,
             beside: false,
             landed_at: Duration::ZERO,
             awaited: HashSet::new(),
@@ -250,7 +256,7 @@ impl Dispatcher {
 
     /// Somebody asks for durability and has to wait; `boards` the context being collected, or joins one under way.
     pub fn came(&mut self, now: Duration, caller: Caller, boards: bool) {
-        let soon = self.crossing.get();
+        let soon = self.patience();
         if let Some(habit) = self.habits.get_mut(&caller) {
             let after = now.saturating_sub(habit.released_at);
             habit.trust = if after <= soon { TRUSTED.min(habit.trust + 1) } else { 0 };
@@ -302,7 +308,12 @@ impl Dispatcher {
     }
 
     fn held_until(&self) -> Duration {
-        self.landed_at + self.crossing.get()
+        self.landed_at + self.patience()
+    }
+
+    /// How long after a landing callers are expected back.
+    fn patience(&self) -> Duration {
+        self.crossing.get() * if self.company <= FEW { 2 } else { 1 }
     }
 
     fn delayed_until(&self, avg_flush: Duration) -> Option<Duration> {
@@ -376,11 +387,11 @@ impl Dispatcher {
             self.back.add(slowest);
         }
         self.recent.truncate(RECENT - 1);
-        self.recent.push_front(released.iter().copied().take(3).collect());
-        let callers: HashSet<_> = self.recent.iter().flatten().collect();
+        self.recent.push_front(released.iter().copied().take(FEW + 1).collect());
+        self.company = self.recent.iter().flatten().collect::<HashSet<_>>().len();
         // Who is waited for comes back later than one who is not, because both use the same processors.
         let back = if self.beside { 2 * self.back.get() } else { self.back.get() };
-        self.beside = callers.len() == 2 && self.flush.get() < self.write.get() + back;
+        self.beside = self.company == 2 && self.flush.get() < self.write.get() + back;
     }
 
     /// Nobody is on board any more: they were told of a failure.
