@@ -69,6 +69,7 @@ fn open(dev: &Arc<dyn BlockDevice>, geo: Geometry, env: &Env) -> Result<(Journal
         log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 64 << 20,
+        reads_all: false,
         read_only: false,
         background: true,
         accept_damage: false,

@@ -13,7 +13,7 @@ pub use verify::Suspect;
 use super::buffer::WriteBuffer;
 use super::map::HomeMap;
 use super::pages::Pages;
-use super::shape::is_sound;
+use super::shape::{children, is_sound};
 use super::unit::header;
 use crate::disk::{Disk, io_error};
 use crate::{Geometry, JournalClient, JournalError, guard};
@@ -46,10 +46,21 @@ pub struct HomeFile {
     retired: AtomicBool,
     /// What stands in place of a block that cannot be read: the only key of a leaf.
     marker: Option<Marker>,
+    /// Whoever reads a branch is going to read what it names.
+    in_order: AtomicBool,
     /// Blocks that the database has read, of a file that is read past damage.
     seen: Mutex<Seen>,
     /// Who has more segments; unset while the journal is being opened.
     owner: OnceLock<Arc<dyn JournalClient>>,
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Default)]
+pub struct Opening {
+    /// Nothing reaches the device.
+    pub read_only: bool,
+    /// All keys are going to be read in order: pages are read ahead.
+    pub in_order: bool,
 }
 
 /// What a database has read.
@@ -112,17 +123,18 @@ impl HomeFile {
         Ok(file)
     }
 
-    /// Opens the file; with `read_only`, nothing reaches the device.
-    pub fn open(disk: &Arc<Disk>, geo: &Geometry, read_only: bool) -> Result<Arc<Self>, JournalError> {
+    /// Opens the file.
+    pub fn open(disk: &Arc<Disk>, geo: &Geometry, opening: Opening) -> Result<Arc<Self>, JournalError> {
         let (map, behind) = HomeMap::read(disk, geo)?;
-        Ok(Arc::new(Self::with_map(disk, geo, map, read_only, behind)))
+        let file = Self::with_map(disk, geo, map, opening.read_only, behind);
+        Ok(Arc::new(Self { in_order: AtomicBool::new(opening.in_order), ..file }))
     }
 
     /// The same file as of its newest map, for reading past damage: nothing that is written to it goes anywhere.
     pub fn salvage(&self, marker: Marker) -> Arc<Self> {
         let map = self.state.read().map.clone();
         let file = Self::with_map(&self.disk, &self.geo, map, true, None);
-        Arc::new(Self { marker: Some(marker), ..file })
+        Arc::new(Self { marker: Some(marker), in_order: AtomicBool::new(true), ..file })
     }
 
     /// What the database has read of a file for reading past damage.
@@ -163,6 +175,11 @@ impl HomeFile {
         };
         self.settle()?;
         Ok(surplus)
+    }
+
+    /// Whether somebody goes through all keys in order now.
+    pub fn read_in_order(&self, yes: bool) {
+        self.in_order.store(yes, Ordering::Relaxed);
     }
 
     /// Another file has taken this one's place: it can be read as long as somebody has it, and is written no more.
@@ -211,6 +228,7 @@ impl HomeFile {
             lacked_space: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             marker: None,
+            in_order: AtomicBool::new(false),
             seen: Mutex::default(),
             owner: OnceLock::new(),
         }
@@ -461,6 +479,23 @@ impl HomeFile {
         Err(JournalError::Damaged { what: "home store", offset: place.unwrap_or(0), detail })
     }
 
+    /// Reads what a branch names, for who comes to it next.
+    fn read_ahead(&self, page: &[u8]) {
+        let mut wanted = Vec::new();
+        {
+            let state = self.state.read();
+            for Range { mut start, end } in children(page) {
+                while start < end {
+                    let (place, room) = self.locate(&state.map, start);
+                    let len = room.min(end - start);
+                    wanted.extend(place.map(|place| place..place + len));
+                    start += len;
+                }
+            }
+        }
+        self.pages.read_ahead(wanted);
+    }
+
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let end = offset.checked_add(data.len() as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
         let mut done = 0;
@@ -637,7 +672,12 @@ impl StorageBackend for FileUser {
             let blocks = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
             file.seen.lock().note(blocks, read.is_err());
         }
-        let Err(error) = read else { return Ok(()) };
+        let Err(error) = read else {
+            if offset > 0 && file.in_order.load(Ordering::Relaxed) {
+                file.read_ahead(out);
+            }
+            return Ok(());
+        };
         if file.marker.as_ref().is_some_and(|marker| mark(out, marker, &error)) {
             return Ok(());
         }
