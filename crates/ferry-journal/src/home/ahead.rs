@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Bytes that wait here, at most twice.
+/// Bytes that wait here, at most twice; no more are asked for at once.
 const WAITING_MAX: usize = 8 << 20;
-/// Longest read, in bytes.
-const READ_MAX: u64 = 1 << 20;
+/// Longest read, in bytes. What is longer is not read ahead.
+pub const READ_MAX: u64 = 1 << 20;
 /// Bytes that nobody asked for are read, too, where that saves a read.
 const GAP_MAX: u64 = 16 * BLOCK_SIZE as u64;
 
@@ -43,7 +43,13 @@ impl Ahead {
     pub fn read(&self, disk: &Disk, mut wanted: Vec<Range<u64>>) {
         {
             let waiting = self.0.lock();
-            wanted.retain(|range| waiting.piece(range.start, (range.end - range.start) as usize).is_none());
+            let mut room = WAITING_MAX as u64;
+            wanted.retain(|range| {
+                let len = range.end - range.start;
+                let new = len <= room && waiting.piece(range.start, len as usize).is_none();
+                room -= if new { len } else { 0 };
+                new
+            });
         }
         if wanted.is_empty() {
             return;

@@ -10,6 +10,7 @@ mod verify;
 
 pub use verify::Suspect;
 
+use super::ahead::READ_MAX;
 use super::buffer::WriteBuffer;
 use super::map::HomeMap;
 use super::pages::Pages;
@@ -159,7 +160,9 @@ impl HomeFile {
 
     /// An empty file in `segments` that is to take this one's place.
     pub fn successor(&self, segments: &[u32]) -> Arc<Self> {
-        Self::unpublished(&self.disk, &self.geo, segments, Some(self))
+        let new = Self::unpublished(&self.disk, &self.geo, segments, Some(self));
+        new.read_in_order(self.in_order.load(Ordering::Relaxed));
+        new
     }
 
     /// Makes this file the one that the map on the device names, by one slot; then the other one follows. `keep` spare
@@ -177,9 +180,9 @@ impl HomeFile {
         Ok(surplus)
     }
 
-    /// Whether somebody goes through all keys in order now.
-    pub fn read_in_order(&self, yes: bool) {
-        self.in_order.store(yes, Ordering::Relaxed);
+    /// Whether somebody goes through all keys in order from now on; whether somebody did before.
+    pub fn read_in_order(&self, yes: bool) -> bool {
+        self.in_order.swap(yes, Ordering::Relaxed)
     }
 
     /// Another file has taken this one's place: it can be read as long as somebody has it, and is written no more.
@@ -484,7 +487,8 @@ impl HomeFile {
         let mut wanted = Vec::new();
         {
             let state = self.state.read();
-            for Range { mut start, end } in children(page) {
+            let pages = children(page).filter(|range| range.end - range.start <= READ_MAX);
+            for Range { mut start, end } in pages {
                 while start < end {
                     let (place, room) = self.locate(&state.map, start);
                     let len = room.min(end - start);

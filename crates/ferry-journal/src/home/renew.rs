@@ -64,9 +64,9 @@ impl Home {
         let old = self.file();
         old.settle()?;
         let new = old.successor(segments);
-        old.read_in_order(true);
+        let in_order = old.read_in_order(true);
         let copied = copy(view, &new, &renewal);
-        old.read_in_order(false);
+        old.read_in_order(in_order);
         let opened = copied.and_then(|whole| whole.then(|| database(&new, self.cache_bytes)).transpose());
         let db = match opened.map_err(|error| new.explain(error)) {
             Ok(Some(db)) => db,
