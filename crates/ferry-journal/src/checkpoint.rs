@@ -58,6 +58,8 @@ impl Core {
             return Err(JournalError::NoSpace);
         }
         let started = self.env.clock.monotonic();
+        // From now on another thread seals in time.
+        self.hold_timer.arm(started);
         self.make_room_at_home(&layers);
         let written = self.home.checkpoint(Merge::all(&layers), end, closing);
         if let Err(error) = written.and_then(|()| self.show_home(end.seq)) {

@@ -126,7 +126,7 @@ impl Core {
     }
 
     /// Seals a context whose time has come; how long until the present one's, if there is one.
-    fn seal_in_time(self: &Arc<Self>) -> Option<Duration> {
+    pub fn seal_in_time(self: &Arc<Self>) -> Option<Duration> {
         let (since, seq) = {
             let head = self.head.read();
             (!head.is_empty()).then_some((head.since, head.seq))?

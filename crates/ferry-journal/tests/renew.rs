@@ -12,6 +12,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -203,14 +204,7 @@ impl BlockDevice for Stalling {
     }
 }
 
-/// Takes log space until there is little left.
-fn press(journal: &Journal) -> Vec<Transaction<'_>> {
-    let take = || journal.try_begin(Credits { urgent: true, ..common::credits(1, 100_000) }).unwrap();
-    std::iter::from_fn(take).collect()
-}
-
-#[test]
-fn a_copy_gives_way_to_whoever_needs_the_log() {
+fn stalling() -> (Arc<Stalling>, Volume) {
     let geo = geometry(16 << 20, 256);
     let (below, channel) = (MemDevice::new(device_len(&geo)), || {
         let (send, receive) = channel();
@@ -223,7 +217,18 @@ fn a_copy_gives_way_to_whoever_needs_the_log() {
         reached: channel(),
         go: channel(),
     });
-    let volume = Volume::on(device.clone(), geo, Env::real());
+    (device.clone(), Volume::on(device, geo, Env::real()))
+}
+
+/// Takes log space until there is little left.
+fn press(journal: &Journal) -> Vec<Transaction<'_>> {
+    let take = || journal.try_begin(Credits { urgent: true, ..common::credits(1, 100_000) }).unwrap();
+    std::iter::from_fn(take).collect()
+}
+
+#[test]
+fn a_copy_gives_way_to_whoever_needs_the_log() {
+    let (device, volume) = stalling();
     let small = JournalOptions { home_cache_bytes: 64 << 10, ..options(false) };
     let (journal, _, owner) = volume.open_owned(small).unwrap();
     let mut model = emptied(&journal, 4000, 8);
@@ -255,6 +260,36 @@ fn a_copy_gives_way_to_whoever_needs_the_log() {
     assert!(journal.make_room().unwrap());
     drop(taken);
     assert!(journal.stats().home_bytes < large / 2, "{} bytes of {large}", journal.stats().home_bytes);
+    assert_same(&journal, &model);
+    journal.close().unwrap();
+}
+
+#[test]
+fn what_changes_during_a_long_checkpoint_is_durable_in_time() {
+    let (device, volume) = stalling();
+    let commit_interval = Duration::from_millis(20);
+    let small = JournalOptions { home_cache_bytes: 64 << 10, commit_interval, ..options(true) };
+    let (journal, ..) = volume.open_owned(small).unwrap();
+    let mut model = Model::new();
+    (0..2000).for_each(|i| set(&journal, &mut model, i, 1200));
+    journal.checkpoint().unwrap();
+    // The journal's own thread makes a checkpoint when nothing happens, and stays in it.
+    device.armed.store(true, Ordering::SeqCst);
+    (0..2000).step_by(100).for_each(|i| set(&journal, &mut model, i, 1000));
+    device.reached.1.lock().unwrap().recv().unwrap();
+    let begun = Instant::now();
+    let mut durable = true;
+    for i in 0..3 {
+        let key = name(3000 + i);
+        let seq = put(&journal, &key, b"new");
+        model.insert(key, b"new".to_vec());
+        while durable && journal.durable() < seq {
+            durable = begun.elapsed() < Duration::from_secs(20);
+            std::thread::yield_now();
+        }
+    }
+    device.go.0.send(()).unwrap();
+    assert!(durable, "nobody sealed what was collected");
     assert_same(&journal, &model);
     journal.close().unwrap();
 }
