@@ -118,6 +118,8 @@ pub struct JournalOptions {
     pub log: LogOptions,
     /// Bytes of memory that redb's cache may take.
     pub home_cache_bytes: usize,
+    /// All keys are going to be read in order, perhaps several times: pages of the home store are read ahead.
+    pub reads_all: bool,
     /// No changes are accepted, nothing is written: recovery happens in memory only.
     pub read_only: bool,
     /// `false`: no threads; every step runs on the caller's thread, inside `force`, `begin`, `tick` and `checkpoint`,
@@ -129,7 +131,7 @@ pub struct JournalOptions {
 }
 
 impl JournalOptions {
-    /// To look at a volume that nobody has mounted: nothing is written, there are no threads, damage is an error.
+    /// To look at all of a volume that nobody has mounted: nothing is written, there are no threads, damage is an error.
     pub fn offline(home_cache_bytes: usize) -> Self {
         Self {
             commit_interval: std::time::Duration::from_secs(1),
@@ -137,6 +139,7 @@ impl JournalOptions {
             log: LogOptions::default(),
             fast_flush: FAST_FLUSH,
             home_cache_bytes,
+            reads_all: true,
             read_only: true,
             background: false,
             accept_damage: false,

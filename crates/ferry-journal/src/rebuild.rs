@@ -4,7 +4,7 @@
 //! this is killed, either the old store and its log count, or the new one, which holds what the log brought too.
 
 use crate::disk::{Disk, io_error};
-use crate::home::{Batches, HomeFile, Point, Salvage};
+use crate::home::{Batches, HomeFile, Opening, Point, Salvage};
 use crate::layers::Changes;
 use crate::record::LogArea;
 use crate::recovery::{beyond, replay, tell};
@@ -113,7 +113,7 @@ struct Old {
 
 impl Old {
     fn open(disk: &Arc<Disk>, geo: &Geometry, area: &LogArea, env: &Env) -> Result<Self, JournalError> {
-        let opened = HomeFile::open(disk, geo, true);
+        let opened = HomeFile::open(disk, geo, Opening { read_only: true, in_order: true });
         let (file, salvage) = match opened {
             Ok(file) => {
                 let salvage = Salvage::open(&file);

@@ -15,15 +15,20 @@ use crate::{
 };
 use engine::Engine;
 pub(crate) use engine::on_io_thread;
+use parking_lot::Mutex;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 /// Largest size of a volume in bytes: what `off_t` and the place of the ownership lock allow.
 const SIZE_MAX: u64 = (1 << 62) - BLOCK_SIZE as u64;
+
+/// Threads that read what is asked for at once.
+const READERS_MAX: usize = 8;
 
 /// What the opener will do with the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,6 +198,26 @@ impl BlockDevice for FileDevice {
             }
         }
         Ok(())
+    }
+
+    fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
+        let readers = reads.len().min(READERS_MAX);
+        let mut results: Vec<io::Result<()>> = reads.iter().map(|_| Ok(())).collect();
+        let left = Mutex::new(reads.iter_mut().zip(&mut results));
+        let reader = || {
+            loop {
+                let Some(((offset, buf), result)) = left.lock().next() else { return };
+                *result = self.read(*offset, buf);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..readers {
+                // Where there is no thread to be had, the others read what it would have.
+                drop(thread::Builder::new().name("ferry-read".into()).spawn_scoped(scope, reader));
+            }
+            reader();
+        });
+        results
     }
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {

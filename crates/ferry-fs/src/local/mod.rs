@@ -189,6 +189,7 @@ impl LocalFs {
             fast_flush: options.fast_flush,
             log: options.log,
             home_cache_bytes,
+            reads_all: false,
             read_only: options.read_only,
             background: options.background,
             accept_damage: options.read_only,

@@ -10,11 +10,12 @@ mod verify;
 
 pub use verify::Suspect;
 
+use super::ahead::READ_MAX;
 use super::buffer::WriteBuffer;
 use super::links::Links;
 use super::map::{Behind, HomeMap};
 use super::pages::Pages;
-use super::shape::is_sound;
+use super::shape::{children, is_sound};
 use super::tree::{Header, NOT_THE_ONE, Tree, Walk};
 use super::unit::header;
 use crate::disk::{Disk, io_error};
@@ -24,6 +25,7 @@ use parking_lot::{Mutex, RwLock};
 use redb::StorageBackend;
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -49,8 +51,19 @@ pub struct HomeFile {
     lacked_space: AtomicBool,
     /// Another file has taken its place.
     retired: AtomicBool,
+    /// Whoever reads a branch is going to read what it names.
+    in_order: AtomicBool,
     /// Who has more segments; unset while the journal is being opened.
     owner: OnceLock<Arc<dyn JournalClient>>,
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Default)]
+pub struct Opening {
+    /// Nothing reaches the device.
+    pub read_only: bool,
+    /// All keys are going to be read in order: pages are read ahead.
+    pub in_order: bool,
 }
 
 struct FileState {
@@ -90,16 +103,18 @@ impl HomeFile {
         Ok(file)
     }
 
-    /// Opens the file; with `read_only`, nothing reaches the device.
-    pub fn open(disk: &Arc<Disk>, geo: &Geometry, read_only: bool) -> Result<Arc<Self>, JournalError> {
+    /// Opens the file.
+    pub fn open(disk: &Arc<Disk>, geo: &Geometry, opening: Opening) -> Result<Arc<Self>, JournalError> {
         let (map, behind) = HomeMap::read(disk, geo)?;
-        Ok(Arc::new(Self::with_map(disk, geo, map, read_only, behind)))
+        let file = Self::with_map(disk, geo, map, opening.read_only, behind);
+        Ok(Arc::new(Self { in_order: AtomicBool::new(opening.in_order), ..file }))
     }
 
     /// The same file as of its newest map, for reading past damage: nothing reaches the device.
     pub fn salvage(&self) -> Arc<Self> {
         let map = self.state.read().map.clone();
-        Arc::new(Self::with_map(&self.disk, &self.geo, map, true, None))
+        let file = Self::with_map(&self.disk, &self.geo, map, true, None);
+        Arc::new(Self { in_order: AtomicBool::new(true), ..file })
     }
 
     /// The database's header, if there is one.
@@ -114,6 +129,9 @@ impl HomeFile {
         let mut page = vec![0; len];
         self.read(offset, &mut page)?;
         self.check_shape(offset, &page)?;
+        if self.in_order.load(Ordering::Relaxed) {
+            self.read_ahead(&page);
+        }
         *out = page;
         Ok(())
     }
@@ -140,7 +158,9 @@ impl HomeFile {
 
     /// An empty file in `segments` that is to take this one's place.
     pub fn successor(&self, segments: &[u32]) -> Arc<Self> {
-        Self::unpublished(&self.disk, &self.geo, segments, Some(self))
+        let new = Self::unpublished(&self.disk, &self.geo, segments, Some(self));
+        new.read_in_order(self.in_order.load(Ordering::Relaxed));
+        new
     }
 
     /// Makes this file the one that the map on the device names, by one slot; then the other one follows. `keep` spare
@@ -156,6 +176,11 @@ impl HomeFile {
         };
         self.settle()?;
         Ok(surplus)
+    }
+
+    /// Whether somebody goes through all keys in order from now on; whether somebody did before.
+    pub fn read_in_order(&self, yes: bool) -> bool {
+        self.in_order.swap(yes, Ordering::Relaxed)
     }
 
     /// Another file has taken this one's place: it can be read as long as somebody has it, and is written no more.
@@ -206,6 +231,7 @@ impl HomeFile {
             epoch: AtomicU64::new(0),
             lacked_space: AtomicBool::new(false),
             retired: AtomicBool::new(false),
+            in_order: AtomicBool::new(false),
             owner: OnceLock::new(),
         }
     }
@@ -477,6 +503,24 @@ impl HomeFile {
         }
     }
 
+    /// Reads what a branch names, for who comes to it next.
+    fn read_ahead(&self, page: &[u8]) {
+        let mut wanted = Vec::new();
+        {
+            let state = self.state.read();
+            let pages = children(page).filter(|range| range.end - range.start <= READ_MAX);
+            for Range { mut start, end } in pages {
+                while start < end {
+                    let (place, room) = self.locate(&state.map, start);
+                    let len = room.min(end - start);
+                    wanted.extend(place.map(|place| place..place + len));
+                    start += len;
+                }
+            }
+        }
+        self.pages.read_ahead(wanted);
+    }
+
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.state.read().map.len);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -622,7 +666,12 @@ impl StorageBackend for FileUser {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let file = self.file()?;
-        let Err(error) = file.read_page(offset, out) else { return Ok(()) };
+        let Err(error) = file.read_page(offset, out) else {
+            if offset > 0 && file.in_order.load(Ordering::Relaxed) {
+                file.read_ahead(out);
+            }
+            return Ok(());
+        };
         Err(io::Error::other(guard::unreadable(error)))
     }
 

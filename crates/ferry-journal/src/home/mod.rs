@@ -3,6 +3,7 @@
 //! It is always consistent as of its own checkpoint: one redb transaction brings the changes, the number of the newest
 //! context among them, and where the log goes on from there.
 
+mod ahead;
 mod backend;
 mod batches;
 mod buffer;
@@ -18,8 +19,9 @@ mod tests;
 mod tree;
 mod unit;
 
-pub use backend::{HomeFile, Suspect};
+pub use backend::{HomeFile, Opening, Suspect};
 pub use batches::Batches;
+pub use renew::Renewal;
 use renew::Renewals;
 pub use salvage::{Found, Salvage};
 pub use unit::unit_bytes;
@@ -119,12 +121,12 @@ impl HomeView {
     }
 }
 
-/// What is done with each key.
-type Visit<'a> = &'a mut dyn FnMut(&[u8], &Value) -> Result<(), JournalError>;
+/// What is done with each key; `false`: that was enough.
+type Visit<'a> = &'a mut dyn FnMut(&[u8], &Value) -> Result<bool, JournalError>;
 
 impl HomeView {
-    /// Hands all keys to `visit`, ascending.
-    fn each(&self, visit: Visit<'_>) -> Result<(), JournalError> {
+    /// Hands all keys to `visit`, ascending; `false` if it had enough.
+    fn each(&self, visit: Visit<'_>) -> Result<bool, JournalError> {
         let table = self.table()?;
         let mut range = guard::reading(|| table.range::<&[u8]>(..).map_err(home_error))?;
         let mut next = || {
@@ -134,9 +136,11 @@ impl HomeView {
             })
         };
         while let Some((key, value)) = next()? {
-            visit(&key, &value)?;
+            if !visit(&key, &value)? {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -172,14 +176,14 @@ impl Home {
         file.settle()
     }
 
-    /// Opens it; with `read_only`, nothing reaches the device.
+    /// Opens it.
     pub fn open(
         disk: &Arc<Disk>,
         geo: &Geometry,
         cache_bytes: usize,
-        read_only: bool,
+        opening: Opening,
     ) -> Result<(Self, HomeState), JournalError> {
-        let file = HomeFile::open(disk, geo, read_only)?;
+        let file = HomeFile::open(disk, geo, opening)?;
         // An older slot is not to count, should the newer one be damaged later: what it names may be used for something else by then.
         file.settle()?;
         let db = database(&file, cache_bytes).map_err(|e| file.explain(e))?;

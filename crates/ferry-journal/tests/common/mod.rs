@@ -84,6 +84,7 @@ pub fn options(background: bool) -> JournalOptions {
         fast_flush: FAST_FLUSH,
         log: LogOptions::default(),
         home_cache_bytes: 4 << 20,
+        reads_all: false,
         read_only: false,
         background,
         accept_damage: false,
