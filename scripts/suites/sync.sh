@@ -132,7 +132,7 @@ assert told == ["ENOSPC", None, None], told
 assert os.pread(second, size, 0) == b"b" * size
 PY
   unmount_volume "$scratch/mnt"
-  timeout 60 "$ferry" fsck --data "$scratch/full.ferry"
+  timeout 60 "$ferry" fsck "$scratch/full.ferry"
 }
 
 # suite_sync FILES: so many fsyncs pending.

@@ -70,7 +70,8 @@ pub trait BlockDevice: Send + Sync {
     }
     /// Writes and waits until the write completed (not: is durable).
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()>;
-    /// Waits until all writes that completed before the call are durable.
+    /// Waits until all writes that completed before the call are durable. It fails if one of them is lost, also where another flush
+    /// has been told so before.
     fn flush(&self) -> io::Result<()>;
     /// Starts a batch; each request's `done` is called once. May complete before it returns.
     fn submit(&self, batch: Vec<Io>);

@@ -165,9 +165,10 @@ pub struct FsckArgs {
     /// Repair what can be repaired, and say what is lost; files without a name go to /lost+found. Safe to kill and to run again
     #[arg(long)]
     pub repair: bool,
-    /// Read every block of every file too; with --repair, a block that is not what was written is marked as lost
+    /// Do not read the blocks of the files. Otherwise each is held against its checksum; with --repair, one that is not what was
+    /// written is marked as lost
     #[arg(long)]
-    pub data: bool,
+    pub metadata_only: bool,
     /// The report as JSON on stdout
     #[arg(long)]
     pub json: bool,
@@ -358,7 +359,7 @@ mod tests {
             "ferry mount v /mnt --create -o ro,cache=strict -o allow_other --foreground",
             "ferry umount /mnt --force --lazy",
             "ferry fsck v --json",
-            "ferry fsck v --repair --data",
+            "ferry fsck v --repair --metadata-only",
             "ferry sync /mnt",
             "ferry scrub /mnt --rate 200M --json",
             "ferry scrub /mnt --stop",

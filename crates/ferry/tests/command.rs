@@ -166,9 +166,9 @@ fn a_check_that_cannot_be_is_said_in_json_too() {
     }
     fails(&ferry(&["fsck", path(&volume)]), 8, &format!("mounted on {}", place.mnt().display()));
     ok(&ferry(&["umount", path(&place.mnt())]));
+    let clean = ferry(&["fsck", path(&volume), "--metadata-only"]);
+    assert!(String::from_utf8_lossy(&clean.stdout).contains("which were not read"));
     let clean = ferry(&["fsck", path(&volume)]);
-    assert!(String::from_utf8_lossy(&clean.stdout).contains("which were not read (--data reads them)"));
-    let clean = ferry(&["fsck", path(&volume), "--data"]);
     assert!(String::from_utf8_lossy(&clean.stdout).contains("which were read"));
 }
 
@@ -414,14 +414,10 @@ fn fsck_repairs_and_says_what_is_lost() {
     run(&["--repair"], 0, &["clean;"]);
 
     spoil(&volume, b"spoil me here");
-    run(&[], 0, &["clean;"]);
-    run(&["--data"], 4, &["checksum", "/file"]);
-    run(
-        &["--data", "--repair"],
-        1,
-        &["repaired checksum", "/file", "lost: bytes 16384 to 20480", "known loss"],
-    );
-    run(&["--data", "--repair"], 0, &["known loss: bytes 16384 to 20480 of [/file"]);
+    run(&["--metadata-only"], 0, &["clean;"]);
+    run(&[], 4, &["checksum", "/file"]);
+    run(&["--repair"], 1, &["repaired checksum", "/file", "lost: bytes 16384 to 20480", "known loss"]);
+    run(&["--repair"], 0, &["known loss: bytes 16384 to 20480 of [/file"]);
     let json = ferry(&["fsck", path(&volume), "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!((&json["repaired"], &json["lost"][0]["bytes"]), (&0.into(), &4096.into()));
@@ -433,8 +429,8 @@ fn fsck_repairs_and_says_what_is_lost() {
     std::fs::write(place.mnt().join("file"), &data).expect("writable");
     assert!(std::fs::read(place.mnt().join("file")).expect("whole again") == data);
     ok(&ferry(&["umount", path(&place.mnt())]));
-    run(&["--data"], 0, &["clean;"]);
-    for (args, read) in [(&["--json"][..], false), (&["--json", "--data"], true)] {
+    run(&[], 0, &["clean;"]);
+    for (args, read) in [(&["--json"][..], true), (&["--json", "--metadata-only"], false)] {
         let json = ferry(&[&["fsck", path(&volume)], args].concat());
         let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
         assert_eq!((&json["clean"], &json["data_read"]), (&true.into(), &read.into()));

@@ -5,6 +5,7 @@
 //! of its own, and a flush is then one of the disk's cache only. Where it cannot (some network file systems),
 //! the page cache is between, and `fdatasync` writes it out as part of the flush.
 
+mod cached;
 mod engine;
 mod lock;
 mod ring;
@@ -13,6 +14,7 @@ mod sys;
 use crate::{
     AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FlushTimer, FlushTiming, Io, check_range,
 };
+use cached::CachedFlushes;
 use engine::Engine;
 pub(crate) use engine::on_io_thread;
 use parking_lot::Mutex;
@@ -58,6 +60,8 @@ struct HostFile {
     _claim: Option<File>,
     block_device: bool,
     timer: FlushTimer,
+    /// Where transfers go through the host's page cache.
+    cached: Option<CachedFlushes>,
     env: Env,
 }
 
@@ -65,7 +69,10 @@ impl HostFile {
     /// Flushes and takes the time of it.
     fn flush(&self) -> io::Result<()> {
         let begun = self.env.clock.monotonic();
-        self.file.sync_data()?;
+        match &self.cached {
+            None => self.file.sync_data(),
+            Some(cached) => cached.flush(|| self.file.sync_data()),
+        }?;
         self.timer.record(self.env.clock.monotonic().saturating_sub(begun));
         Ok(())
     }
@@ -144,7 +151,8 @@ impl FileDevice {
         };
         let end = file.seek(SeekFrom::End(0)).map_err(|e| failed("find the size of", path, e))?;
         let capacity = end - end % BLOCK_SIZE as u64;
-        if !bypass_page_cache(&file).map_err(|e| failed("read", path, e))? {
+        let direct = bypass_page_cache(&file).map_err(|e| failed("read", path, e))?;
+        if !direct {
             tracing::warn!(path = %path.display(), "no O_DIRECT here: transfers go through the host's page cache");
         }
         let host = Arc::new(HostFile {
@@ -152,6 +160,7 @@ impl FileDevice {
             _claim: claim,
             block_device,
             timer: FlushTimer::default(),
+            cached: (!direct).then(CachedFlushes::default),
             env: env.clone(),
         });
         let engine = match mode {

@@ -21,7 +21,7 @@ pub(super) struct Checker<'c> {
     pub(super) tree: Tree,
     pub(super) space: Space,
     pub(super) name_hash: NameHash<'c>,
-    pub(super) verifier: Option<Verifier<'c>>,
+    pub(super) verifier: Option<Verifier>,
     home_segments: HashSet<u32>,
     counters: Option<Counters>,
     /// Blocks said to be promised.
@@ -39,7 +39,7 @@ impl<'c> Checker<'c> {
         geometry: &Geometry,
         name_hash: NameHash<'c>,
         home_segments: &[u32],
-        verifier: Option<Verifier<'c>>,
+        verifier: Option<Verifier>,
     ) -> Self {
         Self {
             findings: Findings::default(),

@@ -6,6 +6,7 @@
 
 mod check;
 mod inode;
+mod reader;
 mod repair;
 mod report;
 mod space;
@@ -108,7 +109,7 @@ fn check_view(
 ) -> (Findings, Holdings, Losses) {
     let hasher = SipHasher13::new_with_key(&sb.hash_key);
     let hash = |name: &[u8]| name_hash(&hasher, name);
-    let verifier = options.verify_data.then(|| Verifier::new(&**dev));
+    let verifier = options.verify_data.then(|| Verifier::new(dev));
     let mut checker = Checker::new(&sb.geometry(), &hash, &recovered.home_segments, verifier);
     checker.holdings.recovered_contexts = recovered.contexts;
     checker.holdings.unclean = recovered.unclean;

@@ -181,11 +181,11 @@ codes! {
     /// A block's contents do not match their checksum.
     Checksum = "checksum",
         "a block of the file is not what was written: reading it fails with EIO",
-        "restore the file from a backup, or `ferry fsck --repair --data` marks the block as lost; check the disk below";
+        "restore the file from a backup, or `ferry fsck --repair` marks the block as lost; check the disk below";
     /// A block cannot be read.
     ReadError = "read-error",
         "the device below could not read a block of the file",
-        "restore the file from a backup, or `ferry fsck --repair --data` marks the block as lost; check the disk below";
+        "restore the file from a backup, or `ferry fsck --repair` marks the block as lost; check the disk below";
 }
 
 impl Serialize for Code {

@@ -227,8 +227,12 @@ pub mod disk {
                     drop(ledger);
                     return done(Err(io::Error::from_raw_os_error(5)));
                 }
-                let durable: Vec<_> = covered.difference(&ledger.lost).copied().collect();
-                ledger.durable.extend(durable);
+                // What the device promises: no flush succeeds that covers what is lost, whoever heard of it first.
+                if !covered.is_disjoint(&ledger.lost) {
+                    drop(ledger);
+                    return done(Err(io::Error::from_raw_os_error(5)));
+                }
+                ledger.durable.extend(covered);
                 drop(ledger);
                 done(Ok(()));
             });

@@ -1,14 +1,10 @@
 //! Which blocks of the device extents claim, and what is in them.
 
+use crate::fsck::reader::Reader;
 use crate::fsck::report::Code;
 use crate::keys::{self, BLOCK, Extent, Key};
-use ferry_device::{AlignedBuf, BlockDevice};
 use ferry_journal::{Geometry, Journal, JournalError};
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
-
-/// Blocks read at once when all of them are wanted.
-const READ_BLOCKS: u64 = 256;
 
 /// A set of device blocks: a bit for each block of the segments in which there are any.
 #[derive(Default)]
@@ -135,73 +131,5 @@ impl Blocks {
             return Err(Code::BlockShared);
         }
         Ok(())
-    }
-}
-
-/// Reads blocks and holds them against their checksums.
-pub(super) struct Reader {
-    device: Arc<dyn BlockDevice>,
-    /// Read so many blocks at once.
-    ahead: u64,
-    end: u64,
-    piece: AlignedBuf,
-    /// First block in `piece`, and how many are.
-    from: u64,
-    len: u64,
-    failed: Option<u64>,
-}
-
-impl Reader {
-    /// `all`: every block is going to be read.
-    pub(super) fn new(device: &Arc<dyn BlockDevice>, all: bool) -> Self {
-        let ahead = if all { READ_BLOCKS } else { 1 };
-        Self {
-            device: device.clone(),
-            ahead,
-            end: device.capacity() / BLOCK,
-            piece: AlignedBuf::zeroed((ahead * BLOCK) as usize),
-            from: 0,
-            len: 0,
-            failed: None,
-        }
-    }
-
-    /// The block is there and has this checksum.
-    pub(super) fn matches(&mut self, dev: u64, crc: u32) -> bool {
-        self.block(dev).is_some_and(|bytes| crc32c::crc32c(bytes) == crc)
-    }
-
-    /// The last attempt to read this block failed.
-    pub(super) fn failed(&self, dev: u64) -> bool {
-        self.failed == Some(dev)
-    }
-
-    fn block(&mut self, dev: u64) -> Option<&[u8]> {
-        if !(self.from..self.from + self.len).contains(&dev) {
-            let ahead = self.ahead.min(self.end.saturating_sub(dev));
-            let read = self.load(dev, ahead) || (ahead > 1 && self.load(dev, 1));
-            if !read {
-                self.failed = Some(dev);
-                return None;
-            }
-        }
-        let at = ((dev - self.from) * BLOCK) as usize;
-        Some(&self.piece[at..at + BLOCK as usize])
-    }
-
-    fn load(&mut self, dev: u64, blocks: u64) -> bool {
-        let bytes = (blocks * BLOCK) as usize;
-        if blocks == 0 {
-            return false;
-        }
-        if self.piece.len() != bytes {
-            self.piece = AlignedBuf::zeroed(bytes);
-        }
-        self.len = 0;
-        if self.device.read(dev * BLOCK, &mut self.piece).is_err() {
-            return false;
-        }
-        (self.from, self.len) = (dev, blocks);
-        true
     }
 }

@@ -4,11 +4,12 @@
 //! The unit of work is a window (`docs/format.md`: no extent crosses its border): its blocks are laid out in a table, each
 //! extent is entered, doubts are settled by reading, and if anything had to be changed the window's keys are written anew.
 
-use super::blocks::{Blocks, Reader};
+use super::blocks::Blocks;
 use super::edits::{Change, Writer};
 use crate::api::Ino;
 use crate::data::WINDOW_BLOCKS;
 use crate::fsck::inode::{SIZE_MAX, WINDOW};
+use crate::fsck::reader::Reader;
 use crate::fsck::report::{Code, Repair};
 use crate::keys::{self, BLOCK, Extent, INODE_INLINE, InodeRecord, Key};
 use ferry_journal::{Journal, JournalError};

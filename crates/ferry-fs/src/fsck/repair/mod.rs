@@ -23,12 +23,13 @@ mod rows;
 mod tests;
 mod tree;
 
+use super::reader::Reader;
 use super::report::{Code, Repair, Report};
 use super::{FsckOptions, HOME_CACHE_BYTES, check, name_hash};
 use crate::api::Timestamp;
 use crate::keys::{self, Key};
 use crate::volume::{Superblock, VolumeError, read_superblock, rewrite_bad_copies};
-use blocks::{Blocks, Reader};
+use blocks::Blocks;
 use edits::{Repairs, Writer};
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{Journal, JournalClient, JournalError, JournalOptions, Seq};
