@@ -65,7 +65,7 @@ pub(crate) use xattr::LARGEST_TRANSACTION;
 
 /// The kernel itself makes every change to a local mount: what it cached stays right.
 const VALID: Duration = Duration::from_secs(24 * 60 * 60);
-/// Dirty data is written back at this age by default.
+/// Dirty data is written back at this age, or that of the commit interval where that is longer.
 const WRITEBACK_AGE: Duration = Duration::from_secs(5);
 
 /// What the kernel caches.
@@ -178,7 +178,7 @@ impl LocalFs {
         let home_cache_bytes = (options.cache_bytes / 4).clamp(1 << 20, 64 << 20);
         let data_options = DataOptions {
             cache_bytes: options.cache_bytes.saturating_sub(home_cache_bytes).max(1 << 20),
-            writeback_age: WRITEBACK_AGE,
+            writeback_age: options.commit_interval.max(WRITEBACK_AGE),
             background: options.background,
             read_only: options.read_only,
             locking: options.locking,
