@@ -62,7 +62,7 @@ fn with_every_policy_what_was_answered_is_there() {
 /// The same on a log of 4 MiB and with long records, of which up to eight are under way.
 #[test]
 fn a_log_of_4_mib_is_written_round_and_round() {
-    let runs = count(8);
+    let runs = count(20);
     let tally = campaign(&|seed| Some(Plan::wrapping(seed, FlushPolicy::Each)), 0, runs).tally;
     println!("{tally:?}");
     assert!(tally.runs == runs && tally.log_rounds > 4 * runs && tally.in_flight_max == 8, "{tally:?}");
