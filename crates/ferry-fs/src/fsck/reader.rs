@@ -94,7 +94,9 @@ mod tests {
         }
         for all in [false, true] {
             let mut reader = Reader::new(&device, all);
-            for (dev, count) in [(0, 1), (1, 3), (2, 250), (255, 2), (600, 1), (601, 1), (999, 1), (998, 2), (3, 256)] {
+            for (dev, count) in
+                [(0, 1), (1, 3), (2, 250), (255, 2), (600, 1), (601, 1), (999, 1), (998, 2), (3, 256)]
+            {
                 let bytes = reader.blocks(dev, count).unwrap();
                 assert_eq!(bytes.len() as u64, count * BLOCK);
                 for (i, block) in bytes.chunks_exact(BLOCK as usize).enumerate() {
