@@ -41,7 +41,8 @@ impl FromStr for Address {
         let (host, port) = match place.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
-                let port = if port.is_empty() { None } else { Some(port.strip_prefix(':').ok_or_else(wrong)?) };
+                let port =
+                    if port.is_empty() { None } else { Some(port.strip_prefix(':').ok_or_else(wrong)?) };
                 (host, port)
             }
             None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),

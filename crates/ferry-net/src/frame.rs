@@ -93,7 +93,10 @@ pub(crate) fn malformed() -> io::Error {
 
 /// Sends frames as they come, several at once where they come fast, until nobody can send any more or the other side does not
 /// take them. What travels with a frame is dropped when the frame is on its way.
-pub(crate) async fn write_all<T>(writer: impl AsyncWrite + Unpin, mut frames: UnboundedReceiver<(Vec<u8>, T)>) {
+pub(crate) async fn write_all<T>(
+    writer: impl AsyncWrite + Unpin,
+    mut frames: UnboundedReceiver<(Vec<u8>, T)>,
+) {
     let mut writer = BufWriter::with_capacity(64 << 10, writer);
     while let Some(mut next) = frames.recv().await {
         let sent = timeout(WRITE_TIME_MAX, async {

@@ -98,7 +98,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, NetError> {
     }
 }
 
-fn identity(dir: &Path, name: &str) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), NetError> {
+fn identity(
+    dir: &Path,
+    name: &str,
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), NetError> {
     let key = dir.join(format!("{name}.key"));
     let private = PrivateKeyDer::from_pem_file(&key).map_err(|e| unusable(&key, &e))?;
     Ok((certificates(&dir.join(format!("{name}.pem")))?, private))

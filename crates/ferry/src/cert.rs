@@ -12,7 +12,11 @@ pub fn run(command: &CertCommand) -> Result<(), CliError> {
         CertCommand::Init { dir, host } => {
             let hosts = if host.is_empty() { own_names() } else { host.clone() };
             authority::init(dir, &hosts).map_err(failed)?;
-            println!("made an authority and a server's certificate for {}: {}", hosts.join(", "), dir.display());
+            println!(
+                "made an authority and a server's certificate for {}: {}",
+                hosts.join(", "),
+                dir.display()
+            );
         }
         CertCommand::Issue { dir, name } => {
             let made = authority::issue(dir, name).map_err(failed)?;

@@ -21,7 +21,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The server that is to be mounted, if it is one.
 pub fn address(source: &Path) -> Result<Option<Address>, CliError> {
     match source.to_str().filter(|source| Address::is_meant(source)) {
-        Some(source) => source.parse().map(Some).map_err(|e: ferry_net::NetError| CliError::Usage(e.to_string())),
+        Some(source) => {
+            source.parse().map(Some).map_err(|e: ferry_net::NetError| CliError::Usage(e.to_string()))
+        }
         None => Ok(None),
     }
 }

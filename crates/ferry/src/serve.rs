@@ -76,9 +76,10 @@ fn serve(
         key: fs.superblock().hash_key,
     };
     // Before anybody may be served: a signal that comes early must not end the process at once.
-    let mut signals =
-        Signals::new([SIGTERM, SIGINT]).map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
-    let server = Server::start(Arc::clone(fs) as Arc<dyn Filesystem>, options, env.clone()).map_err(failed)?;
+    let mut signals = Signals::new([SIGTERM, SIGINT])
+        .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
+    let server =
+        Server::start(Arc::clone(fs) as Arc<dyn Filesystem>, options, env.clone()).map_err(failed)?;
     let plain = tls.is_none();
     let bound = server.listen(addr, tls).map_err(failed)?;
     tracing::info!(volume = %args.volume.display(), address = %bound, tls = !plain, "serving");

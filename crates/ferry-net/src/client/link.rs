@@ -138,7 +138,16 @@ impl Link {
             reconnects: 0,
             read_only: false,
         };
-        Self { connector, clock, path, name, timeout, state: Mutex::new(state), closed: Notify::new(), ended: Notify::new() }
+        Self {
+            connector,
+            clock,
+            path,
+            name,
+            timeout,
+            state: Mutex::new(state),
+            closed: Notify::new(),
+            ended: Notify::new(),
+        }
     }
 
     /// Sends a change behind all before it, or keeps it until it can be sent.
@@ -283,7 +292,12 @@ impl Link {
     }
 
     /// One connection's life.
-    async fn converse(&self, stream: Box<dyn Stream>, welcome: ToClient, restore: &dyn Restore) -> io::Result<()> {
+    async fn converse(
+        &self,
+        stream: Box<dyn Stream>,
+        welcome: ToClient,
+        restore: &dyn Restore,
+    ) -> io::Result<()> {
         let (mut reader, writer) = tokio::io::split(stream);
         let (line, frames) = unbounded_channel();
         let writing = tokio::spawn(frame::write_all(writer, frames));
@@ -329,7 +343,9 @@ impl Link {
         restore: &dyn Restore,
     ) -> io::Result<()> {
         let (session, boot, resumed, read_only) = match welcome {
-            ToClient::Welcome { session, boot, resumed, read_only, .. } => (session, boot, resumed, read_only),
+            ToClient::Welcome { session, boot, resumed, read_only, .. } => {
+                (session, boot, resumed, read_only)
+            }
             ToClient::Refused { reason } => {
                 return Err(io::Error::other(String::from_utf8_lossy(&reason).into_owned()));
             }

@@ -114,13 +114,7 @@ impl RemoteFs {
     }
 
     /// The same, with what to do if the server did it for nobody.
-    fn send_with<T>(
-        &self,
-        cx: &Cx<'_>,
-        op: Op,
-        finish: Finish,
-        surplus: Option<Surplus>,
-    ) -> Answer<T> {
+    fn send_with<T>(&self, cx: &Cx<'_>, op: Op, finish: Finish, surplus: Option<Surplus>) -> Answer<T> {
         let waiting = Waiting::new(self.this.clone(), finish, surplus);
         let interrupted = Arc::downgrade(&waiting);
         let interrupt = Box::new(move || {
@@ -238,7 +232,11 @@ struct Regained {
 impl Waiter for Regained {
     fn answer(&self, outcome: Outcome) {
         if let (Some(fs), Outcome::Failed { errno }) = (self.fs.upgrade(), outcome) {
-            tracing::error!(inode = self.ino, errno, "an open file or a lock on it is lost: using the file fails now");
+            tracing::error!(
+                inode = self.ino,
+                errno,
+                "an open file or a lock on it is lost: using the file fails now"
+            );
             fs.tables.lock().lose(self.ino);
         }
     }

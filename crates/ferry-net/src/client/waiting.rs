@@ -58,11 +58,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn new(
-        fs: Weak<RemoteFs>,
-        finish: Finish,
-        surplus: Option<Surplus>,
-    ) -> Arc<Self> {
+    pub(super) fn new(fs: Weak<RemoteFs>, finish: Finish, surplus: Option<Surplus>) -> Arc<Self> {
         Arc::new(Self { fs, finish, surplus, state: Mutex::default() })
     }
 

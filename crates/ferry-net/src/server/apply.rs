@@ -4,8 +4,8 @@ use std::hash::Hasher;
 
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
-    Answer, Attr, Complete, Cx, Entry, Errno, FileLock, Filesystem, InProcess, Ino, Interrupt,
-    Park, ROOT, Reply, Stop, SYMLINK_MAX, XATTR_SIZE_MAX,
+    Answer, Attr, Complete, Cx, Entry, Errno, FileLock, Filesystem, InProcess, Ino, Interrupt, Park, ROOT,
+    Reply, SYMLINK_MAX, Stop, XATTR_SIZE_MAX,
 };
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -205,7 +205,9 @@ impl Applying<'_> {
             }
             Op::Create { parent, name, mode, flags, fh } => {
                 let parent = self.ino(parent)?;
-                self.made(fh, flags, |cx| fs.create(cx, parent, &name, mode & PERMISSIONS | libc::S_IFREG, flags))
+                self.made(fh, flags, |cx| {
+                    fs.create(cx, parent, &name, mode & PERMISSIONS | libc::S_IFREG, flags)
+                })
             }
             Op::Tmpfile { parent, mode, flags, fh } => {
                 let parent = self.ino(parent)?;
@@ -469,5 +471,9 @@ fn changes(flags: i32) -> bool {
 }
 
 fn within(offset: u64, len: u64) -> Result<(), Errno> {
-    if offset.checked_add(len).is_some_and(|end| end <= OFFSET_MAX) { Ok(()) } else { Err(Errno(libc::EFBIG)) }
+    if offset.checked_add(len).is_some_and(|end| end <= OFFSET_MAX) {
+        Ok(())
+    } else {
+        Err(Errno(libc::EFBIG))
+    }
 }

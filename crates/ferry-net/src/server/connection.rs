@@ -9,18 +9,18 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::timeout;
 
-use super::{Core, Stage};
 use super::apply::Applying;
 use super::session::{Change, Line, Room, Session, Violation};
+use super::{Core, Stage};
 use crate::frame::{self, Stream};
-use crate::message::{
-    FRAME_MAX, HELLO_MAX, Op, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS, Who,
-};
+use crate::message::{FRAME_MAX, HELLO_MAX, Op, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS, Who};
 
 /// The first message must have come after this time.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
 /// Who says nothing for so long is gone: a client says at least that it is there, more often than that.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// The other side has so long to take the last words and to hang up.
+const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
 /// The window counts bytes in units of so many.
 const WINDOW_UNIT: usize = 1024;
 
@@ -29,10 +29,7 @@ pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Vec<u8
     let (mut reader, writer) = tokio::io::split(stream);
     let (line, frames) = unbounded_channel();
     let under_way = Arc::clone(&core.writing);
-    let writing = tokio::spawn(async move {
-        frame::write_all(writer, frames).await;
-        drop(under_way);
-    });
+    let writing = tokio::spawn(frame::write_all(writer, frames));
     let ended = match greet(&core, &mut reader, &line, peer).await {
         Ok((session, epoch)) => {
             let mut connection = Connection::new(&core, &session, epoch, &line);
@@ -51,6 +48,10 @@ pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Vec<u8
     drop(line);
     // It ends when whoever may still answer has done so, or soon after the other side has stopped to read.
     let _written = writing.await;
+    // A connection that is closed with something unread is reset, and the other side may lose the last words.
+    let unread = async { tokio::io::copy(&mut reader, &mut tokio::io::sink()).await };
+    let _late = timeout(LAST_WORDS_TIME_MAX, unread).await;
+    drop(under_way);
 }
 
 /// Waits for `Hello`, and finds or makes the session.
@@ -133,7 +134,8 @@ impl<'a> Connection<'a> {
     async fn room(&self, op: &Op, message: usize) -> Room {
         let units = (op.weight(message) / WINDOW_UNIT + 1) as u32;
         let ops = Arc::clone(&self.ops).acquire_owned().await.expect("the window is never closed");
-        let bytes = Arc::clone(&self.bytes).acquire_many_owned(units).await.expect("the window is never closed");
+        let bytes =
+            Arc::clone(&self.bytes).acquire_many_owned(units).await.expect("the window is never closed");
         (ops, bytes)
     }
 

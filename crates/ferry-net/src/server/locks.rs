@@ -160,7 +160,11 @@ impl Locks {
         now: Duration,
         granted: Granted,
     ) {
-        let taken = if now < *self.grace_until.lock() { Err(Errno(libc::EAGAIN)) } else { self.take(session, ino, lock) };
+        let taken = if now < *self.grace_until.lock() {
+            Err(Errno(libc::EAGAIN))
+        } else {
+            self.take(session, ino, lock)
+        };
         if taken != Err(Errno(libc::EAGAIN)) || !wait {
             return granted(taken);
         }

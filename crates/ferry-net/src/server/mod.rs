@@ -126,8 +126,7 @@ impl Core {
         let export = self.exports.iter().filter(covers).max_by_key(|e| normal(&e.path).len());
         let export = export.ok_or_else(|| format!("the server does not export {shown}"))?;
         let root = self.resolve(&path).ok_or_else(|| format!("{shown}: no such directory on the server"))?;
-        let session =
-            Arc::new(Session::new(random(&self.env), name, peer, path, root, export.read_only));
+        let session = Arc::new(Session::new(random(&self.env), name, peer, path, root, export.read_only));
         let epoch = {
             let mut sessions = self.sessions.lock();
             if sessions.len() >= SESSIONS_MAX {

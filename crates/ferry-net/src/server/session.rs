@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use ferry_fs::{Filesystem, Ino, ROOT};
 use parking_lot::Mutex;
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::UnboundedSender;
 
 use crate::frame;
 use crate::message::{Op, Outcome, ToClient, WINDOW_OPS, Who};
@@ -87,7 +87,14 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(id: u128, name: String, peer: Vec<u8>, path: Vec<u8>, root: Ino, read_only: bool) -> Self {
+    pub(super) fn new(
+        id: u128,
+        name: String,
+        peer: Vec<u8>,
+        path: Vec<u8>,
+        root: Ino,
+        read_only: bool,
+    ) -> Self {
         Self { id, name, peer, path, root, read_only, state: Mutex::default() }
     }
 

@@ -9,7 +9,7 @@ mod sessions;
 
 use std::future::Future;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use ferry_device::{BlockDevice, Env, MemDevice};
 use ferry_fs::*;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::sync::watch;
 
 use crate::{ClientOptions, Connector, Export, NetError, RemoteFs, Server, ServerOptions, Stream};
 
@@ -47,11 +48,29 @@ struct Network {
     random: Random,
     /// A connection carries fewer bytes than this; 0: any number.
     cut_below: AtomicU64,
+    cuts: watch::Sender<u64>,
+    /// Not a client's: what is on its way arrives though the client is gone.
+    runtime: tokio::runtime::Runtime,
 }
 
 impl Network {
     fn new(seed: u64) -> Arc<Self> {
-        Arc::new(Self { server: Mutex::default(), random: Random::new(seed), cut_below: AtomicU64::new(0) })
+        Arc::new(Self {
+            server: Mutex::default(),
+            random: Random::new(seed),
+            cut_below: AtomicU64::new(0),
+            cuts: watch::Sender::new(0),
+            runtime: tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .unwrap(),
+        })
+    }
+
+    /// All connections that are there are cut.
+    fn cut_all(&self) {
+        self.cuts.send_modify(|n| *n += 1);
     }
 }
 
@@ -60,43 +79,55 @@ impl Connector for Network {
         Box::pin(async {
             let server = self.server.lock().clone().ok_or(io::ErrorKind::ConnectionRefused)?;
             let (ours, theirs) = duplex(1 << 16);
-            let limit = self.cut_below.load(Ordering::Relaxed);
-            if limit == 0 {
-                server.serve_stream(Box::new(theirs));
-                return Ok(Box::new(ours) as Box<dyn Stream>);
-            }
             let (near, far) = duplex(1 << 16);
             server.serve_stream(Box::new(far));
-            let budgets = [self.random.below(limit), self.random.below(limit)];
-            tokio::spawn(relay(theirs, near, budgets));
+            let limit = self.cut_below.load(Ordering::Relaxed);
+            let budget = || if limit == 0 { u64::MAX } else { self.random.below(limit) };
+            self.runtime.spawn(relay(theirs, near, [budget(), budget()], self.cuts.subscribe()));
             Ok(Box::new(ours) as Box<dyn Stream>)
         })
     }
 }
 
 /// Carries so many bytes each way, then both ends see the connection gone.
-async fn relay(a: DuplexStream, b: DuplexStream, budgets: [u64; 2]) {
-    async fn one(from: &mut (impl AsyncReadExt + Unpin), to: &mut (impl AsyncWriteExt + Unpin), budget: u64) {
+async fn relay(a: DuplexStream, b: DuplexStream, budgets: [u64; 2], mut cuts: watch::Receiver<u64>) {
+    /// `true`: to be cut; otherwise one side has closed its end.
+    async fn one(
+        mut from: impl AsyncReadExt + Unpin,
+        mut to: impl AsyncWriteExt + Unpin,
+        budget: u64,
+    ) -> bool {
         let mut left = budget;
         let mut bytes = vec![0; 4096];
         while left > 0 {
-            let most = bytes.len().min(left as usize);
+            let most = left.min(bytes.len() as u64) as usize;
             match from.read(&mut bytes[..most]).await {
-                Ok(0) | Err(_) => return,
-                Ok(n) => {
+                Ok(n) if n > 0 => {
                     tokio::time::sleep(Duration::from_micros(n as u64 % 7 * 30)).await;
                     if to.write_all(&bytes[..n]).await.is_err() {
-                        return;
+                        return false;
                     }
                     left -= n as u64;
                 }
+                _ => {
+                    let _gone = to.shutdown().await;
+                    return false;
+                }
             }
         }
+        true
     }
-    let ((mut ar, mut aw), (mut br, mut bw)) = (tokio::io::split(a), tokio::io::split(b));
+    let ((ar, aw), (br, bw)) = (tokio::io::split(a), tokio::io::split(b));
+    let both = async {
+        let (mut up, mut down) = (pin!(one(ar, bw, budgets[0])), pin!(one(br, aw, budgets[1])));
+        tokio::select! {
+            cut = &mut up => cut || down.await,
+            cut = &mut down => cut || up.await,
+        }
+    };
     tokio::select! {
-        () = one(&mut ar, &mut bw, budgets[0]) => {}
-        () = one(&mut br, &mut aw, budgets[1]) => {}
+        _ = both => {}
+        _ = cuts.changed() => {}
     }
 }
 
