@@ -41,17 +41,17 @@ two_clients() {
   serve_volume "$scratch/remote.ferry" --grace 0s
   local a=$scratch/a b=$scratch/b i
   mount_remote "$a"; mount_remote "$b"
-  for i in $(seq 1 200); do
+  for i in $(seq 1 40); do
     echo "$i" >"$a/f"; [ "$(cat "$b/f")" = "$i" ]
     mv "$b/f" "$b/g"; [ ! -e "$a/f" ]; [ -e "$a/g" ]
     echo more >>"$a/g"; [ "$(stat -c %s "$b/g")" = $((${#i} + 6)) ]
     rm "$b/g"; [ ! -e "$a/g" ]
   done
   # Appends of both, none lost, none torn.
-  (for i in $(seq 1 500); do echo "a $i" >>"$a/log"; done) &
-  (for i in $(seq 1 500); do echo "b $i" >>"$b/log"; done) &
+  (for i in $(seq 1 200); do echo "a $i" >>"$a/log"; done) &
+  (for i in $(seq 1 200); do echo "b $i" >>"$b/log"; done) &
   wait %1 %2
-  [ "$(grep -cE '^[ab] [0-9]+$' "$a/log")" = 1000 ]
+  [ "$(grep -cE '^[ab] [0-9]+$' "$a/log")" = 400 ]
   # Locks.
   (flock 9; sleep 1; echo first >>"$a/order") 9>"$a/lock" &
   sleep 0.5
@@ -69,14 +69,14 @@ server_goes_away() {
   local a=$scratch/a i worker
   mount_remote "$a"
   mkdir "$a/work"
-  (for i in $(seq 1 1500); do echo "$i" >"$a/work/$i"; echo "$i" >>"$a/work/all"; done) &
+  (for i in $(seq 1 400); do echo "$i" >"$a/work/$i"; echo "$i" >>"$a/work/all"; done) &
   worker=$!
   for i in 1 2 3; do
     sleep 1; stop_server; sleep 0.3; serve_volume "$scratch/remote.ferry" --grace 0s
   done
   wait "$worker"
-  [ "$(ls "$a/work" | wc -l)" = 1501 ]
-  [ "$(wc -l <"$a/work/all")" = 1500 ]
+  [ "$(ls "$a/work" | wc -l)" = 401 ]
+  [ "$(wc -l <"$a/work/all")" = 400 ]
   echo synced >"$a/synced"; sync "$a/synced" "$a"
   stop_server KILL
   serve_volume "$scratch/remote.ferry" --grace 0s
