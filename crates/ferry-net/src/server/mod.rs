@@ -283,11 +283,12 @@ impl Server {
     pub fn stop(self) {
         self.core.stopping.send_replace(Stage::Draining);
         self.runtime().block_on(self.drain());
-        let synced = InProcess::default()
-            .call(|cx| self.core.fs.ioctl(cx, ROOT, ferry_fs::ioctl::SYNC, &[], 0).map(|_| ()));
+        // Parked, it is answered with bytes, though there are none.
+        let synced: Result<Vec<u8>, _> =
+            InProcess::default().call(|cx| self.core.fs.ioctl(cx, ROOT, ferry_fs::ioctl::SYNC, &[], 0));
         for session in self.core.all() {
             match &synced {
-                Ok(()) => session.goodbye(),
+                Ok(_) => session.goodbye(),
                 Err(error) => tracing::error!(%error, "stopping: not everything could be made durable"),
             }
             self.core.end(&session);
