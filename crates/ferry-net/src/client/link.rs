@@ -205,6 +205,11 @@ impl Link {
         gone.is_some_and(|gone| gone >= self.timeout).then_some(Errno(libc::ETIMEDOUT))
     }
 
+    /// What the server's first welcome says.
+    pub(super) fn set_read_only(&self, read_only: bool) {
+        self.state.lock().read_only = read_only;
+    }
+
     /// Whether the server lets this client change anything.
     pub(super) fn is_read_only(&self) -> bool {
         self.state.lock().read_only

@@ -73,9 +73,14 @@ impl RemoteFs {
         let first = runtime
             .block_on(link.greet())
             .map_err(|error| NetError::Reach { server: server.clone(), error })?;
-        if let ToClient::Refused { reason } = &first.1 {
-            let reason = String::from_utf8_lossy(reason).into_owned();
-            return Err(NetError::Refused { server, reason });
+        match &first.1 {
+            ToClient::Refused { reason } => {
+                let reason = String::from_utf8_lossy(reason).into_owned();
+                return Err(NetError::Refused { server, reason });
+            }
+            // The mount's flags depend on it, before the link runs.
+            ToClient::Welcome { read_only, .. } => link.set_read_only(*read_only),
+            _ => {}
         }
         let fs = Arc::new_cyclic(|this| Self {
             this: this.clone(),
@@ -116,12 +121,9 @@ impl RemoteFs {
     /// The same, with what to do if the server did it for nobody.
     fn send_with<T>(&self, cx: &Cx<'_>, op: Op, finish: Finish, surplus: Option<Surplus>) -> Answer<T> {
         let waiting = Waiting::new(self.this.clone(), finish, surplus);
-        let interrupted = Arc::downgrade(&waiting);
-        let interrupt = Box::new(move || {
-            if let Some(waiting) = interrupted.upgrade() {
-                waiting.interrupt();
-            }
-        });
+        // It keeps the request: an answer that has just come must still be undone.
+        let interrupted = Arc::clone(&waiting);
+        let interrupt = Box::new(move || interrupted.interrupt());
         waiting.set_complete(cx.park.park(Some(interrupt)));
         let who = Who { uid: cx.uid, gid: cx.gid, pid: cx.pid, umask: cx.umask };
         let ordered = op.is_ordered();
