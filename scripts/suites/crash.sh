@@ -1,7 +1,8 @@
 # The daemon dies in the middle of work; sourced by scripts/test.
 # shellcheck shell=bash
 
-ack=$target/release/ack
+# Beside the command under test.
+ack=${ferry%/*}/ack
 
 # Files with contents that say what they are; what was fsynced is written down outside the mount. Then kill -9, mount again, compare.
 kill_and_verify() {

@@ -47,6 +47,35 @@ full_volume() {
   survive_being_full "$scratch/small.ferry"
 }
 
+# ends_with_enospc SECONDS COMMAND…: it fails in this time, and says why.
+ends_with_enospc() {
+  local limit=$1 code=0; shift
+  timeout "$limit" "$@" 2>"$scratch/full.log" || code=$?
+  cat "$scratch/full.log"
+  [ "$code" = 1 ] || { echo "exit code $code"; return 1; }
+  grep 'No space left on device' "$scratch/full.log"
+}
+
+# The kernel takes writes that do not fit: a program that only writes hears of it soon, one that closes at the close; room comes back.
+full_behind_writeback() {
+  timeout 60 "$ferry" mkfs "$scratch/behind.ferry" --size 96M
+  mount_volume "$scratch/behind.ferry" "$scratch/mnt" cache=writeback
+  ends_with_enospc 60 dd if=/dev/zero of="$scratch/mnt/endless" bs=1M
+  grep 'error writing' "$scratch/full.log"
+  ends_with_enospc 60 dd if=/dev/zero of="$scratch/mnt/synced" bs=64k count=100 conv=fsync
+  head -c 3M /dev/zero >"$scratch/three"
+  ends_with_enospc 60 cp "$scratch/three" "$scratch/mnt/copy"
+  stat "$scratch/mnt/endless"
+  rm "$scratch"/mnt/*
+  dd if=/dev/urandom of="$scratch/mnt/again" bs=1M count=20 conv=fsync status=none
+  md5sum "$scratch/mnt/again" >"$scratch/behind.md5"
+  unmount_volume "$scratch/mnt"
+  timeout 60 "$ferry" fsck "$scratch/behind.ferry" --data
+  mount_volume "$scratch/behind.ferry" "$scratch/mnt"
+  md5sum --quiet -c "$scratch/behind.md5"
+  unmount_volume "$scratch/mnt"
+}
+
 # The volume promises more than the disk below it has.
 full_host() {
   truncate -s 200M "$scratch/host.img"
@@ -125,6 +154,7 @@ foreign_file_is_refused() {
 suite_space() {
   say "--- room and ways to mount"
   check "a full volume: ENOSPC at the write, removal works" 200 full_volume
+  check "a full volume with cache=writeback: endless writes end" 200 full_behind_writeback
   check "a full disk below a sparse volume" 200 full_host
   check "mount(8) and fstab through the helper" 60 mount_helper
   check "a user mounts his own volume" 60 user_mounts_his_own

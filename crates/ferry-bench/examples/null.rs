@@ -20,6 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "strict" => options.cache = Cache::Strict,
             "cached-create" => options.cached_create = true,
             "no-xattrs" => options.no_xattrs = true,
+            "stalls" => options.stalls = true,
             "device" => mount.transport = Transport::Device,
             flush if flush.starts_with("flush-us=") => {
                 options.flush_time = Duration::from_micros(flush["flush-us=".len()..].parse()?);

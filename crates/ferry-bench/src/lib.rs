@@ -1,4 +1,74 @@
 //! Workloads, measured.
+//!
+//! # How a workload is written
+//!
+//! A workload is a module with options, a function that makes one turn at a [`Place`], and one that makes a [`Bench`] of them:
+//!
+//! * [`Place`] is where it runs: [`Place::on`] a directory of any mounted file system, or [`Place::in_process`] on a volume in
+//!   memory over a [`ModelDevice`](model::ModelDevice), which takes the times of a [`DeviceModel`] and no processor time. A turn
+//!   makes a directory of its own in [`Place::root`], works in it through [`Dir`] and [`File`] from as many threads as it likes (each
+//!   thread is a caller of its own, [`threads`] starts them together), and removes it with [`Dir::remove_tree`].
+//! * A turn returns a [`Sample`]: values by the names of [`Metric`]s, the first of which is compared. [`Counters`] gives what
+//!   FerryFS itself counted and the processor time between two moments. A turn that counts rates leaves its beginning out.
+//! * [`Bench`] has [`Case`]s of [`Variant`]s. [`Bench::run`] lets the variants of a case have turns for some rounds, and gives a
+//!   [`Report`]: every value, medians, ratios to a reference variant with intervals, as a table, JSON or HTML.
+//!
+//! The command `ferry bench` (`crates/ferry/src/bench/`) reads options, runs the bench with a progress bar and shows the report:
+//! a workload adds its arguments there, and calls `show` with its bench.
+//!
+//! ```no_run
+//! use ferry_bench::{Bench, BenchError, Case, Metric, Place, Sample, Variant, VolumeOptions, now};
+//!
+//! fn turn(place: &Place) -> Result<Sample, BenchError> {
+//!     let dir = place.root().mkdir("turn")?;
+//!     let begin = now();
+//!     for n in 0..1000 {
+//!         dir.create(&n.to_string())?.write_at(b"hello", 0)?;
+//!     }
+//!     let rate = 1000.0 / (now() - begin).as_secs_f64();
+//!     place.root().remove_tree("turn")?;
+//!     Ok(Sample::from([("files_per_s", rate)]))
+//! }
+//!
+//! # fn main() -> Result<(), BenchError> {
+//! let places = [Place::in_process(&VolumeOptions::default())?, Place::on("/tmp".as_ref(), None)?];
+//! let variants = places.iter().map(|place| Variant::new(place.name(), move |_round| turn(place))).collect();
+//! let bench = Bench {
+//!     workload: "hello",
+//!     about: "Makes 1,000 files.".into(),
+//!     metrics: vec![Metric { name: "files_per_s", label: "files/s", more_is_better: true }],
+//!     options: vec![],
+//!     cases: vec![Case::new("create", variants)],
+//!     rounds: 5,
+//! };
+//! print!("{}", bench.run(|_| ())?.to_table());
+//! # Ok(())
+//! # }
+//! ```
 
+mod counters;
+pub mod create;
+mod error;
+pub mod fserver;
+pub mod fsmark;
 pub mod fsync_happy;
+mod machine;
+pub mod model;
 pub mod null;
+mod place;
+pub mod randrw;
+mod report;
+mod run;
+pub mod stats;
+mod threads;
+pub mod torn;
+
+pub use counters::{Counters, Spent};
+pub use error::BenchError;
+pub use machine::Machine;
+pub use model::DeviceModel;
+pub use place::{CpuTime, Dir, File, Place, VolumeOptions};
+pub use run::{
+    Bench, CONFIDENCE, Case, CaseReport, Metric, Progress, ROUNDS, Report, Sample, Variant, VariantReport,
+};
+pub use threads::{now, threads};

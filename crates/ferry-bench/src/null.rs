@@ -3,21 +3,22 @@
 
 mod node;
 mod ops;
+mod slow;
 mod tree;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use ferry_device::{Clock, Env};
-use ferry_fs::{Attr, Entry, Errno, Host, Ino, Opened, Parked, ROOT, Timestamp};
+use ferry_fs::{Attr, Entry, Errno, Host, Ino, Opened, ROOT, Timestamp};
 use ferry_fuse::{MountOptions, Session};
 use parking_lot::{Mutex, RwLock};
 
 use node::{Body, Node};
+use slow::Slow;
 
 /// How long the kernel may keep names and attributes: nothing changes behind it.
 const FOREVER: Duration = Duration::MAX;
@@ -48,6 +49,8 @@ pub struct NullOptions {
     pub no_xattrs: bool,
     /// An fsync takes so long, one after the other: a file here is a slow device to put a volume on.
     pub flush_time: Duration,
+    /// While a file called `stall` is in the root directory, no write and no fsync is answered.
+    pub stalls: bool,
 }
 
 /// The file system.
@@ -58,29 +61,15 @@ pub struct NullFs {
     tree: RwLock<Tree>,
     next_ino: AtomicU64,
     host: Mutex<Option<Arc<dyn Host>>>,
-    flushes: Option<Sender<Parked<()>>>,
-}
-
-/// Answers fsyncs, each after its time.
-#[expect(clippy::disallowed_methods, reason = "a device that takes its time is what this is")]
-fn flush_slowly(flushes: &Receiver<Parked<()>>, flush_time: Duration) {
-    for flush in flushes {
-        std::thread::sleep(flush_time);
-        flush.complete(Ok(()));
-    }
+    slow: Slow,
 }
 
 impl NullFs {
     /// An empty one.
     pub fn new(env: &Env, options: NullOptions) -> Self {
         let clock = Arc::clone(&env.clock);
-        let flushes = (!options.flush_time.is_zero()).then(|| {
-            let (flushes, queue) = mpsc::channel();
-            std::thread::spawn(move || flush_slowly(&queue, options.flush_time));
-            flushes
-        });
         let fs = Self {
-            flushes,
+            slow: Slow::new(options.flush_time),
             options,
             clock,
             tree: RwLock::default(),
@@ -105,6 +94,13 @@ impl NullFs {
 
     fn node(&self, ino: Ino) -> Result<Arc<Node>, Errno> {
         self.tree.read().get(&ino).cloned().ok_or(Errno(libc::ESTALE))
+    }
+
+    /// A name came or went: the one that stands for a stall begins or ends it.
+    fn stall(&self, parent: Ino, name: &[u8], stalls: bool) {
+        if self.options.stalls && parent == ROOT && name == b"stall" {
+            self.slow.stall(stalls);
+        }
     }
 
     fn fresh_ino(&self) -> Ino {

@@ -124,6 +124,24 @@ fn components_may_move_and_may_not_be_strangers() {
 }
 
 #[test]
+fn no_file_is_named_twice() {
+    let place = Place::new();
+    let twice = [("dot/../a", true), ("link", true), ("vol", false)];
+    fs::create_dir(place.at("dot")).unwrap();
+    std::os::unix::fs::symlink("a", place.at("link")).unwrap();
+    for (second, component) in twice {
+        for overwrite in [false, true] {
+            let paths = vec![place.at("a"), place.at(second)];
+            let options = CompositeOptions { kind: Kind::Mirror, paths, size: SIZE, overwrite };
+            let made = CompositeVolume::create(&place.at("vol"), &options, &Env::real()).map(drop);
+            let error = made.expect_err("it cannot be");
+            assert_eq!(matches!(error, CompositeError::Twice { .. }), component, "{error}");
+            assert!(!place.at("a").exists() && !place.at("vol").exists(), "what was made is gone");
+        }
+    }
+}
+
+#[test]
 fn a_side_in_use_elsewhere_is_no_reason_to_go_on_without_it() {
     let place = Place::new();
     drop(place.make(Kind::Mirror, &["a", "b"]).unwrap());
@@ -143,7 +161,7 @@ fn a_side_is_replaced_and_the_list_says_so() {
     volume.write(0, &block(1)).unwrap();
     volume.write(SIZE - BLOCK_SIZE as u64, &block(2)).unwrap();
     fs::write(place.at("foreign"), "foreign").unwrap();
-    assert_eq!(replace(&volume, &place.at("x"), &place.at("c")), Err(libc::ENOENT));
+    assert_eq!(replace(&volume, &place.at("x"), &place.at("c")), Err(libc::ENXIO));
     assert_eq!(replace(&volume, &place.at("a"), &place.at("foreign")), Err(libc::EEXIST));
     assert_eq!(replace(&volume, &place.at("a"), &place.at("b")), Err(libc::ETXTBSY));
     assert_eq!(replace(&volume, &place.at("a"), &place.at("c")), Ok(()));

@@ -1,11 +1,11 @@
 //! Rates of the data half alone, on a device in memory: `cargo run --release -p ferry-fs --example contents [FILES] [BYTES]`.
 
 use ferry_device::{BlockDevice, Env, MemDevice};
-use ferry_fs::data::{At, DataOptions, DataStore, InodeSource};
+use ferry_fs::data::{At, DataOptions, DataStore, InodeSource, Locking, Touch};
 use ferry_fs::error::FsError;
 use ferry_fs::inode::Inode;
 use ferry_fs::keys::{self, InodeRecord};
-use ferry_journal::{Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalOptions, Seq};
+use ferry_journal::{Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalOptions, LogOptions, Seq};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -54,11 +54,13 @@ fn open() -> Result<Run, Any> {
         writeback_age: Duration::from_secs(5),
         background: true,
         read_only: false,
+        locking: Locking::Range,
     };
     let store = DataStore::new(dev.clone(), geometry, options, env.clone());
     let options = JournalOptions {
         flush: FlushPolicy::default(),
         fast_flush: FAST_FLUSH,
+        log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 32 << 20,
         read_only: false,
@@ -129,7 +131,7 @@ fn main() -> Result<(), Any> {
     run.time("create, write, write back all", files, total, || {
         for ino in 10..10 + files {
             let inode = run.create(ino)?;
-            run.store.write(&inode, At::Offset(0), &data[..bytes], &mut |_| ())?;
+            run.store.write(&inode, At::Offset(0), &data[..bytes], Touch::Nothing)?;
         }
         let seq = run.store.write_back_all()?;
         run.force(seq)
@@ -154,7 +156,7 @@ fn main() -> Result<(), Any> {
     run.time("create, write 4 KiB, fsync, one by one", syncs, syncs * 4096, || {
         for ino in 0..syncs {
             let inode = run.create(1_000_000 + ino)?;
-            run.store.write(&inode, At::Offset(0), &data[..4096], &mut |_| ())?;
+            run.store.write(&inode, At::Offset(0), &data[..4096], Touch::Nothing)?;
             run.force(run.store.write_back(&inode)?)?;
         }
         Ok(())
@@ -168,7 +170,7 @@ fn large(run: &Run, data: &[u8]) -> Result<(), Any> {
     let mib = 2048;
     run.time("write 2 GiB by 1 MiB, force", mib, mib * MIB, || {
         for i in 0..mib {
-            run.store.write(&inode, At::Offset(i * MIB), data, &mut |_| ())?;
+            run.store.write(&inode, At::Offset(i * MIB), data, Touch::Nothing)?;
         }
         run.force(run.store.write_back(&inode)?)
     })?;

@@ -36,6 +36,12 @@ impl fmt::Display for Errno {
     }
 }
 
+impl From<Errno> for std::io::Error {
+    fn from(error: Errno) -> Self {
+        Self::from_raw_os_error(error.0)
+    }
+}
+
 /// Why an operation gives no answer now.
 #[derive(Debug)]
 pub enum Stop {
@@ -331,6 +337,8 @@ pub struct FileLock {
 pub trait Host: Send + Sync {
     /// The kernel must forget the cached attributes and, in `[offset, offset + len)` (`len` 0: to the end), contents.
     fn invalidate_inode(&self, ino: Ino, offset: u64, len: u64);
+    /// The kernel must forget the cached attributes.
+    fn invalidate_attributes(&self, ino: Ino);
     /// The kernel must forget the name.
     fn invalidate_entry(&self, parent: Ino, name: &[u8]);
     /// The transport's counters, for `stats`.
@@ -536,4 +544,8 @@ pub mod ioctl {
     /// Changes how a mounted volume flushes: `u32 what, u32 policy, u64 fast_flush_ns`. For root and the owner of the volume's
     /// root directory, others hear `EPERM`. `_IOW('F', 24, char[16])`.
     pub const TUNE: u32 = ioc(1, 24, TUNE_LEN);
+    /// Moves the log of a mounted volume to its end, where it has so many bytes, rounded up to whole segments: `u64`. For those who may
+    /// [`TUNE`]. Parks. `EINVAL`: no log of that length, or the log is as long already; `ENOSPC`: the end of the volume is in use.
+    /// `_IOW('F', 25, char[8])`.
+    pub const GROW_LOG: u32 = ioc(1, 25, 8);
 }

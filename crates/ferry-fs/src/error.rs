@@ -10,6 +10,9 @@ pub enum FsError {
     /// What a program is told.
     #[error("{0}")]
     Errno(Errno),
+    /// It would have to wait, and its caller must not. No program is told: whoever is, has it done by a thread that may wait.
+    #[error("it would have to wait")]
+    WouldWait,
     /// The journal could not do it.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -47,6 +50,7 @@ impl FsError {
     pub fn errno(&self) -> Errno {
         match self {
             FsError::Errno(e) => *e,
+            FsError::WouldWait => Errno(libc::EAGAIN),
             FsError::Journal(JournalError::ReadOnly(_)) => Errno(libc::EROFS),
             FsError::Journal(JournalError::NoSpace) => Errno(libc::ENOSPC),
             FsError::Journal(JournalError::TooLarge { .. }) => Errno(libc::EFBIG),

@@ -4,7 +4,7 @@ use crate::api::{Attr, Ino};
 use crate::data::FileData;
 use crate::dir::DirData;
 use crate::keys::{BLOCK, INODE_INLINE, InodeRecord};
-use parking_lot::RwLock;
+use crate::statelock::StateLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// An inode that somebody knows: the kernel, an open handle, the write-back queue, or only the cache.
@@ -15,7 +15,7 @@ pub struct Inode {
     /// Its number.
     pub ino: Ino,
     /// *The inode lock*, and what it protects.
-    pub state: RwLock<InodeState>,
+    pub state: StateLock,
     /// A file's cached contents (the data half's own).
     pub file: FileData,
     /// A directory's cached entries (the namespace half's own).
@@ -28,6 +28,8 @@ pub struct Inode {
     pub opens: AtomicU32,
     /// Those of them that write past the kernel's page cache.
     pub bypassing: AtomicU32,
+    /// Writes of the kernel's own cache that failed: how many, and the last errno (`local/behind.rs`).
+    pub failed_behind: AtomicU64,
     flags: AtomicU32,
 }
 
@@ -48,13 +50,14 @@ impl Inode {
     pub fn new(ino: Ino, rec: InodeRecord) -> Self {
         Self {
             ino,
-            state: RwLock::new(InodeState::from_record(rec)),
+            state: StateLock::new(InodeState::from_record(rec)),
             file: FileData::default(),
             dir: DirData::default(),
             last_seq: AtomicU64::new(0),
             lookups: AtomicU64::new(0),
             opens: AtomicU32::new(0),
             bypassing: AtomicU32::new(0),
+            failed_behind: AtomicU64::new(0),
             flags: AtomicU32::new(0),
         }
     }

@@ -5,14 +5,11 @@ use crate::api::{Ino, ROOT};
 use crate::data::summary;
 use crate::error::FsError;
 use crate::keys::{self, BLOCK, Dentry, Key, Segment};
-use crate::scrub::Bystander;
 use crate::volume::{Superblock, VolumeError, read_superblock};
 use ferry_device::{AlignedBuf, BlockDevice, Env};
-use ferry_journal::{Journal, JournalError, JournalOptions, Recovered, Value};
+use ferry_journal::{Bystander, Journal, JournalError, JournalOptions, Recovered, Value};
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use crate::data::summary::Entry as SummaryEntry;
 
@@ -57,18 +54,10 @@ impl Inspector {
     /// Opens the volume as recovery would leave it, in memory.
     pub fn open(device: &Arc<dyn BlockDevice>, env: &Env) -> Result<Self, VolumeError> {
         let superblock = read_superblock(device)?;
-        let options = JournalOptions {
-            flush: ferry_journal::FlushPolicy::default(),
-            fast_flush: ferry_journal::FAST_FLUSH,
-            commit_interval: Duration::from_secs(1),
-            home_cache_bytes: HOME_CACHE_BYTES,
-            read_only: true,
-            background: false,
-            accept_damage: true,
-        };
-        let (journal, recovered) = guarded(|| {
-            Journal::open(device.clone(), superblock.geometry(), options, env.clone(), Arc::new(Bystander))
-        })?;
+        let options = JournalOptions { accept_damage: true, ..JournalOptions::offline(HOME_CACHE_BYTES) };
+        let geometry = superblock.geometry();
+        let (journal, recovered) =
+            Journal::open(device.clone(), geometry, options, env.clone(), Arc::new(Bystander))?;
         Ok(Self { device: device.clone(), superblock, journal, recovered })
     }
 
@@ -89,12 +78,12 @@ impl Inspector {
         to: &[u8],
         visit: &mut dyn FnMut(&[u8], &Value) -> bool,
     ) -> Result<(), JournalError> {
-        guarded(|| self.journal.scan(from, to, visit))
+        self.journal.scan(from, to, visit)
     }
 
     /// A key's value.
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>, JournalError> {
-        guarded(|| self.journal.get(key))
+        self.journal.get(key)
     }
 
     /// Each segment of the volume, in order, until `visit` returns `false`.
@@ -188,10 +177,4 @@ impl Inspector {
             _ => true,
         })
     }
-}
-
-/// redb panics on pages that make no sense: to who looks for damage that is an error like any other.
-pub(crate) fn guarded<T>(read: impl FnOnce() -> Result<T, JournalError>) -> Result<T, JournalError> {
-    catch_unwind(AssertUnwindSafe(read))
-        .unwrap_or_else(|_| Err(JournalError::Home("one of its pages makes no sense".into())))
 }

@@ -13,12 +13,14 @@ pub mod inspect;
 pub mod keys;
 pub mod local;
 pub mod scrub;
+pub mod statelock;
 pub mod volume;
 
 pub use api::*;
-pub use ferry_journal::FlushPolicy;
+pub use data::{At, Locking};
+pub use ferry_journal::{FlushPolicy, LogOptions, Wake};
 pub use fsck::{FsckOptions, Report, fsck, repair};
 pub use inprocess::InProcess;
-pub use local::{CacheMode, FsOptions, LocalFs};
+pub use local::{CacheMode, FsOptions, LocalFs, OpenFile};
 pub use scrub::{ScrubOptions, scrub};
 pub use volume::{MkfsOptions, Superblock, VolumeError, mkfs};

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use ferry_fs::FlushPolicy;
 use ferry_fs::ioctl::{
-    REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP, STATS, STATS_LEN, SYNC, TUNE,
-    TUNE_FAST_FLUSH, TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME,
+    GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP, STATS, STATS_LEN,
+    SYNC, TUNE, TUNE_FAST_FLUSH, TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME,
 };
 
 /// Makes everything on the volume durable; `file` is any file or directory of it. Waits.
@@ -109,6 +109,12 @@ pub fn tune(file: &File, asked: &Tune) -> io::Result<()> {
     message[..4].copy_from_slice(&what.to_ne_bytes());
     // SAFETY: the request's number says that the kernel reads TUNE_LEN bytes, which `message` has and outlives the call.
     check(unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(TUNE), message.as_ptr()) })
+}
+
+/// Has the log of the volume that `file` is on grow to `bytes`; returns when it has. Errors: [`ferry_fs::ioctl::GROW_LOG`].
+pub fn grow_log(file: &File, bytes: u64) -> io::Result<()> {
+    // SAFETY: the request's number says that the kernel reads 8 bytes, which `bytes` has and outlives the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(GROW_LOG), std::ptr::from_ref(&bytes)) })
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

@@ -24,6 +24,7 @@ const QUEUE_MAX: usize = 4096;
 #[derive(Debug)]
 enum Notice {
     Inode { ino: Ino, offset: u64, len: u64 },
+    Attributes { ino: Ino },
     Entry { parent: Ino, name: Box<[u8]> },
 }
 
@@ -100,6 +101,11 @@ impl Notifier {
                     let out = abi::NotifyInvalInode { ino: *ino, off: signed(*offset), len: signed(*len) };
                     send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
                 }
+                Notice::Attributes { ino } => {
+                    // No contents: that is what an offset below 0 says.
+                    let out = abi::NotifyInvalInode { ino: *ino, off: -1, len: 0 };
+                    send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
+                }
                 Notice::Entry { parent, name } => {
                     let namelen = name.len() as u32;
                     let out = abi::NotifyInvalEntry { parent: *parent, namelen, flags: 0 };
@@ -126,6 +132,10 @@ fn send(device: &Device, code: i32, parts: &[&[u8]]) {
 impl Host for Notifier {
     fn invalidate_inode(&self, ino: Ino, offset: u64, len: u64) {
         self.push(Notice::Inode { ino, offset, len });
+    }
+
+    fn invalidate_attributes(&self, ino: Ino) {
+        self.push(Notice::Attributes { ino });
     }
 
     fn invalidate_entry(&self, parent: Ino, name: &[u8]) {

@@ -7,7 +7,7 @@
 use ferry_device::{BlockDevice, Env, FileDevice, MemDevice};
 use ferry_journal::{
     Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions,
-    Recovered, Seq,
+    LogOptions, Recovered, Seq,
 };
 use std::error::Error;
 use std::path::Path;
@@ -66,6 +66,7 @@ fn open(dev: &Arc<dyn BlockDevice>, geo: Geometry, env: &Env) -> Result<(Journal
     let options = JournalOptions {
         flush: FlushPolicy::default(),
         fast_flush: FAST_FLUSH,
+        log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 64 << 20,
         read_only: false,

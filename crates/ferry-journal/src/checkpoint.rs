@@ -65,13 +65,51 @@ impl Core {
         }
         let keys = layers.iter().map(|l| l.changes.len() as u64).sum();
         self.stats.note_checkpoint(self.env.clock.monotonic().saturating_sub(started), keys);
-        let mut surplus = self.home.file().take_surplus(SPARE_KEPT);
-        surplus.extend(self.home.file().take_dropped());
+        self.give_back();
+        let shrunk = self.shrink_home(closing);
+        self.give_back();
+        self.drive();
+        shrunk
+    }
+
+    /// Segments that the home store does not need any more are their owner's again. No checkpoint is under way.
+    pub fn give_back(&self) {
+        let file = self.home.file();
+        let mut surplus = file.take_surplus(SPARE_KEPT);
+        surplus.extend(file.take_dropped());
+        drop(file);
+        surplus.extend(self.home.take_retired());
         if !surplus.is_empty() {
             self.client.release_home_segments(&surplus);
         }
-        self.drive();
-        Ok(())
+    }
+
+    /// Puts a small new home store in the place of one that is mostly free. An error means that nothing more can be written.
+    fn shrink_home(self: &Arc<Self>, closing: bool) -> Result<(), JournalError> {
+        let Some(need) = self.home.worth_renewing(SPARE_KEPT) else { return Ok(()) };
+        let mut segments = Vec::with_capacity(need);
+        while segments.len() < need {
+            let Some(segment) = self.client.take_home_segment() else { break };
+            segments.push(segment);
+        }
+        if segments.len() < need {
+            self.client.release_home_segments(&segments);
+            return Ok(());
+        }
+        let view = self.head.read().view.home.clone();
+        let renewed = self.home.renew(&view, &segments, SPARE_KEPT, &self.client, closing);
+        drop(view);
+        let renewed = renewed.and_then(|unused| self.show_home(Seq(0)).map(|()| unused));
+        match renewed {
+            Ok(unused) => {
+                self.client.release_home_segments(&unused);
+                Ok(())
+            }
+            Err(error) => {
+                self.fail(error.clone());
+                Err(error)
+            }
+        }
     }
 
     /// Since a checkpoint found no segment nothing has changed that another attempt could succeed for: the owner has no
@@ -167,7 +205,7 @@ impl Core {
 
     /// Less than a quarter of the log is free, or somebody waits for space.
     pub fn short_of_space(&self) -> bool {
-        self.space.free() < self.area.blocks * LOG_BLOCK as u64 / 4 || self.space.has_waiters()
+        self.space.free() < self.log_bytes() / 4 || self.space.has_waiters()
     }
 
     /// Newest durable context.

@@ -136,6 +136,8 @@ pub struct Context {
     pub layers: Vec<Arc<Layer>>,
     pub payload: u64,
     pub transactions: u64,
+    /// When the first transaction joined.
+    pub since: Duration,
     pub extents: Vec<ExtentEntry>,
     pub data_bytes: u64,
     pub data: Arc<Countdown>,
@@ -233,6 +235,7 @@ impl Head {
             layers,
             payload: done.payload,
             transactions: done.transactions,
+            since: done.since,
             extents: done.extents,
             data_bytes: done.data_bytes,
             data: done.data,

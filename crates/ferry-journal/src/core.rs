@@ -3,6 +3,7 @@
 use crate::context::{Head, Joining};
 use crate::disk::Disk;
 use crate::format::{BLOCK_PAYLOAD, CONTEXT_MAX, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, RECORD_HEADER};
+use crate::grow::Growth;
 use crate::hold::HoldTimer;
 use crate::home::Home;
 use crate::pipeline::Pipe;
@@ -21,7 +22,11 @@ use std::sync::{Arc, OnceLock};
 /// Order of the locks: `checkpointing`, `pipe`, `head`. None of them is held over I/O but `checkpointing`.
 pub struct Core {
     pub disk: Arc<Disk>,
-    pub area: LogArea,
+    /// Where the log is; changed by `Core::grow` alone, while nothing is in it.
+    pub area: RwLock<LogArea>,
+    /// Most bytes of a record's body: [`payload_max`] of the log.
+    pub payload_max: AtomicU64,
+    pub growth: Growth,
     pub options: JournalOptions,
     pub env: Env,
     pub client: Arc<dyn JournalClient>,
@@ -73,20 +78,53 @@ impl Core {
         self.options.read_only.then(|| JournalError::ReadOnly("opened read-only".into()))
     }
 
-    /// Takes log space for a transaction; the bytes taken.
-    pub fn reserve(self: &Arc<Self>, credits: &Credits) -> Result<u64, JournalError> {
+    /// Where the log is.
+    pub fn area(&self) -> LogArea {
+        *self.area.read()
+    }
+
+    /// Bytes of the log.
+    pub fn log_bytes(&self) -> u64 {
+        self.area.read().blocks * LOG_BLOCK as u64
+    }
+
+    /// Most bytes of a record's body.
+    pub fn payload_max(&self) -> u64 {
+        self.payload_max.load(Ordering::Acquire)
+    }
+
+    /// What a transaction takes of the log, in bytes.
+    fn bytes_for(&self, credits: &Credits) -> Result<u64, JournalError> {
         if let Some(error) = self.refusal() {
             return Err(error);
         }
-        let (asked, limit) = (payload_of(credits), payload_max(self.area.blocks));
+        let (asked, limit) = (payload_of(credits), self.payload_max());
         if asked > limit {
             return Err(JournalError::TooLarge { asked, limit });
         }
         self.stats.begins.fetch_add(1, Ordering::Relaxed);
         // One block more than the bytes fill: for the record's header and what does not fill its last block.
-        let bytes = (asked.div_ceil(BLOCK_PAYLOAD as u64) + 1) * LOG_BLOCK as u64;
+        Ok((asked.div_ceil(BLOCK_PAYLOAD as u64) + 1) * LOG_BLOCK as u64)
+    }
+
+    /// Takes log space for a transaction if nobody need be waited for; the bytes taken.
+    pub fn try_reserve(self: &Arc<Self>, credits: &Credits) -> Result<Option<u64>, JournalError> {
+        let bytes = self.bytes_for(credits)?;
+        Ok(self.space.try_take(bytes, credits.urgent).then_some(bytes))
+    }
+
+    /// Takes log space for a transaction; the bytes taken.
+    pub fn reserve(self: &Arc<Self>, credits: &Credits) -> Result<u64, JournalError> {
+        let bytes = self.bytes_for(credits)?;
         if self.options.background {
-            let taken = self.space.take(bytes, credits.urgent, || self.signal.kick());
+            let mut waits_since = None;
+            let taken = self.space.take(bytes, credits.urgent, || {
+                waits_since = Some(self.env.clock.monotonic());
+                self.signal.kick();
+            });
+            if let Some(since) = waits_since {
+                self.stats.space_waits.note(self.env.clock.monotonic().saturating_sub(since));
+            }
             return taken.map(|()| bytes).map_err(|e| self.no_grant(e));
         }
         if !self.space.try_take(bytes, credits.urgent) {
@@ -115,8 +153,9 @@ impl Core {
         loop {
             let mut head = self.head.write();
             let seq = head.seq;
-            if !head.is_empty() && head.payload + adds > payload_max(self.area.blocks) {
+            if !head.is_empty() && head.payload + adds > self.payload_max() {
                 drop(head);
+                self.growth.wait_over();
                 self.seal_if(seq);
                 continue;
             }
@@ -209,7 +248,7 @@ impl Core {
             let layers = view.layers.iter().filter(|l| (l.last <= durable) == durable_ones);
             layers.map(|l| l.changes.len() as u64).sum()
         };
-        let log_bytes = self.area.blocks * LOG_BLOCK as u64;
+        let log_bytes = self.log_bytes();
         let log_free_bytes = self.space.free();
         JournalStats {
             log_bytes,

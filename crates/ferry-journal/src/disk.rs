@@ -37,15 +37,18 @@ impl Disk {
         Ok(())
     }
 
-    /// A write to be submitted; a flush asked for in or after `done` covers it.
+    /// A write of `what` to be submitted; a flush asked for in or after `done` covers it.
     pub fn write_request(
         &self,
+        what: &'static str,
         offset: u64,
         buf: Arc<AlignedBuf>,
         done: impl FnOnce(io::Result<()>) + Send + 'static,
     ) -> Io {
         let flushes = self.flushes.clone();
+        tracing::trace!(offset, bytes = buf.len(), "{what} write begun");
         let done = Box::new(move |result: io::Result<()>| {
+            tracing::trace!(offset, ok = result.is_ok(), "{what} write ended");
             if result.is_ok() {
                 flushes.write_completed();
             }
@@ -61,12 +64,12 @@ impl Disk {
 
     /// Makes all that completed before durable, without waiting.
     pub fn flush(&self, done: IoDone) {
-        self.flushes.flush(self.flushes.target(), done);
+        self.flushes.flush(self.flushes.target(), traced_flush(done));
     }
 
     /// As [`Disk::flush`], and shares the flush with nobody.
     pub fn flush_alone(&self, done: IoDone) {
-        self.flushes.flush_alone(done);
+        self.flushes.flush_alone(traced_flush(done));
     }
 
     /// How long flushes take.
@@ -88,4 +91,16 @@ impl Disk {
     pub fn flushes(&self) -> u64 {
         self.flushes.stats().flushes
     }
+}
+
+/// Says when a flush begins (or one that is under way is joined) and ends, to who wants to see what an fsync costs.
+fn traced_flush(done: IoDone) -> IoDone {
+    if !tracing::enabled!(tracing::Level::TRACE) {
+        return done;
+    }
+    tracing::trace!("flush begun");
+    Box::new(move |result| {
+        tracing::trace!(ok = result.is_ok(), "flush ended");
+        done(result);
+    })
 }

@@ -5,6 +5,9 @@
 //! only reads, and is an error here: then redb never learns of it, and other pages remain readable. It holds no lock
 //! while it reads from its file. Reopening it after each error was the alternative: milliseconds and a cold cache for
 //! each read of a bad block, and every reader interrupted.
+//!
+//! What a panic unwinds through has destructors, and one that panics then ends the process. So pages that would make redb panic are
+//! kept from it where their shape shows it (`home/shape.rs`), and a database is ended without a last commit ([`ending`]).
 
 use crate::JournalError;
 use std::any::Any;
@@ -18,8 +21,6 @@ enum Guard {
     Calls,
     /// Panics end here, and a failed read may be one.
     Reads,
-    /// Panics end here, and a block that is not what was written reads as zeros.
-    Opens,
 }
 
 thread_local! {
@@ -41,15 +42,15 @@ pub fn reading<T>(f: impl FnOnce() -> Result<T, JournalError>) -> Result<T, Jour
     guarded(Guard::Reads, f)
 }
 
-/// Calls `f`, which opens the database. After a crash in a compaction, whose commits are not in two phases, the database holds its
-/// newest root against its own checksums, and falls back to the one before where they do not match; on an error it would not.
-pub fn opening<T>(f: impl FnOnce() -> Result<T, JournalError>) -> Result<T, JournalError> {
-    guarded(Guard::Opens, f)
-}
-
-/// The database is being opened.
-pub fn is_opening() -> bool {
-    GUARD.get() == Guard::Opens
+/// Drops `database` as a panic would. It then commits nothing more as it ends: every commit was whole by itself, the state of its
+/// allocator included, and what it would do last has pages to read that may make no sense.
+pub fn ending<T>(database: T) {
+    let ended: Result<(), _> = catch_unwind(AssertUnwindSafe(|| {
+        let _dropped_by_the_panic = database;
+        // Not `panic_any`: the panic hook has no part in this.
+        resume_unwind(Box::new(()))
+    }));
+    debug_assert!(ended.is_err(), "it panicked");
 }
 
 /// A block cannot be read. Returns if whoever called the database can bear an error of it.

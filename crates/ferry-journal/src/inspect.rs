@@ -8,7 +8,6 @@ use crate::record::{LogArea, append_payload};
 use crate::recovery::{Reader, replay};
 use crate::{Geometry, JournalError, Seq};
 use ferry_device::{AlignedBuf, BlockDevice};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Memory for the home store while its state is read, in bytes.
@@ -88,11 +87,7 @@ pub struct MapCopy {
 /// Asks the home store where the log begins. Needs the home store to be readable.
 pub fn log_start(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> Result<LogStart, JournalError> {
     let disk = Arc::new(Disk::new(dev.clone()));
-    // redb panics on pages that make no sense.
-    let opened =
-        catch_unwind(AssertUnwindSafe(|| Home::open(&disk, geo, CACHE_BYTES, true).map(|(_, state)| state)));
-    let HomeState { point, clean, live_bytes } =
-        opened.unwrap_or_else(|_| Err(JournalError::Home("one of its pages makes no sense".into())))?;
+    let (_, HomeState { point, clean, live_bytes }) = Home::open(&disk, geo, CACHE_BYTES, true)?;
     Ok(LogStart { seq: point.seq, position: point.position, id: point.id, clean, live_bytes })
 }
 
@@ -100,7 +95,7 @@ pub fn log_start(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> Result<LogStart,
 pub fn log_end(dev: &Arc<dyn BlockDevice>, geo: &Geometry, start: &LogStart) -> Result<LogEnd, JournalError> {
     let (disk, area) = (Disk::new(dev.clone()), LogArea::new(geo));
     let point = Point { seq: start.seq, position: start.position, id: start.id };
-    let replayed = replay(&disk, &area, point, false)?;
+    let replayed = replay(&disk, &area, point, false, &mut |_, _, _| ())?;
     Ok(LogEnd {
         seq: replayed.end.seq,
         position: replayed.end.position,

@@ -5,13 +5,14 @@ use crate::context::{Head, Joining, TransactionWrites};
 use crate::core::{Core, payload_max};
 use crate::disk::{Disk, io_error};
 use crate::format::{KEY_MAX, LOG_BLOCK, LOG_MIN, RecordKind};
+use crate::grow::{Growth, lay_out};
 use crate::hold::HoldTimer;
 use crate::home::{Home, HomeView, Point};
 use crate::layers::{Changes, Key, Layer, View};
 use crate::pipeline::Pipe;
 use crate::policy::{Caller, Dispatcher, FlushPolicy};
 use crate::record::{ExtentEntry, LogArea, RecordPlan, encode};
-use crate::recovery::{Replay, erase_behind, replay};
+use crate::recovery::{Replay, erase_behind, replay, tell};
 use crate::salvage::LostKeys;
 use crate::space::Space;
 use crate::stats::{Counters, JournalStats};
@@ -21,15 +22,12 @@ use crate::{
     Completion, Credits, DataExtent, Geometry, JournalClient, JournalError, JournalOptions, Recovered, Seq,
     Value,
 };
-use ferry_device::{AlignedBuf, BlockDevice, Env};
+use ferry_device::{BlockDevice, Env};
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-/// Bytes of the log written at a time when it is laid out.
-const FORMAT_PIECE: u64 = 1 << 20;
 
 /// An open journal.
 pub struct Journal {
@@ -63,15 +61,7 @@ impl Journal {
             "the log is whole blocks"
         );
         let disk = Arc::new(Disk::new(dev.clone()));
-        let mut zeros = AlignedBuf::zeroed(FORMAT_PIECE.min(geo.log_len) as usize);
-        let mut at = 0;
-        while at < geo.log_len {
-            if geo.log_len - at < zeros.len() as u64 {
-                zeros = AlignedBuf::zeroed((geo.log_len - at) as usize);
-            }
-            disk.write(geo.log_offset + at, &zeros).map_err(io_error("log"))?;
-            at += zeros.len() as u64;
-        }
+        lay_out(&disk, geo.log_offset, geo.log_len)?;
         let start = Point { seq: Seq(0), position: 0, id: env.entropy.next_u64() };
         Home::format(&disk, geo, first_segments, start)?;
         disk.flush_wait().map_err(io_error("log"))
@@ -88,7 +78,7 @@ impl Journal {
         let disk = Arc::new(Disk::new(dev));
         let area = LogArea::new(&geo);
         let (home, state) = Home::open(&disk, &geo, options.home_cache_bytes, options.read_only)?;
-        let mut replayed = replay(&disk, &area, state.point, options.accept_damage)?;
+        let mut replayed = replay(&disk, &area, state.point, options.accept_damage, &mut tell(&env))?;
         let recovered = Recovered {
             contexts: replayed.contexts,
             bytes: replayed.bytes,
@@ -118,14 +108,16 @@ impl Journal {
 
     /// Reserves log space, waiting for it in turn; take no lock that a checkpoint or another transaction wants before.
     pub fn begin(&self, credits: Credits) -> Result<Transaction<'_>, JournalError> {
-        let reserved = self.core.reserve(&credits)?;
-        Ok(Transaction {
-            core: &self.core,
-            changes: Changes::new(),
-            extents: Vec::new(),
-            writes: None,
-            reserved,
-        })
+        Ok(self.transaction(self.core.reserve(&credits)?))
+    }
+
+    /// The same for a caller that must not wait; `None`: it would have to.
+    pub fn try_begin(&self, credits: Credits) -> Result<Option<Transaction<'_>>, JournalError> {
+        Ok(self.core.try_reserve(&credits)?.map(|reserved| self.transaction(reserved)))
+    }
+
+    fn transaction(&self, reserved: u64) -> Transaction<'_> {
+        Transaction { core: &self.core, changes: Changes::new(), extents: Vec::new(), writes: None, reserved }
     }
 
     /// The newest committed value.
@@ -223,6 +215,22 @@ impl Journal {
         self.core.checkpoint(false)
     }
 
+    /// Makes the home store as small as what was removed allows, for who finds no space. `false`: nothing has changed since that was
+    /// last seen to.
+    pub fn make_room(&self) -> Result<bool, JournalError> {
+        if self.core.options.read_only {
+            return Ok(false);
+        }
+        if self.core.releasable() == 0 && self.core.head.read().is_empty() {
+            // What was being read when its place was taken may be free by now.
+            let _checkpointing = self.core.checkpointing.lock();
+            self.core.give_back();
+            return Ok(false);
+        }
+        self.checkpoint()?;
+        Ok(true)
+    }
+
     /// Does due background work (a hold or `commit_interval` is over, log idle); only for `background: false`.
     pub fn tick(&self) -> Result<(), JournalError> {
         self.core.tick()
@@ -236,7 +244,21 @@ impl Journal {
 
     /// The largest `Credits::bytes` (keys counted with their overhead) that `begin` accepts.
     pub fn max_transaction_bytes(&self) -> u64 {
-        payload_max(self.core.area.blocks)
+        self.core.payload_max()
+    }
+
+    /// Goes on in a longer log of `len` bytes at `offset`, where there is nothing that anybody needs. `persist` is called when both
+    /// logs are empty; it must make durable which of them counts, so that each crash leaves one of the two.
+    pub fn grow_log(
+        &self,
+        offset: u64,
+        len: u64,
+        persist: &mut dyn FnMut() -> Result<(), JournalError>,
+    ) -> Result<(), JournalError> {
+        match self.core.refuses_growth() {
+            Some(error) => Err(error),
+            None => self.core.grow(offset, len, persist),
+        }
     }
 
     /// Counters, and how full the log is.
@@ -255,11 +277,11 @@ impl Journal {
         self.core.closed.store(true, Ordering::Release);
         let result = self.write_out();
         self.stop();
-        // Views of the home store must be gone before it can shrink; the layers above it are in it by now.
+        // The layers above the home store are in it by now.
         let mut head = self.core.head.write();
         head.view = Arc::new(View { layers: head.view.layers.clone(), home: HomeView::closed() });
         drop(head);
-        result.and_then(|()| self.shrink_home())
+        result.and_then(|()| self.close_home())
     }
 
     fn write_out(&self) -> Result<(), JournalError> {
@@ -273,20 +295,17 @@ impl Journal {
         self.core.checkpoint(true)
     }
 
-    fn shrink_home(&self) -> Result<(), JournalError> {
+    fn close_home(&self) -> Result<(), JournalError> {
         let core = &self.core;
         if core.options.read_only {
             return core.home.close();
-        }
-        if let Err(error) = core.home.compact() {
-            // A scan that still runs keeps pages alive; the next close may shrink what this one could not.
-            tracing::info!(%error, "the home store was not compacted");
         }
         let file = core.home.file();
         file.drop_spare(SPARE_KEPT);
         core.home.close()?;
         let mut gone = file.take_dropped();
         gone.extend(file.take_surplus(0));
+        gone.extend(core.home.take_retired());
         if !gone.is_empty() {
             core.client.release_home_segments(&gone);
         }
@@ -314,7 +333,7 @@ impl Drop for Journal {
         }
         self.stop();
         self.core.drive();
-        // Here, not where the last completion lets go of the rest: the database writes when it ends.
+        // Here, not where the last completion lets go of the rest.
         self.core.home.end();
     }
 }
@@ -374,10 +393,12 @@ fn core(
     let used = (end.position - start.position) * LOG_BLOCK as u64;
     Ok(Arc::new(Core {
         disk,
-        area,
+        payload_max: AtomicU64::new(payload_max(area.blocks)),
+        area: RwLock::new(area),
+        growth: Growth::default(),
         home,
         // One block is kept for the stamp of the next recovery. Where this one's took it, the next checkpoint gives it back.
-        space: Space::new((total - used).saturating_sub(LOG_BLOCK as u64), total / 8),
+        space: Space::new((total - used).saturating_sub(LOG_BLOCK as u64), total / 8, options.log.wake),
         owed: AtomicU64::new((LOG_BLOCK as u64).saturating_sub(total - used)),
         head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
         pipe: Mutex::new(Pipe::new(end, start.position, Dispatcher::new(options.flush, options.fast_flush))),
@@ -434,7 +455,7 @@ impl Transaction<'_> {
         self.extents.push(ExtentEntry { offset, len: buf.len() as u32, crc });
         let writes = self.writes.get_or_insert_default().clone();
         writes.started();
-        let request = self.core.disk.write_request(offset, buf, move |result| {
+        let request = self.core.disk.write_request("data", offset, buf, move |result| {
             let result = result.map_err(io_error("data"));
             writes.completed(result.clone());
             written(result);

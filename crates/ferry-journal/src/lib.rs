@@ -9,6 +9,7 @@ mod context;
 mod core;
 mod disk;
 pub mod format;
+mod grow;
 mod guard;
 mod hold;
 mod home;
@@ -27,17 +28,20 @@ mod scan;
 mod space;
 mod stats;
 mod sync;
+mod times;
 mod verify;
 mod wait;
 mod work;
 
 pub use guard::panic_is_caught;
 pub use journal::{Journal, Transaction};
+pub use pipeline::IN_FLIGHT_MAX;
 pub use policy::{Caller, FlushPolicy};
 pub use rebuild::{Rebuilt, rebuild_home};
 pub use salvage::LostKeys;
-pub use space::SpaceStats;
-pub use stats::{FlushStats, JournalStats};
+pub use space::{SpaceStats, Wake};
+pub use stats::{FlushStats, JournalStats, StageTimes};
+pub use times::TimesStats;
 pub use verify::{BadPlace, Step};
 
 use ferry_device::AlignedBuf;
@@ -88,6 +92,18 @@ pub trait JournalClient: Send + Sync {
     fn release_home_segments(&self, segments: &[u32]);
 }
 
+/// The owner of a journal in which nothing is changed: it has no segments to give, and nothing to hear.
+pub struct Bystander;
+
+impl JournalClient for Bystander {
+    fn stamped(&self, _seq: Seq) {}
+    fn failed(&self, _error: &JournalError) {}
+    fn take_home_segment(&self) -> Option<u32> {
+        None
+    }
+    fn release_home_segments(&self, _segments: &[u32]) {}
+}
+
 /// What the policy of `force` and the background work depend on.
 #[derive(Clone, Debug)]
 pub struct JournalOptions {
@@ -97,6 +113,8 @@ pub struct JournalOptions {
     pub flush: FlushPolicy,
     /// [`FlushPolicy::Delay`] does not wait where flushes take less than this on average.
     pub fast_flush: std::time::Duration,
+    /// How the log is driven.
+    pub log: LogOptions,
     /// Bytes of memory that redb's cache may take.
     pub home_cache_bytes: usize,
     /// No changes are accepted, nothing is written: recovery happens in memory only.
@@ -107,6 +125,37 @@ pub struct JournalOptions {
     /// A log that is damaged before its durable end is taken to end there ([`Recovered::log_damage`] says what is lost).
     /// Without `read_only` the cut is permanent.
     pub accept_damage: bool,
+}
+
+impl JournalOptions {
+    /// To look at a volume that nobody has mounted: nothing is written, there are no threads, damage is an error.
+    pub fn offline(home_cache_bytes: usize) -> Self {
+        Self {
+            commit_interval: std::time::Duration::from_secs(1),
+            flush: FlushPolicy::default(),
+            log: LogOptions::default(),
+            fast_flush: FAST_FLUSH,
+            home_cache_bytes,
+            read_only: true,
+            background: false,
+            accept_damage: false,
+        }
+    }
+}
+
+/// How the log is driven. Only comparisons need anything but the default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogOptions {
+    /// How transactions that wait for log space are woken.
+    pub wake: Wake,
+    /// Records whose writes are under way at the same time, 1 to [`IN_FLIGHT_MAX`].
+    pub buffers: usize,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self { wake: Wake::default(), buffers: IN_FLIGHT_MAX }
+    }
 }
 
 /// Below this average time of a flush [`FlushPolicy::Delay`] does not wait, unless told otherwise.

@@ -35,7 +35,11 @@ struct Flight {
     /// Data and log writes that are not complete: 2, 1, 0.
     parts: u8,
     transactions: u64,
+    /// When its context was begun, when it was sealed, handed to the device, and written.
+    begun_at: Duration,
     sealed_at: Duration,
+    sent_at: Duration,
+    written_at: Duration,
     waiters: Vec<Waiter>,
     /// Flushes that were made for it alone, begun and ended.
     alone: (usize, usize),
@@ -92,6 +96,10 @@ pub struct Pipe {
     /// Space for a stamp record is taken; write one when nothing else is under way.
     stamp_paid: bool,
     stamp_waiters: Vec<(Seq, Completion)>,
+    /// Nothing is sealed: the log is being exchanged.
+    pub frozen: bool,
+    /// Called when nothing is under way.
+    idle_waiters: Vec<Completion>,
     /// A flush for the flights up to this ticket is under way.
     flushing: Option<u64>,
     /// Completions that are due.
@@ -126,6 +134,8 @@ impl Pipe {
             seal_wanted: false,
             stamp_paid: false,
             stamp_waiters: Vec::new(),
+            frozen: false,
+            idle_waiters: Vec::new(),
             flushing: None,
             due: Vec::new(),
             tell_stamped: false,
@@ -181,7 +191,10 @@ impl Pipe {
             end: self.next,
             parts: 2,
             transactions: context.as_ref().map_or(0, |c| c.transactions),
+            begun_at: context.as_ref().map_or(now, |c| c.since),
             sealed_at: now,
+            sent_at: now,
+            written_at: now,
             waiters: Vec::new(),
             alone: (0, 0),
         });
@@ -246,11 +259,20 @@ impl Pipe {
         }
     }
 
+    /// A planted bug: the flush that ended counts for whatever is written by now.
+    #[cfg(feature = "planted")]
+    fn joined_ticket(&self, ticket: u64) -> u64 {
+        let joins = crate::planted::is(crate::planted::Bug::JoinedFlush);
+        self.written().filter(|_| joins).map_or(ticket, |written| ticket.max(written))
+    }
+
     fn fail_all(&mut self, error: &JournalError) {
         let waiters =
             self.flights.iter_mut().flat_map(|f| f.waiters.drain(..)).chain(self.boarding.drain(..));
-        let waiters =
-            waiters.map(|waiter| waiter.done).chain(self.stamp_waiters.drain(..).map(|(_, done)| done));
+        let waiters = waiters
+            .map(|waiter| waiter.done)
+            .chain(self.stamp_waiters.drain(..).map(|(_, done)| done))
+            .chain(self.idle_waiters.drain(..));
         self.due.extend(waiters.map(|done| (done, Err(error.clone()))));
         self.dispatcher.abandoned();
         self.held_until = None;
@@ -321,6 +343,18 @@ impl Core {
         self.drive();
     }
 
+    /// Calls `done` when nothing is under way.
+    pub fn when_idle(self: &Arc<Self>, done: Completion) {
+        let mut pipe = self.pipe.lock();
+        match self.failure() {
+            Some(error) => pipe.due.push((done, Err(error))),
+            None if pipe.idle() => pipe.due.push((done, Ok(()))),
+            None => pipe.idle_waiters.push(done),
+        }
+        drop(pipe);
+        self.drive();
+    }
+
     /// Seals the context being collected if it is still `seq`.
     pub fn seal_if(self: &Arc<Self>, seq: Seq) {
         let mut pipe = self.pipe.lock();
@@ -361,20 +395,21 @@ impl Core {
         if !pipe.due.is_empty() {
             return Some(Step::Call(std::mem::take(&mut pipe.due)));
         }
-        if pipe.unsent.is_empty() && self.wants_seal(pipe) {
+        if !pipe.frozen && pipe.unsent.is_empty() && self.wants_seal(pipe) {
             self.seal(pipe);
         }
-        if pipe.stamp_paid && pipe.flights.is_empty() {
+        if !pipe.frozen && pipe.stamp_paid && pipe.flights.is_empty() {
             self.plan_stamp(pipe);
         }
         let in_flight = pipe.flights.len() - pipe.unsent.len().min(pipe.flights.len());
-        if in_flight < IN_FLIGHT_MAX
+        if in_flight < self.options.log.buffers.clamp(1, IN_FLIGHT_MAX)
             && let Some(mut unsent) = pipe.unsent.pop_front()
         {
             let stamp = pipe.end.seq;
             unsent.plan.stamp = stamp.0;
             let at = (unsent.ticket - pipe.first_ticket) as usize;
             pipe.flights[at].stamp = stamp;
+            pipe.flights[at].sent_at = self.env.clock.monotonic();
             self.stats.note_in_flight(in_flight as u64 + 1);
             return Some(Step::Send(unsent));
         }
@@ -402,6 +437,9 @@ impl Core {
 
     /// Ends the context being collected, if it has any change, and gives it its place in the log.
     fn seal(&self, pipe: &mut Pipe) {
+        if pipe.frozen {
+            return;
+        }
         let context = {
             let mut head = self.head.write();
             if head.is_empty() {
@@ -414,6 +452,7 @@ impl Core {
         self.stats.note_context(&context, pipe.boarding.len() as u64);
         pipe.dispatcher.sealed(now, pipe.boarding.len());
         pipe.held_until = None;
+        tracing::trace!(context = context.seq.0, waiting = pipe.boarding.len(), "sealed");
         let kind = if context.data_bytes > UNFLUSHED_DATA_MAX {
             RecordKind::ContextAfterData
         } else {
@@ -482,9 +521,10 @@ impl Core {
     }
 
     fn write_record(self: &Arc<Self>, plan: &RecordPlan, ticket: u64, context: Option<&Context>) {
+        let area = self.area();
         let pieces = match context {
-            Some(c) => encode(&self.area, plan, &c.extents, Merge::all(&c.layers)),
-            None => encode(&self.area, plan, &[], std::iter::empty()),
+            Some(c) => encode(&area, plan, &c.extents, Merge::all(&c.layers)),
+            None => encode(&area, plan, &[], std::iter::empty()),
         };
         let writes = Countdown::new(pieces.len() as u32);
         let mut batch = Vec::with_capacity(pieces.len());
@@ -492,7 +532,7 @@ impl Core {
             self.stats.log_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed);
             let writes = writes.clone();
             let done = move |result: std::io::Result<()>| writes.done(result.map_err(io_error("log")));
-            batch.push(self.disk.write_request(offset, Arc::new(buf), done));
+            batch.push(self.disk.write_request("log", offset, Arc::new(buf), done));
         }
         self.stats.log_writes.fetch_add(batch.len() as u64, Ordering::Relaxed);
         let core = self.clone();
@@ -509,6 +549,9 @@ impl Core {
         let at = (ticket - pipe.first_ticket) as usize;
         pipe.flights[at].parts -= 1;
         let written = pipe.flights[at].parts == 0;
+        if written {
+            pipe.flights[at].written_at = self.env.clock.monotonic();
+        }
         #[cfg(feature = "planted")]
         if written
             && crate::planted::is(crate::planted::Bug::EarlyAnswer)
@@ -527,12 +570,18 @@ impl Core {
     fn flushed(self: &Arc<Self>, ticket: u64, result: std::io::Result<()>) {
         #[cfg(test)]
         let result = self.planted_result(result);
+        #[cfg(feature = "planted")]
+        let result = result.or_else(|error| {
+            if crate::planted::is(crate::planted::Bug::SwallowedError) { Ok(()) } else { Err(error) }
+        });
         if let Err(error) = result {
             return self.fail(io_error("log")(error));
         }
         let mut pipe = self.pipe.lock();
         #[cfg(test)]
         let ticket = pipe.planted_ticket(ticket);
+        #[cfg(feature = "planted")]
+        let ticket = pipe.joined_ticket(ticket);
         while pipe.first_ticket <= ticket {
             self.land(&mut pipe);
         }
@@ -574,12 +623,25 @@ impl Core {
         pipe.advance_stamp(flight.stamp);
         if flight.kind != RecordKind::Stamp {
             debug_assert_eq!(flight.seq.0, self.durable().0 + 1, "contexts become durable in order");
+            tracing::trace!(context = flight.seq.0, waiting = flight.waiters.len(), "durable");
             self.durable.store(flight.seq.0, Ordering::Release);
             self.stats.transactions.fetch_add(flight.transactions, Ordering::Relaxed);
+            let now = self.env.clock.monotonic();
+            self.stats.note_stages([
+                flight.begun_at,
+                flight.sealed_at,
+                flight.sent_at,
+                flight.written_at,
+                now,
+            ]);
             let released = flight.waiters.iter().map(|waiter| waiter.caller);
-            pipe.dispatcher.landed(self.env.clock.monotonic(), flight.sealed_at, released);
+            pipe.dispatcher.landed(now, flight.sealed_at, released);
         }
         pipe.due.extend(flight.waiters.into_iter().map(|waiter| (waiter.done, Ok(()))));
+        if pipe.flights.is_empty() {
+            let waiters = std::mem::take(&mut pipe.idle_waiters);
+            pipe.due.extend(waiters.into_iter().map(|done| (done, Ok(()))));
+        }
     }
 
     /// Fail-stop: nothing is promised from now on, everyone who waits is told, reading goes on.

@@ -19,6 +19,12 @@ pub enum Bug {
     ForgottenOrphan,
     /// A transaction goes to the log as two contexts.
     HalfContext,
+    /// Whoever is written when a flush ends joins it, even if it began before.
+    JoinedFlush,
+    /// A flush that failed counts as done.
+    SwallowedError,
+    /// A read without a lock does not look whether what it copied was being changed.
+    UncheckedRead,
 }
 
 static PLANTED: AtomicU8 = AtomicU8::new(Bug::None as u8);

@@ -5,7 +5,7 @@
 //!
 //! * P1: while nothing is in flight, a caller waits for company only under a deadline.
 //! * P2: a lone caller never waits: who is waited for was released by an earlier crossing together with, or beside,
-//!   whoever waits, and has twice in a row come back sooner than half a crossing takes.
+//!   whoever waits, and has twice in a row come back sooner than a crossing takes.
 //! * P3: a hold that was in vain doubles the number of crossings until the next one, so being wrong about what callers
 //!   will do costs less and less.
 //!
@@ -203,7 +203,7 @@ impl Dispatcher {
 
     /// Somebody asks for durability and has to wait; `boards` the context being collected, or joins one under way.
     pub fn came(&mut self, now: Duration, caller: Caller, boards: bool) {
-        let soon = self.crossing / 2;
+        let soon = self.crossing;
         if let Some(habit) = self.habits.get_mut(&caller) {
             let back = now.saturating_sub(habit.released_at) <= soon;
             habit.trust = if back { TRUSTED.min(habit.trust + 1) } else { 0 };
@@ -227,12 +227,12 @@ impl Dispatcher {
             _ if self.urgent => None,
             FlushPolicy::Each | FlushPolicy::Gather => None,
             FlushPolicy::Delay => self.delayed_until(avg_flush()),
-            FlushPolicy::Adaptive => (!self.awaited.is_empty()).then(|| self.landed_at + self.crossing / 2),
+            FlushPolicy::Adaptive => (!self.awaited.is_empty()).then(|| self.landed_at + self.crossing),
         };
         #[cfg(test)]
         let until = match self.planted {
             Planted::HoldsForEver => until.map(|_| Duration::MAX),
-            Planted::HoldsTheLone => until.or(Some(self.landed_at + self.crossing / 2)),
+            Planted::HoldsTheLone => until.or(Some(self.landed_at + self.crossing)),
             _ => until,
         };
         match until {
@@ -272,7 +272,7 @@ impl Dispatcher {
         }
         if self.awaited.is_empty() {
             self.next_skip = 1;
-        } else if now >= self.landed_at + self.crossing / 2 {
+        } else if now >= self.landed_at + self.crossing {
             self.holds.in_vain += 1;
             for caller in &self.awaited {
                 if let Some(habit) = self.habits.get_mut(caller) {

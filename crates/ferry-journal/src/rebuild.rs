@@ -7,7 +7,7 @@ use crate::disk::{Disk, io_error};
 use crate::home::{Batches, HomeFile, Point, Salvage};
 use crate::layers::Changes;
 use crate::record::LogArea;
-use crate::recovery::{beyond, replay};
+use crate::recovery::{beyond, replay, tell};
 use crate::salvage::{LostKeys, Range, walk};
 use crate::{Geometry, JournalError, LogDamage, Seq, Value};
 use ferry_device::{BlockDevice, Env};
@@ -79,7 +79,7 @@ fn copy(new: &Arc<HomeFile>, old: Old, out: &mut Rebuilt) -> Result<(), JournalE
     if let Some(error) = failed {
         return Err(error);
     }
-    out.keys = batches.finish(old.end)?;
+    out.keys = batches.finish(old.end, true)?;
     Ok(())
 }
 
@@ -110,7 +110,7 @@ impl Old {
         let start = salvage.as_ref().map_err(Clone::clone).and_then(|s| s.state.clone());
         let (changes, log_damage) = match start {
             Ok(state) => {
-                let replayed = replay(disk, area, state.point, true)?;
+                let replayed = replay(disk, area, state.point, true, &mut tell(env))?;
                 end.seq = end.seq.max(replayed.end.seq);
                 end.position = end.position.max(replayed.end.position);
                 (replayed.changes, replayed.damage)

@@ -30,7 +30,7 @@ pub fn entry_len(key: &[u8], change: &Change) -> u64 {
 }
 
 /// The log's place on the device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogArea {
     pub volume_id: [u8; 16],
     pub offset: u64,

@@ -12,10 +12,41 @@ use crate::home::Point;
 use crate::layers::Changes;
 use crate::record::{Body, ExtentEntry, LogArea, append_payload, decode_body};
 use crate::{JournalError, LogDamage, Seq};
-use ferry_device::{AlignedBuf, BLOCK_SIZE};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, Clock, Env};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 1 << 20;
+
+/// A recovery that takes longer says how far it is, and again each time as much has passed.
+const TELL: Duration = Duration::from_secs(1);
+
+/// Told how far a recovery is: bytes done, of so many at most, of what.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64, &str);
+
+/// Progress for the log that people read: nothing about a recovery that is soon over.
+pub fn tell(env: &Env) -> impl FnMut(u64, u64, &str) {
+    let mut due = due_every(TELL, env.clock.clone());
+    move |done, most, what| {
+        if due() {
+            tracing::info!("recovering: {} of at most {} MiB {what}", done >> 20, most >> 20);
+        }
+    }
+}
+
+/// Says `true` each time that so much has passed since the last time, or since it was made.
+fn due_every(interval: Duration, clock: Arc<dyn Clock>) -> impl FnMut() -> bool {
+    let mut last = clock.monotonic();
+    move || {
+        let now = clock.monotonic();
+        let due = now.saturating_sub(last) >= interval;
+        if due {
+            last = now;
+        }
+        due
+    }
+}
 
 /// What the log says happened after the checkpoint.
 pub struct Replay {
@@ -47,6 +78,7 @@ pub fn replay(
     area: &LogArea,
     start: Point,
     accept_damage: bool,
+    progress: Progress<'_>,
 ) -> Result<Replay, JournalError> {
     let mut reader = Reader::new(disk, area, start.position, accept_damage);
     let mut found: Vec<Found> = Vec::new();
@@ -57,6 +89,8 @@ pub fn replay(
             Ok(Some(record)) => {
                 end = record.end;
                 found.push(record);
+                let done = (end.position - start.position) * LOG_BLOCK as u64;
+                progress(done, area.blocks * LOG_BLOCK as u64, "of log read");
             }
             Ok(None) => break,
             Err(JournalError::Damaged { detail, .. }) if accept_damage => {
@@ -82,7 +116,9 @@ pub fn replay(
     }
     found.truncate(keep);
     let mut out = Replay { changes: Changes::new(), end: start, contexts: 0, records: 0, bytes: 0, damage };
+    let all = (found.last().map_or(start, |f| f.end).position - start.position) * LOG_BLOCK as u64;
     for record in found {
+        progress(out.bytes, all, "of log put in order");
         out.records += 1;
         out.contexts += u64::from(record.header.kind != RecordKind::Stamp);
         out.bytes += record.header.blocks() * LOG_BLOCK as u64;
@@ -310,5 +346,24 @@ impl<'a> Reader<'a> {
 
     fn damaged(&self, position: u64, detail: String) -> JournalError {
         JournalError::Damaged { what: "log", offset: self.area.place(position), detail }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_told_once_an_interval() {
+        let (env, clock) = ferry_sim::device::sim_env(1);
+        let mut due = due_every(TELL, env.clock.clone());
+        let after = |ms| {
+            clock.advance(Duration::from_millis(ms));
+            due()
+        };
+        assert_eq!(
+            [0, 999, 1, 0, 500, 700, 900, 100].map(after),
+            [false, false, true, false, false, true, false, true]
+        );
     }
 }

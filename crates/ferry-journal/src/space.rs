@@ -4,13 +4,58 @@
 //! overrun. Who does not fit joins a queue: *urgent* takers (operations that already hold uncommitted state, or give
 //! space back) go before new ones, each queue first come, first served. A release makes one pass: it deducts the
 //! bytes of each waiter that fits, takes it off its queue and wakes it, holding its grant. So nobody is woken to find
-//! nothing, and nobody twice. The alternative, waking everyone to look again, wastes the processor in proportion to
-//! the number of waiters. While the first waiter would not fit, a release takes no lock.
+//! nothing, and nobody twice. While the first waiter would not fit, a release takes no lock.
+//!
+//! The alternatives, kept to compare with ([`Wake`]): a release wakes whom there is room for, and each takes its space
+//! itself when it runs. Until then it stays in its queue, and the next release wakes it again (`all`) or looks at it
+//! again (`flag`). Whoever is woken takes only what nobody before it in the queues needs, so these are first come,
+//! first served too.
 //!
 //! Bytes below `keep_back` go to urgent takers only.
 
 use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering};
 use std::collections::VecDeque;
+
+/// How waiters for log space are woken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wake {
+    /// Each once, with its space in hand.
+    #[default]
+    Handoff,
+    /// Each for whom there is room, if it is not on its way already; it takes its space itself.
+    Flag,
+    /// Each for whom there is room, whether it is on its way or not; it takes its space itself.
+    All,
+}
+
+impl Wake {
+    /// All of them.
+    pub const WAYS: [Self; 3] = [Self::Handoff, Self::Flag, Self::All];
+
+    /// The word that options use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Handoff => "handoff",
+            Self::Flag => "flag",
+            Self::All => "all",
+        }
+    }
+}
+
+impl std::fmt::Display for Wake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Wake {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let found = Self::WAYS.into_iter().find(|way| way.name() == word);
+        found.ok_or_else(|| format!("{word:?} is not a way to wake: use handoff, flag or all"))
+    }
+}
 
 /// The log was shut down, or has no room to hope for; what was asked is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,17 +75,19 @@ const SHIFT: u32 = 2;
 
 /// The free space of a log.
 pub struct Space {
+    wake: Wake,
     /// Free bytes and, in the same word so that nobody passes a queue by, who waits.
     word: AtomicU64,
     /// Free bytes from which the first waiter fits; `u64::MAX` while nobody waits.
     first_fits: AtomicU64,
     /// Bytes only for urgent takers.
-    keep_back: u64,
+    keep_back: AtomicU64,
     queues: Mutex<Queues>,
     waits: AtomicU64,
     wakes: AtomicU64,
     grants: AtomicU64,
     passes: AtomicU64,
+    passes_spared: AtomicU64,
 }
 
 /// What happened so far.
@@ -48,12 +95,16 @@ pub struct Space {
 pub struct SpaceStats {
     /// Takers that had to wait.
     pub waits: u64,
-    /// Waiters woken.
+    /// Takers that wait now.
+    pub waiting: u64,
+    /// Waiters woken for space.
     pub wakes: u64,
-    /// Waiters that were given what they asked for.
+    /// Waiters that got what they asked for.
     pub grants: u64,
-    /// Releases that looked at the queues under their lock.
+    /// Releases, and arrivals of waiters, that looked at the queues under their lock.
     pub passes: u64,
+    /// Releases while somebody waited that could not help the first of them, and took no lock.
+    pub passes_spared: u64,
 }
 
 #[derive(Default)]
@@ -63,41 +114,93 @@ struct Queues {
     stopped: bool,
 }
 
+impl Queues {
+    /// Everyone, in the order in which they are served, and who is urgent.
+    fn in_turn(&self) -> impl Iterator<Item = (&Arc<Waiter>, bool)> {
+        self.urgent.iter().map(|w| (w, true)).chain(self.new.iter().map(|w| (w, false)))
+    }
+
+    fn first(&self) -> Option<(Arc<Waiter>, bool)> {
+        self.in_turn().next().map(|(w, urgent)| (w.clone(), urgent))
+    }
+
+    /// Bytes that those before `waiter` need, if it is in a queue.
+    fn before(&self, waiter: &Arc<Waiter>) -> Option<u64> {
+        let mut bytes = 0;
+        for (w, _) in self.in_turn() {
+            if Arc::ptr_eq(w, waiter) {
+                return Some(bytes);
+            }
+            bytes += w.bytes;
+        }
+        None
+    }
+
+    fn remove(&mut self, waiter: &Arc<Waiter>) {
+        self.urgent.retain(|w| !Arc::ptr_eq(w, waiter));
+        self.new.retain(|w| !Arc::ptr_eq(w, waiter));
+    }
+}
+
 struct Waiter {
     bytes: u64,
-    outcome: Mutex<Option<Result<(), NoGrant>>>,
+    state: Mutex<State>,
     wake: Condvar,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Asleep,
+    /// To look for space itself (not with [`Wake::Handoff`]).
+    Roused,
+    Ended(Result<(), NoGrant>),
 }
 
 impl Waiter {
     fn end(&self, outcome: Result<(), NoGrant>) {
-        *self.outcome.lock().expect("no holder panics") = Some(outcome);
+        *self.state.lock().expect("no holder panics") = State::Ended(outcome);
         self.wake.notify_one();
     }
 
-    fn wait(&self) -> Result<(), NoGrant> {
-        let mut outcome = self.outcome.lock().expect("no holder panics");
+    /// Wakes it; with `once`, only if it is not on its way. Says whether it did.
+    fn rouse(&self, once: bool) -> bool {
+        let mut state = self.state.lock().expect("no holder panics");
+        if once && matches!(*state, State::Roused) {
+            return false;
+        }
+        *state = State::Roused;
+        drop(state);
+        self.wake.notify_one();
+        true
+    }
+
+    /// Sleeps until the wait has ended, or until roused: `None`.
+    fn sleep(&self) -> Option<Result<(), NoGrant>> {
+        let mut state = self.state.lock().expect("no holder panics");
         loop {
-            if let Some(outcome) = *outcome {
-                return outcome;
+            match std::mem::replace(&mut *state, State::Asleep) {
+                State::Asleep => state = self.wake.wait(state).expect("no holder panics"),
+                State::Roused => return None,
+                State::Ended(outcome) => return Some(outcome),
             }
-            outcome = self.wake.wait(outcome).expect("no holder panics");
         }
     }
 }
 
 impl Space {
     /// A log with `free` bytes, of which `keep_back` are for urgent takers only.
-    pub fn new(free: u64, keep_back: u64) -> Self {
+    pub fn new(free: u64, keep_back: u64, wake: Wake) -> Self {
         Self {
+            wake,
             word: AtomicU64::new(free << SHIFT),
             first_fits: AtomicU64::new(u64::MAX),
-            keep_back,
+            keep_back: AtomicU64::new(keep_back),
             queues: Mutex::new(Queues::default()),
             waits: AtomicU64::new(0),
             wakes: AtomicU64::new(0),
             grants: AtomicU64::new(0),
             passes: AtomicU64::new(0),
+            passes_spared: AtomicU64::new(0),
         }
     }
 
@@ -113,30 +216,33 @@ impl Space {
 
     /// Counters.
     pub fn stats(&self) -> SpaceStats {
+        let waiting = self.queues.lock().expect("no holder panics").in_turn().count() as u64;
         SpaceStats {
+            waiting,
             waits: self.waits.load(Ordering::Relaxed),
             wakes: self.wakes.load(Ordering::Relaxed),
             grants: self.grants.load(Ordering::Relaxed),
             passes: self.passes.load(Ordering::Relaxed),
+            passes_spared: self.passes_spared.load(Ordering::Relaxed),
         }
     }
 
     fn floor(&self, urgent: bool) -> u64 {
-        if urgent { 0 } else { self.keep_back }
+        if urgent { 0 } else { self.keep_back.load(Ordering::SeqCst) }
     }
 
     /// Takes `bytes` if they are there and nobody who goes first waits.
     pub fn try_take(&self, bytes: u64, urgent: bool) -> bool {
         let behind = if urgent { URGENT_WAIT } else { NEW_WAIT | URGENT_WAIT };
-        self.deduct(bytes, self.floor(urgent), behind)
+        self.deduct(bytes, self.floor(urgent), behind).is_some()
     }
 
-    /// Takes `bytes` by compare-and-swap if at least `floor` stay and no flag of `behind` is set.
-    fn deduct(&self, bytes: u64, floor: u64, behind: u64) -> bool {
+    /// Takes `bytes` by compare-and-swap if at least `floor` stay and no flag of `behind` is set. Returns what stays.
+    fn deduct(&self, bytes: u64, floor: u64, behind: u64) -> Option<u64> {
         let mut word = self.word.load(Ordering::SeqCst);
         loop {
             if word & behind != 0 || word >> SHIFT < bytes + floor {
-                return false;
+                return None;
             }
             match self.word.compare_exchange_weak(
                 word,
@@ -144,7 +250,7 @@ impl Space {
                 Ordering::SeqCst,
                 Ordering::SeqCst,
             ) {
-                Ok(_) => return true,
+                Ok(_) => return Some((word >> SHIFT) - bytes),
                 Err(now) => word = now,
             }
         }
@@ -155,7 +261,7 @@ impl Space {
         if self.try_take(bytes, urgent) {
             return Ok(());
         }
-        let waiter = Arc::new(Waiter { bytes, outcome: Mutex::new(None), wake: Condvar::new() });
+        let waiter = Arc::new(Waiter { bytes, state: Mutex::new(State::Asleep), wake: Condvar::new() });
         {
             let mut queues = self.queues.lock().expect("no holder panics");
             if queues.stopped {
@@ -168,25 +274,68 @@ impl Space {
             self.pass(&mut queues);
         }
         before_wait();
-        waiter.wait()
+        loop {
+            if let Some(outcome) = waiter.sleep() {
+                return outcome;
+            }
+            if self.take_own(&waiter, urgent) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A roused waiter looks for itself: takes its bytes if there are enough for it and for everyone before it.
+    fn take_own(&self, waiter: &Arc<Waiter>, urgent: bool) -> bool {
+        let mut queues = self.queues.lock().expect("no holder panics");
+        let Some(before) = queues.before(waiter) else {
+            // Its wait has ended meanwhile.
+            return false;
+        };
+        let Some(left) = self.deduct(waiter.bytes, before + self.floor(urgent), 0) else { return false };
+        queues.remove(waiter);
+        self.grants.fetch_add(1, Ordering::Relaxed);
+        // A release since then may have looked at what the first waiter needed before.
+        if self.publish(&queues) > left {
+            self.pass(&mut queues);
+        }
+        true
     }
 
     /// Gives `bytes` back and hands them on.
     pub fn release(&self, bytes: u64) {
         let word = self.word.fetch_add(bytes << SHIFT, Ordering::SeqCst) + (bytes << SHIFT);
-        if word & (NEW_WAIT | URGENT_WAIT) != 0 && word >> SHIFT >= self.first_fits.load(Ordering::SeqCst) {
+        if word & (NEW_WAIT | URGENT_WAIT) == 0 {
+            return;
+        }
+        if word >> SHIFT >= self.first_fits.load(Ordering::SeqCst) {
             self.pass(&mut self.queues.lock().expect("no holder panics"));
+        } else {
+            self.passes_spared.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Grants, in turn, everyone who fits; then says in the word and in `first_fits` who waits for how much.
+    /// The log has become larger by `bytes`; from now on `keep_back` bytes are for urgent takers only.
+    pub fn grow(&self, bytes: u64, keep_back: u64) {
+        let mut queues = self.queues.lock().expect("no holder panics");
+        self.keep_back.store(keep_back, Ordering::SeqCst);
+        self.word.fetch_add(bytes << SHIFT, Ordering::SeqCst);
+        self.pass(&mut queues);
+    }
+
+    /// Serves, in turn, everyone who fits; then says in the word and in `first_fits` who waits for how much.
     fn pass(&self, queues: &mut Queues) {
         self.passes.fetch_add(1, Ordering::Relaxed);
+        match self.wake {
+            Wake::Handoff => self.hand_on(queues),
+            Wake::Flag => self.rouse(queues, true),
+            Wake::All => self.rouse(queues, false),
+        }
+    }
+
+    fn hand_on(&self, queues: &mut Queues) {
         loop {
-            while let Some((first, floor)) =
-                Self::first(queues).map(|(w, urgent)| (w.clone(), self.floor(urgent)))
-            {
-                if !self.deduct(first.bytes, floor, 0) {
+            while let Some((first, urgent)) = queues.first() {
+                if self.deduct(first.bytes, self.floor(urgent), 0).is_none() {
                     break;
                 }
                 if queues.urgent.pop_front().is_none() {
@@ -196,19 +345,34 @@ impl Space {
                 self.wakes.fetch_add(1, Ordering::Relaxed);
                 first.end(Ok(()));
             }
-            if self.publish(queues) {
+            // If the first waiter fits by now, a release that came before has seen the old word.
+            if self.publish(queues) < self.first_fits.load(Ordering::SeqCst) {
                 return;
             }
         }
     }
 
-    fn first(queues: &Queues) -> Option<(&Arc<Waiter>, bool)> {
-        queues.urgent.front().map(|w| (w, true)).or_else(|| queues.new.front().map(|w| (w, false)))
+    /// Wakes everyone for whom there is room; with `once`, not who is on its way.
+    fn rouse(&self, queues: &Queues, once: bool) {
+        loop {
+            let free = self.free();
+            let mut left = free;
+            for (waiter, urgent) in queues.in_turn() {
+                if left < waiter.bytes + self.floor(urgent) {
+                    break;
+                }
+                left -= waiter.bytes;
+                self.wakes.fetch_add(u64::from(waiter.rouse(once)), Ordering::Relaxed);
+            }
+            if self.publish(queues) <= free {
+                return;
+            }
+        }
     }
 
-    /// Publishes who waits. `false` if the first waiter fits by now: a release that came before saw the old word.
-    fn publish(&self, queues: &Queues) -> bool {
-        let need = Self::first(queues).map_or(u64::MAX, |(w, urgent)| w.bytes + self.floor(urgent));
+    /// Publishes who waits, and for how much the first of them. Returns the bytes that were free at that moment.
+    fn publish(&self, queues: &Queues) -> u64 {
+        let need = queues.first().map_or(u64::MAX, |(w, urgent)| w.bytes + self.floor(urgent));
         self.first_fits.store(need, Ordering::SeqCst);
         let mut flags = 0;
         if !queues.new.is_empty() {
@@ -221,7 +385,7 @@ impl Space {
             .word
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |w| Some(w & !(NEW_WAIT | URGENT_WAIT) | flags))
             .expect("the update always gives a value");
-        word >> SHIFT < need
+        word >> SHIFT
     }
 
     /// Ends everyone's wait without a grant: the log cannot be emptied for now. Later takers may wait again.
@@ -241,9 +405,6 @@ impl Space {
         let waiters: Vec<_> = queues.urgent.drain(..).collect();
         let waiters = waiters.into_iter().chain(queues.new.drain(..).collect::<Vec<_>>());
         self.publish(queues);
-        for waiter in waiters {
-            self.wakes.fetch_add(1, Ordering::Relaxed);
-            waiter.end(Err(why));
-        }
+        waiters.for_each(|waiter| waiter.end(Err(why)));
     }
 }

@@ -3,6 +3,7 @@
 use crate::FlushPolicy;
 use crate::context::Context;
 use crate::space::SpaceStats;
+use crate::times::{Times, TimesStats};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub struct JournalStats {
     pub begins: u64,
     /// Waits for it, wake-ups, grants to waiters, passes over the queues.
     pub space: SpaceStats,
+    /// How long the waits took.
+    pub space_waits: TimesStats,
     /// Contexts sealed.
     pub contexts: u64,
     /// Transactions in durable contexts.
@@ -29,6 +32,8 @@ pub struct JournalStats {
     pub log_written_bytes: u64,
     /// Writes of records.
     pub log_writes: u64,
+    /// Records that were handed to the device.
+    pub log_records: u64,
     /// Records under way at the same time, summed over the records, and at most.
     pub log_in_flight_sum: u64,
     /// See `log_in_flight_sum`.
@@ -39,6 +44,10 @@ pub struct JournalStats {
     pub forces_boarded: u64,
     /// Bytes of data that contexts mapped.
     pub data_bytes: u64,
+    /// Time that contexts spent in each stage.
+    pub stages: StageTimes,
+    /// Checkpoints begun because log space ran short.
+    pub checkpoint_pushes: u64,
     /// Checkpoints done.
     pub checkpoints: u64,
     /// Time they took.
@@ -65,6 +74,19 @@ pub struct JournalStats {
     pub home_bytes: u64,
     /// Blocks of the home store of which one copy was damaged; they were read from the other, and mended if possible.
     pub home_blocks_healed: u64,
+}
+
+/// How long durable contexts were in each stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StageTimes {
+    /// From the first change to the seal.
+    pub collect: TimesStats,
+    /// From the seal until the record was handed to the device.
+    pub queue: TimesStats,
+    /// Until the record and the data were written.
+    pub write: TimesStats,
+    /// Until a flush made them durable.
+    pub flush: TimesStats,
 }
 
 /// The flush policy and what it did.
@@ -94,11 +116,15 @@ pub struct Counters {
     pub transactions: AtomicU64,
     pub log_bytes: AtomicU64,
     pub log_writes: AtomicU64,
+    pub records: AtomicU64,
     pub in_flight_sum: AtomicU64,
     pub in_flight_max: AtomicU64,
     pub forces: AtomicU64,
     pub forces_boarded: AtomicU64,
     pub data_bytes: AtomicU64,
+    pub space_waits: Times,
+    pub stages: [Times; 4],
+    pub checkpoint_pushes: AtomicU64,
     pub checkpoints: AtomicU64,
     pub checkpoint_nanos: AtomicU64,
     pub checkpoint_keys: AtomicU64,
@@ -107,6 +133,7 @@ pub struct Counters {
 impl Counters {
     /// A record is the `n`th under way.
     pub fn note_in_flight(&self, n: u64) {
+        self.records.fetch_add(1, Relaxed);
         self.in_flight_sum.fetch_add(n, Relaxed);
         self.in_flight_max.fetch_max(n, Relaxed);
     }
@@ -118,6 +145,13 @@ impl Counters {
         self.data_bytes.fetch_add(context.data_bytes, Relaxed);
     }
 
+    /// A context became durable; `at` is when it was begun, sealed, sent, written, and flushed.
+    pub fn note_stages(&self, at: [Duration; 5]) {
+        for (stage, from_to) in self.stages.iter().zip(at.windows(2)) {
+            stage.note(from_to[1].saturating_sub(from_to[0]));
+        }
+    }
+
     /// A checkpoint is done.
     pub fn note_checkpoint(&self, took: Duration, keys: u64) {
         self.checkpoints.fetch_add(1, Relaxed);
@@ -127,17 +161,22 @@ impl Counters {
 
     /// The counters' part of the statistics.
     pub fn read(&self) -> JournalStats {
+        let [collect, queue, write, flush] = self.stages.each_ref().map(Times::read);
         JournalStats {
             begins: self.begins.load(Relaxed),
             contexts: self.contexts.load(Relaxed),
             transactions: self.transactions.load(Relaxed),
             log_written_bytes: self.log_bytes.load(Relaxed),
             log_writes: self.log_writes.load(Relaxed),
+            log_records: self.records.load(Relaxed),
             log_in_flight_sum: self.in_flight_sum.load(Relaxed),
             log_in_flight_max: self.in_flight_max.load(Relaxed),
             forces: self.forces.load(Relaxed),
             forces_boarded: self.forces_boarded.load(Relaxed),
             data_bytes: self.data_bytes.load(Relaxed),
+            space_waits: self.space_waits.read(),
+            stages: StageTimes { collect, queue, write, flush },
+            checkpoint_pushes: self.checkpoint_pushes.load(Relaxed),
             checkpoints: self.checkpoints.load(Relaxed),
             checkpoint_time: Duration::from_nanos(self.checkpoint_nanos.load(Relaxed)),
             checkpoint_keys: self.checkpoint_keys.load(Relaxed),

@@ -2,7 +2,9 @@
 
 use crate::Journal;
 use crate::format::LOG_BLOCK;
+use crate::home::{HomeFile, Suspect};
 use crate::recovery::Reader;
+use std::sync::Arc;
 
 /// Called after each read with the bytes that it took; may wait. `false` ends the reading.
 pub type Step<'s> = &'s mut dyn FnMut(u64) -> bool;
@@ -35,7 +37,8 @@ impl Journal {
             // A checkpoint shows its point before it gives the log's space back: while the point stays, so do the records.
             let start = core.head.read().view.home.point;
             let durable = core.pipe.lock().end.seq;
-            let mut reader = Reader::new(&core.disk, &core.area, start.position, false);
+            let area = core.area();
+            let mut reader = Reader::new(&core.disk, &area, start.position, false);
             let mut end = start;
             let mut broken = None;
             while broken.is_none() && end.seq < durable {
@@ -52,8 +55,8 @@ impl Journal {
                 }
             }
             let Some(detail) = broken else { return true };
-            if core.head.read().view.home.point == start {
-                let offset = core.area.place(end.position);
+            if core.head.read().view.home.point == start && core.area() == area {
+                let offset = area.place(end.position);
                 found(BadPlace { what: "log", offset, len: LOG_BLOCK as u64, detail });
                 return true;
             }
@@ -63,7 +66,49 @@ impl Journal {
     /// Reads both copies of the home store's map and of every block of its file, and holds them against their checksums. What one copy
     /// alone has lost is mended from the other, unless the volume is read-only. `false`: `step` ended it.
     pub fn verify_home(&self, found: &mut dyn FnMut(BadPlace), step: Step<'_>) -> bool {
-        self.core.home.file().verify(found, step)
+        loop {
+            let file = self.core.home.file();
+            let mut suspects = Vec::new();
+            let go_on = file.verify(found, &mut suspects, step);
+            if !suspects.is_empty() && !self.judge(&file, &suspects, found, &mut *step) {
+                return false;
+            }
+            if !go_on || Arc::ptr_eq(&file, &self.core.home.file()) {
+                return go_on;
+            }
+        }
+    }
+
+    /// Reports those of the suspects that the database uses: a commit that power was lost in leaves pages behind that are not whole, and
+    /// free. `false`: `step` ended it.
+    fn judge(
+        &self,
+        file: &HomeFile,
+        suspects: &[Suspect],
+        found: &mut dyn FnMut(BadPlace),
+        step: Step<'_>,
+    ) -> bool {
+        let core = &self.core;
+        let (_view, salvage) = {
+            // No checkpoint: the view and what is opened here are of the same one. The view then keeps its pages.
+            let _checkpointing = core.checkpointing.lock();
+            (core.head.read().view.home.clone(), core.home.salvage(core.env.entropy.as_ref()))
+        };
+        match salvage.map(|salvage| salvage.used(step)) {
+            Ok(Some(used)) => file.judge(suspects, &|block| used.contains(&block), found),
+            Ok(None) => return false,
+            Err(error) => {
+                tracing::warn!(%error, "which pages the home store uses is not known: all are judged");
+                file.judge(suspects, &|_| true, found);
+            }
+        }
+        true
+    }
+
+    /// Places on the device where a block of the home store that was read since the opening was not what was written, while its other copy
+    /// was. Unless the journal is read-only they have been mended.
+    pub fn home_bad_copies(&self) -> Vec<u64> {
+        self.core.home.file().bad_copies()
     }
 
     /// Bytes of all keys and values, as of the newest checkpoint.

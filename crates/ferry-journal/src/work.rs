@@ -115,6 +115,7 @@ impl Core {
     /// sails.
     fn press(self: &Arc<Self>) -> Result<(), JournalError> {
         if self.releasable() > 0 {
+            self.stats.checkpoint_pushes.fetch_add(1, Ordering::Relaxed);
             self.checkpoint(false)?;
         }
         if self.space.has_waiters() {

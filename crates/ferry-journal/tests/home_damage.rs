@@ -6,7 +6,7 @@ mod common;
 use common::{Owner, SEGMENT, Volume, assert_same, device_len, force, geometry, options, put};
 use ferry_device::{AlignedBuf, BlockDevice, Io};
 use ferry_journal::*;
-use ferry_sim::device::{SimDevice, SimRng, sim_env};
+use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -229,6 +229,33 @@ fn one_bad_copy_of_any_block_costs_nothing() {
         }
     }
     assert!(counted > 3 * leaves.len() && headers == 6, "{counted}, {headers}");
+}
+
+/// The device refuses the writes that would mend a checksum block: the next checkpoint makes it.
+#[test]
+fn checksums_that_could_not_be_mended_are_not_forgotten() {
+    let setup = setup(700, 1);
+    let mut refused = 0;
+    for &segment in &setup.home {
+        let setup = setup.fork();
+        let [first, second] = [0, 1].map(|copy| setup.place(segment, 2 * PAGES + copy));
+        setup.garbage(second);
+        let (journal, _) =
+            setup.volume.open_with(JournalOptions { home_cache_bytes: 0, ..options(false) }).unwrap();
+        setup.device.inject(Fault { op: Op::Write, after: 0, errno: 5, sticky: true });
+        assert_same(&journal, &setup.model);
+        setup.device.heal();
+        if setup.device.struck() == 0 {
+            continue; // no key is read from there
+        }
+        refused += 1;
+        put(&journal, b"one more", b"value");
+        journal.checkpoint().unwrap();
+        journal.checkpoint().unwrap();
+        drop(journal);
+        assert!(setup.block(first)[..] == setup.block(second)[..], "segment {segment}");
+    }
+    assert!(refused > 0);
 }
 
 /// Both copies of one leaf after the other.

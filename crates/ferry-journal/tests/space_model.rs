@@ -14,9 +14,16 @@ mod sync {
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
-use space::{NoGrant, Space};
+use space::{NoGrant, Space, Wake};
 
 const SCHEDULES: usize = 3000;
+
+/// Runs `model` with each way of waking.
+fn check(model: impl Fn(Wake) + Send + Sync + Copy + 'static) {
+    for wake in Wake::WAYS {
+        shuttle::check_random(move || model(wake), SCHEDULES);
+    }
+}
 
 fn wait_until(condition: impl Fn() -> bool) {
     while !condition() {
@@ -25,171 +32,208 @@ fn wait_until(condition: impl Fn() -> bool) {
 }
 
 /// Takers of any size, urgent or not, who give back what they took: never more is out than there is, and all come
-/// through, each woken at most once.
+/// through. Handing over wakes each once; the other ways do meet waiters that are woken for nothing.
 #[test]
 fn space_is_never_overrun_and_nobody_sleeps_for_ever() {
-    shuttle::check_random(
-        || {
-            const TOTAL: u64 = 10;
-            let space = Arc::new(Space::new(TOTAL, 2));
-            let out = Arc::new(AtomicU64::new(0));
-            let takers: Vec<_> = [(3, false), (8, false), (9, true), (5, true)]
-                .into_iter()
-                .map(|(bytes, urgent)| {
-                    let (space, out) = (space.clone(), out.clone());
-                    thread::spawn(move || {
-                        for _ in 0..2 {
-                            space.take(bytes, urgent, || ()).unwrap();
-                            assert!(out.fetch_add(bytes, Ordering::SeqCst) + bytes <= TOTAL, "overrun");
-                            thread::yield_now();
-                            out.fetch_sub(bytes, Ordering::SeqCst);
-                            // In two parts, as contexts give back what they did not need.
-                            space.release(1);
-                            space.release(bytes - 1);
-                        }
-                    })
+    static WOKEN_FOR_NOTHING: [std::sync::atomic::AtomicU64; 3] =
+        [const { std::sync::atomic::AtomicU64::new(0) }; 3];
+    check(|wake| {
+        const TOTAL: u64 = 10;
+        let space = Arc::new(Space::new(TOTAL, 2, wake));
+        let out = Arc::new(AtomicU64::new(0));
+        let takers: Vec<_> = [(3, false), (8, false), (9, true), (5, true)]
+            .into_iter()
+            .map(|(bytes, urgent)| {
+                let (space, out) = (space.clone(), out.clone());
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        space.take(bytes, urgent, || ()).unwrap();
+                        assert!(out.fetch_add(bytes, Ordering::SeqCst) + bytes <= TOTAL, "overrun");
+                        thread::yield_now();
+                        out.fetch_sub(bytes, Ordering::SeqCst);
+                        // In two parts, as contexts give back what they did not need.
+                        space.release(1);
+                        space.release(bytes - 1);
+                    }
                 })
-                .collect();
-            takers.into_iter().for_each(|t| t.join().unwrap());
-            let stats = space.stats();
-            assert_eq!((space.free(), space.has_waiters()), (TOTAL, false));
-            assert_eq!((stats.waits, stats.waits), (stats.grants, stats.wakes), "one wake-up for each grant");
-        },
-        SCHEDULES,
-    );
+            })
+            .collect();
+        takers.into_iter().for_each(|t| t.join().unwrap());
+        let stats = space.stats();
+        assert_eq!((space.free(), space.has_waiters()), (TOTAL, false));
+        assert_eq!((stats.waits, stats.waiting), (stats.grants, 0), "each waiter has one grant");
+        WOKEN_FOR_NOTHING[wake as usize].fetch_add(stats.wakes - stats.grants, Ordering::Relaxed);
+    });
+    let for_nothing = Wake::WAYS.map(|wake| WOKEN_FOR_NOTHING[wake as usize].load(Ordering::Relaxed));
+    assert_eq!(for_nothing[0], 0, "one wake-up for each grant");
+    assert!(for_nothing[1] > 0 && for_nothing[2] > for_nothing[1], "{for_nothing:?}");
 }
 
 /// A large request is not passed by small ones that come later, an urgent one passes both.
 #[test]
 fn first_come_first_served_but_for_the_urgent() {
-    shuttle::check_random(
-        || {
-            let space = Arc::new(Space::new(10, 0));
-            space.take(10, false, || ()).unwrap();
-            let order = Arc::new(shuttle::sync::Mutex::new(Vec::new()));
-            let mut takers = Vec::new();
-            for (n, (bytes, urgent)) in [(8, false), (1, false), (2, true)].into_iter().enumerate() {
-                let (there, order) = (space.clone(), order.clone());
-                takers.push(thread::spawn(move || {
-                    there.take(bytes, urgent, || ()).unwrap();
-                    order.lock().unwrap().push(bytes);
-                    there.release(bytes);
-                }));
-                wait_until(|| space.stats().waits == n as u64 + 1);
-            }
-            // Enough for the one of 1 byte, who is last in the queue.
-            space.release(1);
-            assert_eq!(space.stats().grants, 0);
-            // Enough for the urgent one; what it gives back is not enough for the first in the other queue.
-            space.release(1);
-            wait_until(|| order.lock().unwrap().len() == 1);
-            assert_eq!(*order.lock().unwrap(), [2]);
-            space.release(8);
-            takers.into_iter().for_each(|t| t.join().unwrap());
-            assert_eq!(space.free(), 10);
-            assert_eq!(space.stats().grants, 3);
-        },
-        SCHEDULES,
-    );
+    check(|wake| {
+        let space = Arc::new(Space::new(10, 0, wake));
+        space.take(10, false, || ()).unwrap();
+        let order = Arc::new(shuttle::sync::Mutex::new(Vec::new()));
+        let mut takers = Vec::new();
+        for (n, (bytes, urgent)) in [(8, false), (1, false), (2, true)].into_iter().enumerate() {
+            let (there, order) = (space.clone(), order.clone());
+            takers.push(thread::spawn(move || {
+                there.take(bytes, urgent, || ()).unwrap();
+                order.lock().unwrap().push(bytes);
+                there.release(bytes);
+            }));
+            wait_until(|| space.stats().waits == n as u64 + 1);
+        }
+        // Enough for the one of 1 byte, who is last in the queue.
+        space.release(1);
+        assert_eq!(space.stats().grants, 0);
+        // Enough for the urgent one; what it gives back is not enough for the first in the other queue.
+        space.release(1);
+        wait_until(|| order.lock().unwrap().len() == 1);
+        assert_eq!(*order.lock().unwrap(), [2]);
+        space.release(8);
+        takers.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(space.free(), 10);
+        assert_eq!(space.stats().grants, 3);
+    });
 }
 
 /// A new taker does not slip past those who wait, although there is room for it.
 #[test]
 fn nobody_passes_a_queue_by() {
-    shuttle::check_random(
-        || {
-            let space = Arc::new(Space::new(10, 0));
-            space.take(5, false, || ()).unwrap();
-            let there = space.clone();
-            let large = thread::spawn(move || there.take(10, false, || ()).unwrap());
-            wait_until(|| space.has_waiters());
-            assert!(!space.try_take(1, false), "5 are free, and somebody waits for them");
-            assert!(space.try_take(1, true), "the urgent do not stand in that queue");
-            space.release(1);
-            space.release(5);
-            large.join().unwrap();
-        },
-        SCHEDULES,
-    );
+    check(|wake| {
+        let space = Arc::new(Space::new(10, 0, wake));
+        space.take(5, false, || ()).unwrap();
+        let there = space.clone();
+        let large = thread::spawn(move || there.take(10, false, || ()).unwrap());
+        wait_until(|| space.has_waiters());
+        assert!(!space.try_take(1, false), "5 are free, and somebody waits for them");
+        assert!(space.try_take(1, true), "the urgent do not stand in that queue");
+        space.release(1);
+        space.release(5);
+        large.join().unwrap();
+    });
 }
 
 /// The end of the log's life wakes all who wait, and who comes later does not wait at all.
 #[test]
 fn shutdown_wakes_everyone() {
-    shuttle::check_random(
-        || {
-            let space = Arc::new(Space::new(4, 0));
-            space.take(4, false, || ()).unwrap();
-            let takers: Vec<_> = [(1, false), (2, true), (4, false)]
-                .into_iter()
-                .map(|(bytes, urgent)| {
-                    let space = space.clone();
-                    thread::spawn(move || {
-                        let result = space.take(bytes, urgent, || ());
-                        if result.is_ok() {
-                            space.release(bytes);
-                        }
-                        result
-                    })
+    check(|wake| {
+        let space = Arc::new(Space::new(4, 0, wake));
+        space.take(4, false, || ()).unwrap();
+        let takers: Vec<_> = [(1, false), (2, true), (4, false)]
+            .into_iter()
+            .map(|(bytes, urgent)| {
+                let space = space.clone();
+                thread::spawn(move || {
+                    let result = space.take(bytes, urgent, || ());
+                    if result.is_ok() {
+                        space.release(bytes);
+                    }
+                    result
                 })
-                .collect();
-            let there = space.clone();
-            let releaser = thread::spawn(move || there.release(1));
-            space.stop();
-            for result in takers.into_iter().map(|t| t.join().unwrap()) {
-                assert!(matches!(result, Ok(()) | Err(NoGrant::Stopped)));
-            }
-            releaser.join().unwrap();
-            assert_eq!(space.free(), 1, "nothing was lost");
-            assert!(!space.has_waiters());
-        },
-        SCHEDULES,
-    );
+            })
+            .collect();
+        let there = space.clone();
+        let releaser = thread::spawn(move || there.release(1));
+        space.stop();
+        for result in takers.into_iter().map(|t| t.join().unwrap()) {
+            assert!(matches!(result, Ok(()) | Err(NoGrant::Stopped)));
+        }
+        releaser.join().unwrap();
+        assert_eq!(space.free(), 1, "nothing was lost");
+        assert!(!space.has_waiters());
+    });
 }
 
 /// Being turned away ends the wait, not the log.
 #[test]
 fn turned_away_takers_may_come_again() {
-    shuttle::check_random(
-        || {
-            let space = Arc::new(Space::new(4, 0));
-            space.take(4, false, || ()).unwrap();
-            let there = space.clone();
-            let taker = thread::spawn(move || {
-                let first = there.take(2, false, || ());
-                let second = if first.is_err() { there.take(2, false, || ()) } else { Ok(()) };
-                (first, second)
-            });
-            wait_until(|| space.has_waiters());
-            space.turn_away();
-            space.release(4);
-            let (first, second) = taker.join().unwrap();
-            assert_eq!((first, second), (Err(NoGrant::Full), Ok(())));
-        },
-        SCHEDULES,
-    );
+    check(|wake| {
+        let space = Arc::new(Space::new(4, 0, wake));
+        space.take(4, false, || ()).unwrap();
+        let there = space.clone();
+        let taker = thread::spawn(move || {
+            let first = there.take(2, false, || ());
+            let second = if first.is_err() { there.take(2, false, || ()) } else { Ok(()) };
+            (first, second)
+        });
+        wait_until(|| space.has_waiters());
+        space.turn_away();
+        space.release(4);
+        let (first, second) = taker.join().unwrap();
+        assert_eq!((first, second), (Err(NoGrant::Full), Ok(())));
+    });
 }
 
 /// While the first waiter would not fit, a release looks at one number and takes no lock.
 #[test]
 fn a_release_that_helps_nobody_takes_no_lock() {
-    shuttle::check_random(
-        || {
-            let space = Arc::new(Space::new(8, 0));
-            space.take(8, false, || ()).unwrap();
-            let there = space.clone();
-            let taker = thread::spawn(move || there.take(6, false, || ()).unwrap());
-            wait_until(|| space.has_waiters());
-            // The taker may still be on its way out of the queue's lock.
-            let passes = 1;
-            for _ in 0..5 {
-                space.release(1);
-                assert_eq!(space.stats().passes, passes);
-            }
+    check(|wake| {
+        let space = Arc::new(Space::new(8, 0, wake));
+        space.take(8, false, || ()).unwrap();
+        let there = space.clone();
+        let taker = thread::spawn(move || there.take(6, false, || ()).unwrap());
+        wait_until(|| space.has_waiters());
+        // The taker may still be on its way out of the queue's lock.
+        let passes = 1;
+        for _ in 0..5 {
             space.release(1);
-            taker.join().unwrap();
-            assert_eq!(space.stats().passes, passes + 1);
-        },
-        SCHEDULES,
-    );
+            assert_eq!(space.stats().passes, passes);
+        }
+        space.release(1);
+        taker.join().unwrap();
+        assert_eq!(space.stats().passes, passes + 1);
+    });
+}
+
+/// Operations that roll: each piece takes space while the pieces before it hold theirs, and only a checkpoint gives it
+/// back. What is kept back for the urgent lets one that has begun go on, however many want to begin; the end of the log's
+/// life, at any moment, leaves nobody asleep.
+#[test]
+fn operations_that_roll_come_through() {
+    check(|wake| {
+        // Each piece takes 2; at most two operations are under way at a time, with 4 kept back for their second pieces.
+        let space = Arc::new(Space::new(8, 4, wake));
+        let (logged, running) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(3)));
+        let rolling: Vec<_> = (0..3)
+            .map(|_| {
+                let (space, logged, running) = (space.clone(), logged.clone(), running.clone());
+                thread::spawn(move || {
+                    let result = space.take(2, false, || ()).and_then(|()| {
+                        logged.fetch_add(2, Ordering::SeqCst);
+                        space.take(2, true, || ()).map(|()| logged.fetch_add(2, Ordering::SeqCst))
+                    });
+                    running.fetch_sub(1, Ordering::SeqCst);
+                    result.map(drop)
+                })
+            })
+            .collect();
+        let checkpoints = {
+            let (space, logged, running) = (space.clone(), logged.clone(), running.clone());
+            thread::spawn(move || {
+                while running.load(Ordering::SeqCst) > 0 {
+                    let bytes = logged.swap(0, Ordering::SeqCst);
+                    if bytes > 0 {
+                        space.release(bytes);
+                    }
+                    thread::yield_now();
+                }
+            })
+        };
+        let stopped = shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.3);
+        if stopped {
+            space.stop();
+        }
+        for result in rolling.into_iter().map(|t| t.join().unwrap()) {
+            assert!(result.is_ok() || stopped && result == Err(NoGrant::Stopped));
+        }
+        checkpoints.join().unwrap();
+        assert_eq!((space.free() + logged.load(Ordering::SeqCst), space.has_waiters()), (8, false));
+        let stats = space.stats();
+        assert!(wake != Wake::Handoff || stats.wakes == stats.grants, "one wake-up for each grant");
+        assert!(stats.grants <= stats.waits);
+    });
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Volume, credits, device_len, force, geometry, options};
 use ferry_device::{AlignedBuf, Env, FileDevice};
-use ferry_journal::{DataExtent, Geometry};
+use ferry_journal::{DataExtent, Geometry, LogOptions, Wake};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,12 @@ fn data(geo: Geometry, n: u64) -> DataExtent {
 
 /// Each thread owns its keys, so that the outcome is known; a tiny log makes them wait for space all the time.
 fn many_threads(volume: &Volume, threads: u64, rounds: u64, force_every: u64) {
+    many_threads_with(volume, threads, rounds, force_every, LogOptions::default());
+}
+
+fn many_threads_with(volume: &Volume, threads: u64, rounds: u64, force_every: u64, log: LogOptions) {
     let mut options = options(true);
+    options.log = log;
     options.commit_interval = Duration::from_millis(5);
     let (journal, _, owner) = volume.open_owned(options).unwrap();
     let journal = Arc::new(journal);
@@ -63,7 +68,17 @@ fn many_threads(volume: &Volume, threads: u64, rounds: u64, force_every: u64) {
     }
     common::assert_same(&journal, &all);
     let stats = journal.stats();
-    assert_eq!(stats.space.wakes, stats.space.grants, "every wake-up brought a grant");
+    let space = stats.space;
+    assert_eq!((space.waits, space.waiting), (space.grants, 0));
+    assert!(log.wake != Wake::Handoff || space.wakes == space.grants, "every wake-up brought a grant");
+    assert!(space.wakes >= space.grants);
+    assert_eq!(stats.space_waits.count, space.waits);
+    assert!(stats.log_in_flight_max <= log.buffers as u64);
+    let stages = [stats.stages.collect, stats.stages.queue, stats.stages.write, stats.stages.flush];
+    assert!(
+        stages.iter().all(|stage| stage.count == journal.durable().0),
+        "each durable context was in each stage"
+    );
     journal.force_stamped().unwrap();
     assert_eq!(owner.stamped.load(std::sync::atomic::Ordering::SeqCst), journal.stamped().0);
     // Without a close, then with one.
@@ -86,6 +101,14 @@ fn threads_share_commits() {
 #[test]
 fn threads_wait_for_a_tiny_log() {
     many_threads(&Volume::new(256 * 1024), 16, 500, 50);
+}
+
+/// The ways of waking that are there to compare with, and one record at a time.
+#[test]
+fn threads_wait_for_a_tiny_log_otherwise() {
+    for (wake, buffers) in [(Wake::Flag, 8), (Wake::All, 1)] {
+        many_threads_with(&Volume::new(256 * 1024), 16, 300, 50, LogOptions { wake, buffers });
+    }
 }
 
 #[test]

@@ -241,9 +241,9 @@ fn the_home_store_shrinks_when_it_is_mostly_empty() {
     write(Some(&[5; 200]));
     let full = journal.stats().home_bytes;
     assert!(full > u64::from(keys) * 200);
+    let before = owner.free.lock().unwrap().len();
     write(None);
     put(&journal, b"the last", b"one");
-    let before = owner.free.lock().unwrap().len();
     journal.close().unwrap();
     let given = owner.free.lock().unwrap().len() - before;
     assert!(given as u64 * SEGMENT > full / 2, "{given} segments given back");

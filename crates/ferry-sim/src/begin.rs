@@ -108,6 +108,7 @@ impl Plan {
                     lives: vec![ops.clone()],
                     flush_lies: false,
                     fault: None,
+                    under_way: None,
                     ..self.clone()
                 };
                 self.make_volume(&device, if *same_id { self.seed } else { earlier.seed })?;

@@ -7,6 +7,7 @@
 use crate::begin::{Begin, Start};
 use crate::device::{SimDevice, SimRng, sim_env};
 use crate::history::{History, Observed, difference};
+use crate::late::Late;
 use crate::model::{Effects, Kind, Model, Outcome};
 use crate::observe::Space;
 use crate::ops::{Op, Path, Which};
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How an operation went.
-enum Step {
+pub(crate) enum Step {
     Done,
     DeviceFailed,
 }
@@ -33,12 +34,12 @@ const CLOSING_POINTS: usize = 3;
 
 /// One life of the volume.
 pub(crate) struct Life<'p> {
-    plan: &'p Plan,
+    pub(crate) plan: &'p Plan,
     number: usize,
     rng: SimRng,
     /// Inode numbers that programs saw before this life; none may come again.
     seen: HashSet<Ino>,
-    tally: &'p mut Tally,
+    pub(crate) tally: &'p mut Tally,
     /// Events of the device's trace when the volume was open, and when the last operation had ended.
     worked: std::ops::Range<usize>,
     /// Ranges of the trace in which the cleaner worked, or a checkpoint.
@@ -59,7 +60,8 @@ impl<'p> Life<'p> {
     /// `later`: after this life, not for it.
     fn opening(&mut self, later: bool) -> Opening {
         let time = PAUSE * (2 * self.number as u32 + u32::from(later));
-        Opening { seed: self.rng.next_u64(), cache_bytes: self.plan.cache_bytes, time }
+        let (seed, flush) = (self.rng.next_u64(), self.plan.under_way);
+        Opening { seed, cache_bytes: self.plan.cache_bytes, time, flush }
     }
 
     /// Opens the volume, does it all, compares, closes, checks.
@@ -79,15 +81,29 @@ impl<'p> Life<'p> {
         if let Some(fault) = self.plan.fault {
             device.inject(fault);
         }
+        let mut late = self.plan.under_way.map(|_| Late::new(device, self.plan.rng(self.number, 1)));
         for (i, op) in ops.iter().enumerate() {
             let n = self.number * 100_000 + i;
-            let step = self.step(&mut world, &mut history, model, op, n, device);
+            let step = match &mut late {
+                Some(late) => self.step_late(late, &mut world, &mut history, model, op, n),
+                None => self.step(&mut world, &mut history, model, op, n, device),
+            };
             match step.or_else(|what| self.fail(format!("operation {i}: {op}"), what))? {
                 Step::Done => {}
                 Step::DeviceFailed => {
+                    if let Some(late) = late {
+                        late.abandon(&world, &mut history);
+                    }
                     self.tally.failed += 1;
                     return Ok(history);
                 }
+            }
+        }
+        if let Some(late) = late {
+            let step = late.settle(&world, &mut history, self.plan.fault.is_some());
+            if let Step::DeviceFailed = step.or_else(|what| self.fail("the last fsyncs", what))? {
+                self.tally.failed += 1;
+                return Ok(history);
             }
         }
         let found = world.observe().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
@@ -95,6 +111,11 @@ impl<'p> Life<'p> {
         let inodes = world.inodes().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
         if inodes != model.inodes() {
             return self.fail("at the end", format!("{inodes} inodes counted, there are {}", model.inodes()));
+        }
+        if let Ok(work) = world.work() {
+            self.tally.in_flight_max = self.tally.in_flight_max.max(work.in_flight_max);
+            self.tally.log_rounds += work.log.0 / work.log.1;
+            self.tally.holds += work.holds;
         }
         match world.close() {
             Ok(()) => {}
@@ -132,7 +153,7 @@ impl<'p> Life<'p> {
     }
 
     /// One operation, and what the background did in it.
-    fn step(
+    pub(crate) fn step(
         &mut self,
         world: &mut World,
         history: &mut History,

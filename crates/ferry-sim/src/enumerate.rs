@@ -130,6 +130,7 @@ fn on(begin: Begin, seed: u64, ops: Vec<Op>) -> Plan {
         flush_lies: false,
         fault: None,
         begin,
+        under_way: None,
     }
 }
 

@@ -74,7 +74,7 @@ impl Workload {
         let volume = plan.first_life_crashed().map_err(|failure| failure.to_string())?;
         let cache_bytes = 1 << 20;
         let copy = Arc::new(volume.crash_image(0, &mut rng));
-        let world = World::open(&copy, Opening { seed, cache_bytes, time: Duration::ZERO })?;
+        let world = World::open(&copy, Opening { seed, cache_bytes, time: Duration::ZERO, flush: None })?;
         let found = world.observe().map_err(|trouble| format!("{trouble:?}"))?;
         let start = Model::new(found.tree, found.contents);
         let mut next = Generator::new(start.clone());
@@ -192,7 +192,12 @@ impl<'w> Run<'w> {
     }
 
     fn opening(&mut self) -> Opening {
-        Opening { seed: self.rng.next_u64(), cache_bytes: self.workload.cache_bytes, time: Duration::ZERO }
+        Opening {
+            seed: self.rng.next_u64(),
+            cache_bytes: self.workload.cache_bytes,
+            time: Duration::ZERO,
+            flush: None,
+        }
     }
 
     /// From an opening to the next closing; `false`: the volume could not be closed well.

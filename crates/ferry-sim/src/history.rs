@@ -22,10 +22,16 @@ use std::sync::Arc;
 /// A promise that was given.
 #[derive(Clone, Debug)]
 struct Promise {
-    /// The operation's number.
-    op: usize,
     /// Events of the device's trace when it was given.
     given: usize,
+    what: Pledge,
+}
+
+/// What is promised once it is answered.
+#[derive(Clone, Debug)]
+pub struct Pledge {
+    /// The operation's number.
+    op: usize,
     /// So many operations' metadata survive.
     metadata: usize,
     /// Whose contents survive; `None`: all; [`NOBODY`]: none.
@@ -142,9 +148,22 @@ impl History {
 
     /// The operation that ended last was a completed fsync of `ino`; `above` are the directories it hangs from, itself among them.
     pub fn promised(&mut self, ino: Ino, above: &[Ino]) {
+        let pledge = self.pledge(ino, above);
+        self.answered(pledge, self.ends[self.ends.len() - 1]);
+    }
+
+    /// What [`History::promised`] promises, where the operation that ended last has asked and will be answered later.
+    pub fn pledge(&self, ino: Ino, above: &[Ino]) -> Pledge {
         let changed = self.last_change.get(&ino).copied().unwrap_or(0);
         let names = above.iter().filter_map(|dir| self.last_name.get(dir)).max().copied().unwrap_or(0);
-        self.promise(changed.max(names), Some(ino));
+        Pledge { op: self.ends.len() - 1, metadata: changed.max(names), file: Some(ino) }
+    }
+
+    /// What was asked for is answered when the device's trace has so many events.
+    pub fn answered(&mut self, what: Pledge, given: usize) {
+        // In the order in which they were asked for: a later answer may be to an earlier question.
+        let at = self.promises.partition_point(|promise| promise.what.op <= what.op);
+        self.promises.insert(at, Promise { given, what });
     }
 
     /// The operation that ended last made everything durable.
@@ -159,13 +178,13 @@ impl History {
 
     fn promise(&mut self, metadata: usize, file: Option<Ino>) {
         let op = self.ends.len() - 1;
-        self.promises.push(Promise { op, given: self.ends[op], metadata, file });
+        self.answered(Pledge { op, metadata, file }, self.ends[op]);
     }
 
     /// The numbers T that a crash after `point` events of the trace leaves open.
     pub fn possible(&self, point: usize) -> Range<usize> {
         let given = self.promises.iter().filter(|promise| promise.given <= point);
-        let least = given.map(|promise| promise.metadata).max().unwrap_or(0);
+        let least = given.map(|promise| promise.what.metadata).max().unwrap_or(0);
         // Operations that ended, and the one that was under way.
         let begun = self.ends.iter().take_while(|end| **end <= point).count() + 1;
         least..begun.min(self.ends.len()) + 1
@@ -221,6 +240,7 @@ impl History {
     /// Operations up to the last one that made all of a file durable before `point`.
     fn contents_promised(&self, ino: Ino, point: usize) -> usize {
         let given = self.promises.iter().filter(|promise| promise.given <= point);
+        let given = given.map(|promise| &promise.what);
         given.filter(|p| p.file.is_none_or(|file| file == ino)).map(|p| p.op + 1).max().unwrap_or(0)
     }
 
@@ -273,7 +293,9 @@ impl Possible {
         let mut promises = history
             .promises
             .iter()
-            .filter(|promise| promise.given <= point && promise.file.is_none_or(|file| file == ino))
+            .filter(|promise| promise.given <= point)
+            .map(|promise| &promise.what)
+            .filter(|promise| promise.file.is_none_or(|file| file == ino))
             .peekable();
         let changes = history.changes.get(&ino).map_or(&[][..], |changes| changes);
         for (n, change) in changes.iter().filter(|(n, _)| *n < t) {

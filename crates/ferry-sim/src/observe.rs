@@ -25,6 +25,12 @@ pub struct Work {
     pub cleaned: u64,
     /// Checkpoints.
     pub checkpoints: u64,
+    /// Bytes written to the log, and of the log.
+    pub log: (u64, u64),
+    /// Records of the log that were under way at the same time, at most.
+    pub in_flight_max: u64,
+    /// Commits held for callers who were expected.
+    pub holds: u64,
 }
 
 impl World {
@@ -164,12 +170,30 @@ impl World {
         })
     }
 
+    /// There is room enough, in the log and for data, that no operation has to make some, which would wait for the device.
+    pub fn roomy(&self) -> Result<bool, Trouble> {
+        let stats = self.fs.stats();
+        let half = |part: &serde_json::Value, whole: &serde_json::Value| -> Result<bool, Trouble> {
+            Ok(2 * number(part)? > number(whole)?)
+        };
+        Ok(half(&stats["log"]["free_bytes"], &stats["log"]["bytes"])?
+            && half(&stats["space"]["free"], &stats["space"]["total"])?)
+    }
+
+    /// Something is being collected, which time will seal.
+    pub fn collecting(&self) -> Result<bool, Trouble> {
+        Ok(number(&self.fs.stats()["log"]["active_keys"])? > 0)
+    }
+
     /// What the background did.
     pub fn work(&self) -> Result<Work, Trouble> {
         let stats = self.fs.stats();
         Ok(Work {
             cleaned: number(&stats["data"]["cleaned_segments"])?,
             checkpoints: number(&stats["log"]["checkpoints"])?,
+            log: (number(&stats["log"]["written_bytes"])?, number(&stats["log"]["bytes"])?),
+            in_flight_max: number(&stats["log"]["in_flight_max"])?,
+            holds: number(&stats["flush"]["holds"])?,
         })
     }
 }

@@ -5,6 +5,7 @@ use crate::crash::Life;
 use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng};
 use crate::model::Model;
 use crate::ops::{Generator, Op, Which};
+use ferry_fs::FlushPolicy;
 use std::fmt;
 use std::sync::Arc;
 
@@ -31,6 +32,9 @@ pub struct Plan {
     pub fault: Option<Fault>,
     /// What it begins on.
     pub begin: Begin,
+    /// Nobody waits for an fsync: with this policy, many are under way together, and the device completes its requests late and
+    /// in any order. Otherwise each is complete before the next begins, and the policy follows from the seed.
+    pub under_way: Option<FlushPolicy>,
 }
 
 /// What half of the runs begin on was in use before.
@@ -81,6 +85,14 @@ pub struct Tally {
     pub in_cleaning: u64,
     /// Crash points in a checkpoint.
     pub in_checkpoint: u64,
+    /// fsyncs that others overtook before they were answered.
+    pub answered_late: u64,
+    /// Records of the log that were under way at the same time, at most.
+    pub in_flight_max: u64,
+    /// How often logs were written from end to end.
+    pub log_rounds: u64,
+    /// Commits held for callers who were expected.
+    pub holds: u64,
 }
 
 impl Tally {
@@ -97,6 +109,10 @@ impl Tally {
         self.emptied += other.emptied;
         self.in_cleaning += other.in_cleaning;
         self.in_checkpoint += other.in_checkpoint;
+        self.answered_late += other.answered_late;
+        self.in_flight_max = self.in_flight_max.max(other.in_flight_max);
+        self.log_rounds += other.log_rounds;
+        self.holds += other.holds;
     }
 }
 
@@ -149,6 +165,7 @@ impl Plan {
             flush_lies: false,
             fault: rng.chance(1, 5).then(|| draw_fault(&mut rng)),
             begin: draw_begin(&mut rng),
+            under_way: None,
         }
     }
 
@@ -189,6 +206,42 @@ impl Plan {
             lives: vec![ops],
             points_max: 60,
             fault: None,
+            ..Self::draw(seed)
+        }
+    }
+
+    /// Draws two lives in which fsyncs are under way together, on the smallest log there is, which is written from end to end several
+    /// times.
+    pub fn under_way(seed: u64, policy: FlushPolicy) -> Self {
+        let mut rng = SimRng::new(!seed);
+        let life = |rng: &mut SimRng| {
+            let mut ops = Vec::new();
+            for op in Generator::new(Model::empty()).draw(rng, 400) {
+                let file = match &op {
+                    Op::Write(file, ..) | Op::Append(file, _) | Op::Truncate(file, _) => Some(file.clone()),
+                    Op::Create(path) => Some(Which::At(path.clone())),
+                    _ => None,
+                };
+                ops.push(op);
+                if rng.chance(1, 6) {
+                    // Seals what is collected, whatever is under way.
+                    ops.push(Op::Tick(1000 + rng.below(200) as u16));
+                }
+                if let Some(Which::At(path)) = &file {
+                    // Fills the log.
+                    ops.push(Op::SetXattr(path.clone(), rng.below(3) as u8, 3000 + rng.below(6000) as u16));
+                }
+                ops.extend(file.map(|file| Op::Fsync(file, false)));
+            }
+            ops
+        };
+        Self {
+            volume_bytes: 64 << 20,
+            log_bytes: 512 << 10,
+            cache_bytes: 16 << 20,
+            lives: vec![life(&mut rng), life(&mut rng)],
+            points_max: 40,
+            under_way: Some(policy),
             ..Self::draw(seed)
         }
     }

@@ -38,7 +38,7 @@ pub(crate) fn wrong<T>(text: impl Into<String>) -> Result<T, Trouble> {
 
 /// Keeps the answer of a parked request.
 #[derive(Default)]
-struct Waiter(Arc<Mutex<Option<Result<Reply, Errno>>>>);
+pub(crate) struct Waiter(pub(crate) Arc<Mutex<Option<Result<Reply, Errno>>>>);
 
 impl Park for Waiter {
     fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
@@ -50,8 +50,8 @@ impl Park for Waiter {
 /// A volume that a simulated program works on.
 pub struct World {
     pub(crate) fs: Arc<LocalFs>,
-    clock: Arc<SimClock>,
-    held: Vec<Option<(Ino, u64)>>,
+    pub(crate) clock: Arc<SimClock>,
+    pub(crate) held: Vec<Option<(Ino, u64)>>,
 }
 
 /// How the volume is opened.
@@ -63,6 +63,8 @@ pub struct Opening {
     pub cache_bytes: usize,
     /// Simulated time since the start of everything.
     pub time: Duration,
+    /// When a context that somebody waits for is sealed; where nothing else is said, one of them that follows from the seed.
+    pub flush: Option<FlushPolicy>,
 }
 
 impl World {
@@ -76,7 +78,7 @@ impl World {
             cache_bytes: opening.cache_bytes,
             commit_interval: Duration::from_millis(u64::from(COMMIT_INTERVAL_MS)),
             background: false,
-            flush: FlushPolicy::ALL[(opening.seed % 4) as usize],
+            flush: opening.flush.unwrap_or(FlushPolicy::ALL[(opening.seed % 4) as usize]),
             ..FsOptions::default()
         };
         let device: Arc<dyn BlockDevice> = device.clone();
@@ -109,7 +111,7 @@ impl World {
     }
 
     /// Asks what answers with nothing but success, now or later.
-    fn done(&self, question: impl FnOnce(&Cx) -> Answer<()>) -> Result<(), Trouble> {
+    pub(crate) fn done(&self, question: impl FnOnce(&Cx) -> Answer<()>) -> Result<(), Trouble> {
         self.ask(question, |reply| matches!(reply, Reply::Empty).then_some(()))
     }
 
@@ -121,25 +123,25 @@ impl World {
 
     /// Looks a path up, name by name, and hands the inode to `act`; forgets it all afterwards.
     fn at<T>(&self, path: &Path, act: impl FnOnce(Ino) -> Result<T, Trouble>) -> Result<T, Trouble> {
-        let mut ino = ROOT;
         let mut known = Vec::new();
-        let mut result = Ok(());
+        let result = self.walk(path, &mut known).and_then(act);
+        self.forget(&known);
+        result
+    }
+
+    /// Looks a path up, name by name. Each inode on the way is known from then on, to be forgotten once.
+    pub(crate) fn walk(&self, path: &Path, known: &mut Vec<Ino>) -> Result<Ino, Trouble> {
+        let mut ino = ROOT;
         for n in &path.0 {
-            match self.now(|cx| self.fs.lookup(cx, ino, &Path::name(*n))) {
-                Ok(entry) => match entry.attr {
-                    Some(attr) => ino = attr.ino,
-                    None => result = Err(Trouble::Errno(libc::ENOENT)),
-                },
-                Err(trouble) => result = Err(trouble),
-            }
-            if result.is_err() {
-                break;
-            }
+            let entry = self.now(|cx| self.fs.lookup(cx, ino, &Path::name(*n)))?;
+            ino = entry.attr.ok_or(Trouble::Errno(libc::ENOENT))?.ino;
             known.push(ino);
         }
-        let result = result.and_then(|()| act(ino));
+        Ok(ino)
+    }
+
+    pub(crate) fn forget(&self, known: &[Ino]) {
         known.iter().for_each(|ino| self.fs.forget(*ino, 1));
-        result
     }
 
     fn in_parent<T>(

@@ -9,8 +9,9 @@ use ferry_fs::{
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0 };
 
@@ -20,9 +21,13 @@ fn open(device: &Arc<SimDevice>, background: bool) -> Arc<LocalFs> {
 }
 
 fn volume(bytes: u64) -> Arc<SimDevice> {
+    volume_with(bytes, MkfsOptions::default())
+}
+
+fn volume_with(bytes: u64, options: MkfsOptions) -> Arc<SimDevice> {
     let device = Arc::new(SimDevice::new(bytes));
     let as_device: Arc<dyn BlockDevice> = device.clone();
-    mkfs(&as_device, &MkfsOptions::default(), &sim_env(1).0).unwrap();
+    mkfs(&as_device, &options, &sim_env(1).0).unwrap();
     device
 }
 
@@ -184,4 +189,44 @@ fn ten_thousand_fsyncs_hear_that_the_device_failed() {
     let answers = transport.answers.lock();
     assert!(answers.keys().all(|answer| *answer != Ok(()) || answers[answer] <= 1), "{answers:?}");
     assert!(answers[&Err(libc::EIO)] > 0, "{answers:?}");
+}
+
+/// Longer than anything in it takes: who is not back by then waits.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The device stalls, and the log has no room for what is dirty: whoever wants it durable waits for room, but not on the transport's only
+/// thread.
+#[test]
+fn fsyncs_that_find_the_log_full_wait_on_no_thread() {
+    const FILES: usize = 1200;
+    let device = volume_with(256 << 20, MkfsOptions { log_size: Some(1 << 20), ..MkfsOptions::default() });
+    let fs = open(&device, true);
+    let files: Vec<_> = (0..FILES).map(|i| make(&fs, ROOT, &i.to_string(), &[i as u8; 2000])).collect();
+    let all: Vec<Ino> = files.iter().map(|(ino, _)| *ino).collect();
+    device.set_hold(true);
+    let transport = OneThread::default();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &transport };
+            for (ino, fh) in &files {
+                assert!(matches!(fs.fsync(&cx, *ino, *fh, false), Err(Stop::Parked)));
+            }
+            assert!(matches!(bulk_sync(&fs, &cx, &all), Err(Stop::Parked)));
+            assert!(matches!(fs.ioctl(&cx, ROOT, ioctl::SYNC, &[], 0), Err(Stop::Parked)));
+            assert!(matches!(fs.fsyncdir(&cx, ROOT, 0, false), Err(Stop::Parked)));
+            assert_eq!(read(&fs, ROOT, "77").unwrap(), [77; 2000]);
+            tell.send(transport.answers.lock().len()).unwrap();
+        });
+        let answered = told.recv_timeout(PATIENCE);
+        device.set_hold(false);
+        release_until(&device, &transport, FILES + 3);
+        assert_eq!(answered, Ok(0), "nobody waits on the thread, and nothing is durable yet");
+    });
+    assert_eq!(*transport.answers.lock(), BTreeMap::from([(Ok(()), FILES + 3)]));
+    drop(fs);
+    let fs = open(&device, false);
+    for i in 0..FILES {
+        assert_eq!(read(&fs, ROOT, &i.to_string()).unwrap(), [i as u8; 2000]);
+    }
 }

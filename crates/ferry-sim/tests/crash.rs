@@ -1,6 +1,7 @@
 //! The crash simulation as it runs in CI, and that it sees what it is there to see.
 
 use ferry_device::Env;
+use ferry_fs::FlushPolicy;
 use ferry_sim::campaign::{Done, Limits, run};
 use ferry_sim::crash::Plan;
 use ferry_sim::device::SimRng;
@@ -40,6 +41,22 @@ fn sequences_of_fifty_operations_survive() {
     let tally = campaign(&|seed| Some(Plan::fifty(seed)), 0, runs).tally;
     assert_eq!(tally.runs, runs);
     assert!(tally.ops > 30 * runs && tally.points > 20 * runs);
+}
+
+/// Whatever the flush policy: fsyncs of many callers under way together, records completed out of order, a log that wraps.
+#[test]
+fn with_every_policy_what_was_answered_is_there() {
+    let runs = count(40);
+    for policy in FlushPolicy::ALL {
+        let tally = campaign(&|seed| Some(Plan::under_way(seed, policy)), 0, runs).tally;
+        println!("{}: {tally:?}", policy.name());
+        assert_eq!(tally.runs, runs);
+        assert!(tally.answered_late > 50 * runs && tally.log_rounds > runs, "{policy:?}: {tally:?}");
+        let most = if policy == FlushPolicy::Each { 8 } else { 2 };
+        assert!(tally.in_flight_max >= most, "{policy:?}: {tally:?}");
+        let holds = matches!(policy, FlushPolicy::Delay | FlushPolicy::Adaptive);
+        assert_eq!(tally.holds > runs, holds, "{policy:?}: {tally:?}");
+    }
 }
 
 /// Power is lost while the cleaner moves blocks.

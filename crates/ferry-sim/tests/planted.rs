@@ -2,8 +2,10 @@
 //!
 //! One test, because a bug is planted in the whole process.
 
+use ferry_fs::FlushPolicy;
 use ferry_journal::planted::{Bug, plant};
 use ferry_sim::crash::{Failure, Plan};
+use ferry_sim::device::{Fault, Op};
 use ferry_sim::shrink::{describe, shrink};
 
 /// Plans to try, in order.
@@ -30,14 +32,27 @@ fn heavy() -> impl Iterator<Item = Plan> {
     long.filter(|plan| plan.lives[0].len() > 200).take(12)
 }
 
+/// Many fsyncs under way together.
+fn late() -> impl Iterator<Item = Plan> {
+    (0..20).map(|seed| Plan { fault: None, ..Plan::under_way(seed, FlushPolicy::Gather) })
+}
+
+/// The same, and one flush fails.
+fn failing() -> impl Iterator<Item = Plan> {
+    let fails = |after| Some(Fault { op: Op::Flush, after, errno: libc::EIO, sticky: false });
+    (0..20).map(move |seed| Plan { fault: fails(5 + 3 * seed), ..Plan::under_way(seed, FlushPolicy::Gather) })
+}
+
 #[test]
 fn each_planted_bug_is_found() {
-    let bugs: [(Bug, Plans); 5] = [
+    let bugs: [(Bug, Plans); 7] = [
         (Bug::EarlyAnswer, || Box::new(short())),
         (Bug::StaleRecord, || Box::new(heavy())),
         (Bug::EarlyReuse, || Box::new(heavy())),
         (Bug::ForgottenOrphan, || Box::new(short())),
         (Bug::HalfContext, || Box::new(short())),
+        (Bug::JoinedFlush, || Box::new(late())),
+        (Bug::SwallowedError, || Box::new(failing())),
     ];
     for (bug, plans) in bugs {
         plant(bug);

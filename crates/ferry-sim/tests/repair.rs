@@ -12,7 +12,6 @@ use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 32 << 20;
 /// Crash points between flushes tried for each volume.
@@ -93,15 +92,7 @@ impl JournalClient for Owner {
 
 fn edit(device: &Arc<dyn BlockDevice>, damage: impl FnOnce(&mut Keys)) {
     let sb = read_superblock(device).expect("a volume");
-    let options = JournalOptions {
-        flush: ferry_journal::FlushPolicy::default(),
-        fast_flush: ferry_journal::FAST_FLUSH,
-        commit_interval: Duration::from_secs(1),
-        home_cache_bytes: 1 << 20,
-        read_only: false,
-        background: false,
-        accept_damage: false,
-    };
+    let options = JournalOptions { read_only: false, ..JournalOptions::offline(1 << 20) };
     let owner = Arc::new(Owner(AtomicU32::new(sb.segment_count - 1)));
     let (journal, _) =
         Journal::open(device.clone(), sb.geometry(), options, env(), owner).expect("a journal");

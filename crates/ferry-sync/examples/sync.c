@@ -1,4 +1,5 @@
 /* Makes the named files durable, twice: waiting, and with a call for each. usage: sync FILE… */
+#define _POSIX_C_SOURCE 200809L /* O_CLOEXEC */
 #include "ferry_sync.h"
 
 #include <fcntl.h>

@@ -33,12 +33,17 @@ fn options(flags: c_uint) -> Option<Options> {
     })
 }
 
-fn borrow(fd: c_int) -> io::Result<BorrowedFd<'static>> {
-    if fd < 0 {
-        return Err(io::Error::from_raw_os_error(libc::EBADF));
-    }
-    // SAFETY: not -1; the header says that files stay open until they are answered.
-    Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+/// Those that are open. To be asked before anything is opened here: it might get the number of one that is not.
+fn borrow(fds: Vec<c_int>) -> Vec<io::Result<BorrowedFd<'static>>> {
+    let borrow_one = |fd| {
+        // SAFETY: carries no memory.
+        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: open, therefore not -1; the header says that files stay open until they are answered.
+        Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+    };
+    fds.into_iter().map(borrow_one).collect()
 }
 
 fn errno(result: &io::Result<()>) -> c_int {
@@ -77,7 +82,7 @@ pub unsafe extern "C" fn ferry_sync_files(
     };
     let mut errnos = vec![libc::EIO; n];
     let synced = catch_unwind(AssertUnwindSafe(|| {
-        let files = fds.into_iter().map(borrow).enumerate();
+        let files = borrow(fds).into_iter().enumerate();
         crate::sync_each(files, &options, |at, result| errnos[at] = errno(&result))
     }));
     if !errs.is_null() {
@@ -108,7 +113,7 @@ pub unsafe extern "C" fn ferry_sync_start(
         return -libc::EINVAL;
     }
     let context = Context(context);
-    let files = fds.into_iter().map(borrow).enumerate();
+    let files = borrow(fds).into_iter().enumerate();
     let tell = move |at, result: io::Result<()>| {
         let Context(context) = &context;
         done(*context, at, errno(&result));

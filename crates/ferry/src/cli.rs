@@ -9,6 +9,7 @@ use ferry_device::Kind;
 use ferry_journal::FlushPolicy;
 use ferry_net::Export;
 
+use crate::bench::BenchCommand;
 use crate::options::HELP as OPTIONS_HELP;
 use crate::size::{parse_bytes, parse_duration};
 
@@ -20,7 +21,7 @@ use crate::size::{parse_bytes, parse_duration};
     propagate_version = true,
     max_term_width = 110,
     after_help = "\
-Exit codes: 0 done, 1 failed, 2 wrong usage; ferry fsck and ferry scrub: 0 clean, 1 repaired, 4 damage (left), 8 could not check.
+Exit codes: 0 done, 1 failed, 2 wrong usage; fsck, scrub and debug: 0 clean, 1 repaired (fsck), stopped (scrub), 4 damage (left), 8 could not check.
 First steps:
   ferry mkfs data.ferry
   ferry mount data.ferry /mnt
@@ -55,13 +56,15 @@ pub enum Command {
     Fsck(FsckArgs),
     /// Read and verify everything that a volume holds, mounted or not: exit 0 clean, 4 damage, 1 stopped, 8 could not check
     Scrub(ScrubArgs),
-    /// Show what is stored in a volume that is not mounted, damaged or not
+    /// Show what is stored in a volume that is not mounted, damaged or not: exit 4 part of it is damaged, 8 could not read
     Debug(DebugArgs),
     /// Make a mounted volume, or many files on any file system, durable (sync(1) does not reach a FUSE file system)
     Sync(SyncArgs),
     /// Show space, log, flushes, cache and requests of a mounted volume
     Stats(StatsArgs),
-    /// Change how a mounted volume flushes
+    /// Show what a mounted volume does, every second
+    Top(TopArgs),
+    /// Change how a mounted volume flushes, and the size of its log
     Tune(TuneArgs),
     /// Benchmarks
     #[command(subcommand)]
@@ -136,7 +139,9 @@ pub struct MountArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Stays in the foreground; SIGTERM and SIGINT end it: what has come is answered and made durable, clients wait for the next server.
-Whoever shows a certificate of the same authority may mount what is exported, and acts there as root of that machine says.
+Certificates do not limit user ids yet: whoever shows one of the same authority acts as any user that its machine names, root too. Give them
+only to machines whose root may read and change everything that is exported. A certificate cannot be revoked yet: make a new authority.
+Clients cache nothing yet: each operation, also each read, is a round trip to the server.
 First steps:
   ferry cert init /etc/ferry/tls --host files.example.org
   ferry cert issue /etc/ferry/tls laptop           (bring /etc/ferry/tls/laptop there)
@@ -367,6 +372,22 @@ pub struct StatsArgs {
     pub json: bool,
 }
 
+/// `ferry top`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "It ends with Ctrl-C, or when the volume is unmounted. Where stdout is no terminal, one picture follows the other."
+)]
+pub struct TopArgs {
+    /// The mount point, or any directory in it
+    pub mountpoint: PathBuf,
+    /// Time between two looks
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "1s")]
+    pub interval: Duration,
+    /// End after so many
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+}
+
 /// `ferry tune`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -387,69 +408,9 @@ pub struct TuneArgs {
     /// Forget how long flushes took so far
     #[arg(long)]
     pub reset_flush_time: bool,
-}
-
-/// `ferry bench`.
-#[derive(Subcommand, Debug)]
-pub enum BenchCommand {
-    /// Mount a file system that keeps everything in memory and does nothing else: the floor to compare with
-    Null(NullArgs),
-    /// Callers that overwrite a block and fsync it, again and again, on a model of a device in virtual time
-    FsyncHappy(FsyncHappyArgs),
-}
-
-/// `ferry bench null`.
-#[derive(Args, Debug)]
-pub struct NullArgs {
-    /// An existing directory
-    pub mountpoint: PathBuf,
-    /// Mount options, as for `ferry mount`
-    #[arg(short, value_name = "OPTIONS")]
-    pub options: Vec<String>,
-    /// Stay in the foreground
-    #[arg(long, short)]
-    pub foreground: bool,
-    /// The process is the daemon that a mount in the background has started.
-    #[arg(long, hide = true)]
-    pub daemon: bool,
-}
-
-/// `ferry bench fsync-happy`.
-#[derive(Args, Debug)]
-#[command(
-    after_help = "Without options: the whole grid, with flushes that the device does one after the other."
-)]
-pub struct FsyncHappyArgs {
-    /// A model of a device, in virtual time (what there is so far)
-    #[arg(long, required = true)]
-    pub r#virtual: bool,
-    /// How long a flush takes; several: 16ms,500us
-    #[arg(long, value_parser = parse_duration, value_delimiter = ',', value_name = "TIME")]
-    pub flush_time: Vec<Duration>,
-    /// How long a write takes
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "20us")]
-    pub write_time: Duration,
-    /// Writes that the device works on at the same time
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    pub queue_depth: u32,
-    /// The device does flushes beside each other
-    #[arg(long)]
-    pub parallel_flushes: bool,
-    /// How many callers; several: 1,16
-    #[arg(long, value_delimiter = ',', value_name = "N")]
-    pub callers: Vec<u32>,
-    /// What a caller takes between an answer and its next call
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "0us")]
-    pub think_time: Duration,
-    /// So much more, at random
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "0us")]
-    pub jitter: Duration,
-    /// Flush policies; several: each,adaptive [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "POLICY")]
-    pub policy: Vec<FlushPolicy>,
-    /// As JSON
-    #[arg(long)]
-    pub json: bool,
+    /// Grow the log to this size, at most a quarter of the volume. It moves to the end of the volume, which must not be in use
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+    pub log_size: Option<u64>,
 }
 
 #[cfg(test)]
@@ -483,11 +444,20 @@ mod tests {
             "ferry sync -r --data --jobs 16 /mnt/a b",
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
+            "ferry bench create --files 1000000 --threads 4 --readers 2 --log-size 64M",
+            "ferry bench create --on /mnt/a",
+            "ferry top /mnt --interval 500ms --count 3",
+            "ferry bench fserver --workers 8 --log-size 512K --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
             "ferry bench null /mnt",
             "ferry serve v --listen [::1]:0 --export /a:ro,/b:rw --session-life 5s",
             "ferry cert init d --host a --host 10.0.0.1",
             "ferry cert issue d box",
-            "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json",
+            "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json -",
+            "ferry bench fsync-happy --parallel-flushes --time 1s --rounds 9 --json a.json --html a.html",
+            "ferry bench fsync-happy --on /mnt --on /var/tmp --policy adaptive",
+            "ferry bench fsmark --files 100 --size 4K --threads 4 --sync each,async --flush-time 16ms --write-time 20us --queue-depth 8",
+            "ferry bench fsmark --on /mnt",
+            "ferry tune /mnt --log-size 256M",
             "ferry tune /mnt --flush gather --fast-flush 500us --reset-flush-time",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
@@ -504,6 +474,9 @@ mod tests {
             "ferry serve v --export a:ro",
             "ferry serve v --export /a",
             "ferry serve v --tls d --insecure",
+            "ferry bench fsmark --on /mnt --flush-time 2ms",
+            "ferry bench fsync-happy --virtual --on /mnt",
+            "ferry bench fsmark --rounds 0",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

@@ -11,6 +11,7 @@ use ferry_fuse::control::Tune;
 
 use crate::cli::{StatsArgs, TuneArgs};
 use crate::error::CliError;
+use crate::size::format_bytes;
 use crate::table;
 
 /// Makes everything on the volume durable that a file or directory is on.
@@ -23,27 +24,69 @@ pub fn sync_volume(path: &Path) -> Result<(), CliError> {
 
 /// `ferry stats`.
 pub fn stats(args: &StatsArgs) -> Result<(), CliError> {
-    let file = open(&args.mountpoint)?;
-    let json = ferry_fuse::control::stats(&file)
-        .map_err(|e| explain(&args.mountpoint, "cannot read the statistics", e))?;
-    let value: Value = serde_json::from_slice(&json).map_err(|e| {
-        CliError::Failed(format!("{}: the daemon's statistics are not JSON: {e}", args.mountpoint.display()))
-    })?;
+    let value = read_stats(&args.mountpoint)?;
     let text = if args.json { format!("{value:#}\n") } else { table::render(&value) };
     print(&text)
+}
+
+/// The statistics of the mount that a file or directory is on.
+pub fn read_stats(path: &Path) -> Result<Value, CliError> {
+    let json = ferry_fuse::control::stats(&open(path)?)
+        .map_err(|e| explain(path, "cannot read the statistics", e))?;
+    serde_json::from_slice(&json).map_err(|e| {
+        CliError::Failed(format!("{}: the daemon's statistics are not JSON: {e}", path.display()))
+    })
 }
 
 /// `ferry tune`.
 pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
     let asked =
         Tune { flush: args.flush, fast_flush: args.fast_flush, reset_flush_time: args.reset_flush_time };
-    if asked == Tune::default() {
+    if asked == Tune::default() && args.log_size.is_none() {
         return Err(CliError::Usage(
-            "nothing to change: say --flush, --fast-flush or --reset-flush-time".into(),
+            "nothing to change: say --flush, --fast-flush, --reset-flush-time or --log-size".into(),
         ));
     }
     let file = open(&args.mountpoint)?;
-    ferry_fuse::control::tune(&file, &asked).map_err(|e| explain(&args.mountpoint, "cannot tune", e))
+    if asked != Tune::default() {
+        ferry_fuse::control::tune(&file, &asked)
+            .map_err(|e| refused_tune(&args.mountpoint, "cannot tune", e))?;
+    }
+    args.log_size.map_or(Ok(()), |bytes| grow_log(&args.mountpoint, &file, bytes))
+}
+
+fn refused_tune(path: &Path, what: &'static str, error: io::Error) -> CliError {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            CliError::Failed(format!("{}: only root and who has mounted it may tune it", path.display()))
+        }
+        _ => explain(path, what, error),
+    }
+}
+
+/// `ferry tune --log-size`; says what the log has then, as it is in whole segments.
+fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
+    let log = |stats: &Value| stats["log"]["bytes"].as_u64().unwrap_or_default();
+    let before = read_stats(path)?;
+    let most = before["volume"]["size"].as_u64().unwrap_or_default() / 4;
+    let refused = |why: String| Err(CliError::Failed(format!("{}: {why}", path.display())));
+    if bytes <= log(&before) {
+        return refused(format!(
+            "the log has {} already, and it does not shrink",
+            format_bytes(log(&before))
+        ));
+    }
+    if bytes > most {
+        return refused(format!("a log of this volume has at most {}", format_bytes(most)));
+    }
+    match ferry_fuse::control::grow_log(file, bytes) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => refused(
+            "the end of the volume, where the longer log would be, is in use or needed: choose a smaller log"
+                .into(),
+        ),
+        Err(e) => Err(refused_tune(path, "cannot grow the log", e)),
+        Ok(()) => print(&format!("{}: log {}\n", path.display(), format_bytes(log(&read_stats(path)?)))),
+    }
 }
 
 /// To stdout; a reader that has seen enough (`| head`) is no error.

@@ -20,6 +20,7 @@ use signal_hook::iterator::Signals;
 
 use crate::error::CliError;
 use crate::logging;
+use crate::memory::Tidy;
 use crate::readahead;
 use crate::uring;
 
@@ -32,6 +33,8 @@ const OPEN_FILES: u64 = 1 << 16;
 /// The kernel should end almost anything before the process that holds unwritten data; but the machine matters more.
 const OOM_SCORE_ADJ: &str = "-250";
 
+/// How often a daemon looks how much memory it has.
+const LOOK_AT_MEMORY: Duration = Duration::from_secs(1);
 /// glibc gives each thread an arena of its own, and what one thread frees stays in that arena: after an unpack of the kernel's tree the
 /// daemon was measured at 1,070 MiB for a cache of 512 MiB, with two arenas at 730 MiB and no slower.
 const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
@@ -142,9 +145,16 @@ pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliEr
 /// Returns when the mount has ended, or must: a first signal asks for it, a second one or the timeout forces it.
 fn await_end(handle: &Handle, received: &Receiver<Event>, stop_timeout: Duration) {
     let mut stage = Stage::Serving;
+    let mut memory = Tidy::default();
     loop {
         let event = match stage {
-            Stage::Serving => received.recv().map_err(RecvTimeoutError::from),
+            Stage::Serving => match received.recv_timeout(LOOK_AT_MEMORY) {
+                Err(RecvTimeoutError::Timeout) => {
+                    memory.look();
+                    continue;
+                }
+                event => event,
+            },
             Stage::Stopping => received.recv_timeout(stop_timeout),
             Stage::Forced => received.recv_timeout(FORCED),
         };

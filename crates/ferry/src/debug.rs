@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use ferry_device::{BlockDevice, Env, OpenMode};
 use ferry_fs::inspect::{Inspector, SegmentInfo, SegmentUse};
-use ferry_fs::volume::{SUPERBLOCK_PLACES, read_superblock_copies};
+use ferry_fs::volume::{SUPERBLOCK_PLACES, VolumeError, read_superblock_copies};
 use ferry_fs::{LocalFs, Superblock, keys};
 use serde_json::Value;
 
 use crate::cli::{DebugArgs, DebugCommand};
 use crate::error::CliError;
-use crate::holder::open_when_free;
+use crate::holder::{explain, open_when_free};
 use crate::object;
 use crate::table;
 use describe::{describe, hex, one_line};
@@ -29,7 +29,7 @@ const EXIT_DAMAGE: u8 = 4;
 pub fn run(args: &DebugArgs) -> Result<ExitCode, CliError> {
     let env = Env::real();
     let device = open_when_free(&args.volume, OpenMode::ReadOnly, &env)
-        .map_err(|e| CliError::Failed(format!("{e}; unmount it first if it is mounted")))?;
+        .map_err(|e| CliError::CouldNotRead(explain(&args.volume, &e).to_string()))?;
     let volume = Volume { path: &args.volume, device, env };
     let mut out = Output { to: BufWriter::new(io::stdout().lock()), json: args.json, closed: false };
     let whole = match &args.what {
@@ -46,7 +46,13 @@ pub fn run(args: &DebugArgs) -> Result<ExitCode, CliError> {
             let found = inspector
                 .resolve(path.as_encoded_bytes())
                 .map_err(|e| volume.failed(&e))?
-                .ok_or_else(|| volume.failed(&format!("there is no {} in it", path.display())))?;
+                .ok_or_else(|| {
+                    CliError::Failed(format!(
+                        "{}: there is no {} in it",
+                        args.volume.display(),
+                        path.display()
+                    ))
+                })?;
             inode::show(&inspector, found, &mut out)?
         }
     };
@@ -63,7 +69,7 @@ struct Volume<'v> {
 
 impl Volume<'_> {
     fn failed(&self, error: &dyn std::fmt::Display) -> CliError {
-        CliError::Failed(format!("{}: {error}", self.path.display()))
+        CliError::CouldNotRead(format!("{}: {error}", self.path.display()))
     }
 
     /// Its keys, as recovery would leave them.
@@ -139,8 +145,12 @@ impl Shown {
     }
 }
 
-/// Both copies. `false`: one is not whole, or they differ.
+/// Both copies. `false`: one is not whole, or they differ, or the volume was cut off.
 fn superblock(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
+    let read = LocalFs::read_superblock(&volume.device);
+    if let Err(error @ (VolumeError::Empty | VolumeError::TooShort | VolumeError::Foreign)) = read {
+        return Err(volume.failed(&error));
+    }
     let copies = read_superblock_copies(&*volume.device);
     let same = matches!(&copies, [Ok(first), Ok(second)] if first == second);
     let mut all = object!({ "device_size_bytes": volume.device.capacity(), "copies_agree": same });
@@ -169,7 +179,7 @@ fn superblock(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
     }
     let text = if out.json { all.to_string() } else { table::render(&all).trim_end().to_owned() };
     out.line(&text)?;
-    Ok(same)
+    Ok(same && read.is_ok())
 }
 
 /// Keys from `from` on. `false`: not all could be decoded.

@@ -28,9 +28,12 @@ pub enum CliError {
     /// Anything with a message that is already complete.
     #[error("{0}")]
     Failed(String),
-    /// The volume could not be checked (fsck).
+    /// The volume could not be checked (fsck, scrub).
     #[error("could not check the volume: {0}")]
     CouldNotCheck(String),
+    /// The volume could not be looked into (debug).
+    #[error("could not read the volume: {0}")]
+    CouldNotRead(String),
     /// The daemon that was started has already said why it ended.
     #[error("the daemon did not start")]
     Daemon,
@@ -47,7 +50,7 @@ impl CliError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
-            Self::CouldNotCheck(_) => 8,
+            Self::CouldNotCheck(_) | Self::CouldNotRead(_) => 8,
             _ => 1,
         }
     }

@@ -10,7 +10,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::cli::FsckArgs;
 use crate::control::print;
 use crate::error::CliError;
-use crate::holder::open_when_free;
+use crate::holder::{explain, open_when_free};
+use crate::object;
 use crate::size::format_bytes;
 
 /// As fsck(8): errors were found, and all of them were repaired (or what they cost is said).
@@ -20,10 +21,21 @@ const EXIT_DAMAGE: u8 = 4;
 
 /// Runs the command.
 pub fn run(args: &FsckArgs) -> Result<ExitCode, CliError> {
+    check(args).inspect_err(|error| error_as_json(args.json, error))
+}
+
+/// Programs that asked for JSON get it in every case; the message on stderr and the exit code stay the same.
+pub fn error_as_json(wanted: bool, error: &CliError) {
+    if wanted && let Err(error) = print(&format!("{:#}\n", object!({ "error": error.to_string() }))) {
+        tracing::warn!(%error, "the report is lost");
+    }
+}
+
+fn check(args: &FsckArgs) -> Result<ExitCode, CliError> {
     let env = Env::real();
     let mode = if args.repair { OpenMode::ReadWrite } else { OpenMode::ReadOnly };
     let device = open_when_free(&args.volume, mode, &env)
-        .map_err(|e| CliError::CouldNotCheck(format!("{e}; unmount it first if it is mounted")))?;
+        .map_err(|e| CliError::CouldNotCheck(explain(&args.volume, &e).to_string()))?;
     let bar = progress_bar(args.json);
     let mut progress = |at: Progress| {
         bar.set_length(at.total.max(at.done));
@@ -38,7 +50,7 @@ pub fn run(args: &FsckArgs) -> Result<ExitCode, CliError> {
             .map_err(|e| CliError::CouldNotCheck(format!("cannot write the report: {e}")))?;
         print(&format!("{json}\n"))?;
     } else {
-        print(&text(&args.volume.display().to_string(), &report))?;
+        print(&text(&args.volume.display().to_string(), &report, args.data))?;
     }
     Ok(match (report.clean, report.repaired) {
         (true, 0) => ExitCode::SUCCESS,
@@ -56,7 +68,7 @@ fn progress_bar(json: bool) -> ProgressBar {
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn text(volume: &str, report: &Report) -> String {
+fn text(volume: &str, report: &Report, data_read: bool) -> String {
     let mut out = String::new();
     for repair in &report.repairs {
         out.push_str(&format!("{repair}\n"));
@@ -86,8 +98,9 @@ fn text(volume: &str, report: &Report) -> String {
     };
     let state =
         if held.unclean { "not unmounted cleanly, which the log makes good" } else { "unmounted cleanly" };
+    let contents = if data_read { "which were read" } else { "which were not read (--data reads them)" };
     out.push_str(&format!(
-        "{volume}: {verdict}; {} inodes ({} directories, {} files), {} names, {} of data in {} extents; {state}\n",
+        "{volume}: {verdict}; {} inodes ({} directories, {} files), {} names, {} of data in {} extents, {contents}; {state}\n",
         held.inodes,
         held.directories,
         held.files,

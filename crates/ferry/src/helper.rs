@@ -5,14 +5,14 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::cli::{Command, MountArgs};
+use crate::cli::MountArgs;
 use crate::error::CliError;
 
 /// What a helper's command line asks for.
 #[derive(Debug)]
 pub enum Asked {
-    /// A command of ours; the flag says that unknown mount options are to be skipped.
-    Run(Command, bool),
+    /// A mount; the flag says that unknown mount options are to be skipped.
+    Mount(MountArgs, bool),
     /// `-f`: go through the motions only.
     Nothing,
 }
@@ -107,7 +107,7 @@ impl Words {
             stop_timeout: MountArgs::STOP_TIMEOUT,
             daemon: false,
         };
-        Ok(Asked::Run(Command::Mount(args), sloppy))
+        Ok(Asked::Mount(args, sloppy))
     }
 }
 
@@ -128,7 +128,7 @@ mod tests {
     fn a_mount_as_mount_8_asks_for_it() {
         let asked =
             called("/sbin/mount.fuse.ferry /srv/a.ferry /mnt -sn -o rw,noatime -o user").expect("a helper");
-        let Ok(Asked::Run(Command::Mount(args), true)) = asked else { panic!("{asked:?}") };
+        let Ok(Asked::Mount(args, true)) = asked else { panic!("{asked:?}") };
         assert_eq!(args.volume, Path::new("/srv/a.ferry"));
         assert_eq!(args.options, ["rw,noatime", "user"]);
         assert!(!args.foreground);

@@ -16,6 +16,8 @@ use crate::mounts;
 
 /// How long to wait between two looks at who has the volume.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// So often a volume that somebody reads is looked at again.
+const READER_LOOKS: u32 = 20;
 /// How long a daemon whose mount is gone is given to close its volume before the volume counts as in use.
 const CLOSING: Duration = Duration::from_secs(30);
 
@@ -59,6 +61,18 @@ impl Holder {
         Ok(true)
     }
 
+    /// It was killed, and has not quite ended yet.
+    pub fn is_dying(&self) -> bool {
+        /// SIGKILL in a mask of signals.
+        const KILLED: u64 = 1 << 8;
+        let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", self.pid)) else { return true };
+        let pending = status
+            .lines()
+            .filter_map(|line| line.split_once("Pnd:"))
+            .any(|(_, mask)| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & KILLED != 0));
+        pending || !status.contains("VmSize:")
+    }
+
     /// Ends it at once. Only a process that has this very volume open is ever ended.
     pub fn kill(&self) -> Result<(), CliError> {
         let files = std::fs::read_dir(format!("/proc/{}/fd", self.pid))
@@ -97,8 +111,23 @@ pub fn open_composite_when_free(volume: &Path, env: &Env) -> Result<CompositeVol
     when_free(volume, || CompositeVolume::open(volume, OpenMode::ReadWrite, env))
 }
 
+fn pause() {
+    let time = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_AGAIN.subsec_nanos()) };
+    if let Err(error) = poll(&mut [], Some(&time)) {
+        tracing::debug!(%error, "a pause ended early");
+    }
+}
+
 fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> Result<T, CompositeError> {
-    let opened = open();
+    let mut opened = open();
+    // Whoever only reads is not known by name, and may be about to end: the daemon of a mount that was read-only.
+    for _ in 0..READER_LOOKS {
+        if !matches!(opened, Err(CompositeError::Device(DeviceError::InUse { writing: false, .. }))) {
+            break;
+        }
+        pause();
+        opened = open();
+    }
     let used = matches!(opened, Err(CompositeError::Device(DeviceError::InUse { writing: true, .. })));
     if !used || mounted(volume) {
         return opened;
@@ -121,6 +150,19 @@ fn open(volume: &Path, mode: OpenMode, env: &Env) -> Result<Arc<dyn BlockDevice>
         return Err(CompositeError::OneComponent(volume.into()));
     }
     Ok(Arc::new(device))
+}
+
+/// What to say of a volume that could not be opened: who has it, and where it is mounted.
+pub fn explain(volume: &Path, error: &CompositeError) -> CliError {
+    CliError::Failed(match error {
+        CompositeError::Device(DeviceError::InUse { writing: true, .. }) => match mounts::find(volume) {
+            Ok(Some(mount)) if mount.is_ferry() => {
+                format!("{error}, mounted on {}: unmount it first", mount.target.display())
+            }
+            _ => format!("{error}: wait until that has ended"),
+        },
+        other => other.to_string(),
+    })
 }
 
 /// Whether a mount of it can be seen from here. If the table cannot be read, it may be.

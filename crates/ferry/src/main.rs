@@ -13,6 +13,7 @@ mod fsck;
 mod helper;
 mod holder;
 mod logging;
+mod memory;
 mod mkfs;
 mod mount;
 mod mounts;
@@ -26,6 +27,7 @@ mod serve;
 mod size;
 mod sync;
 mod table;
+mod top;
 mod umount;
 mod uring;
 
@@ -33,7 +35,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{BenchCommand, Cli, Command};
+use bench::BenchCommand;
+use cli::{Cli, Command};
 use error::CliError;
 use helper::Asked;
 use options::MountOptions;
@@ -44,7 +47,7 @@ fn main() -> ExitCode {
             let cli = Cli::parse();
             run(&cli.command, cli.log_level.as_deref(), false)
         }
-        Some(Ok(Asked::Run(command, sloppy))) => run(&command, None, sloppy),
+        Some(Ok(Asked::Mount(args, sloppy))) => run(&Command::Mount(args), None, sloppy),
         Some(Ok(Asked::Nothing)) => Ok(ExitCode::SUCCESS),
         Some(Err(error)) => Err(error),
     };
@@ -69,13 +72,12 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| control::stats(args))?,
+        Command::Top(args) => quietly().and_then(|()| top::run(args))?,
         Command::Scrub(args) => return quietly().and_then(|()| scrub::run(args)),
         Command::Debug(args) => return quietly().and_then(|()| debug::run(args)),
         Command::Sync(args) => return quietly().and_then(|()| sync::run(args)),
         Command::Tune(args) => quietly().and_then(|()| control::tune(args))?,
-        Command::Bench(BenchCommand::FsyncHappy(args)) => {
-            quietly().and_then(|()| bench::fsync_happy(args))?
-        }
+        Command::Bench(command) => quietly().and_then(|()| bench::run(command))?,
         Command::Fsck(args) => return quietly().and_then(|()| fsck::run(args)),
     }
     Ok(ExitCode::SUCCESS)

@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ferry_device::{
-    BlockDevice, CompositeOptions, CompositeVolume, DeviceError, Env, FileDevice, Kind, OpenMode,
+    BLOCK_SIZE, BlockDevice, CompositeOptions, CompositeVolume, DeviceError, Env, FileDevice, Kind, OpenMode,
 };
 use ferry_fs::volume::{MkfsOptions, SIZE_MIN, Superblock, VolumeError, mkfs};
 
 use crate::cli::MkfsArgs;
 use crate::control::print;
 use crate::error::CliError;
+use crate::holder::explain;
 use crate::size::format_bytes;
 
 /// Size of a volume in a file, in bytes, if nobody says another: it is sparse, so what counts is what is used.
@@ -46,6 +47,13 @@ pub fn make_if_absent(volume: &Path) -> Result<bool, CliError> {
 
 fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
     let env = Env::real();
+    if args.size.is_some_and(|size| size < SIZE_MIN) {
+        let least = SIZE_MIN >> 20;
+        return Err(CliError::Failed(format!(
+            "{}: a volume needs at least {least} MiB",
+            args.volume.display()
+        )));
+    }
     if let Some(kind) = args.device {
         return make_composite(args, kind, &env);
     }
@@ -58,8 +66,16 @@ fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
                 tracing::warn!(%error, "cannot remove {}", args.volume.display());
             }
         }
-        CliError::Failed(format!("{}: {error}", args.volume.display()))
+        refused(&args.volume, &error)
     })
+}
+
+fn refused(volume: &Path, error: &VolumeError) -> CliError {
+    let more = match error {
+        VolumeError::Foreign => ", which is left alone; `ferry mkfs --force` would overwrite it",
+        _ => "",
+    };
+    CliError::Failed(format!("{}: {error}{more}", volume.display()))
 }
 
 /// A volume of several components.
@@ -71,7 +87,7 @@ fn make_composite(args: &MkfsArgs, kind: Kind, env: &Env) -> Result<Superblock, 
         overwrite: args.force,
     };
     let made = CompositeVolume::create(&args.volume, &composite, env);
-    let volume = Arc::new(made.map_err(|e| CliError::Failed(e.to_string()))?);
+    let volume = Arc::new(made.map_err(|e| explain(&args.volume, &e))?);
     let device: Arc<dyn BlockDevice> = volume.clone();
     // The devices were looked at; what an earlier volume has left behind their heads is not in the way. `size` was shared out.
     let options = MkfsOptions { size: 0, force: true, ..options(args) };
@@ -81,7 +97,7 @@ fn make_composite(args: &MkfsArgs, kind: Kind, env: &Env) -> Result<Superblock, 
         if let Some(volume) = Arc::into_inner(volume) {
             volume.remove_created();
         }
-        CliError::Failed(format!("{}: {error}", args.volume.display()))
+        refused(&args.volume, &error)
     })
 }
 
@@ -99,11 +115,11 @@ fn options(args: &MkfsArgs) -> MkfsOptions {
 /// The device, and whether its file was made just now. A file that is there is used only if it is empty or `--force` was given.
 fn open(args: &MkfsArgs, env: &Env) -> Result<(FileDevice, bool), CliError> {
     let path = &args.volume;
-    let size = args.size.unwrap_or(DEFAULT_SIZE);
+    let size = whole(args.size.unwrap_or(DEFAULT_SIZE));
     match FileDevice::create(path, size, false, env) {
         Ok(device) => Ok((device, true)),
         Err(DeviceError::Exists(_)) => reopen(args, env).map(|device| (device, false)),
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(failed(path, error)),
     }
 }
 
@@ -114,15 +130,21 @@ fn reopen(args: &MkfsArgs, env: &Env) -> Result<FileDevice, CliError> {
     let file = std::fs::metadata(path).is_ok_and(|m| m.is_file());
     let empty = std::fs::metadata(path).is_ok_and(|m| m.len() == 0);
     if file && (args.force || empty) {
-        return FileDevice::create(path, args.size.unwrap_or(DEFAULT_SIZE), true, env).map_err(failed);
+        return FileDevice::create(path, whole(args.size.unwrap_or(DEFAULT_SIZE)), true, env)
+            .map_err(|e| failed(path, e));
     }
-    let device = FileDevice::open(path, OpenMode::ReadWrite, env).map_err(failed)?;
+    let device = FileDevice::open(path, OpenMode::ReadWrite, env).map_err(|e| failed(path, e))?;
     if file && device.capacity() < SIZE_MIN {
-        return Err(CliError::Failed(format!("{}: {}", path.display(), VolumeError::Foreign)));
+        return Err(refused(path, &VolumeError::Foreign));
     }
     Ok(device)
 }
 
-fn failed(error: DeviceError) -> CliError {
-    CliError::Failed(error.to_string())
+/// A size in whole blocks.
+fn whole(size: u64) -> u64 {
+    size - size % BLOCK_SIZE as u64
+}
+
+fn failed(volume: &Path, error: DeviceError) -> CliError {
+    explain(volume, &error.into())
 }

@@ -1,6 +1,7 @@
 //! `ferry mount` and `ferry bench null`.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,10 +9,11 @@ use ferry_bench::null::{Cache, NullFs, NullOptions};
 use ferry_device::{Env, OpenMode};
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs};
 
-use crate::cli::{MountArgs, NullArgs};
+use crate::bench::NullArgs;
+use crate::cli::MountArgs;
 use crate::daemon::{self, Service};
 use crate::error::CliError;
-use crate::holder::open_when_free;
+use crate::holder::{explain, open_when_free};
 use crate::options::MountOptions;
 use crate::{logging, mkfs, mounts, remote, umount};
 
@@ -42,9 +44,16 @@ pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) ->
     if args.create && mkfs::make_if_absent(&args.volume)? {
         eprintln!("ferry: made a new volume, {}", args.volume.display());
     }
-    let volume = args.volume.canonicalize().map_err(CliError::path(&args.volume, "cannot open"))?;
+    let volume = args.volume.canonicalize().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => CliError::Failed(format!(
+            "{}: there is no such volume: `ferry mkfs` makes one, `ferry mount --create` makes and mounts it",
+            args.volume.display()
+        )),
+        _ => CliError::path(&args.volume, "cannot open")(error),
+    })?;
+    let log = log_path(options)?;
     if args.foreground {
-        return serve(&volume, &mountpoint, args, options);
+        return serve(&volume, &mountpoint, args, options, log.as_deref());
     }
     in_background(volume.into(), mountpoint, args, options, log_level)
 }
@@ -89,21 +98,26 @@ pub fn run_null(args: &NullArgs, options: &MountOptions, log_level: Option<&str>
     )
 }
 
-fn serve(volume: &Path, mountpoint: &Path, args: &MountArgs, options: &MountOptions) -> Result<(), CliError> {
+fn serve(
+    volume: &Path,
+    mountpoint: &Path,
+    args: &MountArgs,
+    options: &MountOptions,
+    log: Option<&Path>,
+) -> Result<(), CliError> {
     daemon::prepare(args.daemon);
     let env = Env::real();
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let device = open_when_free(volume, mode, &env).map_err(|e| CliError::Failed(e.to_string()))?;
+    let device = open_when_free(volume, mode, &env).map_err(|e| explain(volume, &e))?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", volume.display()));
     let fs = LocalFs::open(device, fs_options(options), env).map_err(|e| failed(&e))?;
-    let log = log_path(options)?;
     let served = daemon::serve(
         Arc::clone(&fs) as Arc<dyn Filesystem>,
         &Service {
             mountpoint,
             options: fuse_options(volume.to_string_lossy().into_owned(), options),
             daemon: args.daemon,
-            log: log.as_deref(),
+            log,
             stop_timeout: args.stop_timeout,
         },
     );
@@ -139,8 +153,10 @@ fn fs_options(options: &MountOptions) -> FsOptions {
         commit_interval: options.commit_interval.unwrap_or(defaults.commit_interval),
         flush: options.flush.unwrap_or(defaults.flush),
         fast_flush: options.fast_flush.unwrap_or(defaults.fast_flush),
+        log: defaults.log,
         background: true,
         owner: rustix::process::geteuid().as_raw(),
+        ..defaults
     }
 }
 
@@ -205,6 +221,16 @@ fn place(mountpoint: &Path) -> Result<PathBuf, CliError> {
         return Err(CliError::Failed(format!(
             "{}: not a directory: a mount point must be one",
             resolved.display()
+        )));
+    }
+    // One would hide the other, and whatever is asked of the hidden one would reach the other.
+    let there =
+        mounts::at(&resolved).map_err(CliError::path(&resolved, "cannot read the table of mounts"))?;
+    if let Some(mount) = there.filter(mounts::Mount::is_ferry) {
+        return Err(CliError::Failed(format!(
+            "{}: {} is mounted here already: choose another mount point, or unmount it first (`ferry umount {0}`)",
+            resolved.display(),
+            mount.source.display()
         )));
     }
     Ok(resolved)

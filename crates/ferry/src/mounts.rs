@@ -5,12 +5,18 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use crate::error::CliError;
+
 /// The type that the kernel shows for a mounted volume.
 pub const FS_TYPE: &str = "fuse.ferry";
 
 /// A line of `/proc/self/mountinfo`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// Its number, and that of the mount on which it is.
+    pub id: u64,
+    /// See `id`.
+    pub parent: u64,
     /// Where it is mounted.
     pub target: PathBuf,
     /// What is mounted: for FerryFS the volume's path.
@@ -38,17 +44,39 @@ pub fn at(target: &Path) -> io::Result<Option<Mount>> {
     Ok(list()?.into_iter().rev().find(|m| m.target == target))
 }
 
-/// What `umount` was given: a mount point, or else the volume mounted somewhere (its last mount). Asks nothing of
-/// the mount itself, whose daemon may hang.
+/// What `umount` was given: a mount point, or else the volume mounted somewhere (its last mount, one that can be reached if there is
+/// one). Asks nothing of the mount itself, whose daemon may hang.
 pub fn find(target_or_source: &Path) -> io::Result<Option<Mount>> {
     let mut mounts = list()?;
     let place = |path: &Path| {
+        let of_volume = |m: &Mount| m.is_ferry() && m.source == path;
         let target = mounts.iter().rposition(|m| m.target == path);
-        target.or_else(|| mounts.iter().rposition(|m| m.is_ferry() && m.source == path))
+        target
+            .or_else(|| mounts.iter().rposition(|m| of_volume(m) && cover(m, &mounts).is_none()))
+            .or_else(|| mounts.iter().rposition(of_volume))
     };
     let found = place(&std::path::absolute(target_or_source)?);
     let found = found.or_else(|| resolve(target_or_source).ok().and_then(|path| place(&path)));
     Ok(found.map(|i| mounts.swap_remove(i)))
+}
+
+/// Refuses a mount that is hidden by another one made at its place: every path there leads to that one.
+pub fn must_be_reached(mount: &Mount) -> Result<(), CliError> {
+    let mounts = list().map_err(CliError::path(&mount.target, "cannot read the table of mounts"))?;
+    match cover(mount, &mounts) {
+        None => Ok(()),
+        Some(over) => Err(CliError::Failed(format!(
+            "{}: mounted on {}, but hidden there by {} ({}): unmount that first",
+            mount.source.display(),
+            mount.target.display(),
+            over.source.display(),
+            over.fs_type
+        ))),
+    }
+}
+
+fn cover<'m>(mount: &Mount, mounts: &'m [Mount]) -> Option<&'m Mount> {
+    mounts.iter().find(|m| m.parent == mount.id && m.id != mount.id && m.target == mount.target)
 }
 
 /// The absolute path without symbolic links. The last component is not opened: behind it may be a mount whose daemon has died.
@@ -74,12 +102,14 @@ fn parse(text: &[u8]) -> Vec<Mount> {
 /// `36 35 98:0 /root /target options… - type source superoptions`, blanks in names written as `\040`.
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|b| *b == b' ');
-    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let number = |field: &[u8]| std::str::from_utf8(field).ok()?.parse().ok();
+    let (id, parent) = (number(fields.next()?)?, number(fields.next()?)?);
+    let device = String::from_utf8_lossy(fields.next()?).into_owned();
     let target = unescape(fields.nth(1)?);
     fields.find(|f| *f == b"-")?;
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = unescape(fields.next()?);
-    Some(Mount { target, source, fs_type, device })
+    Some(Mount { id, parent, target, source, fs_type, device })
 }
 
 fn unescape(field: &[u8]) -> PathBuf {
@@ -109,6 +139,8 @@ mod tests {
         assert_eq!(
             mounts,
             [Mount {
+                id: 36,
+                parent: 35,
                 target: "/mnt/my data".into(),
                 source: "/srv/a\\b.vol".into(),
                 fs_type: "fuse.ferry".into(),
@@ -116,6 +148,15 @@ mod tests {
             }]
         );
         assert!(mounts[0].is_ferry());
+    }
+
+    #[test]
+    fn a_mount_is_hidden_by_the_one_on_top_of_it() {
+        let text = b"36 35 0:52 / /mnt rw - fuse.ferry /a rw\n37 36 0:53 / /mnt/below rw - tmpfs none rw\n38 36 0:54 / /mnt rw - tmpfs none rw\n";
+        let mounts = parse(text);
+        assert_eq!(cover(&mounts[0], &mounts), Some(&mounts[2]));
+        assert_eq!(cover(&mounts[1], &mounts), None);
+        assert_eq!(cover(&mounts[2], &mounts), None);
     }
 
     #[test]

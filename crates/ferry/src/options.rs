@@ -13,7 +13,7 @@ use crate::size::{parse_bytes, parse_duration};
 pub const HELP: &str = "\
 ro, rw              read only, or not (the default)
 cache=kernel        the kernel caches reads; writes reach the daemon at once (the default)
-cache=writeback     the kernel also gathers writes; ENOSPC may then come at msync, fsync or close
+cache=writeback     the kernel also gathers writes; ENOSPC may then come at a later write, msync, fsync or close
 cache=strict        every read and write reaches the daemon (direct I/O)
 cache_size=SIZE     memory for cached data, for example 512M
 flush=adaptive      an fsync waits for others only where they are known to be back at once (the default);
@@ -157,10 +157,8 @@ impl MountOptions {
 
     /// The words again, for the daemon that a mount starts.
     pub fn to_words(&self) -> String {
-        let mut words = vec![
-            if self.read_only { "ro" } else { "rw" }.to_owned(),
-            format!("cache={}", cache_word(self.cache)),
-        ];
+        let mut words =
+            vec![if self.read_only { "ro" } else { "rw" }.to_owned(), format!("cache={}", self.cache.name())];
         words.extend(self.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
         words.extend(self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())));
         words.extend(self.flush.map(|policy| format!("flush={policy}")));
@@ -226,14 +224,6 @@ fn parse_cache(mode: &str) -> Result<CacheMode, String> {
         "writeback" => Ok(CacheMode::Writeback),
         "strict" => Ok(CacheMode::Strict),
         _ => Err(format!("cache={mode} is not known: use cache=kernel, cache=writeback or cache=strict")),
-    }
-}
-
-fn cache_word(mode: CacheMode) -> &'static str {
-    match mode {
-        CacheMode::Kernel => "kernel",
-        CacheMode::Writeback => "writeback",
-        CacheMode::Strict => "strict",
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ferry_device::{BlockDevice, ComponentState, ComponentStats, Env};
+use ferry_device::{BlockDevice, ComponentState, ComponentStats, CompositeError, CompositeVolume, Env};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::event::{Timespec, poll};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::cli::ReplaceArgs;
 use crate::control::print;
 use crate::error::CliError;
-use crate::holder::{mounted, open_composite_when_free};
+use crate::holder::{self, mounted, open_composite_when_free};
 use crate::mounts;
 
 /// How often progress is looked at.
@@ -30,6 +30,10 @@ enum Progress {
 pub fn run(args: &ReplaceArgs) -> Result<(), CliError> {
     let volume = args.volume.canonicalize().map_err(CliError::path(&args.volume, "cannot open"))?;
     let old = std::path::absolute(&args.old).map_err(CliError::path(&args.old, "cannot find"))?;
+    if !CompositeVolume::is_at(&volume) {
+        let what = "not a mirror: it has no components, and only a mirror's side can be replaced";
+        return Err(CliError::Failed(format!("{}: {what}", args.volume.display())));
+    }
     let new = std::path::absolute(&args.new).map_err(CliError::path(&args.new, "cannot find"))?;
     if mounted(&volume) {
         while_mounted(args, &volume, &old, &new)?;
@@ -44,6 +48,7 @@ fn while_mounted(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> R
     let unreadable = || CliError::path(volume, "cannot ask the daemon of");
     let mount = mounts::find(volume).map_err(unreadable())?;
     let mount = mount.ok_or_else(|| CliError::NotMounted(volume.into()))?;
+    mounts::must_be_reached(&mount)?;
     let root = File::open(&mount.target).map_err(CliError::path(&mount.target, "cannot open"))?;
     ferry_fuse::control::replace(&root, old, new).map_err(|error| explain(args, &error))?;
     // By its name without symbolic links, as the volume's file has it.
@@ -66,8 +71,11 @@ fn while_mounted(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> R
 /// Nobody has it mounted: this process does it.
 fn alone(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> Result<(), CliError> {
     let env = Env::real();
-    let device = open_composite_when_free(volume, &env).map_err(|e| CliError::Failed(e.to_string()))?;
-    device.replace(old, new).map_err(|error| explain(args, &error))?;
+    let device = open_composite_when_free(volume, &env).map_err(|e| holder::explain(volume, &e))?;
+    device.begin_replace(old, new).map_err(|error| match error {
+        CompositeError::Foreign(_) => holds_data(new),
+        other => CliError::Failed(format!("{}: {other}", args.volume.display())),
+    })?;
     let name = new.canonicalize().map_err(CliError::path(new, "cannot find"))?;
     watch(args, || {
         let is_new = |one: &ComponentStats| Path::new(&one.name) == name;
@@ -118,19 +126,25 @@ fn progress_bar() -> ProgressBar {
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
+fn holds_data(new: &Path) -> CliError {
+    let what = "it holds data, which is left alone: remove it, or wipe the device's first MiB";
+    CliError::Failed(format!("{}: {what}", new.display()))
+}
+
+/// What the daemon's answer means; its log says more.
 fn explain(args: &ReplaceArgs, error: &io::Error) -> CliError {
     let (volume, old, new) = (args.volume.display(), args.old.display(), args.new.display());
     CliError::Failed(match error.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::ENOTTY) => {
             format!("{volume}: not a mirror: only a mirror's side can be replaced")
         }
-        Some(libc::ENOENT) => {
-            format!("{old}: not a side of {volume} (that file lists them), or {new} cannot be made")
+        Some(libc::ENXIO) => format!("{old}: not a side of {volume} (that file lists them)"),
+        Some(libc::EEXIST) => return holds_data(&args.new),
+        Some(libc::ENOTBLK) => format!("{new}: neither a regular file nor a block device"),
+        Some(libc::ETXTBSY) => format!("{new}: in use, by this volume or another process"),
+        Some(libc::ENOENT | libc::EACCES | libc::EROFS) => {
+            format!("{new}: the daemon cannot open or make it: {error}")
         }
-        Some(libc::EEXIST) => {
-            format!("{new}: it holds data, which is left alone: remove it, or wipe the device's first MiB")
-        }
-        Some(libc::ETXTBSY) => format!("{new}: in use"),
         Some(libc::EBUSY) => format!("{volume}: a side is being rebuilt already"),
         Some(libc::EPERM) => format!("{volume}: only root and who has mounted it may replace a side"),
         Some(libc::ENOSPC) => format!("{new}: too small for a side of {volume}"),

@@ -19,7 +19,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::cli::ScrubArgs;
 use crate::control::{explain, open, print};
 use crate::error::CliError;
-use crate::holder::open_when_free;
+use crate::fsck::error_as_json;
+use crate::holder::{explain as explain_open, open_when_free};
 use crate::mounts;
 use crate::object;
 use crate::size::{format_bytes, format_nanos};
@@ -35,6 +36,10 @@ const STOPPING: Duration = Duration::from_millis(10);
 
 /// Runs the command.
 pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
+    look(args).inspect_err(|error| error_as_json(args.json, error))
+}
+
+fn look(args: &ScrubArgs) -> Result<ExitCode, CliError> {
     let mounted = mounted_at(&args.target)?;
     if args.stop {
         let at = mounted.ok_or_else(|| CliError::NotMounted(args.target.clone()))?;
@@ -68,7 +73,9 @@ fn mounted_at(target: &Path) -> Result<Option<std::path::PathBuf>, CliError> {
         return Ok(Some(target.into()));
     }
     let mount = mounts::find(target).map_err(CliError::path(target, "cannot read the table of mounts"))?;
-    Ok(mount.filter(mounts::Mount::is_ferry).map(|mount| mount.target))
+    let mount = mount.filter(mounts::Mount::is_ferry);
+    mount.as_ref().map_or(Ok(()), mounts::must_be_reached)?;
+    Ok(mount.map(|mount| mount.target))
 }
 
 /// Ctrl-C and SIGTERM ask for an end.
@@ -158,11 +165,11 @@ fn on_volume(
 ) -> Result<Value, CliError> {
     let env = Env::real();
     let device = open_when_free(volume, OpenMode::ReadOnly, &env)
-        .map_err(|e| CliError::CouldNotCheck(e.to_string()))?;
+        .map_err(|e| CliError::CouldNotCheck(explain_open(volume, &e).to_string()))?;
     let begun = env.clock.monotonic();
     let mut watch = Onlooker { bar, stop };
     let report = scrub(&device, ScrubOptions { rate }, &env, &mut watch)
-        .map_err(|e| CliError::CouldNotCheck(format!("{}: {e}; `ferry fsck` says more", volume.display())))?;
+        .map_err(|e| CliError::CouldNotCheck(format!("{}: {e}", volume.display())))?;
     let mut report = serde_json::to_value(&report)
         .map_err(|e| CliError::CouldNotCheck(format!("cannot write the report: {e}")))?;
     let time = env.clock.monotonic().saturating_sub(begun);

@@ -142,7 +142,7 @@ impl List {
 }
 
 /// As many open files as we may have: on FerryFS they are synced by the thousand.
-fn raise_open_files() {
+pub fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum.or(current), maximum }) {
         tracing::debug!(%error, "the limit of open files stays");

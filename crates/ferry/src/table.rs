@@ -88,7 +88,7 @@ fn cell(key: &str, value: &Value) -> String {
 }
 
 /// 1234567 as `1,234,567`.
-fn thousands(n: u64) -> String {
+pub fn thousands(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (i, digit) in digits.chars().enumerate() {

@@ -1,6 +1,7 @@
 //! `ferry umount`: the mount goes, and the daemon behind it has closed the volume when the command returns.
 
 use std::path::Path;
+use std::time::Duration;
 
 use ferry_fuse::Unmount;
 use rustix::io::Errno;
@@ -10,11 +11,15 @@ use crate::error::CliError;
 use crate::holder::Holder;
 use crate::mounts::{self, Mount};
 
+/// How long a killed daemon is given to end.
+const DYING: Duration = Duration::from_secs(10);
+
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     let place = &args.mountpoint;
     let mount = mounts::find(place).map_err(CliError::path(place, "cannot read the table of mounts"))?;
     let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(place.clone()))?;
+    mounts::must_be_reached(&mount)?;
     let holder = Holder::of(&mount.source);
     detach(&mount, args)?;
     match holder {
@@ -62,7 +67,12 @@ pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
     else {
         return Ok(false);
     };
-    if !mount.is_ferry() || Holder::of(&mount.source).is_some() {
+    if !mount.is_ferry() {
+        return Ok(false);
+    }
+    if let Some(holder) = Holder::of(&mount.source)
+        && !(holder.is_dying() && holder.wait(DYING)?)
+    {
         return Ok(false);
     }
     // Attributes would come from the kernel's cache, as if the daemon were alive; totals are always asked for.

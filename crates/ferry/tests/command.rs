@@ -104,6 +104,75 @@ fn only_an_empty_file_becomes_a_volume() {
 }
 
 #[test]
+fn a_file_that_is_no_volume_is_called_what_it_is() {
+    let place = Place::new();
+    let at = |name: &str| place.dir.path().join(name);
+    std::fs::write(at("short"), "foreign").expect("writable");
+    // Disc images and the like begin with zeros.
+    let mut zeros_first = vec![0; 3 << 20];
+    zeros_first[32 << 10] = 1;
+    std::fs::write(at("image"), &zeros_first).expect("writable");
+    std::fs::write(at("zeros"), vec![0; 3 << 20]).expect("writable");
+    for (name, text) in [
+        ("short", "too short to be one"),
+        ("image", "it holds other data"),
+        ("zeros", "it is empty"),
+        ("mnt", "neither a regular file"),
+        ("absent", "No such file"),
+    ] {
+        let file = at(name);
+        for (command, code) in [
+            (vec!["fsck", path(&file)], 8),
+            (vec!["fsck", path(&file), "--repair"], 8),
+            (vec!["debug", path(&file), "superblock"], 8),
+            (vec!["debug", path(&file), "keys"], 8),
+        ] {
+            let done = ferry(&command);
+            fails(&done, code, text);
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert!(!said.contains("unmount") && !said.contains("--force"), "{said}");
+            assert!(done.stdout.is_empty());
+        }
+        if name != "absent" {
+            fails(&ferry(&["mount", path(&file), path(&place.mnt())]), 1, text);
+        }
+        if name != "absent" && name != "mnt" {
+            fails(&ferry(&["scrub", path(&file)]), 8, text);
+            fails(&ferry(&["replace", path(&file), "a", "b"]), 1, "not a mirror");
+        }
+    }
+    fails(&ferry(&["mount", path(&at("absent")), path(&place.mnt())]), 1, "--create");
+    for size in ["0", "1K", "15M"] {
+        fails(&ferry(&["mkfs", path(&at("absent")), "--size", size]), 1, "at least 16 MiB");
+    }
+    ok(&ferry(&["mkfs", path(&at("odd")), "--size", "67108865"]));
+}
+
+#[test]
+fn a_check_that_cannot_be_is_said_in_json_too() {
+    let place = Place::new();
+    place.mount();
+    let volume = place.volume();
+    let absent = place.dir.path().join("absent");
+    for (command, text) in [
+        (["fsck", path(&volume), "--json"], "unmount it first"),
+        (["fsck", path(&absent), "--json"], "No such file"),
+        (["scrub", path(&absent), "--json"], "No such file"),
+    ] {
+        let done = ferry(&command);
+        assert!(!done.status.success(), "{done:?}");
+        let report: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
+        assert!(report["error"].as_str().is_some_and(|error| error.contains(text)), "{report}");
+    }
+    fails(&ferry(&["fsck", path(&volume)]), 8, &format!("mounted on {}", place.mnt().display()));
+    ok(&ferry(&["umount", path(&place.mnt())]));
+    let clean = ferry(&["fsck", path(&volume)]);
+    assert!(String::from_utf8_lossy(&clean.stdout).contains("which were not read (--data reads them)"));
+    let clean = ferry(&["fsck", path(&volume), "--data"]);
+    assert!(String::from_utf8_lossy(&clean.stdout).contains("which were read"));
+}
+
+#[test]
 fn the_flush_policy_is_an_option_and_can_be_tuned() {
     let place = Place::new();
     ok(&ferry(&["mkfs", path(&place.volume()), "--size", "256M"]));
@@ -136,7 +205,8 @@ fn the_flush_policy_is_an_option_and_can_be_tuned() {
 
 #[test]
 fn the_virtual_bench_prints_each_cell() {
-    let line = ["bench", "fsync-happy", "--virtual", "--flush-time", "2ms", "--callers", "1,4", "--json"];
+    let line =
+        ["bench", "fsync-happy", "--virtual", "--flush-time", "2ms", "--callers", "1,4", "--json", "-"];
     let done = ferry(&line);
     ok(&done);
     let cells: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
@@ -144,7 +214,7 @@ fn the_virtual_bench_prints_each_cell() {
     let policies = &cells[1]["policies"];
     assert_eq!(policies["adaptive"]["callers_per_flush"], 4.0);
     assert_eq!(policies["each"]["callers_per_flush"], 1.0);
-    let table = ferry(&line[..line.len() - 1]);
+    let table = ferry(&line[..line.len() - 2]);
     assert_eq!(String::from_utf8_lossy(&table.stdout).lines().count(), 4, "two lines of heading");
 }
 
@@ -177,6 +247,39 @@ fn a_volume_is_mounted_used_and_unmounted() {
     std::fs::write(place.mnt().join("file"), "changed").expect_err("read only");
     // The volume's name will do as well.
     ok(&ferry(&["umount", path(&place.volume())]));
+}
+
+#[test]
+fn a_mount_point_takes_one_volume() {
+    let place = Place::new();
+    place.mount();
+    let (mnt, second) = (place.mnt(), place.dir.path().join("second.ferry"));
+    ok(&ferry(&["mkfs", path(&second), "--size", "64M"]));
+    // As mount(8) calls it, too.
+    let helper = place.dir.path().join("mount.fuse.ferry");
+    std::os::unix::fs::symlink(FERRY, &helper).expect("a link");
+    for volume in [&second, &place.volume()] {
+        fails(&ferry(&["mount", path(volume), path(&mnt)]), 1, "is mounted here already");
+        let called = Command::new(&helper).args([volume, &mnt]).output().expect("the helper runs");
+        fails(&called, 1, "is mounted here already");
+    }
+    fails(&ferry(&["bench", "null", path(&mnt)]), 1, "is mounted here already");
+    ok(&ferry(&["scrub", path(&place.volume())]));
+    ok(&ferry(&["umount", path(&place.volume())]));
+    fails(&ferry(&["umount", path(&second)]), 1, "no FerryFS is mounted here");
+}
+
+#[test]
+fn what_is_hidden_by_another_mount_is_not_mistaken_for_it() {
+    let place = Place::new();
+    place.mount();
+    let (mnt, volume) = (place.mnt(), place.volume());
+    ok(&Command::new("mount").args(["-t", "tmpfs", "none", path(&mnt)]).output().expect("mount runs"));
+    for command in ["umount", "scrub"] {
+        fails(&ferry(&[command, path(&volume)]), 1, "hidden there by none (tmpfs)");
+    }
+    ok(&Command::new("umount").arg(&mnt).output().expect("umount runs"));
+    ok(&ferry(&["umount", path(&volume)]));
 }
 
 #[test]
@@ -346,6 +449,9 @@ fn a_mirror_outlives_a_killed_daemon_and_a_lost_side_and_gets_a_new_one() {
     fails(&replace(&c, &dir.join("new")), 1, "not a side of");
     std::fs::write(&c, "foreign").expect("writable");
     fails(&replace(&b, &c), 1, "holds data");
+    fails(&replace(&b, &a), 1, "in use, by this volume");
+    fails(&replace(&b, &dir), 1, "neither a regular file");
+    fails(&replace(&b, &dir.join("no/such/place")), 1, "cannot open or make it");
     std::fs::remove_file(&c).expect("there");
     ok(&replace(&b, &c));
     assert_eq!(device_state(&mnt, &c).as_deref(), Some("active"));
@@ -401,7 +507,21 @@ fn a_mirror_that_nobody_has_mounted_gets_a_new_side_too() {
     let [a, b, c] = ["a", "b", "c"].map(|name| place.dir.path().join(name));
     let volume = place.volume();
     ok(&ferry(&["mkfs", path(&volume), "--size", "64M", "--device", "mirror", path(&a), path(&b)]));
-    ok(&ferry(&["replace", path(&volume), path(&a), path(&c)]));
+    let replace = |old: &Path, new: &Path| ferry(&["replace", path(&volume), path(old), path(new)]);
+    std::fs::write(&c, "foreign").expect("writable");
+    for (old, new, text) in [
+        (&c, &a, "not a side of this mirror"),
+        (&a, &a, "in use by this very volume"),
+        (&a, &b, "in use by this very volume"),
+        (&a, &c, "it holds data, which is left alone: remove it"),
+        (&a, &place.mnt(), "neither a regular file nor a block device"),
+        (&a, &place.mnt().join("no/such"), "No such file or directory"),
+    ] {
+        fails(&replace(old, new), 1, text);
+    }
+    std::fs::remove_file(&c).expect("there");
+    ok(&replace(&a, &c));
+    fails(&replace(&a, &b), 1, "not a side of this mirror");
     std::fs::remove_file(&a).expect("there");
     std::fs::remove_file(&b).expect("there");
     ok(&ferry(&["fsck", path(&volume)]));

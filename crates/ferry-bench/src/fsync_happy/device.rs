@@ -1,5 +1,6 @@
 //! A device whose requests take virtual time.
 
+use crate::model::DeviceModel;
 use ferry_device::{
     AlignedBuf, BlockDevice, Clock, Entropy, Env, FlushTimer, FlushTiming, Io, IoDone, MemDevice,
 };
@@ -9,19 +10,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-
-/// What a device's requests take.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceModel {
-    /// A flush.
-    pub flush_time: Duration,
-    /// A write.
-    pub write_time: Duration,
-    /// Writes that it works on at the same time.
-    pub queue_depth: u32,
-    /// One flush after the other; otherwise each takes its time beside the others.
-    pub serial_flushes: bool,
-}
 
 /// What happens at some time.
 pub enum Event {

@@ -1,16 +1,18 @@
-//! Callers that overwrite a block of their own file and fsync it, again and again, in virtual time.
+//! Callers that overwrite a block of their own file and fsync it, again and again.
 //!
-//! The journal is the real one. The device ([`device`]) and the callers are events of one queue, run by one thread: what they take
+//! [`real`] does it in real time on any place. The rest of this module does it in virtual time: the journal is the real one. The device ([`device`]) and the callers are events of one queue, run by one thread: what they take
 //! is added to a clock and not waited for, so counts and times are exact and the same in every run. What the journal does
 //! besides (reads, checkpoints, its own computing) takes no time.
 
-mod device;
+pub(crate) mod device;
+pub mod real;
 mod report;
 mod run;
 
-pub use device::DeviceModel;
-pub use run::{BenchError, Load, Outcome, run};
+pub use crate::model::DeviceModel;
+pub use run::{Load, Outcome, run};
 
+use crate::error::BenchError;
 use ferry_journal::FlushPolicy;
 use std::time::Duration;
 

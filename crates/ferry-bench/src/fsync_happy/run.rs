@@ -1,13 +1,14 @@
 //! One device, one number of callers, one policy.
 
-use super::device::{DeviceModel, Event, Numbers, World};
+use super::device::{Event, Numbers, World};
+use crate::error::BenchError;
+use crate::model::DeviceModel;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::{
     Caller, Credits, DataExtent, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions,
-    Seq,
+    LogOptions, Seq,
 };
 use parking_lot::Mutex;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,28 +27,6 @@ const WARM_UP: u64 = 12;
 /// Calls that are counted, at least: so that few callers make many rounds.
 const CALLS_MIN: u64 = 400;
 const SEED: u64 = 2010;
-
-/// Why a run came to no result.
-#[derive(Debug, thiserror::Error)]
-pub enum BenchError {
-    /// The journal.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-    /// The device.
-    #[error(transparent)]
-    Device(#[from] io::Error),
-    /// More callers than there is room for.
-    #[error("{0} callers are too many: at most {CALLERS_MAX}")]
-    TooMany(u32),
-    /// Callers wait and nothing will happen any more.
-    #[error("nobody sails any more: {answered} calls were answered at {at:?}")]
-    Stuck {
-        /// Calls answered until then.
-        answered: u64,
-        /// Virtual time.
-        at: Duration,
-    },
-}
 
 /// Who calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +91,10 @@ pub fn run(
     fast_flush: Duration,
 ) -> Result<Outcome, BenchError> {
     if load.callers > CALLERS_MAX {
-        return Err(BenchError::TooMany(load.callers));
+        return Err(BenchError::Option(format!(
+            "{} callers are too many: at most {CALLERS_MAX}",
+            load.callers
+        )));
     }
     let geometry = geometry();
     let world = World::new(device.clone(), geometry.segments_offset + u64::from(SEGMENTS) * SEGMENT_LEN);
@@ -124,6 +106,7 @@ pub fn run(
         home_cache_bytes: 1 << 20,
         flush: policy,
         fast_flush,
+        log: LogOptions::default(),
         read_only: false,
         accept_damage: false,
         background: false,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ferry_fs::{
     Answer, Attr, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, Host, Ino, Mode, Opened, RenameFlags,
-    SetAttr, SetTime, Statfs, Stop, XattrFlags, ioctl,
+    SetAttr, SetTime, Statfs, XattrFlags, ioctl,
 };
 
 use super::node::{Body, Node};
@@ -132,7 +132,9 @@ impl Filesystem for NullFs {
     }
 
     fn unlink(&self, _cx: &Cx<'_>, parent: Ino, name: &[u8]) -> Answer<()> {
-        self.remove(parent, name, false)
+        self.remove(parent, name, false)?;
+        self.stall(parent, name, false);
+        Ok(())
     }
 
     fn rmdir(&self, _cx: &Cx<'_>, parent: Ino, name: &[u8]) -> Answer<()> {
@@ -175,7 +177,10 @@ impl Filesystem for NullFs {
     ) -> Answer<(Entry, Opened)> {
         let mode = libc::S_IFREG | mode & 0o7777;
         match self.make(cx, parent, name, mode, 0, Body::of_mode(mode, parent)) {
-            Ok(node) => Ok((Self::entry(&node), self.opened(Some(flags)))),
+            Ok(node) => {
+                self.stall(parent, name, true);
+                Ok((Self::entry(&node), self.opened(Some(flags))))
+            }
             Err(ferry_fs::Stop::Errno(Errno(libc::EEXIST))) if flags & libc::O_EXCL == 0 => {
                 let entry = self.lookup(cx, parent, name)?;
                 let ino = entry.attr.map_or(0, |a| a.ino);
@@ -205,7 +210,7 @@ impl Filesystem for NullFs {
 
     fn write(
         &self,
-        _cx: &Cx<'_>,
+        cx: &Cx<'_>,
         ino: Ino,
         _fh: u64,
         offset: u64,
@@ -229,7 +234,8 @@ impl Filesystem for NullFs {
         if kill {
             kill_suidgid(&mut node.state.lock().attr);
         }
-        Ok(data.len() as u64)
+        drop(file);
+        self.slow.answer(cx, data.len() as u64)
     }
 
     fn flush(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64, _lock_owner: u64) -> Answer<()> {
@@ -239,14 +245,7 @@ impl Filesystem for NullFs {
     fn release(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64) {}
 
     fn fsync(&self, cx: &Cx<'_>, _ino: Ino, _fh: u64, _data_only: bool) -> Answer<()> {
-        match &self.flushes {
-            None => Ok(()),
-            // If the thread is gone, dropping the request answers it.
-            Some(flushes) => {
-                let _queued = flushes.send(cx.park(None));
-                Err(Stop::Parked)
-            }
-        }
+        self.slow.flush(cx)
     }
 
     fn fallocate(&self, _cx: &Cx<'_>, ino: Ino, _fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {

@@ -43,7 +43,7 @@ impl Descriptor {
     fn parse(text: &str) -> Result<Self, String> {
         let mut lines = text.lines();
         if lines.next() != Some(MAGIC) {
-            return Err("not the descriptor of a composite volume".into());
+            return Err("not the file of a volume of several components".into());
         }
         let (mut set, mut kind, mut generation, mut components) = (None, None, None, Vec::new());
         for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -96,7 +96,7 @@ impl DescriptorFile {
         let bad = |detail: String| CompositeError::Descriptor { path: path.into(), detail };
         let len = fs::metadata(path).map_or(0, |found| found.len());
         if len > LEN_MAX {
-            return Err(bad("too long for a descriptor".into()));
+            return Err(bad("too long for the file of a volume of several components".into()));
         }
         let text = fs::read_to_string(path).map_err(|error| bad(format!("cannot be read: {error}")))?;
         let descriptor = Descriptor::parse(&text).map_err(bad)?;

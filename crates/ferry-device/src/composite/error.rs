@@ -25,6 +25,18 @@ pub enum CompositeError {
     /// Something else is stored there.
     #[error("{}: it holds data, which is left alone (`ferry mkfs --force` would overwrite it)", .0.display())]
     Foreign(PathBuf),
+    /// Only a mirror has sides.
+    #[error("not a mirror: only a mirror's side can be replaced")]
+    NoMirror,
+    /// Not listed.
+    #[error("{}: not a side of this mirror (the volume's file lists them)", .0.display())]
+    NoSide(PathBuf),
+    /// One side is being rebuilt already.
+    #[error("a side is being rebuilt already")]
+    Rebuilding,
+    /// This volume has it open itself.
+    #[error("{}: in use by this very volume", .0.display())]
+    OwnPart(PathBuf),
     /// A component of some set, used as if it were a volume.
     #[error("{}: this is one component of a composite volume: use the volume's own file, which lists all of them", .0.display())]
     OneComponent(PathBuf),

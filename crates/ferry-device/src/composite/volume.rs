@@ -138,7 +138,12 @@ impl CompositeVolume {
         if found.is_file() && found.len() == 0 {
             return Ok((FileDevice::create(path, size, true, &self.env)?, true));
         }
-        let device = FileDevice::open(path, OpenMode::ReadWrite, &self.env)?;
+        let device = FileDevice::open(path, OpenMode::ReadWrite, &self.env).map_err(|error| match error {
+            DeviceError::InUse { pid, .. } if pid == std::process::id() => {
+                CompositeError::OwnPart(path.into())
+            }
+            error => error.into(),
+        })?;
         let name = path.display().to_string();
         let header = ComponentHeader::read(&device).map_err(io_error("read", &name))?;
         let left_over = header.is_some_and(|header| header.set == listed.set && header.kind == Kind::Mirror);
@@ -153,21 +158,17 @@ impl CompositeVolume {
         Ok((device, false))
     }
 
-    fn begin_replace(&self, old: &Path, new: &Path) -> Result<(), CompositeError> {
-        let errno = |what, path: &Path, errno| {
-            io_error(what, &path.display().to_string())(io::Error::from_raw_os_error(errno))
-        };
-        let Device::Mirror(mirror) = &self.device else {
-            return Err(errno("replace", old, libc::EOPNOTSUPP));
-        };
+    /// Begins to build `new` in the place of the side `old`, as [`BlockDevice::replace`] does, and says more of what is wrong.
+    pub fn begin_replace(&self, old: &Path, new: &Path) -> Result<(), CompositeError> {
+        let Device::Mirror(mirror) = &self.device else { return Err(CompositeError::NoMirror) };
         if mirror.is_rebuilding() {
-            return Err(errno("replace", old, libc::EBUSY));
+            return Err(CompositeError::Rebuilding);
         }
         let listed = self.descriptor.get();
         let same = |name: &&String| {
             Path::new(name) == old || old.canonicalize().is_ok_and(|old| *name == &*old.to_string_lossy())
         };
-        let old = listed.components.iter().find(same).ok_or_else(|| errno("find", old, libc::ENOENT))?;
+        let old = listed.components.iter().find(same).ok_or_else(|| CompositeError::NoSide(old.into()))?;
         let (device, zeroed) = self.open_new(new, &listed)?;
         let name = component_name(new)?;
         // Listed before anything counts on it; what is listed and never completed is left alone.
@@ -202,10 +203,25 @@ fn create(
         Kind::Stripe => options.size.div_ceil(count as u64).next_multiple_of(STRIPE_CHUNK),
     };
     let share = share.next_multiple_of(block);
-    let mut devices = Vec::new();
+    let mut devices: Vec<(String, FileDevice)> = Vec::new();
     for component in &options.paths {
+        let known = component.canonicalize().ok();
+        let twice = devices.iter().find(|(name, _)| known.as_deref() == Some(Path::new(name)));
+        if let Some((first, _)) = twice {
+            return Err(CompositeError::Twice {
+                first: first.clone(),
+                second: component.display().to_string(),
+            });
+        }
         let device = make_component(component, HEAD_LEN + share, options.overwrite, env, created)?;
         devices.push((component_name(component)?, device));
+    }
+    let own = path.canonicalize().ok();
+    if devices.iter().any(|(name, _)| own.as_deref() == Some(Path::new(name))) {
+        return Err(CompositeError::Option(format!(
+            "{}: the volume's own file, which lists its components, cannot be one of them",
+            path.display()
+        )));
     }
     let mut lens: Vec<u64> =
         devices.iter().map(|(_, device)| device.capacity().saturating_sub(HEAD_LEN)).collect();
@@ -426,8 +442,13 @@ fn errno_of(error: CompositeError) -> io::Error {
         CompositeError::Io { source, .. } | CompositeError::Device(DeviceError::Io { source, .. }) => {
             return source;
         }
+        CompositeError::NoMirror => libc::EOPNOTSUPP,
+        CompositeError::NoSide(_) => libc::ENXIO,
+        CompositeError::Rebuilding => libc::EBUSY,
         CompositeError::Foreign(_) => libc::EEXIST,
-        CompositeError::Device(DeviceError::InUse { .. } | DeviceError::Busy(_)) => libc::ETXTBSY,
+        CompositeError::Device(DeviceError::WrongKind(_)) => libc::ENOTBLK,
+        CompositeError::OwnPart(_)
+        | CompositeError::Device(DeviceError::InUse { .. } | DeviceError::Busy(_)) => libc::ETXTBSY,
         _ => libc::EINVAL,
     };
     io::Error::from_raw_os_error(errno)

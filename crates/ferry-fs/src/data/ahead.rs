@@ -6,7 +6,7 @@
 use super::DataStore;
 use super::extents::Place;
 use super::file::{FileData, Known};
-use super::read::{Run, lacks};
+use super::read::{DIRECT_BLOCKS, Run, lacks};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::BLOCK;
@@ -153,6 +153,10 @@ fn row(file: &FileData, offset: u64, len: usize, size: u64, ahead: u64, missed: 
 impl DataStore {
     /// Notes a read that ended, and reads ahead if it stands in a row with others.
     pub(super) fn read_on(&self, inode: &Arc<Inode>, offset: u64, len: usize, size: u64, missed: bool) {
+        // Large reads keep the device busy by themselves, and need no copy in the cache for it.
+        if len as u64 >= DIRECT_BLOCKS * BLOCK {
+            return;
+        }
         let ahead = (self.cache.limit() as u64 / 8 / BLOCK).clamp(CHUNK_BLOCKS / 8, AHEAD_BLOCKS);
         if let Some(blocks) = row(&inode.file, offset, len, size, ahead, missed) {
             if self.options.background {
@@ -195,7 +199,7 @@ impl DataStore {
 
 /// Blocks of `chunk` that have data and are not in memory, or the window to load first.
 pub(super) fn missing(inode: &Inode, chunk: &Range<u64>) -> Result<Vec<Run>, u64> {
-    let state = inode.state.read();
+    let state = inode.state.share();
     let pages = inode.file.pages.read();
     let mut runs = Vec::new();
     for block in chunk.clone().filter(|b| !pages.has(*b)) {

@@ -10,7 +10,7 @@ use super::read::MISMATCH;
 use super::segments::{Stream, Victim};
 use super::send::{Cargo, Contents, Work};
 use super::summary::{self, Entry};
-use super::{DataStore, PIECE, count};
+use super::{Busy, DataStore, PIECE, count};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, BLOCK, Extent, Key};
@@ -67,20 +67,21 @@ impl DataStore {
             }
             let most = self.table.blocks() - self.table.blocks().min(2);
             match self.table.victim(most, &progress.stuck) {
-                Some(victim) => {
-                    let segment = victim.segment;
-                    match self.clean(victim, &mut progress, &journal) {
-                        // A damaged record of one file keeps its blocks where they are, and nobody else's.
-                        Err(error) if error.is_of_one_file() => {
-                            tracing::warn!(segment, %error, "a segment cannot be cleaned");
-                            progress.stuck.insert(segment);
-                        }
-                        done => done?,
-                    }
+                Some(victim) => self.clean(victim, &mut progress, &journal)?,
+                None if !journal.make_room()? => return Ok(false),
+                None => {
+                    let (free, kept) = self.space.reap_now();
+                    return Ok(free > kept && self.space.can_take());
                 }
-                None => return Ok(false),
             }
         }
+    }
+
+    /// The home store gives back what removed files leave of it. Called without any lock.
+    pub(super) fn shrink_home(&self) -> Result<(), FsError> {
+        let _one_at_a_time = self.room.lock();
+        self.journal()?.make_room()?;
+        Ok(())
     }
 
     /// Waits until all that was committed is stamped, and notes it.
@@ -136,8 +137,20 @@ impl DataStore {
         }
     }
 
-    /// Moves everything live out of a segment.
+    /// Moves everything live out of a segment. A damaged record of one file keeps that file's blocks where they are, and nobody else's.
     fn clean(&self, victim: Victim, progress: &mut Progress, journal: &Journal) -> Result<(), FsError> {
+        let segment = victim.segment;
+        match self.empty(victim, progress, journal) {
+            Err(error) if error.is_of_one_file() => {
+                tracing::warn!(segment, %error, "a segment cannot be cleaned");
+                progress.stuck.insert(segment);
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn empty(&self, victim: Victim, progress: &mut Progress, journal: &Journal) -> Result<(), FsError> {
         let before = self.table.record(victim.segment).live;
         let (entries, readable) = self.entries(victim)?;
         self.move_entries(victim.segment, entries, journal)?;
@@ -200,7 +213,15 @@ impl DataStore {
         entries.sort_by_key(|e| (e.ino, e.file_block, e.at));
         let source = self.source()?;
         for of_file in entries.chunk_by(|a, b| a.ino == b.ino) {
-            let Some(inode) = source.inode(of_file[0].ino)? else { continue };
+            let inode = match source.inode(of_file[0].ino) {
+                Ok(Some(inode)) => inode,
+                Ok(None) => continue,
+                Err(error) if error.is_of_one_file() => {
+                    tracing::error!(inode = of_file[0].ino, %error, "the cleaner cannot read the file's record");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             if inode.file.dead.load(std::sync::atomic::Ordering::Acquire) {
                 continue;
             }
@@ -280,7 +301,7 @@ impl DataStore {
             self.space.reap_now();
             return Ok(());
         };
-        let mut cargo = self.cargo(Some(chunk));
+        let mut cargo = self.cargo(Some(chunk), Busy::Wait);
         let mut work = Work {
             guard,
             runs: Vec::new(),

@@ -85,7 +85,7 @@ impl DataStore {
         let guard = loop {
             self.leave_record(inode)?;
             let guard = self.extents_right(inode, &journal)?;
-            if inode.state.read().logged.inline.as_ref().is_some_and(|i| !i.is_empty()) {
+            if inode.state.share().logged.inline.as_ref().is_some_and(|i| !i.is_empty()) {
                 continue; // written back into the record again meanwhile
             }
             let need = self.holes(&journal, inode, blocks.clone())?;
@@ -97,7 +97,7 @@ impl DataStore {
             self.find_space(need, &mut retried)?;
         };
         drop(guard);
-        if !keep_size && range.end > inode.state.read().rec.size {
+        if !keep_size && range.end > inode.state.share().rec.size {
             self.grow(inode, range.end)?;
         }
         Ok(())
@@ -109,7 +109,7 @@ impl DataStore {
         loop {
             let mut state = inode.state.write();
             let mut pages = inode.file.pages.write();
-            pages.attach(&self.cache);
+            pages.attach(&self.cache, &inode.file);
             pages.no_inline = true;
             let Some(inline) = state.logged.inline.clone().filter(|i| !i.is_empty()) else { return Ok(()) };
             if !pages.is_dirty(0) {
@@ -121,7 +121,7 @@ impl DataStore {
                 if !pages.has(0) {
                     pages.with_folio(0, |f| {
                         f.put(0, &inline);
-                        f.valid |= 1;
+                        f.validate(1);
                     });
                 }
                 dirty_blocks(&mut pages, 0, mask(0, 1), state.logged.blocks);
@@ -232,7 +232,7 @@ impl DataStore {
         };
         let mut block = offset / BLOCK;
         loop {
-            let size = inode.state.read().rec.size;
+            let size = inode.state.share().rec.size;
             if offset >= size {
                 return Err(Errno(libc::ENXIO).into());
             }
@@ -252,7 +252,7 @@ impl DataStore {
         }
         let window_end = end.min((block / WINDOW_BLOCKS + 1) * WINDOW_BLOCKS);
         let cached = {
-            let state = inode.state.read();
+            let state = inode.state.share();
             let pages = inode.file.pages.read();
             let mapped = state.logged.blocks;
             let mut at = block;

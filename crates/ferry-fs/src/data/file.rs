@@ -5,6 +5,7 @@ use super::ahead::Fetching;
 use super::cache::{Cache, Item, Verdict};
 use super::extents::{Place, WINDOW_BLOCKS, Window};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, Folio, mask};
+use super::front::Front;
 use crate::inode::{Inode, InodeState};
 use crate::keys::BLOCK;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -21,6 +22,13 @@ pub struct FileData {
     extents: ExtentsLock,
     /// Taken inside the inode lock, for memory copies only.
     pub(super) pages: RwLock<Pages>,
+    /// Where readers find frames without any of these locks.
+    pub(super) front: Arc<Front>,
+    /// The file's size, where it is known here: what lies before it may be read without the inode lock. Shrinks before contents go,
+    /// and grows when they have come.
+    pub(super) readable: AtomicU64,
+    /// Held by an append, all of it: before any other lock of the file, and over waits for space.
+    pub(super) tail: Mutex<()>,
     /// Place in the write-back queue; 0: not in it.
     pub(super) ticket: AtomicU64,
     /// Dirty blocks, for guesses without a lock.
@@ -102,14 +110,17 @@ impl FileData {
     /// The error that [`FileData::error_since`] would tell.
     pub fn untold(&self, cursor: &AtomicU64) -> Option<i32> {
         let errors = self.errors.load(Ordering::Acquire);
-        (cursor.load(Ordering::Acquire) != errors >> 32).then_some((errors & (ERROR_TOLD - 1)) as i32)
+        (cursor.load(Ordering::Acquire) < errors >> 32).then_some((errors & (ERROR_TOLD - 1)) as i32)
     }
     /// An error newer than `cursor`, which is told once.
     pub fn error_since(&self, cursor: &AtomicU64) -> Option<i32> {
         let errors = self.errors.load(Ordering::Acquire);
         let count = errors >> 32;
-        (cursor.swap(count, Ordering::AcqRel) != count).then(|| {
-            self.errors.fetch_or(ERROR_TOLD, Ordering::AcqRel);
+        // Of two that ask at the same time, one may have seen a newer error: the cursor never goes back, or that is told twice.
+        (cursor.fetch_max(count, Ordering::AcqRel) < count).then(|| {
+            // A newer one that came meanwhile nobody has been told.
+            let told = errors | ERROR_TOLD;
+            let _ = self.errors.compare_exchange(errors, told, Ordering::AcqRel, Ordering::Acquire);
             (errors & (ERROR_TOLD - 1)) as i32
         })
     }
@@ -160,8 +171,8 @@ pub struct Pages {
     pub inline_taken: bool,
     /// The contents are to move out of the record, whatever their size.
     pub no_inline: bool,
-    /// Where memory is counted, once there is something to count.
-    owner: Option<Arc<Cache>>,
+    /// Where memory is counted, once there is something to count; and where readers find frames.
+    owner: Option<(Arc<Cache>, Arc<Front>)>,
 }
 
 struct LoadedWindow {
@@ -181,15 +192,38 @@ pub enum Known {
 
 impl Pages {
     /// Counts this file's memory in `cache` from now on.
-    pub fn attach(&mut self, cache: &Arc<Cache>) {
+    pub fn attach(&mut self, cache: &Arc<Cache>, file: &FileData) {
         if self.owner.is_none() {
-            self.owner = Some(Arc::clone(cache));
+            self.owner = Some((Arc::clone(cache), Arc::clone(&file.front)));
         }
     }
 
     fn charge(&self, more: usize, less: usize) {
-        if let Some(owner) = &self.owner {
-            owner.charge(more, less);
+        if let Some((cache, _)) = &self.owner {
+            cache.charge(more, less);
+        }
+    }
+
+    /// Lets readers find the frame of a folio without a lock, in a file of `size` bytes.
+    pub fn show(&self, folio: &Folio, size: u64) {
+        if let Some((cache, front)) = &self.owner {
+            cache.charge(front.put(folio.frame(), folios(size)), 0);
+        }
+    }
+
+    /// Readers must look for folio `index` anew.
+    fn hide(&self, index: u64) {
+        if let Some((_, front)) = &self.owner {
+            front.forget(index);
+        }
+    }
+
+    /// Takes a folio away.
+    fn remove(&mut self, index: u64) {
+        if let Some(folio) = self.folios.remove(&index) {
+            folio.frame().give_up();
+            self.hide(index);
+            self.charge(0, folio.memory());
         }
     }
 
@@ -250,9 +284,7 @@ impl Pages {
         if folio.second_chance() || !folio.is_idle() {
             return Verdict::Later;
         }
-        let memory = folio.memory();
-        self.folios.remove(&index);
-        self.charge(0, memory);
+        self.remove(index);
         Verdict::Gone
     }
 
@@ -275,7 +307,7 @@ impl Pages {
 
     /// The block is in memory.
     pub fn has(&self, block: u64) -> bool {
-        self.folios.get(&(block / FOLIO_BLOCKS)).is_some_and(|f| f.valid >> (block % FOLIO_BLOCKS) & 1 == 1)
+        self.folios.get(&(block / FOLIO_BLOCKS)).is_some_and(|f| f.valid() >> (block % FOLIO_BLOCKS) & 1 == 1)
     }
 
     /// The block is in memory and not in the journal.
@@ -327,16 +359,21 @@ impl Pages {
         let mut new = false;
         let folio = self.folios.entry(index).or_insert_with(|| {
             new = true;
-            Box::default()
+            Box::new(Folio::new(index))
         });
         let (memory, dirty) = (if new { 0 } else { folio.memory() }, folio.dirty);
+        let frame = Arc::as_ptr(folio.frame());
         let result = change(folio);
         folio.used();
         let (memory_now, dirty_now) = (folio.memory(), folio.dirty);
+        let moved = !new && frame != Arc::as_ptr(folio.frame());
         if dirty != dirty_now {
             self.count_dirty(index, dirty, dirty_now);
         }
         self.charge(memory_now, memory);
+        if moved {
+            self.hide(index);
+        }
         result
     }
 
@@ -348,18 +385,18 @@ impl Pages {
         }
         let (before, after) = (before.count_ones() as usize, after.count_ones() as usize);
         self.dirty_blocks = self.dirty_blocks + after as u64 - before as u64;
-        if let Some(owner) = &self.owner {
-            owner.charge_dirty(after * BLOCK as usize, before * BLOCK as usize);
+        if let Some((cache, _)) = &self.owner {
+            cache.charge_dirty(after * BLOCK as usize, before * BLOCK as usize);
         }
     }
 
     /// Puts a folio that has become clean into the clock.
     pub fn settle(&mut self, inode: &Arc<Inode>, index: u64) {
-        if let (Some(folio), Some(owner)) = (self.folios.get_mut(&index), &self.owner)
+        if let (Some(folio), Some((cache, _))) = (self.folios.get_mut(&index), &self.owner)
             && folio.dirty == 0
             && !std::mem::replace(&mut folio.in_clock, true)
         {
-            owner.enter(inode, Item::Folio(index));
+            cache.enter(inode, Item::Folio(index));
         }
     }
 
@@ -386,7 +423,7 @@ impl Pages {
     pub fn next_cached(&self, from: u64) -> Option<u64> {
         self.folios.range(from / FOLIO_BLOCKS..).find_map(|(&index, folio)| {
             let base = index * FOLIO_BLOCKS;
-            let bits = folio.valid & mask(from.saturating_sub(base).min(FOLIO_BLOCKS), FOLIO_BLOCKS);
+            let bits = folio.valid() & mask(from.saturating_sub(base).min(FOLIO_BLOCKS), FOLIO_BLOCKS);
             (bits != 0).then(|| base + u64::from(bits.trailing_zeros()))
         })
     }
@@ -402,9 +439,8 @@ impl Pages {
             let cleaned = self.with_folio(index, |f| f.forget(blocks));
             held += cleaned.held;
             self.delayed -= cleaned.over_hole;
-            if self.folios.get(&index).is_some_and(|f| f.valid == 0) {
-                let memory = self.folios.remove(&index).map_or(0, |f| f.memory());
-                self.charge(0, memory);
+            if self.folios.get(&index).is_some_and(|f| f.valid() == 0) {
+                self.remove(index);
             }
         }
         held
@@ -423,11 +459,16 @@ impl Drop for Pages {
     fn drop(&mut self) {
         let folios: usize = self.folios.values().map(|f| f.memory()).sum();
         let windows: usize = self.windows.iter().map(|(_, w)| w.window.memory()).sum();
-        if let Some(owner) = &self.owner {
-            owner.charge(0, folios + windows);
-            owner.charge_dirty(0, self.dirty_blocks as usize * BLOCK as usize);
+        if let Some((cache, front)) = &self.owner {
+            cache.charge(0, folios + windows + front.memory());
+            cache.charge_dirty(0, self.dirty_blocks as usize * BLOCK as usize);
         }
     }
+}
+
+/// Folios of a file of `size` bytes.
+pub fn folios(size: u64) -> u64 {
+    size.div_ceil(FOLIO_BYTES as u64)
 }
 
 /// Brings the number of blocks that programs see in line.
@@ -443,5 +484,26 @@ pub fn zero_tail(pages: &mut Pages, size: u64) {
     if at != 0 && pages.has(block) {
         let from = (size as usize) % FOLIO_BYTES;
         pages.with_folio(block / FOLIO_BLOCKS, |f| f.zero(from, from.next_multiple_of(BLOCK as usize)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever asks with what it saw of the errors before the newest one came.
+    #[test]
+    fn an_error_that_was_told_is_not_told_again_by_who_saw_an_older_one() {
+        let file = FileData::default();
+        let cursor = AtomicU64::new(file.error_cursor());
+        file.set_error(libc::EIO);
+        cursor.store(2, Ordering::Release);
+        assert_eq!(file.untold(&cursor), None);
+        assert_eq!(file.error_since(&cursor), None);
+        assert_eq!(cursor.load(Ordering::Acquire), 2, "the cursor does not go back");
+        file.set_error(libc::ENOSPC);
+        assert_eq!(file.error_since(&cursor), None, "the second was told");
+        file.set_error(libc::EIO);
+        assert_eq!(file.error_since(&cursor), Some(libc::EIO));
     }
 }

@@ -1,7 +1,7 @@
 //! The background thread: writes back what is old or too much, frees what became dead, cleans ahead of need.
 
+use super::Busy;
 use super::DataStore;
-use super::writeback::Busy;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};

@@ -1,9 +1,9 @@
 //! A folio: up to 64 KiB of a file in memory, with a state for each block of 4 KiB.
 
 use super::batch::Batch;
+use super::frame::Frame;
 use crate::keys::BLOCK;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Blocks in a folio.
 pub const FOLIO_BLOCKS: u64 = 16;
@@ -25,22 +25,18 @@ pub struct Undirtied {
     pub over_hole: u64,
 }
 
-/// Cached contents. Memory grows with what it holds: what lies outside `bytes` is zeros where a block is valid.
-#[derive(Default)]
+/// Cached contents, with what is known of each block. The bytes are in a [`Frame`], as large as what it holds; what lies outside is zeros
+/// where a block is valid, and what of it is in no valid block is zeros too.
 pub struct Folio {
-    bytes: Vec<u8>,
-    /// Where `bytes` begins within the folio: at a block.
-    first: usize,
+    frame: Arc<Frame>,
     /// Blocks whose contents are here.
-    pub valid: u16,
+    valid: u16,
     /// Blocks that the journal does not have yet.
     pub dirty: u16,
     /// Dirty blocks over space that `fallocate` promised: they hold none of their own.
     pub promised: u16,
     /// Dirty blocks over holes.
     pub over_hole: u16,
-    /// Used since the clock came by.
-    referenced: AtomicBool,
     /// It stands in the clock.
     pub in_clock: bool,
     /// Batches that are writing blocks of it.
@@ -48,72 +44,92 @@ pub struct Folio {
 }
 
 impl Folio {
+    /// Folio `index`, which holds nothing.
+    pub fn new(index: u64) -> Self {
+        Self {
+            frame: Arc::new(Frame::new(index, 0, 0)),
+            valid: 0,
+            dirty: 0,
+            promised: 0,
+            over_hole: 0,
+            in_clock: false,
+            flying: Vec::new(),
+        }
+    }
+
     /// Bytes of memory, roughly.
     pub fn memory(&self) -> usize {
-        self.bytes.capacity() + size_of::<Self>() + 32
+        self.frame.memory() + size_of::<Self>() + 32
+    }
+
+    /// Its bytes.
+    pub fn frame(&self) -> &Arc<Frame> {
+        &self.frame
+    }
+
+    /// Blocks whose contents are here.
+    pub fn valid(&self) -> u16 {
+        self.valid
     }
 
     /// Notes a use.
     pub fn used(&self) {
-        if !self.referenced.load(Ordering::Relaxed) {
-            self.referenced.store(true, Ordering::Relaxed);
-        }
+        self.frame.note_use();
     }
     /// Forgets that it was used; tells whether it was.
     pub fn second_chance(&self) -> bool {
-        self.referenced.swap(false, Ordering::Relaxed)
+        self.frame.second_chance()
     }
 
-    /// Puts `data` at byte `at` of the folio. What it skips becomes zeros.
+    /// The contents of these blocks are here, or will be before the frame is steady again.
+    pub fn validate(&mut self, blocks: u16) {
+        self.valid |= blocks;
+        self.frame.set_valid(self.valid);
+    }
+
+    /// Puts `data` at byte `at` of the folio. What it skips becomes zeros. Nobody else changes the folio.
     pub fn put(&mut self, at: usize, data: &[u8]) {
-        self.make_room(at, at + data.len());
-        let at = at - self.first;
-        if self.bytes.len() < at {
-            self.bytes.resize(at, 0);
-        }
-        let inside = data.len().min(self.bytes.len() - at);
-        self.bytes[at..at + inside].copy_from_slice(&data[..inside]);
-        self.bytes.extend_from_slice(&data[inside..]);
+        self.room(at, at + data.len());
+        self.frame.begin();
+        self.frame.copy_in(at, data);
+        self.frame.end();
     }
 
-    /// Sees to it that bytes `[at, end)` can be held: exactly these at first, then with room to grow.
-    fn make_room(&mut self, at: usize, end: usize) {
+    /// Sees to it that bytes `[at, end)` can be held: exactly these at first, then with room to grow. Nobody else changes the folio.
+    pub fn room(&mut self, at: usize, end: usize) {
+        let old = &self.frame;
+        let (first, len) = (old.first, old.len());
         let block = at / BLOCK_BYTES * BLOCK_BYTES;
-        if self.bytes.is_empty() {
-            self.first = block;
-            self.bytes.reserve_exact((end - block).next_multiple_of(512));
-        } else if block < self.first {
-            let mut bytes = Vec::with_capacity((self.first - block + self.bytes.len()).max(end - block));
-            bytes.resize(self.first - block, 0);
-            bytes.append(&mut self.bytes);
-            (self.bytes, self.first) = (bytes, block);
+        let (first, len) = if len == 0 {
+            (block, (end - block).next_multiple_of(512))
+        } else if block < first {
+            (block, (first + len).max(end) - block)
+        } else if first + len < end {
+            let grown = (end - first).max(2 * len).next_multiple_of(BLOCK_BYTES);
+            (first, grown.min(FOLIO_BYTES - first))
+        } else {
+            return;
+        };
+        let new = Frame::new(old.index, first, len.next_multiple_of(8));
+        if old.len() > 0 {
+            new.take_over(old);
         }
-        let need = end - self.first;
-        if self.bytes.capacity() < need {
-            let grown = need.max(2 * self.bytes.capacity()).next_multiple_of(BLOCK_BYTES);
-            let room = grown.min(FOLIO_BYTES - self.first);
-            self.bytes.reserve_exact(room - self.bytes.len());
-        }
+        new.set_valid(self.valid);
+        old.give_up();
+        self.frame = Arc::new(new);
+        self.used();
     }
 
-    /// Zeroes bytes `[from, to)`.
+    /// Zeroes bytes `[from, to)`. Nobody else changes the folio.
     pub fn zero(&mut self, from: usize, to: usize) {
-        let from = from.saturating_sub(self.first);
-        let to = to.saturating_sub(self.first).min(self.bytes.len());
-        if from < to {
-            self.bytes[from..to].fill(0);
-        }
+        self.frame.begin();
+        self.frame.zero(from, to);
+        self.frame.end();
     }
 
     /// Copies from byte `at` on; zeros outside of what is held.
     pub fn get(&self, at: usize, out: &mut [u8]) {
-        let before = self.first.saturating_sub(at).min(out.len());
-        let (zeros, out) = out.split_at_mut(before);
-        zeros.fill(0);
-        let from = (at + before).saturating_sub(self.first).min(self.bytes.len());
-        let held = (self.bytes.len() - from).min(out.len());
-        out[..held].copy_from_slice(&self.bytes[from..from + held]);
-        out[held..].fill(0);
+        self.frame.copy_out(at, out);
     }
 
     /// Makes blocks clean.
@@ -130,15 +146,16 @@ impl Folio {
     /// Forgets blocks.
     pub fn forget(&mut self, blocks: u16) -> Undirtied {
         let cleaned = self.clean(blocks);
+        self.frame.begin();
         self.valid &= !blocks;
-        // What lies behind the last valid block must read as zeros when it becomes valid again.
-        let end = (16 - self.valid.leading_zeros() as usize) * BLOCK_BYTES;
-        self.bytes.truncate(end.saturating_sub(self.first));
+        self.frame.set_valid(self.valid);
+        // They must read as zeros when they become valid again.
         for block in 0..FOLIO_BLOCKS as usize {
             if blocks & (1 << block) != 0 {
-                self.zero(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
+                self.frame.zero(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
             }
         }
+        self.frame.end();
         cleaned
     }
 
@@ -163,7 +180,7 @@ mod tests {
 
     #[test]
     fn bytes_not_put_are_zeros_and_small_folios_stay_small() {
-        let mut folio = Folio::default();
+        let mut folio = Folio::new(0);
         folio.put(100, b"abc");
         assert!(folio.memory() < 1024);
         let mut out = [9; 8];
@@ -177,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_folio_may_begin_anywhere_and_grow_downwards() {
-        let mut folio = Folio::default();
+        let mut folio = Folio::new(0);
         folio.put(9 * BLOCK_BYTES + 5, b"high");
         assert!(folio.memory() < 1024);
         folio.put(3 * BLOCK_BYTES + 4094, b"low");
@@ -190,17 +207,17 @@ mod tests {
         folio.zero(0, 4 * BLOCK_BYTES);
         folio.get(4 * BLOCK_BYTES - 2, &mut out[..3]);
         assert_eq!(&out[..3], b"\0\0w");
-        folio.valid = mask(3, 4);
-        folio.forget(mask(3, 4));
+        folio.validate(mask(3, 5) | mask(9, 10));
+        folio.forget(mask(3, 5) | mask(9, 10));
         folio.get(0, &mut out);
         assert!(out.iter().all(|b| *b == 0));
     }
 
     #[test]
     fn what_was_forgotten_reads_as_zeros_later() {
-        let mut folio = Folio::default();
+        let mut folio = Folio::new(0);
         folio.put(0, &[7; 3 * BLOCK_BYTES]);
-        folio.valid = mask(0, 3);
+        folio.validate(mask(0, 3));
         folio.dirty = mask(1, 3);
         folio.over_hole = mask(1, 2);
         folio.promised = mask(2, 3);

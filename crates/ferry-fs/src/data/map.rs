@@ -33,15 +33,13 @@ impl DataStore {
         let mut entry = Entry { work, edits: Vec::new(), changes: Vec::new(), delta: Delta::default() };
         let inode = Arc::clone(entry.work.guard.inode());
         let mut done = || -> Result<(), FsError> {
-            if matches!(entry.work.contents, Contents::Inline(_)) && inode.state.read().logged.blocks > 0 {
+            if matches!(entry.work.contents, Contents::Inline(_)) && inode.state.share().logged.blocks > 0 {
                 self.edit(&inode, 0, &mut entry.edits)?.drop_range(0, WINDOW_BLOCKS);
             }
-            let runs = std::mem::take(&mut entry.work.runs);
-            for run in &runs {
+            for run in &entry.work.runs {
                 let Some(chunk) = chunk else { break };
                 self.map_run(&inode, run, chunk, crcs, &entry.work.kept_crcs, &mut entry.edits)?;
             }
-            entry.work.runs = runs;
             Ok(())
         };
         if let Err(error) = done() {
@@ -103,7 +101,7 @@ impl DataStore {
     pub(super) fn window(&self, inode: &Arc<Inode>, index: u64) -> Result<Arc<Window>, FsError> {
         loop {
             {
-                let state = inode.state.read();
+                let state = inode.state.share();
                 let pages = inode.file.pages.read();
                 if let Some(window) = pages.window(index) {
                     return Ok(Arc::clone(window));

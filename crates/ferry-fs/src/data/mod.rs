@@ -13,14 +13,18 @@ mod falloc;
 mod file;
 mod flusher;
 mod folio;
+mod frame;
+mod front;
 mod map;
 mod queue;
 mod read;
 mod resize;
 mod segments;
 mod send;
+mod share;
 mod space;
 pub(crate) mod summary;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -28,8 +32,9 @@ mod writeback;
 
 pub(crate) use extents::WINDOW_BLOCKS;
 pub use file::FileData;
+pub(crate) use writeback::Busy;
 
-use crate::api::{Errno, Ino};
+use crate::api::{Errno, Ino, Timestamp};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{BLOCK, InodeRecord};
@@ -65,6 +70,69 @@ pub struct DataOptions {
     pub background: bool,
     /// Nothing is ever written.
     pub read_only: bool,
+    /// Who excludes whom on one file.
+    pub locking: Locking,
+}
+
+/// Who excludes whom on one file. All but the default are for comparison.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Locking {
+    /// Who touches the same folios.
+    #[default]
+    Range,
+    /// The same for writes inside one folio; longer ones exclude everybody, and readers take the lock.
+    Folio,
+    /// A writer everybody.
+    Inode,
+}
+
+impl Locking {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Range, Self::Folio, Self::Inode];
+
+    /// The word that options use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Range => "range",
+            Self::Folio => "folio",
+            Self::Inode => "inode",
+        }
+    }
+}
+
+impl std::fmt::Display for Locking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Locking {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|locking| locking.name() == word);
+        found.ok_or_else(|| format!("{word:?} is no rule: use range, folio or inode"))
+    }
+}
+
+/// What a write changes beside contents and size.
+pub enum Touch<'a> {
+    /// Nothing.
+    Nothing,
+    /// The times of the last change.
+    Times(Timestamp),
+    /// Whatever this does, under the inode lock; for writes of more than 1 MiB more than once.
+    Edit(&'a mut dyn FnMut(&mut InodeRecord)),
+}
+
+impl Touch<'_> {
+    fn apply(&mut self, rec: &mut InodeRecord) {
+        match self {
+            Touch::Nothing => {}
+            Touch::Times(now) => (rec.mtime, rec.ctime) = (*now, *now),
+            Touch::Edit(edit) => edit(rec),
+        }
+    }
 }
 
 /// Where a write goes.
@@ -72,7 +140,7 @@ pub struct DataOptions {
 pub enum At {
     /// At this byte.
     Offset(u64),
-    /// At the end of the file, as of the moment of the write. One of more than 1 MiB may be interleaved with others.
+    /// At the end of the file, as of the moment of the write. Appends are never interleaved.
     End,
 }
 
@@ -286,6 +354,7 @@ impl DataStore {
     pub fn drop_cache(&self, inode: &Arc<Inode>) {
         let mut state = inode.state.write();
         inode.file.dead.store(true, Ordering::Release);
+        inode.file.readable.store(0, Ordering::Release);
         let mut pages = inode.file.pages.write();
         self.space.release(pages.forget(0, u64::MAX / BLOCK));
         inode.file.dirty_hint.store(0, Ordering::Relaxed);
@@ -299,7 +368,10 @@ impl DataStore {
     pub fn admit(&self, growth: Growth) -> Result<(), FsError> {
         match growth {
             Growth::Metadata if self.space.admits() => Ok(()),
-            Growth::Metadata => Err(Errno(libc::ENOSPC).into()),
+            Growth::Metadata => {
+                self.shrink_home()?;
+                if self.space.admits() { Ok(()) } else { Err(Errno(libc::ENOSPC).into()) }
+            }
         }
     }
 
@@ -310,7 +382,17 @@ impl DataStore {
 
     /// The places of the volume.
     pub(crate) fn geometry(&self) -> Geometry {
-        self.table.geometry()
+        self.space.geometry()
+    }
+
+    /// Takes segments from the end of the volume for the log; `false`: they are in use, or needed.
+    pub(crate) fn take_last_segments(&self, count: u32) -> bool {
+        self.space.take_last(count)
+    }
+
+    /// The log stays where it was when the places were these.
+    pub(crate) fn give_last_segments_back(&self, before: &Geometry) {
+        self.space.give_last_back(before);
     }
 
     /// Waits while device block `block` is being written.

@@ -5,19 +5,23 @@
 //! looked up again, since it may have been moved and its segment reused meanwhile. Only if it is still mapped there, it is damaged.
 
 use super::extents::{Place, WINDOW_BLOCKS, Window};
-use super::file::{Known, Pages, zero_tail};
+use super::file::{Known, Pages};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
+use super::frame::Frame;
+use super::share::{WAITS_MAX as WAITS_FOR_FRAMES, busy_frame};
 use super::{DataStore, PIECE, ahead::missing, cache::Item, count};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::BLOCK;
 use ferry_device::AlignedBuf;
+use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Reads of at least so many blocks that miss the cache do not fill it.
-const DIRECT_BLOCKS: u64 = 64;
+pub(super) const DIRECT_BLOCKS: u64 = 64;
 /// What is said of a block that is not what was written.
 pub(super) const MISMATCH: &str = "its checksum does not match";
 /// How often a read waits for others' reads of the same blocks before it reads for itself.
@@ -57,6 +61,8 @@ impl Fetched {
 /// What a copy out of memory lacks.
 enum Lack {
     Window(u64),
+    /// Somebody copies into this frame.
+    Busy(Arc<Frame>),
     Runs(Vec<Run>),
     /// This block can never be had.
     Lost(u64),
@@ -68,7 +74,13 @@ impl DataStore {
         let mut done = 0;
         while done < out.len() {
             let want = (out.len() - done).min(PIECE);
-            let got = self.read_piece(inode, offset + done as u64, &mut out[done..done + want])?;
+            let (pos, piece) = (offset + done as u64, &mut out[done..done + want]);
+            let got = if self.read_free(inode, pos, piece) {
+                self.read_on(inode, pos, want, inode.file.readable.load(Ordering::Relaxed), false);
+                want
+            } else {
+                self.read_piece(inode, pos, piece)?
+            };
             done += got;
             if got < want {
                 break;
@@ -81,18 +93,31 @@ impl DataStore {
 
     /// The same if all of it is in memory; otherwise `None`, and nothing was asked of the device.
     pub fn read_cached(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Option<usize> {
-        let state = inode.state.read();
-        let size = state.rec.size;
-        let len = out.len().min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
-        let pages = inode.file.pages.read();
-        if len > PIECE || copy_out(&state, &pages, offset, &mut out[..len], &[]).is_some() {
-            return None;
+        if out.len() <= PIECE && self.read_free(inode, offset, out) {
+            self.read_on(inode, offset, out.len(), inode.file.readable.load(Ordering::Relaxed), false);
+            return Some(out.len());
         }
-        drop((state, pages));
-        if (len as u64) < DIRECT_BLOCKS * BLOCK {
-            self.read_on(inode, offset, len, size, false);
+        for waits in 0.. {
+            let (state, pages) = steady(inode, waits);
+            let size = state.rec.size;
+            let len = out.len().min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
+            if len > PIECE {
+                return None;
+            }
+            match copy_out(inode, &state, &pages, offset, &mut out[..len], &[]) {
+                None => {
+                    drop((state, pages));
+                    self.read_on(inode, offset, len, size, false);
+                    return Some(len);
+                }
+                Some(Lack::Busy(frame)) => {
+                    drop((state, pages));
+                    frame.wait();
+                }
+                Some(_) => return None,
+            }
         }
-        Some(len)
+        None
     }
 
     /// Reads whole blocks that stand together on the device and are in no memory, without a copy; `None`: the range is not of this kind.
@@ -118,20 +143,16 @@ impl DataStore {
     fn read_piece(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Result<usize, FsError> {
         let wanted = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
         let mut fetched: Vec<Fetched> = Vec::new();
-        let (mut missed, mut waits) = (false, 0);
+        let (mut missed, mut waits, mut frame_waits) = (false, 0, 0);
         loop {
             let lack = {
-                let state = inode.state.read();
+                let (state, pages) = steady(inode, frame_waits);
                 let size = state.rec.size;
                 let len = out.len().min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
-                let pages = inode.file.pages.read();
-                match copy_out(&state, &pages, offset, &mut out[..len], &fetched) {
+                match copy_out(inode, &state, &pages, offset, &mut out[..len], &fetched) {
                     None => {
                         drop((state, pages));
-                        // Large reads keep the device busy by themselves, and need no copy in the cache for it.
-                        if wanted.end - wanted.start < DIRECT_BLOCKS {
-                            self.read_on(inode, offset, len, size, missed);
-                        }
+                        self.read_on(inode, offset, len, size, missed);
                         return Ok(len);
                     }
                     Some(lack) => lack,
@@ -139,6 +160,10 @@ impl DataStore {
             };
             match lack {
                 Lack::Window(window) => self.load_window(inode, window)?,
+                Lack::Busy(frame) => {
+                    frame_waits += 1;
+                    frame.wait();
+                }
                 Lack::Lost(block) => return Err(self.lost(inode, block)),
                 Lack::Runs(runs) => {
                     missed = true;
@@ -212,7 +237,7 @@ impl DataStore {
     fn still_there(&self, inode: &Arc<Inode>, block: u64, dev: u64, crc: u32) -> Result<bool, FsError> {
         loop {
             let known = {
-                let state = inode.state.read();
+                let state = inode.state.share();
                 let pages = inode.file.pages.read();
                 pages.place(block, state.logged.blocks)
             };
@@ -243,29 +268,43 @@ impl DataStore {
 
     /// Puts what was read into the cache, where it is still what the file has.
     pub(super) fn fill(&self, inode: &Arc<Inode>, fetched: &[Fetched]) {
-        let state = inode.state.read();
+        while let Some(busy) = self.fill_idle(inode, fetched) {
+            busy.wait();
+        }
+    }
+
+    /// The same up to a frame that somebody copies into.
+    fn fill_idle(&self, inode: &Arc<Inode>, fetched: &[Fetched]) -> Option<Arc<Frame>> {
+        let state = inode.state.share();
         let mut pages = inode.file.pages.write();
-        pages.attach(&self.cache);
+        pages.attach(&self.cache, &inode.file);
         let mapped = state.logged.blocks;
         for f in fetched {
             for block in f.run.block..f.run.block + f.run.crcs.len() as u64 {
                 let (index, bit) = (block / FOLIO_BLOCKS, block % FOLIO_BLOCKS);
                 let Known::Is(Place::Data(dev, crc)) = pages.place(block, mapped) else { continue };
                 let Some(data) = f.get(block, dev, crc).filter(|_| !pages.has(block)) else { continue };
+                if let Some(busy) = busy_frame(&pages, block) {
+                    return Some(busy);
+                }
+                // Behind the end there are zeros, whatever the device has there.
+                let inside = state.rec.size.saturating_sub(block * BLOCK).min(BLOCK) as usize;
+                let (at, to) = (bit as usize * BLOCK_BYTES, bit as usize * BLOCK_BYTES + inside);
                 pages.with_folio(index, |folio| {
-                    folio.put(bit as usize * BLOCK_BYTES, data);
-                    folio.valid |= mask(bit, bit + 1);
+                    folio.room(at, to.max(at + 1));
+                    folio.put(at, &data[..inside]);
+                    folio.validate(mask(bit, bit + 1));
                 });
                 pages.settle(inode, index);
             }
         }
-        zero_tail(&mut pages, state.rec.size);
+        None
     }
 
     /// Brings one block into the cache. The caller shrinks the cache when it is done with the block.
     pub(super) fn fetch_block(&self, inode: &Arc<Inode>, block: u64) -> Result<(), FsError> {
         let place = {
-            let state = inode.state.read();
+            let state = inode.state.share();
             let pages = inode.file.pages.read();
             pages.place(block, state.logged.blocks)
         };
@@ -289,7 +328,7 @@ impl DataStore {
             let window = Window::load(&*self.journal()?, inode.ino, index)?;
             let mut pages = inode.file.pages.write();
             if pages.map_version == version {
-                pages.attach(&self.cache);
+                pages.attach(&self.cache, &inode.file);
                 if pages.set_window(index, Arc::new(window)) {
                     self.cache.enter(inode, Item::Window(index));
                 }
@@ -304,17 +343,33 @@ fn single_run(inode: &Inode, blocks: &Range<u64>) -> Option<Run> {
     let mut runs = missing(inode, blocks).ok()?;
     let run = runs.pop().filter(|_| runs.is_empty())?;
     let all = run.block == blocks.start && run.crcs.len() as u64 == blocks.end - blocks.start;
-    (all && blocks.end * BLOCK <= inode.state.read().rec.size).then_some(run)
+    (all && blocks.end * BLOCK <= inode.state.share().rec.size).then_some(run)
 }
 
-/// Fills `out` from memory and from what was fetched, or says what it lacks.
+/// The locks under which no write to the file begins. After waiting for `waits` frames in vain it waits until no write is under way.
+fn steady(inode: &Inode, waits: u32) -> (RwLockReadGuard<'_, InodeState>, RwLockReadGuard<'_, Pages>) {
+    if waits < WAITS_FOR_FRAMES {
+        return (inode.state.share(), inode.file.pages.read());
+    }
+    let state = inode.state.write();
+    let pages = inode.file.pages.read();
+    (RwLockWriteGuard::downgrade(state), pages)
+}
+
+/// Fills `out` from memory and from what was fetched, or says what it lacks. Under both locks no write begins; the frame of one that
+/// has begun is waited for. So what it copies is the file of one moment.
 fn copy_out(
+    inode: &Inode,
     state: &InodeState,
     pages: &Pages,
     offset: u64,
     out: &mut [u8],
     fetched: &[Fetched],
 ) -> Option<Lack> {
+    let readable = &inode.file.readable;
+    if readable.load(Ordering::Relaxed) != state.rec.size && !inode.file.dead.load(Ordering::Acquire) {
+        readable.store(state.rec.size, Ordering::Release);
+    }
     let mut missing: Vec<Run> = Vec::new();
     let mut at = 0;
     while at < out.len() {
@@ -326,8 +381,12 @@ fn copy_out(
         let blocks = mask(inside as u64 / BLOCK, ((inside + len) as u64).div_ceil(BLOCK));
         if let Some(folio) = pages.folio(index) {
             folio.used();
-            if folio.valid & blocks == blocks {
+            if folio.frame().is_changing() {
+                return Some(Lack::Busy(Arc::clone(folio.frame())));
+            }
+            if folio.valid() & blocks == blocks {
                 folio.get(inside, piece);
+                pages.show(folio, state.rec.size);
                 continue;
             }
         }

@@ -12,6 +12,7 @@ use crate::keys::{self, BLOCK, InodeRecord, Key, Number};
 use ferry_journal::{Credits, Journal, Seq, Transaction};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The end of all files, in blocks.
 pub(super) const BLOCKS_END: u64 = (i64::MAX as u64).div_ceil(BLOCK);
@@ -63,7 +64,7 @@ impl DataStore {
         let mut retried = false;
         loop {
             let guard = self.extents_right(inode, &*self.journal()?)?;
-            if may_cut && size < inode.state.read().rec.size {
+            if may_cut && size < inode.state.share().rec.size {
                 return self.truncate(&guard, size, edit);
             }
             match self.extend_to(&guard, size, edit)? {
@@ -87,7 +88,7 @@ impl DataStore {
             let mut state = inode.state.write();
             let size = size.max(state.rec.size);
             let mut pages = inode.file.pages.write();
-            pages.attach(&self.cache);
+            pages.attach(&self.cache, &inode.file);
             let plan = match prepare(&state, &pages, size..size) {
                 Ready::Yes(plan) => plan,
                 Ready::Load(window) => {
@@ -104,7 +105,7 @@ impl DataStore {
             if !self.space.reserve_now(plan.need) {
                 return Ok(Extended::NoSpace(plan.need));
             }
-            apply(&mut state, &mut pages, &plan, &[]);
+            apply(inode, &state, &mut pages, &plan, &[], size);
             state.rec.size = size;
             edit(&mut state.rec);
             if pages.dirty_blocks > 0 {
@@ -131,6 +132,7 @@ impl DataStore {
         let inode = guard.inode();
         let from = size.div_ceil(BLOCK);
         self.drop_extents(guard, from..BLOCKS_END, Some(size), &mut |step| {
+            inode.file.readable.store(size, Ordering::Release);
             step.held = step.pages.forget(from, BLOCKS_END);
             zero_tail(step.pages, size);
             inode.file.set_hint(step.pages.dirty_blocks);
@@ -242,7 +244,7 @@ impl DataStore {
         let mut piece = Piece { edits: Vec::new(), changes: Vec::new(), delta: Delta::default(), next: None };
         let budget = (journal.max_transaction_bytes() / 2) as usize;
         let (mut at, mut cost) = (range.start, 0);
-        if inode.state.read().logged.blocks == 0 {
+        if inode.state.share().logged.blocks == 0 {
             return Ok(piece);
         }
         while let Some(mapped) = self.next_extent(journal, inode.ino, at)?.filter(|b| *b < range.end) {

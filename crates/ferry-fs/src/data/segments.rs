@@ -148,11 +148,6 @@ impl Table {
         Ok((used, state.live + state.reserved))
     }
 
-    /// The places of the volume.
-    pub fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
     /// Blocks in a segment.
     pub fn blocks(&self) -> u32 {
         self.blocks

@@ -9,7 +9,8 @@ use super::file::{ExtentsGuard, Known, Pages, show_blocks};
 use super::folio::{FOLIO_BLOCKS, mask};
 use super::map::Entry;
 use super::segments::Chunk;
-use super::{DataStore, count, write::dirty_blocks};
+use super::share::busy_frame;
+use super::{Busy, DataStore, count, write::dirty_blocks};
 use crate::api::Ino;
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
@@ -31,6 +32,8 @@ pub(super) struct Cargo {
     chunk: Option<Chunk>,
     buf: Option<Arc<AlignedBuf>>,
     batch: Arc<Batch>,
+    /// Whether whoever sends it can wait for log space.
+    busy: Busy,
     /// Blocks of data in it.
     used: u32,
     entries: Vec<(Ino, u64, u32)>,
@@ -86,7 +89,7 @@ pub(super) struct Work {
 
 impl DataStore {
     /// Room for a chunk's data.
-    pub(super) fn cargo(&self, chunk: Option<Chunk>) -> Cargo {
+    pub(super) fn cargo(&self, chunk: Option<Chunk>, busy: Busy) -> Cargo {
         let large = (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES;
         let blocks = chunk.as_ref().map(|c| (c.len + c.summaries()) as usize);
         let buf = blocks.map(|b| self.traffic.buffer(b * BLOCK_BYTES, large));
@@ -95,7 +98,7 @@ impl DataStore {
             first..first + u64::from(c.len + c.summaries())
         });
         let batch = Batch::start(place, &self.traffic);
-        Cargo { chunk, buf, batch, used: 0, entries: Vec::new() }
+        Cargo { chunk, buf, batch, busy, used: 0, entries: Vec::new() }
     }
 
     /// Nothing came of it.
@@ -117,7 +120,7 @@ impl DataStore {
     ) -> Result<Option<Work>, FsError> {
         let inode = Arc::clone(guard.inode());
         self.load_windows(&inode, range.clone(), cargo.left())?;
-        let state = inode.state.read();
+        let state = inode.state.share();
         if inode.file.dead.load(Ordering::Acquire) {
             return Ok(None);
         }
@@ -163,7 +166,8 @@ impl DataStore {
             let left = u64::from(cargo.left());
             cost += if joins { 0 } else { RUN_BYTES } + 4 * (run.end - run.start) as usize;
             let unknown = matches!(pages.place(run.start, mapped), Known::Load(_));
-            if left == 0 || unknown || (cost > budget && !work.runs.is_empty()) {
+            let busy = busy_frame(pages, run.start).is_some();
+            if left == 0 || unknown || busy || (cost > budget && !work.runs.is_empty()) {
                 work.next = Some(run.start);
                 break;
             }
@@ -197,15 +201,17 @@ impl DataStore {
         }
     }
 
-    /// Loads the windows of the next `most` dirty blocks. The caller keeps them from being evicted by holding the right to
-    /// change extents.
+    /// Loads the windows of the next `most` dirty blocks, and waits for who copies into the first. The caller keeps windows from being
+    /// evicted by holding the right to change extents.
     fn load_windows(&self, inode: &Arc<Inode>, range: Range<u64>, most: u32) -> Result<(), FsError> {
         loop {
-            let missing = {
-                let state = inode.state.read();
+            let (missing, busy) = {
+                let state = inode.state.share();
                 let pages = inode.file.pages.read();
                 let (mut cursor, mut left) = (range.start, u64::from(most));
-                loop {
+                let first = pages.dirty_run(cursor, range.end);
+                let busy = first.and_then(|run| busy_frame(&pages, run.start));
+                let missing = loop {
                     let Some(run) = pages.dirty_run(cursor, range.end).filter(|_| left > 0) else {
                         break None;
                     };
@@ -214,11 +220,13 @@ impl DataStore {
                     }
                     left = left.saturating_sub(run.end - run.start);
                     cursor = run.end;
-                }
+                };
+                (missing, busy)
             };
-            match missing {
-                Some(window) => self.load_window(inode, window)?,
-                None => return Ok(()),
+            match (missing, busy) {
+                (_, Some(frame)) => frame.wait(),
+                (Some(window), None) => self.load_window(inode, window)?,
+                (None, None) => return Ok(()),
             }
         }
     }
@@ -241,7 +249,7 @@ impl DataStore {
 
     /// Writes the batch and logs each inode's share. On an error everything that was not logged is dirty again.
     pub(super) fn send(&self, works: Vec<Work>, cargo: Cargo, journal: &Journal) -> Result<(), FsError> {
-        let Cargo { chunk, mut buf, batch, used, entries } = cargo;
+        let Cargo { chunk, mut buf, batch, busy, used, entries } = cargo;
         let mut crcs = Vec::new();
         let mut data = None;
         if let (Some(chunk), true) = (&chunk, used > 0)
@@ -264,7 +272,7 @@ impl DataStore {
         let mut result = Ok(());
         let mut works = works.into_iter();
         for work in works.by_ref() {
-            let logged = self.log(journal, work, chunk.as_ref(), &crcs, &mut data, &batch);
+            let logged = self.log((journal, busy), work, chunk.as_ref(), &crcs, &mut data, &batch);
             if let Err(failed) = logged {
                 self.undo(&failed.0);
                 result = Err(failed.1);
@@ -306,7 +314,7 @@ impl DataStore {
     /// One inode's transaction. The first one takes the data along.
     fn log(
         &self,
-        journal: &Journal,
+        (journal, busy): (&Journal, Busy),
         work: Work,
         chunk: Option<&Chunk>,
         crcs: &[u32],
@@ -314,8 +322,14 @@ impl DataStore {
         batch: &Arc<Batch>,
     ) -> Result<(), Box<(Work, FsError)>> {
         let entry = self.edits(work, chunk, crcs)?;
-        let mut txn = match journal.begin(self.credits(&entry.changes, &entry.delta, false)) {
-            Ok(txn) => txn,
+        let credits = self.credits(&entry.changes, &entry.delta, false);
+        let begun = match busy {
+            Busy::Refuse => journal.try_begin(credits),
+            Busy::Wait | Busy::Skip => journal.begin(credits).map(Some),
+        };
+        let mut txn = match begun {
+            Ok(Some(txn)) => txn,
+            Ok(None) => return Err(Box::new((entry.work, FsError::WouldWait))),
             Err(error) => return Err(Box::new((entry.work, error.into()))),
         };
         let Entry { work, edits, changes, delta } = entry;

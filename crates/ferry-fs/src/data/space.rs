@@ -54,6 +54,9 @@ struct Pool {
     backed_total: u32,
     /// Capacity that `Space::free` was computed from, in blocks.
     capacity: i64,
+    /// Where the log is, and how many segments it has taken from the end since the mount.
+    log: (u64, u64),
+    lost: u32,
 }
 
 /// Space of a volume.
@@ -86,6 +89,8 @@ impl Space {
             given: BTreeSet::new(),
             backed_total: 0,
             capacity: 0,
+            log: (geometry.log_offset, geometry.log_len),
+            lost: 0,
         };
         let (free, stamped) = (AtomicI64::new(0), AtomicU64::new(0));
         Self { dev, geometry, free, stamped, pool: Mutex::new(pool), pending: Mutex::default() }
@@ -113,7 +118,7 @@ impl Space {
 
     /// Segments kept for the home store: what one log can bring it, and room to copy what it has.
     fn home_reserve(&self, pool: &Pool) -> u32 {
-        let log = (self.geometry.log_len / home_unit_bytes(self.geometry.segment_len)) as u32;
+        let log = (pool.log.1 / home_unit_bytes(self.geometry.segment_len)) as u32;
         let wanted = log + 2 + pool.home.len() as u32 / 4;
         wanted.clamp(2, (self.geometry.segment_count / 4).max(2))
     }
@@ -354,11 +359,74 @@ impl Space {
         }
     }
 
+    /// The places of the volume, as they are since the log has grown.
+    pub fn geometry(&self) -> Geometry {
+        let pool = self.pool.lock();
+        let segment_count = self.geometry.segment_count - pool.lost;
+        Geometry { log_offset: pool.log.0, log_len: pool.log.1, segment_count, ..self.geometry }
+    }
+
+    /// Takes the last `count` segments for a longer log. `false`, and nothing is taken: one of them is in use, the host has no space,
+    /// or what has been promised needs them.
+    pub fn take_last(&self, count: u32) -> bool {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        let end = self.geometry.segment_count - pool.lost;
+        let Some(first) = end.checked_sub(count) else { return false };
+        let wanted = first..end;
+        if !wanted.clone().all(|s| pool.backed.contains(&s) || pool.bare.contains(&s)) {
+            return false;
+        }
+        let (offset, len) = (self.segment_offset(first), u64::from(count) * self.geometry.segment_len);
+        if !self.host_has_room(len) || self.dev.allocate(offset, len).is_err() {
+            return false;
+        }
+        for segment in wanted {
+            if pool.backed.remove(&segment) {
+                pool.backed_total -= 1;
+            }
+            pool.bare.remove(&segment);
+            pool.given.remove(&segment);
+        }
+        let before = (pool.log, pool.lost);
+        pool.log = (offset, len);
+        pool.lost += count;
+        self.rebase(&mut pool);
+        if self.free.load(Ordering::Relaxed) >= 0 || self.back_enough(&mut pool) {
+            return true;
+        }
+        self.restore(&mut pool, before);
+        false
+    }
+
+    /// The log did not move after all.
+    pub fn give_last_back(&self, before: &Geometry) {
+        let lost = self.geometry.segment_count - before.segment_count;
+        self.restore(&mut self.pool.lock(), ((before.log_offset, before.log_len), lost));
+    }
+
+    fn restore(&self, pool: &mut Pool, (log, lost): ((u64, u64), u32)) {
+        let count = self.geometry.segment_count;
+        pool.bare.extend(count - pool.lost..count - lost);
+        (pool.log, pool.lost) = (log, lost);
+        self.rebase(pool);
+    }
+
+    /// Takes segments from the host until what was promised is covered.
+    fn back_enough(&self, pool: &mut Pool) -> bool {
+        while self.free.load(Ordering::Relaxed) < 0 {
+            if self.back(pool, 1) == 0 {
+                return false;
+            }
+        }
+        true
+    }
+
     /// For statfs, in bytes: total, free, available.
     pub fn totals(&self) -> (u64, u64, u64) {
         let pool = self.pool.lock();
         let home = pool.home.len() as u32;
-        let most = self.capacity(self.geometry.segment_count - home, &pool);
+        let most = self.capacity(self.geometry.segment_count - pool.lost - home, &pool);
         let free = self.free.load(Ordering::Relaxed);
         let all_free = (free + most - pool.capacity).max(0) as u64 * BLOCK;
         let backed = free.max(0) as u64 * BLOCK;

@@ -2,14 +2,16 @@
 
 use super::extents::Place;
 use super::file::{Known, Pages, show_blocks};
-use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
-use super::{At, AttrEdit, DataStore, PIECE, count};
+use super::folio::{FOLIO_BLOCKS, mask};
+use super::share::{begin, fill_in, finish, parts};
+use super::{At, DataStore, PIECE, Touch, count};
 use crate::api::Errno;
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{BLOCK, INLINE_MAX};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What a change of cached contents must wait for, or what it will do.
 pub(super) enum Ready {
@@ -26,34 +28,32 @@ pub(super) struct Plan {
     /// Where it starts, in bytes.
     offset: u64,
     /// Blocks beside the written ones that become dirty with them.
-    extra: Vec<u64>,
+    pub extra: Vec<u64>,
     /// Blocks of space to reserve.
     pub need: u64,
+    /// It makes data of a hole.
+    pub fills_hole: bool,
 }
 
 impl DataStore {
-    /// Writes all of `data` into memory, with its space reserved; `edit` changes other attributes under the inode lock.
-    /// Returns the offset behind the last byte. Of more than 1 MiB a part may have been written when it fails.
-    pub fn write(
-        &self,
-        inode: &Arc<Inode>,
-        at: At,
-        data: &[u8],
-        edit: &mut dyn FnMut(&mut crate::keys::InodeRecord),
-    ) -> Result<u64, FsError> {
+    /// Writes all of `data` into memory, with its space reserved. Returns the offset behind the last byte. Of more than 1 MiB a part
+    /// may have been written when it fails.
+    pub fn write(&self, inode: &Arc<Inode>, at: At, data: &[u8], touch: Touch<'_>) -> Result<u64, FsError> {
         self.writable()?;
+        let mut touch = touch;
+        // One append at a time, of whatever length: what the next one writes begins behind all of it.
+        let appends = (at == At::End).then(|| inode.file.tail.lock());
         let mut at = at;
         let mut end = match at {
             At::Offset(offset) => offset,
-            At::End => inode.state.read().rec.size,
+            At::End => inode.state.share().rec.size,
         };
         for piece in data.chunks(PIECE) {
             self.throttle()?;
-            end = self.write_piece(inode, at, piece, edit)?;
-            if let At::Offset(offset) = &mut at {
-                *offset = end;
-            }
+            end = self.write_piece(inode, at, piece, &mut touch)?;
+            at = At::Offset(end);
         }
+        drop(appends);
         self.cache.shrink();
         Ok(end)
     }
@@ -96,8 +96,16 @@ impl DataStore {
         inode: &Arc<Inode>,
         at: At,
         data: &[u8],
-        edit: AttrEdit<'_>,
+        touch: &mut Touch<'_>,
     ) -> Result<u64, FsError> {
+        if let (At::Offset(offset), Touch::Nothing | Touch::Times(_)) = (at, &touch)
+            && let Some(end) = offset.checked_add(data.len() as u64)
+        {
+            let now = if let Touch::Times(now) = touch { Some(*now) } else { None };
+            if self.write_shared(inode, offset, data, now)? {
+                return Ok(end);
+            }
+        }
         let mut retried = false;
         loop {
             let mut state = inode.state.write();
@@ -108,7 +116,7 @@ impl DataStore {
             let end = offset.checked_add(data.len() as u64).filter(|e| *e <= i64::MAX as u64);
             let end = end.ok_or(Errno(libc::EFBIG))?;
             let mut pages = inode.file.pages.write();
-            pages.attach(&self.cache);
+            pages.attach(&self.cache, &inode.file);
             let plan = match prepare(&state, &pages, offset..end) {
                 Ready::Yes(plan) => plan,
                 Ready::Load(window) => {
@@ -127,9 +135,10 @@ impl DataStore {
                 self.find_space(plan.need, &mut retried)?;
                 continue;
             }
-            apply(&mut state, &mut pages, &plan, data);
-            state.rec.size = state.rec.size.max(end);
-            edit(&mut state.rec);
+            let size = state.rec.size.max(end);
+            apply(inode, &state, &mut pages, &plan, data, size);
+            state.rec.size = size;
+            touch.apply(&mut state.rec);
             self.dirtied(inode, &mut state, &pages);
             return Ok(end);
         }
@@ -143,8 +152,8 @@ impl DataStore {
         self.mark_dirty(inode);
     }
 
-    /// No `blocks` are free: asks the host, then writes everything back (what is overwritten becomes free), once; then
-    /// `ENOSPC`. Called without any lock.
+    /// No `blocks` are free: asks the host, then writes everything back (what is overwritten becomes free) and takes back what the home
+    /// store does not need, once; then `ENOSPC`. Called without any lock.
     pub(super) fn find_space(&self, blocks: u64, retried: &mut bool) -> Result<(), FsError> {
         if self.space.grow_for(blocks) {
             return Ok(());
@@ -156,6 +165,9 @@ impl DataStore {
         if let Some(journal) = self.space.has_pending().then(|| self.journal()).transpose()? {
             self.force_stamped(&journal)?;
             self.space.reap_now();
+        }
+        if !self.space.grow_for(blocks) {
+            self.shrink_home()?;
         }
         Ok(())
     }
@@ -171,7 +183,7 @@ impl DataStore {
                 return Ok(());
             }
             let mut pages = inode.file.pages.write();
-            pages.attach(&self.cache);
+            pages.attach(&self.cache, &inode.file);
             let inline = block == 0 && state.logged.inline.is_some();
             if !pages.has(block) && !inline {
                 match pages.place(block, state.logged.blocks) {
@@ -202,7 +214,8 @@ impl DataStore {
                 self.find_space(plan.need, &mut retried)?;
                 continue;
             }
-            apply(&mut state, &mut pages, &plan, &[0; BLOCK as usize][..(to - from) as usize]);
+            let size = state.rec.size;
+            apply(inode, &state, &mut pages, &plan, &[0; BLOCK as usize][..(to - from) as usize], size);
             self.dirtied(inode, &mut state, &pages);
             return Ok(());
         }
@@ -245,14 +258,23 @@ pub(super) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
         extra.push(0);
     }
     match needed(pages, first..last, mapped) {
-        Ok(need) => Ready::Yes(Plan { offset: range.start, need: need + extra.len() as u64, extra }),
+        Ok(Needed { blocks, fills_hole }) => {
+            Ready::Yes(Plan { offset: range.start, need: blocks + extra.len() as u64, fills_hole, extra })
+        }
         Err(window) => Ready::Load(window),
     }
 }
 
-/// Blocks of space that dirtying `blocks` takes, or the window to load first.
-fn needed(pages: &Pages, blocks: Range<u64>, mapped: u64) -> Result<u64, u64> {
-    let mut need = 0;
+/// What dirtying blocks takes.
+struct Needed {
+    /// Blocks of space.
+    blocks: u64,
+    fills_hole: bool,
+}
+
+/// What dirtying `blocks` takes, or the window to load first.
+fn needed(pages: &Pages, blocks: Range<u64>, mapped: u64) -> Result<Needed, u64> {
+    let mut need = Needed { blocks: 0, fills_hole: false };
     let mut at = blocks.start;
     while at < blocks.end {
         let base = at / FOLIO_BLOCKS * FOLIO_BLOCKS;
@@ -260,13 +282,17 @@ fn needed(pages: &Pages, blocks: Range<u64>, mapped: u64) -> Result<u64, u64> {
         let dirty = pages.folio(at / FOLIO_BLOCKS).map_or(0, |f| f.dirty);
         let clean = mask(at - base, to - base) & !dirty;
         if mapped == 0 {
-            need += u64::from(clean.count_ones());
+            need.blocks += u64::from(clean.count_ones());
+            need.fills_hole |= clean != 0;
         } else {
             for block in (at..to).filter(|b| clean >> (b - base) & 1 == 1) {
                 match pages.place(block, mapped) {
                     Known::Load(window) => return Err(window),
                     Known::Is(Place::Reserved) => {}
-                    Known::Is(_) => need += 1,
+                    Known::Is(place) => {
+                        need.blocks += 1;
+                        need.fills_hole |= place == Place::Hole;
+                    }
                 }
             }
         }
@@ -275,8 +301,15 @@ fn needed(pages: &Pages, blocks: Range<u64>, mapped: u64) -> Result<u64, u64> {
     Ok(need)
 }
 
-/// Makes the change that was prepared: copies `data`, marks blocks dirty.
-pub(super) fn apply(state: &mut InodeState, pages: &mut Pages, plan: &Plan, data: &[u8]) {
+/// Makes the change that was prepared, under the exclusive inode lock: copies `data`, marks blocks dirty. `size` is the file's then.
+pub(super) fn apply(
+    inode: &Inode,
+    state: &InodeState,
+    pages: &mut Pages,
+    plan: &Plan,
+    data: &[u8],
+    size: u64,
+) {
     let mapped = state.logged.blocks;
     if let Some(inline) = &state.logged.inline
         && !pages.has(0)
@@ -284,28 +317,25 @@ pub(super) fn apply(state: &mut InodeState, pages: &mut Pages, plan: &Plan, data
     {
         pages.with_folio(0, |f| {
             f.put(0, inline);
-            f.valid |= 1;
+            f.validate(1);
         });
     }
     for &block in &plan.extra {
         let bit = block % FOLIO_BLOCKS;
         dirty_blocks(pages, block / FOLIO_BLOCKS, mask(bit, bit + 1), mapped);
     }
-    let mut offset = plan.offset;
-    let mut rest = data;
-    while !rest.is_empty() {
-        let index = offset / FOLIO_BYTES as u64;
-        let at = (offset % FOLIO_BYTES as u64) as usize;
-        let (piece, behind) = rest.split_at(rest.len().min(FOLIO_BYTES - at));
-        let blocks = mask(at as u64 / BLOCK, ((at + piece.len()) as u64).div_ceil(BLOCK));
-        pages.with_folio(index, |f| {
-            f.put(at, piece);
-            f.valid |= blocks;
-        });
-        dirty_blocks(pages, index, blocks, mapped);
-        offset += piece.len() as u64;
-        rest = behind;
-    }
+    let frames: Vec<_> = parts(plan.offset, data.len())
+        .map(|part| {
+            pages.with_folio(part.index, |folio| {
+                folio.room(part.at, part.at + part.len);
+                Arc::clone(folio.frame())
+            })
+        })
+        .collect();
+    begin(pages, mapped, plan.offset, data.len());
+    fill_in(&frames, plan.offset, data);
+    inode.file.readable.store(size, Ordering::Release);
+    finish(&frames);
 }
 
 /// Marks valid blocks of a folio dirty and notes what they lie over.

@@ -18,27 +18,35 @@ const FLYING_MAX: usize = 64 << 20;
 /// Inodes looked at in one step.
 const GROUP_INODES: usize = 512;
 
-/// What to do with files whose extents somebody else is changing.
+/// What to do where somebody else has to be waited for: who is changing a file's extents; the device, with so much under way;
+/// who empties the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Busy {
-    /// Leave them: they are being written, or will be next time.
+pub enum Busy {
+    /// Leave files that somebody is at: they are being written, or will be next time. Wait for the others.
     Skip,
     /// Wait for them.
     Wait,
+    /// Stop, with [`FsError::WouldWait`]: what is not in a context yet stays dirty.
+    Refuse,
 }
 
 impl DataStore {
     /// Puts all that is dirty of `inode` into contexts up to the returned one; the caller forces it.
     pub fn write_back(&self, inode: &Arc<Inode>) -> Result<Seq, FsError> {
+        self.write_back_one(inode, Busy::Wait)
+    }
+
+    /// The same, for a caller that may not be able to wait.
+    pub fn write_back_one(&self, inode: &Arc<Inode>, busy: Busy) -> Result<Seq, FsError> {
         if self.is_dirty(inode) {
             self.writable()?;
             let journal = self.journal()?;
-            let end = inode.state.read().rec.size.div_ceil(BLOCK);
+            let end = inode.state.share().rec.size.div_ceil(BLOCK);
             let mut from = Some(0);
             while let Some(start) = from {
                 let want = blocks_wanted(inode);
-                let mut cargo = self.load(want)?;
-                let guard = match self.extents_right(inode, &journal) {
+                let mut cargo = self.load(want, busy)?;
+                let guard = match self.extents_for(inode, &journal, busy) {
                     Ok(guard) => guard,
                     Err(error) => {
                         self.cancel(cargo);
@@ -64,7 +72,7 @@ impl DataStore {
 
     /// The same for many inodes, gathered into large batches. Trouble with one file is left with that file (its handles are told); any
     /// other error leaves those dirty that could not be written.
-    pub fn write_back_many(&self, mut inodes: Vec<Arc<Inode>>) -> Result<(), FsError> {
+    pub fn write_back_many(&self, mut inodes: Vec<Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
         inodes.retain(|inode| self.is_dirty(inode));
         if inodes.is_empty() {
             return Ok(());
@@ -73,7 +81,7 @@ impl DataStore {
         // Each once, and in the order of their numbers: files made together lie together.
         inodes.sort_unstable_by_key(|inode| inode.ino);
         inodes.dedup_by_key(|inode| inode.ino);
-        match self.write_back_group(inodes.into_iter(), Busy::Wait) {
+        match self.write_back_group(inodes.into_iter(), busy) {
             Err(error) if error.is_of_one_file() => Ok(()),
             done => done,
         }
@@ -93,7 +101,12 @@ impl DataStore {
 
     /// The same for all inodes.
     pub fn write_back_all(&self) -> Result<Seq, FsError> {
-        self.write_back_since(Duration::MAX, Busy::Wait)?;
+        self.write_back_everything(Busy::Wait)
+    }
+
+    /// The same, for a caller that may not be able to wait.
+    pub fn write_back_everything(&self, busy: Busy) -> Result<Seq, FsError> {
+        self.write_back_since(Duration::MAX, busy)?;
         Ok(Seq(self.last_seq.load(Ordering::Acquire)))
     }
 
@@ -123,7 +136,7 @@ impl DataStore {
         for inode in inodes {
             let want = blocks_wanted(&inode);
             if want >= BATCH_BLOCKS / 2 {
-                self.alone(&inode, &mut failed)?;
+                self.alone(&inode, busy, &mut failed)?;
                 self.signal.progress();
                 continue;
             }
@@ -139,8 +152,8 @@ impl DataStore {
     }
 
     /// Writes one file back. If its own records are damaged, it is told, and does not keep others from being written.
-    fn alone(&self, inode: &Arc<Inode>, failed: &mut Result<(), FsError>) -> Result<(), FsError> {
-        match self.write_back(inode) {
+    fn alone(&self, inode: &Arc<Inode>, busy: Busy, failed: &mut Result<(), FsError>) -> Result<(), FsError> {
+        match self.write_back_one(inode, busy) {
             Err(error) if error.is_of_one_file() => {
                 tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
                 inode.file.set_error(error.errno().0);
@@ -163,7 +176,7 @@ impl DataStore {
         let mut want = blocks;
         let mut inodes = std::mem::take(group);
         while !inodes.is_empty() {
-            let mut cargo = self.load(want)?;
+            let mut cargo = self.load(want, busy)?;
             let mut works = Vec::with_capacity(inodes.len());
             let mut later = Vec::new();
             want = 0;
@@ -200,29 +213,48 @@ impl DataStore {
             inodes = later;
         }
         for inode in waiting {
-            if busy == Busy::Wait || inode.file.pages.read().void.is_some() {
-                self.alone(&inode, &mut failed)?;
+            if busy != Busy::Skip || inode.file.pages.read().void.is_some() {
+                self.alone(&inode, busy, &mut failed)?;
             }
         }
         failed
     }
 
+    /// The right to change a file's extents, from whoever has it.
+    fn extents_for(
+        &self,
+        inode: &Arc<Inode>,
+        journal: &Journal,
+        busy: Busy,
+    ) -> Result<ExtentsGuard, FsError> {
+        if busy != Busy::Refuse {
+            return self.extents_right(inode, journal);
+        }
+        let guard = ExtentsGuard::try_lock(inode).filter(|_| inode.file.pages.read().void.is_none());
+        guard.ok_or(FsError::WouldWait)
+    }
+
     /// Room for up to `want` blocks of new data; called without any lock.
-    fn load(&self, want: u32) -> Result<Cargo, FsError> {
+    fn load(&self, want: u32, busy: Busy) -> Result<Cargo, FsError> {
         if want == 0 {
-            return Ok(self.cargo(None));
+            return Ok(self.cargo(None, busy));
         }
-        if self.options.background {
-            self.traffic.wait_below(FLYING_MAX);
+        match busy {
+            Busy::Refuse if self.traffic.flying() >= FLYING_MAX => return Err(FsError::WouldWait),
+            Busy::Wait | Busy::Skip if self.options.background => self.traffic.wait_below(FLYING_MAX),
+            _ => {}
         }
-        Ok(self.cargo(Some(self.allocate(want)?)))
+        Ok(self.cargo(Some(self.allocate(want, busy)?), busy))
     }
 
     /// Blocks for new data, making room if there is none.
-    fn allocate(&self, want: u32) -> Result<Chunk, FsError> {
+    fn allocate(&self, want: u32, busy: Busy) -> Result<Chunk, FsError> {
         loop {
             if let Some(chunk) = self.table.allocate(Stream::New, want.min(BATCH_BLOCKS), &self.space) {
                 return Ok(chunk);
+            }
+            if busy == Busy::Refuse {
+                return Err(FsError::WouldWait);
             }
             if !self.make_room()? {
                 count(&self.counters.no_room, 1);
@@ -238,7 +270,7 @@ fn blocks_wanted(inode: &Inode) -> u32 {
     if dirty > 1 {
         return dirty.min(BATCH_BLOCKS);
     }
-    let state = inode.state.read();
+    let state = inode.state.share();
     let pages = inode.file.pages.read();
     let small = state.rec.size <= INLINE_MAX as u64 && state.logged.blocks == 0 && !pages.no_inline;
     if small { 0 } else { pages.dirty_blocks.min(u64::from(BATCH_BLOCKS)) as u32 }

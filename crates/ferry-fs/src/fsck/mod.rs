@@ -19,18 +19,15 @@ pub use report::{Code, FINDINGS_MAX, Finding, Holdings, LostRange, Repair, Repor
 
 use crate::api::{Ino, ROOT};
 use crate::keys;
+use crate::scrub::Part;
 use crate::volume::{SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock};
 use check::Checker;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
-use ferry_journal::{
-    FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq,
-    Value,
-};
+use ferry_journal::{Bystander, Geometry, Journal, JournalError, JournalOptions, Recovered, Value};
 use report::{Findings, Losses};
 use siphasher::sip::SipHasher13;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 use verify::Verifier;
 
 /// Memory for the home store's cache during a check, in bytes.
@@ -76,19 +73,11 @@ fn check(
 ) -> Result<Report, VolumeError> {
     let mut findings = Findings::default();
     compare_copies(dev, &mut findings);
-    let journal_options = JournalOptions {
-        flush: FlushPolicy::default(),
-        fast_flush: FAST_FLUSH,
-        commit_interval: Duration::from_secs(1),
-        home_cache_bytes: HOME_CACHE_BYTES,
-        read_only: true,
-        background: false,
-        accept_damage: false,
-    };
+    let journal_options = JournalOptions::offline(HOME_CACHE_BYTES);
     // redb panics on pages that make no sense; to a check that is damage like any other.
     let checked = catch_unwind(AssertUnwindSafe(|| {
         let (journal, recovered) =
-            Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Observer))?;
+            Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Bystander))?;
         Ok(check_view(dev, sb, &journal, &recovered, options, repairs))
     }));
     let damaged = |finding| (Findings::of(finding), Holdings::default(), Losses::default());
@@ -142,6 +131,12 @@ fn check_view(
         // What was not read would look as if it were missing: only the reason is reported.
         Err(error) => checker.findings.add(Finding::new(Code::HomeStore, error.to_string())),
     }
+    // A crash may leave a block that was being written so, and the next mount mends it.
+    let bad_copies = if recovered.unclean { Vec::new() } else { journal.home_bad_copies() };
+    for place in bad_copies {
+        let finding = Finding::new(Code::HomeCopy, "a copy of a block is not what was written");
+        checker.findings.add(finding.on_device(place));
+    }
     let (mut findings, mut losses) = (checker.findings, checker.losses);
     let found = findings.list.iter_mut().map(|finding| (finding.ino, &mut finding.path));
     let repaired = repairs.iter_mut().map(|repair| (repair.ino, &mut repair.path));
@@ -187,15 +182,10 @@ fn compare_copies(dev: &Arc<dyn BlockDevice>, findings: &mut Findings) {
 
 /// Damage is a finding; anything else says that the volume could not be checked.
 fn journal_damage(geometry: &Geometry, error: JournalError) -> Result<Finding, VolumeError> {
-    match &error {
-        JournalError::Damaged { offset, .. } => {
-            let log = geometry.log_offset..geometry.log_offset + geometry.log_len;
-            let code = if log.contains(offset) { Code::Log } else { Code::HomeStore };
-            Ok(Finding::new(code, error.to_string()).on_device(*offset))
-        }
-        JournalError::Home(_) => Ok(Finding::new(Code::HomeStore, error.to_string())),
-        _ => Err(error.into()),
-    }
+    let Some((part, offset)) = Part::of_error(geometry, &error) else { return Err(error.into()) };
+    let code = if part == Part::Log { Code::Log } else { Code::HomeStore };
+    let finding = Finding::new(code, error.to_string());
+    Ok(offset.into_iter().fold(finding, Finding::on_device))
 }
 
 /// A path from the root to `ino`, as far as one can be found.
@@ -225,16 +215,4 @@ fn name_in(journal: &Journal, dir: Ino, ino: Ino) -> Option<String> {
     };
     journal.scan(&keys::dentry_from(dir, 0), &keys::dentry_end(dir), &mut visit).ok()?;
     found
-}
-
-/// The journal's owner during a check: it changes nothing, so there is nothing to answer.
-struct Observer;
-
-impl JournalClient for Observer {
-    fn stamped(&self, _seq: Seq) {}
-    fn failed(&self, _error: &JournalError) {}
-    fn take_home_segment(&self) -> Option<u32> {
-        None
-    }
-    fn release_home_segments(&self, _segments: &[u32]) {}
 }

@@ -42,6 +42,10 @@ codes! {
     HomeStore = "home-store",
         "the store of all names and attributes is damaged; what lies behind the damage was not checked",
         "copy the volume aside; then run `ferry fsck --repair`, which keeps all that can be read and says what is lost";
+    /// One of the two copies of a block of the home store is bad.
+    HomeCopy = "home-copy",
+        "a block of the store of all names and attributes is bad in one of its two copies; the other one is in use and nothing is lost",
+        "run `ferry fsck --repair`, which writes it anew (so does a mount that reads it); check the disk below";
     /// A key that no version wrote.
     UnknownKey = "unknown-key",
         "the volume holds a record of an unknown type; no file refers to it",

@@ -4,14 +4,13 @@ use super::acl;
 use super::make::FULL_RECORD_BYTES;
 use super::{LocalFs, errno, is_dir, is_regular, put_inode};
 use crate::api::{Attr, Ino, SetAttr, SetTime, Timestamp};
+use crate::data::Busy;
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, INODE_HAS_XATTRS, InodeRecord};
 use ferry_journal::Credits;
 use std::sync::Arc;
 
-/// An access time older than this is renewed by the next read, even if nothing changed since.
-const RELATIME_NANOS: i128 = 24 * 60 * 60 * 1_000_000_000;
 /// So many inodes may wait for their access time to be logged.
 const LAZY_MAX: usize = 4096;
 /// A largest file.
@@ -126,51 +125,53 @@ impl LocalFs {
         if self.options.read_only {
             return;
         }
-        let (atime, changed) = {
-            let rec = &inode.state.read().rec;
-            (rec.atime, rec.mtime.max(rec.ctime))
-        };
-        let now = self.now();
-        if atime > changed && now.0 - atime.0 < RELATIME_NANOS {
+        if !inode.state.note_read(self.now()) {
             return;
-        }
-        {
-            let mut state = inode.state.write();
-            state.rec.atime = now;
-            if std::mem::replace(&mut state.times_dirty, true) {
-                return;
-            }
         }
         let overflow = {
             let mut lazy = self.lazy_times.lock();
             lazy.push(inode.clone());
             if lazy.len() < LAZY_MAX { Vec::new() } else { std::mem::take(&mut *lazy) }
         };
-        self.log_times(&overflow);
+        self.log_times(&overflow, Busy::Wait);
     }
 
-    /// Logs all access times that wait for it.
-    pub(super) fn log_lazy_times(&self) {
+    /// Logs all access times that wait for it. The only error is [`FsError::WouldWait`]; then the rest waits on.
+    pub(super) fn log_lazy_times(&self, busy: Busy) -> Result<(), FsError> {
         let waiting = std::mem::take(&mut *self.lazy_times.lock());
-        self.log_times(&waiting);
+        let logged = self.log_times(&waiting, busy);
+        if logged < waiting.len() {
+            self.lazy_times.lock().extend_from_slice(&waiting[logged..]);
+            return Err(FsError::WouldWait);
+        }
+        Ok(())
     }
 
-    /// Logs the times of these inodes, each for itself: its lock is held until its record is committed.
-    pub(super) fn log_times(&self, inodes: &[Arc<Inode>]) {
-        for inode in inodes {
+    /// Logs the times of these inodes, each for itself: its lock is held until its record is committed. How many are dealt with: fewer
+    /// than there are only where it would have to wait for log space, and must not.
+    pub(super) fn log_times(&self, inodes: &[Arc<Inode>], busy: Busy) -> usize {
+        for (number, inode) in inodes.iter().enumerate() {
             let credits = Credits { keys: 1, bytes: FULL_RECORD_BYTES, urgent: false };
-            let mut txn = match self.journal.begin(credits) {
-                Ok(txn) => txn,
+            let begun = match busy {
+                Busy::Refuse => self.journal.try_begin(credits),
+                Busy::Wait | Busy::Skip => self.journal.begin(credits).map(Some),
+            };
+            let mut txn = match begun {
+                Ok(Some(txn)) => txn,
+                Ok(None) => return number,
                 // Access times are no reason to fail; that the journal did is logged where it happened.
                 Err(error) => {
-                    return tracing::debug!(volume = self.name, %error, "access times are not logged");
+                    tracing::debug!(volume = self.name, %error, "access times are not logged");
+                    break;
                 }
             };
+            inode.state.unlist();
             let mut state = inode.state.write();
             if state.times_dirty && state.rec.nlink > 0 {
                 put_inode(&mut txn, inode.ino, &mut state);
                 self.committed(txn.commit(), &[inode]);
             }
         }
+        inodes.len()
     }
 }

@@ -5,16 +5,20 @@
 //! fsync on the descriptor, and hears it as often as fsync says it, once.
 
 use super::handles::Handle;
-use super::late::Job;
+use super::late::Late;
 use super::{CacheMode, LocalFs};
 use crate::api::{Answer, Cx, Errno, Ino, Parked, Stop, ioctl};
-use crate::data::DataStore;
+use crate::data::{Busy, DataStore};
+use crate::error::FsError;
 use crate::inode::Inode;
 use ferry_journal::{JournalError, Seq};
 use std::sync::Arc;
 
 /// Bytes before the files.
 const HEAD: usize = 8;
+
+/// It is for a thread that may wait; nothing is decided.
+struct WouldWait;
 
 /// The files of a request, and what becomes of them.
 struct Asked {
@@ -35,41 +39,53 @@ impl LocalFs {
         }
         let inos = requested(input).filter(|inos| out_max >= HEAD + 8 * inos.len());
         let mut asked = self.find_files(cx.uid, &inos.ok_or(Errno(libc::EINVAL))?);
-        if self.is_long(cx, asked.handles.iter().map(|(_, handle)| &handle.inode)) {
-            let (files, parked) = (asked.inodes(), cx.park::<Vec<u8>>(None));
-            let then = move |fs: &LocalFs| match fs.log_files(&mut asked) {
+        let is_long = self.is_long(cx, asked.handles.iter().map(|(_, handle)| &handle.inode));
+        if !is_long && self.log_files(&mut asked, self.patience(cx)).is_ok() {
+            return match asked.newest() {
+                None => Ok(asked.answer(&self.data)),
+                Some(newest) => {
+                    self.force_files(asked, newest, cx.park::<Vec<u8>>(None));
+                    Err(Stop::Parked)
+                }
+            };
+        }
+        let (files, parked) = (asked.inodes(), cx.park::<Vec<u8>>(None));
+        let then = move |fs: &LocalFs| {
+            // What can be refused was refused above.
+            let _waited = fs.log_files(&mut asked, Busy::Wait);
+            match asked.newest() {
                 None => parked.complete(Ok(asked.answer(&fs.data))),
                 Some(newest) => fs.force_files(asked, newest, parked),
-            };
-            self.late.push(Job { files, then: Box::new(then) });
-            return Err(Stop::Parked);
-        }
-        match self.log_files(&mut asked) {
-            None => Ok(asked.answer(&self.data)),
-            Some(newest) => {
-                self.force_files(asked, newest, cx.park::<Vec<u8>>(None));
-                Err(Stop::Parked)
             }
-        }
+        };
+        self.late.push(Late { files, then: Box::new(then) });
+        Err(Stop::Parked)
     }
 
-    /// What is dirty of the files goes into contexts; the newest of them is to be forced, if any.
-    fn log_files(&self, asked: &mut Asked) -> Option<Seq> {
-        if let Err(error) = self.data.write_back_many(asked.inodes()) {
-            self.report("bulk sync", 0, error);
+    /// What is dirty of the files goes into contexts.
+    fn log_files(&self, asked: &mut Asked, busy: Busy) -> Result<(), WouldWait> {
+        match self.data.write_back_many(asked.inodes(), busy) {
+            Ok(()) => {}
+            Err(FsError::WouldWait) => return Err(WouldWait),
+            Err(error) => drop(self.report("bulk sync", 0, error)),
         }
         // Whatever kept a file from being written with the others: it is answered for by an attempt of its own.
         for (file, handle) in &asked.handles {
-            if self.data.is_dirty(&handle.inode)
-                && let Err(error) = self.data.write_back(&handle.inode)
-            {
-                asked.errnos[*file] = self.report("bulk sync", handle.inode.ino, error).0;
+            if !self.data.is_dirty(&handle.inode) {
+                continue;
+            }
+            match self.data.write_back_one(&handle.inode, busy) {
+                Ok(_) => {}
+                Err(FsError::WouldWait) => return Err(WouldWait),
+                Err(error) => {
+                    asked.errnos[*file] = self.not_durable("bulk sync", handle.inode.ino, error).0;
+                }
             }
         }
         let durable = self.journal.durable();
         let waiting = asked.handles.iter().map(|(file, handle)| (*file, self.newest_of(&handle.inode)));
         asked.waiting = waiting.filter(|(_, seq)| *seq > durable).collect();
-        asked.waiting.iter().map(|(_, seq)| *seq).max()
+        Ok(())
     }
 
     /// Answers once `newest` is durable.
@@ -105,6 +121,11 @@ impl LocalFs {
 impl Asked {
     fn inodes(&self) -> Vec<Arc<Inode>> {
         self.handles.iter().map(|(_, handle)| handle.inode.clone()).collect()
+    }
+
+    /// The context to be forced, if any.
+    fn newest(&self) -> Option<Seq> {
+        self.waiting.iter().map(|(_, seq)| *seq).max()
     }
 
     fn answer(mut self, data: &DataStore) -> Vec<u8> {

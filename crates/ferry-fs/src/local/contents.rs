@@ -5,9 +5,10 @@ use super::handles::Handle;
 use super::readers::Wanted;
 use super::{LocalFs, errno, is_dir};
 use crate::api::{Answer, Cx, Errno, Ino, Opened, Reply, SetAttr, Stop};
-use crate::data::At;
+use crate::data::{At, Touch};
 use crate::error::FsError;
 use crate::inode::Inode;
+use crate::keys::InodeRecord;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const COPY_CHUNK: usize = 1 << 20;
 /// It returns after so many bytes: the caller goes on, or is killed.
 const COPY_MAX: u64 = 64 << 20;
+
+/// An open file of a process that has the volume itself. It does not keep the handle open.
+pub struct OpenFile(Arc<Handle>);
 
 impl LocalFs {
     /// A handle that keeps the inode alive: its maker's, or another's.
@@ -24,7 +28,9 @@ impl LocalFs {
         let bypass = (maker && self.bypass_by_maker(inode, flags)) || self.bypass_with_others(inode, writes);
         let error_cursor = AtomicU64::new(self.data.error_cursor(inode));
         let bypassing = bypass && writes;
-        let handle = Handle { inode: inode.clone(), uid: cx.uid, error_cursor, bypassing };
+        let failed_behind = AtomicU64::new(inode.failed_behind.load(Ordering::Relaxed));
+        let handle =
+            Handle { inode: inode.clone(), uid: cx.uid, error_cursor, bypassing, writes, failed_behind };
         self.opened(self.handles.add(handle), bypass)
     }
 
@@ -113,8 +119,14 @@ impl LocalFs {
         data: &[u8],
         kill: bool,
     ) -> Result<u64, FsError> {
-        self.writable()?;
         let handle = self.handle(ino, fh)?;
+        self.write_handle(&handle, at, data, kill)?;
+        Ok(data.len() as u64)
+    }
+
+    /// Returns the offset behind the last byte.
+    fn write_handle(&self, handle: &Handle, at: At, data: &[u8], kill: bool) -> Result<u64, FsError> {
+        self.writable()?;
         if let At::Offset(offset) = at
             && offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64)
         {
@@ -124,15 +136,30 @@ impl LocalFs {
             self.drop_capability(&handle.inode)?;
         }
         let now = self.now();
-        let end = self.data.write(&handle.inode, at, data, &mut |rec| {
-            rec.mtime = now;
-            rec.ctime = now;
-            if kill {
-                kill_suidgid(rec);
-            }
-        })?;
-        self.written_past_cache(&handle, end - data.len() as u64, data.len() as u64);
-        Ok(data.len() as u64)
+        let mut killing = |rec: &mut InodeRecord| {
+            (rec.mtime, rec.ctime) = (now, now);
+            kill_suidgid(rec);
+        };
+        let touch = if kill { Touch::Edit(&mut killing) } else { Touch::Times(now) };
+        let end = self.data.write(&handle.inode, at, data, touch)?;
+        self.written_past_cache(handle, end - data.len() as u64, data.len() as u64);
+        Ok(end)
+    }
+
+    /// An open handle, to read and write in process.
+    pub fn file(&self, ino: Ino, fh: u64) -> Option<OpenFile> {
+        self.handles.get(ino, fh).map(OpenFile)
+    }
+
+    /// Reads into `out`; fewer bytes only at the end of the file. Waits for the device if need be.
+    pub fn read_at(&self, file: &OpenFile, offset: u64, out: &mut [u8]) -> Result<usize, Errno> {
+        self.read_now(&file.0, offset, out)
+    }
+
+    /// Writes all of `data`; returns the offset behind its last byte.
+    pub fn write_at(&self, file: &OpenFile, at: At, data: &[u8]) -> Result<u64, Errno> {
+        self.write_handle(&file.0, at, data, false)
+            .map_err(|error| self.report("write", file.0.inode.ino, error))
     }
 
     /// A write error that this handle was not told yet.

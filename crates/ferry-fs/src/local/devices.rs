@@ -51,9 +51,7 @@ impl LocalFs {
 
     /// The answer to [`crate::ioctl::REPLACE`].
     pub(super) fn do_replace(&self, cx: &Cx<'_>, input: &[u8]) -> Result<Vec<u8>, FsError> {
-        if cx.uid != 0 && cx.uid != self.options.owner {
-            return Err(errno(libc::EPERM));
-        }
+        self.only_owner(cx)?;
         self.writable()?;
         let mut paths = input.split(|byte| *byte == 0).map(|path| Path::new(OsStr::from_bytes(path)));
         let (Some(old), Some(new)) = (paths.next(), paths.next()) else { return Err(errno(libc::EINVAL)) };

@@ -2,8 +2,9 @@
 
 use super::LocalFs;
 use super::handles::Handle;
-use super::late::Job;
+use super::late::Late;
 use crate::api::{Answer, Cx, Errno, Ino, Parked, Reply, Stop};
+use crate::data::Busy;
 use crate::error::FsError;
 use crate::inode::Inode;
 use ferry_journal::{Caller, JournalError, Seq};
@@ -15,44 +16,52 @@ impl LocalFs {
     /// fsync(2): all that this file is, and its names, are in contexts that are then forced.
     pub(super) fn do_fsync(&self, cx: &Cx, ino: Ino, fh: u64) -> Answer<()> {
         let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
-        if self.is_long(cx, [&handle.inode]) {
-            let (file, parked, caller) = (Arc::clone(&handle.inode), cx.park::<()>(None), Caller(cx.pid));
-            self.late.push(Job {
-                files: vec![file],
-                then: Box::new(move |fs| fs.fsync_late(caller, handle, parked)),
-            });
-            return Err(Stop::Parked);
-        }
-        match self.log_file(&handle)? {
-            None => Ok(()),
-            Some(seq) => {
-                self.force_for(Caller(cx.pid), handle, seq, cx.park::<()>(None));
-                Err(Stop::Parked)
+        if !self.is_long(cx, [&handle.inode]) {
+            match self.data.write_back_one(&handle.inode, self.patience(cx)) {
+                Err(FsError::WouldWait) => {}
+                written => {
+                    if let Some(seq) = self.logged(&handle, written)? {
+                        self.force_for(Caller(cx.pid), handle, seq, cx.park::<()>(None));
+                        return Err(Stop::Parked);
+                    }
+                    return Ok(());
+                }
             }
         }
+        let (file, parked, caller) = (Arc::clone(&handle.inode), cx.park::<()>(None), Caller(cx.pid));
+        self.late.push(Late {
+            files: vec![file],
+            then: Box::new(move |fs| fs.fsync_late(caller, handle, parked)),
+        });
+        Err(Stop::Parked)
+    }
+
+    /// What to do where putting things into contexts would have to wait: a transport's thread must not, nor need it.
+    pub(super) fn patience(&self, cx: &Cx) -> Busy {
+        if self.options.background && !cx.park.may_wait() { Busy::Refuse } else { Busy::Wait }
     }
 
     /// Writing the files back would wait for the device: a job for a thread that may.
     pub(super) fn is_long<'a>(&self, cx: &Cx, files: impl IntoIterator<Item = &'a Arc<Inode>>) -> bool {
-        self.options.background && !cx.park.may_wait() && self.data.would_wait(files)
+        self.patience(cx) == Busy::Refuse && self.data.would_wait(files)
     }
 
     /// The rest of an fsync whose data a late thread has written back.
     fn fsync_late(&self, caller: Caller, handle: Arc<Handle>, parked: Parked<()>) {
-        match self.log_file(&handle) {
+        match self.logged(&handle, self.data.write_back(&handle.inode)) {
             Ok(None) => parked.complete(Ok(())),
             Ok(Some(seq)) => self.force_for(caller, handle, seq, parked),
             Err(error) => parked.complete(Err(error)),
         }
     }
 
-    /// What is dirty of the file goes into contexts; the returned one is to be forced, if any.
-    fn log_file(&self, handle: &Handle) -> Result<Option<Seq>, Errno> {
-        match self.data.write_back(&handle.inode) {
+    /// What came of writing the file back: the context to be forced, if any.
+    fn logged(&self, handle: &Handle, written: Result<Seq, FsError>) -> Result<Option<Seq>, Errno> {
+        match written {
             Err(error) => {
                 // The handle hears of this failure now, not once more at the next fsync.
                 let told = self.pending_error(handle);
-                Err(told.unwrap_or_else(|| self.report("fsync", handle.inode.ino, error)))
+                Err(told.unwrap_or_else(|| self.not_durable("fsync", handle.inode.ino, error)))
             }
             Ok(seq) => match seq.max(self.newest_of(&handle.inode)) {
                 seq if seq > self.journal.durable() => Ok(Some(seq)),
@@ -75,6 +84,14 @@ impl LocalFs {
         self.journal.force_for(caller, seq, Box::new(done));
     }
 
+    /// What who asked for durability is told. That the volume has become read-only is an I/O error to them: what they wrote is lost.
+    pub(super) fn not_durable(&self, what: &'static str, ino: Ino, error: FsError) -> Errno {
+        match self.report(what, ino, error) {
+            Errno(libc::EROFS) => Errno(libc::EIO),
+            told => told,
+        }
+    }
+
     fn pending_error(&self, handle: &Handle) -> Option<Errno> {
         self.data.error_since(&handle.inode, &handle.error_cursor)
     }
@@ -82,8 +99,15 @@ impl LocalFs {
     /// fsync(2) of a directory: its entries survive.
     pub(super) fn do_fsyncdir(&self, cx: &Cx, ino: Ino) -> Answer<()> {
         let inode = self.table.need(ino)?;
-        if inode.state.read().times_dirty {
-            self.log_times(std::slice::from_ref(&inode));
+        let times_dirty = inode.state.read().times_dirty;
+        if times_dirty && self.log_times(std::slice::from_ref(&inode), self.patience(cx)) < 1 {
+            let (parked, caller) = (cx.park::<()>(None), Caller(cx.pid));
+            let then = move |fs: &LocalFs| {
+                fs.log_times(std::slice::from_ref(&inode), Busy::Wait);
+                fs.answer_when(caller, fs.newest_of(&inode), parked);
+            };
+            self.late.push(Late { files: Vec::new(), then: Box::new(then) });
+            return Err(Stop::Parked);
         }
         self.park_until(cx, self.newest_of(&inode))
     }
@@ -120,23 +144,27 @@ impl LocalFs {
 
     /// Everything on the volume, for a request that may park.
     pub(super) fn do_sync(&self, cx: &Cx) -> Answer<Vec<u8>> {
-        if self.options.background && !cx.park.may_wait() && self.data.would_wait_for_all() {
-            let (parked, caller) = (cx.park::<Vec<u8>>(None), Caller(cx.pid));
-            let then = move |fs: &LocalFs| match fs.commit_everything() {
-                Ok(seq) => fs.answer_when(caller, seq, parked),
-                Err(error) => parked.complete(Err(fs.report("sync", 0, error))),
-            };
-            self.late.push(Job { files: Vec::new(), then: Box::new(then) });
-            return Err(Stop::Parked);
+        let patience = self.patience(cx);
+        if patience == Busy::Wait || !self.data.would_wait_for_all() {
+            match self.commit_everything(patience) {
+                Err(FsError::WouldWait) => {}
+                Err(error) => return Err(self.not_durable("sync", 0, error).into()),
+                Ok(seq) => return self.park_until(cx, seq),
+            }
         }
-        let seq = self.commit_everything().map_err(|error| self.report("sync", 0, error))?;
-        self.park_until(cx, seq)
+        let (parked, caller) = (cx.park::<Vec<u8>>(None), Caller(cx.pid));
+        let then = move |fs: &LocalFs| match fs.commit_everything(Busy::Wait) {
+            Ok(seq) => fs.answer_when(caller, seq, parked),
+            Err(error) => parked.complete(Err(fs.not_durable("sync", 0, error))),
+        };
+        self.late.push(Late { files: Vec::new(), then: Box::new(then) });
+        Err(Stop::Parked)
     }
 
     /// Puts all that is only in memory into contexts; all of it is durable when the returned one is.
-    fn commit_everything(&self) -> Result<Seq, FsError> {
-        self.log_lazy_times();
-        let seq = self.data.write_back_all()?;
+    fn commit_everything(&self, busy: Busy) -> Result<Seq, FsError> {
+        self.log_lazy_times(busy)?;
+        let seq = self.data.write_back_everything(busy)?;
         Ok(seq.max(Seq(self.newest.load(Ordering::Acquire))))
     }
 
@@ -145,7 +173,7 @@ impl LocalFs {
         if self.options.read_only {
             return Ok(());
         }
-        self.force(self.commit_everything()?)
+        self.force(self.commit_everything(Busy::Wait)?)
     }
 
     /// Waits until `seq` is durable.
@@ -188,7 +216,8 @@ impl LocalFs {
         self.readers.stop();
         self.late.stop();
         if !self.options.read_only {
-            self.log_lazy_times();
+            // Waiting as long as it takes: it cannot be refused.
+            self.log_lazy_times(Busy::Wait)?;
         }
         // The journal is closed even if data could not be written: what is committed shall be durable.
         let data = self.data.close();

@@ -18,6 +18,10 @@ pub(super) struct Handle {
     pub(super) error_cursor: AtomicU64,
     /// Counted in [`Inode::bypassing`].
     pub(super) bypassing: bool,
+    /// Not for reading only.
+    pub(super) writes: bool,
+    /// What it was told of [`Inode::failed_behind`].
+    pub(super) failed_behind: AtomicU64,
 }
 
 #[derive(Default)]

@@ -7,12 +7,14 @@
 
 mod acl;
 mod attributes;
+mod behind;
 mod bulk;
 mod bypass;
 mod contents;
 mod counters;
 mod devices;
 mod durable;
+mod grow;
 mod handles;
 mod late;
 mod link;
@@ -21,6 +23,7 @@ mod locks;
 mod make;
 mod names;
 mod orphans;
+mod pool;
 mod readers;
 mod remove;
 mod rename;
@@ -34,23 +37,26 @@ mod tune;
 mod xattr;
 
 use crate::api::{Attr, Entry, Errno, Host, Ino, Opened, Timestamp};
-use crate::data::{DataOptions, DataStore, InodeSource};
+use crate::data::{DataOptions, DataStore, InodeSource, Locking};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, Counters};
 use crate::scrub::live::Scrubs;
-use crate::volume::{Superblock, VolumeError, read_superblock};
+use crate::volume::{Superblock, VolumeError, read_superblock, settle_copies};
+pub use contents::OpenFile;
 use counters::VolumeCounters;
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{
-    Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, Recovered, Seq, Transaction,
+    Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, LogOptions, Recovered, Seq,
+    Transaction,
 };
 use handles::Handles;
 use late::Late;
 use names::NameHash;
 use orphans::Reclaimer;
 use parking_lot::{Mutex, RwLock};
-use readers::Readers;
+use pool::Pool;
+use readers::Wanted;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -73,6 +79,17 @@ pub enum CacheMode {
     Strict,
 }
 
+impl CacheMode {
+    /// The word that users write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Writeback => "writeback",
+            Self::Strict => "strict",
+        }
+    }
+}
+
 /// How to open a volume.
 #[derive(Clone, Debug)]
 pub struct FsOptions {
@@ -88,8 +105,12 @@ pub struct FsOptions {
     pub flush: FlushPolicy,
     /// The policy `delay` does not wait where flushes take less than this on average.
     pub fast_flush: Duration,
+    /// How the log is driven.
+    pub log: LogOptions,
     /// `false`: no threads; everything happens on the caller's thread.
     pub background: bool,
+    /// Who excludes whom on one file.
+    pub locking: Locking,
     /// Who has mounted it: may do beside root what concerns the volume as a whole.
     pub owner: u32,
 }
@@ -103,7 +124,9 @@ impl Default for FsOptions {
             commit_interval: Duration::from_secs(1),
             flush: FlushPolicy::default(),
             fast_flush: FAST_FLUSH,
+            log: LogOptions::default(),
             background: true,
+            locking: Locking::Range,
             owner: 0,
         }
     }
@@ -133,9 +156,11 @@ pub struct LocalFs {
     /// Inodes whose access time the journal does not have.
     lazy_times: Mutex<Vec<Arc<Inode>>>,
     reclaimer: Arc<Reclaimer>,
-    readers: Arc<Readers>,
+    readers: Arc<Pool<Wanted>>,
     scrubs: Scrubs,
-    late: Arc<Late>,
+    /// Held while the log grows.
+    growing: Mutex<()>,
+    late: Arc<Pool<Late>>,
     host: RwLock<Option<Arc<dyn Host>>>,
     closed: Mutex<bool>,
 }
@@ -144,6 +169,9 @@ impl LocalFs {
     /// Opens the volume on `dev`: recovers it, and begins to reclaim what was removed before.
     pub fn open(dev: Arc<dyn BlockDevice>, options: FsOptions, env: Env) -> Result<Arc<Self>, VolumeError> {
         let sb = read_superblock(&dev)?;
+        if !options.read_only {
+            settle_copies(&dev)?;
+        }
         let name = sb.name();
         // A quarter of the memory goes to the home store, the rest to contents.
         let home_cache_bytes = (options.cache_bytes / 4).clamp(1 << 20, 64 << 20);
@@ -152,11 +180,13 @@ impl LocalFs {
             writeback_age: WRITEBACK_AGE,
             background: options.background,
             read_only: options.read_only,
+            locking: options.locking,
         };
         let journal_options = JournalOptions {
             commit_interval: options.commit_interval,
             flush: options.flush,
             fast_flush: options.fast_flush,
+            log: options.log,
             home_cache_bytes,
             read_only: options.read_only,
             background: options.background,
@@ -210,6 +240,7 @@ impl LocalFs {
             reclaimer: Arc::default(),
             readers: Arc::default(),
             scrubs: Scrubs::default(),
+            growing: Mutex::default(),
             late: Arc::default(),
             host: RwLock::new(None),
             closed: Mutex::new(false),

@@ -6,6 +6,7 @@
 
 use super::{LocalFs, is_regular};
 use crate::api::Ino;
+use crate::data::Busy;
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, INODE_HAS_XATTRS, Key};
@@ -180,7 +181,7 @@ impl LocalFs {
             self.reclaim_if_unknown(inode);
         } else if let Some(stale) = self.table.cool(inode) {
             // The oldest cold inode cannot go before its times are logged; it is cold again afterwards.
-            self.log_times(std::slice::from_ref(&stale));
+            self.log_times(std::slice::from_ref(&stale), Busy::Wait);
             drop(self.table.cool(&stale));
         }
     }

@@ -40,7 +40,8 @@ impl Filesystem for LocalFs {
         }
     }
 
-    fn getattr(&self, _cx: &Cx, ino: Ino, _fh: Option<u64>) -> Answer<(Attr, Duration)> {
+    fn getattr(&self, _cx: &Cx, ino: Ino, fh: Option<u64>) -> Answer<(Attr, Duration)> {
+        fh.map_or(Ok(()), |fh| self.tell_of_failure_behind(ino, fh))?;
         self.answer("getattr", ino, self.do_getattr(ino)).map(|attr| (attr, VALID))
     }
 
@@ -126,7 +127,11 @@ impl Filesystem for LocalFs {
         kill_suidgid: bool,
     ) -> Answer<u64> {
         let at = if append { At::End } else { At::Offset(offset) };
-        self.answer("write", ino, self.do_write(ino, fh, at, data, kill_suidgid))
+        let written = self.answer("write", ino, self.do_write(ino, fh, at, data, kill_suidgid));
+        if let Err(Stop::Errno(error)) = &written {
+            self.failed_behind(ino, fh, *error);
+        }
+        written
     }
 
     fn flush(&self, _cx: &Cx, ino: Ino, fh: u64, _lock_owner: u64) -> Answer<()> {
@@ -233,6 +238,7 @@ impl Filesystem for LocalFs {
             ioctl::SCRUB_DAMAGE => self.answer("scrub", ino, self.scrub_damage(cx, input, out_max)),
             ioctl::SCRUB_STATUS => self.answer("scrub", ino, self.scrub_status_bytes(out_max)),
             ioctl::TUNE => self.answer("tune", ino, self.do_tune(cx, input)),
+            ioctl::GROW_LOG => self.do_grow_log(cx, input),
             _ => Err(Errno(libc::ENOTTY).into()),
         }
     }

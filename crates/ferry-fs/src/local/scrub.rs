@@ -73,7 +73,8 @@ impl LocalFs {
         }
     }
 
-    fn only_owner(&self, cx: &Cx<'_>) -> Result<(), FsError> {
+    /// What concerns the volume as a whole is for root and for who has mounted it.
+    pub(super) fn only_owner(&self, cx: &Cx<'_>) -> Result<(), FsError> {
         if cx.uid == 0 || cx.uid == self.options.owner { Ok(()) } else { Err(errno(libc::EPERM)) }
     }
 }

@@ -6,7 +6,7 @@ use crate::api::Statfs;
 use crate::data::DataStats;
 use crate::error::FsError;
 use crate::scrub::ScrubState;
-use ferry_journal::JournalStats;
+use ferry_journal::{JournalStats, TimesStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,6 +19,7 @@ const INODE_SPACE: u64 = 512;
 #[derive(Serialize)]
 struct Stats {
     volume: Volume,
+    mount: Mount,
     space: Space,
     inodes: Inodes,
     log: Log,
@@ -38,6 +39,14 @@ struct Volume {
     label: String,
     size: u64,
     read_only: bool,
+}
+
+/// How it is mounted; the flush policy is in [`Flush`].
+#[derive(Serialize)]
+struct Mount {
+    cache: &'static str,
+    cache_size_bytes: usize,
+    commit_interval_ns: u64,
 }
 
 /// In bytes.
@@ -78,19 +87,26 @@ struct Log {
     used_bytes: u64,
     reserved_bytes: u64,
     reservations: u64,
+    waiters: u64,
     waits: u64,
     wakes: u64,
     grants: u64,
+    wakes_per_grant: Option<f64>,
     passes: u64,
+    passes_spared: u64,
     contexts: u64,
     transactions: u64,
     written_bytes: u64,
     writes: u64,
-    in_flight_sum: u64,
+    bytes_per_commit: Option<f64>,
+    transactions_per_commit: Option<f64>,
+    fsyncs_per_commit: Option<f64>,
+    in_flight_average: Option<f64>,
     in_flight_max: u64,
     forces: u64,
     forces_boarded: u64,
     data_bytes: u64,
+    checkpoint_pushes: u64,
     checkpoints: u64,
     checkpoint_time_ns: u64,
     checkpoint_keys: u64,
@@ -101,6 +117,45 @@ struct Log {
     overlay_keys: u64,
     home_bytes: u64,
     home_blocks_healed: u64,
+    times: LogTimes,
+}
+
+/// How long it took, many times over.
+#[derive(Serialize)]
+struct LogTimes {
+    /// Waits for log space.
+    waits: Times,
+    /// A context, from its first change to its seal; then until its record was handed to the device, written, and flushed.
+    collect: Times,
+    queue: Times,
+    write: Times,
+    flush: Times,
+}
+
+#[derive(Serialize)]
+struct Times {
+    count: u64,
+    average_ns: u64,
+    p50_ns: u64,
+    p99_ns: u64,
+    max_ns: u64,
+}
+
+impl Times {
+    fn new(t: &TimesStats) -> Self {
+        Self {
+            count: t.count,
+            average_ns: nanos(t.sum).checked_div(t.count).unwrap_or(0),
+            p50_ns: nanos(t.p50),
+            p99_ns: nanos(t.p99),
+            max_ns: nanos(t.max),
+        }
+    }
+}
+
+/// To two places; null while there is nothing to divide by.
+fn ratio(sum: u64, count: u64) -> Option<f64> {
+    (count > 0).then(|| (sum as f64 / count as f64 * 100.0).round() / 100.0)
 }
 
 /// [`ferry_journal::FlushStats`] and the device's flush timing; times in nanoseconds.
@@ -147,19 +202,26 @@ impl Log {
             used_bytes: s.log_used_bytes,
             reserved_bytes: s.log_reserved_bytes,
             reservations: s.begins,
+            waiters: s.space.waiting,
             waits: s.space.waits,
             wakes: s.space.wakes,
             grants: s.space.grants,
+            wakes_per_grant: ratio(s.space.wakes, s.space.grants),
             passes: s.space.passes,
+            passes_spared: s.space.passes_spared,
             contexts: s.contexts,
             transactions: s.transactions,
             written_bytes: s.log_written_bytes,
             writes: s.log_writes,
-            in_flight_sum: s.log_in_flight_sum,
+            bytes_per_commit: ratio(s.log_written_bytes, s.contexts),
+            transactions_per_commit: ratio(s.transactions, s.contexts),
+            fsyncs_per_commit: ratio(s.forces, s.contexts),
+            in_flight_average: ratio(s.log_in_flight_sum, s.log_records),
             in_flight_max: s.log_in_flight_max,
             forces: s.forces,
             forces_boarded: s.forces_boarded,
             data_bytes: s.data_bytes,
+            checkpoint_pushes: s.checkpoint_pushes,
             checkpoints: s.checkpoints,
             checkpoint_time_ns: nanos(s.checkpoint_time),
             checkpoint_keys: s.checkpoint_keys,
@@ -170,6 +232,13 @@ impl Log {
             overlay_keys: s.overlay_keys,
             home_bytes: s.home_bytes,
             home_blocks_healed: s.home_blocks_healed,
+            times: LogTimes {
+                waits: Times::new(&s.space_waits),
+                collect: Times::new(&s.stages.collect),
+                queue: Times::new(&s.stages.queue),
+                write: Times::new(&s.stages.write),
+                flush: Times::new(&s.stages.flush),
+            },
         }
     }
 }
@@ -199,6 +268,11 @@ impl LocalFs {
                 label: self.sb.label.clone(),
                 size: self.sb.size,
                 read_only: self.options.read_only,
+            },
+            mount: Mount {
+                cache: self.options.cache.name(),
+                cache_size_bytes: self.options.cache_bytes,
+                commit_interval_ns: nanos(self.options.commit_interval),
             },
             space: Space {
                 total: space.total,

@@ -1,7 +1,7 @@
 //! How the volume flushes, changed while it is mounted.
 
 use super::{LocalFs, errno};
-use crate::api::{Cx, ROOT, ioctl};
+use crate::api::{Cx, ioctl};
 use crate::error::FsError;
 use ferry_journal::FlushPolicy;
 use std::time::Duration;
@@ -25,10 +25,7 @@ impl Tune {
 impl LocalFs {
     /// The answer to [`ioctl::TUNE`].
     pub(super) fn do_tune(&self, cx: &Cx, input: &[u8]) -> Result<Vec<u8>, FsError> {
-        let owner = self.table.need(ROOT)?.state.read().rec.uid;
-        if cx.uid != 0 && cx.uid != owner {
-            return Err(errno(libc::EPERM));
-        }
+        self.only_owner(cx)?;
         let asked = Tune::decode(input).ok_or_else(|| errno(libc::EINVAL))?;
         let known = ioctl::TUNE_FLUSH | ioctl::TUNE_FAST_FLUSH | ioctl::TUNE_RESET_FLUSH_TIME;
         let policy = FlushPolicy::ALL.get(asked.policy as usize).copied();

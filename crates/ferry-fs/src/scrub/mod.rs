@@ -15,10 +15,9 @@ mod walk;
 pub use live::{ScrubState, ScrubStatus};
 pub use report::{DAMAGE_MAX, Damage, Part, ScrubReport, Verified};
 
-use crate::inspect::guarded;
 use crate::volume::{Superblock, VolumeError, read_superblock};
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_journal::{Bystander, Geometry, Journal, JournalError, JournalOptions};
 use pace::Pace;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,18 +86,9 @@ pub fn scrub(
     watch: &mut dyn Watch,
 ) -> Result<ScrubReport, VolumeError> {
     let sb = read_superblock(device)?;
-    let journal_options = JournalOptions {
-        flush: ferry_journal::FlushPolicy::default(),
-        fast_flush: ferry_journal::FAST_FLUSH,
-        commit_interval: Duration::from_secs(1),
-        home_cache_bytes: HOME_CACHE_BYTES,
-        read_only: true,
-        background: false,
-        accept_damage: true,
-    };
-    let opened = guarded(|| {
-        Journal::open(device.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Bystander))
-    });
+    let journal_options = JournalOptions { accept_damage: true, ..JournalOptions::offline(HOME_CACHE_BYTES) };
+    let bystander = Arc::new(Bystander);
+    let opened = Journal::open(device.clone(), sb.geometry(), journal_options, env.clone(), bystander);
     let (journal, recovered) = match opened {
         Ok(opened) => opened,
         Err(error) => return closed_volume(&sb, error),
@@ -124,28 +114,11 @@ pub fn scrub(
 
 /// What keeps the volume from being opened is all that can be said of it.
 fn closed_volume(sb: &Superblock, error: JournalError) -> Result<ScrubReport, VolumeError> {
-    let (part, device_offset) = match &error {
-        JournalError::Damaged { offset, .. } => {
-            let log = sb.log_offset..sb.log_offset + sb.log_len;
-            (if log.contains(offset) { Part::Log } else { Part::Home }, Some(*offset))
-        }
-        JournalError::Home(_) => (Part::Home, None),
-        _ => return Err(error.into()),
+    let Some((part, device_offset)) = Part::of_error(&sb.geometry(), &error) else {
+        return Err(error.into());
     };
     let damage = Damage::of_part(part, format!("{error}; nothing else can be reached"));
     let mut report = ScrubReport::default();
     report.add(Damage { device_offset, ..damage });
     Ok(report)
-}
-
-/// The journal's owner while nobody changes anything.
-pub(crate) struct Bystander;
-
-impl JournalClient for Bystander {
-    fn stamped(&self, _seq: Seq) {}
-    fn failed(&self, _error: &JournalError) {}
-    fn take_home_segment(&self) -> Option<u32> {
-        None
-    }
-    fn release_home_segments(&self, _segments: &[u32]) {}
 }

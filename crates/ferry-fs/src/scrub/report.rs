@@ -2,6 +2,7 @@
 
 use crate::api::Ino;
 use crate::keys::BLOCK;
+use ferry_journal::{Geometry, JournalError};
 use serde::Serialize;
 use std::fmt;
 
@@ -22,6 +23,20 @@ pub enum Part {
     Keys,
     /// Contents of a file.
     Data,
+}
+
+impl Part {
+    /// Which part it is whose damage keeps the journal from being opened, and where, as far as that is known. `None`: the error is none of damage.
+    pub(crate) fn of_error(geometry: &Geometry, error: &JournalError) -> Option<(Self, Option<u64>)> {
+        match error {
+            JournalError::Damaged { offset, .. } => {
+                let log = geometry.log_offset..geometry.log_offset + geometry.log_len;
+                Some((if log.contains(offset) { Self::Log } else { Self::Home }, Some(*offset)))
+            }
+            JournalError::Home(_) => Some((Self::Home, None)),
+            _ => None,
+        }
+    }
 }
 
 /// A damaged place.

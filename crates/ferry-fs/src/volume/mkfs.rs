@@ -1,27 +1,22 @@
 //! Making a volume.
 
-use super::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock};
+use super::superblock::{LOG_MIN, SEGMENT_SIZES};
+use super::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock, write_superblock};
 use crate::api::{ROOT, Timestamp};
 use crate::keys::{self, Counters, InodeRecord};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
 use ferry_journal::{
-    Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq,
-    home_unit_bytes,
+    Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq, home_unit_bytes,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 /// A smallest volume, in bytes.
 pub const SIZE_MIN: u64 = 16 << 20;
-const SEGMENT_MIN: u64 = 256 << 10;
-const SEGMENT_MAX: u64 = 8 << 20;
-const LOG_MIN: u64 = 512 << 10;
+const SEGMENT_DEFAULT_MAX: u64 = 8 << 20;
 const LOG_DEFAULT_MAX: u64 = 64 << 20;
 /// A fresh home store gets so much, at least, in bytes: an empty database is a little longer than 1 MiB.
 const HOME_INITIAL: u64 = (1 << 20) + (64 << 10);
-/// Foreign content is looked for in so much of the front, in bytes.
-const FRONT: usize = 1 << 20;
 
 /// What kind of volume to make.
 #[derive(Clone, Debug, Default)]
@@ -66,10 +61,7 @@ pub fn mkfs(dev: &Arc<dyn BlockDevice>, options: &MkfsOptions, env: &Env) -> Res
     Journal::format(dev, &geometry, &home_segments, env)?;
     write_root(dev, &geometry, home_segments.len() as u32, options, env)?;
 
-    for place in SUPERBLOCK_PLACES {
-        dev.write(place, &sb.encode()).map_err(io("write the superblock"))?;
-        dev.flush().map_err(io("write the superblock"))?;
-    }
+    write_superblock(&**dev, &sb).map_err(io("write the superblock"))?;
     Ok(sb)
 }
 
@@ -90,14 +82,19 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
         return bad("a label is up to 64 bytes without NUL".into());
     }
     let floor = 1_u64 << (size / 64).ilog2();
-    let segment_len = options.segment_size.unwrap_or(floor.clamp(SEGMENT_MIN, SEGMENT_MAX));
-    if !segment_len.is_power_of_two() || !(SEGMENT_MIN..=1 << 30).contains(&segment_len) {
-        return bad(format!("a segment is a power of two between {SEGMENT_MIN} bytes and 1 GiB"));
+    let segment_len =
+        options.segment_size.unwrap_or(floor.clamp(*SEGMENT_SIZES.start(), SEGMENT_DEFAULT_MAX));
+    if !segment_len.is_power_of_two() || !SEGMENT_SIZES.contains(&segment_len) {
+        return bad(format!("a segment is a power of two between {} bytes and 1 GiB", SEGMENT_SIZES.start()));
     }
     let log_len = options.log_size.unwrap_or((size / 16).clamp(LOG_MIN, LOG_DEFAULT_MAX));
     let log_len = log_len.next_multiple_of(BLOCK_SIZE as u64);
     if log_len < LOG_MIN || log_len > size / 4 {
-        return bad(format!("a log of this volume has between {LOG_MIN} and {} bytes", size / 4));
+        return bad(format!(
+            "a log of this volume has between {} and {} KiB",
+            LOG_MIN >> 10,
+            (size / 4) >> 10
+        ));
     }
     let most_segments = size / segment_len;
     let home_map_len = BLOCK_SIZE as u64 + (4 * most_segments).next_multiple_of(BLOCK_SIZE as u64);
@@ -139,15 +136,11 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
 /// Only what is empty is overwritten without being asked to.
 fn refuse_content(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
     match read_superblock(dev) {
-        Ok(sb) => return Err(VolumeError::Exists { label: sb.name() }),
-        Err(VolumeError::Empty) => {}
-        Err(VolumeError::Io { what, source }) => return Err(VolumeError::Io { what, source }),
-        Err(VolumeError::Foreign) => return Err(VolumeError::Foreign),
-        Err(error) => return Err(VolumeError::Exists { label: error.to_string() }),
+        Ok(sb) => Err(VolumeError::Exists { label: sb.name() }),
+        Err(VolumeError::Empty) => Ok(()),
+        Err(error @ (VolumeError::Io { .. } | VolumeError::Foreign)) => Err(error),
+        Err(error) => Err(VolumeError::Exists { label: error.to_string() }),
     }
-    let mut front = AlignedBuf::zeroed(FRONT);
-    dev.read(0, &mut front).map_err(|source| VolumeError::Io { what: "read the device", source })?;
-    if front.iter().all(|b| *b == 0) { Ok(()) } else { Err(VolumeError::Foreign) }
 }
 
 /// The root directory and the counters, through the journal as any other change.
@@ -159,15 +152,7 @@ fn write_root(
     env: &Env,
 ) -> Result<(), VolumeError> {
     let client = Arc::new(Maker { next: AtomicU32::new(next_segment), count: geometry.segment_count });
-    let journal_options = JournalOptions {
-        flush: FlushPolicy::default(),
-        fast_flush: FAST_FLUSH,
-        commit_interval: Duration::from_secs(1),
-        home_cache_bytes: 1 << 20,
-        read_only: false,
-        background: false,
-        accept_damage: false,
-    };
+    let journal_options = JournalOptions { read_only: false, ..JournalOptions::offline(1 << 20) };
     let (journal, _) = Journal::open(dev.clone(), *geometry, journal_options, env.clone(), client)?;
     let now = Timestamp(env.clock.wall().as_nanos() as i128);
     let root = InodeRecord {

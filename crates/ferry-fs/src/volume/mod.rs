@@ -6,10 +6,10 @@ mod superblock;
 mod tests;
 
 pub use mkfs::{MkfsOptions, SIZE_MIN, mkfs};
-pub(crate) use superblock::rewrite_bad_copies;
 pub use superblock::{
     FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, read_superblock, read_superblock_copies,
 };
+pub(crate) use superblock::{rewrite_bad_copies, settle_copies, write_superblock};
 
 use crate::error::FsError;
 use ferry_journal::JournalError;
@@ -30,10 +30,11 @@ pub enum VolumeError {
     #[error("there is no FerryFS volume here (it is empty): make one with `ferry mkfs`")]
     Empty,
     /// Something else is stored here.
-    #[error(
-        "this is not a FerryFS volume: it holds other data, which is left alone (`ferry mkfs --force` would overwrite it)"
-    )]
+    #[error("this is not a FerryFS volume: it holds other data")]
     Foreign,
+    /// Not even the superblocks would fit.
+    #[error("this is not a FerryFS volume: it is too short to be one (`ferry mkfs` makes volumes)")]
+    TooShort,
     /// A volume is here already.
     #[error("there is a FerryFS volume here already ({label}): `ferry mkfs --force` would overwrite it")]
     Exists {
@@ -63,7 +64,9 @@ pub enum VolumeError {
         detail: String,
     },
     /// The device lost its end.
-    #[error("the volume is {expected} bytes long, but only {found} are there: the file was cut off")]
+    #[error(
+        "the volume is {expected} bytes long, but only {found} are there: it was cut off; bring back the rest, or a backup"
+    )]
     Truncated {
         /// Bytes that the superblock promises.
         expected: u64,

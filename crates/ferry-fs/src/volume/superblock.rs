@@ -3,6 +3,7 @@
 use super::VolumeError;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::Geometry;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Bytes 0 to 8 of every superblock.
@@ -11,8 +12,16 @@ const MAGIC: [u8; 8] = *b"FERRYVOL";
 pub const FORMAT_VERSION: u32 = 2;
 /// Where the two copies are, in bytes.
 pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
+/// Something else is looked for in so much of the front, in bytes.
+const FRONT: usize = 1 << 20;
+/// Incompatible feature: the log lies behind the segments, because it has grown.
+pub(super) const LOG_BEHIND: u64 = 1;
 /// Incompatible features that this code knows.
-const KNOWN_INCOMPATIBLE: u64 = 0;
+const KNOWN_INCOMPATIBLE: u64 = LOG_BEHIND;
+/// Bytes that a segment may have: a power of two.
+pub(super) const SEGMENT_SIZES: RangeInclusive<u64> = 256 << 10..=1 << 30;
+/// A smallest log, in bytes.
+pub(super) const LOG_MIN: u64 = 512 << 10;
 /// A longest label, in bytes.
 const LABEL_MAX: usize = 64;
 /// Where the fields end and the reserved zeros begin.
@@ -192,17 +201,28 @@ impl Superblock {
         ]
         .iter()
         .all(|v| v.is_multiple_of(BLOCK_SIZE as u64));
+        let log_end = end(self.log_offset, self.log_len);
+        let log_in_place = match self.incompatible & LOG_BEHIND {
+            0 => {
+                maps.is_some_and(|e| e <= self.log_offset)
+                    && log_end.is_some_and(|e| e <= self.segments_offset)
+            }
+            _ => {
+                segments_end.is_some_and(|e| e <= self.log_offset) && log_end.is_some_and(|e| e <= self.size)
+            }
+        };
         let ordered = self.home_map_offset >= SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64
-            && maps.is_some_and(|e| e <= self.log_offset)
-            && end(self.log_offset, self.log_len).is_some_and(|e| e <= self.segments_offset)
+            && maps.is_some_and(|e| e <= self.segments_offset)
+            && log_in_place
             && segments_end.is_some_and(|e| e <= self.size);
-        if !aligned
-            || !ordered
-            || self.home_map_len < map_need
-            || self.segment_count == 0
-            || self.log_len == 0
-        {
+        if !aligned || !ordered || self.home_map_len < map_need || self.segment_count == 0 {
             return Err("its places contradict each other".into());
+        }
+        if !self.segment_len.is_power_of_two() || !SEGMENT_SIZES.contains(&self.segment_len) {
+            return Err(format!("segments of {} bytes", self.segment_len));
+        }
+        if self.log_len < LOG_MIN {
+            return Err(format!("a log of {} bytes", self.log_len));
         }
         Ok(())
     }
@@ -262,7 +282,49 @@ pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeE
             Err(why) => bad.push(why),
         }
     }
-    Err(refusal(&bad))
+    Err(refusal(dev, &bad))
+}
+
+/// Writes both copies, one after the other: a crash leaves the old ones, or the new one first.
+pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::io::Result<()> {
+    for place in SUPERBLOCK_PLACES {
+        dev.write(place, &sb.encode())?;
+        dev.flush()?;
+    }
+    Ok(())
+}
+
+/// Ends a growth of the log that a crash has interrupted: the first copy that is whole counts, and nothing else may be written before
+/// the other says the same. Also mends a copy that is damaged for another reason.
+pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
+    let undecided = matches!(read_superblock_copies(&**dev), [Ok(first), Ok(second)] if first != second);
+    match rewrite_bad_copies(dev) {
+        Ok(written) => {
+            for place in written {
+                tracing::warn!(offset = place, "a superblock was not like its copy, and is written anew");
+            }
+            Ok(())
+        }
+        Err(error) if undecided => Err(error),
+        Err(error) => {
+            tracing::warn!(%error, "one copy of the superblock is damaged and cannot be written anew");
+            Ok(())
+        }
+    }
+}
+
+impl Superblock {
+    /// As it is with the log in the last `segments` segments, which are no longer segments then.
+    pub(crate) fn with_log_behind(&self, segments: u32) -> Self {
+        let segment_count = self.segment_count - segments;
+        Self {
+            incompatible: self.incompatible | LOG_BEHIND,
+            log_offset: self.segments_offset + u64::from(segment_count) * self.segment_len,
+            log_len: u64::from(segments) * self.segment_len,
+            segment_count,
+            ..self.clone()
+        }
+    }
 }
 
 /// Makes both copies the same, byte for byte: the one that [`read_superblock`] uses. Returns where one was written.
@@ -307,7 +369,7 @@ fn warn_of_second(dev: &Arc<dyn BlockDevice>, sb: &Superblock, first_used: bool)
 }
 
 /// The most telling of the reasons.
-fn refusal(bad: &[Bad]) -> VolumeError {
+fn refusal(dev: &Arc<dyn BlockDevice>, bad: &[Bad]) -> VolumeError {
     let telling = |b: &Bad| match b {
         Bad::Version(found) => Some(VolumeError::Version { found: *found }),
         Bad::Features(bits) => Some(VolumeError::Features { bits: *bits }),
@@ -320,6 +382,19 @@ fn refusal(bad: &[Bad]) -> VolumeError {
     match damaged {
         Some(detail) => VolumeError::Damaged { detail },
         None if bad.contains(&Bad::NoMagic) => VolumeError::Foreign,
-        None => VolumeError::Empty,
+        None if SUPERBLOCK_PLACES.iter().any(|place| place + BLOCK_SIZE as u64 > dev.capacity()) => {
+            VolumeError::TooShort
+        }
+        None => emptiness(dev),
+    }
+}
+
+/// Where there is no superblock there may be something else: many formats begin with zeros.
+fn emptiness(dev: &Arc<dyn BlockDevice>) -> VolumeError {
+    let mut front = AlignedBuf::zeroed(FRONT);
+    match dev.read(0, &mut front) {
+        Err(source) => VolumeError::Io { what: "read the device", source },
+        Ok(()) if front.iter().all(|b| *b == 0) => VolumeError::Empty,
+        Ok(()) => VolumeError::Foreign,
     }
 }

@@ -82,6 +82,9 @@ fn what_is_there_is_not_overwritten() {
     let foreign = device();
     write_at(&foreign, 4096, |block| block[100] = 1);
     assert!(matches!(mkfs(&foreign, &options, &Env::real()), Err(VolumeError::Foreign)));
+    assert!(matches!(read_superblock(&foreign), Err(VolumeError::Foreign)), "many formats begin with zeros");
+    let short: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(4096));
+    assert!(matches!(read_superblock(&short), Err(VolumeError::TooShort)));
     let foreign = device();
     write_at(&foreign, 0, |block| block[..4].copy_from_slice(b"ELF!"));
     assert!(matches!(read_superblock(&foreign), Err(VolumeError::Foreign)));
@@ -106,6 +109,9 @@ fn what_this_program_does_not_know_is_refused_unless_it_may_be_ignored() {
     assert_eq!(change(16, 4).unwrap().compatible, 4);
     assert!(matches!(change(72 + 1, 0x20), Err(VolumeError::Damaged { .. })), "another block size");
     assert!(matches!(change(88 + 7, 0xff), Err(VolumeError::Damaged { .. })), "a log far outside");
+    assert!(matches!(change(80 + 2, 0), Err(VolumeError::Damaged { .. })), "segments of no bytes");
+    assert!(matches!(change(80 + 2, 6), Err(VolumeError::Damaged { .. })), "segments of no power of two");
+    assert!(matches!(change(96 + 2, 1), Err(VolumeError::Damaged { .. })), "a log that is too small");
     assert!(matches!(change(64 + 5, 1), Err(VolumeError::Truncated { .. })), "a volume longer than its file");
 }
 

@@ -1,30 +1,56 @@
 //! Reusable buffers in which a chosen place is page-aligned, so that the payload behind a header is.
+#![expect(unsafe_code, reason = "memory from mmap(2)")]
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::ptr::{self, NonNull};
 
 const PAGE: usize = 4096;
 
 /// Zeroed memory of a fixed length, whose byte number `front` lies at the start of a page.
+///
+/// It comes from the kernel itself, in pages of 4 KiB, and takes as much memory as was ever touched of it. Thousands of requests may be parked,
+/// each in a buffer that could hold a large one; an allocator clears part of each new buffer (glibc some 60 KiB), and huge pages would make all
+/// of them resident.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    memory: Vec<u8>,
+    /// Whole pages, of which the buffer's end is the last byte used.
+    memory: NonNull<u8>,
+    pages: usize,
     start: usize,
     len: usize,
 }
+
+// SAFETY: the memory is the buffer's own.
+unsafe impl Send for Buffer {}
 
 impl Buffer {
     /// `front` bytes before the page boundary (at most a page), `rest` from it on.
     pub(crate) fn new(front: usize, rest: usize) -> Self {
         assert!(front <= PAGE, "a header is shorter than a page");
-        let len = front + rest;
-        // Fresh zeroed memory costs nothing until it is touched.
-        let memory = vec![0_u8; len + 2 * PAGE];
-        let to_boundary = memory.as_ptr().align_offset(PAGE);
-        let start = to_boundary + PAGE - front;
-        assert!(start + len <= memory.len(), "two pages of slack hold any alignment");
-        Self { memory, start, len }
+        let pages = 1 + rest.div_ceil(PAGE);
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, which nobody else knows.
+        let memory = unsafe { libc::mmap(ptr::null_mut(), pages * PAGE, access, kind, -1, 0) };
+        let usable = NonNull::new(memory.cast::<u8>()).filter(|_| memory != libc::MAP_FAILED);
+        let Some(memory) = usable else {
+            handle_alloc_error(Layout::from_size_align(pages * PAGE, PAGE).expect("a page is a power of two"))
+        };
+        // SAFETY: the whole mapping that was just made. A kernel without huge pages refuses, and needs it not.
+        let _ = unsafe { libc::madvise(memory.as_ptr().cast(), pages * PAGE, libc::MADV_NOHUGEPAGE) };
+        Self { memory, pages, start: PAGE - front, len: front + rest }
     }
 
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.len]
+        // SAFETY: `start + len` bytes are mapped, zeroed at first, and borrowed as `self` is.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(self.start), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, which nothing borrows any more.
+        let unmapped = unsafe { libc::munmap(self.memory.as_ptr().cast(), self.pages * PAGE) };
+        debug_assert_eq!(unmapped, 0, "the mapping is there");
     }
 }
 
@@ -39,6 +65,22 @@ mod tests {
             let bytes = buffer.bytes();
             assert_eq!(bytes.len(), front + 3 * PAGE);
             assert_eq!(bytes[front..].as_ptr().align_offset(PAGE), 0);
+            assert!(bytes.iter().all(|byte| *byte == 0));
+            bytes.fill(1);
         }
+    }
+
+    /// Of a buffer that holds nothing yet, nothing is in memory.
+    #[test]
+    fn what_is_not_touched_takes_no_memory() {
+        let resident = || {
+            let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+            pages.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number") * PAGE
+        };
+        let before = resident();
+        let mut buffers: Vec<Buffer> = (0..1000).map(|_| Buffer::new(0, 1 << 20)).collect();
+        buffers.iter_mut().for_each(|buffer| buffer.bytes()[0] = 1);
+        let grown = resident() - before;
+        assert!(grown < 1000 * 4 * PAGE, "{grown} bytes");
     }
 }

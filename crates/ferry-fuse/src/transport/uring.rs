@@ -38,9 +38,9 @@ use crate::park::Port;
 use crate::sys;
 
 /// Slots that a queue starts with.
-const SLOTS_START: usize = 64;
+const SLOTS_START: usize = 1024;
 /// When fewer than so many are left, as many are added.
-const SPARE: usize = 32;
+const SPARE: usize = 512;
 /// Slots that a queue may grow to: 16,384 parked requests.
 const SLOTS_MAX: usize = 1 << 14;
 /// Entries of the submission ring; more are submitted in several system calls.

@@ -8,17 +8,21 @@
 
 mod verify;
 
+pub use verify::Suspect;
+
 use super::buffer::WriteBuffer;
 use super::map::HomeMap;
 use super::pages::Pages;
+use super::shape::is_sound;
 use super::unit::header;
 use crate::disk::{Disk, io_error};
 use crate::{Geometry, JournalClient, JournalError, guard};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use redb::StorageBackend;
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -38,10 +42,34 @@ pub struct HomeFile {
     epoch: AtomicU64,
     /// A write found no segment to attach.
     lacked_space: AtomicBool,
+    /// Another file has taken its place.
+    retired: AtomicBool,
     /// What stands in place of a block that cannot be read: the only key of a leaf.
     marker: Option<Marker>,
+    /// Blocks that the database has read, of a file that is read past damage.
+    seen: Mutex<Seen>,
     /// Who has more segments; unset while the journal is being opened.
     owner: OnceLock<Arc<dyn JournalClient>>,
+}
+
+/// What a database has read.
+#[derive(Default)]
+pub struct Seen {
+    /// Blocks of the file.
+    pub blocks: HashSet<u64>,
+    /// One of them could not be read.
+    pub damage: bool,
+    /// Nothing counts that is read behind damage.
+    pub until_damage: bool,
+}
+
+impl Seen {
+    fn note(&mut self, blocks: Range<u64>, damaged: bool) {
+        if !(self.damage && self.until_damage) {
+            self.blocks.extend(blocks);
+        }
+        self.damage |= damaged;
+    }
 }
 
 /// A key that nobody else has.
@@ -97,6 +125,11 @@ impl HomeFile {
         Arc::new(Self { marker: Some(marker), ..file })
     }
 
+    /// What the database has read of a file for reading past damage.
+    pub fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock()
+    }
+
     /// An empty file in `segments` that no map on the device knows, to take the place of the one that `old` maps.
     pub fn unpublished(disk: &Arc<Disk>, geo: &Geometry, segments: &[u32], old: Option<&Self>) -> Arc<Self> {
         let (generation, next_slot) = old.map_or((0, 0), |old| {
@@ -112,17 +145,31 @@ impl HomeFile {
         Arc::new(file)
     }
 
+    /// An empty file in `segments` that is to take this one's place.
+    pub fn successor(&self, segments: &[u32]) -> Arc<Self> {
+        Self::unpublished(&self.disk, &self.geo, segments, Some(self))
+    }
+
     /// Makes this file the one that the map on the device names, by one slot; then the other one follows. `keep` spare
-    /// segments stay.
-    pub fn publish(&self, keep: usize) -> Result<(), JournalError> {
+    /// segments stay; the others, which no map has named, are returned.
+    pub fn publish(&self, keep: usize) -> Result<Vec<u32>, JournalError> {
         // What the map will name is there before it.
         self.sync().map_err(error_of)?;
-        {
+        let surplus = {
             let mut state = self.state.write();
-            state.map.spare.truncate(keep);
             (state.unpublished, state.changed) = (false, true);
-        }
-        self.settle()
+            let kept = state.map.spare.len().min(keep);
+            state.map.spare.split_off(kept)
+        };
+        self.settle()?;
+        Ok(surplus)
+    }
+
+    /// Another file has taken this one's place: it can be read as long as somebody has it, and is written no more.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+        self.pages.end_writing();
+        self.state.write().in_memory = Some(HashMap::new());
     }
 
     /// Sees to it, before a database is opened, that both copies of its header are the same, and that it makes sense.
@@ -162,7 +209,9 @@ impl HomeFile {
             syncing: Mutex::new(()),
             epoch: AtomicU64::new(0),
             lacked_space: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             marker: None,
+            seen: Mutex::default(),
             owner: OnceLock::new(),
         }
     }
@@ -247,6 +296,11 @@ impl HomeFile {
     /// Blocks that were found damaged in one of their two copies.
     pub fn healed(&self) -> u64 {
         self.pages.healed()
+    }
+
+    /// Where they were, of those that were needed.
+    pub fn bad_copies(&self) -> Vec<u64> {
+        self.pages.bad_copies()
     }
 
     /// Adds a spare segment. The map names it at the next sync if `keep`, so that the next opening finds it.
@@ -394,6 +448,17 @@ impl HomeFile {
             done += n;
         }
         Ok(())
+    }
+
+    /// All that the database reads are pages, but its header.
+    fn check_shape(&self, offset: u64, page: &[u8]) -> Result<(), JournalError> {
+        let state = self.state.read();
+        if offset == 0 || is_sound(page, state.map.len) {
+            return Ok(());
+        }
+        let place = self.locate(&state.map, offset).0;
+        let detail = "a page makes no sense to the database".to_owned();
+        Err(JournalError::Damaged { what: "home store", offset: place.unwrap_or(0), detail })
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -567,12 +632,13 @@ impl StorageBackend for FileUser {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let file = self.file()?;
-        let Err(error) = file.read(offset, out) else { return Ok(()) };
-        if file.marker.as_ref().is_some_and(|marker| mark(out, marker, &error)) {
-            return Ok(());
+        let read = file.read(offset, out).and_then(|()| file.check_shape(offset, out));
+        if file.marker.is_some() {
+            let blocks = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
+            file.seen.lock().note(blocks, read.is_err());
         }
-        if guard::is_opening() {
-            out.fill(0);
+        let Err(error) = read else { return Ok(()) };
+        if file.marker.as_ref().is_some_and(|marker| mark(out, marker, &error)) {
             return Ok(());
         }
         Err(io::Error::other(guard::unreadable(error)))

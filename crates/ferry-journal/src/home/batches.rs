@@ -43,9 +43,9 @@ impl Batches {
         write_batch(db, changes.iter().map(|(k, v)| (&**k, Some(&**v))), |_| state).map(drop)
     }
 
-    /// Writes the rest; the log is to be read from `point`. How many keys there are.
-    pub fn finish(mut self, point: Point) -> Result<u64, JournalError> {
-        self.write(point, true)?;
+    /// Writes the rest; the log is to be read from `point`; `clean` as in [`HomeState`]. How many keys there are.
+    pub fn finish(mut self, point: Point, clean: bool) -> Result<u64, JournalError> {
+        self.write(point, clean)?;
         end(self.db.take());
         Ok(self.keys)
     }

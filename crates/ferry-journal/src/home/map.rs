@@ -84,7 +84,9 @@ impl HomeMap {
         if u32_at(buf, 0) != MAGIC || u32_at(buf, 60) != crc32c::crc32c(&buf[..60]) {
             return Err("no whole header");
         }
-        if u16_at(buf, 4) != VERSION || buf[8..24] != geo.volume_id || u32_at(buf, 40) != geo.segment_count {
+        // Segments that the volume had when this was written; those that the log has taken since were free.
+        let segments = u32_at(buf, 40);
+        if u16_at(buf, 4) != VERSION || buf[8..24] != geo.volume_id || segments < geo.segment_count {
             return Err("of another volume or version");
         }
         if u32_at(buf, 44) != crc32c::crc32c(&buf[BLOCK_SIZE..]) {

@@ -9,13 +9,16 @@ mod buffer;
 pub mod map;
 mod pages;
 mod place;
+mod renew;
 mod salvage;
+mod shape;
 #[cfg(test)]
 mod tests;
 mod unit;
 
-pub use backend::HomeFile;
+pub use backend::{HomeFile, Suspect};
 pub use batches::Batches;
+use renew::Renewals;
 pub use salvage::{Found, Salvage};
 pub use unit::unit_bytes;
 
@@ -39,11 +42,6 @@ const META_POINT: u8 = 0;
 /// Bytes of the checkpoint's record in the home store: context, position, chain id, bytes of all keys and values, 8
 /// each; a byte, 1 if clean.
 const STATE_LEN: usize = 33;
-
-/// A file so many times larger than its keys and values is worth compacting.
-const COMPACT_FACTOR: u64 = 4;
-/// Bytes that a file may have in any case.
-const COMPACT_SLACK: u64 = 8 << 20;
 
 /// A place in the log between two records, and what lies before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -119,13 +117,41 @@ impl HomeView {
     }
 }
 
+/// What is done with each key.
+type Visit<'a> = &'a mut dyn FnMut(&[u8], &Value) -> Result<(), JournalError>;
+
+impl HomeView {
+    /// Hands all keys to `visit`, ascending.
+    fn each(&self, visit: Visit<'_>) -> Result<(), JournalError> {
+        let table = self.table()?;
+        let mut range = guard::reading(|| table.range::<&[u8]>(..).map_err(home_error))?;
+        let mut next = || {
+            guard::reading(|| {
+                let next = range.next().transpose().map_err(home_error)?;
+                Ok(next.map(|(key, value)| (Vec::from(key.value()), Value::from(value.value()))))
+            })
+        };
+        while let Some((key, value)) = next()? {
+            visit(&key, &value)?;
+        }
+        Ok(())
+    }
+}
+
 /// The open home store.
 pub struct Home {
-    db: Mutex<Option<Database>>,
-    file: Arc<HomeFile>,
+    open: Mutex<Open>,
     cache_bytes: usize,
     /// Of the newest checkpoint.
     live_bytes: AtomicU64,
+    renewals: Renewals,
+}
+
+/// The database, and the file that it is in.
+struct Open {
+    /// `None` once the store is closed.
+    db: Option<Database>,
+    file: Arc<HomeFile>,
 }
 
 impl Home {
@@ -152,8 +178,11 @@ impl Home {
         read_only: bool,
     ) -> Result<(Self, HomeState), JournalError> {
         let file = HomeFile::open(disk, geo, read_only)?;
+        // An older slot is not to count, should the newer one be damaged later: what it names may be used for something else by then.
+        file.settle()?;
         let db = database(&file, cache_bytes).map_err(|e| file.explain(e))?;
-        let home = Self { db: Mutex::new(Some(db)), file, cache_bytes, live_bytes: AtomicU64::new(0) };
+        let open = Mutex::new(Open { db: Some(db), file });
+        let home = Self { open, cache_bytes, live_bytes: AtomicU64::new(0), renewals: Renewals::default() };
         let state = home.state()?;
         home.live_bytes.store(state.live_bytes, Ordering::Relaxed);
         Ok((home, state))
@@ -164,15 +193,15 @@ impl Home {
     }
 
     fn with_db<T>(&self, f: impl FnOnce(&Database) -> Result<T, JournalError>) -> Result<T, JournalError> {
-        match &*self.db.lock() {
+        match &self.open.lock().db {
             Some(db) => f(db),
             None => Err(JournalError::Closed),
         }
     }
 
     /// The file below: segments it owns, spare ones.
-    pub fn file(&self) -> &HomeFile {
-        &self.file
+    pub fn file(&self) -> Arc<HomeFile> {
+        self.open.lock().file.clone()
     }
 
     /// Bytes of all keys and values, as of the newest checkpoint.
@@ -202,7 +231,7 @@ impl Home {
                 HomeState { point, clean, live_bytes }
             })
         });
-        let state = written.map_err(|e| self.file.explain(e))?;
+        let state = written.map_err(|e| self.file().explain(e))?;
         self.live_bytes.store(state.live_bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -210,47 +239,33 @@ impl Home {
     /// Opens the store again as it was at its last checkpoint, after a failed one. `read_only`: from now on nothing
     /// reaches the device.
     pub fn reopen(&self, read_only: bool) -> Result<(), JournalError> {
-        let mut db = self.db.lock();
-        // Whatever the old database writes while it ends is thrown away: it has already failed.
-        self.file.detach_users();
-        end(db.take());
-        self.file.reload(read_only)?;
-        *db = Some(database(&self.file, self.cache_bytes).map_err(|e| self.file.explain(e))?);
+        let mut open = self.open.lock();
+        open.file.detach_users();
+        end(open.db.take());
+        open.file.reload(read_only)?;
+        open.db = Some(database(&open.file, self.cache_bytes).map_err(|e| open.file.explain(e))?);
         Ok(())
-    }
-
-    /// Makes the file smaller if it is mostly free, as far as can be told cheaply. No view may be alive.
-    pub fn compact(&self) -> Result<(), JournalError> {
-        let live_bytes = self.live_bytes.load(Ordering::Relaxed);
-        let expected = COMPACT_FACTOR.saturating_mul(live_bytes).saturating_add(COMPACT_SLACK);
-        if self.file.attached_bytes() <= expected.max(2 * self.file.unit_bytes()) {
-            return Ok(());
-        }
-        match self.db.lock().as_mut() {
-            Some(db) => guard::calling(|| db.compact().map(drop).map_err(home_error)),
-            None => Err(JournalError::Closed),
-        }
     }
 
     /// The store as it is now, for reading past damage.
     pub fn salvage(&self, entropy: &dyn Entropy) -> Result<Salvage, JournalError> {
-        Salvage::open(&self.file, entropy)
+        Salvage::open(&self.file(), entropy)
     }
 
-    /// Whatever the database still writes while it ends is not to reach the device.
+    /// Nothing that the database still writes is to reach the device.
     pub fn abandon(&self) {
-        self.file.detach_users();
+        self.file().detach_users();
     }
 
     /// Ends the database, which is then as its last checkpoint left it.
     pub fn end(&self) {
-        end(self.db.lock().take());
+        end(self.open.lock().db.take());
     }
 
     /// Closes the database; views must be gone.
     pub fn close(&self) -> Result<(), JournalError> {
         self.end();
-        self.file.settle()
+        self.file().settle()
     }
 }
 
@@ -332,12 +347,11 @@ fn fill<'a>(
 
 fn database(file: &Arc<HomeFile>, cache_bytes: usize) -> Result<Database, JournalError> {
     file.check_header()?;
-    guard::opening(|| {
+    guard::calling(|| {
         redb::Builder::new().set_cache_size(cache_bytes).create_with_backend(file.user()).map_err(home_error)
     })
 }
 
-/// Whoever wants the store closed well closes it; one that is given up may panic as it ends, and changes nothing any more.
 impl Drop for Home {
     fn drop(&mut self) {
         self.abandon();
@@ -345,15 +359,9 @@ impl Drop for Home {
     }
 }
 
-/// Ends a database; one that failed may panic at it.
+/// Ends a database. It is then as its last commit left it.
 fn end(db: Option<Database>) {
-    let ended = guard::calling(|| {
-        drop(db);
-        Ok(())
-    });
-    if let Err(error) = ended {
-        tracing::warn!(%error, "the home store's database did not end cleanly");
-    }
+    guard::ending(db);
 }
 
 /// Any error of redb as ours.

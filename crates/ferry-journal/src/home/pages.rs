@@ -10,7 +10,7 @@ use crate::wait::Wait;
 use crate::{Completion, Geometry, JournalError};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 use parking_lot::{Mutex, RwLock};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -33,6 +33,8 @@ pub struct Pages {
     read_only: AtomicBool,
     healed: AtomicU64,
     told: Mutex<HashSet<u64>>,
+    /// Copies of blocks that were needed and are not what was written, by their places; at most [`TOLD_MAX`].
+    bad_copies: Mutex<BTreeSet<u64>>,
 }
 
 /// One block, read from both copies.
@@ -54,6 +56,7 @@ impl Pages {
             read_only: AtomicBool::new(read_only),
             healed: AtomicU64::new(0),
             told: Mutex::default(),
+            bad_copies: Mutex::default(),
         }
     }
 
@@ -67,12 +70,24 @@ impl Pages {
         self.healed.load(Ordering::Relaxed)
     }
 
+    /// Where a block that was read was bad in one copy, on the device. Neither the header nor the checksums: a crash leaves their copies
+    /// different.
+    pub fn bad_copies(&self) -> Vec<u64> {
+        self.bad_copies.lock().iter().copied().collect()
+    }
+
     /// Forgets all that was read, and from now on writes nothing if `read_only`. `first`: the segment of unit 0.
     pub fn renew(&self, first: Option<u32>, read_only: bool) {
         let _writing = self.writing.lock();
         self.units.write().clear();
         self.read_only.fetch_or(read_only, Ordering::AcqRel);
         self.set_first(first);
+    }
+
+    /// From now on writes nothing.
+    pub fn end_writing(&self) {
+        let _writing = self.writing.lock();
+        self.read_only.store(true, Ordering::Release);
     }
 
     /// The segment of unit 0.
@@ -242,6 +257,11 @@ impl Pages {
             return;
         }
         for &place in &both.bad {
+            let mut bad_copies = self.bad_copies.lock();
+            if bad_copies.len() < TOLD_MAX {
+                bad_copies.insert(place);
+            }
+            drop(bad_copies);
             self.tell(place, "the other copy is used");
             if !self.read_only.load(Ordering::Acquire)
                 && let Err(error) = self.disk.write(place, &both.good)
@@ -270,6 +290,7 @@ impl Pages {
         }
         for (place, buf) in sums.take_dirty() {
             if let Err(error) = self.disk.write(place, &buf) {
+                sums.not_written(place);
                 tracing::warn!(place, %error, "checksums of the home store could not be mended");
             }
         }
@@ -323,7 +344,9 @@ impl Pages {
             let left = Countdown::new(writes.len() as u32);
             let requests = writes.into_iter().map(|(place, buf)| {
                 let left = left.clone();
-                self.disk.write_request(place, buf, move |r| left.done(r.map_err(io_error("home store"))))
+                self.disk.write_request("home store", place, buf, move |r| {
+                    left.done(r.map_err(io_error("home store")))
+                })
             });
             let requests = requests.collect();
             left.then(done);

@@ -3,9 +3,12 @@
 use super::backend::{HomeFile, Marker};
 use super::{Bytes, HomeState, KEYS, database, end, home_error, state_of};
 use crate::layers::Key;
+use crate::verify::Step;
 use crate::{JournalError, Value, guard};
-use ferry_device::Entropy;
+use ferry_device::{BLOCK_SIZE, Entropy};
 use redb::{Database, ReadTransaction, ReadableDatabase};
+use std::collections::HashSet;
+use std::sync::Arc;
 
 /// Memory for its pages: they are read once.
 const CACHE_BYTES: usize = 1 << 20;
@@ -33,26 +36,36 @@ pub struct Salvage {
     stray: u32,
     /// What the store says of itself.
     pub state: Result<HomeState, JournalError>,
-    /// Dropped last: it writes, to memory, as it ends.
     db: Option<Database>,
+    copy: Arc<HomeFile>,
+    /// Its segments are not used for anything else meanwhile.
+    _original: Arc<HomeFile>,
 }
 
 impl Salvage {
-    pub fn open(file: &HomeFile, entropy: &dyn Entropy) -> Result<Self, JournalError> {
+    pub fn open(file: &Arc<HomeFile>, entropy: &dyn Entropy) -> Result<Self, JournalError> {
         let mut marker = Marker::default();
         for part in marker.chunks_exact_mut(8) {
             part.copy_from_slice(&entropy.next_u64().to_le_bytes());
         }
-        let db = database(&file.salvage(marker), CACHE_BYTES)?;
+        let copy = file.salvage(marker);
+        let db = database(&copy, CACHE_BYTES)?;
         let opened = guard::calling(|| {
             let read: ReadTransaction = db.begin_read().map_err(home_error)?;
             let range = read.open_table(KEYS).map_err(home_error)?.range::<&[u8]>(..).map_err(home_error)?;
             Ok((range, guard::calling(|| state_of(&read))))
         });
         match opened {
-            Ok((range, state)) => {
-                Ok(Self { marker, range: Some(range), newest: None, stray: 0, state, db: Some(db) })
-            }
+            Ok((range, state)) => Ok(Self {
+                marker,
+                range: Some(range),
+                newest: None,
+                stray: 0,
+                state,
+                db: Some(db),
+                copy,
+                _original: file.clone(),
+            }),
             Err(error) => {
                 end(Some(db));
                 Err(error)
@@ -89,8 +102,37 @@ impl Salvage {
     }
 }
 
-impl Drop for Salvage {
-    fn drop(&mut self) {
+impl Salvage {
+    /// Blocks of the file with pages that the database uses; below a page that cannot be read, none are known. `None`: `step` ended it.
+    pub fn used(mut self, step: Step<'_>) -> Option<HashSet<u64>> {
+        let mut counted = 0;
+        loop {
+            let next = self.next();
+            let read = (self.copy.seen().blocks.len() - counted) * BLOCK_SIZE;
+            counted += read / BLOCK_SIZE;
+            if read > 0 && !step(read as u64) {
+                return None;
+            }
+            if !matches!(next, Ok(Some(_))) {
+                break;
+            }
+        }
+        self.end_walk();
+        // What the database keeps for itself it reads when it looks for damage on its own. When it finds some, it goes on with pages
+        // that it does not use any more.
+        self.copy.seen().until_damage = true;
+        let whole = !self.copy.seen().damage;
+        if let Some(db) = self.db.as_mut().filter(|_| whole)
+            && let Err(error) = guard::calling(|| db.check_integrity().map(drop).map_err(home_error))
+        {
+            tracing::debug!(%error, "the database's own look at its pages ended early");
+        }
+        let mut used = std::mem::take(&mut self.copy.seen().blocks);
+        used.insert(0);
+        Some(used)
+    }
+
+    fn end_walk(&mut self) {
         let range = self.range.take();
         if let Err(error) = guard::calling(|| {
             drop(range);
@@ -98,6 +140,12 @@ impl Drop for Salvage {
         }) {
             tracing::debug!(%error, "a walk past damage did not end cleanly");
         }
+    }
+}
+
+impl Drop for Salvage {
+    fn drop(&mut self) {
+        self.end_walk();
         end(self.db.take());
     }
 }

@@ -178,6 +178,12 @@ impl Sums {
         !self.dirty.is_empty()
     }
 
+    /// What [`Sums::take_dirty`] gave for `place` did not get there.
+    pub fn not_written(&mut self, place: u64) {
+        let at = (place - self.base) / BLOCK - 2 * self.pages;
+        self.dirty.insert((at % self.sums) as u32);
+    }
+
     /// The checksum blocks to be written, both copies of each; from now on they count as written.
     pub fn take_dirty(&mut self) -> Vec<(u64, AlignedBuf)> {
         let dirty = std::mem::take(&mut self.dirty);

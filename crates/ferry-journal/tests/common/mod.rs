@@ -82,6 +82,7 @@ pub fn options(background: bool) -> JournalOptions {
         commit_interval: Duration::from_secs(1),
         flush: FlushPolicy::default(),
         fast_flush: FAST_FLUSH,
+        log: LogOptions::default(),
         home_cache_bytes: 4 << 20,
         read_only: false,
         background,

@@ -27,6 +27,7 @@ pub mod context {
         pub layers: Vec<()>,
         pub payload: u64,
         pub transactions: u64,
+        pub since: std::time::Duration,
         pub extents: Vec<()>,
         pub data_bytes: u64,
         pub data: Arc<Countdown>,
@@ -91,9 +92,12 @@ pub mod record {
         pub body_len: u64,
     }
 
+    /// Where the log is.
+    pub struct LogArea;
+
     /// One write, whose place is the context's number.
     pub fn encode(
-        _area: &(),
+        _area: &LogArea,
         plan: &RecordPlan,
         _extents: &[()],
         _changes: impl Iterator<Item = ()>,
@@ -126,6 +130,7 @@ pub mod stats {
 
     impl Counters {
         pub fn note_in_flight(&self, _n: u64) {}
+        pub fn note_stages(&self, _at: [Duration; 5]) {}
         pub fn note_context(&self, _context: &crate::context::Context, _boarded: u64) {}
     }
 }
@@ -188,6 +193,7 @@ pub mod disk {
 
         pub fn write_request(
             &self,
+            _what: &'static str,
             context: u64,
             _buf: Arc<Vec<u8>>,
             done: impl FnOnce(io::Result<()>) + Send + 'static,
@@ -313,7 +319,16 @@ pub mod core {
             let (seq, transactions) = (self.seq, std::mem::take(&mut self.transactions));
             self.seq.0 += 1;
             let data = Countdown::new(0);
-            Context { seq, layers: vec![], payload: 1, transactions, extents: vec![], data_bytes: 0, data }
+            Context {
+                seq,
+                layers: vec![],
+                payload: 1,
+                transactions,
+                since: Duration::ZERO,
+                extents: vec![],
+                data_bytes: 0,
+                data,
+            }
         }
     }
 
@@ -329,9 +344,14 @@ pub mod core {
         pub fn stop(&self) {}
     }
 
+    #[derive(Default)]
+    pub struct Options {
+        pub log: ferry_journal::LogOptions,
+    }
+
     pub struct Core {
+        pub options: Options,
         pub disk: Arc<Disk>,
-        pub area: (),
         pub env: Env,
         pub time: Arc<Time>,
         pub client: Client,
@@ -352,8 +372,8 @@ pub mod core {
             let mut dispatcher = Dispatcher::new(setup.policy, Duration::from_nanos(FAST));
             dispatcher.planted = setup.planted;
             Arc::new(Self {
+                options: Options::default(),
                 disk: Disk::new(time.clone(), setup.fails),
-                area: (),
                 env: Env { clock: time.clone(), entropy: Arc::new(Numbers) },
                 time,
                 client: Client,
@@ -374,6 +394,10 @@ pub mod core {
             let mut head = self.head.write();
             head.transactions += 1;
             head.seq
+        }
+
+        pub fn area(&self) -> crate::record::LogArea {
+            crate::record::LogArea
         }
 
         pub fn failure(&self) -> Option<JournalError> {

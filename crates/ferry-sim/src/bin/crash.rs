@@ -1,10 +1,11 @@
 //! Crash simulation for as long as one wants, on all cores. A failure is shrunk, printed with its number, and ends the program
 //! with status 1.
 //!
-//! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations; `enumerate` every sequence of N operations,
-//! from number N on. `--one` runs one number only, `--all` goes on after a failure.
+//! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations; `late` those in which many fsyncs are under way
+//! together, with each flush policy in turn; `enumerate` every sequence of N operations, from number N on. `--one` runs one number only, `--all` goes on after a failure.
 
 use ferry_device::Env;
+use ferry_fs::FlushPolicy;
 use ferry_sim::campaign::{Limits, run};
 use ferry_sim::crash::Plan;
 use ferry_sim::enumerate::Enumeration;
@@ -12,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-const USAGE: &str = "usage: crash [random|fifty] [--from SEED] [LIMITS]
+const USAGE: &str = "usage: crash [random|fifty|late] [--from SEED] [LIMITS]
        crash enumerate [--length N] [--from NUMBER] [LIMITS]
 LIMITS: [--seconds N] [--count N] [--one] [--all]";
 
@@ -23,6 +24,7 @@ const PROGRESS: Duration = Duration::from_secs(10);
 enum Mode {
     Random,
     Fifty,
+    Late,
     Enumerate,
 }
 
@@ -41,6 +43,7 @@ fn parse(words: impl Iterator<Item = String>) -> Option<Args> {
         args.mode = match &*mode {
             "random" => Mode::Random,
             "fifty" => Mode::Fifty,
+            "late" => Mode::Late,
             "enumerate" => Mode::Enumerate,
             _ => return None,
         };
@@ -68,10 +71,14 @@ fn simulate(args: &Args, env: &Env) -> Result<String, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut limits = args.limits;
     let done = match args.mode {
-        Mode::Random | Mode::Fifty => {
+        Mode::Random | Mode::Fifty | Mode::Late => {
             let seed = args.from.unwrap_or_else(|| env.entropy.next_u64() >> 16);
             println!("random sequences from seed {seed}");
-            let draw = if matches!(args.mode, Mode::Fifty) { Plan::fifty } else { Plan::draw };
+            let draw = match args.mode {
+                Mode::Fifty => Plan::fifty,
+                Mode::Late => |seed| Plan::under_way(seed, FlushPolicy::ALL[(seed % 4) as usize]),
+                _ => Plan::draw,
+            };
             run(&|seed| Some(draw(seed)), seed, limits, threads, env)
         }
         Mode::Enumerate => {

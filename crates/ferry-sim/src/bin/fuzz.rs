@@ -6,7 +6,8 @@
 //! they are counted.
 
 use ferry_device::Env;
-use ferry_sim::fuzz::{self, bases::Bases};
+use ferry_sim::fuzz::{self, Outcome, bases::Bases};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Mutex;
@@ -101,19 +102,22 @@ fn child(options: &Options) -> ExitCode {
             // Only redb's unwind: of any other the process has died.
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|_| {
                 tell(&format!("{seed} redb"));
-                Ok(())
+                Ok(Outcome::Refused)
             })
         };
         let peak = peak_memory_kib();
-        if let Err(what) = result {
-            eprintln!("{what}");
-            return ExitCode::FAILURE;
-        }
+        let outcome = match result {
+            Ok(outcome) => outcome,
+            Err(what) => {
+                eprintln!("{what}");
+                return ExitCode::FAILURE;
+            }
+        };
         if peak > MEMORY_KIB_MAX {
             eprintln!("{peak} KiB of memory");
             return ExitCode::FAILURE;
         }
-        tell(&format!("{seed} done {peak}"));
+        tell(&format!("{seed} done {peak} {outcome:?}"));
     }
     ExitCode::SUCCESS
 }
@@ -138,6 +142,8 @@ struct Campaign {
     stop: AtomicBool,
     done: AtomicU64,
     peak_kib: AtomicU64,
+    /// What became of the volumes when they were repaired, and of how many.
+    outcomes: Mutex<BTreeMap<String, u64>>,
     failed: Mutex<Vec<u64>>,
 }
 
@@ -179,9 +185,12 @@ impl Campaign {
         let outcome = loop {
             match told.recv_timeout(STEP_TIME_MAX) {
                 Ok(line) => {
-                    if let Some((_, peak)) = line.split_once(" done ") {
+                    if let Some((peak, outcome)) =
+                        line.split_once(" done ").and_then(|(_, told)| told.split_once(' '))
+                    {
                         self.done.fetch_add(1, Ordering::Relaxed);
                         self.peak_kib.fetch_max(peak.parse().unwrap_or(0), Ordering::Relaxed);
+                        *self.outcomes.lock().expect("nobody panics").entry(outcome.into()).or_default() += 1;
                         if self.over() {
                             break end(&mut child, None);
                         }
@@ -236,6 +245,7 @@ fn main() -> ExitCode {
         stop: AtomicBool::new(false),
         done: AtomicU64::new(0),
         peak_kib: AtomicU64::new(0),
+        outcomes: Mutex::default(),
         failed: Mutex::default(),
         env,
     };
@@ -244,8 +254,9 @@ fn main() -> ExitCode {
         let failed = campaign.failed.lock().expect("nobody panics").len();
         let redb = campaign.redb.load(Ordering::Relaxed);
         println!(
-            "{done} volumes, {failed} failures, {redb} panics of redb, at most {} MiB of memory",
-            peak >> 10
+            "{done} volumes, {failed} failures, {redb} panics of redb, at most {} MiB of memory; repair: {:?}",
+            peak >> 10,
+            campaign.outcomes.lock().expect("nobody panics"),
         );
     };
     std::thread::scope(|scope| {

@@ -11,13 +11,14 @@ mod world;
 
 pub use world::{SimClock, SimEntropy, SimRng, sim_env};
 
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Io, IoDone};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FlushTiming, Io, IoDone};
 use image::Image;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 use trace::{Change, FlushEffect, Trace};
 
 /// What can be made to fail.
@@ -70,6 +71,7 @@ struct State {
     held: VecDeque<Held>,
     flush_lies: bool,
     host_free: Option<u64>,
+    flush_time: Duration,
 }
 
 /// The simulated device. Requests complete before the call returns, unless they are held.
@@ -171,6 +173,11 @@ impl SimDevice {
     /// What [`BlockDevice::host_free`] answers.
     pub fn set_host_free(&self, bytes: Option<u64>) {
         self.state.lock().host_free = bytes;
+    }
+
+    /// What it says that a flush takes.
+    pub fn set_flush_time(&self, time: Duration) {
+        self.state.lock().flush_time = time;
     }
 
     /// Whether completions of submitted requests are held back from now on. What is held already stays held.
@@ -346,6 +353,10 @@ impl BlockDevice for SimDevice {
 
     fn host_free(&self) -> Option<u64> {
         self.state.lock().host_free
+    }
+
+    fn flush_timing(&self) -> FlushTiming {
+        FlushTiming { avg: self.state.lock().flush_time, ..FlushTiming::default() }
     }
 }
 

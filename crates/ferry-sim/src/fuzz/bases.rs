@@ -1,6 +1,7 @@
 //! Populated volumes of several shapes.
 
 use super::mutate;
+use super::repaired::{Shown, shown};
 use crate::device::{SimDevice, SimRng, sim_env};
 use crate::model::{Model, Outcome};
 use crate::ops::{Generator, Op};
@@ -28,6 +29,8 @@ pub struct Base {
     pub old: SimDevice,
     /// Where everything is.
     pub superblock: Superblock,
+    /// What it shows.
+    pub shown: Shown,
     /// Places of blocks that hold something and may be damaged, in bytes.
     pub used: Vec<u64>,
     /// The home store may be damaged.
@@ -98,7 +101,8 @@ fn lived(name: &'static str, seed: u64, ops: &[Op], closed: bool) -> Result<Base
     let device = fresh(seed)?;
     let mut rng = SimRng::new(seed);
     let mut model = Model::empty();
-    let mut world = World::open(&device, Opening { seed, cache_bytes: 2 << 20, time: Duration::ZERO })?;
+    let mut world =
+        World::open(&device, Opening { seed, cache_bytes: 2 << 20, time: Duration::ZERO, flush: None })?;
     let mut old = device.crash_image(device.trace_len(), &mut rng);
     for (n, op) in ops.iter().enumerate() {
         if model.outcome(op) == Outcome::Done
@@ -147,6 +151,7 @@ fn many_names() -> Result<Base, String> {
 
 fn base(name: &'static str, image: SimDevice, old: SimDevice) -> Result<Base, String> {
     let copy: Arc<dyn BlockDevice> = Arc::new(image.crash_image(0, &mut SimRng::new(0)));
+    let shown = shown(&copy, None);
     let superblock = read_superblock(&copy).map_err(|error| error.to_string())?;
     let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
     let mut used = Vec::new();
@@ -156,5 +161,5 @@ fn base(name: &'static str, image: SimDevice, old: SimDevice) -> Result<Base, St
             used.push(at);
         }
     }
-    Ok(Base { name, image, old, superblock, used, home: true })
+    Ok(Base { name, image, old, superblock, shown, used, home: true })
 }

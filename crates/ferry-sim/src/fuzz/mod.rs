@@ -1,37 +1,36 @@
 //! A volume's bytes as strangers can send them: populated volumes, damaged, and everything that meets them.
 //!
-//! [`bases`] makes volumes, [`mutate`] damages one (with the checksums put right again, or not), [`walk`] mounts it, reads all of it
-//! and works on it. Nothing is asked of what they find; but nobody may panic, hang, or take memory without bound, and who
-//! only reads writes nothing. The program `fuzz` runs seeds in processes of their own, so that an abort or an endless loop
-//! is a failure like any other.
+//! [`bases`] makes volumes, [`mutate`] damages one (with the checksums put right again, or not), [`repaired`] repairs a copy of it,
+//! [`walk`] mounts it, reads all of it and works on it. Nothing is asked of what they find; but nobody may panic, hang, or take memory
+//! without bound, who only reads writes nothing, and a repair makes an end of the damage and loses nothing else. The program `fuzz` runs
+//! seeds in processes of their own, so that an abort or an endless loop is a failure like any other.
 
 pub mod bases;
 pub mod mutate;
+pub mod repaired;
 pub mod walk;
 
 use crate::device::{SimDevice, SimRng, sim_env};
 use bases::Bases;
 use ferry_device::{AlignedBuf, BlockDevice, FlushTiming, Io};
 use ferry_fs::{FsckOptions, fsck};
+pub use repaired::Outcome;
 use std::io;
 use std::sync::Arc;
 
 /// Damages the volume that follows from `seed` and lets everything meet it; tells `step` what comes next.
-pub fn run(bases: &Bases, seed: u64, step: &mut dyn FnMut(&str)) -> Result<(), String> {
+pub fn run(bases: &Bases, seed: u64, step: &mut dyn FnMut(&str)) -> Result<Outcome, String> {
     let mut rng = SimRng::new(seed ^ 0x6675_7a7a);
     step("damage");
     let base = bases.pick(&mut rng);
     let image = Arc::new(base.image.crash_image(0, &mut rng));
     let damage = mutate::damage(&image, base, &mut rng);
-    let short = damage.capacity < image.capacity();
     image.restart_trace();
-    let device: Arc<dyn BlockDevice> = if short {
-        Arc::new(Short { whole: image.clone(), capacity: damage.capacity })
-    } else {
-        image.clone()
-    };
+    let device = cut_off(image.clone(), damage.capacity);
     step("check");
     check(&device, seed)?;
+    let copy = cut_off(Arc::new(image.copy()), damage.capacity);
+    let outcome = repaired::run(&copy, &base.shown, &mut SimRng::new(seed), step)?;
     step("mount read-only");
     walk::read_only(&device, base.home, &mut rng);
     if image.trace_len() != 0 {
@@ -43,7 +42,11 @@ pub fn run(bases: &Bases, seed: u64, step: &mut dyn FnMut(&str)) -> Result<(), S
     check(&device, seed)?;
     step("mount again");
     walk::read_write(&device, base.home, &mut rng);
-    Ok(())
+    Ok(outcome)
+}
+
+fn cut_off(whole: Arc<SimDevice>, capacity: u64) -> Arc<dyn BlockDevice> {
+    if capacity < whole.capacity() { Arc::new(Short { whole, capacity }) } else { whole }
 }
 
 /// That it cannot be checked is a finding, too.

@@ -107,3 +107,71 @@ fn emptied_segments_go_back_to_the_host() {
     assert!(volume.dev.resident() + (120 << 20) < full, "{} of {full} bytes remain", volume.dev.resident());
     assert_eq!(volume.store.totals().live, 0);
 }
+
+/// Its blocks stay where they are, and the cleaner goes on.
+#[test]
+fn a_file_whose_record_is_damaged_does_not_stop_the_cleaner() {
+    let volume = Volume::new(20, 256 << 10, 8 << 20, false);
+    let inos = 10..150;
+    for ino in inos.clone() {
+        let file = volume.create(ino);
+        volume.write(&file, 0, &pattern(ino, 9000));
+    }
+    volume.store.write_back_all().unwrap();
+    for ino in inos.clone().filter(|i| i % 3 != 0) {
+        volume.remove(ino);
+    }
+    let bad = 12;
+    let whole = volume.journal.get(&keys::inode(bad)).unwrap().unwrap();
+    let put = |value: &[u8]| {
+        let mut txn = volume.journal.begin(Credits { keys: 1, bytes: 400, urgent: false }).unwrap();
+        txn.put(&keys::inode(bad), value);
+        txn.commit();
+        volume.inodes.known.lock().remove(&bad);
+    };
+    put(b"no record");
+    volume.journal.force_stamped().unwrap();
+    for segment in volume.store.table.open_segments() {
+        volume.store.table.close_segment(segment);
+    }
+    let before = volume.store.stats().cleaned_segments;
+    for _ in 0..4 {
+        volume.store.tidy().unwrap();
+        volume.journal.force_stamped().unwrap();
+    }
+    assert!(volume.store.stats().cleaned_segments > before + 1);
+    put(&whole);
+    volume.evict();
+    for ino in inos.filter(|i| i % 3 == 0) {
+        let file = volume.inodes.inode(ino).unwrap().unwrap();
+        assert!(volume.read(&file, 0, 9000) == pattern(ino, 9000), "file {ino}");
+    }
+    volume.check();
+}
+
+/// What write-back took is still known where it cannot be mapped, so that it becomes dirty again.
+#[test]
+fn a_share_that_cannot_be_mapped_keeps_what_was_taken() {
+    use super::super::send::{Contents, Taken, Work};
+    let volume = Volume::new(64, 256 << 10, 8 << 20, false);
+    let file = volume.create(5);
+    volume.write(&file, 0, &pattern(5, 9000));
+    volume.store.write_back_all().unwrap();
+    let mut txn = volume.journal.begin(Credits { keys: 1, bytes: 400, urgent: false }).unwrap();
+    txn.put(&keys::extent(5, 0), b"no extent");
+    txn.commit();
+    volume.evict();
+    let work = Work {
+        guard: super::super::file::ExtentsGuard::lock(&file),
+        runs: vec![Taken { block: 1, at: 0, len: 2 }],
+        contents: Contents::Extents,
+        held: 0,
+        over_hole: 0,
+        size: None,
+        next: None,
+        kept_crcs: Vec::new(),
+    };
+    let chunk = volume.store.table.allocate(super::super::segments::Stream::New, 2, &volume.store.space);
+    let failed = volume.store.edits(work, chunk.as_ref(), &[1, 2]).err().expect("the extents are damaged");
+    assert_eq!(failed.0.runs.len(), 1, "{}", failed.1);
+}

@@ -46,7 +46,7 @@ fn a_damaged_block_is_an_error_there_and_nowhere_else() {
     check(&volume, &file);
     assert!(volume.store.stats().damaged_blocks > 0);
     // A write over part of it needs the rest; over all of it does not, and mends it.
-    let part = volume.store.write(&file, At::Offset(17 * BLOCK + 5), b"part", &mut |_| ());
+    let part = volume.store.write(&file, At::Offset(17 * BLOCK + 5), b"part", Touch::Nothing);
     assert_eq!(part.unwrap_err().errno(), Errno(libc::EIO));
     volume.write(&file, 17 * BLOCK, &pattern(1, 40 * 4096)[17 * 4096..18 * 4096]);
     volume.store.write_back(&file).unwrap();

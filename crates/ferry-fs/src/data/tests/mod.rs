@@ -5,6 +5,7 @@ mod cache;
 mod cleaner;
 mod damage;
 mod flight;
+mod home;
 mod model;
 mod resize;
 mod space;
@@ -14,7 +15,7 @@ mod threads;
 use super::*;
 use crate::keys;
 use ferry_device::MemDevice;
-use ferry_journal::{Credits, FAST_FLUSH, FlushPolicy, JournalOptions};
+use ferry_journal::{Credits, JournalOptions};
 use std::collections::BTreeMap;
 
 /// Inodes of a test: those in memory, else from the journal.
@@ -103,20 +104,17 @@ impl Volume {
         let env = Env::real();
         Journal::format(&block, &geometry, &[0, 1], &env).unwrap();
         let client = Arc::new(Client(Mutex::new(None)));
-        let options = JournalOptions {
-            flush: FlushPolicy::default(),
-            fast_flush: FAST_FLUSH,
-            commit_interval: Duration::from_secs(1),
-            home_cache_bytes: 1 << 20,
-            read_only: false,
-            background,
-            accept_damage: false,
-        };
+        let options = JournalOptions { read_only: false, background, ..JournalOptions::offline(1 << 20) };
         let (journal, recovered) =
             Journal::open(block.clone(), geometry, options, env.clone(), client.clone()).unwrap();
         let journal = Arc::new(journal);
-        let options =
-            DataOptions { cache_bytes, writeback_age: Duration::from_secs(5), background, read_only: false };
+        let options = DataOptions {
+            cache_bytes,
+            writeback_age: Duration::from_secs(5),
+            background,
+            read_only: false,
+            locking: Locking::Range,
+        };
         let store = DataStore::new(block, geometry, options.clone(), env);
         *client.0.lock() = Some(Arc::clone(&store));
         let inodes = Arc::new(Inodes { journal: Arc::downgrade(&journal), known: Mutex::default() });
@@ -134,7 +132,7 @@ impl Volume {
     }
 
     pub fn write(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) {
-        let end = self.store.write(inode, At::Offset(offset), data, &mut |_| ()).unwrap();
+        let end = self.store.write(inode, At::Offset(offset), data, Touch::Nothing).unwrap();
         assert_eq!(end, offset + data.len() as u64);
     }
 

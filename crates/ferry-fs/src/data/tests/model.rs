@@ -105,7 +105,7 @@ impl Run {
             Op::Write(offset, len) => self.write(offset, len),
             Op::Append(len) => {
                 let data = pattern(self.seed, len);
-                let end = store.write(&file, At::End, &data, &mut |_| ()).unwrap();
+                let end = store.write(&file, At::End, &data, Touch::Nothing).unwrap();
                 self.model.extend_from_slice(&data);
                 assert_eq!(end, self.model.len() as u64);
                 self.synced = None;

@@ -165,7 +165,7 @@ fn a_promise_is_kept_on_a_full_volume() {
     assert_eq!(file.state.read().rec.blocks, 1024);
     let other = volume.create(6);
     let mut at = 0;
-    while volume.store.write(&other, At::Offset(at), &[7; 4096], &mut |_| ()).is_ok() {
+    while volume.store.write(&other, At::Offset(at), &[7; 4096], Touch::Nothing).is_ok() {
         at += BLOCK;
     }
     let too_much = volume.store.fallocate(&other, libc::FALLOC_FL_KEEP_SIZE, 0, 1 << 40, &mut |_| ());

@@ -6,7 +6,7 @@ fn fill(volume: &Volume, ino: Ino) -> u64 {
     let file = volume.create(ino);
     let mut written = 0;
     loop {
-        match volume.store.write(&file, At::End, &pattern(ino ^ written, 50_000), &mut |_| ()) {
+        match volume.store.write(&file, At::End, &pattern(ino ^ written, 50_000), Touch::Nothing) {
             Ok(end) => written = end,
             Err(error) => {
                 assert_eq!(error.errno(), Errno(libc::ENOSPC));

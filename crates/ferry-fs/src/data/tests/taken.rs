@@ -8,7 +8,7 @@ fn small_contents_stay_in_memory_until_they_are_logged() {
     let volume = Volume::new(16, 1 << 20, 1 << 20, false);
     let file = volume.create(10);
     volume.write(&file, 0, b"hello");
-    let mut cargo = volume.store.cargo(None);
+    let mut cargo = volume.store.cargo(None, Busy::Wait);
     let guard = ExtentsGuard::lock(&file);
     let work = volume.store.take(guard, 0..u64::MAX / BLOCK, &mut cargo, &volume.journal).unwrap().unwrap();
     volume.evict();
@@ -23,7 +23,7 @@ fn a_file_that_outgrows_its_record_while_that_is_logged_leaves_it() {
     let volume = Volume::new(16, 1 << 20, 1 << 20, false);
     let file = volume.create(10);
     volume.write(&file, 0, b"hello");
-    let mut cargo = volume.store.cargo(None);
+    let mut cargo = volume.store.cargo(None, Busy::Wait);
     let guard = ExtentsGuard::lock(&file);
     let work = volume.store.take(guard, 0..u64::MAX / BLOCK, &mut cargo, &volume.journal).unwrap().unwrap();
     volume.write(&file, 10_000, b"far");

@@ -38,6 +38,25 @@ pub(super) fn cut_log(
     Ok(())
 }
 
+/// Reads all of the home store: what one copy alone has lost is written anew from the other.
+pub(super) fn mend_copies(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    env: &Env,
+    repairs: &mut Repairs,
+) -> Result<(), VolumeError> {
+    let options = journal_options(false, false);
+    let (journal, _) =
+        Journal::open(dev.clone(), sb.geometry(), options, env.clone(), Arc::new(Segments::default()))?;
+    journal.scan(&[], &[0xff; 32], &mut |_, _| true)?;
+    for place in journal.home_bad_copies() {
+        let what = format!("wrote the block at byte {place} of the volume anew, from its other copy");
+        repairs.add(Repair::new(Code::HomeCopy, what).then("check the disk below"));
+    }
+    journal.close()?;
+    Ok(())
+}
+
 fn of_log(damage: &LogDamage) -> Repair {
     let what = format!("cut the log at byte {} of the volume: {}", damage.offset, damage.detail);
     let (from, to) = (damage.lost_from.0, damage.lost_to.0);

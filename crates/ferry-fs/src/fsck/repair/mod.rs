@@ -36,7 +36,6 @@ use parking_lot::Mutex;
 use siphasher::sip::SipHasher13;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Rounds of check and repair. One is enough unless one repair uncovers the next damage.
 const ROUNDS_MAX: usize = 5;
@@ -67,6 +66,8 @@ pub fn repair(
             home::rebuild(dev, &sb, env, &mut repairs)?;
         } else if found(Code::Log) {
             home::cut_log(dev, &sb, env, &mut repairs)?;
+        } else if found(Code::HomeCopy) {
+            home::mend_copies(dev, &sb, env, &mut repairs)?;
         } else if !report.clean {
             structure(dev, &sb, verify, env, &mut repairs)?;
         }
@@ -83,15 +84,7 @@ pub fn repair(
 }
 
 fn journal_options(read_only: bool, accept_damage: bool) -> JournalOptions {
-    JournalOptions {
-        flush: ferry_journal::FlushPolicy::default(),
-        fast_flush: ferry_journal::FAST_FLUSH,
-        commit_interval: Duration::from_secs(1),
-        home_cache_bytes: HOME_CACHE_BYTES,
-        read_only,
-        background: false,
-        accept_damage,
-    }
+    JournalOptions { read_only, accept_damage, ..JournalOptions::offline(HOME_CACHE_BYTES) }
 }
 
 /// One round of the passes over the keys.

@@ -10,6 +10,7 @@ impl Host for Told {
     fn invalidate_inode(&self, ino: Ino, offset: u64, len: u64) {
         self.0.lock().push((ino, offset, len));
     }
+    fn invalidate_attributes(&self, _ino: Ino) {}
     fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
     fn stats(&self) -> serde_json::Value {
         serde_json::Value::Null

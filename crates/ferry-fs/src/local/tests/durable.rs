@@ -277,3 +277,37 @@ fn a_failed_write_is_told_to_every_descriptor_and_the_volume_is_read_only() {
     assert_eq!(code(world.unlink(ROOT, "file")), libc::EROFS);
     assert!(world.exists(ROOT, "file"), "reading goes on");
 }
+
+#[test]
+fn each_descriptor_hears_of_a_write_error_once() {
+    for errno in [libc::EIO, libc::ENOSPC] {
+        let world = World::new();
+        let (ino, first) = world.create(ROOT, "file").unwrap();
+        let second = world.open(ino).unwrap();
+        world.write(ino, first, 0, b"x").unwrap();
+        world.fs.table.peek(ino).unwrap().file.set_error(errno);
+        // Nobody has been told yet: it is the business of who opens now, too.
+        let third = world.open(ino).unwrap();
+        for fh in [first, second, third] {
+            assert_eq!(code(fsync(&world, ino, fh)), errno);
+            fsync(&world, ino, fh).unwrap();
+        }
+        let later = world.open(ino).unwrap();
+        fsync(&world, ino, later).unwrap();
+    }
+}
+
+#[test]
+fn what_could_not_be_written_is_never_called_durable() {
+    let (dev, world) = Failing::world();
+    let (ino, first) = world.create(ROOT, "file").unwrap();
+    let second = world.open(ino).unwrap();
+    world.write(ino, first, 0, &[1; 100_000]).unwrap();
+    dev.broken.store(true, Ordering::Relaxed);
+    assert_eq!(code(fsync(&world, ino, first)), libc::EIO);
+    dev.broken.store(false, Ordering::Relaxed);
+    let third = world.open(ino).unwrap();
+    for fh in [first, second, third, first, second] {
+        assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    }
+}

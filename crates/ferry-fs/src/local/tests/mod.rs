@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod acls;
+mod behind;
 mod bulk;
 mod bypass;
 mod coldness;

@@ -1,6 +1,7 @@
 //! Reads that wait for the device keep nobody else waiting.
 
-use super::super::readers::READERS_MAX;
+use super::super::pool::Work;
+use super::super::readers::Wanted;
 use super::*;
 use ferry_device::{AlignedBuf, Io};
 use parking_lot::{Condvar, Mutex};
@@ -161,7 +162,7 @@ fn reads_that_wait_when_the_volume_is_closed_are_answered() {
     std::thread::scope(|scope| {
         scope.spawn(|| world.fs.readers.stop());
         // Those that no reader has taken yet fail at once; the device still has the others, if they were taken in time.
-        let mut answers = transport.wait(PIECES - READERS_MAX);
+        let mut answers = transport.wait(PIECES - Wanted::THREADS_MAX);
         assert!(answers.iter().all(|(_, answer)| *answer == Err(Errno(libc::EIO))));
         device.stall(false);
         answers.extend(transport.wait(PIECES - answers.len()));

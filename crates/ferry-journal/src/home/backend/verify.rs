@@ -1,16 +1,31 @@
 //! Reads the home store's map and file from the device, without its caches.
 
-use super::HomeFile;
+use super::{BLOCK, HomeFile};
 use crate::home::map::HomeMap;
 use crate::verify::{BadPlace, Step};
-use ferry_device::{AlignedBuf, BLOCK_SIZE};
+use ferry_device::AlignedBuf;
+use std::sync::atomic::Ordering;
 
 /// Blocks verified at a time, while nothing is written to the file.
 const STEP_BLOCKS: u32 = 128;
 
+/// A block of the file of which a copy is not what was written, and may not need to be.
+#[derive(Clone, Copy)]
+pub struct Suspect {
+    unit: usize,
+    segment: u32,
+    block: u32,
+}
+
 impl HomeFile {
-    /// Reads both slots of the map, and both copies of every block of every unit that is attached. `false`: `step` ended it.
-    pub fn verify(&self, found: &mut dyn FnMut(BadPlace), step: Step<'_>) -> bool {
+    /// Reads both slots of the map, both copies of every block of every unit that is attached, and their checksums. Pages that are not
+    /// what was written are [`Suspect`]: whether the database uses them is not known here. `false`: `step` ended it.
+    pub fn verify(
+        &self,
+        found: &mut dyn FnMut(BadPlace),
+        suspects: &mut Vec<Suspect>,
+        step: Step<'_>,
+    ) -> bool {
         for slot in 0..2 {
             self.verify_slot(slot, found);
             if !step(self.geo.home_map_len) {
@@ -18,18 +33,21 @@ impl HomeFile {
             }
         }
         let units = self.state.read().map.units.clone();
-        let blocks = u32::try_from(self.unit_bytes() / BLOCK_SIZE as u64).unwrap_or(u32::MAX);
+        let blocks = u32::try_from(self.unit_bytes() / BLOCK).unwrap_or(u32::MAX);
         for (unit, segment) in
             units.iter().enumerate().filter_map(|(unit, segment)| Some((unit, (*segment)?)))
         {
             let mut at = 0;
-            // A unit that was given back meanwhile is nobody's damage.
-            let still_there = || self.state.read().map.units.get(unit) == Some(&Some(segment));
-            while at < blocks && still_there() {
+            while at < blocks && self.has(unit, segment) {
                 let count = STEP_BLOCKS.min(blocks - at);
-                let mut bad = Vec::new();
-                let read = self.pages.verify(segment, at, count, &mut |place| bad.push(place));
-                if still_there() {
+                let (mut bad, mut read) = (Vec::new(), 0);
+                if at == 0 {
+                    read += self.pages.verify_sums(segment, &mut |place| bad.push(place));
+                }
+                read += self.pages.suspects(segment, at, count, &mut |block| {
+                    suspects.push(Suspect { unit, segment, block });
+                });
+                if self.has(unit, segment) {
                     bad.into_iter().for_each(&mut *found);
                 }
                 if !step(read) {
@@ -39,6 +57,25 @@ impl HomeFile {
             }
         }
         true
+    }
+
+    /// The unit is there still. One that was given back is nobody's damage, nor is one of a file whose place was taken.
+    fn has(&self, unit: usize, segment: u32) -> bool {
+        !self.retired.load(Ordering::Acquire) && self.state.read().map.units.get(unit) == Some(&Some(segment))
+    }
+
+    /// Reports what is wrong with those of the suspects that the database uses, as `used` says of blocks of the file.
+    pub fn judge(&self, suspects: &[Suspect], used: &dyn Fn(u64) -> bool, found: &mut dyn FnMut(BadPlace)) {
+        let each = self.unit_bytes() / BLOCK;
+        for suspect in suspects {
+            let mut bad = Vec::new();
+            if used(suspect.unit as u64 * each + u64::from(suspect.block)) {
+                self.pages.judge(suspect.segment, suspect.block, &mut |place| bad.push(place));
+            }
+            if self.has(suspect.unit, suspect.segment) {
+                bad.into_iter().for_each(&mut *found);
+            }
+        }
     }
 
     fn verify_slot(&self, slot: u64, found: &mut dyn FnMut(BadPlace)) {

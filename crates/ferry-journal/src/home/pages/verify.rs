@@ -2,66 +2,74 @@
 
 use super::{NEVER, Pages, header, sum_of};
 use crate::BadPlace;
+use crate::home::unit::Sums;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
 impl Pages {
-    /// Both copies of the blocks `from..from + count` of the unit in `segment`. A block that one copy alone has lost is mended from
-    /// the other. Returns the bytes read.
-    pub fn verify(&self, segment: u32, from: u32, count: u32, found: &mut dyn FnMut(BadPlace)) -> u64 {
+    /// Both copies of the checksums of the unit in `segment`. Returns the bytes read.
+    pub fn verify_sums(&self, segment: u32, found: &mut dyn FnMut(BadPlace)) -> u64 {
         let unit = self.unit(segment);
-        let (mut broken, mut read) = (Vec::new(), 0);
+        // While nothing is written, the device has what memory says.
+        let _writing = self.writing.lock();
+        unit.read().verify(&self.disk, found)
+    }
+
+    /// Reads both copies of the blocks `from..from + count` of the unit in `segment`. Those of which a copy is not what was written are
+    /// `suspect`: they are damaged, unless they belong to a commit that power was lost in. Returns the bytes read.
+    pub fn suspects(&self, segment: u32, from: u32, count: u32, suspect: &mut dyn FnMut(u32)) -> u64 {
+        let unit = self.unit(segment);
+        let _writing = self.writing.lock();
+        let sums = unit.read();
+        let mut buf = AlignedBuf::zeroed(count as usize * BLOCK_SIZE);
+        let mut good = vec![true; count as usize];
+        for copy in 0..2 {
+            let whole = self.disk.read(sums.page_place(from, copy), &mut buf).is_ok();
+            for ((block, bytes), good) in (from..).zip(buf.chunks_exact_mut(BLOCK_SIZE)).zip(&mut good) {
+                *good &= sums.of(block) == [NEVER; 2] || whole && self.is_good(&sums, block, bytes);
+            }
+        }
+        (from..).zip(good).filter(|(_, good)| !good).for_each(|(block, _)| suspect(block));
+        2 * u64::from(count) * BLOCK
+    }
+
+    /// Reports what is wrong with the copies of a block, if something is. If one copy alone has lost it, it is mended from the other.
+    pub fn judge(&self, segment: u32, block: u32, found: &mut dyn FnMut(BadPlace)) {
+        let unit = self.unit(segment);
+        let mut broken = Vec::new();
         {
-            // While nothing is written, the device has what memory says.
             let _writing = self.writing.lock();
             let sums = unit.read();
-            if from == 0 {
-                read += sums.verify(&self.disk, found);
-            }
-            let mut buf = AlignedBuf::zeroed(count as usize * BLOCK_SIZE);
-            let mut one = AlignedBuf::zeroed(BLOCK_SIZE);
+            let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
             for copy in 0..2 {
-                let whole = self.disk.read(sums.page_place(from, copy), &mut buf).is_ok();
-                read += u64::from(count) * BLOCK;
-                for (block, bytes) in (from..).zip(buf.chunks_exact_mut(BLOCK_SIZE)) {
-                    let (place, said) = (sums.page_place(block, copy), sums.of(block));
-                    if said == [NEVER; 2] {
-                        continue;
-                    }
-                    if !whole {
-                        match self.disk.read(place, &mut one) {
-                            Ok(()) => bytes.copy_from_slice(&one),
-                            Err(error) => {
-                                broken
-                                    .push((block, BadPlace::unreadable("home store", place, BLOCK, &error)));
-                                continue;
-                            }
-                        }
-                    }
-                    let good = match self.is_header(sums.page_place(block, 0)) {
-                        true => header::unseal(bytes),
-                        false => said.contains(&sum_of(bytes)),
-                    };
-                    if !good {
+                let place = sums.page_place(block, copy);
+                match self.disk.read(place, &mut buf) {
+                    _ if sums.of(block) == [NEVER; 2] => {}
+                    Err(error) => broken.push(BadPlace::unreadable("home store", place, BLOCK, &error)),
+                    Ok(()) if self.is_good(&sums, block, &mut buf) => {}
+                    Ok(()) => {
                         let detail = format!("the checksum of copy {} does not match", copy + 1);
-                        broken.push((
-                            block,
-                            BadPlace { what: "home store", offset: place, len: BLOCK, detail },
-                        ));
+                        broken.push(BadPlace { what: "home store", offset: place, len: BLOCK, detail });
                     }
                 }
             }
         }
-        broken.sort_by_key(|(block, _)| *block);
-        for of_block in broken.chunk_by(|a, b| a.0 == b.0) {
-            // Reading it mends it, if the other copy is good.
-            let other = self.read_one(&unit, segment, of_block[0].0).is_ok();
-            for (_, bad) in of_block {
-                let fate = if other { "the other copy is good" } else { "the other copy is lost too" };
-                found(BadPlace { detail: format!("{}; {fate}", bad.detail), ..bad.clone() });
-            }
+        if broken.is_empty() {
+            return;
         }
-        read
+        // Reading it mends it, if the other copy is good.
+        let other = self.read_one(&unit, segment, block).is_ok();
+        let fate = if other { "the other copy is good" } else { "the other copy is lost too" };
+        for bad in broken {
+            found(BadPlace { detail: format!("{}; {fate}", bad.detail), ..bad });
+        }
+    }
+
+    fn is_good(&self, sums: &Sums, block: u32, bytes: &mut [u8]) -> bool {
+        match self.is_header(sums.page_place(block, 0)) {
+            true => header::unseal(bytes),
+            false => sums.of(block).contains(&sum_of(bytes)),
+        }
     }
 }

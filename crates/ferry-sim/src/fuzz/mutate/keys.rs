@@ -5,43 +5,24 @@ use crate::device::{SimDevice, SimRng, sim_env};
 use crate::fuzz::bases::Base;
 use ferry_device::BlockDevice;
 use ferry_fs::keys::{self, Key};
-use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_journal::{Bystander, Credits, Journal, JournalOptions};
 use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Bytes of keys and values that one transaction here changes, at most.
 const BYTES_MAX: u32 = 64 << 10;
 /// Keys looked at, at most.
 const KEYS_MAX: usize = 20_000;
 
-/// Nobody gives segments; the home store lives with what it has.
-struct Alone;
-
-impl JournalClient for Alone {
-    fn stamped(&self, _seq: Seq) {}
-    fn failed(&self, _error: &JournalError) {}
-    fn take_home_segment(&self) -> Option<u32> {
-        None
-    }
-    fn release_home_segments(&self, _segments: &[u32]) {}
-}
-
 /// Damages what the journal on `device` holds, if it can still be opened.
 pub(super) fn damage(device: &Arc<SimDevice>, base: &Base, rng: &mut SimRng) {
-    let options = JournalOptions {
-        flush: ferry_journal::FlushPolicy::default(),
-        fast_flush: ferry_journal::FAST_FLUSH,
-        commit_interval: Duration::from_secs(1),
-        home_cache_bytes: 1 << 20,
-        read_only: false,
-        accept_damage: false,
-        background: false,
-    };
+    let options = JournalOptions { read_only: false, ..JournalOptions::offline(1 << 20) };
     let (env, _) = sim_env(rng.next_u64());
     let dyn_device: Arc<dyn BlockDevice> = device.clone();
     let geometry = base.superblock.geometry();
-    let Ok((journal, _)) = Journal::open(dyn_device, geometry, options, env, Arc::new(Alone)) else { return };
+    // Nobody gives segments; the home store lives with what it has.
+    let opened = Journal::open(dyn_device, geometry, options, env, Arc::new(Bystander));
+    let Ok((journal, _)) = opened else { return };
     let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
     let scanned = journal.scan(&[], &[0xff; 32], &mut |key, value| {
         all.push((key.to_vec(), value.to_vec()));

@@ -16,7 +16,6 @@ use ferry_journal::{Credits, Journal, JournalOptions};
 use siphasher::sip::SipHasher13;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// What a volume shows at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,15 +121,7 @@ impl Volume {
 
     fn edit(&self, damage: impl FnOnce(&mut Image)) {
         let client = Arc::new(Segments::default());
-        let options = |read_only| JournalOptions {
-            flush: ferry_journal::FlushPolicy::default(),
-            fast_flush: ferry_journal::FAST_FLUSH,
-            commit_interval: Duration::from_secs(1),
-            home_cache_bytes: 1 << 20,
-            read_only,
-            background: false,
-            accept_damage: false,
-        };
+        let options = |read_only| JournalOptions { read_only, ..JournalOptions::offline(1 << 20) };
         let open = |read_only| {
             Journal::open(self.dev.clone(), self.sb.geometry(), options(read_only), env(), client.clone())
                 .unwrap()

@@ -1,0 +1,48 @@
+//! What a turn cost: what FerryFS counted meanwhile, and processor time.
+
+use crate::error::BenchError;
+use crate::place::{CpuTime, Place};
+use serde_json::Value;
+
+/// Counters and processor time of one moment.
+pub struct Counters {
+    stats: Option<Value>,
+    cpu: CpuTime,
+}
+
+/// The difference of two moments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spent {
+    /// Processor time of callers, and of the file system where it is in this process or a known daemon, in seconds.
+    pub cpu_s: f64,
+    /// Flushes of the device; `None` where no FerryFS is.
+    pub flushes: Option<f64>,
+    /// Contexts that became durable: commits.
+    pub commits: Option<f64>,
+}
+
+impl Counters {
+    /// Now.
+    pub fn of(place: &Place) -> Result<Self, BenchError> {
+        Ok(Self { stats: place.stats()?, cpu: place.cpu_time()? })
+    }
+
+    /// A counter of `ferry stats --json`, by its path: `/log/flushes`.
+    pub fn get(&self, pointer: &str) -> Option<f64> {
+        self.stats.as_ref()?.pointer(pointer)?.as_f64()
+    }
+
+    /// How much a counter has grown since an earlier moment.
+    pub fn grown(&self, earlier: &Self, pointer: &str) -> Option<f64> {
+        Some(self.get(pointer)? - earlier.get(pointer)?)
+    }
+
+    /// What was spent since an earlier moment.
+    pub fn since(&self, earlier: &Self) -> Spent {
+        Spent {
+            cpu_s: self.cpu.total().saturating_sub(earlier.cpu.total()).as_secs_f64(),
+            flushes: self.grown(earlier, "/log/flushes"),
+            commits: self.grown(earlier, "/log/contexts"),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! As many creates as go: threads make files without a pause, while readers ask for files that were made before. What counts is how long
+//! the slowest of them take: checkpoints come again and again, and neither creates nor readers should feel them.
+
+use crate::counters::Counters;
+use crate::error::BenchError;
+use crate::fsync_happy::device::Numbers;
+use crate::place::{Dir, Place, VolumeOptions};
+use crate::run::{Bench, Case, Metric, Sample, Variant};
+use crate::stats::Histogram;
+use crate::threads::{now, threads};
+use ferry_device::Entropy;
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Files in one directory.
+const PER_DIR: u32 = 10_000;
+
+const METRICS: [Metric; 9] = [
+    Metric { name: "creates_per_s", label: "creates/s", more_is_better: true },
+    Metric { name: "p50_us", label: "p50 µs", more_is_better: false },
+    Metric { name: "p99_ms", label: "p99 ms", more_is_better: false },
+    Metric { name: "p999_ms", label: "p99.9 ms", more_is_better: false },
+    Metric { name: "max_ms", label: "max ms", more_is_better: false },
+    Metric { name: "read_p99_ms", label: "read p99 ms", more_is_better: false },
+    Metric { name: "read_max_ms", label: "read max ms", more_is_better: false },
+    Metric { name: "checkpoints", label: "checkpoints", more_is_better: false },
+    Metric { name: "waits", label: "waits for log", more_is_better: false },
+];
+
+/// What is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Files of a turn.
+    pub files: u32,
+    /// Bytes of each.
+    pub size: usize,
+    /// Threads that make them, each in directories of its own.
+    pub threads: u32,
+    /// Threads that look up files which are there already, and read them.
+    pub readers: u32,
+    /// Rounds.
+    pub rounds: u32,
+}
+
+impl Options {
+    fn bench<'a>(&self, variants: Vec<Variant<'a>>) -> Bench<'a> {
+        Bench {
+            workload: "create",
+            about: "Threads make files without a pause; readers open and read some that were made before."
+                .into(),
+            metrics: METRICS.into(),
+            options: vec![
+                ("files", self.files.to_string()),
+                ("bytes", self.size.to_string()),
+                ("threads", self.threads.to_string()),
+                ("readers", self.readers.to_string()),
+            ],
+            cases: vec![Case::new(format!("create {} files", self.files), variants)],
+            rounds: self.rounds,
+        }
+    }
+}
+
+/// On mounted file systems, in turn.
+pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
+    let variants = places.iter().map(|place| {
+        let options = options.clone();
+        Variant::new(place.name(), move |_| turn(place, &options))
+    });
+    options.bench(variants.collect())
+}
+
+/// In process, each turn on a new volume.
+pub fn in_process(options: &Options, volume: &VolumeOptions) -> Bench<'static> {
+    let (turns, volume) = (options.clone(), volume.clone());
+    options.bench(vec![Variant::new("in process", move |_| turn(&Place::in_process(&volume)?, &turns))])
+}
+
+fn turn(place: &Place, options: &Options) -> Result<Sample, BenchError> {
+    let top = place.root().mkdir("turn")?;
+    let contents = vec![0x5a_u8; options.size];
+    let old = top.mkdir("old")?;
+    for n in 0..PER_DIR {
+        old.create(&n.to_string())?.write_at(&contents, 0)?;
+    }
+    let dirs: Vec<Dir> =
+        (0..options.threads).map(|thread| top.mkdir(&thread.to_string())).collect::<io::Result<_>>()?;
+    place.sync()?;
+
+    let making = AtomicU32::new(options.threads);
+    let each = options.files / options.threads.max(1);
+    let make = |dir: &Dir| -> io::Result<Histogram> {
+        let (mut times, mut at) = (Histogram::default(), None);
+        for n in 0..each {
+            if n.is_multiple_of(PER_DIR) {
+                at = Some(dir.mkdir(&n.to_string())?);
+            }
+            let Some(at) = &at else { continue };
+            let begun = now();
+            at.create(&n.to_string())?.write_at(&contents, 0)?;
+            times.add(now() - begun);
+        }
+        Ok(times)
+    };
+    let read = |number: u32| -> io::Result<Histogram> {
+        let (mut times, numbers) = (Histogram::default(), Numbers::new(number.into()));
+        let mut room = vec![0_u8; options.size];
+        while making.load(Ordering::Relaxed) > 0 {
+            let name = (numbers.next_u64() % u64::from(PER_DIR)).to_string();
+            let begun = now();
+            old.open(&name)?.read_at(&mut room, 0)?;
+            times.add(now() - begun);
+        }
+        Ok(times)
+    };
+    let before = Counters::of(place)?;
+    let begun = now();
+    let times = threads(options.threads + options.readers, |number| {
+        let Some(dir) = dirs.get(number as usize) else { return read(number) };
+        let times = make(dir);
+        making.fetch_sub(1, Ordering::Relaxed);
+        times
+    })?;
+    let took = (now() - begun).as_secs_f64();
+    let after = Counters::of(place)?;
+    let (mut makes, mut reads) = (Histogram::default(), Histogram::default());
+    for (number, times) in times.iter().enumerate() {
+        if number < dirs.len() { makes.merge(times) } else { reads.merge(times) }
+    }
+    drop((dirs, old, top));
+    place.root().remove_tree("turn")?;
+    place.sync()?;
+    let ms = |ns: u64| ns as f64 / 1e6;
+    let mut sample = Sample::from([
+        ("creates_per_s", makes.count() as f64 / took),
+        ("p50_us", makes.quantile(0.5) as f64 / 1e3),
+        ("p99_ms", ms(makes.quantile(0.99))),
+        ("p999_ms", ms(makes.quantile(0.999))),
+        ("max_ms", ms(makes.max())),
+    ]);
+    if reads.count() > 0 {
+        sample.extend([("read_p99_ms", ms(reads.quantile(0.99))), ("read_max_ms", ms(reads.max()))]);
+    }
+    let counted = [("checkpoints", "/log/checkpoints"), ("waits", "/log/waits")];
+    let grown =
+        counted.into_iter().filter_map(|(name, counter)| Some((name, after.grown(&before, counter)?)));
+    sample.extend(grown);
+    Ok(sample)
+}

@@ -1,0 +1,34 @@
+//! No read is torn, in process: threads write, read, punch, cut and extend one file.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+use ferry_bench::torn::{MOST, Plan, Seen, run};
+use ferry_bench::{Place, VolumeOptions};
+use ferry_fs::FsOptions;
+use std::time::Duration;
+
+/// One test, because a bug is planted in the whole process.
+fn seen(cache_bytes: usize, time: Duration) -> Seen {
+    let fs = FsOptions { cache_bytes, ..FsOptions::default() };
+    let place =
+        Place::in_process(&VolumeOptions { capacity: 512 << 20, fs, ..VolumeOptions::default() }).unwrap();
+    let file = place.root().create("file").unwrap();
+    run(&file, Plan { threads: 16, reads: u64::MAX, time, most: MOST, seed: 7 }).unwrap()
+}
+
+#[test]
+fn no_read_is_torn_and_the_checker_sees_those_that_are() {
+    // All of it in the cache, and a file larger than that.
+    for cache_bytes in [256 << 20, 8 << 20] {
+        let seen = seen(cache_bytes, Duration::from_secs(3));
+        assert_eq!((seen.torn, seen.stale, &seen.first), (0, 0, &None));
+        assert!(seen.reads > 100 && seen.writes > 100 && seen.cuts > 10, "{seen:?}");
+    }
+    #[cfg(feature = "planted")]
+    {
+        use ferry_journal::planted::{Bug, plant};
+        plant(Bug::UncheckedRead);
+        let found = (0..20).any(|_| seen(256 << 20, Duration::from_secs(3)).torn > 0);
+        plant(Bug::None);
+        assert!(found, "reads that nobody checks are not found to be torn");
+    }
+}

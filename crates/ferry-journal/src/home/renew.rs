@@ -1,0 +1,97 @@
+//! A small home store in the place of one that is mostly free.
+//!
+//! The database never gives back what it once used, but at its end. So everything in it is copied, in the order of the keys, into a new
+//! file in free segments, which then takes the old one's place by one write of a map slot: whenever power is lost, either the old
+//! file counts or the new one, and both say the same. Whoever reads the old one may go on; its segments are free when nobody does.
+//! Redb's own compaction was the alternative: nobody may read meanwhile.
+
+use super::{Batches, Home, HomeFile, HomeView, database, end};
+use crate::{JournalClient, JournalError};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes of a new file for each byte of keys and values, in halves: pages that were filled in order are half full at least.
+const HALVES_PER_BYTE: u64 = 5;
+/// Units for what the database keeps for itself.
+const UNITS_BASE: u64 = 3;
+/// A file that is larger than a new one would be by this factor, and by so many units, is worth it.
+const FACTOR: u64 = 2;
+const UNITS_MIN: u64 = 2;
+
+/// What renewals leave behind.
+#[derive(Default)]
+pub struct Renewals {
+    /// Files whose place was taken, while somebody may read them.
+    retired: Mutex<Vec<Arc<HomeFile>>>,
+    /// One failed: no other is tried.
+    failed: AtomicBool,
+}
+
+impl Home {
+    /// How many segments a new file must be given, `spare` ones among them, if it is worth it.
+    pub fn worth_renewing(&self, spare: usize) -> Option<usize> {
+        let file = self.file();
+        let need = UNITS_BASE + (self.live_bytes() * HALVES_PER_BYTE / 2).div_ceil(file.unit_bytes());
+        let worth = file.attached() as u64 >= FACTOR * need + UNITS_MIN;
+        (worth && !self.renewals.failed.load(Ordering::Relaxed)).then_some(need as usize + spare)
+    }
+
+    /// Copies what `view` shows, all that the newest checkpoint wrote, into a new file in `segments`, and goes on with that. Returns
+    /// those that are free again. Readers go on with what they have. No checkpoint may be made meanwhile.
+    ///
+    /// What cannot be read, or does not fit, leaves everything as it is. An error means that it is not known which file counts on the
+    /// device.
+    pub fn renew(
+        &self,
+        view: &HomeView,
+        segments: &[u32],
+        spare: usize,
+        owner: &Arc<dyn JournalClient>,
+        clean: bool,
+    ) -> Result<Vec<u32>, JournalError> {
+        let old = self.file();
+        old.settle()?;
+        let new = old.successor(segments);
+        let copied = copy(view, &new, clean).and_then(|()| database(&new, self.cache_bytes));
+        let db = match copied.map_err(|error| new.explain(error)) {
+            Ok(db) => db,
+            Err(error) => {
+                tracing::warn!(%error, "the home store stays as large as it is");
+                self.renewals.failed.store(true, Ordering::Relaxed);
+                return Ok(segments.to_vec());
+            }
+        };
+        let published = new.publish(spare);
+        let unused = match published {
+            Ok(unused) => unused,
+            Err(error) => {
+                end(Some(db));
+                return Err(error);
+            }
+        };
+        new.set_owner(owner.clone());
+        let old_db = {
+            let mut open = self.open.lock();
+            old.retire();
+            open.file = new;
+            open.db.replace(db)
+        };
+        end(old_db);
+        self.renewals.retired.lock().push(old);
+        Ok(unused)
+    }
+
+    /// Segments of files that nobody reads any more.
+    pub fn take_retired(&self) -> Vec<u32> {
+        let mut retired = self.renewals.retired.lock();
+        let gone = retired.extract_if(.., |file| Arc::strong_count(file) == 1);
+        gone.flat_map(|file| [file.segments(), file.take_dropped()]).flatten().collect()
+    }
+}
+
+fn copy(view: &HomeView, new: &Arc<HomeFile>, clean: bool) -> Result<(), JournalError> {
+    let mut batches = Batches::new(new)?;
+    view.each(&mut |key, value| batches.put(key, value))?;
+    batches.finish(view.point, clean).map(drop)
+}

@@ -1,0 +1,161 @@
+//! A home store that is mostly free is replaced by a small one: while it is read, whenever power is lost, and where there is no room.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod common;
+
+use common::{Volume, assert_same, device_len, geometry, options, put};
+use ferry_device::{BlockDevice, Env, MemDevice};
+use ferry_journal::*;
+use ferry_sim::device::{SimDevice, SimRng, sim_env};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn name(i: u32) -> Vec<u8> {
+    format!("key {i:06}").into_bytes()
+}
+
+fn set(journal: &Journal, model: &mut Model, i: u32, len: usize) {
+    let value = vec![i as u8; len];
+    put(journal, &name(i), &value);
+    model.insert(name(i), value);
+}
+
+fn remove(journal: &Journal, model: &mut Model, i: u32) {
+    let mut t = journal.begin(Credits { urgent: true, ..common::credits(1, 16) }).unwrap();
+    t.delete(&name(i));
+    t.commit();
+    model.remove(&name(i));
+}
+
+/// Fills the home store and removes all but one key in `keep`; a checkpoint is still to come.
+fn emptied(journal: &Journal, keys: u32, keep: u32) -> Model {
+    let mut model = Model::new();
+    for i in 0..keys {
+        set(journal, &mut model, i, 1200);
+    }
+    journal.checkpoint().unwrap();
+    (0..keys).filter(|i| i % keep != 0).for_each(|i| remove(journal, &mut model, i));
+    model
+}
+
+#[test]
+fn what_was_removed_gives_its_segments_back_while_it_is_read() {
+    let geo = geometry(16 << 20, 256);
+    let volume = Volume::on(Arc::new(MemDevice::new(device_len(&geo))), geo, Env::real());
+    let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
+    let segments = || owner.free.lock().unwrap().len();
+    for round in 0..3 {
+        let mut model = emptied(&journal, 4000, 500);
+        let (before, free) = (journal.stats().home_bytes, segments());
+        assert!(before > 4 << 20, "round {round}: {before}");
+        // Who reads keeps what it reads.
+        let (mut seen, mut during) = (Vec::new(), 0);
+        journal
+            .scan(b"", &[0xff; 8], &mut |key, value| {
+                if seen.is_empty() {
+                    journal.checkpoint().unwrap();
+                    during = segments();
+                }
+                seen.push((key.to_vec(), value.to_vec()));
+                true
+            })
+            .unwrap();
+        assert!(seen.into_iter().eq(model.clone()), "round {round}");
+        assert!(during <= free, "round {round}: the segments of what is being read are not free");
+        let after = journal.stats().home_bytes;
+        assert!(after * 8 < before, "round {round}: {before} bytes before, {after} after");
+        set(&journal, &mut model, 1, 10);
+        journal.checkpoint().unwrap();
+        assert!(segments() > free + 30, "round {round}: {free} segments were free, {} are", segments());
+        assert_same(&journal, &model);
+        (0..4000).for_each(|i| remove(&journal, &mut model, i));
+        journal.checkpoint().unwrap();
+    }
+    journal.close().unwrap();
+    drop(journal);
+    let (journal, recovered) = volume.open();
+    assert!(!recovered.unclean && recovered.home_segments.len() < 10, "{recovered:?}");
+    assert_same(&journal, &Model::new());
+}
+
+/// It stays as it is where nothing is free, and shrinks when something is.
+#[test]
+fn without_room_for_a_new_one_the_old_one_stays() {
+    let geo = geometry(16 << 20, 256);
+    let volume = Volume::on(Arc::new(MemDevice::new(device_len(&geo))), geo, Env::real());
+    let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
+    let mut model = emptied(&journal, 4000, 500);
+    let before = journal.stats().home_bytes;
+    let mut hidden = std::mem::take(&mut *owner.free.lock().unwrap());
+    owner.free.lock().unwrap().extend(hidden.split_off(hidden.len() - 3));
+    journal.checkpoint().unwrap();
+    assert_eq!(journal.stats().home_bytes, before);
+    assert_same(&journal, &model);
+    owner.free.lock().unwrap().extend(hidden);
+    set(&journal, &mut model, 1, 10);
+    journal.checkpoint().unwrap();
+    assert!(journal.stats().home_bytes * 8 < before);
+    assert_same(&journal, &model);
+}
+
+/// Power is lost at every event of a checkpoint, or of an unmount, that makes the home store small.
+fn crash_everywhere(closing: bool) {
+    let geo = geometry(2 << 20, 64);
+    let (env, _) = sim_env(5);
+    let device = Arc::new(SimDevice::new(device_len(&geo)));
+    device.scribble(0, device_len(&geo), &mut SimRng::new(6));
+    let volume = Volume::on(device.clone(), geo, env);
+    let (journal, _, _owner) = volume.open_owned(options(false)).unwrap();
+    let model = emptied(&journal, 700, 50);
+    journal.force_stamped().unwrap();
+    let before = journal.stats().home_bytes;
+    device.restart_trace();
+    if closing {
+        journal.close().unwrap();
+    } else {
+        journal.checkpoint().unwrap();
+    }
+    assert!(journal.stats().home_bytes * 2 < before, "it became small");
+    let (mut old, mut new) = (0, 0);
+    for point in 0..=device.trace_len() {
+        let left: Arc<dyn BlockDevice> = Arc::new(device.crash_image(point, &mut SimRng::new(point as u64)));
+        let (env, _) = sim_env(point as u64);
+        let after = Volume { dev: left, geo, env };
+        let context = format!("closing {closing}, event {point}");
+        let (journal, _, owner) =
+            after.open_owned(options(false)).unwrap_or_else(|e| panic!("{context}: {e}"));
+        assert_same(&journal, &model);
+        if journal.stats().home_bytes == before {
+            old += 1
+        } else {
+            new += 1
+        }
+        // Neither slot is left behind: it would name what may be used for something else.
+        let [first, second] = inspect::home_map(&after.dev, &geo);
+        assert_eq!(first.unwrap(), second.unwrap(), "{context}");
+        let mut bad = Vec::new();
+        assert!(journal.verify_home(&mut |place| bad.push(place), &mut |_| true));
+        assert_eq!(bad, [], "{context}");
+        // It goes on from there, in what is free then.
+        let mut model = model.clone();
+        (0..100).for_each(|i| set(&journal, &mut model, i, 300));
+        journal.checkpoint().unwrap_or_else(|e| panic!("{context}: {e}"));
+        assert!(!owner.failed.load(std::sync::atomic::Ordering::SeqCst));
+        drop(journal);
+        let (journal, _) = after.open();
+        assert_same(&journal, &model);
+    }
+    assert!(old > 10 && new > 0, "{old} saw the old one, {new} the new one");
+}
+
+#[test]
+fn power_may_be_lost_at_any_moment_of_a_checkpoint() {
+    crash_everywhere(false);
+}
+
+#[test]
+fn power_may_be_lost_at_any_moment_of_an_unmount() {
+    crash_everywhere(true);
+}

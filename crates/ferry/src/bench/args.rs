@@ -1,0 +1,309 @@
+//! The arguments of `ferry bench`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use ferry_bench::DeviceModel;
+use ferry_bench::fsmark::SyncMode;
+use ferry_fs::Locking;
+use ferry_journal::{FlushPolicy, IN_FLIGHT_MAX, Wake};
+
+use crate::size::{format_nanos, parse_bytes, parse_duration};
+
+/// `ferry bench`.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    /// Mount a file system that keeps everything in memory and does nothing else: the floor to compare with
+    Null(NullArgs),
+    /// Callers that overwrite blocks and fsync, again and again, under each flush policy
+    FsyncHappy(FsyncHappyArgs),
+    /// Make many small files, and make them durable: not at all, one by one, or many at a time
+    Fsmark(FsmarkArgs),
+    /// Many workers that make, write, read, move and remove files, on a small log
+    Fserver(FserverArgs),
+    /// Make files without a pause, and see how long the slowest takes
+    Create(CreateArgs),
+    /// Random readers and random writers on one file, alone and against each other
+    Randrw(RandrwArgs),
+    /// Look for torn reads: threads write, read, punch, cut and extend one file, and check what they read
+    Torn(TornArgs),
+}
+
+/// `ferry bench null`.
+#[derive(Args, Debug)]
+pub struct NullArgs {
+    /// An existing directory
+    pub mountpoint: PathBuf,
+    /// Mount options, as for `ferry mount`
+    #[arg(short, value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Stay in the foreground
+    #[arg(long, short)]
+    pub foreground: bool,
+    /// The process is the daemon that a mount in the background has started.
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+}
+
+/// Where a workload runs, how often, and what becomes of the report.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// A directory on any file system; several take turns. Without it: in process, on a volume in memory over a model of a device
+    #[arg(long, value_name = "PATH")]
+    pub on: Vec<PathBuf>,
+    /// How often each variant has its turn
+    #[arg(long, value_name = "N", default_value_t = ferry_bench::ROUNDS, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// The report with every value as JSON (- for stdout)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// The report as one HTML page with plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// The model of a device that a volume in memory is on. It takes real time and no processor time.
+#[derive(Args, Debug)]
+pub struct ModelArgs {
+    /// How long a flush takes
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "2ms", conflicts_with = "on")]
+    pub flush_time: Duration,
+    /// What writes and flushes take besides
+    #[command(flatten)]
+    pub queue: QueueArgs,
+}
+
+/// The rest of a device.
+#[derive(Args, Debug)]
+pub struct QueueArgs {
+    /// How long a write takes
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "20us", conflicts_with = "on")]
+    pub write_time: Duration,
+    /// Writes that the device works on at the same time
+    #[arg(long, value_name = "N", default_value_t = 128, conflicts_with = "on", value_parser = clap::value_parser!(u32).range(1..))]
+    pub queue_depth: u32,
+    /// The device does flushes beside each other
+    #[arg(long, conflicts_with = "on")]
+    pub parallel_flushes: bool,
+}
+
+impl QueueArgs {
+    /// The device with flushes of this time.
+    pub fn device(&self, flush_time: Duration) -> DeviceModel {
+        DeviceModel {
+            flush_time,
+            write_time: self.write_time,
+            queue_depth: self.queue_depth,
+            serial_flushes: !self.parallel_flushes,
+        }
+    }
+}
+
+impl ModelArgs {
+    /// The device.
+    pub fn device(&self) -> DeviceModel {
+        self.queue.device(self.flush_time)
+    }
+}
+
+impl fmt::Display for ModelArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = |time: Duration| format_nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let flushes = if self.queue.parallel_flushes { "beside each other" } else { "one after the other" };
+        let (flush, write) = (time(self.flush_time), time(self.queue.write_time));
+        write!(f, "flush {flush} {flushes}; write {write}, {} at a time", self.queue.queue_depth)
+    }
+}
+
+/// `ferry bench fsync-happy`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Without --on: in process, each number of callers with each flush time, the policies in turn. On a path the policies take turns if it is a
+FerryFS, as `ferry tune` sets them; at the end the first one is back. --virtual runs the journal alone, on a clock that is not waited for: counts
+and times are exact.")]
+pub struct FsyncHappyArgs {
+    /// In virtual time
+    #[arg(long, conflicts_with_all = ["on", "html", "time"])]
+    pub r#virtual: bool,
+    /// How long a flush takes; several: 16ms,500us [default: 16ms,2ms,500us,50us]
+    #[arg(long, value_parser = parse_duration, value_delimiter = ',', value_name = "TIME", conflicts_with = "on")]
+    pub flush_time: Vec<Duration>,
+    /// What writes and flushes take besides
+    #[command(flatten)]
+    pub queue: QueueArgs,
+    /// How many callers; several: 1,16 [default: 1,2,4,8,16,64]
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub callers: Vec<u32>,
+    /// What a caller takes between an answer and its next call
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "0us")]
+    pub think_time: Duration,
+    /// So much more, at random
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "0us")]
+    pub jitter: Duration,
+    /// Flush policies; several: each,adaptive [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "POLICY")]
+    pub policy: Vec<FlushPolicy>,
+    /// How long a turn is counted
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "500ms")]
+    pub time: Duration,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench fsmark`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Ways to sync:
+  none   not at all
+  each   fsync before each close
+  pass   after all are made: open, fsync and close, one by one
+  async  after all are made: open, and sync many at a time, as `ferry sync`
+A pass is measured by itself. So that files are still dirty when it begins, mount with -o commit_interval=1h.")]
+pub struct FsmarkArgs {
+    /// Files of a turn
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub files: u32,
+    /// Bytes of each file
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "4K")]
+    pub size: u64,
+    /// Threads, each with a directory of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// Ways to sync; several: each,async [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "WAY")]
+    pub sync: Vec<SyncMode>,
+    /// The device.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench fserver`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A job is 100 operations, in an order of chance: 12 create, 16 write, 22 read, 24 stat, 5 rename, 4 link, 16 unlink, 1 fsync.
+Ways to wake those who wait for log space (each has a volume of its own, and they take turns):
+  handoff  each once, with its space in hand
+  flag     each for whom there is room, unless it is on its way already; it takes its space itself
+  all      each for whom there is room, on its way or not; it takes its space itself")]
+pub struct FserverArgs {
+    /// Workers
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub workers: u32,
+    /// Size of the log
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "4M", conflicts_with = "on")]
+    pub log_size: u64,
+    /// Ways to wake; several: handoff,all [default: all ways]
+    #[arg(long, value_delimiter = ',', value_name = "WAY", conflicts_with = "on")]
+    pub wake: Vec<Wake>,
+    /// Log records that are written at the same time; several: 1,8
+    #[arg(long, value_delimiter = ',', value_name = "N", default_value = "8", conflicts_with = "on",
+          value_parser = clap::value_parser!(u8).range(1..=IN_FLIGHT_MAX as i64))]
+    pub log_buffers: Vec<u8>,
+    /// The flush policy
+    #[arg(long, value_name = "POLICY", default_value_t, conflicts_with = "on")]
+    pub policy: FlushPolicy,
+    /// Fsync every file that was made or written
+    #[arg(long)]
+    pub fsync_each: bool,
+    /// How long a turn is
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "3s")]
+    pub time: Duration,
+    /// The device.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench create`.
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// Files of a turn, in directories of 10,000
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub files: u32,
+    /// Bytes of each file
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "11")]
+    pub size: u64,
+    /// Threads that make them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// Threads that open and read files which were made before
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub readers: u32,
+    /// Size of the log
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "64M", conflicts_with = "on")]
+    pub log_size: u64,
+    /// The device.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench randrw`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Who excludes whom on one file (in process):
+  range  who touches the same folios of 64 KiB
+  folio  the same for writes inside one folio; longer ones exclude everybody
+  inode  a writer everybody, as XFS has it")]
+pub struct RandrwArgs {
+    /// Threads that read
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub readers: u32,
+    /// Threads that write
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub writers: u32,
+    /// Bytes of a read or write; several: 4k,64k
+    #[arg(long, value_parser = parse_bytes, value_delimiter = ',', value_name = "SIZE", default_value = "4k")]
+    pub block: Vec<u64>,
+    /// Bytes of the file
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "1G")]
+    pub size: u64,
+    /// Who excludes whom; several: range,inode
+    #[arg(long, value_delimiter = ',', value_name = "RULE", default_value = "range", conflicts_with = "on")]
+    pub lock: Vec<Locking>,
+    /// How long each part of a turn is counted: readers alone, writers alone, both
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "5s")]
+    pub time: Duration,
+    /// The device.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench torn`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Ends with exit code 1 if a read was torn or stale. On a path it makes a file of 20 MiB and removes it."
+)]
+pub struct TornArgs {
+    /// A directory on any file system. Without it: in process, on a volume in memory
+    #[arg(long, value_name = "PATH")]
+    pub on: Option<PathBuf>,
+    /// Threads
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=256))]
+    pub threads: u32,
+    /// End when so many blocks have been read
+    #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
+    pub reads: u64,
+    /// End after this time
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "10s")]
+    pub time: Duration,
+    /// Memory for contents, in process
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "256M", conflicts_with = "on")]
+    pub cache_size: u64,
+    /// What is random follows from it
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+}

@@ -1,0 +1,32 @@
+//! `ferry bench create`.
+
+use ferry_bench::{VolumeOptions, create};
+
+use super::args::CreateArgs;
+use super::{places, show};
+use crate::error::CliError;
+use crate::size::format_bytes;
+
+/// On paths as they are; in process on a new volume in each turn.
+pub fn run(args: &CreateArgs) -> Result<(), CliError> {
+    let options = create::Options {
+        files: args.files,
+        size: usize::try_from(args.size).unwrap_or(usize::MAX),
+        threads: args.threads,
+        readers: args.readers,
+        rounds: args.run.rounds,
+    };
+    let volume = VolumeOptions {
+        device: args.model.device(),
+        log_size: Some(args.log_size),
+        ..VolumeOptions::default()
+    };
+    if !args.run.on.is_empty() {
+        let places = places(&args.run, &volume)?;
+        return show(create::on_places(&options, &places), &args.run, |_| Vec::new());
+    }
+    let mut bench = create::in_process(&options, &volume);
+    bench.options.push(("device", args.model.to_string()));
+    bench.options.push(("log", format_bytes(args.log_size)));
+    show(bench, &args.run, |_| Vec::new())
+}

@@ -1,0 +1,76 @@
+//! `ferry bench randrw` and `ferry bench torn`: many readers and writers on one file.
+
+use ferry_bench::{Place, VolumeOptions, randrw, torn};
+use ferry_fs::FsOptions;
+
+use super::args::{RandrwArgs, TornArgs};
+use super::{failed, places, show};
+use crate::control::print;
+use crate::error::CliError;
+
+/// Random readers and writers.
+pub fn randrw(args: &RandrwArgs) -> Result<(), CliError> {
+    let options = randrw::Options {
+        readers: args.readers,
+        writers: args.writers,
+        blocks: args.block.iter().map(|block| usize::try_from(*block).unwrap_or(usize::MAX)).collect(),
+        size: args.size,
+        time: args.time,
+        rounds: args.run.rounds,
+    };
+    if args.block.iter().any(|block| *block == 0 || *block > args.size) {
+        return Err(CliError::Usage("--block must be at least 1 byte and no more than --size".into()));
+    }
+    let mut at = Vec::new();
+    if args.run.on.is_empty() {
+        for lock in &args.lock {
+            // All of the file is to stay in memory, and what is overwritten to find room on the device.
+            let cache_bytes = usize::try_from(args.size).unwrap_or(usize::MAX).saturating_mul(2);
+            let fs = FsOptions { cache_bytes, locking: *lock, ..FsOptions::default() };
+            let capacity = args.size.saturating_mul(2).max(1 << 30);
+            let volume =
+                VolumeOptions { device: args.model.device(), capacity, fs, ..VolumeOptions::default() };
+            at.push((lock.to_string(), Place::in_process(&volume).map_err(failed)?));
+        }
+    } else {
+        let places = places(&args.run, &VolumeOptions::default())?;
+        at.extend(places.into_iter().map(|place| (place.name().to_owned(), place)));
+    }
+    let mut bench = randrw::bench(&options, &at);
+    if args.run.on.is_empty() {
+        bench.options.push(("device", args.model.to_string()));
+    }
+    show(bench, &args.run, |_| Vec::new())
+}
+
+/// Looks for torn reads.
+pub fn torn(args: &TornArgs) -> Result<(), CliError> {
+    let place = match &args.on {
+        Some(path) => Place::on(path, None),
+        None => {
+            let cache_bytes = usize::try_from(args.cache_size).unwrap_or(usize::MAX);
+            let fs = FsOptions { cache_bytes, ..FsOptions::default() };
+            Place::in_process(&VolumeOptions { fs, capacity: 1 << 30, ..VolumeOptions::default() })
+        }
+    };
+    let place = place.map_err(failed)?;
+    let most = if args.on.is_some() { torn::MOST_ON_PATH } else { torn::MOST };
+    let plan =
+        torn::Plan { threads: args.threads, reads: args.reads, time: args.time, most, seed: args.seed };
+    let io = |error| failed(ferry_bench::BenchError::Io(error));
+    let seen = torn::run(&place.root().create("torn").map_err(io)?, plan).map_err(io)?;
+    place.root().unlink("torn").map_err(io)?;
+    print(&format!(
+        "{}: {} blocks read and {} written, {} holes and cuts: {} torn, {} stale\n",
+        place.name(),
+        seen.reads,
+        seen.writes,
+        seen.cuts,
+        seen.torn,
+        seen.stale
+    ))?;
+    match seen.first {
+        Some(first) => Err(CliError::Failed(format!("the first of them: {first}"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,242 @@
+//! `ferry top`: what a mounted volume does in a second, again and again.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ferry_device::Env;
+use rustix::event::{Timespec, poll};
+use serde_json::Value;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::cli::TopArgs;
+use crate::control::{print, read_stats};
+use crate::error::CliError;
+use crate::size::{format_bytes, format_nanos};
+use crate::table::thousands;
+
+/// Kinds of requests that are shown, the most frequent first.
+const REQUESTS_SHOWN: usize = 8;
+/// Characters of the bar that shows how full the log is.
+const BAR: u64 = 40;
+/// The terminal's second screen, without a cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+/// Runs until it is told to stop, the mount goes, or it has shown enough.
+pub fn run(args: &TopArgs) -> Result<(), CliError> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone())
+            .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
+    }
+    let clock = Env::real().clock;
+    // The mount is opened for each look only: this must not keep it busy.
+    let mut before = (read_stats(&args.mountpoint)?, clock.monotonic());
+    let volume = before.0["volume"]["id"].clone();
+    let screen = Screen::enter(std::io::stdout().is_terminal())?;
+    let mut left = args.count;
+    while left != Some(0) {
+        if !doze(args.interval, &stop) {
+            return Ok(());
+        }
+        let now = match read_stats(&args.mountpoint) {
+            Ok(stats) if stats["volume"]["id"] == volume => (stats, clock.monotonic()),
+            Err(error) if !matches!(error, CliError::NotMounted(_)) => return Err(error),
+            _ => {
+                drop(screen);
+                return print(&format!("{}: the volume was unmounted\n", args.mountpoint.display()));
+            }
+        };
+        let rates = Rates { before: &before.0, now: &now.0, seconds: (now.1 - before.1).as_secs_f64() };
+        screen.show(&frame(&args.mountpoint, &rates))?;
+        before = now;
+        left = left.map(|left| left - 1);
+    }
+    Ok(())
+}
+
+/// The terminal while it is drawn on.
+struct Screen {
+    terminal: bool,
+}
+
+impl Screen {
+    fn enter(terminal: bool) -> Result<Self, CliError> {
+        if terminal {
+            print(ENTER)?;
+        }
+        Ok(Self { terminal })
+    }
+
+    /// Shows a frame in place of the last one; where no terminal is, below it.
+    fn show(&self, frame: &str) -> Result<(), CliError> {
+        if self.terminal {
+            print(&format!("\x1b[H{}\x1b[J", frame.replace('\n', "\x1b[K\r\n")))
+        } else {
+            print(&format!("{frame}\n"))
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        if self.terminal {
+            // The last chance to put the terminal right; there is nobody to tell that it failed.
+            let _ = print(LEAVE);
+        }
+    }
+}
+
+/// `false` when a signal has ended it.
+fn doze(time: Duration, stop: &AtomicBool) -> bool {
+    let clock = Env::real().clock;
+    let until = clock.monotonic() + time;
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            return false;
+        }
+        let left = until.saturating_sub(clock.monotonic());
+        if left.is_zero() {
+            return true;
+        }
+        // Between the look at the flag and the sleep a signal may come: it is seen at the latest after a part of a second.
+        let part = left.min(Duration::from_millis(200));
+        let part = Timespec { tv_sec: 0, tv_nsec: i64::from(part.subsec_nanos()) };
+        // Nothing is watched: it ends with the time or with a signal, and either is fine.
+        let _ = poll(&mut [], Some(&part));
+    }
+}
+
+/// Two moments of the statistics.
+struct Rates<'a> {
+    before: &'a Value,
+    now: &'a Value,
+    seconds: f64,
+}
+
+impl Rates<'_> {
+    fn of(&self, pointer: &str) -> u64 {
+        self.now.pointer(pointer).and_then(Value::as_u64).unwrap_or_default()
+    }
+
+    fn grown(&self, pointer: &str) -> u64 {
+        let before = self.before.pointer(pointer).and_then(Value::as_u64).unwrap_or_default();
+        self.of(pointer).saturating_sub(before)
+    }
+
+    /// In a second.
+    fn rate(&self, pointer: &str) -> u64 {
+        (self.grown(pointer) as f64 / self.seconds).round() as u64
+    }
+
+    fn each(&self, sum: &str, count: &str) -> String {
+        match self.grown(count) {
+            0 => "-".into(),
+            n => format!("{:.1}", self.grown(sum) as f64 / n as f64),
+        }
+    }
+}
+
+fn frame(mountpoint: &Path, r: &Rates<'_>) -> String {
+    let mut out = String::new();
+    let name = [&r.now["volume"]["label"], &r.now["volume"]["id"]];
+    let name = name.iter().filter_map(|name| name.as_str()).find(|name| !name.is_empty()).unwrap_or_default();
+    let bytes = |pointer: &str| format_bytes(r.of(pointer));
+    let _ = writeln!(
+        out,
+        "{}  {name}  {} free of {}  {} inodes",
+        mountpoint.display(),
+        bytes("/space/available"),
+        bytes("/space/total"),
+        thousands(r.of("/inodes/used"))
+    );
+    let _ = writeln!(out);
+    let count = |pointer: &str| thousands(r.rate(pointer));
+    let size = |pointer: &str| format!("{}/s", format_bytes(r.rate(pointer)));
+    let rows = [
+        ("requests/s", count("/fuse/requests"), "data written", size("/data/written_bytes")),
+        ("transactions/s", count("/log/transactions"), "data read", size("/data/read_bytes")),
+        ("fsyncs/s", count("/log/forces"), "log written", size("/log/written_bytes")),
+        ("commits/s", count("/log/contexts"), "dirty", bytes("/data/dirty_bytes")),
+        ("flushes/s", count("/log/flushes"), "cached", bytes("/data/cache_bytes")),
+        ("checkpoints/s", count("/log/checkpoints"), "home store", bytes("/log/home_bytes")),
+    ];
+    for (left, rate, right, value) in rows {
+        let _ = writeln!(out, "  {left:<16}{rate:>12}    {right:<14}{value:>14}");
+    }
+    let _ = writeln!(
+        out,
+        "  a commit: {} transactions, {} fsyncs",
+        r.each("/log/transactions", "/log/contexts"),
+        r.each("/log/forces", "/log/contexts")
+    );
+    log(&mut out, r);
+    requests(&mut out, r);
+    out
+}
+
+fn log(out: &mut String, r: &Rates<'_>) {
+    let all = r.of("/log/bytes");
+    let taken = all.saturating_sub(r.of("/log/free_bytes"));
+    let full = (taken * BAR).checked_div(all).unwrap_or_default() as usize;
+    let bar = format!("{}{}", "#".repeat(full), ".".repeat(BAR as usize - full));
+    let _ = writeln!(out, "\nlog [{bar}] {} of {}", format_bytes(taken), format_bytes(all));
+    let _ = writeln!(
+        out,
+        "  waiting {}, waits/s {}, p99 {}, longest {}",
+        r.of("/log/waiters"),
+        thousands(r.rate("/log/waits")),
+        format_nanos(r.of("/log/times/waits/p99_ns")),
+        format_nanos(r.of("/log/times/waits/max_ns"))
+    );
+}
+
+fn requests(out: &mut String, r: &Rates<'_>) {
+    let Some(operations) = r.now.pointer("/fuse/operations").and_then(Value::as_object) else { return };
+    let rate = |name: &String| (r.rate(&format!("/fuse/operations/{name}/count")), name.clone());
+    let mut rates: Vec<_> = operations.keys().map(rate).filter(|(rate, _)| *rate > 0).collect();
+    rates.sort_by(|a, b| b.cmp(a));
+    let _ = writeln!(out, "\nrequests/s");
+    for (rate, name) in rates.iter().take(REQUESTS_SHOWN) {
+        let _ = writeln!(out, "  {name:<16}{:>12}", thousands(*rate));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_shows_what_happened_between_two_moments() {
+        let at = |n: u64| -> Value {
+            let (contexts, transactions, requests, lookups) = (10 * n, 55 * n, 3000 * n, 2000 * n);
+            let text = format!(
+                r#"{{
+                "volume": {{ "label": "", "id": "1234" }}, "space": {{ "total": {}, "available": {} }}, "inodes": {{ "used": 7 }},
+                "log": {{ "bytes": 4096, "free_bytes": 1024, "contexts": {contexts}, "transactions": {transactions}, "forces": 0, "waiters": 3 }},
+                "fuse": {{ "requests": {requests}, "operations": {{ "lookup": {{ "count": {lookups} }}, "open": {{ "count": 0 }} }} }}
+                }}"#,
+                1 << 30,
+                1 << 29
+            );
+            serde_json::from_str(&text).expect("it is JSON")
+        };
+        let (before, now) = (at(1), at(3));
+        let text = frame("/mnt".as_ref(), &Rates { before: &before, now: &now, seconds: 2.0 });
+        for line in [
+            "/mnt  1234  512 MiB free of 1.0 GiB  7 inodes\n",
+            "  requests/s             3,000    data written           0 B/s\n",
+            "  a commit: 5.5 transactions, 0.0 fsyncs\n",
+            "log [##############################..........] 3.0 KiB of 4.0 KiB\n",
+            "  waiting 3, waits/s 0,",
+            "\nrequests/s\n  lookup                 2,000\n",
+        ] {
+            assert!(text.contains(line), "{line:?} in\n{text}");
+        }
+        assert!(!text.contains("open"), "what did not happen is not shown:\n{text}");
+    }
+}

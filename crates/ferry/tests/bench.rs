@@ -1,0 +1,151 @@
+//! `ferry bench` on real mounts (these need root and /dev/fuse).
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("a temporary directory's name is UTF-8")
+}
+
+fn ferry(args: &[&str]) -> Output {
+    Command::new(FERRY).args(args).output().expect("the command runs")
+}
+
+fn ok(args: &[&str]) -> Vec<u8> {
+    let output = ferry(args);
+    assert!(output.status.success(), "{output:?}");
+    output.stdout
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_slice(&ok(args)).expect("JSON")
+}
+
+fn is_empty(dir: &Path) -> bool {
+    std::fs::read_dir(dir).expect("readable").next().is_none()
+}
+
+/// A FerryFS mount and a directory beside it, on the host's file system.
+struct Places {
+    dir: TempDir,
+}
+
+impl Places {
+    fn new(options: &str) -> Self {
+        let places = Self { dir: TempDir::new().expect("a directory") };
+        let (volume, log) = (places.dir.path().join("volume"), places.dir.path().join("log"));
+        for dir in ["mnt", "host"] {
+            std::fs::create_dir(places.dir.path().join(dir)).expect("a directory");
+        }
+        ok(&["mkfs", path(&volume), "--size", "256M"]);
+        let options = format!("{options},log={}", log.display());
+        ok(&["mount", path(&volume), &places.at("mnt"), "-o", &options]);
+        places
+    }
+
+    fn at(&self, name: &str) -> String {
+        path(&self.dir.path().join(name)).to_owned()
+    }
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        ferry(&["umount", "--force", &self.at("mnt")]);
+    }
+}
+
+#[test]
+fn policies_take_turns_on_a_mount_and_the_first_one_is_back_at_the_end() {
+    let places = Places::new("flush=gather");
+    let (mnt, host, html) = (places.at("mnt"), places.at("host"), places.at("report.html"));
+    let line = [
+        "bench",
+        "fsync-happy",
+        "--on",
+        &mnt,
+        "--on",
+        &host,
+        "--callers",
+        "1,2",
+        "--policy",
+        "each,adaptive",
+        "--time",
+        "30ms",
+        "--rounds",
+        "2",
+        "--json",
+        "-",
+        "--html",
+        &html,
+    ];
+    let report = json(&line);
+    let case = &report["cases"][1];
+    assert_eq!(case["name"], "2 callers");
+    let names: Vec<_> =
+        case["variants"].as_array().expect("variants").iter().map(|v| v["name"].clone()).collect();
+    assert_eq!(names, [format!("{mnt} each"), format!("{mnt} adaptive"), host.clone()]);
+    assert_eq!(case["reference"], format!("{mnt} adaptive"));
+    for variant in case["variants"].as_array().expect("variants") {
+        assert_eq!(variant["values"]["fsyncs_per_s"].as_array().map(Vec::len), Some(2), "{variant}");
+    }
+    assert!(case["variants"][0]["values"]["fsyncs_per_flush"][0].as_f64() <= Some(1.0));
+    assert!(std::fs::read_to_string(&html).expect("a report").contains("<svg"));
+    assert_eq!(json(&["stats", &mnt, "--json"])["flush"]["policy"], "gather");
+    assert!(is_empty(Path::new(&mnt)) && is_empty(Path::new(&host)), "nothing is left");
+    ok(&["umount", &mnt]);
+}
+
+#[test]
+fn files_are_counted_with_their_flushes_and_commits() {
+    let places = Places::new("commit_interval=1h");
+    let mnt = places.at("mnt");
+    let line = ["bench", "fsmark", "--on", &mnt, "--files", "40", "--rounds", "1", "--json"];
+    let file = places.at("report.json");
+    let table = ok(&[&line[..], &[&file]].concat());
+    assert!(String::from_utf8_lossy(&table).contains("sync 40 files made before"));
+    let text = std::fs::read(&file).expect("a report");
+    let report: Value = serde_json::from_slice(&text).expect("JSON");
+    let variant = |case: usize, at: usize| &report["cases"][case]["variants"][at]["values"];
+    assert_eq!(variant(0, 0)["flushes_per_file"][0], 0.0, "none");
+    assert_eq!(variant(0, 1)["commits_per_file"][0], 1.0, "each");
+    assert_eq!(variant(1, 0)["commits_per_file"][0], 1.0, "pass");
+    // All files, and their directory by itself if the kernel asks so.
+    assert!(variant(1, 1)["commits_per_file"][0].as_f64() <= Some(0.05), "{report}");
+    assert_eq!(variant(1, 1)["dirty_bytes_per_file"][0], 4096.0);
+    assert!(variant(1, 1)["cpu_us_per_file"][0].as_f64() > Some(0.0));
+    ok(&["umount", &mnt]);
+}
+
+#[test]
+fn an_interrupted_run_leaves_nothing() {
+    let dir = TempDir::new().expect("a directory");
+    let line = [
+        "bench",
+        "fsmark",
+        "--on",
+        path(dir.path()),
+        "--files",
+        "100",
+        "--rounds",
+        "100000",
+        "--sync",
+        "none",
+    ];
+    let bench = Command::new(FERRY).args(line).stderr(Stdio::piped()).spawn().expect("the command runs");
+    while is_empty(dir.path())
+        || std::fs::read_dir(dir.path()).expect("readable").flatten().all(|own| is_empty(&own.path()))
+    {
+        std::thread::yield_now();
+    }
+    let killed = Command::new("kill").args(["-INT", &bench.id().to_string()]).status().expect("kill runs");
+    assert!(killed.success());
+    let output = bench.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "ferry: interrupted\n");
+    assert!(is_empty(dir.path()), "nothing is left");
+}

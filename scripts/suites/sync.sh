@@ -1,0 +1,114 @@
+# Fsyncs on a device that stalls, fails or is full; sourced by scripts/test.
+# shellcheck shell=bash
+
+# The null file system, and the program that has many fsyncs pending.
+examples=${ferry%/*}/examples
+
+# A volume at $scratch/null/volume, mounted at $scratch/mnt, whose writes and flushes are not answered while $scratch/null/stall is there.
+stalling_volume() {
+  mkdir -p "$scratch/null" "$scratch/mnt"
+  "$examples/null" "$scratch/null" strict stalls 2>>"$scratch/null.log" &
+  null_pid=$!
+  until mountpoint -q "$scratch/null"; do sleep 0.1; done
+  "$ferry" mkfs "$scratch/null/volume" --size 1G
+  mount_volume "$scratch/null/volume" "$scratch/mnt" commit_interval=1h
+}
+
+# holds PROGRAM JSON: what a line of JSON must say, in Python.
+holds() { python3 -c 'import json, sys; sys.exit(0 if eval(sys.argv[1], {"said": json.loads(sys.argv[2])}) else "not so: " + sys.argv[1])' "$1" "$2"; }
+
+# stalled_fsyncs FILES SECONDS: the device stalls, all fsyncs wait, everything else goes on (or the program does not end), and all are
+# answered by the commit under way and the ones that were on board of the next.
+stalled_fsyncs() {
+  local said contexts
+  stalling_volume
+  contexts=$(stat_of "$scratch/mnt" log contexts)
+  said=$("$examples/pending" "$scratch/mnt" "$1" "$2" "touch $scratch/null/stall" "rm $scratch/null/stall" "$(daemon_of "$scratch/null/volume")")
+  contexts=$(($(stat_of "$scratch/mnt" log contexts) - contexts))
+  say "$said"
+  say "$contexts contexts"
+  holds "said['pending'] == $1 and said['answers_by_errno'] == {'0': $1}" "$said"
+  holds "said['others']['rounds'] > 0" "$said"
+  # 24 KiB for each: its data on the way to the device (8), a page of the buffer that its request is in, entries; and what else was made.
+  holds "said['memory_kib']['stalled'] - said['memory_kib']['before'] < 32768 + 24 * $1" "$said"
+  [ "$contexts" -le 3 ]
+  unmount_volume "$scratch/mnt"
+  timeout 60 "$ferry" fsck "$scratch/null/volume"
+  umount "$scratch/null"
+  wait "$null_pid"
+}
+
+# The same, and then the device is gone: every fsync hears of it, and so does every later one.
+lost_device() {
+  local said
+  stalling_volume
+  said=$("$examples/pending" "$scratch/mnt" "$1" "$2" "touch $scratch/null/stall" "kill -9 $null_pid")
+  say "$said"
+  holds "said['pending'] == $1 and said['answers_by_errno'] == {'5': $1}" "$said"
+  python3 - "$scratch/mnt" <<'PY'
+import errno, os, sys
+file = os.path.join(sys.argv[1], "pending 0")
+assert open(file, "rb").read() == bytes(4096), "what is in memory can be read"
+for number in (errno.EROFS, errno.EIO):
+    try:
+        if number == errno.EROFS:
+            os.open(os.path.join(sys.argv[1], "new"), os.O_CREAT | os.O_WRONLY)
+        else:
+            os.fsync(os.open(file, os.O_RDONLY))
+    except OSError as error:
+        assert error.errno == number, error
+    else:
+        sys.exit(f"no {errno.errorcode[number]}")
+PY
+  timeout 60 "$ferry" umount --force "$scratch/mnt" || true
+  umount -l "$scratch/null"
+  mountpoint -q "$scratch/mnt" && return 1
+  return 0
+}
+
+# Stores to mapped memory of a file with a hole find no space when the kernel writes them back: every descriptor hears of it once.
+no_space_in_write_back() {
+  mkdir -p "$scratch/mnt"
+  "$ferry" mkfs "$scratch/full.ferry" --size 64M
+  mount_volume "$scratch/full.ferry" "$scratch/mnt"
+  python3 - "$scratch/mnt" <<'PY'
+import errno, mmap, os, sys
+hole, filler = (os.path.join(sys.argv[1], name) for name in ("hole", "filler"))
+def fsync(fd):
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+size = 1 << 20
+first = os.open(hole, os.O_RDWR | os.O_CREAT)
+os.ftruncate(first, size)
+second, third = (os.open(hole, os.O_RDWR) for _ in range(2))
+memory = mmap.mmap(first, size)
+full = os.open(filler, os.O_WRONLY | os.O_CREAT)
+try:
+    while True:
+        os.write(full, bytes(4096))
+except OSError as error:
+    assert error.errno == errno.ENOSPC, error
+memory[:] = b"a" * size
+told = [fsync(fd) for fd in (first, second, first, second)]
+assert told == ["ENOSPC", "ENOSPC", None, None], told
+os.unlink(filler)
+os.close(full)
+memory[:] = b"b" * size
+told = [fsync(fd) for fd in (third, first, third)]
+assert told == ["ENOSPC", None, None], told
+assert os.pread(second, size, 0) == b"b" * size
+PY
+  unmount_volume "$scratch/mnt"
+  timeout 60 "$ferry" fsck --data "$scratch/full.ferry"
+}
+
+# suite_sync FILES: so many fsyncs pending.
+suite_sync() {
+  say "--- fsyncs on a device that stalls, fails or is full"
+  check "cargo build --release: its programs" 900 cargo build --release --quiet --package ferry-bench --examples
+  check "$1 fsyncs wait for a device that stalls" 180 stalled_fsyncs "$1" 2
+  check "$1 fsyncs wait, and the device is gone" 180 lost_device "$1" 1
+  check "write-back without space is told to each descriptor once" 60 no_space_in_write_back
+}
