@@ -1,0 +1,341 @@
+//! A client's session: what it knows and has open, and the ordered stream.
+//!
+//! Rules, each with a test in `tests/`:
+//! * S1: changes are applied in the order of their numbers, one at a time, each once. A new connection begins with the answers that
+//!   are kept; a number that comes again is not applied again; one that leaves a gap, or whose answer the client has said to have, ends the session.
+//! * S2: an answer is kept until the client says that it has it; it may have no more than `WINDOW_OPS` changes without answer.
+//! * S3: a session outlives its connections. The newest connection is the one that counts.
+//! * S4: the file system counts one lookup for each inode that a session knows, however many answers named it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_fs::{Filesystem, Ino, ROOT};
+use parking_lot::Mutex;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::frame;
+use crate::message::{Op, Outcome, ToClient, WINDOW_OPS, Who};
+
+/// Room in the window, held from a message's arrival until its answer is on its way.
+pub(super) type Room = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+/// Frames to be sent.
+pub(super) type Line = UnboundedSender<(Vec<u8>, Option<Room>)>;
+
+/// The client has broken the rules.
+#[derive(Debug)]
+pub(super) struct Violation(pub(super) &'static str);
+
+/// An open file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Open {
+    pub(super) ino: Ino,
+    /// The file system's number for it.
+    pub(super) fh: u64,
+    pub(super) writes: bool,
+}
+
+/// A change that waits for its turn.
+pub(super) struct Change {
+    pub(super) seq: u64,
+    pub(super) who: Who,
+    pub(super) op: Op,
+    pub(super) room: Room,
+}
+
+/// A request that waits for a change.
+pub(super) struct Delayed {
+    after: u64,
+    run: Box<dyn FnOnce() + Send>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Inodes, each with the number of the newest answer that named it.
+    known: HashMap<Ino, u64>,
+    stamp: u64,
+    handles: HashMap<u64, Open>,
+    received: u64,
+    applied: u64,
+    answers: VecDeque<(u64, Outcome)>,
+    queue: VecDeque<Change>,
+    delayed: Vec<Delayed>,
+    /// A thread applies the queue.
+    busy: bool,
+    line: Option<Line>,
+    /// Counts connections.
+    epoch: u64,
+    /// When the last connection went.
+    left_at: Option<Duration>,
+    over: bool,
+}
+
+/// The session.
+pub(super) struct Session {
+    pub(super) id: u128,
+    /// What the client calls itself.
+    pub(super) name: String,
+    /// Who it is: its certificate's fingerprint. Another one does not get the session.
+    pub(super) peer: Vec<u8>,
+    pub(super) path: Vec<u8>,
+    /// The directory that the client sees as its root.
+    pub(super) root: Ino,
+    pub(super) read_only: bool,
+    state: Mutex<State>,
+}
+
+impl Session {
+    pub(super) fn new(
+        id: u128,
+        name: String,
+        peer: Vec<u8>,
+        path: Vec<u8>,
+        root: Ino,
+        read_only: bool,
+    ) -> Self {
+        Self { id, name, peer, path, root, read_only, state: Mutex::default() }
+    }
+
+    /// A new connection takes over; it is told before anything else is sent to it. Gives its number; `None`: the session is over.
+    pub(super) fn connect(&self, line: &Line, boot: u128, resumed: bool) -> Option<u64> {
+        let mut state = self.state.lock();
+        if state.over {
+            return None;
+        }
+        let (session, read_only) = (self.id, self.read_only);
+        let welcome = ToClient::Welcome { session, boot, resumed, applied: state.applied, read_only };
+        let _gone = line.send((frame::encode(&welcome), None));
+        // What the last connection may have lost: in order, before any newer one.
+        for (seq, outcome) in &state.answers {
+            let answer = ToClient::Changed { seq: *seq, outcome: outcome.clone() };
+            let _gone = line.send((frame::encode(&answer), None));
+        }
+        state.epoch += 1;
+        state.line = Some(line.clone());
+        state.left_at = None;
+        Some(state.epoch)
+    }
+
+    /// Answers a request of the connection with number `epoch`, unless another has taken over: it will be asked again there.
+    pub(super) fn reply(&self, epoch: u64, id: u64, outcome: Outcome, room: Option<Room>) {
+        let state = self.state.lock();
+        if state.epoch == epoch {
+            send(&state, frame::encode(&ToClient::Reply { id, outcome }), room);
+        }
+    }
+
+    /// The connection with this number has gone; `false` if another has taken over.
+    pub(super) fn disconnect(&self, epoch: u64, now: Duration) -> bool {
+        let mut state = self.state.lock();
+        if state.epoch != epoch {
+            return false;
+        }
+        state.line = None;
+        state.left_at = Some(now);
+        true
+    }
+
+    /// Whether it has been without a connection since `deadline`.
+    pub(super) fn left_before(&self, deadline: Duration) -> bool {
+        self.state.lock().left_at.is_some_and(|at| at <= deadline)
+    }
+
+    /// Takes a change in; `true`: the caller has to see that [`Session::next`] is called until it gives nothing.
+    /// A connection that another one has replaced says nothing that counts.
+    pub(super) fn push(&self, epoch: u64, change: Change, answered: u64) -> Result<bool, Violation> {
+        let mut state = self.state.lock();
+        if state.epoch != epoch || state.over {
+            return Err(Violation("a newer connection has taken over"));
+        }
+        if answered > state.applied || change.seq.saturating_sub(answered) > WINDOW_OPS as u64 {
+            return Err(Violation("answers that were not given, or more changes than the window holds"));
+        }
+        while state.answers.front().is_some_and(|(seq, _)| *seq <= answered) {
+            state.answers.pop_front();
+        }
+        let seq = change.seq;
+        if seq <= state.applied {
+            // The answer was sent again when the connection began.
+            let kept = state.answers.front().is_some_and(|(first, _)| *first <= seq);
+            return if kept { Ok(false) } else { Err(Violation("a change again whose answer had arrived")) };
+        }
+        if seq <= state.received {
+            return Ok(false); // in the queue: it is answered on the newest connection
+        }
+        if seq != state.received + 1 {
+            return Err(Violation("a gap in the changes"));
+        }
+        state.received = seq;
+        state.queue.push_back(change);
+        Ok(!std::mem::replace(&mut state.busy, true))
+    }
+
+    /// The next change to apply; `None`: there is none, and nobody applies any more.
+    pub(super) fn next(&self) -> Option<Change> {
+        let mut state = self.state.lock();
+        let change = if state.over { None } else { state.queue.pop_front() };
+        state.busy = change.is_some();
+        change
+    }
+
+    /// A change has been applied.
+    pub(super) fn applied(&self, seq: u64, outcome: Outcome, room: Room) {
+        let ready: Vec<Delayed> = {
+            let mut state = self.state.lock();
+            state.applied = seq;
+            let frame = frame::encode(&ToClient::Changed { seq, outcome: outcome.clone() });
+            state.answers.push_back((seq, outcome));
+            send(&state, frame, Some(room));
+            state.delayed.extract_if(.., |d| d.after <= seq).collect()
+        };
+        ready.into_iter().for_each(|d| (d.run)());
+    }
+
+    /// Runs `run` when the change `after` has been applied.
+    pub(super) fn when_applied(&self, after: u64, run: Box<dyn FnOnce() + Send>) {
+        {
+            let mut state = self.state.lock();
+            if after > state.applied && !state.over {
+                state.delayed.push(Delayed { after, run });
+                return;
+            }
+        }
+        run();
+    }
+
+    /// An answer names `ino`, whose lookup the file system has counted. Gives the stamp.
+    pub(super) fn learn(&self, fs: &dyn Filesystem, ino: Ino) -> u64 {
+        let (stamp, surplus) = {
+            let mut state = self.state.lock();
+            state.stamp += 1;
+            let stamp = state.stamp;
+            let surplus = state.over || ino == self.root || state.known.insert(ino, stamp).is_some();
+            (stamp, surplus)
+        };
+        if surplus {
+            fs.forget(ino, 1);
+        }
+        stamp
+    }
+
+    /// The client forgets an inode, unless an answer that it had not seen has named it again.
+    pub(super) fn forget(&self, fs: &dyn Filesystem, ino: Ino, stamp: u64) {
+        let gone = {
+            let mut state = self.state.lock();
+            let gone = state.known.get(&ino).is_some_and(|newest| *newest <= stamp);
+            if gone {
+                state.known.remove(&ino);
+            }
+            gone
+        };
+        if gone {
+            fs.forget(ino, 1);
+        }
+    }
+
+    /// The volume's number of an inode that the client may use.
+    pub(super) fn inward(&self, ino: Ino) -> Option<Ino> {
+        if ino == ROOT {
+            return Some(self.root);
+        }
+        self.state.lock().known.contains_key(&ino).then_some(ino)
+    }
+
+    /// The number under which the client knows an inode.
+    pub(super) fn outward(&self, ino: Ino) -> Ino {
+        if ino == self.root { ROOT } else { ino }
+    }
+
+    /// Enters an open file; a number in use is given back.
+    pub(super) fn open(&self, number: u64, open: Open) -> Result<(), Open> {
+        let mut state = self.state.lock();
+        if state.over || state.handles.contains_key(&number) {
+            return Err(open);
+        }
+        state.handles.insert(number, open);
+        Ok(())
+    }
+
+    pub(super) fn is_open(&self, number: u64) -> bool {
+        self.state.lock().handles.contains_key(&number)
+    }
+
+    pub(super) fn handle(&self, number: u64) -> Option<Open> {
+        self.state.lock().handles.get(&number).copied()
+    }
+
+    pub(super) fn release(&self, number: u64) -> Option<Open> {
+        self.state.lock().handles.remove(&number)
+    }
+
+    /// Ends the session. A change that is being applied is the last one.
+    pub(super) fn end(&self) {
+        let mut state = self.state.lock();
+        state.over = true;
+        state.line = None;
+        state.queue.clear();
+        state.delayed.clear();
+    }
+
+    /// The last word to a client, all of whose changes have been applied.
+    pub(super) fn goodbye(&self) {
+        let mut state = self.state.lock();
+        send(&state, frame::encode(&ToClient::Goodbye {}), None);
+        state.line = None;
+    }
+
+    /// Whether a change waits or is being applied.
+    pub(super) fn is_busy(&self) -> bool {
+        self.state.lock().busy
+    }
+
+    /// Whether it has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.state.lock().over
+    }
+
+    /// Gives back what it holds of the file system. It has ended, so nothing is added any more.
+    pub(super) fn clear(&self, fs: &dyn Filesystem) {
+        let (handles, known) = {
+            let mut state = self.state.lock();
+            (std::mem::take(&mut state.handles), std::mem::take(&mut state.known))
+        };
+        let caller = ferry_fs::InProcess::default();
+        for open in handles.into_values() {
+            let _: Result<(), _> = caller.call(|cx| {
+                fs.release(cx, open.ino, open.fh);
+                Ok(())
+            });
+        }
+        known.into_keys().for_each(|ino| fs.forget(ino, 1));
+    }
+
+    /// For `ferry clients`.
+    pub(super) fn json(&self) -> serde_json::Value {
+        let state = self.state.lock();
+        serde_json::json!({
+            "name": self.name,
+            "path": String::from_utf8_lossy(&self.path),
+            "read_only": self.read_only,
+            "connected": state.line.is_some(),
+            "connections": state.epoch,
+            "changes": state.applied,
+            "unanswered": state.received - state.applied,
+            "answers_kept": state.answers.len(),
+            "inodes": state.known.len(),
+            "open_files": state.handles.len(),
+        })
+    }
+}
+
+/// To the newest connection, if there is one; a client that returns asks again.
+fn send(state: &State, frame: Vec<u8>, room: Option<Room>) {
+    if let Some(line) = &state.line {
+        let _gone = line.send((frame, room));
+    }
+}
+
+/// The sessions by number.
+pub(super) type Sessions = Mutex<HashMap<u128, Arc<Session>>>;

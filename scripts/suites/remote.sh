@@ -1,0 +1,141 @@
+# pjdfstest, fsx, two clients and a server that goes away, on remote mounts; sourced by scripts/test.
+# shellcheck shell=bash
+
+remote_port=$((20000 + $$ % 20000))
+
+# serve_volume VOLUME [ARGUMENTS…]: its process number goes to $scratch/server.pid.
+serve_volume() {
+  local volume=$1 tries; shift
+  [ -f "$volume" ] || "$ferry" mkfs "$volume"
+  "$ferry" serve "$volume" --listen "127.0.0.1:$remote_port" "$@" >>"$scratch/server.log" 2>&1 &
+  echo $! >"$scratch/server.pid"
+  for ((tries = 0; tries < 100; tries++)); do
+    if (exec 3<>"/dev/tcp/127.0.0.1/$remote_port") 2>/dev/null; then return 0; fi
+    sleep 0.1
+  done
+  cat "$scratch/server.log"; return 1
+}
+
+# stop_server [SIGNAL]: it has ended when this returns.
+stop_server() {
+  local pid; pid=$(cat "$scratch/server.pid")
+  kill "-${1:-TERM}" "$pid"
+  timeout 60 tail --pid="$pid" -f /dev/null
+}
+
+# mount_remote MOUNTPOINT [OPTIONS]
+mount_remote() {
+  mkdir -p "$1"
+  timeout 60 "$ferry" mount "ferry://127.0.0.1:$remote_port/" "$1" -o "log=$scratch/client.log${2:+,$2}"
+}
+
+remote_over() {
+  local mount
+  for mount in "$@"; do unmount_volume "$mount"; done
+  stop_server
+  timeout 100 "$ferry" fsck --data "$scratch/remote.ferry"
+}
+
+# Operations at one client, seen at the other at once.
+two_clients() {
+  serve_volume "$scratch/remote.ferry" --grace 0s
+  local a=$scratch/a b=$scratch/b i
+  mount_remote "$a"; mount_remote "$b"
+  for i in $(seq 1 40); do
+    echo "$i" >"$a/f"; [ "$(cat "$b/f")" = "$i" ]
+    mv "$b/f" "$b/g"; [ ! -e "$a/f" ]; [ -e "$a/g" ]
+    echo more >>"$a/g"; [ "$(stat -c %s "$b/g")" = $((${#i} + 6)) ]
+    rm "$b/g"; [ ! -e "$a/g" ]
+  done
+  # Appends of both, none lost, none torn.
+  (for i in $(seq 1 200); do echo "a $i" >>"$a/log"; done) &
+  (for i in $(seq 1 200); do echo "b $i" >>"$b/log"; done) &
+  wait %1 %2
+  [ "$(grep -cE '^[ab] [0-9]+$' "$a/log")" = 400 ]
+  # Locks.
+  (flock 9; sleep 1; echo first >>"$a/order") 9>"$a/lock" &
+  sleep 0.5
+  ! flock -n "$b/lock" true
+  flock "$b/lock" sh -c "echo second >>'$b/order'"
+  [ "$(tr '\n' ' ' <"$a/order")" = "first second " ]
+  # What was removed lives on where it is open.
+  echo kept >"$a/open"; exec 8<"$b/open"; rm "$a/open"; [ "$(cat <&8)" = kept ]; exec 8<&-
+  remote_over "$a" "$b"
+}
+
+# The server stops, and crashes, under a client that works.
+server_goes_away() {
+  serve_volume "$scratch/remote.ferry" --grace 0s
+  local a=$scratch/a i worker
+  mount_remote "$a"
+  mkdir "$a/work"
+  (for i in $(seq 1 400); do echo "$i" >"$a/work/$i"; echo "$i" >>"$a/work/all"; done) &
+  worker=$!
+  for i in 1 2 3; do
+    sleep 1; stop_server; sleep 0.3; serve_volume "$scratch/remote.ferry" --grace 0s
+  done
+  wait "$worker"
+  [ "$(ls "$a/work" | wc -l)" = 401 ]
+  [ "$(wc -l <"$a/work/all")" = 400 ]
+  echo synced >"$a/synced"; sync "$a/synced" "$a"
+  stop_server KILL
+  serve_volume "$scratch/remote.ferry" --grace 0s
+  [ "$(cat "$a/synced")" = synced ]
+  remote_over "$a"
+}
+
+# Nobody hangs for good when the server does not come back.
+server_never_comes_back() {
+  serve_volume "$scratch/remote.ferry"
+  local a=$scratch/a reader
+  mount_remote "$a" timeout=2s
+  echo x >"$a/f"
+  stop_server
+  ! timeout 20 cat "$a/f"
+  timeout 20 "$ferry" umount --force "$a"
+  serve_volume "$scratch/remote.ferry"
+  mount_remote "$a"
+  stop_server
+  cat "$a/f" & reader=$!
+  sleep 0.5
+  kill "$reader"; timeout 10 tail --pid="$reader" -f /dev/null
+  timeout 20 "$ferry" umount --force "$a"
+  timeout 100 "$ferry" fsck "$scratch/remote.ferry"
+}
+
+# With certificates of our own, and not without.
+certificates() {
+  "$ferry" cert init "$scratch/tls" --host 127.0.0.1
+  "$ferry" cert issue "$scratch/tls" laptop
+  ! "$ferry" serve "$scratch/remote.ferry" --listen "0.0.0.0:$remote_port"
+  serve_volume "$scratch/remote.ferry" --tls "$scratch/tls"
+  ! mount_remote "$scratch/a"
+  mount_remote "$scratch/a" "tls=$scratch/tls/laptop"
+  echo x >"$scratch/a/x"; [ "$(cat "$scratch/a/x")" = x ]
+  remote_over "$scratch/a"
+}
+
+remote_fsx() {
+  serve_volume "$scratch/remote.ferry"
+  mount_remote "$scratch/a"
+  mkdir -p "$scratch/artifacts-remote"
+  "$tools/bin/fsx" -f "$repo/scripts/suites/fsx.toml" -N "$1" -S "${FERRY_SEED:-$RANDOM}" -P "$scratch/artifacts-remote" "$scratch/a/fsx"
+  remote_over "$scratch/a"
+}
+
+# suite_remote FSX-OPERATIONS
+suite_remote() {
+  say "--- remote mounts"
+  check "two clients" 120 two_clients
+  check "the server stops and crashes under work" 120 server_goes_away
+  check "the server never comes back" 120 server_never_comes_back
+  check "certificates" 60 certificates
+  check "fsx on a remote mount" 300 remote_fsx "$1"
+  serve_volume "$scratch/remote.ferry"
+  mount_remote "$scratch/mnt"
+  mkdir -p "$scratch/other"
+  # Remounting a directory read-only concerns the kernel alone, and is tested on a local mount.
+  sed 's/^allow_remount = .*/allow_remount = false/' "$repo/scripts/suites/pjdfstest.toml" >"$scratch/no-remount.toml"
+  pjdfstest_run -c "$scratch/no-remount.toml"
+  check "unmount and fsck after pjdfstest on a remote mount" 120 remote_over "$scratch/mnt"
+}
