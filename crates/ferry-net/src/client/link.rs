@@ -17,6 +17,7 @@ use std::time::Duration;
 use ferry_device::Clock;
 use ferry_fs::Errno;
 use parking_lot::Mutex;
+use tokio::io::BufReader;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::{interval, sleep, timeout};
@@ -303,7 +304,8 @@ impl Link {
         welcome: ToClient,
         restore: &dyn Restore,
     ) -> io::Result<()> {
-        let (mut reader, writer) = tokio::io::split(stream);
+        let (reader, writer) = tokio::io::split(stream);
+        let mut reader = BufReader::new(reader);
         let (line, frames) = unbounded_channel();
         let writing = tokio::spawn(frame::write_all(writer, frames));
         self.enter(welcome, &line, restore)?;

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::ReadHalf;
+use tokio::io::{BufReader, ReadHalf};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::timeout;
@@ -26,7 +26,8 @@ const WINDOW_UNIT: usize = 1024;
 
 /// Speaks with a client until one of the two goes. `peer` is its certificate, empty if it showed none.
 pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Vec<u8>) {
-    let (mut reader, writer) = tokio::io::split(stream);
+    let (reader, writer) = tokio::io::split(stream);
+    let mut reader = BufReader::new(reader);
     let (line, frames) = unbounded_channel();
     let under_way = Arc::clone(&core.writing);
     let writing = tokio::spawn(frame::write_all(writer, frames));
@@ -57,7 +58,7 @@ pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Vec<u8
 /// Waits for `Hello`, and finds or makes the session.
 async fn greet(
     core: &Arc<Core>,
-    reader: &mut ReadHalf<Box<dyn Stream>>,
+    reader: &mut BufReader<ReadHalf<Box<dyn Stream>>>,
     line: &Line,
     peer: Vec<u8>,
 ) -> Result<(Arc<Session>, u64), String> {
@@ -94,7 +95,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Takes messages until the connection ends; an error is told to the other side.
-    async fn run(&mut self, reader: &mut ReadHalf<Box<dyn Stream>>) -> Result<(), String> {
+    async fn run(&mut self, reader: &mut BufReader<ReadHalf<Box<dyn Stream>>>) -> Result<(), String> {
         let mut stopping = self.core.stopping.subscribe();
         let mut stopped = self.core.stopping.subscribe();
         loop {
