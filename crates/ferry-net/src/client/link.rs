@@ -2,7 +2,8 @@
 //!
 //! * L1: a change keeps its number until it is answered or its session is gone; after a reconnect to the same session everything
 //!   unanswered is sent again, in order.
-//! * L2: an operation that nobody waits for any more is not made if it has not been made yet: `Nothing` goes in its place.
+//! * L2: an operation that nobody waits for any more is not made if it has not been made yet: `Nothing` goes in its place. What gives
+//!   something back (a lock, an open file), and what restores a session, is made in any case.
 //! * L3: when the session is gone, changes that were never sent go to the new one, behind what restores its state. Those that were sent
 //!   fail with `EIO`: they may have been applied or not. After a goodbye they were not, and go to the new one too.
 //! * L4: `answer` and `fail` are called without the lock held.
@@ -79,6 +80,24 @@ struct Change {
     restores: bool,
 }
 
+impl Change {
+    /// Nobody waits for it any more: it is not made, unless it gives something back or the session needs it.
+    fn give_up(&mut self) {
+        let gives_back = matches!(
+            self.pending.op,
+            Op::Release { .. } | Op::Unlock { .. } | Op::Reclaim { .. } | Op::Forget { .. }
+        );
+        self.abandoned |= !gives_back && !self.restores;
+    }
+}
+
+struct Request {
+    pending: Pending,
+    /// It is made behind this change.
+    after: u64,
+    cancelled: bool,
+}
+
 struct State {
     session: u128,
     boot: u128,
@@ -88,8 +107,10 @@ struct State {
     sent: u64,
     changes: BTreeMap<u64, Change>,
     next_request: u64,
-    requests: BTreeMap<u64, Pending>,
-    /// Requests are made behind this change.
+    requests: BTreeMap<u64, Request>,
+    /// Requests behind changes that are not sent yet.
+    delayed: Vec<u64>,
+    /// All requests are made behind this change.
     after: u64,
     line: Option<UnboundedSender<(Vec<u8>, ())>>,
     /// Since when there is no connection.
@@ -131,6 +152,7 @@ impl Link {
             changes: BTreeMap::new(),
             next_request: 1,
             requests: BTreeMap::new(),
+            delayed: Vec::new(),
             after: 0,
             line: None,
             gone_at: Some(clock.monotonic()),
@@ -178,9 +200,11 @@ impl Link {
         }
         let id = state.next_request;
         state.next_request += 1;
-        let frame = frame::encode_request(id, state.after, pending.who, &pending.op);
-        state.requests.insert(id, pending);
-        send(&state, frame);
+        // A lock is taken behind what was given back before.
+        let after = if matches!(pending.op, Op::Lock { .. }) { state.next_change - 1 } else { state.after };
+        state.requests.insert(id, Request { pending, after, cancelled: false });
+        state.delayed.push(id);
+        pump_requests(&mut state);
         Some(Key::Request(id))
     }
 
@@ -190,10 +214,15 @@ impl Link {
         match key {
             Key::Change(seq) => {
                 if let Some(change) = state.changes.get_mut(&seq) {
-                    change.abandoned = true;
+                    change.give_up();
                 }
             }
-            Key::Request(id) => send(&state, frame::encode(&ToServer::Cancel { id })),
+            Key::Request(id) => {
+                if let Some(request) = state.requests.get_mut(&id) {
+                    request.cancelled = true;
+                    send(&state, frame::encode(&ToServer::Cancel { id }));
+                }
+            }
         }
     }
 
@@ -371,10 +400,9 @@ impl Link {
             state.reconnects += u64::from(!first);
             state.sent = state.answered;
             state.line = Some(line.clone());
+            state.delayed = state.requests.keys().copied().collect();
             pump(&mut state);
-            for (id, pending) in &state.requests {
-                send(&state, frame::encode_request(*id, state.after, pending.who, &pending.op));
-            }
+            pump_requests(&mut state);
         }
         lost.iter().for_each(|change| change.pending.waiter.fail(Errno(libc::EIO)));
         Ok(())
@@ -401,9 +429,9 @@ impl Link {
                 change.pending.waiter.answer(outcome);
             }
             ToClient::Reply { id, outcome } => {
-                let pending = self.state.lock().requests.remove(&id);
-                if let Some(pending) = pending {
-                    pending.waiter.answer(outcome);
+                let request = self.state.lock().requests.remove(&id);
+                if let Some(request) = request {
+                    request.pending.waiter.answer(outcome);
                 }
             }
             ToClient::Pong {} => {}
@@ -435,9 +463,9 @@ impl Link {
                 return;
             }
             let requests = std::mem::take(&mut state.requests);
-            let mut waiters: Vec<_> = requests.into_values().map(|pending| pending.waiter).collect();
+            let mut waiters: Vec<_> = requests.into_values().map(|request| request.pending.waiter).collect();
             for change in state.changes.values_mut().filter(|c| !c.abandoned) {
-                change.abandoned = !change.pending.op.must_come_through();
+                change.give_up();
                 waiters.push(Arc::clone(&change.pending.waiter));
             }
             waiters
@@ -455,17 +483,10 @@ impl Link {
             let (changes, requests) =
                 (std::mem::take(&mut state.changes), std::mem::take(&mut state.requests));
             let changes = changes.into_values().map(|change| change.pending.waiter);
-            changes.chain(requests.into_values().map(|pending| pending.waiter)).collect()
+            changes.chain(requests.into_values().map(|request| request.pending.waiter)).collect()
         };
         self.closed.notify_one();
         waiters.iter().for_each(|waiter| waiter.fail(Errno(libc::ENOTCONN)));
-    }
-}
-
-impl Op {
-    /// Whether it is made even if nobody waits for it: it gives something back.
-    fn must_come_through(&self) -> bool {
-        matches!(self, Op::Release { .. } | Op::Unlock { .. } | Op::Forget { .. })
     }
 }
 
@@ -491,6 +512,8 @@ fn begin_anew(state: &mut State, boot: u128, restore: &dyn Restore) -> Vec<Chang
     let all = restored.into_iter().chain(kept.into_iter().map(|c| Change { sent: false, ..c }));
     state.changes = (1..).zip(all).collect();
     state.next_change = state.changes.len() as u64 + 1;
+    let newest = state.next_change - 1;
+    state.requests.values_mut().for_each(|request| request.after = newest);
     lost
 }
 
@@ -506,6 +529,24 @@ fn pump(state: &mut State) {
         let _gone = line.send((frame::encode_change(seq, state.answered, change.pending.who, op), ()));
         state.sent = seq;
     }
+    pump_requests(state);
+}
+
+/// Sends the requests whose changes are on their way: the server, which takes a limited number of messages, never has one that waits for
+/// a change that cannot come.
+fn pump_requests(state: &mut State) {
+    let Some(line) = &state.line else { return };
+    state.delayed.retain(|id| {
+        let Some(Request { pending, after, cancelled }) = state.requests.get(id) else { return false };
+        if *after > state.sent {
+            return true;
+        }
+        let _gone = line.send((frame::encode_request(*id, *after, pending.who, &pending.op), ()));
+        if *cancelled {
+            let _gone = line.send((frame::encode(&ToServer::Cancel { id: *id }), ()));
+        }
+        false
+    });
 }
 
 fn send(state: &State, frame: Vec<u8>) {
@@ -513,3 +554,6 @@ fn send(state: &State, frame: Vec<u8>) {
         let _gone = line.send((frame, ()));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,11 @@
 //! The client: a file system whose files are a server's.
 //!
 //! `link` is the way there, `waiting` a request of the kernel on that way, `tables` what a new session has to be told if the old one
-//! is gone, `requests` the [`ferry_fs::Filesystem`] implementation. Nothing is cached: each request goes to the server, and
+//! is gone, `requests` and `locking` the [`ferry_fs::Filesystem`] implementation. Nothing is cached: each request goes to the server, and
 //! the kernel is told to keep neither names nor attributes nor contents, so that what one client has done the others see at once.
 
 mod link;
+mod locking;
 mod requests;
 mod tables;
 mod waiting;
@@ -24,7 +25,7 @@ use crate::error::NetError;
 use crate::message::{BATCH_MAX, Claim, Forgotten, Op, Outcome, ToClient, Who};
 use link::{Link, Pending, Restore, Waiter};
 use tables::Tables;
-use waiting::{Finish, Nobody, Surplus, Waiting};
+use waiting::{Finish, Nobody, Unsettled, Waiting};
 
 /// So many forgotten inodes are told at once.
 const FORGET_BATCH: usize = 64;
@@ -115,24 +116,29 @@ impl RemoteFs {
 
     /// Sends an operation; its answer comes later.
     fn send<T>(&self, cx: &Cx<'_>, op: Op, finish: Finish) -> Answer<T> {
-        self.send_with(cx, op, finish, None)
+        let parked = self.park(cx, op, finish, None);
+        self.send_parked(parked);
+        Err(Stop::Parked)
     }
 
-    /// The same, with what to do if the server did it for nobody.
-    fn send_with<T>(&self, cx: &Cx<'_>, op: Op, finish: Finish, surplus: Option<Surplus>) -> Answer<T> {
-        let waiting = Waiting::new(self.this.clone(), finish, surplus);
+    /// Parks a request that is not sent yet.
+    fn park(&self, cx: &Cx<'_>, op: Op, finish: Finish, unsettled: Option<Box<dyn Unsettled>>) -> Parked {
+        let waiting = Waiting::new(self.this.clone(), finish, unsettled);
         // It keeps the request: an answer that has just come must still be undone.
         let interrupted = Arc::clone(&waiting);
         let interrupt = Box::new(move || interrupted.interrupt());
         waiting.set_complete(cx.park.park(Some(interrupt)));
         let who = Who { uid: cx.uid, gid: cx.gid, pid: cx.pid, umask: cx.umask };
-        let ordered = op.is_ordered();
         let pending = Pending { who, op, waiter: Arc::clone(&waiting) as Arc<dyn Waiter> };
+        Parked { pending, waiting }
+    }
+
+    fn send_parked(&self, Parked { pending, waiting }: Parked) {
+        let ordered = pending.op.is_ordered();
         let key = if ordered { self.link.change(pending) } else { self.link.request(pending) };
         if let Some(key) = key {
             waiting.set_key(key);
         }
-        Err(Stop::Parked)
     }
 
     /// Sends a change that nobody waits for.
@@ -167,6 +173,12 @@ impl Drop for RemoteFs {
             runtime.shutdown_background();
         }
     }
+}
+
+/// A request that is parked and not sent.
+struct Parked {
+    pending: Pending,
+    waiting: Arc<Waiting>,
 }
 
 struct Restorer(Weak<RemoteFs>);

@@ -30,14 +30,14 @@ fn opened(fh: u64) -> Opened {
 }
 
 /// What an answer is if it is none of those that fit the request.
-fn unfit(outcome: Outcome) -> Errno {
+pub(super) fn unfit(outcome: Outcome) -> Errno {
     match outcome {
         Outcome::Failed { errno } if errno > 0 => Errno(errno),
         _ => Errno(libc::EPROTO),
     }
 }
 
-fn done(outcome: Outcome) -> Result<Reply, Errno> {
+pub(super) fn done(outcome: Outcome) -> Result<Reply, Errno> {
     match outcome {
         Outcome::Done {} => Ok(Reply::Empty),
         other => Err(unfit(other)),
@@ -104,7 +104,7 @@ fn created(parent: Option<Ino>, fh: u64, flags: i32) -> Finish {
 }
 
 impl RemoteFs {
-    fn usable(&self, fh: u64) -> Result<(), Errno> {
+    pub(super) fn usable(&self, fh: u64) -> Result<(), Errno> {
         match self.tables.lock().handles.get(&fh) {
             Some(handle) if handle.lost => Err(Errno(libc::EIO)),
             Some(_) => Ok(()),
@@ -320,7 +320,7 @@ impl Filesystem for RemoteFs {
             return Ok(());
         }
         let lock = FileLock { end: u64::MAX, kind: libc::F_UNLCK, owner: lock_owner, ..FileLock::default() };
-        self.setlk(cx, ino, 0, &lock, false)
+        self.unlock(cx, ino, lock)
     }
 
     fn release(&self, _cx: &Cx, _ino: Ino, fh: u64) {
@@ -424,32 +424,15 @@ impl Filesystem for RemoteFs {
     }
 
     fn getlk(&self, cx: &Cx, ino: Ino, _fh: u64, lock: &FileLock) -> Answer<FileLock> {
-        let finish: Finish = Box::new(|_, outcome| match outcome {
-            Outcome::Blocker { lock } => Ok(Reply::Lock(lock)),
-            other => Err(unfit(other)),
-        });
-        self.send(cx, Op::Getlk { ino, lock: *lock }, finish)
+        self.blocker(cx, ino, *lock)
     }
 
     fn setlk(&self, cx: &Cx, ino: Ino, fh: u64, lock: &FileLock, wait: bool) -> Answer<()> {
-        let lock = *lock;
-        let unlock = FileLock { kind: libc::F_UNLCK, ..lock };
         if lock.kind == libc::F_UNLCK {
-            // As soon as it is asked for: a new session would not take it again.
-            self.tables.lock().set_lock(ino, &lock);
-            return self.send(cx, Op::Unlock { ino, lock }, Box::new(|_, outcome| done(outcome)));
+            self.unlock(cx, ino, *lock)
+        } else {
+            self.lock(cx, ino, fh, *lock, wait)
         }
-        self.usable(fh)?;
-        let finish: Finish = Box::new(move |fs, outcome| {
-            let reply = done(outcome)?;
-            fs.tables.lock().set_lock(ino, &lock);
-            Ok(reply)
-        });
-        let surplus = Box::new(move |fs: &RemoteFs| {
-            fs.tables.lock().set_lock(ino, &unlock);
-            fs.tell(Op::Unlock { ino, lock: unlock });
-        });
-        self.send_with(cx, Op::Lock { ino, lock, wait }, finish, Some(surplus))
     }
 
     fn remote_locks(&self) -> bool {

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use ferry_fs::{FileLock, Ino, ROOT};
 
+use super::Parked;
 use crate::message::{Known, Name};
 use crate::server::set_range;
 
@@ -38,13 +39,29 @@ pub(super) struct Dir {
     pub(super) names: VecDeque<Name>,
 }
 
+/// Who holds locks on a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Owner {
+    ino: Ino,
+    owner: u64,
+    flock: bool,
+}
+
+impl Owner {
+    pub(super) fn of(ino: Ino, lock: &FileLock) -> Self {
+        Self { ino, owner: lock.owner, flock: lock.flock }
+    }
+}
+
 /// All of it.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Tables {
     pub(super) nodes: HashMap<Ino, Node>,
     pub(super) handles: HashMap<u64, Handle>,
     pub(super) dirs: HashMap<u64, Dir>,
     pub(super) locks: HashMap<Ino, Vec<FileLock>>,
+    /// Owners of whom it is not known what the server did for them, and what they ask for meanwhile.
+    unsettled: HashMap<Owner, Vec<Parked>>,
     /// Inodes changed since they were synced last, each with the number of its newest change.
     unsynced: HashMap<Ino, u64>,
     /// `unsynced` did not hold all of them.
@@ -136,6 +153,56 @@ impl Tables {
         if locks.is_empty() {
             self.locks.remove(&ino);
         }
+    }
+
+    /// What the owner of `lock` has of its range.
+    pub(super) fn locks_within(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
+        let all = self.locks.get(&ino).into_iter().flatten();
+        let own = all.filter(|l| l.owner == lock.owner && l.flock == lock.flock);
+        let within = own.filter(|l| l.start <= lock.end && lock.start <= l.end);
+        within.map(|l| FileLock { start: l.start.max(lock.start), end: l.end.min(lock.end), ..*l }).collect()
+    }
+
+    /// The same, with what it does not have as pieces of kind `F_UNLCK`.
+    pub(super) fn pieces(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
+        let mut pieces = self.locks_within(ino, lock);
+        let unlock = FileLock { kind: libc::F_UNLCK, ..*lock };
+        let mut gaps = vec![unlock];
+        for piece in &pieces {
+            gaps = gaps
+                .into_iter()
+                .flat_map(|gap| {
+                    let left = (gap.start < piece.start)
+                        .then(|| FileLock { end: gap.end.min(piece.start - 1), ..gap });
+                    let right = (piece.end < gap.end)
+                        .then(|| FileLock { start: gap.start.max(piece.end + 1), ..gap });
+                    left.into_iter().chain(right)
+                })
+                .collect();
+        }
+        pieces.extend(gaps);
+        pieces
+    }
+
+    /// From now on requests of this owner are kept.
+    pub(super) fn unsettle(&mut self, owner: Owner) {
+        self.unsettled.entry(owner).or_default();
+    }
+
+    /// Keeps a request of an unsettled owner; gives it back if it can be sent.
+    pub(super) fn defer(&mut self, owner: Owner, parked: Parked) -> Option<Parked> {
+        match self.unsettled.get_mut(&owner) {
+            Some(kept) => {
+                kept.push(parked);
+                None
+            }
+            None => Some(parked),
+        }
+    }
+
+    /// The owner is settled; gives what was kept.
+    pub(super) fn settle(&mut self, owner: Owner) -> Vec<Parked> {
+        self.unsettled.remove(&owner).unwrap_or_default()
     }
 
     /// Whether an owner has `fcntl` locks on a file.

@@ -15,22 +15,24 @@ use crate::message::Outcome;
 /// Turns the server's answer into the kernel's.
 pub(super) type Finish = Box<dyn Fn(&RemoteFs, Outcome) -> Result<Reply, Errno> + Send + Sync>;
 
-/// Gives back what the server has given and nobody wants.
-pub(super) type Surplus = Box<dyn Fn(&RemoteFs) + Send + Sync>;
+/// A request of which it matters what the server did, though nobody waits for it any more.
+pub(super) trait Unsettled: Send + Sync {
+    /// Nobody waits any more; the kernel is not told yet.
+    fn interrupted(&self, fs: &RemoteFs);
+    /// The server has made it for nobody, or will not make it. May be called more than once.
+    fn over(&self, fs: &RemoteFs);
+}
 
 /// What an answer has given that its receiver would give back.
 #[derive(Debug)]
 enum Undo {
     Forget(Ino),
     Release(u64, Option<Ino>),
-    /// What the request's own `surplus` gives back.
-    Other,
 }
 
 impl Undo {
-    fn of(reply: &Result<Reply, Errno>, surplus: bool) -> Option<Self> {
+    fn of(reply: &Result<Reply, Errno>) -> Option<Self> {
         match reply {
-            Ok(_) if surplus => Some(Undo::Other),
             Ok(Reply::Entry(entry)) => entry.attr.map(|attr| Undo::Forget(attr.ino)),
             Ok(Reply::Opened(opened)) => Some(Undo::Release(opened.fh, None)),
             Ok(Reply::Created(entry, opened)) => {
@@ -53,13 +55,21 @@ struct State {
 pub(super) struct Waiting {
     fs: Weak<RemoteFs>,
     finish: Finish,
-    surplus: Option<Surplus>,
+    unsettled: Option<Box<dyn Unsettled>>,
     state: Mutex<State>,
 }
 
 impl Waiting {
-    pub(super) fn new(fs: Weak<RemoteFs>, finish: Finish, surplus: Option<Surplus>) -> Arc<Self> {
-        Arc::new(Self { fs, finish, surplus, state: Mutex::default() })
+    pub(super) fn new(
+        fs: Weak<RemoteFs>,
+        finish: Finish,
+        unsettled: Option<Box<dyn Unsettled>>,
+    ) -> Arc<Self> {
+        Arc::new(Self { fs, finish, unsettled, state: Mutex::default() })
+    }
+
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.state.lock().interrupted
     }
 
     /// Where the answer goes; before the request is sent.
@@ -79,11 +89,15 @@ impl Waiting {
         }
     }
 
-    fn undo(&self, undo: Undo, fs: &RemoteFs) {
+    /// The answer is nobody's.
+    fn undo(&self, undo: Option<Undo>, fs: &RemoteFs) {
+        if let Some(unsettled) = &self.unsettled {
+            unsettled.over(fs);
+        }
+        let Some(undo) = undo else { return };
         let (fh, ino) = match undo {
             Undo::Forget(ino) => (None, Some(ino)),
             Undo::Release(fh, ino) => (Some(fh), ino),
-            Undo::Other => return self.surplus.iter().for_each(|surplus| surplus(fs)),
         };
         if let Some(fh) = fh {
             fs.release_handle(fh);
@@ -93,23 +107,22 @@ impl Waiting {
         }
     }
 
-    /// The kernel was told `EINTR`, and will not hear of any answer, not even of one that has just been given.
+    /// The kernel is told `EINTR`, and will not hear of any answer, not even of one that has just been given.
     pub(super) fn interrupt(&self) {
+        let Some(fs) = self.fs.upgrade() else { return };
+        if let Some(unsettled) = &self.unsettled {
+            unsettled.interrupted(&fs);
+        }
         let (key, undo, done) = {
             let mut state = self.state.lock();
             state.interrupted = true;
             let done = state.complete.take().is_none();
             (state.key, state.undo.take(), done)
         };
-        let Some(fs) = self.fs.upgrade() else { return };
-        match (done, undo) {
-            (true, Some(undo)) => self.undo(undo, &fs),
-            (true, None) => {}
-            (false, _) => {
-                if let Some(key) = key {
-                    fs.link.abandon(key);
-                }
-            }
+        if done {
+            self.undo(undo, &fs);
+        } else if let Some(key) = key {
+            fs.link.abandon(key);
         }
     }
 }
@@ -120,7 +133,7 @@ impl Waiter for Waiting {
         let reply = (self.finish)(&fs, outcome);
         let complete = {
             let mut state = self.state.lock();
-            state.undo = Undo::of(&reply, self.surplus.is_some());
+            state.undo = Undo::of(&reply);
             state.complete.take()
         };
         if let Some(complete) = complete {
@@ -128,13 +141,14 @@ impl Waiter for Waiting {
             return;
         }
         let undo = self.state.lock().undo.take();
-        if let Some(undo) = undo {
-            self.undo(undo, &fs);
-        }
+        self.undo(undo, &fs);
     }
 
     fn fail(&self, errno: Errno) {
         let complete = self.state.lock().complete.take();
+        if let (Some(unsettled), Some(fs)) = (&self.unsettled, self.fs.upgrade()) {
+            unsettled.over(&fs);
+        }
         if let Some(complete) = complete {
             complete(Err(errno));
         }

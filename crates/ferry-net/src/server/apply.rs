@@ -175,6 +175,7 @@ impl Applying<'_> {
                 Ok(Outcome::Done {})
             }
             Op::Reclaim { ino, lock } => {
+                let _leave = self.session.may_lock(None).ok_or(Errno(libc::EIO))?;
                 self.core.locks.take(self.session.id, self.ino(ino)?, &lock)?;
                 Ok(Outcome::Done {})
             }
@@ -273,12 +274,11 @@ impl Applying<'_> {
     }
 
     fn enter(&self, fh: u64, open: Open) -> Result<(), Errno> {
-        self.session.open(fh, open).map_err(|open| {
+        self.session.open(fh, open).inspect_err(|_| {
             let _: Result<(), _> = self.call(|cx| {
                 self.fs().release(cx, open.ino, open.fh);
                 Ok(())
             });
-            Errno(libc::EIO)
         })
     }
 
@@ -302,7 +302,7 @@ impl Applying<'_> {
     }
 
     /// Answers a request, now or when what it waits for has come.
-    pub(super) fn request(&self, id: u64, op: Op, told: Told) {
+    pub(super) fn request(&self, (epoch, id): (u64, u64), op: Op, told: Told) {
         let waits = matches!(
             op,
             Op::Read { .. }
@@ -313,7 +313,7 @@ impl Applying<'_> {
                 | Op::Lock { .. }
         );
         if waits {
-            return self.request_that_waits(id, op, told);
+            return self.request_that_waits((epoch, id), op, told);
         }
         told(self.answer(op).unwrap_or_else(|Errno(errno)| Outcome::Failed { errno }));
     }
@@ -360,7 +360,7 @@ impl Applying<'_> {
         }
     }
 
-    fn request_that_waits(&self, id: u64, op: Op, told: Told) {
+    fn request_that_waits(&self, request: (u64, u64), op: Op, told: Told) {
         let fs = self.fs();
         let failed = |errno: Errno| Outcome::Failed { errno: errno.0 };
         match op {
@@ -392,19 +392,21 @@ impl Applying<'_> {
                 self.later(told, |cx| fs.ioctl(cx, self.session.root, ferry_fs::ioctl::STATS, &[], most));
             }
             Op::Lock { ino, lock, wait } => match self.ino(ino) {
-                Ok(ino) => self.lock(id, (ino, &lock, wait), told),
+                Ok(ino) => self.lock(request, (ino, &lock, wait), told),
                 Err(errno) => told(failed(errno)),
             },
             _ => told(failed(Errno(libc::EINVAL))),
         }
     }
 
-    fn lock(&self, id: u64, what: (Ino, &FileLock, bool), told: Told) {
+    fn lock(&self, (epoch, id): (u64, u64), what: (Ino, &FileLock, bool), told: Told) {
+        let Some(_leave) = self.session.may_lock(Some(epoch)) else {
+            return told(Outcome::Failed { errno: libc::EINTR });
+        };
         let granted = Box::new(move |result: Result<(), Errno>| {
             told(result.map_or_else(|e| Outcome::Failed { errno: e.0 }, |()| Outcome::Done {}));
         });
-        let now = self.core.env.clock.monotonic();
-        self.core.locks.take_or_wait((self.session.id, id), what, now, granted);
+        self.core.locks.take_or_wait((self.session.id, id), what, granted);
     }
 
     /// Entries behind `cookie`, as many as one answer holds.

@@ -1,9 +1,11 @@
 //! One connection: the greeting, then messages in, answers out. Whatever comes from the other side costs it its connection at most.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{BufReader, ReadHalf};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
@@ -13,7 +15,9 @@ use super::apply::Applying;
 use super::session::{Change, Line, Room, Session, Violation};
 use super::{Core, Stage};
 use crate::frame::{self, Stream};
-use crate::message::{FRAME_MAX, HELLO_MAX, Op, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS, Who};
+use crate::message::{
+    FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS, Who,
+};
 
 /// The first message must have come after this time.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
@@ -21,6 +25,8 @@ const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// The other side has so long to take the last words and to hang up.
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
+/// Requests of a client that wait for locks.
+const LOCK_WAITS_MAX: usize = 4096;
 /// The window counts bytes in units of so many.
 const WINDOW_UNIT: usize = 1024;
 
@@ -35,9 +41,7 @@ pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Vec<u8
         Ok((session, epoch)) => {
             let mut connection = Connection::new(&core, &session, epoch, &line);
             let ended = connection.run(&mut reader).await;
-            if session.disconnect(epoch, core.env.clock.monotonic()) {
-                core.locks.cancel(session.id, None);
-            }
+            session.disconnect(epoch, core.env.clock.monotonic(), &core.locks);
             tracing::info!(client = session.name, error = ended.as_ref().err(), "disconnected");
             ended
         }
@@ -78,6 +82,9 @@ async fn greet(
     entered.unwrap_or_else(|_| Err("the server stops".into()))
 }
 
+/// Requests for locks that are not answered, and whether they are cancelled: a cancel may come before its request stands in line.
+type Locking = Arc<Mutex<HashMap<u64, bool>>>;
+
 struct Connection<'a> {
     core: &'a Arc<Core>,
     session: &'a Arc<Session>,
@@ -85,13 +92,14 @@ struct Connection<'a> {
     line: &'a Line,
     ops: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
+    locking: Locking,
 }
 
 impl<'a> Connection<'a> {
     fn new(core: &'a Arc<Core>, session: &'a Arc<Session>, epoch: u64, line: &'a Line) -> Self {
         let ops = Arc::new(Semaphore::new(WINDOW_OPS));
         let bytes = Arc::new(Semaphore::new(WINDOW_BYTES / WINDOW_UNIT));
-        Self { core, session, epoch, line, ops, bytes }
+        Self { core, session, epoch, line, ops, bytes, locking: Locking::default() }
     }
 
     /// Takes messages until the connection ends; an error is told to the other side.
@@ -148,6 +156,9 @@ impl<'a> Connection<'a> {
                 Ok(())
             }
             ToServer::Cancel { id } => {
+                if let Some(cancelled) = self.locking.lock().get_mut(&id) {
+                    *cancelled = true;
+                }
                 self.core.locks.cancel(self.session.id, Some(id));
                 Ok(())
             }
@@ -167,7 +178,14 @@ impl<'a> Connection<'a> {
                     return Err(Violation("a change among the requests"));
                 }
                 let room = self.room(&op, len).await;
-                self.request((id, after), who, op, room);
+                if !matches!(op, Op::Lock { .. }) {
+                    self.request((id, after), who, op, room);
+                } else if self.locking.lock().len() < LOCK_WAITS_MAX {
+                    self.locking.lock().insert(id, false);
+                    self.request_lock((id, after), who, op, room);
+                } else {
+                    self.session.reply(self.epoch, id, Outcome::Failed { errno: libc::ENOLCK }, Some(room));
+                }
                 Ok(())
             }
         }
@@ -175,14 +193,38 @@ impl<'a> Connection<'a> {
 
     fn request(&self, (id, after): (u64, u64), who: Who, op: Op, room: Room) {
         let (core, session, epoch) = (Arc::clone(self.core), Arc::clone(self.session), self.epoch);
-        // A lock may be waited for without end: those who wait must not keep others from sending.
-        let room = (!matches!(op, Op::Lock { .. })).then_some(room);
         let runtime = core.runtime.clone();
         let run = move || {
             runtime.spawn_blocking(move || {
                 let answering = Arc::clone(&session);
-                let told = Box::new(move |outcome| answering.reply(epoch, id, outcome, room));
-                Applying { core: &core, session: &session, who }.request(id, op, told);
+                let told = Box::new(move |outcome| answering.reply(epoch, id, outcome, Some(room)));
+                Applying { core: &core, session: &session, who }.request((epoch, id), op, told);
+            });
+        };
+        self.session.when_applied(after, Box::new(run));
+    }
+
+    /// A lock may be waited for without end: those who wait leave their room in the window to others.
+    fn request_lock(&self, (id, after): (u64, u64), who: Who, op: Op, room: Room) {
+        let (core, session, epoch) = (Arc::clone(self.core), Arc::clone(self.session), self.epoch);
+        let locking = Arc::clone(&self.locking);
+        let runtime = core.runtime.clone();
+        let run = move || {
+            runtime.spawn_blocking(move || {
+                drop(room);
+                let (answering, answered) = (Arc::clone(&session), Arc::clone(&locking));
+                let told = Box::new(move |outcome| {
+                    answered.lock().remove(&id);
+                    answering.reply(epoch, id, outcome, None);
+                });
+                let is_cancelled = || locking.lock().get(&id) == Some(&true);
+                if is_cancelled() {
+                    return told(Outcome::Failed { errno: libc::EINTR });
+                }
+                Applying { core: &core, session: &session, who }.request((epoch, id), op, told);
+                if is_cancelled() {
+                    core.locks.cancel(session.id, Some(id));
+                }
             });
         };
         self.session.when_applied(after, Box::new(run));

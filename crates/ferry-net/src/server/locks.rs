@@ -4,7 +4,7 @@
 //! of a file's locks looks through its line once, oldest first.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferry_fs::{Errno, FileLock, Ino};
 use parking_lot::Mutex;
@@ -44,6 +44,8 @@ struct Waiting {
     session: SessionId,
     request: u64,
     lock: FileLock,
+    /// It waits for others; if not, only for the end of grace.
+    patient: bool,
     granted: Granted,
 }
 
@@ -67,16 +69,22 @@ impl File {
         self.held = kept;
     }
 
-    /// Those in line who can have their lock now.
+    /// Those in line who can have their lock now, or do not want to wait.
     fn wake(&mut self, out: &mut Vec<(Granted, Result<(), Errno>)>) {
         for waiting in std::mem::take(&mut self.line) {
-            if self.blocker(waiting.session, &waiting.lock).is_some() {
-                self.line.push(waiting);
-            } else {
+            if self.blocker(waiting.session, &waiting.lock).is_none() {
                 self.set(waiting.session, &waiting.lock);
                 out.push((waiting.granted, Ok(())));
+            } else if waiting.patient {
+                self.line.push(waiting);
+            } else {
+                out.push((waiting.granted, Err(Errno(libc::EAGAIN))));
             }
         }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.line.is_empty()
     }
 }
 
@@ -104,8 +112,8 @@ pub(crate) fn set_range(held: &mut Vec<FileLock>, lock: &FileLock) {
 #[derive(Default)]
 pub(super) struct Locks {
     files: Mutex<HashMap<Ino, File>>,
-    /// Until this time only locks that were held before the server's restart are given.
-    grace_until: Mutex<Duration>,
+    /// Only locks that were held before the server's restart are given.
+    grace: AtomicBool,
 }
 
 impl Locks {
@@ -116,8 +124,10 @@ impl Locks {
             let mut files = self.files.lock();
             let file = files.entry(ino).or_default();
             let result = change(file);
-            file.wake(&mut woken);
-            if file.held.is_empty() && file.line.is_empty() {
+            if !self.in_grace() {
+                file.wake(&mut woken);
+            }
+            if file.is_idle() {
                 files.remove(&ino);
             }
             result
@@ -126,9 +136,24 @@ impl Locks {
         result
     }
 
-    /// From now to `until` nobody takes a new lock.
-    pub(super) fn begin_grace(&self, until: Duration) {
-        *self.grace_until.lock() = until;
+    /// From now on nobody takes a new lock.
+    pub(super) fn begin_grace(&self) {
+        self.grace.store(true, Ordering::SeqCst);
+    }
+
+    /// Those who have asked meanwhile are answered.
+    pub(super) fn end_grace(&self) {
+        let mut woken = Vec::new();
+        {
+            let mut files = self.files.lock();
+            self.grace.store(false, Ordering::SeqCst);
+            files.values_mut().for_each(|file| file.wake(&mut woken));
+        }
+        woken.into_iter().for_each(|(granted, how)| granted(how));
+    }
+
+    fn in_grace(&self) -> bool {
+        self.grace.load(Ordering::SeqCst)
     }
 
     /// The lock that stands in the way, or one of kind `F_UNLCK`.
@@ -152,27 +177,26 @@ impl Locks {
         })
     }
 
-    /// Takes a lock when it can be had; in grace, and where `wait` says so, that may be later.
+    /// Takes a lock when it can be had: after grace, and, where `wait` says so, after those who have it.
     pub(super) fn take_or_wait(
         &self,
         (session, request): (SessionId, u64),
         (ino, lock, wait): (Ino, &FileLock, bool),
-        now: Duration,
         granted: Granted,
     ) {
-        let taken = if now < *self.grace_until.lock() {
-            Err(Errno(libc::EAGAIN))
-        } else {
-            self.take(session, ino, lock)
-        };
-        if taken != Err(Errno(libc::EAGAIN)) || !wait {
-            return granted(taken);
+        if !self.in_grace() {
+            let taken = self.take(session, ino, lock);
+            if taken != Err(Errno(libc::EAGAIN)) || !wait {
+                return granted(taken);
+            }
+        } else if let Err(errno) = check(lock) {
+            return granted(Err(errno));
         }
         let refused = self.with_file(ino, |file| {
             if file.line.len() >= LOCKS_MAX {
                 return Some(granted);
             }
-            file.line.push(Waiting { session, request, lock: *lock, granted });
+            file.line.push(Waiting { session, request, lock: *lock, patient: wait, granted });
             None
         });
         if let Some(granted) = refused {
@@ -191,10 +215,11 @@ impl Locks {
     /// Nobody waits any more for what `which` names: one request of a session, or all of them.
     pub(super) fn cancel(&self, session: SessionId, which: Option<u64>) {
         let mut cancelled = Vec::new();
-        for file in self.files.lock().values_mut() {
+        self.files.lock().retain(|_, file| {
             let gone = |w: &mut Waiting| w.session == session && which.is_none_or(|id| id == w.request);
             cancelled.extend(file.line.extract_if(.., gone));
-        }
+            !file.is_idle()
+        });
         for waiting in cancelled {
             (waiting.granted)(Err(Errno(libc::EINTR)));
         }
@@ -206,8 +231,10 @@ impl Locks {
         let mut woken = Vec::new();
         self.files.lock().retain(|_, file| {
             file.held.retain(|h| h.session != session);
-            file.wake(&mut woken);
-            !file.held.is_empty() || !file.line.is_empty()
+            if !self.in_grace() {
+                file.wake(&mut woken);
+            }
+            !file.is_idle()
         });
         woken.into_iter().for_each(|(granted, how)| granted(how));
     }
@@ -262,15 +289,39 @@ mod tests {
         let all = lock(libc::F_WRLCK, 1, 0, u64::MAX);
         locks.take(1, 5, &all).expect("free");
         for id in 1..=3 {
-            locks.take_or_wait((2, id), (5, &FileLock { owner: id, ..all }, true), Duration::ZERO, tell(id));
+            locks.take_or_wait((2, id), (5, &FileLock { owner: id, ..all }, true), tell(id));
         }
         locks.cancel(2, Some(1));
         assert_eq!(*said.lock(), [(1, Err(Errno(libc::EINTR)))]);
         locks.end(1);
         assert_eq!(said.lock()[1..], [(2, Ok(()))], "one at a time");
-        locks.take_or_wait((3, 9), (5, &all, false), Duration::ZERO, tell(9));
+        locks.take_or_wait((3, 9), (5, &all, false), tell(9));
         assert_eq!(said.lock().last(), Some(&(9, Err(Errno(libc::EAGAIN)))));
         locks.end(2);
         assert_eq!(said.lock().last(), Some(&(3, Err(Errno(libc::EINTR)))), "its session went");
+    }
+
+    #[test]
+    fn in_grace_locks_go_to_those_who_had_them_and_the_others_wait_for_its_end() {
+        let locks = Locks::default();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let tell = |id: u64| {
+            let said = said.clone();
+            Box::new(move |how| said.lock().push((id, how))) as Granted
+        };
+        let all = lock(libc::F_WRLCK, 1, 0, u64::MAX);
+        locks.begin_grace();
+        locks.take_or_wait((1, 1), (5, &all, true), tell(1));
+        locks.take_or_wait((1, 2), (5, &FileLock { owner: 2, ..all }, false), tell(2));
+        locks.take_or_wait((1, 3), (6, &all, false), tell(3));
+        locks.take_or_wait((1, 4), (6, &FileLock { kind: 77, ..all }, false), tell(4));
+        assert_eq!(*said.lock(), [(4, Err(Errno(libc::EINVAL)))]);
+        assert_eq!(locks.take(2, 5, &all), Ok(()), "it is held again by who had it");
+        locks.give_back(2, 9, &all);
+        locks.end_grace();
+        said.lock().sort_unstable_by_key(|(id, _)| *id);
+        assert_eq!(said.lock()[..2], [(2, Err(Errno(libc::EAGAIN))), (3, Ok(()))]);
+        locks.give_back(2, 5, &all);
+        assert_eq!(said.lock().last(), Some(&(1, Ok(()))));
     }
 }

@@ -115,9 +115,8 @@ impl Core {
         let path = normal(path);
         let old = self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
         if let Some(old) = old
-            && let Some(epoch) = old.connect(line, self.boot, true)
+            && let Some(epoch) = old.connect(line, self.boot, true, &self.locks)
         {
-            self.locks.cancel(id, None);
             tracing::info!(client = old.name, "connected again");
             return Ok((old, epoch));
         }
@@ -133,7 +132,7 @@ impl Core {
                 return Err("the server has as many clients as it can take".into());
             }
             sessions.insert(session.id, Arc::clone(&session));
-            session.connect(line, self.boot, false).ok_or("the server stops")?
+            session.connect(line, self.boot, false, &self.locks).ok_or("the server stops")?
         };
         tracing::info!(client = session.name, path = shown, "connected");
         Ok((session, epoch))
@@ -165,10 +164,17 @@ impl Core {
 
     /// Ends a session: what it holds is given back.
     fn end(&self, session: &Arc<Session>) {
-        session.end();
-        self.sessions.lock().remove(&session.id);
-        self.locks.end(session.id);
-        session.clear(&*self.fs);
+        self.end_if_left(session, None);
+    }
+
+    /// The same, but not if its client is there or was there after `left`.
+    fn end_if_left(&self, session: &Arc<Session>, left: Option<Duration>) -> bool {
+        let ended = session.end(left, &self.locks);
+        if ended {
+            self.sessions.lock().remove(&session.id);
+            session.clear(&*self.fs);
+        }
+        ended
     }
 
     fn all(&self) -> Vec<Arc<Session>> {
@@ -176,11 +182,10 @@ impl Core {
     }
 
     fn expire(&self) {
-        let deadline = self.env.clock.monotonic().checked_sub(self.session_life);
+        let Some(deadline) = self.env.clock.monotonic().checked_sub(self.session_life) else { return };
         for session in self.all() {
-            if deadline.is_some_and(|deadline| session.left_before(deadline)) {
-                tracing::warn!(client = session.name, "has been away for too long: its session ends");
-                self.end(&session);
+            if self.end_if_left(&session, Some(deadline)) {
+                tracing::warn!(client = session.name, "has been away for too long: its session has ended");
             }
         }
     }
@@ -224,7 +229,9 @@ impl Server {
             .build()
             .map_err(NetError::Start)?;
         let locks = Locks::default();
-        locks.begin_grace(env.clock.monotonic() + options.grace);
+        if !options.grace.is_zero() {
+            locks.begin_grace();
+        }
         let core = Arc::new(Core {
             fs,
             boot: random(&env),
@@ -237,6 +244,11 @@ impl Server {
             runtime: runtime.handle().clone(),
             stopping: watch::Sender::new(Stage::Serving),
             writing: Arc::default(),
+        });
+        let graceful = Arc::clone(&core);
+        runtime.spawn(async move {
+            tokio::time::sleep(options.grace).await;
+            let _done = tokio::task::spawn_blocking(move || graceful.locks.end_grace()).await;
         });
         let expiring = Arc::clone(&core);
         runtime.spawn(async move {
@@ -282,6 +294,8 @@ impl Server {
     /// Stops: what has come is applied and answered, everything is made durable, and the clients are told.
     pub fn stop(self) {
         self.core.stopping.send_replace(Stage::Draining);
+        // A message may have been read just before.
+        self.core.all().iter().for_each(|session| session.close_ears());
         self.runtime().block_on(self.drain());
         // Parked, it is answered with bytes, though there are none.
         let synced: Result<Vec<u8>, _> =

@@ -4,20 +4,25 @@
 //! * S1: changes are applied in the order of their numbers, one at a time, each once. A new connection begins with the answers that
 //!   are kept; a number that comes again is not applied again; one that leaves a gap, or whose answer the client has said to have, ends the session.
 //! * S2: an answer is kept until the client says that it has it; it may have no more than `WINDOW_OPS` changes without answer.
-//! * S3: a session outlives its connections. The newest connection is the one that counts.
+//! * S3: a session outlives its connections. The newest connection is the one that counts: what an older one still brings changes nothing
+//!   and takes no lock, for the newer one brings it again.
 //! * S4: the file system counts one lookup for each inode that a session knows, however many answers named it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferry_fs::{Filesystem, Ino, ROOT};
-use parking_lot::Mutex;
+use ferry_fs::{Errno, Filesystem, Ino, ROOT};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::locks::Locks;
 use crate::frame;
 use crate::message::{Op, Outcome, ToClient, WINDOW_OPS, Who};
+
+/// Files that a client may have open.
+const OPEN_MAX: usize = 1 << 20;
 
 /// Room in the window, held from a message's arrival until its answer is on its way.
 pub(super) type Room = (OwnedSemaphorePermit, OwnedSemaphorePermit);
@@ -69,6 +74,8 @@ struct State {
     epoch: u64,
     /// When the last connection went.
     left_at: Option<Duration>,
+    /// Changes that come now are for the next server.
+    deaf: bool,
     over: bool,
 }
 
@@ -83,6 +90,9 @@ pub(super) struct Session {
     /// The directory that the client sees as its root.
     pub(super) root: Ino,
     pub(super) read_only: bool,
+    /// The connection that may take locks; `None`: the session has ended. Locked before `state`, and held while a lock is taken: no older
+    /// connection takes one behind the newest, none outlives the session.
+    locker: RwLock<Option<u64>>,
     state: Mutex<State>,
 }
 
@@ -95,11 +105,14 @@ impl Session {
         root: Ino,
         read_only: bool,
     ) -> Self {
-        Self { id, name, peer, path, root, read_only, state: Mutex::default() }
+        let (locker, state) = (RwLock::new(Some(0)), Mutex::default());
+        Self { id, name, peer, path, root, read_only, locker, state }
     }
 
-    /// A new connection takes over; it is told before anything else is sent to it. Gives its number; `None`: the session is over.
-    pub(super) fn connect(&self, line: &Line, boot: u128, resumed: bool) -> Option<u64> {
+    /// A new connection takes over; it is told before anything else is sent to it. What waits for locks is asked again there.
+    /// Gives its number; `None`: the session is over.
+    pub(super) fn connect(&self, line: &Line, boot: u128, resumed: bool, locks: &Locks) -> Option<u64> {
+        let mut locker = self.locker.write();
         let mut state = self.state.lock();
         if state.over {
             return None;
@@ -115,7 +128,17 @@ impl Session {
         state.epoch += 1;
         state.line = Some(line.clone());
         state.left_at = None;
-        Some(state.epoch)
+        let epoch = state.epoch;
+        drop(state);
+        *locker = Some(epoch);
+        locks.cancel(self.id, None);
+        Some(epoch)
+    }
+
+    /// Leave for a connection (`None`: for a change, whichever brought it) to take a lock, while the guard is held.
+    pub(super) fn may_lock(&self, epoch: Option<u64>) -> Option<RwLockReadGuard<'_, Option<u64>>> {
+        let locker = self.locker.read();
+        (locker.is_some() && epoch.is_none_or(|epoch| *locker == Some(epoch))).then_some(locker)
     }
 
     /// Answers a request of the connection with number `epoch`, unless another has taken over: it will be asked again there.
@@ -126,28 +149,28 @@ impl Session {
         }
     }
 
-    /// The connection with this number has gone; `false` if another has taken over.
-    pub(super) fn disconnect(&self, epoch: u64, now: Duration) -> bool {
-        let mut state = self.state.lock();
-        if state.epoch != epoch {
-            return false;
+    /// The connection with this number has gone, unless another has taken over. Nobody waits for locks any more.
+    pub(super) fn disconnect(&self, epoch: u64, now: Duration, locks: &Locks) {
+        let _locker = self.locker.write();
+        {
+            let mut state = self.state.lock();
+            if state.epoch != epoch {
+                return;
+            }
+            state.line = None;
+            state.left_at = Some(now);
         }
-        state.line = None;
-        state.left_at = Some(now);
-        true
-    }
-
-    /// Whether it has been without a connection since `deadline`.
-    pub(super) fn left_before(&self, deadline: Duration) -> bool {
-        self.state.lock().left_at.is_some_and(|at| at <= deadline)
+        locks.cancel(self.id, None);
     }
 
     /// Takes a change in; `true`: the caller has to see that [`Session::next`] is called until it gives nothing.
-    /// A connection that another one has replaced says nothing that counts.
     pub(super) fn push(&self, epoch: u64, change: Change, answered: u64) -> Result<bool, Violation> {
         let mut state = self.state.lock();
-        if state.epoch != epoch || state.over {
-            return Err(Violation("a newer connection has taken over"));
+        if state.over {
+            return Err(Violation("the session has ended"));
+        }
+        if state.epoch != epoch || state.deaf {
+            return Ok(false); // S3; and after a goodbye it goes to the next server
         }
         if answered > state.applied || change.seq.saturating_sub(answered) > WINDOW_OPS as u64 {
             return Err(Violation("answers that were not given, or more changes than the window holds"));
@@ -248,11 +271,14 @@ impl Session {
         if ino == self.root { ROOT } else { ino }
     }
 
-    /// Enters an open file; a number in use is given back.
-    pub(super) fn open(&self, number: u64, open: Open) -> Result<(), Open> {
+    /// Enters an open file, unless its number is in use or there are too many.
+    pub(super) fn open(&self, number: u64, open: Open) -> Result<(), Errno> {
         let mut state = self.state.lock();
         if state.over || state.handles.contains_key(&number) {
-            return Err(open);
+            return Err(Errno(libc::EIO));
+        }
+        if state.handles.len() >= OPEN_MAX {
+            return Err(Errno(libc::ENFILE));
         }
         state.handles.insert(number, open);
         Ok(())
@@ -270,13 +296,27 @@ impl Session {
         self.state.lock().handles.remove(&number)
     }
 
-    /// Ends the session. A change that is being applied is the last one.
-    pub(super) fn end(&self) {
-        let mut state = self.state.lock();
-        state.over = true;
-        state.line = None;
-        state.queue.clear();
-        state.delayed.clear();
+    /// Ends the session, or only if it has been without a connection since `left`. A change that is being applied is the last one.
+    pub(super) fn end(&self, left: Option<Duration>, locks: &Locks) -> bool {
+        let mut locker = self.locker.write();
+        {
+            let mut state = self.state.lock();
+            if left.is_some_and(|deadline| state.left_at.is_none_or(|at| at > deadline)) {
+                return false;
+            }
+            state.over = true;
+            state.line = None;
+            state.queue.clear();
+            state.delayed.clear();
+        }
+        *locker = None;
+        locks.end(self.id);
+        true
+    }
+
+    /// Takes no more changes; those that it has are applied.
+    pub(super) fn close_ears(&self) {
+        self.state.lock().deaf = true;
     }
 
     /// The last word to a client, all of whose changes have been applied.
@@ -339,3 +379,51 @@ fn send(state: &State, frame: Vec<u8>, room: Option<Room>) {
 
 /// The sessions by number.
 pub(super) type Sessions = Mutex<HashMap<u128, Arc<Session>>>;
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Semaphore;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    fn change(seq: u64) -> Change {
+        let permit = || Arc::new(Semaphore::new(1)).try_acquire_owned().expect("one is free");
+        Change { seq, who: Who::default(), op: Op::Nothing {}, room: (permit(), permit()) }
+    }
+
+    fn session() -> Session {
+        Session::new(1, "test".into(), Vec::new(), b"/".to_vec(), ROOT, false)
+    }
+
+    #[test]
+    fn an_older_connection_changes_nothing_and_takes_no_lock() {
+        let (session, locks) = (session(), Locks::default());
+        let (line, _frames) = unbounded_channel();
+        let old = session.connect(&line, 1, false, &locks).expect("it lives");
+        assert!(session.may_lock(Some(old)).is_some());
+        let new = session.connect(&line, 1, true, &locks).expect("it lives");
+        assert!(session.may_lock(Some(old)).is_none());
+        assert!(!session.push(old, change(1), 0).expect("late, not against the rules"));
+        assert!(session.next().is_none());
+        assert!(session.push(new, change(1), 0).expect("it comes again"));
+        session.disconnect(old, Duration::ZERO, &locks);
+        assert!(!session.end(Some(Duration::MAX), &locks), "the newer connection is there");
+        session.disconnect(new, Duration::ZERO, &locks);
+        assert!(session.end(Some(Duration::ZERO), &locks));
+        assert!(session.may_lock(Some(new)).is_none() && session.may_lock(None).is_none());
+        assert!(session.connect(&line, 1, true, &locks).is_none());
+    }
+
+    #[test]
+    fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
+        let (session, locks) = (session(), Locks::default());
+        let (line, _frames) = unbounded_channel();
+        let epoch = session.connect(&line, 1, false, &locks).expect("it lives");
+        assert!(session.push(epoch, change(1), 0).expect("in order"));
+        session.close_ears();
+        assert!(!session.push(epoch, change(2), 0).expect("not heard"));
+        assert_eq!(session.next().map(|c| c.seq), Some(1));
+        assert!(session.next().is_none() && !session.is_busy());
+    }
+}

@@ -51,6 +51,20 @@ impl Raw {
         }
     }
 
+    /// Sends until nothing more is taken; gives what was.
+    fn flood(&mut self, bytes: &[u8]) -> usize {
+        self.runtime.block_on(async {
+            let mut sent = 0;
+            while let Ok(Ok(n)) =
+                tokio::time::timeout(Duration::from_millis(300), self.stream.write(&bytes[sent..])).await
+                && n > 0
+            {
+                sent += n;
+            }
+            sent
+        })
+    }
+
     /// The server says why it hangs up, and does.
     fn refused(&mut self) -> String {
         loop {
@@ -219,17 +233,15 @@ fn a_client_that_floods_and_does_not_read_stops_nobody() {
     };
     let flood = frame::encode(&read).repeat(100_000);
     // The server takes what its window holds, and no more of it.
-    let sent = raw.runtime.block_on(async {
-        let mut sent = 0;
-        while let Ok(Ok(n)) =
-            tokio::time::timeout(Duration::from_millis(300), raw.stream.write(&flood[sent..])).await
-            && n > 0
-        {
-            sent += n;
-        }
-        sent
-    });
-    assert!(sent < flood.len(), "a window without end");
+    assert!(raw.flood(&flood) < flood.len(), "a window without end");
+    assert_well(&honest);
+    // Those who would wait for a change that never comes.
+    let lock = FileLock { end: 9, kind: libc::F_RDLCK, ..FileLock::default() };
+    let op = Op::Lock { ino: ROOT, lock, wait: true };
+    let never = frame::encode(&ToServer::Request { id: 1, after: 1 << 40, who: Who::default(), op });
+    let mut raw = Raw::greeted(&world);
+    let flood = never.repeat(100_000);
+    assert!(raw.flood(&flood) < flood.len());
     assert_well(&honest);
     assert_eq!(honest.read(ino, fh, IO_MAX).unwrap().len(), IO_MAX);
 }

@@ -34,7 +34,7 @@ fn work_goes_on_where_it_was_when_the_server_is_back() {
 
 #[test]
 fn nobody_takes_a_lock_before_those_who_had_one_are_back() {
-    let options = ServerOptions { grace: Duration::from_secs(60), ..server_options() };
+    let options = ServerOptions { grace: Duration::from_secs(3), ..server_options() };
     let mut world = World::with(11, server_options());
     let client = world.client();
     let (ino, fh) = client.create(ROOT, "f").unwrap();
@@ -45,11 +45,10 @@ fn nobody_takes_a_lock_before_those_who_had_one_are_back() {
     let other = world.client();
     assert_eq!(other.ino(ROOT, "f"), ino);
     let theirs = other.open(ino).unwrap();
-    assert_eq!(other.lock(ino, theirs, 1, libc::F_RDLCK, false), Err(Errno(libc::EAGAIN)));
-    assert_eq!(client.append(ino, fh, b"x"), Ok(1));
-    while world.figure("locks") != 1 {
-        std::thread::yield_now();
-    }
+    let asking = std::thread::spawn(move || other.lock(ino, theirs, 1, libc::F_RDLCK, false));
+    assert_eq!(client.append(ino, fh, b"x"), Ok(1), "it has its lock again");
+    assert_eq!(asking.join().unwrap(), Err(Errno(libc::EAGAIN)));
+    assert_eq!(world.figure("locks"), 1);
 }
 
 #[test]
@@ -168,5 +167,69 @@ fn who_is_interrupted_leaves_nothing_behind() {
     assert!(client.lookup(ROOT, "locked").unwrap().is_some());
     while other.lock(ino, theirs, 1, libc::F_WRLCK, false).is_err() {
         std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_lock_that_is_given_back_is_given_back_though_nobody_waits_for_it() {
+    let world = World::new(16);
+    let (client, other) = (world.client(), world.client());
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.lock(ino, fh, 1, libc::F_WRLCK, false).unwrap();
+    assert_eq!(other.ino(ROOT, "f"), ino);
+    let theirs = other.open(ino).unwrap();
+    // Nobody gets through.
+    let server = world.net.server.lock().take().unwrap();
+    world.net.cut_all();
+    while server.clients().as_array().unwrap().iter().any(|c| c["connected"] == true) {
+        std::thread::yield_now();
+    }
+    let parking = Parking::default();
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+    let all = FileLock { end: u64::MAX, kind: libc::F_UNLCK, pid: 1, owner: 1, ..FileLock::default() };
+    assert!(matches!(client.fs.setlk(&cx, ino, fh, &all, false), Err(Stop::Parked)));
+    parking.interrupt.lock().take().unwrap()();
+    *world.net.server.lock() = Some(server);
+    assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
+}
+
+/// A program that is interrupted while it waits for a lock, and asks again, as all do that handle signals.
+#[test]
+fn who_asks_again_for_a_lock_keeps_it() {
+    let world = World::new(17);
+    let (client, other) = (world.client(), world.client());
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    assert_eq!(other.ino(ROOT, "f"), ino);
+    let theirs = other.open(ino).unwrap();
+    // Held all the time: what is asked for below is more than this.
+    let first = FileLock { end: 9, kind: libc::F_WRLCK, pid: 1, owner: 1, ..FileLock::default() };
+    client.me.call(|cx| client.fs.setlk(cx, ino, fh, &first, false)).unwrap();
+    let rest = FileLock { start: 10, end: u64::MAX, ..first };
+    let all = FileLock { end: u64::MAX, ..first };
+    let set = |client: &Client, fh, lock: FileLock, wait| {
+        client.me.call(|cx| client.fs.setlk(cx, ino, fh, &lock, wait))
+    };
+    let unlock = |lock| FileLock { kind: libc::F_UNLCK, ..lock };
+    for round in 0..60 {
+        set(&other, theirs, rest, true).unwrap();
+        let parking = Parking::default();
+        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+        assert!(matches!(client.fs.setlk(&cx, ino, fh, &all, true), Err(Stop::Parked)));
+        std::thread::scope(|scope| {
+            let releasing = scope.spawn(|| set(&other, theirs, unlock(rest), false));
+            if round % 2 == 0 {
+                std::thread::sleep(Duration::from_micros(round * 20));
+            }
+            parking.interrupt.lock().take().unwrap()();
+            assert_eq!(set(&client, fh, all, true), Ok(()));
+            releasing.join().unwrap().unwrap();
+        });
+        assert!(client.lookup(ROOT, "f").unwrap().is_some(), "what was sent before has arrived");
+        assert_eq!(
+            set(&other, theirs, FileLock { start: 10, end: 10, ..first }, false),
+            Err(Errno(libc::EAGAIN))
+        );
+        set(&client, fh, unlock(rest), false).unwrap();
+        assert_eq!(set(&other, theirs, first, false), Err(Errno(libc::EAGAIN)), "what it had before");
     }
 }
