@@ -72,7 +72,6 @@ struct Running {
     workers: Vec<JoinHandle<()>>,
     queues: Option<Queues>,
     notifying: Option<JoinHandle<()>>,
-    polling: Option<JoinHandle<()>>,
 }
 
 impl Running {
@@ -98,7 +97,7 @@ impl Running {
         let notifier = Arc::clone(host);
         self.notifying = Some(spawn("fuse-notify".into(), move || notifier.run(&device))?);
         if options.idle_poll && cores > 1 {
-            self.polling = Some(self.core.idle.start()?);
+            self.core.idle.start()?;
         }
         Ok(())
     }
@@ -115,9 +114,6 @@ impl Running {
         }
         handle.host.close();
         self.core.idle.stop();
-        if let Some(polling) = self.polling {
-            polling.join().expect("the polling thread does not panic");
-        }
         if let Some(notifying) = self.notifying {
             notifying.join().expect("the notifying thread does not panic");
         }
@@ -169,7 +165,7 @@ impl Session {
         let remote = fs.remote_locks();
         let core = Arc::new(Core { fs, parked, idle, setxattr_ext: agreed.setxattr_ext, remote });
         let handle = Handle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
-        let mut running = Running { core, workers: Vec::new(), queues: None, notifying: None, polling: None };
+        let mut running = Running { core, workers: Vec::new(), queues: None, notifying: None };
         let spawned = running.spawn(Arc::new(device), &handle.host, &all, options, agreed);
         let session = Self { handle, running: Some(running) };
         if let Err(e) = spawned {

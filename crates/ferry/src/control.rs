@@ -11,6 +11,7 @@ use ferry_fuse::control::Tune;
 
 use crate::cli::{StatsArgs, TuneArgs};
 use crate::error::CliError;
+use crate::mounts;
 use crate::size::format_bytes;
 use crate::table;
 
@@ -108,7 +109,7 @@ pub fn open(path: &Path) -> Result<File, CliError> {
 pub fn explain(path: &Path, what: &'static str, error: io::Error) -> CliError {
     match error.raw_os_error() {
         Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => CliError::NotMounted(path.into()),
-        Some(libc::ENOTCONN | libc::ECONNABORTED) => CliError::Failed(format!(
+        _ if mounts::says_dead(&error) => CliError::Failed(format!(
             "{}: the daemon behind this mount has died; `ferry umount {0}` clears it, then mount again",
             path.display()
         )),

@@ -50,27 +50,10 @@ impl Holder {
                 return Ok(false);
             }
             // A process of another namespace may carry the same number, so its end is a hint and the lock decides.
-            let slice = left.min(LOOK_AGAIN);
-            let slice = Timespec { tv_sec: 0, tv_nsec: i64::from(slice.subsec_nanos()) };
-            let waited = match &self.process {
-                Some(process) => poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&slice)),
-                None => poll(&mut [], Some(&slice)),
-            };
-            waited.map_err(|e| self.failed("cannot wait for", e.into()))?;
+            pause(left.min(LOOK_AGAIN), self.process.as_ref())
+                .map_err(|e| self.failed("cannot wait for", e))?;
         }
         Ok(true)
-    }
-
-    /// It was killed, and has not quite ended yet.
-    pub fn is_dying(&self) -> bool {
-        /// SIGKILL in a mask of signals.
-        const KILLED: u64 = 1 << 8;
-        let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", self.pid)) else { return true };
-        let pending = status
-            .lines()
-            .filter_map(|line| line.split_once("Pnd:"))
-            .any(|(_, mask)| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & KILLED != 0));
-        pending || !status.contains("VmSize:")
     }
 
     /// Ends it at once. Only a process that has this very volume open is ever ended.
@@ -111,25 +94,33 @@ pub fn open_composite_when_free(volume: &Path, env: &Env) -> Result<CompositeVol
     when_free(volume, || CompositeVolume::open(volume, OpenMode::ReadWrite, env))
 }
 
-fn pause() {
-    let time = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_AGAIN.subsec_nanos()) };
-    if let Err(error) = poll(&mut [], Some(&time)) {
-        tracing::debug!(%error, "a pause ended early");
-    }
+/// Waits for less than a second, or until the process ends.
+fn pause(time: Duration, process: Option<&OwnedFd>) -> std::io::Result<()> {
+    let time = Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
+    match process {
+        Some(process) => poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&time)),
+        None => poll(&mut [], Some(&time)),
+    }?;
+    Ok(())
 }
 
 fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> Result<T, CompositeError> {
+    let in_use = |opened: &Result<T, CompositeError>, by_writer: bool| matches!(opened, Err(CompositeError::Device(DeviceError::InUse { writing, .. })) if *writing == by_writer);
     let mut opened = open();
-    // Whoever only reads is not known by name, and may be about to end: the daemon of a mount that was read-only.
+    if !(in_use(&opened, true) || in_use(&opened, false)) || mounted(volume) {
+        return opened;
+    }
+    // `Holder` knows writers only. Whoever reads may be about to end: the daemon of a mount that was read-only.
     for _ in 0..READER_LOOKS {
-        if !matches!(opened, Err(CompositeError::Device(DeviceError::InUse { writing: false, .. }))) {
+        if !in_use(&opened, false) {
             break;
         }
-        pause();
+        if let Err(error) = pause(LOOK_AGAIN, None) {
+            tracing::debug!(%error, "a pause ended early");
+        }
         opened = open();
     }
-    let used = matches!(opened, Err(CompositeError::Device(DeviceError::InUse { writing: true, .. })));
-    if !used || mounted(volume) {
+    if !in_use(&opened, true) {
         return opened;
     }
     if let Some(holder) = Holder::of(volume)

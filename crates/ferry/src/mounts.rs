@@ -34,6 +34,11 @@ impl Mount {
     }
 }
 
+/// Whether the error of a question to a mount says that its daemon is gone. In the moment of its death the kernel cancels what its queues hold.
+pub fn says_dead(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED))
+}
+
 /// All mounts that this process sees, in the order in which they were made.
 pub fn list() -> io::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))

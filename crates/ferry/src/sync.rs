@@ -15,6 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::cli::SyncArgs;
 use crate::control::sync_volume;
 use crate::error::CliError;
+use crate::mounts;
 
 const _: () = assert!(ferry_sync::SYNC_FILES == ferry_fs::ioctl::SYNC_FILES, "one request, described twice");
 
@@ -87,7 +88,7 @@ fn place(path: &Path, recursive: bool) -> Place {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() && !recursive => Place::Volume,
         // The mount's daemon is gone: the question to the volume says so best.
-        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)) => Place::Volume,
+        Err(e) if mounts::says_dead(&e) => Place::Volume,
         _ if path.is_symlink() => Place::Files(path.canonicalize().unwrap_or_else(|_| path.into())),
         _ => Place::Files(path.into()),
     }

@@ -1,18 +1,13 @@
 //! `ferry umount`: the mount goes, and the daemon behind it has closed the volume when the command returns.
 
 use std::path::Path;
-use std::time::Duration;
 
 use ferry_fuse::Unmount;
-use rustix::io::Errno;
 
 use crate::cli::UmountArgs;
 use crate::error::CliError;
 use crate::holder::Holder;
 use crate::mounts::{self, Mount};
-
-/// How long a killed daemon is given to end.
-const DYING: Duration = Duration::from_secs(10);
 
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Result<(), CliError> {
@@ -67,16 +62,11 @@ pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
     else {
         return Ok(false);
     };
-    if !mount.is_ferry() {
-        return Ok(false);
-    }
-    if let Some(holder) = Holder::of(&mount.source)
-        && !(holder.is_dying() && holder.wait(DYING)?)
-    {
+    if !mount.is_ferry() || Holder::of(&mount.source).is_some() {
         return Ok(false);
     }
     // Attributes would come from the kernel's cache, as if the daemon were alive; totals are always asked for.
-    let dead = rustix::fs::statvfs(target).is_err_and(|e| matches!(e, Errno::NOTCONN | Errno::CONNABORTED));
+    let dead = rustix::fs::statvfs(target).is_err_and(|e| mounts::says_dead(&e.into()));
     if dead {
         ferry_fuse::unmount(target, Unmount::Lazy).map_err(|e| CliError::Failed(e.to_string()))?;
     }

@@ -72,7 +72,12 @@ fn pause() {
 /// Whether the process has exited, or is about to and will not run any of its code again.
 fn is_dying(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(stat) => stat_is_dying(&stat),
+        Ok(stat) => {
+            // Between taking the signal and being marked as exiting a thread shows neither; the process shows the signal to its end.
+            stat_is_dying(&stat)
+                || fs::read_to_string(format!("/proc/{pid}/status"))
+                    .is_ok_and(|status| status_is_killed(&status))
+        }
         // Without /proc one cannot know.
         Err(_) => fs::exists("/proc/self/stat").unwrap_or(false),
     }
@@ -89,6 +94,13 @@ fn stat_is_dying(stat: &str) -> bool {
     let bits = |number| field(number).parse::<u64>().unwrap_or_default();
     let killed = bits(31) & 1 << (libc::SIGKILL - 1) != 0;
     matches!(field(3), "Z" | "X") || bits(9) & EXITING != 0 || killed
+}
+
+/// Looks for SIGKILL among the signals that are pending for the whole process, in `/proc/PID/status`.
+fn status_is_killed(status: &str) -> bool {
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    let mask = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    mask & 1 << (libc::SIGKILL - 1) != 0
 }
 
 #[cfg(test)]
@@ -110,5 +122,9 @@ mod tests {
         assert!(stat_is_dying(&stat("Z", 0x40_0044, 0)));
         assert!(stat_is_dying(&stat("R", 0x40_0044, 0)));
         assert!(stat_is_dying(&stat("D", 0x40_0040, 1 << (libc::SIGKILL - 1))));
+        assert!(status_is_killed(
+            "Name:\tferry\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\nSigBlk:\t0\n"
+        ));
+        assert!(!status_is_killed("SigPnd:\t0000000000000000\nShdPnd:\t0000000000004000\n"));
     }
 }
