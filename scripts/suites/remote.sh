@@ -1,27 +1,33 @@
-# pjdfstest, fsx, two clients and a server that goes away, on remote mounts; sourced by scripts/test.
+# pjdfstest, fsx, git, two clients and a server that goes away, on remote mounts; sourced by scripts/test.
 # shellcheck shell=bash
 
 remote_port=$((20000 + $$ % 20000))
 
-# serve_volume VOLUME [ARGUMENTS…]: its process number goes to $scratch/server.pid.
+# serve_volume VOLUME [ARGUMENTS…]: its process number goes to $scratch/server.pid. One that an earlier check has left is killed.
 serve_volume() {
-  local volume=$1 tries; shift
+  local volume=$1 tries log=$scratch/server.log; shift
+  [ ! -f "$scratch/server.pid" ] || stop_server KILL
   [ -f "$volume" ] || "$ferry" mkfs "$volume"
-  "$ferry" serve "$volume" --listen "127.0.0.1:$remote_port" "$@" >>"$scratch/server.log" 2>&1 &
+  # It keeps nothing of the checks open: that would be a process that works on the mount.
+  "$ferry" serve "$volume" --listen "127.0.0.1:$remote_port" "$@" >"$log" 2>&1 8>&- 9>&- &
   echo $! >"$scratch/server.pid"
-  for ((tries = 0; tries < 100; tries++)); do
-    if (exec 3<>"/dev/tcp/127.0.0.1/$remote_port") 2>/dev/null; then return 0; fi
+  for ((tries = 0; tries < 300; tries++)); do
+    if grep -q ' serving ' "$log"; then return 0; fi
     sleep 0.1
   done
-  cat "$scratch/server.log"; return 1
+  cat "$log"; return 1
 }
 
 # stop_server [SIGNAL]: it has ended when this returns.
 stop_server() {
   local pid; pid=$(cat "$scratch/server.pid")
-  kill "-${1:-TERM}" "$pid"
+  rm "$scratch/server.pid"
+  kill "-${1:-TERM}" "$pid" 2>/dev/null || return 0
   timeout 60 tail --pid="$pid" -f /dev/null
 }
+
+# fails COMMAND…: it does (`set -e` does not look at what follows a `!`).
+fails() { if "$@"; then echo "it did not fail: $*"; return 1; fi; }
 
 # mount_remote MOUNTPOINT [OPTIONS]
 mount_remote() {
@@ -39,9 +45,9 @@ remote_over() {
 # Operations at one client, seen at the other at once.
 two_clients() {
   serve_volume "$scratch/remote.ferry" --grace 0s
-  local a=$scratch/a b=$scratch/b i
+  local a=$scratch/a b=$scratch/b i writers
   mount_remote "$a"; mount_remote "$b"
-  for i in $(seq 1 40); do
+  for i in $(seq 1 20); do
     echo "$i" >"$a/f"; [ "$(cat "$b/f")" = "$i" ]
     mv "$b/f" "$b/g"; [ ! -e "$a/f" ]; [ -e "$a/g" ]
     echo more >>"$a/g"; [ "$(stat -c %s "$b/g")" = $((${#i} + 6)) ]
@@ -49,13 +55,14 @@ two_clients() {
   done
   # Appends of both, none lost, none torn.
   (for i in $(seq 1 200); do echo "a $i" >>"$a/log"; done) &
+  writers=$!
   (for i in $(seq 1 200); do echo "b $i" >>"$b/log"; done) &
-  wait %1 %2
+  wait "$writers" $!
   [ "$(grep -cE '^[ab] [0-9]+$' "$a/log")" = 400 ]
   # Locks.
   (flock 9; sleep 1; echo first >>"$a/order") 9>"$a/lock" &
   sleep 0.5
-  ! flock -n "$b/lock" true
+  fails flock -n "$b/lock" true
   flock "$b/lock" sh -c "echo second >>'$b/order'"
   [ "$(tr '\n' ' ' <"$a/order")" = "first second " ]
   # What was removed lives on where it is open.
@@ -77,10 +84,28 @@ server_goes_away() {
   wait "$worker"
   [ "$(ls "$a/work" | wc -l)" = 401 ]
   [ "$(wc -l <"$a/work/all")" = 400 ]
-  echo synced >"$a/synced"; sync "$a/synced" "$a"
-  stop_server KILL
+  remote_over "$a"
+}
+
+# The server is killed under a client that syncs what it makes: what it said is durable is there, and the client goes on.
+server_is_killed() {
   serve_volume "$scratch/remote.ferry" --grace 0s
-  [ "$(cat "$a/synced")" = synced ]
+  local a=$scratch/a i name worker
+  mount_remote "$a"
+  mkdir -p "$a/synced"; sync "$a/synced"
+  exec 8>>"$a/kept-open"
+  # What was under way when the server died may fail, and is made again, under another name.
+  (for i in $(seq 1 400); do
+    if echo "$i" >"$a/synced/$i" && sync "$a/synced/$i" && sync "$a/synced"; then echo "$i"; fi
+  done >"$scratch/synced" 2>/dev/null) &
+  worker=$!
+  for i in 1 2 3; do
+    sleep 1; stop_server KILL; sleep 0.3; serve_volume "$scratch/remote.ferry" --grace 0s
+  done
+  wait "$worker"
+  [ "$(wc -l <"$scratch/synced")" -gt 350 ]
+  while read -r name; do [ "$(cat "$a/synced/$name")" = "$name" ]; done <"$scratch/synced"
+  echo more >&8; exec 8>&-; [ "$(cat "$a/kept-open")" = more ]
   remote_over "$a"
 }
 
@@ -91,7 +116,7 @@ server_never_comes_back() {
   mount_remote "$a" timeout=2s
   echo x >"$a/f"
   stop_server
-  ! timeout 20 cat "$a/f"
+  fails timeout 20 cat "$a/f"
   timeout 20 "$ferry" umount --force "$a"
   serve_volume "$scratch/remote.ferry"
   mount_remote "$a"
@@ -107,12 +132,19 @@ server_never_comes_back() {
 certificates() {
   "$ferry" cert init "$scratch/tls" --host 127.0.0.1
   "$ferry" cert issue "$scratch/tls" laptop
-  ! "$ferry" serve "$scratch/remote.ferry" --listen "0.0.0.0:$remote_port"
+  fails "$ferry" serve "$scratch/remote.ferry" --listen "0.0.0.0:$remote_port"
   serve_volume "$scratch/remote.ferry" --tls "$scratch/tls"
-  ! mount_remote "$scratch/a"
+  fails mount_remote "$scratch/a"
   mount_remote "$scratch/a" "tls=$scratch/tls/laptop"
   echo x >"$scratch/a/x"; [ "$(cat "$scratch/a/x")" = x ]
   remote_over "$scratch/a"
+}
+
+remote_git() {
+  serve_volume "$scratch/remote.ferry"
+  mount_remote "$scratch/mnt"
+  program_git "$1"
+  remote_over "$scratch/mnt"
 }
 
 remote_fsx() {
@@ -128,9 +160,17 @@ suite_remote() {
   say "--- remote mounts"
   check "two clients" 120 two_clients
   check "the server stops and crashes under work" 120 server_goes_away
+  check "the server is killed under work that is synced" 120 server_is_killed
   check "the server never comes back" 120 server_never_comes_back
   check "certificates" 60 certificates
-  check "fsx on a remote mount" 300 remote_fsx "$1"
+  # A small one: every operation is a round trip.
+  git init -q "$scratch/git-source"
+  cp -r "$repo/crates/ferry-net/src" "$scratch/git-source"
+  git -C "$scratch/git-source" add .
+  git -C "$scratch/git-source" -c user.name=test -c user.email=test commit -qm first
+  git -C "$scratch/git-source" -c user.name=test -c user.email=test commit -qm second --allow-empty
+  check "git clone, fsck, gc on a remote mount" 120 remote_git "$scratch/git-source"
+  check "fsx on a remote mount" 120 remote_fsx "$1"
   serve_volume "$scratch/remote.ferry"
   mount_remote "$scratch/mnt"
   mkdir -p "$scratch/other"
