@@ -140,6 +140,30 @@ certificates() {
   remote_over "$scratch/a"
 }
 
+# Who is there, and how to be rid of one that holds a lock.
+clients_and_evict() {
+  serve_volume "$scratch/remote.ferry" --grace 0s
+  local a=$scratch/a b=$scratch/b holder
+  mount_remote "$a"; mount_remote "$b"
+  echo x >"$a/f"
+  flock "$a/f" sleep 60 & holder=$!
+  until ! flock -n "$b/f" true; do sleep 0.1; done
+  "$ferry" clients | grep -F "$scratch/remote.ferry at 127.0.0.1:$remote_port"
+  [ "$("$ferry" clients --json | python3 -c "
+import json, sys
+mine = [s for s in json.load(sys.stdin) if s['volume'] == '$scratch/remote.ferry']
+print([(c['client'], c['connected'], c['locks']) for c in mine[0]['clients']])")" = "[(1, True, 1), (2, True, 0)]" ]
+  fails "$ferry" evict nobody --volume "$scratch/remote.ferry"
+  "$ferry" evict 1 --volume "$scratch/remote.ferry"
+  timeout 20 flock "$b/f" true
+  fails touch "$a/f"
+  kill "$holder"
+  timeout 20 "$ferry" umount "$a"
+  mount_remote "$a"
+  [ "$(cat "$a/f")" = x ]
+  remote_over "$a" "$b"
+}
+
 remote_git() {
   serve_volume "$scratch/remote.ferry"
   mount_remote "$scratch/mnt"
@@ -163,6 +187,7 @@ suite_remote() {
   check "the server is killed under work that is synced" 120 server_is_killed
   check "the server never comes back" 120 server_never_comes_back
   check "certificates" 60 certificates
+  check "ferry clients, ferry evict" 60 clients_and_evict
   # A small one: every operation is a round trip.
   git init -q "$scratch/git-source"
   cp -r "$repo/crates/ferry-net/src" "$scratch/git-source"

@@ -18,5 +18,5 @@ pub use client::{ClientOptions, Connector, RemoteFs};
 pub use error::NetError;
 pub use frame::Stream;
 pub use message::VERSION;
-pub use server::{Export, Server, ServerOptions};
+pub use server::{Control, Export, Server, ServerOptions};
 pub use tls::{ClientTls, ServerTls, TcpConnector, authority};

@@ -266,5 +266,7 @@ wire_enum! {
         5 => Pong {},
         /// The server stops. What it has answered is durable, what it has not answered was not applied.
         6 => Goodbye {},
+        /// Somebody has ended this session for good (`ferry evict`): whoever goes on with it does not know what was done meanwhile.
+        7 => Evicted {},
     }
 }

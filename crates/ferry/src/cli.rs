@@ -47,6 +47,10 @@ pub enum Command {
     Replace(ReplaceArgs),
     /// Let other machines mount a volume: `ferry mount ferry://HOST/ MOUNTPOINT`
     Serve(ServeArgs),
+    /// Show the clients of the servers that run on this machine: who they are, what they hold, what is under way
+    Clients(ClientsArgs),
+    /// End a client's session for good: its locks are free, its mount fails until it is mounted again
+    Evict(EvictArgs),
     /// Certificates for servers and clients
     #[command(subcommand)]
     Cert(CertCommand),
@@ -168,6 +172,27 @@ pub struct ServeArgs {
     /// After its start the server gives for so long only locks that clients held when it stopped
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "10s")]
     pub grace: Duration,
+}
+
+/// `ferry clients`.
+#[derive(Args, Debug)]
+pub struct ClientsArgs {
+    /// As JSON, for programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ferry evict`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+What the client has been told is done stays done; what it has under way may be done or not, and fails there with EIO. It may mount again: to keep
+it out, stop it, or take the server's certificates away from it (with a new authority: one certificate cannot be revoked yet).")]
+pub struct EvictArgs {
+    /// The client's name, or its number, as `ferry clients` shows them; a name means all of that name
+    pub client: String,
+    /// The volume that its server serves, where clients of several are called so
+    #[arg(long)]
+    pub volume: Option<PathBuf>,
 }
 
 fn parse_export(text: &str) -> Result<Export, String> {

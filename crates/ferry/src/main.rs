@@ -5,6 +5,7 @@
 mod bench;
 mod cert;
 mod cli;
+mod clients;
 mod control;
 mod daemon;
 mod debug;
@@ -67,6 +68,8 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Mount(args) => mount::run(args, &words(&args.options)?, level)?,
         Command::Bench(BenchCommand::Null(args)) => mount::run_null(args, &words(&args.options)?, level)?,
         Command::Serve(args) => serve::run(args, level)?,
+        Command::Clients(args) => quietly().and_then(|()| clients::show(args))?,
+        Command::Evict(args) => quietly().and_then(|()| clients::evict(args))?,
         Command::Cert(command) => quietly().and_then(|()| cert::run(command))?,
         Command::Mkfs(args) => quietly().and_then(|()| mkfs::run(args))?,
         Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,

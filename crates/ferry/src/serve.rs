@@ -13,7 +13,7 @@ use signal_hook::iterator::Signals;
 use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::holder::open_when_free;
-use crate::{daemon, logging};
+use crate::{clients, daemon, logging};
 
 /// Runs the command: until a signal asks for the end.
 pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
@@ -82,6 +82,8 @@ fn serve(
         Server::start(Arc::clone(fs) as Arc<dyn Filesystem>, options, env.clone()).map_err(failed)?;
     let plain = tls.is_none();
     let bound = server.listen(addr, tls).map_err(failed)?;
+    clients::answer(server.control(), &args.volume, bound)
+        .map_err(|e| CliError::Failed(format!("cannot listen to `ferry clients`: {e}")))?;
     tracing::info!(volume = %args.volume.display(), address = %bound, tls = !plain, "serving");
     daemon::notify_systemd("READY=1");
     signals.forever().next();

@@ -116,7 +116,8 @@ struct State {
     /// Since when there is no connection.
     gone_at: Option<Duration>,
     said_goodbye: bool,
-    closing: bool,
+    /// Nothing goes on any more: what operations fail with.
+    over: Option<Errno>,
     reconnects: u64,
     read_only: bool,
 }
@@ -157,7 +158,7 @@ impl Link {
             line: None,
             gone_at: Some(clock.monotonic()),
             said_goodbye: false,
-            closing: false,
+            over: None,
             reconnects: 0,
             read_only: false,
         };
@@ -228,8 +229,8 @@ impl Link {
 
     /// The errno for operations that begin when the server has been gone for too long.
     fn hopeless(&self, state: &State) -> Option<Errno> {
-        if state.closing {
-            return Some(Errno(libc::ENOTCONN));
+        if state.over.is_some() {
+            return state.over;
         }
         let gone = state.gone_at.map(|at| self.clock.monotonic().saturating_sub(at));
         gone.is_some_and(|gone| gone >= self.timeout).then_some(Errno(libc::ETIMEDOUT))
@@ -364,7 +365,7 @@ impl Link {
         };
         self.state.lock().line = None;
         drop(line);
-        if !self.state.lock().closing {
+        if self.state.lock().over.is_none() {
             writing.abort();
         }
         let _written = writing.await;
@@ -384,6 +385,10 @@ impl Link {
             }
             ToClient::Refused { reason } => {
                 return Err(io::Error::other(String::from_utf8_lossy(&reason).into_owned()));
+            }
+            ToClient::Evicted {} => {
+                self.evicted();
+                return Err(io::ErrorKind::ConnectionAborted.into());
             }
             _ => return Err(frame::malformed()),
         };
@@ -442,17 +447,21 @@ impl Link {
             ToClient::Refused { reason } => {
                 return Err(io::Error::other(String::from_utf8_lossy(&reason).into_owned()));
             }
+            ToClient::Evicted {} => {
+                self.evicted();
+                return Ok(false);
+            }
             ToClient::Welcome { .. } => return Err(frame::malformed()),
         }
         Ok(true)
     }
 
-    /// The connection is gone; `true`: so is the mount.
+    /// The connection is gone; `true`: for good.
     fn leave(&self) -> bool {
         let mut state = self.state.lock();
         state.line = None;
         state.gone_at.get_or_insert_with(|| self.clock.monotonic());
-        state.closing
+        state.over.is_some()
     }
 
     /// Whoever waits has waited long enough. Changes keep their places, and do nothing if they come through after all.
@@ -473,12 +482,24 @@ impl Link {
         waiters.iter().for_each(|waiter| waiter.fail(Errno(libc::ETIMEDOUT)));
     }
 
+    fn evicted(&self) {
+        tracing::error!(
+            "evicted by the server's administrator: every operation fails; unmount, and mount again"
+        );
+        self.end(Errno(libc::EIO));
+    }
+
     /// The mount is gone: says so, and fails what waits.
     pub(super) fn close(&self) {
+        send(&self.state.lock(), frame::encode(&ToServer::Bye {}));
+        self.end(Errno(libc::ENOTCONN));
+    }
+
+    /// Nothing goes on any more: what waits fails, and what comes.
+    fn end(&self, errno: Errno) {
         let waiters: Vec<Arc<dyn Waiter>> = {
             let mut state = self.state.lock();
-            state.closing = true;
-            send(&state, frame::encode(&ToServer::Bye {}));
+            state.over.get_or_insert(errno);
             state.line = None;
             let (changes, requests) =
                 (std::mem::take(&mut state.changes), std::mem::take(&mut state.requests));
@@ -486,7 +507,7 @@ impl Link {
             changes.chain(requests.into_values().map(|request| request.pending.waiter)).collect()
         };
         self.closed.notify_one();
-        waiters.iter().for_each(|waiter| waiter.fail(Errno(libc::ENOTCONN)));
+        waiters.iter().for_each(|waiter| waiter.fail(errno));
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::apply::Applying;
 use super::session::{Change, Line, Room, Session, Violation};
-use super::{Core, Stage};
+use super::{Core, Refusal, Stage};
 use crate::frame::{self, Stream};
 use crate::message::{
     FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS, Who,
@@ -43,12 +43,16 @@ pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Vec<u8
             let ended = connection.run(&mut reader).await;
             session.disconnect(epoch, core.env.clock.monotonic(), &core.locks);
             tracing::info!(client = session.name, error = ended.as_ref().err(), "disconnected");
-            ended
+            ended.map_err(Refusal::Because)
         }
         Err(refused) => Err(refused),
     };
-    if let Err(reason) = ended {
-        let _gone = line.send((frame::encode(&ToClient::Refused { reason: reason.into_bytes() }), None));
+    if let Err(refusal) = ended {
+        let word = match refusal {
+            Refusal::Because(reason) => ToClient::Refused { reason: reason.into_bytes() },
+            Refusal::Evicted => ToClient::Evicted {},
+        };
+        let _gone = line.send((frame::encode(&word), None));
     }
     drop(line);
     // It ends when whoever may still answer has done so, or soon after the other side has stopped to read.
@@ -65,15 +69,15 @@ async fn greet(
     reader: &mut BufReader<ReadHalf<Box<dyn Stream>>>,
     line: &Line,
     peer: Vec<u8>,
-) -> Result<(Arc<Session>, u64), String> {
+) -> Result<(Arc<Session>, u64), Refusal> {
     let hello = timeout(HELLO_TIME_MAX, frame::read(reader, HELLO_MAX)).await;
     let Ok(Ok(Some(ToServer::Hello { version, session, path, name }))) = hello else {
         return Err("this is a FerryFS server, and what came was no greeting of a FerryFS client".into());
     };
     if version != VERSION {
-        return Err(format!(
+        return Err(Refusal::Because(format!(
             "the client speaks version {version} of the protocol, the server {VERSION}: install the same FerryFS on both"
-        ));
+        )));
     }
     let name: String = String::from_utf8_lossy(&name).chars().filter(|c| !c.is_control()).take(80).collect();
     let core = Arc::clone(core);

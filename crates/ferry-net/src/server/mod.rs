@@ -8,9 +8,10 @@ mod connection;
 mod locks;
 mod session;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferry_device::Env;
@@ -22,6 +23,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::error::NetError;
 use crate::frame::Stream;
+use crate::message::ToClient;
 use crate::tls::ServerTls;
 use apply::Applying;
 use locks::Locks;
@@ -32,6 +34,8 @@ use session::{Line, Session, Sessions};
 const CONNECTIONS_MAX: usize = 1024;
 /// Sessions at the same time, connected or not.
 const SESSIONS_MAX: usize = 1024;
+/// Evicted sessions that are remembered.
+const EVICTED_MAX: usize = 4096;
 /// Threads that may wait for the device or the log on behalf of clients.
 const THREADS_MAX: usize = 32;
 /// A TLS handshake must be complete after this time.
@@ -78,10 +82,33 @@ struct Core {
     boot: u128,
     locks: Locks,
     sessions: Sessions,
+    /// Sessions so far.
+    numbers: AtomicU64,
+    /// Sessions that nobody goes on with.
+    evicted: Mutex<VecDeque<u128>>,
     runtime: Handle,
     stopping: watch::Sender<Stage>,
     /// Held by each connection that may still have something to send.
     writing: Arc<()>,
+}
+
+/// Why a client is not let in.
+#[derive(Debug)]
+enum Refusal {
+    Because(String),
+    Evicted,
+}
+
+impl From<String> for Refusal {
+    fn from(reason: String) -> Self {
+        Self::Because(reason)
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(reason: &str) -> Self {
+        Self::Because(reason.into())
+    }
 }
 
 /// How far the server's end has come.
@@ -111,7 +138,7 @@ impl Core {
         path: &[u8],
         name: String,
         line: &Line,
-    ) -> Result<(Arc<Session>, u64), String> {
+    ) -> Result<(Arc<Session>, u64), Refusal> {
         let path = normal(path);
         let old = self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
         if let Some(old) = old
@@ -120,12 +147,17 @@ impl Core {
             tracing::info!(client = old.name, "connected again");
             return Ok((old, epoch));
         }
+        if self.evicted.lock().contains(&id) {
+            return Err(Refusal::Evicted);
+        }
         let shown = String::from_utf8_lossy(&path).into_owned();
         let covers = |e: &&Export| is_below(&path, &normal(&e.path));
         let export = self.exports.iter().filter(covers).max_by_key(|e| normal(&e.path).len());
         let export = export.ok_or_else(|| format!("the server does not export {shown}"))?;
         let root = self.resolve(&path).ok_or_else(|| format!("{shown}: no such directory on the server"))?;
-        let session = Arc::new(Session::new(random(&self.env), name, peer, path, root, export.read_only));
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        let session =
+            Arc::new(Session::new((random(&self.env), number), name, peer, path, root, export.read_only));
         let epoch = {
             let mut sessions = self.sessions.lock();
             if sessions.len() >= SESSIONS_MAX {
@@ -175,6 +207,25 @@ impl Core {
             session.clear(&*self.fs);
         }
         ended
+    }
+
+    /// Ends the sessions of that name or number for good; gives how many.
+    fn evict(&self, which: &str) -> usize {
+        let mut all = self.all();
+        all.retain(|session| session.name == which || session.number.to_string() == which);
+        for session in &all {
+            {
+                let mut evicted = self.evicted.lock();
+                evicted.push_back(session.id);
+                if evicted.len() > EVICTED_MAX {
+                    evicted.pop_front();
+                }
+            }
+            session.say_last(&ToClient::Evicted {});
+            self.end(session);
+            tracing::warn!(client = session.name, number = session.number, "evicted");
+        }
+        all.len()
     }
 
     fn all(&self) -> Vec<Arc<Session>> {
@@ -241,6 +292,8 @@ impl Server {
             key: options.key,
             locks,
             sessions: Mutex::new(HashMap::new()),
+            numbers: AtomicU64::new(0),
+            evicted: Mutex::default(),
             runtime: runtime.handle().clone(),
             stopping: watch::Sender::new(Stage::Serving),
             writing: Arc::default(),
@@ -280,15 +333,9 @@ impl Server {
         self.runtime().spawn(connection::serve(Arc::clone(&self.core), stream, Vec::new()));
     }
 
-    /// What the sessions are at.
-    pub fn clients(&self) -> serde_json::Value {
-        let all = self.core.all();
-        let one = |session: &Arc<Session>| {
-            let mut json = session.json();
-            json["locks"] = self.core.locks.held_by(session.id).into();
-            json
-        };
-        all.iter().map(one).collect()
+    /// For an administrator.
+    pub fn control(&self) -> Control {
+        Control(Arc::clone(&self.core))
     }
 
     /// Stops: what has come is applied and answered, everything is made durable, and the clients are told.
@@ -302,7 +349,7 @@ impl Server {
             InProcess::default().call(|cx| self.core.fs.ioctl(cx, ROOT, ferry_fs::ioctl::SYNC, &[], 0));
         for session in self.core.all() {
             match &synced {
-                Ok(_) => session.goodbye(),
+                Ok(_) => session.say_last(&ToClient::Goodbye {}),
                 Err(error) => tracing::error!(%error, "stopping: not everything could be made durable"),
             }
             self.core.end(&session);
@@ -335,6 +382,29 @@ impl Drop for Server {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+/// What an administrator sees of a server and does with it.
+#[derive(Clone)]
+pub struct Control(Arc<Core>);
+
+impl Control {
+    /// What the sessions are at, oldest first.
+    pub fn clients(&self) -> serde_json::Value {
+        let mut all = self.0.all();
+        all.sort_unstable_by_key(|session| session.number);
+        let one = |session: &Arc<Session>| {
+            let mut json = session.json();
+            json["locks"] = self.0.locks.held_by(session.id).into();
+            json
+        };
+        all.iter().map(one).collect()
+    }
+
+    /// Ends the sessions of that name or number: what they hold is free, and their mounts are of no use any more. Gives how many.
+    pub fn evict(&self, which: &str) -> usize {
+        self.0.evict(which)
     }
 }
 

@@ -82,6 +82,8 @@ struct State {
 /// The session.
 pub(super) struct Session {
     pub(super) id: u128,
+    /// What people call it: 1, 2, 3, … since the server's start.
+    pub(super) number: u64,
     /// What the client calls itself.
     pub(super) name: String,
     /// Who it is: its certificate's fingerprint. Another one does not get the session.
@@ -98,7 +100,7 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn new(
-        id: u128,
+        (id, number): (u128, u64),
         name: String,
         peer: Vec<u8>,
         path: Vec<u8>,
@@ -106,7 +108,7 @@ impl Session {
         read_only: bool,
     ) -> Self {
         let (locker, state) = (RwLock::new(Some(0)), Mutex::default());
-        Self { id, name, peer, path, root, read_only, locker, state }
+        Self { id, number, name, peer, path, root, read_only, locker, state }
     }
 
     /// A new connection takes over; it is told before anything else is sent to it. What waits for locks is asked again there.
@@ -319,10 +321,10 @@ impl Session {
         self.state.lock().deaf = true;
     }
 
-    /// The last word to a client, all of whose changes have been applied.
-    pub(super) fn goodbye(&self) {
+    /// The last word to a client.
+    pub(super) fn say_last(&self, word: &ToClient) {
         let mut state = self.state.lock();
-        send(&state, frame::encode(&ToClient::Goodbye {}), None);
+        send(&state, frame::encode(word), None);
         state.line = None;
     }
 
@@ -356,6 +358,7 @@ impl Session {
     pub(super) fn json(&self) -> serde_json::Value {
         let state = self.state.lock();
         serde_json::json!({
+            "client": self.number,
             "name": self.name,
             "path": String::from_utf8_lossy(&self.path),
             "read_only": self.read_only,
@@ -393,7 +396,7 @@ mod tests {
     }
 
     fn session() -> Session {
-        Session::new(1, "test".into(), Vec::new(), b"/".to_vec(), ROOT, false)
+        Session::new((1, 1), "test".into(), Vec::new(), b"/".to_vec(), ROOT, false)
     }
 
     #[test]

@@ -116,7 +116,7 @@ fn lies_about_numbers_cost_the_liar_its_session() {
         let mut raw = Raw::greeted(&world);
         lie(&mut raw);
         assert!(raw.refused().contains("rules"));
-        assert_eq!(world.server().clients().as_array().unwrap().len(), 1, "its session is gone");
+        assert_eq!(world.server().control().clients().as_array().unwrap().len(), 1, "its session is gone");
         assert_well(&honest);
     }
 }

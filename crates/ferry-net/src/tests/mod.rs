@@ -216,7 +216,7 @@ impl World {
     }
 
     fn figure(&self, of: &str) -> u64 {
-        self.server().clients().as_array().unwrap().iter().map(|c| c[of].as_u64().unwrap()).sum()
+        self.server().control().clients().as_array().unwrap().iter().map(|c| c[of].as_u64().unwrap()).sum()
     }
 }
 

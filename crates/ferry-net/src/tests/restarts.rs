@@ -181,7 +181,7 @@ fn a_lock_that_is_given_back_is_given_back_though_nobody_waits_for_it() {
     // Nobody gets through.
     let server = world.net.server.lock().take().unwrap();
     world.net.cut_all();
-    while server.clients().as_array().unwrap().iter().any(|c| c["connected"] == true) {
+    while server.control().clients().as_array().unwrap().iter().any(|c| c["connected"] == true) {
         std::thread::yield_now();
     }
     let parking = Parking::default();
@@ -232,4 +232,32 @@ fn who_asks_again_for_a_lock_keeps_it() {
         set(&client, fh, unlock(rest), false).unwrap();
         assert_eq!(set(&other, theirs, first, false), Err(Errno(libc::EAGAIN)), "what it had before");
     }
+}
+
+#[test]
+fn an_evicted_client_is_out_for_good_and_what_it_held_is_free() {
+    let world = World::new(18);
+    let (client, other) = (world.client(), world.client());
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.write(ino, fh, 0, b"applied").unwrap();
+    client.lock(ino, fh, 1, libc::F_WRLCK, false).unwrap();
+    assert_eq!(other.ino(ROOT, "f"), ino);
+    let theirs = other.open(ino).unwrap();
+    assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, false), Err(Errno(libc::EAGAIN)));
+    let control = world.server().control();
+    assert_eq!(control.evict("nobody"), 0);
+    assert_eq!(control.evict("1"), 1);
+    assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
+    assert_eq!(client.append(ino, fh, b"late"), Err(Errno(libc::EIO)));
+    assert_eq!(client.create(ROOT, "late"), Err(Errno(libc::EIO)));
+    assert_eq!(other.read(ino, theirs, 100).unwrap(), b"applied");
+    // One that is away when it is evicted learns of it when it returns.
+    let away = world.client();
+    let server = world.net.server.lock().take().unwrap();
+    world.net.cut_all();
+    assert_eq!(control.evict("3"), 1);
+    *world.net.server.lock() = Some(server);
+    assert_eq!(away.lookup(ROOT, "f"), Err(Errno(libc::EIO)));
+    assert_eq!(other.lookup(ROOT, "late"), Ok(None));
+    assert_eq!(control.evict("test"), 1, "by name: the one that is left");
 }

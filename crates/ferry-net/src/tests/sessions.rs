@@ -104,7 +104,7 @@ fn a_client_that_is_away_too_long_loses_its_session_and_makes_another() {
     // Nobody gets through until the session has ended.
     let server = world.net.server.lock().take().unwrap();
     world.net.cut_all();
-    while !server.clients().as_array().unwrap().is_empty() {
+    while !server.control().clients().as_array().unwrap().is_empty() {
         std::thread::yield_now();
     }
     *world.net.server.lock() = Some(server);

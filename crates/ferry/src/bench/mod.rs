@@ -7,6 +7,7 @@ mod create;
 mod fserver;
 mod happy;
 mod onefile;
+mod remote;
 
 pub use args::{BenchCommand, NullArgs};
 
