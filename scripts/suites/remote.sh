@@ -8,6 +8,7 @@ serve_volume() {
   local volume=$1 tries log=$scratch/server.log; shift
   [ ! -f "$scratch/server.pid" ] || stop_server KILL
   [ -f "$volume" ] || "$ferry" mkfs "$volume"
+  : >"$log"
   # It keeps nothing of the checks open: that would be a process that works on the mount.
   "$ferry" serve "$volume" --listen "127.0.0.1:$remote_port" "$@" >"$log" 2>&1 8>&- 9>&- &
   echo $! >"$scratch/server.pid"
@@ -146,7 +147,7 @@ clients_and_evict() {
   local a=$scratch/a b=$scratch/b holder
   mount_remote "$a"; mount_remote "$b"
   echo x >"$a/f"
-  flock "$a/f" sleep 60 & holder=$!
+  (exec 9<"$a/f"; flock 9; exec sleep 60) & holder=$!
   until ! flock -n "$b/f" true; do sleep 0.1; done
   "$ferry" clients | grep -F "$scratch/remote.ferry at 127.0.0.1:$remote_port"
   [ "$("$ferry" clients --json | python3 -c "
@@ -157,7 +158,7 @@ print([(c['client'], c['connected'], c['locks']) for c in mine[0]['clients']])")
   "$ferry" evict 1 --volume "$scratch/remote.ferry"
   timeout 20 flock "$b/f" true
   fails touch "$a/f"
-  kill "$holder"
+  kill "$holder"; wait "$holder" || true
   timeout 20 "$ferry" umount "$a"
   mount_remote "$a"
   [ "$(cat "$a/f")" = x ]
