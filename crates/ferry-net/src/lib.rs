@@ -14,7 +14,7 @@ mod tests;
 mod tls;
 
 pub use address::Address;
-pub use client::{ClientOptions, Connector, RemoteFs};
+pub use client::{ClientOptions, Connecting, Connector, RemoteFs};
 pub use error::NetError;
 pub use frame::Stream;
 pub use message::VERSION;

@@ -2,10 +2,8 @@
 
 pub mod authority;
 
-use std::future::Future;
 use std::io;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::net::TcpStream;
@@ -18,7 +16,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::address::Address;
-use crate::client::Connector;
+use crate::client::{Connecting, Connector};
 use crate::error::NetError;
 use crate::frame::Stream;
 
@@ -121,7 +119,7 @@ impl TcpConnector {
 }
 
 impl Connector for TcpConnector {
-    fn connect(&self) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + '_>> {
+    fn connect(&self) -> Connecting<'_> {
         Box::pin(async {
             let Address { host, port, .. } = &self.address;
             let stream = TcpStream::connect((host.as_str(), *port)).await?;

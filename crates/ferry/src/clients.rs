@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ferry_net::Control;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::cli::{ClientsArgs, EvictArgs};
 use crate::error::CliError;
@@ -46,18 +46,27 @@ fn answer_one(
 ) -> io::Result<()> {
     bound(&stream)?;
     let answer = if !is_trusted(&stream)? {
-        json!({ "error": "only the server's own user and root may ask" })
+        object([("error", "only the server's own user and root may ask".into())])
     } else {
         let question = line(&mut stream)?;
         match question.split_once(' ') {
             None if question == "clients" => {
-                json!({ "volume": volume, "address": address.to_string(), "clients": control.clients() })
+                let address = address.to_string();
+                object([
+                    ("volume", volume.into()),
+                    ("address", address.into()),
+                    ("clients", control.clients()),
+                ])
             }
-            Some(("evict", client)) => json!({ "evicted": control.evict(client) }),
-            _ => json!({ "error": "another version of ferry asks" }),
+            Some(("evict", client)) => object([("evicted", control.evict(client).into())]),
+            _ => object([("error", "another version of ferry asks".into())]),
         }
     };
     stream.write_all(answer.to_string().as_bytes())
+}
+
+fn object<const N: usize>(members: [(&str, Value); N]) -> Value {
+    Value::from_iter(members)
 }
 
 /// A question, without the end of its line.
@@ -133,7 +142,7 @@ fn for_people(server: &Value) -> String {
     }
     for client in clients {
         let title = format!("{} {}", client["client"], client["name"].as_str().unwrap_or_default());
-        text.push_str(&table::render(&json!({ title: client })));
+        text.push_str(&table::render(&object([(title.as_str(), client.clone())])));
     }
     text
 }
@@ -142,7 +151,7 @@ fn for_people(server: &Value) -> String {
 pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
     let volume = args.volume.as_deref().map(shown).transpose()?;
     let is_meant = |client: &Value| {
-        client["name"].as_str() == Some(&args.client) || client["client"].to_string() == args.client
+        client["name"].as_str() == Some(&args.client) || client["client"].as_u64() == args.client.parse().ok()
     };
     let has = |name: &String| {
         ask(name, "clients").is_some_and(|server| {

@@ -18,6 +18,7 @@ use std::time::Duration;
 use ferry_device::Clock;
 use ferry_fs::Errno;
 use parking_lot::Mutex;
+use serde_json::Value;
 use tokio::io::BufReader;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -37,10 +38,13 @@ const RETRY_FIRST: Duration = Duration::from_millis(50);
 /// up to this.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
+/// A connection that is being made.
+pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + 'a>>;
+
 /// Makes connections.
 pub trait Connector: Send + Sync + 'static {
     /// A new connection to the server.
-    fn connect(&self) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + '_>>;
+    fn connect(&self) -> Connecting<'_>;
 }
 
 /// Who waits for an operation.
@@ -247,15 +251,15 @@ impl Link {
     }
 
     /// For `ferry stats`.
-    pub(super) fn json(&self) -> serde_json::Value {
+    pub(super) fn json(&self) -> Value {
         let state = self.state.lock();
-        serde_json::json!({
-            "connected": state.line.is_some(),
-            "reconnects": state.reconnects,
-            "changes": state.next_change - 1,
-            "unanswered_changes": state.changes.len(),
-            "unanswered_requests": state.requests.len(),
-        })
+        Value::from_iter([
+            ("connected", Value::from(state.line.is_some())),
+            ("reconnects", state.reconnects.into()),
+            ("changes", (state.next_change - 1).into()),
+            ("unanswered_changes", state.changes.len().into()),
+            ("unanswered_requests", state.requests.len().into()),
+        ])
     }
 
     /// Connects and exchanges greetings.

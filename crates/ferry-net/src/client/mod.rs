@@ -18,7 +18,7 @@ use ferry_fs::{Answer, Cx, Errno, Host, Ino, Stop};
 use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Runtime;
 
-pub use link::Connector;
+pub use link::{Connecting, Connector};
 
 use crate::codec::List;
 use crate::error::NetError;

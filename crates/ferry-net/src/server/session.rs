@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use ferry_fs::{Errno, Filesystem, Ino, ROOT};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -355,21 +356,21 @@ impl Session {
     }
 
     /// For `ferry clients`.
-    pub(super) fn json(&self) -> serde_json::Value {
+    pub(super) fn json(&self) -> Value {
         let state = self.state.lock();
-        serde_json::json!({
-            "client": self.number,
-            "name": self.name,
-            "path": String::from_utf8_lossy(&self.path),
-            "read_only": self.read_only,
-            "connected": state.line.is_some(),
-            "connections": state.epoch,
-            "changes": state.applied,
-            "unanswered": state.received - state.applied,
-            "answers_kept": state.answers.len(),
-            "inodes": state.known.len(),
-            "open_files": state.handles.len(),
-        })
+        Value::from_iter([
+            ("client", Value::from(self.number)),
+            ("name", self.name.as_str().into()),
+            ("path", String::from_utf8_lossy(&self.path).into()),
+            ("read_only", self.read_only.into()),
+            ("connected", state.line.is_some().into()),
+            ("connections", state.epoch.into()),
+            ("changes", state.applied.into()),
+            ("unanswered", (state.received - state.applied).into()),
+            ("answers_kept", state.answers.len().into()),
+            ("inodes", state.known.len().into()),
+            ("open_files", state.handles.len().into()),
+        ])
     }
 }
 

@@ -7,9 +7,8 @@ mod fuzz;
 mod restarts;
 mod sessions;
 
-use std::future::Future;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,7 +19,9 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
-use crate::{ClientOptions, Connector, Export, NetError, RemoteFs, Server, ServerOptions, Stream};
+use crate::{
+    ClientOptions, Connecting, Connector, Export, NetError, RemoteFs, Server, ServerOptions, Stream,
+};
 
 type Done<T = ()> = Result<T, Errno>;
 
@@ -75,7 +76,7 @@ impl Network {
 }
 
 impl Connector for Network {
-    fn connect(&self) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + '_>> {
+    fn connect(&self) -> Connecting<'_> {
         Box::pin(async {
             let server = self.server.lock().clone().ok_or(io::ErrorKind::ConnectionRefused)?;
             let (ours, theirs) = duplex(1 << 16);

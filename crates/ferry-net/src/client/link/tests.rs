@@ -10,7 +10,7 @@ use crate::codec::decode;
 struct Nowhere;
 
 impl Connector for Nowhere {
-    fn connect(&self) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + '_>> {
+    fn connect(&self) -> Connecting<'_> {
         Box::pin(async { Err(io::ErrorKind::ConnectionRefused.into()) })
     }
 }
