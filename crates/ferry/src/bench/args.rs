@@ -240,12 +240,6 @@ pub struct CreateArgs {
     /// Size of the log
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "64M", conflicts_with = "on")]
     pub log_size: u64,
-    /// On remote mounts of this machine, each with a server behind a network of this round trip, in turn with what --on names: 0,1ms
-    #[arg(long, value_parser = parse_duration, value_delimiter = ',', value_name = "TIME")]
-    pub rtt: Vec<Duration>,
-    /// Where the volumes of those servers are
-    #[arg(long, value_name = "DIR", default_value = "/var/tmp", requires = "rtt")]
-    pub volumes: PathBuf,
     /// The device.
     #[command(flatten)]
     pub model: ModelArgs,

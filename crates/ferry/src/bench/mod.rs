@@ -7,7 +7,6 @@ mod create;
 mod fserver;
 mod happy;
 mod onefile;
-mod remote;
 
 pub use args::{BenchCommand, NullArgs};
 
