@@ -154,6 +154,12 @@ fn anything_is_found_by_its_number_while_it_is_there() {
     let fh = world.open(file).unwrap();
     world.me.call(|cx| world.fs.unlink(cx, ROOT, b"f")).unwrap();
     assert_eq!(world.ino(file, "."), file, "it lives while it is open");
-    world.me.call(|cx| Ok(world.fs.release(cx, file, fh))).unwrap();
+    world
+        .me
+        .call(|cx| {
+            world.fs.release(cx, file, fh);
+            Ok(())
+        })
+        .unwrap();
     assert_eq!(world.lookup(file, ".").unwrap_err(), Errno(libc::ESTALE));
 }
