@@ -28,7 +28,7 @@ impl Reader {
             device: device.clone(),
             all,
             end: device.capacity() / BLOCK,
-            piece: AlignedBuf::zeroed(0),
+            piece: AlignedBuf::zeroed(BLOCK as usize),
             from: 0,
             len: 0,
             failed: None,
