@@ -127,8 +127,12 @@ scrub_under_load() {
   timeout 100 "$ferry" fsck "$volume"
 }
 
+# Every area of a volume, damaged in a copy of its file; what is no volume at all.
+planted_faults() { timeout 280 python3 "$repo/scripts/suites/planted.py" "$ferry" "$scratch"; }
+
 suite_damage() {
   say "--- damage"
   check "one damaged block: a scrub names it, EIO there alone" 200 one_damaged_block
   check "a scrub while files come and go" 200 scrub_under_load
+  check "faults planted in every area: fsck, repair, mount, scrub, debug" 300 planted_faults
 }

@@ -154,7 +154,7 @@ impl<'c> Checker<'c> {
             return Ok(());
         }
         if self.home_segments.contains(&index) {
-            add(Code::SegmentRecord, format!("segment {index} holds data and belongs to the home store too"));
+            add(Code::HomeClaim, format!("segment {index} holds data and belongs to the home store too"));
         }
         let (live, end) = used.as_ref().map_or((0, 0), |used| (used.live, used.end));
         if u64::from(segment.filled) > self.space.segment_blocks() || segment.live > segment.filled {

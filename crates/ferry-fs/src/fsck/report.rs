@@ -46,6 +46,10 @@ codes! {
     HomeCopy = "home-copy",
         "a block of the store of all names and attributes is bad in one of its two copies; the other one is in use and nothing is lost",
         "run `ferry fsck --repair`, which writes it anew (so does a mount that reads it); check the disk below";
+    /// A segment with data is the home store's, too.
+    HomeClaim = "home-claim",
+        "a segment belongs to the data of files and to the store of all names and attributes, too: the next change may overwrite what files hold",
+        "do not mount read-write before `ferry fsck --repair`, which writes the store anew elsewhere";
     /// A key that no version wrote.
     UnknownKey = "unknown-key",
         "the volume holds a record of an unknown type; no file refers to it",

@@ -43,15 +43,25 @@ impl Look<'_> {
     fn everything(&mut self, fs: &LocalFs) {
         let mut todo = vec![ROOT];
         while let Some(ino) = todo.pop() {
-            let Ok((attr, _)) = self.me.call(|cx| fs.getattr(cx, ino, None)) else { continue };
-            // What was not there before the damage, or was of another size, is nobody's loss.
-            let (kind, size) = (attr.mode & libc::S_IFMT, attr.size);
-            let expected = |&(k, s, _): &(u32, u64, u32)| k == kind && (s == size || kind == libc::S_IFDIR);
-            if self.shown.contains_key(&ino)
-                || self.known.is_some_and(|known| !known.get(&ino).is_some_and(expected))
-            {
+            let Ok((mut attr, _)) = self.me.call(|cx| fs.getattr(cx, ino, None)) else { continue };
+            let kind = attr.mode & libc::S_IFMT;
+            if self.shown.contains_key(&ino) {
                 continue;
             }
+            if let Some(known) = self.known {
+                // What was not there before the damage, or was longer, is nobody's loss. A file may grow: what stands behind its end is
+                // kept, and said.
+                let Some(&(_, size, _)) = known.get(&ino).filter(|(k, size, _)| {
+                    *k == kind
+                        && (*size == attr.size
+                            || kind == libc::S_IFDIR
+                            || kind == libc::S_IFREG && *size < attr.size)
+                }) else {
+                    continue;
+                };
+                attr.size = size;
+            }
+            let size = attr.size;
             let sum = match kind {
                 libc::S_IFREG => self.contents(fs, &attr),
                 libc::S_IFLNK => self.me.call(|cx| fs.readlink(cx, ino)).ok().map(|to| crc32c::crc32c(&to)),
@@ -73,8 +83,8 @@ impl Look<'_> {
         let mut sum = Some(0);
         let mut out = vec![0; READ_BYTES];
         for at in (0..attr.size).step_by(READ_BYTES) {
-            let read = self.me.call(|cx| fs.read(cx, attr.ino, fh, at, &mut out)).ok();
             let whole = (attr.size - at).min(READ_BYTES as u64) as usize;
+            let read = self.me.call(|cx| fs.read(cx, attr.ino, fh, at, &mut out[..whole])).ok();
             sum = read
                 .filter(|len| *len == whole)
                 .and_then(|len| Some(crc32c::crc32c_append(sum?, &out[..len])));

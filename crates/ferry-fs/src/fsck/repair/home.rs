@@ -68,6 +68,22 @@ fn of_log(damage: &LogDamage) -> Repair {
     Repair::new(Code::Log, what).losing(lost).then("compare what was changed last with a backup")
 }
 
+/// Writes the home store anew elsewhere, so that its map names no segment with data. `false`: there is no room.
+pub(super) fn move_away(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    env: &Env,
+    repairs: &mut Repairs,
+) -> Result<bool, VolumeError> {
+    let what =
+        "wrote the store of all names and attributes anew, apart from the data of files that its map claimed";
+    match rewrite(dev, sb, env, repairs, Repair::new(Code::HomeClaim, what)) {
+        Ok(rewritten) => Ok(rewritten),
+        Err(VolumeError::Option(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Writes the home store anew. Nothing is changed where nothing of it can be read.
 pub(super) fn rebuild(
     dev: &Arc<dyn BlockDevice>,
@@ -75,8 +91,21 @@ pub(super) fn rebuild(
     env: &Env,
     repairs: &mut Repairs,
 ) -> Result<(), VolumeError> {
+    let what = "wrote the store of all names and attributes anew; all of it could be read";
+    let repair = Repair::new(Code::HomeStore, what).then("check the disk below");
+    rewrite(dev, sb, env, repairs, repair).map(drop)
+}
+
+/// The same; `whole` is what is said where nothing was lost. `false`: nothing can be read.
+fn rewrite(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    env: &Env,
+    repairs: &mut Repairs,
+    whole: Repair,
+) -> Result<bool, VolumeError> {
     let geometry = sb.geometry();
-    let Some((free, home)) = free_segments(dev, &geometry, env)? else { return Ok(()) };
+    let Some((free, home)) = free_segments(dev, &geometry, env)? else { return Ok(false) };
     let log_units = (2 * sb.log_len).div_ceil(home_unit_bytes(sb.segment_len)) as usize;
     let mut wanted = home + log_units + SPARE;
     let rebuilt = loop {
@@ -100,11 +129,10 @@ pub(super) fn rebuild(
         repairs.add(of_log(damage));
     }
     if rebuilt.lost.is_empty() {
-        let what = "wrote the store of all names and attributes anew; all of it could be read";
-        repairs.add(Repair::new(Code::HomeStore, what).then("check the disk below"));
+        repairs.add(whole);
     }
     rebuilt.lost.iter().for_each(|gap| repairs.add(of_gap(gap)));
-    Ok(())
+    Ok(true)
 }
 
 /// Space of the host is taken before anything is promised in it.

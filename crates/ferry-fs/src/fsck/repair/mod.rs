@@ -69,6 +69,8 @@ pub fn repair(
             home::cut_log(dev, &sb, env, &mut repairs)?;
         } else if found(Code::HomeCopy) {
             home::mend_copies(dev, &sb, env, &mut repairs)?;
+        } else if found(Code::HomeClaim) && home::move_away(dev, &sb, env, &mut repairs)? {
+            // What the home map had claimed is the files' alone now.
         } else if !report.clean {
             structure(dev, &sb, verify, env, &mut repairs)?;
         }
