@@ -13,7 +13,7 @@ pub use verify::Suspect;
 use super::ahead::READ_MAX;
 use super::buffer::WriteBuffer;
 use super::links::Links;
-use super::map::{Behind, HomeMap};
+use super::map::HomeMap;
 use super::pages::Pages;
 use super::shape::{children, is_sound};
 use super::tree::{Header, NOT_THE_ONE, Tree, Walk};
@@ -37,8 +37,6 @@ pub struct HomeFile {
     geo: Geometry,
     state: RwLock<FileState>,
     pages: Pages,
-    /// Where the slot of the map is that was not whole at the opening.
-    broken_slot: Option<u64>,
     /// Written, and not yet handed to the device.
     buffer: WriteBuffer,
     /// What pages say of those below them.
@@ -203,7 +201,7 @@ impl HomeFile {
         geo: &Geometry,
         map: HomeMap,
         read_only: bool,
-        behind: Option<Behind>,
+        behind: Option<u64>,
     ) -> Self {
         let pages = Pages::new(disk, geo, read_only);
         pages.set_first(map.first());
@@ -212,7 +210,7 @@ impl HomeFile {
             unpublished: false,
             changed: false,
             other_behind: behind.is_some(),
-            next_slot: behind.map_or(0, |behind| behind.slot),
+            next_slot: behind.unwrap_or(0),
             dropped: Vec::new(),
             floating: Vec::new(),
             in_memory: read_only.then(HashMap::new),
@@ -222,9 +220,6 @@ impl HomeFile {
             geo: *geo,
             pages,
             state: RwLock::new(state),
-            broken_slot: behind
-                .filter(|behind| behind.broken)
-                .map(|behind| HomeMap::slot_offset(geo, behind.slot)),
             buffer: WriteBuffer::default(),
             links: Links::default(),
             syncing: Mutex::new(()),
@@ -268,7 +263,7 @@ impl HomeFile {
         state.map = map;
         state.changed = false;
         state.other_behind = behind.is_some();
-        state.next_slot = behind.map_or(0, |behind| behind.slot);
+        state.next_slot = behind.unwrap_or(0);
         if read_only {
             state.in_memory = Some(HashMap::new());
         }
@@ -319,9 +314,9 @@ impl HomeFile {
         self.pages.healed()
     }
 
-    /// Where they were, of those that were needed, and a slot of the map that was not whole.
+    /// Where they were, of those that were needed.
     pub fn bad_copies(&self) -> Vec<u64> {
-        self.broken_slot.into_iter().chain(self.pages.bad_copies()).collect()
+        self.pages.bad_copies()
     }
 
     /// Adds a spare segment. The map names it at the next sync if `keep`, so that the next opening finds it.

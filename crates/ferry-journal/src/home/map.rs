@@ -44,15 +44,6 @@ pub struct HomeMap {
     pub spare: Vec<u32>,
 }
 
-/// The slot that does not hold the newest map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Behind {
-    /// 0 or 1.
-    pub slot: u64,
-    /// It holds no whole map: a write of it was cut off, or it was damaged since.
-    pub broken: bool,
-}
-
 impl HomeMap {
     /// All segments that the home store owns.
     pub fn segments(&self) -> impl Iterator<Item = u32> {
@@ -132,14 +123,13 @@ impl HomeMap {
         geo.home_map_offset + slot * geo.home_map_len
     }
 
-    fn warn(slot: u64, what: &str) -> Behind {
+    fn warn(slot: u64, what: &str) -> u64 {
         tracing::warn!(slot, what, "one of the two home maps is not whole; the other is used");
-        Behind { slot, broken: true }
+        slot
     }
 
     /// Reads both slots: the newer whole map, and the slot that does not hold it, if one does not.
-    pub fn read(disk: &Disk, geo: &Geometry) -> Result<(Self, Option<Behind>), JournalError> {
-        let older = |slot| Some(Behind { slot, broken: false });
+    pub fn read(disk: &Disk, geo: &Geometry) -> Result<(Self, Option<u64>), JournalError> {
         let mut buf = AlignedBuf::zeroed(geo.home_map_len as usize);
         let mut slots = Vec::new();
         for slot in 0..2 {
@@ -150,8 +140,8 @@ impl HomeMap {
         let first = slots.pop().expect("two slots");
         match (first, second) {
             (Ok(a), Ok(b)) if a.generation == b.generation => Ok((a, None)),
-            (Ok(a), Ok(b)) if a.generation > b.generation => Ok((a, older(1))),
-            (Ok(_), Ok(b)) => Ok((b, older(0))),
+            (Ok(a), Ok(b)) if a.generation > b.generation => Ok((a, Some(1))),
+            (Ok(_), Ok(b)) => Ok((b, Some(0))),
             (Ok(a), Err(what)) => Ok((a, Some(Self::warn(1, what)))),
             (Err(what), Ok(b)) => Ok((b, Some(Self::warn(0, what)))),
             (Err(detail), Err(_)) => Err(JournalError::Damaged {
