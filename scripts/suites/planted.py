@@ -241,7 +241,7 @@ used = [
     for place in range(home, home + pages * BLOCK, BLOCK)
     if any(raw[place : place + BLOCK])
 ]
-for place in random.sample(used, 12):
+for place in random.sample(used, 8):
     everybody(f"clean: one copy of the home store's block at {place}", known["clean"], at(place, zeros), [0, 4], [0, 1], mounts=True)
     second = place + pages * BLOCK
     everybody(f"clean: the other copy of the home store's block at {place}", known["clean"], at(second, noise), [0, 4], [0, 1], mounts=True)
