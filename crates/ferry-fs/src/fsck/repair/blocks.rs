@@ -1,8 +1,9 @@
 //! Which blocks of the device extents claim, and what is in them.
 
+use crate::api::Ino;
 use crate::fsck::reader::Reader;
 use crate::fsck::report::Code;
-use crate::keys::{self, BLOCK, Extent, Key};
+use crate::keys::{self, BLOCK, Extent, InodeRecord, Key};
 use ferry_journal::{Geometry, Journal, JournalError};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -34,8 +35,12 @@ pub(super) struct Blocks {
     claimed: Set,
     /// Claimed more than once.
     contested: Set,
+    /// Claimed by an extent before the end of its file.
+    inside: Set,
     /// Contested, and given to one extent.
     given: Set,
+    /// The file whose claims come, and its size.
+    file: (Ino, u64),
 }
 
 impl Blocks {
@@ -48,7 +53,9 @@ impl Blocks {
             home: HashSet::new(),
             claimed: Set::default(),
             contested: Set::default(),
+            inside: Set::default(),
             given: Set::default(),
+            file: (0, 0),
         }
     }
 
@@ -62,12 +69,20 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Notes what a key claims.
+    /// Notes what a key claims; keys come in order.
     pub(super) fn note(&mut self, key: &[u8], value: &[u8]) {
-        if let Some(Key::Extent(..)) = keys::parse(key)
-            && let Ok(Extent::Data { block, crcs }) = Extent::decode(value)
-        {
-            (0..crcs.len() as u64).for_each(|i| self.claim(block.saturating_add(i)));
+        match keys::parse(key) {
+            Some(Key::Inode(ino)) => {
+                self.file = (ino, InodeRecord::decode(value).map_or(0, |record| record.size));
+            }
+            Some(Key::Extent(ino, offset)) => {
+                let Ok(Extent::Data { block, crcs }) = Extent::decode(value) else { return };
+                let size = if self.file.0 == ino { self.file.1 } else { 0 };
+                for i in 0..crcs.len() as u64 {
+                    self.claim(block.saturating_add(i), offset.saturating_add(i * BLOCK) < size);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -81,12 +96,14 @@ impl Blocks {
         self.per_segment.div_ceil(64) as usize
     }
 
-    fn claim(&mut self, dev: u64) {
+    fn claim(&mut self, dev: u64, inside: bool) {
         let words = self.words();
-        if let Some(at) = self.locate(dev)
-            && !self.claimed.add(at, words)
-        {
+        let Some(at) = self.locate(dev) else { return };
+        if !self.claimed.add(at, words) {
             self.contested.add(at, words);
+        }
+        if inside {
+            self.inside.add(at, words);
         }
     }
 
@@ -109,12 +126,12 @@ impl Blocks {
         }
     }
 
-    /// Whether an extent may keep this block; if not, why.
+    /// Whether an extent may keep this block; if not, why. `inside`: it is before the end of its file. A block that several claim goes to the
+    /// first that is.
     pub(super) fn judge(
         &mut self,
         reader: &mut Reader,
-        dev: u64,
-        crc: u32,
+        (dev, crc, inside): (u64, u32, bool),
         suspect: Option<Code>,
         verify: bool,
     ) -> Result<(), Code> {
@@ -127,7 +144,7 @@ impl Blocks {
             return Err(doubt.unwrap_or(if reader.failed(dev) { Code::ReadError } else { Code::Checksum }));
         }
         let words = self.words();
-        if contested && !self.given.add(at, words) {
+        if contested && (!inside && self.inside.has(at) || !self.given.add(at, words)) {
             return Err(Code::BlockShared);
         }
         Ok(())

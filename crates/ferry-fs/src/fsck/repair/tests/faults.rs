@@ -293,6 +293,18 @@ fn cases() -> Vec<Case> {
             &["/e"],
         ),
         (
+            "blocks referred to behind the end of other files",
+            BlockShared,
+            |v| {
+                let (_, block, crcs) = first_data(v, "e");
+                for other in ["d/f", "p"] {
+                    let extent = Extent::Data { block, crcs: crcs.clone() };
+                    v.put(keys::extent(v.at(other), 1 << 40), extent.encode());
+                }
+            },
+            &[],
+        ),
+        (
             "extent gone",
             BlockCount,
             |v| {
