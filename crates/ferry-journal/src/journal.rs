@@ -295,6 +295,7 @@ impl Journal {
         if self.core.options.read_only {
             return Ok(());
         }
+        // No stamp: the checkpoint below covers every context, as a stamp would.
         self.force_all()?;
         // Behind the end that the home store names there must not be any record.
         if let Some(seq) = self.core.stamp_under_way() {

@@ -3,13 +3,12 @@
 
 mod common;
 
-use common::{Owner, SEGMENT, Volume, assert_same, device_len, force, geometry, options, put};
-use ferry_device::{AlignedBuf, BlockDevice, Io};
+use common::{BadBlocks, Owner, SEGMENT, Volume, assert_same, device_len, force, geometry, options, put};
+use ferry_device::{AlignedBuf, BlockDevice};
 use ferry_journal::*;
 use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 const LOG: u64 = 512 * 1024;
 const BLOCK: u64 = 4096;
@@ -17,42 +16,6 @@ const BLOCK: u64 = 4096;
 const PAGES: u64 = 31;
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
-
-/// A device with blocks that cannot be read.
-struct BadBlocks {
-    inner: Arc<SimDevice>,
-    bad: Mutex<BTreeSet<u64>>,
-}
-
-impl BlockDevice for BadBlocks {
-    fn capacity(&self) -> u64 {
-        self.inner.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        if self.bad.lock().unwrap().range(offset..offset + buf.len() as u64).next().is_some() {
-            return Err(io::Error::from_raw_os_error(5));
-        }
-        self.inner.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.inner.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        self.inner.submit(batch);
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        self.inner.host_free()
-    }
-}
 
 struct Setup {
     volume: Volume,
@@ -68,7 +31,7 @@ fn setup(keys: u32, seed: u64) -> Setup {
     let (env, _) = sim_env(seed);
     let device = Arc::new(SimDevice::new(device_len(&geo)));
     device.scribble(0, device_len(&geo), &mut SimRng::new(seed));
-    let bad = Arc::new(BadBlocks { inner: device.clone(), bad: Mutex::default() });
+    let bad = Arc::new(BadBlocks::below(device.clone()));
     let volume = Volume::on(bad.clone(), geo, env);
     let mut model = Model::new();
     let (journal, _) = volume.open();
@@ -97,7 +60,7 @@ impl Setup {
     /// The same on a copy of the device.
     fn fork(&self) -> Self {
         let device = Arc::new(self.device.crash_image(self.device.trace_len(), &mut SimRng::new(1)));
-        let bad = Arc::new(BadBlocks { inner: device.clone(), bad: Mutex::default() });
+        let bad = Arc::new(BadBlocks::below(device.clone()));
         let volume = Volume { dev: bad.clone(), geo: self.volume.geo, env: self.volume.env.clone() };
         Self { volume, device, bad, model: self.model.clone(), home: self.home.clone() }
     }
@@ -123,7 +86,7 @@ impl Setup {
     }
 
     fn unreadable(&self, place: u64) {
-        self.bad.bad.lock().unwrap().insert(place);
+        self.bad.add(place);
     }
 
     /// Opens and reads everything through a walk, then key by key.
@@ -218,7 +181,7 @@ fn one_bad_copy_of_any_block_costs_nothing() {
                 assert!(damage == 2 || setup.block(place)[..] != before[..] || seen == 0, "only read");
                 let mended = setup.check(JournalOptions { home_cache_bytes: 0, ..options(false) });
                 assert!(mended > 0 || seen == 0, "{damage} of {block}");
-                setup.bad.bad.lock().unwrap().clear();
+                setup.bad.set(&[]);
                 if seen > 0 {
                     counted += 1;
                     headers += u32::from(header);
@@ -305,7 +268,7 @@ fn a_lost_leaf_costs_its_keys_only() {
             }
             assert_eq!(journal.scan(b"", &[0xff; 8], &mut |_, _| true).is_err(), !lost.is_empty());
             drop(journal);
-            setup.bad.bad.lock().unwrap().clear();
+            setup.bad.set(&[]);
             copies.iter().for_each(|(p, bytes)| setup.write(*p, bytes));
         }
     }
@@ -456,7 +419,7 @@ fn an_accepted_log_ends_at_its_damage() {
         assert_eq!((newest(&journal), damage.offset), (Some(2), third));
         assert_eq!((damage.lost_from.0, damage.lost_to.0), (first.last.0 + 3, first.last.0 + 6));
         drop(journal);
-        setup.bad.bad.lock().unwrap().clear();
+        setup.bad.set(&[]);
         assert!(setup.volume.open_with(options(false)).is_err() || unreadable, "nothing was written");
         if unreadable {
             setup.garbage(third);
@@ -651,6 +614,6 @@ fn a_home_map_that_cannot_be_read_is_not_needed() {
     for slot in 0..2 {
         setup.unreadable(geo.home_map_offset + slot * geo.home_map_len);
         assert_eq!(setup.check(reader()), 0);
-        setup.bad.bad.lock().unwrap().clear();
+        setup.bad.set(&[]);
     }
 }
