@@ -108,7 +108,7 @@ def everybody(name, known, damage, check, repaired, lost=(), data=False, mounts=
     case = name
     shutil.copyfile(VOLUME_OF[name.split(":")[0]], IMAGE)
     damage(IMAGE)
-    words = ["--data"] if data else []
+    words = [] if data else ["--metadata-only"]
     before = open(IMAGE, "rb").read()
     code, said = report(*words, ok=check)
     explained(said)
@@ -251,7 +251,7 @@ for copy in range(2):
     place = homes[0] + (2 * pages + copy) * BLOCK
     everybody(f"clean: checksums {copy} of the home store", known["clean"], at(place, noise), [0, 4], [0, 1], mounts=True)
 
-# Data: found with --data, and by who reads.
+# Data: found unless --metadata-only says not to look, and by who reads.
 extents = [one for one in debug("path", "dir/file 30", image=image) if one["type"] == "extent"]
 place = extents[0]["device_offset"] + BLOCK
 everybody("clean: a block of data", known["clean"], at(place, noise), [4], [1], lost=["dir/file 30"], data=True)

@@ -4,6 +4,8 @@ use std::process::Command;
 
 /// Seeds that once failed, each with options behind it.
 const CORPUS: &str = include_str!("fuzz_corpus.txt");
+/// Seeds of a run.
+const SEEDS: &str = "2500";
 /// Seconds of a run on seeds that are always the same; there are two.
 const SECONDS: &str = if cfg!(debug_assertions) { "10" } else { "30" };
 
@@ -17,8 +19,9 @@ fn fuzz(arguments: &[&str]) {
 
 #[test]
 fn no_damage_makes_anybody_panic_hang_or_grow() {
-    fuzz(&["--seconds", SECONDS, "--seed", "1"]);
-    fuzz(&["--seconds", SECONDS, "--seed", "1", "--home"]);
+    for options in [&[][..], &["--home"]] {
+        fuzz(&[&["--seconds", SECONDS, "--count", SEEDS, "--seed", "1"], options].concat());
+    }
 }
 
 #[test]

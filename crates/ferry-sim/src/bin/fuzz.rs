@@ -1,4 +1,4 @@
-//! Damaged volumes for as long as one wants: `fuzz [--seconds N] [--seed S] [--one SEED] [--all] [--home]`.
+//! Damaged volumes for as long as one wants: `fuzz [--seconds N] [--seed S] [--count N] [--one SEED] [--all] [--home]`.
 //!
 //! Seeds S, S + 1, … on all cores, each core a process, so that an abort, an endless loop or too much memory is seen for what it is.
 //! A failure is printed with its seed and ends the program with status 1; with `--all` it goes on. `--one` runs one seed.
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-const USAGE: &str = "usage: fuzz [--seconds N] [--seed S] [--one SEED] [--all] [--home]";
+const USAGE: &str = "usage: fuzz [--seconds N] [--seed S] [--count N] [--one SEED] [--all] [--home]";
 /// Processor time of one step; one that takes longer hangs: the longest takes a few seconds.
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
 /// Whoever waits takes no processor time. On a busy machine a step may take long none the less.
@@ -52,6 +52,7 @@ fn parse(mut words: impl Iterator<Item = String>, seed: u64) -> Option<Options> 
         match &*word {
             "--seconds" => options.time = Some(Duration::from_secs(words.next()?.parse().ok()?)),
             "--seed" => options.first = words.next()?.parse().ok()?,
+            "--count" => options.count = words.next()?.parse().ok()?,
             "--one" => {
                 options = Options { time: None, first: words.next()?.parse().ok()?, count: 1, ..options };
             }

@@ -8,7 +8,7 @@ use ferry_fs::{
     Attr, CacheMode, Code, Filesystem, FsOptions, FsckOptions, InProcess, Ino, LocalFs, ROOT, Report, fsck,
     repair,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Bytes of one read.
@@ -26,7 +26,7 @@ pub fn shown(device: &Arc<dyn BlockDevice>, known: Option<&Shown>) -> Shown {
         background: false,
         ..FsOptions::default()
     };
-    let mut look = Look { me: InProcess::default(), known, shown: Shown::new() };
+    let mut look = Look { me: InProcess::default(), known, shown: Shown::new(), strange: BTreeSet::new() };
     let Ok(fs) = LocalFs::open(device.clone(), options, sim_env(0).0) else { return look.shown };
     look.everything(&fs);
     fs.detach();
@@ -38,6 +38,8 @@ struct Look<'k> {
     me: InProcess,
     known: Option<&'k Shown>,
     shown: Shown,
+    /// Directories that are not known.
+    strange: BTreeSet<Ino>,
 }
 
 impl Look<'_> {
@@ -58,6 +60,10 @@ impl Look<'_> {
                             || kind == libc::S_IFDIR
                             || kind == libc::S_IFREG && *size < attr.size)
                 }) else {
+                    // A directory that came back may hold what was there.
+                    if kind == libc::S_IFDIR && self.strange.insert(ino) {
+                        self.names(fs, ino, &mut todo);
+                    }
                     continue;
                 };
                 attr.size = size;
@@ -157,8 +163,12 @@ pub fn run(
     }
     step("look at what was repaired");
     let now = shown(device, Some(sound));
-    // Where a block is claimed twice, with its checksum, one claim loses, and nothing says that it is the wrong one.
-    left.retain(|ino, _| !first.repairs.iter().any(|r| r.code == Code::BlockShared && r.ino == Some(*ino)));
+    // Where a block is claimed twice, with its checksum, one claim loses, and nothing says that it is the wrong one. Where a record
+    // counts more blocks than there are, holes are taken for what is gone.
+    let costs = [Code::BlockShared, Code::BlockCount];
+    left.retain(|ino, _| {
+        !first.repairs.iter().any(|r| costs.contains(&r.code) && r.lost.is_some() && r.ino == Some(*ino))
+    });
     if let Some((ino, what)) = left.iter().find(|(ino, what)| now.get(ino) != Some(what)) {
         let repairs: Vec<_> = first.repairs.iter().map(|repair| format!("\n{repair}")).collect();
         return Err(format!(
