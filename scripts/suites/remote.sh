@@ -40,7 +40,7 @@ remote_over() {
   local mount
   for mount in "$@"; do unmount_volume "$mount"; done
   stop_server
-  timeout 100 "$ferry" fsck --data "$scratch/remote.ferry"
+  timeout 100 "$ferry" fsck "$scratch/remote.ferry"
 }
 
 # Operations at one client, seen at the other at once.
@@ -96,36 +96,47 @@ server_is_killed() {
   mkdir -p "$a/synced"; sync "$a/synced"
   exec 8>>"$a/kept-open"
   # What was under way when the server died may fail, and is made again, under another name.
-  (for i in $(seq 1 400); do
+  (for i in $(seq 1 250); do
     if echo "$i" >"$a/synced/$i" && sync "$a/synced/$i" && sync "$a/synced"; then echo "$i"; fi
   done >"$scratch/synced" 2>/dev/null) &
   worker=$!
   for i in 1 2 3; do
-    sleep 1; stop_server KILL; sleep 0.3; serve_volume "$scratch/remote.ferry" --grace 0s
+    sleep 0.7; stop_server KILL; sleep 0.3; serve_volume "$scratch/remote.ferry" --grace 0s
   done
   wait "$worker"
-  [ "$(wc -l <"$scratch/synced")" -gt 350 ]
+  [ "$(wc -l <"$scratch/synced")" -gt 200 ]
   while read -r name; do [ "$(cat "$a/synced/$name")" = "$name" ]; done <"$scratch/synced"
   echo more >&8; exec 8>&-; [ "$(cat "$a/kept-open")" = more ]
+  # The root was changed and not synced before the first crash: that is told, once.
+  fails "$ferry" sync "$a"
+  "$ferry" sync "$a"
   remote_over "$a"
 }
 
 # Nobody hangs for good when the server does not come back.
 server_never_comes_back() {
   serve_volume "$scratch/remote.ferry"
-  local a=$scratch/a reader
+  local a=$scratch/a reader said status=0
   mount_remote "$a" timeout=2s
   echo x >"$a/f"
   stop_server
   fails timeout 20 cat "$a/f"
-  timeout 20 "$ferry" umount --force "$a"
+  # Nothing can be synced: it is unmounted, and said.
+  said=$(timeout 20 "$ferry" umount "$a" 2>&1) || status=$?
+  [ "$status" = 1 ]
+  grep -F 'unmounted, but its server did not say that everything is durable' <<<"$said"
+  [ -z "$(mounts_below "$a")" ]
   serve_volume "$scratch/remote.ferry"
   mount_remote "$a"
   stop_server
   cat "$a/f" & reader=$!
   sleep 0.5
   kill "$reader"; timeout 10 tail --pid="$reader" -f /dev/null
-  timeout 20 "$ferry" umount --force "$a"
+  # Without --force there is nothing to be done in this time; with it nothing is waited for.
+  said=$(timeout 20 "$ferry" umount --timeout 1s "$a" 2>&1) || status=$?
+  grep -F 'its server has not answered after 1 s' <<<"$said"
+  [ -n "$(mounts_below "$a")" ]
+  timeout 5 "$ferry" umount --force "$a"
   timeout 100 "$ferry" fsck "$scratch/remote.ferry"
 }
 
@@ -144,7 +155,7 @@ certificates() {
 # Who is there, and how to be rid of one that holds a lock.
 clients_and_evict() {
   serve_volume "$scratch/remote.ferry" --grace 0s
-  local a=$scratch/a b=$scratch/b holder
+  local a=$scratch/a b=$scratch/b holder said status=0
   mount_remote "$a"; mount_remote "$b"
   echo x >"$a/f"
   (exec 9<"$a/f"; flock 9; exec sleep 60) & holder=$!
@@ -159,7 +170,9 @@ print([(c['client'], c['connected'], c['locks']) for c in mine[0]['clients']])")
   timeout 20 flock "$b/f" true
   fails touch "$a/f"
   kill "$holder"; wait "$holder" || true
-  timeout 20 "$ferry" umount "$a"
+  said=$(timeout 20 "$ferry" umount "$a" 2>&1) || status=$?
+  [ "$status" = 1 ]
+  grep -F 'unmounted, but its server did not say that everything is durable' <<<"$said"
   mount_remote "$a"
   [ "$(cat "$a/f")" = x ]
   remote_over "$a" "$b"
