@@ -25,6 +25,7 @@ mod remote;
 mod replace;
 mod scrub;
 mod serve;
+mod shown;
 mod size;
 mod sync;
 mod table;

@@ -15,7 +15,7 @@ use crate::daemon::{self, Service};
 use crate::error::CliError;
 use crate::holder::{explain, open_when_free};
 use crate::options::MountOptions;
-use crate::{logging, mkfs, mounts, remote, umount};
+use crate::{logging, mkfs, mounts, remote, shown, umount};
 
 /// What a mount of nothing but memory shows as its source.
 const NULL_NAME: &str = "null";
@@ -91,6 +91,7 @@ pub fn run_null(args: &NullArgs, options: &MountOptions, log_level: Option<&str>
         &Service {
             mountpoint: &mountpoint,
             options: fuse_options(NULL_NAME.into(), options),
+            shown: None,
             daemon: args.daemon,
             log: log.as_deref(),
             stop_timeout: std::time::Duration::from_secs(1),
@@ -110,12 +111,15 @@ fn serve(
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = open_when_free(volume, mode, &env).map_err(|e| explain(volume, &e))?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", volume.display()));
-    let fs = LocalFs::open(device, fs_options(options), env).map_err(|e| failed(&e))?;
+    let fs_options = fs_options(options);
+    let shown = options.shown_words(fs_options.flush, fs_options.fast_flush);
+    let fs = LocalFs::open(device, fs_options, env).map_err(|e| failed(&e))?;
     let served = daemon::serve(
         Arc::clone(&fs) as Arc<dyn Filesystem>,
         &Service {
             mountpoint,
             options: fuse_options(volume.to_string_lossy().into_owned(), options),
+            shown: Some(shown),
             daemon: args.daemon,
             log,
             stop_timeout: args.stop_timeout,
@@ -245,22 +249,29 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
     flags.set(MountFlags::NODEV, options.nodev);
     flags.set(MountFlags::NOEXEC, options.noexec);
     flags.set(MountFlags::NOATIME, options.noatime);
-    if options.cache != CacheMode::Kernel
-        || options.cache_bytes.is_some()
-        || options.commit_interval.is_some()
-        || options.flush.is_some()
-        || options.fast_flush.is_some()
+    let mount =
+        mounts::find(mountpoint).map_err(CliError::path(mountpoint, "cannot read the table of mounts"))?;
+    let mount =
+        mount.filter(mounts::Mount::is_ferry).ok_or_else(|| CliError::NotMounted(mountpoint.into()))?;
+    // mount(8) repeats what it shows.
+    let shown = MountOptions::parse(&[shown::words(&mount.target)], true).unwrap_or_default();
+    if options.cache != CacheMode::Kernel && options.cache != shown.cache
+        || changes(options.cache_bytes, shown.cache_bytes)
+        || changes(options.commit_interval, shown.commit_interval)
+        || changes(options.flush, shown.flush)
+        || changes(options.fast_flush, shown.fast_flush)
     {
         return Err(CliError::Usage(
             "a remount can change ro, rw, nosuid, nodev, noexec and noatime, `ferry tune` the flush policy; for others unmount first".into(),
         ));
     }
-    let mount =
-        mounts::find(mountpoint).map_err(CliError::path(mountpoint, "cannot read the table of mounts"))?;
-    let mount =
-        mount.filter(mounts::Mount::is_ferry).ok_or_else(|| CliError::NotMounted(mountpoint.into()))?;
     mount_remount(&mount.target, flags, "")
         .map_err(|e| CliError::path(mountpoint, "cannot remount")(e.into()))
+}
+
+/// Something was asked for, and something else holds.
+fn changes<T: PartialEq>(asked: Option<T>, holds: Option<T>) -> bool {
+    asked.is_some() && asked != holds
 }
 
 /// Messages of a mount: more of them than a single command has, and with the time where nobody else adds it.

@@ -155,14 +155,26 @@ impl MountOptions {
         true
     }
 
-    /// The words again, for the daemon that a mount starts.
-    pub fn to_words(&self) -> String {
-        let mut words =
-            vec![if self.read_only { "ro" } else { "rw" }.to_owned(), format!("cache={}", self.cache.name())];
+    /// The words that `mount` shows although the kernel does not know them, with the flush policy that holds.
+    pub fn shown_words(&self, flush: FlushPolicy, fast_flush: Duration) -> String {
+        let mut words = self.cache_words();
+        words.extend([flush_word(flush), fast_flush_word(fast_flush)]);
+        words.join(",")
+    }
+
+    fn cache_words(&self) -> Vec<String> {
+        let mut words = vec![format!("cache={}", self.cache.name())];
         words.extend(self.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
         words.extend(self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())));
-        words.extend(self.flush.map(|policy| format!("flush={policy}")));
-        words.extend(self.fast_flush.map(|time| format!("fast_flush={}us", time.as_micros())));
+        words
+    }
+
+    /// The words again, for the daemon that a mount starts.
+    pub fn to_words(&self) -> String {
+        let mut words = vec![if self.read_only { "ro" } else { "rw" }.to_owned()];
+        words.extend(self.cache_words());
+        words.extend(self.flush.map(flush_word));
+        words.extend(self.fast_flush.map(fast_flush_word));
         words.extend((!self.idle_poll).then(|| "idle_poll=off".to_owned()));
         words.extend(self.timeout.map(|time| format!("timeout={}ms", time.as_millis())));
         words.extend(self.insecure.then(|| "insecure".to_owned()));
@@ -175,6 +187,19 @@ impl MountOptions {
         ];
         words.extend(flags.iter().filter(|(on, _)| *on).map(|(_, word)| (*word).to_owned()));
         words.join(",")
+    }
+}
+
+/// `flush=POLICY`.
+pub fn flush_word(policy: FlushPolicy) -> String {
+    format!("flush={policy}")
+}
+
+/// `fast_flush=TIME`, to the microsecond.
+pub fn fast_flush_word(time: Duration) -> String {
+    match time.as_micros() {
+        micros if micros.is_multiple_of(1000) => format!("fast_flush={}ms", micros / 1000),
+        micros => format!("fast_flush={micros}us"),
     }
 }
 

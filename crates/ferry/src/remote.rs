@@ -86,6 +86,7 @@ pub fn serve(
         &Service {
             mountpoint,
             options: fuse,
+            shown: None,
             daemon: args.daemon,
             log: log.as_deref(),
             stop_timeout: args.stop_timeout,
