@@ -131,7 +131,7 @@ fn geometry(log_len: u64) -> Geometry {
         volume_id: *b"transactions    ",
         log_offset: block,
         log_len,
-        home_map_offset,
+        home_map_offsets: [home_map_offset, home_map_offset + home_map_len],
         home_map_len,
         segments_offset: (home_map_offset + 2 * home_map_len).next_multiple_of(SEGMENT_LEN),
         segment_len: SEGMENT_LEN,

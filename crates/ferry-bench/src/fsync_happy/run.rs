@@ -132,7 +132,7 @@ fn geometry() -> Geometry {
         volume_id: *b"fsync-happy     ",
         log_offset: block,
         log_len: LOG_LEN,
-        home_map_offset,
+        home_map_offsets: [home_map_offset, home_map_offset + home_map_len],
         home_map_len,
         segments_offset: (home_map_offset + 2 * home_map_len).next_multiple_of(SEGMENT_LEN),
         segment_len: SEGMENT_LEN,
