@@ -155,7 +155,8 @@ pub fn longest_row(disk: &Disk, area: &LogArea) -> Result<Option<Point>, Journal
     let (end, _) = beyond(disk, area)?;
     let tail = end.saturating_sub(area.blocks);
     let mut reader = Reader::new(disk, area, tail, true);
-    let (mut best, mut row): (Option<(u64, Point)>, Option<(Point, Point)>) = (None, None);
+    let mut best: Option<(u64, Point)> = None;
+    let mut row: Option<(Point, Point)> = None;
     for position in tail..end {
         let Some(header) = reader.header(position)? else { continue };
         let seq = Seq(header.seq.saturating_sub(u64::from(header.kind != RecordKind::Stamp)));

@@ -1,6 +1,7 @@
 //! Cutting off many extents is in nobody's way.
 
 use super::*;
+use crate::volume::LOG_MIN;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
@@ -52,10 +53,10 @@ fn what_may_be_long_does_not_keep_the_thread_that_brought_it() {
 
 #[test]
 fn a_long_truncation_leaves_room_in_the_log() {
-    const LOG: u64 = 1 << 20;
+    const LOG: u64 = LOG_MIN;
     let world = world(LOG);
     let (ino, fh) = world.create(ROOT, "file").unwrap();
-    for n in 0..40_000 {
+    for n in 0..20_000 {
         world.me.call(|cx| world.fs.fallocate(cx, ino, fh, 0, 2 * n * BLOCK, BLOCK)).unwrap();
     }
     world.fs.sync().unwrap();
