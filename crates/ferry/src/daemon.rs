@@ -238,7 +238,7 @@ fn announce(service: &Service<'_>) -> Result<(), CliError> {
 }
 
 /// sd_notify(3): one datagram to the socket that systemd names. Without systemd nothing happens.
-fn notify_systemd(state: &str) {
+pub fn notify_systemd(state: &str) {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match name.as_encoded_bytes() {
         [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),

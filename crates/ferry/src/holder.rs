@@ -127,14 +127,18 @@ fn pause(time: Duration, process: Option<&OwnedFd>) -> std::io::Result<()> {
 }
 
 fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> Result<T, CompositeError> {
-    let in_use = |opened: &Result<T, CompositeError>, by_writer: bool| matches!(opened, Err(CompositeError::Device(DeviceError::InUse { writing, .. })) if *writing == by_writer);
+    // By a writer, or by a reader.
+    let in_use = |opened: &Result<T, CompositeError>| match opened {
+        Err(CompositeError::Device(DeviceError::InUse { writing, .. })) => Some(*writing),
+        _ => None,
+    };
     let mut opened = open();
-    if !(in_use(&opened, true) || in_use(&opened, false)) || mounted(volume) {
+    if in_use(&opened).is_none() || mounted(volume) {
         return opened;
     }
     // The lock does not name who reads. It may be about to end: the daemon of a read-only mount that umount(8) took away.
     for _ in 0..READER_LOOKS {
-        if !in_use(&opened, false) {
+        if in_use(&opened) != Some(false) {
             break;
         }
         if let Err(error) = pause(LOOK_AGAIN, None) {
@@ -142,7 +146,7 @@ fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> 
         }
         opened = open();
     }
-    if !in_use(&opened, true) {
+    if in_use(&opened) != Some(true) {
         return opened;
     }
     if let Some(holder) = Holder::of(volume)

@@ -15,7 +15,7 @@ use crate::daemon::{self, Service};
 use crate::error::CliError;
 use crate::holder::{explain, open_when_free};
 use crate::options::MountOptions;
-use crate::{logging, mkfs, mounts, umount};
+use crate::{logging, mkfs, mounts, remote, umount};
 
 /// What a mount of nothing but memory shows as its source.
 const NULL_NAME: &str = "null";
@@ -30,6 +30,17 @@ pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) ->
         clear_place(&args.mountpoint)?;
     }
     let mountpoint = place(&args.mountpoint)?;
+    let remote = remote::address(&args.volume)?;
+    if let Some(address) = &remote {
+        remote::check(address, args, options)?;
+        if args.foreground {
+            return remote::serve(address, &mountpoint, args, options);
+        }
+        return in_background(address.to_string().into(), mountpoint, args, options, log_level);
+    }
+    if options.tls.is_some() || options.insecure || options.timeout.is_some() {
+        return Err(CliError::Usage("tls, insecure and timeout are for ferry://HOST/ only".into()));
+    }
     if args.create && mkfs::make_if_absent(&args.volume)? {
         eprintln!("ferry: made a new volume, {}", args.volume.display());
     }
@@ -44,7 +55,18 @@ pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) ->
     if args.foreground {
         return serve(&volume, &mountpoint, args, options, log.as_deref());
     }
-    let mut command = vec![OsString::from("mount"), volume.into(), mountpoint.into()];
+    in_background(volume.into(), mountpoint, args, options, log_level)
+}
+
+/// Starts the daemon.
+fn in_background(
+    source: OsString,
+    mountpoint: PathBuf,
+    args: &MountArgs,
+    options: &MountOptions,
+    log_level: Option<&str>,
+) -> Result<(), CliError> {
+    let mut command = vec![OsString::from("mount"), source, mountpoint.into()];
     command.push("--stop-timeout".into());
     command.push(format!("{}ms", args.stop_timeout.as_millis()).into());
     daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref())
@@ -138,7 +160,8 @@ fn fs_options(options: &MountOptions) -> FsOptions {
     }
 }
 
-fn fuse_options(fsname: String, options: &MountOptions) -> ferry_fuse::MountOptions {
+/// What the kernel's side of the mount is told.
+pub fn fuse_options(fsname: String, options: &MountOptions) -> ferry_fuse::MountOptions {
     ferry_fuse::MountOptions {
         fsname,
         read_only: options.read_only,
@@ -160,6 +183,11 @@ fn daemon_args(mut command: Vec<OsString>, options: &MountOptions, log_level: Op
         word.push(std::path::absolute(log).unwrap_or_else(|_| log.clone()));
         command.extend(["-o".into(), word]);
     }
+    if let Some(dir) = &options.tls {
+        let mut word = OsString::from("tls=");
+        word.push(std::path::absolute(dir).unwrap_or_else(|_| dir.clone()));
+        command.extend(["-o".into(), word]);
+    }
     if let Some(level) = log_level {
         command.extend(["--log-level".into(), level.into()]);
     }
@@ -167,7 +195,7 @@ fn daemon_args(mut command: Vec<OsString>, options: &MountOptions, log_level: Op
 }
 
 /// A log file that cannot be written is said before anything is mounted.
-fn log_path(options: &MountOptions) -> Result<Option<PathBuf>, CliError> {
+pub fn log_path(options: &MountOptions) -> Result<Option<PathBuf>, CliError> {
     let Some(log) = &options.log else { return Ok(None) };
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(log);
     opened.map_err(CliError::path(log, "cannot write the log file"))?;

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::mpsc;
 
 use ferry_fuse::Unmount;
+use ferry_net::Address;
 
 use crate::cli::UmountArgs;
 use crate::control::{explain, open, read_stats};
@@ -31,10 +32,18 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     }?;
     synced.map_err(|why| {
         let target = mount.target.display();
-        CliError::Failed(format!(
-            "{target}: unmounted, but not everything could be written ({why}); what was synced before is safe"
-        ))
+        let but = if is_remote(&mount) {
+            "its server did not say that everything is durable"
+        } else {
+            "not everything could be written"
+        };
+        CliError::Failed(format!("{target}: unmounted, but {but} ({why}); what was synced before is safe"))
     })
+}
+
+/// Whether the volume is a server's: no daemon of this machine has it open.
+fn is_remote(mount: &Mount) -> bool {
+    mount.source.to_str().is_some_and(Address::is_meant)
 }
 
 /// Whether all that is in memory is on disk now, and which process is the daemon, where it says so. The outer error: nobody answers, and
@@ -60,8 +69,13 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<(Result<(), CliError>, Optio
         }
         Ok(synced) => Ok(synced),
         Err(_) => Err(CliError::Failed(format!(
-            "{}: its daemon has not written everything after {} s; a longer --timeout waits, --force ends it at once",
+            "{}: {} after {} s; a longer --timeout waits, --force ends it at once",
             mount.target.display(),
+            if is_remote(mount) {
+                "its server has not answered"
+            } else {
+                "its daemon has not written everything"
+            },
             timeout.as_secs()
         ))),
     }

@@ -269,7 +269,7 @@ impl LocalFs {
     /// Numbers are handed out from this one on, so nothing may have one of them.
     fn check_limit(&self, next_ino: Ino) -> Result<(), VolumeError> {
         let mut taken = false;
-        let looked = self.journal.scan(&keys::inode(next_ino), &keys::inodes_end(), &mut |_, _| {
+        let looked = self.journal.scan(&keys::inode(next_ino), &keys::inode_end(u64::MAX), &mut |_, _| {
             taken = true;
             false
         });

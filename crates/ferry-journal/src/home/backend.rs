@@ -134,9 +134,7 @@ impl HomeFile {
         let mut page = vec![0; len];
         self.read(offset, &mut page)?;
         self.check_shape(offset, &page)?;
-        if self.in_order.load(Ordering::Relaxed) {
-            self.read_ahead(&page);
-        }
+        self.read_ahead(&page);
         *out = page;
         Ok(())
     }
@@ -537,8 +535,11 @@ impl HomeFile {
         }
     }
 
-    /// Reads what a branch names, for who comes to it next.
+    /// Reads what a branch names, for who comes to it next, where somebody goes through all of them.
     fn read_ahead(&self, page: &[u8]) {
+        if !self.in_order.load(Ordering::Relaxed) {
+            return;
+        }
         let mut wanted = Vec::new();
         {
             let state = self.state.read();
@@ -700,13 +701,11 @@ impl StorageBackend for FileUser {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let file = self.file()?;
-        let Err(error) = file.read_page(offset, out) else {
-            if offset > 0 && file.in_order.load(Ordering::Relaxed) {
-                file.read_ahead(out);
-            }
-            return Ok(());
-        };
-        Err(io::Error::other(guard::unreadable(error)))
+        file.read_page(offset, out).map_err(|error| io::Error::other(guard::unreadable(error)))?;
+        if offset > 0 {
+            file.read_ahead(out);
+        }
+        Ok(())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
