@@ -128,6 +128,7 @@ impl Journal {
         if !self.core.short_of_space() {
             return Ok(());
         }
+        self.force_all()?;
         match self.core.checkpoint(Checkpoint::Log) {
             // What goes on may free the space that is lacking.
             Err(JournalError::NoSpace) => Ok(()),
