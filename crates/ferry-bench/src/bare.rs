@@ -16,7 +16,7 @@ pub(crate) fn geometry(
         volume_id,
         log_offset: block,
         log_len,
-        home_map_offset,
+        home_map_offsets: [home_map_offset, home_map_offset + home_map_len],
         home_map_len,
         segments_offset: (home_map_offset + 2 * home_map_len).next_multiple_of(segment_len),
         segment_len,

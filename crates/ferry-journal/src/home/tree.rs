@@ -4,6 +4,8 @@
 //! checksums say; redb looks at them only when it must. A page that fails them may be an old one, another tree's, or nobody's. Its
 //! branches may still lead to pages that are whole, and its entries may still be right: what to believe, the reader decides.
 
+pub mod search;
+
 use super::backend::HomeFile;
 use super::shape::{
     BRANCH, BRANCH_HEADER, CHECKSUM as SUM, CHILD, KEY_WIDTHS, LEAF, LEAF_HEADER, NUMBER, page_at,
@@ -119,6 +121,11 @@ impl Header {
         Some(Self { roots: [root(0), root(1)], problem })
     }
 
+    /// Of a file whose trees are found without one.
+    pub fn none() -> Self {
+        Self { roots: [None; 2], problem: None }
+    }
+
     /// The pages that it leads to, by their first blocks in the file.
     pub fn links(&self) -> Vec<(u64, u128)> {
         self.roots.into_iter().flatten().filter_map(Link::known).collect()
@@ -203,15 +210,20 @@ impl Node<'_> {
         Some((key(n)?, self.part(n, self.widths.value, values_from, values_at)?))
     }
 
+    /// All of it that is used, if it makes sense.
+    fn used(&self) -> Option<&[u8]> {
+        let last = self.count().checked_sub(1)?;
+        let end = match self.bytes[0] {
+            LEAF => self.entry(last)?.1.end,
+            BRANCH => self.branch_key(last)?.end,
+            _ => return None,
+        };
+        self.bytes.get(..end)
+    }
+
     /// It matches this checksum, which covers all of it that is used.
     fn matches(&self, sum: u128) -> bool {
-        let last = self.count().checked_sub(1);
-        let end = last.and_then(|last| match self.bytes[0] {
-            LEAF => Some(self.entry(last)?.1.end),
-            BRANCH => Some(self.branch_key(last)?.end),
-            _ => None,
-        });
-        end.and_then(|end| self.bytes.get(..end)).is_some_and(|used| XxHash3_128::oneshot(used) == sum)
+        self.used().is_some_and(|used| XxHash3_128::oneshot(used) == sum)
     }
 
     fn children(&self) -> Vec<Link> {

@@ -158,12 +158,12 @@ fn damage_beside_the_contents_is_found_too() {
     world.fs.journal.force_stamped().unwrap();
     spoil(&world, SUPERBLOCK_PLACES[1]);
     let geometry = world.fs.superblock().geometry();
-    spoil(&world, geometry.home_map_offset + geometry.home_map_len);
+    spoil(&world, geometry.home_map_offsets[1]);
     let parts =
         |report: &ScrubReport| report.damage.iter().map(|d| (d.part, d.device_offset)).collect::<Vec<_>>();
     let expected = vec![
         (Part::Superblock, Some(SUPERBLOCK_PLACES[1])),
-        (Part::Home, Some(geometry.home_map_offset + geometry.home_map_len)),
+        (Part::Home, Some(geometry.home_map_offsets[1])),
     ];
     let report = offline(&world);
     assert_eq!(parts(&report), expected, "{report:#?}");
