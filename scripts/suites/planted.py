@@ -249,7 +249,7 @@ for place in random.sample(used, 8):
     everybody(f"clean: both copies of the home store's block at {place}", known["clean"], both, [0, 4], [0, 1, 4], lost="any")
 for copy in range(2):
     place = homes[0] + (pages + copy * half) * BLOCK
-    everybody(f"clean: checksums {copy} of the home store", known["clean"], at(place, noise), [4], [1], mounts=True)
+    everybody(f"clean: checksums {copy} of the home store", known["clean"], at(place, noise), [0, 4], [0, 1], mounts=True)
 
 # Data: found unless --metadata-only says not to look, and by who reads.
 extents = [one for one in debug("path", "dir/file 30", image=image) if one["type"] == "extent"]
