@@ -8,10 +8,17 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use rustix::event::{Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 /// Where libmount keeps its table.
 const DIRECTORY: &str = "/run/mount";
+/// Another program that holds the table's lock is waited for so often, and so long each time.
+const TRIES: u32 = 100;
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+/// Before the words of a line; a path has no blank.
+const OPTIONS: &[u8] = b" OPTS=";
 
 /// From now on `mount` shows these words for what is mounted at `target`.
 pub fn show(source: &Path, target: &Path, words: &str) {
@@ -35,7 +42,8 @@ pub fn change(target: &Path, words: &[String]) {
 pub fn words(target: &Path) -> String {
     let text = std::fs::read(Path::new(DIRECTORY).join("utab")).unwrap_or_default();
     let line = text.split(|b| *b == b'\n').find(|line| is_at(line, target)).unwrap_or_default();
-    String::from_utf8_lossy(line).split_once("OPTS=").map_or_else(String::new, |(_, words)| words.to_owned())
+    let (_, words) = split(line);
+    String::from_utf8_lossy(words).into_owned()
 }
 
 /// The mount is gone.
@@ -73,16 +81,21 @@ fn edit(directory: &Path, change: impl FnOnce(&mut Vec<Vec<u8>>)) -> io::Result<
     std::fs::rename(&beside, &table)
 }
 
-/// Held for moments only, by mount(8) and umount(8), which wait for it as well.
+/// mount(8) and umount(8) hold it for moments only; but any program may hold it for ever.
 fn lock(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
-    flock(&file, FlockOperation::LockExclusive)?;
-    Ok(file)
+    for _ in 0..TRIES {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => drop(poll(&mut [], Some(&PAUSE))),
+            locked => return locked.map(|()| file).map_err(io::Error::from),
+        }
+    }
+    Err(io::ErrorKind::WouldBlock.into())
 }
 
 fn entry(source: &Path, target: &Path, words: &str) -> Vec<u8> {
     let (source, target) = (escape(source), escape(target));
-    [b"SRC=", &source[..], b" TARGET=", &target, b" ROOT=/ OPTS=", words.as_bytes()].concat()
+    [b"SRC=", &source[..], b" TARGET=", &target, b" ROOT=/", OPTIONS, words.as_bytes()].concat()
 }
 
 fn is_at(line: &[u8], target: &Path) -> bool {
@@ -90,15 +103,21 @@ fn is_at(line: &[u8], target: &Path) -> bool {
     line.split(|b| *b == b' ').any(|found| found == field)
 }
 
+/// What stands before the words of a line, and the words.
+fn split(line: &[u8]) -> (&[u8], &[u8]) {
+    let at = line.windows(OPTIONS.len()).position(|found| found == OPTIONS);
+    line.split_at(at.map_or(line.len(), |at| at + OPTIONS.len()))
+}
+
 /// The line with these `key=value` in the place of those with the same keys.
 fn changed(line: &[u8], words: &[String]) -> Vec<u8> {
     let key = |word: &str| word.split('=').next().map(str::to_owned);
-    let text = String::from_utf8_lossy(line);
-    let Some((before, options)) = text.split_once("OPTS=") else { return line.to_vec() };
+    let (before, options) = split(line);
+    let options = String::from_utf8_lossy(options);
     let new =
         |word: &str| words.iter().find(|new| key(new) == key(word)).map_or(word, String::as_str).to_owned();
     let options: Vec<_> = options.split(',').map(new).collect();
-    format!("{before}OPTS={}", options.join(",")).into_bytes()
+    [before, options.join(",").as_bytes()].concat()
 }
 
 /// As in the kernel's tables: `\040` for a blank.
@@ -121,7 +140,7 @@ mod tests {
         assert_eq!(line, b"SRC=/v.ferry TARGET=/mnt/my\\040data ROOT=/ OPTS=flush=adaptive,fast_flush=2ms");
         assert!(is_at(&line, mine) && !is_at(&line, Path::new("/mnt/my")));
         let line = changed(&line, &["flush=each".into()]);
-        assert!(line.ends_with(b"OPTS=flush=each,fast_flush=2ms"));
+        assert!(line.ends_with(b"data ROOT=/ OPTS=flush=each,fast_flush=2ms"));
     }
 
     #[test]
@@ -137,5 +156,9 @@ mod tests {
         assert_eq!(std::fs::read(path.join("utab")).expect("there"), [&other[..], b"\nmore\n"].concat());
         edit(path, |lines| lines.retain(|line| line != b"more")).expect("a directory of our own");
         assert_eq!(std::fs::read(path.join("utab")).expect("there"), [&other[..], b"\n"].concat());
+        let held = lock(&path.join("utab.lock")).expect("free");
+        assert!(edit(path, |_| ()).is_err(), "somebody else has the lock");
+        drop(held);
+        edit(path, |_| ()).expect("free again");
     }
 }

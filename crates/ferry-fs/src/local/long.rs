@@ -25,15 +25,20 @@ impl Work for Long {
 
 impl LocalFs {
     /// The answer to a request that drops extents of a file: now, unless it may be long and the thread is a transport's.
+    /// `drops` says whether it drops any, of a file of that size.
     pub(super) fn answer_dropping<T: Into<Reply> + 'static>(
         &self,
         cx: &Cx,
         what: &'static str,
         ino: Ino,
+        drops: impl FnOnce(u64) -> bool,
         change: impl FnOnce(&Self) -> Result<T, FsError> + Send + 'static,
     ) -> Answer<T> {
-        let blocks = self.table.peek(ino).map_or(0, |inode| inode.state.read().logged.blocks);
-        if blocks < LONG_BLOCKS || self.patience(cx) == Busy::Wait {
+        let (blocks, size) = self.table.peek(ino).map_or((0, 0), |inode| {
+            let state = inode.state.read();
+            (state.logged.blocks, state.rec.size)
+        });
+        if blocks < LONG_BLOCKS || !drops(size) || self.patience(cx) == Busy::Wait {
             return change(self).map_err(|error| Stop::Errno(self.report(what, ino, error)));
         }
         let parked = cx.park::<T>(None);

@@ -46,11 +46,12 @@ impl Filesystem for LocalFs {
     }
 
     fn setattr(&self, cx: &Cx, ino: Ino, _fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
-        if set.size.is_none() {
+        let Some(new) = set.size else {
             return self.answer("setattr", ino, self.do_setattr(ino, set)).map(|attr| (attr, VALID));
-        }
+        };
         let set = *set;
-        self.answer_dropping(cx, "setattr", ino, move |fs| Ok((fs.do_setattr(ino, &set)?, VALID)))
+        let drops = |size| new < size;
+        self.answer_dropping(cx, "setattr", ino, drops, move |fs| Ok((fs.do_setattr(ino, &set)?, VALID)))
     }
 
     fn readlink(&self, _cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
@@ -151,7 +152,9 @@ impl Filesystem for LocalFs {
     }
 
     fn fallocate(&self, cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
-        self.answer_dropping(cx, "fallocate", ino, move |fs| fs.do_fallocate(ino, fh, mode, offset, len))
+        let drops = |_| mode & !libc::FALLOC_FL_KEEP_SIZE != 0;
+        let change = move |fs: &Self| fs.do_fallocate(ino, fh, mode, offset, len);
+        self.answer_dropping(cx, "fallocate", ino, drops, change)
     }
 
     fn lseek(&self, _cx: &Cx, ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {
