@@ -108,6 +108,14 @@ impl Place {
         }
     }
 
+    /// Bytes that its file system holds in all, as `df` says it.
+    pub fn size(&self) -> Result<u64, BenchError> {
+        match &self.kind {
+            Kind::Mounted(place) => place.size(),
+            Kind::Volume(volume) => Ok(volume.size()?),
+        }
+    }
+
     /// Processor time used so far.
     pub fn cpu_time(&self) -> Result<CpuTime, BenchError> {
         let client = mounted::own_cpu_time();

@@ -69,6 +69,11 @@ impl Volume {
         self.call(|cx, fs| fs.ioctl(cx, ROOT, ioctl::TUNE, &message, 0)).map(drop)
     }
 
+    pub fn size(&self) -> io::Result<u64> {
+        let stat = self.call(|cx, fs| fs.statfs(cx))?;
+        Ok(stat.blocks * u64::from(stat.block_size))
+    }
+
     pub fn sync(&self) -> io::Result<()> {
         self.call(|cx, fs| fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0)).map(drop)
     }

@@ -14,6 +14,7 @@ use super::{Busy, DataStore, PIECE, count};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, BLOCK, Extent, Key};
+use crate::order::{Guard, Rank};
 use ferry_device::AlignedBuf;
 use ferry_journal::{Credits, Journal};
 use std::collections::BTreeSet;
@@ -49,7 +50,7 @@ impl DataStore {
     /// Makes at least one segment free for new data: by a stamp for what is dead already, else by cleaning. `false` when
     /// there is nothing to gain. Called without any lock.
     pub(super) fn make_room(&self) -> Result<bool, FsError> {
-        let mut progress = self.room.lock();
+        let mut progress = Guard::wait(Rank::Room, || self.room.lock());
         let journal = self.journal()?;
         progress.stuck.retain(|s| self.table.record(*s).live > 0);
         // Cleaning k segments with one dead block each frees one at last; each step gains, so this ends.
@@ -79,7 +80,7 @@ impl DataStore {
 
     /// The home store gives back what removed files leave of it. Called without any lock.
     pub(super) fn shrink_home(&self) -> Result<(), FsError> {
-        let _one_at_a_time = self.room.lock();
+        let _one_at_a_time = Guard::wait(Rank::Room, || self.room.lock());
         self.journal()?.make_room()?;
         Ok(())
     }
@@ -118,7 +119,8 @@ impl DataStore {
             if !(few || wasted) || (few && self.space.has_pending()) {
                 return Ok(());
             }
-            let Some(mut progress) = self.room.try_lock() else { return Ok(()) };
+            let Some(progress) = self.room.try_lock() else { return Ok(()) };
+            let mut progress = Guard::tried(Rank::Room, progress);
             let blocks = self.table.blocks();
             let most = if few { blocks - blocks / AHEAD_DEAD_SHARE } else { blocks / AHEAD_DEAD_SHARE };
             let Some(victim) = self.table.victim(most, &progress.stuck) else { return Ok(()) };
@@ -130,7 +132,7 @@ impl DataStore {
     /// Cleans the segment that stands first, however full it is.
     #[cfg(test)]
     pub(crate) fn clean_once(&self) -> Result<(), FsError> {
-        let mut progress = self.room.lock();
+        let mut progress = Guard::wait(Rank::Room, || self.room.lock());
         match self.table.victim(u32::MAX, &progress.stuck) {
             Some(victim) => self.clean(victim, &mut progress, &*self.journal()?),
             None => Ok(()),

@@ -19,6 +19,7 @@ mod map;
 mod queue;
 mod read;
 mod resize;
+mod row;
 mod segments;
 mod send;
 mod share;

@@ -7,6 +7,7 @@
 use super::file::{FileData, Pages, folios};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
 use super::frame::{Frame, copied};
+use super::row::Claim;
 use super::write::{Plan, Ready, dirty_blocks, prepare};
 use super::{DataStore, Locking, PIECE};
 use crate::api::Timestamp;
@@ -99,14 +100,14 @@ impl DataStore {
         {
             return Ok(false);
         }
-        let (mut waits, mut retried) = (0, false);
+        let (mut waits, mut claim) = (0, self.space.claim());
         while waits < WAITS_MAX {
-            match self.try_shared(inode, offset, data, now) {
+            match self.try_shared(inode, offset, data, now, &mut claim) {
                 Try::Done => return Ok(true),
                 Try::Exclusive => return Ok(false),
                 Try::Load(window) => self.load_window(inode, window)?,
                 Try::Fetch(block) => self.fetch_block(inode, block)?,
-                Try::Space(blocks) => self.find_space(blocks, &mut retried)?,
+                Try::Space(blocks) => self.find_space(blocks, &mut claim)?,
                 Try::Busy(frame) => {
                     waits += 1;
                     frame.wait();
@@ -116,7 +117,14 @@ impl DataStore {
         Ok(false)
     }
 
-    fn try_shared(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], now: Option<Timestamp>) -> Try {
+    fn try_shared(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        data: &[u8],
+        now: Option<Timestamp>,
+        claim: &mut Claim<'_>,
+    ) -> Try {
         let state = inode.state.share();
         let end = offset + data.len() as u64;
         let plain = state.rec.size > INLINE_MAX as u64 && state.logged.inline.is_none();
@@ -142,7 +150,7 @@ impl DataStore {
             settle(&mut pages, inode, offset, data.len());
             return Try::Busy(Arc::clone(busy));
         }
-        if !self.space.reserve_now(plan.need) {
+        if !claim.take(plan.need as i64) {
             settle(&mut pages, inode, offset, data.len());
             return Try::Space(plan.need);
         }

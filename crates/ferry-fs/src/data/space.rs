@@ -12,8 +12,9 @@ use ferry_journal::{Geometry, Seq, home_unit_bytes};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::row::{Claim, Free};
 use crate::keys::BLOCK;
 
 /// Segments that only the cleaner takes.
@@ -63,8 +64,8 @@ struct Pool {
 pub struct Space {
     dev: Arc<dyn BlockDevice>,
     geometry: Geometry,
-    /// Blocks that may still be promised. Negative when the home store took what was kept back.
-    free: AtomicI64,
+    /// Blocks that may still be promised, and who waits for some.
+    free: Free,
     /// Newest context known stamped.
     stamped: AtomicU64,
     /// Held over calls of the host; nothing but `pending` is locked inside it, and the journal calls [`Space::take`].
@@ -92,7 +93,7 @@ impl Space {
             log: (geometry.log_offset, geometry.log_len),
             lost: 0,
         };
-        let (free, stamped) = (AtomicI64::new(0), AtomicU64::new(0));
+        let (free, stamped) = (Free::new(0), AtomicU64::new(0));
         Self { dev, geometry, free, stamped, pool: Mutex::new(pool), pending: Mutex::default() }
     }
 
@@ -104,7 +105,7 @@ impl Space {
             .filter(|s| !used.contains(s) && !pool.home.contains(s))
             .collect();
         pool.backed_total = used.len() as u32;
-        self.free.fetch_sub(blocks as i64, Ordering::Relaxed);
+        self.free.add(-(blocks as i64));
         self.rebase(&mut pool);
         if !read_only {
             let kept = self.home_reserve(&pool) + CLEANER_RESERVE + SLACK_MIN;
@@ -129,7 +130,7 @@ impl Space {
     /// The cleaner gives back more than it takes, so it may take half of it for a while.
     fn kept(&self, pool: &Pool, need: Need) -> u32 {
         let reserve = self.home_reserve(pool);
-        let lacking = (-self.free.load(Ordering::Relaxed)).max(0) / usable_blocks(&self.geometry);
+        let lacking = (-self.free.get()).max(0) / usable_blocks(&self.geometry);
         let data = (reserve + CLEANER_RESERVE).saturating_sub(lacking as u32 + 1);
         match need {
             Need::Data if lacking == 0 => reserve + CLEANER_RESERVE,
@@ -148,7 +149,7 @@ impl Space {
     /// Brings `free` in line with the segments that there are.
     fn rebase(&self, pool: &mut Pool) {
         let capacity = self.capacity(pool.backed_total, pool);
-        self.free.fetch_add(capacity - pool.capacity, Ordering::Relaxed);
+        self.free.add(capacity - pool.capacity);
         pool.capacity = capacity;
     }
 
@@ -178,16 +179,24 @@ impl Space {
         self.dev.host_free().is_none_or(|free| free >= bytes + HOST_SLACK_BYTES)
     }
 
-    /// Promises `blocks` of what the host has given already; `false` when that is not enough.
-    pub fn reserve_now(&self, blocks: u64) -> bool {
-        let blocks = blocks as i64;
-        let take = |free: i64| (free >= blocks).then_some(free - blocks);
-        blocks == 0 || self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    /// For an operation that needs space: to be asked before it changes anything.
+    pub fn claim(&self) -> Claim<'_> {
+        Claim::new(&self.free)
+    }
+
+    /// Somebody waits for space.
+    pub fn is_wanted(&self) -> bool {
+        self.free.is_wanted()
+    }
+
+    /// So many blocks could be promised now.
+    pub fn has(&self, blocks: u64) -> bool {
+        self.free.get() >= blocks as i64
     }
 
     /// Asks the host until `blocks` could be promised; `false` when it does not come to that.
     pub fn grow_for(&self, blocks: u64) -> bool {
-        while self.free.load(Ordering::Relaxed) < blocks as i64 {
+        while self.free.get() < blocks as i64 {
             if !self.grow() {
                 return false;
             }
@@ -197,14 +206,12 @@ impl Space {
 
     /// Returns a promise, or counts what became dead.
     pub fn release(&self, blocks: u64) {
-        self.free.fetch_add(blocks as i64, Ordering::Relaxed);
+        self.free.add(blocks as i64);
     }
 
     /// A commit used so many blocks less than were held for it (negative: more).
     pub fn settle(&self, blocks: i64) {
-        if blocks != 0 {
-            self.free.fetch_add(blocks, Ordering::Relaxed);
-        }
+        self.free.add(blocks);
     }
 
     /// Counts a segment of an earlier mount that is filled on as wholly the host's gift; `false`: it may have holes.
@@ -345,10 +352,8 @@ impl Space {
             + SLACK_MIN;
         while pool.backed.len() as u32 > keep {
             let loss = pool.capacity - self.capacity(pool.backed_total - 1, pool);
-            let taken = self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
-                (free >= loss).then_some(free - loss)
-            });
-            let Some(segment) = taken.is_ok().then(|| pool.backed.pop_last()).flatten() else { return };
+            let taken = self.free.take(loss);
+            let Some(segment) = taken.then(|| pool.backed.pop_last()).flatten() else { return };
             pool.capacity -= loss;
             pool.backed_total -= 1;
             pool.given.remove(&segment);
@@ -392,7 +397,7 @@ impl Space {
         pool.log = (offset, len);
         pool.lost += count;
         self.rebase(&mut pool);
-        if self.free.load(Ordering::Relaxed) >= 0 || self.back_enough(&mut pool) {
+        if self.free.get() >= 0 || self.back_enough(&mut pool) {
             return true;
         }
         self.restore(&mut pool, before);
@@ -414,7 +419,7 @@ impl Space {
 
     /// Takes segments from the host until what was promised is covered.
     fn back_enough(&self, pool: &mut Pool) -> bool {
-        while self.free.load(Ordering::Relaxed) < 0 {
+        while self.free.get() < 0 {
             if self.back(pool, 1) == 0 {
                 return false;
             }
@@ -427,7 +432,7 @@ impl Space {
         let pool = self.pool.lock();
         let home = pool.home.len() as u32;
         let most = self.capacity(self.geometry.segment_count - pool.lost - home, &pool);
-        let free = self.free.load(Ordering::Relaxed);
+        let free = self.free.get();
         let all_free = (free + most - pool.capacity).max(0) as u64 * BLOCK;
         let backed = free.max(0) as u64 * BLOCK;
         let host = self.dev.host_free().map_or(u64::MAX, |h| h.saturating_sub(HOST_SLACK_BYTES));
@@ -439,7 +444,7 @@ impl Space {
     #[cfg(test)]
     pub fn audit(&self) -> (i64, i64) {
         let pool = self.pool.lock();
-        (self.free.load(Ordering::Relaxed), pool.capacity)
+        (self.free.get(), pool.capacity)
     }
 
     /// Free segments (with and without space of the host), waiting ones, the home store's.

@@ -57,6 +57,7 @@ impl DataStore {
                     Ok(Some(work)) => {
                         let next = work.next;
                         self.send(vec![work], cargo, &journal)?;
+                        self.signal.progress();
                         next
                     }
                     none => {
@@ -137,7 +138,6 @@ impl DataStore {
             let want = blocks_wanted(&inode);
             if want >= BATCH_BLOCKS / 2 {
                 self.alone(&inode, busy, &mut failed)?;
-                self.signal.progress();
                 continue;
             }
             if blocks + want > BATCH_BLOCKS {
