@@ -63,16 +63,14 @@ one_damaged_block() {
   timeout 120 "$ferry" scrub "$mnt"
   cmp "$mnt/dir/a file" "$scratch/good"
   unmount_volume "$mnt"
-  # fsck reads the contents where it is asked to, and finds the same.
+  # fsck reads the contents, too, and finds the same.
   at=$(place_of "$volume" "other.2" 70000)
   spoil "$volume" "$at"
   scrub_finds "$volume" "/other.2" 69632
-  if "$ferry" fsck --help | grep -q -- --data; then
-    code=0; "$ferry" fsck "$volume" --data --json >"$scratch/fsck.json" || code=$?
-    [ "$code" = 4 ]
-    grep '"path": "/other.2"' "$scratch/fsck.json"
-    grep '"file_offset": 69632' "$scratch/fsck.json"
-  fi
+  code=0; "$ferry" fsck "$volume" --json >"$scratch/fsck.json" || code=$?
+  [ "$code" = 4 ]
+  grep '"path": "/other.2"' "$scratch/fsck.json"
+  grep '"file_offset": 69632' "$scratch/fsck.json"
 }
 
 # churn DIRECTORY: files are made, overwritten and removed there until $scratch/churned is there.
@@ -129,8 +127,12 @@ scrub_under_load() {
   timeout 100 "$ferry" fsck "$volume"
 }
 
+# Every area of a volume, damaged in a copy of its file; what is no volume at all.
+planted_faults() { timeout 280 python3 "$repo/scripts/suites/planted.py" "$ferry" "$scratch"; }
+
 suite_damage() {
   say "--- damage"
   check "one damaged block: a scrub names it, EIO there alone" 200 one_damaged_block
   check "a scrub while files come and go" 200 scrub_under_load
+  check "faults planted in every area: fsck, repair, mount, scrub, debug" 300 planted_faults
 }

@@ -10,7 +10,7 @@ one_file_on() {
   mount_volume "$scratch/onefile.ferry" "$scratch/mnt" "cache=$mode,cache_size=64M"
   "$@"
   unmount_volume "$scratch/mnt"
-  timeout 100 "$ferry" fsck "$scratch/onefile.ferry" --data
+  timeout 100 "$ferry" fsck "$scratch/onefile.ferry"
 }
 
 torn_reads() { timeout 100 "$ferry" bench torn --on "$scratch/mnt" --time "$1"; }

@@ -70,7 +70,7 @@ full_behind_writeback() {
   dd if=/dev/urandom of="$scratch/mnt/again" bs=1M count=20 conv=fsync status=none
   md5sum "$scratch/mnt/again" >"$scratch/behind.md5"
   unmount_volume "$scratch/mnt"
-  timeout 60 "$ferry" fsck "$scratch/behind.ferry" --data
+  timeout 60 "$ferry" fsck "$scratch/behind.ferry"
   mount_volume "$scratch/behind.ferry" "$scratch/mnt"
   md5sum --quiet -c "$scratch/behind.md5"
   unmount_volume "$scratch/mnt"

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Files in one directory.
 const PER_DIR: u32 = 10_000;
 
-const METRICS: [Metric; 9] = [
+const METRICS: [Metric; 10] = [
     Metric { name: "creates_per_s", label: "creates/s", more_is_better: true },
     Metric { name: "p50_us", label: "p50 µs", more_is_better: false },
     Metric { name: "p99_ms", label: "p99 ms", more_is_better: false },
@@ -25,6 +25,7 @@ const METRICS: [Metric; 9] = [
     Metric { name: "read_max_ms", label: "read max ms", more_is_better: false },
     Metric { name: "checkpoints", label: "checkpoints", more_is_better: false },
     Metric { name: "waits", label: "waits for log", more_is_better: false },
+    Metric { name: "log_rounds", label: "times round the log", more_is_better: false },
 ];
 
 /// What is run.
@@ -145,5 +146,9 @@ fn turn(place: &Place, options: &Options) -> Result<Sample, BenchError> {
     let grown =
         counted.into_iter().filter_map(|(name, counter)| Some((name, after.grown(&before, counter)?)));
     sample.extend(grown);
+    if let (Some(written), Some(log)) = (after.grown(&before, "/log/written_bytes"), after.get("/log/bytes"))
+    {
+        sample.insert("log_rounds", written / log);
+    }
     Ok(sample)
 }

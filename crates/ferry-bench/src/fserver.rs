@@ -56,10 +56,12 @@ const PIECE: usize = 4096;
 /// Pieces of a file that are written.
 const PIECES: u64 = 8;
 
-const METRICS: [Metric; 11] = [
+const METRICS: [Metric; 13] = [
     Metric { name: "jobs_per_min", label: "jobs/min", more_is_better: true },
     Metric { name: "op_p99_ms", label: "op p99 ms", more_is_better: false },
     Metric { name: "op_max_ms", label: "op max ms", more_is_better: false },
+    Metric { name: "longest_wait_ms", label: "longest wait ms", more_is_better: false },
+    Metric { name: "log_round_ms", label: "once round the log ms", more_is_better: false },
     Metric { name: "waits_per_job", label: "waits/job", more_is_better: false },
     Metric { name: "wakes_per_grant", label: "wakes/grant", more_is_better: false },
     Metric { name: "commits_per_s", label: "commits/s", more_is_better: true },
@@ -126,6 +128,7 @@ pub fn in_process(options: &Options, volume: &VolumeOptions, logs: &[LogOptions]
         name: "fserver".into(),
         group: String::new(),
         x: None,
+        x_label: "",
         reference,
         variants: logs.len(),
         open: Box::new(move || {
@@ -183,15 +186,21 @@ fn sample(times: &Histogram, took: f64, before: &Counters, after: &Counters) -> 
         ("cpu_us_per_op", after.since(before).cpu_s * 1e6 / ops),
     ]);
     let grown = |counter: &str| after.grown(before, &format!("/log/{counter}"));
-    let quotient = |of: &str, by: &str| Some(grown(of)? / grown(by).filter(|by| *by > 0.0)?);
+    let quotient_of = |of: Option<f64>, by: Option<f64>| Some(of? / by.filter(|by| *by > 0.0)?);
+    let quotient = |of: &str, by: &str| quotient_of(grown(of), grown(by));
     let counted = [
         ("waits_per_job", grown("waits").map(|waits| waits / jobs)),
         ("wakes_per_grant", quotient("wakes", "grants")),
         ("commits_per_s", grown("contexts").map(|commits| commits / took)),
         ("writes_per_transaction", quotient("writes", "transactions")),
         ("in_flight", after.get("/log/in_flight_average")),
+        ("longest_wait_ms", after.get("/log/times/waits/max_ns").map(|ns| ns / 1e6)),
+        (
+            "log_round_ms",
+            quotient_of(after.get("/log/bytes"), grown("written_bytes")).map(|log| log * took * 1e3),
+        ),
         ("checkpoints_per_s", grown("checkpoints").map(|checkpoints| checkpoints / took)),
-        ("log_writes_per_tail_move", quotient("writes", "checkpoints")),
+        ("log_writes_per_tail_move", quotient("writes", "tail_moves")),
     ];
     sample.extend(counted.into_iter().filter_map(|(name, value)| Some((name, value?))));
     sample

@@ -63,6 +63,7 @@ mod run;
 pub mod stats;
 mod threads;
 pub mod torn;
+pub mod transactions;
 
 pub use counters::{Counters, Spent};
 pub use error::BenchError;

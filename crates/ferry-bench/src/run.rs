@@ -49,6 +49,8 @@ pub struct Case<'a> {
     pub group: String,
     /// The number that differs between the cases of a group.
     pub x: Option<f64>,
+    /// What that number is.
+    pub x_label: &'static str,
     /// Which variant the others are compared with; the first, or where there is none, none.
     pub reference: usize,
     /// How many variants there will be.
@@ -62,7 +64,15 @@ impl<'a> Case<'a> {
     pub fn new(name: impl Into<String>, variants: Vec<Variant<'a>>) -> Self {
         let count = variants.len();
         let open = Box::new(move || Ok(variants));
-        Self { name: name.into(), group: String::new(), x: None, reference: 0, variants: count, open }
+        Self {
+            name: name.into(),
+            group: String::new(),
+            x: None,
+            x_label: "",
+            reference: 0,
+            variants: count,
+            open,
+        }
     }
 }
 
@@ -127,6 +137,8 @@ pub struct CaseReport {
     pub group: String,
     /// Its place in the group.
     pub x: Option<f64>,
+    /// What that place is.
+    pub x_label: &'static str,
     /// The variant that the others are compared with.
     pub reference: String,
     /// The variants, in their order.
@@ -159,7 +171,7 @@ impl Bench<'_> {
         };
         let mut cases = Vec::new();
         for case in self.cases {
-            let (name, group, x, reference) = (case.name, case.group, case.x, case.reference);
+            let (name, group, x, reference) = (case.name, case.group, (case.x, case.x_label), case.reference);
             let mut variants = (case.open)()?;
             let mut samples = vec![Vec::new(); variants.len()];
             for round in 0..self.rounds {
@@ -195,7 +207,7 @@ impl Bench<'_> {
 
 impl CaseReport {
     fn new(
-        (name, group, x): (String, String, Option<f64>),
+        (name, group, (x, x_label)): (String, String, (Option<f64>, &'static str)),
         reference: usize,
         names: Vec<String>,
         samples: &[Vec<Sample>],
@@ -217,7 +229,7 @@ impl CaseReport {
                 compared.then(|| ratio(&of(index, first), &of(reference, first), confidence)).flatten();
             VariantReport { name, values, medians, ratio }
         });
-        Self { variants: variants.collect(), name, group, x, reference: reference_name }
+        Self { variants: variants.collect(), name, group, x, x_label, reference: reference_name }
     }
 
     /// What a variant came to.

@@ -86,6 +86,17 @@ fn holds_in_vain_cost_little() {
     }
 }
 
+/// Where two callers take about as long as a fast flush to come back, flushes follow each other: `adaptive` is as good as `each`.
+#[test]
+fn two_callers_with_pauses_keep_a_fast_device_busy() {
+    let flush_time = Duration::from_micros(50);
+    for jitter in [flush_time, flush_time * 3 / 2, flush_time * 2] {
+        let cell = cell(device(flush_time, true), Load { callers: 2, think_time: Duration::ZERO, jitter });
+        let (adaptive, each) = (cell.of(FlushPolicy::Adaptive).unwrap(), cell.of(FlushPolicy::Each).unwrap());
+        assert!(adaptive.rate() >= 0.97 * each.rate(), "{jitter:?}: {cell:?}");
+    }
+}
+
 #[test]
 fn a_run_repeats_itself() {
     let load = Load { callers: 8, think_time: WRITE, jitter: WRITE };

@@ -5,6 +5,7 @@ use ferry_bench::create;
 use ferry_bench::fserver;
 use ferry_bench::fsmark::{self, SyncMode};
 use ferry_bench::fsync_happy::real;
+use ferry_bench::transactions;
 use ferry_bench::{DeviceModel, Place, VolumeOptions};
 use ferry_fs::{FlushPolicy, FsOptions, LogOptions, Wake};
 use std::time::Duration;
@@ -66,6 +67,27 @@ fn create_times_every_file() {
     let report = create::in_process(&options, &volume).run(|_| ()).unwrap();
     let of = |metric| report.cases[0].of("in process").unwrap().medians[metric];
     assert!(of("checkpoints") > 0.0 && of("read_max_ms") > 0.0 && of("p999_ms") >= of("p99_ms"));
+}
+
+#[test]
+fn transactions_go_several_times_round_a_small_log() {
+    let options = transactions::Options {
+        threads: 2,
+        keys: 5000,
+        bytes: 100,
+        log_size: 1 << 20,
+        commit_interval: Duration::from_millis(5),
+        time: Duration::from_millis(300),
+        rounds: 1,
+    };
+    let report = transactions::bench(&options, &device()).run(|_| ()).unwrap();
+    let of = |metric| report.cases[0].of("journal").unwrap().medians[metric];
+    assert!(
+        of("transactions_per_s") > 1000.0 && of("log_bytes") > 0.0 && of("checkpoints") > 0.0,
+        "{report:?}"
+    );
+    let small = transactions::Options { log_size: 4096, ..options };
+    assert!(transactions::bench(&small, &device()).run(|_| ()).is_err());
 }
 
 #[test]

@@ -64,9 +64,14 @@ pub trait BlockDevice: Send + Sync {
     /// Reads `buf.len()` bytes at `offset`; both are multiples of [`BLOCK_SIZE`]. Waits.
     /// A never written range of a sparse device reads as zeros.
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()>;
+    /// Reads into each buffer from its place, in any order or beside each other. Waits for all; one result for each.
+    fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
+        reads.iter_mut().map(|(offset, buf)| self.read(*offset, buf)).collect()
+    }
     /// Writes and waits until the write completed (not: is durable).
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()>;
-    /// Waits until all writes that completed before the call are durable.
+    /// Waits until all writes that completed before the call are durable. It fails if one of them is lost, also where another flush
+    /// has been told so before.
     fn flush(&self) -> io::Result<()>;
     /// Starts a batch; each request's `done` is called once. May complete before it returns.
     fn submit(&self, batch: Vec<Io>);

@@ -141,6 +141,24 @@ fn no_file_is_named_twice() {
     }
 }
 
+/// Before, the volume was said to be in use by the very process that tried to open it.
+#[test]
+fn a_list_with_one_component_twice_is_refused_and_says_so() {
+    for kind in [Kind::Linear, Kind::Stripe, Kind::Mirror] {
+        let place = Place::new();
+        drop(place.make(kind, &["a", "b"]).unwrap());
+        std::os::unix::fs::symlink("a", place.at("link")).unwrap();
+        for again in ["a", "link"] {
+            let lines = format!("component {}\n", place.at(again).display());
+            let listed = place.listed().replace(&format!("component {}\n", place.at("b").display()), &lines);
+            fs::write(place.at("twice"), listed).unwrap();
+            let opened =
+                CompositeVolume::open(&place.at("twice"), OpenMode::ReadWrite, &Env::real()).map(drop);
+            assert!(matches!(opened, Err(CompositeError::Twice { .. })), "{opened:?}");
+        }
+    }
+}
+
 #[test]
 fn a_side_in_use_elsewhere_is_no_reason_to_go_on_without_it() {
     let place = Place::new();

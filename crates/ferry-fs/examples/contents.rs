@@ -63,6 +63,7 @@ fn open() -> Result<Run, Any> {
         log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 32 << 20,
+        reads_all: false,
         read_only: false,
         background: true,
         accept_damage: false,

@@ -25,6 +25,9 @@ const PART_XATTR: u8 = 2;
 const PART_DENTRY: u8 = 3;
 const PART_EXTENT: u8 = 4;
 
+/// No inode number is so high: numbers are given one after the other, and there must always be a next one.
+pub const INO_END: Ino = u64::MAX - (1 << 40);
+
 /// A value that this version cannot read.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("undecodable {what} record")]
@@ -102,6 +105,11 @@ pub fn extent_end(ino: Ino) -> Vec<u8> {
 /// The first key behind everything that belongs to `ino`.
 pub fn inode_end(ino: Ino) -> Vec<u8> {
     of_inode(ino, 0xff, 0)
+}
+
+/// The first key behind all inodes.
+pub fn inodes_end() -> Vec<u8> {
+    vec![SPACE_INODE + 1]
 }
 
 /// A segment record's key.

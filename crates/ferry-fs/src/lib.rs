@@ -20,7 +20,7 @@ pub mod volume;
 pub use api::*;
 pub use data::{At, Locking};
 pub use ferry_journal::{FlushPolicy, LogOptions, Wake};
-pub use fsck::{FsckOptions, Report, fsck, repair};
+pub use fsck::{Code, FsckOptions, Report, fsck, repair};
 pub use inprocess::InProcess;
 pub use local::{CacheMode, FsOptions, LocalFs, OpenFile};
 pub use scrub::{ScrubOptions, scrub};

@@ -125,6 +125,7 @@ pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 pub(crate) const IOCTL_UNRESTRICTED: u32 = 1 << 1;
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
 pub(crate) const NOTIFY_INVAL_ENTRY: i32 = 3;
+pub(crate) const NOTIFY_RETRIEVE: i32 = 5;
 
 /// Declares structures of the interface: all fields are integers or structures of them, without padding.
 macro_rules! wire {
@@ -200,6 +201,7 @@ wire! {
     }
     CopyFileRangeOut { bytes_copied: u64 }
     NotifyInvalInode { ino: u64, off: i64, len: i64 }
+    NotifyRetrieve { notify_unique: u64, nodeid: u64, offset: u64, size: u32, padding: u32 }
     NotifyInvalEntry { parent: u64, namelen: u32, flags: u32 }
     UringEntInOut { flags: u64, commit_id: u64, payload_sz: u32, padding: u32, reserved: u64 }
     UringCmdReq { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
@@ -343,6 +345,7 @@ mod tests {
             (size_of::<CopyFileRangeIn>(), 56),
             (size_of::<NotifyInvalInode>(), 24),
             (size_of::<NotifyInvalEntry>(), 16),
+            (size_of::<NotifyRetrieve>(), 32),
             (size_of::<UringEntInOut>(), 32),
             (size_of::<UringCmdReq>(), 24),
         ];

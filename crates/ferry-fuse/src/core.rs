@@ -11,6 +11,7 @@ use crate::decode::{self, Args, Op};
 use crate::encode::{self, Body, Listing, Want};
 use crate::idle::IdlePoll;
 use crate::park::{ParkTable, Port, Ticket};
+use crate::synced::synced;
 
 /// Success, and nothing more to say.
 const EMPTY: Body = Body::Out(0);
@@ -188,11 +189,17 @@ impl Core {
                 let out = limited(out, size);
                 Ok(Body::Out(fs.read(cx, ino, fh, offset, out)?))
             }
-            Op::Write { fh, offset, data, append, kill_suidgid } => {
+            Op::Write { fh, offset, data, append, kill_suidgid, sync } => {
                 // Where this kernel alone makes every change, it has chosen the end of the file itself, under its lock; and the
                 // requests of one long asynchronous write may come in any order.
                 let append = append && self.remote;
-                let n = fs.write(cx, ino, fh, offset, data, append, kill_suidgid)?;
+                let write = |cx: &Cx<'_>| fs.write(cx, ino, fh, offset, data, append, kill_suidgid);
+                let n = if sync {
+                    let fs = Arc::clone(&self.fs);
+                    synced(cx, write, move |cx| fs.fsync(cx, ino, fh, false))?
+                } else {
+                    write(cx)?
+                };
                 Ok(encode::count(want, out, n)?)
             }
             Op::Release { fh, flock_unlock } => {

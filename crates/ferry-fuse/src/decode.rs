@@ -87,6 +87,8 @@ pub(crate) enum Op<'a> {
         data: &'a [u8],
         append: bool,
         kill_suidgid: bool,
+        /// To be durable before it is answered.
+        sync: bool,
     },
     Statfs,
     Release {
@@ -394,13 +396,15 @@ fn create<'a>(opcode: u32, a: &abi::CreateIn, data: &mut &'a [u8]) -> Result<Op<
 fn write<'a>(a: &abi::WriteIn, data: &'a [u8]) -> Result<Op<'a>, Errno> {
     let size = usize::try_from(a.size).map_err(|_| MALFORMED)?;
     // A page written back has its place, whatever the descriptor that is borrowed for it was opened with.
-    let append = open_flags(a.flags) & libc::O_APPEND != 0 && a.write_flags & abi::WRITE_CACHE == 0;
+    let flags = if a.write_flags & abi::WRITE_CACHE == 0 { open_flags(a.flags) } else { 0 };
     Ok(Op::Write {
         fh: a.fh,
         offset: a.offset,
         data: data.get(..size).ok_or(MALFORMED)?,
-        append,
+        append: flags & libc::O_APPEND != 0,
         kill_suidgid: a.write_flags & abi::WRITE_KILL_SUIDGID != 0,
+        // `O_SYNC` contains it.
+        sync: flags & libc::O_DSYNC != 0,
     })
 }
 

@@ -16,6 +16,7 @@ mod mount;
 mod notify;
 mod park;
 mod session;
+mod synced;
 mod sys;
 mod transport;
 

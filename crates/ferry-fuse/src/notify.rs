@@ -116,6 +116,13 @@ impl Notifier {
     }
 }
 
+/// Has the kernel send a request (NOTIFY_REPLY, with no data) of this number, to the queue of the core that this runs on. `file` is a
+/// regular file that the kernel knows.
+pub(crate) fn ask_for_request(device: &Device, file: Ino, unique: u64) {
+    let out = abi::NotifyRetrieve { notify_unique: unique, nodeid: file, ..abi::NotifyRetrieve::default() };
+    send(device, abi::NOTIFY_RETRIEVE, &[out.as_bytes()]);
+}
+
 fn send(device: &Device, code: i32, parts: &[&[u8]]) {
     let len = size_of::<abi::OutHeader>() + parts.iter().map(|p| p.len()).sum::<usize>();
     let head = abi::OutHeader { len: len as u32, error: code, unique: 0 };

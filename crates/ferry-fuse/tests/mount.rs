@@ -6,10 +6,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::process::{Child, Command};
-use std::thread;
+use std::sync::mpsc::sync_channel;
+use std::thread::{self, Scope, ScopedJoinHandle};
 
 use common::{Mounted, on_each_transport, until};
 use ferry_fuse::{Error, Unmount};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 
 #[test]
 fn files_of_all_sizes_come_back_as_they_were_written() {
@@ -103,6 +106,31 @@ fn appending_truncating_seeking_and_allocating_work() {
     });
 }
 
+/// Runs the calling thread on the first core that it may use.
+fn on_first_core() {
+    let allowed = sched_getaffinity(None).expect("Linux");
+    let mut first = CpuSet::new();
+    first.set((0..CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).expect("it runs somewhere"));
+    sched_setaffinity(None, &first).expect("it is allowed");
+}
+
+/// A thread on the first core that calls fsync; this returns when it waits for the answer.
+fn calling_fsync<'a>(scope: &'a Scope<'a, '_>, file: File) -> ScopedJoinHandle<'a, ()> {
+    let (sender, number) = sync_channel(1);
+    let thread = scope.spawn(move || {
+        on_first_core();
+        sender.send(gettid()).expect("somebody wants to know");
+        file.sync_all().expect("it is answered");
+    });
+    let number = number.recv().expect("it says so").as_raw_nonzero();
+    let waits = format!("{} ", libc::SYS_fsync);
+    let calls = || fs::read_to_string(format!("/proc/self/task/{number}/syscall")).expect("it lives");
+    while !calls().starts_with(&waits) {
+        thread::yield_now();
+    }
+    thread
+}
+
 /// Starts a program that syncs a file, and waits until its request is parked.
 fn syncing(m: &Mounted, number: usize) -> Child {
     let path = m.path(&format!("sync{number}"));
@@ -161,6 +189,40 @@ fn hundreds_of_parked_requests_leave_the_mount_usable() {
         for waiter in waiters {
             waiter.join().expect("ends").expect("synced");
         }
+        assert_eq!(m.waiting.0.lock().interrupted, 0);
+        m.end(Unmount::Normal);
+    });
+}
+
+/// Requests that come while the thread of their core's queue is busy take all of its slots, and more: the kernel queues those.
+#[test]
+fn a_burst_of_parked_requests_leaves_the_mount_usable() {
+    const MANY: usize = 1800;
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("it is allowed");
+    on_each_transport(|m| {
+        let files: Vec<_> =
+            (0..MANY).map(|i| File::create(m.path(&format!("f{i}"))).expect("creates")).collect();
+        m.waiting.0.lock().holds = true;
+        thread::scope(|scope| {
+            let held = scope.spawn(|| {
+                on_first_core();
+                fs::metadata(m.path("held")).expect_err("it is not there");
+            });
+            until(&m.waiting, |w| w.held);
+            let calling: Vec<_> = files.into_iter().map(|file| calling_fsync(scope, file)).collect();
+            m.waiting.0.lock().holds = false;
+            m.waiting.1.notify_all();
+            until(&m.waiting, |w| w.parked.len() == MANY);
+            held.join().expect("ends");
+            scope.spawn(|| {
+                on_first_core();
+                fs::write(m.path("meanwhile"), "x").expect("writes");
+            });
+            let parked = std::mem::take(&mut m.waiting.0.lock().parked);
+            parked.into_iter().for_each(|parked| parked.complete(Ok(())));
+            calling.into_iter().for_each(|caller| caller.join().expect("ends"));
+        });
         assert_eq!(m.waiting.0.lock().interrupted, 0);
         m.end(Unmount::Normal);
     });

@@ -2,6 +2,7 @@
 
 use crate::core::Core;
 use crate::format::LOG_BLOCK;
+use crate::home::Renewal;
 use crate::layers::{Layer, Merge, View, merged};
 use crate::{JournalError, Seq};
 use std::sync::Arc;
@@ -17,12 +18,26 @@ const RETRY_FRACTION: u64 = 8;
 /// Room in the home store for a changed key, in bytes: the page that it is in is written anew.
 const PAGE: u64 = 4096;
 
+/// Why a checkpoint is made, and so whether there is time to make the home store smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checkpoint {
+    /// The log is short of space, and whoever waits for that waits for nothing else.
+    Log,
+    /// Nothing presses: what is begun beyond the checkpoint ends when the log becomes short of space.
+    Calm,
+    /// The volume is short of space.
+    Volume,
+    /// The journal is closed, and the store then marked clean.
+    Close,
+}
+
 impl Core {
-    /// Writes everything durable home and moves the log's tail. `closing` marks the store clean.
-    pub fn checkpoint(self: &Arc<Self>, closing: bool) -> Result<(), JournalError> {
+    /// Writes everything durable home and moves the log's tail.
+    pub fn checkpoint(self: &Arc<Self>, why: Checkpoint) -> Result<(), JournalError> {
         if self.options.read_only {
             return Ok(());
         }
+        let closing = why == Checkpoint::Close;
         let mut starved = self.checkpointing.lock();
         if let Some(error) = self.failure() {
             return Err(error);
@@ -43,6 +58,8 @@ impl Core {
             return Err(JournalError::NoSpace);
         }
         let started = self.env.clock.monotonic();
+        // From now on another thread seals in time.
+        self.hold_timer.arm(started);
         self.make_room_at_home(&layers);
         let written = self.home.checkpoint(Merge::all(&layers), end, closing);
         if let Err(error) = written.and_then(|()| self.show_home(end.seq)) {
@@ -61,12 +78,13 @@ impl Core {
         }
         if end.position > tail {
             let owed = self.owed.swap(0, Ordering::Relaxed);
+            self.stats.tail_moves.fetch_add(1, Ordering::Relaxed);
             self.space.release((end.position - tail) * LOG_BLOCK as u64 - owed);
         }
         let keys = layers.iter().map(|l| l.changes.len() as u64).sum();
         self.stats.note_checkpoint(self.env.clock.monotonic().saturating_sub(started), keys);
         self.give_back();
-        let shrunk = self.shrink_home(closing);
+        let shrunk = self.shrink_home(why);
         self.give_back();
         self.drive();
         shrunk
@@ -84,8 +102,12 @@ impl Core {
         }
     }
 
-    /// Puts a small new home store in the place of one that is mostly free. An error means that nothing more can be written.
-    fn shrink_home(self: &Arc<Self>, closing: bool) -> Result<(), JournalError> {
+    /// Puts a small new home store in the place of one that is mostly free, if there is time. An error means that nothing more can be
+    /// written.
+    fn shrink_home(self: &Arc<Self>, why: Checkpoint) -> Result<(), JournalError> {
+        if why == Checkpoint::Log {
+            return Ok(());
+        }
         let Some(need) = self.home.worth_renewing(SPARE_KEPT) else { return Ok(()) };
         let mut segments = Vec::with_capacity(need);
         while segments.len() < need {
@@ -97,7 +119,11 @@ impl Core {
             return Ok(());
         }
         let view = self.head.read().view.home.clone();
-        let renewed = self.home.renew(&view, &segments, SPARE_KEPT, &self.client, closing);
+        let closing = why == Checkpoint::Close;
+        // It may take seconds. The log is not emptied meanwhile, and who makes files would wait for that.
+        let go_on = || why != Checkpoint::Calm || !self.short_of_space();
+        let renewed =
+            self.home.renew(&view, &segments, SPARE_KEPT, &self.client, Renewal { closing, go_on: &go_on });
         drop(view);
         let renewed = renewed.and_then(|unused| self.show_home(Seq(0)).map(|()| unused));
         match renewed {

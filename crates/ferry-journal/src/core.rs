@@ -2,7 +2,7 @@
 
 use crate::context::{Head, Joining};
 use crate::disk::Disk;
-use crate::format::{BLOCK_PAYLOAD, CONTEXT_MAX, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, RECORD_HEADER};
+use crate::format::{BLOCK_PAYLOAD, CONTEXT_MAX, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, LOG_MIN, RECORD_HEADER};
 use crate::grow::Growth;
 use crate::hold::HoldTimer;
 use crate::home::Home;
@@ -57,8 +57,15 @@ pub fn payload_max(blocks: u64) -> u64 {
 }
 
 /// Bytes of a record that a transaction may take.
-fn payload_of(credits: &Credits) -> u64 {
-    u64::from(credits.bytes) + u64::from(credits.keys) * (KEY_ENTRY + EXTENT_ENTRY) as u64
+const fn payload_of(credits: &Credits) -> u64 {
+    credits.bytes as u64 + credits.keys as u64 * (KEY_ENTRY + EXTENT_ENTRY) as u64
+}
+
+/// Bytes of the smallest log on which a transaction of this size can begin.
+pub const fn smallest_log(credits: &Credits) -> u64 {
+    let blocks = (payload_of(credits) + RECORD_HEADER as u64).div_ceil(BLOCK_PAYLOAD as u64);
+    let len = 8 * blocks * LOG_BLOCK as u64;
+    if len < LOG_MIN { LOG_MIN } else { len }
 }
 
 impl Core {

@@ -30,6 +30,11 @@ impl Disk {
         self.dev.read(offset, buf)
     }
 
+    /// Reads into each buffer from its place, in any order; waits. One result for each.
+    pub fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
+        self.dev.read_many(reads)
+    }
+
     /// Writes; waits until the write completed.
     pub fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
         self.dev.write(offset, buf)?;

@@ -27,6 +27,9 @@ pub const LOG_MIN: u64 = 256 * 1024;
 /// A context never takes more than this many bytes of log, however long the log is.
 pub const CONTEXT_MAX: u64 = 256 << 20;
 
+/// Positions and numbers of contexts stay below: 2^60 bytes of log. What says more was never written.
+pub const POSITION_END: u64 = 1 << 48;
+
 const BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"FLB1");
 const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"FLR1");
 
@@ -92,17 +95,18 @@ impl BlockStamp {
         block[4..8].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// The stamp of `block`, if it is whole.
+    /// The stamp of `block`, if it is whole and possible.
     pub fn decode(block: &[u8]) -> Option<Self> {
         if u32_at(block, 0) != BLOCK_MAGIC || u32_at(block, 4) != crc32c::crc32c(&block[8..BLOCK_STAMP]) {
             return None;
         }
-        Some(Self {
+        let stamp = Self {
             volume_id: block[8..24].try_into().expect("16 bytes"),
             position: u64_at(block, 24),
             record_id: u64_at(block, 32),
             index: u32_at(block, 40),
-        })
+        };
+        (stamp.position < POSITION_END).then_some(stamp)
     }
 }
 
@@ -165,7 +169,7 @@ impl RecordHeader {
         out
     }
 
-    /// The header in `bytes`, if it is whole and of a kind and version that this code knows.
+    /// The header in `bytes`, if it is whole, possible, and of a kind and version that this code knows.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let known = u32_at(bytes, 0) == RECORD_MAGIC
             && u32_at(bytes, 60) == crc32c::crc32c(&bytes[..60])
@@ -173,7 +177,7 @@ impl RecordHeader {
         if !known {
             return None;
         }
-        Some(Self {
+        let header = Self {
             kind: RecordKind::from_u16(u16_at(bytes, 6))?,
             id: u64_at(bytes, 8),
             prev: u64_at(bytes, 16),
@@ -183,7 +187,9 @@ impl RecordHeader {
             keys: u32_at(bytes, 44),
             extents: u32_at(bytes, 48),
             body_crc: u32_at(bytes, 52),
-        })
+        };
+        // Nobody knows a context durable before it was written.
+        (header.seq < POSITION_END && header.stamp <= header.seq).then_some(header)
     }
 
     /// Blocks of log that the record fills.

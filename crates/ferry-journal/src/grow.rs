@@ -6,6 +6,7 @@
 //! Transactions begin and commit meanwhile; who would overfill the context being collected waits.
 
 use crate::JournalError;
+use crate::checkpoint::Checkpoint;
 use crate::core::{Core, payload_max};
 use crate::disk::{Disk, io_error};
 use crate::format::LOG_BLOCK;
@@ -89,7 +90,7 @@ impl Core {
         }
         let _frozen = Frozen::new(self);
         Wait::until(|done| self.when_idle(done))?;
-        self.checkpoint(false)?;
+        self.checkpoint(Checkpoint::Log)?;
         if let Err(error) = persist() {
             self.fail(error.clone());
             return Err(error);

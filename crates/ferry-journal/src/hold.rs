@@ -1,4 +1,5 @@
-//! Ends a hold in time. The thread does nothing else, so that no checkpoint and no merge makes it late.
+//! Ends a hold in time. The thread does nothing else, so that no checkpoint and no merge makes it late; and while a checkpoint is made it
+//! seals in time, for the journal's own thread, which may be in it for longer than a commit interval.
 
 use crate::core::Core;
 use parking_lot::{Condvar, Mutex};
@@ -56,10 +57,14 @@ impl HoldTimer {
 
 impl Core {
     /// The thread that ends holds. Whoever drives when it comes looks once more at the time, and arms it again if a hold
-    /// goes on.
+    /// goes on. A checkpoint arms it as it begins.
     pub fn run_holds(self: &Arc<Self>) {
         while self.hold_timer.wait(|| self.env.clock.monotonic()) {
             self.drive();
+            if self.checkpointing.is_locked() && self.failure().is_none() {
+                let left = self.seal_in_time().unwrap_or(self.options.commit_interval);
+                self.hold_timer.arm(self.env.clock.monotonic() + left);
+            }
         }
     }
 

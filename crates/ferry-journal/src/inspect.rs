@@ -3,7 +3,7 @@
 use crate::disk::{Disk, io_error};
 use crate::format::{BlockStamp, LOG_BLOCK, RECORD_HEADER, RecordHeader};
 use crate::home::map::HomeMap;
-use crate::home::{Home, HomeState, Point};
+use crate::home::{Home, HomeState, Opening, Point};
 use crate::record::{LogArea, append_payload};
 use crate::recovery::{Reader, replay};
 use crate::{Geometry, JournalError, Seq};
@@ -87,7 +87,8 @@ pub struct MapCopy {
 /// Asks the home store where the log begins. Needs the home store to be readable.
 pub fn log_start(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> Result<LogStart, JournalError> {
     let disk = Arc::new(Disk::new(dev.clone()));
-    let (_, HomeState { point, clean, live_bytes }) = Home::open(&disk, geo, CACHE_BYTES, true)?;
+    let opening = Opening { read_only: true, in_order: false };
+    let (_, HomeState { point, clean, live_bytes }) = Home::open(&disk, geo, CACHE_BYTES, opening)?;
     Ok(LogStart { seq: point.seq, position: point.position, id: point.id, clean, live_bytes })
 }
 

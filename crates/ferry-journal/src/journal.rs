@@ -1,13 +1,13 @@
 //! The journal as its owner sees it.
 
-use crate::checkpoint::SPARE_KEPT;
+use crate::checkpoint::{Checkpoint, SPARE_KEPT};
 use crate::context::{Head, Joining, TransactionWrites};
 use crate::core::{Core, payload_max};
 use crate::disk::{Disk, io_error};
 use crate::format::{KEY_MAX, LOG_BLOCK, LOG_MIN, RecordKind};
 use crate::grow::{Growth, lay_out};
 use crate::hold::HoldTimer;
-use crate::home::{Home, HomeView, Point};
+use crate::home::{Home, HomeView, Opening, Point};
 use crate::layers::{Changes, Key, Layer, View};
 use crate::pipeline::Pipe;
 use crate::policy::{Caller, Dispatcher, FlushPolicy};
@@ -77,7 +77,8 @@ impl Journal {
     ) -> Result<(Self, Recovered), JournalError> {
         let disk = Arc::new(Disk::new(dev));
         let area = LogArea::new(&geo);
-        let (home, state) = Home::open(&disk, &geo, options.home_cache_bytes, options.read_only)?;
+        let opening = Opening { read_only: options.read_only, in_order: options.reads_all };
+        let (home, state) = Home::open(&disk, &geo, options.home_cache_bytes, opening)?;
         let mut replayed = replay(&disk, &area, state.point, options.accept_damage, &mut tell(&env))?;
         let recovered = Recovered {
             contexts: replayed.contexts,
@@ -194,7 +195,7 @@ impl Journal {
             Wait::until(|done| self.core.write_stamp(seq, done))
         } else {
             // A home store that has a context is a better stamp than any record.
-            self.core.checkpoint(false)?;
+            self.core.checkpoint(Checkpoint::Log)?;
             Wait::until(|done| self.core.when_stamped(seq, done))
         }
     }
@@ -212,7 +213,7 @@ impl Journal {
     /// Writes the overlay home and moves the log's tail, then returns.
     pub fn checkpoint(&self) -> Result<(), JournalError> {
         self.force_all()?;
-        self.core.checkpoint(false)
+        self.core.checkpoint(Checkpoint::Calm)
     }
 
     /// Makes the home store as small as what was removed allows, for who finds no space. `false`: nothing has changed since that was
@@ -227,7 +228,8 @@ impl Journal {
             self.core.give_back();
             return Ok(false);
         }
-        self.checkpoint()?;
+        self.force_all()?;
+        self.core.checkpoint(Checkpoint::Volume)?;
         Ok(true)
     }
 
@@ -293,12 +295,13 @@ impl Journal {
         if self.core.options.read_only {
             return Ok(());
         }
+        // No stamp: the checkpoint below covers every context, as a stamp would.
         self.force_all()?;
         // Behind the end that the home store names there must not be any record.
         if let Some(seq) = self.core.stamp_under_way() {
             Wait::until(|done| self.core.when_stamped(seq, done))?;
         }
-        self.core.checkpoint(true)
+        self.core.checkpoint(Checkpoint::Close)
     }
 
     fn close_home(&self) -> Result<(), JournalError> {

@@ -33,11 +33,12 @@ mod verify;
 mod wait;
 mod work;
 
+pub use core::smallest_log;
 pub use guard::panic_is_caught;
 pub use journal::{Journal, Transaction};
 pub use pipeline::IN_FLIGHT_MAX;
 pub use policy::{Caller, FlushPolicy};
-pub use rebuild::{Rebuilt, rebuild_home};
+pub use rebuild::{Rebuilt, read_damaged, rebuild_home};
 pub use salvage::LostKeys;
 pub use space::{SpaceStats, Wake};
 pub use stats::{FlushStats, JournalStats, StageTimes};
@@ -117,6 +118,8 @@ pub struct JournalOptions {
     pub log: LogOptions,
     /// Bytes of memory that redb's cache may take.
     pub home_cache_bytes: usize,
+    /// All keys are going to be read in order, perhaps several times: pages of the home store are read ahead.
+    pub reads_all: bool,
     /// No changes are accepted, nothing is written: recovery happens in memory only.
     pub read_only: bool,
     /// `false`: no threads; every step runs on the caller's thread, inside `force`, `begin`, `tick` and `checkpoint`,
@@ -128,7 +131,7 @@ pub struct JournalOptions {
 }
 
 impl JournalOptions {
-    /// To look at a volume that nobody has mounted: nothing is written, there are no threads, damage is an error.
+    /// To look at all of a volume that nobody has mounted: nothing is written, there are no threads, damage is an error.
     pub fn offline(home_cache_bytes: usize) -> Self {
         Self {
             commit_interval: std::time::Duration::from_secs(1),
@@ -136,6 +139,7 @@ impl JournalOptions {
             log: LogOptions::default(),
             fast_flush: FAST_FLUSH,
             home_cache_bytes,
+            reads_all: true,
             read_only: true,
             background: false,
             accept_damage: false,

@@ -11,7 +11,7 @@ use crate::disk::io_error;
 use crate::format::{LOG_BLOCK, RecordKind, blocks_for};
 use crate::home::Point;
 use crate::layers::Merge;
-use crate::policy::{Caller, Dispatcher, Sail};
+use crate::policy::{Caller, Crossing, Dispatcher, Sail};
 use crate::record::{RecordPlan, encode};
 use crate::stats::FlushStats;
 use crate::{Completion, JournalError, Seq};
@@ -100,8 +100,8 @@ pub struct Pipe {
     pub frozen: bool,
     /// Called when nothing is under way.
     idle_waiters: Vec<Completion>,
-    /// A flush for the flights up to this ticket is under way.
-    flushing: Option<u64>,
+    /// A flush for the flights up to this ticket is under way, and since when.
+    flushing: Option<(u64, Duration)>,
     /// Completions that are due.
     due: Vec<(Completion, Result<(), JournalError>)>,
     tell_stamped: bool,
@@ -164,6 +164,7 @@ impl Pipe {
             holds_in_vain: holds.in_vain,
             held_callers: holds.callers,
             hold_time: holds.time,
+            beside: holds.beside,
         }
     }
 
@@ -212,6 +213,12 @@ impl Pipe {
         }
     }
 
+    /// Flights that are not of the flush that is under way.
+    fn unflushed(&self) -> usize {
+        let flushing = self.flushing.map_or(0, |(ticket, _)| (ticket + 1).saturating_sub(self.first_ticket));
+        self.flights.len() - flushing as usize
+    }
+
     /// Ticket of the newest of the oldest flights that are all written.
     fn written(&self) -> Option<u64> {
         let n = self.flights.iter().take_while(|f| f.parts == 0).count() as u64;
@@ -234,7 +241,7 @@ impl Pipe {
     }
 
     /// The flush to begin: one for all that is written, or one for a single flight.
-    fn next_flush(&mut self) -> Option<Step> {
+    fn next_flush(&mut self, now: impl Fn() -> Duration) -> Option<Step> {
         if self.dispatcher.flushes_alone() {
             let mut flights = self.flights.iter();
             let at = flights.position(|f| f.parts == 0 && f.alone.0 < f.flushes_alone())?;
@@ -245,7 +252,7 @@ impl Pipe {
             return None;
         }
         let ticket = self.written()?;
-        self.flushing = Some(ticket);
+        self.flushing = Some((ticket, now()));
         Some(Step::Flush(ticket))
     }
 
@@ -391,7 +398,7 @@ impl Core {
         if let Some(error) = self.failure() {
             pipe.fail_all(&error);
         } else if !pipe.puts_flush_off()
-            && let Some(flush) = pipe.next_flush()
+            && let Some(flush) = pipe.next_flush(|| self.env.clock.monotonic())
         {
             return Some(flush);
         }
@@ -430,8 +437,8 @@ impl Core {
         if pipe.boarding.is_empty() {
             return false;
         }
-        let (now, in_flight) = (self.env.clock.monotonic(), pipe.flights.len());
-        match pipe.dispatcher.sails(now, in_flight, || self.disk.flush_timing().avg) {
+        let (now, in_flight, unflushed) = (self.env.clock.monotonic(), pipe.flights.len(), pipe.unflushed());
+        match pipe.dispatcher.sails(now, in_flight, unflushed, || self.disk.flush_timing().avg) {
             Sail::Now => return true,
             Sail::AfterLanding => pipe.held_until = None,
             Sail::Until(until) => {
@@ -457,7 +464,7 @@ impl Core {
         let now = self.env.clock.monotonic();
         self.sealed_at.store(now.as_nanos() as u64, Ordering::Relaxed);
         self.stats.note_context(&context, pipe.boarding.len() as u64);
-        pipe.dispatcher.sealed(now, pipe.boarding.len());
+        pipe.dispatcher.sealed(now, pipe.boarding.len(), pipe.flights.len());
         pipe.held_until = None;
         tracing::trace!(context = context.seq.0, waiting = pipe.boarding.len(), "sealed");
         let kind = if context.data_bytes > UNFLUSHED_DATA_MAX {
@@ -589,10 +596,10 @@ impl Core {
         let ticket = pipe.planted_ticket(ticket);
         #[cfg(feature = "planted")]
         let ticket = pipe.joined_ticket(ticket);
+        let flush_at = pipe.flushing.take().map(|(_, began)| began);
         while pipe.first_ticket <= ticket {
-            self.land(&mut pipe);
+            self.land(&mut pipe, flush_at);
         }
-        pipe.flushing = None;
         drop(pipe);
         self.drive();
         self.after_commit();
@@ -609,7 +616,7 @@ impl Core {
             pipe.flights[at as usize].alone.1 += 1;
         }
         while pipe.flights.front().is_some_and(Flight::flushed_alone) {
-            self.land(&mut pipe);
+            self.land(&mut pipe, None);
         }
         drop(pipe);
         self.drive();
@@ -622,8 +629,8 @@ impl Core {
         if swallow { Ok(()) } else { result }
     }
 
-    /// The oldest flight is durable.
-    fn land(&self, pipe: &mut Pipe) {
+    /// The oldest flight is durable, by a flush of its own or one that began then.
+    fn land(&self, pipe: &mut Pipe, flush_at: Option<Duration>) {
         let flight = pipe.flights.pop_front().expect("flights stay until they are durable");
         pipe.first_ticket += 1;
         pipe.end = flight.end;
@@ -641,8 +648,12 @@ impl Core {
                 flight.written_at,
                 now,
             ]);
-            let released = flight.waiters.iter().map(|waiter| waiter.caller);
-            pipe.dispatcher.landed(now, flight.sealed_at, released);
+            let times = Crossing {
+                sealed_at: flight.sealed_at,
+                written_at: flight.written_at,
+                flush_at: flush_at.unwrap_or(flight.written_at),
+            };
+            pipe.dispatcher.landed(now, times, flight.waiters.iter().map(|waiter| waiter.caller));
         }
         pipe.due.extend(flight.waiters.into_iter().map(|waiter| (waiter.done, Ok(()))));
         if pipe.flights.is_empty() {

@@ -5,14 +5,18 @@
 //!
 //! * P1: while nothing is in flight, a caller waits for company only under a deadline.
 //! * P2: a lone caller never waits: who is waited for was released by an earlier crossing together with, or beside,
-//!   whoever waits, and has twice in a row come back sooner than a crossing takes.
+//!   whoever waits, and has twice in a row come back soon: within a crossing, or two where there are few callers (of many, the last
+//!   one comes late, and all others would wait for it).
 //! * P3: a hold that was in vain doubles the number of crossings until the next one, so being wrong about what callers
 //!   will do costs less and less.
+//! * P4: two callers wait for each other only where it pays. While they come back and their record is written, the device has no
+//!   flush to do; sharing one saves the other. Where that takes less, flushes follow each other without a pause: who comes
+//!   during one is written beside it, and takes the next. More than two callers share: each flush then saves several.
 //!
 //! Rejected for `adaptive`: a hold until as many are back as the last crossing released. Two callers who began one after the
 //! other would never be released together, and of many the one who began alone would stay alone.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -21,6 +25,10 @@ use std::time::Duration;
 const HABITS_MAX: usize = 1024;
 /// So many times in a row a caller has to come back soon before others wait for it.
 const TRUSTED: u8 = 2;
+/// Landings that say how many callers there are: who has a flush of its own is among those whom so many released.
+const RECENT: usize = 4;
+/// Callers are few up to this number.
+const FEW: usize = 4;
 /// Crossings without a hold after one in vain, at most.
 const SKIP_MAX: u32 = 63;
 
@@ -96,6 +104,15 @@ struct Habit {
     trust: u8,
 }
 
+/// When a record went through its stages.
+#[derive(Clone, Copy, Debug)]
+pub struct Crossing {
+    pub sealed_at: Duration,
+    pub written_at: Duration,
+    /// The flush that made it durable began.
+    pub flush_at: Duration,
+}
+
 /// What holds came to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Holds {
@@ -107,6 +124,22 @@ pub struct Holds {
     pub callers: u64,
     /// How long they were held, together.
     pub time: Duration,
+    /// Commits that were sealed beside the flush before them.
+    pub beside: u64,
+}
+
+/// A running average of times: a quarter of it is the newest.
+#[derive(Clone, Copy, Debug, Default)]
+struct Average(Option<Duration>);
+
+impl Average {
+    fn add(&mut self, time: Duration) {
+        self.0 = Some(self.0.map_or(time, |average| (time + 3 * average) / 4));
+    }
+
+    fn get(self) -> Duration {
+        self.0.unwrap_or_default()
+    }
 }
 
 /// Decides when a context that somebody waits for is sealed.
@@ -119,8 +152,19 @@ pub struct Dispatcher {
     last_first: Option<Caller>,
     /// Somebody on board cannot be held.
     urgent: bool,
-    /// Average time between seal and landing.
-    crossing: Duration,
+    /// Times between seal and landing, for the record's write, and for the flush.
+    crossing: Average,
+    write: Average,
+    flush: Average,
+    /// Time in which those who were released are back, and of the last landing the slowest so far.
+    back: Average,
+    slowest: Option<Duration>,
+    /// Callers whom the last landings released.
+    recent: VecDeque<Vec<Caller>>,
+    /// How many they are, up to a little more than [`FEW`].
+    company: usize,
+    /// Flushes follow each other: nobody is waited for (P4).
+    beside: bool,
     landed_at: Duration,
     /// Who was released by the last landing and is expected back.
     awaited: HashSet<Caller>,
@@ -160,7 +204,14 @@ impl Dispatcher {
             first: None,
             last_first: None,
             urgent: false,
-            crossing: Duration::ZERO,
+            crossing: Average::default(),
+            write: Average::default(),
+            flush: Average::default(),
+            back: Average::default(),
+            slowest: None,
+            recent: VecDeque::new(),
+            company: 0,
+            beside: false,
             landed_at: Duration::ZERO,
             awaited: HashSet::new(),
             habits: HashMap::new(),
@@ -178,7 +229,9 @@ impl Dispatcher {
         (self.policy, self.fast_flush) = (policy, fast_flush);
         self.awaited.clear();
         self.habits.clear();
+        self.recent.clear();
         (self.skip, self.next_skip) = (0, 1);
+        (self.back, self.slowest, self.beside) = (Average::default(), None, false);
     }
 
     /// The policy, and below which average time of a flush `delay` does not wait.
@@ -193,7 +246,7 @@ impl Dispatcher {
 
     /// Average time between seal and landing.
     pub fn crossing(&self) -> Duration {
-        self.crossing
+        self.crossing.get()
     }
 
     /// A flush serves the record that it was made for, and no other.
@@ -203,10 +256,13 @@ impl Dispatcher {
 
     /// Somebody asks for durability and has to wait; `boards` the context being collected, or joins one under way.
     pub fn came(&mut self, now: Duration, caller: Caller, boards: bool) {
-        let soon = self.crossing;
+        let soon = self.patience();
         if let Some(habit) = self.habits.get_mut(&caller) {
-            let back = now.saturating_sub(habit.released_at) <= soon;
-            habit.trust = if back { TRUSTED.min(habit.trust + 1) } else { 0 };
+            let after = now.saturating_sub(habit.released_at);
+            habit.trust = if after <= soon { TRUSTED.min(habit.trust + 1) } else { 0 };
+            if after <= soon {
+                self.slowest = self.slowest.max(Some(after));
+            }
         }
         self.awaited.remove(&caller);
         if boards {
@@ -215,24 +271,31 @@ impl Dispatcher {
         }
     }
 
-    /// Somebody is on board: does the context sail? `avg_flush` is the device's average time of a flush.
-    pub fn sails(&mut self, now: Duration, in_flight: usize, avg_flush: impl Fn() -> Duration) -> Sail {
+    /// Somebody is on board: does the context sail? Of the records in flight, `unflushed` are not of the flush that is under
+    /// way. `avg_flush` is the device's average time of a flush.
+    pub fn sails(
+        &mut self,
+        now: Duration,
+        in_flight: usize,
+        unflushed: usize,
+        avg_flush: impl Fn() -> Duration,
+    ) -> Sail {
         if self.policy == FlushPolicy::Each {
             return Sail::Now;
         }
         if in_flight > 0 {
-            return Sail::AfterLanding;
+            return if self.beside && unflushed == 0 { Sail::Now } else { Sail::AfterLanding };
         }
         let until = match self.policy {
             _ if self.urgent => None,
             FlushPolicy::Each | FlushPolicy::Gather => None,
             FlushPolicy::Delay => self.delayed_until(avg_flush()),
-            FlushPolicy::Adaptive => (!self.awaited.is_empty()).then(|| self.landed_at + self.crossing),
+            FlushPolicy::Adaptive => (!self.awaited.is_empty()).then(|| self.held_until()),
         };
         #[cfg(test)]
         let until = match self.planted {
             Planted::HoldsForEver => until.map(|_| Duration::MAX),
-            Planted::HoldsTheLone => until.or(Some(self.landed_at + self.crossing)),
+            Planted::HoldsTheLone => until.or(Some(self.held_until())),
             _ => until,
         };
         match until {
@@ -244,16 +307,26 @@ impl Dispatcher {
         }
     }
 
+    fn held_until(&self) -> Duration {
+        self.landed_at + self.patience()
+    }
+
+    /// How long after a landing callers are expected back.
+    fn patience(&self) -> Duration {
+        self.crossing.get() * if self.company <= FEW { 2 } else { 1 }
+    }
+
     fn delayed_until(&self, avg_flush: Duration) -> Option<Duration> {
         let (caller, came) = self.first?;
         (avg_flush >= self.fast_flush && self.last_first != Some(caller)).then(|| came + avg_flush)
     }
 
-    /// The context with `boarded` callers was sealed, for whatever reason.
-    pub fn sealed(&mut self, now: Duration, boarded: usize) {
+    /// The context with `boarded` callers was sealed, for whatever reason, with so many records in flight.
+    pub fn sealed(&mut self, now: Duration, boarded: usize, in_flight: usize) {
         if boarded == 0 {
             return;
         }
+        self.holds.beside += u64::from(in_flight > 0);
         self.last_first = self.first.take().map(|(caller, _)| caller);
         self.urgent = false;
         if let Some(since) = self.held_since.take() {
@@ -272,7 +345,7 @@ impl Dispatcher {
         }
         if self.awaited.is_empty() {
             self.next_skip = 1;
-        } else if now >= self.landed_at + self.crossing {
+        } else if now >= self.held_until() {
             self.holds.in_vain += 1;
             for caller in &self.awaited {
                 if let Some(habit) = self.habits.get_mut(caller) {
@@ -284,25 +357,41 @@ impl Dispatcher {
         }
     }
 
-    /// A context that was sealed at `sealed_at` is durable; these callers are released.
-    pub fn landed(&mut self, now: Duration, sealed_at: Duration, released: impl Iterator<Item = Caller>) {
-        let took = now.saturating_sub(sealed_at);
-        self.crossing = if self.crossing.is_zero() { took } else { (took + 3 * self.crossing) / 4 };
+    /// A context is durable; these callers are released.
+    pub fn landed(&mut self, now: Duration, times: Crossing, released: impl Iterator<Item = Caller>) {
+        self.crossing.add(now.saturating_sub(times.sealed_at));
+        self.write.add(times.written_at.saturating_sub(times.sealed_at));
+        self.flush.add(now.saturating_sub(times.flush_at));
         self.landed_at = now;
         if self.policy != FlushPolicy::Adaptive {
             return;
         }
-        for caller in released.filter(|caller| *caller != Caller::UNKNOWN) {
+        let released: Vec<_> = released.filter(|caller| *caller != Caller::UNKNOWN).collect();
+        self.weigh_company(&released);
+        for caller in released {
             if self.habits.len() >= HABITS_MAX && !self.habits.contains_key(&caller) {
                 self.habits.clear();
             }
             let habit = self.habits.entry(caller).or_default();
             habit.released_at = now;
-            if habit.trust >= TRUSTED && self.skip == 0 {
+            if habit.trust >= TRUSTED && self.skip == 0 && !self.beside {
                 self.awaited.insert(caller);
             }
         }
         self.skip = self.skip.saturating_sub(1);
+    }
+
+    /// P4. These have just been released.
+    fn weigh_company(&mut self, released: &[Caller]) {
+        if let Some(slowest) = self.slowest.take() {
+            self.back.add(slowest);
+        }
+        self.recent.truncate(RECENT - 1);
+        self.recent.push_front(released.iter().copied().take(FEW + 1).collect());
+        self.company = self.recent.iter().flatten().collect::<HashSet<_>>().len();
+        // Who is waited for comes back later than one who is not, because both use the same processors.
+        let back = if self.beside { 2 * self.back.get() } else { self.back.get() };
+        self.beside = self.company == 2 && self.flush.get() < self.write.get() + back;
     }
 
     /// Nobody is on board any more: they were told of a failure.

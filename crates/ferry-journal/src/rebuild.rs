@@ -4,7 +4,7 @@
 //! this is killed, either the old store and its log count, or the new one, which holds what the log brought too.
 
 use crate::disk::{Disk, io_error};
-use crate::home::{Batches, HomeFile, Point, Salvage};
+use crate::home::{Batches, HomeFile, Opening, Point, Salvage};
 use crate::layers::Changes;
 use crate::record::LogArea;
 use crate::recovery::{beyond, replay, tell};
@@ -67,6 +67,23 @@ pub fn rebuild_home(
     Ok(out)
 }
 
+/// Calls `visit` for each key that [`rebuild_home`] would find, ascending. Returns the segments of the home store. Writes nothing.
+pub fn read_damaged(
+    device: Arc<dyn BlockDevice>,
+    geometry: Geometry,
+    env: &Env,
+    visit: &mut dyn FnMut(&[u8], &Value),
+) -> Result<Vec<u32>, JournalError> {
+    let disk = Arc::new(Disk::new(device));
+    let old = Old::open(&disk, &geometry, &LogArea::new(&geometry), env)?;
+    let mut visit = |key: &[u8], value: &Value| {
+        visit(key, value);
+        true
+    };
+    walk(&[&old.changes], old.salvage, Range { from: &[], to: &KEYS_END }, &mut visit, &mut |_| {})?;
+    Ok(old.file.map(|file| file.segments()).unwrap_or_default())
+}
+
 fn copy(new: &Arc<HomeFile>, old: Old, out: &mut Rebuilt) -> Result<(), JournalError> {
     let mut batches = Batches::new(new)?;
     let mut failed = None;
@@ -96,10 +113,10 @@ struct Old {
 
 impl Old {
     fn open(disk: &Arc<Disk>, geo: &Geometry, area: &LogArea, env: &Env) -> Result<Self, JournalError> {
-        let opened = HomeFile::open(disk, geo, true);
+        let opened = HomeFile::open(disk, geo, Opening { read_only: true, in_order: true });
         let (file, salvage) = match opened {
             Ok(file) => {
-                let salvage = Salvage::open(&file, env.entropy.as_ref());
+                let salvage = Salvage::open(&file);
                 (Some(file), salvage)
             }
             Err(error) => (None, Err(error)),

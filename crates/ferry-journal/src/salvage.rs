@@ -1,9 +1,4 @@
-//! Reading past damage in the home store.
-//!
-//! The database's file, opened for this alone, shows in place of a block that cannot be read a page that is a leaf with
-//! one key, a random one that nobody can have foreseen. A walk over all pages meets that key where the damage is: what
-//! comes before and after it are the keys around the gap. So one pass finds all gaps, whatever lies in them, and takes
-//! no more than a scan.
+//! Reading past damage in the home store: all keys that can be read, in order, and the gaps between them.
 
 use crate::core::Core;
 use crate::home::{Found, Salvage};
@@ -18,6 +13,8 @@ pub struct LostKeys {
     pub after: Vec<u8>,
     /// The readable key behind the gap, or where the scan ended.
     pub before: Vec<u8>,
+    /// Keys between them that were read from pages which are not what they should be. They are visited as all others are.
+    pub doubtful: u64,
     /// The first damaged block, on the device in bytes.
     pub offset: u64,
     /// What is wrong with it.
@@ -43,7 +40,7 @@ impl Core {
             // No checkpoint: the view and what is opened here are of the same one. The view then keeps its pages.
             let _checkpointing = self.checkpointing.lock();
             let moment = self.moment(from, to);
-            (moment.newest, moment.view, self.home.salvage(self.env.entropy.as_ref()))
+            (moment.newest, moment.view, self.home.salvage())
         };
         let mut maps = vec![&newest];
         maps.extend(view.layers.iter().map(|l| &l.changes));
@@ -60,14 +57,15 @@ pub struct Range<'a> {
 /// A gap whose far side is not known yet.
 struct Open {
     after: Vec<u8>,
+    doubtful: u64,
     offset: u64,
     detail: String,
 }
 
 impl Open {
     fn close(self, before: &[u8]) -> LostKeys {
-        let Self { after, offset, detail } = self;
-        LostKeys { after, before: before.to_vec(), offset, detail }
+        let Self { after, doubtful, offset, detail } = self;
+        LostKeys { after, before: before.to_vec(), doubtful, offset, detail }
     }
 }
 
@@ -127,27 +125,23 @@ impl<'a> Below<'a> {
 
     fn damaged(&mut self, offset: u64, detail: String) {
         let after = self.next.as_ref().map_or(self.from, |(key, _)| key).to_vec();
-        self.gap.get_or_insert(Open { after, offset, detail });
+        self.gap.get_or_insert(Open { after, doubtful: 0, offset, detail });
     }
 
     /// Goes to the next key in the range; tells of a gap once its far side is known.
     fn advance(&mut self, lost: Lost<'_>) {
-        loop {
-            let found = self.salvage.as_mut().map(Salvage::next).transpose();
-            match found.map(Option::flatten) {
-                Ok(Some(Found::Damage { offset, detail })) => self.damaged(offset, detail),
-                Ok(Some(Found::Key(key, _))) if *key < *self.from => self.gap = None,
-                Ok(Some(Found::Key(key, value))) if *key < *self.to => {
-                    if let Some(gap) = self.gap.take() {
-                        lost(gap.close(&key));
+        while let Some(found) = self.salvage.as_mut().and_then(Salvage::next) {
+            match found {
+                Found::Damage { offset, detail } => self.damaged(offset, detail),
+                Found::Key { key, .. } if *key < *self.from => self.gap = None,
+                Found::Key { key, .. } if *key >= *self.to => break,
+                Found::Key { key, value, doubtful } => {
+                    match self.gap.as_mut().filter(|_| doubtful) {
+                        Some(gap) => gap.doubtful += 1,
+                        None => self.gap.take().into_iter().for_each(|gap| lost(gap.close(&key))),
                     }
                     self.next = Some((key, value));
                     return;
-                }
-                Ok(_) => break,
-                Err(error) => {
-                    self.damaged(0, error.to_string());
-                    break;
                 }
             }
         }

@@ -46,6 +46,8 @@ pub struct JournalStats {
     pub data_bytes: u64,
     /// Time that contexts spent in each stage.
     pub stages: StageTimes,
+    /// Times that the log's tail moved: all that ever gives the space of records back, however many writes they took.
+    pub tail_moves: u64,
     /// Checkpoints begun because log space ran short.
     pub checkpoint_pushes: u64,
     /// Checkpoints done.
@@ -106,6 +108,8 @@ pub struct FlushStats {
     pub held_callers: u64,
     /// How long commits were held, together.
     pub hold_time: Duration,
+    /// Commits that were sealed beside the flush of the one before.
+    pub beside: u64,
 }
 
 /// The counters as they run.
@@ -124,6 +128,7 @@ pub struct Counters {
     pub data_bytes: AtomicU64,
     pub space_waits: Times,
     pub stages: [Times; 4],
+    pub tail_moves: AtomicU64,
     pub checkpoint_pushes: AtomicU64,
     pub checkpoints: AtomicU64,
     pub checkpoint_nanos: AtomicU64,
@@ -176,6 +181,7 @@ impl Counters {
             data_bytes: self.data_bytes.load(Relaxed),
             space_waits: self.space_waits.read(),
             stages: StageTimes { collect, queue, write, flush },
+            tail_moves: self.tail_moves.load(Relaxed),
             checkpoint_pushes: self.checkpoint_pushes.load(Relaxed),
             checkpoints: self.checkpoints.load(Relaxed),
             checkpoint_time: Duration::from_nanos(self.checkpoint_nanos.load(Relaxed)),

@@ -1,9 +1,9 @@
 //! Reading what the journal keeps on the device, while everything goes on, to see whether it is still what was written.
 
-use crate::Journal;
 use crate::format::LOG_BLOCK;
 use crate::home::{HomeFile, Suspect};
 use crate::recovery::Reader;
+use crate::{Journal, JournalError};
 use std::sync::Arc;
 
 /// Called after each read with the bytes that it took; may wait. `false` ends the reading.
@@ -90,19 +90,36 @@ impl Journal {
     ) -> bool {
         let core = &self.core;
         let (_view, salvage) = {
-            // No checkpoint: the view and what is opened here are of the same one. The view then keeps its pages.
+            // No checkpoint: the view and what is opened here are of the same one. The view then keeps its pages, but not the database's own.
             let _checkpointing = core.checkpointing.lock();
-            (core.head.read().view.home.clone(), core.home.salvage(core.env.entropy.as_ref()))
+            let salvage = core.home.salvage().map(|salvage| (salvage.own_blocks(), salvage));
+            (core.head.read().view.home.clone(), salvage)
         };
-        match salvage.map(|salvage| salvage.used(step)) {
-            Ok(Some(used)) => file.judge(suspects, &|block| used.contains(&block), found),
-            Ok(None) => return false,
+        match salvage.map(|(own, salvage)| (own, salvage.blocks(step))) {
+            Ok((own, Some(ours))) => {
+                file.judge(suspects, &|block| own.contains(&block) || ours.contains(&block), found);
+            }
+            Ok((_, None)) => return false,
             Err(error) => {
                 tracing::warn!(%error, "which pages the home store uses is not known: all are judged");
                 file.judge(suspects, &|_| true, found);
             }
         }
         true
+    }
+
+    /// Holds every page of the home store's database against what the page above it says of it. No checkpoint is made meanwhile.
+    pub fn verify_pages(&self, found: &mut dyn FnMut(BadPlace)) {
+        let _checkpointing = self.core.checkpointing.lock();
+        match self.core.home.salvage() {
+            Ok(salvage) => salvage.verify(found),
+            Err(JournalError::Damaged { what, offset, detail }) => {
+                found(BadPlace { what, offset, len: LOG_BLOCK as u64, detail });
+            }
+            Err(error) => {
+                found(BadPlace { what: "home store", offset: 0, len: 0, detail: error.to_string() });
+            }
+        }
     }
 
     /// Places on the device where a block of the home store that was read since the opening was not what was written, while its other copy

@@ -1,6 +1,6 @@
 //! What has to be done without anyone waiting for it: sealing in time, stamping an idle log, checkpoints, merging.
 
-use crate::checkpoint::LAYERS_MAX;
+use crate::checkpoint::{Checkpoint, LAYERS_MAX};
 use crate::core::Core;
 use crate::format::LOG_BLOCK;
 use crate::{JournalError, Seq};
@@ -116,7 +116,7 @@ impl Core {
     fn press(self: &Arc<Self>) -> Result<(), JournalError> {
         if self.releasable() > 0 {
             self.stats.checkpoint_pushes.fetch_add(1, Ordering::Relaxed);
-            self.checkpoint(false)?;
+            self.checkpoint(Checkpoint::Log)?;
         }
         if self.space.has_waiters() {
             let seq = self.head.read().seq;
@@ -126,7 +126,7 @@ impl Core {
     }
 
     /// Seals a context whose time has come; how long until the present one's, if there is one.
-    fn seal_in_time(self: &Arc<Self>) -> Option<Duration> {
+    pub fn seal_in_time(self: &Arc<Self>) -> Option<Duration> {
         let (since, seq) = {
             let head = self.head.read();
             (!head.is_empty()).then_some((head.since, head.seq))?
@@ -159,7 +159,7 @@ impl Core {
         let idle = self.env.clock.monotonic().saturating_sub(since);
         match (interval * IDLE_INTERVALS).checked_sub(idle) {
             Some(left) if !left.is_zero() => Some(left),
-            _ => self.checkpoint(false).map_or(None, |()| None),
+            _ => self.checkpoint(Checkpoint::Calm).map_or(None, |()| None),
         }
     }
 
@@ -196,6 +196,6 @@ impl Core {
     pub fn make_room(self: &Arc<Self>) -> Result<(), JournalError> {
         let seq = self.head.read().seq;
         self.seal_if(seq);
-        self.checkpoint(false)
+        self.checkpoint(Checkpoint::Log)
     }
 }

@@ -17,7 +17,7 @@ use shuttle::sync::mpsc;
 use shuttle::thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use stubs::core::{Core, FAST, Setup, run_holds};
+use stubs::core::{Core, FAST, FLUSH, Setup, run_holds};
 
 const SCHEDULES: usize = 400;
 
@@ -44,6 +44,7 @@ fn callers(core: &Arc<Core>, callers: u32) {
             let core = core.clone();
             thread::spawn(move || {
                 for _ in 0..ROUNDS {
+                    core.time.pass(core.think);
                     if !round(&core, caller) {
                         return;
                     }
@@ -153,6 +154,25 @@ fn a_change_of_policy_loses_nobody() {
     );
 }
 
+/// Two callers who take their time: a flush is not worth waiting for company, and the next record is written beside it.
+#[test]
+fn records_are_written_beside_a_flush_and_nothing_is_called_durable_early() {
+    let beside = Arc::new(AtomicU64::new(0));
+    let seen = beside.clone();
+    shuttle::check_random(
+        move || {
+            let core = Core::new(Setup { think: FLUSH / 2, ..Setup::of(FlushPolicy::Adaptive) });
+            let timer = run_holds(&core);
+            callers(&core, 2);
+            core.hold_timer.stop();
+            timer.join().unwrap();
+            seen.fetch_add(core.pipe.lock().dispatcher.holds().beside, Ordering::Relaxed);
+        },
+        SCHEDULES,
+    );
+    assert!(beside.load(Ordering::Relaxed) > 0);
+}
+
 fn lone(planted: Planted) {
     for policy in [FlushPolicy::Each, FlushPolicy::Gather, FlushPolicy::Adaptive] {
         shuttle::check_random(
@@ -201,6 +221,23 @@ fn planted_holding_for_ever_is_caught() {
 #[should_panic(expected = "was called durable and is not")]
 fn planted_joining_of_any_flush_is_caught() {
     planted(FlushPolicy::Gather, Planted::JoinsAnyFlush, None);
+}
+
+#[test]
+#[should_panic(expected = "was called durable and is not")]
+fn planted_joining_is_caught_where_records_are_written_beside_a_flush() {
+    let setup =
+        Setup { think: FLUSH / 2, planted: Planted::JoinsAnyFlush, ..Setup::of(FlushPolicy::Adaptive) };
+    shuttle::check_random(
+        move || {
+            let core = Core::new(setup);
+            let timer = run_holds(&core);
+            callers(&core, 2);
+            core.hold_timer.stop();
+            timer.join().unwrap();
+        },
+        20 * SCHEDULES,
+    );
 }
 
 #[test]

@@ -3,12 +3,16 @@
 
 mod common;
 
-use common::{Volume, assert_same, device_len, geometry, options, put};
-use ferry_device::{BlockDevice, Env, MemDevice};
+use common::{Volume, assert_same, device_len, force, geometry, options, put};
+use ferry_device::{AlignedBuf, BlockDevice, Env, Io, MemDevice};
 use ferry_journal::*;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -158,4 +162,137 @@ fn power_may_be_lost_at_any_moment_of_a_checkpoint() {
 #[test]
 fn power_may_be_lost_at_any_moment_of_an_unmount() {
     crash_everywhere(true);
+}
+
+/// A device whose next read of a segment waits until it is let go.
+struct Stalling {
+    below: MemDevice,
+    segments: u64,
+    armed: AtomicBool,
+    reached: (Sender<()>, Mutex<Receiver<()>>),
+    go: (Sender<()>, Mutex<Receiver<()>>),
+}
+
+impl BlockDevice for Stalling {
+    fn capacity(&self) -> u64 {
+        self.below.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        if offset >= self.segments && self.armed.swap(false, Ordering::SeqCst) {
+            self.reached.0.send(()).unwrap();
+            self.go.1.lock().unwrap().recv().unwrap();
+        }
+        self.below.read(offset, buf)
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.below.write(offset, buf)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.below.flush()
+    }
+    fn submit(&self, batch: Vec<Io>) {
+        self.below.submit(batch);
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+}
+
+fn stalling() -> (Arc<Stalling>, Volume) {
+    let geo = geometry(16 << 20, 256);
+    let (below, channel) = (MemDevice::new(device_len(&geo)), || {
+        let (send, receive) = channel();
+        (send, Mutex::new(receive))
+    });
+    let device = Arc::new(Stalling {
+        below,
+        segments: geo.segments_offset,
+        armed: AtomicBool::new(false),
+        reached: channel(),
+        go: channel(),
+    });
+    (device.clone(), Volume::on(device, geo, Env::real()))
+}
+
+/// Takes log space until there is little left.
+fn press(journal: &Journal) -> Vec<Transaction<'_>> {
+    let take = || journal.try_begin(Credits { urgent: true, ..common::credits(1, 100_000) }).unwrap();
+    std::iter::from_fn(take).collect()
+}
+
+#[test]
+fn a_copy_gives_way_to_whoever_needs_the_log() {
+    let (device, volume) = stalling();
+    let small = JournalOptions { home_cache_bytes: 64 << 10, ..options(false) };
+    let (journal, _, owner) = volume.open_owned(small).unwrap();
+    let mut model = emptied(&journal, 4000, 8);
+    let large = journal.stats().home_bytes;
+    // While it copies the log becomes short of space.
+    device.armed.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let checkpoint = scope.spawn(|| journal.checkpoint());
+        device.reached.1.lock().unwrap().recv().unwrap();
+        let taken = press(&journal);
+        assert!(taken.len() > 10);
+        device.go.0.send(()).unwrap();
+        checkpoint.join().unwrap().unwrap();
+    });
+    assert!(journal.stats().home_bytes >= large, "the copy went on");
+    let kept = journal.stats().home_bytes / home_unit_bytes(volume.geo.segment_len);
+    let free = owner.free.lock().unwrap().len() as u64;
+    // Some are kept for the next checkpoint; a copy takes seventeen.
+    assert!(free + kept + 4 >= u64::from(volume.geo.segment_count), "{free} are free, the store has {kept}");
+    assert_same(&journal, &model);
+    // A checkpoint that makes room in the log does nothing else.
+    set(&journal, &mut model, 3, 10);
+    force(&journal, journal.current()).unwrap();
+    let (taken, checkpoints) = (press(&journal), journal.stats().checkpoints);
+    journal.tick().unwrap();
+    assert_eq!(journal.stats().checkpoints, checkpoints + 1);
+    assert!(journal.stats().home_bytes >= large, "it was copied while the log was short of space");
+    drop(taken);
+    // Who needs room on the volume has it copied, whatever else goes on.
+    set(&journal, &mut model, 3, 11);
+    let taken = press(&journal);
+    assert!(journal.make_room().unwrap());
+    drop(taken);
+    assert!(journal.stats().home_bytes < large / 2, "{} bytes of {large}", journal.stats().home_bytes);
+    assert_same(&journal, &model);
+    journal.close().unwrap();
+}
+
+#[test]
+fn what_changes_during_a_long_checkpoint_is_durable_in_time() {
+    let (device, volume) = stalling();
+    let commit_interval = Duration::from_millis(20);
+    let small = JournalOptions { home_cache_bytes: 64 << 10, commit_interval, ..options(true) };
+    let (journal, ..) = volume.open_owned(small).unwrap();
+    let mut model = Model::new();
+    (0..2000).for_each(|i| set(&journal, &mut model, i, 1200));
+    journal.checkpoint().unwrap();
+    // The journal's own thread makes a checkpoint when nothing happens, and stays in it.
+    device.armed.store(true, Ordering::SeqCst);
+    (0..2000).step_by(100).for_each(|i| set(&journal, &mut model, i, 1000));
+    device.reached.1.lock().unwrap().recv().unwrap();
+    let begun = Instant::now();
+    let mut durable = true;
+    for i in 0..3 {
+        let key = name(3000 + i);
+        let seq = put(&journal, &key, b"new");
+        model.insert(key, b"new".to_vec());
+        while durable && journal.durable() < seq {
+            durable = begun.elapsed() < Duration::from_secs(20);
+            std::thread::yield_now();
+        }
+    }
+    device.go.0.send(()).unwrap();
+    assert!(durable, "nobody sealed what was collected");
+    assert_same(&journal, &model);
+    journal.close().unwrap();
 }

@@ -117,6 +117,46 @@ fn nobody_passes_a_queue_by() {
     });
 }
 
+/// 48 who wait, some of them for all of the log, while others who want little keep asking: each is granted its space when as much
+/// has come back as those before it and itself need, not later, and nobody before its turn.
+#[test]
+fn everyone_is_granted_in_turn_however_much_it_wants() {
+    const LOG: u64 = 64;
+    let model = |wake| {
+        let space = Arc::new(Space::new(LOG, 0, wake));
+        space.take(LOG, false, || ()).unwrap();
+        let served = Arc::new(shuttle::sync::Mutex::new(Vec::new()));
+        let wants: Vec<u64> = (0..48).map(|n| if n % 11 == 5 { LOG } else { 1 + n % 4 }).collect();
+        let mut takers = Vec::new();
+        for (n, bytes) in wants.iter().copied().enumerate() {
+            let (there, served) = (space.clone(), served.clone());
+            takers.push(thread::spawn(move || {
+                there.take(bytes, false, || ()).unwrap();
+                served.lock().unwrap().push(n);
+            }));
+            wait_until(|| space.stats().waits == n as u64 + 1);
+        }
+        for (n, bytes) in wants.iter().copied().enumerate() {
+            // What the one before has taken comes back piece by piece.
+            for _ in 1..bytes {
+                space.release(1);
+                assert!(!space.try_take(1, false), "nobody passes the queue by");
+                assert_eq!(space.stats().grants, n as u64, "not before its turn");
+            }
+            space.release(1);
+            wait_until(|| served.lock().unwrap().len() > n);
+            assert_eq!(served.lock().unwrap()[n], n, "in turn");
+        }
+        takers.into_iter().for_each(|taker| taker.join().unwrap());
+        let stats = space.stats();
+        assert_eq!((stats.waits, stats.grants, space.free()), (48, 48, 0));
+        assert!(wake != Wake::Handoff || stats.wakes == 48, "one wake-up for each grant");
+    };
+    for wake in Wake::WAYS {
+        shuttle::check_random(move || model(wake), 100);
+    }
+}
+
 /// The end of the log's life wakes all who wait, and who comes later does not wait at all.
 #[test]
 fn shutdown_wakes_everyone() {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Volume, credits, device_len, force, geometry, options};
+use common::{Volume, credits, device_len, force, geometry, options, put};
 use ferry_device::{AlignedBuf, Env, FileDevice};
 use ferry_journal::{DataExtent, Geometry, LogOptions, Wake};
 use std::collections::BTreeMap;
@@ -124,4 +124,23 @@ fn threads_share_commits_on_a_file() {
     let env = Env::real();
     let device = FileDevice::create(&dir.path().join("volume"), device_len(&geo), false, &env).unwrap();
     many_threads(&Volume::on(Arc::new(device), geo, env), 8, 300, 3);
+}
+
+/// Log writes that complete touch nobody's space: only the tail gives it back, once for all that lie before it.
+#[test]
+fn space_is_given_back_once_for_many_log_writes() {
+    const RECORDS: u64 = 60;
+    let volume = Volume::new(1 << 20);
+    let (journal, _) = volume.open();
+    let before = journal.stats();
+    for n in 0..RECORDS {
+        force(&journal, put(&journal, &n.to_be_bytes(), &[7; 100])).unwrap();
+    }
+    let full = journal.stats();
+    assert_eq!((full.log_writes - before.log_writes, full.tail_moves), (RECORDS, before.tail_moves));
+    assert_eq!(before.log_free_bytes - full.log_free_bytes, RECORDS * 4096, "each record holds its block");
+    journal.checkpoint().unwrap();
+    let after = journal.stats();
+    assert_eq!((after.tail_moves, after.log_used_bytes), (full.tail_moves + 1, 0));
+    journal.close().unwrap();
 }

@@ -3,12 +3,11 @@
 
 mod common;
 
-use common::{Volume, device_len, force, geometry, options, put};
-use ferry_device::{AlignedBuf, BlockDevice, Env, Io, MemDevice};
+use common::{BadBlocks, Volume, device_len, force, geometry, options, put};
+use ferry_device::{AlignedBuf, Env, MemDevice};
 use ferry_journal::inspect::{LogRecord, Wholeness, home_map, log_end, log_records, log_start};
 use ferry_journal::*;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -186,46 +185,10 @@ fn garbage_in_every_place_is_shown_or_refused_and_nothing_panics() {
     }
 }
 
-/// A device of which one block cannot be read.
-struct Unreadable {
-    below: MemDevice,
-    bad: AtomicU64,
-}
-
-impl BlockDevice for Unreadable {
-    fn capacity(&self) -> u64 {
-        self.below.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        if (offset..offset + buf.len() as u64).contains(&self.bad.load(Ordering::Relaxed)) {
-            return Err(io::Error::from_raw_os_error(5));
-        }
-        self.below.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.below.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.below.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        self.below.submit(batch);
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        None
-    }
-}
-
 #[test]
 fn blocks_of_the_home_store_that_cannot_be_read_are_found_each() {
     let geo = geometry(LOG, 256);
-    let dev = Arc::new(Unreadable { below: MemDevice::new(device_len(&geo)), bad: AtomicU64::new(u64::MAX) });
+    let dev = Arc::new(BadBlocks::below(Arc::new(MemDevice::new(device_len(&geo)))));
     let volume = Volume::on(dev.clone(), geo, Env::real());
     let (journal, recovered) = volume.open();
     for i in 0..200_u64 {
@@ -247,15 +210,15 @@ fn blocks_of_the_home_store_that_cannot_be_read_are_found_each() {
     assert_eq!(read, units * geo.segment_len + 2 * geo.home_map_len);
     let first = geo.segments_offset + u64::from(recovered.home_segments[0]) * geo.segment_len;
     for bad in [first, first + 5 * 4096, first + geo.segment_len - 4096] {
-        dev.bad.store(bad, Ordering::Relaxed);
+        dev.set(&[bad]);
         assert_eq!(verify().0, [("home store", bad)]);
     }
     let slots = [geo.home_map_offset, geo.home_map_offset + geo.home_map_len];
     for slot in slots {
-        dev.bad.store(slot, Ordering::Relaxed);
+        dev.set(&[slot]);
         assert_eq!(verify().0, [("home map", slot)]);
     }
-    dev.bad.store(u64::MAX, Ordering::Relaxed);
+    dev.set(&[]);
     damage(&volume, slots[1], 30);
     assert_eq!(verify().0, [("home map", slots[1])]);
     let mut steps = 0;

@@ -1,13 +1,14 @@
 //! Volumes that are too large for a test, for `scripts/bench-large`:
 //!
-//! `large make VOLUME [FILES]`: a volume with so many files; `large plant VOLUME`: faults in what that volume says of itself;
+//! `large make VOLUME [FILES]`: a volume with so many files; `large age VOLUME`: one file in five of it is changed, in no order, so that its
+//! metadata lies in no order; `large plant VOLUME`: faults in what that volume says of itself;
 //! `large fill VOLUME LOG_BYTES`: a volume whose log is as full as it can get when the program dies;
 //! `large open VOLUME`: how long recovery takes (nothing is written, so it can be repeated) and how much memory.
 
 use ferry_device::{BlockDevice, Env, FileDevice, OpenMode};
 use ferry_fs::keys::{self, Dentry, Extent, InodeRecord, Key};
 use ferry_fs::volume::read_superblock;
-use ferry_fs::{Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT, mkfs};
+use ferry_fs::{Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT, SetAttr, mkfs};
 use ferry_journal::{Bystander, Credits, Journal, JournalOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -70,6 +71,37 @@ fn make(path: &Path, files: u64, env: &Env) -> Result<(), Any> {
     }
     fs.close()?;
     println!("{files} files made in {:.1} s", env.clock.monotonic().as_secs_f64());
+    Ok(())
+}
+
+/// The inode that a name leads to, which is looked up once more.
+fn find(fs: &LocalFs, dir: Ino, name: &str) -> Result<Option<Ino>, Any> {
+    let entry = InProcess::default().call(|cx| fs.lookup(cx, dir, name.as_bytes())).map_err(errno)?;
+    Ok(entry.attr.map(|attr| attr.ino))
+}
+
+/// Changes the permissions of many files, in no order.
+fn age(path: &Path, env: &Env) -> Result<(), Any> {
+    let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(path, OpenMode::ReadWrite, env)?);
+    let fs = LocalFs::open(device, FsOptions::default(), env.clone())?;
+    let mut dirs = Vec::new();
+    while let Some(dir) = find(&fs, ROOT, &format!("d{}", dirs.len()))? {
+        dirs.push(dir);
+    }
+    let (files, mut changed) = (dirs.len() as u64 * PER_DIRECTORY, 0);
+    for n in 0..files / 5 {
+        // A step that divides no such number: all of them are different.
+        let at = n * 500_009 % files;
+        let name = format!("some-file-{}.c", at % PER_DIRECTORY);
+        let Some(ino) = find(&fs, dirs[(at / PER_DIRECTORY) as usize], &name)? else { continue };
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        InProcess::default().call(|cx| fs.setattr(cx, ino, None, &set)).map_err(errno)?;
+        fs.forget(ino, 1);
+        changed += 1;
+    }
+    dirs.into_iter().for_each(|dir| fs.forget(dir, 1));
+    fs.close()?;
+    println!("{changed} files changed in {:.1} s", env.clock.monotonic().as_secs_f64());
     Ok(())
 }
 
@@ -172,9 +204,7 @@ fn fill(path: &Path, log_size: u64, env: &Env) -> Result<(), Any> {
     while removed < count && log_free(&fs)? > STEP_MAX / 4 {
         let (d, n) = (removed / PER_DIRECTORY, removed % PER_DIRECTORY);
         if n == 0 {
-            let name = format!("d{d}");
-            let entry = user.call(|cx| fs.lookup(cx, ROOT, name.as_bytes())).map_err(errno)?;
-            dir = entry.attr.ok_or("there")?.ino;
+            dir = find(&fs, ROOT, &format!("d{d}"))?.ok_or("there")?;
         }
         let name = format!("some-file-{n}.c");
         user.call(|cx| fs.unlink(cx, dir, name.as_bytes())).map_err(errno)?;
@@ -208,11 +238,12 @@ fn main() -> Result<(), Any> {
     match words[..] {
         ["make", path] => make(Path::new(path), 1_000_000, &env),
         ["make", path, files] => make(Path::new(path), files.parse()?, &env),
+        ["age", path] => age(Path::new(path), &env),
         ["plant", path] => plant(Path::new(path), &env),
         ["fill", path, log_bytes] => fill(Path::new(path), log_bytes.parse()?, &env),
         ["open", path] => open(Path::new(path), &env),
         _ => {
-            Err("usage: large make VOLUME [FILES] | plant VOLUME | fill VOLUME LOG_BYTES | open VOLUME"
+            Err("usage: large make VOLUME [FILES] | age VOLUME | plant VOLUME | fill VOLUME LOG_BYTES | open VOLUME"
                 .into())
         }
     }

@@ -8,6 +8,7 @@ use crate::begin::{Begin, Prepared};
 use crate::model::Outcome;
 use crate::ops::{Alloc, Move, Op, Path, Which};
 use crate::plan::{Failure, Plan};
+use ferry_fs::volume::LOG_MIN;
 use std::sync::Arc;
 
 /// All sequences of one length.
@@ -122,7 +123,7 @@ fn on(begin: Begin, seed: u64, ops: Vec<Op>) -> Plan {
     Plan {
         seed,
         volume_bytes: 16 << 20,
-        log_bytes: 512 << 10,
+        log_bytes: LOG_MIN,
         cache_bytes: 1 << 20,
         lives: vec![ops],
         points_max: usize::MAX,

@@ -12,6 +12,7 @@ use crate::model::{Effects, Model, Outcome};
 use crate::ops::{Alloc, FILE_MAX, Generator, Op, SLOTS};
 use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
 use ferry_device::BlockDevice;
+use ferry_fs::volume::LOG_MIN;
 use ferry_fs::{FsckOptions, fsck};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -68,7 +69,7 @@ impl Workload {
             lives: vec![life],
             fault: None,
             volume_bytes: 16 << 20,
-            log_bytes: 512 << 10,
+            log_bytes: LOG_MIN,
             ..Plan::draw(seed)
         };
         let volume = plan.first_life_crashed().map_err(|failure| failure.to_string())?;

@@ -6,7 +6,9 @@ use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng};
 use crate::model::Model;
 use crate::ops::{Generator, Op, Which};
 use ferry_fs::FlushPolicy;
+use ferry_fs::volume::LOG_MIN;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A run, wholly determined.
@@ -157,7 +159,7 @@ impl Plan {
         Self {
             seed,
             volume_bytes: if long { 16 << 20 } else { *rng.pick(&[16 << 20, 16 << 20, 24 << 20, 32 << 20]) },
-            log_bytes: *rng.pick(&[512 << 10, 512 << 10, 1 << 20]),
+            log_bytes: *rng.pick(&[LOG_MIN, LOG_MIN, 1 << 20]),
             cache_bytes: *rng.pick(&[1 << 20, 4 << 20]),
             lives,
             points_max: usize::MAX,
@@ -172,13 +174,7 @@ impl Plan {
     /// Draws one life of fifty operations, with the rest as in [`Plan::draw`].
     pub fn fifty(seed: u64) -> Self {
         let ops = Generator::new(Model::empty()).draw(&mut SimRng::new(!seed), 50);
-        Self {
-            volume_bytes: 16 << 20,
-            log_bytes: 512 << 10,
-            lives: vec![ops],
-            fault: None,
-            ..Self::draw(seed)
-        }
+        Self { volume_bytes: 16 << 20, log_bytes: LOG_MIN, lives: vec![ops], fault: None, ..Self::draw(seed) }
     }
 
     /// Draws one life on a small volume that is half full of large files, which are overwritten here and there: their segments
@@ -202,7 +198,7 @@ impl Plan {
         }
         Self {
             volume_bytes: 16 << 20,
-            log_bytes: 512 << 10,
+            log_bytes: LOG_MIN,
             lives: vec![ops],
             points_max: 60,
             fault: None,
@@ -213,6 +209,15 @@ impl Plan {
     /// Draws two lives in which fsyncs are under way together, on the smallest log there is, which is written from end to end several
     /// times.
     pub fn under_way(seed: u64, policy: FlushPolicy) -> Self {
+        Self::on_log(seed, policy, LOG_MIN, 3000..9000)
+    }
+
+    /// The same on a log of 4 MiB, with records of many blocks.
+    pub fn wrapping(seed: u64, policy: FlushPolicy) -> Self {
+        Self::on_log(seed, policy, 4 << 20, 20_000..60_000)
+    }
+
+    fn on_log(seed: u64, policy: FlushPolicy, log_bytes: u64, fill: Range<u16>) -> Self {
         let mut rng = SimRng::new(!seed);
         let life = |rng: &mut SimRng| {
             let mut ops = Vec::new();
@@ -229,7 +234,11 @@ impl Plan {
                 }
                 if let Some(Which::At(path)) = &file {
                     // Fills the log.
-                    ops.push(Op::SetXattr(path.clone(), rng.below(3) as u8, 3000 + rng.below(6000) as u16));
+                    ops.push(Op::SetXattr(
+                        path.clone(),
+                        rng.below(3) as u8,
+                        fill.start + rng.below(u64::from(fill.end - fill.start)) as u16,
+                    ));
                 }
                 ops.extend(file.map(|file| Op::Fsync(file, false)));
             }
@@ -237,7 +246,7 @@ impl Plan {
         };
         Self {
             volume_bytes: 64 << 20,
-            log_bytes: 512 << 10,
+            log_bytes,
             cache_bytes: 16 << 20,
             lives: vec![life(&mut rng), life(&mut rng)],
             points_max: 40,

@@ -59,6 +59,15 @@ fn with_every_policy_what_was_answered_is_there() {
     }
 }
 
+/// The same on a log of 4 MiB and with long records, of which up to eight are under way.
+#[test]
+fn a_log_of_4_mib_is_written_round_and_round() {
+    let runs = count(20);
+    let tally = campaign(&|seed| Some(Plan::wrapping(seed, FlushPolicy::Each)), 0, runs).tally;
+    println!("{tally:?}");
+    assert!(tally.runs == runs && tally.log_rounds > runs && tally.in_flight_max == 8, "{tally:?}");
+}
+
 /// Power is lost while the cleaner moves blocks.
 #[test]
 fn cleaning_loses_nothing() {
@@ -104,6 +113,30 @@ fn a_flush_that_lies_is_noticed_and_shrunk() {
     assert!(small.ops() <= 5, "a few operations show it: {:?}", small.lives);
     assert!(small.run_apart().is_err());
     assert!(Plan { flush_lies: false, ..small }.run_apart().is_ok(), "the device is to blame");
+}
+
+/// As the program tells it: the number that it prints is enough to see the same failure, shrunk the same way.
+#[test]
+fn the_program_shrinks_a_failure_and_its_number_repeats_it() {
+    let crash = |args: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_crash")).args(args).output();
+        let output = output.expect("the program is there");
+        (output.status.code(), String::from_utf8(output.stderr).expect("text"))
+    };
+    for mode in [&["fifty"][..], &["late"], &["enumerate", "--length", "2"]] {
+        let (code, told) = crash(&[mode, &["--lie", "--from", "0", "--count", "1000"]].concat());
+        assert_eq!(code, Some(1), "{mode:?}: {told}");
+        let number = told
+            .strip_prefix("number ")
+            .and_then(|rest| rest.split(' ').next())
+            .expect("a number")
+            .to_owned();
+        assert!(told.contains("\nshrunk:\nseed "), "{told}");
+        let again = crash(&[mode, &["--lie", "--from", &number, "--one"]].concat());
+        assert_eq!(again, (Some(1), told), "{mode:?}");
+        let (code, told) = crash(&[mode, &["--from", &number, "--one"]].concat());
+        assert_eq!(code, Some(0), "{mode:?}: the device was to blame: {told}");
+    }
 }
 
 /// Sequences that once failed, shrunk; each says what went wrong.

@@ -4,8 +4,10 @@ use std::process::Command;
 
 /// Seeds that once failed, each with options behind it.
 const CORPUS: &str = include_str!("fuzz_corpus.txt");
-/// Seconds of a run on seeds that are always the same.
-const SECONDS: &str = if cfg!(debug_assertions) { "20" } else { "60" };
+/// Seeds of a run.
+const SEEDS: &str = "2500";
+/// Seconds of a run on seeds that are always the same; there are two.
+const SECONDS: &str = if cfg!(debug_assertions) { "10" } else { "30" };
 
 fn fuzz(arguments: &[&str]) {
     let output =
@@ -17,7 +19,9 @@ fn fuzz(arguments: &[&str]) {
 
 #[test]
 fn no_damage_makes_anybody_panic_hang_or_grow() {
-    fuzz(&["--seconds", SECONDS, "--seed", "1"]);
+    for options in [&[][..], &["--home"]] {
+        fuzz(&[&["--seconds", SECONDS, "--count", SEEDS, "--seed", "1"], options].concat());
+    }
 }
 
 #[test]

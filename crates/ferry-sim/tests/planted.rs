@@ -37,6 +37,11 @@ fn late() -> impl Iterator<Item = Plan> {
     (0..20).map(|seed| Plan { fault: None, ..Plan::under_way(seed, FlushPolicy::Gather) })
 }
 
+/// The same on a log of 4 MiB, which is written round and round.
+fn wrapping() -> impl Iterator<Item = Plan> {
+    (0..20).map(|seed| Plan { fault: None, ..Plan::wrapping(seed, FlushPolicy::Gather) })
+}
+
 /// The same, and one flush fails.
 fn failing() -> impl Iterator<Item = Plan> {
     let fails = |after| Some(Fault { op: Op::Flush, after, errno: libc::EIO, sticky: false });
@@ -45,13 +50,14 @@ fn failing() -> impl Iterator<Item = Plan> {
 
 #[test]
 fn each_planted_bug_is_found() {
-    let bugs: [(Bug, Plans); 7] = [
+    let bugs: [(Bug, Plans); 8] = [
         (Bug::EarlyAnswer, || Box::new(short())),
         (Bug::StaleRecord, || Box::new(heavy())),
         (Bug::EarlyReuse, || Box::new(heavy())),
         (Bug::ForgottenOrphan, || Box::new(short())),
         (Bug::HalfContext, || Box::new(short())),
         (Bug::JoinedFlush, || Box::new(late())),
+        (Bug::JoinedFlush, || Box::new(wrapping())),
         (Bug::SwallowedError, || Box::new(failing())),
     ];
     for (bug, plans) in bugs {

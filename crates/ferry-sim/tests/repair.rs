@@ -4,9 +4,10 @@ use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
 use ferry_fs::api::*;
 use ferry_fs::fsck::Code;
 use ferry_fs::keys::{self, Dentry, Extent, InodeRecord, Key};
-use ferry_fs::volume::read_superblock;
+use ferry_fs::volume::{LOG_MIN, read_superblock};
 use ferry_fs::{FsOptions, FsckOptions, InProcess, LocalFs, MkfsOptions, Report, fsck, mkfs, repair};
-use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_journal::inspect::home_map;
+use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, Seq, home_unit_bytes};
 use ferry_sim::crash::Plan;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use std::collections::BTreeMap;
@@ -55,7 +56,7 @@ fn make_dir(fs: &Arc<LocalFs>, dir: Ino, name: &str) -> Ino {
 /// `/a/b/c`, each with files, among them some with extents; and `/many` with more names than one transaction takes.
 fn volume() -> Arc<dyn BlockDevice> {
     let device: Arc<dyn BlockDevice> = Arc::new(SimDevice::new(VOLUME_BYTES));
-    let options = MkfsOptions { log_size: Some(512 << 10), ..MkfsOptions::default() };
+    let options = MkfsOptions { log_size: Some(LOG_MIN), ..MkfsOptions::default() };
     mkfs(&device, &options, &env()).expect("a volume");
     let fs = mount(&device, false);
     let mut dir = ROOT;
@@ -293,6 +294,83 @@ fn used(device: &SimDevice) -> Vec<u64> {
             buf.iter().any(|b| *b != 0)
         })
         .collect()
+}
+
+/// First copies of all blocks of the home store that hold something, each with the places of its second copy and of its checksums.
+fn home_blocks(device: &Arc<SimDevice>) -> Vec<[u64; 4]> {
+    let dyn_device: Arc<dyn BlockDevice> = device.clone();
+    let geo = read_superblock(&dyn_device).expect("a volume").geometry();
+    let [map, _] = home_map(&dyn_device, &geo);
+    let each = home_unit_bytes(geo.segment_len);
+    let used = used(device);
+    let mut out = Vec::new();
+    for segment in map.expect("a whole map").units.into_iter().flatten() {
+        let first = geo.segments_offset + u64::from(segment) * geo.segment_len;
+        let sum = |block: u64, copy: u64| first + 2 * each + copy * BLOCK_SIZE as u64 + block * 4;
+        let blocks = (0..each / BLOCK_SIZE as u64).map(|n| (n, first + n * BLOCK_SIZE as u64));
+        let blocks = blocks.filter(|(_, place)| used.contains(place));
+        out.extend(blocks.map(|(n, place)| [place, place + each, sum(n, 0), sum(n, 1)]));
+    }
+    out
+}
+
+fn poke(device: &Arc<SimDevice>, at: u64, bytes: &[u8]) {
+    let block = at / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+    let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
+    device.read(block, &mut buf).expect("no faults");
+    buf[(at - block) as usize..][..bytes.len()].copy_from_slice(bytes);
+    device.write(block, &buf).expect("no faults");
+}
+
+/// Both copies of each block of the home store in turn, the database's own pages among them: zeros, or another block of it with
+/// checksums that are right. What a check does not find, no work on the volume may meet.
+#[test]
+fn damage_that_a_check_does_not_find_harms_nobody() {
+    let whole = snapshot(&volume());
+    let blocks = home_blocks(&whole);
+    let known = shown(&(whole.clone() as Arc<dyn BlockDevice>));
+    let (mut found, mut unused) = (0, 0);
+    for (n, [first, second, sum, other_sum]) in blocks.iter().copied().enumerate() {
+        for forged in [false, true] {
+            let image = Arc::new(whole.copy());
+            let mut page = AlignedBuf::zeroed(BLOCK_SIZE);
+            if forged {
+                image.read(blocks[(n * 7 + 3) % blocks.len()][0], &mut page).expect("no faults");
+                let crc = crc32c::crc32c(&page).to_le_bytes();
+                [sum, other_sum].into_iter().for_each(|at| poke(&image, at, &crc));
+            }
+            [first, second].into_iter().for_each(|at| poke(&image, at, &page));
+            let device: Arc<dyn BlockDevice> = image;
+            let report = fsck(&device, FsckOptions::default(), &env()).expect("it can be checked");
+            if !report.clean {
+                found += 1;
+                assert!(report.findings.iter().all(|f| f.code == Code::HomeStore), "{:#?}", report.findings);
+                if n % 8 != 0 {
+                    continue;
+                }
+                let after = repaired(&device);
+                let again = repaired(&device);
+                assert_eq!((again.clean, again.repaired), (after.clean, 0), "{n}: {:#?}", again.repairs);
+                if !after.clean {
+                    continue;
+                }
+            } else {
+                unused += 1;
+                assert!(shown(&device) == known, "{n}, {forged}");
+            }
+            let fs = mount(&device, false);
+            for name in 0..60 {
+                make_file(&fs, ROOT, &format!("new {name}"), &[7; 3000]);
+            }
+            fs.sync().expect("durable");
+            fs.detach();
+            fs.close().expect("closed");
+            let report = fsck(&device, FsckOptions::default(), &env()).expect("it can be checked");
+            assert!(report.clean, "{n}, {forged}: {:#?}", report.findings);
+        }
+    }
+    println!("{found} found, {unused} in blocks that nobody needs");
+    assert!(found > blocks.len());
 }
 
 #[test]

@@ -165,9 +165,10 @@ pub struct FsckArgs {
     /// Repair what can be repaired, and say what is lost; files without a name go to /lost+found. Safe to kill and to run again
     #[arg(long)]
     pub repair: bool,
-    /// Read every block of every file too; with --repair, a block that is not what was written is marked as lost
+    /// Do not read the blocks of the files. Otherwise each is held against its checksum; with --repair, one that is not what was
+    /// written is marked as lost
     #[arg(long)]
-    pub data: bool,
+    pub metadata_only: bool,
     /// The report as JSON on stdout
     #[arg(long)]
     pub json: bool,
@@ -358,7 +359,7 @@ mod tests {
             "ferry mount v /mnt --create -o ro,cache=strict -o allow_other --foreground",
             "ferry umount /mnt --force --lazy",
             "ferry fsck v --json",
-            "ferry fsck v --repair --data",
+            "ferry fsck v --repair --metadata-only",
             "ferry sync /mnt",
             "ferry scrub /mnt --rate 200M --json",
             "ferry scrub /mnt --stop",
@@ -372,8 +373,9 @@ mod tests {
             "ferry stats /mnt --json --log-level debug",
             "ferry bench create --files 1000000 --threads 4 --readers 2 --log-size 64M",
             "ferry bench create --on /mnt/a",
+            "ferry bench transactions --threads 2 --keys 10000 --bytes 100 --log-size 4M --commit-interval 1s",
             "ferry top /mnt --interval 500ms --count 3",
-            "ferry bench fserver --workers 8 --log-size 512K --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
+            "ferry bench fserver --workers 8 --log-size 1M --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
             "ferry bench null /mnt",
             "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json -",
             "ferry bench fsync-happy --parallel-flushes --time 1s --rounds 9 --json a.json --html a.html",

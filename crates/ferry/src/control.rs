@@ -71,32 +71,40 @@ fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
     let before = read_stats(path)?;
     let most = before["volume"]["size"].as_u64().unwrap_or_default() / 4;
     let refused = |why: String| Err(CliError::Failed(format!("{}: {why}", path.display())));
+    let shrinks =
+        |has: u64| refused(format!("the log has {} already, and it does not shrink", format_bytes(has)));
     if bytes <= log(&before) {
-        return refused(format!(
-            "the log has {} already, and it does not shrink",
-            format_bytes(log(&before))
-        ));
+        return shrinks(log(&before));
     }
     if bytes > most {
         return refused(format!("a log of this volume has at most {}", format_bytes(most)));
     }
     match ferry_fuse::control::grow_log(file, bytes) {
         Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => refused(
-            "the end of the volume, where the longer log would be, is in use or needed: choose a smaller log"
+            "there is no room for the longer log: the end of the volume, where it would be, is in use or needed, or what the \
+             volume lies on is full. Choose a smaller log, or make room"
                 .into(),
         ),
-        Err(e) => Err(refused_tune(path, "cannot grow the log", e)),
+        Err(e) => match log(&read_stats(path)?) {
+            // Somebody else was quicker.
+            now if bytes <= now => shrinks(now),
+            _ => Err(refused_tune(path, "cannot grow the log", e)),
+        },
         Ok(()) => print(&format!("{}: log {}\n", path.display(), format_bytes(log(&read_stats(path)?)))),
     }
 }
 
 /// To stdout; a reader that has seen enough (`| head`) is no error.
 pub fn print(text: &str) -> Result<(), CliError> {
+    is_read(text).map(drop)
+}
+
+/// As [`print`]; `false` when nobody reads any more.
+pub fn is_read(text: &str) -> Result<bool, CliError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CliError::Failed(format!("cannot write to stdout: {e}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(CliError::Failed(format!("cannot write to stdout: {e}"))),
     }
 }
 

@@ -41,7 +41,7 @@ fn check(args: &FsckArgs) -> Result<ExitCode, CliError> {
         bar.set_length(at.total.max(at.done));
         bar.set_position(at.done);
     };
-    let options = FsckOptions { verify_data: args.data, progress: Some(&mut progress) };
+    let options = FsckOptions { verify_data: !args.metadata_only, progress: Some(&mut progress) };
     let report = if args.repair { repair(&device, options, &env) } else { fsck(&device, options, &env) };
     bar.finish_and_clear();
     let report = report.map_err(|e| CliError::CouldNotCheck(format!("{}: {e}", args.volume.display())))?;
@@ -50,7 +50,7 @@ fn check(args: &FsckArgs) -> Result<ExitCode, CliError> {
             .map_err(|e| CliError::CouldNotCheck(format!("cannot write the report: {e}")))?;
         print(&format!("{json}\n"))?;
     } else {
-        print(&text(&args.volume.display().to_string(), &report, args.data))?;
+        print(&text(&args.volume.display().to_string(), &report, !args.metadata_only))?;
     }
     Ok(match (report.clean, report.repaired) {
         (true, 0) => ExitCode::SUCCESS,
@@ -98,7 +98,7 @@ fn text(volume: &str, report: &Report, data_read: bool) -> String {
     };
     let state =
         if held.unclean { "not unmounted cleanly, which the log makes good" } else { "unmounted cleanly" };
-    let contents = if data_read { "which were read" } else { "which were not read (--data reads them)" };
+    let contents = if data_read { "which were read" } else { "which were not read" };
     out.push_str(&format!(
         "{volume}: {verdict}; {} inodes ({} directories, {} files), {} names, {} of data in {} extents, {contents}; {state}\n",
         held.inodes,

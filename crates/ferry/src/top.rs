@@ -9,17 +9,20 @@ use std::time::Duration;
 
 use ferry_device::Env;
 use rustix::event::{Timespec, poll};
+use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::cli::TopArgs;
-use crate::control::{print, read_stats};
+use crate::control::{is_read, print, read_stats};
 use crate::error::CliError;
 use crate::size::{format_bytes, format_nanos};
 use crate::table::thousands;
 
 /// Kinds of requests that are shown, the most frequent first.
 const REQUESTS_SHOWN: usize = 8;
+/// Shorter intervals would show what the looking costs.
+const INTERVAL_MIN: Duration = Duration::from_millis(50);
 /// Characters of the bar that shows how full the log is.
 const BAR: u64 = 40;
 /// The terminal's second screen, without a cursor; and back.
@@ -28,6 +31,9 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 /// Runs until it is told to stop, the mount goes, or it has shown enough.
 pub fn run(args: &TopArgs) -> Result<(), CliError> {
+    if args.interval < INTERVAL_MIN {
+        return Err(CliError::Usage(format!("--interval: at least {}ms", INTERVAL_MIN.as_millis())));
+    }
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, stop.clone())
@@ -52,7 +58,9 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
             }
         };
         let rates = Rates { before: &before.0, now: &now.0, seconds: (now.1 - before.1).as_secs_f64() };
-        screen.show(&frame(&args.mountpoint, &rates))?;
+        if !screen.show(&frame(&args.mountpoint, &rates))? {
+            return Ok(());
+        }
         before = now;
         left = left.map(|left| left - 1);
     }
@@ -72,14 +80,23 @@ impl Screen {
         Ok(Self { terminal })
     }
 
-    /// Shows a frame in place of the last one; where no terminal is, below it.
-    fn show(&self, frame: &str) -> Result<(), CliError> {
-        if self.terminal {
-            print(&format!("\x1b[H{}\x1b[J", frame.replace('\n', "\x1b[K\r\n")))
-        } else {
-            print(&format!("{frame}\n"))
+    /// Shows a frame in place of the last one, as much of it as there is room for; where no terminal is, below it. `false` when
+    /// nobody reads it any more.
+    fn show(&self, frame: &str) -> Result<bool, CliError> {
+        if !self.terminal {
+            return is_read(&format!("{frame}\n"));
         }
+        let size = tcgetwinsize(std::io::stdout()).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
+        let (rows, columns) =
+            size.map_or((usize::MAX, usize::MAX), |size| (size.ws_row.into(), size.ws_col.into()));
+        is_read(&format!("\x1b[H{}\x1b[J", cropped(frame, rows, columns)))
     }
+}
+
+/// The first lines and characters of a frame; a line that went on in the next one would shift all below it.
+fn cropped(frame: &str, rows: usize, columns: usize) -> String {
+    let crop = |line: &str| line.chars().take(columns).chain("\x1b[K".chars()).collect::<String>();
+    frame.lines().take(rows).map(crop).collect::<Vec<_>>().join("\r\n")
 }
 
 impl Drop for Screen {
@@ -209,6 +226,12 @@ fn requests(out: &mut String, r: &Rates<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_frame_is_cut_to_the_terminal() {
+        assert_eq!(cropped("one\nträger\nthree\n", 2, 4), "one\x1b[K\r\nträg\x1b[K");
+        assert_eq!(cropped("one\n", usize::MAX, usize::MAX), "one\x1b[K");
+    }
 
     #[test]
     fn a_frame_shows_what_happened_between_two_moments() {

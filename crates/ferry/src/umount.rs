@@ -1,10 +1,15 @@
 //! `ferry umount`: the mount goes, and the daemon behind it has closed the volume when the command returns.
+//!
+//! Nobody hears what becomes of a mount that is gone, so whether all that is in memory can be written is asked before.
 
+use std::io;
 use std::path::Path;
+use std::sync::mpsc;
 
 use ferry_fuse::Unmount;
 
 use crate::cli::UmountArgs;
+use crate::control::{explain, open, read_stats};
 use crate::error::CliError;
 use crate::holder::Holder;
 use crate::mounts::{self, Mount};
@@ -16,12 +21,61 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(place.clone()))?;
     mounts::must_be_reached(&mount)?;
     let holder = Holder::of(&mount.source);
+    let synced = if args.force || args.lazy { Ok(()) } else { sync(&mount, args)? };
     detach(&mount, args)?;
     match holder {
         Some(holder) if args.force => end_hung(&holder, &mount, args),
         Some(holder) if !args.lazy => wait(&holder, &mount, args),
         _ => Ok(()),
+    }?;
+    synced.map_err(|why| {
+        let target = mount.target.display();
+        CliError::Failed(format!(
+            "{target}: unmounted, but not everything could be written ({why}); what was synced before is safe"
+        ))
+    })
+}
+
+/// Whether all that is in memory is on disk now. The outer error: nobody answers, and nothing was done.
+fn sync(mount: &Mount, args: &UmountArgs) -> Result<Result<(), CliError>, CliError> {
+    let (tell, told) = mpsc::channel();
+    let (target, timeout) = (mount.target.clone(), args.timeout.unwrap_or(UmountArgs::TIMEOUT));
+    let asking = move || drop(tell.send(write_everything(&target)));
+    std::thread::Builder::new()
+        .name("ferry-sync".into())
+        .spawn(asking)
+        .map_err(|e| CliError::Failed(format!("cannot start a thread: {e}")))?;
+    match told.recv_timeout(timeout) {
+        // Root itself may not look into another user's mount.
+        Ok(Err(CliError::Path { source, .. })) if source.kind() == io::ErrorKind::PermissionDenied => {
+            Ok(Ok(()))
+        }
+        Ok(synced) => Ok(synced),
+        Err(_) => Err(CliError::Failed(format!(
+            "{}: its daemon has not written everything after {} s; a longer --timeout waits, --force ends it at once",
+            mount.target.display(),
+            timeout.as_secs()
+        ))),
     }
+}
+
+/// As `ferry sync`; but write-back that failed before, of which each descriptor of the file has been told, does not count. The kernel would
+/// report it once more, so the daemon is asked whether it took all that the kernel has handed over now.
+fn write_everything(target: &Path) -> Result<(), CliError> {
+    if is_dead(target) {
+        return Ok(());
+    }
+    let file = open(target)?;
+    let refused = || {
+        let stats = read_stats(target)?;
+        Ok::<_, CliError>(stats["fuse"]["operations"]["write"]["errors"].as_u64().unwrap_or_default())
+    };
+    let before = refused()?;
+    let handed_over = rustix::fs::syncfs(&file);
+    if refused()? > before {
+        handed_over.map_err(|e| explain(target, "cannot sync", e.into()))?;
+    }
+    ferry_fuse::control::sync(&file).map_err(|e| explain(target, "cannot sync", e))
 }
 
 fn wait(holder: &Holder, mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {
@@ -65,12 +119,16 @@ pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
     if !mount.is_ferry() || Holder::of(&mount.source).is_some() {
         return Ok(false);
     }
-    // Attributes would come from the kernel's cache, as if the daemon were alive; totals are always asked for.
-    let dead = rustix::fs::statvfs(target).is_err_and(|e| mounts::says_dead(&e.into()));
+    let dead = is_dead(target);
     if dead {
         ferry_fuse::unmount(target, Unmount::Lazy).map_err(|e| CliError::Failed(e.to_string()))?;
     }
     Ok(dead)
+}
+
+/// Whether the daemon behind a mount is gone. Attributes would come from the kernel's cache, as if it were alive; totals are always asked for.
+fn is_dead(target: &Path) -> bool {
+    rustix::fs::statvfs(target).is_err_and(|e| mounts::says_dead(&e.into()))
 }
 
 fn detach(mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {

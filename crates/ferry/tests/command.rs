@@ -1,7 +1,7 @@
 //! The command as a user calls it: exit codes, messages, and mounts (these need root and /dev/fuse).
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -166,9 +166,9 @@ fn a_check_that_cannot_be_is_said_in_json_too() {
     }
     fails(&ferry(&["fsck", path(&volume)]), 8, &format!("mounted on {}", place.mnt().display()));
     ok(&ferry(&["umount", path(&place.mnt())]));
+    let clean = ferry(&["fsck", path(&volume), "--metadata-only"]);
+    assert!(String::from_utf8_lossy(&clean.stdout).contains("which were not read"));
     let clean = ferry(&["fsck", path(&volume)]);
-    assert!(String::from_utf8_lossy(&clean.stdout).contains("which were not read (--data reads them)"));
-    let clean = ferry(&["fsck", path(&volume), "--data"]);
     assert!(String::from_utf8_lossy(&clean.stdout).contains("which were read"));
 }
 
@@ -201,6 +201,43 @@ fn the_flush_policy_is_an_option_and_can_be_tuned() {
     fails(&ferry(&["tune", path(&place.mnt())]), 2, "nothing to change");
     ok(&ferry(&["umount", path(&place.mnt())]));
     fails(&ferry(&["tune", path(&place.mnt()), "--flush", "each"]), 1, "no FerryFS is mounted here");
+}
+
+#[test]
+fn top_ends_when_nobody_reads_it() {
+    let place = Place::new();
+    place.mount();
+    let mnt = place.mnt();
+    fails(&ferry(&["top", path(&mnt), "--interval", "0ms"]), 2, "at least 50ms");
+    let script = r#"{ timeout 20 "$0" top "$1" --interval 50ms; echo "exit $?" >&2; } | head -n 1"#;
+    let seen = Command::new("sh").args(["-c", script, FERRY, path(&mnt)]).output().expect("a shell");
+    assert!(String::from_utf8_lossy(&seen.stdout).contains("inodes"), "{seen:?}");
+    assert_eq!(String::from_utf8_lossy(&seen.stderr), "exit 0\n");
+    ok(&ferry(&["umount", path(&mnt)]));
+}
+
+#[test]
+fn the_log_is_grown_by_several_at_once() {
+    let place = Place::new();
+    place.mount();
+    let mnt = place.mnt();
+    let tune = |size: &str| {
+        let mut command = Command::new(FERRY);
+        command.args(["tune", path(&mnt), "--log-size", size]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the command runs")
+    };
+    // The longest takes its time; those behind it find that nothing is left to do.
+    let running = ["64M", "40M", "32M", "24M"].map(tune);
+    let mut grown = 0;
+    for tuned in running.map(|child| child.wait_with_output().expect("it is a child")) {
+        let said = String::from_utf8_lossy(&tuned.stderr);
+        assert!(tuned.status.success() || said.contains("it does not shrink"), "{tuned:?}");
+        grown += u32::from(tuned.status.success());
+    }
+    assert!(grown > 0);
+    fails(&ferry(&["tune", path(&mnt), "--log-size", "64M"]), 1, "the log has 64.0 MiB already");
+    ok(&ferry(&["umount", path(&mnt)]));
+    ok(&ferry(&["fsck", path(&place.volume())]));
 }
 
 #[test]
@@ -377,14 +414,10 @@ fn fsck_repairs_and_says_what_is_lost() {
     run(&["--repair"], 0, &["clean;"]);
 
     spoil(&volume, b"spoil me here");
-    run(&[], 0, &["clean;"]);
-    run(&["--data"], 4, &["checksum", "/file"]);
-    run(
-        &["--data", "--repair"],
-        1,
-        &["repaired checksum", "/file", "lost: bytes 16384 to 20480", "known loss"],
-    );
-    run(&["--data", "--repair"], 0, &["known loss: bytes 16384 to 20480 of [/file"]);
+    run(&["--metadata-only"], 0, &["clean;"]);
+    run(&[], 4, &["checksum", "/file"]);
+    run(&["--repair"], 1, &["repaired checksum", "/file", "lost: bytes 16384 to 20480", "known loss"]);
+    run(&["--repair"], 0, &["known loss: bytes 16384 to 20480 of [/file"]);
     let json = ferry(&["fsck", path(&volume), "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!((&json["repaired"], &json["lost"][0]["bytes"]), (&0.into(), &4096.into()));
@@ -396,7 +429,12 @@ fn fsck_repairs_and_says_what_is_lost() {
     std::fs::write(place.mnt().join("file"), &data).expect("writable");
     assert!(std::fs::read(place.mnt().join("file")).expect("whole again") == data);
     ok(&ferry(&["umount", path(&place.mnt())]));
-    run(&["--data"], 0, &["clean;"]);
+    run(&[], 0, &["clean;"]);
+    for (args, read) in [(&["--json"][..], true), (&["--json", "--metadata-only"], false)] {
+        let json = ferry(&[&["fsck", path(&volume)], args].concat());
+        let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+        assert_eq!((&json["clean"], &json["data_read"]), (&true.into(), &read.into()));
+    }
 }
 
 /// The process that has a volume open.

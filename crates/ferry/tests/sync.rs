@@ -61,12 +61,16 @@ impl Mounted {
     }
     /// The daemon dies, and the volume is mounted again.
     fn crash(&self) {
+        self.crash_to("");
+    }
+    /// The same, with these options.
+    fn crash_to(&self, options: &str) {
         let said = ferry(&["fsck", self.volume().to_str().unwrap()]);
         let said = String::from_utf8(said.stderr).unwrap();
         let pid: String =
             said.split("process ").nth(1).unwrap().chars().take_while(char::is_ascii_digit).collect();
         assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
-        self.mount("");
+        self.mount(options);
     }
 }
 
@@ -153,6 +157,35 @@ fn store_through_a_mapping(file: &fs::File, contents: &[u8]) {
         let at = mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0).unwrap();
         std::ptr::copy_nonoverlapping(contents.as_ptr(), at.cast::<u8>(), len);
         munmap(at, len).unwrap();
+    }
+}
+
+/// What `O_SYNC`, `O_DSYNC` and `RWF_DSYNC` have acknowledged is there, whoever is to see to it: the kernel or the daemon.
+#[test]
+fn synchronous_writes_are_durable_when_they_return() {
+    use rustix::fs::{Mode, OFlags, open};
+    use rustix::io::{ReadWriteFlags, pwritev2};
+    let durable = [
+        (OFlags::SYNC, ReadWriteFlags::empty()),
+        (OFlags::DSYNC, ReadWriteFlags::empty()),
+        (OFlags::empty(), ReadWriteFlags::DSYNC),
+    ];
+    let ways = [OFlags::WRONLY, OFlags::WRONLY | OFlags::APPEND, OFlags::RDWR];
+    for options in ["", ",cache=strict", ",cache=writeback"] {
+        let mounted = Mounted::new(options);
+        let all = ways.iter().flat_map(|way| durable.iter().map(move |(open, write)| (*way | *open, *write)));
+        for (i, (flags, write)) in all.enumerate() {
+            let path = mounted.mnt().join(i.to_string());
+            let file =
+                open(&path, flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o600)).unwrap();
+            let bytes = block(i + 1);
+            let written = pwritev2(&file, &[std::io::IoSlice::new(&bytes)], 0, write).unwrap();
+            assert_eq!(written, bytes.len());
+            // Nothing of it is made durable by what the next one does.
+            mounted.crash_to(options);
+            drop(file);
+            assert_eq!(fs::read(&path).unwrap(), bytes, "{options} {flags:?} {write:?}");
+        }
     }
 }
 

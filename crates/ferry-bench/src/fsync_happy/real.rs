@@ -89,6 +89,7 @@ pub fn in_process(options: &Options, devices: &[DeviceModel]) -> Bench<'static> 
                 name: format!("{group}, {}", count(callers)),
                 group,
                 x: Some(f64::from(callers)),
+                x_label: "callers",
                 reference: options.reference(),
                 variants: options.policies.len(),
                 open: Box::new(move || {
@@ -130,7 +131,7 @@ pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Result<Bench<'a>
         });
         let is_reference = |(_, policy): &(_, Option<FlushPolicy>)| *policy == Some(FlushPolicy::Adaptive);
         let mut case = Case::new(count(*callers), variants.collect());
-        (case.group, case.x) = ("paths".into(), Some(f64::from(*callers)));
+        (case.group, case.x, case.x_label) = ("paths".into(), Some(f64::from(*callers)), "callers");
         case.reference = kinds.iter().position(is_reference).unwrap_or_default();
         case
     });

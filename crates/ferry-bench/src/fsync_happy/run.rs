@@ -104,6 +104,7 @@ pub fn run(
     let options = JournalOptions {
         commit_interval: Duration::from_secs(3600),
         home_cache_bytes: 1 << 20,
+        reads_all: false,
         flush: policy,
         fast_flush,
         log: LogOptions::default(),

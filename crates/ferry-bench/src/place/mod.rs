@@ -10,6 +10,7 @@ use crate::error::BenchError;
 use crate::model::Lateness;
 use ferry_fs::FlushPolicy;
 use mounted::Mounted;
+pub(crate) use mounted::own_cpu_time;
 use rustix::fs::FallocateFlags;
 use serde_json::Value;
 use std::io;
@@ -118,7 +119,7 @@ impl Place {
 
     /// Processor time used so far.
     pub fn cpu_time(&self) -> Result<CpuTime, BenchError> {
-        let client = mounted::own_cpu_time();
+        let client = own_cpu_time();
         let daemon = match &self.kind {
             Kind::Mounted(place) => place.daemon_cpu_time()?,
             Kind::Volume(_) => None,

@@ -82,6 +82,7 @@ mod tests {
             name: format!("case <{x:?}>"),
             group: "group".into(),
             x: *x,
+            x_label: "callers",
             reference: "a".into(),
             variants: vec![variant("a", &[1234.5, 1300.0]), variant("b", &[2.0, 3.0])],
         };
@@ -139,6 +140,10 @@ mod tests {
                 let opened =
                     html.matches(&format!("<{tag}>")).count() + html.matches(&format!("<{tag} ")).count();
                 assert_eq!(opened, html.matches(&format!("</{tag}>")).count(), "{tag}");
+            }
+            let has_axes = report.cases.iter().any(|case| case.x.is_some());
+            for part in ["callers (logarithmic)", "files/s (logarithmic)"] {
+                assert_eq!(html.contains(part), has_axes, "{part}");
             }
             assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
         }

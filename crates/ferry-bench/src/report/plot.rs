@@ -2,7 +2,7 @@
 
 use super::html::escape;
 use super::number;
-use crate::run::{CaseReport, Report, VariantReport};
+use crate::run::{CaseReport, Metric, Report, VariantReport};
 use std::fmt::Write;
 
 /// Colours that people with any kind of sight can tell apart (Okabe and Ito, 2008).
@@ -10,7 +10,7 @@ const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00
 const WIDTH: f64 = 760.0;
 /// Room for names beside bars.
 const LEFT: f64 = 210.0;
-const RIGHT: f64 = 90.0;
+const RIGHT: f64 = 130.0;
 const ROW: f64 = 22.0;
 const HEIGHT: f64 = 320.0;
 
@@ -27,11 +27,11 @@ pub fn all(report: &Report) -> String {
                 let of_group: Vec<_> =
                     report.cases.iter().filter(|c| c.x.is_some() && c.group == case.group).collect();
                 heading(&mut out, &case.group, metric.label);
-                out.push_str(&lines(&of_group, metric.name));
+                out.push_str(&lines(&of_group, metric));
             }
             None => {
                 heading(&mut out, &case.name, metric.label);
-                out.push_str(&bars(case, metric.name));
+                out.push_str(&bars(case, metric));
             }
         }
     }
@@ -40,6 +40,14 @@ pub fn all(report: &Report) -> String {
 
 fn heading(out: &mut String, name: &str, metric: &str) {
     let _ = writeln!(out, "<h2>{}: {}</h2>", escape(name), escape(metric));
+}
+
+/// A plot of this height, and what it says to those who do not see it.
+fn opened(height: f64, metric: &str) -> String {
+    let label = escape(metric);
+    format!(
+        "<svg viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" role=\"img\" aria-label=\"{label}; the table has the medians\">\n"
+    )
 }
 
 fn colour(index: usize) -> &'static str {
@@ -57,10 +65,11 @@ fn largest<'a>(variants: impl Iterator<Item = &'a VariantReport>, metric: &str) 
 }
 
 /// A bar to the median of each variant, a dot for each turn.
-fn bars(case: &CaseReport, metric: &str) -> String {
+fn bars(case: &CaseReport, what: &Metric) -> String {
+    let metric = what.name;
     let height = ROW * case.variants.len() as f64 + 8.0;
     let scale = (WIDTH - LEFT - RIGHT) / largest(case.variants.iter(), metric);
-    let mut out = format!("<svg viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" role=\"img\">\n");
+    let mut out = opened(height, what.label);
     for (index, variant) in case.variants.iter().enumerate() {
         let top = ROW * index as f64 + 4.0;
         let middle = top + ROW / 2.0;
@@ -93,10 +102,11 @@ fn bars(case: &CaseReport, metric: &str) -> String {
 }
 
 /// A line for each variant over the cases of a group; both axes are logarithmic.
-fn lines(cases: &[&CaseReport], metric: &str) -> String {
+fn lines(cases: &[&CaseReport], what: &Metric) -> String {
+    let metric = what.name;
     let axes = Axes::new(cases, metric);
-    let mut out = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" role=\"img\">\n");
-    axes.draw(&mut out, cases);
+    let mut out = opened(HEIGHT, what.label);
+    axes.draw(&mut out, cases, what.label);
     let names = cases.first().map_or(&[][..], |case| &case.variants);
     for (index, variant) in names.iter().enumerate() {
         let mut points = String::new();
@@ -135,9 +145,9 @@ struct Axes {
     y: (f64, f64),
 }
 
-const AXIS_LEFT: f64 = 80.0;
+const AXIS_LEFT: f64 = 100.0;
 const TOP: f64 = 12.0;
-const BOTTOM: f64 = 28.0;
+const BOTTOM: f64 = 46.0;
 
 impl Axes {
     fn new(cases: &[&CaseReport], metric: &str) -> Self {
@@ -163,7 +173,7 @@ impl Axes {
         HEIGHT - BOTTOM - part.clamp(0.0, 1.0) * (HEIGHT - BOTTOM - TOP)
     }
 
-    fn draw(&self, out: &mut String, cases: &[&CaseReport]) {
+    fn draw(&self, out: &mut String, cases: &[&CaseReport], metric: &str) {
         for decade in self.y.0.ceil() as i32..=self.y.1.floor() as i32 {
             let (value, right) = (10_f64.powi(decade), WIDTH - RIGHT);
             let y = self.y(value);
@@ -177,8 +187,18 @@ impl Axes {
             );
         }
         for value in cases.iter().filter_map(|case| case.x) {
-            let (x, y) = (self.x(value), HEIGHT - 8.0);
+            let (x, y) = (self.x(value), HEIGHT - 28.0);
             let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{value}</text>");
         }
+        let (across, up) = ((AXIS_LEFT + WIDTH - RIGHT) / 2.0, (TOP + HEIGHT - BOTTOM) / 2.0);
+        let label = cases.first().map_or("", |case| case.x_label);
+        let _ = writeln!(
+            out,
+            "<text x=\"{across:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{} (logarithmic)</text>\
+             <text transform=\"translate(16 {up:.1}) rotate(-90)\" text-anchor=\"middle\">{} (logarithmic)</text>",
+            HEIGHT - 8.0,
+            escape(label),
+            escape(metric)
+        );
     }
 }

@@ -94,9 +94,15 @@ impl CompositeVolume {
     pub fn open(path: &Path, mode: OpenMode, env: &Env) -> Result<Self, CompositeError> {
         let descriptor = Arc::new(DescriptorFile::open(path, mode, env)?);
         let listed = descriptor.get();
-        let mut sides = Vec::new();
+        let mut sides: Vec<Side> = Vec::new();
         let mut absent = Vec::new();
         for name in &listed.components {
+            let same = |side: &&Side| {
+                Path::new(&side.name).canonicalize().ok() == Path::new(name).canonicalize().ok()
+            };
+            if let Some(first) = sides.iter().find(same) {
+                return Err(CompositeError::Twice { first: first.name.clone(), second: name.clone() });
+            }
             match open_component(name, &listed, mode, env)? {
                 Ok(side) => sides.push(side),
                 Err(why) => absent.push(format!("{name} ({why})")),

@@ -5,6 +5,7 @@
 //! of its own, and a flush is then one of the disk's cache only. Where it cannot (some network file systems),
 //! the page cache is between, and `fdatasync` writes it out as part of the flush.
 
+mod cached;
 mod engine;
 mod lock;
 mod ring;
@@ -13,17 +14,23 @@ mod sys;
 use crate::{
     AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FlushTimer, FlushTiming, Io, check_range,
 };
+use cached::CachedFlushes;
 use engine::Engine;
 pub(crate) use engine::on_io_thread;
+use parking_lot::Mutex;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 /// Largest size of a volume in bytes: what `off_t` and the place of the ownership lock allow.
 const SIZE_MAX: u64 = (1 << 62) - BLOCK_SIZE as u64;
+
+/// Threads that read what is asked for at once.
+const READERS_MAX: usize = 8;
 
 /// What the opener will do with the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +60,8 @@ struct HostFile {
     _claim: Option<File>,
     block_device: bool,
     timer: FlushTimer,
+    /// Where transfers go through the host's page cache.
+    cached: Option<CachedFlushes>,
     env: Env,
 }
 
@@ -60,7 +69,10 @@ impl HostFile {
     /// Flushes and takes the time of it.
     fn flush(&self) -> io::Result<()> {
         let begun = self.env.clock.monotonic();
-        self.file.sync_data()?;
+        match &self.cached {
+            None => self.file.sync_data(),
+            Some(cached) => cached.flush(|| self.file.sync_data()),
+        }?;
         self.timer.record(self.env.clock.monotonic().saturating_sub(begun));
         Ok(())
     }
@@ -139,7 +151,8 @@ impl FileDevice {
         };
         let end = file.seek(SeekFrom::End(0)).map_err(|e| failed("find the size of", path, e))?;
         let capacity = end - end % BLOCK_SIZE as u64;
-        if !bypass_page_cache(&file).map_err(|e| failed("read", path, e))? {
+        let direct = bypass_page_cache(&file).map_err(|e| failed("read", path, e))?;
+        if !direct {
             tracing::warn!(path = %path.display(), "no O_DIRECT here: transfers go through the host's page cache");
         }
         let host = Arc::new(HostFile {
@@ -147,6 +160,7 @@ impl FileDevice {
             _claim: claim,
             block_device,
             timer: FlushTimer::default(),
+            cached: (!direct).then(CachedFlushes::default),
             env: env.clone(),
         });
         let engine = match mode {
@@ -193,6 +207,26 @@ impl BlockDevice for FileDevice {
             }
         }
         Ok(())
+    }
+
+    fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
+        let readers = reads.len().min(READERS_MAX);
+        let mut results: Vec<io::Result<()>> = reads.iter().map(|_| Ok(())).collect();
+        let left = Mutex::new(reads.iter_mut().zip(&mut results));
+        let reader = || {
+            loop {
+                let Some(((offset, buf), result)) = left.lock().next() else { return };
+                *result = self.read(*offset, buf);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..readers {
+                // Where there is no thread to be had, the others read what it would have.
+                drop(thread::Builder::new().name("ferry-read".into()).spawn_scoped(scope, reader));
+            }
+            reader();
+        });
+        results
     }
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {

@@ -226,6 +226,12 @@ impl DataStore {
     /// The first byte of data, or of a hole, at or behind `offset`: `SEEK_DATA` and `SEEK_HOLE`, dirty data included.
     /// `ENXIO` behind the end.
     pub fn seek(&self, inode: &Arc<Inode>, offset: u64, whence: i32) -> Result<u64, FsError> {
+        let found = self.seek_from(inode, offset, whence);
+        self.cache.shrink();
+        found
+    }
+
+    fn seek_from(&self, inode: &Arc<Inode>, offset: u64, whence: i32) -> Result<u64, FsError> {
         let data = match whence {
             libc::SEEK_DATA => true,
             libc::SEEK_HOLE => false,
@@ -239,7 +245,13 @@ impl DataStore {
             }
             match self.seek_step(inode, block, size.div_ceil(BLOCK), data)? {
                 Step::Found(at) => return Ok((at * BLOCK).max(offset).min(size)),
-                Step::From(next) => block = next,
+                Step::From(next) => {
+                    // The windows behind are done with: a large file has more than the cache may hold.
+                    if next / WINDOW_BLOCKS > block / WINDOW_BLOCKS {
+                        self.cache.shrink();
+                    }
+                    block = next;
+                }
                 Step::End if data => return Err(Errno(libc::ENXIO).into()),
                 Step::End => return Ok(size),
             }

@@ -1,7 +1,7 @@
 //! Truncation, extension, and giving back all of a file. What is too large for one transaction goes in pieces: the first
 //! makes the change visible and, with an intent key, certain; the rest follows, after a crash at the next mount.
 
-use super::extents::{Changes, Delta, Edit, WINDOW_BLOCKS};
+use super::extents::{Changes, Delta, Edit, WINDOW_BLOCKS, Window};
 use super::file::{ExtentsGuard, Pages, show_blocks, zero_tail};
 use super::row::Claim;
 use super::write::{Ready, apply, prepare};
@@ -249,31 +249,38 @@ impl DataStore {
     /// The next piece of what has to be dropped, as large as one transaction may be.
     fn plan_drop(&self, journal: &Journal, inode: &Arc<Inode>, range: Range<u64>) -> Result<Piece, FsError> {
         let mut piece = Piece { edits: Vec::new(), changes: Vec::new(), delta: Delta::default(), next: None };
-        let budget = (journal.max_transaction_bytes() / 2) as usize;
-        let (mut at, mut cost) = (range.start, 0);
+        let mut left = (journal.max_transaction_bytes() / 2) as usize;
+        let mut at = range.start;
         if inode.state.share().logged.blocks == 0 {
             return Ok(piece);
         }
         while let Some(mapped) = self.next_extent(journal, inode.ino, at)?.filter(|b| *b < range.end) {
             let index = mapped / WINDOW_BLOCKS;
-            let base = index * WINDOW_BLOCKS;
-            if cost > budget {
-                piece.next = Some(mapped.max(range.start));
-                break;
-            }
-            let mut edit = Edit::new(index, (*self.window(inode, index)?).clone());
-            edit.drop_range(range.start.max(base) - base, (range.end - base).min(WINDOW_BLOCKS));
-            let before = piece.changes.len();
-            edit.changes(inode.ino, &mut piece.changes);
+            let window_end = (index + 1) * WINDOW_BLOCKS;
+            let from = at.max(index * WINDOW_BLOCKS);
+            let mut to = window_end.min(range.end);
+            let window = self.window(inode, index)?;
+            let (edit, changes, cost) = loop {
+                let dropped = drop_in(&window, inode.ino, index, from..to);
+                if dropped.2 <= left || to - from == 1 {
+                    break dropped;
+                }
+                if !piece.edits.is_empty() {
+                    piece.next = Some(from.max(mapped));
+                    return Ok(piece);
+                }
+                // Not even one window fits: a part of it.
+                to = from + (to - from) / 2;
+            };
+            left = left.saturating_sub(cost);
+            piece.changes.extend(changes);
             piece.delta.add(&edit.delta);
-            // The records of segments come on top of the extents' keys; log space also covers each key's own overhead.
-            cost += piece.changes[before..]
-                .iter()
-                .map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len) + 64)
-                .sum::<usize>()
-                + 64 * edit.delta.live.len();
             piece.edits.push(edit);
-            at = base + WINDOW_BLOCKS;
+            if to < window_end.min(range.end) {
+                piece.next = Some(to);
+                return Ok(piece);
+            }
+            at = window_end;
         }
         Ok(piece)
     }
@@ -367,6 +374,19 @@ impl DataStore {
         }
         Ok(())
     }
+}
+
+/// What dropping `range` of a window changes, and how many bytes that may cost a transaction.
+fn drop_in(window: &Window, ino: Ino, index: u64, range: Range<u64>) -> (Edit, Changes, usize) {
+    let base = index * WINDOW_BLOCKS;
+    let mut edit = Edit::new(index, window.clone());
+    edit.drop_range(range.start - base, range.end - base);
+    let mut changes = Changes::new();
+    edit.changes(ino, &mut changes);
+    // The records of segments come on top of the extents' keys; log space also covers each key's own overhead.
+    let keys = changes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len) + 64).sum::<usize>();
+    let cost = keys + 64 * edit.delta.live.len();
+    (edit, changes, cost)
 }
 
 /// How an extension ended.

@@ -328,8 +328,14 @@ impl Table {
 
     /// How many segments' records a commit with this delta may put.
     pub fn records(&self, delta: &Delta) -> usize {
-        let of_run = |(_, by): &(u64, i64)| by.unsigned_abs() as usize / self.blocks as usize + 2;
-        delta.live.iter().map(of_run).sum::<usize>() + CLOSED_PER_COMMIT + 2
+        let of_run = |(dev, by): &(u64, i64)| {
+            let (first, at) = self.locate(*dev).unwrap_or_default();
+            first..first + ((u64::from(at) + by.unsigned_abs()) / u64::from(self.blocks)) as u32 + 1
+        };
+        let mut segments: Vec<u32> = delta.live.iter().flat_map(of_run).collect();
+        segments.sort_unstable();
+        segments.dedup();
+        segments.len() + CLOSED_PER_COMMIT + 2
     }
 
     /// Applies one run of a delta, which may cross from one segment into the next.

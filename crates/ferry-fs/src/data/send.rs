@@ -26,6 +26,11 @@ const BLOCK_BYTES: usize = BLOCK as usize;
 pub(super) const BATCH_BLOCKS: u32 = 1024;
 /// What one run of blocks may cost a transaction beside its checksums: the halves of an extent that it splits.
 const RUN_BYTES: usize = 2300;
+/// What a block may cost a transaction that overwrites it: its checksum, the key of an extent that goes, and the record of
+/// the segment that this was in.
+const OVERWRITTEN_BYTES: usize = 104;
+/// The same of a block that was a hole.
+const NEW_BYTES: usize = 4;
 
 /// Room on the device and in memory for a batch.
 pub(super) struct Cargo {
@@ -164,7 +169,8 @@ impl DataStore {
         while let Some(run) = pages.dirty_run(cursor, range.end) {
             let joins = work.runs.last().is_some_and(|last| last.block + u64::from(last.len) == run.start);
             let left = u64::from(cargo.left());
-            cost += if joins { 0 } else { RUN_BYTES } + 4 * (run.end - run.start) as usize;
+            let block = if mapped > 0 { OVERWRITTEN_BYTES } else { NEW_BYTES };
+            cost += if joins { 0 } else { RUN_BYTES } + block * (run.end - run.start) as usize;
             let unknown = matches!(pages.place(run.start, mapped), Known::Load(_));
             let busy = busy_frame(pages, run.start).is_some();
             if left == 0 || unknown || busy || (cost > budget && !work.runs.is_empty()) {

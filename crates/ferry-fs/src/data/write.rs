@@ -15,6 +15,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Dirty bytes at which write-back begins whatever their age, at most: more would only make the sync at the end longer.
+const DIRTY_MAX: usize = 64 << 20;
+
 /// What a change of cached contents must wait for, or what it will do.
 pub(super) enum Ready {
     /// Everything needed is in memory.
@@ -90,7 +93,7 @@ impl DataStore {
 
     /// Dirty bytes at which write-back begins without waiting for their age.
     pub(super) fn dirty_threshold(&self) -> usize {
-        (self.cache.limit() / 8).min(32 << 20)
+        (self.cache.limit() / 8).min(DIRTY_MAX)
     }
 
     fn write_piece(

@@ -1,13 +1,13 @@
 //! The check proper: takes every key of the view in order, judges what can be judged on the spot, and keeps what needs the
 //! whole (names, blocks in use) in compact tables.
 
-use super::inode::{Current, INO_END};
+use super::inode::Current;
 use super::report::{Code, Finding, Findings, Holdings, Losses};
 use super::space::Space;
 use super::tree::Tree;
 use super::verify::Verifier;
 use crate::api::Ino;
-use crate::keys::{self, BLOCK, BadRecord, Counters, Key, Number, Segment};
+use crate::keys::{self, BLOCK, BadRecord, Counters, INO_END, Key, Number, Segment};
 use ferry_journal::Geometry;
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ pub(super) struct Checker<'c> {
     pub(super) tree: Tree,
     pub(super) space: Space,
     pub(super) name_hash: NameHash<'c>,
-    pub(super) verifier: Option<Verifier<'c>>,
+    pub(super) verifier: Option<Verifier>,
     home_segments: HashSet<u32>,
     counters: Option<Counters>,
     /// Blocks said to be promised.
@@ -39,7 +39,7 @@ impl<'c> Checker<'c> {
         geometry: &Geometry,
         name_hash: NameHash<'c>,
         home_segments: &[u32],
-        verifier: Option<Verifier<'c>>,
+        verifier: Option<Verifier>,
     ) -> Self {
         Self {
             findings: Findings::default(),
@@ -154,7 +154,7 @@ impl<'c> Checker<'c> {
             return Ok(());
         }
         if self.home_segments.contains(&index) {
-            add(Code::SegmentRecord, format!("segment {index} holds data and belongs to the home store too"));
+            add(Code::HomeClaim, format!("segment {index} holds data and belongs to the home store too"));
         }
         let (live, end) = used.as_ref().map_or((0, 0), |used| (used.live, used.end));
         if u64::from(segment.filled) > self.space.segment_blocks() || segment.live > segment.filled {

@@ -5,12 +5,10 @@ use super::report::{Code, Finding, LostRange};
 use super::space::Misplaced;
 use crate::api::{Ino, NAME_MAX, SYMLINK_MAX, XATTR_SIZE_MAX};
 use crate::data::WINDOW_BLOCKS;
-use crate::keys::{BLOCK, BadRecord, Dentry, Extent, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord};
+use crate::keys::{BLOCK, BadRecord, Dentry, Extent, INO_END, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord};
 
 /// The largest size of a file, in bytes.
 pub(super) const SIZE_MAX: u64 = i64::MAX as u64;
-/// No inode number is so high: numbers are given one after the other, and there must always be a next one.
-pub(super) const INO_END: Ino = u64::MAX - (1 << 40);
 /// No extent crosses a multiple of so many bytes of its file.
 pub(super) const WINDOW: u64 = WINDOW_BLOCKS * BLOCK;
 /// Names whose hash is equal, at most.

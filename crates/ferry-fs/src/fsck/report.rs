@@ -46,6 +46,10 @@ codes! {
     HomeCopy = "home-copy",
         "a block of the store of all names and attributes is bad in one of its two copies; the other one is in use and nothing is lost",
         "run `ferry fsck --repair`, which writes it anew (so does a mount that reads it); check the disk below";
+    /// A segment with data is the home store's, too.
+    HomeClaim = "home-claim",
+        "a segment belongs to the data of files and to the store of all names and attributes, too: the next change may overwrite what files hold",
+        "do not mount read-write before `ferry fsck --repair`, which writes the store anew elsewhere";
     /// A key that no version wrote.
     UnknownKey = "unknown-key",
         "the volume holds a record of an unknown type; no file refers to it",
@@ -181,11 +185,11 @@ codes! {
     /// A block's contents do not match their checksum.
     Checksum = "checksum",
         "a block of the file is not what was written: reading it fails with EIO",
-        "restore the file from a backup, or `ferry fsck --repair --data` marks the block as lost; check the disk below";
+        "restore the file from a backup, or `ferry fsck --repair` marks the block as lost; check the disk below";
     /// A block cannot be read.
     ReadError = "read-error",
         "the device below could not read a block of the file",
-        "restore the file from a backup, or `ferry fsck --repair --data` marks the block as lost; check the disk below";
+        "restore the file from a backup, or `ferry fsck --repair` marks the block as lost; check the disk below";
 }
 
 impl Serialize for Code {
@@ -312,6 +316,8 @@ pub struct Holdings {
 pub struct Report {
     /// Nothing is wrong.
     pub clean: bool,
+    /// The blocks of files were read too; otherwise nothing is said of what they hold.
+    pub data_read: bool,
     /// The volume's id, in hexadecimal.
     pub volume_id: String,
     /// What is wrong, at most [`FINDINGS_MAX`] of them.

@@ -266,11 +266,7 @@ fn each_damage_has_its_code() {
             |v| v.set(keys::segment(8), &Segment { filled: 1, live: 0 }.encode()),
             &[SegmentRecord],
         ),
-        (
-            "home segment",
-            |v| v.set(keys::segment(6), &Segment { filled: 1, live: 0 }.encode()),
-            &[SegmentRecord],
-        ),
+        ("home segment", |v| v.set(keys::segment(6), &Segment { filled: 1, live: 0 }.encode()), &[HomeClaim]),
         ("free segment", |v| drop(v.0.remove(&keys::segment(0))), &[SegmentFree]),
         ("unfilled", |v| v.set(keys::segment(0), &Segment { filled: 4, live: 4 }.encode()), &[SegmentFilled]),
         ("live", |v| v.set(keys::segment(0), &Segment { filled: 5, live: 5 }.encode()), &[SegmentLive]),

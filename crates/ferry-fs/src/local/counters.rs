@@ -57,7 +57,7 @@ impl VolumeCounters {
     /// Puts into `txn` that one inode is gone. The guard is held until `txn` is committed.
     pub(super) fn put_gone(&self, txn: &mut Transaction<'_>) -> MutexGuard<'_, Counters> {
         let mut counters = self.logged.lock();
-        counters.inodes -= 1;
+        counters.inodes = counters.inodes.saturating_sub(1);
         txn.put(&keys::counters(), &counters.encode());
         counters
     }

@@ -61,10 +61,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use table::InodeTable;
+pub(crate) use xattr::LARGEST_TRANSACTION;
 
 /// The kernel itself makes every change to a local mount: what it cached stays right.
 const VALID: Duration = Duration::from_secs(24 * 60 * 60);
-/// Dirty data is written back at this age by default.
+/// Dirty data is written back at this age, or that of the commit interval where that is longer.
 const WRITEBACK_AGE: Duration = Duration::from_secs(5);
 
 /// What the kernel caches.
@@ -177,7 +178,7 @@ impl LocalFs {
         let home_cache_bytes = (options.cache_bytes / 4).clamp(1 << 20, 64 << 20);
         let data_options = DataOptions {
             cache_bytes: options.cache_bytes.saturating_sub(home_cache_bytes).max(1 << 20),
-            writeback_age: WRITEBACK_AGE,
+            writeback_age: options.commit_interval.max(WRITEBACK_AGE),
             background: options.background,
             read_only: options.read_only,
             locking: options.locking,
@@ -188,6 +189,7 @@ impl LocalFs {
             fast_flush: options.fast_flush,
             log: options.log,
             home_cache_bytes,
+            reads_all: false,
             read_only: options.read_only,
             background: options.background,
             accept_damage: options.read_only,
@@ -221,6 +223,7 @@ impl LocalFs {
         let stored = journal.get(&keys::counters()).map_err(FsError::from)?;
         let missing = || VolumeError::Damaged { detail: "the counters are missing: run `ferry fsck`".into() };
         let stored = Counters::decode(&stored.ok_or_else(missing)?).map_err(FsError::from)?;
+        let next_ino = stored.next_ino;
         let fs = Arc::new(Self {
             hash: NameHash::new(&sb.hash_key),
             sb,
@@ -247,6 +250,7 @@ impl LocalFs {
             options,
         });
         if !fs.options.read_only {
+            fs.check_limit(next_ino)?;
             let credits = Credits { keys: 1, bytes: 64, urgent: true };
             let seq = fs.counters.commit_limit(fs.journal.begin(credits)?);
             fs.force(seq)?;
@@ -255,6 +259,24 @@ impl LocalFs {
         fs.late.serve(&fs);
         fs.start_reclaimer()?;
         Ok(fs)
+    }
+
+    /// Numbers are handed out from this one on, so nothing may have one of them.
+    fn check_limit(&self, next_ino: Ino) -> Result<(), VolumeError> {
+        let mut taken = false;
+        let looked = self.journal.scan(&keys::inode(next_ino), &keys::inodes_end(), &mut |_, _| {
+            taken = true;
+            false
+        });
+        if let Err(error) = looked {
+            // What is damaged there costs what lies there, and not the mount.
+            tracing::warn!(%error, "the newest inodes cannot be read");
+        }
+        if !taken && next_ino < keys::INO_END {
+            return Ok(());
+        }
+        let detail = "inode numbers in use would be handed out again: run `ferry fsck --repair`, or mount with `-o ro`";
+        Err(VolumeError::Damaged { detail: detail.into() })
     }
 
     /// Reads the superblock of the volume on `dev`.
@@ -335,9 +357,9 @@ fn is_regular(mode: u32) -> bool {
     mode & libc::S_IFMT == libc::S_IFREG
 }
 
-/// A directory has one entry more, or fewer: its size is their number.
+/// A directory has one entry more, or fewer: its size is their number. On a damaged volume it may have been too small.
 fn change_entries(dir: &mut InodeState, by: i64, now: Timestamp) {
-    dir.rec.size = dir.rec.size.checked_add_signed(by).expect("a directory counts its entries");
+    dir.rec.size = dir.rec.size.saturating_add_signed(by);
     dir.logged.size = dir.rec.size;
     dir.rec.mtime = now;
     dir.rec.ctime = now;

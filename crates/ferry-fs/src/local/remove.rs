@@ -50,7 +50,7 @@ impl LocalFs {
             self.drop_name(&mut txn, &child, locked.state(&child), now);
             let dir_state = locked.state(&dir);
             change_entries(dir_state, -1, now);
-            dir_state.rec.nlink -= u32::from(kind == Kind::Directory);
+            dir_state.rec.nlink = dir_state.rec.nlink.saturating_sub(u32::from(kind == Kind::Directory));
             put_inode(&mut txn, dir.ino, dir_state);
             txn.delete(&keys::dentry(dir.ino, cookie, name));
             if dir.dir.remove(cookie) {

@@ -172,7 +172,7 @@ impl LocalFs {
     ) {
         let state = locked.state(side.dir);
         change_entries(state, -1, now);
-        state.rec.nlink -= u32::from(subdirectory);
+        state.rec.nlink = state.rec.nlink.saturating_sub(u32::from(subdirectory));
         put_inode(txn, side.dir.ino, state);
         txn.delete(&keys::dentry(side.dir.ino, cookie, side.name));
         if side.dir.dir.remove(cookie) {

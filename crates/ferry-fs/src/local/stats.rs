@@ -107,6 +107,7 @@ struct Log {
     forces_boarded: u64,
     data_bytes: u64,
     checkpoint_pushes: u64,
+    tail_moves: u64,
     checkpoints: u64,
     checkpoint_time_ns: u64,
     checkpoint_keys: u64,
@@ -170,6 +171,7 @@ struct Flush {
     holds_in_vain: u64,
     held_callers: u64,
     hold_time_ns: u64,
+    beside: u64,
 }
 
 impl Flush {
@@ -184,6 +186,7 @@ impl Flush {
             holds_in_vain: s.flush.holds_in_vain,
             held_callers: s.flush.held_callers,
             hold_time_ns: nanos(s.flush.hold_time),
+            beside: s.flush.beside,
         }
     }
 }
@@ -222,6 +225,7 @@ impl Log {
             forces_boarded: s.forces_boarded,
             data_bytes: s.data_bytes,
             checkpoint_pushes: s.checkpoint_pushes,
+            tail_moves: s.tail_moves,
             checkpoints: s.checkpoints,
             checkpoint_time_ns: nanos(s.checkpoint_time),
             checkpoint_keys: s.checkpoint_keys,

@@ -17,8 +17,15 @@ use ferry_journal::{Credits, JournalError, Transaction};
 const NAME_MAX: usize = 255;
 /// Names of one inode, each with its NUL, take at most so many bytes: what listxattr(2) can return.
 const LIST_MAX: usize = 65536;
+/// No operation that is done in one transaction needs a larger one.
+pub(crate) const LARGEST_TRANSACTION: Credits = credits(NAME_MAX, XATTR_SIZE_MAX);
 /// The attribute that gives a program privileges; whoever writes to the file takes it away.
 const CAPABILITY: &[u8] = b"security.capability";
+
+/// What setting an attribute takes of the log: its key and value, and the inode's record.
+const fn credits(name: usize, value: usize) -> Credits {
+    Credits { keys: 2, bytes: FULL_RECORD_BYTES + (16 + name + value) as u32, urgent: false }
+}
 
 /// Refuses names that cannot be.
 fn check_name(name: &[u8]) -> Result<(), FsError> {
@@ -83,8 +90,8 @@ impl LocalFs {
         }
         self.data.admit(Growth::Metadata)?;
         let inode = self.table.need(ino)?;
-        let bytes = FULL_RECORD_BYTES + (16 + name.len() + value.len()) as u32;
-        let mut txn = match self.journal.begin(Credits { keys: 2, bytes, urgent: false }) {
+        let mut txn = match self.journal.begin(credits(name.len(), value.len())) {
+            // A volume that an older version has made may have a smaller log.
             Err(JournalError::TooLarge { .. }) => return Err(errno(libc::ENOSPC)),
             begun => begun?,
         };
@@ -198,8 +205,7 @@ impl LocalFs {
     }
 
     fn remove_xattr(&self, inode: &Inode, name: &[u8]) -> Result<(), FsError> {
-        let bytes = FULL_RECORD_BYTES + 16 + name.len() as u32;
-        let mut txn = self.journal.begin(Credits { keys: 2, bytes, urgent: true })?;
+        let mut txn = self.journal.begin(Credits { urgent: true, ..credits(name.len(), 0) })?;
         let mut state = inode.state.write();
         let has_any = state.rec.flags & INODE_HAS_XATTRS != 0;
         if !has_any || self.journal.get(&keys::xattr(inode.ino, name))?.is_none() {

@@ -1,12 +1,14 @@
 //! Making a volume.
 
-use super::superblock::{LOG_MIN, SEGMENT_SIZES};
+use super::superblock::SEGMENT_SIZES;
 use super::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock, write_superblock};
 use crate::api::{ROOT, Timestamp};
 use crate::keys::{self, Counters, InodeRecord};
+use crate::local::LARGEST_TRANSACTION;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
 use ferry_journal::{
     Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq, home_unit_bytes,
+    smallest_log,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,6 +16,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// A smallest volume, in bytes.
 pub const SIZE_MIN: u64 = 16 << 20;
 const SEGMENT_DEFAULT_MAX: u64 = 8 << 20;
+/// A smallest log, in bytes: every operation fits one of its transactions, or is done in several.
+pub const LOG_MIN: u64 = smallest_log(&LARGEST_TRANSACTION);
 const LOG_DEFAULT_MAX: u64 = 64 << 20;
 /// A fresh home store gets so much, at least, in bytes: an empty database is a little longer than 1 MiB.
 const HOME_INITIAL: u64 = (1 << 20) + (64 << 10);

@@ -5,7 +5,7 @@ mod superblock;
 #[cfg(test)]
 mod tests;
 
-pub use mkfs::{MkfsOptions, SIZE_MIN, mkfs};
+pub use mkfs::{LOG_MIN, MkfsOptions, SIZE_MIN, mkfs};
 pub use superblock::{
     FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, read_superblock, read_superblock_copies,
 };

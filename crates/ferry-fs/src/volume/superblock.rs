@@ -20,7 +20,7 @@ pub(super) const LOG_BEHIND: u64 = 1;
 const KNOWN_INCOMPATIBLE: u64 = LOG_BEHIND;
 /// Bytes that a segment may have: a power of two.
 pub(super) const SEGMENT_SIZES: RangeInclusive<u64> = 256 << 10..=1 << 30;
-/// A smallest log, in bytes.
+/// A smallest log, in bytes. Volumes that are made now have [`super::LOG_MIN`] at least.
 pub(super) const LOG_MIN: u64 = 512 << 10;
 /// A longest label, in bytes.
 const LABEL_MAX: usize = 64;

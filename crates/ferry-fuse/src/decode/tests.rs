@@ -92,6 +92,20 @@ fn a_page_written_back_is_not_appended() {
 }
 
 #[test]
+fn a_write_says_whether_it_is_to_be_durable() {
+    let sync = |flags: i32, write_flags| {
+        let fixed = abi::WriteIn { flags: flags.cast_unsigned(), write_flags, ..abi::WriteIn::default() };
+        match decoded(op::WRITE, fixed.as_bytes()) {
+            Ok(Op::Write { sync, .. }) => sync,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(sync(libc::O_DSYNC, 0) && sync(libc::O_SYNC, 0));
+    assert!(!sync(libc::O_DIRECT | libc::O_APPEND, 0));
+    assert!(!sync(libc::O_SYNC, abi::WRITE_CACHE), "the kernel's write-back has an fsync of its own");
+}
+
+#[test]
 fn setattr_takes_only_what_is_marked_valid() {
     let fixed = abi::SetattrIn {
         valid: fattr::SIZE | fattr::ATIME | fattr::ATIME_NOW | fattr::MTIME | fattr::KILL_SUIDGID,

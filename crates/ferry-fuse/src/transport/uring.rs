@@ -7,9 +7,10 @@
 //! touches its ring and its slots.
 //!
 //! When no slot is free the kernel queues requests, and takes the next from that queue when a slot is committed, but not when one is
-//! registered. So slots must be added before the last is taken (`SPARE`). Should a burst be faster, it waits until one of the
-//! parked requests is answered, which every fsync is; a lock may wait for a request behind it, so file systems that keep
-//! locks themselves do not get this transport.
+//! registered. So slots are added before the last is taken (`SPARE`). Should a burst be faster, the queue asks the kernel for a request
+//! of no meaning: it comes by one of the new slots, and committing that one brings what was queued (`Ring::make_room`). Beyond
+//! `SLOTS_MAX`, requests wait until a parked one is answered, which every fsync is; a lock may wait for a request behind it, so
+//! file systems that keep locks themselves do not get this transport.
 //!
 //! FORGET, INTERRUPT and notifications still travel through /dev/fuse.
 
@@ -34,6 +35,7 @@ use crate::counters::{AllCounters, Counters};
 use crate::decode::Args;
 use crate::encode::{Body, Bytes, SMALL_MAX};
 use crate::init::IO_MAX;
+use crate::notify::ask_for_request;
 use crate::park::Port;
 use crate::sys;
 
@@ -45,6 +47,8 @@ const SPARE: usize = 512;
 const SLOTS_MAX: usize = 1 << 14;
 /// Entries of the submission ring; more are submitted in several system calls.
 const SUBMIT_MAX: u32 = 128;
+/// Numbers of the requests that are asked for: the kernel counts its own from 2 up.
+const ASKED: u64 = 1 << 62;
 /// The completion that says "look into the mailbox".
 const BELL: u64 = u64::MAX;
 
@@ -231,6 +235,13 @@ struct Ring {
     slots: Vec<Slot>,
     /// Slots that hold a parked request.
     parked: usize,
+    /// The kernel may have queued requests for want of a slot: ask for one that brings the first of them.
+    ask: bool,
+    /// Requests asked for, and a regular file that the kernel knows to name in them: one of which a request is parked.
+    asked: u64,
+    file: u64,
+    /// The slot whose last commit brings what the kernel has queued, if anything: with the next completions, or not at all.
+    fetching: Option<usize>,
     small: Box<[u8; SMALL_MAX]>,
     bell_value: Box<[u8; 8]>,
     completed: Vec<(u64, i32)>,
@@ -247,6 +258,10 @@ impl Ring {
             ring,
             slots: Vec::new(),
             parked: 0,
+            ask: false,
+            asked: 0,
+            file: 0,
+            fetching: None,
             small: Box::new([0; SMALL_MAX]),
             bell_value: Box::new([0; 8]),
             completed: Vec::new(),
@@ -314,20 +329,45 @@ impl Ring {
             }
             let mut completed = std::mem::take(&mut self.completed);
             completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
+            let fetching = self.fetching.take();
             for (token, result) in completed.drain(..) {
                 if token == BELL {
                     if !self.open_mail()? {
                         return Ok(());
                     }
-                } else {
-                    self.arrived(token as usize, result)?;
+                    continue;
+                }
+                let (slot, parked) = (token as usize, self.parked);
+                self.arrived(slot, result)?;
+                if fetching == Some(slot) {
+                    let keeps_slot = self.parked > parked;
+                    self.ask |= keeps_slot;
+                    self.fetching = (!keeps_slot).then_some(slot);
                 }
             }
             self.completed = completed;
-            if self.slots.len() - self.parked < SPARE && self.slots.len() < SLOTS_MAX {
-                self.grow(SPARE)?;
-            }
+            self.make_room()?;
         }
+    }
+
+    /// Slots for what comes next. Whenever some are added, or none was left, the kernel may have queued requests before; it hands over
+    /// one whenever a slot is committed. Those that are answered at once bring the next one by themselves; after each that parks, and
+    /// at the beginning, a request is asked for, until one brings nothing.
+    fn make_room(&mut self) -> io::Result<()> {
+        let free = self.slots.len() - self.parked;
+        self.ask |= free == 0;
+        if free < SPARE && self.slots.len() < SLOTS_MAX {
+            self.grow(SPARE)?;
+            self.ask = true;
+        }
+        if self.ask && self.slots.len() > self.parked && self.file != 0 {
+            self.ask = false;
+            self.asked += 1;
+            self.ring.submit()?;
+            let queue = u64::from(self.from.queue.number);
+            ask_for_request(&self.from.device, self.file, ASKED | queue << 40 | self.asked << 1);
+        }
+        Ok(())
     }
 
     /// Sends the answers of parked requests; `false`: the mount is gone.
@@ -377,6 +417,11 @@ impl Ring {
         ) else {
             unreachable!("the header buffer holds both");
         };
+        if head.opcode == op::NOTIFY_REPLY {
+            slot.set_answer(head.unique, 0, 0);
+            self.fetching = Some(number);
+            return self.commit(number, head.unique);
+        }
         let fixed_len = abi::op_len(head.opcode, from.core.setxattr_ext).min(URING_RING_ENT - URING_OP_IN);
         let fixed = &slot.headers[URING_OP_IN..URING_OP_IN + fixed_len];
         let payload = slot.payload.bytes();
@@ -396,6 +441,9 @@ impl Ring {
             Outcome::Error(errno) => Err(errno.0),
             Outcome::Nothing => {
                 self.parked += 1;
+                if matches!(head.opcode, op::FSYNC | op::READ) {
+                    self.file = head.nodeid;
+                }
                 return Ok(());
             }
         };

@@ -23,6 +23,10 @@ pub struct Waiting {
     pub detached: bool,
     /// Lookups and getattrs that came.
     pub asked: usize,
+    /// A lookup of "held" waits on the thread that serves it, while this says so.
+    pub holds: bool,
+    /// One does.
+    pub held: bool,
 }
 
 /// The null file system; its fsync parks.
@@ -104,7 +108,14 @@ impl Filesystem for SlowSync {
     }
 
     fn lookup(&self, cx: &Cx<'_>, parent: Ino, name: &[u8]) -> Answer<Entry> {
-        self.waiting.0.lock().asked += 1;
+        let mut waiting = self.waiting.0.lock();
+        waiting.asked += 1;
+        if name == b"held" && waiting.holds {
+            waiting.held = true;
+            self.waiting.1.notify_all();
+            self.waiting.1.wait_while(&mut waiting, |w| w.holds);
+        }
+        drop(waiting);
         self.inner.lookup(cx, parent, name)
     }
 

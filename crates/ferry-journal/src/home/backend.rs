@@ -10,15 +10,18 @@ mod verify;
 
 pub use verify::Suspect;
 
+use super::ahead::READ_MAX;
 use super::buffer::WriteBuffer;
+use super::links::Links;
 use super::map::HomeMap;
 use super::pages::Pages;
-use super::shape::is_sound;
+use super::shape::{children, is_sound};
+use super::tree::{Header, NOT_THE_ONE, Tree, Walk};
 use super::unit::header;
 use crate::disk::{Disk, io_error};
 use crate::{Geometry, JournalClient, JournalError, guard};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, RwLock};
 use redb::StorageBackend;
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -36,6 +39,8 @@ pub struct HomeFile {
     pages: Pages,
     /// Written, and not yet handed to the device.
     buffer: WriteBuffer,
+    /// What pages say of those below them.
+    links: Links,
     /// Held over a sync, so that the slots are written one at a time; readers do not want it.
     syncing: Mutex<()>,
     /// Users of an older epoch have failed and write no more.
@@ -44,36 +49,20 @@ pub struct HomeFile {
     lacked_space: AtomicBool,
     /// Another file has taken its place.
     retired: AtomicBool,
-    /// What stands in place of a block that cannot be read: the only key of a leaf.
-    marker: Option<Marker>,
-    /// Blocks that the database has read, of a file that is read past damage.
-    seen: Mutex<Seen>,
+    /// Whoever reads a branch is going to read what it names.
+    in_order: AtomicBool,
     /// Who has more segments; unset while the journal is being opened.
     owner: OnceLock<Arc<dyn JournalClient>>,
 }
 
-/// What a database has read.
-#[derive(Default)]
-pub struct Seen {
-    /// Blocks of the file.
-    pub blocks: HashSet<u64>,
-    /// One of them could not be read.
-    pub damage: bool,
-    /// Nothing counts that is read behind damage.
-    pub until_damage: bool,
+/// How a file is opened.
+#[derive(Clone, Copy, Default)]
+pub struct Opening {
+    /// Nothing reaches the device.
+    pub read_only: bool,
+    /// All keys are going to be read in order: pages are read ahead.
+    pub in_order: bool,
 }
-
-impl Seen {
-    fn note(&mut self, blocks: Range<u64>, damaged: bool) {
-        if !(self.damage && self.until_damage) {
-            self.blocks.extend(blocks);
-        }
-        self.damage |= damaged;
-    }
-}
-
-/// A key that nobody else has.
-pub type Marker = [u8; 32];
 
 struct FileState {
     map: HomeMap,
@@ -112,22 +101,42 @@ impl HomeFile {
         Ok(file)
     }
 
-    /// Opens the file; with `read_only`, nothing reaches the device.
-    pub fn open(disk: &Arc<Disk>, geo: &Geometry, read_only: bool) -> Result<Arc<Self>, JournalError> {
+    /// Opens the file.
+    pub fn open(disk: &Arc<Disk>, geo: &Geometry, opening: Opening) -> Result<Arc<Self>, JournalError> {
         let (map, behind) = HomeMap::read(disk, geo)?;
-        Ok(Arc::new(Self::with_map(disk, geo, map, read_only, behind)))
+        let file = Self::with_map(disk, geo, map, opening.read_only, behind);
+        Ok(Arc::new(Self { in_order: AtomicBool::new(opening.in_order), ..file }))
     }
 
-    /// The same file as of its newest map, for reading past damage: nothing that is written to it goes anywhere.
-    pub fn salvage(&self, marker: Marker) -> Arc<Self> {
+    /// The same file as of its newest map, for reading past damage: nothing reaches the device.
+    pub fn salvage(&self) -> Arc<Self> {
         let map = self.state.read().map.clone();
         let file = Self::with_map(&self.disk, &self.geo, map, true, None);
-        Arc::new(Self { marker: Some(marker), ..file })
+        Arc::new(Self { in_order: AtomicBool::new(true), ..file })
     }
 
-    /// What the database has read of a file for reading past damage.
-    pub fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock()
+    /// The database's header, if there is one.
+    pub fn header(&self) -> Result<Option<AlignedBuf>, JournalError> {
+        self.pages.settle_header()
+    }
+
+    /// Reads a page of the database's.
+    pub fn page(&self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), JournalError> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.state.read().map.len);
+        end.ok_or_else(|| beyond_end(offset))?;
+        let mut page = vec![0; len];
+        self.read(offset, &mut page)?;
+        self.check_shape(offset, &page)?;
+        if self.in_order.load(Ordering::Relaxed) {
+            self.read_ahead(&page);
+        }
+        *out = page;
+        Ok(())
+    }
+
+    /// Where a byte of the file is on the device; 0: nowhere.
+    pub fn place(&self, offset: u64) -> u64 {
+        self.locate(&self.state.read().map, offset).0.unwrap_or(0)
     }
 
     /// An empty file in `segments` that no map on the device knows, to take the place of the one that `old` maps.
@@ -147,7 +156,9 @@ impl HomeFile {
 
     /// An empty file in `segments` that is to take this one's place.
     pub fn successor(&self, segments: &[u32]) -> Arc<Self> {
-        Self::unpublished(&self.disk, &self.geo, segments, Some(self))
+        let new = Self::unpublished(&self.disk, &self.geo, segments, Some(self));
+        new.read_in_order(self.in_order.load(Ordering::Relaxed));
+        new
     }
 
     /// Makes this file the one that the map on the device names, by one slot; then the other one follows. `keep` spare
@@ -165,6 +176,11 @@ impl HomeFile {
         Ok(surplus)
     }
 
+    /// Whether somebody goes through all keys in order from now on; whether somebody did before.
+    pub fn read_in_order(&self, yes: bool) -> bool {
+        self.in_order.swap(yes, Ordering::Relaxed)
+    }
+
     /// Another file has taken this one's place: it can be read as long as somebody has it, and is written no more.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
@@ -173,12 +189,11 @@ impl HomeFile {
     }
 
     /// Sees to it, before a database is opened, that both copies of its header are the same, and that it makes sense.
-    pub fn check_header(&self) -> Result<(), JournalError> {
+    pub fn check_header(self: &Arc<Self>) -> Result<(), JournalError> {
         let Some(block) = self.pages.settle_header()? else { return Ok(()) };
-        let state = self.state.read();
-        let Some(detail) = header::senseless(&block, state.map.len) else { return Ok(()) };
-        let offset = state.map.first().map_or(0, |segment| self.pages.segments().place(segment));
-        Err(JournalError::Damaged { what: "home store", offset, detail: detail.to_owned() })
+        let senseless = header::senseless(&block, self.state.read().map.len);
+        self.learn_links(&block);
+        senseless.map_or(Ok(()), |detail| Err(self.damaged(0, detail)))
     }
 
     fn with_map(
@@ -206,12 +221,12 @@ impl HomeFile {
             pages,
             state: RwLock::new(state),
             buffer: WriteBuffer::default(),
+            links: Links::default(),
             syncing: Mutex::new(()),
             epoch: AtomicU64::new(0),
             lacked_space: AtomicBool::new(false),
             retired: AtomicBool::new(false),
-            marker: None,
-            seen: Mutex::default(),
+            in_order: AtomicBool::new(false),
             owner: OnceLock::new(),
         }
     }
@@ -234,6 +249,7 @@ impl HomeFile {
     /// Takes the map from the device again, after a failed database. What the lost one had attached becomes spare.
     pub fn reload(&self, read_only: bool) -> Result<(), JournalError> {
         self.buffer.clear();
+        self.links.clear();
         let (map, behind) = HomeMap::read(&self.disk, &self.geo)?;
         let mut state = self.state.write();
         let named: HashSet<u32> = map.segments().chain(state.dropped.iter().copied()).collect();
@@ -452,17 +468,58 @@ impl HomeFile {
 
     /// All that the database reads are pages, but its header.
     fn check_shape(&self, offset: u64, page: &[u8]) -> Result<(), JournalError> {
-        let state = self.state.read();
-        if offset == 0 || is_sound(page, state.map.len) {
+        if offset == 0 || is_sound(page, self.state.read().map.len) {
             return Ok(());
         }
-        let place = self.locate(&state.map, offset).0;
-        let detail = "a page makes no sense to the database".to_owned();
-        Err(JournalError::Damaged { what: "home store", offset: place.unwrap_or(0), detail })
+        Err(self.damaged(offset, "a page makes no sense to the database"))
+    }
+
+    fn damaged(&self, offset: u64, detail: &str) -> JournalError {
+        JournalError::Damaged { what: "home store", offset: self.place(offset), detail: detail.to_owned() }
+    }
+
+    /// Reads what the database asks for.
+    fn read_page(&self, offset: u64, out: &mut [u8]) -> Result<(), JournalError> {
+        self.read(offset, out)?;
+        self.check_shape(offset, out)?;
+        if offset == 0 || self.links.check(offset / BLOCK, out) {
+            return Ok(());
+        }
+        Err(self.damaged(offset, NOT_THE_ONE))
+    }
+
+    /// Learns from the header and the table of tables which pages belong where; the pages below say more as they are read.
+    fn learn_links(self: &Arc<Self>, header: &[u8]) {
+        let Some(header) = Header::decode(header) else { return };
+        self.links.learn(header.links());
+        for own in [false, true] {
+            let tables = Walk::tables(self, &header, own, &mut |_| {});
+            self.links.learn(tables.iter().filter_map(Tree::link).collect());
+        }
+    }
+
+    /// Reads what a branch names, for who comes to it next.
+    fn read_ahead(&self, page: &[u8]) {
+        let mut wanted = Vec::new();
+        {
+            let state = self.state.read();
+            let pages = children(page).filter(|range| range.end - range.start <= READ_MAX);
+            for Range { mut start, end } in pages {
+                while start < end {
+                    let (place, room) = self.locate(&state.map, start);
+                    let len = room.min(end - start);
+                    wanted.extend(place.map(|place| place..place + len));
+                    start += len;
+                }
+            }
+        }
+        self.pages.read_ahead(wanted);
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let end = offset.checked_add(data.len() as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.state.read().map.len);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.links.write(offset / BLOCK..end.div_ceil(BLOCK));
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
@@ -581,34 +638,6 @@ pub fn error_of(error: io::Error) -> JournalError {
     }
 }
 
-/// Makes `page` a leaf of redb's with one entry: the marker, and what is damaged.
-fn mark(page: &mut [u8], marker: &Marker, error: &JournalError) -> bool {
-    /// Type, padding, number of entries, end of the key, end of the value.
-    const LEAF: usize = 12;
-    let place = if let JournalError::Damaged { offset, .. } = error { *offset } else { 0 };
-    let text = match error {
-        JournalError::Damaged { detail, .. } => detail.clone(),
-        other => other.to_string(),
-    };
-    let text = &text.as_bytes()[..text.len().min(DETAIL_MAX)];
-    let (key_end, value_end) = (LEAF + marker.len(), LEAF + marker.len() + 8 + text.len());
-    if page.len() < BLOCK_SIZE {
-        return false;
-    }
-    page.fill(0);
-    page[0] = 1;
-    page[2] = 1;
-    page[4..8].copy_from_slice(&(key_end as u32).to_le_bytes());
-    page[8..LEAF].copy_from_slice(&(value_end as u32).to_le_bytes());
-    page[LEAF..key_end].copy_from_slice(marker);
-    page[key_end..key_end + 8].copy_from_slice(&place.to_le_bytes());
-    page[key_end + 8..value_end].copy_from_slice(text);
-    true
-}
-
-/// Bytes of a marker's text.
-const DETAIL_MAX: usize = 256;
-
 impl FileUser {
     fn file(&self) -> io::Result<&HomeFile> {
         if self.epoch == self.file.epoch.load(Ordering::Acquire) {
@@ -632,15 +661,12 @@ impl StorageBackend for FileUser {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let file = self.file()?;
-        let read = file.read(offset, out).and_then(|()| file.check_shape(offset, out));
-        if file.marker.is_some() {
-            let blocks = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
-            file.seen.lock().note(blocks, read.is_err());
-        }
-        let Err(error) = read else { return Ok(()) };
-        if file.marker.as_ref().is_some_and(|marker| mark(out, marker, &error)) {
+        let Err(error) = file.read_page(offset, out) else {
+            if offset > 0 && file.in_order.load(Ordering::Relaxed) {
+                file.read_ahead(out);
+            }
             return Ok(());
-        }
+        };
         Err(io::Error::other(guard::unreadable(error)))
     }
 

@@ -3,9 +3,11 @@
 //! It is always consistent as of its own checkpoint: one redb transaction brings the changes, the number of the newest
 //! context among them, and where the log goes on from there.
 
+mod ahead;
 mod backend;
 mod batches;
 mod buffer;
+mod links;
 pub mod map;
 mod pages;
 mod place;
@@ -14,19 +16,20 @@ mod salvage;
 mod shape;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod unit;
 
-pub use backend::{HomeFile, Suspect};
+pub use backend::{HomeFile, Opening, Suspect};
 pub use batches::Batches;
+pub use renew::Renewal;
 use renew::Renewals;
 pub use salvage::{Found, Salvage};
 pub use unit::unit_bytes;
 
 use crate::disk::Disk;
-use crate::format::u64_at;
+use crate::format::{POSITION_END, u64_at};
 use crate::layers::Merge;
 use crate::{Geometry, JournalError, Seq, Value, guard};
-use ferry_device::Entropy;
 use parking_lot::Mutex;
 use redb::{Database, ReadOnlyTable, ReadTransaction, ReadableDatabase, TableDefinition, WriteTransaction};
 use std::mem::ManuallyDrop;
@@ -77,11 +80,12 @@ impl HomeState {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        (bytes.len() == STATE_LEN).then(|| Self {
+        let state = (bytes.len() == STATE_LEN).then(|| Self {
             point: Point { seq: Seq(u64_at(bytes, 0)), position: u64_at(bytes, 8), id: u64_at(bytes, 16) },
             live_bytes: u64_at(bytes, 24),
             clean: bytes[32] != 0,
-        })
+        });
+        state.filter(|state| state.point.seq.0 < POSITION_END && state.point.position < POSITION_END)
     }
 }
 
@@ -117,12 +121,12 @@ impl HomeView {
     }
 }
 
-/// What is done with each key.
-type Visit<'a> = &'a mut dyn FnMut(&[u8], &Value) -> Result<(), JournalError>;
+/// What is done with each key; `false`: that was enough.
+type Visit<'a> = &'a mut dyn FnMut(&[u8], &Value) -> Result<bool, JournalError>;
 
 impl HomeView {
-    /// Hands all keys to `visit`, ascending.
-    fn each(&self, visit: Visit<'_>) -> Result<(), JournalError> {
+    /// Hands all keys to `visit`, ascending; `false` if it had enough.
+    fn each(&self, visit: Visit<'_>) -> Result<bool, JournalError> {
         let table = self.table()?;
         let mut range = guard::reading(|| table.range::<&[u8]>(..).map_err(home_error))?;
         let mut next = || {
@@ -132,9 +136,11 @@ impl HomeView {
             })
         };
         while let Some((key, value)) = next()? {
-            visit(&key, &value)?;
+            if !visit(&key, &value)? {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -170,14 +176,14 @@ impl Home {
         file.settle()
     }
 
-    /// Opens it; with `read_only`, nothing reaches the device.
+    /// Opens it.
     pub fn open(
         disk: &Arc<Disk>,
         geo: &Geometry,
         cache_bytes: usize,
-        read_only: bool,
+        opening: Opening,
     ) -> Result<(Self, HomeState), JournalError> {
-        let file = HomeFile::open(disk, geo, read_only)?;
+        let file = HomeFile::open(disk, geo, opening)?;
         // An older slot is not to count, should the newer one be damaged later: what it names may be used for something else by then.
         file.settle()?;
         let db = database(&file, cache_bytes).map_err(|e| file.explain(e))?;
@@ -248,8 +254,8 @@ impl Home {
     }
 
     /// The store as it is now, for reading past damage.
-    pub fn salvage(&self, entropy: &dyn Entropy) -> Result<Salvage, JournalError> {
-        Salvage::open(&self.file(), entropy)
+    pub fn salvage(&self) -> Result<Salvage, JournalError> {
+        Salvage::open(&self.file())
     }
 
     /// Nothing that the database still writes is to reach the device.

@@ -2,6 +2,7 @@
 
 mod verify;
 
+use super::ahead::Ahead;
 use super::place::Segments;
 use super::unit::{NEVER, Sums, header, sum_of};
 use crate::context::Countdown;
@@ -11,6 +12,7 @@ use crate::{Completion, Geometry, JournalError};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -27,6 +29,7 @@ pub struct Pages {
     units: RwLock<HashMap<u32, Unit>>,
     /// Held over every write of a page or a checksum.
     writing: Mutex<()>,
+    ahead: Ahead,
     /// Place of the file's first block.
     header: AtomicU64,
     /// Nothing may be written.
@@ -52,6 +55,7 @@ impl Pages {
             segments: Segments::new(geo),
             units: RwLock::default(),
             writing: Mutex::new(()),
+            ahead: Ahead::default(),
             header: AtomicU64::new(u64::MAX),
             read_only: AtomicBool::new(read_only),
             healed: AtomicU64::new(0),
@@ -122,6 +126,11 @@ impl Pages {
         place == self.header.load(Ordering::Acquire)
     }
 
+    /// Reads blocks that somebody is going to ask for.
+    pub fn read_ahead(&self, wanted: Vec<Range<u64>>) {
+        self.ahead.read(&self.disk, wanted);
+    }
+
     /// Reads whole blocks that lie in one unit.
     pub fn read(&self, place: u64, out: &mut AlignedBuf) -> Result<(), JournalError> {
         let (segment, block) = self.segments.block_at(place);
@@ -133,6 +142,9 @@ impl Pages {
         {
             if sums.iter().all(|sum| *sum == NEVER) {
                 out.fill(0);
+                return Ok(());
+            }
+            if self.ahead.copy(place, out) && matches(out, &sums) {
                 return Ok(());
             }
             if self.disk.read(place, out).is_ok() && matches(out, &sums) {

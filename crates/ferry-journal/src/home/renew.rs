@@ -28,6 +28,17 @@ pub struct Renewals {
     failed: AtomicBool,
 }
 
+/// How a renewal is made.
+pub struct Renewal<'a> {
+    /// The journal is closed with it.
+    pub closing: bool,
+    /// Asked now and then; `false`: there is no time for it any more.
+    pub go_on: &'a dyn Fn() -> bool,
+}
+
+/// Keys between two questions whether to go on.
+const ASK_KEYS: u64 = 64;
+
 impl Home {
     /// How many segments a new file must be given, `spare` ones among them, if it is worth it.
     pub fn worth_renewing(&self, spare: usize) -> Option<usize> {
@@ -40,7 +51,7 @@ impl Home {
     /// Copies what `view` shows, all that the newest checkpoint wrote, into a new file in `segments`, and goes on with that. Returns
     /// those that are free again. Readers go on with what they have. No checkpoint may be made meanwhile.
     ///
-    /// What cannot be read, or does not fit, leaves everything as it is. An error means that it is not known which file counts on the
+    /// What cannot be read, does not fit, or takes too long, leaves everything as it is. An error means that it is not known which file counts on the
     /// device.
     pub fn renew(
         &self,
@@ -48,14 +59,18 @@ impl Home {
         segments: &[u32],
         spare: usize,
         owner: &Arc<dyn JournalClient>,
-        clean: bool,
+        renewal: Renewal<'_>,
     ) -> Result<Vec<u32>, JournalError> {
         let old = self.file();
         old.settle()?;
         let new = old.successor(segments);
-        let copied = copy(view, &new, clean).and_then(|()| database(&new, self.cache_bytes));
-        let db = match copied.map_err(|error| new.explain(error)) {
-            Ok(db) => db,
+        let in_order = old.read_in_order(true);
+        let copied = copy(view, &new, &renewal);
+        old.read_in_order(in_order);
+        let opened = copied.and_then(|whole| whole.then(|| database(&new, self.cache_bytes)).transpose());
+        let db = match opened.map_err(|error| new.explain(error)) {
+            Ok(Some(db)) => db,
+            Ok(None) => return Ok(segments.to_vec()),
             Err(error) => {
                 tracing::warn!(%error, "the home store stays as large as it is");
                 self.renewals.failed.store(true, Ordering::Relaxed);
@@ -90,8 +105,16 @@ impl Home {
     }
 }
 
-fn copy(view: &HomeView, new: &Arc<HomeFile>, clean: bool) -> Result<(), JournalError> {
-    let mut batches = Batches::new(new)?;
-    view.each(&mut |key, value| batches.put(key, value))?;
-    batches.finish(view.point, clean).map(drop)
+/// Copies everything; `false` if there was no time for it.
+fn copy(view: &HomeView, new: &Arc<HomeFile>, renewal: &Renewal<'_>) -> Result<bool, JournalError> {
+    let (mut batches, mut keys) = (Batches::new(new)?, 0_u64);
+    let whole = view.each(&mut |key, value| {
+        batches.put(key, value)?;
+        keys += 1;
+        Ok(!keys.is_multiple_of(ASK_KEYS) || (renewal.go_on)())
+    })?;
+    if whole {
+        batches.finish(view.point, renewal.closing)?;
+    }
+    Ok(whole)
 }

@@ -1,25 +1,29 @@
-//! The database opened for reading past damage (`crate::salvage` says how).
+//! Reading past damage: the trees are walked page by page (`tree.rs`), and redb has no part in it.
+//!
+//! What is in a page that is not the one which belongs there is kept where it can be right: keys that the pages above it allow there, in
+//! their order. The rest is a gap.
 
-use super::backend::{HomeFile, Marker};
-use super::{Bytes, HomeState, KEYS, database, end, home_error, state_of};
+use super::backend::HomeFile;
+use super::tree::{Header, Page, Tree, Walk};
+use super::{HomeState, META_POINT};
 use crate::layers::Key;
 use crate::verify::Step;
-use crate::{JournalError, Value, guard};
-use ferry_device::{BLOCK_SIZE, Entropy};
-use redb::{Database, ReadTransaction, ReadableDatabase};
-use std::collections::HashSet;
+use crate::{BadPlace, JournalError, Value};
+use ferry_device::BLOCK_SIZE;
+use redb::TableHandle;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-/// Memory for its pages: they are read once.
-const CACHE_BYTES: usize = 1 << 20;
-/// Keys that may come again, or out of order, one after another; pages that are whole and lead in a circle bring more.
-const STRAY_MAX: u32 = 1 << 20;
-
-/// What comes next in the order of the pages.
+/// What comes next in the order of the keys.
 pub enum Found {
     /// A key and its value.
-    Key(Key, Value),
-    /// A block that cannot be read; keys may be missing here.
+    Key {
+        key: Key,
+        value: Value,
+        /// A page on the way to it is damaged.
+        doubtful: bool,
+    },
+    /// A page that is damaged; keys may be missing here.
     Damage {
         /// On the device, in bytes.
         offset: u64,
@@ -30,122 +34,124 @@ pub enum Found {
 
 /// A walk over all that is readable.
 pub struct Salvage {
-    marker: Marker,
-    range: Option<redb::Range<'static, Bytes, Bytes>>,
+    walk: Walk,
+    ready: VecDeque<Found>,
     newest: Option<Key>,
-    stray: u32,
     /// What the store says of itself.
     pub state: Result<HomeState, JournalError>,
-    db: Option<Database>,
+    header: Header,
     copy: Arc<HomeFile>,
     /// Its segments are not used for anything else meanwhile.
     _original: Arc<HomeFile>,
 }
 
+fn damaged(offset: u64, detail: impl Into<String>) -> JournalError {
+    JournalError::Damaged { what: "home store", offset, detail: detail.into() }
+}
+
 impl Salvage {
-    pub fn open(file: &Arc<HomeFile>, entropy: &dyn Entropy) -> Result<Self, JournalError> {
-        let mut marker = Marker::default();
-        for part in marker.chunks_exact_mut(8) {
-            part.copy_from_slice(&entropy.next_u64().to_le_bytes());
-        }
-        let copy = file.salvage(marker);
-        let db = database(&copy, CACHE_BYTES)?;
-        let opened = guard::calling(|| {
-            let read: ReadTransaction = db.begin_read().map_err(home_error)?;
-            let range = read.open_table(KEYS).map_err(home_error)?.range::<&[u8]>(..).map_err(home_error)?;
-            Ok((range, guard::calling(|| state_of(&read))))
+    pub fn open(file: &Arc<HomeFile>) -> Result<Self, JournalError> {
+        let copy = file.salvage();
+        let Some(header) = copy.header()? else { return Err(damaged(0, "there is no database")) };
+        let Some(header) = Header::decode(&header) else {
+            return Err(damaged(copy.place(0), "both of the database's roots are damaged"));
+        };
+        let mut problem = None;
+        let tables = Walk::tables(&copy, &header, false, &mut |page| {
+            if let (None, Some(detail)) = (&problem, &page.problem) {
+                problem = Some(damaged(page.place, detail.clone()));
+            }
         });
-        match opened {
-            Ok((range, state)) => Ok(Self {
-                marker,
-                range: Some(range),
-                newest: None,
-                stray: 0,
-                state,
-                db: Some(db),
-                copy,
-                _original: file.clone(),
-            }),
-            Err(error) => {
-                end(Some(db));
-                Err(error)
-            }
-        }
+        let tree = |name: &str| tables.iter().find(|tree| *tree.name == *name.as_bytes());
+        let missing = || problem.clone().unwrap_or_else(|| damaged(0, "the table of tables lacks one"));
+        let walk = Walk::new(&copy, tree(super::KEYS.name()).ok_or_else(missing)?);
+        let state = tree(super::META.name()).ok_or_else(missing).and_then(|tree| state(&copy, tree));
+        let (ready, newest) = (VecDeque::new(), None);
+        Ok(Self { walk, ready, newest, state, header, copy, _original: file.clone() })
     }
 
-    /// The next key, which is greater than all before it, or damage; an error if nothing further can be found.
-    pub fn next(&mut self) -> Result<Option<Found>, JournalError> {
+    /// The next key, which is greater than all before it, or damage.
+    pub fn next(&mut self) -> Option<Found> {
         loop {
-            let Some(range) = &mut self.range else { return Ok(None) };
-            let next = guard::calling(|| {
-                let next = range.next().transpose().map_err(home_error)?;
-                Ok(next.map(|(key, value)| (Key::from(key.value()), Value::from(value.value()))))
-            })?;
-            let Some((key, value)) = next else { return Ok(None) };
-            if *key == self.marker && value.len() >= 8 {
-                let (offset, detail) = value.split_at(8);
-                let offset = u64::from_le_bytes(offset.try_into().unwrap_or_default());
-                return Ok(Some(Found::Damage { offset, detail: String::from_utf8_lossy(detail).into() }));
-            }
-            if self.newest.as_ref().is_some_and(|newest| *newest >= key) {
-                self.stray += 1;
-                if self.stray < STRAY_MAX {
-                    continue;
+            match self.ready.pop_front() {
+                Some(Found::Key { key, .. }) if self.newest.as_ref().is_some_and(|newest| *newest >= key) => {
                 }
-                let detail = "its pages lead in a circle".to_owned();
-                return Err(JournalError::Damaged { what: "home store", offset: 0, detail });
+                Some(Found::Key { key, value, doubtful }) => {
+                    self.newest = Some(key.clone());
+                    return Some(Found::Key { key, value, doubtful });
+                }
+                Some(damage) => return Some(damage),
+                None => {
+                    let page = self.walk.next()?;
+                    let doubtful = page.doubtful;
+                    if let Some(detail) = &page.problem {
+                        self.ready.push_back(Found::Damage { offset: page.place, detail: detail.clone() });
+                    }
+                    let entry = |(key, value): (&[u8], &[u8])| (Key::from(key), Value::from(value));
+                    self.ready.extend(page.entries().into_iter().map(|found| {
+                        let (key, value) = entry(found);
+                        Found::Key { key, value, doubtful }
+                    }));
+                }
             }
-            self.stray = 0;
-            self.newest = Some(key.clone());
-            return Ok(Some(Found::Key(key, value)));
         }
+    }
+
+    /// Every page of our tables, or of the database's own. `false`: `visit` ended it.
+    fn pages(&self, own: bool, visit: &mut dyn FnMut(&Page) -> bool) -> bool {
+        let mut go_on = true;
+        let trees = Walk::tables(&self.copy, &self.header, own, &mut |page| go_on &= visit(page));
+        go_on && trees.iter().all(|tree| Walk::new(&self.copy, tree).all(|page| visit(&page)))
+    }
+
+    /// Pages that are not those which belong where they are.
+    pub fn verify(&self, found: &mut dyn FnMut(BadPlace)) {
+        let mut bad = |offset, detail| {
+            found(BadPlace { what: "home store", offset, len: BLOCK_SIZE as u64, detail });
+        };
+        if let Some(problem) = self.header.problem {
+            bad(self.copy.place(0), problem.to_owned());
+        }
+        for own in [true, false] {
+            self.pages(own, &mut |page| {
+                if let Some(detail) = &page.problem {
+                    bad(page.place, detail.clone());
+                }
+                true
+            });
+        }
+    }
+
+    /// Blocks of the file with pages of what the database keeps for itself. It gives them away with its next commit.
+    pub fn own_blocks(&self) -> HashSet<u64> {
+        let mut used = HashSet::from([0]);
+        self.pages(true, &mut |page| {
+            used.extend(page.blocks.clone());
+            true
+        });
+        used
+    }
+
+    /// Blocks of the file with pages of our tables; below a page that cannot be read, none are known. `None`: `step` ended it.
+    pub fn blocks(&self, step: Step<'_>) -> Option<HashSet<u64>> {
+        let mut used = HashSet::new();
+        let go_on = self.pages(false, &mut |page| {
+            used.extend(page.blocks.clone());
+            step((page.blocks.end - page.blocks.start) * BLOCK_SIZE as u64)
+        });
+        go_on.then_some(used)
     }
 }
 
-impl Salvage {
-    /// Blocks of the file with pages that the database uses; below a page that cannot be read, none are known. `None`: `step` ended it.
-    pub fn used(mut self, step: Step<'_>) -> Option<HashSet<u64>> {
-        let mut counted = 0;
-        loop {
-            let next = self.next();
-            let read = (self.copy.seen().blocks.len() - counted) * BLOCK_SIZE;
-            counted += read / BLOCK_SIZE;
-            if read > 0 && !step(read as u64) {
-                return None;
-            }
-            if !matches!(next, Ok(Some(_))) {
-                break;
-            }
+fn state(file: &Arc<HomeFile>, tree: &Tree) -> Result<HomeState, JournalError> {
+    let mut problem = None;
+    for page in Walk::new(file, tree) {
+        let entries = page.entries();
+        let found = entries.iter().find(|(key, _)| **key == [META_POINT]);
+        if let Some(state) = found.and_then(|(_, value)| HomeState::decode(value)) {
+            return Ok(state);
         }
-        self.end_walk();
-        // What the database keeps for itself it reads when it looks for damage on its own. When it finds some, it goes on with pages
-        // that it does not use any more.
-        self.copy.seen().until_damage = true;
-        let whole = !self.copy.seen().damage;
-        if let Some(db) = self.db.as_mut().filter(|_| whole)
-            && let Err(error) = guard::calling(|| db.check_integrity().map(drop).map_err(home_error))
-        {
-            tracing::debug!(%error, "the database's own look at its pages ended early");
-        }
-        let mut used = std::mem::take(&mut self.copy.seen().blocks);
-        used.insert(0);
-        Some(used)
+        problem = problem.or(page.problem.map(|detail| damaged(page.place, detail)));
     }
-
-    fn end_walk(&mut self) {
-        let range = self.range.take();
-        if let Err(error) = guard::calling(|| {
-            drop(range);
-            Ok(())
-        }) {
-            tracing::debug!(%error, "a walk past damage did not end cleanly");
-        }
-    }
-}
-
-impl Drop for Salvage {
-    fn drop(&mut self) {
-        self.end_walk();
-        end(self.db.take());
-    }
+    Err(problem.unwrap_or_else(|| damaged(0, "it does not say where the log goes on")))
 }

@@ -7,6 +7,7 @@
 use super::META_POINT;
 use crate::format::{u16_at, u32_at, u64_at};
 use ferry_device::BLOCK_SIZE;
+use std::ops::Range;
 
 const LEAF: u8 = 1;
 const BRANCH: u8 = 2;
@@ -23,6 +24,8 @@ const TREES: [(usize, KeyShape); 3] = [
     // Pages that transactions freed: a transaction, a part of its list. Both are far from their types' limits.
     (16, |key| key[6..8] == [0; 2] && key[12..] == [0; 4]),
 ];
+/// Bytes of the keys of those trees.
+pub const KEY_WIDTHS: [usize; 3] = [TREES[0].0, TREES[1].0, TREES[2].0];
 /// Type, padding, number of entries.
 const LEAF_HEADER: usize = 4;
 /// The same, padded.
@@ -83,14 +86,29 @@ fn are_lists(page: &[u8], entries: usize, from: usize, file_len: u64) -> bool {
     })
 }
 
-/// Numbers of pages: an index in 20 bits, in pages of its own size; a region in 20; that size, as a power of two blocks, in the upper 5.
-fn are_in_file(numbers: &[u8], file_len: u64) -> bool {
-    numbers.chunks_exact(NUMBER).all(|number| {
-        let number = u64_at(number, 0);
-        let order = number >> 59;
-        let (index, region) = (number & (0xf_ffff >> order), number >> 20 & 0xf_ffff);
-        region * REGION + ((index + 1) << order) * BLOCK_SIZE as u64 <= file_len
+/// Where the pages are in the file that a sound branch names; none for any other page.
+pub fn children(page: &[u8]) -> impl Iterator<Item = Range<u64>> {
+    let count = if page[0] == BRANCH { usize::from(u16_at(page, 2)) + 1 } else { 0 };
+    let from = BRANCH_HEADER + count * CHECKSUM;
+    // The file's first block is its header.
+    page[from..from + count * NUMBER].chunks_exact(NUMBER).map(|number| {
+        let Range { start, end } = in_regions(number);
+        start + BLOCK_SIZE as u64..end + BLOCK_SIZE as u64
     })
+}
+
+fn are_in_file(numbers: &[u8], file_len: u64) -> bool {
+    numbers.chunks_exact(NUMBER).all(|number| in_regions(number).end <= file_len)
+}
+
+/// A page's bytes in all regions, by its number: an index in 20 bits, in pages of its own size; a region in 20; that size, as a power of two
+/// blocks, in the upper 5.
+fn in_regions(number: &[u8]) -> Range<u64> {
+    let number = u64_at(number, 0);
+    let order = number >> 59;
+    let (index, region) = (number & (0xf_ffff >> order), number >> 20 & 0xf_ffff);
+    let at = |index: u64| region * REGION + (index << order) * BLOCK_SIZE as u64;
+    at(index)..at(index + 1)
 }
 
 /// The last of `entries` ends that stand at `at`, if none is before the one in front of it, or before `from`, or outside.

@@ -206,6 +206,8 @@ impl Sums {
 pub mod header {
     use crate::format::u32_at;
 
+    /// Pages of a full region: 4 GiB, in every file that we made. Nothing stands between regions.
+    pub const REGION_PAGES: u64 = 1 << 20;
     /// Bytes that redb uses.
     pub const USED: usize = 320;
     const SECTOR: usize = 512;
@@ -228,16 +230,12 @@ pub mod header {
     /// What is wrong with the layout that it describes, for a file of `len` bytes. redb makes tables in memory from it
     /// before it looks at anything else.
     pub fn senseless(block: &[u8], len: u64) -> Option<&'static str> {
-        /// Pages of a full region: 4 GiB, in every file that we made.
-        const REGION_PAGES: u64 = 1 << 20;
         let [page, header, max, full, trailing] = [12, 16, 20, 24, 28].map(|at| u64::from(u32_at(block, at)));
-        let pages = full.saturating_mul(header + max).saturating_add(header + trailing);
+        let pages = full.saturating_mul(max).saturating_add(trailing);
         match () {
             () if block[..4] != *b"redb" => Some("it is no header of redb's"),
             () if page != 4096 => Some("its pages are not blocks"),
-            () if max != REGION_PAGES || header > REGION_PAGES => {
-                Some("its regions are not of the usual length")
-            }
+            () if max != REGION_PAGES || header != 0 => Some("its regions are not of the usual length"),
             () if pages.saturating_mul(page) > len => Some("it describes more pages than the file has"),
             () => None,
         }

@@ -118,6 +118,7 @@ pub mod stats {
         pub holds_in_vain: u64,
         pub held_callers: u64,
         pub hold_time: Duration,
+        pub beside: u64,
     }
 
     #[derive(Default)]
@@ -226,8 +227,12 @@ pub mod disk {
                     drop(ledger);
                     return done(Err(io::Error::from_raw_os_error(5)));
                 }
-                let durable: Vec<_> = covered.difference(&ledger.lost).copied().collect();
-                ledger.durable.extend(durable);
+                // What the device promises: no flush succeeds that covers what is lost, whoever heard of it first.
+                if !covered.is_disjoint(&ledger.lost) {
+                    drop(ledger);
+                    return done(Err(io::Error::from_raw_os_error(5)));
+                }
+                ledger.durable.extend(covered);
                 drop(ledger);
                 done(Ok(()));
             });
@@ -272,11 +277,13 @@ pub mod core {
         pub planted: Planted,
         /// The flush with this number fails.
         pub fails: Option<u64>,
+        /// What each caller takes between two calls, in nanoseconds of the model.
+        pub think: u64,
     }
 
     impl Setup {
         pub fn of(policy: FlushPolicy) -> Self {
-            Self { policy, planted: Planted::Nothing, fails: None }
+            Self { policy, planted: Planted::Nothing, fails: None, think: 0 }
         }
     }
 
@@ -354,6 +361,7 @@ pub mod core {
         pub disk: Arc<Disk>,
         pub env: Env,
         pub time: Arc<Time>,
+        pub think: u64,
         pub client: Client,
         pub space: Space,
         pub head: Lock<Head>,
@@ -376,6 +384,7 @@ pub mod core {
                 disk: Disk::new(time.clone(), setup.fails),
                 env: Env { clock: time.clone(), entropy: Arc::new(Numbers) },
                 time,
+                think: setup.think,
                 client: Client,
                 space: Space,
                 head: Lock::new(Head { seq: Seq(1), transactions: 0 }),

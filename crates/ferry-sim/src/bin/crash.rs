@@ -2,7 +2,8 @@
 //! with status 1.
 //!
 //! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations; `late` those in which many fsyncs are under way
-//! together, with each flush policy in turn; `enumerate` every sequence of N operations, from number N on. `--one` runs one number only, `--all` goes on after a failure.
+//! together, with each flush policy in turn; `wrapping` the same on a log of 4 MiB with long records; `enumerate` every sequence of N operations, from number N on. `--one` runs one number only, `--all` goes on after a failure.
+//! `--lie` shows that it can fail: the device says that it has flushed, and has not.
 
 use ferry_device::Env;
 use ferry_fs::FlushPolicy;
@@ -13,9 +14,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-const USAGE: &str = "usage: crash [random|fifty|late] [--from SEED] [LIMITS]
+const USAGE: &str = "usage: crash [random|fifty|late|wrapping] [--from SEED] [LIMITS]
        crash enumerate [--length N] [--from NUMBER] [LIMITS]
-LIMITS: [--seconds N] [--count N] [--one] [--all]";
+LIMITS: [--seconds N] [--count N] [--one] [--all] [--lie]";
 
 /// Progress is told so often.
 const PROGRESS: Duration = Duration::from_secs(10);
@@ -25,6 +26,7 @@ enum Mode {
     Random,
     Fifty,
     Late,
+    Wrapping,
     Enumerate,
 }
 
@@ -33,17 +35,19 @@ struct Args {
     limits: Limits,
     from: Option<u64>,
     length: u32,
+    flush_lies: bool,
 }
 
 fn parse(words: impl Iterator<Item = String>) -> Option<Args> {
     let limits = Limits { progress: Some(PROGRESS), ..Limits::default() };
-    let mut args = Args { mode: Mode::Random, limits, from: None, length: 2 };
+    let mut args = Args { mode: Mode::Random, limits, from: None, length: 2, flush_lies: false };
     let mut words = words.peekable();
     if let Some(mode) = words.next_if(|word| !word.starts_with('-')) {
         args.mode = match &*mode {
             "random" => Mode::Random,
             "fifty" => Mode::Fifty,
             "late" => Mode::Late,
+            "wrapping" => Mode::Wrapping,
             "enumerate" => Mode::Enumerate,
             _ => return None,
         };
@@ -57,6 +61,7 @@ fn parse(words: impl Iterator<Item = String>) -> Option<Args> {
             "--length" => args.length = u32::try_from(number()?).ok().filter(|n| (1..=5).contains(n))?,
             "--one" => args.limits.runs = Some(1),
             "--all" => args.limits.all = true,
+            "--lie" => args.flush_lies = true,
             _ => return None,
         }
     }
@@ -70,16 +75,18 @@ fn parse(words: impl Iterator<Item = String>) -> Option<Args> {
 fn simulate(args: &Args, env: &Env) -> Result<String, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut limits = args.limits;
+    let on_device = |plan| Plan { flush_lies: args.flush_lies, ..plan };
     let done = match args.mode {
-        Mode::Random | Mode::Fifty | Mode::Late => {
+        Mode::Random | Mode::Fifty | Mode::Late | Mode::Wrapping => {
             let seed = args.from.unwrap_or_else(|| env.entropy.next_u64() >> 16);
             println!("random sequences from seed {seed}");
             let draw = match args.mode {
                 Mode::Fifty => Plan::fifty,
                 Mode::Late => |seed| Plan::under_way(seed, FlushPolicy::ALL[(seed % 4) as usize]),
+                Mode::Wrapping => |seed| Plan::wrapping(seed, FlushPolicy::ALL[(seed % 4) as usize]),
                 _ => Plan::draw,
             };
-            run(&|seed| Some(draw(seed)), seed, limits, threads, env)
+            run(&|seed| Some(on_device(draw(seed))), seed, limits, threads, env)
         }
         Mode::Enumerate => {
             let all = Enumeration::new(args.length).map_err(|failure| failure.to_string())?;
@@ -87,7 +94,7 @@ fn simulate(args: &Args, env: &Env) -> Result<String, String> {
             let left = all.count().saturating_sub(from);
             println!("sequences of {} operations: {} in all", args.length, all.count());
             limits.runs = Some(limits.runs.map_or(left, |runs| runs.min(left)));
-            run(&|number| all.plan(number), from, limits, threads, env)
+            run(&|number| all.plan(number).map(on_device), from, limits, threads, env)
         }
     };
     done.map(|done| format!("{done}\n{:?}", done.tally))

@@ -7,7 +7,7 @@ use crate::model::{Model, Outcome};
 use crate::ops::{Generator, Op};
 use crate::world::{Opening, World};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
-use ferry_fs::volume::read_superblock;
+use ferry_fs::volume::{LOG_MIN, read_superblock};
 use ferry_fs::{Filesystem, FsOptions, InProcess, LocalFs, MkfsOptions, ROOT, Superblock, XattrFlags, mkfs};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Bytes of every volume.
 const VOLUME_BYTES: u64 = 16 << 20;
 /// Bytes of its log.
-const LOG_BYTES: u64 = 512 << 10;
+const LOG_BYTES: u64 = LOG_MIN;
 /// Names in the large directory: the home store's trees have several levels.
 const MANY: u32 = 3000;
 

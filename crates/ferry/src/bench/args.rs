@@ -25,6 +25,8 @@ pub enum BenchCommand {
     Fserver(FserverArgs),
     /// Make files without a pause, and see how long the slowest takes
     Create(CreateArgs),
+    /// Rewrite keys in the journal alone, with nobody waiting: transactions a second
+    Transactions(TransactionsArgs),
     /// Random readers and random writers on one file, alone and against each other
     Randrw(RandrwArgs),
     /// Look for torn reads: threads write, read, punch, cut and extend one file, and check what they read
@@ -192,7 +194,9 @@ A job is 100 operations, in an order of chance: 12 create, 16 write, 22 read, 24
 Ways to wake those who wait for log space (each has a volume of its own, and they take turns):
   handoff  each once, with its space in hand
   flag     each for whom there is room, unless it is on its way already; it takes its space itself
-  all      each for whom there is room, on its way or not; it takes its space itself")]
+  all      each for whom there is room, on its way or not; it takes its space itself
+Records are under way together where each fsync has its own (--policy each); the other policies let callers share one flush, and a record, instead:
+  --fsync-each --policy each --write-time 1ms --flush-time 50us --log-size 64M --log-buffers 1,8 --wake handoff")]
 pub struct FserverArgs {
     /// Workers
     #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -246,6 +250,38 @@ pub struct CreateArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench transactions`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A transaction reserves log space for one key, puts one value and commits, as a file system does to change an inode. In process, on a new journal
+in each turn.")]
+pub struct TransactionsArgs {
+    /// Threads
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// Keys that are rewritten
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub keys: u64,
+    /// Bytes of a value
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub bytes: u16,
+    /// Size of the log
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "64M")]
+    pub log_size: u64,
+    /// What was committed is written to the log after this time
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "1s")]
+    pub commit_interval: Duration,
+    /// How long a turn is
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "3s")]
+    pub time: Duration,
+    /// The device.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// How often, and the report; --on is refused.
     #[command(flatten)]
     pub run: RunArgs,
 }

@@ -7,6 +7,7 @@ mod create;
 mod fserver;
 mod happy;
 mod onefile;
+mod transactions;
 
 pub use args::{BenchCommand, NullArgs};
 
@@ -39,6 +40,7 @@ pub fn run(command: &BenchCommand) -> Result<(), CliError> {
         BenchCommand::Torn(args) => onefile::torn(args),
         BenchCommand::Overwrite(args) => onefile::overwrite(args),
         BenchCommand::Fserver(args) => fserver::run(args),
+        BenchCommand::Transactions(args) => transactions::run(args),
     }
 }
 

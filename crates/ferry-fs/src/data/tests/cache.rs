@@ -17,6 +17,26 @@ fn a_sparse_file_written_at_random_stays_inside_the_cache() {
     assert!(volume.store.stats().evicted > 1000);
 }
 
+/// The extent map of a file is loaded window by window, and one search may pass them all.
+#[test]
+fn a_search_for_holes_stays_inside_the_cache() {
+    const WINDOW: u64 = 4 << 20;
+    let volume = Volume::new(200, 1 << 20, 1 << 20, false);
+    let file = volume.create(5);
+    for window in 0..400 {
+        volume.write(&file, (window + 1) * WINDOW - BLOCK, &[7; BLOCK as usize]);
+    }
+    volume.store.write_back(&file).unwrap();
+    let (mut at, mut found) = (0, 0);
+    while let Ok(data) = volume.store.seek(&file, at, libc::SEEK_DATA) {
+        at = volume.store.seek(&file, data, libc::SEEK_HOLE).unwrap();
+        found += 1;
+        let used = volume.store.cache.used();
+        assert!(used < 2 << 20, "{used} bytes after {found} windows");
+    }
+    assert_eq!((at, found), (400 * WINDOW, 400));
+}
+
 #[test]
 fn small_files_take_little_and_give_it_back() {
     let volume = Volume::new(200, 1 << 20, 32 << 20, false);

@@ -1,14 +1,11 @@
 //! Which blocks of the device extents claim, and what is in them.
 
+use crate::api::Ino;
+use crate::fsck::reader::Reader;
 use crate::fsck::report::Code;
-use crate::keys::{self, BLOCK, Extent, Key};
-use ferry_device::{AlignedBuf, BlockDevice};
+use crate::keys::{self, BLOCK, Extent, InodeRecord, Key};
 use ferry_journal::{Geometry, Journal, JournalError};
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
-
-/// Blocks read at once when all of them are wanted.
-const READ_BLOCKS: u64 = 256;
 
 /// A set of device blocks: a bit for each block of the segments in which there are any.
 #[derive(Default)]
@@ -38,27 +35,33 @@ pub(super) struct Blocks {
     claimed: Set,
     /// Claimed more than once.
     contested: Set,
+    /// Claimed by an extent before the end of its file.
+    inside: Set,
     /// Contested, and given to one extent.
     given: Set,
+    /// The file whose claims come, and its size.
+    file: (Ino, u64),
 }
 
 impl Blocks {
     /// Nothing is claimed yet.
-    pub(super) fn none(geometry: &Geometry, home: &[u32]) -> Self {
+    pub(super) fn none(geometry: &Geometry) -> Self {
         Self {
             first: geometry.segments_offset / BLOCK,
             per_segment: geometry.segment_len / BLOCK,
             segments: geometry.segment_count,
-            home: home.iter().copied().collect(),
+            home: HashSet::new(),
             claimed: Set::default(),
             contested: Set::default(),
+            inside: Set::default(),
             given: Set::default(),
+            file: (0, 0),
         }
     }
 
     /// Reads all claims.
     pub(super) fn load(journal: &Journal, geometry: &Geometry, home: &[u32]) -> Result<Self, JournalError> {
-        let mut blocks = Self::none(geometry, home);
+        let mut blocks = Self { home: home.iter().copied().collect(), ..Self::none(geometry) };
         journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
             blocks.note(key, value);
             true
@@ -66,12 +69,20 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Notes what a key claims.
+    /// Notes what a key claims; keys come in order.
     pub(super) fn note(&mut self, key: &[u8], value: &[u8]) {
-        if let Some(Key::Extent(..)) = keys::parse(key)
-            && let Ok(Extent::Data { block, crcs }) = Extent::decode(value)
-        {
-            (0..crcs.len() as u64).for_each(|i| self.claim(block.saturating_add(i)));
+        match keys::parse(key) {
+            Some(Key::Inode(ino)) => {
+                self.file = (ino, InodeRecord::decode(value).map_or(0, |record| record.size));
+            }
+            Some(Key::Extent(ino, offset)) => {
+                let Ok(Extent::Data { block, crcs }) = Extent::decode(value) else { return };
+                let size = if self.file.0 == ino { self.file.1 } else { 0 };
+                for i in 0..crcs.len() as u64 {
+                    self.claim(block.saturating_add(i), offset.saturating_add(i * BLOCK) < size);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -85,12 +96,14 @@ impl Blocks {
         self.per_segment.div_ceil(64) as usize
     }
 
-    fn claim(&mut self, dev: u64) {
+    fn claim(&mut self, dev: u64, inside: bool) {
         let words = self.words();
-        if let Some(at) = self.locate(dev)
-            && !self.claimed.add(at, words)
-        {
+        let Some(at) = self.locate(dev) else { return };
+        if !self.claimed.add(at, words) {
             self.contested.add(at, words);
+        }
+        if inside {
+            self.inside.add(at, words);
         }
     }
 
@@ -113,12 +126,12 @@ impl Blocks {
         }
     }
 
-    /// Whether an extent may keep this block; if not, why.
+    /// Whether an extent may keep this block; if not, why. `inside`: it is before the end of its file. A block that several claim goes to the
+    /// first that is.
     pub(super) fn judge(
         &mut self,
         reader: &mut Reader,
-        dev: u64,
-        crc: u32,
+        (dev, crc, inside): (u64, u32, bool),
         suspect: Option<Code>,
         verify: bool,
     ) -> Result<(), Code> {
@@ -131,77 +144,9 @@ impl Blocks {
             return Err(doubt.unwrap_or(if reader.failed(dev) { Code::ReadError } else { Code::Checksum }));
         }
         let words = self.words();
-        if contested && !self.given.add(at, words) {
+        if contested && (!inside && self.inside.has(at) || !self.given.add(at, words)) {
             return Err(Code::BlockShared);
         }
         Ok(())
-    }
-}
-
-/// Reads blocks and holds them against their checksums.
-pub(super) struct Reader {
-    device: Arc<dyn BlockDevice>,
-    /// Read so many blocks at once.
-    ahead: u64,
-    end: u64,
-    piece: AlignedBuf,
-    /// First block in `piece`, and how many are.
-    from: u64,
-    len: u64,
-    failed: Option<u64>,
-}
-
-impl Reader {
-    /// `all`: every block is going to be read.
-    pub(super) fn new(device: &Arc<dyn BlockDevice>, all: bool) -> Self {
-        let ahead = if all { READ_BLOCKS } else { 1 };
-        Self {
-            device: device.clone(),
-            ahead,
-            end: device.capacity() / BLOCK,
-            piece: AlignedBuf::zeroed((ahead * BLOCK) as usize),
-            from: 0,
-            len: 0,
-            failed: None,
-        }
-    }
-
-    /// The block is there and has this checksum.
-    pub(super) fn matches(&mut self, dev: u64, crc: u32) -> bool {
-        self.block(dev).is_some_and(|bytes| crc32c::crc32c(bytes) == crc)
-    }
-
-    /// The last attempt to read this block failed.
-    pub(super) fn failed(&self, dev: u64) -> bool {
-        self.failed == Some(dev)
-    }
-
-    fn block(&mut self, dev: u64) -> Option<&[u8]> {
-        if !(self.from..self.from + self.len).contains(&dev) {
-            let ahead = self.ahead.min(self.end.saturating_sub(dev));
-            let read = self.load(dev, ahead) || (ahead > 1 && self.load(dev, 1));
-            if !read {
-                self.failed = Some(dev);
-                return None;
-            }
-        }
-        let at = ((dev - self.from) * BLOCK) as usize;
-        Some(&self.piece[at..at + BLOCK as usize])
-    }
-
-    fn load(&mut self, dev: u64, blocks: u64) -> bool {
-        let bytes = (blocks * BLOCK) as usize;
-        if blocks == 0 {
-            return false;
-        }
-        if self.piece.len() != bytes {
-            self.piece = AlignedBuf::zeroed(bytes);
-        }
-        self.len = 0;
-        if self.device.read(dev * BLOCK, &mut self.piece).is_err() {
-            return false;
-        }
-        (self.from, self.len) = (dev, blocks);
-        true
     }
 }

@@ -3,10 +3,9 @@
 use super::edits::Writer;
 use super::rows::{DIRECTORY, Row, Rows};
 use crate::api::{Ino, ROOT};
-use crate::fsck::inode::INO_END;
 use crate::fsck::report::{Code, Repair};
 use crate::fsck::space::Space;
-use crate::keys::{self, Counters, Extent, InodeRecord, Key, Number, Segment};
+use crate::keys::{self, Counters, Extent, INO_END, InodeRecord, Key, Number, Segment};
 use ferry_journal::{Geometry, Journal, JournalError};
 use std::collections::HashSet;
 
@@ -17,14 +16,14 @@ pub(super) fn run(
     geometry: &Geometry,
     home: &[u32],
 ) -> Result<(), JournalError> {
-    let mut rows = Rows::load(journal, &mut |_| {})?;
-    rows.count_names(journal)?;
+    let mut used = Used { space: Space::new(geometry), promised: 0 };
+    let rows = Rows::load(journal, &mut |_| {}, &mut |extent| used.add(extent))?;
     for row in &rows.0 {
         mend_row(writer, row)?;
     }
     mend_counters(writer, &rows)?;
     drop(rows);
-    mend_space(journal, writer, geometry, home)?;
+    mend_space(journal, writer, used, home)?;
     writer.flush()
 }
 
@@ -91,24 +90,30 @@ fn mend_counters(writer: &mut Writer<'_>, rows: &Rows) -> Result<(), JournalErro
     writer.put(keys::counters(), right.encode())
 }
 
+/// What extents take.
+struct Used {
+    space: Space,
+    /// Blocks of promised extents.
+    promised: u64,
+}
+
+impl Used {
+    fn add(&mut self, extent: &[u8]) {
+        match Extent::decode(extent) {
+            Ok(Extent::Data { block, crcs }) => drop(self.space.claim(block, crcs.len() as u64)),
+            Ok(Extent::Reserved { blocks }) => self.promised = self.promised.saturating_add(blocks),
+            Ok(Extent::Lost { .. }) | Err(_) => {}
+        }
+    }
+}
+
 fn mend_space(
     journal: &Journal,
     writer: &mut Writer<'_>,
-    geometry: &Geometry,
+    used: Used,
     home: &[u32],
 ) -> Result<(), JournalError> {
-    let mut space = Space::new(geometry);
-    let mut promised = 0_u64;
-    journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
-        if let Some(Key::Extent(..)) = keys::parse(key) {
-            match Extent::decode(value) {
-                Ok(Extent::Data { block, crcs }) => drop(space.claim(block, crcs.len() as u64)),
-                Ok(Extent::Reserved { blocks }) => promised = promised.saturating_add(blocks),
-                Ok(Extent::Lost { .. }) | Err(_) => {}
-            }
-        }
-        true
-    })?;
+    let Used { mut space, promised } = used;
     let stored = writer.get(&keys::reserved())?;
     if stored.as_ref().map_or(Ok(0), |value| Number::decode(value).map(|n| n.0)) != Ok(promised) {
         let readable = stored.as_ref().is_none_or(|value| Number::decode(value).is_ok());

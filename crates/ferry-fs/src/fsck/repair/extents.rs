@@ -4,11 +4,12 @@
 //! The unit of work is a window (`docs/format.md`: no extent crosses its border): its blocks are laid out in a table, each
 //! extent is entered, doubts are settled by reading, and if anything had to be changed the window's keys are written anew.
 
-use super::blocks::{Blocks, Reader};
+use super::blocks::Blocks;
 use super::edits::{Change, Writer};
 use crate::api::Ino;
 use crate::data::WINDOW_BLOCKS;
 use crate::fsck::inode::{SIZE_MAX, WINDOW};
+use crate::fsck::reader::Reader;
 use crate::fsck::report::{Code, Repair};
 use crate::keys::{self, BLOCK, Extent, INODE_INLINE, InodeRecord, Key};
 use ferry_journal::{Journal, JournalError};
@@ -274,20 +275,28 @@ impl Extents<'_, '_> {
             file.seen += window.lose(from, WINDOW_BLOCKS as usize, Code::BadRecord);
         }
         let end = file.record.size.div_ceil(BLOCK);
+        let mut others = false;
         for (at, slot) in window.slots.iter_mut().enumerate() {
             let before = *slot;
             *slot = match before {
                 _ if first * BLOCK > SIZE_MAX => Slot::Hole,
                 Slot::Lost(Some(_)) if first + at as u64 >= end => Slot::Hole,
                 Slot::Data { dev, crc, suspect } => {
-                    match self.blocks.judge(self.reader, dev, crc, suspect, self.verify) {
+                    let inside = first + (at as u64) < end;
+                    match self.blocks.judge(self.reader, (dev, crc, inside), suspect, self.verify) {
                         Ok(()) => Slot::Data { dev, crc, suspect: None },
+                        // It is another's, and no part of this file.
+                        Err(Code::BlockShared) if !inside => {
+                            others = true;
+                            Slot::Hole
+                        }
                         Err(code) => Slot::Lost(Some(code)),
                     }
                 }
                 other => other,
             };
-            window.dirty |= matches!(*slot, Slot::Lost(Some(_)));
+            window.dirty |=
+                matches!((before, *slot), (_, Slot::Lost(Some(_))) | (Slot::Data { .. }, Slot::Hole));
             match slot {
                 Slot::Hole => continue,
                 Slot::Data { .. } => file.data_end = (first + at as u64 + 1) * BLOCK,
@@ -301,9 +310,21 @@ impl Extents<'_, '_> {
         }
         let said = say_losses(self.writer, ino, first, &window.slots);
         if !said {
-            let what =
-                format!("sorted out extents that overlapped or were misplaced around byte {}", first * BLOCK);
-            self.writer.say(Repair::new(Code::ExtentOverlap, what).of(ino));
+            let byte = first * BLOCK;
+            let (code, what) = if others {
+                (
+                    Code::BlockShared,
+                    format!(
+                        "removed extents behind the file's end, around byte {byte}: the blocks are another's"
+                    ),
+                )
+            } else {
+                (
+                    Code::ExtentOverlap,
+                    format!("sorted out extents that overlapped or were misplaced around byte {byte}"),
+                )
+            };
+            self.writer.say(Repair::new(code, what).of(ino));
         }
         self.rewrite(ino, first, &window.slots)
     }

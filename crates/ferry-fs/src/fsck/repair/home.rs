@@ -8,7 +8,9 @@ use crate::fsck::report::{Code, Repair};
 use crate::keys::{self, Key};
 use crate::volume::{Superblock, VolumeError};
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, rebuild_home};
+use ferry_journal::{
+    Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, read_damaged, rebuild_home,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -66,6 +68,22 @@ fn of_log(damage: &LogDamage) -> Repair {
     Repair::new(Code::Log, what).losing(lost).then("compare what was changed last with a backup")
 }
 
+/// Writes the home store anew elsewhere, so that its map names no segment with data. `false`: there is no room.
+pub(super) fn move_away(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    env: &Env,
+    repairs: &mut Repairs,
+) -> Result<bool, VolumeError> {
+    let what =
+        "wrote the store of all names and attributes anew, apart from the data of files that its map claimed";
+    match rewrite(dev, sb, env, repairs, Repair::new(Code::HomeClaim, what)) {
+        Ok(rewritten) => Ok(rewritten),
+        Err(VolumeError::Option(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Writes the home store anew. Nothing is changed where nothing of it can be read.
 pub(super) fn rebuild(
     dev: &Arc<dyn BlockDevice>,
@@ -73,8 +91,21 @@ pub(super) fn rebuild(
     env: &Env,
     repairs: &mut Repairs,
 ) -> Result<(), VolumeError> {
+    let what = "wrote the store of all names and attributes anew; all of it could be read";
+    let repair = Repair::new(Code::HomeStore, what).then("check the disk below");
+    rewrite(dev, sb, env, repairs, repair).map(drop)
+}
+
+/// The same; `whole` is what is said where nothing was lost. `false`: nothing can be read.
+fn rewrite(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    env: &Env,
+    repairs: &mut Repairs,
+    whole: Repair,
+) -> Result<bool, VolumeError> {
     let geometry = sb.geometry();
-    let Some((free, home)) = free_segments(dev, &geometry, env)? else { return Ok(()) };
+    let Some((free, home)) = free_segments(dev, &geometry, env)? else { return Ok(false) };
     let log_units = (2 * sb.log_len).div_ceil(home_unit_bytes(sb.segment_len)) as usize;
     let mut wanted = home + log_units + SPARE;
     let rebuilt = loop {
@@ -98,11 +129,10 @@ pub(super) fn rebuild(
         repairs.add(of_log(damage));
     }
     if rebuilt.lost.is_empty() {
-        let what = "wrote the store of all names and attributes anew; all of it could be read";
-        repairs.add(Repair::new(Code::HomeStore, what).then("check the disk below"));
+        repairs.add(whole);
     }
     rebuilt.lost.iter().for_each(|gap| repairs.add(of_gap(gap)));
-    Ok(())
+    Ok(true)
 }
 
 /// Space of the host is taken before anything is promised in it.
@@ -116,8 +146,12 @@ fn take_from_host(dev: &Arc<dyn BlockDevice>, sb: &Superblock, segments: &[u32])
 }
 
 fn of_gap(gap: &LostKeys) -> Repair {
+    let kept = match gap.doubtful {
+        0 => String::new(),
+        keys => format!(" (but for {keys} records that may be right)"),
+    };
     let what = format!(
-        "wrote the store of all names and attributes anew, without what lies at byte {} of the volume: {}",
+        "wrote the store of all names and attributes anew, without what lies at byte {} of the volume{kept}: {}",
         gap.offset, gap.detail
     );
     let side = |key: &[u8], none: &str| match keys::parse(key) {
@@ -143,28 +177,16 @@ fn free_segments(
     geometry: &Geometry,
     env: &Env,
 ) -> Result<Option<(Vec<u32>, usize)>, VolumeError> {
-    let client = Arc::new(Segments::default());
-    let opened = Journal::open(dev.clone(), *geometry, journal_options(true, true), env.clone(), client);
-    let (journal, recovered) = match opened {
-        Ok(opened) => opened,
-        Err(JournalError::Damaged { .. } | JournalError::Home(_)) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let mut blocks = Blocks::none(geometry, &recovered.home_segments);
+    let mut blocks = Blocks::none(geometry);
     let (mut keys, mut recorded) = (0_u64, BTreeSet::new());
-    let mut visit = |key: &[u8], value: &ferry_journal::Value| {
+    let home = read_damaged(dev.clone(), *geometry, env, &mut |key, value| {
         keys += 1;
         blocks.note(key, value);
         if let Some(Key::Segment(index)) = keys::parse(key) {
             recorded.insert(index);
         }
-        true
-    };
-    journal.scan_readable(&[], &[0xff; 32], &mut visit, &mut |_| {})?;
-    if keys == 0 {
-        return Ok(None);
-    }
+    })?;
     let mut free = blocks.unclaimed();
-    free.retain(|segment| !recorded.contains(segment) && !recovered.home_segments.contains(segment));
-    Ok(Some((free.into_iter().collect(), recovered.home_segments.len())))
+    free.retain(|segment| !recorded.contains(segment) && !home.contains(segment));
+    Ok((keys > 0).then(|| (free.into_iter().collect(), home.len())))
 }

@@ -4,9 +4,11 @@
 use super::edits::{Room, Writer};
 use crate::api::{Ino, NAME_MAX, ROOT, SYMLINK_MAX, Timestamp, XATTR_SIZE_MAX};
 use crate::fsck::check::hex;
-use crate::fsck::inode::{INO_END, SIZE_MAX, contradiction};
+use crate::fsck::inode::{SIZE_MAX, contradiction};
 use crate::fsck::report::{Code, Repair};
-use crate::keys::{self, BLOCK, Dentry, Extent, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord, Key, Number};
+use crate::keys::{
+    self, BLOCK, Dentry, Extent, INO_END, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord, Key, Number,
+};
 use ferry_journal::{Journal, JournalError};
 
 /// The ACL that is part of the mode.

@@ -23,12 +23,13 @@ mod rows;
 mod tests;
 mod tree;
 
+use super::reader::Reader;
 use super::report::{Code, Repair, Report};
 use super::{FsckOptions, HOME_CACHE_BYTES, check, name_hash};
 use crate::api::Timestamp;
 use crate::keys::{self, Key};
 use crate::volume::{Superblock, VolumeError, read_superblock, rewrite_bad_copies};
-use blocks::{Blocks, Reader};
+use blocks::Blocks;
 use edits::{Repairs, Writer};
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{Journal, JournalClient, JournalError, JournalOptions, Seq};
@@ -68,6 +69,8 @@ pub fn repair(
             home::cut_log(dev, &sb, env, &mut repairs)?;
         } else if found(Code::HomeCopy) {
             home::mend_copies(dev, &sb, env, &mut repairs)?;
+        } else if found(Code::HomeClaim) && home::move_away(dev, &sb, env, &mut repairs)? {
+            // What the home map had claimed is the files' alone now.
         } else if !report.clean {
             structure(dev, &sb, verify, env, &mut repairs)?;
         }

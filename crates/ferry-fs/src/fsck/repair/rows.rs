@@ -47,17 +47,33 @@ pub(super) const DIRECTORY: u8 = (libc::S_IFDIR >> 12) as u8;
 pub(super) struct Rows(pub(super) Vec<Row>);
 
 impl Rows {
-    /// Reads all records and orphan keys; orphan keys without an inode go to `stray`.
-    pub(super) fn load(journal: &Journal, stray: &mut dyn FnMut(Ino)) -> Result<Self, JournalError> {
+    /// Reads all records, names and orphan keys; orphan keys without an inode go to `stray`, extents to `extent`.
+    pub(super) fn load(
+        journal: &Journal,
+        stray: &mut dyn FnMut(Ino),
+        extent: &mut dyn FnMut(&[u8]),
+    ) -> Result<Self, JournalError> {
         let mut rows = Self(Vec::new());
+        // What a name leads to may come after it.
+        let mut names: Vec<(Ino, Ino)> = Vec::new();
         journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
-            if let Some(Key::Inode(ino)) = keys::parse(key)
-                && let Ok(record) = InodeRecord::decode(value)
-            {
-                rows.push(ino, &record);
+            match keys::parse(key) {
+                Some(Key::Inode(ino)) => {
+                    if let Ok(record) = InodeRecord::decode(value) {
+                        rows.push(ino, &record);
+                    }
+                }
+                Some(Key::Dentry(dir, ..)) => {
+                    names.extend(Dentry::decode(value).ok().map(|dentry| (dir, dentry.ino)));
+                }
+                Some(Key::Extent(..)) => extent(value),
+                _ => {}
             }
             true
         })?;
+        for (dir, ino) in names {
+            rows.count_name(dir, ino);
+        }
         journal.scan(&keys::orphan(0), &keys::orphan_end(), &mut |key, _| {
             if let Some(Key::Orphan(ino)) = keys::parse(key) {
                 match rows.get(ino) {
@@ -97,19 +113,8 @@ impl Rows {
         self.0.last().map_or(ROOT, |row| row.ino)
     }
 
-    /// Counts all names, and decides which directory is each directory's parent: the one that it says, if that names it,
-    /// else the first that does.
-    pub(super) fn count_names(&mut self, journal: &Journal) -> Result<(), JournalError> {
-        journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
-            if let Some(Key::Dentry(dir, ..)) = keys::parse(key)
-                && let Ok(dentry) = Dentry::decode(value)
-            {
-                self.count_name(dir, dentry.ino);
-            }
-            true
-        })
-    }
-
+    /// Counts a name, and decides which directory is a directory's parent: the one that it says, if that names it, else the first that
+    /// does.
     fn count_name(&mut self, dir: Ino, ino: Ino) {
         let Some(row) = self.get(ino) else { return };
         row.names += 1;

@@ -4,9 +4,8 @@
 use super::edits::{Change, Room, Writer};
 use super::rows::{DIRECTORY, Row, Rows, kind_bits};
 use crate::api::{Ino, ROOT, Timestamp};
-use crate::fsck::inode::INO_END;
 use crate::fsck::report::{Code, Repair};
-use crate::keys::{self, Counters, Dentry, InodeRecord, Key};
+use crate::keys::{self, Counters, Dentry, INO_END, InodeRecord, Key};
 use ferry_journal::{Journal, JournalError};
 
 /// Where files without a name are put, in the root.
@@ -20,13 +19,12 @@ pub(super) fn run(
     now: Timestamp,
 ) -> Result<(), JournalError> {
     let mut stray = Vec::new();
-    let mut rows = Rows::load(journal, &mut |ino| stray.push(ino))?;
+    let mut rows = Rows::load(journal, &mut |ino| stray.push(ino), &mut |_| {})?;
     for ino in stray {
         let what = format!("removed the mark \"to be reclaimed\" of inode {ino}, which does not exist");
         writer.say(Repair::new(Code::OrphanKey, what));
         writer.delete(&keys::orphan(ino))?;
     }
-    rows.count_names(journal)?;
     rows.cut_circles(&mut |ino| {
         let what = "cut a circle of directories that contained each other at this one";
         let repair = Repair::new(Code::Cycle, what).of(ino);

@@ -70,13 +70,33 @@ fn fsync_makes_the_new_names_of_directories_above_durable() {
     }
 }
 
-#[test]
-fn ticks_do_what_time_would() {
-    let mut world = World::new();
+/// The same volume, on a clock of its own.
+fn on_a_clock(world: &mut World) -> Arc<times::Ticking> {
     world.fs.close().unwrap();
     let clock = Arc::new(times::Ticking::new());
     let env = Env { clock: clock.clone(), entropy: Env::real().entropy };
     world.fs = LocalFs::open(world.dev.clone(), world.options.clone(), env).unwrap();
+    clock
+}
+
+#[test]
+fn with_a_long_commit_interval_contents_wait_as_long() {
+    let mut world = World::new();
+    world.options.commit_interval = std::time::Duration::from_secs(3600);
+    let clock = on_a_clock(&mut world);
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    world.write(ino, fh, 0, &[5; 10_000]).unwrap();
+    for (seconds, waiting) in [(60, 1), (3600, 0)] {
+        clock.pass(seconds);
+        world.fs.tick().unwrap();
+        assert_eq!(world.fs.stats()["data"]["waiting_inodes"], waiting, "after {seconds} s");
+    }
+}
+
+#[test]
+fn ticks_do_what_time_would() {
+    let mut world = World::new();
+    let clock = on_a_clock(&mut world);
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     world.write(ino, fh, 0, &[5; 10_000]).unwrap();
     for _ in 0..3 {

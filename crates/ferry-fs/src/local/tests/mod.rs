@@ -13,6 +13,7 @@ mod readers;
 mod renames;
 mod rules;
 mod scrub;
+mod smallest_log;
 mod stability;
 mod stress;
 mod times;
@@ -43,8 +44,12 @@ impl World {
     }
 
     fn with(options: FsOptions) -> Self {
-        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(64 << 20));
-        mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
+        Self::made(64 << 20, &MkfsOptions::default(), options)
+    }
+
+    fn made(bytes: u64, made: &MkfsOptions, options: FsOptions) -> Self {
+        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(bytes));
+        mkfs(&dev, made, &Env::real()).unwrap();
         let fs = LocalFs::open(dev.clone(), options.clone(), Env::real()).unwrap();
         Self { dev, fs, me: InProcess::default(), options }
     }

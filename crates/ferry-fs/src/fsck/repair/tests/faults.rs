@@ -293,6 +293,18 @@ fn cases() -> Vec<Case> {
             &["/e"],
         ),
         (
+            "blocks referred to behind the end of other files",
+            BlockShared,
+            |v| {
+                let (_, block, crcs) = first_data(v, "e");
+                for other in ["d/f", "p"] {
+                    let extent = Extent::Data { block, crcs: crcs.clone() };
+                    v.put(keys::extent(v.at(other), 1 << 40), extent.encode());
+                }
+            },
+            &[],
+        ),
+        (
             "extent gone",
             BlockCount,
             |v| {
@@ -374,6 +386,37 @@ fn each_fault_is_found_and_repaired_and_costs_nothing_else() {
         }
     }
     assert!(failed.is_empty(), "{failed:?}");
+}
+
+/// Files would take the numbers, and with them the contents, of others.
+#[test]
+fn numbers_in_use_are_not_handed_out_again() {
+    for next_ino in [3, u64::MAX - 1000] {
+        let volume = Volume::new();
+        volume.edit(|image| image.put(keys::counters(), Counters { next_ino, inodes: 30 }.encode()));
+        let refused = LocalFs::open(volume.dev.clone(), FsOptions::default(), env()).err().expect("refused");
+        assert!(refused.to_string().contains("ferry fsck --repair"), "{refused}");
+        assert!(volume.shown().contains_key("/d/f"), "it can be read");
+        volume.repaired("numbers");
+        volume.works("numbers");
+    }
+}
+
+#[test]
+fn a_directory_that_counts_too_few_can_be_emptied() {
+    let volume = Volume::new();
+    volume.edit(|image| image.record("d", |record| (record.size, record.nlink) = (1, 2)));
+    let fs = mount(&volume.dev, false);
+    let me = InProcess::default();
+    let ino = |dir, name: &[u8]| me.call(|cx| fs.lookup(cx, dir, name)).unwrap().attr.unwrap().ino;
+    let d = ino(ROOT, b"d");
+    me.call(|cx| fs.unlink(cx, d, b"f")).unwrap();
+    me.call(|cx| fs.unlink(cx, d, b"g")).unwrap();
+    me.call(|cx| fs.rename(cx, d, b"sub", ROOT, b"sub", RenameFlags::default())).unwrap();
+    fs.detach();
+    fs.close().unwrap();
+    volume.repaired("a count");
+    volume.works("a count");
 }
 
 #[test]

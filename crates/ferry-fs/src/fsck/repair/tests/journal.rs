@@ -86,6 +86,24 @@ fn one_bad_copy_of_a_page_is_found_and_written_anew() {
 }
 
 #[test]
+fn one_bad_slot_of_the_home_map_costs_nothing() {
+    let volume = Volume::new();
+    let before = volume.shown();
+    for slot in 0..2 {
+        // Its header, or its entries.
+        for part in [0, 4096] {
+            let place = volume.sb.home_map_offset + slot * volume.sb.home_map_len;
+            volume.spoil(place + part);
+            assert_eq!(volume.codes(), BTreeSet::new(), "slot {slot}");
+            assert_eq!(volume.shown(), before);
+            volume.works("a slot of the home map");
+            let now = block(&volume.dev, place);
+            assert_eq!(&now[..4], b"FHM1", "a mount writes it anew");
+        }
+    }
+}
+
+#[test]
 fn a_damaged_log_costs_the_newest_changes() {
     let volume = Volume::new();
     let sound = volume.shown();

@@ -1,0 +1,154 @@
+//! Transactions without anyone who waits for them: threads rewrite the same keys again and again, in the journal alone.
+//!
+//! A transaction reserves log space for one key, puts a value that it draws from all of them, and commits: what a file system does to
+//! change one inode. Checkpoints and the commits that time asks for go on meanwhile.
+
+use crate::error::BenchError;
+use crate::fsync_happy::device::Numbers;
+use crate::model::{DeviceModel, ModelDevice};
+use crate::place::own_cpu_time;
+use crate::run::{Bench, Case, Metric, Sample, Variant};
+use crate::threads::{now, threads};
+use ferry_device::{BLOCK_SIZE, BlockDevice, Entropy, Env};
+use ferry_journal::format::LOG_MIN;
+use ferry_journal::{Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+
+const SEGMENT_LEN: u64 = 8 << 20;
+const SEGMENTS: u32 = 128;
+/// The home store's first ones.
+const FIRST_SEGMENTS: [u32; 2] = [0, 1];
+/// Transactions between two looks at the clock.
+const BETWEEN_LOOKS: u32 = 256;
+
+const METRICS: [Metric; 5] = [
+    Metric { name: "transactions_per_s", label: "transactions/s", more_is_better: true },
+    Metric { name: "cpu_us", label: "CPU µs/txn", more_is_better: false },
+    Metric { name: "log_bytes", label: "log bytes/txn", more_is_better: false },
+    Metric { name: "commits_per_s", label: "commits/s", more_is_better: false },
+    Metric { name: "checkpoints", label: "checkpoints", more_is_better: false },
+];
+
+/// What is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Threads.
+    pub threads: u32,
+    /// Keys that they rewrite.
+    pub keys: u64,
+    /// Bytes of a value.
+    pub bytes: usize,
+    /// Size of the log in bytes.
+    pub log_size: u64,
+    /// A context is sealed at the latest so long after its first change.
+    pub commit_interval: Duration,
+    /// How long a turn is.
+    pub time: Duration,
+    /// Rounds.
+    pub rounds: u32,
+}
+
+/// Each turn on a new journal.
+pub fn bench(options: &Options, device: &DeviceModel) -> Bench<'static> {
+    let (turns, device) = (options.clone(), device.clone());
+    Bench {
+        workload: "transactions",
+        about: "Threads rewrite keys; a transaction puts one of them. Nobody waits for durability.".into(),
+        metrics: METRICS.into(),
+        options: vec![
+            ("threads", options.threads.to_string()),
+            ("keys", options.keys.to_string()),
+            ("bytes of a value", options.bytes.to_string()),
+            ("commit interval", format!("{:?}", options.commit_interval)),
+            ("turn", format!("{:?}", options.time)),
+        ],
+        cases: vec![Case::new("rewrite", vec![Variant::new("journal", move |_| turn(&turns, &device))])],
+        rounds: options.rounds,
+    }
+}
+
+fn turn(options: &Options, device: &DeviceModel) -> Result<Sample, BenchError> {
+    if options.log_size < LOG_MIN {
+        return Err(BenchError::Option(format!("a log has at least {} KiB", LOG_MIN >> 10)));
+    }
+    let geometry = geometry(options.log_size.next_multiple_of(BLOCK_SIZE as u64));
+    let capacity = geometry.segments_offset + u64::from(SEGMENTS) * SEGMENT_LEN;
+    let model = ModelDevice::new(device.clone(), capacity)?;
+    let as_device: Arc<dyn BlockDevice> = model.clone();
+    let env = Env::real();
+    Journal::format(&as_device, &geometry, &FIRST_SEGMENTS, &env)?;
+    let journal_options = JournalOptions {
+        commit_interval: options.commit_interval,
+        read_only: false,
+        background: true,
+        ..JournalOptions::offline(64 << 20)
+    };
+    let owner = Arc::new(Owner(Mutex::new((FIRST_SEGMENTS.len() as u32..SEGMENTS).collect())));
+    let (journal, _) = Journal::open(as_device, geometry, journal_options, env, owner)?;
+    model.begin();
+
+    let value = vec![0x5a_u8; options.bytes];
+    let credits = Credits { keys: 1, bytes: (8 + options.bytes) as u32, urgent: false };
+    let rewrite = |key: u64| -> Result<(), JournalError> {
+        let mut txn = journal.begin(credits)?;
+        txn.put(&key.to_be_bytes(), &value);
+        txn.commit();
+        Ok(())
+    };
+    (0..options.keys).try_for_each(rewrite)?;
+    let (before, cpu, from) = (journal.stats(), own_cpu_time(), now());
+    let until = from + options.time;
+    let counts = threads(options.threads, |number| -> Result<u64, JournalError> {
+        let numbers = Numbers::new(number.into());
+        let mut done = 0;
+        while now() < until {
+            for _ in 0..BETWEEN_LOOKS {
+                rewrite(numbers.next_u64() % options.keys)?;
+            }
+            done += u64::from(BETWEEN_LOOKS);
+        }
+        Ok(done)
+    })?;
+    let (took, cpu) = ((now() - from).as_secs_f64(), own_cpu_time().saturating_sub(cpu));
+    let after = journal.stats();
+    journal.close()?;
+    let done = counts.iter().sum::<u64>() as f64;
+    Ok(Sample::from([
+        ("transactions_per_s", done / took),
+        ("cpu_us", cpu.as_secs_f64() * 1e6 / done),
+        ("log_bytes", (after.log_written_bytes - before.log_written_bytes) as f64 / done),
+        ("commits_per_s", (after.contexts - before.contexts) as f64 / took),
+        ("checkpoints", (after.checkpoints - before.checkpoints) as f64),
+    ]))
+}
+
+fn geometry(log_len: u64) -> Geometry {
+    let (block, home_map_len) = (BLOCK_SIZE as u64, 2 * BLOCK_SIZE as u64);
+    let home_map_offset = block + log_len;
+    Geometry {
+        volume_id: *b"transactions    ",
+        log_offset: block,
+        log_len,
+        home_map_offset,
+        home_map_len,
+        segments_offset: (home_map_offset + 2 * home_map_len).next_multiple_of(SEGMENT_LEN),
+        segment_len: SEGMENT_LEN,
+        segment_count: SEGMENTS,
+    }
+}
+
+/// Gives the home store its segments.
+struct Owner(Mutex<Vec<u32>>);
+
+impl JournalClient for Owner {
+    fn stamped(&self, _seq: Seq) {}
+    fn failed(&self, _error: &JournalError) {}
+    fn take_home_segment(&self) -> Option<u32> {
+        self.0.lock().pop()
+    }
+    fn release_home_segments(&self, segments: &[u32]) {
+        self.0.lock().extend(segments);
+    }
+}

@@ -1,0 +1,145 @@
+//! Blocks read before they are asked for, where somebody goes through all keys in order.
+//!
+//! A branch of the tree names the pages that come next. They are read together, neighbours at once, and wait here as they were read. Only
+//! when the database asks for one of them is it held against its checksum: so nothing that was written meanwhile is taken from here, and what
+//! is damaged is read again in the ordinary way.
+
+use crate::disk::Disk;
+use ferry_device::{AlignedBuf, BLOCK_SIZE};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Bytes that wait here, at most twice; no more are asked for at once.
+const WAITING_MAX: usize = 8 << 20;
+/// Longest read, in bytes. What is longer is not read ahead.
+pub const READ_MAX: u64 = 1 << 20;
+/// Bytes that nobody asked for are read, too, where that saves a read.
+const GAP_MAX: u64 = 16 * BLOCK_SIZE as u64;
+
+/// What was read ahead, by its place on the device.
+#[derive(Default)]
+pub struct Ahead(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    newer: BTreeMap<u64, AlignedBuf>,
+    newer_bytes: usize,
+    /// Gone when there is as much of newer ones.
+    older: BTreeMap<u64, AlignedBuf>,
+}
+
+impl Ahead {
+    /// Copies blocks that wait here; `false` if not all of them do.
+    pub fn copy(&self, place: u64, out: &mut AlignedBuf) -> bool {
+        let waiting = self.0.lock();
+        let Some((from, piece)) = waiting.piece(place, out.len()) else { return false };
+        let to = from + out.len();
+        out.copy_from_slice(&piece[from..to]);
+        true
+    }
+
+    /// Reads these ranges of the device. What cannot be read does not wait here.
+    pub fn read(&self, disk: &Disk, mut wanted: Vec<Range<u64>>) {
+        {
+            let waiting = self.0.lock();
+            let mut room = WAITING_MAX as u64;
+            wanted.retain(|range| {
+                let len = range.end - range.start;
+                let new = len <= room && waiting.piece(range.start, len as usize).is_none();
+                room -= if new { len } else { 0 };
+                new
+            });
+        }
+        if wanted.is_empty() {
+            return;
+        }
+        let mut reads = joined(wanted).into_iter().map(blank).collect::<Vec<_>>();
+        let results = disk.read_many(&mut reads);
+        let mut waiting = self.0.lock();
+        for ((place, piece), result) in reads.into_iter().zip(results) {
+            if result.is_ok() {
+                waiting.add(place, piece);
+            }
+        }
+    }
+}
+
+impl Waiting {
+    /// The piece with these bytes, and where in it they begin.
+    fn piece(&self, place: u64, len: usize) -> Option<(usize, &AlignedBuf)> {
+        [&self.newer, &self.older].into_iter().find_map(|pieces| {
+            let (begin, piece) = pieces.range(..=place).next_back()?;
+            let from = (place - begin) as usize;
+            (from + len <= piece.len()).then_some((from, piece))
+        })
+    }
+
+    fn add(&mut self, place: u64, piece: AlignedBuf) {
+        if self.newer_bytes + piece.len() > WAITING_MAX {
+            self.older = std::mem::take(&mut self.newer);
+            self.newer_bytes = 0;
+        }
+        self.newer_bytes += piece.len();
+        if let Some(before) = self.newer.insert(place, piece) {
+            self.newer_bytes -= before.len();
+        }
+    }
+}
+
+/// The same as few reads, ascending.
+fn joined(mut wanted: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    wanted.sort_unstable_by_key(|range| range.start);
+    let mut reads: Vec<Range<u64>> = Vec::new();
+    for range in wanted {
+        match reads.last_mut() {
+            Some(last) if range.start <= last.end + GAP_MAX && range.end <= last.start + READ_MAX => {
+                last.end = last.end.max(range.end);
+            }
+            _ => reads.push(range),
+        }
+    }
+    reads
+}
+
+fn blank(range: Range<u64>) -> (u64, AlignedBuf) {
+    (range.start, AlignedBuf::zeroed((range.end - range.start) as usize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: u64 = BLOCK_SIZE as u64;
+
+    fn blocks(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        ranges.iter().map(|range| range.start * BLOCK..range.end * BLOCK).collect()
+    }
+
+    #[test]
+    fn neighbours_are_read_at_once() {
+        let wanted = blocks(&[40..41, 1..2, 2..4, 20..21, 38..39, 22..23]);
+        assert_eq!(joined(wanted), blocks(std::slice::from_ref(&(1..41))));
+        let apart = blocks(&[0..1, 17..18, 35..36]);
+        assert_eq!(joined(apart), blocks(&[0..18, 35..36]));
+        let long = blocks(&[0..200, 200..256, 256..257]);
+        assert_eq!(joined(long), blocks(&[0..256, 256..257]));
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_the_newest_stays() {
+        let mut waiting = Waiting::default();
+        let piece = WAITING_MAX / 4;
+        for n in 0..100 {
+            waiting.add(n * piece as u64, AlignedBuf::zeroed(piece));
+            let bytes: usize = waiting.newer.values().chain(waiting.older.values()).map(|p| p.len()).sum();
+            assert!(bytes <= 2 * WAITING_MAX && waiting.piece(n * piece as u64, piece).is_some());
+        }
+        assert!(waiting.piece(0, 1).is_none());
+        // A piece that is read again counts once.
+        for _ in 0..100 {
+            waiting.add(0, AlignedBuf::zeroed(BLOCK_SIZE));
+        }
+        assert_eq!(waiting.newer_bytes, waiting.newer.values().map(|p| p.len()).sum::<usize>());
+    }
+}

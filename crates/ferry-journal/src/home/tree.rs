@@ -1,0 +1,381 @@
+//! redb's trees, read without redb: each page is held against the checksum that the page above it, or the header, has of it.
+//!
+//! The checksums of `unit.rs` say that a block is what somebody wrote there. That it is the page which belongs there, redb's own
+//! checksums say; redb looks at them only when it must. A page that fails them may be an old one, another tree's, or nobody's. Its
+//! branches may still lead to pages that are whole, and its entries may still be right: what to believe, the reader decides.
+
+use super::backend::HomeFile;
+use super::shape::KEY_WIDTHS;
+use super::unit::header::REGION_PAGES;
+use crate::JournalError;
+use crate::format::{u16_at, u32_at, u64_at};
+use ferry_device::BLOCK_SIZE;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use twox_hash::XxHash3_128;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+const LEAF: u8 = 1;
+const BRANCH: u8 = 2;
+/// Bytes of a page's number, of its checksum, of where a tree begins: both, and the number of entries.
+const NUMBER: usize = 8;
+const SUM: usize = 16;
+const ROOT: usize = NUMBER + SUM + 8;
+/// The header: which slot counts, and the two slots.
+const GOD_BYTE: usize = 9;
+const SLOTS: [usize; 2] = [64, 192];
+/// A slot: two bytes that say which trees there are, where they begin, its checksum.
+const PRESENT: [usize; 2] = [1, 2];
+const ROOTS: [usize; 2] = [8, 8 + ROOT];
+const SLOT_SUM: usize = 112;
+/// The slot that counts; one of redb's flags beside it must be known.
+const PRIMARY: u8 = 1;
+const FLAGS: u8 = 7;
+/// What a page is that does not match the checksum which the page above it has of it.
+pub const NOT_THE_ONE: &str = "it is not the page that belongs there";
+/// A page has at most 2^12 blocks: the longest value of ours, or of the allocator's state, takes far fewer.
+const ORDER_MAX: u32 = 12;
+/// Levels on the way to the first key below a page.
+const DEPTH_MAX: usize = 32;
+
+/// Where a page is, and what it should hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    number: u64,
+    sum: u128,
+}
+
+impl Link {
+    fn decode(bytes: &[u8]) -> Self {
+        let (low, high) = (u64_at(bytes, NUMBER), u64_at(bytes, NUMBER + 8));
+        Self { number: u64_at(bytes, 0), sum: u128::from(high) << 64 | u128::from(low) }
+    }
+
+    /// The page's first block in the file, and its checksum.
+    fn known(self) -> Option<(u64, u128)> {
+        Some((place(self.number)?.0 / BLOCK, self.sum))
+    }
+}
+
+/// The lengths of all keys and of all values of a tree, where they do not vary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Widths {
+    key: Option<usize>,
+    value: Option<usize>,
+}
+
+/// A tree of redb's.
+#[derive(Clone, Debug)]
+pub struct Tree {
+    /// The table that it is of.
+    pub name: Box<[u8]>,
+    /// `None`: it is empty.
+    root: Option<Link>,
+    widths: Widths,
+}
+
+impl Tree {
+    /// As a table of tables describes one: its kind, the number of its entries, its root, the widths.
+    fn decode(name: &[u8], value: &[u8]) -> Option<Self> {
+        const KIND: u8 = 3;
+        const AT: usize = 9;
+        let width = |at: usize| (value[at] != 0).then(|| u32_at(value, at + 1) as usize);
+        let after = AT + 1 + ROOT;
+        if value.len() < after + 10 || value[0] != KIND {
+            return None;
+        }
+        let root = (value[AT] != 0).then(|| Link::decode(&value[AT + 1..after]));
+        Some(Self { name: name.into(), root, widths: Widths { key: width(after), value: width(after + 5) } })
+    }
+
+    /// Its first page, by that page's first block in the file.
+    pub fn link(&self) -> Option<(u64, u128)> {
+        self.root.and_then(Link::known)
+    }
+}
+
+/// The database's header.
+pub struct Header {
+    /// The trees of our tables, and of redb's own.
+    roots: [Option<Link>; 2],
+    /// What is wrong with it, if it can be used none the less.
+    pub problem: Option<&'static str>,
+}
+
+impl Header {
+    /// Reads the file's first block; `None`: there is no way from it to a tree.
+    pub fn decode(block: &[u8]) -> Option<Self> {
+        let whole = SLOTS.map(|at| {
+            let slot = &block[at..at + SLOT_SUM + SUM];
+            XxHash3_128::oneshot(&slot[..SLOT_SUM]).to_le_bytes() == slot[SLOT_SUM..]
+        });
+        let primary = usize::from(block[GOD_BYTE] & PRIMARY);
+        let (used, problem) = match (whole[primary], whole[1 - primary], block[GOD_BYTE] & !FLAGS) {
+            (true, _, 0) => (primary, None),
+            (true, ..) => (primary, Some("the database's header has flags that nobody knows")),
+            (false, true, _) => (1 - primary, Some("the newest of the database's two roots is damaged")),
+            (false, false, _) => return None,
+        };
+        let slot = &block[SLOTS[used]..];
+        let root = |n: usize| (slot[PRESENT[n]] != 0).then(|| Link::decode(&slot[ROOTS[n]..]));
+        Some(Self { roots: [root(0), root(1)], problem })
+    }
+
+    /// The pages that it leads to, by their first blocks in the file.
+    pub fn links(&self) -> Vec<(u64, u128)> {
+        self.roots.into_iter().flatten().filter_map(Link::known).collect()
+    }
+}
+
+/// The pages below `page`, by their first blocks in the file, if it matches its checksum as a page of any tree.
+pub fn judge(page: &[u8], sum: u128) -> Option<Vec<(u64, u128)>> {
+    let node = |key| Node { bytes: page, widths: Widths { key, value: None } };
+    let mut nodes = std::iter::once(None).chain(KEY_WIDTHS.map(Some)).map(node);
+    let node = nodes.find(|node| node.matches(sum))?;
+    Some(node.children().into_iter().filter_map(Link::known).collect())
+}
+
+/// Where a page begins in the file, and its length, in bytes.
+fn place(number: u64) -> Option<(u64, usize)> {
+    let order = (number >> 59) as u32;
+    if order > ORDER_MAX {
+        return None;
+    }
+    let (index, region) = (number & (0xf_ffff >> order), number >> 20 & 0xf_ffff);
+    let block = 1 + region * REGION_PAGES + (index << order);
+    Some((block * BLOCK, BLOCK_SIZE << order))
+}
+
+/// A page that was read, or could not be.
+pub struct Page {
+    /// Blocks of the file.
+    pub blocks: Range<u64>,
+    /// Where it is on the device, in bytes.
+    pub place: u64,
+    /// Why it is not the page that belongs there.
+    pub problem: Option<String>,
+    /// It, or a page above it, is not the one that belongs there.
+    pub doubtful: bool,
+    /// Its keys are greater than the first and not greater than the second.
+    bounds: [Option<Arc<[u8]>>; 2],
+    /// Empty if it cannot be read.
+    bytes: Vec<u8>,
+    widths: Widths,
+}
+
+/// The bytes of a page, of a tree of these widths.
+#[derive(Clone, Copy)]
+struct Node<'p> {
+    bytes: &'p [u8],
+    widths: Widths,
+}
+
+impl Node<'_> {
+    fn u32_in(&self, at: usize) -> Option<usize> {
+        self.bytes.get(at..at + 4).map(|bytes| u32_at(bytes, 0) as usize)
+    }
+
+    fn count(&self) -> usize {
+        if self.bytes.len() < BLOCK_SIZE { 0 } else { usize::from(u16_at(self.bytes, 2)) }
+    }
+
+    fn is(&self, kind: u8) -> bool {
+        self.bytes.first() == Some(&kind)
+    }
+
+    /// Where the `n`th of the parts of one kind lies: parts of `width` bytes stand side by side from `from` on, or each ends where a
+    /// list at `ends` says.
+    fn part(&self, n: usize, width: Option<usize>, from: usize, ends: usize) -> Option<Range<usize>> {
+        let end = |n: usize| match width {
+            Some(width) => Some(from + (n + 1) * width),
+            None => self.u32_in(ends + 4 * n),
+        };
+        let start = if n == 0 { from } else { end(n - 1)? };
+        let range = start..end(n)?;
+        self.bytes.get(range.clone()).map(|_| range)
+    }
+
+    fn branch_key(&self, n: usize) -> Option<Range<usize>> {
+        let ends = 8 + (self.count() + 1) * (SUM + NUMBER);
+        let from = if self.widths.key.is_none() { ends + 4 * self.count() } else { ends };
+        self.part(n, self.widths.key, from, ends)
+    }
+
+    fn entry(&self, n: usize) -> Option<(Range<usize>, Range<usize>)> {
+        let list = |width: Option<usize>| if width.is_none() { 4 * self.count() } else { 0 };
+        let (keys_at, values_at) = (4, 4 + list(self.widths.key));
+        let from = values_at + list(self.widths.value);
+        let key = |n| self.part(n, self.widths.key, from, keys_at);
+        let values_from = key(self.count().checked_sub(1)?)?.end;
+        Some((key(n)?, self.part(n, self.widths.value, values_from, values_at)?))
+    }
+
+    /// It matches this checksum, which covers all of it that is used.
+    fn matches(&self, sum: u128) -> bool {
+        let last = self.count().checked_sub(1);
+        let end = last.and_then(|last| match self.bytes[0] {
+            LEAF => Some(self.entry(last)?.1.end),
+            BRANCH => Some(self.branch_key(last)?.end),
+            _ => None,
+        });
+        end.and_then(|end| self.bytes.get(..end)).is_some_and(|used| XxHash3_128::oneshot(used) == sum)
+    }
+
+    fn children(&self) -> Vec<Link> {
+        if !self.is(BRANCH) {
+            return Vec::new();
+        }
+        let count = self.count() + 1;
+        let link = |n: usize| {
+            let sum = self.bytes.get(8 + n * SUM..)?.get(..SUM)?;
+            let number = self.bytes.get(8 + count * SUM + n * NUMBER..)?.get(..NUMBER)?;
+            Some(Link::decode(&[number, sum].concat()))
+        };
+        (0..count).filter_map(link).collect()
+    }
+}
+
+impl Page {
+    fn node(&self) -> Node<'_> {
+        Node { bytes: &self.bytes, widths: self.widths }
+    }
+
+    /// The entries of a leaf that can be where they are, in the order of their keys.
+    pub fn entries(&self) -> Vec<(&[u8], &[u8])> {
+        let node = self.node();
+        let count = if node.is(LEAF) { node.count() } else { 0 };
+        let [low, high] = &self.bounds;
+        let inside = |key: &[u8]| {
+            low.as_ref().is_none_or(|low| key > &**low) && high.as_ref().is_none_or(|high| key <= &**high)
+        };
+        let found = (0..count).filter_map(|n| node.entry(n)).map(|(k, v)| (&self.bytes[k], &self.bytes[v]));
+        let mut entries: Vec<_> = found.filter(|(key, _)| inside(key)).collect();
+        if self.doubtful {
+            entries.sort_by_key(|(key, _)| *key);
+        }
+        entries
+    }
+}
+
+/// A page to be read.
+struct Step {
+    link: Link,
+    bounds: [Option<Arc<[u8]>>; 2],
+    doubtful: bool,
+}
+
+/// All pages of a tree, those of greater keys later.
+pub struct Walk {
+    file: Arc<HomeFile>,
+    widths: Widths,
+    todo: Vec<Step>,
+    /// Pages that a doubtful page led to: each counts once, or they could lead in a circle. Pages that are whole cannot.
+    strays: HashSet<u64>,
+}
+
+impl Walk {
+    pub fn new(file: &Arc<HomeFile>, tree: &Tree) -> Self {
+        let first = tree.root.map(|link| Step { link, bounds: [None, None], doubtful: false });
+        let todo = first.into_iter().collect();
+        Self { file: file.clone(), widths: tree.widths, todo, strays: HashSet::new() }
+    }
+
+    /// The trees of our tables, or of redb's own, and to `seen` the pages that say so.
+    pub fn tables(
+        file: &Arc<HomeFile>,
+        header: &Header,
+        own: bool,
+        seen: &mut dyn FnMut(&Page),
+    ) -> Vec<Tree> {
+        let root = header.roots[usize::from(own)];
+        let table = Tree { name: Box::default(), root, widths: Widths::default() };
+        let mut trees = Vec::new();
+        for page in Self::new(file, &table) {
+            seen(&page);
+            trees.extend(page.entries().iter().filter_map(|(name, value)| Tree::decode(name, value)));
+        }
+        trees
+    }
+
+    fn read(&self, step: Step) -> Page {
+        let Step { link, bounds, doubtful } = step;
+        let (offset, len) = place(link.number).unwrap_or((u64::MAX, BLOCK_SIZE));
+        let blocks = offset / BLOCK..(offset / BLOCK).saturating_add(len as u64 / BLOCK);
+        let mut bytes = Vec::new();
+        let problem = match self.file.page(offset, len, &mut bytes) {
+            Err(JournalError::Damaged { offset, detail, .. }) => Some((offset, detail)),
+            Err(error) => Some((0, error.to_string())),
+            Ok(()) => None,
+        };
+        let (unreadable, problem) = match problem {
+            Some((place, detail)) => (Some(place), Some(detail)),
+            None => (None, None),
+        };
+        let place = unreadable.unwrap_or_else(|| self.file.place(offset));
+        let mut page = Page { blocks, place, problem, doubtful, bounds, bytes, widths: self.widths };
+        if page.problem.is_none() && !page.node().matches(link.sum) {
+            page.problem = Some(NOT_THE_ONE.to_owned());
+        }
+        page.doubtful |= page.problem.is_some();
+        page
+    }
+
+    /// What the page leads to. What a doubtful page says of the keys below it is not believed.
+    fn descend(&mut self, page: &Page) {
+        let mut links = page.node().children();
+        if page.doubtful {
+            links.retain(|link| self.strays.insert(link.number));
+            self.in_order(&mut links);
+        }
+        let key = |n: usize| page.node().branch_key(n).map(|range| Arc::from(&page.bytes[range]));
+        let last = links.len().saturating_sub(1);
+        let steps: Vec<Step> = (0..)
+            .zip(links)
+            .map(|(n, link)| {
+                let mut bounds = page.bounds.clone();
+                if !page.doubtful {
+                    bounds[0] = if n == 0 { bounds[0].take() } else { key(n - 1) };
+                    bounds[1] = if n == last { bounds[1].take() } else { key(n) };
+                }
+                Step { link, bounds, doubtful: page.doubtful }
+            })
+            .collect();
+        self.todo.extend(steps.into_iter().rev());
+    }
+
+    /// Puts the children of a doubtful page in the order of the first keys below them; one that cannot be read stays behind the one
+    /// before it.
+    fn in_order(&self, links: &mut Vec<Link>) {
+        let mut before = None;
+        let mut keyed: Vec<_> = Vec::new();
+        for link in links.drain(..) {
+            before = self.first_key(link).or(before);
+            keyed.push((before.clone(), link));
+        }
+        keyed.sort_by(|(a, _), (b, _)| a.cmp(b));
+        links.extend(keyed.into_iter().map(|(_, link)| link));
+    }
+
+    fn first_key(&self, mut link: Link) -> Option<Vec<u8>> {
+        for _ in 0..DEPTH_MAX {
+            let page = self.read(Step { link, bounds: [None, None], doubtful: true });
+            match page.node().children().first() {
+                Some(first) => link = *first,
+                None => return page.entries().first().map(|(key, _)| key.to_vec()),
+            }
+        }
+        None
+    }
+}
+
+impl Iterator for Walk {
+    type Item = Page;
+
+    fn next(&mut self) -> Option<Page> {
+        let step = self.todo.pop()?;
+        let page = self.read(step);
+        self.descend(&page);
+        Some(page)
+    }
+}

@@ -1,0 +1,209 @@
+//! Who goes through all keys reads the home store in few and long reads, and sees what everybody else sees.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod common;
+
+use common::{Volume, assert_same, credits, device_len, geometry, options, put};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env, Io, MemDevice};
+use ferry_journal::*;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+const KEYS: u64 = 6000;
+
+/// Counts reads, many at once as one, and the bytes that they read.
+struct Counting {
+    below: MemDevice,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl BlockDevice for Counting {
+    fn capacity(&self) -> u64 {
+        self.below.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(buf.len() as u64, Ordering::Relaxed);
+        self.below.read(offset, buf)
+    }
+    fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(reads.iter().map(|(_, buf)| buf.len() as u64).sum(), Ordering::Relaxed);
+        self.below.read_many(reads)
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.below.write(offset, buf)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.below.flush()
+    }
+    fn submit(&self, batch: Vec<Io>) {
+        self.below.submit(batch);
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+}
+
+fn value(i: u64, salt: u64) -> Vec<u8> {
+    vec![(i + salt) as u8; 600 + (i % 800) as usize]
+}
+
+/// A volume whose keys were put in no order, over several checkpoints.
+fn volume() -> (Arc<Counting>, Volume, Model) {
+    let geo = geometry(16 << 20, 256);
+    let below = MemDevice::new(device_len(&geo));
+    let device = Arc::new(Counting { below, reads: AtomicU64::new(0), bytes: AtomicU64::new(0) });
+    let volume = Volume::on(device.clone(), geo, Env::real());
+    let mut model = Model::new();
+    let (journal, ..) = volume.open_owned(options(false)).unwrap();
+    for n in 0..KEYS {
+        let i = n * 1999 % KEYS;
+        let key = i.to_be_bytes().to_vec();
+        put(&journal, &key, &value(i, 0));
+        model.insert(key, value(i, 0));
+        if n % 1000 == 999 {
+            journal.checkpoint().unwrap();
+        }
+    }
+    journal.close().unwrap();
+    (device, volume, model)
+}
+
+fn reader(reads_all: bool) -> JournalOptions {
+    JournalOptions { reads_all, home_cache_bytes: 1 << 20, ..JournalOptions::offline(0) }
+}
+
+/// Scans everything: reads, bytes read, keys seen.
+fn scan(device: &Counting, journal: &Journal) -> (u64, u64, u64) {
+    let before = [&device.reads, &device.bytes].map(|count| count.load(Ordering::Relaxed));
+    let mut keys = 0;
+    journal
+        .scan(b"", &[0xff; 8], &mut |_, _| {
+            keys += 1;
+            true
+        })
+        .unwrap();
+    let after = [&device.reads, &device.bytes].map(|count| count.load(Ordering::Relaxed));
+    (after[0] - before[0], after[1] - before[1], keys)
+}
+
+#[test]
+fn going_through_all_keys_takes_few_reads() {
+    let (device, volume, model) = volume();
+    let count = |reads_all| {
+        let (journal, _) = volume.open_with(reader(reads_all)).unwrap();
+        let counted = scan(&device, &journal);
+        assert_same(&journal, &model);
+        counted
+    };
+    let (one_by_one, stored, keys) = count(false);
+    let (ahead, bytes, keys_ahead) = count(true);
+    assert_eq!((keys, keys_ahead), (KEYS, KEYS));
+    assert!(one_by_one > KEYS / 5, "pages are read one by one: {one_by_one}");
+    assert!(ahead * 8 < one_by_one, "{ahead} reads, {one_by_one} one by one");
+    assert!(bytes < 3 * stored, "{bytes} bytes read, {stored} one by one");
+}
+
+#[test]
+fn what_is_written_meanwhile_is_seen() {
+    let (_, volume, mut model) = volume();
+    let all = JournalOptions { reads_all: true, home_cache_bytes: 64 << 10, ..options(false) };
+    let (journal, ..) = volume.open_owned(all).unwrap();
+    for round in 1..6 {
+        assert_same(&journal, &model);
+        let mut seen = Vec::new();
+        let before = model.clone();
+        journal
+            .scan(b"", &[0xff; 8], &mut |key, value| {
+                // Pages that were read ahead are written anew, and their places used for others, before they are come to.
+                if seen.len() == 1000 {
+                    for part in 0..2_u64 {
+                        for i in (part..KEYS).step_by(7) {
+                            let key = i.to_be_bytes().to_vec();
+                            let mut t = journal.begin(credits(1, 2000)).unwrap();
+                            t.put(&key, &shorter(i, round));
+                            t.commit();
+                            model.insert(key, shorter(i, round));
+                        }
+                        journal.checkpoint().unwrap();
+                    }
+                }
+                seen.push((key.to_vec(), value.to_vec()));
+                true
+            })
+            .unwrap();
+        assert!(seen.into_iter().eq(before), "a scan shows one moment");
+    }
+    journal.close().unwrap();
+}
+
+fn shorter(i: u64, round: u64) -> Vec<u8> {
+    let mut value = value(i, round);
+    value.truncate(1900);
+    value
+}
+
+/// Places of blocks of pages with our values in the home store's file, first copies.
+fn blocks(device: &Counting, geo: &Geometry, segments: &[u32]) -> Vec<u64> {
+    let blocks = home_unit_bytes(geo.segment_len) / BLOCK_SIZE as u64;
+    let place = |segment: &u32| geo.segments_offset + u64::from(*segment) * geo.segment_len;
+    let all = segments.iter().flat_map(|s| (0..blocks).map(move |b| place(s) + b * BLOCK_SIZE as u64));
+    let is_leaf = |place: &u64| {
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        device.below.read(*place, &mut block).unwrap();
+        let inside = &block[1990..2010];
+        block[0] == 1 && inside[0] > 0 && inside.iter().all(|byte| *byte == inside[0])
+    };
+    all.filter(is_leaf).collect()
+}
+
+#[test]
+fn damage_is_met_as_without_reading_ahead() {
+    let (device, volume, model) = volume();
+    let (journal, recovered) = volume.open_with(reader(true)).unwrap();
+    drop(journal);
+    let copy = home_unit_bytes(volume.geo.segment_len);
+    let ruin = |place: u64| {
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        device.below.read(place, &mut block).unwrap();
+        block[2000] ^= 0x55;
+        device.below.write(place, &block).unwrap();
+    };
+    let leaves = blocks(&device, &volume.geo, &recovered.home_segments);
+    assert!(leaves.len() > 500, "{}", leaves.len());
+    for place in leaves.iter().step_by(5) {
+        ruin(*place);
+    }
+    let bad = |reads_all| {
+        let (journal, _) = volume.open_with(reader(reads_all)).unwrap();
+        assert_same(&journal, &model);
+        journal.home_bad_copies()
+    };
+    let found = bad(true);
+    assert!(found.len() > 50, "{}", found.len());
+    assert_eq!(found, bad(false));
+    // The other copy, too.
+    found.iter().for_each(|place| ruin(place + copy));
+    let ended = |reads_all| {
+        let (journal, _) = volume.open_with(reader(reads_all)).unwrap();
+        let mut seen = 0;
+        let scanned = journal.scan(b"", &[0xff; 8], &mut |_, _| {
+            seen += 1;
+            true
+        });
+        (seen, scanned.unwrap_err().to_string())
+    };
+    assert_eq!(ended(true), ended(false));
+}

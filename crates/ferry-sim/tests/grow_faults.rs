@@ -1,0 +1,258 @@
+//! The log grows on a single device, a linear set, a stripe and a mirror, while requests fail and while power is lost: what was made
+//! durable is there afterwards, and the log can grow again.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod grow_support;
+
+use ferry_device::{
+    AlignedBuf, BlockDevice, ComponentHeader, FlushTiming, HEAD_LEN, Io, Kind, MirrorDevice, Observer,
+    STRIPE_CHUNK, Side, SpanDevice,
+};
+use ferry_fs::volume::LOG_MIN;
+use ferry_sim::device::{Fault, Op, SimDevice, SimRng};
+use grow_support::{Files, assert_clean, contents, format, grow, log_len, make, open, read, sync};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Bytes of the volume.
+const VOLUME: u64 = 48 << 20;
+const GROWN: u64 = 4 << 20;
+const KINDS: [Option<Kind>; 4] = [None, Some(Kind::Linear), Some(Kind::Stripe), Some(Kind::Mirror)];
+/// Crashes of each kind.
+const CRASHES: usize = 25;
+
+/// The devices that a volume is on, and how they are put together.
+struct Set {
+    kind: Option<Kind>,
+    sides: Vec<Arc<SimDevice>>,
+    generation: Arc<Generation>,
+}
+
+/// The newest generation of a mirror that its owner was told.
+struct Generation(AtomicU64);
+
+impl Observer for Generation {
+    fn raised(&self, generation: u64) {
+        self.0.store(generation, Ordering::SeqCst);
+    }
+    fn rebuilt(&self, _old: &str, _new: &str) {}
+}
+
+/// Bytes of one of two sides.
+fn side_len(kind: Option<Kind>) -> u64 {
+    match kind {
+        Some(Kind::Linear | Kind::Stripe) => VOLUME / 2,
+        Some(Kind::Mirror) | None => VOLUME,
+    }
+}
+
+impl Set {
+    fn new(kind: Option<Kind>) -> Self {
+        let count = if kind.is_some() { 2 } else { 1 };
+        let sides = (0..count).map(|_| Arc::new(SimDevice::new(HEAD_LEN + side_len(kind)))).collect();
+        let set = Self { kind, sides, generation: Arc::new(Generation(AtomicU64::new(1))) };
+        for (slot, side) in set.sides.iter().enumerate().filter(|_| kind == Some(Kind::Mirror)) {
+            let header = ComponentHeader {
+                kind: Kind::Mirror,
+                set: *b"a set of sides..",
+                id: 100 + slot as u64,
+                slot: slot as u32,
+                slots: 2,
+                len: VOLUME,
+                unit: 1 << 20,
+                generation: 1,
+                active: vec![100, 101],
+            };
+            header.write(&**side).unwrap();
+        }
+        set
+    }
+
+    /// The same on other devices.
+    fn on(&self, sides: Vec<Arc<SimDevice>>, generation: u64) -> Self {
+        Self { kind: self.kind, sides, generation: Arc::new(Generation(AtomicU64::new(generation))) }
+    }
+
+    /// The volume's device as it is after the set was put together again.
+    fn device(&self) -> Arc<dyn BlockDevice> {
+        let parts = || {
+            self.sides
+                .iter()
+                .map(|side| ("side".to_owned(), side.clone() as Arc<dyn BlockDevice>, side_len(self.kind)))
+        };
+        match self.kind {
+            None => self.sides[0].clone(),
+            Some(Kind::Mirror) => {
+                let sides = parts().map(|(name, device, _)| {
+                    let header = ComponentHeader::read(&*device).unwrap().unwrap();
+                    Side { name, device, header }
+                });
+                let generation = self.generation.0.load(Ordering::SeqCst);
+                Arc::new(
+                    MirrorDevice::open(sides.collect(), false, generation, self.generation.clone()).unwrap(),
+                )
+            }
+            Some(kind) => Arc::new(SpanDevice::new(kind, parts().collect(), STRIPE_CHUNK)),
+        }
+    }
+}
+
+/// A volume with files on it, closed.
+fn prepared(kind: Option<Kind>) -> (Set, Files) {
+    let (set, mut files) = (Set::new(kind), Files::new());
+    format(&set.device(), LOG_MIN);
+    let fs = open(set.device(), false);
+    for n in 0..20 {
+        make(&fs, &mut files, format!("before {n}"), contents(n));
+    }
+    fs.close().unwrap();
+    (set, files)
+}
+
+/// Everything is there that was made durable; the volume can be used, and its log can grow.
+fn check(set: &Set, files: &Files, what: &str) {
+    let fs = open(set.device(), false);
+    let holds = |files: &Files| {
+        for (name, data) in files {
+            assert_eq!(read(&fs, name).as_ref(), Some(data), "{what}: {name}");
+        }
+    };
+    holds(files);
+    if fs.stats()["log"]["bytes"] != GROWN {
+        grow(&fs, GROWN).unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+    let mut more = Files::new();
+    for n in 0..5 {
+        make(&fs, &mut more, format!("more {n}"), contents(n));
+    }
+    holds(&more);
+    fs.close().unwrap();
+    drop(fs);
+    assert_clean(&set.device());
+    assert_eq!(log_len(&set.device()), GROWN, "{what}");
+}
+
+/// Each request of the growth fails once, on each of the sides.
+#[test]
+fn a_request_fails_while_the_log_grows() {
+    for kind in KINDS {
+        let (clean, files) = prepared(kind);
+        let faults = [
+            (Op::Write, libc::EIO),
+            (Op::Write, libc::ENOSPC),
+            (Op::Flush, libc::EIO),
+            (Op::Allocate, libc::ENOSPC),
+        ];
+        // What a mirror's other side has is enough; but space is taken from both or from none.
+        let survives = |op| kind == Some(Kind::Mirror) && op != Op::Allocate;
+        for (side, (op, errno)) in (0..clean.sides.len()).flat_map(|side| faults.map(|fault| (side, fault))) {
+            let (mut failed, mut after) = (0, 0);
+            loop {
+                let generation = clean.generation.0.load(Ordering::SeqCst);
+                let set =
+                    clean.on(clean.sides.iter().map(|side| Arc::new(side.copy())).collect(), generation);
+                let what = format!("{kind:?}, side {side}, {op:?} {after} fails with {errno}");
+                let fs = open(set.device(), false);
+                set.sides[side].inject(Fault { op, after, errno, sticky: false });
+                let grown = grow(&fs, GROWN);
+                let struck = set.sides[side].struck() > 0;
+                failed += u64::from(grown.is_err());
+                assert!(struck || grown.is_ok(), "{what}: {grown:?}");
+                assert!(grown.is_ok() || !survives(op), "{what}: {grown:?}");
+                set.sides[side].heal();
+                // As if the daemon were killed.
+                drop(fs);
+                check(&set, &files, &what);
+                if !struck {
+                    break;
+                }
+                after += 1;
+            }
+            assert_eq!(
+                failed > 0,
+                after > 0 && !survives(op),
+                "{kind:?}, side {side}, {op:?}: {failed} of {after}"
+            );
+        }
+    }
+}
+
+/// Notes where each side's trace is before and after each request of the volume.
+struct Watched {
+    device: Arc<dyn BlockDevice>,
+    sides: Vec<Arc<SimDevice>>,
+    moments: Mutex<Vec<Vec<usize>>>,
+}
+
+impl Watched {
+    fn note(&self) {
+        self.moments.lock().unwrap().push(self.sides.iter().map(|side| side.trace_len()).collect());
+    }
+
+    fn noted<T>(&self, act: impl FnOnce() -> T) -> T {
+        self.note();
+        let result = act();
+        self.note();
+        result
+    }
+}
+
+impl BlockDevice for Watched {
+    fn capacity(&self) -> u64 {
+        self.device.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        self.device.read(offset, buf)
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.noted(|| self.device.write(offset, buf))
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.noted(|| self.device.flush())
+    }
+    fn submit(&self, batch: Vec<Io>) {
+        self.noted(|| self.device.submit(batch));
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.noted(|| self.device.discard(offset, len))
+    }
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.device.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+    fn flush_timing(&self) -> FlushTiming {
+        FlushTiming::default()
+    }
+}
+
+#[test]
+fn power_is_lost_while_the_log_of_a_set_grows() {
+    for kind in KINDS {
+        let (set, mut files) = prepared(kind);
+        let device =
+            Arc::new(Watched { device: set.device(), sides: set.sides.clone(), moments: Mutex::default() });
+        let fs = open(device.clone(), false);
+        make(&fs, &mut files, "just before".into(), contents(2));
+        sync(&fs);
+        set.sides.iter().for_each(|side| side.restart_trace());
+        device.moments.lock().unwrap().clear();
+        grow(&fs, GROWN).unwrap();
+        drop(fs);
+        let moments = std::mem::take(&mut *device.moments.lock().unwrap());
+        let (mut rng, generation) = (SimRng::new(11), set.generation.0.load(Ordering::SeqCst));
+        let mut lens = [0; 2];
+        for crash in 0..CRASHES {
+            let moment =
+                &moments[moments.len() * crash / (CRASHES - 1).max(1) - usize::from(crash == CRASHES - 1)];
+            let images =
+                set.sides.iter().zip(moment).map(|(side, at)| Arc::new(side.crash_image(*at, &mut rng)));
+            let crashed = set.on(images.collect(), generation);
+            lens[usize::from(log_len(&crashed.device()) == GROWN)] += 1;
+            check(&crashed, &files, &format!("{kind:?}, power lost at {moment:?}"));
+        }
+        assert!(lens.iter().all(|n| *n > 0), "{kind:?}: crashes on both sides of the change: {lens:?}");
+    }
+}
