@@ -1,5 +1,6 @@
-//! A file that fills much of a volume, overwritten at random: every block that is written anew leaves a dead one somewhere, and the cleaner
-//! has to gather what is still live. Nothing may be lost, nobody may be told that the volume is full, and no write should wait for long.
+//! A file of much of a volume, overwritten at random, beside another that fills the volume further: every block that is written anew leaves a
+//! dead one somewhere, and the cleaner has to gather what is still live. Nothing may be lost, nobody may be told that the volume is full, and
+//! no write should wait for long.
 
 use crate::counters::Counters;
 use crate::error::BenchError;
@@ -14,8 +15,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bytes of a write.
 const BLOCK: usize = 4096;
-/// Bytes by which the file is filled and read.
+/// Bytes by which files are filled and read.
 const CHUNK: usize = 1 << 20;
+/// Blocks of them.
+const CHUNK_BLOCKS: u64 = (CHUNK / BLOCK) as u64;
 
 const METRICS: [Metric; 6] = [
     Metric { name: "mb_s", label: "MB/s", more_is_better: true },
@@ -29,8 +32,10 @@ const METRICS: [Metric; 6] = [
 /// What is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The file's part of the volume's size, in percent; several take turns.
+    /// How full the volume is, in percent; several take turns.
     pub full: Vec<u32>,
+    /// The part of its size that is overwritten, in percent: the rest is filled once and left alone.
+    pub file: u32,
     /// How often the file's size is written.
     pub times: u32,
     /// Threads that write.
@@ -43,11 +48,11 @@ impl Options {
     fn bench<'a>(&self, turns: impl Fn(u32) -> Vec<Variant<'a>>) -> Bench<'a> {
         Bench {
             workload: "overwrite",
-            about: "One file is overwritten at random in blocks of 4 KiB, then made durable (both count), read and compared. \
-                    written/asked: what went to segments for each byte that was written."
+            about: "A file is overwritten at random in blocks of 4 KiB, then made durable (both count); another one fills the volume up. \
+                    Both are read and compared. written/asked: what went to segments for each byte that was written."
                 .into(),
             metrics: METRICS.into(),
-            options: vec![("times", self.times.to_string()), ("threads", self.threads.to_string())],
+            options: vec![("file", format!("{} %", self.file)), ("times", self.times.to_string()), ("threads", self.threads.to_string())],
             cases: self.full.iter().map(|&full| Case::new(format!("{full} % full"), turns(full))).collect(),
             rounds: self.rounds,
         }
@@ -76,11 +81,15 @@ pub fn in_process(options: &Options, volume: &VolumeOptions) -> Bench<'static> {
 
 fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sample, BenchError> {
     let top = place.root().mkdir("turn")?;
-    let file = top.create("file")?;
-    let chunks = place.size()? / 100 * u64::from(full) / CHUNK as u64;
-    let blocks = chunks * (CHUNK / BLOCK) as u64;
+    let (file, other) = (top.create("file")?, top.create("other")?);
+    let percent = place.size()? / 100;
+    let overwritten = options.file.min(full);
+    let chunks = percent * u64::from(overwritten) / CHUNK as u64;
+    let other_chunks = percent * u64::from(full - overwritten) / CHUNK as u64;
+    let blocks = chunks * CHUNK_BLOCKS;
     let versions: Vec<AtomicU32> = (0..blocks).map(|_| AtomicU32::new(0)).collect();
-    fill(&file, chunks)?;
+    fill(&file, 0, chunks)?;
+    fill(&other, blocks, other_chunks)?;
     place.sync()?;
 
     let (each, writers) = (blocks * u64::from(options.times) / u64::from(options.threads), options.threads);
@@ -104,8 +113,9 @@ fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sampl
     place.sync()?;
     let took = (now() - begun).as_secs_f64();
     let after = Counters::of(place)?;
-    compare(&file, chunks, &versions)?;
-    drop((file, top));
+    compare(&file, 0, chunks, |block| versions[block as usize].load(Ordering::Relaxed))?;
+    compare(&other, blocks, other_chunks, |_| 0)?;
+    drop((file, other, top));
     place.root().remove_tree("turn")?;
     place.sync()?;
 
@@ -125,10 +135,11 @@ fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sampl
     Ok(sample)
 }
 
-fn fill(file: &File, chunks: u64) -> io::Result<()> {
+/// Writes version 0 of all; the blocks have the numbers from `first` on.
+fn fill(file: &File, first: u64, chunks: u64) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK];
     for number in 0..chunks {
-        for (block, out) in (number * (CHUNK / BLOCK) as u64..).zip(chunk.chunks_mut(BLOCK)) {
+        for (block, out) in (first + number * CHUNK_BLOCKS..).zip(chunk.chunks_mut(BLOCK)) {
             contents(block, 0, out);
         }
         file.write_at(&chunk, number * CHUNK as u64)?;
@@ -137,12 +148,12 @@ fn fill(file: &File, chunks: u64) -> io::Result<()> {
 }
 
 /// Every block has its newest version.
-fn compare(file: &File, chunks: u64, versions: &[AtomicU32]) -> Result<(), BenchError> {
+fn compare(file: &File, first: u64, chunks: u64, version: impl Fn(u64) -> u32) -> Result<(), BenchError> {
     let (mut chunk, mut expected) = (vec![0; CHUNK], [0; BLOCK]);
     for number in 0..chunks {
         let got = file.read_at(&mut chunk, number * CHUNK as u64)?;
-        for (block, read) in (number * (CHUNK / BLOCK) as u64..).zip(chunk.chunks(BLOCK)) {
-            let version = versions[block as usize].load(Ordering::Relaxed);
+        for (block, read) in (first + number * CHUNK_BLOCKS..).zip(chunk.chunks(BLOCK)) {
+            let version = version(block);
             contents(block, version, &mut expected);
             if got < CHUNK || read != expected {
                 let text = format!("block {block} is not what was written to it (version {version})");

@@ -23,7 +23,7 @@ mod sync {
 }
 
 use loom::thread;
-use row::{Claim, Free};
+use row::{Claim, Free, Want};
 use std::convert::Infallible;
 use std::sync::Arc;
 use sync::{AtomicI64, Ordering};
@@ -45,9 +45,9 @@ impl Volume {
 
     /// One write that dirties `blocks`; `false`: `ENOSPC`.
     fn overwrite(&self, blocks: i64) -> bool {
-        let mut claim = Claim::new(&self.free);
-        while !claim.take(blocks) {
-            let Ok(found) = claim.wait(blocks, || self.write_back(), || self.write_back());
+        let (mut claim, want) = (Claim::new(&self.free), Want { blocks, leave: 0 });
+        while !claim.take(want) {
+            let Ok(found) = claim.wait(want, || self.write_back(), || self.write_back());
             if !found {
                 return false;
             }
@@ -58,9 +58,10 @@ impl Volume {
 
     /// The same without the row: take, write back, take again.
     fn overwrite_alone(&self, blocks: i64) -> bool {
-        if !self.free.take(blocks) {
+        let want = Want { blocks, leave: 0 };
+        if !self.free.take(want) {
             let Ok(()) = self.write_back();
-            if !self.free.take(blocks) {
+            if !self.free.take(want) {
                 return false;
             }
         }

@@ -9,6 +9,7 @@ use super::file::ExtentsGuard;
 use super::read::MISMATCH;
 use super::segments::{Stream, Victim};
 use super::send::{Cargo, Contents, Work};
+use super::space::usable_blocks;
 use super::summary::{self, Entry};
 use super::{Busy, DataStore, PIECE, count};
 use crate::error::FsError;
@@ -66,7 +67,8 @@ impl DataStore {
                 self.force_stamped(&journal)?;
                 continue;
             }
-            let most = self.table.blocks() - self.table.blocks().min(2);
+            // Of more the summaries might take all that is gained.
+            let most = usable_blocks(&self.geometry()).max(1) as u32 - 1;
             match self.table.victim(most, &progress.stuck) {
                 Some(victim) => self.clean(victim, &mut progress, &journal)?,
                 None if !journal.make_room()? => return Ok(false),

@@ -4,7 +4,7 @@ use super::extents::{Changes, Delta, Edit, Place, WINDOW_BLOCKS, Window};
 use super::file::{ExtentsGuard, Known, Pages, show_blocks};
 use super::folio::mask;
 use super::resize::put_all;
-use super::row::Claim;
+use super::row::{Claim, Want};
 use super::write::dirty_blocks;
 use super::{AttrEdit, DataStore};
 use crate::api::Errno;
@@ -90,12 +90,12 @@ impl DataStore {
                 continue; // written back into the record again meanwhile
             }
             let need = self.holes(&journal, inode, blocks.clone())?;
-            if claim.take(need as i64) {
+            if claim.take(Want::new(need)) {
                 self.promise_blocks(&guard, &journal, blocks, need, edit)?;
                 break guard;
             }
             drop(guard);
-            self.find_space(need, &mut claim)?;
+            self.find_space(Want::new(need), &mut claim)?;
         };
         // Nobody waits for space with a claim.
         drop((guard, claim));
@@ -114,9 +114,9 @@ impl DataStore {
             pages.no_inline = true;
             let Some(inline) = state.logged.inline.clone().filter(|i| !i.is_empty()) else { return Ok(()) };
             if !pages.is_dirty(0) {
-                if !claim.take(1) {
+                if !claim.take(Want::new(1)) {
                     drop((state, pages));
-                    self.find_space(1, claim)?;
+                    self.find_space(Want::new(1), claim)?;
                     continue;
                 }
                 if !pages.has(0) {

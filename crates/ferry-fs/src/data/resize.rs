@@ -3,7 +3,7 @@
 
 use super::extents::{Changes, Delta, Edit, WINDOW_BLOCKS, Window};
 use super::file::{ExtentsGuard, Pages, show_blocks, zero_tail};
-use super::row::Claim;
+use super::row::{Claim, Want};
 use super::write::{Ready, apply, prepare};
 use super::{AttrEdit, DataStore, RECORD_BYTES};
 use crate::api::{Errno, Ino};
@@ -76,7 +76,7 @@ impl DataStore {
                 }
                 Extended::NoSpace(blocks) => {
                     drop(guard);
-                    self.find_space(blocks, &mut claim)?;
+                    self.find_space(Want::new(blocks), &mut claim)?;
                 }
             }
         }
@@ -109,7 +109,7 @@ impl DataStore {
                     continue;
                 }
             };
-            if !claim.take(plan.need as i64) {
+            if !claim.take(Want::new(plan.need)) {
                 return Ok(Extended::NoSpace(plan.need));
             }
             apply(inode, &state, &mut pages, &plan, &[], size);

@@ -11,6 +11,22 @@ use super::sync::{
 /// One who stands in the row; below it, those who have taken space.
 const WAITING: u64 = 1 << 32;
 
+/// What an operation wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// So many blocks.
+    pub blocks: i64,
+    /// So many must be left then; negative for who may use what is kept back.
+    pub leave: i64,
+}
+
+impl Want {
+    /// `blocks` that nothing is given back for.
+    pub fn new(blocks: u64) -> Self {
+        Self { blocks: blocks as i64, leave: 0 }
+    }
+}
+
 /// Blocks that may still be promised. Negative when the home store took what was kept back.
 pub struct Free {
     blocks: AtomicI64,
@@ -49,10 +65,10 @@ impl Free {
         }
     }
 
-    /// Takes `blocks`, if there are so many.
-    pub fn take(&self, blocks: i64) -> bool {
-        let left = |free: i64| (free >= blocks).then_some(free - blocks);
-        blocks == 0 || self.blocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
+    /// Takes what is wanted, if it is there.
+    pub fn take(&self, want: Want) -> bool {
+        let left = |free: i64| (free - want.blocks >= want.leave).then_some(free - want.blocks);
+        want.blocks == 0 || self.blocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 
     /// Somebody stands in the row.
@@ -120,44 +136,44 @@ impl<'f> Claim<'f> {
         Self { free, blocks: 0, counted: false }
     }
 
-    /// Takes `blocks` for good, out of what it has if that will do; the rest of it is given back. `false`: it has to wait.
-    pub fn take(&mut self, blocks: i64) -> bool {
-        if blocks > self.blocks {
+    /// Takes what is wanted for good, out of what it has if that will do; the rest of it is given back. `false`: it has to wait.
+    pub fn take(&mut self, want: Want) -> bool {
+        if want.blocks > self.blocks {
             if self.counted || !self.free.come() {
                 return false;
             }
             self.counted = true;
-            return self.free.take(blocks);
+            return self.free.take(want);
         }
-        self.free.add(self.blocks - blocks);
+        self.free.add(self.blocks - want.blocks);
         self.blocks = 0;
         true
     }
 
-    /// Waits in the row until `blocks` are there to be taken. `some` is to make some free, maybe not enough; `all` whatever can be made
+    /// Waits in the row until what is wanted is there to be taken. `some` is to make some free, maybe not enough; `all` whatever can be made
     /// free. `false`: not even that was enough.
     pub fn wait<E>(
         &mut self,
-        blocks: i64,
+        want: Want,
         some: impl FnOnce() -> Result<(), E>,
         all: impl FnOnce() -> Result<(), E>,
     ) -> Result<bool, E> {
         // What it had others may need, and it comes last now.
         self.give_back();
         let turn = Turn::wait(self.free);
-        let mut taken = self.free.take(blocks);
+        let mut taken = self.free.take(want);
         if !taken {
             some()?;
-            taken = self.free.take(blocks);
+            taken = self.free.take(want);
         }
         if !taken {
             self.free.wait_for_others();
             all()?;
-            taken = self.free.take(blocks);
+            taken = self.free.take(want);
         }
         if taken {
             self.free.people.fetch_add(1, Ordering::AcqRel);
-            (self.blocks, self.counted) = (blocks, true);
+            (self.blocks, self.counted) = (want.blocks, true);
         }
         drop(turn);
         Ok(taken)

@@ -322,7 +322,7 @@ impl Table {
         for segment in freed {
             space.freed(seq, segment);
         }
-        space.settle(held as i64 - delta.mapped());
+        space.committed(held, delta.mapped());
         seq
     }
 

@@ -7,7 +7,8 @@
 use super::file::{FileData, Pages, folios};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
 use super::frame::{Frame, copied};
-use super::row::Claim;
+use super::row::{Claim, Want};
+use super::space::Space;
 use super::write::{Plan, Ready, dirty_blocks, prepare};
 use super::{DataStore, Locking, PIECE};
 use crate::api::Timestamp;
@@ -67,8 +68,8 @@ enum Try {
     Load(u64),
     /// A block of the file must be read first.
     Fetch(u64),
-    /// So many blocks of space are lacking.
-    Space(u64),
+    /// So much space is lacking.
+    Space(Want),
     /// It needs the exclusive lock.
     Exclusive,
 }
@@ -107,7 +108,7 @@ impl DataStore {
                 Try::Exclusive => return Ok(false),
                 Try::Load(window) => self.load_window(inode, window)?,
                 Try::Fetch(block) => self.fetch_block(inode, block)?,
-                Try::Space(blocks) => self.find_space(blocks, &mut claim)?,
+                Try::Space(want) => self.find_space(want, &mut claim)?,
                 Try::Busy(frame) => {
                     waits += 1;
                     frame.wait();
@@ -150,9 +151,10 @@ impl DataStore {
             settle(&mut pages, inode, offset, data.len());
             return Try::Busy(Arc::clone(busy));
         }
-        if !claim.take(plan.need as i64) {
+        let want = plan.wants(&self.space);
+        if !claim.take(want) {
             settle(&mut pages, inode, offset, data.len());
-            return Try::Space(plan.need);
+            return Try::Space(want);
         }
         begin(&mut pages, state.logged.blocks, offset, data.len());
         inode.file.set_hint(pages.dirty_blocks);
@@ -269,6 +271,12 @@ impl Plan {
     /// It changes more than the blocks that it writes, or counts that the exclusive lock keeps.
     fn needs_exclusive(&self) -> bool {
         self.fills_hole || !self.extra.is_empty()
+    }
+
+    /// The space that it takes.
+    pub fn wants(&self, space: &Space) -> Want {
+        let overwrites = !self.needs_exclusive();
+        if overwrites { space.overwriting(self.need) } else { Want::new(self.need) }
     }
 }
 

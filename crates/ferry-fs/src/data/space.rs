@@ -12,9 +12,9 @@ use ferry_journal::{Geometry, Seq, home_unit_bytes};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use super::row::{Claim, Free};
+use super::row::{Claim, Free, Want};
 use crate::keys::BLOCK;
 
 /// Segments that only the cleaner takes.
@@ -66,6 +66,10 @@ pub struct Space {
     geometry: Geometry,
     /// Blocks that may still be promised, and who waits for some.
     free: Free,
+    /// Blocks that extents refer to or promise: what of the used ones is not in memory only.
+    mapped: AtomicI64,
+    /// Blocks of the home reserve that overwriting may use.
+    lent: AtomicI64,
     /// Newest context known stamped.
     stamped: AtomicU64,
     /// Held over calls of the host; nothing but `pending` is locked inside it, and the journal calls [`Space::take`].
@@ -93,8 +97,16 @@ impl Space {
             log: (geometry.log_offset, geometry.log_len),
             lost: 0,
         };
-        let (free, stamped) = (Free::new(0), AtomicU64::new(0));
-        Self { dev, geometry, free, stamped, pool: Mutex::new(pool), pending: Mutex::default() }
+        Self {
+            dev,
+            geometry,
+            free: Free::new(0),
+            mapped: AtomicI64::new(0),
+            lent: AtomicI64::new(0),
+            stamped: AtomicU64::new(0),
+            pool: Mutex::new(pool),
+            pending: Mutex::default(),
+        }
     }
 
     /// Sets what the journal knows: `used` segments hold data, `home` are the home store's; `blocks` are live or promised.
@@ -105,7 +117,7 @@ impl Space {
             .filter(|s| !used.contains(s) && !pool.home.contains(s))
             .collect();
         pool.backed_total = used.len() as u32;
-        self.free.add(-(blocks as i64));
+        self.committed(0, blocks as i64);
         self.rebase(&mut pool);
         if !read_only {
             let kept = self.home_reserve(&pool) + CLEANER_RESERVE + SLACK_MIN;
@@ -120,22 +132,29 @@ impl Space {
     /// Segments kept for the home store: what one log can bring it, and room to copy what it has.
     fn home_reserve(&self, pool: &Pool) -> u32 {
         let log = (pool.log.1 / home_unit_bytes(self.geometry.segment_len)) as u32;
-        let wanted = log + 2 + pool.home.len() as u32 / 4;
+        let wanted = log + self.copying(pool);
         wanted.clamp(2, (self.geometry.segment_count / 4).max(2))
+    }
+
+    /// Segments that the home store needs to write anew what it has.
+    fn copying(&self, pool: &Pool) -> u32 {
+        2 + pool.home.len() as u32 / 4
     }
 
     /// Free segments that must remain when one is taken for `need`.
     ///
-    /// What the home store took of its reserve is missing from what data was promised: so far data may use the reserve too.
-    /// The cleaner gives back more than it takes, so it may take half of it for a while.
+    /// What the home store took of its reserve may be missing from what data was promised: so far data may use the reserve too. What counts is
+    /// what extents hold: dirty data that overwrites gives back as much as it takes, so the cleaner can always make room for it.
+    /// The cleaner gives back more than it takes, so all but the last one are its own: it must go on however little is free.
     fn kept(&self, pool: &Pool, need: Need) -> u32 {
-        let reserve = self.home_reserve(pool);
-        let lacking = (-self.free.get()).max(0) / usable_blocks(&self.geometry);
-        let data = (reserve + CLEANER_RESERVE).saturating_sub(lacking as u32 + 1);
+        let lacking = (self.mapped.load(Ordering::Relaxed) - pool.capacity).max(0) as u64;
+        let lacking = lacking.div_ceil(usable_blocks(&self.geometry) as u64) as u32;
         match need {
-            Need::Data if lacking == 0 => reserve + CLEANER_RESERVE,
-            Need::Data => data.max(CLEANER_RESERVE + 1),
-            Need::Clean => (reserve / 2).min(data).max(1),
+            Need::Data => {
+                let kept = self.home_reserve(pool) + CLEANER_RESERVE;
+                kept.saturating_sub(lacking).max(CLEANER_RESERVE + 1)
+            }
+            Need::Clean => 1,
             Need::Home => 0,
         }
     }
@@ -151,6 +170,8 @@ impl Space {
         let capacity = self.capacity(pool.backed_total, pool);
         self.free.add(capacity - pool.capacity);
         pool.capacity = capacity;
+        let lent = self.home_reserve(pool).saturating_sub(self.copying(pool));
+        self.lent.store(i64::from(lent) * usable_blocks(&self.geometry), Ordering::Relaxed);
     }
 
     /// Takes up to `count` bare segments from the host. Returns how many it gave.
@@ -189,14 +210,20 @@ impl Space {
         self.free.is_wanted()
     }
 
-    /// So many blocks could be promised now.
-    pub fn has(&self, blocks: u64) -> bool {
-        self.free.get() >= blocks as i64
+    /// Blocks for dirty data that lies over mapped blocks. They come back when it is written; only the map of the extents may grow by it.
+    /// So they may be taken of what is kept for that: a volume that was filled can be overwritten.
+    pub fn overwriting(&self, blocks: u64) -> Want {
+        Want { blocks: blocks as i64, leave: -self.lent.load(Ordering::Relaxed) }
     }
 
-    /// Asks the host until `blocks` could be promised; `false` when it does not come to that.
-    pub fn grow_for(&self, blocks: u64) -> bool {
-        while self.free.get() < blocks as i64 {
+    /// So much could be promised now.
+    pub fn has(&self, want: Want) -> bool {
+        self.free.get() - want.blocks >= want.leave
+    }
+
+    /// Asks the host until so much could be promised; `false` when it does not come to that.
+    pub fn grow_for(&self, want: Want) -> bool {
+        while !self.has(want) {
             if !self.grow() {
                 return false;
             }
@@ -209,7 +236,13 @@ impl Space {
         self.free.add(blocks as i64);
     }
 
-    /// A commit used so many blocks less than were held for it (negative: more).
+    /// A commit for which `held` blocks were held changed by `mapped` how many extents refer to or promise.
+    pub fn committed(&self, held: u64, mapped: i64) {
+        self.mapped.fetch_add(mapped, Ordering::Relaxed);
+        self.free.add(held as i64 - mapped);
+    }
+
+    /// So many blocks less are used than were held (negative: more).
     pub fn settle(&self, blocks: i64) {
         self.free.add(blocks);
     }
@@ -230,9 +263,13 @@ impl Space {
         self.back(&mut pool, step) > 0
     }
 
-    /// There is room for things that grow the home store.
+    /// There is room for things that grow the home store. What overwriting has borrowed comes back.
     pub fn admits(&self) -> bool {
-        self.grow_for(0)
+        let borrowed = || {
+            let lent = self.free.get() >= -self.lent.load(Ordering::Relaxed);
+            lent && self.mapped.load(Ordering::Relaxed) <= self.pool.lock().capacity
+        };
+        self.grow_for(Want::new(0)) || borrowed()
     }
 
     /// Contexts up to `seq` are stamped. Takes no lock.
@@ -352,7 +389,7 @@ impl Space {
             + SLACK_MIN;
         while pool.backed.len() as u32 > keep {
             let loss = pool.capacity - self.capacity(pool.backed_total - 1, pool);
-            let taken = self.free.take(loss);
+            let taken = self.free.take(Want { blocks: loss, leave: 0 });
             let Some(segment) = taken.then(|| pool.backed.pop_last()).flatten() else { return };
             pool.capacity -= loss;
             pool.backed_total -= 1;

@@ -3,7 +3,7 @@
 use super::extents::Place;
 use super::file::{Known, Pages, show_blocks};
 use super::folio::{FOLIO_BLOCKS, mask};
-use super::row::Claim;
+use super::row::{Claim, Want};
 use super::share::{begin, fill_in, finish, parts};
 use super::{At, DataStore, PIECE, Touch, count};
 use crate::api::Errno;
@@ -135,9 +135,10 @@ impl DataStore {
                     continue;
                 }
             };
-            if !claim.take(plan.need as i64) {
+            let want = plan.wants(&self.space);
+            if !claim.take(want) {
                 drop((state, pages));
-                self.find_space(plan.need, &mut claim)?;
+                self.find_space(want, &mut claim)?;
                 continue;
             }
             let size = state.rec.size.max(end);
@@ -157,23 +158,23 @@ impl DataStore {
         self.mark_dirty(inode);
     }
 
-    /// Stands in the row for `blocks` of space: asks the host, then has everything written back (what is overwritten becomes free) and takes
+    /// Stands in the row for space: asks the host, then has everything written back (what is overwritten becomes free) and takes
     /// back what the home store does not need; `ENOSPC` if that came to nothing. Called without any lock but a file's `tail`.
-    pub(super) fn find_space(&self, blocks: u64, claim: &mut Claim<'_>) -> Result<(), FsError> {
+    pub(super) fn find_space(&self, want: Want, claim: &mut Claim<'_>) -> Result<(), FsError> {
         let _row = Held::wait(Rank::Row);
-        let some = || if self.space.grow_for(blocks) { Ok(()) } else { self.await_space(blocks) };
-        if claim.wait(blocks as i64, some, || self.free_all(blocks))? {
+        let some = || if self.space.grow_for(want) { Ok(()) } else { self.await_space(want) };
+        if claim.wait(want, some, || self.free_all(want))? {
             return Ok(());
         }
         Err(Errno(libc::ENOSPC).into())
     }
 
-    /// Waits while the background thread writes back, until `blocks` are free or it has come to its end.
-    fn await_space(&self, blocks: u64) -> Result<(), FsError> {
+    /// Waits while the background thread writes back, until there is so much or it has come to its end.
+    fn await_space(&self, want: Want) -> Result<(), FsError> {
         // The round under way may have passed by what is dirty.
         let rounds = self.signal.rounds() + 2;
         let held = || {
-            let waits = !self.space.has(blocks) && self.cache.dirty() > 0;
+            let waits = !self.space.has(want) && self.cache.dirty() > 0;
             waits && self.signal.rounds() < rounds && self.writable().is_ok()
         };
         if self.options.background {
@@ -183,13 +184,13 @@ impl DataStore {
     }
 
     /// Makes everything free that can be.
-    fn free_all(&self, blocks: u64) -> Result<(), FsError> {
+    fn free_all(&self, want: Want) -> Result<(), FsError> {
         self.write_back_all()?;
         if let Some(journal) = self.space.has_pending().then(|| self.journal()).transpose()? {
             self.force_stamped(&journal)?;
             self.space.reap_now();
         }
-        if !self.space.grow_for(blocks) {
+        if !self.space.grow_for(want) {
             self.shrink_home()?;
         }
         Ok(())
@@ -232,9 +233,10 @@ impl DataStore {
                     continue;
                 }
             };
-            if !claim.take(plan.need as i64) {
+            let want = plan.wants(&self.space);
+            if !claim.take(want) {
                 drop((state, pages));
-                self.find_space(plan.need, &mut claim)?;
+                self.find_space(want, &mut claim)?;
                 continue;
             }
             let size = state.rec.size;

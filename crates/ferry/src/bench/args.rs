@@ -323,10 +323,13 @@ pub struct RandrwArgs {
 /// `ferry bench overwrite`.
 #[derive(Args, Debug)]
 pub struct OverwriteArgs {
-    /// The file's part of the volume's size in percent; several: 60,80,90
+    /// How full the volume is, in percent; several: 60,80,90
     #[arg(long, value_delimiter = ',', value_name = "PERCENT", default_value = "60,80,90", value_parser = clap::value_parser!(u32).range(1..=95))]
     pub full: Vec<u32>,
-    /// How often the file's size is written
+    /// How much of the volume is overwritten, in percent; another file fills up the rest
+    #[arg(long, value_name = "PERCENT", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=95))]
+    pub file: u32,
+    /// How often the size of what is overwritten is written
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub times: u32,
     /// Threads

@@ -47,6 +47,7 @@ pub fn randrw(args: &RandrwArgs) -> Result<(), CliError> {
 pub fn overwrite(args: &OverwriteArgs) -> Result<(), CliError> {
     let options = overwrite::Options {
         full: args.full.clone(),
+        file: args.file,
         times: args.times,
         threads: args.threads,
         rounds: args.run.rounds,

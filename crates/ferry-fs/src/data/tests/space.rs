@@ -71,3 +71,69 @@ fn who_overwrites_on_a_full_volume_is_never_refused() {
     assert_eq!(volume.store.stats().no_room, 0);
     volume.check();
 }
+
+/// Overwrites each of the first `blocks` once, in an order that leaves something live in every segment.
+fn overwrite_all(volume: &Volume, file: &Arc<Inode>, blocks: u64) {
+    for i in 0..blocks {
+        let block = i * 7919 % blocks;
+        volume.write(file, block * BLOCK, &pattern(block, 4096));
+        if i % 64 == 63 {
+            volume.store.write_back(file).unwrap();
+        }
+    }
+    volume.store.write_back_all().unwrap();
+}
+
+/// Home segments that a full volume is made to give, as when the map of its extents grows.
+fn grow_home(volume: &Volume, segments: usize) -> Vec<u32> {
+    (0..segments).map(|_| volume.store.take_home_segment().expect("the reserve is there for it")).collect()
+}
+
+/// A write that was accepted has its space, whatever the home store takes of its own.
+#[test]
+fn what_was_written_finds_space_though_metadata_took_its_reserve_meanwhile() {
+    let volume = Volume::new(128, 256 << 10, 64 << 20, false);
+    let size = fill(&volume, 10);
+    volume.remove(10);
+    let blocks = size / BLOCK * 80 / 100;
+    let file = volume.create(11);
+    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    overwrite_all(&volume, &file, blocks);
+    for block in 0..blocks / 5 {
+        volume.write(&file, block * 4 * BLOCK, &pattern(block, 4096));
+    }
+    let taken = grow_home(&volume, 9);
+    volume.store.write_back_all().unwrap();
+    assert_eq!(volume.store.stats().no_room, 0);
+    volume.evict();
+    for block in 0..blocks / 5 {
+        assert!(volume.read(&file, block * 4 * BLOCK, 4096) == pattern(block, 4096), "block {block}");
+    }
+    volume.check();
+    volume.store.release_home_segments(&taken);
+    volume.check();
+}
+
+/// What overwrites gives back as much as it takes.
+#[test]
+fn a_filled_volume_can_be_overwritten_though_metadata_grows() {
+    let volume = Volume::new(128, 256 << 10, 64 << 20, false);
+    let size = fill(&volume, 10);
+    volume.remove(10);
+    let blocks = size / BLOCK * 90 / 100;
+    let file = volume.create(11);
+    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    volume.store.write_back_all().unwrap();
+    let taken = grow_home(&volume, 10);
+    assert!(volume.store.space.audit().0 < 0, "less is free than nothing");
+    overwrite_all(&volume, &file, blocks);
+    let more = volume.store.write(&volume.create(12), At::End, &pattern(12, 1 << 20), Touch::Nothing);
+    assert_eq!(more.unwrap_err().errno(), Errno(libc::ENOSPC), "there is no room for anything new");
+    assert_eq!(volume.store.stats().no_room, 0);
+    volume.evict();
+    for block in 0..blocks {
+        assert!(volume.read(&file, block * BLOCK, 4096) == pattern(block, 4096), "block {block}");
+    }
+    volume.check();
+    volume.store.release_home_segments(&taken);
+}
