@@ -249,6 +249,11 @@ impl OpenFile {
         Ok(())
     }
 
+    /// Returns where it ends.
+    pub fn append(&self, data: &[u8]) -> io::Result<u64> {
+        Ok(self.ino.volume.fs.write_at(&self.open, At::End, data)?)
+    }
+
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(self.ino.volume.fs.read_at(&self.open, offset, out)?)
     }

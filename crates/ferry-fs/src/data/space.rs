@@ -19,6 +19,8 @@ use crate::keys::BLOCK;
 
 /// Segments that only the cleaner takes.
 const CLEANER_RESERVE: u32 = 2;
+/// One segment in so many is the home store's, or kept for it.
+const HOME_SHARE: u32 = 16;
 /// One segment in so many stays free for the cleaner to work with.
 const SLACK_SHARE: u32 = 32;
 /// At least so many of them do.
@@ -129,10 +131,12 @@ impl Space {
         self.geometry.segments_offset + u64::from(index) * self.geometry.segment_len
     }
 
-    /// Segments kept for the home store: what one log can bring it, and room to copy what it has.
+    /// Segments kept for the home store: what one log can bring it, and room to copy what it has; and so much of the volume, with what
+    /// it has already, that large files can be overwritten until each of their blocks has an extent of its own.
     fn home_reserve(&self, pool: &Pool) -> u32 {
         let log = (pool.log.1 / home_unit_bytes(self.geometry.segment_len)) as u32;
-        let wanted = log + self.copying(pool);
+        let share = (self.geometry.segment_count / HOME_SHARE).saturating_sub(pool.home.len() as u32);
+        let wanted = (log + self.copying(pool)).max(share);
         wanted.clamp(2, (self.geometry.segment_count / 4).max(2))
     }
 
