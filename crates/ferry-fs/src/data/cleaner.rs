@@ -9,7 +9,7 @@ use super::file::ExtentsGuard;
 use super::read::MISMATCH;
 use super::segments::{Stream, Victim};
 use super::send::{Cargo, Contents, Work};
-use super::space::usable_blocks;
+use super::space::{Need, usable_blocks};
 use super::summary::{self, Entry};
 use super::{Busy, DataStore, PIECE, count};
 use crate::error::FsError;
@@ -57,7 +57,7 @@ impl DataStore {
         // Cleaning k segments with one dead block each frees one at last; each step gains, so this ends.
         loop {
             let (free, kept) = self.space.reap_now();
-            if free > kept && self.space.can_take() {
+            if free > kept && self.space.can_take(Need::Data) {
                 return Ok(true);
             }
             if self.free_closed(&journal)? {
@@ -74,7 +74,7 @@ impl DataStore {
                 None if !journal.make_room()? => return Ok(false),
                 None => {
                     let (free, kept) = self.space.reap_now();
-                    return Ok(free > kept && self.space.can_take());
+                    return Ok(free > kept && self.space.can_take(Need::Data));
                 }
             }
         }
@@ -181,6 +181,8 @@ impl DataStore {
     fn entries(&self, victim: Victim) -> Result<(Vec<Entry>, bool), FsError> {
         let mut found = self.table.late_entries(victim.segment);
         let first = self.table.first_block(victim.segment);
+        // Its last summaries may be on their way still.
+        self.traffic.wait_for(first..first + u64::from(victim.record.filled));
         let mut readable = true;
         let mut at = 0;
         while at < victim.record.filled {
@@ -297,12 +299,16 @@ impl DataStore {
             // The reserve is used up: what has become free so far must be stamped before more can be moved.
             drop(guard);
             self.free_closed(journal)?;
-            if !self.space.has_pending() {
-                count(&self.counters.no_room, 1);
-                return Err(crate::api::Errno(libc::ENOSPC).into());
+            if self.space.has_pending() {
+                self.force_stamped(journal)?;
+                self.space.reap_now();
+                return Ok(());
             }
-            self.force_stamped(journal)?;
-            self.space.reap_now();
+            // A checkpoint has taken all that it may need; what it did not need it gives back at its end.
+            journal.make_room()?;
+            if !self.space.can_take(Need::Clean) {
+                return Err(self.no_room("the cleaner"));
+            }
             return Ok(());
         };
         let mut cargo = self.cargo(Some(chunk), Busy::Wait);

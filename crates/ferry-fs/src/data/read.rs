@@ -224,7 +224,7 @@ impl DataStore {
 
     /// Reads one block again, alone, when nobody writes it any more.
     fn read_again(&self, dev: u64, crc: u32, out: &mut [u8]) -> Result<(), String> {
-        self.traffic.wait_for(dev);
+        self.traffic.wait_for(dev..dev + 1);
         let mut one = AlignedBuf::zeroed(BLOCK_BYTES);
         match self.dev.read(dev * BLOCK, &mut one) {
             Ok(()) => {

@@ -400,6 +400,17 @@ impl Table {
         (state.live, filled.saturating_sub(state.live))
     }
 
+    /// How many segments there are by their live blocks, in eighths, for messages; and those that are being filled.
+    pub fn fullness(&self) -> String {
+        let state = self.state.lock();
+        let mut by_eighths = [0; 9];
+        for record in state.segments.iter().filter(|r| r.filled > 0) {
+            by_eighths[(record.live * 8 / self.blocks) as usize] += 1;
+        }
+        let open: Vec<_> = state.open.iter().flatten().map(|o| o.segment).collect();
+        format!("{by_eighths:?} by eighths, open {open:?}, in use {:?}", state.in_use)
+    }
+
     /// What is known of one segment.
     pub fn record(&self, segment: u32) -> Segment {
         self.state.lock().segments[segment as usize]

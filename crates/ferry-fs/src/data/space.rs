@@ -281,10 +281,11 @@ impl Space {
         self.stamped.fetch_max(seq.0, Ordering::Release);
     }
 
-    /// New data would find a segment.
-    pub fn can_take(&self) -> bool {
+    /// There is a segment for who needs it.
+    pub fn can_take(&self, need: Need) -> bool {
         let mut pool = self.pool.lock();
-        let kept = self.kept(&pool, Need::Data);
+        self.reap(&mut pool);
+        let kept = self.kept(&pool, need);
         let missing = (kept + 1).saturating_sub(pool.backed.len() as u32);
         missing == 0 || self.back(&mut pool, missing) == missing
     }
@@ -493,5 +494,19 @@ impl Space {
         let pool = self.pool.lock();
         let len = |n: usize| n as u32;
         (len(pool.backed.len()), len(pool.bare.len()), len(self.pending.lock().len()), len(pool.home.len()))
+    }
+}
+
+impl std::fmt::Debug for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pool = self.pool.lock();
+        f.debug_struct("Space")
+            .field("free_blocks", &self.free.get())
+            .field("mapped_blocks", &self.mapped)
+            .field("capacity_blocks", &pool.capacity)
+            .field("segments", &pool.backed_total)
+            .field("home_reserve", &self.home_reserve(&pool))
+            .field("kept_from_data", &self.kept(&pool, Need::Data))
+            .finish_non_exhaustive()
     }
 }
