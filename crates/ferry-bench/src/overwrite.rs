@@ -96,7 +96,7 @@ fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sampl
     let before = Counters::of(place)?;
     let begun = now();
     let times = threads(writers, |me| -> io::Result<Histogram> {
-        let numbers = Numbers::new(u64::from(round) << 32 | u64::from(me) + 1);
+        let numbers = Numbers::new((u64::from(round) << 32) | u64::from(me + 1));
         let (mut times, mut data) = (Histogram::default(), [0; BLOCK]);
         for _ in 0..each {
             // Each block is one thread's.

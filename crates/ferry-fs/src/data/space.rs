@@ -19,7 +19,7 @@ use crate::keys::BLOCK;
 
 /// Segments that only the cleaner takes.
 const CLEANER_RESERVE: u32 = 2;
-/// One segment in so many is the home store's, or kept for it.
+/// One segment for so many that data has is the home store's, or kept for it.
 const HOME_SHARE: u32 = 16;
 /// One segment in so many stays free for the cleaner to work with.
 const SLACK_SHARE: u32 = 32;
@@ -122,7 +122,7 @@ impl Space {
         self.committed(0, blocks as i64);
         self.rebase(&mut pool);
         if !read_only {
-            let kept = self.home_reserve(&pool) + CLEANER_RESERVE + SLACK_MIN;
+            let kept = self.home_reserve(&pool, pool.backed_total) + CLEANER_RESERVE + SLACK_MIN;
             self.back(&mut pool, kept);
         }
     }
@@ -131,11 +131,11 @@ impl Space {
         self.geometry.segments_offset + u64::from(index) * self.geometry.segment_len
     }
 
-    /// Segments kept for the home store: what one log can bring it, and room to copy what it has; and so much of the volume, with what
-    /// it has already, that large files can be overwritten until each of their blocks has an extent of its own.
-    fn home_reserve(&self, pool: &Pool) -> u32 {
+    /// Segments kept for the home store where data has `total`: what one log can bring it, and room to copy what it has; and so many of them, with
+    /// what it has already, that large files can be overwritten until each of their blocks has an extent of its own.
+    fn home_reserve(&self, pool: &Pool, total: u32) -> u32 {
         let log = (pool.log.1 / home_unit_bytes(self.geometry.segment_len)) as u32;
-        let share = (self.geometry.segment_count / HOME_SHARE).saturating_sub(pool.home.len() as u32);
+        let share = (total / HOME_SHARE).saturating_sub(pool.home.len() as u32);
         let wanted = (log + self.copying(pool)).max(share);
         wanted.clamp(2, (self.geometry.segment_count / 4).max(2))
     }
@@ -155,7 +155,7 @@ impl Space {
         let lacking = lacking.div_ceil(usable_blocks(&self.geometry) as u64) as u32;
         match need {
             Need::Data => {
-                let kept = self.home_reserve(pool) + CLEANER_RESERVE;
+                let kept = self.home_reserve(pool, pool.backed_total) + CLEANER_RESERVE;
                 kept.saturating_sub(lacking).max(CLEANER_RESERVE + 1)
             }
             Need::Clean => 1,
@@ -165,7 +165,7 @@ impl Space {
 
     /// Blocks that `total` segments can promise.
     fn capacity(&self, total: u32, pool: &Pool) -> i64 {
-        let kept = self.home_reserve(pool) + CLEANER_RESERVE + (total / SLACK_SHARE).max(SLACK_MIN);
+        let kept = self.home_reserve(pool, total) + CLEANER_RESERVE + (total / SLACK_SHARE).max(SLACK_MIN);
         (i64::from(total) - i64::from(kept)) * usable_blocks(&self.geometry)
     }
 
@@ -174,7 +174,7 @@ impl Space {
         let capacity = self.capacity(pool.backed_total, pool);
         self.free.add(capacity - pool.capacity);
         pool.capacity = capacity;
-        let lent = self.home_reserve(pool).saturating_sub(self.copying(pool));
+        let lent = self.home_reserve(pool, pool.backed_total).saturating_sub(self.copying(pool));
         self.lent.store(i64::from(lent) * usable_blocks(&self.geometry), Ordering::Relaxed);
     }
 
@@ -388,11 +388,8 @@ impl Space {
 
     /// Gives free segments back to the host, the last ones first, as far as nothing promised needs them.
     fn trim(&self, pool: &mut Pool) {
-        let keep = (KEEP_BYTES / self.geometry.segment_len).max(2) as u32
-            + self.home_reserve(pool)
-            + CLEANER_RESERVE
-            + SLACK_MIN;
-        while pool.backed.len() as u32 > keep {
+        let keep = (KEEP_BYTES / self.geometry.segment_len).max(2) as u32 + CLEANER_RESERVE + SLACK_MIN;
+        while pool.backed.len() as u32 > keep + self.home_reserve(pool, pool.backed_total) {
             let loss = pool.capacity - self.capacity(pool.backed_total - 1, pool);
             let taken = self.free.take(Want { blocks: loss, leave: 0 });
             let Some(segment) = taken.then(|| pool.backed.pop_last()).flatten() else { return };
@@ -505,7 +502,7 @@ impl std::fmt::Debug for Space {
             .field("mapped_blocks", &self.mapped)
             .field("capacity_blocks", &pool.capacity)
             .field("segments", &pool.backed_total)
-            .field("home_reserve", &self.home_reserve(&pool))
+            .field("home_reserve", &self.home_reserve(&pool, pool.backed_total))
             .field("kept_from_data", &self.kept(&pool, Need::Data))
             .finish_non_exhaustive()
     }
