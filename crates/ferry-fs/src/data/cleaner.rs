@@ -29,6 +29,8 @@ const AHEAD_DEAD_SHARE: u32 = 4;
 
 /// Dead blocks that may lie about beside as many as are live: 512 MiB.
 const DEAD_BLOCKS_MAX: u64 = (512 << 20) / BLOCK;
+/// So many checkpoints are waited for before the cleaner finds that there is no segment for it.
+const CHECKPOINTS_WAITED: u32 = 4;
 /// Most segments that one round of the background thread cleans.
 const SEGMENTS_AT_ONCE: u32 = 16;
 
@@ -304,12 +306,14 @@ impl DataStore {
                 self.space.reap_now();
                 return Ok(());
             }
-            // A checkpoint has taken all that it may need; what it did not need it gives back at its end.
-            journal.make_room()?;
-            if !self.space.can_take(Need::Clean) {
-                return Err(self.no_room("the cleaner"));
+            // A checkpoint has taken all that it may need; what it did not need it gives back at its end. The next one may follow at once.
+            for _ in 0..CHECKPOINTS_WAITED {
+                journal.make_room()?;
+                if self.space.can_take(Need::Clean) {
+                    return Ok(());
+                }
             }
-            return Ok(());
+            return Err(self.no_room("the cleaner"));
         };
         let mut cargo = self.cargo(Some(chunk), Busy::Wait);
         let mut work = Work {
