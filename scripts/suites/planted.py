@@ -225,9 +225,9 @@ for n, one in enumerate((needed[0], needed[len(needed) // 2])):
 
 # The home store's map: either slot may be lost, both not.
 for slot in range(2):
-    place = sb["home_map_offset"] + slot * sb["home_map_len_bytes"]
-    everybody(f"clean: home map {slot}", known["clean"], at(place, zeros), [0, 4], [0, 1], mounts=True)
-both = at(sb["home_map_offset"], bytes(2 * sb["home_map_len_bytes"]))
+    place = sb["home_map_offsets"][slot]
+    everybody(f"clean: home map {slot}", known["clean"], at(place, zeros), [4], [1], mounts=True)
+both = several(*(at(place, bytes(sb["home_map_len_bytes"])) for place in sb["home_map_offsets"]))
 everybody("clean: both home maps", known["clean"], both, [4], [4], mounts=False)
 
 # The home store: each block that holds something, one copy or both.
@@ -243,12 +243,12 @@ used = [
 ]
 for place in random.sample(used, 8):
     everybody(f"clean: one copy of the home store's block at {place}", known["clean"], at(place, zeros), [0, 4], [0, 1], mounts=True)
-    second = place + pages * BLOCK
+    second = place + half * BLOCK
     everybody(f"clean: the other copy of the home store's block at {place}", known["clean"], at(second, noise), [0, 4], [0, 1], mounts=True)
     both = several(at(place, zeros), at(second, zeros))
     everybody(f"clean: both copies of the home store's block at {place}", known["clean"], both, [0, 4], [0, 1, 4], lost="any")
 for copy in range(2):
-    place = homes[0] + (2 * pages + copy) * BLOCK
+    place = homes[0] + (pages + copy * half) * BLOCK
     everybody(f"clean: checksums {copy} of the home store", known["clean"], at(place, noise), [0, 4], [0, 1], mounts=True)
 
 # Data: found unless --metadata-only says not to look, and by who reads.

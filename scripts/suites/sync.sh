@@ -135,6 +135,23 @@ PY
   timeout 60 "$ferry" fsck "$scratch/full.ferry"
 }
 
+# The flush policy in the list of mounts: as mounted, as tuned, carried through a remount, and gone with the mount.
+shown_by_mount() {
+  local shown
+  mkdir -p "$scratch/shown mnt"
+  "$ferry" mkfs "$scratch/shown.ferry" --size 64M
+  mount_volume "$scratch/shown.ferry" "$scratch/shown mnt" cache=strict,flush=gather
+  shown=$(mount | grep -F "$scratch/shown mnt type fuse.ferry")
+  [[ $shown == *,cache=strict,flush=gather,fast_flush=2ms\) ]]
+  "$ferry" tune "$scratch/shown mnt" --flush each --fast-flush 500us
+  shown=$(mount | grep -F "$scratch/shown mnt type fuse.ferry")
+  [[ $shown == *,cache=strict,flush=each,fast_flush=500us\) ]]
+  "$ferry" mount "$scratch/shown.ferry" "$scratch/shown mnt" -o remount,ro,cache=strict,flush=each
+  ! "$ferry" mount "$scratch/shown.ferry" "$scratch/shown mnt" -o remount,rw,flush=gather || return 1
+  unmount_volume "$scratch/shown mnt"
+  ! grep -F "$scratch/shown" /run/mount/utab
+}
+
 # suite_sync FILES: so many fsyncs pending.
 suite_sync() {
   say "--- fsyncs on a device that stalls, fails or is full"
@@ -143,4 +160,5 @@ suite_sync() {
   check "$1 fsyncs wait for a device that stalls" 180 stalled_fsyncs "$1" 2
   check "$1 fsyncs wait, and the device is gone" 180 lost_device "$1" 1
   check "write-back without space is told to each descriptor once" 60 no_space_in_write_back
+  check "mount shows the flush policy" 30 shown_by_mount
 }

@@ -46,6 +46,7 @@
 //! # }
 //! ```
 
+mod bare;
 mod counters;
 pub mod create;
 mod error;

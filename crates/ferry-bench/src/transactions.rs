@@ -3,6 +3,7 @@
 //! A transaction reserves log space for one key, puts a value that it draws from all of them, and commits: what a file system does to
 //! change one inode. Checkpoints and the commits that time asks for go on meanwhile.
 
+use crate::bare::{Owner, geometry};
 use crate::error::BenchError;
 use crate::fsync_happy::device::Numbers;
 use crate::model::{DeviceModel, ModelDevice};
@@ -11,8 +12,7 @@ use crate::run::{Bench, Case, Metric, Sample, Variant};
 use crate::threads::{now, threads};
 use ferry_device::{BLOCK_SIZE, BlockDevice, Entropy, Env};
 use ferry_journal::format::LOG_MIN;
-use ferry_journal::{Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq};
-use parking_lot::Mutex;
+use ferry_journal::{Credits, Journal, JournalError, JournalOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,7 +73,8 @@ fn turn(options: &Options, device: &DeviceModel) -> Result<Sample, BenchError> {
     if options.log_size < LOG_MIN {
         return Err(BenchError::Option(format!("a log has at least {} KiB", LOG_MIN >> 10)));
     }
-    let geometry = geometry(options.log_size.next_multiple_of(BLOCK_SIZE as u64));
+    let log_len = options.log_size.next_multiple_of(BLOCK_SIZE as u64);
+    let geometry = geometry(*b"transactions    ", log_len, (SEGMENTS, SEGMENT_LEN));
     let capacity = geometry.segments_offset + u64::from(SEGMENTS) * SEGMENT_LEN;
     let model = ModelDevice::new(device.clone(), capacity)?;
     let as_device: Arc<dyn BlockDevice> = model.clone();
@@ -83,9 +84,10 @@ fn turn(options: &Options, device: &DeviceModel) -> Result<Sample, BenchError> {
         commit_interval: options.commit_interval,
         read_only: false,
         background: true,
+        reads_all: false,
         ..JournalOptions::offline(64 << 20)
     };
-    let owner = Arc::new(Owner(Mutex::new((FIRST_SEGMENTS.len() as u32..SEGMENTS).collect())));
+    let owner = Arc::new(Owner::of(FIRST_SEGMENTS.len() as u32..SEGMENTS));
     let (journal, _) = Journal::open(as_device, geometry, journal_options, env, owner)?;
     model.begin();
 
@@ -122,33 +124,4 @@ fn turn(options: &Options, device: &DeviceModel) -> Result<Sample, BenchError> {
         ("commits_per_s", (after.contexts - before.contexts) as f64 / took),
         ("checkpoints", (after.checkpoints - before.checkpoints) as f64),
     ]))
-}
-
-fn geometry(log_len: u64) -> Geometry {
-    let (block, home_map_len) = (BLOCK_SIZE as u64, 2 * BLOCK_SIZE as u64);
-    let home_map_offset = block + log_len;
-    Geometry {
-        volume_id: *b"transactions    ",
-        log_offset: block,
-        log_len,
-        home_map_offset,
-        home_map_len,
-        segments_offset: (home_map_offset + 2 * home_map_len).next_multiple_of(SEGMENT_LEN),
-        segment_len: SEGMENT_LEN,
-        segment_count: SEGMENTS,
-    }
-}
-
-/// Gives the home store its segments.
-struct Owner(Mutex<Vec<u32>>);
-
-impl JournalClient for Owner {
-    fn stamped(&self, _seq: Seq) {}
-    fn failed(&self, _error: &JournalError) {}
-    fn take_home_segment(&self) -> Option<u32> {
-        self.0.lock().pop()
-    }
-    fn release_home_segments(&self, segments: &[u32]) {
-        self.0.lock().extend(segments);
-    }
 }

@@ -39,7 +39,7 @@ fn open() -> Result<Run, Any> {
         volume_id: [1; 16],
         log_offset: 4096,
         log_len,
-        home_map_offset: 4096 + log_len,
+        home_map_offsets: [4096 + log_len, 4096 + log_len + map_len],
         home_map_len: map_len,
         segments_offset: 4096 + log_len + 2 * map_len,
         segment_len: 8 * MIB,

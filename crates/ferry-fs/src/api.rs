@@ -279,7 +279,7 @@ pub enum SetTime {
 }
 
 /// What `setattr` changes; `None` leaves it.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits.
     pub mode: Option<u32>,
@@ -300,7 +300,7 @@ pub struct SetAttr {
 }
 
 /// Whole-volume totals, in blocks of `block_size` bytes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statfs {
     /// Bytes in a block.
     pub block_size: u32,
@@ -317,7 +317,7 @@ pub struct Statfs {
 }
 
 /// A POSIX or flock lock.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileLock {
     /// First byte.
     pub start: u64,
@@ -346,7 +346,7 @@ pub trait Host: Send + Sync {
 }
 
 /// Renaming: flags of renameat2(2).
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RenameFlags {
     /// Fail with `EEXIST` when the new name exists.
     pub no_replace: bool,
@@ -355,7 +355,7 @@ pub struct RenameFlags {
 }
 
 /// Extended attributes: how `setxattr` treats an existing one.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XattrFlags {
     /// Fail with `EEXIST` when it exists.
     pub create: bool,

@@ -7,7 +7,7 @@ use crate::error::FsError;
 use crate::keys::{self, BLOCK, Dentry, Key, Segment};
 use crate::volume::{Superblock, VolumeError, read_superblock};
 use ferry_device::{AlignedBuf, BlockDevice, Env};
-use ferry_journal::{Bystander, Journal, JournalError, JournalOptions, Recovered, Value};
+use ferry_journal::{Bystander, Journal, JournalError, JournalOptions, Recovered, Value, read_damaged};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -59,6 +59,18 @@ impl Inspector {
         let (journal, recovered) =
             Journal::open(device.clone(), geometry, options, env.clone(), Arc::new(Bystander))?;
         Ok(Self { device: device.clone(), superblock, journal, recovered })
+    }
+
+    /// Visits, in order, each key that can be read of a volume whose store of them is so damaged that it cannot be opened: those that
+    /// a repair would keep.
+    pub fn readable_keys(
+        device: &Arc<dyn BlockDevice>,
+        env: &Env,
+        visit: &mut dyn FnMut(&[u8], &Value),
+    ) -> Result<(), VolumeError> {
+        let superblock = read_superblock(device)?;
+        read_damaged(device.clone(), superblock.geometry(), env, visit)?;
+        Ok(())
     }
 
     /// The volume's superblock.

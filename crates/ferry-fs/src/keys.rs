@@ -107,11 +107,6 @@ pub fn inode_end(ino: Ino) -> Vec<u8> {
     of_inode(ino, 0xff, 0)
 }
 
-/// The first key behind all inodes.
-pub fn inodes_end() -> Vec<u8> {
-    vec![SPACE_INODE + 1]
-}
-
 /// A segment record's key.
 pub fn segment(index: u32) -> Vec<u8> {
     let mut key = vec![SPACE_SEGMENT];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use ferry_fs::{Answer, Cx, Errno, FileLock, Filesystem, RenameFlags, Stop};
+use ferry_fs::{Answer, Complete, Cx, Errno, FileLock, Filesystem, Interrupt, Park, RenameFlags, Stop};
 
 use crate::abi::{InHeader, op};
 use crate::counters::Counters;
@@ -212,7 +212,8 @@ impl Core {
                         ..FileLock::default()
                     };
                     // Whatever comes of it, the handle goes, and close(2) has returned long ago.
-                    let _unlocked = fs.setlk(cx, ino, fh, &lock, false);
+                    let cx = Cx { park: &Unheard, ..*cx };
+                    let _unlocked = fs.setlk(&cx, ino, fh, &lock, false);
                 }
                 fs.release(cx, ino, fh);
                 Ok(EMPTY)
@@ -243,6 +244,15 @@ impl Core {
             }
             _ => unreachable!("every other operation was served before"),
         }
+    }
+}
+
+/// For what nobody waits for: parked, it is answered to nobody.
+struct Unheard;
+
+impl Park for Unheard {
+    fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
+        Box::new(drop)
     }
 }
 

@@ -71,7 +71,7 @@ impl AllCounters {
         self.0.lock().clone()
     }
 
-    /// `{"requests": n, "operations": {"lookup": {"count": n, "errors": n}, …}}`, without those that never came.
+    /// `{"daemon": pid, "requests": n, "operations": {"lookup": {"count": n, "errors": n}, …}}`, without those that never came.
     pub(crate) fn json(&self) -> Value {
         let blocks = self.0.lock();
         let sum = |pick: &dyn Fn(&Counters) -> &AtomicU64| -> u64 {
@@ -89,7 +89,11 @@ impl AllCounters {
                 operations.insert(name.into(), Value::Object(both.into_iter().collect()));
             }
         }
-        let all = [("requests".into(), requests.into()), ("operations".into(), operations.into())];
+        let all = [
+            ("daemon".into(), std::process::id().into()),
+            ("requests".into(), requests.into()),
+            ("operations".into(), operations.into()),
+        ];
         Value::Object(all.into_iter().collect())
     }
 }

@@ -223,10 +223,11 @@ impl ParkTable {
     fn answer_eintr(&self, unique: u64, waiting: Option<Waiting>) {
         let Some(waiting) = waiting else { return };
         self.counters.error(waiting.want.opcode);
-        waiting.port.answer(unique, waiting.slot, -libc::EINTR, Bytes::Borrowed(&[]));
+        // First: the program may ask again as soon as it is told.
         if let Some(interrupt) = waiting.interrupt {
             interrupt();
         }
+        waiting.port.answer(unique, waiting.slot, -libc::EINTR, Bytes::Borrowed(&[]));
     }
 
     /// The mount is gone: every parked request is interrupted.

@@ -82,6 +82,8 @@ pub struct MapCopy {
     pub units: Vec<Option<u32>>,
     /// Segments kept for its growth.
     pub spare: Vec<u32>,
+    /// Nothing was written to the home store since its journal was closed: both copies are the same, but for damage.
+    pub at_rest: bool,
 }
 
 /// Asks the home store where the log begins. Needs the home store to be readable.
@@ -178,6 +180,7 @@ pub fn home_map(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> [Result<MapCopy, 
         let mut buf = AlignedBuf::zeroed(geo.home_map_len as usize);
         dev.read(HomeMap::slot_offset(geo, slot), &mut buf).map_err(|e| e.to_string())?;
         let map = HomeMap::decode(&buf, geo).map_err(str::to_owned)?;
-        Ok(MapCopy { generation: map.generation, len: map.len, units: map.units, spare: map.spare })
+        let HomeMap { generation, len, units, spare, at_rest } = map;
+        Ok(MapCopy { generation, len, units, spare, at_rest })
     })
 }

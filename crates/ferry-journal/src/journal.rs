@@ -84,6 +84,7 @@ impl Journal {
             contexts: replayed.contexts,
             bytes: replayed.bytes,
             unclean: !state.clean || replayed.records > 0,
+            at_rest: opening.read_only && home.file().is_at_rest(),
             last: replayed.end.seq,
             home_segments: home.file().segments(),
             log_damage: replayed.damage.clone(),
@@ -119,6 +120,20 @@ impl Journal {
 
     fn transaction(&self, reserved: u64) -> Transaction<'_> {
         Transaction { core: &self.core, changes: Changes::new(), extents: Vec::new(), writes: None, reserved }
+    }
+
+    /// For who goes on through many transactions, and would fill the log with them: where it is short of space, returns when it has been
+    /// emptied, so that others find room in it. Take no lock that a checkpoint or another transaction wants before.
+    pub fn give_way(&self) -> Result<(), JournalError> {
+        if !self.core.short_of_space() {
+            return Ok(());
+        }
+        self.force_all()?;
+        match self.core.checkpoint(Checkpoint::Log) {
+            // What goes on may free the space that is lacking.
+            Err(JournalError::NoSpace) => Ok(()),
+            done => done,
+        }
     }
 
     /// The newest committed value.

@@ -38,12 +38,12 @@ pub use guard::panic_is_caught;
 pub use journal::{Journal, Transaction};
 pub use pipeline::IN_FLIGHT_MAX;
 pub use policy::{Caller, FlushPolicy};
-pub use rebuild::{Rebuilt, read_damaged, rebuild_home};
+pub use rebuild::{FoundState, Rebuilt, read_damaged, rebuild_home};
 pub use salvage::LostKeys;
 pub use space::{SpaceStats, Wake};
 pub use stats::{FlushStats, JournalStats, StageTimes};
 pub use times::TimesStats;
-pub use verify::{BadPlace, Step};
+pub use verify::{BadPlace, Step, bad_map_slot, mend_map_slot};
 
 use ferry_device::AlignedBuf;
 use std::sync::Arc;
@@ -68,8 +68,8 @@ pub struct Geometry {
     pub log_offset: u64,
     /// Length of the log.
     pub log_len: u64,
-    /// First byte of the first of the two home map slots; the second follows it directly.
-    pub home_map_offset: u64,
+    /// First bytes of the two home map slots.
+    pub home_map_offsets: [u64; 2],
     /// Length of one slot: a header block and 4 bytes for every segment of the volume, in whole blocks.
     pub home_map_len: u64,
     /// First byte of segment 0.
@@ -196,6 +196,8 @@ pub struct Recovered {
     pub bytes: u64,
     /// The volume had not been closed cleanly.
     pub unclean: bool,
+    /// Nothing was written to the home store since it was closed: what exists twice there is the same twice, but for damage.
+    pub at_rest: bool,
     /// Newest context that is there now.
     pub last: Seq,
     /// Segments that the home store owns.

@@ -23,6 +23,12 @@ pub enum Bug {
     JoinedFlush,
     /// A flush that failed counts as done.
     SwallowedError,
+    /// Of a block of the home store only the first copy is written.
+    SingleCopy,
+    /// A new home store takes the place of the old one before it is flushed.
+    UnflushedRenewal,
+    /// A mount leaves the mark that the home store is at rest.
+    KeptMark,
     /// A read without a lock does not look whether what it copied was being changed.
     UncheckedRead,
 }

@@ -12,6 +12,8 @@
 //! * P4: two callers wait for each other only where it pays. While they come back and their record is written, the device has no
 //!   flush to do; sharing one saves the other. Where that takes less, flushes follow each other without a pause: who comes
 //!   during one is written beside it, and takes the next. More than two callers share: each flush then saves several.
+//! * P5: many callers are waited for only while they come back in less than half a crossing. Where they need longer, the processors
+//!   are what is short; two groups that take turns then cross as many, and nobody waits for the slowest.
 //!
 //! Rejected for `adaptive`: a hold until as many are back as the last crossing released. Two callers who began one after the
 //! other would never be released together, and of many the one who began alone would stay alone.
@@ -165,6 +167,8 @@ pub struct Dispatcher {
     company: usize,
     /// Flushes follow each other: nobody is waited for (P4).
     beside: bool,
+    /// Groups take turns: nobody is waited for (P5).
+    in_turn: bool,
     landed_at: Duration,
     /// Who was released by the last landing and is expected back.
     awaited: HashSet<Caller>,
@@ -212,6 +216,7 @@ impl Dispatcher {
             recent: VecDeque::new(),
             company: 0,
             beside: false,
+            in_turn: false,
             landed_at: Duration::ZERO,
             awaited: HashSet::new(),
             habits: HashMap::new(),
@@ -231,7 +236,8 @@ impl Dispatcher {
         self.habits.clear();
         self.recent.clear();
         (self.skip, self.next_skip) = (0, 1);
-        (self.back, self.slowest, self.beside) = (Average::default(), None, false);
+        (self.back, self.slowest) = (Average::default(), None);
+        (self.beside, self.in_turn) = (false, false);
     }
 
     /// The policy, and below which average time of a flush `delay` does not wait.
@@ -374,14 +380,14 @@ impl Dispatcher {
             }
             let habit = self.habits.entry(caller).or_default();
             habit.released_at = now;
-            if habit.trust >= TRUSTED && self.skip == 0 && !self.beside {
+            if habit.trust >= TRUSTED && self.skip == 0 && !self.beside && !self.in_turn {
                 self.awaited.insert(caller);
             }
         }
         self.skip = self.skip.saturating_sub(1);
     }
 
-    /// P4. These have just been released.
+    /// P4 and P5. These have just been released.
     fn weigh_company(&mut self, released: &[Caller]) {
         if let Some(slowest) = self.slowest.take() {
             self.back.add(slowest);
@@ -392,6 +398,7 @@ impl Dispatcher {
         // Who is waited for comes back later than one who is not, because both use the same processors.
         let back = if self.beside { 2 * self.back.get() } else { self.back.get() };
         self.beside = self.company == 2 && self.flush.get() < self.write.get() + back;
+        self.in_turn = self.company > FEW && self.crossing.get() < 2 * self.back.get();
     }
 
     /// Nobody is on board any more: they were told of a failure.

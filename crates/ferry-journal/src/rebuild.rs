@@ -4,10 +4,11 @@
 //! this is killed, either the old store and its log count, or the new one, which holds what the log brought too.
 
 use crate::disk::{Disk, io_error};
-use crate::home::{Batches, HomeFile, Opening, Point, Salvage};
+use crate::home::map::HomeMap;
+use crate::home::{Batches, HomeFile, Opening, Point, Salvage, Search};
 use crate::layers::Changes;
 use crate::record::LogArea;
-use crate::recovery::{beyond, replay, tell};
+use crate::recovery::{Replay, beyond, longest_row, replay, tell};
 use crate::salvage::{LostKeys, Range, walk};
 use crate::{Geometry, JournalError, LogDamage, Seq, Value};
 use ferry_device::{BlockDevice, Env};
@@ -18,6 +19,13 @@ const KEYS_END: [u8; 32] = [0xff; 32];
 /// Segments that are kept for the next checkpoint, if there are so many.
 const SPARE: usize = 2;
 
+/// A state of the home store that was found by looking at all of its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundState {
+    /// With what the log says happened since, it is as new as anything on the volume.
+    pub complete: bool,
+}
+
 /// What came of it.
 #[derive(Clone, Debug, Default)]
 pub struct Rebuilt {
@@ -25,6 +33,8 @@ pub struct Rebuilt {
     pub keys: u64,
     /// What could not be read of the old one.
     pub lost: Vec<LostKeys>,
+    /// Another state of the store was taken than the one that it names, or nothing named one.
+    pub found: Option<FoundState>,
     /// Where the log was cut off.
     pub log_damage: Option<LogDamage>,
     /// Segments of the old home store; nothing refers to them any more.
@@ -46,7 +56,8 @@ pub fn rebuild_home(
     let disk = Arc::new(Disk::new(device));
     let area = LogArea::new(&geometry);
     let old = Old::open(&disk, &geometry, &area, env)?;
-    let mut out = Rebuilt { log_damage: old.log_damage.clone(), ..Rebuilt::default() };
+    let mut out =
+        Rebuilt { found: old.source.found, log_damage: old.log_damage.clone(), ..Rebuilt::default() };
     let kept = old.file.as_ref();
     out.old_segments = kept.map(|file| file.segments()).unwrap_or_default();
     if let Some(segment) = free_segments.iter().find(|segment| out.old_segments.contains(segment)) {
@@ -62,7 +73,9 @@ pub fn rebuild_home(
         other => other,
     };
     written.map_err(room)?;
+    HomeMap::mark(&disk, &geometry, false)?;
     new.publish(SPARE)?;
+    new.come_to_rest()?;
     out.new_segments = new.segments();
     Ok(out)
 }
@@ -80,7 +93,7 @@ pub fn read_damaged(
         visit(key, value);
         true
     };
-    walk(&[&old.changes], old.salvage, Range { from: &[], to: &KEYS_END }, &mut visit, &mut |_| {})?;
+    walk(&[&old.changes], old.source.salvage, Range { from: &[], to: &KEYS_END }, &mut visit, &mut |_| {})?;
     Ok(old.file.map(|file| file.segments()).unwrap_or_default())
 }
 
@@ -92,7 +105,11 @@ fn copy(new: &Arc<HomeFile>, old: Old, out: &mut Rebuilt) -> Result<(), JournalE
         failed.is_none()
     };
     let range = Range { from: &[], to: &KEYS_END };
-    walk(&[&old.changes], old.salvage, range, &mut put, &mut |gap| out.lost.push(gap))?;
+    let mut lost = Vec::new();
+    walk(&[&old.changes], old.source.salvage, range, &mut put, &mut |gap| lost.push(gap))?;
+    if !old.source.history {
+        out.lost = lost;
+    }
     if let Some(error) = failed {
         return Err(error);
     }
@@ -100,11 +117,123 @@ fn copy(new: &Arc<HomeFile>, old: Old, out: &mut Rebuilt) -> Result<(), JournalE
     Ok(())
 }
 
+/// The log as a rebuild reads it.
+struct Log<'a> {
+    disk: &'a Disk,
+    area: &'a LogArea,
+    /// The newest context that any of its records names.
+    newest: Seq,
+    env: &'a Env,
+}
+
+impl Log<'_> {
+    fn replay(&self, start: Point) -> Result<Replay, JournalError> {
+        replay(self.disk, self.area, start, true, &mut tell(self.env))
+    }
+}
+
+/// Where the keys come from.
+struct Source {
+    salvage: Result<Salvage, JournalError>,
+    /// The log is read from here; `None`: where is not known.
+    start: Option<Point>,
+    found: Option<FoundState>,
+    /// The log alone says everything.
+    history: bool,
+}
+
+impl Source {
+    /// The state that the store names.
+    fn named(salvage: Result<Salvage, JournalError>) -> Self {
+        let start = salvage.as_ref().ok().and_then(|s| s.state.as_ref().ok()).map(|state| state.point);
+        Self { salvage, start, found: None, history: false }
+    }
+
+    /// Looks for more than what a damaged store names: the log from its beginning on; or else a state that is whole, and from which the
+    /// log leads as far as from any other. Else the named one counts, if its tree begins anywhere; else the best tree that is left.
+    ///
+    /// Changes that the home store has already may be made again: the last of each key counts. So the log is read from as far back as it
+    /// leads.
+    fn search(
+        file: &Arc<HomeFile>,
+        named: Result<Salvage, JournalError>,
+        log: &Log<'_>,
+    ) -> Result<Self, JournalError> {
+        let copy = file.salvage();
+        let mut search = Search::new(&copy);
+        let newest = Seq(search.newest).max(log.newest);
+        let lost = JournalError::Damaged {
+            what: "home store",
+            offset: copy.place(0),
+            detail: "its newest state is lost".into(),
+        };
+        let row = longest_row(log.disk, log.area)?;
+        let row = row.map(|start| Ok::<_, JournalError>((start, log.replay(start)?.reach()))).transpose()?;
+        if let Some((start, Reach { end, damaged: false })) = row
+            && start.position == 0
+            && end.seq >= newest
+        {
+            let found = Some(FoundState { complete: true });
+            return Ok(Self { salvage: Err(lost), start: Some(start), found, history: true });
+        }
+        let mut source = Self::named(named);
+        let reach = source.start.and_then(|point| log.replay(point).ok()).map(|replayed| replayed.reach());
+        let mut furthest = reach.map_or(Seq(0), |reach| reach.end.seq);
+        let mut whole = None;
+        for (keys, state) in search.states.clone() {
+            if search.weigh(&keys).damaged > 0 {
+                continue;
+            }
+            let Reach { end, damaged } = log.replay(state.point)?.reach();
+            // The newest comes first.
+            if end.seq > furthest || end.seq == furthest && whole.is_none() {
+                furthest = end.seq;
+                whole = Some((keys, state, !damaged && furthest >= newest));
+            }
+        }
+        if let Some((keys, state, complete)) = whole {
+            let salvage = Ok(Salvage::found(file, keys, Ok(state)));
+            let found = Some(FoundState { complete });
+            return Ok(Self { salvage, start: Some(state.point), found, history: false });
+        }
+        if !source.salvage.as_ref().is_ok_and(|salvage| search.has_root(&salvage.keys)) {
+            if let Some((keys, _)) = search.best_root() {
+                source.salvage = Ok(Salvage::found(file, keys, Err(lost)));
+            }
+            let found = Some(FoundState { complete: false });
+            return Ok(Self { start: row.map(|(start, _)| start), found, ..source });
+        }
+        if let (Some((start, of_row)), Some(point)) = (row, source.start)
+            && start.position <= point.position
+            && reach.is_some_and(|reach| reach.end == of_row.end)
+        {
+            source.start = Some(start);
+        }
+        if source.start.is_none() {
+            source.start = row.map(|(start, _)| start);
+        }
+        Ok(source)
+    }
+}
+
+/// How far the log leads.
+#[derive(Clone, Copy)]
+struct Reach {
+    end: Point,
+    damaged: bool,
+}
+
+impl Replay {
+    fn reach(&self) -> Reach {
+        Reach { end: self.end, damaged: self.damage.is_some() }
+    }
+}
+
 /// What there is to be read.
 struct Old {
     file: Option<Arc<HomeFile>>,
-    salvage: Result<Salvage, JournalError>,
-    /// What the log says happened after the checkpoint.
+    source: Source,
+    /// What the log says happened.
     changes: Changes,
     log_damage: Option<LogDamage>,
     /// Where the log goes on: behind everything that any block of it says.
@@ -113,37 +242,39 @@ struct Old {
 
 impl Old {
     fn open(disk: &Arc<Disk>, geo: &Geometry, area: &LogArea, env: &Env) -> Result<Self, JournalError> {
-        let opened = HomeFile::open(disk, geo, Opening { read_only: true, in_order: true });
-        let (file, salvage) = match opened {
-            Ok(file) => {
-                let salvage = Salvage::open(&file);
-                (Some(file), salvage)
-            }
-            Err(error) => (None, Err(error)),
-        };
         disk.flush_wait().map_err(io_error("log"))?;
         let (position, newest) = beyond(disk, area)?;
+        let log = Log { disk, area, newest, env };
+        let opened = HomeFile::open(disk, geo, Opening { read_only: true, in_order: true });
+        let (file, source) = match opened {
+            Ok(file) => {
+                let named = Salvage::open(&file);
+                let whole = named.as_ref().is_ok_and(|named| named.state.is_ok() && named.is_whole());
+                let source = if whole { Source::named(named) } else { Source::search(&file, named, &log)? };
+                (Some(file), source)
+            }
+            Err(error) => (None, Source::named(Err(error))),
+        };
         let mut end = Point { seq: newest, position, id: env.entropy.next_u64() };
-        let start = salvage.as_ref().map_err(Clone::clone).and_then(|s| s.state.clone());
-        let (changes, log_damage) = match start {
-            Ok(state) => {
-                let replayed = replay(disk, area, state.point, true, &mut tell(env))?;
+        let (changes, log_damage) = match source.start {
+            Some(start) => {
+                let replayed = log.replay(start)?;
                 end.seq = end.seq.max(replayed.end.seq);
                 end.position = end.position.max(replayed.end.position);
                 (replayed.changes, replayed.damage)
             }
-            // Where the log begins is not known, so nothing of it can be told from what is older than the home store.
-            Err(error) => {
+            // Nothing of it can be told from what is older than the home store.
+            None => {
                 let lost = LogDamage {
                     offset: area.offset,
-                    detail: format!("where it begins is not known: {error}"),
+                    detail: "where it begins is not known".into(),
                     lost_from: Seq(1),
                     lost_to: newest,
                 };
                 (Changes::new(), Some(lost))
             }
         };
-        Ok(Self { file, salvage, changes, log_damage, end })
+        Ok(Self { file, source, changes, log_damage, end })
     }
 
     /// Segments that surely suffice.

@@ -150,6 +150,28 @@ pub fn beyond(disk: &Disk, area: &LogArea) -> Result<(u64, Seq), JournalError> {
     Ok((position, Seq(seq)))
 }
 
+/// Where the longest row of records in the ring begins that follow each other; `None`: there is no record.
+pub fn longest_row(disk: &Disk, area: &LogArea) -> Result<Option<Point>, JournalError> {
+    let (end, _) = beyond(disk, area)?;
+    let tail = end.saturating_sub(area.blocks);
+    let mut reader = Reader::new(disk, area, tail, true);
+    let mut best: Option<(u64, Point)> = None;
+    let mut row: Option<(Point, Point)> = None;
+    for position in tail..end {
+        let Some(header) = reader.header(position)? else { continue };
+        let seq = Seq(header.seq.saturating_sub(u64::from(header.kind != RecordKind::Stamp)));
+        let before = Point { seq, position, id: header.prev };
+        let behind = Point { seq: Seq(header.seq), position: position + header.blocks(), id: header.id };
+        let start = row.filter(|(_, last)| *last == before).map_or(before, |(start, _)| start);
+        row = Some((start, behind));
+        let blocks = behind.position - start.position;
+        if best.is_none_or(|(longest, _)| blocks > longest) {
+            best = Some((blocks, start));
+        }
+    }
+    Ok(best.map(|(_, start)| start))
+}
+
 /// Makes records behind a cut unreadable: they promise contexts that are no longer there.
 pub fn erase_behind(disk: &Disk, area: &LogArea, start: Point, end: Point) -> Result<(), JournalError> {
     let zeros = AlignedBuf::zeroed(LOG_BLOCK);

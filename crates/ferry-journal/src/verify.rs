@@ -1,9 +1,12 @@
 //! Reading what the journal keeps on the device, while everything goes on, to see whether it is still what was written.
 
+use crate::disk::{Disk, io_error};
 use crate::format::LOG_BLOCK;
+use crate::home::map::HomeMap;
 use crate::home::{HomeFile, Suspect};
 use crate::recovery::Reader;
-use crate::{Journal, JournalError};
+use crate::{Geometry, Journal, JournalError};
+use ferry_device::BlockDevice;
 use std::sync::Arc;
 
 /// Called after each read with the bytes that it took; may wait. `false` ends the reading.
@@ -26,6 +29,23 @@ impl BadPlace {
     pub(crate) fn unreadable(what: &'static str, offset: u64, len: u64, error: &std::io::Error) -> Self {
         Self { what, offset, len, detail: format!("the device cannot read it: {error}") }
     }
+}
+
+/// Where a slot of the home store's map is that is damaged while the other one is whole, and what is wrong with it. One that a crash may
+/// have left so is not damaged.
+pub fn bad_map_slot(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> Option<(u64, &'static str)> {
+    let (slot, _, why) = HomeMap::bad_slot(&Disk::new(dev.clone()), geo)?;
+    Some((HomeMap::slot_offset(geo, slot), why))
+}
+
+/// Writes such a slot anew, from the other one; says where. The journal must not be open.
+pub fn mend_map_slot(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> Result<Option<u64>, JournalError> {
+    let disk = Disk::new(dev.clone());
+    let Some((slot, map, _)) = HomeMap::bad_slot(&disk, geo) else { return Ok(None) };
+    let place = HomeMap::slot_offset(geo, slot);
+    disk.write(place, &map.encode(geo)).and_then(|()| disk.flush_wait()).map_err(io_error("home map"))?;
+    HomeMap::mark(&disk, geo, true)?;
+    Ok(Some(place))
 }
 
 impl Journal {

@@ -174,7 +174,7 @@ fn damage_is_met_as_without_reading_ahead() {
     let (device, volume, model) = volume();
     let (journal, recovered) = volume.open_with(reader(true)).unwrap();
     drop(journal);
-    let copy = home_unit_bytes(volume.geo.segment_len);
+    let copy = volume.geo.segment_len / 2;
     let ruin = |place: u64| {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
         device.below.read(place, &mut block).unwrap();

@@ -177,7 +177,7 @@ fn either_home_map_may_be_lost_but_not_both() {
     }
     journal.close().unwrap();
     drop(journal);
-    let slot = |n: u64| volume.geo.home_map_offset + n * volume.geo.home_map_len;
+    let slot = |n: usize| volume.geo.home_map_offsets[n];
     for n in 0..2 {
         for at in [10, 4096 + 5] {
             let offset = slot(n) + at / 4096 * 4096;

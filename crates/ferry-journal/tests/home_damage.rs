@@ -5,6 +5,7 @@ mod common;
 
 use common::{BadBlocks, Owner, SEGMENT, Volume, assert_same, device_len, force, geometry, options, put};
 use ferry_device::{AlignedBuf, BlockDevice};
+use ferry_journal::inspect::log_start;
 use ferry_journal::*;
 use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,8 +13,10 @@ use std::sync::Arc;
 
 const LOG: u64 = 512 * 1024;
 const BLOCK: u64 = 4096;
-/// Blocks of a segment of 256 KiB that hold pages; as many copies follow, then a checksum block and its copy.
+/// Blocks of a segment of 256 KiB that hold pages; a block of checksums follows, then all of it again.
 const PAGES: u64 = 31;
+/// Blocks between two copies: the pages, and their checksums.
+const APART: u64 = PAGES + 1;
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -85,6 +88,15 @@ impl Setup {
         self.write(place, &buf);
     }
 
+    /// What of the log is in the home store.
+    fn forget_old_log(&self) {
+        let dev: Arc<dyn BlockDevice> = self.device.clone();
+        let start = log_start(&dev, &self.volume.geo).unwrap();
+        assert!(start.position < self.volume.geo.log_len / BLOCK, "it was not written round");
+        let zeros = AlignedBuf::zeroed((start.position * BLOCK) as usize);
+        self.device.write(self.volume.geo.log_offset, &zeros).unwrap();
+    }
+
     fn unreadable(&self, place: u64) {
         self.bad.add(place);
     }
@@ -118,7 +130,7 @@ impl Setup {
             let fork = self.fork();
             fork.garbage(leaf);
             if fork.check(reader()) > 0 {
-                [leaf, leaf + PAGES * BLOCK].into_iter().for_each(|place| self.garbage(place));
+                [leaf, leaf + APART * BLOCK].into_iter().for_each(|place| self.garbage(place));
                 return;
             }
         }
@@ -162,7 +174,7 @@ fn one_bad_copy_of_any_block_costs_nothing() {
     let leaves = setup.leaves();
     let (mut counted, mut headers) = (0, 0);
     for &segment in &setup.home {
-        for block in 0..2 * PAGES + 2 {
+        for block in 0..2 * APART {
             let place = setup.place(segment, block);
             let before = setup.block(place);
             let header = before.starts_with(b"redb");
@@ -207,7 +219,7 @@ fn checksums_that_could_not_be_mended_are_not_forgotten() {
         // Whether a checkpoint comes to write it on its own is seen where nobody reads what it says.
         let mended = [false, true].map(|read| {
             let setup = setup.fork();
-            let [first, second] = [0, 1].map(|copy| setup.place(segment, 2 * PAGES + copy));
+            let [first, second] = [0, 1].map(|copy| setup.place(segment, PAGES + copy * APART));
             setup.garbage(second);
             let (journal, _) =
                 setup.volume.open_with(JournalOptions { home_cache_bytes: 0, ..options(false) }).unwrap();
@@ -240,7 +252,7 @@ fn a_lost_leaf_costs_its_keys_only() {
     let mut lost_some = 0;
     for &place in &leaves {
         for damage in 0..2 {
-            let copies = [place, place + PAGES * BLOCK].map(|p| (p, setup.block(p)));
+            let copies = [place, place + APART * BLOCK].map(|p| (p, setup.block(p)));
             for (p, _) in &copies {
                 if damage == 0 { setup.garbage(*p) } else { setup.unreadable(*p) }
             }
@@ -327,6 +339,7 @@ fn a_rebuilt_home_store_has_what_is_readable() {
         setup.model.insert(key, value);
     }
     drop(journal);
+    setup.forget_old_log();
     setup.lose_a_leaf();
     let needed = match rebuild(&setup, &setup.device, &free_of(&setup, 1)) {
         Err(JournalError::HomeNeeds { segments }) => segments,
@@ -366,14 +379,22 @@ fn a_rebuilt_home_store_has_what_is_readable() {
     journal.close().unwrap();
 }
 
-/// Nothing of the home store is left: one gap covers all, and an empty one takes its place.
+/// Nothing of the home store is left: one gap covers all, and what the log has takes its place.
 #[test]
 fn a_home_store_without_a_root_is_one_gap() {
     let setup = setup(200, 5);
-    for &segment in &setup.home {
-        (0..2 * PAGES + 2).for_each(|block| setup.garbage(setup.place(segment, block)));
+    let with_log = setup.fork();
+    setup.forget_old_log();
+    for setup in [&setup, &with_log] {
+        for &segment in &setup.home {
+            (0..2 * APART).for_each(|block| setup.garbage(setup.place(segment, block)));
+        }
+        assert!(matches!(setup.volume.open_with(reader()), Err(JournalError::Damaged { .. })));
     }
-    assert!(matches!(setup.volume.open_with(reader()), Err(JournalError::Damaged { .. })));
+    let rebuilt = rebuild(&with_log, &with_log.device, &free_of(&with_log, 8)).unwrap();
+    assert_eq!((rebuilt.keys, rebuilt.lost.len()), (200, 0));
+    assert_eq!(rebuilt.found, Some(FoundState { complete: true }));
+    assert_same(&open_on(&with_log, &with_log.device).0, &with_log.model);
     let rebuilt = rebuild(&setup, &setup.device, &free_of(&setup, 8)).unwrap();
     assert_eq!((rebuilt.keys, rebuilt.lost.len()), (0, 1));
     let (journal, _) = setup.volume.open();
@@ -441,9 +462,9 @@ impl Setup {
     fn forge(&self, place: u64, bytes: &AlignedBuf) {
         let from = place - self.volume.geo.segments_offset;
         let (segment, block) = ((from / SEGMENT) as u32, (from % SEGMENT / BLOCK) as usize);
-        [place, place + PAGES * BLOCK].into_iter().for_each(|copy| self.write(copy, bytes));
+        [place, place + APART * BLOCK].into_iter().for_each(|copy| self.write(copy, bytes));
         for copy in 0..2 {
-            let sums = self.place(segment, 2 * PAGES + copy);
+            let sums = self.place(segment, PAGES + copy * APART);
             let mut buf = self.block(sums);
             buf[block * 4..block * 4 + 4].copy_from_slice(&crc32c::crc32c(bytes).to_le_bytes());
             self.write(sums, &buf);
@@ -611,8 +632,8 @@ fn a_forged_header_is_damage() {
 fn a_home_map_that_cannot_be_read_is_not_needed() {
     let setup = setup(10, 9);
     let geo = setup.volume.geo;
-    for slot in 0..2 {
-        setup.unreadable(geo.home_map_offset + slot * geo.home_map_len);
+    for slot in geo.home_map_offsets {
+        setup.unreadable(slot);
         assert_eq!(setup.check(reader()), 0);
         setup.bad.set(&[]);
     }

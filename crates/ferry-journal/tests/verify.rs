@@ -168,7 +168,7 @@ fn garbage_in_every_place_is_shown_or_refused_and_nothing_panics() {
             force(&journal, put(&journal, &i.to_be_bytes(), &[3; 2000])).unwrap();
         }
         journal.close().unwrap();
-        let places = [volume.geo.log_offset, volume.geo.home_map_offset, volume.geo.segments_offset];
+        let places = [volume.geo.log_offset, volume.geo.home_map_offsets[1], volume.geo.segments_offset];
         let mut block = AlignedBuf::zeroed(4096);
         for _ in 0..4 {
             let offset = places[next() as usize % 3] + next() % 8 * 4096;
@@ -213,7 +213,7 @@ fn blocks_of_the_home_store_that_cannot_be_read_are_found_each() {
         dev.set(&[bad]);
         assert_eq!(verify().0, [("home store", bad)]);
     }
-    let slots = [geo.home_map_offset, geo.home_map_offset + geo.home_map_len];
+    let slots = geo.home_map_offsets;
     for slot in slots {
         dev.set(&[slot]);
         assert_eq!(verify().0, [("home map", slot)]);
@@ -246,7 +246,7 @@ fn one_bad_copy_is_found_and_mended_and_two_are_found_again_and_again() {
     let first = volume.geo.segments_offset + u64::from(recovered.home_segments[0]) * volume.geo.segment_len;
     let (mut used, mut both) = (0, None);
     for block in 0..31 {
-        for copy in [0, 31] {
+        for copy in [0, 32] {
             let place = first + (copy + block) * 4096;
             damage(&volume, place, 100);
             let found = verify();
@@ -267,7 +267,7 @@ fn one_bad_copy_is_found_and_mended_and_two_are_found_again_and_again() {
     }
     assert!(used > 20, "{used}");
     let block = both.expect("there are more than the first");
-    for copy in [0, 31] {
+    for copy in [0, 32] {
         damage(&volume, first + (copy + block) * 4096, 100);
     }
     for _ in 0..2 {
@@ -318,16 +318,16 @@ fn what_a_lost_checkpoint_leaves_of_free_pages_is_no_damage() {
         let lost = recovered.home_segments.iter().find_map(|segment| {
             let first = geo.segments_offset + u64::from(*segment) * geo.segment_len;
             (1..31).map(|block| first + block * 4096).find(|place| {
-                [*place, place + 31 * 4096].into_iter().for_each(|copy| damage(&after, copy, 2000));
+                [*place, place + 32 * 4096].into_iter().for_each(|copy| damage(&after, copy, 2000));
                 let lost = loses_keys(&after);
-                [*place, place + 31 * 4096].into_iter().for_each(|copy| damage(&after, copy, 2000));
+                [*place, place + 32 * 4096].into_iter().for_each(|copy| damage(&after, copy, 2000));
                 lost
             })
         });
         let place = lost.expect("some page is used");
-        [place, place + 31 * 4096].into_iter().for_each(|copy| damage(&after, copy, 2000));
+        [place, place + 32 * 4096].into_iter().for_each(|copy| damage(&after, copy, 2000));
         let found: Vec<_> = verify(&journal).into_iter().map(|bad| bad.offset).collect();
-        assert_eq!(found, [place, place + 31 * 4096], "event {point}");
+        assert_eq!(found, [place, place + 32 * 4096], "event {point}");
     }
     println!("{torn} of {} crashes left a page whole in one copy alone", device.trace_len());
 }

@@ -48,6 +48,7 @@ fn a_crash_while_the_log_grows_leaves_one_log_with_everything() {
     let mut lens = [0; 2];
     for point in points {
         let image = Arc::new(device.crash_image(point, &mut rng));
+        assert_clean(&as_device(&image));
         let len = log_len(&as_device(&image));
         lens[usize::from(len > LOG_MIN)] += 1;
         assert!(point < grown_at || len == 4 << 20, "the log was said to have grown");

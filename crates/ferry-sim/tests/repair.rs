@@ -306,10 +306,12 @@ fn home_blocks(device: &Arc<SimDevice>) -> Vec<[u64; 4]> {
     let mut out = Vec::new();
     for segment in map.expect("a whole map").units.into_iter().flatten() {
         let first = geo.segments_offset + u64::from(segment) * geo.segment_len;
-        let sum = |block: u64, copy: u64| first + 2 * each + copy * BLOCK_SIZE as u64 + block * 4;
+        // One block of checksums stands behind each copy.
+        let between = each + BLOCK_SIZE as u64;
+        let sum = |block: u64, copy: u64| first + each + copy * between + block * 4;
         let blocks = (0..each / BLOCK_SIZE as u64).map(|n| (n, first + n * BLOCK_SIZE as u64));
         let blocks = blocks.filter(|(_, place)| used.contains(place));
-        out.extend(blocks.map(|(n, place)| [place, place + each, sum(n, 0), sum(n, 1)]));
+        out.extend(blocks.map(|(n, place)| [place, place + between, sum(n, 0), sum(n, 1)]));
     }
     out
 }

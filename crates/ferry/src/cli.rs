@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use ferry_device::Kind;
 
 use ferry_journal::FlushPolicy;
+use ferry_net::Export;
 
 use crate::bench::BenchCommand;
 use crate::options::HELP as OPTIONS_HELP;
@@ -44,6 +45,15 @@ pub enum Command {
     Mount(MountArgs),
     /// Build a mirror's side anew on another file or block device, while it is mounted or not
     Replace(ReplaceArgs),
+    /// Let other machines mount a volume: `ferry mount ferry://HOST/ MOUNTPOINT`
+    Serve(ServeArgs),
+    /// Show the clients of the servers that run on this machine: who they are, what they hold, what is under way
+    Clients(ClientsArgs),
+    /// End a client's session for good: its locks are free, its mount fails until it is mounted again
+    Evict(EvictArgs),
+    /// Certificates for servers and clients
+    #[command(subcommand)]
+    Cert(CertCommand),
     /// Unmount, and wait until everything is on disk
     Umount(UmountArgs),
     /// Check a volume that is not mounted, and repair it: exit 0 clean, 1 repaired, 4 damage (left), 8 could not check
@@ -108,7 +118,7 @@ pub struct ReplaceArgs {
 With --foreground, SIGTERM and SIGINT unmount cleanly. If the mount is busy it is detached (new work cannot reach it) and served\n\
 until its last user is gone, for at most --stop-timeout; a second signal ends it at once. What was synced is safe in every case."))]
 pub struct MountArgs {
-    /// The volume
+    /// The volume; or ferry://HOST[:PORT]/[PATH], what a server has (`ferry serve`)
     pub volume: PathBuf,
     /// An existing directory
     pub mountpoint: PathBuf,
@@ -127,6 +137,95 @@ pub struct MountArgs {
     /// The process is the daemon that a mount in the background has started.
     #[arg(long, hide = true)]
     pub daemon: bool,
+}
+
+/// `ferry serve`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Stays in the foreground; SIGTERM and SIGINT end it: what has come is answered and made durable, clients wait for the next server.
+Certificates do not limit user ids yet: whoever shows one of the same authority acts as any user that its machine names, root too. Give them
+only to machines whose root may read and change everything that is exported. A certificate cannot be revoked yet: make a new authority.
+Clients cache nothing yet: each operation, also each read, is a round trip to the server.
+First steps:
+  ferry cert init /etc/ferry/tls --host files.example.org
+  ferry cert issue /etc/ferry/tls laptop           (bring /etc/ferry/tls/laptop there)
+  ferry serve data.ferry --listen 0.0.0.0:7373 --tls /etc/ferry/tls
+  ferry mount ferry://files.example.org/ /mnt -o tls=/etc/ferry/laptop")]
+pub struct ServeArgs {
+    /// The volume; it must not be mounted here
+    pub volume: PathBuf,
+    /// Address and port to listen at
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7373")]
+    pub listen: String,
+    /// The server's certificate and key, and the authority whose clients are let in (`ferry cert init`)
+    #[arg(long, value_name = "DIR")]
+    pub tls: Option<PathBuf>,
+    /// Serve without TLS, though other machines can reach the address
+    #[arg(long, conflicts_with = "tls")]
+    pub insecure: bool,
+    /// What clients may mount, and whether they may change it: PATH:ro or PATH:rw, several separated by commas [default: /:rw]
+    #[arg(long, value_parser = parse_export, value_delimiter = ',', value_name = "PATH:ro|rw")]
+    pub export: Vec<Export>,
+    /// A client that is away for so long loses its locks and what it has open and removed
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "90s")]
+    pub session_life: Duration,
+    /// After its start the server gives for so long only locks that clients held when it stopped
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "10s")]
+    pub grace: Duration,
+}
+
+/// `ferry clients`.
+#[derive(Args, Debug)]
+pub struct ClientsArgs {
+    /// As JSON, for programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ferry evict`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+What the client has been told is done stays done; what it has under way may be done or not, and fails there with EIO. It may mount again: to keep
+it out, stop it, or take the server's certificates away from it (with a new authority: one certificate cannot be revoked yet).")]
+pub struct EvictArgs {
+    /// The client's name, or its number, as `ferry clients` shows them; a name means all of that name
+    pub client: String,
+    /// The volume that its server serves, where clients of several are called so
+    #[arg(long)]
+    pub volume: Option<PathBuf>,
+}
+
+fn parse_export(text: &str) -> Result<Export, String> {
+    let (path, mode) = text.rsplit_once(':').ok_or("PATH:ro or PATH:rw is wanted")?;
+    let read_only = match mode {
+        "ro" => true,
+        "rw" => false,
+        _ => return Err("PATH:ro or PATH:rw is wanted".into()),
+    };
+    if !path.starts_with('/') {
+        return Err("the path begins at the volume's root: /…".into());
+    }
+    Ok(Export { path: path.as_bytes().to_vec(), read_only })
+}
+
+/// `ferry cert`.
+#[derive(Subcommand, Debug)]
+pub enum CertCommand {
+    /// Make an authority in a directory, and a certificate for the server
+    Init {
+        /// Where; the secret key of the authority stays there
+        dir: PathBuf,
+        /// A name or address under which clients reach the server, once for each [default: this machine's name, localhost]
+        #[arg(long, value_name = "NAME")]
+        host: Vec<String>,
+    },
+    /// Make a certificate for a client
+    Issue {
+        /// The authority's directory
+        dir: PathBuf,
+        /// What the client is called
+        name: String,
+    },
 }
 
 /// `ferry umount`.
@@ -377,6 +476,9 @@ mod tests {
             "ferry top /mnt --interval 500ms --count 3",
             "ferry bench fserver --workers 8 --log-size 1M --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
             "ferry bench null /mnt",
+            "ferry serve v --listen [::1]:0 --export /a:ro,/b:rw --session-life 5s",
+            "ferry cert init d --host a --host 10.0.0.1",
+            "ferry cert issue d box",
             "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json -",
             "ferry bench fsync-happy --parallel-flushes --time 1s --rounds 9 --json a.json --html a.html",
             "ferry bench fsync-happy --on /mnt --on /var/tmp --policy adaptive",
@@ -396,6 +498,9 @@ mod tests {
             "ferry sync",
             "ferry sync --from - a",
             "ferry sync --jobs 0 a",
+            "ferry serve v --export a:ro",
+            "ferry serve v --export /a",
+            "ferry serve v --tls d --insecure",
             "ferry bench fsmark --on /mnt --flush-time 2ms",
             "ferry bench fsync-happy --virtual --on /mnt",
             "ferry bench fsmark --rounds 0",

@@ -11,9 +11,9 @@ use ferry_fuse::control::Tune;
 
 use crate::cli::{StatsArgs, TuneArgs};
 use crate::error::CliError;
-use crate::mounts;
+use crate::options::{fast_flush_word, flush_word};
 use crate::size::format_bytes;
-use crate::table;
+use crate::{mounts, shown, table};
 
 /// Makes everything on the volume durable that a file or directory is on.
 pub fn sync_volume(path: &Path) -> Result<(), CliError> {
@@ -52,8 +52,18 @@ pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
     if asked != Tune::default() {
         ferry_fuse::control::tune(&file, &asked)
             .map_err(|e| refused_tune(&args.mountpoint, "cannot tune", e))?;
+        show_policy(args);
     }
     args.log_size.map_or(Ok(()), |bytes| grow_log(&args.mountpoint, &file, bytes))
+}
+
+/// In the list that `mount` gives.
+fn show_policy(args: &TuneArgs) {
+    let words: Vec<_> =
+        args.flush.map(flush_word).into_iter().chain(args.fast_flush.map(fast_flush_word)).collect();
+    if let Ok(Some(mount)) = mounts::find(&args.mountpoint) {
+        shown::change(&mount.target, &words);
+    }
 }
 
 fn refused_tune(path: &Path, what: &'static str, error: io::Error) -> CliError {

@@ -21,8 +21,8 @@ use signal_hook::iterator::Signals;
 use crate::error::CliError;
 use crate::logging;
 use crate::memory::Tidy;
-use crate::readahead;
-use crate::uring;
+use crate::mounts::{self, Mount};
+use crate::{readahead, shown, uring};
 
 /// What a daemon says on its standard output when the mount can be used.
 const READY: &str = "ready";
@@ -45,6 +45,8 @@ pub struct Service<'a> {
     pub mountpoint: &'a Path,
     /// How it is mounted.
     pub options: ferry_fuse::MountOptions,
+    /// Words that `mount` shows beside the kernel's own.
+    pub shown: Option<String>,
     /// This process was started by [`spawn`].
     pub daemon: bool,
     /// Messages of a daemon go here instead of the system log.
@@ -134,10 +136,19 @@ pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliEr
         let _ = events.send(Event::Ended);
     });
     serving.map_err(|e| CliError::Failed(format!("cannot start a thread: {e}")))?;
+    if let Some(words) = &service.shown {
+        shown::show(Path::new(&service.options.fsname), service.mountpoint, words);
+    }
     announce(service)?;
     tracing::info!(volume = service.options.fsname, mountpoint = %service.mountpoint.display(), "mounted");
 
     await_end(&handle, &received, service.stop_timeout);
+    // The next mount may be at this place already.
+    if service.shown.is_some()
+        && matches!(mounts::at(service.mountpoint), Ok(mount) if !mount.as_ref().is_some_and(Mount::is_ferry))
+    {
+        shown::forget(service.mountpoint);
+    }
     notify_systemd("STOPPING=1");
     Ok(())
 }
@@ -238,7 +249,7 @@ fn announce(service: &Service<'_>) -> Result<(), CliError> {
 }
 
 /// sd_notify(3): one datagram to the socket that systemd names. Without systemd nothing happens.
-fn notify_systemd(state: &str) {
+pub fn notify_systemd(state: &str) {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match name.as_encoded_bytes() {
         [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),

@@ -28,19 +28,36 @@ const EXIT_DAMAGE: u8 = 4;
 /// Runs the command.
 pub fn run(args: &DebugArgs) -> Result<ExitCode, CliError> {
     let env = Env::real();
-    let device = open_when_free(&args.volume, OpenMode::ReadOnly, &env)
-        .map_err(|e| CliError::CouldNotRead(explain(&args.volume, &e).to_string()))?;
-    let volume = Volume { path: &args.volume, device, env };
     let mut out = Output { to: BufWriter::new(io::stdout().lock()), json: args.json, closed: false };
-    let whole = match &args.what {
-        DebugCommand::Superblock => superblock(&volume, &mut out)?,
-        DebugCommand::Log => log::show(&volume, &mut out)?,
+    let opened = open_when_free(&args.volume, OpenMode::ReadOnly, &env)
+        .map_err(|e| CliError::CouldNotRead(explain(&args.volume, &e).to_string()));
+    let shown = opened.and_then(|device| {
+        let volume = Volume { path: &args.volume, device, env };
+        show(&volume, &args.what, &mut out)
+    });
+    if let (Err(error), true) = (&shown, args.json) {
+        out.item(&object!({ "type": "error", "what": error.to_string() }))?;
+    }
+    out.flush()?;
+    Ok(if shown? { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DAMAGE) })
+}
+
+/// Shows what was asked for. `false`: some of it is damaged.
+fn show(volume: &Volume<'_>, what: &DebugCommand, out: &mut Output) -> Result<bool, CliError> {
+    match what {
+        DebugCommand::Superblock => superblock(volume, out),
+        DebugCommand::Log => log::show(volume, out),
         DebugCommand::Keys { from, limit, inode } => {
             let from = from.as_ref().map_or(&[][..], |hex| &hex.0);
-            all_keys(&volume, from, limit.unwrap_or(u64::MAX), *inode, &mut out)?
+            all_keys(volume, from, limit.unwrap_or(u64::MAX), *inode, out)
         }
-        DebugCommand::Segments { summary } => segments(&volume, *summary, &mut out)?,
-        DebugCommand::Inode { ino } => inode::show(&volume.open()?, *ino, &mut out)?,
+        DebugCommand::Segments { summary } => segments(volume, *summary, out),
+        DebugCommand::Inode { ino } => match volume.open() {
+            Ok(inspector) => inode::show(&inspector, *ino, out),
+            Err(error) => {
+                readable_keys(volume, &(keys::inode(*ino), keys::inode_end(*ino)), u64::MAX, error, out)
+            }
+        },
         DebugCommand::Path { path } => {
             let inspector = volume.open()?;
             let found = inspector
@@ -49,15 +66,13 @@ pub fn run(args: &DebugArgs) -> Result<ExitCode, CliError> {
                 .ok_or_else(|| {
                     CliError::Failed(format!(
                         "{}: there is no {} in it",
-                        args.volume.display(),
+                        volume.path.display(),
                         path.display()
                     ))
                 })?;
-            inode::show(&inspector, found, &mut out)?
+            inode::show(&inspector, found, out)
         }
-    };
-    out.flush()?;
-    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DAMAGE) })
+    }
 }
 
 /// The volume to be shown.
@@ -168,7 +183,7 @@ fn superblock(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
                 "created_secs": sb.created_secs,
                 "log_offset": sb.log_offset,
                 "log_len_bytes": sb.log_len,
-                "home_map_offset": sb.home_map_offset,
+                "home_map_offsets": sb.home_map_offsets,
                 "home_map_len_bytes": sb.home_map_len,
                 "segments_offset": sb.segments_offset,
                 "segment_len_bytes": sb.segment_len,
@@ -190,10 +205,13 @@ fn all_keys(
     inode: Option<u64>,
     out: &mut Output,
 ) -> Result<bool, CliError> {
-    let inspector = volume.open()?;
     let range = match inode {
         Some(ino) => (keys::inode(ino).max(from.to_vec()), keys::inode_end(ino)),
         None => (from.to_vec(), vec![0xff; 32]),
+    };
+    let inspector = match volume.open() {
+        Ok(inspector) => inspector,
+        Err(error) => return readable_keys(volume, &range, limit, error, out),
     };
     let (mut whole, mut shown, mut left) = (true, Shown::default(), limit);
     let mut show = |key: &[u8], value: &[u8]| {
@@ -221,6 +239,30 @@ fn all_keys(
         whole = false;
     }
     Ok(whole)
+}
+
+/// Those keys in `range` that are left of a volume that cannot be opened, which is `error`.
+fn readable_keys(
+    volume: &Volume<'_>,
+    range: &(Vec<u8>, Vec<u8>),
+    limit: u64,
+    error: CliError,
+    out: &mut Output,
+) -> Result<bool, CliError> {
+    let (mut any, mut shown, mut left) = (false, Shown::default(), limit);
+    let mut show = |key: &[u8], value: &[u8]| {
+        if left > 0 && *range.0 <= *key && *key < *range.1 {
+            any = true;
+            left = if shown.note(out.item(&describe(key, value))) { left - 1 } else { 0 };
+        }
+    };
+    let read = Inspector::readable_keys(&volume.device, &volume.env, &mut |key, value| show(key, value));
+    shown.end()?;
+    if read.is_err() || !any {
+        return Err(error);
+    }
+    out.damage(&error)?;
+    Ok(false)
 }
 
 /// All segments. `false`: not all of it could be read.

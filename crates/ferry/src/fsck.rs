@@ -50,7 +50,7 @@ fn check(args: &FsckArgs) -> Result<ExitCode, CliError> {
             .map_err(|e| CliError::CouldNotCheck(format!("cannot write the report: {e}")))?;
         print(&format!("{json}\n"))?;
     } else {
-        print(&text(&args.volume.display().to_string(), &report, !args.metadata_only))?;
+        print(&text(&args.volume.display().to_string(), &report))?;
     }
     Ok(match (report.clean, report.repaired) {
         (true, 0) => ExitCode::SUCCESS,
@@ -68,7 +68,7 @@ fn progress_bar(json: bool) -> ProgressBar {
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn text(volume: &str, report: &Report, data_read: bool) -> String {
+fn text(volume: &str, report: &Report) -> String {
     let mut out = String::new();
     for repair in &report.repairs {
         out.push_str(&format!("{repair}\n"));
@@ -98,7 +98,7 @@ fn text(volume: &str, report: &Report, data_read: bool) -> String {
     };
     let state =
         if held.unclean { "not unmounted cleanly, which the log makes good" } else { "unmounted cleanly" };
-    let contents = if data_read { "which were read" } else { "which were not read" };
+    let contents = if report.data_read { "which were read" } else { "which were not read" };
     out.push_str(&format!(
         "{volume}: {verdict}; {} inodes ({} directories, {} files), {} names, {} of data in {} extents, {contents}; {state}\n",
         held.inodes,

@@ -21,30 +21,51 @@ const READER_LOOKS: u32 = 20;
 /// How long a daemon whose mount is gone is given to close its volume before the volume counts as in use.
 const CLOSING: Duration = Duration::from_secs(30);
 
-/// A process that has a volume open for writing.
+/// A process that has a volume open.
 pub struct Holder {
     /// Its number in its own pid namespace.
     pub pid: u32,
     volume: PathBuf,
     env: Env,
+    /// It only reads: others may do the same, and the lock does not name this one.
+    reading: bool,
     /// `None` where the number means nothing here: another namespace, or it is gone.
     process: Option<OwnedFd>,
 }
 
 impl Holder {
-    /// Whoever has the volume, if anybody.
+    /// Whoever may write to the volume, if anybody.
     pub fn of(volume: &Path) -> Option<Self> {
         let env = Env::real();
         let pid = holder_pid(volume, &env)?;
-        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let process = raw.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Some(Self { pid, volume: volume.into(), env, process })
+        Some(Self { pid, volume: volume.into(), env, reading: false, process: process(pid) })
+    }
+
+    /// Process `pid`, which reads the volume.
+    pub fn reader(volume: &Path, pid: u32) -> Self {
+        Self { pid, volume: volume.into(), env: Env::real(), reading: true, process: process(pid) }
+    }
+
+    fn holds(&self) -> bool {
+        if self.reading {
+            self.process.is_some() && self.has_it_open()
+        } else {
+            holder_pid(&self.volume, &self.env) == Some(self.pid)
+        }
+    }
+
+    /// The process has the volume among its open files; one whose files cannot be seen has none.
+    fn has_it_open(&self) -> bool {
+        let files = std::fs::read_dir(format!("/proc/{}/fd", self.pid));
+        files.is_ok_and(|files| {
+            files.flatten().any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == self.volume))
+        })
     }
 
     /// Waits until it has given the volume up, which is when everything is on disk; `false`: it did not in this time.
     pub fn wait(&self, timeout: Duration) -> Result<bool, CliError> {
         let end = self.env.clock.monotonic() + timeout;
-        while holder_pid(&self.volume, &self.env) == Some(self.pid) {
+        while self.holds() {
             let left = end.saturating_sub(self.env.clock.monotonic());
             if left.is_zero() {
                 return Ok(false);
@@ -58,12 +79,8 @@ impl Holder {
 
     /// Ends it at once. Only a process that has this very volume open is ever ended.
     pub fn kill(&self) -> Result<(), CliError> {
-        let files = std::fs::read_dir(format!("/proc/{}/fd", self.pid))
-            .map_err(|e| self.failed("cannot look at", e))?;
-        let holds =
-            files.flatten().any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == self.volume));
         match &self.process {
-            Some(process) if holds => {
+            Some(process) if self.has_it_open() => {
                 pidfd_send_signal(process, Signal::KILL).map_err(|e| self.failed("cannot kill", e.into()))
             }
             _ => Err(self.failed("not found here:", std::io::ErrorKind::NotFound.into())),
@@ -94,6 +111,11 @@ pub fn open_composite_when_free(volume: &Path, env: &Env) -> Result<CompositeVol
     when_free(volume, || CompositeVolume::open(volume, OpenMode::ReadWrite, env))
 }
 
+fn process(pid: u32) -> Option<OwnedFd> {
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    raw.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+}
+
 /// Waits for less than a second, or until the process ends.
 fn pause(time: Duration, process: Option<&OwnedFd>) -> std::io::Result<()> {
     let time = Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
@@ -105,14 +127,18 @@ fn pause(time: Duration, process: Option<&OwnedFd>) -> std::io::Result<()> {
 }
 
 fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> Result<T, CompositeError> {
-    let in_use = |opened: &Result<T, CompositeError>, by_writer: bool| matches!(opened, Err(CompositeError::Device(DeviceError::InUse { writing, .. })) if *writing == by_writer);
+    // By a writer, or by a reader.
+    let in_use = |opened: &Result<T, CompositeError>| match opened {
+        Err(CompositeError::Device(DeviceError::InUse { writing, .. })) => Some(*writing),
+        _ => None,
+    };
     let mut opened = open();
-    if !(in_use(&opened, true) || in_use(&opened, false)) || mounted(volume) {
+    if in_use(&opened).is_none() || mounted(volume) {
         return opened;
     }
-    // `Holder` knows writers only. Whoever reads may be about to end: the daemon of a mount that was read-only.
+    // The lock does not name who reads. It may be about to end: the daemon of a read-only mount that umount(8) took away.
     for _ in 0..READER_LOOKS {
-        if !in_use(&opened, false) {
+        if in_use(&opened) != Some(false) {
             break;
         }
         if let Err(error) = pause(LOOK_AGAIN, None) {
@@ -120,7 +146,7 @@ fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> 
         }
         opened = open();
     }
-    if !in_use(&opened, true) {
+    if in_use(&opened) != Some(true) {
         return opened;
     }
     if let Some(holder) = Holder::of(volume)

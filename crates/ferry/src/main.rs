@@ -3,7 +3,9 @@
 //! Where to start reading: `cli` is the command line, `mount` and `daemon` a mount's life, `control` what a running daemon is asked.
 
 mod bench;
+mod cert;
 mod cli;
+mod clients;
 mod control;
 mod daemon;
 mod debug;
@@ -19,8 +21,11 @@ mod mounts;
 mod object;
 mod options;
 mod readahead;
+mod remote;
 mod replace;
 mod scrub;
+mod serve;
+mod shown;
 mod size;
 mod sync;
 mod table;
@@ -63,6 +68,10 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
     match command {
         Command::Mount(args) => mount::run(args, &words(&args.options)?, level)?,
         Command::Bench(BenchCommand::Null(args)) => mount::run_null(args, &words(&args.options)?, level)?,
+        Command::Serve(args) => serve::run(args, level)?,
+        Command::Clients(args) => quietly().and_then(|()| clients::show(args))?,
+        Command::Evict(args) => quietly().and_then(|()| clients::evict(args))?,
+        Command::Cert(command) => quietly().and_then(|()| cert::run(command))?,
         Command::Mkfs(args) => quietly().and_then(|()| mkfs::run(args))?,
         Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,

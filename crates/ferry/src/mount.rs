@@ -15,7 +15,7 @@ use crate::daemon::{self, Service};
 use crate::error::CliError;
 use crate::holder::{explain, open_when_free};
 use crate::options::MountOptions;
-use crate::{logging, mkfs, mounts, umount};
+use crate::{logging, mkfs, mounts, remote, shown, umount};
 
 /// What a mount of nothing but memory shows as its source.
 const NULL_NAME: &str = "null";
@@ -30,6 +30,17 @@ pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) ->
         clear_place(&args.mountpoint)?;
     }
     let mountpoint = place(&args.mountpoint)?;
+    let remote = remote::address(&args.volume)?;
+    if let Some(address) = &remote {
+        remote::check(address, args, options)?;
+        if args.foreground {
+            return remote::serve(address, &mountpoint, args, options);
+        }
+        return in_background(address.to_string().into(), mountpoint, args, options, log_level);
+    }
+    if options.tls.is_some() || options.insecure || options.timeout.is_some() {
+        return Err(CliError::Usage("tls, insecure and timeout are for ferry://HOST/ only".into()));
+    }
     if args.create && mkfs::make_if_absent(&args.volume)? {
         eprintln!("ferry: made a new volume, {}", args.volume.display());
     }
@@ -44,7 +55,18 @@ pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) ->
     if args.foreground {
         return serve(&volume, &mountpoint, args, options, log.as_deref());
     }
-    let mut command = vec![OsString::from("mount"), volume.into(), mountpoint.into()];
+    in_background(volume.into(), mountpoint, args, options, log_level)
+}
+
+/// Starts the daemon.
+fn in_background(
+    source: OsString,
+    mountpoint: PathBuf,
+    args: &MountArgs,
+    options: &MountOptions,
+    log_level: Option<&str>,
+) -> Result<(), CliError> {
+    let mut command = vec![OsString::from("mount"), source, mountpoint.into()];
     command.push("--stop-timeout".into());
     command.push(format!("{}ms", args.stop_timeout.as_millis()).into());
     daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref())
@@ -69,6 +91,7 @@ pub fn run_null(args: &NullArgs, options: &MountOptions, log_level: Option<&str>
         &Service {
             mountpoint: &mountpoint,
             options: fuse_options(NULL_NAME.into(), options),
+            shown: None,
             daemon: args.daemon,
             log: log.as_deref(),
             stop_timeout: std::time::Duration::from_secs(1),
@@ -88,12 +111,15 @@ fn serve(
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = open_when_free(volume, mode, &env).map_err(|e| explain(volume, &e))?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", volume.display()));
-    let fs = LocalFs::open(device, fs_options(options), env).map_err(|e| failed(&e))?;
+    let fs_options = fs_options(options);
+    let shown = options.shown_words(fs_options.flush, fs_options.fast_flush);
+    let fs = LocalFs::open(device, fs_options, env).map_err(|e| failed(&e))?;
     let served = daemon::serve(
         Arc::clone(&fs) as Arc<dyn Filesystem>,
         &Service {
             mountpoint,
             options: fuse_options(volume.to_string_lossy().into_owned(), options),
+            shown: Some(shown),
             daemon: args.daemon,
             log,
             stop_timeout: args.stop_timeout,
@@ -138,7 +164,8 @@ fn fs_options(options: &MountOptions) -> FsOptions {
     }
 }
 
-fn fuse_options(fsname: String, options: &MountOptions) -> ferry_fuse::MountOptions {
+/// What the kernel's side of the mount is told.
+pub fn fuse_options(fsname: String, options: &MountOptions) -> ferry_fuse::MountOptions {
     ferry_fuse::MountOptions {
         fsname,
         read_only: options.read_only,
@@ -160,6 +187,11 @@ fn daemon_args(mut command: Vec<OsString>, options: &MountOptions, log_level: Op
         word.push(std::path::absolute(log).unwrap_or_else(|_| log.clone()));
         command.extend(["-o".into(), word]);
     }
+    if let Some(dir) = &options.tls {
+        let mut word = OsString::from("tls=");
+        word.push(std::path::absolute(dir).unwrap_or_else(|_| dir.clone()));
+        command.extend(["-o".into(), word]);
+    }
     if let Some(level) = log_level {
         command.extend(["--log-level".into(), level.into()]);
     }
@@ -167,7 +199,7 @@ fn daemon_args(mut command: Vec<OsString>, options: &MountOptions, log_level: Op
 }
 
 /// A log file that cannot be written is said before anything is mounted.
-fn log_path(options: &MountOptions) -> Result<Option<PathBuf>, CliError> {
+pub fn log_path(options: &MountOptions) -> Result<Option<PathBuf>, CliError> {
     let Some(log) = &options.log else { return Ok(None) };
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(log);
     opened.map_err(CliError::path(log, "cannot write the log file"))?;
@@ -217,22 +249,29 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
     flags.set(MountFlags::NODEV, options.nodev);
     flags.set(MountFlags::NOEXEC, options.noexec);
     flags.set(MountFlags::NOATIME, options.noatime);
-    if options.cache != CacheMode::Kernel
-        || options.cache_bytes.is_some()
-        || options.commit_interval.is_some()
-        || options.flush.is_some()
-        || options.fast_flush.is_some()
+    let mount =
+        mounts::find(mountpoint).map_err(CliError::path(mountpoint, "cannot read the table of mounts"))?;
+    let mount =
+        mount.filter(mounts::Mount::is_ferry).ok_or_else(|| CliError::NotMounted(mountpoint.into()))?;
+    // mount(8) repeats what it shows.
+    let shown = MountOptions::parse(&[shown::words(&mount.target)], true).unwrap_or_default();
+    if options.cache != CacheMode::Kernel && options.cache != shown.cache
+        || changes(options.cache_bytes, shown.cache_bytes)
+        || changes(options.commit_interval, shown.commit_interval)
+        || changes(options.flush, shown.flush)
+        || changes(options.fast_flush, shown.fast_flush)
     {
         return Err(CliError::Usage(
             "a remount can change ro, rw, nosuid, nodev, noexec and noatime, `ferry tune` the flush policy; for others unmount first".into(),
         ));
     }
-    let mount =
-        mounts::find(mountpoint).map_err(CliError::path(mountpoint, "cannot read the table of mounts"))?;
-    let mount =
-        mount.filter(mounts::Mount::is_ferry).ok_or_else(|| CliError::NotMounted(mountpoint.into()))?;
     mount_remount(&mount.target, flags, "")
         .map_err(|e| CliError::path(mountpoint, "cannot remount")(e.into()))
+}
+
+/// Something was asked for, and something else holds.
+fn changes<T: PartialEq>(asked: Option<T>, holds: Option<T>) -> bool {
+    asked.is_some() && asked != holds
 }
 
 /// Messages of a mount: more of them than a single command has, and with the time where nobody else adds it.

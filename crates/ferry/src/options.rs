@@ -24,6 +24,9 @@ commit_interval=T   what nobody synced becomes durable after this time, for exam
 allow_other         other users may use the mount (for a mount made by root this is the default)
 allow_root          accepted, as allow_other
 log=FILE            messages go to this file, not to the system log
+timeout=T           of ferry://: operations wait so long for a server that is gone, then they fail (the default is 60s)
+tls=DIR             of ferry://: the client's certificate and key (ferry cert issue makes such a directory)
+insecure            of ferry://: no TLS, though the server is another machine
 noatime             access times are not kept (the default is relatime)
 nodev, nosuid, noexec and their opposites, as for any file system
 fstab's own words (defaults, auto, noauto, nofail, user, _netdev, comment=, x-…) are accepted and have no effect here";
@@ -49,6 +52,12 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Where messages go instead of the system log.
     pub log: Option<PathBuf>,
+    /// How long operations wait for a server that is gone; `None`: the default.
+    pub timeout: Option<Duration>,
+    /// Where the client's certificate is.
+    pub tls: Option<PathBuf>,
+    /// No TLS, wherever the server is.
+    pub insecure: bool,
     /// Programs on it cannot be run.
     pub noexec: bool,
     /// Set-user-id and set-group-id bits have no effect.
@@ -75,6 +84,9 @@ impl Default for MountOptions {
             idle_poll: true,
             allow_other: false,
             log: None,
+            timeout: None,
+            tls: None,
+            insecure: false,
             noexec: false,
             nosuid: false,
             nodev: false,
@@ -111,6 +123,9 @@ impl MountOptions {
             ("flush", Some(policy)) => self.flush = Some(policy.parse()?),
             ("fast_flush", Some(time)) => self.fast_flush = Some(parse_duration(time)?),
             ("idle_poll", Some(word @ ("on" | "off"))) => self.idle_poll = word == "on",
+            ("timeout", Some(time)) => self.timeout = Some(parse_duration(time)?),
+            ("insecure", None) => self.insecure = true,
+            ("tls", Some(dir)) if !dir.is_empty() => self.tls = Some(PathBuf::from(dir)),
             ("log", Some(file)) if !file.is_empty() => {
                 self.log = Some(PathBuf::from_str(file).unwrap_or_else(|never| match never {}));
             }
@@ -140,15 +155,29 @@ impl MountOptions {
         true
     }
 
-    /// The words again, for the daemon that a mount starts.
-    pub fn to_words(&self) -> String {
-        let mut words =
-            vec![if self.read_only { "ro" } else { "rw" }.to_owned(), format!("cache={}", self.cache.name())];
+    /// The words that `mount` shows although the kernel does not know them, with the flush policy that holds.
+    pub fn shown_words(&self, flush: FlushPolicy, fast_flush: Duration) -> String {
+        let mut words = self.cache_words();
+        words.extend([flush_word(flush), fast_flush_word(fast_flush)]);
+        words.join(",")
+    }
+
+    fn cache_words(&self) -> Vec<String> {
+        let mut words = vec![format!("cache={}", self.cache.name())];
         words.extend(self.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
         words.extend(self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())));
-        words.extend(self.flush.map(|policy| format!("flush={policy}")));
-        words.extend(self.fast_flush.map(|time| format!("fast_flush={}us", time.as_micros())));
+        words
+    }
+
+    /// The words again, for the daemon that a mount starts.
+    pub fn to_words(&self) -> String {
+        let mut words = vec![if self.read_only { "ro" } else { "rw" }.to_owned()];
+        words.extend(self.cache_words());
+        words.extend(self.flush.map(flush_word));
+        words.extend(self.fast_flush.map(fast_flush_word));
         words.extend((!self.idle_poll).then(|| "idle_poll=off".to_owned()));
+        words.extend(self.timeout.map(|time| format!("timeout={}ms", time.as_millis())));
+        words.extend(self.insecure.then(|| "insecure".to_owned()));
         words.extend(self.allow_other.then(|| "allow_other".to_owned()));
         let flags = [
             (self.noexec, "noexec"),
@@ -158,6 +187,19 @@ impl MountOptions {
         ];
         words.extend(flags.iter().filter(|(on, _)| *on).map(|(_, word)| (*word).to_owned()));
         words.join(",")
+    }
+}
+
+/// `flush=POLICY`.
+pub fn flush_word(policy: FlushPolicy) -> String {
+    format!("flush={policy}")
+}
+
+/// `fast_flush=TIME`, to the microsecond.
+pub fn fast_flush_word(time: Duration) -> String {
+    match time.as_micros() {
+        micros if micros.is_multiple_of(1000) => format!("fast_flush={}ms", micros / 1000),
+        micros => format!("fast_flush={micros}us"),
     }
 }
 
@@ -263,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_daemon_gets_what_the_user_said() {
-        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,allow_other,noexec,nodev,noatime";
+        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,insecure,allow_other,noexec,nodev,noatime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::mpsc;
 
 use ferry_fuse::Unmount;
+use ferry_net::Address;
 
 use crate::cli::UmountArgs;
 use crate::control::{explain, open, read_stats};
@@ -20,8 +21,9 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     let mount = mounts::find(place).map_err(CliError::path(place, "cannot read the table of mounts"))?;
     let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(place.clone()))?;
     mounts::must_be_reached(&mount)?;
-    let holder = Holder::of(&mount.source);
-    let synced = if args.force || args.lazy { Ok(()) } else { sync(&mount, args)? };
+    let writer = Holder::of(&mount.source);
+    let (synced, daemon) = if args.force || args.lazy { (Ok(()), None) } else { sync(&mount, args)? };
+    let holder = writer.or_else(|| daemon.map(|pid| Holder::reader(&mount.source, pid)));
     detach(&mount, args)?;
     match holder {
         Some(holder) if args.force => end_hung(&holder, &mount, args),
@@ -30,30 +32,50 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     }?;
     synced.map_err(|why| {
         let target = mount.target.display();
-        CliError::Failed(format!(
-            "{target}: unmounted, but not everything could be written ({why}); what was synced before is safe"
-        ))
+        let but = if is_remote(&mount) {
+            "its server did not say that everything is durable"
+        } else {
+            "not everything could be written"
+        };
+        CliError::Failed(format!("{target}: unmounted, but {but} ({why}); what was synced before is safe"))
     })
 }
 
-/// Whether all that is in memory is on disk now. The outer error: nobody answers, and nothing was done.
-fn sync(mount: &Mount, args: &UmountArgs) -> Result<Result<(), CliError>, CliError> {
+/// Whether the volume is a server's: no daemon of this machine has it open.
+fn is_remote(mount: &Mount) -> bool {
+    mount.source.to_str().is_some_and(Address::is_meant)
+}
+
+/// Whether all that is in memory is on disk now, and which process is the daemon, where it says so. The outer error: nobody answers, and
+/// nothing was done.
+fn sync(mount: &Mount, args: &UmountArgs) -> Result<(Result<(), CliError>, Option<u32>), CliError> {
     let (tell, told) = mpsc::channel();
     let (target, timeout) = (mount.target.clone(), args.timeout.unwrap_or(UmountArgs::TIMEOUT));
-    let asking = move || drop(tell.send(write_everything(&target)));
+    let asking = move || {
+        let written = write_everything(&target);
+        let daemon = read_stats(&target).ok().and_then(|stats| stats["fuse"]["daemon"].as_u64());
+        drop(tell.send((written, daemon.and_then(|pid| u32::try_from(pid).ok()))));
+    };
     std::thread::Builder::new()
         .name("ferry-sync".into())
         .spawn(asking)
         .map_err(|e| CliError::Failed(format!("cannot start a thread: {e}")))?;
     match told.recv_timeout(timeout) {
         // Root itself may not look into another user's mount.
-        Ok(Err(CliError::Path { source, .. })) if source.kind() == io::ErrorKind::PermissionDenied => {
-            Ok(Ok(()))
+        Ok((Err(CliError::Path { source, .. }), daemon))
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            Ok((Ok(()), daemon))
         }
         Ok(synced) => Ok(synced),
         Err(_) => Err(CliError::Failed(format!(
-            "{}: its daemon has not written everything after {} s; a longer --timeout waits, --force ends it at once",
+            "{}: {} after {} s; a longer --timeout waits, --force ends it at once",
             mount.target.display(),
+            if is_remote(mount) {
+                "its server has not answered"
+            } else {
+                "its daemon has not written everything"
+            },
             timeout.as_secs()
         ))),
     }

@@ -204,6 +204,40 @@ fn the_flush_policy_is_an_option_and_can_be_tuned() {
 }
 
 #[test]
+fn who_unmounts_what_was_read_only_finds_the_volume_free() {
+    use std::os::unix::fs::MetadataExt;
+    let place = Place::new();
+    place.mount();
+    ok(&ferry(&["umount", path(&place.mnt())]));
+    let inode = format!(":{} ", std::fs::metadata(place.volume()).expect("a file").ino());
+    let locked = || std::fs::read_to_string("/proc/locks").expect("the table of locks").contains(&inode);
+    let two = place.dir.path().join("mnt 2");
+    std::fs::create_dir(&two).expect("a mount point");
+    for _ in 0..10 {
+        ok(&ferry(&[
+            "mount",
+            path(&place.volume()),
+            path(&place.mnt()),
+            "-o",
+            "ro",
+            "-o",
+            &place.log_option(),
+        ]));
+        assert!(locked());
+        ok(&ferry(&["umount", path(&place.mnt())]));
+        assert!(!locked());
+    }
+    // Another reader is not waited for.
+    for mnt in [&two, &place.mnt()] {
+        ok(&ferry(&["mount", path(&place.volume()), path(mnt), "-o", "ro", "-o", &place.log_option()]));
+    }
+    ok(&ferry(&["umount", path(&place.mnt())]));
+    assert!(locked());
+    ok(&ferry(&["umount", path(&two)]));
+    assert!(!locked());
+}
+
+#[test]
 fn top_ends_when_nobody_reads_it() {
     let place = Place::new();
     place.mount();

@@ -174,19 +174,44 @@ fn debug_shows_a_damaged_volume_as_far_as_it_can() {
     let volume = Volume::new();
     let path = volume.path();
     let superblock = &debug(&path, &["superblock"], 0)[0]["copy_1"];
-    let number = |key: &str| superblock[key].as_u64().expect("a number");
     volume.spoil(0);
     let damaged = &debug(&path, &["superblock"], 4)[0];
     assert!(damaged["copy_1"]["damage"].is_string() && damaged["copy_2"]["size_bytes"].is_u64(), "{damaged}");
     // The log is shown, whatever became of the home store.
     let records = debug(&path, &["log"], 0).iter().filter(|one| one["type"] == "record").count();
-    for at in [number("home_map_offset"), number("home_map_offset") + number("home_map_len_bytes")] {
-        volume.spoil(at);
+    for slot in 0..2 {
+        volume.spoil(superblock["home_map_offsets"][slot].as_u64().expect("a number"));
     }
     let log = debug(&path, &["log"], 4);
     assert_eq!(log.iter().filter(|one| one["type"] == "record").count(), records);
     assert!(log.iter().any(|one| one["type"] == "damage"));
+    // Where nothing can be read, programs are told so as they asked.
+    for what in [&["keys"][..], &["segments"], &["path", "/"], &["inode", "1"]] {
+        let said = debug(&path, what, 8);
+        assert_eq!(said.last().map(|one| &one["type"]), Some(&"error".into()), "{said:?}");
+    }
     code(&ferry(&["debug", &path, "keys"]), 8);
     let said = code(&ferry(&["scrub", &path]), 4);
     assert!(said.contains("damaged: home") && said.contains("nothing else can be reached"), "{said}");
+}
+
+#[test]
+fn debug_shows_the_keys_of_a_store_that_cannot_be_opened() {
+    let volume = Volume::new();
+    let path = volume.path();
+    let before = debug(&path, &["keys"], 0);
+    let superblock = &debug(&path, &["superblock"], 0)[0]["copy_1"];
+    let segment = superblock["segment_len_bytes"].as_u64().expect("a number");
+    for home in debug(&path, &["segments"], 0).iter().filter(|one| one["use"] == "home") {
+        let first = home["offset"].as_u64().expect("a number");
+        let mut block = [0; 4];
+        fs::File::open(&path).expect("the volume").read_exact_at(&mut block, first).expect("a read");
+        if block == *b"redb" {
+            [first, first + segment / 2].into_iter().for_each(|at| volume.spoil(at));
+        }
+    }
+    let after = debug(&path, &["keys"], 4);
+    assert_eq!(after[..before.len()], before);
+    assert_eq!(after.last().expect("lines")["type"], "damage");
+    assert!(debug(&path, &["inode", "1"], 4).iter().any(|one| one["type"] == "inode"));
 }

@@ -1,12 +1,12 @@
 //! One device, one number of callers, one policy.
 
 use super::device::{Event, Numbers, World};
+use crate::bare::{Owner, geometry};
 use crate::error::BenchError;
 use crate::model::DeviceModel;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::{
-    Caller, Credits, DataExtent, FlushPolicy, Geometry, Journal, JournalClient, JournalError, JournalOptions,
-    LogOptions, Seq,
+    Caller, Credits, DataExtent, FlushPolicy, Geometry, Journal, JournalError, JournalOptions, LogOptions,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub fn run(
             load.callers
         )));
     }
-    let geometry = geometry();
+    let geometry = geometry(*b"fsync-happy     ", LOG_LEN, (SEGMENTS, SEGMENT_LEN));
     let world = World::new(device.clone(), geometry.segments_offset + u64::from(SEGMENTS) * SEGMENT_LEN);
     let env = world.env(SEED);
     let as_device: Arc<dyn BlockDevice> = world.clone();
@@ -112,7 +112,7 @@ pub fn run(
         accept_damage: false,
         background: false,
     };
-    let owner = Arc::new(Owner(Mutex::new((4..FIRST_DATA_SEGMENT).collect())));
+    let owner = Arc::new(Owner::of(4..FIRST_DATA_SEGMENT));
     let (journal, _) = Journal::open(as_device, geometry, options, env, owner)?;
     world.begin();
     let callers = Callers::new(&world, journal, load, &geometry);
@@ -123,35 +123,6 @@ pub fn run(
     let warm = callers.count_until(WARM_UP * u64::from(load.callers))?;
     let calls = (ROUNDS * u64::from(load.callers)).max(CALLS_MIN);
     Ok(callers.count_until(warm.fsyncs + calls)?.since(&warm))
-}
-
-fn geometry() -> Geometry {
-    let (block, home_map_len) = (BLOCK_SIZE as u64, 2 * BLOCK_SIZE as u64);
-    let home_map_offset = block + LOG_LEN;
-    Geometry {
-        volume_id: *b"fsync-happy     ",
-        log_offset: block,
-        log_len: LOG_LEN,
-        home_map_offset,
-        home_map_len,
-        segments_offset: (home_map_offset + 2 * home_map_len).next_multiple_of(SEGMENT_LEN),
-        segment_len: SEGMENT_LEN,
-        segment_count: SEGMENTS,
-    }
-}
-
-/// Gives the home store its segments.
-struct Owner(Mutex<Vec<u32>>);
-
-impl JournalClient for Owner {
-    fn stamped(&self, _seq: Seq) {}
-    fn failed(&self, _error: &JournalError) {}
-    fn take_home_segment(&self) -> Option<u32> {
-        self.0.lock().pop()
-    }
-    fn release_home_segments(&self, segments: &[u32]) {
-        self.0.lock().extend(segments);
-    }
 }
 
 struct Callers {

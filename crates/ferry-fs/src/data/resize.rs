@@ -194,6 +194,7 @@ impl DataStore {
         let mut last = None;
         loop {
             let Some(range) = inode.file.pages.read().void.clone() else { return Ok(last) };
+            journal.give_way()?;
             let piece = self.plan_drop(journal, inode, range.clone())?;
             let mut txn = journal.begin(self.credits(&piece.changes, &piece.delta, true))?;
             put_all(&mut txn, &piece.changes);

@@ -24,9 +24,13 @@ use crate::scrub::Part;
 use crate::volume::{SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock};
 use check::Checker;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
-use ferry_journal::{Bystander, Geometry, Journal, JournalError, JournalOptions, Recovered, Value};
+use ferry_journal::inspect::home_map;
+use ferry_journal::{
+    BadPlace, Bystander, Geometry, Journal, JournalError, JournalOptions, Recovered, Value, bad_map_slot,
+};
 use report::{Findings, Losses};
 use siphasher::sip::SipHasher13;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use verify::Verifier;
 
@@ -72,7 +76,11 @@ fn check(
     repairs: &mut [Repair],
 ) -> Result<Report, VolumeError> {
     let mut findings = Findings::default();
-    compare_copies(dev, &mut findings);
+    // A crash while the log grows leaves copies that differ, and the next mount mends that.
+    if may_be_compared(dev, sb) {
+        compare_copies(dev, &mut findings);
+    }
+    findings.append(compare_slots(dev, sb));
     let data_read = options.verify_data;
     let journal_options = JournalOptions::offline(HOME_CACHE_BYTES);
     let opened = Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Bystander));
@@ -138,8 +146,11 @@ fn check_view(
         Err(error) => checker.findings.add(Finding::new(Code::HomeStore, error.to_string())),
     }
     // A crash may leave a block that was being written so, and the next mount mends it.
-    let bad_copies = if recovered.unclean { Vec::new() } else { journal.home_bad_copies() };
-    for place in bad_copies {
+    let places = match recovered.at_rest {
+        true => bad_copies(journal, sb.home_map_offsets, options.verify_data),
+        false => BTreeSet::new(),
+    };
+    for place in places {
         let finding = Finding::new(Code::HomeCopy, "a copy of a block is not what was written");
         checker.findings.add(finding.on_device(place));
     }
@@ -151,6 +162,22 @@ fn check_view(
     set_paths(journal, &checker.tree, &mut repaired.into_iter());
     set_paths(journal, &checker.tree, &mut lost.into_iter());
     (findings, checker.holdings, losses)
+}
+
+/// Places of copies of the home store's blocks that are not what was written: those that a reader needed, and with `all` the others.
+fn bad_copies(journal: &Journal, slots: [u64; 2], all: bool) -> BTreeSet<u64> {
+    let mut places = BTreeSet::new();
+    if all {
+        let mut note = |bad: BadPlace| {
+            // The map's slots are looked at on their own.
+            if !slots.contains(&bad.offset) {
+                places.insert(bad.offset);
+            }
+        };
+        journal.verify_home(&mut note, &mut |_| true);
+    }
+    places.extend(journal.home_bad_copies());
+    places
 }
 
 /// Finds the paths of the first of these inodes.
@@ -169,6 +196,12 @@ fn name_hash(hasher: &SipHasher13, name: &[u8]) -> u64 {
     (hasher.hash(name) >> 10).max(1)
 }
 
+/// The superblocks were not being written when the volume was left: the log grows on mounted volumes only.
+fn may_be_compared(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> bool {
+    let maps = home_map(dev, &sb.geometry());
+    maps.iter().all(Result::is_err) || maps.iter().flatten().any(|map| map.at_rest)
+}
+
 /// Both copies of the superblock are the same, byte for byte.
 fn compare_copies(dev: &Arc<dyn BlockDevice>, findings: &mut Findings) {
     let mut copies = [AlignedBuf::zeroed(BLOCK_SIZE), AlignedBuf::zeroed(BLOCK_SIZE)];
@@ -184,6 +217,14 @@ fn compare_copies(dev: &Arc<dyn BlockDevice>, findings: &mut Findings) {
             format!("the superblocks at bytes {} and {} differ", SUPERBLOCK_PLACES[0], SUPERBLOCK_PLACES[1]);
         findings.add(Finding::new(Code::SuperblockCopy, what));
     }
+}
+
+/// Both slots of the home map say the same. A crash may leave one half written or behind, and the next mount mends it: that is no damage.
+fn compare_slots(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> Findings {
+    bad_map_slot(dev, &sb.geometry()).map_or_else(Findings::default, |(place, why)| {
+        let what = format!("a copy of the home store's map is damaged: {why}");
+        Findings::of(Finding::new(Code::HomeMap, what).on_device(place))
+    })
 }
 
 /// Damage is a finding; anything else says that the volume could not be checked.

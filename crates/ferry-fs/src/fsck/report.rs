@@ -42,6 +42,10 @@ codes! {
     HomeStore = "home-store",
         "the store of all names and attributes is damaged; what lies behind the damage was not checked",
         "copy the volume aside; then run `ferry fsck --repair`, which keeps all that can be read and says what is lost";
+    /// One of the two slots of the home map is bad.
+    HomeMap = "home-map",
+        "one of the two copies of the map that says where names and attributes are stored is damaged; the other one is in use and nothing is lost",
+        "run `ferry fsck --repair`, which writes it anew (so does the next mount); check the disk below";
     /// One of the two copies of a block of the home store is bad.
     HomeCopy = "home-copy",
         "a block of the store of all names and attributes is bad in one of its two copies; the other one is in use and nothing is lost",

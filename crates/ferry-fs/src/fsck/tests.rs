@@ -15,7 +15,7 @@ fn geometry() -> Geometry {
         volume_id: [7; 16],
         log_offset: 1 << 20,
         log_len: 1 << 20,
-        home_map_offset: 64 << 10,
+        home_map_offsets: [64 << 10, 72 << 10],
         home_map_len: 8192,
         segments_offset: FIRST_BLOCK * BLOCK,
         segment_len: SEGMENT_BLOCKS * BLOCK,

@@ -215,6 +215,7 @@ impl LocalFs {
         self.reclaimer.stop();
         self.readers.stop();
         self.late.stop();
+        self.long.stop();
         if !self.options.read_only {
             // Waiting as long as it takes: it cannot be refused.
             self.log_lazy_times(Busy::Wait)?;
@@ -246,5 +247,6 @@ impl Drop for LocalFs {
         self.reclaimer.stop();
         self.readers.stop();
         self.late.stop();
+        self.long.stop();
     }
 }

@@ -30,7 +30,7 @@ impl LocalFs {
     }
 
     /// Returns when the log has at least `len` bytes.
-    pub(super) fn grow_log(&self, len: u64) -> Result<(), FsError> {
+    pub(crate) fn grow_log(&self, len: u64) -> Result<(), FsError> {
         let _one_at_a_time = self.growing.lock();
         let sb = read_superblock(&self.dev).map_err(|error| match error {
             VolumeError::Io { source, .. } => {

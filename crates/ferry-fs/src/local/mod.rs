@@ -20,6 +20,7 @@ mod late;
 mod link;
 mod listing;
 mod locks;
+mod long;
 mod make;
 mod names;
 mod orphans;
@@ -52,6 +53,7 @@ use ferry_journal::{
 };
 use handles::Handles;
 use late::Late;
+use long::Long;
 use names::NameHash;
 use orphans::Reclaimer;
 use parking_lot::{Mutex, RwLock};
@@ -162,6 +164,7 @@ pub struct LocalFs {
     /// Held while the log grows.
     growing: Mutex<()>,
     late: Arc<Pool<Late>>,
+    long: Arc<Pool<Long>>,
     host: RwLock<Option<Arc<dyn Host>>>,
     closed: Mutex<bool>,
 }
@@ -245,6 +248,7 @@ impl LocalFs {
             scrubs: Scrubs::default(),
             growing: Mutex::default(),
             late: Arc::default(),
+            long: Arc::default(),
             host: RwLock::new(None),
             closed: Mutex::new(false),
             options,
@@ -257,6 +261,7 @@ impl LocalFs {
         }
         fs.readers.serve(&fs);
         fs.late.serve(&fs);
+        fs.long.serve(&fs);
         fs.start_reclaimer()?;
         Ok(fs)
     }
@@ -264,7 +269,7 @@ impl LocalFs {
     /// Numbers are handed out from this one on, so nothing may have one of them.
     fn check_limit(&self, next_ino: Ino) -> Result<(), VolumeError> {
         let mut taken = false;
-        let looked = self.journal.scan(&keys::inode(next_ino), &keys::inodes_end(), &mut |_, _| {
+        let looked = self.journal.scan(&keys::inode(next_ino), &keys::inode_end(u64::MAX), &mut |_, _| {
             taken = true;
             false
         });

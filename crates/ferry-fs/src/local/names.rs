@@ -175,7 +175,11 @@ impl LocalFs {
         let dir = self.table.need(parent)?;
         let inode = {
             let state = dir.state.read();
-            if !is_dir(state.rec.mode) {
+            // "." is asked of anything by who has only its number: an NFS server, a client of a server that was restarted.
+            if name == b"." && state.rec.nlink == 0 && !dir.is_known() {
+                return Err(errno(libc::ESTALE));
+            }
+            if name != b"." && !is_dir(state.rec.mode) {
                 return Err(errno(libc::ENOTDIR));
             }
             let ino = match name {

@@ -45,8 +45,12 @@ impl Filesystem for LocalFs {
         self.answer("getattr", ino, self.do_getattr(ino)).map(|attr| (attr, VALID))
     }
 
-    fn setattr(&self, _cx: &Cx, ino: Ino, _fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
-        self.answer("setattr", ino, self.do_setattr(ino, set)).map(|attr| (attr, VALID))
+    fn setattr(&self, cx: &Cx, ino: Ino, _fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
+        if set.size.is_none() {
+            return self.answer("setattr", ino, self.do_setattr(ino, set)).map(|attr| (attr, VALID));
+        }
+        let set = *set;
+        self.answer_dropping(cx, "setattr", ino, move |fs| Ok((fs.do_setattr(ino, &set)?, VALID)))
     }
 
     fn readlink(&self, _cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
@@ -146,8 +150,8 @@ impl Filesystem for LocalFs {
         self.do_fsync(cx, ino, fh)
     }
 
-    fn fallocate(&self, _cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
-        self.answer("fallocate", ino, self.do_fallocate(ino, fh, mode, offset, len))
+    fn fallocate(&self, cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
+        self.answer_dropping(cx, "fallocate", ino, move |fs| fs.do_fallocate(ino, fh, mode, offset, len))
     }
 
     fn lseek(&self, _cx: &Cx, ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {

@@ -102,9 +102,10 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
     }
     let most_segments = size / segment_len;
     let home_map_len = BLOCK_SIZE as u64 + (4 * most_segments).next_multiple_of(BLOCK_SIZE as u64);
-    let home_map_offset = SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64;
-    let log_offset = (home_map_offset + 2 * home_map_len).next_multiple_of(64 << 10);
-    let segments_offset = (log_offset + log_len).next_multiple_of(64 << 10);
+    let first_map = SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64;
+    let log_offset = (first_map + home_map_len).next_multiple_of(64 << 10);
+    let second_map = log_offset + log_len;
+    let segments_offset = (second_map + home_map_len).next_multiple_of(64 << 10);
     let segment_count = size.saturating_sub(segments_offset) / segment_len;
     if segment_count < 16 {
         return bad(format!("{size} bytes are too few for segments of {segment_len} and a log of {log_len}"));
@@ -129,7 +130,7 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
         label: options.label.clone(),
         log_offset,
         log_len,
-        home_map_offset,
+        home_map_offsets: [first_map, second_map],
         home_map_len,
         segments_offset,
         segment_len,

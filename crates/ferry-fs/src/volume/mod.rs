@@ -43,7 +43,7 @@ pub enum VolumeError {
     },
     /// Written by a version that stores things differently.
     #[error(
-        "this volume has format version {found}, this program reads version {FORMAT_VERSION}: use the program that made it"
+        "this volume has format version {found}, this program reads version {FORMAT_VERSION}: use the program that made it, and copy the files to a new volume"
     )]
     Version {
         /// The volume's format version.

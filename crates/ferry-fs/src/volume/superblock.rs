@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Bytes 0 to 8 of every superblock.
 const MAGIC: [u8; 8] = *b"FERRYVOL";
 /// The format that this code reads and writes.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 /// Where the two copies are, in bytes.
 pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
 /// Something else is looked for in so much of the front, in bytes.
@@ -25,10 +25,12 @@ pub(super) const LOG_MIN: u64 = 512 << 10;
 /// A longest label, in bytes.
 const LABEL_MAX: usize = 64;
 /// Where the fields end and the reserved zeros begin.
-const FIELDS_LEN: usize = 200;
+const FIELDS_LEN: usize = 208;
+/// Where the label is.
+const LABEL_AT: usize = 144;
 /// Where the CRC32C of everything before it is.
 const CRC_AT: usize = BLOCK_SIZE - 4;
-const _: () = assert!(8 + 4 + 4 + 8 * 2 + 16 * 2 + 8 + 4 * 2 + 8 * 6 + 8 + LABEL_MAX == FIELDS_LEN);
+const _: () = assert!(8 + 4 + 4 + 8 * 2 + 16 * 2 + 8 + 4 * 2 + 8 * 7 + 8 + LABEL_MAX == FIELDS_LEN);
 const _: () = assert!(FIELDS_LEN <= CRC_AT);
 
 /// What a volume says of itself.
@@ -54,8 +56,9 @@ pub struct Superblock {
     pub log_offset: u64,
     /// Log length, in bytes.
     pub log_len: u64,
-    /// First of the two slots of the home store's map, in bytes.
-    pub home_map_offset: u64,
+    /// The two slots of the home store's map, in bytes: one before the place of the first log, one behind it, so that no stretch of
+    /// damage has both.
+    pub home_map_offsets: [u64; 2],
     /// Length of one slot, in bytes.
     pub home_map_len: u64,
     /// Segment 0, in bytes.
@@ -83,7 +86,7 @@ impl Superblock {
             volume_id: self.volume_id,
             log_offset: self.log_offset,
             log_len: self.log_len,
-            home_map_offset: self.home_map_offset,
+            home_map_offsets: self.home_map_offsets,
             home_map_len: self.home_map_len,
             segments_offset: self.segments_offset,
             segment_len: self.segment_len,
@@ -119,7 +122,8 @@ impl Superblock {
             self.segment_len,
             self.log_offset,
             self.log_len,
-            self.home_map_offset,
+            self.home_map_offsets[0],
+            self.home_map_offsets[1],
             self.home_map_len,
             self.segments_offset,
             self.created_secs,
@@ -157,7 +161,7 @@ impl Superblock {
             id.copy_from_slice(&block[at..at + 16]);
             id
         };
-        let label = &block[FIELDS_LEN - LABEL_MAX..FIELDS_LEN];
+        let label = &block[LABEL_AT..FIELDS_LEN];
         let label = &label[..label.iter().position(|b| *b == 0).unwrap_or(LABEL_MAX)];
         let sb = Self {
             version: u32_at(8),
@@ -170,10 +174,10 @@ impl Superblock {
             segment_len: u64_at(80),
             log_offset: u64_at(88),
             log_len: u64_at(96),
-            home_map_offset: u64_at(104),
-            home_map_len: u64_at(112),
-            segments_offset: u64_at(120),
-            created_secs: u64_at(128),
+            home_map_offsets: [u64_at(104), u64_at(112)],
+            home_map_len: u64_at(120),
+            segments_offset: u64_at(128),
+            created_secs: u64_at(136),
             label: String::from_utf8_lossy(label).into_owned(),
         };
         if u32_at(72) != BLOCK_SIZE as u32 {
@@ -186,7 +190,8 @@ impl Superblock {
     /// Whoever wrote the block, its places must not overlap or lie outside: the bytes may come from a stranger.
     fn check(&self) -> Result<(), String> {
         let end = |offset: u64, len: u64| offset.checked_add(len);
-        let maps = self.home_map_len.checked_mul(2).and_then(|len| end(self.home_map_offset, len));
+        let map_ends = self.home_map_offsets.map(|offset| end(offset, self.home_map_len));
+        let [first_map, second_map] = self.home_map_offsets;
         let segments = self.segment_len.checked_mul(u64::from(self.segment_count));
         let segments_end = segments.and_then(|len| end(self.segments_offset, len));
         let map_need = BLOCK_SIZE as u64 + 4 * u64::from(self.segment_count);
@@ -195,7 +200,8 @@ impl Superblock {
             self.segment_len,
             self.log_offset,
             self.log_len,
-            self.home_map_offset,
+            first_map,
+            second_map,
             self.home_map_len,
             self.segments_offset,
         ]
@@ -204,15 +210,15 @@ impl Superblock {
         let log_end = end(self.log_offset, self.log_len);
         let log_in_place = match self.incompatible & LOG_BEHIND {
             0 => {
-                maps.is_some_and(|e| e <= self.log_offset)
-                    && log_end.is_some_and(|e| e <= self.segments_offset)
+                map_ends[0].is_some_and(|e| e <= self.log_offset) && log_end.is_some_and(|e| e <= second_map)
             }
             _ => {
                 segments_end.is_some_and(|e| e <= self.log_offset) && log_end.is_some_and(|e| e <= self.size)
             }
         };
-        let ordered = self.home_map_offset >= SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64
-            && maps.is_some_and(|e| e <= self.segments_offset)
+        let ordered = first_map >= SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64
+            && map_ends[0].is_some_and(|e| e <= second_map)
+            && map_ends[1].is_some_and(|e| e <= self.segments_offset)
             && log_in_place
             && segments_end.is_some_and(|e| e <= self.size);
         if !aligned || !ordered || self.home_map_len < map_need || self.segment_count == 0 {

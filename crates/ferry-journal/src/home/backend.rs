@@ -13,7 +13,7 @@ pub use verify::Suspect;
 use super::ahead::READ_MAX;
 use super::buffer::WriteBuffer;
 use super::links::Links;
-use super::map::HomeMap;
+use super::map::{HomeMap, Slots};
 use super::pages::Pages;
 use super::shape::{children, is_sound};
 use super::tree::{Header, NOT_THE_ONE, Tree, Walk};
@@ -103,8 +103,15 @@ impl HomeFile {
 
     /// Opens the file.
     pub fn open(disk: &Arc<Disk>, geo: &Geometry, opening: Opening) -> Result<Arc<Self>, JournalError> {
-        let (map, behind) = HomeMap::read(disk, geo)?;
-        let file = Self::with_map(disk, geo, map, opening.read_only, behind);
+        let slots = HomeMap::read(disk, geo)?;
+        #[cfg(feature = "planted")]
+        let keeps = crate::planted::is(crate::planted::Bug::KeptMark);
+        #[cfg(not(feature = "planted"))]
+        let keeps = false;
+        if !opening.read_only && !keeps {
+            HomeMap::mark(disk, geo, false)?;
+        }
+        let file = Self::with_map(disk, geo, slots.map, opening.read_only, slots.behind);
         Ok(Arc::new(Self { in_order: AtomicBool::new(opening.in_order), ..file }))
     }
 
@@ -127,11 +134,17 @@ impl HomeFile {
         let mut page = vec![0; len];
         self.read(offset, &mut page)?;
         self.check_shape(offset, &page)?;
-        if self.in_order.load(Ordering::Relaxed) {
-            self.read_ahead(&page);
-        }
+        self.read_ahead(&page);
         *out = page;
         Ok(())
+    }
+
+    /// Blocks of the file that were given a place, unit by unit.
+    pub fn blocks(&self) -> Vec<Range<u64>> {
+        let state = self.state.read();
+        let each = self.unit_bytes() / BLOCK;
+        let attached = (0..).zip(&state.map.units).filter(|(_, segment)| segment.is_some());
+        attached.map(|(unit, _)| unit * each..((unit + 1) * each).min(state.map.len / BLOCK)).collect()
     }
 
     /// Where a byte of the file is on the device; 0: nowhere.
@@ -190,7 +203,10 @@ impl HomeFile {
 
     /// Sees to it, before a database is opened, that both copies of its header are the same, and that it makes sense.
     pub fn check_header(self: &Arc<Self>) -> Result<(), JournalError> {
-        let Some(block) = self.pages.settle_header()? else { return Ok(()) };
+        let Some(block) = self.pages.settle_header()? else {
+            let new = self.state.read().map.len == 0;
+            return if new { Ok(()) } else { Err(self.damaged(0, "there is no database")) };
+        };
         let senseless = header::senseless(&block, self.state.read().map.len);
         self.learn_links(&block);
         senseless.map_or(Ok(()), |detail| Err(self.damaged(0, detail)))
@@ -250,7 +266,7 @@ impl HomeFile {
     pub fn reload(&self, read_only: bool) -> Result<(), JournalError> {
         self.buffer.clear();
         self.links.clear();
-        let (map, behind) = HomeMap::read(&self.disk, &self.geo)?;
+        let Slots { map, behind, .. } = HomeMap::read(&self.disk, &self.geo)?;
         let mut state = self.state.write();
         let named: HashSet<u32> = map.segments().chain(state.dropped.iter().copied()).collect();
         let floating = std::mem::take(&mut state.floating);
@@ -359,6 +375,23 @@ impl HomeFile {
         }
     }
 
+    /// Brings both slots up to date, and marks the file as at rest: nothing is written to it any more.
+    pub fn come_to_rest(&self) -> Result<(), JournalError> {
+        self.settle()?;
+        if self.state.read().in_memory.is_some() {
+            return Ok(());
+        }
+        // What the mark says is durable before it.
+        self.disk.flush_wait().map_err(io_error("home map"))?;
+        HomeMap::mark(&self.disk, &self.geo, true)
+    }
+
+    /// Nothing was written to it since it came to rest, as the map said when it was read: both copies of everything are the same, but
+    /// for damage.
+    pub fn is_at_rest(&self) -> bool {
+        self.state.read().map.at_rest
+    }
+
     /// Segments that no slot names any more, after [`HomeFile::settle`].
     pub fn take_dropped(&self) -> Vec<u32> {
         let mut state = self.state.write();
@@ -372,6 +405,10 @@ impl HomeFile {
         let Some(write) = self.next_map_write() else { return Ok(()) };
         if let Some((slot, buf)) = &write {
             self.disk.write(HomeMap::slot_offset(&self.geo, *slot), buf)?;
+        }
+        #[cfg(feature = "planted")]
+        if self.state.read().unpublished && crate::planted::is(crate::planted::Bug::UnflushedRenewal) {
+            return Ok(());
         }
         self.disk.flush_wait()?;
         if let Some((slot, _)) = write {
@@ -498,8 +535,11 @@ impl HomeFile {
         }
     }
 
-    /// Reads what a branch names, for who comes to it next.
+    /// Reads what a branch names, for who comes to it next, where somebody goes through all of them.
     fn read_ahead(&self, page: &[u8]) {
+        if !self.in_order.load(Ordering::Relaxed) {
+            return;
+        }
         let mut wanted = Vec::new();
         {
             let state = self.state.read();
@@ -661,13 +701,11 @@ impl StorageBackend for FileUser {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let file = self.file()?;
-        let Err(error) = file.read_page(offset, out) else {
-            if offset > 0 && file.in_order.load(Ordering::Relaxed) {
-                file.read_ahead(out);
-            }
-            return Ok(());
-        };
-        Err(io::Error::other(guard::unreadable(error)))
+        file.read_page(offset, out).map_err(|error| io::Error::other(guard::unreadable(error)))?;
+        if offset > 0 {
+            file.read_ahead(out);
+        }
+        Ok(())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

@@ -3,6 +3,10 @@
 //! Two slots on the device; the newer whole one counts. A change goes to the slots in turn, with a flush between, so
 //! one of them is always whole; after every change both are brought up to date, so that either may be lost.
 //!
+//! A crash may leave one slot half written, and so may damage. Which it was, the mark *at rest* tells: it is set when both slots, and both
+//! copies of everything else, are the same on the device, and taken before anything is written again. Either is a write of one
+//! sector, which a crash cannot leave half done.
+//!
 //! | bytes | |
 //! |---|---|
 //! | 0..4 | magic `FHM1` |
@@ -13,12 +17,13 @@
 //! | 32..40 | length of the database's file |
 //! | 40..44 | segments on the volume |
 //! | 44..48 | CRC32C of the entries |
-//! | 48..60 | zero |
+//! | 48 | 1 if the home store is at rest: nothing was written to it since its journal was closed |
+//! | 49..60 | zero |
 //! | 60..64 | CRC32C of bytes 0..60 |
 //! | 4096.. | an entry of 4 bytes for each segment: 0 not ours, `u32::MAX` ours and spare, else the unit's number + 1 |
 
 use super::unit::unit_bytes;
-use crate::disk::Disk;
+use crate::disk::{Disk, io_error};
 use crate::format::{u16_at, u32_at, u64_at};
 use crate::{Geometry, JournalError};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
@@ -27,6 +32,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"FHM1");
 const VERSION: u16 = 1;
 const SPARE: u32 = u32::MAX;
 const HEADER: usize = 64;
+const AT_REST: usize = 48;
 /// Bytes of redb's largest region, and some.
 const REGION_MAX: u64 = (4 << 30) + (1 << 20);
 const _: () = assert!(HEADER <= BLOCK_SIZE);
@@ -42,6 +48,18 @@ pub struct HomeMap {
     pub units: Vec<Option<u32>>,
     /// Segments that hold no unit yet.
     pub spare: Vec<u32>,
+    /// What was read is marked so. What is written is not: see [`HomeMap::mark`].
+    pub at_rest: bool,
+}
+
+/// What both slots came to.
+pub struct Slots {
+    /// The newer whole map.
+    pub map: HomeMap,
+    /// The slot that does not hold it, if one does not.
+    pub behind: Option<u64>,
+    /// Why that one is not whole.
+    pub problem: Option<&'static str>,
 }
 
 impl HomeMap {
@@ -74,14 +92,13 @@ impl HomeMap {
         buf[32..40].copy_from_slice(&self.len.to_le_bytes());
         buf[40..44].copy_from_slice(&geo.segment_count.to_le_bytes());
         buf[44..48].copy_from_slice(&entries_crc.to_le_bytes());
-        let crc = crc32c::crc32c(&buf[..60]);
-        buf[60..64].copy_from_slice(&crc.to_le_bytes());
+        seal(&mut buf);
         buf
     }
 
     /// The map in a slot's bytes, or what is wrong with them.
     pub fn decode(buf: &[u8], geo: &Geometry) -> Result<Self, &'static str> {
-        if u32_at(buf, 0) != MAGIC || u32_at(buf, 60) != crc32c::crc32c(&buf[..60]) {
+        if !has_header(buf) {
             return Err("no whole header");
         }
         // Segments that the volume had when this was written; those that the log has taken since were free.
@@ -96,7 +113,8 @@ impl HomeMap {
         if u64_at(buf, 32) > 2 * unit_bytes(geo.segment_len) * u64::from(geo.segment_count) + 2 * REGION_MAX {
             return Err("a file longer than the volume can hold");
         }
-        let mut map = Self { generation: u64_at(buf, 24), len: u64_at(buf, 32), ..Self::default() };
+        let at_rest = buf[AT_REST] == 1;
+        let mut map = Self { generation: u64_at(buf, 24), len: u64_at(buf, 32), at_rest, ..Self::default() };
         for segment in 0..geo.segment_count {
             match u32_at(buf, BLOCK_SIZE + segment as usize * 4) {
                 0 => {}
@@ -120,16 +138,34 @@ impl HomeMap {
 
     /// Place of one of the two slots.
     pub fn slot_offset(geo: &Geometry, slot: u64) -> u64 {
-        geo.home_map_offset + slot * geo.home_map_len
+        geo.home_map_offsets[slot as usize]
     }
 
-    fn warn(slot: u64, what: &str) -> u64 {
-        tracing::warn!(slot, what, "one of the two home maps is not whole; the other is used");
-        slot
+    /// Marks the slots that are whole as at rest, or not; durable when it returns.
+    pub fn mark(disk: &Disk, geo: &Geometry, at_rest: bool) -> Result<(), JournalError> {
+        let mut wrote = false;
+        for slot in 0..2 {
+            let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+            let read = disk.read(Self::slot_offset(geo, slot), &mut block).is_ok();
+            if read && has_header(&block) && block[AT_REST] != u8::from(at_rest) {
+                block[AT_REST] = u8::from(at_rest);
+                seal(&mut block);
+                disk.write(Self::slot_offset(geo, slot), &block).map_err(io_error("home map"))?;
+                wrote = true;
+            }
+        }
+        if wrote { disk.flush_wait().map_err(io_error("home map")) } else { Ok(()) }
     }
 
-    /// Reads both slots: the newer whole map, and the slot that does not hold it, if one does not.
-    pub fn read(disk: &Disk, geo: &Geometry) -> Result<(Self, Option<u64>), JournalError> {
+    /// The slot that is not what was written to it, and the map that it should hold; `None` too where a crash may have left it so.
+    pub fn bad_slot(disk: &Disk, geo: &Geometry) -> Option<(u64, Self, &'static str)> {
+        let Slots { map, behind, problem } = Self::read(disk, geo).ok()?;
+        let slot = behind.filter(|_| map.at_rest)?;
+        Some((slot, map, problem.unwrap_or("it is older than the other one")))
+    }
+
+    /// Reads both slots.
+    pub fn read(disk: &Disk, geo: &Geometry) -> Result<Slots, JournalError> {
         let mut buf = AlignedBuf::zeroed(geo.home_map_len as usize);
         let mut slots = Vec::new();
         for slot in 0..2 {
@@ -138,17 +174,31 @@ impl HomeMap {
         }
         let second = slots.pop().expect("two slots");
         let first = slots.pop().expect("two slots");
+        let newer = |map, behind| Ok(Slots { map, behind, problem: None });
+        let only = |map, slot, what| {
+            tracing::warn!(slot, what, "one of the two home maps is not whole; the other is used");
+            Ok(Slots { map, behind: Some(slot), problem: Some(what) })
+        };
         match (first, second) {
-            (Ok(a), Ok(b)) if a.generation == b.generation => Ok((a, None)),
-            (Ok(a), Ok(b)) if a.generation > b.generation => Ok((a, Some(1))),
-            (Ok(_), Ok(b)) => Ok((b, Some(0))),
-            (Ok(a), Err(what)) => Ok((a, Some(Self::warn(1, what)))),
-            (Err(what), Ok(b)) => Ok((b, Some(Self::warn(0, what)))),
+            (Ok(a), Ok(b)) if a.generation == b.generation => newer(a, None),
+            (Ok(a), Ok(b)) if a.generation > b.generation => newer(a, Some(1)),
+            (Ok(_), Ok(b)) => newer(b, Some(0)),
+            (Ok(a), Err(what)) => only(a, 1, what),
+            (Err(what), Ok(b)) => only(b, 0, what),
             (Err(detail), Err(_)) => Err(JournalError::Damaged {
                 what: "home map",
-                offset: geo.home_map_offset,
+                offset: geo.home_map_offsets[0],
                 detail: format!("both copies: {detail}"),
             }),
         }
     }
+}
+
+fn has_header(block: &[u8]) -> bool {
+    u32_at(block, 0) == MAGIC && u32_at(block, 60) == crc32c::crc32c(&block[..60])
+}
+
+fn seal(block: &mut [u8]) {
+    let crc = crc32c::crc32c(&block[..60]);
+    block[60..64].copy_from_slice(&crc.to_le_bytes());
 }

@@ -24,6 +24,7 @@ pub use batches::Batches;
 pub use renew::Renewal;
 use renew::Renewals;
 pub use salvage::{Found, Salvage};
+pub use tree::search::Search;
 pub use unit::unit_bytes;
 
 use crate::disk::Disk;
@@ -271,7 +272,7 @@ impl Home {
     /// Closes the database; views must be gone.
     pub fn close(&self) -> Result<(), JournalError> {
         self.end();
-        self.file().settle()
+        self.file().come_to_rest()
     }
 }
 

@@ -74,8 +74,8 @@ impl Pages {
         self.healed.load(Ordering::Relaxed)
     }
 
-    /// Where a block that was read was bad in one copy, on the device. Neither the header nor the checksums: a crash leaves their copies
-    /// different.
+    /// Where a block that was read, or a checksum of it, was bad in one copy, on the device. Of the header a crash leaves copies that
+    /// differ, too.
     pub fn bad_copies(&self) -> Vec<u64> {
         self.bad_copies.lock().iter().copied().collect()
     }
@@ -174,6 +174,9 @@ impl Pages {
             self.heal_page(segment, block, &both);
         }
         if said != [both.sum; 2] {
+            for copy in (0..2).filter(|copy| said[*copy] != both.sum) {
+                self.note_bad_copy(unit.read().sum_place(Sums::index_of(block), copy as u64));
+            }
             self.heal_sums(segment, Sums::index_of(block));
         }
         Ok(both.good)
@@ -249,6 +252,7 @@ impl Pages {
             if self.disk.read(place, &mut there).is_ok() && there[..] == sealed[..] {
                 continue;
             }
+            self.note_bad_copy(place);
             self.tell(place, "the copies of the header differ");
             if !self.read_only.load(Ordering::Acquire) {
                 self.disk.write(place, &sealed).map_err(io_error("home store"))?;
@@ -269,17 +273,20 @@ impl Pages {
             return;
         }
         for &place in &both.bad {
-            let mut bad_copies = self.bad_copies.lock();
-            if bad_copies.len() < TOLD_MAX {
-                bad_copies.insert(place);
-            }
-            drop(bad_copies);
+            self.note_bad_copy(place);
             self.tell(place, "the other copy is used");
             if !self.read_only.load(Ordering::Acquire)
                 && let Err(error) = self.disk.write(place, &both.good)
             {
                 tracing::warn!(place, %error, "a block of the home store could not be mended");
             }
+        }
+    }
+
+    fn note_bad_copy(&self, place: u64) {
+        let mut bad_copies = self.bad_copies.lock();
+        if bad_copies.len() < TOLD_MAX {
+            bad_copies.insert(place);
         }
     }
 
@@ -342,6 +349,10 @@ impl Pages {
             }
             let run = Arc::new(run);
             writes.push((place, run.clone()));
+            #[cfg(feature = "planted")]
+            if crate::planted::is(crate::planted::Bug::SingleCopy) {
+                continue;
+            }
             writes.push((place + sums.distance(), run));
         }
         for segment in of.unwrap_or_default() {

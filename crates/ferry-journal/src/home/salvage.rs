@@ -34,6 +34,8 @@ pub enum Found {
 
 /// A walk over all that is readable.
 pub struct Salvage {
+    /// The tree that it is over.
+    pub keys: Tree,
     walk: Walk,
     ready: VecDeque<Found>,
     newest: Option<Key>,
@@ -64,10 +66,31 @@ impl Salvage {
         });
         let tree = |name: &str| tables.iter().find(|tree| *tree.name == *name.as_bytes());
         let missing = || problem.clone().unwrap_or_else(|| damaged(0, "the table of tables lacks one"));
-        let walk = Walk::new(&copy, tree(super::KEYS.name()).ok_or_else(missing)?);
+        let keys = tree(super::KEYS.name()).ok_or_else(missing)?.clone();
         let state = tree(super::META.name()).ok_or_else(missing).and_then(|tree| state(&copy, tree));
+        Ok(Self::of(file, copy, keys, state, header))
+    }
+
+    /// The same from a tree that was found.
+    pub fn found(file: &Arc<HomeFile>, keys: Tree, state: Result<HomeState, JournalError>) -> Self {
+        Self::of(file, file.salvage(), keys, state, Header::none())
+    }
+
+    fn of(
+        file: &Arc<HomeFile>,
+        copy: Arc<HomeFile>,
+        keys: Tree,
+        state: Result<HomeState, JournalError>,
+        header: Header,
+    ) -> Self {
+        let walk = Walk::new(&copy, &keys);
         let (ready, newest) = (VecDeque::new(), None);
-        Ok(Self { walk, ready, newest, state, header, copy, _original: file.clone() })
+        Self { keys, walk, ready, newest, state, header, copy, _original: file.clone() }
+    }
+
+    /// All pages with keys are those that belong where they are.
+    pub fn is_whole(&self) -> bool {
+        Walk::new(&self.copy, &self.keys).all(|page| page.problem.is_none())
     }
 
     /// The next key, which is greater than all before it, or damage.

@@ -5,12 +5,13 @@
 //! damaged, and redb never sees it.
 
 use super::META_POINT;
+use super::unit::header::REGION_PAGES;
 use crate::format::{u16_at, u32_at, u64_at};
 use ferry_device::BLOCK_SIZE;
 use std::ops::Range;
 
-const LEAF: u8 = 1;
-const BRANCH: u8 = 2;
+pub const LEAF: u8 = 1;
+pub const BRANCH: u8 = 2;
 /// Whether a key can be one of a tree's.
 type KeyShape = fn(&[u8]) -> bool;
 
@@ -27,17 +28,15 @@ const TREES: [(usize, KeyShape); 3] = [
 /// Bytes of the keys of those trees.
 pub const KEY_WIDTHS: [usize; 3] = [TREES[0].0, TREES[1].0, TREES[2].0];
 /// Type, padding, number of entries.
-const LEAF_HEADER: usize = 4;
+pub const LEAF_HEADER: usize = 4;
 /// The same, padded.
-const BRANCH_HEADER: usize = 8;
+pub const BRANCH_HEADER: usize = 8;
 /// A child's checksum and its number: all checksums come first.
-const CHECKSUM: usize = 16;
-const NUMBER: usize = 8;
-const CHILD: usize = CHECKSUM + NUMBER;
+pub const CHECKSUM: usize = 16;
+pub const NUMBER: usize = 8;
+pub const CHILD: usize = CHECKSUM + NUMBER;
 /// Bytes of a key of those trees whose values are lists of pages: their number, in two bytes, and their numbers.
 const FREED: usize = 16;
-/// Bytes of the pages of a full region.
-const REGION: u64 = 4 << 30;
 const END: usize = 4;
 
 /// Whether what the page says of itself lies within it, and the pages that it names within the `file_len` bytes of the file. Which tree
@@ -90,24 +89,19 @@ fn are_lists(page: &[u8], entries: usize, from: usize, file_len: u64) -> bool {
 pub fn children(page: &[u8]) -> impl Iterator<Item = Range<u64>> {
     let count = if page[0] == BRANCH { usize::from(u16_at(page, 2)) + 1 } else { 0 };
     let from = BRANCH_HEADER + count * CHECKSUM;
-    // The file's first block is its header.
-    page[from..from + count * NUMBER].chunks_exact(NUMBER).map(|number| {
-        let Range { start, end } = in_regions(number);
-        start + BLOCK_SIZE as u64..end + BLOCK_SIZE as u64
-    })
+    page[from..from + count * NUMBER].chunks_exact(NUMBER).map(|number| page_at(u64_at(number, 0)))
 }
 
 fn are_in_file(numbers: &[u8], file_len: u64) -> bool {
-    numbers.chunks_exact(NUMBER).all(|number| in_regions(number).end <= file_len)
+    numbers.chunks_exact(NUMBER).all(|number| page_at(u64_at(number, 0)).end - BLOCK_SIZE as u64 <= file_len)
 }
 
-/// A page's bytes in all regions, by its number: an index in 20 bits, in pages of its own size; a region in 20; that size, as a power of two
-/// blocks, in the upper 5.
-fn in_regions(number: &[u8]) -> Range<u64> {
-    let number = u64_at(number, 0);
+/// A page's bytes in the file, whose first block is its header, by its number: an index in 20 bits, in pages of its own size; a region in
+/// 20; that size, as a power of two blocks, in the upper 5.
+pub fn page_at(number: u64) -> Range<u64> {
     let order = number >> 59;
     let (index, region) = (number & (0xf_ffff >> order), number >> 20 & 0xf_ffff);
-    let at = |index: u64| region * REGION + (index << order) * BLOCK_SIZE as u64;
+    let at = |index: u64| (1 + region * REGION_PAGES + (index << order)) * BLOCK_SIZE as u64;
     at(index)..at(index + 1)
 }
 

@@ -15,7 +15,7 @@ fn geometry() -> Geometry {
         volume_id: [1; 16],
         log_offset: 0,
         log_len: 0,
-        home_map_offset: 0,
+        home_map_offsets: [0, 8192],
         home_map_len: 8192,
         segments_offset: SEGMENT,
         segment_len: SEGMENT,

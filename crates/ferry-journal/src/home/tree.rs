@@ -4,9 +4,12 @@
 //! checksums say; redb looks at them only when it must. A page that fails them may be an old one, another tree's, or nobody's. Its
 //! branches may still lead to pages that are whole, and its entries may still be right: what to believe, the reader decides.
 
+pub mod search;
+
 use super::backend::HomeFile;
-use super::shape::KEY_WIDTHS;
-use super::unit::header::REGION_PAGES;
+use super::shape::{
+    BRANCH, BRANCH_HEADER, CHECKSUM as SUM, CHILD, KEY_WIDTHS, LEAF, LEAF_HEADER, NUMBER, page_at,
+};
 use crate::JournalError;
 use crate::format::{u16_at, u32_at, u64_at};
 use ferry_device::BLOCK_SIZE;
@@ -16,12 +19,8 @@ use std::sync::Arc;
 use twox_hash::XxHash3_128;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-const LEAF: u8 = 1;
-const BRANCH: u8 = 2;
-/// Bytes of a page's number, of its checksum, of where a tree begins: both, and the number of entries.
-const NUMBER: usize = 8;
-const SUM: usize = 16;
-const ROOT: usize = NUMBER + SUM + 8;
+/// Bytes of where a tree begins: its page's number and checksum, and the number of entries.
+const ROOT: usize = CHILD + 8;
 /// The header: which slot counts, and the two slots.
 const GOD_BYTE: usize = 9;
 const SLOTS: [usize; 2] = [64, 192];
@@ -122,6 +121,11 @@ impl Header {
         Some(Self { roots: [root(0), root(1)], problem })
     }
 
+    /// Of a file whose trees are found without one.
+    pub fn none() -> Self {
+        Self { roots: [None; 2], problem: None }
+    }
+
     /// The pages that it leads to, by their first blocks in the file.
     pub fn links(&self) -> Vec<(u64, u128)> {
         self.roots.into_iter().flatten().filter_map(Link::known).collect()
@@ -136,15 +140,10 @@ pub fn judge(page: &[u8], sum: u128) -> Option<Vec<(u64, u128)>> {
     Some(node.children().into_iter().filter_map(Link::known).collect())
 }
 
-/// Where a page begins in the file, and its length, in bytes.
+/// Where a page begins in the file, and its length, in bytes; `None`: no page of ours is so large.
 fn place(number: u64) -> Option<(u64, usize)> {
-    let order = (number >> 59) as u32;
-    if order > ORDER_MAX {
-        return None;
-    }
-    let (index, region) = (number & (0xf_ffff >> order), number >> 20 & 0xf_ffff);
-    let block = 1 + region * REGION_PAGES + (index << order);
-    Some((block * BLOCK, BLOCK_SIZE << order))
+    let Range { start, end } = page_at(number);
+    (end - start <= BLOCK << ORDER_MAX).then_some((start, (end - start) as usize))
 }
 
 /// A page that was read, or could not be.
@@ -197,29 +196,34 @@ impl Node<'_> {
     }
 
     fn branch_key(&self, n: usize) -> Option<Range<usize>> {
-        let ends = 8 + (self.count() + 1) * (SUM + NUMBER);
+        let ends = BRANCH_HEADER + (self.count() + 1) * CHILD;
         let from = if self.widths.key.is_none() { ends + 4 * self.count() } else { ends };
         self.part(n, self.widths.key, from, ends)
     }
 
     fn entry(&self, n: usize) -> Option<(Range<usize>, Range<usize>)> {
         let list = |width: Option<usize>| if width.is_none() { 4 * self.count() } else { 0 };
-        let (keys_at, values_at) = (4, 4 + list(self.widths.key));
+        let (keys_at, values_at) = (LEAF_HEADER, LEAF_HEADER + list(self.widths.key));
         let from = values_at + list(self.widths.value);
         let key = |n| self.part(n, self.widths.key, from, keys_at);
         let values_from = key(self.count().checked_sub(1)?)?.end;
         Some((key(n)?, self.part(n, self.widths.value, values_from, values_at)?))
     }
 
+    /// All of it that is used, if it makes sense.
+    fn used(&self) -> Option<&[u8]> {
+        let last = self.count().checked_sub(1)?;
+        let end = match self.bytes[0] {
+            LEAF => self.entry(last)?.1.end,
+            BRANCH => self.branch_key(last)?.end,
+            _ => return None,
+        };
+        self.bytes.get(..end)
+    }
+
     /// It matches this checksum, which covers all of it that is used.
     fn matches(&self, sum: u128) -> bool {
-        let last = self.count().checked_sub(1);
-        let end = last.and_then(|last| match self.bytes[0] {
-            LEAF => Some(self.entry(last)?.1.end),
-            BRANCH => Some(self.branch_key(last)?.end),
-            _ => None,
-        });
-        end.and_then(|end| self.bytes.get(..end)).is_some_and(|used| XxHash3_128::oneshot(used) == sum)
+        self.used().is_some_and(|used| XxHash3_128::oneshot(used) == sum)
     }
 
     fn children(&self) -> Vec<Link> {
@@ -228,8 +232,8 @@ impl Node<'_> {
         }
         let count = self.count() + 1;
         let link = |n: usize| {
-            let sum = self.bytes.get(8 + n * SUM..)?.get(..SUM)?;
-            let number = self.bytes.get(8 + count * SUM + n * NUMBER..)?.get(..NUMBER)?;
+            let sum = self.bytes.get(BRANCH_HEADER + n * SUM..)?.get(..SUM)?;
+            let number = self.bytes.get(BRANCH_HEADER + count * SUM + n * NUMBER..)?.get(..NUMBER)?;
             Some(Link::decode(&[number, sum].concat()))
         };
         (0..count).filter_map(link).collect()

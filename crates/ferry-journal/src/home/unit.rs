@@ -1,10 +1,10 @@
 //! How a unit of the database's file lies in its segment.
 //!
 //! ```text
-//!  0            P             2P               2P+C                2P+2C ≤ blocks of the segment
-//!  ├─ P blocks ──┼─ the same ──┼─ C checksums ──┼─ the same ────────┤
+//!  0            P               P+C           2P+C            2P+2C ≤ blocks of the segment
+//!  ├─ P blocks ──┼─ C checksums ──┼─ the same ──┼─ the same ─────┤
 //! ```
-//! A checksum block holds 4 bytes for each of 1024 blocks: 0 if it was never written, else its CRC32C, where 1 also
+//! No stretch of damage shorter than P blocks has both copies of anything. A checksum block holds 4 bytes for each of 1024 blocks: 0 if it was never written, else its CRC32C, where 1 also
 //! stands for 0. Committed pages are never written in place, so neither are their checksums' values: a write of a
 //! checksum block that is torn, or is lost, harms only what no committed page needs. So these blocks have no checksum
 //! of their own, and the two copies may differ after a crash. A block is good if either copy of it matches either copy
@@ -138,17 +138,17 @@ impl Sums {
 
     /// Place of a copy of a checksum block on the device.
     pub fn sum_place(&self, index: u32, copy: u64) -> u64 {
-        self.base + (2 * self.pages + copy * self.sums + u64::from(index)) * BLOCK
+        self.base + copy * self.distance() + (self.pages + u64::from(index)) * BLOCK
     }
 
     /// Place of a block's copy on the device.
     pub fn page_place(&self, block: u32, copy: u64) -> u64 {
-        self.base + (copy * self.pages + u64::from(block)) * BLOCK
+        self.base + copy * self.distance() + u64::from(block) * BLOCK
     }
 
-    /// Bytes between the two copies of a block.
+    /// Bytes between the two copies of a block, or of a checksum.
     pub fn distance(&self) -> u64 {
-        self.pages * BLOCK
+        (self.pages + self.sums) * BLOCK
     }
 
     /// What both copies say of a block.
@@ -180,8 +180,8 @@ impl Sums {
 
     /// What [`Sums::take_dirty`] gave for `place` did not get there.
     pub fn not_written(&mut self, place: u64) {
-        let at = (place - self.base) / BLOCK - 2 * self.pages;
-        self.dirty.insert((at % self.sums) as u32);
+        let at = (place - self.base) % self.distance() / BLOCK - self.pages;
+        self.dirty.insert(at as u32);
     }
 
     /// The checksum blocks to be written, both copies of each; from now on they count as written.

@@ -13,13 +13,13 @@ pub const SEGMENT: u64 = 256 * 1024;
 
 pub fn geometry(log_len: u64, segments: u32) -> Geometry {
     let home_map_len = 4096 + u64::from(segments * 4).next_multiple_of(4096);
-    let home_map_offset = 4096 + log_len;
-    let segments_offset = (home_map_offset + 2 * home_map_len).next_multiple_of(SEGMENT);
+    let home_map_offsets = [4096, 4096 + home_map_len + log_len];
+    let segments_offset = (home_map_offsets[1] + home_map_len).next_multiple_of(SEGMENT);
     Geometry {
         volume_id: *b"test volume id 1",
-        log_offset: 4096,
+        log_offset: 4096 + home_map_len,
         log_len,
-        home_map_offset,
+        home_map_offsets,
         home_map_len,
         segments_offset,
         segment_len: SEGMENT,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Bytes of the superblock that mean something.
-const SUPERBLOCK_FIELDS: usize = 200;
+const SUPERBLOCK_FIELDS: usize = 208;
 /// Where the superblock's checksum is.
 const SUPERBLOCK_CRC: usize = BLOCK_SIZE - 4;
 /// Where a summary's checksum is.

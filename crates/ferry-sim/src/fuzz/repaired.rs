@@ -164,8 +164,8 @@ pub fn run(
     step("look at what was repaired");
     let now = shown(device, Some(sound));
     // Where a block is claimed twice, with its checksum, one claim loses, and nothing says that it is the wrong one. Where a record
-    // counts more blocks than there are, holes are taken for what is gone.
-    let costs = [Code::BlockShared, Code::BlockCount];
+    // counts more blocks than there are, holes are taken for what is gone. Where its size is impossible, a hole at the end is gone.
+    let costs = [Code::BlockShared, Code::BlockCount, Code::InodeFields];
     left.retain(|ino, _| {
         !first.repairs.iter().any(|r| costs.contains(&r.code) && r.lost.is_some() && r.ino == Some(*ino))
     });

@@ -25,6 +25,7 @@ pub fn show(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
                 "home_bytes": map.len,
                 "segments": map.units.iter().flatten().count(),
                 "spare_segments": map.spare.len(),
+                "at_rest": map.at_rest,
             }),
             Err(what) => {
                 object!({ "type": "damage", "what": format!("slot {slot} of the home store's map: {what}") })

@@ -101,7 +101,7 @@ impl Volume {
             volume_id: [9; 16],
             log_offset: 4096,
             log_len,
-            home_map_offset: 4096 + log_len,
+            home_map_offsets: [4096 + log_len, 4096 + log_len + map_len],
             home_map_len: map_len,
             segments_offset: 4096 + log_len + 2 * map_len,
             segment_len,

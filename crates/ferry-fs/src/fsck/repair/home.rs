@@ -9,7 +9,8 @@ use crate::keys::{self, Key};
 use crate::volume::{Superblock, VolumeError};
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{
-    Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, read_damaged, rebuild_home,
+    BadPlace, FoundState, Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes,
+    read_damaged, rebuild_home,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub(super) fn cut_log(
     Ok(())
 }
 
-/// Reads all of the home store: what one copy alone has lost is written anew from the other.
+/// Reads both copies of all of the home store: what one alone has lost is written anew from the other.
 pub(super) fn mend_copies(
     dev: &Arc<dyn BlockDevice>,
     sb: &Superblock,
@@ -50,8 +51,13 @@ pub(super) fn mend_copies(
     let options = journal_options(false, false);
     let (journal, _) =
         Journal::open(dev.clone(), sb.geometry(), options, env.clone(), Arc::new(Segments::default()))?;
-    journal.scan(&[], &[0xff; 32], &mut |_, _| true)?;
-    for place in journal.home_bad_copies() {
+    let mut places = BTreeSet::new();
+    let mut note = |bad: BadPlace| {
+        places.insert(bad.offset);
+    };
+    journal.verify_home(&mut note, &mut |_| true);
+    places.extend(journal.home_bad_copies());
+    for place in places {
         let what = format!("wrote the block at byte {place} of the volume anew, from its other copy");
         repairs.add(Repair::new(Code::HomeCopy, what).then("check the disk below"));
     }
@@ -128,8 +134,10 @@ fn rewrite(
     if let Some(damage) = &rebuilt.log_damage {
         repairs.add(of_log(damage));
     }
-    if rebuilt.lost.is_empty() {
-        repairs.add(whole);
+    match rebuilt.found {
+        Some(found) => repairs.add(of_found(found)),
+        None if rebuilt.lost.is_empty() => repairs.add(whole),
+        None => {}
     }
     rebuilt.lost.iter().for_each(|gap| repairs.add(of_gap(gap)));
     Ok(true)
@@ -143,6 +151,18 @@ fn take_from_host(dev: &Arc<dyn BlockDevice>, sb: &Superblock, segments: &[u32])
             .map_err(|source| VolumeError::Io { what: "take space from the host", source })?;
     }
     Ok(())
+}
+
+fn of_found(found: FoundState) -> Repair {
+    let what =
+        "wrote the store of all names and attributes anew, from what else is left of it and of the log";
+    let repair = Repair::new(Code::HomeStore, what);
+    if found.complete {
+        return repair.then("nothing is missing; check the disk below");
+    }
+    repair
+        .losing("it may be out of date: the newest changes may be missing, what was removed may be back")
+        .then("compare what was changed last with a backup")
 }
 
 fn of_gap(gap: &LostKeys) -> Repair {

@@ -32,7 +32,7 @@ use crate::volume::{Superblock, VolumeError, read_superblock, rewrite_bad_copies
 use blocks::Blocks;
 use edits::{Repairs, Writer};
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Journal, JournalClient, JournalError, JournalOptions, Seq};
+use ferry_journal::{Journal, JournalClient, JournalError, JournalOptions, Seq, mend_map_slot};
 use parking_lot::Mutex;
 use siphasher::sip::SipHasher13;
 use std::collections::BTreeSet;
@@ -53,6 +53,10 @@ pub fn repair(
     for place in rewrite_bad_copies(dev)? {
         let what = format!("wrote the copy of the superblock at byte {place} anew, from the other one");
         repairs.add(Repair::new(Code::SuperblockCopy, what).then("check the disk below"));
+    }
+    if let Some(place) = mend_map_slot(dev, &sb.geometry())? {
+        let what = format!("wrote the copy of the home store's map at byte {place} anew, from the other one");
+        repairs.add(Repair::new(Code::HomeMap, what).then("check the disk below"));
     }
     let verify = options.verify_data;
     for _ in 0..ROUNDS_MAX {

@@ -7,6 +7,7 @@ mod bulk;
 mod bypass;
 mod coldness;
 mod durable;
+mod long;
 mod orphans;
 mod property;
 mod readers;

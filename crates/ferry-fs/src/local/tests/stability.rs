@@ -140,3 +140,26 @@ fn what_is_kept_in_memory_stays_small() {
     assert!(world.fs.table.cached_dirs() < 2000, "directories that are gone leave the queue");
     assert_eq!((world.fs.table.len(), world.fs.table.dir_entries()), (1, 0));
 }
+
+#[test]
+fn anything_is_found_by_its_number_while_it_is_there() {
+    let mut world = World::new();
+    let file = world.file(ROOT, "f").unwrap();
+    let dir = world.mkdir(ROOT, "d").unwrap();
+    world.reopen();
+    for ino in [file, dir] {
+        assert_eq!(world.ino(ino, "."), ino);
+    }
+    assert_eq!(world.lookup(file, "..").unwrap_err(), Errno(libc::ENOTDIR));
+    let fh = world.open(file).unwrap();
+    world.me.call(|cx| world.fs.unlink(cx, ROOT, b"f")).unwrap();
+    assert_eq!(world.ino(file, "."), file, "it lives while it is open");
+    world
+        .me
+        .call(|cx| {
+            world.fs.release(cx, file, fh);
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(world.lookup(file, ".").unwrap_err(), Errno(libc::ESTALE));
+}

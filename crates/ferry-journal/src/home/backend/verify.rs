@@ -4,6 +4,7 @@ use super::{BLOCK, HomeFile};
 use crate::home::map::HomeMap;
 use crate::verify::{BadPlace, Step};
 use ferry_device::AlignedBuf;
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 /// Blocks verified at a time, while nothing is written to the file.
@@ -67,13 +68,15 @@ impl HomeFile {
     /// Reports what is wrong with those of the suspects that the database uses, as `used` says of blocks of the file.
     pub fn judge(&self, suspects: &[Suspect], used: &dyn Fn(u64) -> bool, found: &mut dyn FnMut(BadPlace)) {
         let each = self.unit_bytes() / BLOCK;
+        // A block of checksums has those of many.
+        let mut told = HashSet::new();
         for suspect in suspects {
             let mut bad = Vec::new();
             if used(suspect.unit as u64 * each + u64::from(suspect.block)) {
                 self.pages.judge(suspect.segment, suspect.block, &mut |place| bad.push(place));
             }
             if self.has(suspect.unit, suspect.segment) {
-                bad.into_iter().for_each(&mut *found);
+                bad.into_iter().filter(|place| told.insert(place.offset)).for_each(&mut *found);
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The home store: its map, and the blocks of its database, each of which lies twice in its segment and has its checksum twice behind
-//! them (`docs/format.md`, "The home store").
+//! The home store: its map, and the blocks of its database, each of which lies twice in its segment, each time with its
+//! checksum behind it (`docs/format.md`, "The home store").
 
 use super::{put_crc, read, read_long, replace, scramble, write};
 use crate::device::{SimDevice, SimRng};
@@ -28,13 +28,13 @@ struct Unit {
 
 impl Unit {
     fn page(&self, block: u64, copy: u64) -> u64 {
-        self.place + (copy * self.pages + block) * BLOCK
+        self.place + (copy * (self.pages + self.sums) + block) * BLOCK
     }
 
     /// Place of the block with a block's checksum, and where it is in it.
     fn sum(&self, block: u64, copy: u64) -> (u64, usize) {
         let entries = BLOCK / 4;
-        let at = 2 * self.pages + copy * self.sums + block / entries;
+        let at = self.pages + copy * (self.pages + self.sums) + block / entries;
         (self.place + at * BLOCK, (block % entries) as usize * 4)
     }
 
@@ -65,14 +65,14 @@ pub(super) fn segments(device: &SimDevice, base: &Base) -> Vec<u32> {
 /// Where the home store is: its map, and its segments.
 pub fn places(base: &Base) -> Vec<Range<u64>> {
     let sb = &base.superblock;
-    let map = sb.home_map_offset..sb.home_map_offset + 2 * sb.home_map_len;
+    let slots = sb.home_map_offsets.map(|slot| slot..slot + sb.home_map_len);
     let segments = units(&base.image, base).into_iter().map(|unit| unit.place..unit.place + sb.segment_len);
-    std::iter::once(map).chain(segments).collect()
+    slots.into_iter().chain(segments).collect()
 }
 
 fn units(device: &SimDevice, base: &Base) -> Vec<Unit> {
     let sb = &base.superblock;
-    let map = read_long(device, sb.home_map_offset, sb.home_map_len as usize);
+    let map = read_long(device, sb.home_map_offsets[0], sb.home_map_len as usize);
     let half = sb.segment_len / BLOCK / 2;
     let sums = half.div_ceil(BLOCK / 4 + 1);
     let unit = |segment: u32| {
@@ -127,8 +127,8 @@ pub(super) fn pages(device: &SimDevice, base: &Base, rng: &mut SimRng) {
 
 /// Damages the map.
 pub(super) fn map(device: &SimDevice, base: &Base, rng: &mut SimRng) {
-    let (place, len) = (base.superblock.home_map_offset, base.superblock.home_map_len);
-    let slot = place + len * rng.below(2);
+    let (slots, len) = (base.superblock.home_map_offsets, base.superblock.home_map_len);
+    let slot = *rng.pick(&slots);
     let mut buf = read_long(device, slot, len as usize);
     if rng.chance(1, 2) {
         scramble(&mut buf[..MAP_HEADER + 4], rng);
@@ -144,6 +144,6 @@ pub(super) fn map(device: &SimDevice, base: &Base, rng: &mut SimRng) {
     }
     write(device, slot, &buf);
     if rng.chance(1, 2) {
-        write(device, 2 * place + len - slot, &buf);
+        slots.into_iter().for_each(|slot| write(device, slot, &buf));
     }
 }

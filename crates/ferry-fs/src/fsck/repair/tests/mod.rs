@@ -4,6 +4,8 @@
 mod faults;
 mod journal;
 mod random;
+mod search;
+mod stretch;
 
 use super::Segments;
 use crate::api::*;
@@ -86,7 +88,11 @@ impl Volume {
     /// `/d` with an attribute, `/d/f` and `/e` with extents, `/d/g` and `/h` (one inode) and `/d/sub/deep/x` with their
     /// contents in the record, `/s -> target`, `/p` with promised space, and `/n0`…
     fn new() -> Self {
-        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(32 << 20));
+        Self::of(32 << 20)
+    }
+
+    fn of(bytes: u64) -> Self {
+        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(bytes));
         mkfs(&dev, &MkfsOptions::default(), &env()).unwrap();
         let fs = mount(&dev, false);
         let me = InProcess::default();
@@ -219,6 +225,22 @@ impl Volume {
         fs.close().unwrap();
         let report = self.check();
         assert!(report.clean, "{name}: after use {:#?}", report.findings);
+    }
+
+    /// Another one that is the same.
+    fn copy(&self) -> Self {
+        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(self.dev.capacity()));
+        let mut piece = AlignedBuf::zeroed(1 << 20);
+        for at in (0..self.dev.capacity()).step_by(piece.len()) {
+            self.dev.read(at, &mut piece).unwrap();
+            dev.write(at, &piece).unwrap();
+        }
+        Self { dev, sb: self.sb.clone() }
+    }
+
+    /// Zeros over the log.
+    fn wipe_log(&self) {
+        self.dev.write(self.sb.log_offset, &AlignedBuf::zeroed(self.sb.log_len as usize)).unwrap();
     }
 
     /// Spoils a block of the device.

@@ -1,0 +1,82 @@
+//! Cutting off many extents is in nobody's way.
+
+use super::*;
+use crate::volume::LOG_MIN;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+
+const BLOCK: u64 = keys::BLOCK;
+
+fn world(log: u64) -> World {
+    let made = MkfsOptions { log_size: Some(log), ..MkfsOptions::default() };
+    World::made(256 << 20, &made, FsOptions { cache_bytes: 8 << 20, ..FsOptions::default() })
+}
+
+/// A transport's thread: it must not wait.
+struct Request(Sender<Result<Reply, Errno>>);
+
+impl Park for Request {
+    fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
+        let answers = self.0.clone();
+        Box::new(move |answer| answers.send(answer).unwrap())
+    }
+}
+
+#[test]
+fn what_may_be_long_does_not_keep_the_thread_that_brought_it() {
+    let world = world(4 << 20);
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    let (sender, answers) = channel();
+    let request = Request(sender);
+    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &request };
+    let reserve =
+        |blocks: u64| world.me.call(|cx| world.fs.fallocate(cx, ino, fh, 0, 0, blocks * BLOCK)).unwrap();
+    let cut =
+        |size: u64| world.fs.setattr(&cx, ino, None, &SetAttr { size: Some(size), ..SetAttr::default() });
+    reserve(100);
+    assert_eq!(cut(50 * BLOCK).unwrap().0.size, 50 * BLOCK);
+    reserve(20_000);
+    assert!(matches!(cut(17_000 * BLOCK), Err(Stop::Parked)));
+    let Reply::Attr(attr, _) = answers.recv().unwrap().unwrap() else { panic!("not what was asked for") };
+    assert_eq!(attr.size, 17_000 * BLOCK);
+    let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    assert!(matches!(world.fs.fallocate(&cx, ino, fh, hole, 0, 5000 * BLOCK), Err(Stop::Parked)));
+    assert!(matches!(answers.recv().unwrap().unwrap(), Reply::Empty));
+    assert_eq!(world.attr(ino).blocks, 12_000 * BLOCK / 512);
+    // So are errors.
+    reserve(20_000);
+    assert!(matches!(cut(u64::MAX), Err(Stop::Parked)));
+    assert_eq!(answers.recv().unwrap().unwrap_err(), Errno(libc::EFBIG));
+    world.release(ino, fh);
+    world.check();
+}
+
+#[test]
+fn a_long_truncation_leaves_room_in_the_log() {
+    const LOG: u64 = LOG_MIN;
+    let world = world(LOG);
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    for n in 0..20_000 {
+        world.me.call(|cx| world.fs.fallocate(cx, ino, fh, 0, 2 * n * BLOCK, BLOCK)).unwrap();
+    }
+    world.fs.sync().unwrap();
+    world.fs.journal.checkpoint().unwrap();
+    let done = AtomicBool::new(false);
+    let before = world.fs.journal.stats().tail_moves;
+    let least = std::thread::scope(|scope| {
+        let watching = scope.spawn(|| {
+            let mut least = u64::MAX;
+            while !done.load(Ordering::Relaxed) {
+                least = least.min(world.fs.journal.stats().log_free_bytes);
+            }
+            least
+        });
+        world.set(ino, SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
+        done.store(true, Ordering::Relaxed);
+        watching.join().unwrap()
+    });
+    assert!(world.fs.journal.stats().tail_moves > before, "it took more than the log has room for");
+    assert!(least >= LOG / 8, "{least} bytes were free for others");
+    world.release(ino, fh);
+    world.check();
+}

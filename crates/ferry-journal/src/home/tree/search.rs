@@ -1,0 +1,211 @@
+//! Trees whose beginning is lost: found by looking at every page of the file.
+//!
+//! A page is named by its place and its checksum. So of any two pages it can be told whether one belongs below the other, and a tree whose
+//! pages all match is one that redb wrote, as of some commit. Pages of old commits stay where they are until redb needs the room: those of the
+//! last but one are all there.
+
+use super::super::{HomeState, KEYS, META, META_POINT};
+use super::{BLOCK, BRANCH, DEPTH_MAX, LEAF, Link, Node, Tree, Widths, place};
+use crate::home::HomeFile;
+use crate::home::unit::header::REGION_PAGES;
+use ferry_device::BLOCK_SIZE;
+use redb::TableHandle;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use twox_hash::XxHash3_128;
+
+/// Of the states of the store that are found, so many of the newest are looked at.
+const STATES_MAX: usize = 16;
+const VARYING: Widths = Widths { key: None, value: None };
+const META_WIDTHS: Widths = Widths { key: Some(1), value: None };
+
+/// What is left of a tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weight {
+    /// Entries that can be read.
+    pub entries: u64,
+    /// Pages that cannot, or are not those which belong there; what they led to is not counted.
+    pub damaged: u64,
+}
+
+/// What a page of varying widths is.
+#[derive(Clone, Copy)]
+struct Known {
+    sum: u128,
+    entries: u64,
+    branch: bool,
+}
+
+/// All pages of a file.
+pub struct Search<'f> {
+    file: &'f Arc<HomeFile>,
+    /// By number, of pages of one block.
+    pages: HashMap<u64, Known>,
+    weights: HashMap<u64, Weight>,
+    /// The tables of keys as tables of tables name them, and what the store says of itself there; the newest first.
+    pub states: Vec<(Tree, HomeState)>,
+    /// The newest context that any page says is in the store.
+    pub newest: u64,
+}
+
+/// The number of a page of one block.
+fn number_of(block: u64) -> u64 {
+    let (region, index) = ((block - 1) / REGION_PAGES, (block - 1) % REGION_PAGES);
+    region << 20 | index
+}
+
+impl<'f> Search<'f> {
+    /// Looks at every page.
+    pub fn new(file: &'f Arc<HomeFile>) -> Self {
+        let mut search =
+            Self { file, pages: HashMap::new(), weights: HashMap::new(), states: Vec::new(), newest: 0 };
+        let (mut tables, mut bytes) = (Vec::new(), Vec::new());
+        for block in file.blocks().into_iter().flatten().filter(|block| *block > 0) {
+            if file.page(block * BLOCK, BLOCK_SIZE, &mut bytes).is_ok() {
+                tables.extend(search.note(number_of(block), &bytes));
+            }
+        }
+        for [keys, meta] in tables {
+            let state = meta.root.and_then(|link| search.state_at(link));
+            search.states.extend(state.map(|state| (keys, state)));
+        }
+        search.states.sort_by_key(|(_, state)| std::cmp::Reverse(state.point.seq));
+        search.states.truncate(STATES_MAX);
+        search
+    }
+
+    /// Notes a page; returns the trees that it names, if it is a table of tables.
+    fn note(&mut self, number: u64, bytes: &[u8]) -> Option<[Tree; 2]> {
+        if let Some(state) = state_in(bytes) {
+            self.newest = self.newest.max(state.point.seq.0);
+        }
+        let node = Node { bytes, widths: VARYING };
+        let sum = node.own_sum()?;
+        let tables = tables_in(node);
+        if tables.is_none() {
+            let branch = node.is(BRANCH);
+            let entries = if branch { 0 } else { node.count() as u64 };
+            self.pages.insert(number, Known { sum, entries, branch });
+        }
+        tables
+    }
+
+    fn state_at(&self, link: Link) -> Option<HomeState> {
+        let (offset, len) = place(link.number)?;
+        let mut bytes = Vec::new();
+        self.file.page(offset, len, &mut bytes).ok()?;
+        (Node { bytes: &bytes, widths: META_WIDTHS }).matches(link.sum).then(|| state_in(&bytes)).flatten()
+    }
+
+    /// How much of a tree of keys is there.
+    pub fn weigh(&mut self, tree: &Tree) -> Weight {
+        tree.root.map_or_else(Weight::default, |link| self.below(link, 0))
+    }
+
+    /// Its first page is the one that belongs there.
+    pub fn has_root(&self, tree: &Tree) -> bool {
+        tree.root.is_none_or(|link| self.known(link).is_some())
+    }
+
+    /// What a page is, if it is the one that is meant.
+    fn known(&self, link: Link) -> Option<Known> {
+        match self.pages.get(&link.number) {
+            Some(known) => Some(*known).filter(|known| known.sum == link.sum),
+            // Not of one block.
+            None => {
+                let (offset, len) = place(link.number).filter(|(_, len)| *len > BLOCK_SIZE)?;
+                let mut bytes = Vec::new();
+                self.file.page(offset, len, &mut bytes).ok()?;
+                let node = Node { bytes: &bytes, widths: VARYING };
+                let leaf = node.is(LEAF) && node.matches(link.sum);
+                leaf.then(|| Known { sum: link.sum, entries: node.count() as u64, branch: false })
+            }
+        }
+    }
+
+    fn below(&mut self, link: Link, depth: usize) -> Weight {
+        let Some(known) = self.known(link).filter(|_| depth < DEPTH_MAX) else {
+            return Weight { entries: 0, damaged: 1 };
+        };
+        if !known.branch {
+            return Weight { entries: known.entries, damaged: 0 };
+        }
+        if let Some(weight) = self.weights.get(&link.number) {
+            return *weight;
+        }
+        // Pages that led in a circle would find this.
+        self.weights.insert(link.number, Weight { entries: 0, damaged: 1 });
+        let mut all = Weight::default();
+        for child in self.children(link.number) {
+            let weight = self.below(child, depth + 1);
+            all.entries += weight.entries;
+            all.damaged += weight.damaged;
+        }
+        self.weights.insert(link.number, all);
+        all
+    }
+
+    fn children(&self, number: u64) -> Vec<Link> {
+        let mut bytes = Vec::new();
+        let read = place(number).is_some_and(|(offset, len)| self.file.page(offset, len, &mut bytes).is_ok());
+        if read { Node { bytes: &bytes, widths: VARYING }.children() } else { Vec::new() }
+    }
+
+    /// The best of the trees that no page names: of those that are whole, and of which no older state of the store knows, the one with
+    /// most entries.
+    pub fn best_root(&mut self) -> Option<(Tree, Weight)> {
+        let branches: Vec<u64> =
+            self.pages.iter().filter(|(_, known)| known.branch).map(|(number, _)| *number).collect();
+        let mut named = HashSet::new();
+        for number in &branches {
+            for child in self.children(*number) {
+                if self.pages.get(&child.number).is_some_and(|known| known.sum == child.sum) {
+                    named.insert(child.number);
+                }
+            }
+        }
+        let mut roots: Vec<u64> = branches.into_iter().filter(|number| !named.contains(number)).collect();
+        if roots.is_empty() {
+            roots.extend(self.pages.keys());
+        }
+        roots.sort_unstable();
+        let old: HashSet<u64> =
+            self.states.iter().filter_map(|(tree, _)| tree.root).map(|link| link.number).collect();
+        let weighed = roots.into_iter().map(|number| {
+            let link = Link { number, sum: self.pages[&number].sum };
+            (link, self.below(link, 0))
+        });
+        let best = weighed
+            .max_by_key(|(link, weight)| (weight.damaged == 0, !old.contains(&link.number), weight.entries));
+        let (link, weight) = best.filter(|(_, weight)| weight.entries > 0)?;
+        Some((Tree { name: KEYS.name().as_bytes().into(), root: Some(link), widths: VARYING }, weight))
+    }
+}
+
+/// The table of keys and what the store says of itself, as a table of tables names them.
+fn tables_in(node: Node<'_>) -> Option<[Tree; 2]> {
+    if !node.is(LEAF) || node.count() != 2 {
+        return None;
+    }
+    let tree = |n: usize| {
+        let (name, value) = node.entry(n)?;
+        Tree::decode(&node.bytes[name], &node.bytes[value])
+    };
+    let [keys, meta] = [tree(0)?, tree(1)?];
+    let named = |tree: &Tree, name: &str| *tree.name == *name.as_bytes();
+    (named(&keys, KEYS.name()) && named(&meta, META.name())).then_some([keys, meta])
+}
+
+/// What a page says of the store, if it is one that does.
+fn state_in(bytes: &[u8]) -> Option<HomeState> {
+    let node = Node { bytes, widths: META_WIDTHS };
+    let (key, value) = (node.is(LEAF) && node.count() == 1).then(|| node.entry(0)).flatten()?;
+    (bytes[key] == [META_POINT]).then(|| HomeState::decode(&bytes[value])).flatten()
+}
+
+impl Node<'_> {
+    /// The checksum that a page above would have of this one.
+    fn own_sum(&self) -> Option<u128> {
+        Some(XxHash3_128::oneshot(self.used()?))
+    }
+}

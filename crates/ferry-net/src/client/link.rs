@@ -1,0 +1,584 @@
+//! The way to the server: operations that wait for their answers, and the connection that is made again when it is lost.
+//!
+//! * L1: a change keeps its number until it is answered or its session is gone; after a reconnect to the same session everything
+//!   unanswered is sent again, in order.
+//! * L2: an operation that nobody waits for any more is not made if it has not been made yet: `Nothing` goes in its place. What gives
+//!   something back (a lock, an open file), and what restores a session, is made in any case.
+//! * L3: when the session is gone, changes that were never sent go to the new one, behind what restores its state. Those that were sent
+//!   fail with `EIO`: they may have been applied or not. After a goodbye they were not, and go to the new one too.
+//! * L4: `answer` and `fail` are called without the lock held.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_device::Clock;
+use ferry_fs::Errno;
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::io::BufReader;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::time::{interval, sleep, timeout};
+
+use crate::frame::{self, Stream};
+use crate::message::{FRAME_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_OPS, Who};
+
+/// A connection and its greeting must be made after this time.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
+/// The server is asked whether it is there so often.
+const PING_INTERVAL: Duration = Duration::from_secs(3);
+/// Who says nothing for so long is gone.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// After a connection that failed the next is tried after this time, then twice that, and so on,
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+/// up to this.
+const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// A connection that is being made.
+pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + 'a>>;
+
+/// Makes connections.
+pub trait Connector: Send + Sync + 'static {
+    /// A new connection to the server.
+    fn connect(&self) -> Connecting<'_>;
+}
+
+/// Who waits for an operation.
+pub(super) trait Waiter: Send + Sync {
+    /// The answer, also when [`Waiter::fail`] was called before.
+    fn answer(&self, outcome: Outcome);
+    /// There will hardly be an answer.
+    fn fail(&self, errno: Errno);
+}
+
+/// An operation on its way.
+pub(super) struct Pending {
+    pub(super) who: Who,
+    pub(super) op: Op,
+    pub(super) waiter: Arc<dyn Waiter>,
+}
+
+/// What a new session needs to know of the old one.
+pub(super) trait Restore: Send + Sync {
+    /// The operations that bring the new session to where the old one was. `clean`: the server had made everything durable.
+    fn restore(&self, clean: bool) -> Vec<Pending>;
+}
+
+/// An operation's place.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Key {
+    Change(u64),
+    Request(u64),
+}
+
+struct Change {
+    pending: Pending,
+    /// It was sent on some connection of this session.
+    sent: bool,
+    abandoned: bool,
+    /// It brings a session to where the one before it was.
+    restores: bool,
+}
+
+impl Change {
+    /// Nobody waits for it any more: it is not made, unless it gives something back or the session needs it.
+    fn give_up(&mut self) {
+        let gives_back = matches!(
+            self.pending.op,
+            Op::Release { .. } | Op::Unlock { .. } | Op::Reclaim { .. } | Op::Forget { .. }
+        );
+        self.abandoned |= !gives_back && !self.restores;
+    }
+}
+
+struct Request {
+    pending: Pending,
+    /// It is made behind this change.
+    after: u64,
+    cancelled: bool,
+}
+
+struct State {
+    session: u128,
+    boot: u128,
+    next_change: u64,
+    answered: u64,
+    /// Changes up to this one were sent on this connection.
+    sent: u64,
+    changes: BTreeMap<u64, Change>,
+    next_request: u64,
+    requests: BTreeMap<u64, Request>,
+    /// Requests behind changes that are not sent yet.
+    delayed: Vec<u64>,
+    /// All requests are made behind this change.
+    after: u64,
+    line: Option<UnboundedSender<(Vec<u8>, ())>>,
+    /// Since when there is no connection.
+    gone_at: Option<Duration>,
+    said_goodbye: bool,
+    /// Nothing goes on any more: what operations fail with.
+    over: Option<Errno>,
+    reconnects: u64,
+    read_only: bool,
+}
+
+/// The way to one server.
+pub(super) struct Link {
+    connector: Arc<dyn Connector>,
+    clock: Arc<dyn Clock>,
+    path: Vec<u8>,
+    name: Vec<u8>,
+    /// Operations wait so long for a server that is gone.
+    timeout: Duration,
+    state: Mutex<State>,
+    closed: Notify,
+    ended: Notify,
+}
+
+type Greeted = (Box<dyn Stream>, ToClient);
+
+impl Link {
+    pub(super) fn new(
+        connector: Arc<dyn Connector>,
+        clock: Arc<dyn Clock>,
+        (path, name): (Vec<u8>, Vec<u8>),
+        timeout: Duration,
+    ) -> Self {
+        let state = State {
+            session: 0,
+            boot: 0,
+            next_change: 1,
+            answered: 0,
+            sent: 0,
+            changes: BTreeMap::new(),
+            next_request: 1,
+            requests: BTreeMap::new(),
+            delayed: Vec::new(),
+            after: 0,
+            line: None,
+            gone_at: Some(clock.monotonic()),
+            said_goodbye: false,
+            over: None,
+            reconnects: 0,
+            read_only: false,
+        };
+        Self {
+            connector,
+            clock,
+            path,
+            name,
+            timeout,
+            state: Mutex::new(state),
+            closed: Notify::new(),
+            ended: Notify::new(),
+        }
+    }
+
+    /// Sends a change behind all before it, or keeps it until it can be sent.
+    pub(super) fn change(&self, pending: Pending) -> Option<Key> {
+        debug_assert!(pending.op.is_ordered(), "{:?}", pending.op);
+        let mut state = self.state.lock();
+        if let Some(errno) = self.hopeless(&state) {
+            drop(state);
+            pending.waiter.fail(errno);
+            return None;
+        }
+        let seq = state.next_change;
+        state.next_change += 1;
+        state.changes.insert(seq, Change { pending, sent: false, abandoned: false, restores: false });
+        pump(&mut state);
+        Some(Key::Change(seq))
+    }
+
+    /// Sends a request, or keeps it until it can be sent.
+    pub(super) fn request(&self, pending: Pending) -> Option<Key> {
+        debug_assert!(!pending.op.is_ordered(), "{:?}", pending.op);
+        let mut state = self.state.lock();
+        if let Some(errno) = self.hopeless(&state) {
+            drop(state);
+            pending.waiter.fail(errno);
+            return None;
+        }
+        let id = state.next_request;
+        state.next_request += 1;
+        // A lock is taken behind what was given back before.
+        let after = if matches!(pending.op, Op::Lock { .. }) { state.next_change - 1 } else { state.after };
+        state.requests.insert(id, Request { pending, after, cancelled: false });
+        state.delayed.push(id);
+        pump_requests(&mut state);
+        Some(Key::Request(id))
+    }
+
+    /// Nobody waits for it any more.
+    pub(super) fn abandon(&self, key: Key) {
+        let mut state = self.state.lock();
+        match key {
+            Key::Change(seq) => {
+                if let Some(change) = state.changes.get_mut(&seq) {
+                    change.give_up();
+                }
+            }
+            Key::Request(id) => {
+                if let Some(request) = state.requests.get_mut(&id) {
+                    request.cancelled = true;
+                    send(&state, frame::encode(&ToServer::Cancel { id }));
+                }
+            }
+        }
+    }
+
+    /// The errno for operations that begin when the server has been gone for too long.
+    fn hopeless(&self, state: &State) -> Option<Errno> {
+        if state.over.is_some() {
+            return state.over;
+        }
+        let gone = state.gone_at.map(|at| self.clock.monotonic().saturating_sub(at));
+        gone.is_some_and(|gone| gone >= self.timeout).then_some(Errno(libc::ETIMEDOUT))
+    }
+
+    /// What the server's first welcome says.
+    pub(super) fn set_read_only(&self, read_only: bool) {
+        self.state.lock().read_only = read_only;
+    }
+
+    /// Whether the server lets this client change anything.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.state.lock().read_only
+    }
+
+    /// For `ferry stats`.
+    pub(super) fn json(&self) -> Value {
+        let state = self.state.lock();
+        Value::from_iter([
+            ("connected", Value::from(state.line.is_some())),
+            ("reconnects", state.reconnects.into()),
+            ("changes", (state.next_change - 1).into()),
+            ("unanswered_changes", state.changes.len().into()),
+            ("unanswered_requests", state.requests.len().into()),
+        ])
+    }
+
+    /// Connects and exchanges greetings.
+    pub(super) async fn greet(&self) -> io::Result<Greeted> {
+        let greeting = async {
+            let mut stream = self.connector.connect().await?;
+            let session = self.state.lock().session;
+            let hello = ToServer::Hello {
+                version: VERSION,
+                session,
+                path: self.path.clone(),
+                name: self.name.clone(),
+            };
+            tokio::io::AsyncWriteExt::write_all(&mut stream, &frame::encode(&hello)).await?;
+            tokio::io::AsyncWriteExt::flush(&mut stream).await?;
+            let welcome = frame::read(&mut stream, FRAME_MAX).await?;
+            Ok((stream, welcome.ok_or(io::ErrorKind::UnexpectedEof)?))
+        };
+        timeout(CONNECT_TIME_MAX, greeting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// When the server has heard that the mount is gone.
+    pub(super) async fn told(&self) {
+        self.ended.notified().await;
+    }
+
+    /// Lives as long as the mount.
+    pub(super) async fn run(&self, first: Greeted, restore: Arc<dyn Restore>) {
+        self.stay_connected(first, restore).await;
+        self.ended.notify_one();
+    }
+
+    /// On `first`, then on each connection after it.
+    async fn stay_connected(&self, first: Greeted, restore: Arc<dyn Restore>) {
+        let mut greeted = Some(first);
+        let mut retry = RETRY_FIRST;
+        loop {
+            if let Some((stream, welcome)) = greeted.take() {
+                let ended = self.converse(stream, welcome, &*restore).await;
+                if self.leave() {
+                    return;
+                }
+                match ended {
+                    Ok(()) => retry = RETRY_FIRST,
+                    Err(error) => tracing::warn!(%error, "the server is gone: operations wait for it"),
+                }
+            }
+            tokio::select! {
+                () = sleep(retry) => {}
+                () = self.closed.notified() => return,
+            }
+            retry = RETRY_MAX.min(retry * 2);
+            self.give_up_if_late();
+            greeted = tokio::select! {
+                result = self.greet() => result.inspect_err(|error| tracing::debug!(%error, "no connection")).ok(),
+                () = self.late() => None,
+                () = self.closed.notified() => return,
+            };
+        }
+    }
+
+    /// When operations have waited long enough.
+    async fn late(&self) {
+        let at = self.state.lock().gone_at.map(|at| at + self.timeout);
+        let now = self.clock.monotonic();
+        match at {
+            Some(at) if at > now => sleep(at - now).await,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// One connection's life.
+    async fn converse(
+        &self,
+        stream: Box<dyn Stream>,
+        welcome: ToClient,
+        restore: &dyn Restore,
+    ) -> io::Result<()> {
+        let (reader, writer) = tokio::io::split(stream);
+        let mut reader = BufReader::new(reader);
+        let (line, frames) = unbounded_channel();
+        let writing = tokio::spawn(frame::write_all(writer, frames));
+        self.enter(welcome, &line, restore)?;
+        tracing::info!("connected to the server");
+        let heard = Mutex::new(self.clock.monotonic());
+        let mut reading = pin!(async {
+            while let Some(message) = frame::read(&mut reader, FRAME_MAX).await? {
+                *heard.lock() = self.clock.monotonic();
+                if !self.take(message)? {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        let mut tick = interval(PING_INTERVAL);
+        let ended = loop {
+            tokio::select! {
+                ended = &mut reading => break ended,
+                () = self.closed.notified() => break Ok(()),
+                _ = tick.tick() => {
+                    if self.clock.monotonic().saturating_sub(*heard.lock()) > SILENCE_MAX {
+                        break Err(io::ErrorKind::TimedOut.into());
+                    }
+                    let _gone = line.send((frame::encode(&ToServer::Ping {}), ()));
+                }
+            }
+        };
+        self.state.lock().line = None;
+        drop(line);
+        if self.state.lock().over.is_none() {
+            writing.abort();
+        }
+        let _written = writing.await;
+        ended
+    }
+
+    /// The server has welcomed: everything unanswered is sent.
+    fn enter(
+        &self,
+        welcome: ToClient,
+        line: &UnboundedSender<(Vec<u8>, ())>,
+        restore: &dyn Restore,
+    ) -> io::Result<()> {
+        let (session, boot, resumed, read_only) = match welcome {
+            ToClient::Welcome { session, boot, resumed, read_only, .. } => {
+                (session, boot, resumed, read_only)
+            }
+            ToClient::Refused { reason } => {
+                return Err(io::Error::other(String::from_utf8_lossy(&reason).into_owned()));
+            }
+            ToClient::Evicted {} => {
+                self.evicted();
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+            _ => return Err(frame::malformed()),
+        };
+        let mut lost = Vec::new();
+        {
+            let mut state = self.state.lock();
+            let first = state.session == 0;
+            if !resumed && !first {
+                tracing::warn!("the server does not know this session any more: it is made anew");
+                lost = begin_anew(&mut state, boot, restore);
+            }
+            (state.session, state.boot, state.read_only) = (session, boot, read_only);
+            (state.gone_at, state.said_goodbye) = (None, false);
+            state.reconnects += u64::from(!first);
+            state.sent = state.answered;
+            state.line = Some(line.clone());
+            state.delayed = state.requests.keys().copied().collect();
+            pump(&mut state);
+            pump_requests(&mut state);
+        }
+        lost.iter().for_each(|change| change.pending.waiter.fail(Errno(libc::EIO)));
+        Ok(())
+    }
+
+    /// A message; `false`: the connection ends.
+    fn take(&self, message: ToClient) -> io::Result<bool> {
+        match message {
+            ToClient::Changed { seq, outcome } => {
+                let change = {
+                    let mut state = self.state.lock();
+                    if seq <= state.answered {
+                        return Ok(true); // had come on the connection before
+                    }
+                    if seq != state.answered + 1 {
+                        return Err(frame::malformed());
+                    }
+                    state.answered = seq;
+                    state.sent = state.sent.max(seq);
+                    let change = state.changes.remove(&seq).ok_or_else(frame::malformed)?;
+                    pump(&mut state);
+                    change
+                };
+                change.pending.waiter.answer(outcome);
+            }
+            ToClient::Reply { id, outcome } => {
+                let request = self.state.lock().requests.remove(&id);
+                if let Some(request) = request {
+                    request.pending.waiter.answer(outcome);
+                }
+            }
+            ToClient::Pong {} => {}
+            ToClient::Goodbye {} => {
+                self.state.lock().said_goodbye = true;
+                return Ok(false);
+            }
+            ToClient::Refused { reason } => {
+                return Err(io::Error::other(String::from_utf8_lossy(&reason).into_owned()));
+            }
+            ToClient::Evicted {} => {
+                self.evicted();
+                return Ok(false);
+            }
+            ToClient::Welcome { .. } => return Err(frame::malformed()),
+        }
+        Ok(true)
+    }
+
+    /// The connection is gone; `true`: for good.
+    fn leave(&self) -> bool {
+        let mut state = self.state.lock();
+        state.line = None;
+        state.gone_at.get_or_insert_with(|| self.clock.monotonic());
+        state.over.is_some()
+    }
+
+    /// Whoever waits has waited long enough. Changes keep their places, and do nothing if they come through after all.
+    fn give_up_if_late(&self) {
+        let waiters: Vec<Arc<dyn Waiter>> = {
+            let mut state = self.state.lock();
+            if self.hopeless(&state).is_none() {
+                return;
+            }
+            let requests = std::mem::take(&mut state.requests);
+            let mut waiters: Vec<_> = requests.into_values().map(|request| request.pending.waiter).collect();
+            for change in state.changes.values_mut().filter(|c| !c.abandoned) {
+                change.give_up();
+                waiters.push(Arc::clone(&change.pending.waiter));
+            }
+            waiters
+        };
+        waiters.iter().for_each(|waiter| waiter.fail(Errno(libc::ETIMEDOUT)));
+    }
+
+    fn evicted(&self) {
+        tracing::error!(
+            "evicted by the server's administrator: every operation fails; unmount, and mount again"
+        );
+        self.end(Errno(libc::EIO));
+    }
+
+    /// The mount is gone: says so, and fails what waits.
+    pub(super) fn close(&self) {
+        send(&self.state.lock(), frame::encode(&ToServer::Bye {}));
+        self.end(Errno(libc::ENOTCONN));
+    }
+
+    /// Nothing goes on any more: what waits fails, and what comes.
+    fn end(&self, errno: Errno) {
+        let waiters: Vec<Arc<dyn Waiter>> = {
+            let mut state = self.state.lock();
+            state.over.get_or_insert(errno);
+            state.line = None;
+            let (changes, requests) =
+                (std::mem::take(&mut state.changes), std::mem::take(&mut state.requests));
+            let changes = changes.into_values().map(|change| change.pending.waiter);
+            changes.chain(requests.into_values().map(|request| request.pending.waiter)).collect()
+        };
+        self.closed.notify_one();
+        waiters.iter().for_each(|waiter| waiter.fail(errno));
+    }
+}
+
+/// Numbers the changes of a new session; gives those that are lost.
+fn begin_anew(state: &mut State, boot: u128, restore: &dyn Restore) -> Vec<Change> {
+    let clean = state.said_goodbye;
+    let (mut kept, mut lost) = (Vec::new(), Vec::new());
+    for change in std::mem::take(&mut state.changes).into_values() {
+        match change.pending.op {
+            // The new session knows nothing yet that could be forgotten.
+            Op::Forget { .. } => lost.push(change),
+            _ if change.abandoned || change.restores => {}
+            Op::Release { .. } | Op::Unlock { .. } => kept.push(change),
+            _ if change.sent && !clean => lost.push(change),
+            _ => kept.push(change),
+        }
+    }
+    let restored = restore.restore(clean || boot == state.boot).into_iter();
+    let restored: Vec<_> =
+        restored.map(|pending| Change { pending, sent: false, abandoned: false, restores: true }).collect();
+    state.answered = 0;
+    state.after = restored.len() as u64;
+    let all = restored.into_iter().chain(kept.into_iter().map(|c| Change { sent: false, ..c }));
+    state.changes = (1..).zip(all).collect();
+    state.next_change = state.changes.len() as u64 + 1;
+    let newest = state.next_change - 1;
+    state.requests.values_mut().for_each(|request| request.after = newest);
+    lost
+}
+
+/// Sends the changes that are due and that the window has room for.
+fn pump(state: &mut State) {
+    let Some(line) = &state.line else { return };
+    while state.sent + 1 - state.answered <= WINDOW_OPS as u64 {
+        let seq = state.sent + 1;
+        let Some(change) = state.changes.get_mut(&seq) else { break };
+        change.sent = true;
+        let nothing = Op::Nothing {};
+        let op = if change.abandoned { &nothing } else { &change.pending.op };
+        let _gone = line.send((frame::encode_change(seq, state.answered, change.pending.who, op), ()));
+        state.sent = seq;
+    }
+    pump_requests(state);
+}
+
+/// Sends the requests whose changes are on their way: the server, which takes a limited number of messages, never has one that waits for
+/// a change that cannot come.
+fn pump_requests(state: &mut State) {
+    let Some(line) = &state.line else { return };
+    state.delayed.retain(|id| {
+        let Some(Request { pending, after, cancelled }) = state.requests.get(id) else { return false };
+        if *after > state.sent {
+            return true;
+        }
+        let _gone = line.send((frame::encode_request(*id, *after, pending.who, &pending.op), ()));
+        if *cancelled {
+            let _gone = line.send((frame::encode(&ToServer::Cancel { id: *id }), ()));
+        }
+        false
+    });
+}
+
+fn send(state: &State, frame: Vec<u8>) {
+    if let Some(line) = &state.line {
+        let _gone = line.send((frame, ()));
+    }
+}
+
+#[cfg(test)]
+mod tests;

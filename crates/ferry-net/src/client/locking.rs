@@ -1,0 +1,84 @@
+//! File locks: the server's, remembered for a new session.
+//!
+//! A lock that is granted when nobody waits for it any more is given back, and only that: not what its owner had before, nor what it has
+//! got since. So the owner's next requests stay here until it is known what the server did for the one that was interrupted.
+
+use std::sync::Arc;
+
+use ferry_fs::{Answer, Cx, FileLock, Ino, Reply, Stop};
+use parking_lot::Mutex;
+
+use super::requests::{done, unfit};
+use super::tables::Owner;
+use super::waiting::{Finish, Unsettled};
+use super::{Parked, RemoteFs};
+use crate::message::{Op, Outcome};
+
+impl RemoteFs {
+    /// The lock that is in the way.
+    pub(super) fn blocker(&self, cx: &Cx<'_>, ino: Ino, lock: FileLock) -> Answer<FileLock> {
+        let finish: Finish = Box::new(|_, outcome| match outcome {
+            Outcome::Blocker { lock } => Ok(Reply::Lock(lock)),
+            other => Err(unfit(other)),
+        });
+        self.send(cx, Op::Getlk { ino, lock }, finish)
+    }
+
+    pub(super) fn unlock(&self, cx: &Cx<'_>, ino: Ino, lock: FileLock) -> Answer<()> {
+        // As soon as it is asked for: a new session would not take it again.
+        self.tables.lock().set_lock(ino, &lock);
+        self.send(cx, Op::Unlock { ino, lock }, Box::new(|_, outcome| done(outcome)))
+    }
+
+    pub(super) fn lock(&self, cx: &Cx<'_>, ino: Ino, fh: u64, lock: FileLock, wait: bool) -> Answer<()> {
+        self.usable(fh)?;
+        let before = Arc::new(Mutex::new(None));
+        let kept = Arc::clone(&before);
+        let finish: Finish = Box::new(move |fs, outcome| {
+            let reply = done(outcome)?;
+            let mut tables = fs.tables.lock();
+            *kept.lock() = Some(tables.locks_within(ino, &lock));
+            tables.set_lock(ino, &lock);
+            Ok(reply)
+        });
+        let unsettled = Box::new(Asked { ino, lock, before });
+        let parked = self.park(cx, Op::Lock { ino, lock, wait }, finish, Some(unsettled));
+        let due = self.tables.lock().defer(Owner::of(ino, &lock), parked);
+        if let Some(parked) = due {
+            self.send_parked(parked);
+        }
+        Err(Stop::Parked)
+    }
+}
+
+/// A lock that was asked for.
+struct Asked {
+    ino: Ino,
+    lock: FileLock,
+    /// What its owner had of the range before it was granted.
+    before: Arc<Mutex<Option<Vec<FileLock>>>>,
+}
+
+impl Unsettled for Asked {
+    fn interrupted(&self, fs: &RemoteFs) {
+        fs.tables.lock().unsettle(Owner::of(self.ino, &self.lock));
+    }
+
+    /// The server is told to have what the tables have.
+    fn over(&self, fs: &RemoteFs) {
+        let (ino, lock) = (self.ino, self.lock);
+        let (pieces, parked): (Vec<FileLock>, Vec<Parked>) = {
+            let mut tables = fs.tables.lock();
+            if let Some(before) = self.before.lock().take() {
+                tables.set_lock(ino, &FileLock { kind: libc::F_UNLCK, ..lock });
+                before.iter().for_each(|lock| tables.set_lock(ino, lock));
+            }
+            (tables.pieces(ino, &lock), tables.settle(Owner::of(ino, &lock)))
+        };
+        for lock in pieces {
+            let unlock = lock.kind == libc::F_UNLCK;
+            fs.tell(if unlock { Op::Unlock { ino, lock } } else { Op::Reclaim { ino, lock } });
+        }
+        parked.into_iter().filter(|p| !p.waiting.is_interrupted()).for_each(|p| fs.send_parked(p));
+    }
+}

@@ -1,0 +1,259 @@
+//! The client: a file system whose files are a server's.
+//!
+//! `link` is the way there, `waiting` a request of the kernel on that way, `tables` what a new session has to be told if the old one
+//! is gone, `requests` and `locking` the [`ferry_fs::Filesystem`] implementation. Nothing is cached: each request goes to the server, and
+//! the kernel is told to keep neither names nor attributes nor contents, so that what one client has done the others see at once.
+
+mod link;
+mod locking;
+mod requests;
+mod tables;
+mod waiting;
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ferry_device::Env;
+use ferry_fs::{Answer, Cx, Errno, Host, Ino, Stop};
+use parking_lot::{Mutex, RwLock};
+use tokio::runtime::Runtime;
+
+pub use link::{Connecting, Connector};
+
+use crate::codec::List;
+use crate::error::NetError;
+use crate::message::{BATCH_MAX, Claim, Forgotten, Op, Outcome, ToClient, Who};
+use link::{Link, Pending, Restore, Waiter};
+use tables::Tables;
+use waiting::{Finish, Nobody, Unsettled, Waiting};
+
+/// So many forgotten inodes are told at once.
+const FORGET_BATCH: usize = 64;
+/// What an unmount waits for the server to hear of it.
+const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// The server, for messages.
+    pub server: String,
+    /// What to mount: a path on the server's volume.
+    pub path: Vec<u8>,
+    /// What the server's messages call this client.
+    pub name: Vec<u8>,
+    /// Operations wait so long for a server that is gone, then they fail with `ETIMEDOUT`.
+    pub timeout: Duration,
+}
+
+/// The file system.
+pub struct RemoteFs {
+    this: Weak<RemoteFs>,
+    link: Arc<Link>,
+    tables: Mutex<Tables>,
+    forgotten: Mutex<Vec<Forgotten>>,
+    host: RwLock<Option<Arc<dyn Host>>>,
+    runtime: Mutex<Option<Runtime>>,
+}
+
+impl RemoteFs {
+    /// Connects to a server. An error says why there is nothing to mount.
+    pub fn connect(
+        connector: Arc<dyn Connector>,
+        options: ClientOptions,
+        env: &Env,
+    ) -> Result<Arc<Self>, NetError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("ferry-client")
+            .enable_all()
+            .build()
+            .map_err(NetError::Start)?;
+        let server = options.server;
+        let names = (options.path, options.name);
+        let link = Arc::new(Link::new(connector, Arc::clone(&env.clock), names, options.timeout));
+        let first = runtime
+            .block_on(link.greet())
+            .map_err(|error| NetError::Reach { server: server.clone(), error })?;
+        match &first.1 {
+            ToClient::Refused { reason } => {
+                let reason = String::from_utf8_lossy(reason).into_owned();
+                return Err(NetError::Refused { server, reason });
+            }
+            // The mount's flags depend on it, before the link runs.
+            ToClient::Welcome { read_only, .. } => link.set_read_only(*read_only),
+            _ => {}
+        }
+        let fs = Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            link: Arc::clone(&link),
+            tables: Mutex::default(),
+            forgotten: Mutex::default(),
+            host: RwLock::default(),
+            runtime: Mutex::default(),
+        });
+        let restore = Arc::new(Restorer(Arc::downgrade(&fs)));
+        runtime.spawn(async move { link.run(first, restore).await });
+        *fs.runtime.lock() = Some(runtime);
+        Ok(fs)
+    }
+
+    /// Ends the session, as an unmount does. Operations that wait, and later ones, fail.
+    pub fn close(&self) {
+        self.link.close();
+        if let Some(runtime) = self.runtime.lock().take() {
+            runtime.block_on(async {
+                let told = self.link.told();
+                let _late = tokio::time::timeout(FAREWELL_TIME_MAX, told).await;
+            });
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Whether the server lets this client change anything.
+    pub fn is_read_only(&self) -> bool {
+        self.link.is_read_only()
+    }
+
+    /// Sends an operation; its answer comes later.
+    fn send<T>(&self, cx: &Cx<'_>, op: Op, finish: Finish) -> Answer<T> {
+        let parked = self.park(cx, op, finish, None);
+        self.send_parked(parked);
+        Err(Stop::Parked)
+    }
+
+    /// Parks a request that is not sent yet.
+    fn park(&self, cx: &Cx<'_>, op: Op, finish: Finish, unsettled: Option<Box<dyn Unsettled>>) -> Parked {
+        let waiting = Waiting::new(self.this.clone(), finish, unsettled);
+        // It keeps the request: an answer that has just come must still be undone.
+        let interrupted = Arc::clone(&waiting);
+        let interrupt = Box::new(move || interrupted.interrupt());
+        waiting.set_complete(cx.park.park(Some(interrupt)));
+        let who = Who { uid: cx.uid, gid: cx.gid, pid: cx.pid, umask: cx.umask };
+        let pending = Pending { who, op, waiter: Arc::clone(&waiting) as Arc<dyn Waiter> };
+        Parked { pending, waiting }
+    }
+
+    fn send_parked(&self, Parked { pending, waiting }: Parked) {
+        let ordered = pending.op.is_ordered();
+        let key = if ordered { self.link.change(pending) } else { self.link.request(pending) };
+        if let Some(key) = key {
+            waiting.set_key(key);
+        }
+    }
+
+    /// Sends a change that nobody waits for.
+    fn tell(&self, op: Op) {
+        self.link.change(Pending { who: Who::default(), op, waiter: Arc::new(Nobody) });
+    }
+
+    /// The kernel, or whoever would have told it, takes lookups back.
+    fn forget_known(&self, ino: Ino, count: u64) {
+        let Some(stamp) = self.tables.lock().forget(ino, count) else { return };
+        let batch = {
+            let mut forgotten = self.forgotten.lock();
+            forgotten.push(Forgotten { ino, stamp });
+            if forgotten.len() < FORGET_BATCH {
+                return;
+            }
+            std::mem::take(&mut *forgotten)
+        };
+        self.tell(Op::Forget { inodes: List(batch) });
+    }
+
+    fn release_handle(&self, fh: u64) {
+        self.tables.lock().handles.remove(&fh);
+        self.tell(Op::Release { fh });
+    }
+}
+
+impl Drop for RemoteFs {
+    fn drop(&mut self) {
+        self.link.close();
+        if let Some(runtime) = self.runtime.lock().take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// A request that is parked and not sent.
+struct Parked {
+    pending: Pending,
+    waiting: Arc<Waiting>,
+}
+
+struct Restorer(Weak<RemoteFs>);
+
+impl Restore for Restorer {
+    fn restore(&self, clean: bool) -> Vec<Pending> {
+        let Some(fs) = self.0.upgrade() else { return Vec::new() };
+        fs.forgotten.lock().clear();
+        let mut tables = fs.tables.lock();
+        if !clean {
+            tables.server_crashed();
+        }
+        let pending = |op, waiter| Pending { who: Who::default(), op, waiter };
+        let mut all = Vec::new();
+        let mut claims = Vec::with_capacity(tables.nodes.len());
+        for (ino, node) in &mut tables.nodes {
+            node.stamp = 0;
+            claims.push(Claim { ino: *ino, ticket: node.ticket });
+        }
+        for claims in claims.chunks(BATCH_MAX) {
+            let inos = claims.iter().map(|c| c.ino).collect();
+            let op = Op::Claim { inodes: List(claims.to_vec()) };
+            all.push(pending(op, Arc::new(Claimed { fs: self.0.clone(), inos }) as Arc<dyn Waiter>));
+        }
+        for (fh, handle) in tables.handles.iter().filter(|(_, handle)| !handle.lost) {
+            // It exists, it was checked who may open it, and nothing is to be cut off.
+            let flags = handle.flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
+            let op = Op::Open { ino: handle.ino, fh: *fh, flags, kill_suidgid: false };
+            all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino: handle.ino })));
+        }
+        for (ino, lock) in tables.locks.iter().flat_map(|(ino, locks)| locks.iter().map(move |l| (ino, l))) {
+            let op = Op::Reclaim { ino: *ino, lock: *lock };
+            all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino: *ino })));
+        }
+        all
+    }
+}
+
+/// Inodes are known in a new session.
+struct Claimed {
+    fs: Weak<RemoteFs>,
+    inos: Vec<Ino>,
+}
+
+impl Waiter for Claimed {
+    fn answer(&self, outcome: Outcome) {
+        let (Some(fs), Outcome::Count { count: stamp }) = (self.fs.upgrade(), outcome) else { return };
+        let mut tables = fs.tables.lock();
+        for ino in &self.inos {
+            if let Some(node) = tables.nodes.get_mut(ino) {
+                node.stamp = node.stamp.max(stamp);
+            }
+        }
+    }
+
+    fn fail(&self, _errno: Errno) {}
+}
+
+/// An open file or a lock is there again in a new session, or is lost.
+struct Regained {
+    fs: Weak<RemoteFs>,
+    ino: Ino,
+}
+
+impl Waiter for Regained {
+    fn answer(&self, outcome: Outcome) {
+        if let (Some(fs), Outcome::Failed { errno }) = (self.fs.upgrade(), outcome) {
+            tracing::error!(
+                inode = self.ino,
+                errno,
+                "an open file or a lock on it is lost: using the file fails now"
+            );
+            fs.tables.lock().lose(self.ino);
+        }
+    }
+
+    fn fail(&self, _errno: Errno) {}
+}

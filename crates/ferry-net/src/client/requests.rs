@@ -1,0 +1,462 @@
+//! The file system as a transport sees it: each request as a message, and each answer as a reply.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_fs::*;
+use serde_json::Value;
+
+use super::RemoteFs;
+use super::tables::{Dir, Handle};
+use super::waiting::Finish;
+use crate::message::{IO_MAX, Known, Name, Op, Outcome};
+
+/// Nothing is cached: another client may change it.
+const VALID: Duration = Duration::ZERO;
+/// The kernel has room for so many bytes of a listing at least.
+const LISTING_MIN: usize = 4096;
+/// Bytes that the kernel takes for an entry beside its name, at most.
+const ENTRY_BYTES: usize = 128 + 24;
+/// Bytes that one request copies within the server: others wait behind it.
+const COPY_MAX: u64 = 16 << 20;
+
+fn entry(known: Option<&Known>) -> Entry {
+    Entry { attr: known.map(|k| k.attr), entry_valid: VALID, attr_valid: VALID }
+}
+
+/// How a file is opened: the kernel caches nothing, and each close is told, for `fcntl` locks end with it.
+fn opened(fh: u64) -> Opened {
+    Opened { fh, direct_io: true, parallel_direct_writes: true, ..Opened::default() }
+}
+
+/// What an answer is if it is none of those that fit the request.
+pub(super) fn unfit(outcome: Outcome) -> Errno {
+    match outcome {
+        Outcome::Failed { errno } if errno > 0 => Errno(errno),
+        _ => Errno(libc::EPROTO),
+    }
+}
+
+pub(super) fn done(outcome: Outcome) -> Result<Reply, Errno> {
+    match outcome {
+        Outcome::Done {} => Ok(Reply::Empty),
+        other => Err(unfit(other)),
+    }
+}
+
+fn count(outcome: Outcome) -> Result<Reply, Errno> {
+    match outcome {
+        Outcome::Count { count } => Ok(Reply::Count(count)),
+        other => Err(unfit(other)),
+    }
+}
+
+fn attributes(outcome: Outcome) -> Result<Reply, Errno> {
+    match outcome {
+        Outcome::Attributes { attr } => Ok(Reply::Attr(attr, VALID)),
+        other => Err(unfit(other)),
+    }
+}
+
+fn data(outcome: Outcome, most: usize) -> Result<Reply, Errno> {
+    match outcome {
+        Outcome::Data { bytes } if bytes.len() <= most => Ok(Reply::Data(bytes)),
+        other => Err(unfit(other)),
+    }
+}
+
+/// A name that was made in a directory.
+fn made(parent: Ino) -> Finish {
+    Box::new(move |fs, outcome| match outcome {
+        Outcome::Entry { known: Some(known) } => {
+            let mut tables = fs.tables.lock();
+            tables.learn(&known);
+            tables.changed(parent);
+            tables.changed(known.attr.ino);
+            Ok(Reply::Entry(entry(Some(&known))))
+        }
+        other => Err(unfit(other)),
+    })
+}
+
+/// Done, and these inodes are changed.
+fn changed<const N: usize>(inodes: [Ino; N]) -> Finish {
+    Box::new(move |fs, outcome| {
+        let mut tables = fs.tables.lock();
+        inodes.iter().for_each(|ino| tables.changed(*ino));
+        done(outcome)
+    })
+}
+
+/// A file that was made and opened.
+fn created(parent: Option<Ino>, fh: u64, flags: i32) -> Finish {
+    Box::new(move |fs, outcome| match outcome {
+        Outcome::Entry { known: Some(known) } => {
+            let ino = known.attr.ino;
+            let mut tables = fs.tables.lock();
+            tables.learn(&known);
+            parent.into_iter().chain([ino]).for_each(|ino| tables.changed(ino));
+            tables.handles.insert(fh, Handle { ino, flags, lost: false });
+            Ok(Reply::Created(entry(Some(&known)), opened(fh)))
+        }
+        other => Err(unfit(other)),
+    })
+}
+
+impl RemoteFs {
+    pub(super) fn usable(&self, fh: u64) -> Result<(), Errno> {
+        match self.tables.lock().handles.get(&fh) {
+            Some(handle) if handle.lost => Err(Errno(libc::EIO)),
+            Some(_) => Ok(()),
+            None => Err(Errno(libc::EBADF)),
+        }
+    }
+
+    /// Makes one inode durable.
+    fn sync_one(&self, cx: &Cx<'_>, ino: Ino, op: Op) -> Answer<()> {
+        let newest = self.tables.lock().newest_change();
+        let finish: Finish = Box::new(move |fs, outcome| {
+            let reply = done(outcome)?;
+            let mut tables = fs.tables.lock();
+            tables.synced(Some(ino), newest);
+            if tables.take_damage(Some(ino)) { Err(Errno(libc::EIO)) } else { Ok(reply) }
+        });
+        self.send(cx, op, finish)
+    }
+
+    /// The server's counters, with those of this end.
+    fn stats(&self, cx: &Cx<'_>, most: usize) -> Answer<Vec<u8>> {
+        let finish: Finish = Box::new(move |fs, outcome| {
+            let Reply::Data(bytes) = data(outcome, usize::MAX)? else { return Err(Errno(libc::EPROTO)) };
+            let text = bytes.strip_suffix(b"\0").unwrap_or(&bytes);
+            let mut stats: Value = serde_json::from_slice(text).map_err(|_| Errno(libc::EPROTO))?;
+            if !stats.is_object() {
+                return Err(Errno(libc::EPROTO));
+            }
+            stats["connection"] = fs.link.json();
+            stats["fuse"] = fs.host.read().as_ref().map_or(Value::Null, |host| host.stats());
+            let mut bytes = stats.to_string().into_bytes();
+            bytes.push(0);
+            if bytes.len() > most { Err(Errno(libc::ERANGE)) } else { Ok(Reply::Data(bytes)) }
+        });
+        self.send(cx, Op::Stats {}, finish)
+    }
+
+    /// Gives the kernel names that came with an earlier answer; `false`: there are none for this place.
+    fn list_kept(&self, fh: u64, cookie: u64, sink: &mut dyn FnMut(&DirEntry) -> bool) -> bool {
+        let mut tables = self.tables.lock();
+        let Some(dir) = tables.dirs.get_mut(&fh) else { return false };
+        if cookie == 0 || dir.cookie != cookie || dir.names.is_empty() {
+            dir.names.clear();
+            return false;
+        }
+        while let Some(name) = dir.names.front() {
+            if !sink(&dir_entry(name)) {
+                break;
+            }
+            dir.cookie = name.cookie;
+            dir.names.pop_front();
+        }
+        true
+    }
+}
+
+fn dir_entry(name: &Name) -> DirEntry {
+    let Name { name, ino, kind, cookie } = name;
+    // Attributes would be older than what the kernel has learned since: it asks for those that it wants.
+    DirEntry { name: name.as_slice().into(), ino: *ino, kind: *kind, cookie: *cookie, entry: None }
+}
+
+/// As many entries as the kernel has room for in any case; the others are kept.
+fn listing(fs: &RemoteFs, fh: u64, names: Vec<Name>) -> Vec<DirEntry> {
+    let mut names = std::collections::VecDeque::from(names);
+    let (mut entries, mut bytes, mut cookie) = (Vec::new(), 0, 0);
+    while let Some(name) = names.front() {
+        bytes += (ENTRY_BYTES + name.name.len()).next_multiple_of(8);
+        if bytes > LISTING_MIN {
+            break;
+        }
+        cookie = name.cookie;
+        entries.push(dir_entry(name));
+        names.pop_front();
+    }
+    if let Some(dir) = fs.tables.lock().dirs.get_mut(&fh) {
+        (dir.cookie, dir.names) = (cookie, names);
+    }
+    entries
+}
+
+impl Filesystem for RemoteFs {
+    fn attach(&self, host: Arc<dyn Host>) {
+        *self.host.write() = Some(host);
+    }
+
+    fn detach(&self) {
+        *self.host.write() = None;
+        self.close();
+    }
+
+    fn lookup(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        let finish: Finish = Box::new(|fs, outcome| match outcome {
+            Outcome::Entry { known } => {
+                if let Some(known) = &known {
+                    fs.tables.lock().learn(known);
+                }
+                Ok(Reply::Entry(entry(known.as_ref())))
+            }
+            other => Err(unfit(other)),
+        });
+        self.send(cx, Op::Lookup { parent, name: name.into() }, finish)
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        self.forget_known(ino, count);
+    }
+
+    fn getattr(&self, cx: &Cx, ino: Ino, _fh: Option<u64>) -> Answer<(Attr, Duration)> {
+        self.send(cx, Op::Getattr { ino }, Box::new(|_, outcome| attributes(outcome)))
+    }
+
+    fn setattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
+        let finish: Finish = Box::new(move |fs, outcome| {
+            fs.tables.lock().changed(ino);
+            attributes(outcome)
+        });
+        self.send(cx, Op::Setattr { ino, fh, set: *set }, finish)
+    }
+
+    fn readlink(&self, cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
+        self.send(cx, Op::Readlink { ino }, Box::new(|_, outcome| data(outcome, SYMLINK_MAX)))
+    }
+
+    fn mknod(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, rdev: u32) -> Answer<Entry> {
+        self.send(cx, Op::Mknod { parent, name: name.into(), mode, rdev }, made(parent))
+    }
+
+    fn mkdir(&self, cx: &Cx, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
+        self.send(cx, Op::Mkdir { parent, name: name.into(), mode }, made(parent))
+    }
+
+    fn symlink(&self, cx: &Cx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
+        self.send(cx, Op::Symlink { parent, name: name.into(), target: target.into() }, made(parent))
+    }
+
+    fn link(&self, cx: &Cx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        self.send(cx, Op::Link { ino, parent, name: name.into() }, made(parent))
+    }
+
+    fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
+        self.send(cx, Op::Unlink { parent, name: name.into() }, changed([parent]))
+    }
+
+    fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
+        self.send(cx, Op::Rmdir { parent, name: name.into() }, changed([parent]))
+    }
+
+    fn rename(
+        &self,
+        cx: &Cx,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        let op = Op::Rename { parent, name: name.into(), new_parent, new_name: new_name.into(), flags };
+        self.send(cx, op, changed([parent, new_parent]))
+    }
+
+    fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened> {
+        let fh = self.tables.lock().fresh_fh();
+        let finish: Finish = Box::new(move |fs, outcome| {
+            done(outcome)?;
+            fs.tables.lock().handles.insert(fh, Handle { ino, flags, lost: false });
+            Ok(Reply::Opened(opened(fh)))
+        });
+        self.send(cx, Op::Open { ino, fh, flags, kill_suidgid }, finish)
+    }
+
+    fn create(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
+        let fh = self.tables.lock().fresh_fh();
+        let op = Op::Create { parent, name: name.into(), mode, flags, fh };
+        self.send(cx, op, created(Some(parent), fh, flags))
+    }
+
+    fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
+        let fh = self.tables.lock().fresh_fh();
+        self.send(cx, Op::Tmpfile { parent, mode, flags, fh }, created(None, fh, flags))
+    }
+
+    fn read(&self, cx: &Cx, _ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        self.usable(fh)?;
+        let most = out.len().min(IO_MAX);
+        let op = Op::Read { fh, offset, size: most as u32 };
+        self.send(cx, op, Box::new(move |_, outcome| data(outcome, most)))
+    }
+
+    fn write(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        fh: u64,
+        offset: u64,
+        data: &[u8],
+        append: bool,
+        kill_suidgid: bool,
+    ) -> Answer<u64> {
+        self.usable(fh)?;
+        if data.len() > IO_MAX {
+            return Err(Errno(libc::EINVAL).into());
+        }
+        let finish: Finish = Box::new(move |fs, outcome| {
+            fs.tables.lock().changed(ino);
+            count(outcome)
+        });
+        self.send(cx, Op::Write { fh, offset, data: data.into(), append, kill_suidgid }, finish)
+    }
+
+    fn flush(&self, cx: &Cx, ino: Ino, _fh: u64, lock_owner: u64) -> Answer<()> {
+        if !self.tables.lock().has_locks(ino, lock_owner) {
+            return Ok(());
+        }
+        let lock = FileLock { end: u64::MAX, kind: libc::F_UNLCK, owner: lock_owner, ..FileLock::default() };
+        self.unlock(cx, ino, lock)
+    }
+
+    fn release(&self, _cx: &Cx, _ino: Ino, fh: u64) {
+        self.release_handle(fh);
+    }
+
+    fn fsync(&self, cx: &Cx, ino: Ino, fh: u64, data_only: bool) -> Answer<()> {
+        self.usable(fh)?;
+        self.sync_one(cx, ino, Op::Fsync { fh, data_only })
+    }
+
+    fn fallocate(&self, cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
+        self.usable(fh)?;
+        self.send(cx, Op::Fallocate { fh, mode, offset, len }, changed([ino]))
+    }
+
+    fn lseek(&self, cx: &Cx, _ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {
+        self.usable(fh)?;
+        self.send(cx, Op::Lseek { fh, offset, whence }, Box::new(|_, outcome| count(outcome)))
+    }
+
+    fn copy_file_range(
+        &self,
+        cx: &Cx,
+        _ino_in: Ino,
+        fh_in: u64,
+        off_in: u64,
+        ino_out: Ino,
+        fh_out: u64,
+        off_out: u64,
+        len: u64,
+    ) -> Answer<u64> {
+        self.usable(fh_in)?;
+        self.usable(fh_out)?;
+        let finish: Finish = Box::new(move |fs, outcome| {
+            fs.tables.lock().changed(ino_out);
+            count(outcome)
+        });
+        let len = len.min(COPY_MAX);
+        self.send(cx, Op::Copy { fh_in, off_in, fh_out, off_out, len }, finish)
+    }
+
+    fn opendir(&self, _cx: &Cx, _ino: Ino) -> Answer<Opened> {
+        let mut tables = self.tables.lock();
+        let fh = tables.fresh_fh();
+        tables.dirs.insert(fh, Dir::default());
+        Ok(Opened { fh, ..Opened::default() })
+    }
+
+    fn readdir(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        fh: u64,
+        cookie: u64,
+        _plus: bool,
+        sink: &mut dyn FnMut(&DirEntry) -> bool,
+    ) -> Answer<()> {
+        if self.list_kept(fh, cookie, sink) {
+            return Ok(());
+        }
+        let finish: Finish = Box::new(move |fs, outcome| match outcome {
+            Outcome::Listing { names } => Ok(Reply::Dir(listing(fs, fh, names.0))),
+            other => Err(unfit(other)),
+        });
+        self.send(cx, Op::Readdir { ino, cookie }, finish)
+    }
+
+    fn releasedir(&self, _cx: &Cx, _ino: Ino, fh: u64) {
+        self.tables.lock().dirs.remove(&fh);
+    }
+
+    fn fsyncdir(&self, cx: &Cx, ino: Ino, _fh: u64, data_only: bool) -> Answer<()> {
+        self.sync_one(cx, ino, Op::Fsyncdir { ino, data_only })
+    }
+
+    fn statfs(&self, cx: &Cx) -> Answer<Statfs> {
+        let finish: Finish = Box::new(|_, outcome| match outcome {
+            Outcome::Totals { totals } => Ok(Reply::Statfs(totals)),
+            other => Err(unfit(other)),
+        });
+        self.send(cx, Op::Statfs {}, finish)
+    }
+
+    fn setxattr(&self, cx: &Cx, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Answer<()> {
+        let op = Op::Setxattr { ino, name: name.into(), value: value.into(), flags };
+        self.send(cx, op, changed([ino]))
+    }
+
+    fn getxattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
+        let op = Op::Getxattr { ino, name: name.into() };
+        self.send(cx, op, Box::new(|_, outcome| data(outcome, XATTR_SIZE_MAX)))
+    }
+
+    fn listxattr(&self, cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
+        self.send(cx, Op::Listxattr { ino }, Box::new(|_, outcome| data(outcome, XATTR_SIZE_MAX)))
+    }
+
+    fn removexattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<()> {
+        self.send(cx, Op::Removexattr { ino, name: name.into() }, changed([ino]))
+    }
+
+    fn getlk(&self, cx: &Cx, ino: Ino, _fh: u64, lock: &FileLock) -> Answer<FileLock> {
+        self.blocker(cx, ino, *lock)
+    }
+
+    fn setlk(&self, cx: &Cx, ino: Ino, fh: u64, lock: &FileLock, wait: bool) -> Answer<()> {
+        if lock.kind == libc::F_UNLCK {
+            self.unlock(cx, ino, *lock)
+        } else {
+            self.lock(cx, ino, fh, *lock, wait)
+        }
+    }
+
+    fn remote_locks(&self) -> bool {
+        true
+    }
+
+    fn writeback_cache(&self) -> bool {
+        false
+    }
+
+    fn ioctl(&self, cx: &Cx, _ino: Ino, cmd: u32, _input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
+        match cmd {
+            ioctl::SYNC => {
+                let newest = self.tables.lock().newest_change();
+                let finish: Finish = Box::new(move |fs, outcome| {
+                    let bytes = data(outcome, 0)?;
+                    let mut tables = fs.tables.lock();
+                    tables.synced(None, newest);
+                    if tables.take_damage(None) { Err(Errno(libc::EIO)) } else { Ok(bytes) }
+                });
+                self.send(cx, Op::Sync {}, finish)
+            }
+            ioctl::STATS => self.stats(cx, out_max),
+            _ => Err(Errno(libc::ENOTTY).into()),
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! What a client remembers of its session, so that it can have another one: inodes that its kernel knows, open files, locks.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use ferry_fs::{FileLock, Ino, ROOT};
+
+use super::Parked;
+use crate::message::{Known, Name};
+use crate::server::set_range;
+
+/// Inodes with changes of which it is not known that they are durable; more than these are "all that are open".
+const UNSYNCED_MAX: usize = 1 << 16;
+
+/// An inode that the kernel knows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node {
+    /// The kernel's count.
+    pub(super) lookups: u64,
+    /// The newest answer that named it.
+    pub(super) stamp: u64,
+    pub(super) ticket: u128,
+}
+
+/// An open file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handle {
+    pub(super) ino: Ino,
+    pub(super) flags: i32,
+    /// A lock on it, or the file itself, did not outlive a session: everything but closing fails.
+    pub(super) lost: bool,
+}
+
+/// An open directory.
+#[derive(Debug, Default)]
+pub(super) struct Dir {
+    /// Where `names` begin.
+    pub(super) cookie: u64,
+    /// Names that the server has sent and the kernel has not had yet.
+    pub(super) names: VecDeque<Name>,
+}
+
+/// Who holds locks on a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Owner {
+    ino: Ino,
+    owner: u64,
+    flock: bool,
+}
+
+impl Owner {
+    pub(super) fn of(ino: Ino, lock: &FileLock) -> Self {
+        Self { ino, owner: lock.owner, flock: lock.flock }
+    }
+}
+
+/// All of it.
+#[derive(Default)]
+pub(super) struct Tables {
+    pub(super) nodes: HashMap<Ino, Node>,
+    pub(super) handles: HashMap<u64, Handle>,
+    pub(super) dirs: HashMap<u64, Dir>,
+    pub(super) locks: HashMap<Ino, Vec<FileLock>>,
+    /// Owners of whom it is not known what the server did for them, and what they ask for meanwhile.
+    unsettled: HashMap<Owner, Vec<Parked>>,
+    /// Inodes changed since they were synced last, each with the number of its newest change.
+    unsynced: HashMap<Ino, u64>,
+    /// `unsynced` did not hold all of them.
+    overflow: bool,
+    changes: u64,
+    /// Inodes that may have lost changes, which nobody was told yet.
+    damaged: HashSet<Ino>,
+    next_fh: u64,
+}
+
+impl Tables {
+    /// A new number for an open file or directory.
+    pub(super) fn fresh_fh(&mut self) -> u64 {
+        self.next_fh += 1;
+        self.next_fh
+    }
+
+    /// An answer has named an inode, and the kernel is told.
+    pub(super) fn learn(&mut self, known: &Known) {
+        if known.attr.ino == ROOT {
+            return;
+        }
+        let new = Node { lookups: 0, stamp: 0, ticket: known.ticket };
+        let node = self.nodes.entry(known.attr.ino).or_insert(new);
+        node.lookups += 1;
+        node.stamp = node.stamp.max(known.stamp);
+    }
+
+    /// The kernel takes lookups back; gives the stamp if it knows the inode no more.
+    pub(super) fn forget(&mut self, ino: Ino, count: u64) -> Option<u64> {
+        let node = self.nodes.get_mut(&ino)?;
+        node.lookups = node.lookups.saturating_sub(count);
+        let stamp = node.stamp;
+        (node.lookups == 0).then(|| {
+            self.nodes.remove(&ino);
+            stamp
+        })
+    }
+
+    /// A change of this inode was asked for.
+    pub(super) fn changed(&mut self, ino: Ino) {
+        self.changes += 1;
+        if self.unsynced.len() < UNSYNCED_MAX || self.unsynced.contains_key(&ino) {
+            self.unsynced.insert(ino, self.changes);
+        } else {
+            self.overflow = true;
+        }
+    }
+
+    /// A sync begins: what it covers.
+    pub(super) fn newest_change(&self) -> u64 {
+        self.changes
+    }
+
+    /// A sync that began at `newest` has ended well: of one inode, or of all.
+    pub(super) fn synced(&mut self, ino: Option<Ino>, newest: u64) {
+        match ino {
+            Some(ino) if self.unsynced.get(&ino).is_some_and(|change| *change <= newest) => {
+                self.unsynced.remove(&ino);
+            }
+            Some(_) => {}
+            None => {
+                self.unsynced.retain(|_, change| *change > newest);
+                self.overflow &= newest < self.changes;
+            }
+        }
+    }
+
+    /// Whether changes of the inode (`None`: of any) may have been lost of which nobody was told; whoever asks tells.
+    pub(super) fn take_damage(&mut self, ino: Option<Ino>) -> bool {
+        match ino {
+            Some(ino) => self.damaged.remove(&ino),
+            None => !std::mem::take(&mut self.damaged).is_empty(),
+        }
+    }
+
+    /// A server has gone without making everything durable.
+    pub(super) fn server_crashed(&mut self) {
+        self.damaged.extend(self.unsynced.drain().map(|(ino, _)| ino));
+        if std::mem::take(&mut self.overflow) {
+            self.damaged.extend(self.handles.values().map(|h| h.ino));
+        }
+    }
+
+    /// A lock was taken or given back.
+    pub(super) fn set_lock(&mut self, ino: Ino, lock: &FileLock) {
+        let locks = self.locks.entry(ino).or_default();
+        set_range(locks, lock);
+        if locks.is_empty() {
+            self.locks.remove(&ino);
+        }
+    }
+
+    /// What the owner of `lock` has of its range.
+    pub(super) fn locks_within(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
+        let all = self.locks.get(&ino).into_iter().flatten();
+        let own = all.filter(|l| l.owner == lock.owner && l.flock == lock.flock);
+        let within = own.filter(|l| l.start <= lock.end && lock.start <= l.end);
+        within.map(|l| FileLock { start: l.start.max(lock.start), end: l.end.min(lock.end), ..*l }).collect()
+    }
+
+    /// The same, with what it does not have as pieces of kind `F_UNLCK`.
+    pub(super) fn pieces(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
+        let mut pieces = self.locks_within(ino, lock);
+        let unlock = FileLock { kind: libc::F_UNLCK, ..*lock };
+        let mut gaps = vec![unlock];
+        for piece in &pieces {
+            gaps = gaps
+                .into_iter()
+                .flat_map(|gap| {
+                    let left = (gap.start < piece.start)
+                        .then(|| FileLock { end: gap.end.min(piece.start - 1), ..gap });
+                    let right = (piece.end < gap.end)
+                        .then(|| FileLock { start: gap.start.max(piece.end + 1), ..gap });
+                    left.into_iter().chain(right)
+                })
+                .collect();
+        }
+        pieces.extend(gaps);
+        pieces
+    }
+
+    /// From now on requests of this owner are kept.
+    pub(super) fn unsettle(&mut self, owner: Owner) {
+        self.unsettled.entry(owner).or_default();
+    }
+
+    /// Keeps a request of an unsettled owner; gives it back if it can be sent.
+    pub(super) fn defer(&mut self, owner: Owner, parked: Parked) -> Option<Parked> {
+        match self.unsettled.get_mut(&owner) {
+            Some(kept) => {
+                kept.push(parked);
+                None
+            }
+            None => Some(parked),
+        }
+    }
+
+    /// The owner is settled; gives what was kept.
+    pub(super) fn settle(&mut self, owner: Owner) -> Vec<Parked> {
+        self.unsettled.remove(&owner).unwrap_or_default()
+    }
+
+    /// Whether an owner has `fcntl` locks on a file.
+    pub(super) fn has_locks(&self, ino: Ino, owner: u64) -> bool {
+        self.locks.get(&ino).is_some_and(|locks| locks.iter().any(|l| l.owner == owner && !l.flock))
+    }
+
+    /// Open files of this inode can be used no more.
+    pub(super) fn lose(&mut self, ino: Ino) {
+        self.handles.values_mut().filter(|h| h.ino == ino).for_each(|h| h.lost = true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_changed_and_not_synced_is_told_once_after_a_crash() {
+        let mut tables = Tables::default();
+        tables.changed(5);
+        let newest = tables.newest_change();
+        tables.changed(6);
+        tables.synced(Some(5), newest);
+        tables.synced(Some(6), newest);
+        tables.server_crashed();
+        assert!(!tables.take_damage(Some(5)), "it was synced");
+        assert!(tables.take_damage(Some(6)), "it was changed after the sync had begun");
+        assert!(!tables.take_damage(Some(6)), "once");
+    }
+
+    #[test]
+    fn more_changes_than_are_remembered_damage_all_open_files() {
+        let mut tables = Tables::default();
+        (0..=UNSYNCED_MAX as u64).for_each(|ino| tables.changed(ino + 10));
+        tables.handles.insert(1, Handle { ino: 3, flags: 0, lost: false });
+        tables.server_crashed();
+        assert!(tables.take_damage(Some(3)));
+        assert!(tables.take_damage(None) && !tables.take_damage(None));
+    }
+}

@@ -1,0 +1,22 @@
+//! Several machines on one volume: [`Server`] gives a file system to clients, [`RemoteFs`] is that file system at a client.
+//!
+//! Where to start reading: `docs/protocol.md`, then `message` (what travels), `server/session.rs` (the rules), `client/link.rs`.
+
+mod address;
+mod client;
+mod codec;
+mod error;
+mod frame;
+mod message;
+mod server;
+#[cfg(test)]
+mod tests;
+mod tls;
+
+pub use address::Address;
+pub use client::{ClientOptions, Connecting, Connector, RemoteFs};
+pub use error::NetError;
+pub use frame::Stream;
+pub use message::VERSION;
+pub use server::{Control, Export, Server, ServerOptions};
+pub use tls::{ClientTls, ServerTls, TcpConnector, authority};

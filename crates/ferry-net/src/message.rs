@@ -1,0 +1,272 @@
+//! The messages, and the limits on them. `docs/protocol.md` says what they mean.
+
+use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, XattrFlags};
+
+use crate::codec::{List, wire_enum, wire_fields};
+
+/// The version of the protocol: both sides must have the same.
+pub const VERSION: u32 = 1;
+/// Bytes of the largest read and write.
+pub const IO_MAX: usize = 1 << 20;
+/// Bytes of the longest message: the largest write and what goes before it.
+pub const FRAME_MAX: usize = IO_MAX + (64 << 10);
+/// Bytes of the longest first message, from somebody of whom nothing is known yet.
+pub const HELLO_MAX: usize = 8 << 10;
+/// Operations of a session that the server has taken and not answered.
+pub const WINDOW_OPS: usize = 1024;
+/// Bytes of those operations and their answers.
+pub const WINDOW_BYTES: usize = 32 << 20;
+/// Bytes of names that one answer to `Readdir` holds.
+pub const LISTING_MAX: usize = 32 << 10;
+/// Inodes in one `Forget` or `Claim`.
+pub const BATCH_MAX: usize = 1024;
+
+/// On whose behalf.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Who {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// The thread, in its own machine's numbers.
+    pub pid: u32,
+    /// For operations that make a name.
+    pub umask: u32,
+}
+
+/// An inode as an answer names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Its attributes.
+    pub attr: Attr,
+    /// Counts, in the session, the answers that have named an inode: `Forget` says up to which one the client has seen.
+    pub stamp: u64,
+    /// Proves to a server that was restarted that the client may use the inode.
+    pub ticket: u128,
+}
+
+/// An inode that a client knew in a session that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Its number.
+    pub ino: Ino,
+    /// What the server had given with it.
+    pub ticket: u128,
+}
+
+/// An inode that a client forgets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Its number.
+    pub ino: Ino,
+    /// The newest answer that named it, as far as the client has seen.
+    pub stamp: u64,
+}
+
+/// An entry of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    /// The name.
+    pub name: Vec<u8>,
+    /// Its inode.
+    pub ino: Ino,
+    /// Its type.
+    pub kind: u32,
+    /// Where the listing goes on behind it.
+    pub cookie: u64,
+}
+
+wire_fields! {
+    Who { uid, gid, pid, umask }
+    Known { attr, stamp, ticket }
+    Claim { ino, ticket }
+    Forgotten { ino, stamp }
+    Name { name, ino, kind, cookie }
+}
+
+wire_enum! {
+    /// An operation. Those up to 31 change nothing and may be made again and in any order; the others are ordered.
+    #[derive(Clone, Debug, PartialEq)]
+    pub enum Op {
+        1 => Lookup { parent: Ino, name: Vec<u8> },
+        2 => Getattr { ino: Ino },
+        3 => Readlink { ino: Ino },
+        4 => Read { fh: u64, offset: u64, size: u32 },
+        5 => Fsync { fh: u64, data_only: bool },
+        6 => Lseek { fh: u64, offset: u64, whence: i32 },
+        7 => Readdir { ino: Ino, cookie: u64 },
+        8 => Fsyncdir { ino: Ino, data_only: bool },
+        9 => Statfs {},
+        10 => Getxattr { ino: Ino, name: Vec<u8> },
+        11 => Listxattr { ino: Ino },
+        12 => Getlk { ino: Ino, lock: FileLock },
+        /// Takes a lock, at once (else `EAGAIN`) or when it can be had. Asking again for what one has is harmless.
+        13 => Lock { ino: Ino, lock: FileLock, wait: bool },
+        /// Makes the whole volume durable.
+        14 => Sync {},
+        /// The server's counters, as JSON.
+        15 => Stats {},
+
+        32 => Setattr { ino: Ino, fh: Option<u64>, set: SetAttr },
+        33 => Mknod { parent: Ino, name: Vec<u8>, mode: u32, rdev: u32 },
+        34 => Mkdir { parent: Ino, name: Vec<u8>, mode: u32 },
+        35 => Symlink { parent: Ino, name: Vec<u8>, target: Vec<u8> },
+        36 => Link { ino: Ino, parent: Ino, name: Vec<u8> },
+        37 => Unlink { parent: Ino, name: Vec<u8> },
+        38 => Rmdir { parent: Ino, name: Vec<u8> },
+        39 => Rename { parent: Ino, name: Vec<u8>, new_parent: Ino, new_name: Vec<u8>, flags: RenameFlags },
+        40 => Open { ino: Ino, fh: u64, flags: i32, kill_suidgid: bool },
+        41 => Create { parent: Ino, name: Vec<u8>, mode: u32, flags: i32, fh: u64 },
+        42 => Tmpfile { parent: Ino, mode: u32, flags: i32, fh: u64 },
+        43 => Write { fh: u64, offset: u64, data: Vec<u8>, append: bool, kill_suidgid: bool },
+        44 => Release { fh: u64 },
+        45 => Fallocate { fh: u64, mode: i32, offset: u64, len: u64 },
+        46 => Copy { fh_in: u64, off_in: u64, fh_out: u64, off_out: u64, len: u64 },
+        47 => Setxattr { ino: Ino, name: Vec<u8>, value: Vec<u8>, flags: XattrFlags },
+        48 => Removexattr { ino: Ino, name: Vec<u8> },
+        /// Gives a lock back.
+        49 => Unlock { ino: Ino, lock: FileLock },
+        50 => Forget { inodes: List<Forgotten> },
+        /// In a new session: these inodes were known in the old one.
+        51 => Claim { inodes: List<Claim> },
+        /// In the place of an operation that nobody wants any more.
+        52 => Nothing {},
+        /// In a new session: this lock was held in the old one.
+        53 => Reclaim { ino: Ino, lock: FileLock },
+    }
+}
+
+impl Op {
+    /// Whether it belongs to the ordered stream.
+    pub fn is_ordered(&self) -> bool {
+        !matches!(
+            self,
+            Op::Lookup { .. }
+                | Op::Getattr { .. }
+                | Op::Readlink { .. }
+                | Op::Read { .. }
+                | Op::Fsync { .. }
+                | Op::Lseek { .. }
+                | Op::Readdir { .. }
+                | Op::Fsyncdir { .. }
+                | Op::Statfs {}
+                | Op::Getxattr { .. }
+                | Op::Listxattr { .. }
+                | Op::Getlk { .. }
+                | Op::Lock { .. }
+                | Op::Sync {}
+                | Op::Stats {}
+        )
+    }
+}
+
+wire_enum! {
+    /// How an operation ended.
+    #[derive(Clone, Debug, PartialEq)]
+    pub enum Outcome {
+        1 => Failed { errno: i32 },
+        2 => Done {},
+        /// A name looked up or made; `None`: there is none.
+        3 => Entry { known: Option<Known> },
+        4 => Attributes { attr: Attr },
+        5 => Count { count: u64 },
+        6 => Data { bytes: Vec<u8> },
+        7 => Listing { names: List<Name> },
+        8 => Totals { totals: Statfs },
+        9 => Blocker { lock: FileLock },
+    }
+}
+
+wire_enum! {
+    /// From a client.
+    #[derive(Clone, Debug, PartialEq)]
+    pub enum ToServer {
+        /// The first message of a connection.
+        1 => Hello {
+            /// [`VERSION`].
+            version: u32,
+            /// The session to go on with; 0: none.
+            session: u128,
+            /// What to mount: an absolute path on the volume.
+            path: Vec<u8>,
+            /// What the server's messages call the client.
+            name: Vec<u8>,
+        },
+        /// An operation of the unordered stream.
+        2 => Request {
+            /// The client's number for it.
+            id: u64,
+            /// It is made when this change has been applied.
+            after: u64,
+            /// Who asks.
+            who: Who,
+            /// What.
+            op: Op,
+        },
+        /// An operation of the ordered stream.
+        3 => Change {
+            /// Its place in the stream: 1, 2, 3, …
+            seq: u64,
+            /// Answers up to this one have arrived.
+            answered: u64,
+            /// Who asks.
+            who: Who,
+            /// What.
+            op: Op,
+        },
+        /// Nobody waits for that request any more.
+        4 => Cancel {
+            /// Its number.
+            id: u64,
+        },
+        /// Is the server there?
+        5 => Ping {},
+        /// The session ends; nothing of it is needed any more.
+        6 => Bye {},
+    }
+}
+
+wire_enum! {
+    /// From the server.
+    #[derive(Clone, Debug, PartialEq)]
+    pub enum ToClient {
+        /// The answer to `Hello`.
+        1 => Welcome {
+            /// The session's number, a secret.
+            session: u128,
+            /// Another one after each start of the server.
+            boot: u128,
+            /// The session that was asked for goes on.
+            resumed: bool,
+            /// The newest change of the session that was applied.
+            applied: u64,
+            /// Nothing can be changed.
+            read_only: bool,
+        },
+        /// The connection ends, and why.
+        2 => Refused {
+            /// For a person.
+            reason: Vec<u8>,
+        },
+        /// Answers a request.
+        3 => Reply {
+            /// Its number.
+            id: u64,
+            /// How it ended.
+            outcome: Outcome,
+        },
+        /// Answers a change.
+        4 => Changed {
+            /// Its place.
+            seq: u64,
+            /// How it ended.
+            outcome: Outcome,
+        },
+        /// Answers `Ping`.
+        5 => Pong {},
+        /// The server stops. What it has answered is durable, what it has not answered was not applied.
+        6 => Goodbye {},
+        /// Somebody has ended this session for good (`ferry evict`): whoever goes on with it does not know what was done meanwhile.
+        7 => Evicted {},
+    }
+}

@@ -1,0 +1,481 @@
+//! From an operation to the file system and back. Everything that a client says is checked here, before the file system sees it.
+
+use std::hash::Hasher;
+
+use ferry_fs::inprocess::FromReply;
+use ferry_fs::{
+    Answer, Attr, Complete, Cx, Entry, Errno, FileLock, Filesystem, InProcess, Ino, Interrupt, Park, ROOT,
+    Reply, SYMLINK_MAX, Stop, XATTR_SIZE_MAX,
+};
+use parking_lot::Mutex;
+use siphasher::sip128::{Hasher128, SipHasher24};
+
+use super::Core;
+use super::session::{Open, Session};
+use crate::codec::List;
+use crate::message::{BATCH_MAX, Claim, IO_MAX, Known, LISTING_MAX, Name, Op, Outcome, Who};
+
+/// The largest offset of a file, and of an entry in a directory.
+const OFFSET_MAX: u64 = i64::MAX as u64;
+/// What an answer takes beside its data, roughly: an entry with its attributes.
+const ANSWER_MIN: usize = 256;
+/// The permission bits, with set-user-id, set-group-id and sticky.
+const PERMISSIONS: u32 = 0o7777;
+
+type Done = Result<Outcome, Errno>;
+/// Takes an answer, now or later.
+pub(super) type Told = Box<dyn FnOnce(Outcome) + Send>;
+
+impl Op {
+    /// Bytes that it holds in the window: what came, or what goes back.
+    pub(super) fn weight(&self, message: usize) -> usize {
+        let answer = match self {
+            Op::Read { size, .. } => *size as usize,
+            Op::Readdir { .. } => LISTING_MAX,
+            Op::Getxattr { .. } | Op::Listxattr { .. } => XATTR_SIZE_MAX,
+            _ => ANSWER_MIN,
+        };
+        message.max(answer).min(2 * IO_MAX)
+    }
+}
+
+/// Says that a client was given an inode, to a server that has forgotten it.
+pub(super) fn ticket(key: &[u8; 16], path: &[u8], ino: Ino) -> u128 {
+    let mut hasher = SipHasher24::new_with_key(key);
+    hasher.write(b"ferry ticket\0");
+    hasher.write_u64(ino);
+    hasher.write(path);
+    hasher.finish128().as_u128()
+}
+
+/// An operation of one session, on its way.
+pub(super) struct Applying<'a> {
+    pub(super) core: &'a Core,
+    pub(super) session: &'a Session,
+    pub(super) who: Who,
+}
+
+impl Applying<'_> {
+    fn fs(&self) -> &dyn Filesystem {
+        &*self.core.fs
+    }
+
+    fn caller(&self) -> InProcess {
+        let Who { uid, gid, umask, pid } = self.who;
+        InProcess { uid, gid, umask: umask & 0o777, caller: pid }
+    }
+
+    fn call<T: FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> Result<T, Errno> {
+        self.caller().call(request)
+    }
+
+    fn ino(&self, ino: Ino) -> Result<Ino, Errno> {
+        self.session.inward(ino).ok_or(Errno(libc::ESTALE))
+    }
+
+    fn open(&self, fh: u64) -> Result<Open, Errno> {
+        self.session.handle(fh).ok_or(Errno(libc::EBADF))
+    }
+
+    fn optional(&self, fh: Option<u64>) -> Option<u64> {
+        fh.and_then(|fh| self.session.handle(fh)).map(|open| open.fh)
+    }
+
+    fn attr(&self, attr: Attr) -> Attr {
+        Attr { ino: self.session.outward(attr.ino), ..attr }
+    }
+
+    /// An entry as the client gets it; it then knows the inode.
+    fn entry(&self, entry: Entry) -> Outcome {
+        let known = entry.attr.map(|attr| {
+            let stamp = self.session.learn(self.fs(), attr.ino);
+            let ticket = ticket(&self.core.key, &self.session.path, attr.ino);
+            Known { attr: self.attr(attr), stamp, ticket }
+        });
+        Outcome::Entry { known }
+    }
+
+    /// Makes a change, and waits for whatever it waits for: never another client.
+    pub(super) fn change(&self, op: Op) -> Outcome {
+        let harmless = matches!(
+            op,
+            Op::Release { .. }
+                | Op::Forget { .. }
+                | Op::Claim { .. }
+                | Op::Nothing {}
+                | Op::Unlock { .. }
+                | Op::Reclaim { .. }
+        ) || matches!(op, Op::Open { flags, .. } if !changes(flags));
+        if self.session.read_only && !harmless {
+            return Outcome::Failed { errno: libc::EROFS };
+        }
+        self.make(op).unwrap_or_else(|Errno(errno)| Outcome::Failed { errno })
+    }
+
+    fn make(&self, op: Op) -> Done {
+        let fs = self.fs();
+        match op {
+            Op::Setattr { ino, fh, mut set } => {
+                set.mode = set.mode.map(|mode| mode & PERMISSIONS);
+                if set.size.is_some_and(|size| size > OFFSET_MAX) {
+                    return Err(Errno(libc::EFBIG));
+                }
+                let (ino, fh) = (self.ino(ino)?, self.optional(fh));
+                let (attr, _) = self.call(|cx| fs.setattr(cx, ino, fh, &set))?;
+                Ok(Outcome::Attributes { attr: self.attr(attr) })
+            }
+            Op::Mknod { parent, name, mode, rdev } => {
+                let parent = self.ino(parent)?;
+                let mode = mode & (libc::S_IFMT | PERMISSIONS);
+                Ok(self.entry(self.call(|cx| fs.mknod(cx, parent, &name, mode, rdev))?))
+            }
+            Op::Mkdir { parent, name, mode } => {
+                let parent = self.ino(parent)?;
+                Ok(self.entry(self.call(|cx| fs.mkdir(cx, parent, &name, mode & PERMISSIONS))?))
+            }
+            Op::Symlink { parent, name, target } => {
+                if target.is_empty() || target.contains(&0) {
+                    return Err(Errno(libc::EINVAL));
+                }
+                if target.len() > SYMLINK_MAX {
+                    return Err(Errno(libc::ENAMETOOLONG));
+                }
+                let parent = self.ino(parent)?;
+                Ok(self.entry(self.call(|cx| fs.symlink(cx, parent, &name, &target))?))
+            }
+            Op::Link { ino, parent, name } => {
+                let (ino, parent) = (self.ino(ino)?, self.ino(parent)?);
+                Ok(self.entry(self.call(|cx| fs.link(cx, ino, parent, &name))?))
+            }
+            Op::Unlink { parent, name } => {
+                let parent = self.ino(parent)?;
+                self.done(|cx| fs.unlink(cx, parent, &name))
+            }
+            Op::Rmdir { parent, name } => {
+                let parent = self.ino(parent)?;
+                self.done(|cx| fs.rmdir(cx, parent, &name))
+            }
+            Op::Rename { parent, name, new_parent, new_name, flags } => {
+                let (parent, new_parent) = (self.ino(parent)?, self.ino(new_parent)?);
+                self.done(|cx| fs.rename(cx, parent, &name, new_parent, &new_name, flags))
+            }
+            Op::Setxattr { ino, name, value, flags } => {
+                if value.len() > XATTR_SIZE_MAX {
+                    return Err(Errno(libc::E2BIG));
+                }
+                let ino = self.ino(ino)?;
+                self.done(|cx| fs.setxattr(cx, ino, &name, &value, flags))
+            }
+            Op::Removexattr { ino, name } => {
+                let ino = self.ino(ino)?;
+                self.done(|cx| fs.removexattr(cx, ino, &name))
+            }
+            Op::Unlock { ino, lock } => {
+                self.core.locks.give_back(self.session.id, self.ino(ino)?, &lock);
+                Ok(Outcome::Done {})
+            }
+            Op::Reclaim { ino, lock } => {
+                let _leave = self.session.may_lock(None).ok_or(Errno(libc::EIO))?;
+                self.core.locks.take(self.session.id, self.ino(ino)?, &lock)?;
+                Ok(Outcome::Done {})
+            }
+            Op::Forget { inodes } => {
+                for one in &inodes.0 {
+                    self.session.forget(fs, one.ino, one.stamp);
+                }
+                Ok(Outcome::Done {})
+            }
+            Op::Claim { inodes } => self.claim(&inodes),
+            Op::Nothing {} => Ok(Outcome::Done {}),
+            op => self.make_on_file(op),
+        }
+    }
+
+    /// Changes of open files.
+    fn make_on_file(&self, op: Op) -> Done {
+        let fs = self.fs();
+        match op {
+            Op::Open { ino, fh, flags, kill_suidgid } => {
+                let ino = self.ino(ino)?;
+                if self.session.is_open(fh) {
+                    return Err(Errno(libc::EINVAL));
+                }
+                let opened = self.call(|cx| fs.open(cx, ino, flags, kill_suidgid))?;
+                self.enter(fh, Open { ino, fh: opened.fh, writes: changes(flags) })?;
+                Ok(Outcome::Done {})
+            }
+            Op::Create { parent, name, mode, flags, fh } => {
+                let parent = self.ino(parent)?;
+                self.made(fh, flags, |cx| {
+                    fs.create(cx, parent, &name, mode & PERMISSIONS | libc::S_IFREG, flags)
+                })
+            }
+            Op::Tmpfile { parent, mode, flags, fh } => {
+                let parent = self.ino(parent)?;
+                self.made(fh, flags, |cx| fs.tmpfile(cx, parent, mode & PERMISSIONS | libc::S_IFREG, flags))
+            }
+            Op::Write { fh, offset, data, append, kill_suidgid } => {
+                let open = self.open_for_writing(fh)?;
+                within(offset, data.len() as u64)?;
+                let count =
+                    self.call(|cx| fs.write(cx, open.ino, open.fh, offset, &data, append, kill_suidgid))?;
+                Ok(Outcome::Count { count })
+            }
+            Op::Release { fh } => {
+                if let Some(open) = self.session.release(fh) {
+                    self.call(|cx| {
+                        fs.release(cx, open.ino, open.fh);
+                        Ok(())
+                    })?;
+                }
+                Ok(Outcome::Done {})
+            }
+            Op::Fallocate { fh, mode, offset, len } => {
+                let open = self.open_for_writing(fh)?;
+                within(offset, len)?;
+                self.done(|cx| fs.fallocate(cx, open.ino, open.fh, mode, offset, len))
+            }
+            Op::Copy { fh_in, off_in, fh_out, off_out, len } => {
+                let (from, to) = (self.open(fh_in)?, self.open_for_writing(fh_out)?);
+                within(off_in, len)?;
+                within(off_out, len)?;
+                let count = self.call(|cx| {
+                    fs.copy_file_range(cx, from.ino, from.fh, off_in, to.ino, to.fh, off_out, len)
+                })?;
+                Ok(Outcome::Count { count })
+            }
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    fn done(&self, request: impl FnOnce(&Cx<'_>) -> Answer<()>) -> Done {
+        self.call(request).map(|()| Outcome::Done {})
+    }
+
+    fn open_for_writing(&self, fh: u64) -> Result<Open, Errno> {
+        let open = self.open(fh)?;
+        if open.writes { Ok(open) } else { Err(Errno(libc::EBADF)) }
+    }
+
+    fn made(
+        &self,
+        fh: u64,
+        flags: i32,
+        request: impl FnOnce(&Cx<'_>) -> Answer<(Entry, ferry_fs::Opened)>,
+    ) -> Done {
+        if self.session.is_open(fh) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let (entry, opened) = self.call(request)?;
+        let attr = entry.attr.ok_or(Errno(libc::EIO))?;
+        let outcome = self.entry(entry);
+        self.enter(fh, Open { ino: attr.ino, fh: opened.fh, writes: changes(flags) })?;
+        Ok(outcome)
+    }
+
+    fn enter(&self, fh: u64, open: Open) -> Result<(), Errno> {
+        self.session.open(fh, open).inspect_err(|_| {
+            let _: Result<(), _> = self.call(|cx| {
+                self.fs().release(cx, open.ino, open.fh);
+                Ok(())
+            });
+        })
+    }
+
+    /// What the tickets prove is known again; what is not there any more stays unknown.
+    fn claim(&self, inodes: &List<Claim>) -> Done {
+        if inodes.0.len() > BATCH_MAX {
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut stamp = 0;
+        for claim in inodes.0.iter().filter(|c| c.ino != ROOT) {
+            if claim.ticket != ticket(&self.core.key, &self.session.path, claim.ino) {
+                return Err(Errno(libc::EPERM));
+            }
+            if let Ok(entry) = self.call(|cx| self.fs().lookup(cx, claim.ino, b"."))
+                && let Some(attr) = entry.attr
+            {
+                stamp = self.session.learn(self.fs(), attr.ino);
+            }
+        }
+        Ok(Outcome::Count { count: stamp })
+    }
+
+    /// Answers a request, now or when what it waits for has come.
+    pub(super) fn request(&self, (epoch, id): (u64, u64), op: Op, told: Told) {
+        let waits = matches!(
+            op,
+            Op::Read { .. }
+                | Op::Fsync { .. }
+                | Op::Fsyncdir { .. }
+                | Op::Sync {}
+                | Op::Stats {}
+                | Op::Lock { .. }
+        );
+        if waits {
+            return self.request_that_waits((epoch, id), op, told);
+        }
+        told(self.answer(op).unwrap_or_else(|Errno(errno)| Outcome::Failed { errno }));
+    }
+
+    /// Answers a request that waits for nobody.
+    fn answer(&self, op: Op) -> Done {
+        let fs = self.fs();
+        match op {
+            Op::Lookup { parent, name } => {
+                let outward = self.ino(parent)?;
+                let name = if parent == ROOT && name == b".." { b".".to_vec() } else { name };
+                Ok(self.entry(self.call(|cx| fs.lookup(cx, outward, &name))?))
+            }
+            Op::Getattr { ino } => {
+                let ino = self.ino(ino)?;
+                let (attr, _) = self.call(|cx| fs.getattr(cx, ino, None))?;
+                Ok(Outcome::Attributes { attr: self.attr(attr) })
+            }
+            Op::Readlink { ino } => {
+                let ino = self.ino(ino)?;
+                Ok(Outcome::Data { bytes: self.call(|cx| fs.readlink(cx, ino))? })
+            }
+            Op::Lseek { fh, offset, whence } => {
+                let open = self.open(fh)?;
+                within(offset, 0)?;
+                let count = self.call(|cx| fs.lseek(cx, open.ino, open.fh, offset, whence))?;
+                Ok(Outcome::Count { count })
+            }
+            Op::Readdir { ino, cookie } => self.list(self.ino(ino)?, cookie),
+            Op::Statfs {} => Ok(Outcome::Totals { totals: self.call(|cx| fs.statfs(cx))? }),
+            Op::Getxattr { ino, name } => {
+                let ino = self.ino(ino)?;
+                Ok(Outcome::Data { bytes: self.call(|cx| fs.getxattr(cx, ino, &name))? })
+            }
+            Op::Listxattr { ino } => {
+                let ino = self.ino(ino)?;
+                Ok(Outcome::Data { bytes: self.call(|cx| fs.listxattr(cx, ino))? })
+            }
+            Op::Getlk { ino, lock } => {
+                let lock = self.core.locks.test(self.session.id, self.ino(ino)?, &lock);
+                Ok(Outcome::Blocker { lock })
+            }
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    fn request_that_waits(&self, request: (u64, u64), op: Op, told: Told) {
+        let fs = self.fs();
+        let failed = |errno: Errno| Outcome::Failed { errno: errno.0 };
+        match op {
+            Op::Read { fh, offset, size } => match (self.open(fh), within(offset, u64::from(size))) {
+                (Ok(open), Ok(())) if size as usize <= IO_MAX => {
+                    let mut out = vec![0; size as usize];
+                    self.later(told, |cx| {
+                        let len = fs.read(cx, open.ino, open.fh, offset, &mut out)?;
+                        out.truncate(len);
+                        Ok(std::mem::take(&mut out))
+                    });
+                }
+                (Err(errno), _) => told(failed(errno)),
+                _ => told(failed(Errno(libc::EINVAL))),
+            },
+            Op::Fsync { fh, data_only } => match self.open(fh) {
+                Ok(open) => self.later(told, |cx| fs.fsync(cx, open.ino, open.fh, data_only)),
+                Err(errno) => told(failed(errno)),
+            },
+            Op::Fsyncdir { ino, data_only } => match self.ino(ino) {
+                Ok(ino) => self.later(told, |cx| fs.fsyncdir(cx, ino, 0, data_only)),
+                Err(errno) => told(failed(errno)),
+            },
+            Op::Sync {} => {
+                self.later(told, |cx| fs.ioctl(cx, self.session.root, ferry_fs::ioctl::SYNC, &[], 0));
+            }
+            Op::Stats {} => {
+                let most = ferry_fs::ioctl::STATS_LEN as usize;
+                self.later(told, |cx| fs.ioctl(cx, self.session.root, ferry_fs::ioctl::STATS, &[], most));
+            }
+            Op::Lock { ino, lock, wait } => match self.ino(ino) {
+                Ok(ino) => self.lock(request, (ino, &lock, wait), told),
+                Err(errno) => told(failed(errno)),
+            },
+            _ => told(failed(Errno(libc::EINVAL))),
+        }
+    }
+
+    fn lock(&self, (epoch, id): (u64, u64), what: (Ino, &FileLock, bool), told: Told) {
+        let Some(_leave) = self.session.may_lock(Some(epoch)) else {
+            return told(Outcome::Failed { errno: libc::EINTR });
+        };
+        let granted = Box::new(move |result: Result<(), Errno>| {
+            told(result.map_or_else(|e| Outcome::Failed { errno: e.0 }, |()| Outcome::Done {}));
+        });
+        self.core.locks.take_or_wait((self.session.id, id), what, granted);
+    }
+
+    /// Entries behind `cookie`, as many as one answer holds.
+    fn list(&self, ino: Ino, cookie: u64) -> Done {
+        within(cookie, 0)?;
+        let (mut names, mut bytes) = (Vec::new(), 0);
+        self.call(|cx| {
+            self.fs().readdir(cx, ino, 0, cookie, false, &mut |entry| {
+                bytes += entry.name.len() + 24;
+                if bytes > LISTING_MAX {
+                    return false;
+                }
+                // What is above the client's root is its root.
+                let above = ino == self.session.root && *entry.name == *b"..";
+                let ino = if above { ROOT } else { self.session.outward(entry.ino) };
+                names.push(Name { name: entry.name.to_vec(), ino, kind: entry.kind, cookie: entry.cookie });
+                true
+            })
+        })?;
+        Ok(Outcome::Listing { names: List(names) })
+    }
+
+    /// Makes a request that may park; no thread waits for it.
+    fn later<T: Into<Reply>>(&self, told: Told, request: impl FnOnce(&Cx<'_>) -> Answer<T>) {
+        let complete: Complete = Box::new(move |result| told(outcome(result)));
+        let parking = Parking(Mutex::new(Some(complete)));
+        let Who { uid, gid, umask, pid } = self.who;
+        let cx = Cx { uid, gid, pid, umask, park: &parking };
+        let result = match request(&cx) {
+            Ok(answer) => Ok(answer.into()),
+            Err(Stop::Errno(errno)) => Err(errno),
+            Err(Stop::Parked) => return,
+        };
+        // Nothing is left if it was parked and dropped on the way to an error: that has answered.
+        if let Some(complete) = parking.0.into_inner() {
+            complete(result);
+        }
+    }
+}
+
+/// Hands the way to answer to who parks.
+struct Parking(Mutex<Option<Complete>>);
+
+impl Park for Parking {
+    fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
+        self.0.lock().take().expect("a request is parked at most once")
+    }
+}
+
+/// For requests that may park.
+fn outcome(result: Result<Reply, Errno>) -> Outcome {
+    match result {
+        Ok(Reply::Empty) => Outcome::Done {},
+        Ok(Reply::Count(count)) => Outcome::Count { count },
+        Ok(Reply::Data(bytes)) => Outcome::Data { bytes },
+        Ok(Reply::Shared(bytes)) => Outcome::Data { bytes: bytes.to_vec() },
+        Ok(_) => Outcome::Failed { errno: libc::EPROTO },
+        Err(Errno(errno)) => Outcome::Failed { errno },
+    }
+}
+
+fn changes(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0
+}
+
+fn within(offset: u64, len: u64) -> Result<(), Errno> {
+    if offset.checked_add(len).is_some_and(|end| end <= OFFSET_MAX) {
+        Ok(())
+    } else {
+        Err(Errno(libc::EFBIG))
+    }
+}

@@ -1,0 +1,236 @@
+//! One connection: the greeting, then messages in, answers out. Whatever comes from the other side costs it its connection at most.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::io::{BufReader, ReadHalf};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::time::timeout;
+
+use super::apply::Applying;
+use super::session::{Change, Line, Room, Session, Violation};
+use super::{Core, Refusal, Stage};
+use crate::frame::{self, Stream};
+use crate::message::{
+    FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS, Who,
+};
+
+/// The first message must have come after this time.
+const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
+/// Who says nothing for so long is gone: a client says at least that it is there, more often than that.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// The other side has so long to take the last words and to hang up.
+const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
+/// Requests of a client that wait for locks.
+const LOCK_WAITS_MAX: usize = 4096;
+/// The window counts bytes in units of so many.
+const WINDOW_UNIT: usize = 1024;
+
+/// Speaks with a client until one of the two goes. `peer` is its certificate, empty if it showed none.
+pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Vec<u8>) {
+    let (reader, writer) = tokio::io::split(stream);
+    let mut reader = BufReader::new(reader);
+    let (line, frames) = unbounded_channel();
+    let under_way = Arc::clone(&core.writing);
+    let writing = tokio::spawn(frame::write_all(writer, frames));
+    let ended = match greet(&core, &mut reader, &line, peer).await {
+        Ok((session, epoch)) => {
+            let mut connection = Connection::new(&core, &session, epoch, &line);
+            let ended = connection.run(&mut reader).await;
+            session.disconnect(epoch, core.env.clock.monotonic(), &core.locks);
+            tracing::info!(client = session.name, error = ended.as_ref().err(), "disconnected");
+            ended.map_err(Refusal::Because)
+        }
+        Err(refused) => Err(refused),
+    };
+    if let Err(refusal) = ended {
+        let word = match refusal {
+            Refusal::Because(reason) => ToClient::Refused { reason: reason.into_bytes() },
+            Refusal::Evicted => ToClient::Evicted {},
+        };
+        let _gone = line.send((frame::encode(&word), None));
+    }
+    drop(line);
+    // It ends when whoever may still answer has done so, or soon after the other side has stopped to read.
+    let _written = writing.await;
+    // A connection that is closed with something unread is reset, and the other side may lose the last words.
+    let unread = async { tokio::io::copy(&mut reader, &mut tokio::io::sink()).await };
+    let _late = timeout(LAST_WORDS_TIME_MAX, unread).await;
+    drop(under_way);
+}
+
+/// Waits for `Hello`, and finds or makes the session.
+async fn greet(
+    core: &Arc<Core>,
+    reader: &mut BufReader<ReadHalf<Box<dyn Stream>>>,
+    line: &Line,
+    peer: Vec<u8>,
+) -> Result<(Arc<Session>, u64), Refusal> {
+    let hello = timeout(HELLO_TIME_MAX, frame::read(reader, HELLO_MAX)).await;
+    let Ok(Ok(Some(ToServer::Hello { version, session, path, name }))) = hello else {
+        return Err("this is a FerryFS server, and what came was no greeting of a FerryFS client".into());
+    };
+    if version != VERSION {
+        return Err(Refusal::Because(format!(
+            "the client speaks version {version} of the protocol, the server {VERSION}: install the same FerryFS on both"
+        )));
+    }
+    let name: String = String::from_utf8_lossy(&name).chars().filter(|c| !c.is_control()).take(80).collect();
+    let core = Arc::clone(core);
+    let line = line.clone();
+    let entered = tokio::task::spawn_blocking(move || core.enter(session, peer, &path, name, &line)).await;
+    entered.unwrap_or_else(|_| Err("the server stops".into()))
+}
+
+/// Requests for locks that are not answered, and whether they are cancelled: a cancel may come before its request stands in line.
+type Locking = Arc<Mutex<HashMap<u64, bool>>>;
+
+struct Connection<'a> {
+    core: &'a Arc<Core>,
+    session: &'a Arc<Session>,
+    epoch: u64,
+    line: &'a Line,
+    ops: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    locking: Locking,
+}
+
+impl<'a> Connection<'a> {
+    fn new(core: &'a Arc<Core>, session: &'a Arc<Session>, epoch: u64, line: &'a Line) -> Self {
+        let ops = Arc::new(Semaphore::new(WINDOW_OPS));
+        let bytes = Arc::new(Semaphore::new(WINDOW_BYTES / WINDOW_UNIT));
+        Self { core, session, epoch, line, ops, bytes, locking: Locking::default() }
+    }
+
+    /// Takes messages until the connection ends; an error is told to the other side.
+    async fn run(&mut self, reader: &mut BufReader<ReadHalf<Box<dyn Stream>>>) -> Result<(), String> {
+        let mut stopping = self.core.stopping.subscribe();
+        let mut stopped = self.core.stopping.subscribe();
+        loop {
+            let bytes = tokio::select! {
+                bytes = timeout(SILENCE_MAX, frame::read_bytes(reader, FRAME_MAX)) => bytes,
+                // Nothing more is taken; what was taken is answered before the end.
+                () = Stage::Draining.reached(&mut stopping) => {
+                    Stage::Ended.reached(&mut stopped).await;
+                    return Ok(());
+                }
+            };
+            let bytes = match bytes {
+                Err(_) => return Err("nothing was heard of the client for a while".into()),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Err("the client sent what is no message".into());
+                }
+                Ok(Err(_) | Ok(None)) => return Ok(()),
+                Ok(Ok(Some(bytes))) => bytes,
+            };
+            let Ok(message) = crate::codec::decode(&bytes) else {
+                return Err("the client sent what is no message".into());
+            };
+            match message {
+                ToServer::Bye {} => {
+                    self.core.end(self.session);
+                    return Ok(());
+                }
+                message => self.take(message, bytes.len()).await.map_err(|Violation(rule)| {
+                    // Nothing that it says of its session can be believed any more.
+                    self.core.end(self.session);
+                    format!("the client has broken the rules of the protocol: {rule}")
+                })?,
+            }
+        }
+    }
+
+    async fn room(&self, op: &Op, message: usize) -> Room {
+        let units = (op.weight(message) / WINDOW_UNIT + 1) as u32;
+        let ops = Arc::clone(&self.ops).acquire_owned().await.expect("the window is never closed");
+        let bytes =
+            Arc::clone(&self.bytes).acquire_many_owned(units).await.expect("the window is never closed");
+        (ops, bytes)
+    }
+
+    async fn take(&self, message: ToServer, len: usize) -> Result<(), Violation> {
+        match message {
+            ToServer::Hello { .. } | ToServer::Bye {} => Err(Violation("a second greeting")),
+            ToServer::Ping {} => {
+                let _gone = self.line.send((frame::encode(&ToClient::Pong {}), None));
+                Ok(())
+            }
+            ToServer::Cancel { id } => {
+                if let Some(cancelled) = self.locking.lock().get_mut(&id) {
+                    *cancelled = true;
+                }
+                self.core.locks.cancel(self.session.id, Some(id));
+                Ok(())
+            }
+            ToServer::Change { seq, answered, who, op } => {
+                if !op.is_ordered() {
+                    return Err(Violation("a request among the changes"));
+                }
+                let room = self.room(&op, len).await;
+                if self.session.push(self.epoch, Change { seq, who, op, room }, answered)? {
+                    let (core, session) = (Arc::clone(self.core), Arc::clone(self.session));
+                    tokio::task::spawn_blocking(move || core.apply_all(&session));
+                }
+                Ok(())
+            }
+            ToServer::Request { id, after, who, op } => {
+                if op.is_ordered() {
+                    return Err(Violation("a change among the requests"));
+                }
+                let room = self.room(&op, len).await;
+                if !matches!(op, Op::Lock { .. }) {
+                    self.request((id, after), who, op, room);
+                } else if self.locking.lock().len() < LOCK_WAITS_MAX {
+                    self.locking.lock().insert(id, false);
+                    self.request_lock((id, after), who, op, room);
+                } else {
+                    self.session.reply(self.epoch, id, Outcome::Failed { errno: libc::ENOLCK }, Some(room));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn request(&self, (id, after): (u64, u64), who: Who, op: Op, room: Room) {
+        let (core, session, epoch) = (Arc::clone(self.core), Arc::clone(self.session), self.epoch);
+        let runtime = core.runtime.clone();
+        let run = move || {
+            runtime.spawn_blocking(move || {
+                let answering = Arc::clone(&session);
+                let told = Box::new(move |outcome| answering.reply(epoch, id, outcome, Some(room)));
+                Applying { core: &core, session: &session, who }.request((epoch, id), op, told);
+            });
+        };
+        self.session.when_applied(after, Box::new(run));
+    }
+
+    /// A lock may be waited for without end: those who wait leave their room in the window to others.
+    fn request_lock(&self, (id, after): (u64, u64), who: Who, op: Op, room: Room) {
+        let (core, session, epoch) = (Arc::clone(self.core), Arc::clone(self.session), self.epoch);
+        let locking = Arc::clone(&self.locking);
+        let runtime = core.runtime.clone();
+        let run = move || {
+            runtime.spawn_blocking(move || {
+                drop(room);
+                let (answering, answered) = (Arc::clone(&session), Arc::clone(&locking));
+                let told = Box::new(move |outcome| {
+                    answered.lock().remove(&id);
+                    answering.reply(epoch, id, outcome, None);
+                });
+                let is_cancelled = || locking.lock().get(&id) == Some(&true);
+                if is_cancelled() {
+                    return told(Outcome::Failed { errno: libc::EINTR });
+                }
+                Applying { core: &core, session: &session, who }.request((epoch, id), op, told);
+                if is_cancelled() {
+                    core.locks.cancel(session.id, Some(id));
+                }
+            });
+        };
+        self.session.when_applied(after, Box::new(run));
+    }
+}

@@ -1,0 +1,327 @@
+//! File locks of all clients: `fcntl` ranges and `flock`, which do not see each other.
+//!
+//! A lock belongs to a session and, within it, to what the client's kernel calls the owner. Who must wait stands in line; each change
+//! of a file's locks looks through its line once, oldest first.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ferry_fs::{Errno, FileLock, Ino};
+use parking_lot::Mutex;
+
+/// A session's number.
+type SessionId = u128;
+/// Locks held or waited for on one file, at most: more fail with `ENOLCK`.
+const LOCKS_MAX: usize = 4096;
+
+/// Called with what became of a wait.
+pub(super) type Granted = Box<dyn FnOnce(Result<(), Errno>) + Send>;
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    session: SessionId,
+    lock: FileLock,
+}
+
+impl Held {
+    fn same_owner(&self, session: SessionId, lock: &FileLock) -> bool {
+        self.session == session && self.lock.owner == lock.owner && self.lock.flock == lock.flock
+    }
+
+    fn conflicts(&self, session: SessionId, lock: &FileLock) -> bool {
+        self.lock.flock == lock.flock
+            && !self.same_owner(session, lock)
+            && (self.lock.kind == libc::F_WRLCK || lock.kind == libc::F_WRLCK)
+            && self.overlaps(lock)
+    }
+
+    fn overlaps(&self, lock: &FileLock) -> bool {
+        self.lock.start <= lock.end && lock.start <= self.lock.end
+    }
+}
+
+struct Waiting {
+    session: SessionId,
+    request: u64,
+    lock: FileLock,
+    /// It waits for others; if not, only for the end of grace.
+    patient: bool,
+    granted: Granted,
+}
+
+#[derive(Default)]
+struct File {
+    held: Vec<Held>,
+    line: Vec<Waiting>,
+}
+
+impl File {
+    fn blocker(&self, session: SessionId, lock: &FileLock) -> Option<FileLock> {
+        self.held.iter().find(|h| h.conflicts(session, lock)).map(|h| h.lock)
+    }
+
+    /// The range is the owner's as `lock` says; nobody is in the way.
+    fn set(&mut self, session: SessionId, lock: &FileLock) {
+        let (own, mut kept): (Vec<Held>, Vec<Held>) = self.held.drain(..).partition(|h| h.session == session);
+        let mut own: Vec<FileLock> = own.into_iter().map(|h| h.lock).collect();
+        set_range(&mut own, lock);
+        kept.extend(own.into_iter().map(|lock| Held { session, lock }));
+        self.held = kept;
+    }
+
+    /// Those in line who can have their lock now, or do not want to wait.
+    fn wake(&mut self, out: &mut Vec<(Granted, Result<(), Errno>)>) {
+        for waiting in std::mem::take(&mut self.line) {
+            if self.blocker(waiting.session, &waiting.lock).is_none() {
+                self.set(waiting.session, &waiting.lock);
+                out.push((waiting.granted, Ok(())));
+            } else if waiting.patient {
+                self.line.push(waiting);
+            } else {
+                out.push((waiting.granted, Err(Errno(libc::EAGAIN))));
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.line.is_empty()
+    }
+}
+
+/// Makes a range the owner's as `lock` says (`F_UNLCK`: nobody's), among the locks of one client.
+pub(crate) fn set_range(held: &mut Vec<FileLock>, lock: &FileLock) {
+    for old in std::mem::take(held) {
+        let other = old.owner != lock.owner || old.flock != lock.flock;
+        if other || old.end < lock.start || lock.end < old.start {
+            held.push(old);
+            continue;
+        }
+        if old.start < lock.start {
+            held.push(FileLock { end: lock.start - 1, ..old });
+        }
+        if old.end > lock.end {
+            held.push(FileLock { start: lock.end + 1, ..old });
+        }
+    }
+    if lock.kind != libc::F_UNLCK {
+        held.push(*lock);
+    }
+}
+
+/// All of them.
+#[derive(Default)]
+pub(super) struct Locks {
+    files: Mutex<HashMap<Ino, File>>,
+    /// Only locks that were held before the server's restart are given.
+    grace: AtomicBool,
+}
+
+impl Locks {
+    /// Waiters are told after the table's lock is gone: they send.
+    fn with_file<T>(&self, ino: Ino, change: impl FnOnce(&mut File) -> T) -> T {
+        let mut woken = Vec::new();
+        let result = {
+            let mut files = self.files.lock();
+            let file = files.entry(ino).or_default();
+            let result = change(file);
+            if !self.in_grace() {
+                file.wake(&mut woken);
+            }
+            if file.is_idle() {
+                files.remove(&ino);
+            }
+            result
+        };
+        woken.into_iter().for_each(|(granted, how)| granted(how));
+        result
+    }
+
+    /// From now on nobody takes a new lock.
+    pub(super) fn begin_grace(&self) {
+        self.grace.store(true, Ordering::SeqCst);
+    }
+
+    /// Those who have asked meanwhile are answered.
+    pub(super) fn end_grace(&self) {
+        let mut woken = Vec::new();
+        {
+            let mut files = self.files.lock();
+            self.grace.store(false, Ordering::SeqCst);
+            files.values_mut().for_each(|file| file.wake(&mut woken));
+        }
+        woken.into_iter().for_each(|(granted, how)| granted(how));
+    }
+
+    fn in_grace(&self) -> bool {
+        self.grace.load(Ordering::SeqCst)
+    }
+
+    /// The lock that stands in the way, or one of kind `F_UNLCK`.
+    pub(super) fn test(&self, session: SessionId, ino: Ino, lock: &FileLock) -> FileLock {
+        let blocker = self.files.lock().get(&ino).and_then(|file| file.blocker(session, lock));
+        blocker.unwrap_or(FileLock { kind: libc::F_UNLCK, ..*lock })
+    }
+
+    /// Takes a lock now or fails with `EAGAIN`.
+    pub(super) fn take(&self, session: SessionId, ino: Ino, lock: &FileLock) -> Result<(), Errno> {
+        check(lock)?;
+        self.with_file(ino, |file| {
+            if file.blocker(session, lock).is_some() {
+                return Err(Errno(libc::EAGAIN));
+            }
+            if file.held.len() >= LOCKS_MAX {
+                return Err(Errno(libc::ENOLCK));
+            }
+            file.set(session, lock);
+            Ok(())
+        })
+    }
+
+    /// Takes a lock when it can be had: after grace, and, where `wait` says so, after those who have it.
+    pub(super) fn take_or_wait(
+        &self,
+        (session, request): (SessionId, u64),
+        (ino, lock, wait): (Ino, &FileLock, bool),
+        granted: Granted,
+    ) {
+        if !self.in_grace() {
+            let taken = self.take(session, ino, lock);
+            if taken != Err(Errno(libc::EAGAIN)) || !wait {
+                return granted(taken);
+            }
+        } else if let Err(errno) = check(lock) {
+            return granted(Err(errno));
+        }
+        let refused = self.with_file(ino, |file| {
+            if file.line.len() >= LOCKS_MAX {
+                return Some(granted);
+            }
+            file.line.push(Waiting { session, request, lock: *lock, patient: wait, granted });
+            None
+        });
+        if let Some(granted) = refused {
+            granted(Err(Errno(libc::ENOLCK)));
+        }
+    }
+
+    /// Gives a range back.
+    pub(super) fn give_back(&self, session: SessionId, ino: Ino, lock: &FileLock) {
+        let lock = FileLock { kind: libc::F_UNLCK, ..*lock };
+        if lock.start <= lock.end && self.files.lock().contains_key(&ino) {
+            self.with_file(ino, |file| file.set(session, &lock));
+        }
+    }
+
+    /// Nobody waits any more for what `which` names: one request of a session, or all of them.
+    pub(super) fn cancel(&self, session: SessionId, which: Option<u64>) {
+        let mut cancelled = Vec::new();
+        self.files.lock().retain(|_, file| {
+            let gone = |w: &mut Waiting| w.session == session && which.is_none_or(|id| id == w.request);
+            cancelled.extend(file.line.extract_if(.., gone));
+            !file.is_idle()
+        });
+        for waiting in cancelled {
+            (waiting.granted)(Err(Errno(libc::EINTR)));
+        }
+    }
+
+    /// The session is gone, and with it all that it held.
+    pub(super) fn end(&self, session: SessionId) {
+        self.cancel(session, None);
+        let mut woken = Vec::new();
+        self.files.lock().retain(|_, file| {
+            file.held.retain(|h| h.session != session);
+            if !self.in_grace() {
+                file.wake(&mut woken);
+            }
+            !file.is_idle()
+        });
+        woken.into_iter().for_each(|(granted, how)| granted(how));
+    }
+
+    /// Locks that a session holds.
+    pub(super) fn held_by(&self, session: SessionId) -> usize {
+        self.files.lock().values().flat_map(|f| &f.held).filter(|h| h.session == session).count()
+    }
+}
+
+fn check(lock: &FileLock) -> Result<(), Errno> {
+    let known = matches!(lock.kind, libc::F_RDLCK | libc::F_WRLCK);
+    if known && lock.start <= lock.end { Ok(()) } else { Err(Errno(libc::EINVAL)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn lock(kind: i32, owner: u64, start: u64, end: u64) -> FileLock {
+        FileLock { start, end, kind, pid: 1, owner, flock: false }
+    }
+
+    #[test]
+    fn ranges_are_cut_joined_and_kept_apart_by_owner_and_session() {
+        let locks = Locks::default();
+        let write = |owner, start, end| lock(libc::F_WRLCK, owner, start, end);
+        assert_eq!(locks.take(1, 5, &write(7, 0, 99)), Ok(()));
+        assert_eq!(locks.take(2, 5, &write(7, 50, 60)), Err(Errno(libc::EAGAIN)), "another client's owner 7");
+        assert_eq!(locks.take(1, 5, &write(8, 50, 60)), Err(Errno(libc::EAGAIN)));
+        locks.give_back(1, 5, &write(7, 40, 69));
+        assert_eq!(locks.take(2, 5, &write(7, 40, 69)), Ok(()));
+        assert_eq!(locks.test(2, 5, &write(7, 70, 70)).start, 70);
+        assert_eq!(locks.test(2, 5, &write(7, 39, 39)).end, 39);
+        assert_eq!(locks.test(1, 6, &write(7, 0, 9)).kind, libc::F_UNLCK);
+        let flock = FileLock { flock: true, ..write(9, 0, u64::MAX) };
+        assert_eq!(locks.take(3, 5, &flock), Ok(()), "flock and fcntl do not see each other");
+        locks.end(1);
+        locks.end(2);
+        assert_eq!(locks.take(3, 5, &write(1, 0, u64::MAX)), Ok(()));
+    }
+
+    #[test]
+    fn who_waits_is_served_when_the_holder_goes_and_not_after_a_cancel() {
+        let locks = Locks::default();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let tell = |id: u64| {
+            let said = said.clone();
+            Box::new(move |how| said.lock().push((id, how))) as Granted
+        };
+        let all = lock(libc::F_WRLCK, 1, 0, u64::MAX);
+        locks.take(1, 5, &all).expect("free");
+        for id in 1..=3 {
+            locks.take_or_wait((2, id), (5, &FileLock { owner: id, ..all }, true), tell(id));
+        }
+        locks.cancel(2, Some(1));
+        assert_eq!(*said.lock(), [(1, Err(Errno(libc::EINTR)))]);
+        locks.end(1);
+        assert_eq!(said.lock()[1..], [(2, Ok(()))], "one at a time");
+        locks.take_or_wait((3, 9), (5, &all, false), tell(9));
+        assert_eq!(said.lock().last(), Some(&(9, Err(Errno(libc::EAGAIN)))));
+        locks.end(2);
+        assert_eq!(said.lock().last(), Some(&(3, Err(Errno(libc::EINTR)))), "its session went");
+    }
+
+    #[test]
+    fn in_grace_locks_go_to_those_who_had_them_and_the_others_wait_for_its_end() {
+        let locks = Locks::default();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let tell = |id: u64| {
+            let said = said.clone();
+            Box::new(move |how| said.lock().push((id, how))) as Granted
+        };
+        let all = lock(libc::F_WRLCK, 1, 0, u64::MAX);
+        locks.begin_grace();
+        locks.take_or_wait((1, 1), (5, &all, true), tell(1));
+        locks.take_or_wait((1, 2), (5, &FileLock { owner: 2, ..all }, false), tell(2));
+        locks.take_or_wait((1, 3), (6, &all, false), tell(3));
+        locks.take_or_wait((1, 4), (6, &FileLock { kind: 77, ..all }, false), tell(4));
+        assert_eq!(*said.lock(), [(4, Err(Errno(libc::EINVAL)))]);
+        assert_eq!(locks.take(2, 5, &all), Ok(()), "it is held again by who had it");
+        locks.give_back(2, 9, &all);
+        locks.end_grace();
+        said.lock().sort_unstable_by_key(|(id, _)| *id);
+        assert_eq!(said.lock()[..2], [(2, Err(Errno(libc::EAGAIN))), (3, Ok(()))]);
+        locks.give_back(2, 5, &all);
+        assert_eq!(said.lock().last(), Some(&(1, Ok(()))));
+    }
+}

@@ -1,0 +1,461 @@
+//! The server: gives a file system to clients.
+//!
+//! `connection` speaks with one client, `session` is what remains of it between connections, `apply` turns what it asks for into calls
+//! of the file system, `locks` are the file locks of all of them.
+
+mod apply;
+mod connection;
+mod locks;
+mod session;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ferry_device::Env;
+use ferry_fs::{Filesystem, InProcess, Ino, ROOT};
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::{Semaphore, watch};
+
+use crate::error::NetError;
+use crate::frame::Stream;
+use crate::message::ToClient;
+use crate::tls::ServerTls;
+use apply::Applying;
+use locks::Locks;
+pub(crate) use locks::set_range;
+use session::{Line, Session, Sessions};
+
+/// Connections at the same time, greeted or not.
+const CONNECTIONS_MAX: usize = 1024;
+/// Sessions at the same time, connected or not.
+const SESSIONS_MAX: usize = 1024;
+/// Evicted sessions that are remembered.
+const EVICTED_MAX: usize = 4096;
+/// Threads that may wait for the device or the log on behalf of clients.
+const THREADS_MAX: usize = 32;
+/// A TLS handshake must be complete after this time.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How often sessions are looked at whose client has gone.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
+/// A server that stops waits so long for operations that are under way.
+const STOP_TIME_MAX: Duration = Duration::from_secs(30);
+/// And so long for clients to take their last answers.
+const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
+/// How often it looks.
+const STOP_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A directory that clients may mount, with all that is below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Its path on the volume, `/` for all of it.
+    pub path: Vec<u8>,
+    /// Clients can change nothing.
+    pub read_only: bool,
+}
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// What clients may mount.
+    pub exports: Vec<Export>,
+    /// A session ends when its client has been away for so long.
+    pub session_life: Duration,
+    /// After its start the server gives for so long only locks that clients held before.
+    pub grace: Duration,
+    /// A secret of the volume, from which it is proved that a client may use an inode.
+    pub key: [u8; 16],
+}
+
+/// What all connections share.
+struct Core {
+    fs: Arc<dyn Filesystem>,
+    env: Env,
+    exports: Vec<Export>,
+    session_life: Duration,
+    key: [u8; 16],
+    /// This start of the server.
+    boot: u128,
+    locks: Locks,
+    sessions: Sessions,
+    /// Sessions so far.
+    numbers: AtomicU64,
+    /// Sessions that nobody goes on with.
+    evicted: Mutex<VecDeque<u128>>,
+    runtime: Handle,
+    stopping: watch::Sender<Stage>,
+    /// Held by each connection that may still have something to send.
+    writing: Arc<()>,
+}
+
+/// Why a client is not let in.
+#[derive(Debug)]
+enum Refusal {
+    Because(String),
+    Evicted,
+}
+
+impl From<String> for Refusal {
+    fn from(reason: String) -> Self {
+        Self::Because(reason)
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(reason: &str) -> Self {
+        Self::Because(reason.into())
+    }
+}
+
+/// How far the server's end has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+enum Stage {
+    Serving,
+    /// Nothing more is taken.
+    Draining,
+    /// Everything was answered.
+    Ended,
+}
+
+impl Stage {
+    /// Waits until the server has come so far.
+    async fn reached(self, at: &mut watch::Receiver<Stage>) {
+        // The sender lives as long as the server: an error is an end, too.
+        let _reached = at.wait_for(|stage| *stage >= self).await.map(drop);
+    }
+}
+
+impl Core {
+    /// Finds the session that a client wants to go on with, or makes one.
+    fn enter(
+        &self,
+        id: u128,
+        peer: Vec<u8>,
+        path: &[u8],
+        name: String,
+        line: &Line,
+    ) -> Result<(Arc<Session>, u64), Refusal> {
+        let path = normal(path);
+        let old = self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
+        if let Some(old) = old
+            && let Some(epoch) = old.connect(line, self.boot, true, &self.locks)
+        {
+            tracing::info!(client = old.name, "connected again");
+            return Ok((old, epoch));
+        }
+        if self.evicted.lock().contains(&id) {
+            return Err(Refusal::Evicted);
+        }
+        let shown = String::from_utf8_lossy(&path).into_owned();
+        let covers = |e: &&Export| is_below(&path, &normal(&e.path));
+        let export = self.exports.iter().filter(covers).max_by_key(|e| normal(&e.path).len());
+        let export = export.ok_or_else(|| format!("the server does not export {shown}"))?;
+        let root = self.resolve(&path).ok_or_else(|| format!("{shown}: no such directory on the server"))?;
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        let session =
+            Arc::new(Session::new((random(&self.env), number), name, peer, path, root, export.read_only));
+        let epoch = {
+            let mut sessions = self.sessions.lock();
+            if sessions.len() >= SESSIONS_MAX {
+                return Err("the server has as many clients as it can take".into());
+            }
+            sessions.insert(session.id, Arc::clone(&session));
+            session.connect(line, self.boot, false, &self.locks).ok_or("the server stops")?
+        };
+        tracing::info!(client = session.name, path = shown, "connected");
+        Ok((session, epoch))
+    }
+
+    /// The directory at `path`. Symbolic links are not followed.
+    fn resolve(&self, path: &[u8]) -> Option<Ino> {
+        let caller = InProcess::default();
+        let mut ino = ROOT;
+        for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+            let entry = caller.call(|cx| self.fs.lookup(cx, ino, name)).ok()?;
+            ino = entry.attr?.ino;
+            self.fs.forget(ino, 1);
+        }
+        let (attr, _) = caller.call(|cx| self.fs.getattr(cx, ino, None)).ok()?;
+        (attr.mode & libc::S_IFMT == libc::S_IFDIR).then_some(ino)
+    }
+
+    /// Applies a session's changes until there are none.
+    fn apply_all(&self, session: &Arc<Session>) {
+        while let Some(change) = session.next() {
+            let outcome = Applying { core: self, session, who: change.who }.change(change.op);
+            session.applied(change.seq, outcome, change.room);
+        }
+        if session.is_over() {
+            session.clear(&*self.fs);
+        }
+    }
+
+    /// Ends a session: what it holds is given back.
+    fn end(&self, session: &Arc<Session>) {
+        self.end_if_left(session, None);
+    }
+
+    /// The same, but not if its client is there or was there after `left`.
+    fn end_if_left(&self, session: &Arc<Session>, left: Option<Duration>) -> bool {
+        let ended = session.end(left, &self.locks);
+        if ended {
+            self.sessions.lock().remove(&session.id);
+            session.clear(&*self.fs);
+        }
+        ended
+    }
+
+    /// Ends the sessions of that name or number for good; gives how many.
+    fn evict(&self, which: &str) -> usize {
+        let mut all = self.all();
+        all.retain(|session| session.name == which || session.number.to_string() == which);
+        for session in &all {
+            {
+                let mut evicted = self.evicted.lock();
+                evicted.push_back(session.id);
+                if evicted.len() > EVICTED_MAX {
+                    evicted.pop_front();
+                }
+            }
+            session.say_last(&ToClient::Evicted {});
+            self.end(session);
+            tracing::warn!(client = session.name, number = session.number, "evicted");
+        }
+        all.len()
+    }
+
+    fn all(&self) -> Vec<Arc<Session>> {
+        self.sessions.lock().values().cloned().collect()
+    }
+
+    fn expire(&self) {
+        let Some(deadline) = self.env.clock.monotonic().checked_sub(self.session_life) else { return };
+        for session in self.all() {
+            if self.end_if_left(&session, Some(deadline)) {
+                tracing::warn!(client = session.name, "has been away for too long: its session has ended");
+            }
+        }
+    }
+}
+
+fn random(env: &Env) -> u128 {
+    u128::from(env.entropy.next_u64()) << 64 | u128::from(env.entropy.next_u64())
+}
+
+/// Without empty components, `.` and a slash at the end; `..` is refused by finding nothing.
+fn normal(path: &[u8]) -> Vec<u8> {
+    let mut normal = Vec::new();
+    for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
+        normal.push(b'/');
+        normal.extend_from_slice(name);
+    }
+    if normal.is_empty() { b"/".to_vec() } else { normal }
+}
+
+/// Whether `path` is `base` or below it, both normal.
+fn is_below(path: &[u8], base: &[u8]) -> bool {
+    let climbs = path.split(|b| *b == b'/').any(|name| name == b"..");
+    let inside = path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
+    !climbs && (base == b"/" || inside)
+}
+
+/// A server. Dropping it ends it as a crash would, for the clients.
+pub struct Server {
+    core: Arc<Core>,
+    runtime: Option<Runtime>,
+}
+
+impl Server {
+    /// Starts to serve `fs`; clients come with [`Server::listen`].
+    pub fn start(fs: Arc<dyn Filesystem>, options: ServerOptions, env: Env) -> Result<Self, NetError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .max_blocking_threads(THREADS_MAX)
+            .thread_name("ferry-server")
+            .enable_all()
+            .build()
+            .map_err(NetError::Start)?;
+        let locks = Locks::default();
+        if !options.grace.is_zero() {
+            locks.begin_grace();
+        }
+        let core = Arc::new(Core {
+            fs,
+            boot: random(&env),
+            env,
+            exports: options.exports,
+            session_life: options.session_life,
+            key: options.key,
+            locks,
+            sessions: Mutex::new(HashMap::new()),
+            numbers: AtomicU64::new(0),
+            evicted: Mutex::default(),
+            runtime: runtime.handle().clone(),
+            stopping: watch::Sender::new(Stage::Serving),
+            writing: Arc::default(),
+        });
+        let graceful = Arc::clone(&core);
+        runtime.spawn(async move {
+            tokio::time::sleep(options.grace).await;
+            let _done = tokio::task::spawn_blocking(move || graceful.locks.end_grace()).await;
+        });
+        let expiring = Arc::clone(&core);
+        runtime.spawn(async move {
+            let mut tick = tokio::time::interval(EXPIRY_INTERVAL);
+            loop {
+                tick.tick().await;
+                let core = Arc::clone(&expiring);
+                let _done = tokio::task::spawn_blocking(move || core.expire()).await;
+            }
+        });
+        Ok(Self { core, runtime: Some(runtime) })
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it runs until it is dropped")
+    }
+
+    /// Takes connections at `addr`; gives the address with the port that was chosen where it says 0.
+    pub fn listen(&self, addr: SocketAddr, tls: Option<ServerTls>) -> Result<SocketAddr, NetError> {
+        let failed = |error| NetError::Listen { addr, error };
+        let listener = self.runtime().block_on(TcpListener::bind(addr)).map_err(failed)?;
+        let bound = listener.local_addr().map_err(failed)?;
+        self.runtime().spawn(accept(Arc::clone(&self.core), listener, tls));
+        Ok(bound)
+    }
+
+    /// Takes one connection that somebody else has made.
+    pub fn serve_stream(&self, stream: Box<dyn Stream>) {
+        self.runtime().spawn(connection::serve(Arc::clone(&self.core), stream, Vec::new()));
+    }
+
+    /// For an administrator.
+    pub fn control(&self) -> Control {
+        Control(Arc::clone(&self.core))
+    }
+
+    /// Stops: what has come is applied and answered, everything is made durable, and the clients are told.
+    pub fn stop(self) {
+        self.core.stopping.send_replace(Stage::Draining);
+        // A message may have been read just before.
+        self.core.all().iter().for_each(|session| session.close_ears());
+        self.runtime().block_on(self.drain());
+        // Parked, it is answered with bytes, though there are none.
+        let synced: Result<Vec<u8>, _> =
+            InProcess::default().call(|cx| self.core.fs.ioctl(cx, ROOT, ferry_fs::ioctl::SYNC, &[], 0));
+        for session in self.core.all() {
+            match &synced {
+                Ok(_) => session.say_last(&ToClient::Goodbye {}),
+                Err(error) => tracing::error!(%error, "stopping: not everything could be made durable"),
+            }
+            self.core.end(&session);
+        }
+        self.core.stopping.send_replace(Stage::Ended);
+        self.runtime().block_on(async {
+            let sent = self.until(|| Arc::strong_count(&self.core.writing) == 1);
+            if tokio::time::timeout(FAREWELL_TIME_MAX, sent).await.is_err() {
+                tracing::warn!("stopping: a client does not take its last answers");
+            }
+        });
+    }
+
+    async fn drain(&self) {
+        let drained = self.until(|| !self.core.all().iter().any(|s| s.is_busy()));
+        if tokio::time::timeout(STOP_TIME_MAX, drained).await.is_err() {
+            tracing::warn!("stopping: an operation does not end");
+        }
+    }
+
+    async fn until(&self, condition: impl Fn() -> bool) {
+        while !condition() {
+            tokio::time::sleep(STOP_INTERVAL).await;
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// What an administrator sees of a server and does with it.
+#[derive(Clone)]
+pub struct Control(Arc<Core>);
+
+impl Control {
+    /// What the sessions are at, oldest first.
+    pub fn clients(&self) -> serde_json::Value {
+        let mut all = self.0.all();
+        all.sort_unstable_by_key(|session| session.number);
+        let one = |session: &Arc<Session>| {
+            let mut json = session.json();
+            json["locks"] = self.0.locks.held_by(session.id).into();
+            json
+        };
+        all.iter().map(one).collect()
+    }
+
+    /// Ends the sessions of that name or number: what they hold is free, and their mounts are of no use any more. Gives how many.
+    pub fn evict(&self, which: &str) -> usize {
+        self.0.evict(which)
+    }
+}
+
+async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut stopping = core.stopping.subscribe();
+    loop {
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = Stage::Draining.reached(&mut stopping) => return,
+        };
+        match accepted {
+            Ok((stream, from)) => {
+                let (core, tls) = (Arc::clone(&core), tls.clone());
+                tokio::spawn(async move {
+                    match greet(stream, tls).await {
+                        Ok((stream, peer)) => connection::serve(core, stream, peer).await,
+                        Err(error) => tracing::info!(%from, %error, "no connection"),
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                // Out of descriptors, mostly: those that are there go on.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn greet(stream: TcpStream, tls: Option<ServerTls>) -> std::io::Result<(Box<dyn Stream>, Vec<u8>)> {
+    stream.set_nodelay(true)?;
+    match tls {
+        None => Ok((Box::new(stream), Vec::new())),
+        Some(tls) => tokio::time::timeout(HANDSHAKE_TIME_MAX, tls.accept(stream))
+            .await
+            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_below_an_export_or_not() {
+        assert_eq!(normal(b"//a/./b/"), b"/a/b");
+        assert_eq!(normal(b""), b"/");
+        assert!(is_below(b"/a/b", b"/a") && is_below(b"/a", b"/a") && is_below(b"/a", b"/"));
+        assert!(!is_below(b"/ab", b"/a") && !is_below(b"/a/../b", b"/a") && !is_below(b"/", b"/a"));
+    }
+}

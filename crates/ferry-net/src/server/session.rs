@@ -1,0 +1,433 @@
+//! A client's session: what it knows and has open, and the ordered stream.
+//!
+//! Rules, each with a test in `tests/`:
+//! * S1: changes are applied in the order of their numbers, one at a time, each once. A new connection begins with the answers that
+//!   are kept; a number that comes again is not applied again; one that leaves a gap, or whose answer the client has said to have, ends the session.
+//! * S2: an answer is kept until the client says that it has it; it may have no more than `WINDOW_OPS` changes without answer.
+//! * S3: a session outlives its connections. The newest connection is the one that counts: what an older one still brings changes nothing
+//!   and takes no lock, for the newer one brings it again.
+//! * S4: the file system counts one lookup for each inode that a session knows, however many answers named it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_fs::{Errno, Filesystem, Ino, ROOT};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use serde_json::Value;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::locks::Locks;
+use crate::frame;
+use crate::message::{Op, Outcome, ToClient, WINDOW_OPS, Who};
+
+/// Files that a client may have open.
+const OPEN_MAX: usize = 1 << 20;
+
+/// Room in the window, held from a message's arrival until its answer is on its way.
+pub(super) type Room = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+/// Frames to be sent.
+pub(super) type Line = UnboundedSender<(Vec<u8>, Option<Room>)>;
+
+/// The client has broken the rules.
+#[derive(Debug)]
+pub(super) struct Violation(pub(super) &'static str);
+
+/// An open file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Open {
+    pub(super) ino: Ino,
+    /// The file system's number for it.
+    pub(super) fh: u64,
+    pub(super) writes: bool,
+}
+
+/// A change that waits for its turn.
+pub(super) struct Change {
+    pub(super) seq: u64,
+    pub(super) who: Who,
+    pub(super) op: Op,
+    pub(super) room: Room,
+}
+
+/// A request that waits for a change.
+pub(super) struct Delayed {
+    after: u64,
+    run: Box<dyn FnOnce() + Send>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Inodes, each with the number of the newest answer that named it.
+    known: HashMap<Ino, u64>,
+    stamp: u64,
+    handles: HashMap<u64, Open>,
+    received: u64,
+    applied: u64,
+    answers: VecDeque<(u64, Outcome)>,
+    queue: VecDeque<Change>,
+    delayed: Vec<Delayed>,
+    /// A thread applies the queue.
+    busy: bool,
+    line: Option<Line>,
+    /// Counts connections.
+    epoch: u64,
+    /// When the last connection went.
+    left_at: Option<Duration>,
+    /// Changes that come now are for the next server.
+    deaf: bool,
+    over: bool,
+}
+
+/// The session.
+pub(super) struct Session {
+    pub(super) id: u128,
+    /// What people call it: 1, 2, 3, … since the server's start.
+    pub(super) number: u64,
+    /// What the client calls itself.
+    pub(super) name: String,
+    /// Who it is: its certificate's fingerprint. Another one does not get the session.
+    pub(super) peer: Vec<u8>,
+    pub(super) path: Vec<u8>,
+    /// The directory that the client sees as its root.
+    pub(super) root: Ino,
+    pub(super) read_only: bool,
+    /// The connection that may take locks; `None`: the session has ended. Locked before `state`, and held while a lock is taken: no older
+    /// connection takes one behind the newest, none outlives the session.
+    locker: RwLock<Option<u64>>,
+    state: Mutex<State>,
+}
+
+impl Session {
+    pub(super) fn new(
+        (id, number): (u128, u64),
+        name: String,
+        peer: Vec<u8>,
+        path: Vec<u8>,
+        root: Ino,
+        read_only: bool,
+    ) -> Self {
+        let (locker, state) = (RwLock::new(Some(0)), Mutex::default());
+        Self { id, number, name, peer, path, root, read_only, locker, state }
+    }
+
+    /// A new connection takes over; it is told before anything else is sent to it. What waits for locks is asked again there.
+    /// Gives its number; `None`: the session is over.
+    pub(super) fn connect(&self, line: &Line, boot: u128, resumed: bool, locks: &Locks) -> Option<u64> {
+        let mut locker = self.locker.write();
+        let mut state = self.state.lock();
+        if state.over {
+            return None;
+        }
+        let (session, read_only) = (self.id, self.read_only);
+        let welcome = ToClient::Welcome { session, boot, resumed, applied: state.applied, read_only };
+        let _gone = line.send((frame::encode(&welcome), None));
+        // What the last connection may have lost: in order, before any newer one.
+        for (seq, outcome) in &state.answers {
+            let answer = ToClient::Changed { seq: *seq, outcome: outcome.clone() };
+            let _gone = line.send((frame::encode(&answer), None));
+        }
+        state.epoch += 1;
+        state.line = Some(line.clone());
+        state.left_at = None;
+        let epoch = state.epoch;
+        drop(state);
+        *locker = Some(epoch);
+        locks.cancel(self.id, None);
+        Some(epoch)
+    }
+
+    /// Leave for a connection (`None`: for a change, whichever brought it) to take a lock, while the guard is held.
+    pub(super) fn may_lock(&self, epoch: Option<u64>) -> Option<RwLockReadGuard<'_, Option<u64>>> {
+        let locker = self.locker.read();
+        (locker.is_some() && epoch.is_none_or(|epoch| *locker == Some(epoch))).then_some(locker)
+    }
+
+    /// Answers a request of the connection with number `epoch`, unless another has taken over: it will be asked again there.
+    pub(super) fn reply(&self, epoch: u64, id: u64, outcome: Outcome, room: Option<Room>) {
+        let state = self.state.lock();
+        if state.epoch == epoch {
+            send(&state, frame::encode(&ToClient::Reply { id, outcome }), room);
+        }
+    }
+
+    /// The connection with this number has gone, unless another has taken over. Nobody waits for locks any more.
+    pub(super) fn disconnect(&self, epoch: u64, now: Duration, locks: &Locks) {
+        let _locker = self.locker.write();
+        {
+            let mut state = self.state.lock();
+            if state.epoch != epoch {
+                return;
+            }
+            state.line = None;
+            state.left_at = Some(now);
+        }
+        locks.cancel(self.id, None);
+    }
+
+    /// Takes a change in; `true`: the caller has to see that [`Session::next`] is called until it gives nothing.
+    pub(super) fn push(&self, epoch: u64, change: Change, answered: u64) -> Result<bool, Violation> {
+        let mut state = self.state.lock();
+        if state.over {
+            return Err(Violation("the session has ended"));
+        }
+        if state.epoch != epoch || state.deaf {
+            return Ok(false); // S3; and after a goodbye it goes to the next server
+        }
+        if answered > state.applied || change.seq.saturating_sub(answered) > WINDOW_OPS as u64 {
+            return Err(Violation("answers that were not given, or more changes than the window holds"));
+        }
+        while state.answers.front().is_some_and(|(seq, _)| *seq <= answered) {
+            state.answers.pop_front();
+        }
+        let seq = change.seq;
+        if seq <= state.applied {
+            // The answer was sent again when the connection began.
+            let kept = state.answers.front().is_some_and(|(first, _)| *first <= seq);
+            return if kept { Ok(false) } else { Err(Violation("a change again whose answer had arrived")) };
+        }
+        if seq <= state.received {
+            return Ok(false); // in the queue: it is answered on the newest connection
+        }
+        if seq != state.received + 1 {
+            return Err(Violation("a gap in the changes"));
+        }
+        state.received = seq;
+        state.queue.push_back(change);
+        Ok(!std::mem::replace(&mut state.busy, true))
+    }
+
+    /// The next change to apply; `None`: there is none, and nobody applies any more.
+    pub(super) fn next(&self) -> Option<Change> {
+        let mut state = self.state.lock();
+        let change = if state.over { None } else { state.queue.pop_front() };
+        state.busy = change.is_some();
+        change
+    }
+
+    /// A change has been applied.
+    pub(super) fn applied(&self, seq: u64, outcome: Outcome, room: Room) {
+        let ready: Vec<Delayed> = {
+            let mut state = self.state.lock();
+            state.applied = seq;
+            let frame = frame::encode(&ToClient::Changed { seq, outcome: outcome.clone() });
+            state.answers.push_back((seq, outcome));
+            send(&state, frame, Some(room));
+            state.delayed.extract_if(.., |d| d.after <= seq).collect()
+        };
+        ready.into_iter().for_each(|d| (d.run)());
+    }
+
+    /// Runs `run` when the change `after` has been applied.
+    pub(super) fn when_applied(&self, after: u64, run: Box<dyn FnOnce() + Send>) {
+        {
+            let mut state = self.state.lock();
+            if after > state.applied && !state.over {
+                state.delayed.push(Delayed { after, run });
+                return;
+            }
+        }
+        run();
+    }
+
+    /// An answer names `ino`, whose lookup the file system has counted. Gives the stamp.
+    pub(super) fn learn(&self, fs: &dyn Filesystem, ino: Ino) -> u64 {
+        let (stamp, surplus) = {
+            let mut state = self.state.lock();
+            state.stamp += 1;
+            let stamp = state.stamp;
+            let surplus = state.over || ino == self.root || state.known.insert(ino, stamp).is_some();
+            (stamp, surplus)
+        };
+        if surplus {
+            fs.forget(ino, 1);
+        }
+        stamp
+    }
+
+    /// The client forgets an inode, unless an answer that it had not seen has named it again.
+    pub(super) fn forget(&self, fs: &dyn Filesystem, ino: Ino, stamp: u64) {
+        let gone = {
+            let mut state = self.state.lock();
+            let gone = state.known.get(&ino).is_some_and(|newest| *newest <= stamp);
+            if gone {
+                state.known.remove(&ino);
+            }
+            gone
+        };
+        if gone {
+            fs.forget(ino, 1);
+        }
+    }
+
+    /// The volume's number of an inode that the client may use.
+    pub(super) fn inward(&self, ino: Ino) -> Option<Ino> {
+        if ino == ROOT {
+            return Some(self.root);
+        }
+        self.state.lock().known.contains_key(&ino).then_some(ino)
+    }
+
+    /// The number under which the client knows an inode.
+    pub(super) fn outward(&self, ino: Ino) -> Ino {
+        if ino == self.root { ROOT } else { ino }
+    }
+
+    /// Enters an open file, unless its number is in use or there are too many.
+    pub(super) fn open(&self, number: u64, open: Open) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        if state.over || state.handles.contains_key(&number) {
+            return Err(Errno(libc::EIO));
+        }
+        if state.handles.len() >= OPEN_MAX {
+            return Err(Errno(libc::ENFILE));
+        }
+        state.handles.insert(number, open);
+        Ok(())
+    }
+
+    pub(super) fn is_open(&self, number: u64) -> bool {
+        self.state.lock().handles.contains_key(&number)
+    }
+
+    pub(super) fn handle(&self, number: u64) -> Option<Open> {
+        self.state.lock().handles.get(&number).copied()
+    }
+
+    pub(super) fn release(&self, number: u64) -> Option<Open> {
+        self.state.lock().handles.remove(&number)
+    }
+
+    /// Ends the session, or only if it has been without a connection since `left`. A change that is being applied is the last one.
+    pub(super) fn end(&self, left: Option<Duration>, locks: &Locks) -> bool {
+        let mut locker = self.locker.write();
+        {
+            let mut state = self.state.lock();
+            if left.is_some_and(|deadline| state.left_at.is_none_or(|at| at > deadline)) {
+                return false;
+            }
+            state.over = true;
+            state.line = None;
+            state.queue.clear();
+            state.delayed.clear();
+        }
+        *locker = None;
+        locks.end(self.id);
+        true
+    }
+
+    /// Takes no more changes; those that it has are applied.
+    pub(super) fn close_ears(&self) {
+        self.state.lock().deaf = true;
+    }
+
+    /// The last word to a client.
+    pub(super) fn say_last(&self, word: &ToClient) {
+        let mut state = self.state.lock();
+        send(&state, frame::encode(word), None);
+        state.line = None;
+    }
+
+    /// Whether a change waits or is being applied.
+    pub(super) fn is_busy(&self) -> bool {
+        self.state.lock().busy
+    }
+
+    /// Whether it has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.state.lock().over
+    }
+
+    /// Gives back what it holds of the file system. It has ended, so nothing is added any more.
+    pub(super) fn clear(&self, fs: &dyn Filesystem) {
+        let (handles, known) = {
+            let mut state = self.state.lock();
+            (std::mem::take(&mut state.handles), std::mem::take(&mut state.known))
+        };
+        let caller = ferry_fs::InProcess::default();
+        for open in handles.into_values() {
+            let _: Result<(), _> = caller.call(|cx| {
+                fs.release(cx, open.ino, open.fh);
+                Ok(())
+            });
+        }
+        known.into_keys().for_each(|ino| fs.forget(ino, 1));
+    }
+
+    /// For `ferry clients`.
+    pub(super) fn json(&self) -> Value {
+        let state = self.state.lock();
+        Value::from_iter([
+            ("client", Value::from(self.number)),
+            ("name", self.name.as_str().into()),
+            ("path", String::from_utf8_lossy(&self.path).into()),
+            ("read_only", self.read_only.into()),
+            ("connected", state.line.is_some().into()),
+            ("connections", state.epoch.into()),
+            ("changes", state.applied.into()),
+            ("unanswered", (state.received - state.applied).into()),
+            ("answers_kept", state.answers.len().into()),
+            ("inodes", state.known.len().into()),
+            ("open_files", state.handles.len().into()),
+        ])
+    }
+}
+
+/// To the newest connection, if there is one; a client that returns asks again.
+fn send(state: &State, frame: Vec<u8>, room: Option<Room>) {
+    if let Some(line) = &state.line {
+        let _gone = line.send((frame, room));
+    }
+}
+
+/// The sessions by number.
+pub(super) type Sessions = Mutex<HashMap<u128, Arc<Session>>>;
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Semaphore;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    fn change(seq: u64) -> Change {
+        let permit = || Arc::new(Semaphore::new(1)).try_acquire_owned().expect("one is free");
+        Change { seq, who: Who::default(), op: Op::Nothing {}, room: (permit(), permit()) }
+    }
+
+    fn session() -> Session {
+        Session::new((1, 1), "test".into(), Vec::new(), b"/".to_vec(), ROOT, false)
+    }
+
+    #[test]
+    fn an_older_connection_changes_nothing_and_takes_no_lock() {
+        let (session, locks) = (session(), Locks::default());
+        let (line, _frames) = unbounded_channel();
+        let old = session.connect(&line, 1, false, &locks).expect("it lives");
+        assert!(session.may_lock(Some(old)).is_some());
+        let new = session.connect(&line, 1, true, &locks).expect("it lives");
+        assert!(session.may_lock(Some(old)).is_none());
+        assert!(!session.push(old, change(1), 0).expect("late, not against the rules"));
+        assert!(session.next().is_none());
+        assert!(session.push(new, change(1), 0).expect("it comes again"));
+        session.disconnect(old, Duration::ZERO, &locks);
+        assert!(!session.end(Some(Duration::MAX), &locks), "the newer connection is there");
+        session.disconnect(new, Duration::ZERO, &locks);
+        assert!(session.end(Some(Duration::ZERO), &locks));
+        assert!(session.may_lock(Some(new)).is_none() && session.may_lock(None).is_none());
+        assert!(session.connect(&line, 1, true, &locks).is_none());
+    }
+
+    #[test]
+    fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
+        let (session, locks) = (session(), Locks::default());
+        let (line, _frames) = unbounded_channel();
+        let epoch = session.connect(&line, 1, false, &locks).expect("it lives");
+        assert!(session.push(epoch, change(1), 0).expect("in order"));
+        session.close_ears();
+        assert!(!session.push(epoch, change(2), 0).expect("not heard"));
+        assert_eq!(session.next().map(|c| c.seq), Some(1));
+        assert!(session.next().is_none() && !session.is_busy());
+    }
+}

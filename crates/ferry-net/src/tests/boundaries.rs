@@ -1,0 +1,282 @@
+//! What a client may not do.
+
+use super::*;
+use crate::frame;
+use crate::message::*;
+
+/// A client that says what it likes.
+struct Raw {
+    runtime: tokio::runtime::Runtime,
+    stream: DuplexStream,
+}
+
+impl Raw {
+    fn new(world: &World) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (ours, theirs) = duplex(1 << 20);
+        world.server().serve_stream(Box::new(theirs));
+        Self { runtime, stream: ours }
+    }
+
+    fn greeted(world: &World) -> Self {
+        let mut raw = Self::new(world);
+        raw.send(&hello(b"/"));
+        assert!(matches!(raw.hear(), Some(ToClient::Welcome { applied: 0, resumed: false, .. })));
+        raw
+    }
+
+    fn send(&mut self, message: &ToServer) {
+        self.send_bytes(&frame::encode(message));
+    }
+
+    fn send_bytes(&mut self, bytes: &[u8]) {
+        // A server that has hung up hears nothing more.
+        let _gone = self.runtime.block_on(self.stream.write_all(bytes));
+    }
+
+    /// The next message; `None`: the server has hung up.
+    fn hear(&mut self) -> Option<ToClient> {
+        self.runtime.block_on(frame::read(&mut self.stream, FRAME_MAX)).ok().flatten()
+    }
+
+    fn change(&mut self, seq: u64, answered: u64, op: Op) {
+        self.send(&ToServer::Change { seq, answered, who: Who::default(), op });
+    }
+
+    fn ask(&mut self, op: Op) -> Outcome {
+        self.send(&ToServer::Request { id: 9, after: 0, who: Who::default(), op });
+        match self.hear() {
+            Some(ToClient::Reply { id: 9, outcome }) => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Sends until nothing more is taken; gives what was.
+    fn flood(&mut self, bytes: &[u8]) -> usize {
+        self.runtime.block_on(async {
+            let mut sent = 0;
+            while let Ok(Ok(n)) =
+                tokio::time::timeout(Duration::from_millis(300), self.stream.write(&bytes[sent..])).await
+                && n > 0
+            {
+                sent += n;
+            }
+            sent
+        })
+    }
+
+    /// The server says why it hangs up, and does.
+    fn refused(&mut self) -> String {
+        loop {
+            match self.hear() {
+                Some(ToClient::Refused { reason }) => {
+                    assert_eq!(self.hear(), None);
+                    return String::from_utf8(reason).unwrap();
+                }
+                Some(_) => {}
+                None => panic!("not a word"),
+            }
+        }
+    }
+}
+
+fn hello(path: &[u8]) -> ToServer {
+    ToServer::Hello { version: VERSION, session: 0, path: path.into(), name: b"raw".to_vec() }
+}
+
+fn nothing() -> Op {
+    Op::Nothing {}
+}
+
+/// Whatever others did, this one does not notice.
+fn assert_well(client: &Client) {
+    let names = client.list(ROOT).unwrap().len();
+    client.create(ROOT, &format!("well{names}")).unwrap();
+}
+
+#[test]
+fn lies_about_numbers_cost_the_liar_its_session() {
+    let world = World::new(20);
+    let honest = world.client();
+    let lies: [&dyn Fn(&mut Raw); 6] = [
+        &|raw| raw.change(2, 0, nothing()),
+        &|raw| raw.change(1, 1, nothing()),
+        &|raw| {
+            raw.change(1, 0, nothing());
+            raw.hear();
+            raw.change(2, 1, nothing());
+            raw.hear();
+            raw.change(1, 1, nothing());
+        },
+        &|raw| raw.change(u64::MAX, 0, nothing()),
+        &|raw| raw.send(&ToServer::Request { id: 1, after: 0, who: Who::default(), op: nothing() }),
+        &|raw| raw.change(1, 0, Op::Statfs {}),
+    ];
+    for lie in lies {
+        let mut raw = Raw::greeted(&world);
+        lie(&mut raw);
+        assert!(raw.refused().contains("rules"));
+        assert_eq!(world.server().control().clients().as_array().unwrap().len(), 1, "its session is gone");
+        assert_well(&honest);
+    }
+}
+
+#[test]
+fn what_is_no_greeting_or_no_message_ends_the_connection() {
+    let world = World::new(21);
+    let honest = world.client();
+    for bytes in [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        frame::encode(&ToServer::Ping {}),
+        [&[0xff; 4][..], &[0; 100]].concat(),
+        (HELLO_MAX as u32 + 1).to_le_bytes().to_vec(),
+    ] {
+        let mut raw = Raw::new(&world);
+        raw.send_bytes(&bytes);
+        assert!(raw.refused().contains("greeting"));
+    }
+    let mut raw = Raw::new(&world);
+    raw.send(&ToServer::Hello { version: VERSION + 1, session: 0, path: b"/".to_vec(), name: Vec::new() });
+    assert!(raw.refused().contains("version"));
+    for bytes in [vec![1, 0, 0, 0, 99], (FRAME_MAX as u32 + 1).to_le_bytes().to_vec()] {
+        let mut raw = Raw::greeted(&world);
+        raw.send_bytes(&bytes);
+        assert!(raw.refused().contains("no message"));
+    }
+    assert_well(&honest);
+}
+
+#[test]
+fn a_client_reaches_only_what_it_was_shown() {
+    let world = World::new(22);
+    let honest = world.client();
+    let (ino, fh) = honest.create(ROOT, "secret").unwrap();
+    honest.write(ino, fh, 0, b"secret").unwrap();
+    let mut raw = Raw::greeted(&world);
+    let failed = |errno| Outcome::Failed { errno };
+    assert_eq!(raw.ask(Op::Getattr { ino }), failed(libc::ESTALE), "a number that was guessed");
+    assert_eq!(raw.ask(Op::Read { fh: 1, offset: 0, size: 10 }), failed(libc::EBADF));
+    raw.change(1, 0, Op::Open { ino, fh: 1, flags: libc::O_RDONLY, kill_suidgid: false });
+    assert_eq!(raw.hear(), Some(ToClient::Changed { seq: 1, outcome: failed(libc::ESTALE) }));
+    let claim = |ticket| Op::Claim { inodes: crate::codec::List(vec![Claim { ino, ticket }]) };
+    raw.change(2, 1, claim(0));
+    assert_eq!(
+        raw.hear(),
+        Some(ToClient::Changed { seq: 2, outcome: failed(libc::EPERM) }),
+        "a forged ticket"
+    );
+    assert_eq!(raw.ask(Op::Getattr { ino }), failed(libc::ESTALE));
+    let found = raw.ask(Op::Lookup { parent: ROOT, name: b"secret".to_vec() });
+    let Outcome::Entry { known: Some(known) } = found else { panic!("{found:?}") };
+    // Opened for reading, it cannot be written.
+    raw.change(3, 2, Op::Open { ino, fh: 1, flags: libc::O_RDONLY, kill_suidgid: false });
+    assert_eq!(raw.hear(), Some(ToClient::Changed { seq: 3, outcome: Outcome::Done {} }));
+    let write = Op::Write { fh: 1, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
+    raw.change(4, 3, write);
+    assert_eq!(raw.hear(), Some(ToClient::Changed { seq: 4, outcome: failed(libc::EBADF) }));
+    assert_eq!(raw.ask(Op::Read { fh: 1, offset: u64::MAX, size: 10 }), failed(libc::EINVAL));
+    // The ticket is good in a new session too.
+    let mut again = Raw::greeted(&world);
+    again.change(1, 0, claim(known.ticket));
+    assert!(matches!(again.hear(), Some(ToClient::Changed { outcome: Outcome::Count { .. }, .. })));
+    assert!(matches!(again.ask(Op::Getattr { ino }), Outcome::Attributes { .. }));
+}
+
+#[test]
+fn exports_are_walls() {
+    let export = |path: &str, read_only| Export { path: path.into(), read_only };
+    let options = ServerOptions {
+        exports: vec![export("/pub", true), export("/pub/incoming", false)],
+        ..server_options()
+    };
+    let world = World::with(23, options);
+    let me = InProcess::default();
+    let made = |dir, name: &[u8]| {
+        let entry = me.call(|cx| world.fs.mkdir(cx, dir, name, 0o755)).unwrap();
+        entry.attr.unwrap().ino
+    };
+    let public = made(ROOT, b"pub");
+    let incoming = made(public, b"incoming");
+    assert!(matches!(world.mount("/"), Err(NetError::Refused { .. })));
+    assert!(matches!(world.mount("/pub/../other"), Err(NetError::Refused { .. })));
+    assert!(matches!(world.mount("/pub/missing"), Err(NetError::Refused { .. })));
+
+    let reader = world.mount("/pub").unwrap();
+    assert!(reader.fs.is_read_only());
+    assert_eq!(reader.create(ROOT, "x"), Err(Errno(libc::EROFS)));
+    assert_eq!(reader.list(ROOT).unwrap(), ["incoming"]);
+    assert_eq!(reader.ino(ROOT, "incoming"), incoming);
+    assert_eq!(reader.lookup(ROOT, "..").unwrap().unwrap().ino, ROOT, "nothing is above the root");
+    assert_eq!(reader.lookup(incoming, "..").unwrap().unwrap().ino, ROOT, "the export's root is the root");
+
+    let writer = world.mount("//pub/incoming/").unwrap();
+    assert!(!writer.fs.is_read_only());
+    let (ino, _) = writer.create(ROOT, "x").unwrap();
+    assert_eq!(reader.ino(incoming, "x"), ino);
+}
+
+#[test]
+fn a_client_that_floods_and_does_not_read_stops_nobody() {
+    let world = World::new(24);
+    let honest = world.client();
+    let mut raw = Raw::greeted(&world);
+    let (ino, fh) = honest.create(ROOT, "big").unwrap();
+    honest.write(ino, fh, 0, &vec![1; IO_MAX]).unwrap();
+    assert!(matches!(raw.ask(Op::Lookup { parent: ROOT, name: b"big".to_vec() }), Outcome::Entry { .. }));
+    raw.change(1, 0, Op::Open { ino, fh: 1, flags: libc::O_RDONLY, kill_suidgid: false });
+    raw.hear();
+    let read = ToServer::Request {
+        id: 1,
+        after: 0,
+        who: Who::default(),
+        op: Op::Read { fh: 1, offset: 0, size: IO_MAX as u32 },
+    };
+    let flood = frame::encode(&read).repeat(100_000);
+    // The server takes what its window holds, and no more of it.
+    assert!(raw.flood(&flood) < flood.len(), "a window without end");
+    assert_well(&honest);
+    // Those who would wait for a change that never comes.
+    let lock = FileLock { end: 9, kind: libc::F_RDLCK, ..FileLock::default() };
+    let op = Op::Lock { ino: ROOT, lock, wait: true };
+    let never = frame::encode(&ToServer::Request { id: 1, after: 1 << 40, who: Who::default(), op });
+    let mut raw = Raw::greeted(&world);
+    let flood = never.repeat(100_000);
+    assert!(raw.flood(&flood) < flood.len());
+    assert_well(&honest);
+    assert_eq!(honest.read(ino, fh, IO_MAX).unwrap().len(), IO_MAX);
+}
+
+#[test]
+fn certificates_open_the_door() {
+    use crate::{Address, ClientTls, ServerTls, TcpConnector, authority};
+    let world = World::new(25);
+    let dir = tempfile::tempdir().unwrap();
+    let (ca, stranger) = (dir.path().join("ca"), dir.path().join("stranger"));
+    authority::init(&ca, &["localhost".into()]).unwrap();
+    authority::init(&stranger, &["localhost".into()]).unwrap();
+    assert!(authority::init(&ca, &[]).is_err(), "nothing is overwritten");
+    assert!(authority::issue(&ca, "../x").is_err());
+    let ours = authority::issue(&ca, "laptop").unwrap();
+    let theirs = authority::issue(&stranger, "laptop").unwrap();
+    let server = world.server();
+    let bound = server.listen("127.0.0.1:0".parse().unwrap(), Some(ServerTls::load(&ca).unwrap())).unwrap();
+    let connect = |host: &str, tls: Option<ClientTls>| {
+        let address = Address { host: host.into(), port: bound.port(), path: "/".into() };
+        let options = ClientOptions {
+            server: address.to_string(),
+            path: b"/".to_vec(),
+            name: b"laptop".to_vec(),
+            timeout: Duration::from_secs(5),
+        };
+        RemoteFs::connect(Arc::new(TcpConnector::new(address, tls)), options, &Env::real())
+    };
+    let fs = connect("localhost", Some(ClientTls::load(&ours).unwrap())).unwrap();
+    Client { fs, me: InProcess::default() }.create(ROOT, "f").unwrap();
+    assert!(
+        connect("127.0.0.1", Some(ClientTls::load(&ours).unwrap())).is_err(),
+        "another name than certified"
+    );
+    assert!(connect("localhost", Some(ClientTls::load(&theirs).unwrap())).is_err(), "another authority");
+    assert!(connect("localhost", None).is_err(), "no certificate");
+    assert!(ClientTls::load(&ca).is_err(), "the server's directory is no client's");
+}

@@ -1,0 +1,100 @@
+//! Whatever bytes come: an error or a message, which means the same bytes again.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::codec::{Wire, decode};
+use crate::frame;
+use crate::message::{Outcome, ToClient, ToServer, Who};
+
+/// A message's bytes are the only ones that mean it, so nothing that was taken is anything but what was sent.
+fn one_form<T: Wire + std::fmt::Debug>(bytes: &[u8]) {
+    if let Ok(message) = decode::<T>(bytes) {
+        assert_eq!(&frame::encode(&message)[4..], bytes, "{message:?}");
+    }
+}
+
+/// Bytes that look like messages: small numbers are tags, counts and flags.
+fn likely() -> impl Strategy<Value = Vec<u8>> {
+    let byte = prop_oneof![4 => Just(0_u8), 3 => 0_u8..16, 2 => 32_u8..54, 1 => any::<u8>()];
+    proptest::collection::vec(byte, 0..200)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes in likely()) {
+        one_form::<ToServer>(&bytes);
+        one_form::<ToClient>(&bytes);
+    }
+
+    #[test]
+    fn operations_of_every_kind_survive_the_way(tag in 0_u8..64, bytes in likely()) {
+        // Behind a valid head, every operation and outcome is reached.
+        let mut request = vec![2];
+        (1_u64).put(&mut request);
+        (0_u64).put(&mut request);
+        Who::default().put(&mut request);
+        request.push(tag);
+        request.extend_from_slice(&bytes);
+        one_form::<ToServer>(&request);
+        let mut reply = vec![3];
+        (1_u64).put(&mut reply);
+        reply.push(tag % 16);
+        reply.extend_from_slice(&bytes);
+        one_form::<ToClient>(&reply);
+        if let Ok(ToServer::Request { id, after, who, op }) = decode(&request) {
+            prop_assert_eq!(frame::encode_request(id, after, who, &op)[4..].to_vec(), request);
+            let change = frame::encode(&ToServer::Change { seq: 5, answered: 4, who, op: op.clone() });
+            prop_assert_eq!(frame::encode_change(5, 4, who, &op), change);
+        }
+    }
+
+    #[test]
+    fn a_list_takes_no_more_memory_than_came(count in 1_u32.., rest in likely()) {
+        let mut bytes = vec![3];
+        (1_u64).put(&mut bytes);
+        bytes.push(7);
+        count.put(&mut bytes);
+        bytes.extend_from_slice(&rest);
+        if let Ok(ToClient::Reply { outcome: Outcome::Listing { names }, .. }) = decode(&bytes) {
+            prop_assert!(names.0.len() <= rest.len());
+        }
+    }
+}
+
+#[test]
+fn a_server_outlives_any_bytes() {
+    let world = World::new(30);
+    let honest = world.client();
+    let random = Random::new(30);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for round in 0..200 {
+        let (mut ours, theirs) = duplex(1 << 16);
+        world.server().serve_stream(Box::new(theirs));
+        let mut bytes = Vec::new();
+        let hello = ToServer::Hello { version: 1, session: 0, path: b"/".to_vec(), name: Vec::new() };
+        bytes.extend(frame::encode(&hello));
+        for id in 1..=1 + random.below(20) {
+            // A request whose operation is random bytes behind a valid tag.
+            let mut message = vec![if random.below(2) == 0 { 2 } else { 3 }];
+            id.put(&mut message);
+            0_u64.put(&mut message);
+            Who::default().put(&mut message);
+            message.push(random.below(54) as u8);
+            message.extend((0..random.below(60)).map(|_| (random.next() >> (random.below(8) * 8)) as u8 % 8));
+            bytes.extend((message.len() as u32).to_le_bytes());
+            bytes.extend(message);
+        }
+        runtime.block_on(async {
+            let _gone = ours.write_all(&bytes).await;
+            let _gone = ours.shutdown().await;
+        });
+        drop(ours);
+        if round % 20 == 0 {
+            honest.lookup(ROOT, "x").unwrap();
+        }
+    }
+    honest.create(ROOT, "well").unwrap();
+}

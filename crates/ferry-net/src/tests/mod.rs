@@ -1,0 +1,318 @@
+//! Clients and a server in one process, with a network in memory that delays and cuts as a seed says.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap, and wait for the other side")]
+
+mod boundaries;
+mod coherence;
+mod fuzz;
+mod restarts;
+mod sessions;
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ferry_device::{BlockDevice, Env, MemDevice};
+use ferry_fs::*;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::sync::watch;
+
+use crate::{
+    ClientOptions, Connecting, Connector, Export, NetError, RemoteFs, Server, ServerOptions, Stream,
+};
+
+type Done<T = ()> = Result<T, Errno>;
+
+/// A small generator of random numbers, so that a seed says everything.
+struct Random(AtomicU64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(AtomicU64::new(seed.wrapping_mul(2) + 1))
+    }
+    fn next(&self) -> u64 {
+        let x = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ x >> 31
+    }
+    fn below(&self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// The way to a server. It may be closed, and it may cut connections after so many bytes.
+struct Network {
+    server: Mutex<Option<Arc<Server>>>,
+    random: Random,
+    /// A connection carries fewer bytes than this; 0: any number.
+    cut_below: AtomicU64,
+    cuts: watch::Sender<u64>,
+    /// Not a client's: what is on its way arrives though the client is gone.
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Network {
+    fn new(seed: u64) -> Arc<Self> {
+        Arc::new(Self {
+            server: Mutex::default(),
+            random: Random::new(seed),
+            cut_below: AtomicU64::new(0),
+            cuts: watch::Sender::new(0),
+            runtime: tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .unwrap(),
+        })
+    }
+
+    /// All connections that are there are cut.
+    fn cut_all(&self) {
+        self.cuts.send_modify(|n| *n += 1);
+    }
+}
+
+impl Connector for Network {
+    fn connect(&self) -> Connecting<'_> {
+        Box::pin(async {
+            let server = self.server.lock().clone().ok_or(io::ErrorKind::ConnectionRefused)?;
+            let (ours, theirs) = duplex(1 << 16);
+            let (near, far) = duplex(1 << 16);
+            server.serve_stream(Box::new(far));
+            let limit = self.cut_below.load(Ordering::Relaxed);
+            let budget = || if limit == 0 { u64::MAX } else { self.random.below(limit) };
+            self.runtime.spawn(relay(theirs, near, [budget(), budget()], self.cuts.subscribe()));
+            Ok(Box::new(ours) as Box<dyn Stream>)
+        })
+    }
+}
+
+/// Carries so many bytes each way, then both ends see the connection gone.
+async fn relay(a: DuplexStream, b: DuplexStream, budgets: [u64; 2], mut cuts: watch::Receiver<u64>) {
+    /// `true`: to be cut; otherwise one side has closed its end.
+    async fn one(
+        mut from: impl AsyncReadExt + Unpin,
+        mut to: impl AsyncWriteExt + Unpin,
+        budget: u64,
+    ) -> bool {
+        let mut left = budget;
+        let mut bytes = vec![0; 4096];
+        while left > 0 {
+            let most = left.min(bytes.len() as u64) as usize;
+            match from.read(&mut bytes[..most]).await {
+                Ok(n) if n > 0 => {
+                    tokio::time::sleep(Duration::from_micros(n as u64 % 7 * 30)).await;
+                    if to.write_all(&bytes[..n]).await.is_err() {
+                        return false;
+                    }
+                    left -= n as u64;
+                }
+                _ => {
+                    let _gone = to.shutdown().await;
+                    return false;
+                }
+            }
+        }
+        true
+    }
+    let ((ar, aw), (br, bw)) = (tokio::io::split(a), tokio::io::split(b));
+    let both = async {
+        let (mut up, mut down) = (pin!(one(ar, bw, budgets[0])), pin!(one(br, aw, budgets[1])));
+        tokio::select! {
+            cut = &mut up => cut || down.await,
+            cut = &mut down => cut || up.await,
+        }
+    };
+    tokio::select! {
+        _ = both => {}
+        _ = cuts.changed() => {}
+    }
+}
+
+/// A volume in memory, its server, and the network.
+struct World {
+    dev: Arc<dyn BlockDevice>,
+    fs: Arc<LocalFs>,
+    net: Arc<Network>,
+    options: ServerOptions,
+}
+
+fn server_options() -> ServerOptions {
+    ServerOptions {
+        exports: vec![Export { path: b"/".to_vec(), read_only: false }],
+        session_life: Duration::from_secs(60),
+        grace: Duration::ZERO,
+        key: [7; 16],
+    }
+}
+
+fn fs_options() -> FsOptions {
+    FsOptions { cache: CacheMode::Strict, cache_bytes: 16 << 20, ..FsOptions::default() }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        Self::with(seed, server_options())
+    }
+
+    fn with(seed: u64, options: ServerOptions) -> Self {
+        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(128 << 20));
+        mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
+        let fs = LocalFs::open(dev.clone(), fs_options(), Env::real()).unwrap();
+        let mut world = Self { dev, fs, net: Network::new(seed), options };
+        world.start();
+        world
+    }
+
+    fn start(&mut self) {
+        let fs = self.fs.clone() as Arc<dyn Filesystem>;
+        let server = Server::start(fs, self.options.clone(), Env::real()).unwrap();
+        *self.net.server.lock() = Some(Arc::new(server));
+    }
+
+    fn server(&self) -> Arc<Server> {
+        self.net.server.lock().clone().unwrap()
+    }
+
+    fn take_server(&self) -> Server {
+        let mut server = self.net.server.lock().take().unwrap();
+        // A connection that is just being made holds it for a moment.
+        loop {
+            match Arc::try_unwrap(server) {
+                Ok(server) => return server,
+                Err(shared) => server = shared,
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// The server stops as it should, and another starts on the same volume.
+    fn stop(&self) {
+        self.take_server().stop();
+    }
+
+    /// The volume is closed and opened again.
+    fn reopen(&mut self) {
+        self.fs.detach();
+        self.fs.close().unwrap();
+        self.fs = LocalFs::open(self.dev.clone(), fs_options(), Env::real()).unwrap();
+    }
+
+    fn client(&self) -> Client {
+        self.mount("/").expect("the server is there")
+    }
+
+    fn mount(&self, path: &str) -> Result<Client, NetError> {
+        let options = ClientOptions {
+            server: "memory".into(),
+            path: path.into(),
+            name: b"test".to_vec(),
+            timeout: Duration::from_secs(20),
+        };
+        let fs = RemoteFs::connect(self.net.clone(), options, &Env::real())?;
+        Ok(Client { fs, me: InProcess::default() })
+    }
+
+    fn figure(&self, of: &str) -> u64 {
+        self.server().control().clients().as_array().unwrap().iter().map(|c| c[of].as_u64().unwrap()).sum()
+    }
+}
+
+/// Whatever was answered.
+struct Any(Reply);
+
+impl ferry_fs::inprocess::FromReply for Any {
+    fn from_reply(reply: Reply) -> Option<Self> {
+        Some(Any(reply))
+    }
+}
+
+/// A client, as a kernel uses it.
+struct Client {
+    fs: Arc<RemoteFs>,
+    me: InProcess,
+}
+
+impl Client {
+    fn lookup(&self, dir: Ino, name: &str) -> Done<Option<Attr>> {
+        Ok(self.me.call(|cx| self.fs.lookup(cx, dir, name.as_bytes()))?.attr)
+    }
+    fn ino(&self, dir: Ino, name: &str) -> Ino {
+        self.lookup(dir, name).unwrap().unwrap_or_else(|| panic!("{name} is missing")).ino
+    }
+    fn mkdir(&self, dir: Ino, name: &str) -> Done<Ino> {
+        let entry = self.me.call(|cx| self.fs.mkdir(cx, dir, name.as_bytes(), 0o755))?;
+        Ok(entry.attr.unwrap().ino)
+    }
+    fn create(&self, dir: Ino, name: &str) -> Done<(Ino, u64)> {
+        let flags = libc::O_RDWR | libc::O_EXCL | libc::O_CREAT;
+        let made = self.me.call(|cx| self.fs.create(cx, dir, name.as_bytes(), 0o644, flags));
+        made.map(|(entry, opened)| (entry.attr.unwrap().ino, opened.fh))
+    }
+    fn open(&self, ino: Ino) -> Done<u64> {
+        Ok(self.me.call(|cx| self.fs.open(cx, ino, libc::O_RDWR, false))?.fh)
+    }
+    fn write(&self, ino: Ino, fh: u64, offset: u64, data: &[u8]) -> Done<u64> {
+        self.me.call(|cx| self.fs.write(cx, ino, fh, offset, data, false, false))
+    }
+    fn append(&self, ino: Ino, fh: u64, data: &[u8]) -> Done<u64> {
+        self.me.call(|cx| self.fs.write(cx, ino, fh, 0, data, true, false))
+    }
+    fn read(&self, ino: Ino, fh: u64, len: usize) -> Done<Vec<u8>> {
+        self.me.call(|cx| {
+            let mut out = vec![0; len];
+            let n = self.fs.read(cx, ino, fh, 0, &mut out)?;
+            out.truncate(n);
+            Ok(out)
+        })
+    }
+    fn close(&self, ino: Ino, fh: u64) {
+        self.me
+            .call(|cx| {
+                self.fs.release(cx, ino, fh);
+                Ok(())
+            })
+            .unwrap();
+    }
+    fn fsync(&self, ino: Ino, fh: u64) -> Done {
+        self.me.call(|cx| self.fs.fsync(cx, ino, fh, false))
+    }
+    fn unlink(&self, dir: Ino, name: &str) -> Done {
+        self.me.call(|cx| self.fs.unlink(cx, dir, name.as_bytes()))
+    }
+    fn rename(&self, dir: Ino, from: &str, to: &str) -> Done {
+        let flags = RenameFlags::default();
+        self.me.call(|cx| self.fs.rename(cx, dir, from.as_bytes(), dir, to.as_bytes(), flags))
+    }
+    fn lock(&self, ino: Ino, fh: u64, owner: u64, kind: i32, wait: bool) -> Done {
+        let lock = FileLock { start: 0, end: u64::MAX, kind, pid: 1, owner, flock: false };
+        self.me.call(|cx| self.fs.setlk(cx, ino, fh, &lock, wait))
+    }
+    /// All names of a directory.
+    fn list(&self, dir: Ino) -> Done<Vec<String>> {
+        let fh = self.me.call(|cx| self.fs.opendir(cx, dir))?.fh;
+        let (mut names, mut cookie) = (Vec::new(), 0);
+        loop {
+            let mut batch = Vec::new();
+            let Any(answer) = self.me.call(|cx| {
+                self.fs.readdir(cx, dir, fh, cookie, false, &mut |entry| {
+                    batch.push(entry.clone());
+                    true
+                })?;
+                Ok(Any(Reply::Empty))
+            })?;
+            if let Reply::Dir(entries) = answer {
+                batch = entries;
+            }
+            let Some(last) = batch.last() else { break };
+            cookie = last.cookie;
+            names.extend(batch.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()));
+        }
+        names.retain(|name| name != "." && name != "..");
+        names.sort();
+        Ok(names)
+    }
+}

@@ -1,0 +1,263 @@
+//! The server stops, crashes, or is gone for good.
+
+use super::*;
+
+#[test]
+fn work_goes_on_where_it_was_when_the_server_is_back() {
+    let mut world = World::new(10);
+    let client = Arc::new(world.client());
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.write(ino, fh, 0, b"before").unwrap();
+    client.lock(ino, fh, 1, libc::F_WRLCK, false).unwrap();
+    let dir = client.mkdir(ROOT, "d").unwrap();
+    world.stop();
+    let waiting = {
+        let client = client.clone();
+        std::thread::spawn(move || client.create(dir, "made while the server was gone"))
+    };
+    world.reopen();
+    world.start();
+    let (made, _) = waiting.join().unwrap().unwrap();
+    assert_eq!(client.ino(dir, "made while the server was gone"), made);
+    assert_eq!(client.append(ino, fh, b" after"), Ok(6));
+    assert_eq!(client.read(ino, fh, 100).unwrap(), b"before after");
+    assert_eq!(client.fsync(ino, fh), Ok(()), "it has stopped as it should: nothing is lost");
+    let other = world.client();
+    assert_eq!(other.ino(ROOT, "f"), ino);
+    let theirs = other.open(ino).unwrap();
+    assert_eq!(
+        other.lock(ino, theirs, 1, libc::F_RDLCK, false),
+        Err(Errno(libc::EAGAIN)),
+        "the lock is held"
+    );
+}
+
+#[test]
+fn nobody_takes_a_lock_before_those_who_had_one_are_back() {
+    let options = ServerOptions { grace: Duration::from_secs(3), ..server_options() };
+    let mut world = World::with(11, server_options());
+    let client = world.client();
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.lock(ino, fh, 1, libc::F_WRLCK, false).unwrap();
+    world.stop();
+    world.options = options;
+    world.start();
+    let other = world.client();
+    assert_eq!(other.ino(ROOT, "f"), ino);
+    let theirs = other.open(ino).unwrap();
+    let asking = std::thread::spawn(move || other.lock(ino, theirs, 1, libc::F_RDLCK, false));
+    assert_eq!(client.append(ino, fh, b"x"), Ok(1), "it has its lock again");
+    assert_eq!(asking.join().unwrap(), Err(Errno(libc::EAGAIN)));
+    assert_eq!(world.figure("locks"), 1);
+}
+
+#[test]
+fn a_crash_of_the_server_is_told_by_fsync_of_what_was_not_synced() {
+    let mut world = World::new(12);
+    let client = world.client();
+    let (synced, a) = client.create(ROOT, "synced").unwrap();
+    let (unsynced, b) = client.create(ROOT, "unsynced").unwrap();
+    client.write(synced, a, 0, b"x").unwrap();
+    client.fsync(synced, a).unwrap();
+    client.write(unsynced, b, 0, b"y").unwrap();
+    // Gone without a word.
+    drop(world.take_server());
+    world.reopen();
+    world.start();
+    assert_eq!(client.fsync(synced, a), Ok(()));
+    assert_eq!(client.fsync(unsynced, b), Err(Errno(libc::EIO)), "it may have been lost");
+    assert_eq!(client.fsync(unsynced, b), Ok(()), "told once");
+    let dir = client.me.call(|cx| client.fs.fsyncdir(cx, ROOT, 0, false));
+    assert_eq!(dir, Err(Errno(libc::EIO)), "names may have been lost");
+    let sync = || client.me.call(|cx| client.fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0));
+    assert_eq!(sync(), Ok(Vec::new()), "all of it was told");
+}
+
+#[test]
+fn operations_wait_for_a_server_that_is_gone_and_then_fail() {
+    let mut world = World::new(13);
+    let options = ClientOptions {
+        server: "memory".into(),
+        path: b"/".to_vec(),
+        name: b"impatient".to_vec(),
+        timeout: Duration::from_millis(300),
+    };
+    let fs = RemoteFs::connect(world.net.clone(), options, &Env::real()).unwrap();
+    let client = Client { fs, me: InProcess::default() };
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    world.stop();
+    assert_eq!(client.create(ROOT, "late"), Err(Errno(libc::ETIMEDOUT)));
+    assert_eq!(client.lookup(ROOT, "f"), Err(Errno(libc::ETIMEDOUT)));
+    world.start();
+    while client.lookup(ROOT, "f").is_err() {
+        std::thread::yield_now();
+    }
+    assert_eq!(client.append(ino, fh, b"x"), Ok(1));
+    assert_eq!(client.lookup(ROOT, "late"), Ok(None), "what has failed is not made afterwards");
+    client.create(ROOT, "late").unwrap();
+}
+
+#[test]
+fn an_unmount_does_not_wait_for_a_server_that_is_gone() {
+    let world = World::new(14);
+    let client = Arc::new(world.client());
+    world.stop();
+    let waiting = {
+        let client = client.clone();
+        std::thread::spawn(move || client.mkdir(ROOT, "d"))
+    };
+    client.fs.close();
+    assert_eq!(waiting.join().unwrap(), Err(Errno(libc::ENOTCONN)));
+}
+
+/// Parks, and is interrupted when the test says so.
+#[derive(Default)]
+struct Parking {
+    interrupt: Mutex<Option<Interrupt>>,
+    answers: Arc<Mutex<Vec<Done<Reply>>>>,
+}
+
+impl Park for Parking {
+    fn park(&self, interrupt: Option<Interrupt>) -> Complete {
+        *self.interrupt.lock() = interrupt;
+        let answers = self.answers.clone();
+        Box::new(move |answer| answers.lock().push(answer))
+    }
+}
+
+#[test]
+fn who_is_interrupted_leaves_nothing_behind() {
+    let mut world = World::new(15);
+    let client = world.client();
+    world.stop();
+    let parking = Parking::default();
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+    let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
+    assert!(matches!(client.fs.create(&cx, ROOT, b"never", 0o644, flags), Err(Stop::Parked)));
+    parking.interrupt.lock().take().unwrap()();
+    world.start();
+    assert_eq!(client.lookup(ROOT, "never"), Ok(None), "it was not made yet, and nobody wants it");
+
+    // An answer that comes too late is undone.
+    let parking = Parking::default();
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+    assert!(matches!(client.fs.create(&cx, ROOT, b"made", 0o644, flags), Err(Stop::Parked)));
+    let interrupt = parking.interrupt.lock().take().unwrap();
+    while parking.answers.lock().is_empty() {
+        std::thread::yield_now();
+    }
+    interrupt();
+    assert!(client.lookup(ROOT, "made").unwrap().is_some());
+    while world.figure("open_files") != 0 {
+        std::thread::yield_now();
+    }
+
+    // A lock that is granted too late is given back.
+    let (ino, fh) = client.create(ROOT, "locked").unwrap();
+    let other = world.client();
+    assert_eq!(other.ino(ROOT, "locked"), ino);
+    let theirs = other.open(ino).unwrap();
+    other.lock(ino, theirs, 1, libc::F_WRLCK, false).unwrap();
+    let parking = Parking::default();
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+    let lock = FileLock { end: u64::MAX, kind: libc::F_WRLCK, pid: 1, owner: 2, ..FileLock::default() };
+    assert!(matches!(client.fs.setlk(&cx, ino, fh, &lock, true), Err(Stop::Parked)));
+    parking.interrupt.lock().take().unwrap()();
+    other.lock(ino, theirs, 1, libc::F_UNLCK, false).unwrap();
+    assert!(client.lookup(ROOT, "locked").unwrap().is_some());
+    while other.lock(ino, theirs, 1, libc::F_WRLCK, false).is_err() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_lock_that_is_given_back_is_given_back_though_nobody_waits_for_it() {
+    let world = World::new(16);
+    let (client, other) = (world.client(), world.client());
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.lock(ino, fh, 1, libc::F_WRLCK, false).unwrap();
+    assert_eq!(other.ino(ROOT, "f"), ino);
+    let theirs = other.open(ino).unwrap();
+    // Nobody gets through.
+    let server = world.net.server.lock().take().unwrap();
+    world.net.cut_all();
+    while server.control().clients().as_array().unwrap().iter().any(|c| c["connected"] == true) {
+        std::thread::yield_now();
+    }
+    let parking = Parking::default();
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+    let all = FileLock { end: u64::MAX, kind: libc::F_UNLCK, pid: 1, owner: 1, ..FileLock::default() };
+    assert!(matches!(client.fs.setlk(&cx, ino, fh, &all, false), Err(Stop::Parked)));
+    parking.interrupt.lock().take().unwrap()();
+    *world.net.server.lock() = Some(server);
+    assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
+}
+
+/// A program that is interrupted while it waits for a lock, and asks again, as all do that handle signals.
+#[test]
+fn who_asks_again_for_a_lock_keeps_it() {
+    let world = World::new(17);
+    let (client, other) = (world.client(), world.client());
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    assert_eq!(other.ino(ROOT, "f"), ino);
+    let theirs = other.open(ino).unwrap();
+    // Held all the time: what is asked for below is more than this.
+    let first = FileLock { end: 9, kind: libc::F_WRLCK, pid: 1, owner: 1, ..FileLock::default() };
+    client.me.call(|cx| client.fs.setlk(cx, ino, fh, &first, false)).unwrap();
+    let rest = FileLock { start: 10, end: u64::MAX, ..first };
+    let all = FileLock { end: u64::MAX, ..first };
+    let set = |client: &Client, fh, lock: FileLock, wait| {
+        client.me.call(|cx| client.fs.setlk(cx, ino, fh, &lock, wait))
+    };
+    let unlock = |lock| FileLock { kind: libc::F_UNLCK, ..lock };
+    for round in 0..60 {
+        set(&other, theirs, rest, true).unwrap();
+        let parking = Parking::default();
+        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+        assert!(matches!(client.fs.setlk(&cx, ino, fh, &all, true), Err(Stop::Parked)));
+        std::thread::scope(|scope| {
+            let releasing = scope.spawn(|| set(&other, theirs, unlock(rest), false));
+            if round % 2 == 0 {
+                std::thread::sleep(Duration::from_micros(round * 20));
+            }
+            parking.interrupt.lock().take().unwrap()();
+            assert_eq!(set(&client, fh, all, true), Ok(()));
+            releasing.join().unwrap().unwrap();
+        });
+        assert!(client.lookup(ROOT, "f").unwrap().is_some(), "what was sent before has arrived");
+        assert_eq!(
+            set(&other, theirs, FileLock { start: 10, end: 10, ..first }, false),
+            Err(Errno(libc::EAGAIN))
+        );
+        set(&client, fh, unlock(rest), false).unwrap();
+        assert_eq!(set(&other, theirs, first, false), Err(Errno(libc::EAGAIN)), "what it had before");
+    }
+}
+
+#[test]
+fn an_evicted_client_is_out_for_good_and_what_it_held_is_free() {
+    let world = World::new(18);
+    let (client, other) = (world.client(), world.client());
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.write(ino, fh, 0, b"applied").unwrap();
+    client.lock(ino, fh, 1, libc::F_WRLCK, false).unwrap();
+    assert_eq!(other.ino(ROOT, "f"), ino);
+    let theirs = other.open(ino).unwrap();
+    assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, false), Err(Errno(libc::EAGAIN)));
+    let control = world.server().control();
+    assert_eq!(control.evict("nobody"), 0);
+    assert_eq!(control.evict("1"), 1);
+    assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
+    assert_eq!(client.append(ino, fh, b"late"), Err(Errno(libc::EIO)));
+    assert_eq!(client.create(ROOT, "late"), Err(Errno(libc::EIO)));
+    assert_eq!(other.read(ino, theirs, 100).unwrap(), b"applied");
+    // One that is away when it is evicted learns of it when it returns.
+    let away = world.client();
+    let server = world.net.server.lock().take().unwrap();
+    world.net.cut_all();
+    assert_eq!(control.evict("3"), 1);
+    *world.net.server.lock() = Some(server);
+    assert_eq!(away.lookup(ROOT, "f"), Err(Errno(libc::EIO)));
+    assert_eq!(other.lookup(ROOT, "late"), Ok(None));
+    assert_eq!(control.evict("test"), 1, "by name: the one that is left");
+}

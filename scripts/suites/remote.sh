@@ -1,0 +1,220 @@
+# pjdfstest, fsx, git, two clients and a server that goes away, on remote mounts; sourced by scripts/test.
+# shellcheck shell=bash
+
+remote_port=$((20000 + $$ % 20000))
+
+# serve_volume VOLUME [ARGUMENTS…]: its process number goes to $scratch/server.pid. One that an earlier check has left is killed.
+serve_volume() {
+  local volume=$1 tries log=$scratch/server.log; shift
+  [ ! -f "$scratch/server.pid" ] || stop_server KILL
+  [ -f "$volume" ] || "$ferry" mkfs "$volume"
+  : >"$log"
+  # It keeps nothing of the checks open: that would be a process that works on the mount.
+  "$ferry" serve "$volume" --listen "127.0.0.1:$remote_port" "$@" >"$log" 2>&1 8>&- 9>&- &
+  echo $! >"$scratch/server.pid"
+  for ((tries = 0; tries < 300; tries++)); do
+    if grep -q ' serving ' "$log"; then return 0; fi
+    sleep 0.1
+  done
+  cat "$log"; return 1
+}
+
+# stop_server [SIGNAL]: it has ended when this returns.
+stop_server() {
+  local pid; pid=$(cat "$scratch/server.pid")
+  rm "$scratch/server.pid"
+  kill "-${1:-TERM}" "$pid" 2>/dev/null || return 0
+  timeout 60 tail --pid="$pid" -f /dev/null
+}
+
+# fails COMMAND…: it does (`set -e` does not look at what follows a `!`).
+fails() { if "$@"; then echo "it did not fail: $*"; return 1; fi; }
+
+# mount_remote MOUNTPOINT [OPTIONS]
+mount_remote() {
+  mkdir -p "$1"
+  timeout 60 "$ferry" mount "ferry://127.0.0.1:$remote_port/" "$1" -o "log=$scratch/client.log${2:+,$2}"
+}
+
+remote_over() {
+  local mount
+  for mount in "$@"; do unmount_volume "$mount"; done
+  stop_server
+  timeout 100 "$ferry" fsck "$scratch/remote.ferry"
+}
+
+# Operations at one client, seen at the other at once.
+two_clients() {
+  serve_volume "$scratch/remote.ferry" --grace 0s
+  local a=$scratch/a b=$scratch/b i writers
+  mount_remote "$a"; mount_remote "$b"
+  for i in $(seq 1 20); do
+    echo "$i" >"$a/f"; [ "$(cat "$b/f")" = "$i" ]
+    mv "$b/f" "$b/g"; [ ! -e "$a/f" ]; [ -e "$a/g" ]
+    echo more >>"$a/g"; [ "$(stat -c %s "$b/g")" = $((${#i} + 6)) ]
+    rm "$b/g"; [ ! -e "$a/g" ]
+  done
+  # Appends of both, none lost, none torn.
+  (for i in $(seq 1 200); do echo "a $i" >>"$a/log"; done) &
+  writers=$!
+  (for i in $(seq 1 200); do echo "b $i" >>"$b/log"; done) &
+  wait "$writers" $!
+  [ "$(grep -cE '^[ab] [0-9]+$' "$a/log")" = 400 ]
+  # Locks.
+  (flock 9; sleep 1; echo first >>"$a/order") 9>"$a/lock" &
+  sleep 0.5
+  fails flock -n "$b/lock" true
+  flock "$b/lock" sh -c "echo second >>'$b/order'"
+  [ "$(tr '\n' ' ' <"$a/order")" = "first second " ]
+  # What was removed lives on where it is open.
+  echo kept >"$a/open"; exec 8<"$b/open"; rm "$a/open"; [ "$(cat <&8)" = kept ]; exec 8<&-
+  remote_over "$a" "$b"
+}
+
+# The server stops, and crashes, under a client that works.
+server_goes_away() {
+  serve_volume "$scratch/remote.ferry" --grace 0s
+  local a=$scratch/a i worker
+  mount_remote "$a"
+  mkdir "$a/work"
+  (for i in $(seq 1 400); do echo "$i" >"$a/work/$i"; echo "$i" >>"$a/work/all"; done) &
+  worker=$!
+  for i in 1 2 3; do
+    sleep 1; stop_server; sleep 0.3; serve_volume "$scratch/remote.ferry" --grace 0s
+  done
+  wait "$worker"
+  [ "$(ls "$a/work" | wc -l)" = 401 ]
+  [ "$(wc -l <"$a/work/all")" = 400 ]
+  remote_over "$a"
+}
+
+# The server is killed under a client that syncs what it makes: what it said is durable is there, and the client goes on.
+server_is_killed() {
+  serve_volume "$scratch/remote.ferry" --grace 0s
+  local a=$scratch/a i name worker
+  mount_remote "$a"
+  mkdir -p "$a/synced"; sync "$a/synced"
+  exec 8>>"$a/kept-open"
+  # What was under way when the server died may fail, and is made again, under another name.
+  (for i in $(seq 1 250); do
+    if echo "$i" >"$a/synced/$i" && sync "$a/synced/$i" && sync "$a/synced"; then echo "$i"; fi
+  done >"$scratch/synced" 2>/dev/null) &
+  worker=$!
+  for i in 1 2 3; do
+    sleep 0.7; stop_server KILL; sleep 0.3; serve_volume "$scratch/remote.ferry" --grace 0s
+  done
+  wait "$worker"
+  [ "$(wc -l <"$scratch/synced")" -gt 200 ]
+  while read -r name; do [ "$(cat "$a/synced/$name")" = "$name" ]; done <"$scratch/synced"
+  echo more >&8; exec 8>&-; [ "$(cat "$a/kept-open")" = more ]
+  # The root was changed and not synced before the first crash: that is told, once.
+  fails "$ferry" sync "$a"
+  "$ferry" sync "$a"
+  remote_over "$a"
+}
+
+# Nobody hangs for good when the server does not come back.
+server_never_comes_back() {
+  serve_volume "$scratch/remote.ferry"
+  local a=$scratch/a reader said status=0
+  mount_remote "$a" timeout=2s
+  echo x >"$a/f"
+  stop_server
+  fails timeout 20 cat "$a/f"
+  # Nothing can be synced: it is unmounted, and said.
+  said=$(timeout 20 "$ferry" umount "$a" 2>&1) || status=$?
+  [ "$status" = 1 ]
+  grep -F 'unmounted, but its server did not say that everything is durable' <<<"$said"
+  [ -z "$(mounts_below "$a")" ]
+  serve_volume "$scratch/remote.ferry"
+  mount_remote "$a"
+  stop_server
+  cat "$a/f" & reader=$!
+  sleep 0.5
+  kill "$reader"; timeout 10 tail --pid="$reader" -f /dev/null
+  # Without --force there is nothing to be done in this time; with it nothing is waited for.
+  said=$(timeout 20 "$ferry" umount --timeout 1s "$a" 2>&1) || status=$?
+  grep -F 'its server has not answered after 1 s' <<<"$said"
+  [ -n "$(mounts_below "$a")" ]
+  timeout 5 "$ferry" umount --force "$a"
+  timeout 100 "$ferry" fsck "$scratch/remote.ferry"
+}
+
+# With certificates of our own, and not without.
+certificates() {
+  "$ferry" cert init "$scratch/tls" --host 127.0.0.1
+  "$ferry" cert issue "$scratch/tls" laptop
+  fails "$ferry" serve "$scratch/remote.ferry" --listen "0.0.0.0:$remote_port"
+  serve_volume "$scratch/remote.ferry" --tls "$scratch/tls"
+  fails mount_remote "$scratch/a"
+  mount_remote "$scratch/a" "tls=$scratch/tls/laptop"
+  echo x >"$scratch/a/x"; [ "$(cat "$scratch/a/x")" = x ]
+  remote_over "$scratch/a"
+}
+
+# Who is there, and how to be rid of one that holds a lock.
+clients_and_evict() {
+  serve_volume "$scratch/remote.ferry" --grace 0s
+  local a=$scratch/a b=$scratch/b holder said status=0
+  mount_remote "$a"; mount_remote "$b"
+  echo x >"$a/f"
+  (exec 9<"$a/f"; flock 9; exec sleep 60) & holder=$!
+  until ! flock -n "$b/f" true; do sleep 0.1; done
+  "$ferry" clients | grep -F "$scratch/remote.ferry at 127.0.0.1:$remote_port"
+  [ "$("$ferry" clients --json | python3 -c "
+import json, sys
+mine = [s for s in json.load(sys.stdin) if s['volume'] == '$scratch/remote.ferry']
+print([(c['client'], c['connected'], c['locks']) for c in mine[0]['clients']])")" = "[(1, True, 1), (2, True, 0)]" ]
+  fails "$ferry" evict nobody --volume "$scratch/remote.ferry"
+  "$ferry" evict 1 --volume "$scratch/remote.ferry"
+  timeout 20 flock "$b/f" true
+  fails touch "$a/f"
+  kill "$holder"; wait "$holder" || true
+  said=$(timeout 20 "$ferry" umount "$a" 2>&1) || status=$?
+  [ "$status" = 1 ]
+  grep -F 'unmounted, but its server did not say that everything is durable' <<<"$said"
+  mount_remote "$a"
+  [ "$(cat "$a/f")" = x ]
+  remote_over "$a" "$b"
+}
+
+remote_git() {
+  serve_volume "$scratch/remote.ferry"
+  mount_remote "$scratch/mnt"
+  program_git "$1"
+  remote_over "$scratch/mnt"
+}
+
+remote_fsx() {
+  serve_volume "$scratch/remote.ferry"
+  mount_remote "$scratch/a"
+  mkdir -p "$scratch/artifacts-remote"
+  "$tools/bin/fsx" -f "$repo/scripts/suites/fsx.toml" -N "$1" -S "${FERRY_SEED:-$RANDOM}" -P "$scratch/artifacts-remote" "$scratch/a/fsx"
+  remote_over "$scratch/a"
+}
+
+# suite_remote FSX-OPERATIONS
+suite_remote() {
+  say "--- remote mounts"
+  check "two clients" 120 two_clients
+  check "the server stops and crashes under work" 120 server_goes_away
+  check "the server is killed under work that is synced" 120 server_is_killed
+  check "the server never comes back" 120 server_never_comes_back
+  check "certificates" 60 certificates
+  check "ferry clients, ferry evict" 60 clients_and_evict
+  # A small one: every operation is a round trip.
+  git init -q "$scratch/git-source"
+  cp -r "$repo/crates/ferry-net/src" "$scratch/git-source"
+  git -C "$scratch/git-source" add .
+  git -C "$scratch/git-source" -c user.name=test -c user.email=test commit -qm first
+  git -C "$scratch/git-source" -c user.name=test -c user.email=test commit -qm second --allow-empty
+  check "git clone, fsck, gc on a remote mount" 120 remote_git "$scratch/git-source"
+  check "fsx on a remote mount" 120 remote_fsx "$1"
+  serve_volume "$scratch/remote.ferry"
+  mount_remote "$scratch/mnt"
+  mkdir -p "$scratch/other"
+  # Remounting a directory read-only concerns the kernel alone, and is tested on a local mount.
+  sed 's/^allow_remount = .*/allow_remount = false/' "$repo/scripts/suites/pjdfstest.toml" >"$scratch/no-remount.toml"
+  pjdfstest_run -c "$scratch/no-remount.toml"
+  check "unmount and fsck after pjdfstest on a remote mount" 120 remote_over "$scratch/mnt"
+}
