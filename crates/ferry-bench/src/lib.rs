@@ -56,6 +56,7 @@ pub mod fsync_happy;
 mod machine;
 pub mod model;
 pub mod null;
+pub mod overwrite;
 mod place;
 pub mod randrw;
 mod report;

@@ -2,8 +2,10 @@
 //!
 //! The file is a row of slots of 1 byte to 1 MiB, most of them not aligned to anything. A slot is always written whole, by one call, and
 //! every word of it follows from its version. A read that finds words of two versions in one slot is torn. In the first third of the file
-//! each version must also be no older than what had been written when the read began; in the second third holes are punched beside, in
-//! the last one the file is cut and extended.
+//! each version must also be no older than what had been written when the read began; in the second third holes are punched beside. The last
+//! one belongs to a thread that cuts the file there and lets it grow again, by appends, by writes behind the end, by setting its size.
+//!
+//! Small slots are read and written more often than large ones, so that all sizes take about as much time.
 
 use crate::place::File;
 use crate::threads::now;
@@ -38,8 +40,17 @@ const ROWS: u64 = 12;
 pub const MOST: usize = 1 << 20;
 /// The same on a path: the kernel passes 256 pages in one request, and a buffer need not begin at a page.
 pub const MOST_ON_PATH: usize = MOST - 4096;
-/// Threads that do something else than read and write slots: one punches, one cuts.
+/// Threads that do something else beside reading slots: one punches, one cuts.
 const OTHERS: u32 = 2;
+/// Reads between two things that they do.
+const READS_BETWEEN: u32 = 16;
+/// What a slot costs whatever its size, in bytes.
+const SLOT_COST: u64 = 4096;
+/// Bytes within which a read goes on to the slots behind the first: picked at random.
+const SPANS: [u64; 16] = {
+    let (one, few, many) = (0, 16 << 10, 128 << 10);
+    [one, one, one, one, one, few, few, few, few, few, few, few, few, many, many, 1 << 20]
+};
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +95,8 @@ struct Slot {
 struct Run<'t> {
     target: &'t File,
     slots: Vec<Slot>,
+    /// By slot: the sum of what it and those before it are to be picked with.
+    odds: Vec<u64>,
     /// By slot: the newest version that is wholly written.
     written: Vec<AtomicU64>,
     reads: AtomicU64,
@@ -103,6 +116,7 @@ pub fn run(target: &File, plan: Plan) -> io::Result<Seen> {
     target.set_len(end)?;
     let run = Run {
         written: slots.iter().map(|_| AtomicU64::new(0)).collect(),
+        odds: odds(&slots),
         slots,
         target,
         reads: AtomicU64::new(0),
@@ -127,12 +141,17 @@ pub fn run(target: &File, plan: Plan) -> io::Result<Seen> {
                     while result.is_ok() && !run.over.load(Ordering::Relaxed) {
                         result = match me {
                             0 => run.punch(&mut random),
-                            1 => run.cut(&mut random),
+                            1 => run.cut(&mut random, &mut buf),
                             _ if me - OTHERS < writers => {
                                 run.write(&mut random, (me - OTHERS, writers), &mut buf)
                             }
-                            _ => run.read(&mut random, &mut buf),
+                            _ => Ok(()),
                         };
+                        let reads =
+                            if me < OTHERS { READS_BETWEEN } else { u32::from(me >= OTHERS + writers) };
+                        for _ in 0..reads {
+                            result = result.and_then(|()| run.read(&mut random, &mut buf));
+                        }
                         if run.reads.load(Ordering::Relaxed) >= plan.reads || now() >= until {
                             run.over.store(true, Ordering::Relaxed);
                         }
@@ -176,21 +195,47 @@ fn slots(most: usize) -> Vec<Slot> {
     slots
 }
 
+/// How likely each slot is, as sums.
+fn odds(slots: &[Slot]) -> Vec<u64> {
+    let mut sum = 0;
+    let one = |slot: &Slot| {
+        sum += (MOST as u64 + SLOT_COST) / (slot.len as u64 + SLOT_COST);
+        sum
+    };
+    slots.iter().map(one).collect()
+}
+
 impl Run<'_> {
+    fn pick(&self, random: &mut Random) -> usize {
+        let at = random.below(self.odds.last().copied().unwrap_or_default());
+        self.odds.partition_point(|sum| *sum <= at)
+    }
+
     fn third(&self, n: usize) -> Range<usize> {
         let len = self.slots.len();
         len * n / 3..len * (n + 1) / 3
     }
 
-    /// Writes a slot that is this writer's.
+    /// Writes a slot that is this writer's, of the first two thirds.
     fn write(&self, random: &mut Random, (me, writers): (u32, u32), buf: &mut [u8]) -> io::Result<()> {
-        let at = random.below(self.slots.len() as u64 / u64::from(writers)) * u64::from(writers);
-        let at = at as usize + me as usize;
-        let Some(slot) = self.slots.get(at).copied() else { return Ok(()) };
-        let version = self.written[at].load(Ordering::Relaxed) + 1;
+        let at = self.pick(random);
+        if at % writers as usize != me as usize || at >= self.third(2).start {
+            return Ok(());
+        }
+        self.put(at, buf, |data, slot| self.target.write_at(data, slot.offset))
+    }
+
+    /// Gives a slot its next version.
+    fn put(
+        &self,
+        at: usize,
+        buf: &mut [u8],
+        write: impl FnOnce(&[u8], Slot) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (slot, version) = (self.slots[at], self.written[at].load(Ordering::Relaxed) + 1);
         let buf = &mut buf[..slot.len];
         fill(at, version, buf);
-        self.target.write_at(buf, slot.offset)?;
+        write(buf, slot)?;
         self.written[at].store(version, Ordering::Release);
         self.writes.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -198,14 +243,16 @@ impl Run<'_> {
 
     /// Reads a row of slots by one call and checks each.
     fn read(&self, random: &mut Random, buf: &mut [u8]) -> io::Result<()> {
-        let first = random.below(self.slots.len() as u64) as usize;
-        let most = [1, self.most as u64][random.below(2) as usize];
+        let first = self.pick(random);
+        let most = SPANS[random.below(SPANS.len() as u64) as usize].min(self.most as u64);
         let start = self.slots[first].offset;
         let fits = |s: &&Slot| s.offset + s.len as u64 - start <= most;
         let count = self.slots[first..].iter().take_while(fits).count().max(1);
         let slots = first..first + count;
-        let before: Vec<u64> =
-            self.written[slots.clone()].iter().map(|w| w.load(Ordering::Acquire)).collect();
+        let mut before = [0; SIZES.len() * ROWS as usize];
+        for (before, written) in before.iter_mut().zip(&self.written[slots.clone()]) {
+            *before = written.load(Ordering::Acquire);
+        }
         let end = self.slots[slots.end - 1];
         let len = (end.offset - start) as usize + end.len;
         let got = self.target.read_at(&mut buf[..len], start)?;
@@ -249,58 +296,80 @@ impl Run<'_> {
     /// Makes a hole of a slot whose ends lie at blocks: that is one step.
     fn punch(&self, random: &mut Random) -> io::Result<()> {
         let third = self.third(1);
-        let at = third.start + random.below(third.len() as u64) as usize;
-        let slot = self.slots[at];
-        if slot.len == 65_536 {
+        let mut slots = third.map(|at| self.slots[at]).filter(|slot| slot.len == 65_536);
+        let count = slots.clone().count() as u64;
+        if let Some(slot) = slots.nth(random.below(count) as usize) {
             self.target.punch(slot.offset, slot.len as u64)?;
             self.cuts.fetch_add(1, Ordering::Relaxed);
         }
-        // Most of the time others are to get on.
-        std::thread::yield_now();
         Ok(())
     }
 
-    /// Cuts the file at the border of two slots, or extends it.
-    fn cut(&self, random: &mut Random) -> io::Result<()> {
+    /// Cuts the file at the border of two slots, and lets it grow again.
+    fn cut(&self, random: &mut Random, buf: &mut [u8]) -> io::Result<()> {
         let third = self.third(2);
         let at = third.start + random.below(third.len() as u64) as usize;
         self.target.set_len(self.slots[at].offset)?;
         self.cuts.fetch_add(1, Ordering::Relaxed);
-        std::thread::yield_now();
-        Ok(())
+        let last = (at + 1 + random.below(8) as usize).min(third.end);
+        for at in at..last {
+            self.put(at, buf, |data, slot| {
+                let end = self.target.append(data)?;
+                if end != slot.offset + slot.len as u64 {
+                    self.found(&self.torn, at, slot, format!("was appended so that it ends at {end}"));
+                }
+                Ok(())
+            })?;
+        }
+        let beyond = last + random.below(4) as usize;
+        match self.slots.get(beyond) {
+            // What lies between is a hole.
+            Some(_) if random.below(2) == 0 => {
+                self.put(beyond, buf, |data, slot| self.target.write_at(data, slot.offset))
+            }
+            Some(slot) => self.target.set_len(slot.offset),
+            None => Ok(()),
+        }
     }
 }
 
-/// Word `i` of slot `at` in a version; the first is the version itself.
-fn word(at: usize, version: u64, i: u64) -> u64 {
-    if i == 0 {
-        version
-    } else {
-        (version ^ (at as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ i
-    }
+/// What word `i` of slot `at` is in a version, but for `i` itself. The first word is the version.
+fn base(at: usize, version: u64) -> u64 {
+    (version ^ (at as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
 }
 
 fn fill(at: usize, version: u64, out: &mut [u8]) {
     if out.len() < 8 {
         return out.fill(version as u8);
     }
-    for (i, bytes) in (0..).zip(out.chunks_mut(8)) {
-        bytes.copy_from_slice(&word(at, version, i).to_le_bytes()[..bytes.len()]);
+    let base = base(at, version);
+    let (words, rest) = out.as_chunks_mut::<8>();
+    for (i, word) in (0_u64..).zip(words.iter_mut()) {
+        *word = (base ^ i).to_le_bytes();
     }
+    rest.copy_from_slice(&(base ^ words.len() as u64).to_le_bytes()[..rest.len()]);
+    words[0] = version.to_le_bytes();
 }
 
 /// The version of a whole slot, 0 if it is all zeros; else where it is of another.
 fn version_of(at: usize, bytes: &[u8]) -> Result<u64, usize> {
-    let Some((first, _)) = bytes.split_first_chunk::<8>() else {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let Some(first) = words.first() else {
         let other = bytes.iter().position(|b| *b != bytes[0]);
         return other.map_or(Ok(u64::from(bytes[0])), Err);
     };
     let version = u64::from_le_bytes(*first);
-    for (i, part) in (0_u64..).zip(bytes.chunks(8)).skip(1) {
-        let expected = if version == 0 { 0 } else { word(at, version, i) };
-        if part != &expected.to_le_bytes()[..part.len()] {
-            return Err(i as usize * 8);
-        }
+    let base = base(at, version);
+    let expected = |i: u64| if version == 0 { 0 } else { base ^ i };
+    // All of it first, then, if something differs, where: so the loop has no branch.
+    let differs = |(i, word): (u64, &[u8; 8])| u64::from_le_bytes(*word) ^ expected(i);
+    let any = (0..).zip(words).skip(1).fold(0, |any, word| any | differs(word));
+    if any != 0 {
+        let at = (0..).zip(words).skip(1).position(|word| differs(word) != 0).unwrap_or_default();
+        return Err((at + 1) * 8);
+    }
+    if rest != &expected(words.len() as u64).to_le_bytes()[..rest.len()] {
+        return Err(words.len() * 8);
     }
     Ok(version)
 }

@@ -50,7 +50,7 @@ impl Inode {
     pub fn new(ino: Ino, rec: InodeRecord) -> Self {
         Self {
             ino,
-            state: StateLock::new(InodeState::from_record(rec)),
+            state: StateLock::new(ino, InodeState::from_record(rec)),
             file: FileData::default(),
             dir: DirData::default(),
             last_seq: AtomicU64::new(0),

@@ -12,6 +12,7 @@ pub mod inprocess;
 pub mod inspect;
 pub mod keys;
 pub mod local;
+pub mod order;
 pub mod scrub;
 pub mod statelock;
 pub mod volume;

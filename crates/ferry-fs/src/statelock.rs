@@ -3,8 +3,9 @@
 //! Reads change the access time and writes that share the lock the others; neither may take the lock exclusively for that. They leave the
 //! time in an atomic; whoever takes the lock to look at attributes or to change them brings them in line first.
 
-use crate::api::Timestamp;
+use crate::api::{Ino, Timestamp};
 use crate::inode::InodeState;
+use crate::order::{Guard, Rank};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -15,6 +16,7 @@ const RELATIME_NANOS: i64 = 24 * 60 * 60 * 1_000_000_000;
 
 /// *The inode lock*, and what it protects.
 pub struct StateLock {
+    ino: Ino,
     state: RwLock<InodeState>,
     /// When the file was last written under the shared lock; 0: not since the times were brought in line. In nanoseconds, as the next two.
     written: AtomicI64,
@@ -26,10 +28,16 @@ pub struct StateLock {
     listed: AtomicBool,
 }
 
+/// It, held with others.
+pub type Shared<'l> = Guard<RwLockReadGuard<'l, InodeState>>;
+/// It, held alone.
+pub type Exclusive<'l> = Guard<RwLockWriteGuard<'l, InodeState>>;
+
 impl StateLock {
     /// A lock that nobody holds.
-    pub fn new(state: InodeState) -> Self {
+    pub fn new(ino: Ino, state: InodeState) -> Self {
         Self {
+            ino,
             state: RwLock::new(state),
             written: AtomicI64::new(0),
             accessed: AtomicI64::new(0),
@@ -39,21 +47,21 @@ impl StateLock {
     }
 
     /// Takes it shared, with the times in line.
-    pub fn read(&self) -> RwLockReadGuard<'_, InodeState> {
+    pub fn read(&self) -> Shared<'_> {
         if self.written.load(Ordering::Acquire) != 0 || self.accessed.load(Ordering::Acquire) != 0 {
             drop(self.write());
         }
-        self.state.read()
+        self.share()
     }
 
     /// Takes it shared; the times may be behind.
-    pub fn share(&self) -> RwLockReadGuard<'_, InodeState> {
-        self.state.read()
+    pub fn share(&self) -> Shared<'_> {
+        Guard::wait(Rank::Inode(self.ino), || self.state.read())
     }
 
     /// Takes it exclusively, with the times in line.
-    pub fn write(&self) -> RwLockWriteGuard<'_, InodeState> {
-        let mut state = self.state.write();
+    pub fn write(&self) -> Exclusive<'_> {
+        let mut state = Guard::wait(Rank::Inode(self.ino), || self.state.write());
         let take = |time: &AtomicI64| match time.load(Ordering::Relaxed) {
             0 => 0,
             _ => time.swap(0, Ordering::AcqRel),

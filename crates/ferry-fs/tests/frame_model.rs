@@ -9,7 +9,7 @@ mod frame;
 /// What `frame.rs` is compiled against here.
 mod sync {
     pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-    pub use loom::sync::{Mutex, MutexGuard};
+    pub use loom::sync::{Mutex, MutexGuard, RwLock};
 
     pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap()
@@ -22,7 +22,7 @@ mod sync {
 use frame::{Frame, copied};
 use loom::thread;
 use std::sync::Arc;
-use sync::{AtomicU64, Mutex, Ordering, lock};
+use sync::{AtomicU64, Mutex, Ordering, RwLock, lock};
 
 const LEN: usize = 8;
 
@@ -172,6 +172,44 @@ fn a_read_beside_a_truncation_never_shows_what_was_cut_as_zeros() {
             assert_eq!(seen, [7; LEN]);
         }
         cutter.join().unwrap();
+    });
+}
+
+/// A truncation holds the inode lock alone, a write inside the size shares it, a read takes none.
+#[test]
+fn what_a_truncation_cuts_no_write_brings_back_and_no_read_tears() {
+    bounded().check(|| {
+        let (frames, pages, size) = (frames(1), Arc::new(Mutex::new(())), Arc::new(AtomicU64::new(8)));
+        let state = Arc::new(RwLock::new(8));
+        let writer = {
+            let (frames, pages, state) = (Arc::clone(&frames), Arc::clone(&pages), Arc::clone(&state));
+            thread::spawn(move || {
+                let state = state.read().unwrap();
+                if *state >= LEN {
+                    write_shared(&frames, &pages, 7);
+                }
+            })
+        };
+        let cutter = {
+            let (frames, pages, size) = (Arc::clone(&frames), Arc::clone(&pages), Arc::clone(&size));
+            thread::spawn(move || {
+                let mut state = state.write().unwrap();
+                let _page_lock = lock(&pages);
+                size.store(4, Ordering::Release);
+                frames[0].begin();
+                frames[0].zero(4, 8);
+                frames[0].end();
+                *state = 4;
+            })
+        };
+        if let Some(seen) = read_inside(&frames[0], &size, 8) {
+            assert!(seen == [0; LEN] || seen == [7; LEN], "torn: {seen:?}");
+        }
+        writer.join().unwrap();
+        cutter.join().unwrap();
+        let mut out = [9; LEN];
+        frames[0].copy_out(0, &mut out);
+        assert_eq!(out[4..], [0; 4], "the write came back");
     });
 }
 

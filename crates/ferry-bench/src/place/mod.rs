@@ -12,6 +12,7 @@ use ferry_fs::FlushPolicy;
 use mounted::Mounted;
 pub(crate) use mounted::own_cpu_time;
 use rustix::fs::FallocateFlags;
+use rustix::io::{ReadWriteFlags, pwritev2};
 use serde_json::Value;
 use std::io;
 use std::path::Path;
@@ -106,6 +107,14 @@ impl Place {
         match &self.kind {
             Kind::Mounted(_) => mounted::sync_files(files),
             Kind::Volume(volume) => volume.sync_files(files),
+        }
+    }
+
+    /// Bytes that its file system holds in all, as `df` says it.
+    pub fn size(&self) -> Result<u64, BenchError> {
+        match &self.kind {
+            Kind::Mounted(place) => place.size(),
+            Kind::Volume(volume) => Ok(volume.size()?),
         }
     }
 
@@ -239,6 +248,20 @@ impl File {
         match self {
             Self::Mounted(file) => std::os::unix::fs::FileExt::write_all_at(file, data, offset),
             Self::Volume(file) => file.write_at(data, offset),
+        }
+    }
+
+    /// Writes all of `data` at the end by one call; returns where it ends, if nobody else moves the end.
+    pub fn append(&self, data: &[u8]) -> io::Result<u64> {
+        match self {
+            Self::Mounted(file) => {
+                let written = pwritev2(file, &[io::IoSlice::new(data)], 0, ReadWriteFlags::APPEND)?;
+                if written < data.len() {
+                    return Err(io::ErrorKind::WriteZero.into());
+                }
+                Ok(file.metadata()?.len())
+            }
+            Self::Volume(file) => file.append(data),
         }
     }
 

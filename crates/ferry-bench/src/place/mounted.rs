@@ -72,6 +72,13 @@ impl Mounted {
         control::tune(&self.file()?, &asked).map_err(failed)
     }
 
+    pub fn size(&self) -> Result<u64, BenchError> {
+        match rustix::fs::fstatvfs(self.file()?) {
+            Ok(stat) => Ok(stat.f_blocks * stat.f_frsize),
+            Err(error) => Err(BenchError::path(&self.root.path, "cannot ask for its size")(error.into())),
+        }
+    }
+
     pub fn sync(&self) -> Result<(), BenchError> {
         let file = self.file()?;
         let failed = BenchError::path(&self.root.path, "cannot sync");

@@ -69,6 +69,11 @@ impl Volume {
         self.call(|cx, fs| fs.ioctl(cx, ROOT, ioctl::TUNE, &message, 0)).map(drop)
     }
 
+    pub fn size(&self) -> io::Result<u64> {
+        let stat = self.call(|cx, fs| fs.statfs(cx))?;
+        Ok(stat.blocks * u64::from(stat.block_size))
+    }
+
     pub fn sync(&self) -> io::Result<()> {
         self.call(|cx, fs| fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0)).map(drop)
     }
@@ -242,6 +247,11 @@ impl OpenFile {
     pub fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
         self.ino.volume.fs.write_at(&self.open, At::Offset(offset), data)?;
         Ok(())
+    }
+
+    /// Returns where it ends.
+    pub fn append(&self, data: &[u8]) -> io::Result<u64> {
+        Ok(self.ino.volume.fs.write_at(&self.open, At::End, data)?)
     }
 
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {

@@ -96,10 +96,10 @@ impl Traffic {
         }
     }
 
-    /// Waits while device block `dev` is being written.
-    pub fn wait_for(&self, dev: u64) {
+    /// Waits while any of these device blocks is being written.
+    pub fn wait_for(&self, blocks: Range<u64>) {
         let mut flying = self.flying.lock();
-        while flying.iter().any(|place| place.contains(&dev)) {
+        while flying.iter().any(|place| place.start < blocks.end && blocks.start < place.end) {
             self.landed.wait(&mut flying);
         }
     }

@@ -9,11 +9,13 @@ use super::file::ExtentsGuard;
 use super::read::MISMATCH;
 use super::segments::{Stream, Victim};
 use super::send::{Cargo, Contents, Work};
+use super::space::{Need, usable_blocks};
 use super::summary::{self, Entry};
 use super::{Busy, DataStore, PIECE, count};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, BLOCK, Extent, Key};
+use crate::order::{Guard, Rank};
 use ferry_device::AlignedBuf;
 use ferry_journal::{Credits, Journal};
 use std::collections::BTreeSet;
@@ -27,6 +29,8 @@ const AHEAD_DEAD_SHARE: u32 = 4;
 
 /// Dead blocks that may lie about beside as many as are live: 512 MiB.
 const DEAD_BLOCKS_MAX: u64 = (512 << 20) / BLOCK;
+/// So many checkpoints are waited for before the cleaner finds that there is no segment for it.
+const CHECKPOINTS_WAITED: u32 = 4;
 /// Most segments that one round of the background thread cleans.
 const SEGMENTS_AT_ONCE: u32 = 16;
 
@@ -49,13 +53,13 @@ impl DataStore {
     /// Makes at least one segment free for new data: by a stamp for what is dead already, else by cleaning. `false` when
     /// there is nothing to gain. Called without any lock.
     pub(super) fn make_room(&self) -> Result<bool, FsError> {
-        let mut progress = self.room.lock();
+        let mut progress = Guard::wait(Rank::Room, || self.room.lock());
         let journal = self.journal()?;
         progress.stuck.retain(|s| self.table.record(*s).live > 0);
         // Cleaning k segments with one dead block each frees one at last; each step gains, so this ends.
         loop {
             let (free, kept) = self.space.reap_now();
-            if free > kept && self.space.can_take() {
+            if free > kept && self.space.can_take(Need::Data) {
                 return Ok(true);
             }
             if self.free_closed(&journal)? {
@@ -65,13 +69,14 @@ impl DataStore {
                 self.force_stamped(&journal)?;
                 continue;
             }
-            let most = self.table.blocks() - self.table.blocks().min(2);
+            // Of more the summaries might take all that is gained.
+            let most = usable_blocks(&self.geometry()).max(1) as u32 - 1;
             match self.table.victim(most, &progress.stuck) {
                 Some(victim) => self.clean(victim, &mut progress, &journal)?,
                 None if !journal.make_room()? => return Ok(false),
                 None => {
                     let (free, kept) = self.space.reap_now();
-                    return Ok(free > kept && self.space.can_take());
+                    return Ok(free > kept && self.space.can_take(Need::Data));
                 }
             }
         }
@@ -79,7 +84,7 @@ impl DataStore {
 
     /// The home store gives back what removed files leave of it. Called without any lock.
     pub(super) fn shrink_home(&self) -> Result<(), FsError> {
-        let _one_at_a_time = self.room.lock();
+        let _one_at_a_time = Guard::wait(Rank::Room, || self.room.lock());
         self.journal()?.make_room()?;
         Ok(())
     }
@@ -118,7 +123,8 @@ impl DataStore {
             if !(few || wasted) || (few && self.space.has_pending()) {
                 return Ok(());
             }
-            let Some(mut progress) = self.room.try_lock() else { return Ok(()) };
+            let Some(progress) = self.room.try_lock() else { return Ok(()) };
+            let mut progress = Guard::tried(Rank::Room, progress);
             let blocks = self.table.blocks();
             let most = if few { blocks - blocks / AHEAD_DEAD_SHARE } else { blocks / AHEAD_DEAD_SHARE };
             let Some(victim) = self.table.victim(most, &progress.stuck) else { return Ok(()) };
@@ -130,7 +136,7 @@ impl DataStore {
     /// Cleans the segment that stands first, however full it is.
     #[cfg(test)]
     pub(crate) fn clean_once(&self) -> Result<(), FsError> {
-        let mut progress = self.room.lock();
+        let mut progress = Guard::wait(Rank::Room, || self.room.lock());
         match self.table.victim(u32::MAX, &progress.stuck) {
             Some(victim) => self.clean(victim, &mut progress, &*self.journal()?),
             None => Ok(()),
@@ -177,6 +183,8 @@ impl DataStore {
     fn entries(&self, victim: Victim) -> Result<(Vec<Entry>, bool), FsError> {
         let mut found = self.table.late_entries(victim.segment);
         let first = self.table.first_block(victim.segment);
+        // Its last summaries may be on their way still.
+        self.traffic.wait_for(first..first + u64::from(victim.record.filled));
         let mut readable = true;
         let mut at = 0;
         while at < victim.record.filled {
@@ -293,13 +301,19 @@ impl DataStore {
             // The reserve is used up: what has become free so far must be stamped before more can be moved.
             drop(guard);
             self.free_closed(journal)?;
-            if !self.space.has_pending() {
-                count(&self.counters.no_room, 1);
-                return Err(crate::api::Errno(libc::ENOSPC).into());
+            if self.space.has_pending() {
+                self.force_stamped(journal)?;
+                self.space.reap_now();
+                return Ok(());
             }
-            self.force_stamped(journal)?;
-            self.space.reap_now();
-            return Ok(());
+            // A checkpoint has taken all that it may need; what it did not need it gives back at its end. The next one may follow at once.
+            for _ in 0..CHECKPOINTS_WAITED {
+                journal.make_room()?;
+                if self.space.can_take(Need::Clean) {
+                    return Ok(());
+                }
+            }
+            return Err(self.no_room("the cleaner"));
         };
         let mut cargo = self.cargo(Some(chunk), Busy::Wait);
         let mut work = Work {

@@ -4,6 +4,7 @@ use super::extents::{Changes, Delta, Edit, Place, WINDOW_BLOCKS, Window};
 use super::file::{ExtentsGuard, Known, Pages, show_blocks};
 use super::folio::mask;
 use super::resize::put_all;
+use super::row::{Claim, Want};
 use super::write::dirty_blocks;
 use super::{AttrEdit, DataStore};
 use crate::api::Errno;
@@ -81,22 +82,23 @@ impl DataStore {
     ) -> Result<(), FsError> {
         let journal = self.journal()?;
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
-        let mut retried = false;
+        let mut claim = self.space.claim();
         let guard = loop {
-            self.leave_record(inode)?;
+            self.leave_record(inode, &mut claim)?;
             let guard = self.extents_right(inode, &journal)?;
             if inode.state.share().logged.inline.as_ref().is_some_and(|i| !i.is_empty()) {
                 continue; // written back into the record again meanwhile
             }
             let need = self.holes(&journal, inode, blocks.clone())?;
-            if self.space.reserve_now(need) {
+            if claim.take(Want::new(need)) {
                 self.promise_blocks(&guard, &journal, blocks, need, edit)?;
                 break guard;
             }
             drop(guard);
-            self.find_space(need, &mut retried)?;
+            self.find_space(Want::new(need), &mut claim)?;
         };
-        drop(guard);
+        // Nobody waits for space with a claim.
+        drop((guard, claim));
         if !keep_size && range.end > inode.state.share().rec.size {
             self.grow(inode, range.end)?;
         }
@@ -104,8 +106,7 @@ impl DataStore {
     }
 
     /// The contents of a small file move out of its record, so that it can have extents.
-    fn leave_record(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
-        let mut retried = false;
+    fn leave_record(&self, inode: &Arc<Inode>, claim: &mut Claim<'_>) -> Result<(), FsError> {
         loop {
             let mut state = inode.state.write();
             let mut pages = inode.file.pages.write();
@@ -113,9 +114,9 @@ impl DataStore {
             pages.no_inline = true;
             let Some(inline) = state.logged.inline.clone().filter(|i| !i.is_empty()) else { return Ok(()) };
             if !pages.is_dirty(0) {
-                if !self.space.reserve_now(1) {
+                if !claim.take(Want::new(1)) {
                     drop((state, pages));
-                    self.find_space(1, &mut retried)?;
+                    self.find_space(Want::new(1), claim)?;
                     continue;
                 }
                 if !pages.has(0) {

@@ -8,7 +8,8 @@ use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, Folio, mask};
 use super::front::Front;
 use crate::inode::{Inode, InodeState};
 use crate::keys::BLOCK;
-use parking_lot::{Condvar, Mutex, RwLock};
+use crate::order::{Guard, Held, Rank};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub struct FileData {
     /// reservation and before the inode lock, never while holding either.
     extents: ExtentsLock,
     /// Taken inside the inode lock, for memory copies only.
-    pub(super) pages: RwLock<Pages>,
+    pub(super) pages: PagesLock,
     /// Where readers find frames without any of these locks.
     pub(super) front: Arc<Front>,
     /// The file's size, where it is known here: what lies before it may be read without the inode lock. Shrinks before contents go,
@@ -45,6 +46,32 @@ pub struct FileData {
     pub(super) fetching: Fetching,
 }
 
+/// *The page lock*, and what it protects.
+#[derive(Default)]
+pub(super) struct PagesLock(RwLock<Pages>);
+
+/// It, held with others.
+pub(super) type PagesShared<'l> = Guard<RwLockReadGuard<'l, Pages>>;
+/// It, held alone.
+pub(super) type PagesExclusive<'l> = Guard<RwLockWriteGuard<'l, Pages>>;
+
+impl PagesLock {
+    /// Takes it shared.
+    pub fn read(&self) -> PagesShared<'_> {
+        Guard::wait(Rank::Pages, || self.0.read())
+    }
+    /// Takes it.
+    pub fn write(&self) -> PagesExclusive<'_> {
+        Guard::wait(Rank::Pages, || self.0.write())
+    }
+    fn try_read(&self) -> Option<PagesShared<'_>> {
+        Some(Guard::tried(Rank::Pages, self.0.try_read()?))
+    }
+    fn try_write(&self) -> Option<PagesExclusive<'_>> {
+        Some(Guard::tried(Rank::Pages, self.0.try_write()?))
+    }
+}
+
 /// Somebody has been told of the newest error.
 const ERROR_TOLD: u64 = 1 << 31;
 
@@ -56,18 +83,22 @@ struct ExtentsLock {
 }
 
 /// The right to change a file's extents.
-pub struct ExtentsGuard(Arc<Inode>);
+pub struct ExtentsGuard {
+    inode: Arc<Inode>,
+    _held: Held,
+}
 
 impl ExtentsGuard {
     /// Waits for the right.
     pub fn lock(inode: &Arc<Inode>) -> Self {
+        let held = Held::wait(Rank::Extents);
         let lock = &inode.file.extents;
         let mut busy = lock.busy.lock();
         while *busy {
             lock.free.wait(&mut busy);
         }
         *busy = true;
-        Self(Arc::clone(inode))
+        Self { inode: Arc::clone(inode), _held: held }
     }
     /// Takes it if nobody has it.
     pub fn try_lock(inode: &Arc<Inode>) -> Option<Self> {
@@ -75,17 +106,17 @@ impl ExtentsGuard {
         if std::mem::replace(&mut *busy, true) {
             return None;
         }
-        Some(Self(Arc::clone(inode)))
+        Some(Self { inode: Arc::clone(inode), _held: Held::tried(Rank::Extents) })
     }
     /// The file.
     pub fn inode(&self) -> &Arc<Inode> {
-        &self.0
+        &self.inode
     }
 }
 
 impl Drop for ExtentsGuard {
     fn drop(&mut self) {
-        let lock = &self.0.file.extents;
+        let lock = &self.inode.file.extents;
         *lock.busy.lock() = false;
         lock.free.notify_one();
     }

@@ -3,7 +3,7 @@
 use super::Busy;
 use super::DataStore;
 use parking_lot::{Condvar, Mutex};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ pub struct Signal {
     state: Mutex<State>,
     work: Condvar,
     progress: Condvar,
+    /// Rounds of write-back that have ended.
+    rounds: AtomicU64,
 }
 
 /// The longest sleep, so that old data is found in time.
@@ -35,6 +37,11 @@ impl Signal {
             state.wanted = true;
             self.work.notify_one();
         }
+    }
+
+    /// How many rounds have ended.
+    pub fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::Acquire)
     }
 
     /// Something was written back.
@@ -85,7 +92,8 @@ impl Signal {
         (!state.stopping).then(|| std::mem::take(&mut state.wanted))
     }
 
-    fn set_stuck(&self, stuck: bool) {
+    fn end_round(&self, stuck: bool) {
+        self.rounds.fetch_add(1, Ordering::AcqRel);
         self.state.lock().stuck = stuck;
         self.progress.notify_all();
     }
@@ -113,7 +121,7 @@ fn run(store: &Weak<DataStore>, signal: &Signal) {
             tracing::error!(%error, "write-back failed");
         }
         stuck = result.is_err();
-        signal.set_stuck(stuck);
+        signal.end_round(stuck);
         let result = if stuck { Ok(()) } else { store.tidy() };
         if let (Err(error), false) = (&result, untidy) {
             tracing::error!(%error, "the cleaner failed");
@@ -133,7 +141,7 @@ impl DataStore {
         if self.failed.load(Ordering::Relaxed) {
             return self.writable();
         }
-        let much = self.cache.dirty() > self.dirty_threshold() || self.too_much();
+        let much = self.cache.dirty() > self.dirty_threshold() || self.too_much() || self.space.is_wanted();
         let since = match (wanted && much, self.env.clock.monotonic().checked_sub(self.options.writeback_age))
         {
             (true, _) => Duration::MAX,

@@ -19,6 +19,7 @@ mod map;
 mod queue;
 mod read;
 mod resize;
+mod row;
 mod segments;
 mod send;
 mod share;
@@ -397,7 +398,7 @@ impl DataStore {
 
     /// Waits while device block `block` is being written.
     pub(crate) fn wait_written(&self, block: u64) {
-        self.traffic.wait_for(block);
+        self.traffic.wait_for(block..block + 1);
     }
 
     /// Totals for statfs.

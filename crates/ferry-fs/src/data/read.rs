@@ -5,7 +5,7 @@
 //! looked up again, since it may have been moved and its segment reused meanwhile. Only if it is still mapped there, it is damaged.
 
 use super::extents::{Place, WINDOW_BLOCKS, Window};
-use super::file::{Known, Pages};
+use super::file::{Known, Pages, PagesShared};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
 use super::frame::Frame;
 use super::share::{WAITS_MAX as WAITS_FOR_FRAMES, busy_frame};
@@ -13,8 +13,9 @@ use super::{DataStore, PIECE, ahead::missing, cache::Item, count};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::BLOCK;
+use crate::statelock::Shared;
 use ferry_device::AlignedBuf;
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::RwLockWriteGuard;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -223,7 +224,7 @@ impl DataStore {
 
     /// Reads one block again, alone, when nobody writes it any more.
     fn read_again(&self, dev: u64, crc: u32, out: &mut [u8]) -> Result<(), String> {
-        self.traffic.wait_for(dev);
+        self.traffic.wait_for(dev..dev + 1);
         let mut one = AlignedBuf::zeroed(BLOCK_BYTES);
         match self.dev.read(dev * BLOCK, &mut one) {
             Ok(()) => {
@@ -347,13 +348,13 @@ fn single_run(inode: &Inode, blocks: &Range<u64>) -> Option<Run> {
 }
 
 /// The locks under which no write to the file begins. After waiting for `waits` frames in vain it waits until no write is under way.
-fn steady(inode: &Inode, waits: u32) -> (RwLockReadGuard<'_, InodeState>, RwLockReadGuard<'_, Pages>) {
+fn steady(inode: &Inode, waits: u32) -> (Shared<'_>, PagesShared<'_>) {
     if waits < WAITS_FOR_FRAMES {
         return (inode.state.share(), inode.file.pages.read());
     }
     let state = inode.state.write();
     let pages = inode.file.pages.read();
-    (RwLockWriteGuard::downgrade(state), pages)
+    (state.map(RwLockWriteGuard::downgrade), pages)
 }
 
 /// Fills `out` from memory and from what was fetched, or says what it lacks. Under both locks no write begins; the frame of one that

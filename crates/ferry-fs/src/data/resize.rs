@@ -3,6 +3,7 @@
 
 use super::extents::{Changes, Delta, Edit, WINDOW_BLOCKS, Window};
 use super::file::{ExtentsGuard, Pages, show_blocks, zero_tail};
+use super::row::{Claim, Want};
 use super::write::{Ready, apply, prepare};
 use super::{AttrEdit, DataStore, RECORD_BYTES};
 use crate::api::{Errno, Ino};
@@ -61,13 +62,13 @@ impl DataStore {
         may_cut: bool,
         edit: AttrEdit<'_>,
     ) -> Result<Seq, FsError> {
-        let mut retried = false;
+        let mut claim = self.space.claim();
         loop {
             let guard = self.extents_right(inode, &*self.journal()?)?;
             if may_cut && size < inode.state.share().rec.size {
                 return self.truncate(&guard, size, edit);
             }
-            match self.extend_to(&guard, size, edit)? {
+            match self.extend_to(&guard, size, edit, &mut claim)? {
                 Extended::Logged(seq) => return Ok(seq),
                 Extended::Dirty => {
                     drop(guard);
@@ -75,13 +76,19 @@ impl DataStore {
                 }
                 Extended::NoSpace(blocks) => {
                     drop(guard);
-                    self.find_space(blocks, &mut retried)?;
+                    self.find_space(Want::new(blocks), &mut claim)?;
                 }
             }
         }
     }
 
-    fn extend_to(&self, guard: &ExtentsGuard, size: u64, edit: AttrEdit<'_>) -> Result<Extended, FsError> {
+    fn extend_to(
+        &self,
+        guard: &ExtentsGuard,
+        size: u64,
+        edit: AttrEdit<'_>,
+        claim: &mut Claim<'_>,
+    ) -> Result<Extended, FsError> {
         let (inode, journal) = (guard.inode(), self.journal()?);
         loop {
             let mut txn = journal.begin(Credits { keys: 1, bytes: RECORD_BYTES, urgent: false })?;
@@ -102,7 +109,7 @@ impl DataStore {
                     continue;
                 }
             };
-            if !self.space.reserve_now(plan.need) {
+            if !claim.take(Want::new(plan.need)) {
                 return Ok(Extended::NoSpace(plan.need));
             }
             apply(inode, &state, &mut pages, &plan, &[], size);

@@ -19,6 +19,13 @@ pub const CLOSED_PER_COMMIT: usize = 4;
 /// Entries remembered in memory because they came too late for a summary.
 const LATE_MAX: usize = 16 * 1024;
 
+/// Remembers what no summary of a segment says. Without it, the cleaner would have to ask every extent.
+fn remember(late: &mut Vec<(u32, Entry)>, segment: u32, entries: Vec<Entry>) {
+    if late.len() < LATE_MAX {
+        late.extend(entries.into_iter().map(|entry| (segment, entry)));
+    }
+}
+
 /// What fills a segment: data that was just written, or data that has been moved (and will live longer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
@@ -203,7 +210,10 @@ impl Table {
                 Some(Chunk { stream, segment, at, len, summaries })
             }
             None => {
-                state.open[stream as usize] = None;
+                // What was sealed behind the last chunk of the segment came too late for its summaries.
+                if let Some(open) = state.open[stream as usize].take() {
+                    remember(&mut state.late, segment, open.unnamed);
+                }
                 state.closed.push(segment);
                 None
             }
@@ -254,8 +264,8 @@ impl Table {
                 summary::encode(self.home(chunk.segment), &these, &mut buf[from..from + BLOCK as usize]);
                 used += 1;
             }
-        } else if state.late.len() < LATE_MAX {
-            state.late.extend(named.drain(..).map(|entry| (chunk.segment, entry)));
+        } else {
+            remember(&mut state.late, chunk.segment, named);
         }
         let record = &mut state.segments[chunk.segment as usize];
         if record.filled == filled_to {
@@ -322,7 +332,7 @@ impl Table {
         for segment in freed {
             space.freed(seq, segment);
         }
-        space.settle(held as i64 - delta.mapped());
+        space.committed(held, delta.mapped());
         seq
     }
 
@@ -388,6 +398,17 @@ impl Table {
         let state = self.state.lock();
         let filled: u64 = state.segments.iter().map(|r| u64::from(r.filled)).sum();
         (state.live, filled.saturating_sub(state.live))
+    }
+
+    /// How many segments there are by their live blocks, in eighths, for messages; and those that are being filled.
+    pub fn fullness(&self) -> String {
+        let state = self.state.lock();
+        let mut by_eighths = [0; 9];
+        for record in state.segments.iter().filter(|r| r.filled > 0) {
+            by_eighths[(record.live * 8 / self.blocks) as usize] += 1;
+        }
+        let open: Vec<_> = state.open.iter().flatten().map(|o| o.segment).collect();
+        format!("{by_eighths:?} by eighths, open {open:?}, in use {:?}", state.in_use)
     }
 
     /// What is known of one segment.

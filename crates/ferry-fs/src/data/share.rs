@@ -7,6 +7,8 @@
 use super::file::{FileData, Pages, folios};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
 use super::frame::{Frame, copied};
+use super::row::{Claim, Want};
+use super::space::Space;
 use super::write::{Plan, Ready, dirty_blocks, prepare};
 use super::{DataStore, Locking, PIECE};
 use crate::api::Timestamp;
@@ -66,8 +68,8 @@ enum Try {
     Load(u64),
     /// A block of the file must be read first.
     Fetch(u64),
-    /// So many blocks of space are lacking.
-    Space(u64),
+    /// So much space is lacking.
+    Space(Want),
     /// It needs the exclusive lock.
     Exclusive,
 }
@@ -99,14 +101,14 @@ impl DataStore {
         {
             return Ok(false);
         }
-        let (mut waits, mut retried) = (0, false);
+        let (mut waits, mut claim) = (0, self.space.claim());
         while waits < WAITS_MAX {
-            match self.try_shared(inode, offset, data, now) {
+            match self.try_shared(inode, offset, data, now, &mut claim) {
                 Try::Done => return Ok(true),
                 Try::Exclusive => return Ok(false),
                 Try::Load(window) => self.load_window(inode, window)?,
                 Try::Fetch(block) => self.fetch_block(inode, block)?,
-                Try::Space(blocks) => self.find_space(blocks, &mut retried)?,
+                Try::Space(want) => self.find_space(want, &mut claim)?,
                 Try::Busy(frame) => {
                     waits += 1;
                     frame.wait();
@@ -116,7 +118,14 @@ impl DataStore {
         Ok(false)
     }
 
-    fn try_shared(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], now: Option<Timestamp>) -> Try {
+    fn try_shared(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        data: &[u8],
+        now: Option<Timestamp>,
+        claim: &mut Claim<'_>,
+    ) -> Try {
         let state = inode.state.share();
         let end = offset + data.len() as u64;
         let plain = state.rec.size > INLINE_MAX as u64 && state.logged.inline.is_none();
@@ -142,9 +151,10 @@ impl DataStore {
             settle(&mut pages, inode, offset, data.len());
             return Try::Busy(Arc::clone(busy));
         }
-        if !self.space.reserve_now(plan.need) {
+        let want = plan.wants(&self.space);
+        if !claim.take(want) {
             settle(&mut pages, inode, offset, data.len());
-            return Try::Space(plan.need);
+            return Try::Space(want);
         }
         begin(&mut pages, state.logged.blocks, offset, data.len());
         inode.file.set_hint(pages.dirty_blocks);
@@ -261,6 +271,12 @@ impl Plan {
     /// It changes more than the blocks that it writes, or counts that the exclusive lock keeps.
     fn needs_exclusive(&self) -> bool {
         self.fills_hole || !self.extra.is_empty()
+    }
+
+    /// The space that it takes.
+    pub fn wants(&self, space: &Space) -> Want {
+        let overwrites = !self.needs_exclusive();
+        if overwrites { space.overwriting(self.need) } else { Want::new(self.need) }
     }
 }
 

@@ -14,10 +14,13 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use super::row::{Claim, Free, Want};
 use crate::keys::BLOCK;
 
 /// Segments that only the cleaner takes.
 const CLEANER_RESERVE: u32 = 2;
+/// One segment for so many that data has is the home store's, or kept for it.
+const HOME_SHARE: u32 = 16;
 /// One segment in so many stays free for the cleaner to work with.
 const SLACK_SHARE: u32 = 32;
 /// At least so many of them do.
@@ -63,8 +66,12 @@ struct Pool {
 pub struct Space {
     dev: Arc<dyn BlockDevice>,
     geometry: Geometry,
-    /// Blocks that may still be promised. Negative when the home store took what was kept back.
-    free: AtomicI64,
+    /// Blocks that may still be promised, and who waits for some.
+    free: Free,
+    /// Blocks that extents refer to or promise: what of the used ones is not in memory only.
+    mapped: AtomicI64,
+    /// Blocks of the home reserve that overwriting may use.
+    lent: AtomicI64,
     /// Newest context known stamped.
     stamped: AtomicU64,
     /// Held over calls of the host; nothing but `pending` is locked inside it, and the journal calls [`Space::take`].
@@ -92,8 +99,16 @@ impl Space {
             log: (geometry.log_offset, geometry.log_len),
             lost: 0,
         };
-        let (free, stamped) = (AtomicI64::new(0), AtomicU64::new(0));
-        Self { dev, geometry, free, stamped, pool: Mutex::new(pool), pending: Mutex::default() }
+        Self {
+            dev,
+            geometry,
+            free: Free::new(0),
+            mapped: AtomicI64::new(0),
+            lent: AtomicI64::new(0),
+            stamped: AtomicU64::new(0),
+            pool: Mutex::new(pool),
+            pending: Mutex::default(),
+        }
     }
 
     /// Sets what the journal knows: `used` segments hold data, `home` are the home store's; `blocks` are live or promised.
@@ -104,10 +119,10 @@ impl Space {
             .filter(|s| !used.contains(s) && !pool.home.contains(s))
             .collect();
         pool.backed_total = used.len() as u32;
-        self.free.fetch_sub(blocks as i64, Ordering::Relaxed);
+        self.committed(0, blocks as i64);
         self.rebase(&mut pool);
         if !read_only {
-            let kept = self.home_reserve(&pool) + CLEANER_RESERVE + SLACK_MIN;
+            let kept = self.home_reserve(&pool, pool.backed_total) + CLEANER_RESERVE + SLACK_MIN;
             self.back(&mut pool, kept);
         }
     }
@@ -116,40 +131,51 @@ impl Space {
         self.geometry.segments_offset + u64::from(index) * self.geometry.segment_len
     }
 
-    /// Segments kept for the home store: what one log can bring it, and room to copy what it has.
-    fn home_reserve(&self, pool: &Pool) -> u32 {
+    /// Segments kept for the home store where data has `total`: what one log can bring it, and room to copy what it has; and so many of them, with
+    /// what it has already, that large files can be overwritten until each of their blocks has an extent of its own.
+    fn home_reserve(&self, pool: &Pool, total: u32) -> u32 {
         let log = (pool.log.1 / home_unit_bytes(self.geometry.segment_len)) as u32;
-        let wanted = log + 2 + pool.home.len() as u32 / 4;
+        let share = (total / HOME_SHARE).saturating_sub(pool.home.len() as u32);
+        let wanted = (log + self.copying(pool)).max(share);
         wanted.clamp(2, (self.geometry.segment_count / 4).max(2))
+    }
+
+    /// Segments that the home store needs to write anew what it has.
+    fn copying(&self, pool: &Pool) -> u32 {
+        2 + pool.home.len() as u32 / 4
     }
 
     /// Free segments that must remain when one is taken for `need`.
     ///
-    /// What the home store took of its reserve is missing from what data was promised: so far data may use the reserve too.
-    /// The cleaner gives back more than it takes, so it may take half of it for a while.
+    /// What the home store took of its reserve may be missing from what data was promised: so far data may use the reserve too. What counts is
+    /// what extents hold: dirty data that overwrites gives back as much as it takes, so the cleaner can always make room for it.
+    /// The cleaner gives back more than it takes, so all but the last one are its own: it must go on however little is free.
     fn kept(&self, pool: &Pool, need: Need) -> u32 {
-        let reserve = self.home_reserve(pool);
-        let lacking = (-self.free.load(Ordering::Relaxed)).max(0) / usable_blocks(&self.geometry);
-        let data = (reserve + CLEANER_RESERVE).saturating_sub(lacking as u32 + 1);
+        let lacking = (self.mapped.load(Ordering::Relaxed) - pool.capacity).max(0) as u64;
+        let lacking = lacking.div_ceil(usable_blocks(&self.geometry) as u64) as u32;
         match need {
-            Need::Data if lacking == 0 => reserve + CLEANER_RESERVE,
-            Need::Data => data.max(CLEANER_RESERVE + 1),
-            Need::Clean => (reserve / 2).min(data).max(1),
+            Need::Data => {
+                let kept = self.home_reserve(pool, pool.backed_total) + CLEANER_RESERVE;
+                kept.saturating_sub(lacking).max(CLEANER_RESERVE + 1)
+            }
+            Need::Clean => 1,
             Need::Home => 0,
         }
     }
 
     /// Blocks that `total` segments can promise.
     fn capacity(&self, total: u32, pool: &Pool) -> i64 {
-        let kept = self.home_reserve(pool) + CLEANER_RESERVE + (total / SLACK_SHARE).max(SLACK_MIN);
+        let kept = self.home_reserve(pool, total) + CLEANER_RESERVE + (total / SLACK_SHARE).max(SLACK_MIN);
         (i64::from(total) - i64::from(kept)) * usable_blocks(&self.geometry)
     }
 
     /// Brings `free` in line with the segments that there are.
     fn rebase(&self, pool: &mut Pool) {
         let capacity = self.capacity(pool.backed_total, pool);
-        self.free.fetch_add(capacity - pool.capacity, Ordering::Relaxed);
+        self.free.add(capacity - pool.capacity);
         pool.capacity = capacity;
+        let lent = self.home_reserve(pool, pool.backed_total).saturating_sub(self.copying(pool));
+        self.lent.store(i64::from(lent) * usable_blocks(&self.geometry), Ordering::Relaxed);
     }
 
     /// Takes up to `count` bare segments from the host. Returns how many it gave.
@@ -178,16 +204,30 @@ impl Space {
         self.dev.host_free().is_none_or(|free| free >= bytes + HOST_SLACK_BYTES)
     }
 
-    /// Promises `blocks` of what the host has given already; `false` when that is not enough.
-    pub fn reserve_now(&self, blocks: u64) -> bool {
-        let blocks = blocks as i64;
-        let take = |free: i64| (free >= blocks).then_some(free - blocks);
-        blocks == 0 || self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    /// For an operation that needs space: to be asked before it changes anything.
+    pub fn claim(&self) -> Claim<'_> {
+        Claim::new(&self.free)
     }
 
-    /// Asks the host until `blocks` could be promised; `false` when it does not come to that.
-    pub fn grow_for(&self, blocks: u64) -> bool {
-        while self.free.load(Ordering::Relaxed) < blocks as i64 {
+    /// Somebody waits for space.
+    pub fn is_wanted(&self) -> bool {
+        self.free.is_wanted()
+    }
+
+    /// Blocks for dirty data that lies over mapped blocks. They come back when it is written; only the map of the extents may grow by it.
+    /// So they may be taken of what is kept for that: a volume that was filled can be overwritten.
+    pub fn overwriting(&self, blocks: u64) -> Want {
+        Want { blocks: blocks as i64, leave: -self.lent.load(Ordering::Relaxed) }
+    }
+
+    /// So much could be promised now.
+    pub fn has(&self, want: Want) -> bool {
+        self.free.get() - want.blocks >= want.leave
+    }
+
+    /// Asks the host until so much could be promised; `false` when it does not come to that.
+    pub fn grow_for(&self, want: Want) -> bool {
+        while !self.has(want) {
             if !self.grow() {
                 return false;
             }
@@ -197,14 +237,18 @@ impl Space {
 
     /// Returns a promise, or counts what became dead.
     pub fn release(&self, blocks: u64) {
-        self.free.fetch_add(blocks as i64, Ordering::Relaxed);
+        self.free.add(blocks as i64);
     }
 
-    /// A commit used so many blocks less than were held for it (negative: more).
+    /// A commit for which `held` blocks were held changed by `mapped` how many extents refer to or promise.
+    pub fn committed(&self, held: u64, mapped: i64) {
+        self.mapped.fetch_add(mapped, Ordering::Relaxed);
+        self.free.add(held as i64 - mapped);
+    }
+
+    /// So many blocks less are used than were held (negative: more).
     pub fn settle(&self, blocks: i64) {
-        if blocks != 0 {
-            self.free.fetch_add(blocks, Ordering::Relaxed);
-        }
+        self.free.add(blocks);
     }
 
     /// Counts a segment of an earlier mount that is filled on as wholly the host's gift; `false`: it may have holes.
@@ -223,9 +267,13 @@ impl Space {
         self.back(&mut pool, step) > 0
     }
 
-    /// There is room for things that grow the home store.
+    /// There is room for things that grow the home store. What overwriting has borrowed comes back.
     pub fn admits(&self) -> bool {
-        self.grow_for(0)
+        let borrowed = || {
+            let lent = self.free.get() >= -self.lent.load(Ordering::Relaxed);
+            lent && self.mapped.load(Ordering::Relaxed) <= self.pool.lock().capacity
+        };
+        self.grow_for(Want::new(0)) || borrowed()
     }
 
     /// Contexts up to `seq` are stamped. Takes no lock.
@@ -233,10 +281,11 @@ impl Space {
         self.stamped.fetch_max(seq.0, Ordering::Release);
     }
 
-    /// New data would find a segment.
-    pub fn can_take(&self) -> bool {
+    /// There is a segment for who needs it.
+    pub fn can_take(&self, need: Need) -> bool {
         let mut pool = self.pool.lock();
-        let kept = self.kept(&pool, Need::Data);
+        self.reap(&mut pool);
+        let kept = self.kept(&pool, need);
         let missing = (kept + 1).saturating_sub(pool.backed.len() as u32);
         missing == 0 || self.back(&mut pool, missing) == missing
     }
@@ -339,16 +388,11 @@ impl Space {
 
     /// Gives free segments back to the host, the last ones first, as far as nothing promised needs them.
     fn trim(&self, pool: &mut Pool) {
-        let keep = (KEEP_BYTES / self.geometry.segment_len).max(2) as u32
-            + self.home_reserve(pool)
-            + CLEANER_RESERVE
-            + SLACK_MIN;
-        while pool.backed.len() as u32 > keep {
+        let keep = (KEEP_BYTES / self.geometry.segment_len).max(2) as u32 + CLEANER_RESERVE + SLACK_MIN;
+        while pool.backed.len() as u32 > keep + self.home_reserve(pool, pool.backed_total) {
             let loss = pool.capacity - self.capacity(pool.backed_total - 1, pool);
-            let taken = self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
-                (free >= loss).then_some(free - loss)
-            });
-            let Some(segment) = taken.is_ok().then(|| pool.backed.pop_last()).flatten() else { return };
+            let taken = self.free.take(Want { blocks: loss, leave: 0 });
+            let Some(segment) = taken.then(|| pool.backed.pop_last()).flatten() else { return };
             pool.capacity -= loss;
             pool.backed_total -= 1;
             pool.given.remove(&segment);
@@ -392,7 +436,7 @@ impl Space {
         pool.log = (offset, len);
         pool.lost += count;
         self.rebase(&mut pool);
-        if self.free.load(Ordering::Relaxed) >= 0 || self.back_enough(&mut pool) {
+        if self.free.get() >= 0 || self.back_enough(&mut pool) {
             return true;
         }
         self.restore(&mut pool, before);
@@ -414,7 +458,7 @@ impl Space {
 
     /// Takes segments from the host until what was promised is covered.
     fn back_enough(&self, pool: &mut Pool) -> bool {
-        while self.free.load(Ordering::Relaxed) < 0 {
+        while self.free.get() < 0 {
             if self.back(pool, 1) == 0 {
                 return false;
             }
@@ -427,7 +471,7 @@ impl Space {
         let pool = self.pool.lock();
         let home = pool.home.len() as u32;
         let most = self.capacity(self.geometry.segment_count - pool.lost - home, &pool);
-        let free = self.free.load(Ordering::Relaxed);
+        let free = self.free.get();
         let all_free = (free + most - pool.capacity).max(0) as u64 * BLOCK;
         let backed = free.max(0) as u64 * BLOCK;
         let host = self.dev.host_free().map_or(u64::MAX, |h| h.saturating_sub(HOST_SLACK_BYTES));
@@ -439,7 +483,7 @@ impl Space {
     #[cfg(test)]
     pub fn audit(&self) -> (i64, i64) {
         let pool = self.pool.lock();
-        (self.free.load(Ordering::Relaxed), pool.capacity)
+        (self.free.get(), pool.capacity)
     }
 
     /// Free segments (with and without space of the host), waiting ones, the home store's.
@@ -447,5 +491,19 @@ impl Space {
         let pool = self.pool.lock();
         let len = |n: usize| n as u32;
         (len(pool.backed.len()), len(pool.bare.len()), len(self.pending.lock().len()), len(pool.home.len()))
+    }
+}
+
+impl std::fmt::Debug for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pool = self.pool.lock();
+        f.debug_struct("Space")
+            .field("free_blocks", &self.free.get())
+            .field("mapped_blocks", &self.mapped)
+            .field("capacity_blocks", &pool.capacity)
+            .field("segments", &pool.backed_total)
+            .field("home_reserve", &self.home_reserve(&pool, pool.backed_total))
+            .field("kept_from_data", &self.kept(&pool, Need::Data))
+            .finish_non_exhaustive()
     }
 }

@@ -3,12 +3,14 @@
 use super::extents::Place;
 use super::file::{Known, Pages, show_blocks};
 use super::folio::{FOLIO_BLOCKS, mask};
+use super::row::{Claim, Want};
 use super::share::{begin, fill_in, finish, parts};
 use super::{At, DataStore, PIECE, Touch, count};
 use crate::api::Errno;
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{BLOCK, INLINE_MAX};
+use crate::order::{Guard, Held, Rank};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,7 +47,7 @@ impl DataStore {
         self.writable()?;
         let mut touch = touch;
         // One append at a time, of whatever length: what the next one writes begins behind all of it.
-        let appends = (at == At::End).then(|| inode.file.tail.lock());
+        let appends = (at == At::End).then(|| Guard::wait(Rank::Tail, || inode.file.tail.lock()));
         let mut at = at;
         let mut end = match at {
             At::Offset(offset) => offset,
@@ -109,7 +111,7 @@ impl DataStore {
                 return Ok(end);
             }
         }
-        let mut retried = false;
+        let mut claim = self.space.claim();
         loop {
             let mut state = inode.state.write();
             let offset = match at {
@@ -133,9 +135,10 @@ impl DataStore {
                     continue;
                 }
             };
-            if !self.space.reserve_now(plan.need) {
+            let want = plan.wants(&self.space);
+            if !claim.take(want) {
                 drop((state, pages));
-                self.find_space(plan.need, &mut retried)?;
+                self.find_space(want, &mut claim)?;
                 continue;
             }
             let size = state.rec.size.max(end);
@@ -155,21 +158,39 @@ impl DataStore {
         self.mark_dirty(inode);
     }
 
-    /// No `blocks` are free: asks the host, then writes everything back (what is overwritten becomes free) and takes back what the home
-    /// store does not need, once; then `ENOSPC`. Called without any lock.
-    pub(super) fn find_space(&self, blocks: u64, retried: &mut bool) -> Result<(), FsError> {
-        if self.space.grow_for(blocks) {
+    /// Stands in the row for space: asks the host, then has everything written back (what is overwritten becomes free) and takes
+    /// back what the home store does not need; `ENOSPC` if that came to nothing. Called without any lock but a file's `tail`.
+    pub(super) fn find_space(&self, want: Want, claim: &mut Claim<'_>) -> Result<(), FsError> {
+        let _row = Held::wait(Rank::Row);
+        let some = || if self.space.grow_for(want) { Ok(()) } else { self.await_space(want) };
+        if claim.wait(want, some, || self.free_all(want))? {
             return Ok(());
         }
-        if std::mem::replace(retried, true) {
-            return Err(Errno(libc::ENOSPC).into());
+        Err(Errno(libc::ENOSPC).into())
+    }
+
+    /// Waits while the background thread writes back, until there is so much or it has come to its end.
+    fn await_space(&self, want: Want) -> Result<(), FsError> {
+        // The round under way may have passed by what is dirty.
+        let rounds = self.signal.rounds() + 2;
+        let held = || {
+            let waits = !self.space.has(want) && self.cache.dirty() > 0;
+            waits && self.signal.rounds() < rounds && self.writable().is_ok()
+        };
+        if self.options.background {
+            self.signal.wait_while(held);
         }
+        self.writable()
+    }
+
+    /// Makes everything free that can be.
+    fn free_all(&self, want: Want) -> Result<(), FsError> {
         self.write_back_all()?;
         if let Some(journal) = self.space.has_pending().then(|| self.journal()).transpose()? {
             self.force_stamped(&journal)?;
             self.space.reap_now();
         }
-        if !self.space.grow_for(blocks) {
+        if !self.space.grow_for(want) {
             self.shrink_home()?;
         }
         Ok(())
@@ -178,7 +199,7 @@ impl DataStore {
     /// Makes bytes `[from, to)` zeros by writing them, where they are not zeros already. Both lie in one block.
     pub(super) fn zero_bytes(&self, inode: &Arc<Inode>, from: u64, to: u64) -> Result<(), FsError> {
         let block = from / BLOCK;
-        let mut retried = false;
+        let mut claim = self.space.claim();
         loop {
             let mut state = inode.state.write();
             let to = to.min(state.rec.size);
@@ -212,9 +233,10 @@ impl DataStore {
                     continue;
                 }
             };
-            if !self.space.reserve_now(plan.need) {
+            let want = plan.wants(&self.space);
+            if !claim.take(want) {
                 drop((state, pages));
-                self.find_space(plan.need, &mut retried)?;
+                self.find_space(want, &mut claim)?;
                 continue;
             }
             let size = state.rec.size;

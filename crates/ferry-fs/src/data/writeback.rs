@@ -57,6 +57,7 @@ impl DataStore {
                     Ok(Some(work)) => {
                         let next = work.next;
                         self.send(vec![work], cargo, &journal)?;
+                        self.signal.progress();
                         next
                     }
                     none => {
@@ -137,7 +138,6 @@ impl DataStore {
             let want = blocks_wanted(&inode);
             if want >= BATCH_BLOCKS / 2 {
                 self.alone(&inode, busy, &mut failed)?;
-                self.signal.progress();
                 continue;
             }
             if blocks + want > BATCH_BLOCKS {
@@ -247,6 +247,14 @@ impl DataStore {
         Ok(self.cargo(Some(self.allocate(want, busy)?), busy))
     }
 
+    /// What had been promised cannot be had: that is a bug, so everything is said that may explain it.
+    pub(super) fn no_room(&self, who: &str) -> FsError {
+        count(&self.counters.no_room, 1);
+        let stats = self.stats();
+        tracing::error!(space = ?self.space, ?stats, segments = %self.table.fullness(), "no segment is free for {who}");
+        Errno(libc::ENOSPC).into()
+    }
+
     /// Blocks for new data, making room if there is none.
     fn allocate(&self, want: u32, busy: Busy) -> Result<Chunk, FsError> {
         loop {
@@ -257,8 +265,7 @@ impl DataStore {
                 return Err(FsError::WouldWait);
             }
             if !self.make_room()? {
-                count(&self.counters.no_room, 1);
-                return Err(Errno(libc::ENOSPC).into());
+                return Err(self.no_room("write-back"));
             }
         }
     }

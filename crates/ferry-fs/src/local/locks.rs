@@ -7,14 +7,14 @@
 
 use crate::api::Ino;
 use crate::inode::{Inode, InodeState};
-use parking_lot::RwLockWriteGuard;
+use crate::statelock::Exclusive;
 
 /// Most inodes that one operation changes: rename has two directories and two children.
 const MOST: usize = 4;
 
 /// Several inodes, exclusively locked.
 pub(super) struct Locked<'i> {
-    guards: [Option<(Ino, RwLockWriteGuard<'i, InodeState>)>; MOST],
+    guards: [Option<(Ino, Exclusive<'i>)>; MOST],
 }
 
 impl<'i> Locked<'i> {

@@ -10,6 +10,7 @@ use crate::data::Growth;
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, Dentry};
+use crate::order::{Guard, Rank};
 use ferry_journal::{Credits, Seq, Transaction};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -82,7 +83,7 @@ impl LocalFs {
         self.write_back_before_replacing(from, to)?;
         let mut txn = self.journal.begin(CREDITS)?;
         let moves_dir = source_is_dir && from.dir.ino != to.dir.ino;
-        let _moving = moves_dir.then(|| self.rename_lock.lock());
+        let _moving = moves_dir.then(|| Guard::wait(Rank::Rename, || self.rename_lock.lock()));
         if moves_dir {
             self.check_not_below(to.dir.ino, source.ino)?;
         }
@@ -222,7 +223,7 @@ impl LocalFs {
         let across = a.dir.ino != b.dir.ino;
         let dirs = [ia, ib].map(|i| is_dir(i.state.read().rec.mode));
         let moves_dir = across && (dirs[0] || dirs[1]);
-        let _moving = moves_dir.then(|| self.rename_lock.lock());
+        let _moving = moves_dir.then(|| Guard::wait(Rank::Rename, || self.rename_lock.lock()));
         for (inode, is_dir, place) in [(ia, dirs[0], b.dir), (ib, dirs[1], a.dir)] {
             if is_dir && across {
                 self.check_not_below(place.ino, inode.ino)?;

@@ -31,6 +31,8 @@ pub enum BenchCommand {
     Randrw(RandrwArgs),
     /// Look for torn reads: threads write, read, punch, cut and extend one file, and check what they read
     Torn(TornArgs),
+    /// Overwrite a file that fills much of a volume at random, and compare: what the cleaner costs
+    Overwrite(OverwriteArgs),
 }
 
 /// `ferry bench null`.
@@ -310,6 +312,35 @@ pub struct RandrwArgs {
     /// How long each part of a turn is counted: readers alone, writers alone, both
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "5s")]
     pub time: Duration,
+    /// The device.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench overwrite`.
+#[derive(Args, Debug)]
+pub struct OverwriteArgs {
+    /// How full the volume is, in percent; several: 60,80,90
+    #[arg(long, value_delimiter = ',', value_name = "PERCENT", default_value = "60,80,90", value_parser = clap::value_parser!(u32).range(1..=95))]
+    pub full: Vec<u32>,
+    /// How much of the volume is overwritten, in percent; another file fills up the rest
+    #[arg(long, value_name = "PERCENT", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=95))]
+    pub file: u32,
+    /// How often the size of what is overwritten is written
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub times: u32,
+    /// Threads
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub threads: u32,
+    /// Size of the volume, in process
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "1G", conflicts_with = "on")]
+    pub capacity: u64,
+    /// Memory for contents, in process
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "128M", conflicts_with = "on")]
+    pub cache_size: u64,
     /// The device.
     #[command(flatten)]
     pub model: ModelArgs,

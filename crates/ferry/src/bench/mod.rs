@@ -38,6 +38,7 @@ pub fn run(command: &BenchCommand) -> Result<(), CliError> {
         BenchCommand::Create(args) => create::run(args),
         BenchCommand::Randrw(args) => onefile::randrw(args),
         BenchCommand::Torn(args) => onefile::torn(args),
+        BenchCommand::Overwrite(args) => onefile::overwrite(args),
         BenchCommand::Fserver(args) => fserver::run(args),
         BenchCommand::Transactions(args) => transactions::run(args),
     }

@@ -1,9 +1,9 @@
-//! `ferry bench randrw` and `ferry bench torn`: many readers and writers on one file.
+//! `ferry bench randrw`, `ferry bench torn` and `ferry bench overwrite`: one file.
 
-use ferry_bench::{Place, VolumeOptions, randrw, torn};
+use ferry_bench::{Place, VolumeOptions, overwrite, randrw, torn};
 use ferry_fs::FsOptions;
 
-use super::args::{RandrwArgs, TornArgs};
+use super::args::{OverwriteArgs, RandrwArgs, TornArgs};
 use super::{failed, places, show};
 use crate::control::print;
 use crate::error::CliError;
@@ -24,10 +24,10 @@ pub fn randrw(args: &RandrwArgs) -> Result<(), CliError> {
     let mut at = Vec::new();
     if args.run.on.is_empty() {
         for lock in &args.lock {
-            // All of the file is to stay in memory, and what is overwritten to find room on the device.
+            // All of the file is to stay in memory, and what is overwritten to find room on the device: locks are measured, not the cleaner.
             let cache_bytes = usize::try_from(args.size).unwrap_or(usize::MAX).saturating_mul(2);
             let fs = FsOptions { cache_bytes, locking: *lock, ..FsOptions::default() };
-            let capacity = args.size.saturating_mul(2).max(1 << 30);
+            let capacity = args.size.saturating_mul(4).max(1 << 30);
             let volume =
                 VolumeOptions { device: args.model.device(), capacity, fs, ..VolumeOptions::default() };
             at.push((lock.to_string(), Place::in_process(&volume).map_err(failed)?));
@@ -41,6 +41,34 @@ pub fn randrw(args: &RandrwArgs) -> Result<(), CliError> {
         bench.options.push(("device", args.model.to_string()));
     }
     show(bench, &args.run, |_| Vec::new())
+}
+
+/// A file overwritten at random on a volume that it fills for the most part.
+pub fn overwrite(args: &OverwriteArgs) -> Result<(), CliError> {
+    let options = overwrite::Options {
+        full: args.full.clone(),
+        file: args.file,
+        times: args.times,
+        threads: args.threads,
+        rounds: args.run.rounds,
+    };
+    let cache_bytes = usize::try_from(args.cache_size).unwrap_or(usize::MAX);
+    let fs = FsOptions { cache_bytes, ..FsOptions::default() };
+    let volume = VolumeOptions {
+        device: args.model.device(),
+        capacity: args.capacity,
+        fs,
+        ..VolumeOptions::default()
+    };
+    if args.run.on.is_empty() {
+        let mut bench = overwrite::in_process(&options, &volume);
+        bench.options.push(("device", args.model.to_string()));
+        bench.options.push(("volume", args.capacity.to_string()));
+        bench.options.push(("cache", args.cache_size.to_string()));
+        return show(bench, &args.run, |_| Vec::new());
+    }
+    let places = places(&args.run, &volume)?;
+    show(overwrite::on_places(&options, &places), &args.run, |_| Vec::new())
 }
 
 /// Looks for torn reads.

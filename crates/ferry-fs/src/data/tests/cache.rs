@@ -55,7 +55,11 @@ fn small_files_take_little_and_give_it_back() {
     volume.write(&file, 0, &pattern(1, 2048));
     volume.store.write_back_all().unwrap();
     assert_eq!(volume.store.cache.used(), 0);
-    assert_eq!((file.state.read().rec.blocks, file.state.read().logged.blocks), (1, 0));
+    let blocks = {
+        let state = file.state.read();
+        (state.rec.blocks, state.logged.blocks)
+    };
+    assert_eq!(blocks, (1, 0));
     assert!(volume.read(&file, 0, 5000) == pattern(1, 2048));
 }
 

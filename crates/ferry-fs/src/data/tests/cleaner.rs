@@ -1,6 +1,8 @@
 //! The cleaner: what it moves stays what it was, and space that is promised can always be had.
 
 use super::*;
+use crate::data::segments::Stream;
+use ferry_device::AlignedBuf;
 
 /// A file that fills half of the volume (a third of one so small is kept for metadata and the cleaner) is overwritten at random, block by block, five times over.
 #[test]
@@ -174,4 +176,21 @@ fn a_share_that_cannot_be_mapped_keeps_what_was_taken() {
     let chunk = volume.store.table.allocate(super::super::segments::Stream::New, 2, &volume.store.space);
     let failed = volume.store.edits(work, chunk.as_ref(), &[1, 2]).err().expect("the extents are damaged");
     assert_eq!(failed.0.runs.len(), 1, "{}", failed.1);
+}
+
+/// Two chunks of one segment, of which the one that ends it is written first.
+#[test]
+fn what_comes_too_late_for_the_summaries_is_remembered() {
+    let volume = Volume::new(64, 256 << 10, 8 << 20, false);
+    let (table, space) = (&volume.store.table, &volume.store.space);
+    let first = table.allocate(Stream::New, 40, space).unwrap();
+    let last = table.allocate(Stream::New, 64, space).unwrap();
+    assert_eq!((first.segment, first.at + first.len), (last.segment, last.at), "they lie in one segment");
+    let mut buf = AlignedBuf::zeroed(128 * BLOCK as usize);
+    table.seal(&last, &[(8, 0, last.len)], &mut buf);
+    table.seal(&first, &[(7, 0, first.len)], &mut buf);
+    let next = table.allocate(Stream::New, 1, space).unwrap();
+    assert_ne!(next.segment, first.segment);
+    let late: Vec<_> = table.late_entries(first.segment).iter().map(|e| (e.ino, e.at, e.len)).collect();
+    assert_eq!(late, [(7, first.at, first.len)]);
 }

@@ -46,29 +46,37 @@ pub(super) struct Volume {
     pub journal: Arc<Journal>,
     pub store: Arc<DataStore>,
     pub inodes: Arc<Inodes>,
+    pub client: Arc<Client>,
     geometry: Geometry,
     options: DataOptions,
 }
 
 /// Passes calls on to the store of the moment: the journal outlives it in these tests.
-struct Client(Mutex<Option<Arc<DataStore>>>);
+#[derive(Default)]
+pub(super) struct Client {
+    store: Mutex<Option<Arc<DataStore>>>,
+    /// Segments as of a checkpoint that needs none of them: it gives them back when it has got so far.
+    pub hoard: Mutex<Vec<u32>>,
+}
 
 impl JournalClient for Client {
     fn stamped(&self, seq: Seq) {
-        if let Some(store) = &*self.0.lock() {
+        if let Some(store) = &*self.store.lock() {
             store.stamped(seq);
         }
     }
     fn failed(&self, error: &JournalError) {
-        if let Some(store) = &*self.0.lock() {
+        if let Some(store) = &*self.store.lock() {
             store.failed(error);
         }
     }
     fn take_home_segment(&self) -> Option<u32> {
-        self.0.lock().as_ref()?.take_home_segment()
+        let store = self.store.lock().clone()?;
+        store.release_home_segments(&std::mem::take(&mut *self.hoard.lock()));
+        store.take_home_segment()
     }
     fn release_home_segments(&self, segments: &[u32]) {
-        if let Some(store) = &*self.0.lock() {
+        if let Some(store) = &*self.store.lock() {
             store.release_home_segments(segments);
         }
     }
@@ -103,7 +111,7 @@ impl Volume {
         let block: Arc<dyn BlockDevice> = wrap(dev.clone());
         let env = Env::real();
         Journal::format(&block, &geometry, &[0, 1], &env).unwrap();
-        let client = Arc::new(Client(Mutex::new(None)));
+        let client = Arc::new(Client::default());
         let options = JournalOptions { read_only: false, background, ..JournalOptions::offline(1 << 20) };
         let (journal, recovered) =
             Journal::open(block.clone(), geometry, options, env.clone(), client.clone()).unwrap();
@@ -116,10 +124,10 @@ impl Volume {
             locking: Locking::Range,
         };
         let store = DataStore::new(block, geometry, options.clone(), env);
-        *client.0.lock() = Some(Arc::clone(&store));
+        *client.store.lock() = Some(Arc::clone(&store));
         let inodes = Arc::new(Inodes { journal: Arc::downgrade(&journal), known: Mutex::default() });
         store.start(Arc::clone(&journal), &recovered, inodes.clone()).unwrap();
-        Self { dev, journal, store, inodes, geometry, options }
+        Self { dev, journal, store, inodes, client, geometry, options }
     }
 
     /// A new empty file, in the journal.

@@ -40,3 +40,122 @@ fn a_full_volume_keeps_what_it_took_and_can_be_filled_again_and_again() {
     assert!(least + 8 * (256 << 10) >= sizes[0], "only the home store grows from round to round: {sizes:?}");
     assert_eq!(volume.store.table.used(), (0, 0));
 }
+
+/// What is overwritten becomes free; so there is always room for the next write, whoever else wants some.
+#[test]
+fn who_overwrites_on_a_full_volume_is_never_refused() {
+    // More may be dirty than there is room for.
+    let volume = Volume::new(128, 256 << 10, 64 << 20, true);
+    let size = fill(&volume, 10);
+    volume.remove(10);
+    // The map of the extents takes room, too: each block has an extent of its own at last.
+    let blocks = size / BLOCK * 70 / 100;
+    let file = volume.create(11);
+    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    std::thread::scope(|scope| {
+        for me in 0..8 {
+            let (volume, file) = (&volume, &file);
+            scope.spawn(move || {
+                let mut x = me + 1_u64;
+                for _ in 0..1000 {
+                    x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let block = (x >> 33) % (blocks - 3);
+                    // Some need more than others, and must not come last for that.
+                    let len = [4096, 12_288][(x >> 63) as usize];
+                    volume.write(file, block * BLOCK, &pattern(block, len));
+                }
+            });
+        }
+    });
+    volume.store.write_back_all().unwrap();
+    assert_eq!(volume.store.stats().no_room, 0);
+    volume.check();
+}
+
+/// Overwrites each of the first `blocks` once, in an order that leaves something live in every segment.
+fn overwrite_all(volume: &Volume, file: &Arc<Inode>, blocks: u64) {
+    for i in 0..blocks {
+        let block = i * 7919 % blocks;
+        volume.write(file, block * BLOCK, &pattern(block, 4096));
+        if i % 64 == 63 {
+            volume.store.write_back(file).unwrap();
+        }
+    }
+    volume.store.write_back_all().unwrap();
+}
+
+/// Home segments that a full volume is made to give, as when the map of its extents grows.
+fn grow_home(volume: &Volume, segments: usize) -> Vec<u32> {
+    (0..segments).map(|_| volume.store.take_home_segment().expect("the reserve is there for it")).collect()
+}
+
+/// A write that was accepted has its space, whatever the home store takes of its own.
+#[test]
+fn what_was_written_finds_space_though_metadata_took_its_reserve_meanwhile() {
+    let volume = Volume::new(128, 256 << 10, 64 << 20, false);
+    let size = fill(&volume, 10);
+    volume.remove(10);
+    let blocks = size / BLOCK * 80 / 100;
+    let file = volume.create(11);
+    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    overwrite_all(&volume, &file, blocks);
+    for block in 0..blocks / 5 {
+        volume.write(&file, block * 4 * BLOCK, &pattern(block, 4096));
+    }
+    let taken = grow_home(&volume, 9);
+    volume.store.write_back_all().unwrap();
+    assert_eq!(volume.store.stats().no_room, 0);
+    volume.evict();
+    for block in 0..blocks / 5 {
+        assert!(volume.read(&file, block * 4 * BLOCK, 4096) == pattern(block, 4096), "block {block}");
+    }
+    volume.check();
+    volume.store.release_home_segments(&taken);
+    volume.check();
+}
+
+/// The map of the extents grows by each block that is overwritten alone; what is overwritten gives back as much as it takes.
+#[test]
+fn a_filled_volume_can_be_overwritten_though_metadata_grows() {
+    let volume = Volume::new(128, 256 << 10, 64 << 20, false);
+    let size = fill(&volume, 10);
+    volume.remove(10);
+    let blocks = size / BLOCK * 90 / 100;
+    let file = volume.create(11);
+    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    volume.store.write_back_all().unwrap();
+    let taken = grow_home(&volume, 5);
+    assert!(volume.store.space.audit().0 > 0);
+    overwrite_all(&volume, &file, blocks);
+    assert!(volume.store.space.audit().0 < 0, "less than nothing is free");
+    let more = volume.store.write(&volume.create(12), At::End, &pattern(12, 1 << 20), Touch::Nothing);
+    assert_eq!(more.unwrap_err().errno(), Errno(libc::ENOSPC), "there is no room for anything new");
+    assert_eq!(volume.store.stats().no_room, 0);
+    volume.evict();
+    for block in 0..blocks {
+        assert!(volume.read(&file, block * BLOCK, 4096) == pattern(block, 4096), "block {block}");
+    }
+    volume.check();
+    volume.store.release_home_segments(&taken);
+}
+
+/// A checkpoint takes all segments that it may need, and gives back at its end what it did not need: who finds none meanwhile waits for that.
+#[test]
+fn write_back_waits_for_a_checkpoint_that_has_taken_all_that_was_free() {
+    let volume = Volume::new(128, 256 << 10, 64 << 20, false);
+    let size = fill(&volume, 10);
+    volume.remove(10);
+    let blocks = size / BLOCK * 80 / 100;
+    let file = volume.create(11);
+    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    overwrite_all(&volume, &file, blocks);
+    for block in 0..blocks / 5 {
+        volume.write(&file, block * 4 * BLOCK, &pattern(block, 4096));
+    }
+    let hoard: Vec<u32> = std::iter::from_fn(|| volume.store.take_home_segment()).collect();
+    assert!(!hoard.is_empty());
+    *volume.client.hoard.lock() = hoard;
+    volume.store.write_back_all().unwrap();
+    assert_eq!(volume.store.stats().no_room, 0);
+    volume.check();
+}

@@ -1,0 +1,173 @@
+//! A file of much of a volume, overwritten at random, beside another that fills the volume further: every block that is written anew leaves a
+//! dead one somewhere, and the cleaner has to gather what is still live. Nothing may be lost, nobody may be told that the volume is full, and
+//! no write should wait for long.
+
+use crate::counters::Counters;
+use crate::error::BenchError;
+use crate::fsync_happy::device::Numbers;
+use crate::place::{File, Place, VolumeOptions};
+use crate::run::{Bench, Case, Metric, Sample, Variant};
+use crate::stats::Histogram;
+use crate::threads::{now, threads};
+use ferry_device::Entropy;
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Bytes of a write.
+const BLOCK: usize = 4096;
+/// Bytes by which files are filled and read.
+const CHUNK: usize = 1 << 20;
+/// Blocks of them.
+const CHUNK_BLOCKS: u64 = (CHUNK / BLOCK) as u64;
+
+const METRICS: [Metric; 6] = [
+    Metric { name: "mb_s", label: "MB/s", more_is_better: true },
+    Metric { name: "amplification", label: "written/asked", more_is_better: false },
+    Metric { name: "p50_us", label: "p50 µs", more_is_better: false },
+    Metric { name: "p99_ms", label: "p99 ms", more_is_better: false },
+    Metric { name: "max_ms", label: "max ms", more_is_better: false },
+    Metric { name: "cleaned", label: "segments cleaned", more_is_better: false },
+];
+
+/// What is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How full the volume is, in percent; several take turns.
+    pub full: Vec<u32>,
+    /// The part of its size that is overwritten, in percent: the rest is filled once and left alone.
+    pub file: u32,
+    /// How often the file's size is written.
+    pub times: u32,
+    /// Threads that write.
+    pub threads: u32,
+    /// Rounds.
+    pub rounds: u32,
+}
+
+impl Options {
+    fn bench<'a>(&self, turns: impl Fn(u32) -> Vec<Variant<'a>>) -> Bench<'a> {
+        Bench {
+            workload: "overwrite",
+            about: "A file is overwritten at random in blocks of 4 KiB, then made durable (both count); another one fills the volume up. \
+                    Both are read and compared. written/asked: what went to segments for each byte that was written."
+                .into(),
+            metrics: METRICS.into(),
+            options: vec![("file", format!("{} %", self.file)), ("times", self.times.to_string()), ("threads", self.threads.to_string())],
+            cases: self.full.iter().map(|&full| Case::new(format!("{full} % full"), turns(full))).collect(),
+            rounds: self.rounds,
+        }
+    }
+}
+
+/// On mounted file systems, in turn.
+pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
+    options.bench(|full| {
+        let variants = places.iter().map(|place| {
+            let options = options.clone();
+            Variant::new(place.name(), move |round| turn(place, full, round, &options))
+        });
+        variants.collect()
+    })
+}
+
+/// In process, each turn on a new volume.
+pub fn in_process(options: &Options, volume: &VolumeOptions) -> Bench<'static> {
+    options.bench(|full| {
+        let (turns, volume) = (options.clone(), volume.clone());
+        let new = move |round| turn(&Place::in_process(&volume)?, full, round, &turns);
+        vec![Variant::new("in process", new)]
+    })
+}
+
+fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sample, BenchError> {
+    let top = place.root().mkdir("turn")?;
+    let (file, other) = (top.create("file")?, top.create("other")?);
+    let percent = place.size()? / 100;
+    let overwritten = options.file.min(full);
+    let chunks = percent * u64::from(overwritten) / CHUNK as u64;
+    let other_chunks = percent * u64::from(full - overwritten) / CHUNK as u64;
+    let blocks = chunks * CHUNK_BLOCKS;
+    let versions: Vec<AtomicU32> = (0..blocks).map(|_| AtomicU32::new(0)).collect();
+    fill(&file, 0, chunks)?;
+    fill(&other, blocks, other_chunks)?;
+    place.sync()?;
+
+    let (each, writers) = (blocks * u64::from(options.times) / u64::from(options.threads), options.threads);
+    let before = Counters::of(place)?;
+    let begun = now();
+    let times = threads(writers, |me| -> io::Result<Histogram> {
+        let numbers = Numbers::new((u64::from(round) << 32) | u64::from(me + 1));
+        let (mut times, mut data) = (Histogram::default(), [0; BLOCK]);
+        for _ in 0..each {
+            // Each block is one thread's.
+            let block =
+                numbers.next_u64() % (blocks / u64::from(writers)) * u64::from(writers) + u64::from(me);
+            let version = versions[block as usize].fetch_add(1, Ordering::Relaxed) + 1;
+            contents(block, version, &mut data);
+            let begun = now();
+            file.write_at(&data, block * BLOCK as u64)?;
+            times.add(now() - begun);
+        }
+        Ok(times)
+    })?;
+    place.sync()?;
+    let took = (now() - begun).as_secs_f64();
+    let after = Counters::of(place)?;
+    compare(&file, 0, chunks, |block| versions[block as usize].load(Ordering::Relaxed))?;
+    compare(&other, blocks, other_chunks, |_| 0)?;
+    drop((file, other, top));
+    place.root().remove_tree("turn")?;
+    place.sync()?;
+
+    let mut all = Histogram::default();
+    times.iter().for_each(|times| all.merge(times));
+    let bytes = (each * u64::from(writers)) as f64 * BLOCK as f64;
+    let mut sample = Sample::from([
+        ("mb_s", bytes / took / 1e6),
+        ("p50_us", all.quantile(0.5) as f64 / 1e3),
+        ("p99_ms", all.quantile(0.99) as f64 / 1e6),
+        ("max_ms", all.max() as f64 / 1e6),
+    ]);
+    sample.extend(
+        after.grown(&before, "/data/written_bytes").map(|written| ("amplification", written / bytes)),
+    );
+    sample.extend(after.grown(&before, "/data/cleaned_segments").map(|cleaned| ("cleaned", cleaned)));
+    Ok(sample)
+}
+
+/// Writes version 0 of all; the blocks have the numbers from `first` on.
+fn fill(file: &File, first: u64, chunks: u64) -> io::Result<()> {
+    let mut chunk = vec![0; CHUNK];
+    for number in 0..chunks {
+        for (block, out) in (first + number * CHUNK_BLOCKS..).zip(chunk.chunks_mut(BLOCK)) {
+            contents(block, 0, out);
+        }
+        file.write_at(&chunk, number * CHUNK as u64)?;
+    }
+    Ok(())
+}
+
+/// Every block has its newest version.
+fn compare(file: &File, first: u64, chunks: u64, version: impl Fn(u64) -> u32) -> Result<(), BenchError> {
+    let (mut chunk, mut expected) = (vec![0; CHUNK], [0; BLOCK]);
+    for number in 0..chunks {
+        let got = file.read_at(&mut chunk, number * CHUNK as u64)?;
+        for (block, read) in (first + number * CHUNK_BLOCKS..).zip(chunk.chunks(BLOCK)) {
+            let version = version(block);
+            contents(block, version, &mut expected);
+            if got < CHUNK || read != expected {
+                let text = format!("block {block} is not what was written to it (version {version})");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a block holds in a version.
+fn contents(block: u64, version: u32, out: &mut [u8]) {
+    let start = (block << 32 | u64::from(version)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for (i, word) in (0_u64..).zip(out.chunks_exact_mut(8)) {
+        word.copy_from_slice(&start.rotate_left(i as u32 % 64).wrapping_add(i).to_le_bytes());
+    }
+}
