@@ -221,13 +221,20 @@ impl Leases {
 
     /// Forgets what is over, and sessions that are not `alive`.
     pub(super) fn expire(&self, alive: &HashSet<SessionId>) {
-        let now = self.clock.monotonic();
-        let mut state = self.state.lock();
-        let over = |holder: &Holder| holder.until <= now;
-        let late: Vec<SessionId> =
-            state.holders.iter().filter(|(_, holder)| over(holder)).map(|(session, _)| *session).collect();
-        late.into_iter().for_each(|session| state.remove_all(session));
-        state.holders.retain(|session, holder| alive.contains(session) || !over(holder));
+        {
+            let now = self.clock.monotonic();
+            let mut state = self.state.lock();
+            let over = |holder: &Holder| holder.until <= now;
+            let late: Vec<SessionId> = state
+                .holders
+                .iter()
+                .filter(|(_, holder)| over(holder))
+                .map(|(session, _)| *session)
+                .collect();
+            late.into_iter().for_each(|session| state.remove_all(session));
+            state.holders.retain(|session, holder| alive.contains(session) || !over(holder));
+        }
+        self.moved.notify_waiters();
     }
 
     /// How many a session has.
@@ -257,8 +264,9 @@ impl Leases {
         inos: Vec<Ino>,
         recall: impl Fn(Recalls),
     ) -> Turn {
-        if let Some(left) = self.held_until.checked_sub(self.clock.monotonic()) {
-            sleep(left).await;
+        let held = self.held_until.saturating_sub(self.clock.monotonic());
+        if !inos.is_empty() && !held.is_zero() {
+            sleep(held).await;
         }
         let turn = self.stand_in_line(session, inos).await;
         loop {
@@ -370,9 +378,11 @@ mod tests {
         (Arc::new(leases), hand)
     }
 
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
     fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let _inside = runtime.enter();
         match future.poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(value) => Some(value),
             Poll::Pending => None,
@@ -381,7 +391,8 @@ mod tests {
 
     #[test]
     fn a_change_waits_for_the_word_of_others_and_gives_no_lease_meanwhile() {
-        let (leases, _) = leases();
+        let (runtime, (leases, _)) = (runtime(), leases());
+        let _inside = runtime.enter();
         assert!(leases.grant(1, 10) && leases.grant(2, 10) && leases.grant(2, 10));
         assert!(leases.turn_now(1, &[10]).is_none(), "another relies on it");
         let recalled = Mutex::new(Vec::new());
@@ -407,7 +418,8 @@ mod tests {
 
     #[test]
     fn a_term_that_is_over_is_not_waited_for() {
-        let (leases, hand) = leases();
+        let (runtime, (leases, hand)) = (runtime(), leases());
+        let _inside = runtime.enter();
         assert!(leases.grant(2, 10));
         *hand.0.lock() = Duration::from_secs(4);
         assert!(leases.renew(2));
@@ -415,6 +427,7 @@ mod tests {
         *hand.0.lock() = Duration::from_secs(8);
         assert!(poll(turn.as_mut()).is_none());
         *hand.0.lock() = Duration::from_secs(9);
+        leases.expire(&HashSet::from([1, 2, 3]));
         assert!(poll(turn.as_mut()).is_some());
         assert!(!leases.grant(2, 12), "nothing is heard of it");
         leases.begin(2);
@@ -423,7 +436,8 @@ mod tests {
 
     #[test]
     fn turns_come_in_order_and_never_wait_for_each_other() {
-        let (leases, _) = leases();
+        let (runtime, (leases, _)) = (runtime(), leases());
+        let _inside = runtime.enter();
         let first = leases.turn_now(1, &[1, 2]).expect("free");
         let mut second = pin!(leases.turn(2, vec![2, 3], |_| {}));
         assert!(poll(second.as_mut()).is_none());

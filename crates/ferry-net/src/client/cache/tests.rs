@@ -143,6 +143,7 @@ fn names_follow_our_changes() {
     let touch = cache.begin(&unlink("b"), no_file).unwrap();
     cache.end(touch, &Outcome::Failed { errno: libc::EIO }, &[], false);
     assert_eq!(cache.lookup(5, b"b"), None, "it may have been removed or not");
+    cache.learn_name(cache.sight(), 5, b"b", Some(&known(7)));
     let touch = cache.begin(&unlink("b"), no_file).unwrap();
     cache.end(touch, &Outcome::Done {}, &[attr(5, 0)], false);
     assert_eq!(cache.lookup(5, b"b"), Some(None));
