@@ -77,8 +77,8 @@ one_order() {
   serve_volume "$scratch/remote.ferry"
   local mounts=("$scratch/a" "$scratch/b" "$scratch/c") mount
   for mount in "${mounts[@]}"; do mount_remote "$mount"; done
-  mkdir "${mounts[0]}/order"
-  python3 "$repo/scripts/suites/oneorder.py" 4 "${FERRY_SEED:-$RANDOM}" "${mounts[@]/%//order}"
+  mkdir "${mounts[0]}/one-order"
+  python3 "$repo/scripts/suites/oneorder.py" 4 "${FERRY_SEED:-$RANDOM}" "${mounts[@]/%//one-order}"
   [ "$(stat_of "${mounts[1]}" kept hits)" -gt 50 ]
   remote_over "${mounts[@]}"
 }
