@@ -320,13 +320,17 @@ impl Link {
         let mut retry = RETRY_FIRST;
         loop {
             if let Some((stream, welcome)) = greeted.take() {
+                let refused = !matches!(welcome, ToClient::Welcome { .. });
                 let ended = self.converse(stream, welcome, &*restore).await;
                 if self.leave() {
                     return;
                 }
-                match ended {
-                    Ok(()) => retry = RETRY_FIRST,
-                    Err(error) => tracing::warn!(%error, "the server is gone: operations wait for it"),
+                // One that was made may be lost in the middle of a message.
+                if !refused {
+                    retry = RETRY_FIRST;
+                }
+                if let Err(error) = ended {
+                    tracing::warn!(%error, "the server is gone: operations wait for it");
                 }
             }
             tokio::select! {
