@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -56,6 +57,8 @@ impl RemoteMount {
         serve.arg("serve").arg(&volume).args(["--listen", "127.0.0.1:0", "--grace", "0s"]);
         // As a service's journal would have it: without colours and times.
         serve.env("JOURNAL_STREAM", "0:0").env_remove("FERRY_LOG").stdout(Stdio::null()).stderr(stderr);
+        // Who interrupts the bench from a terminal must not stop the server under its mount.
+        serve.process_group(0);
         let started = serve.spawn().map_err(|e| CliError::Failed(format!("cannot start the server: {e}")))?;
         let server = address_in(&log, self.server.insert(started))?;
         let relay = relay(server, rtt / 2).map_err(|e| CliError::Failed(format!("cannot relay: {e}")))?;
