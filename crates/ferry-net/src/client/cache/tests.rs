@@ -1,4 +1,5 @@
 //! What is kept, and what no longer.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use super::*;
 
