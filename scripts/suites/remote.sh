@@ -10,7 +10,8 @@ serve_volume() {
   [ -f "$volume" ] || "$ferry" mkfs "$volume"
   : >"$log"
   # It keeps nothing of the checks open: that would be a process that works on the mount.
-  "$ferry" serve "$volume" --listen "127.0.0.1:$remote_port" "$@" >"$log" 2>&1 8>&- 9>&- &
+  # No other client of an earlier server is left, so there is nobody to wait for.
+  "$ferry" serve "$volume" --listen "127.0.0.1:$remote_port" --grace 0s "$@" >"$log" 2>&1 8>&- 9>&- &
   echo $! >"$scratch/server.pid"
   for ((tries = 0; tries < 300; tries++)); do
     if grep -q ' serving ' "$log"; then return 0; fi
@@ -45,7 +46,7 @@ remote_over() {
 
 # Operations at one client, seen at the other at once.
 two_clients() {
-  serve_volume "$scratch/remote.ferry" --grace 0s
+  serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b i writers
   mount_remote "$a"; mount_remote "$b"
   for i in $(seq 1 20); do
@@ -71,16 +72,44 @@ two_clients() {
   remote_over "$a" "$b"
 }
 
+# Random operations of three, every answer checked against one order; and it is leases that answer most questions.
+one_order() {
+  serve_volume "$scratch/remote.ferry"
+  local mounts=("$scratch/a" "$scratch/b" "$scratch/c") mount
+  for mount in "${mounts[@]}"; do mount_remote "$mount"; done
+  mkdir "${mounts[0]}/one-order"
+  python3 "$repo/scripts/suites/oneorder.py" 4 "${FERRY_SEED:-$RANDOM}" "${mounts[@]/%//one-order}"
+  [ "$(stat_of "${mounts[1]}" kept hits)" -gt 50 ]
+  remote_over "${mounts[@]}"
+}
+
+# A client that has stopped delays a change for one term of its leases, and sees the change when it goes on.
+a_client_stands_still() {
+  serve_volume "$scratch/remote.ferry"
+  local a=$scratch/a b=$scratch/b begun client
+  mount_remote "$a"; mount_remote "$b"
+  echo old >"$a/still"; [ "$(stat -c %s "$b/still")" = 4 ]
+  client=$(pgrep -f "ferry.* mount .* $b ")
+  kill -STOP "$client"
+  begun=$(now)
+  echo longer >"$a/still"
+  since "$begun"
+  [ "$(stat -c %s "$a/still")" = 7 ]
+  kill -CONT "$client"
+  [ "$(stat -c %s "$b/still")" = 7 ]
+  remote_over "$a" "$b"
+}
+
 # The server stops, and crashes, under a client that works.
 server_goes_away() {
-  serve_volume "$scratch/remote.ferry" --grace 0s
+  serve_volume "$scratch/remote.ferry"
   local a=$scratch/a i worker
   mount_remote "$a"
   mkdir "$a/work"
   (for i in $(seq 1 400); do echo "$i" >"$a/work/$i"; echo "$i" >>"$a/work/all"; done) &
   worker=$!
   for i in 1 2 3; do
-    sleep 1; stop_server; sleep 0.3; serve_volume "$scratch/remote.ferry" --grace 0s
+    sleep 1; stop_server; sleep 0.3; serve_volume "$scratch/remote.ferry"
   done
   wait "$worker"
   [ "$(ls "$a/work" | wc -l)" = 401 ]
@@ -90,7 +119,7 @@ server_goes_away() {
 
 # The server is killed under a client that syncs what it makes: what it said is durable is there, and the client goes on.
 server_is_killed() {
-  serve_volume "$scratch/remote.ferry" --grace 0s
+  serve_volume "$scratch/remote.ferry"
   local a=$scratch/a i name worker
   mount_remote "$a"
   mkdir -p "$a/synced"; sync "$a/synced"
@@ -101,7 +130,7 @@ server_is_killed() {
   done >"$scratch/synced" 2>/dev/null) &
   worker=$!
   for i in 1 2 3; do
-    sleep 0.7; stop_server KILL; sleep 0.3; serve_volume "$scratch/remote.ferry" --grace 0s
+    sleep 0.7; stop_server KILL; sleep 0.3; serve_volume "$scratch/remote.ferry"
   done
   wait "$worker"
   [ "$(wc -l <"$scratch/synced")" -gt 200 ]
@@ -154,7 +183,7 @@ certificates() {
 
 # Who is there, and how to be rid of one that holds a lock.
 clients_and_evict() {
-  serve_volume "$scratch/remote.ferry" --grace 0s
+  serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b holder said status=0
   mount_remote "$a"; mount_remote "$b"
   echo x >"$a/f"
@@ -197,6 +226,8 @@ remote_fsx() {
 suite_remote() {
   say "--- remote mounts"
   check "two clients" 120 two_clients
+  check "three clients, one order" 60 one_order
+  check "a client stands still" 60 a_client_stands_still
   check "the server stops and crashes under work" 120 server_goes_away
   check "the server is killed under work that is synced" 120 server_is_killed
   check "the server never comes back" 120 server_never_comes_back

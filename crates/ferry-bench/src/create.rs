@@ -81,7 +81,7 @@ fn turn(place: &Place, options: &Options) -> Result<Sample, BenchError> {
     let top = place.root().mkdir("turn")?;
     let contents = vec![0x5a_u8; options.size];
     let old = top.mkdir("old")?;
-    for n in 0..PER_DIR {
+    for n in 0..if options.readers > 0 { PER_DIR } else { 0 } {
         old.create(&n.to_string())?.write_at(&contents, 0)?;
     }
     let dirs: Vec<Dir> =

@@ -101,8 +101,14 @@ impl<T: Wire> Wire for Option<T> {
 }
 
 /// A list, of anything but bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List<T>(pub Vec<T>);
+
+impl<T> Default for List<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
 
 impl<T: Wire> Wire for List<T> {
     fn put(&self, out: &mut Vec<u8>) {

@@ -1,11 +1,11 @@
 //! The messages, and the limits on them. `docs/protocol.md` says what they mean.
 
-use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, XattrFlags};
+use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, XATTR_SIZE_MAX, XattrFlags};
 
 use crate::codec::{List, wire_enum, wire_fields};
 
 /// The version of the protocol: both sides must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of the largest read and write.
 pub const IO_MAX: usize = 1 << 20;
 /// Bytes of the longest message: the largest write and what goes before it.
@@ -16,10 +16,19 @@ pub const HELLO_MAX: usize = 8 << 10;
 pub const WINDOW_OPS: usize = 1024;
 /// Bytes of those operations and their answers.
 pub const WINDOW_BYTES: usize = 32 << 20;
+/// The window counts bytes in units of so many.
+pub const WINDOW_UNIT: usize = 1024;
 /// Bytes of names that one answer to `Readdir` holds.
 pub const LISTING_MAX: usize = 32 << 10;
-/// Inodes in one `Forget` or `Claim`.
+/// Inodes in one `Forget`, `Claim`, `Recall` or `Returned`.
 pub const BATCH_MAX: usize = 1024;
+
+/// In a reply: the client may keep what it learns of the inode that it asked about.
+pub const LEASED: u8 = 1;
+/// In a reply: the same of the inode that was found.
+pub const LEASED_FOUND: u8 = 2;
+/// What an answer takes beside its data, roughly: an entry with its attributes.
+const ANSWER_MIN: usize = 256;
 
 /// On whose behalf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -160,6 +169,24 @@ impl Op {
     }
 }
 
+impl Op {
+    /// Bytes that it holds in the window: what came, or what goes back.
+    pub(crate) fn weight(&self, message: usize) -> usize {
+        let answer = match self {
+            Op::Read { size, .. } => *size as usize,
+            Op::Readdir { .. } => LISTING_MAX,
+            Op::Getxattr { .. } | Op::Listxattr { .. } => XATTR_SIZE_MAX,
+            _ => ANSWER_MIN,
+        };
+        message.max(answer).min(2 * IO_MAX)
+    }
+
+    /// The same in units of the window.
+    pub(crate) fn units(&self, message: usize) -> usize {
+        self.weight(message) / WINDOW_UNIT + 1
+    }
+}
+
 wire_enum! {
     /// How an operation ended.
     #[derive(Clone, Debug, PartialEq)]
@@ -223,6 +250,11 @@ wire_enum! {
         5 => Ping {},
         /// The session ends; nothing of it is needed any more.
         6 => Bye {},
+        /// What was kept of these inodes is kept no more: asked for by `Recall`, or not.
+        7 => Returned {
+            /// Which.
+            inodes: List<Ino>,
+        },
     }
 }
 
@@ -242,6 +274,8 @@ wire_enum! {
             applied: u64,
             /// Nothing can be changed.
             read_only: bool,
+            /// Leases last for so many milliseconds after the last ping that was answered was sent.
+            term_ms: u32,
         },
         /// The connection ends, and why.
         2 => Refused {
@@ -252,6 +286,8 @@ wire_enum! {
         3 => Reply {
             /// Its number.
             id: u64,
+            /// What the client may keep: the inode that was asked about ([`LEASED`]), the one that was found ([`LEASED_FOUND`]).
+            leased: u8,
             /// How it ended.
             outcome: Outcome,
         },
@@ -259,14 +295,26 @@ wire_enum! {
         4 => Changed {
             /// Its place.
             seq: u64,
+            /// What the client may keep of the inodes that were changed.
+            after: List<Attr>,
+            /// The directory that was made is empty, and may be kept so.
+            empty: bool,
             /// How it ended.
             outcome: Outcome,
         },
         /// Answers `Ping`.
-        5 => Pong {},
+        5 => Pong {
+            /// The term of the leases goes on.
+            renewed: bool,
+        },
         /// The server stops. What it has answered is durable, what it has not answered was not applied.
         6 => Goodbye {},
         /// Somebody has ended this session for good (`ferry evict`): whoever goes on with it does not know what was done meanwhile.
         7 => Evicted {},
+        /// Somebody else is about to change these inodes: nothing of them may be kept, and `Returned` says so.
+        8 => Recall {
+            /// Which.
+            inodes: List<Ino>,
+        },
     }
 }

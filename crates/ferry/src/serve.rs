@@ -73,6 +73,7 @@ fn serve(
         exports,
         session_life: args.session_life,
         grace: args.grace,
+        lease_term: ServerOptions::LEASE_TERM,
         key: fs.superblock().hash_key,
     };
     // Before anybody may be served: a signal that comes early must not end the process at once.

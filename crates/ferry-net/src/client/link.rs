@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferry_device::Clock;
-use ferry_fs::Errno;
+use ferry_fs::{Errno, Ino};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::io::BufReader;
@@ -24,13 +24,21 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::{interval, sleep, timeout};
 
+use super::cache::{Cache, Touch};
+use crate::codec::List;
 use crate::frame::{self, Stream};
-use crate::message::{FRAME_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_OPS, Who};
+use crate::message::{BATCH_MAX, FRAME_MAX, Op, Outcome, ToClient, ToServer, VERSION, Who};
+
+mod stream;
+
+use stream::{Window, begin_anew, pump, pump_requests};
 
 /// A connection and its greeting must be made after this time.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
-/// The server is asked whether it is there so often.
+/// The server is asked at least so often whether it is there.
 const PING_INTERVAL: Duration = Duration::from_secs(3);
+/// And not more often, whatever term the server names.
+const PING_INTERVAL_MIN: Duration = Duration::from_millis(20);
 /// Who says nothing for so long is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// After a connection that failed the next is tried after this time, then twice that, and so on,
@@ -49,8 +57,8 @@ pub trait Connector: Send + Sync + 'static {
 
 /// Who waits for an operation.
 pub(super) trait Waiter: Send + Sync {
-    /// The answer, also when [`Waiter::fail`] was called before.
-    fn answer(&self, outcome: Outcome);
+    /// The answer, and what may be kept of it; also when [`Waiter::fail`] was called before.
+    fn answer(&self, outcome: Outcome, leased: u8);
     /// There will hardly be an answer.
     fn fail(&self, errno: Errno);
 }
@@ -60,6 +68,8 @@ pub(super) struct Pending {
     pub(super) who: Who,
     pub(super) op: Op,
     pub(super) waiter: Arc<dyn Waiter>,
+    /// What a change does to what is kept.
+    pub(super) touch: Option<Touch>,
 }
 
 /// What a new session needs to know of the old one.
@@ -79,6 +89,8 @@ struct Change {
     pending: Pending,
     /// It was sent on some connection of this session.
     sent: bool,
+    /// What it takes of the window on this connection; 0: it was not sent.
+    units: usize,
     abandoned: bool,
     /// It brings a session to where the one before it was.
     restores: bool,
@@ -99,6 +111,7 @@ struct Request {
     pending: Pending,
     /// It is made behind this change.
     after: u64,
+    units: usize,
     cancelled: bool,
 }
 
@@ -112,7 +125,8 @@ struct State {
     changes: BTreeMap<u64, Change>,
     next_request: u64,
     requests: BTreeMap<u64, Request>,
-    /// Requests behind changes that are not sent yet.
+    window: Window,
+    /// Requests that are not sent yet: behind changes that are not, or without room.
     delayed: Vec<u64>,
     /// All requests are made behind this change.
     after: u64,
@@ -134,6 +148,7 @@ pub(super) struct Link {
     name: Vec<u8>,
     /// Operations wait so long for a server that is gone.
     timeout: Duration,
+    cache: Arc<Cache>,
     state: Mutex<State>,
     closed: Notify,
     ended: Notify,
@@ -147,6 +162,7 @@ impl Link {
         clock: Arc<dyn Clock>,
         (path, name): (Vec<u8>, Vec<u8>),
         timeout: Duration,
+        cache: Arc<Cache>,
     ) -> Self {
         let state = State {
             session: 0,
@@ -157,6 +173,7 @@ impl Link {
             changes: BTreeMap::new(),
             next_request: 1,
             requests: BTreeMap::new(),
+            window: Window::default(),
             delayed: Vec::new(),
             after: 0,
             line: None,
@@ -172,6 +189,7 @@ impl Link {
             path,
             name,
             timeout,
+            cache,
             state: Mutex::new(state),
             closed: Notify::new(),
             ended: Notify::new(),
@@ -189,7 +207,9 @@ impl Link {
         }
         let seq = state.next_change;
         state.next_change += 1;
-        state.changes.insert(seq, Change { pending, sent: false, abandoned: false, restores: false });
+        state
+            .changes
+            .insert(seq, Change { pending, sent: false, units: 0, abandoned: false, restores: false });
         pump(&mut state);
         Some(Key::Change(seq))
     }
@@ -207,7 +227,7 @@ impl Link {
         state.next_request += 1;
         // A lock is taken behind what was given back before.
         let after = if matches!(pending.op, Op::Lock { .. }) { state.next_change - 1 } else { state.after };
-        state.requests.insert(id, Request { pending, after, cancelled: false });
+        state.requests.insert(id, Request { pending, after, units: 0, cancelled: false });
         state.delayed.push(id);
         pump_requests(&mut state);
         Some(Key::Request(id))
@@ -266,6 +286,8 @@ impl Link {
     pub(super) async fn greet(&self) -> io::Result<Greeted> {
         let greeting = async {
             let mut stream = self.connector.connect().await?;
+            // The server takes the greeting as word that nothing is kept.
+            self.cache.drop_all();
             let session = self.state.lock().session;
             let hello = ToServer::Hello {
                 version: VERSION,
@@ -298,13 +320,17 @@ impl Link {
         let mut retry = RETRY_FIRST;
         loop {
             if let Some((stream, welcome)) = greeted.take() {
+                let refused = !matches!(welcome, ToClient::Welcome { .. });
                 let ended = self.converse(stream, welcome, &*restore).await;
                 if self.leave() {
                     return;
                 }
-                match ended {
-                    Ok(()) => retry = RETRY_FIRST,
-                    Err(error) => tracing::warn!(%error, "the server is gone: operations wait for it"),
+                // One that was made may be lost in the middle of a message.
+                if !refused {
+                    retry = RETRY_FIRST;
+                }
+                if let Err(error) = ended {
+                    tracing::warn!(%error, "the server is gone: operations wait for it");
                 }
             }
             tokio::select! {
@@ -354,7 +380,8 @@ impl Link {
             }
             Ok(())
         });
-        let mut tick = interval(PING_INTERVAL);
+        // A ping may be lost, and the next one must still come in time.
+        let mut tick = interval(PING_INTERVAL.min(self.cache.term() / 3).max(PING_INTERVAL_MIN));
         let ended = loop {
             tokio::select! {
                 ended = &mut reading => break ended,
@@ -363,6 +390,7 @@ impl Link {
                     if self.clock.monotonic().saturating_sub(*heard.lock()) > SILENCE_MAX {
                         break Err(io::ErrorKind::TimedOut.into());
                     }
+                    self.cache.pinged();
                     let _gone = line.send((frame::encode(&ToServer::Ping {}), ()));
                 }
             }
@@ -384,7 +412,8 @@ impl Link {
         restore: &dyn Restore,
     ) -> io::Result<()> {
         let (session, boot, resumed, read_only) = match welcome {
-            ToClient::Welcome { session, boot, resumed, read_only, .. } => {
+            ToClient::Welcome { session, boot, resumed, read_only, term_ms, .. } => {
+                self.cache.welcomed(Duration::from_millis(term_ms.into()));
                 (session, boot, resumed, read_only)
             }
             ToClient::Refused { reason } => {
@@ -409,6 +438,9 @@ impl Link {
             state.reconnects += u64::from(!first);
             state.sent = state.answered;
             state.line = Some(line.clone());
+            state.window = Window::default();
+            state.changes.values_mut().for_each(|change| change.units = 0);
+            state.requests.values_mut().for_each(|request| request.units = 0);
             state.delayed = state.requests.keys().copied().collect();
             pump(&mut state);
             pump_requests(&mut state);
@@ -420,8 +452,8 @@ impl Link {
     /// A message; `false`: the connection ends.
     fn take(&self, message: ToClient) -> io::Result<bool> {
         match message {
-            ToClient::Changed { seq, outcome } => {
-                let change = {
+            ToClient::Changed { seq, after, empty, outcome } => {
+                let mut change = {
                     let mut state = self.state.lock();
                     if seq <= state.answered {
                         return Ok(true); // had come on the connection before
@@ -432,18 +464,32 @@ impl Link {
                     state.answered = seq;
                     state.sent = state.sent.max(seq);
                     let change = state.changes.remove(&seq).ok_or_else(frame::malformed)?;
+                    state.window.give(change.units);
                     pump(&mut state);
                     change
                 };
-                change.pending.waiter.answer(outcome);
+                if let Some(touch) = change.pending.touch.take() {
+                    let surplus = self.cache.end(touch, &outcome, &after.0, empty);
+                    self.give_back(&surplus);
+                }
+                change.pending.waiter.answer(outcome, 0);
             }
-            ToClient::Reply { id, outcome } => {
-                let request = self.state.lock().requests.remove(&id);
+            ToClient::Reply { id, leased, outcome } => {
+                let request = {
+                    let mut state = self.state.lock();
+                    let request = state.requests.remove(&id);
+                    if let Some(request) = &request {
+                        state.window.give(request.units);
+                        pump(&mut state);
+                    }
+                    request
+                };
                 if let Some(request) = request {
-                    request.pending.waiter.answer(outcome);
+                    request.pending.waiter.answer(outcome, leased);
                 }
             }
-            ToClient::Pong {} => {}
+            ToClient::Pong { renewed } => self.cache.ponged(renewed),
+            ToClient::Recall { inodes } => self.give_back(&inodes.0),
             ToClient::Goodbye {} => {
                 self.state.lock().said_goodbye = true;
                 return Ok(false);
@@ -460,8 +506,18 @@ impl Link {
         Ok(true)
     }
 
+    /// Nothing of these is kept any more, and the server is told.
+    pub(super) fn give_back(&self, inos: &[Ino]) {
+        for batch in inos.chunks(BATCH_MAX) {
+            self.cache.recall(batch);
+            send(&self.state.lock(), frame::encode(&ToServer::Returned { inodes: List(batch.to_vec()) }));
+            self.cache.given_back();
+        }
+    }
+
     /// The connection is gone; `true`: for good.
     fn leave(&self) -> bool {
+        self.cache.drop_all();
         let mut state = self.state.lock();
         state.line = None;
         state.gone_at.get_or_insert_with(|| self.clock.monotonic());
@@ -487,6 +543,8 @@ impl Link {
     }
 
     fn evicted(&self) {
+        self.cache.drop_all();
+        send(&self.state.lock(), frame::encode(&ToServer::Bye {}));
         tracing::error!(
             "evicted by the server's administrator: every operation fails; unmount, and mount again"
         );
@@ -495,6 +553,7 @@ impl Link {
 
     /// The mount is gone: says so, and fails what waits.
     pub(super) fn close(&self) {
+        self.cache.drop_all();
         send(&self.state.lock(), frame::encode(&ToServer::Bye {}));
         self.end(Errno(libc::ENOTCONN));
     }
@@ -513,65 +572,6 @@ impl Link {
         self.closed.notify_one();
         waiters.iter().for_each(|waiter| waiter.fail(errno));
     }
-}
-
-/// Numbers the changes of a new session; gives those that are lost.
-fn begin_anew(state: &mut State, boot: u128, restore: &dyn Restore) -> Vec<Change> {
-    let clean = state.said_goodbye;
-    let (mut kept, mut lost) = (Vec::new(), Vec::new());
-    for change in std::mem::take(&mut state.changes).into_values() {
-        match change.pending.op {
-            // The new session knows nothing yet that could be forgotten.
-            Op::Forget { .. } => lost.push(change),
-            _ if change.abandoned || change.restores => {}
-            Op::Release { .. } | Op::Unlock { .. } => kept.push(change),
-            _ if change.sent && !clean => lost.push(change),
-            _ => kept.push(change),
-        }
-    }
-    let restored = restore.restore(clean || boot == state.boot).into_iter();
-    let restored: Vec<_> =
-        restored.map(|pending| Change { pending, sent: false, abandoned: false, restores: true }).collect();
-    state.answered = 0;
-    state.after = restored.len() as u64;
-    let all = restored.into_iter().chain(kept.into_iter().map(|c| Change { sent: false, ..c }));
-    state.changes = (1..).zip(all).collect();
-    state.next_change = state.changes.len() as u64 + 1;
-    let newest = state.next_change - 1;
-    state.requests.values_mut().for_each(|request| request.after = newest);
-    lost
-}
-
-/// Sends the changes that are due and that the window has room for.
-fn pump(state: &mut State) {
-    let Some(line) = &state.line else { return };
-    while state.sent + 1 - state.answered <= WINDOW_OPS as u64 {
-        let seq = state.sent + 1;
-        let Some(change) = state.changes.get_mut(&seq) else { break };
-        change.sent = true;
-        let nothing = Op::Nothing {};
-        let op = if change.abandoned { &nothing } else { &change.pending.op };
-        let _gone = line.send((frame::encode_change(seq, state.answered, change.pending.who, op), ()));
-        state.sent = seq;
-    }
-    pump_requests(state);
-}
-
-/// Sends the requests whose changes are on their way: the server, which takes a limited number of messages, never has one that waits for
-/// a change that cannot come.
-fn pump_requests(state: &mut State) {
-    let Some(line) = &state.line else { return };
-    state.delayed.retain(|id| {
-        let Some(Request { pending, after, cancelled }) = state.requests.get(id) else { return false };
-        if *after > state.sent {
-            return true;
-        }
-        let _gone = line.send((frame::encode_request(*id, *after, pending.who, &pending.op), ()));
-        if *cancelled {
-            let _gone = line.send((frame::encode(&ToServer::Cancel { id: *id }), ()));
-        }
-        false
-    });
 }
 
 fn send(state: &State, frame: Vec<u8>) {

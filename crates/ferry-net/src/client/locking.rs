@@ -42,7 +42,7 @@ impl RemoteFs {
             Ok(reply)
         });
         let unsettled = Box::new(Asked { ino, lock, before });
-        let parked = self.park(cx, Op::Lock { ino, lock, wait }, finish, Some(unsettled));
+        let parked = self.park(cx, Op::Lock { ino, lock, wait }, (finish, None), Some(unsettled));
         let due = self.tables.lock().defer(Owner::of(ino, &lock), parked);
         if let Some(parked) = due {
             self.send_parked(parked);

@@ -1,9 +1,11 @@
 //! The client: a file system whose files are a server's.
 //!
 //! `link` is the way there, `waiting` a request of the kernel on that way, `tables` what a new session has to be told if the old one
-//! is gone, `requests` and `locking` the [`ferry_fs::Filesystem`] implementation. Nothing is cached: each request goes to the server, and
-//! the kernel is told to keep neither names nor attributes nor contents, so that what one client has done the others see at once.
+//! is gone, `requests` and `locking` the [`ferry_fs::Filesystem`] implementation. The kernel is told to keep neither names nor attributes nor
+//! contents; `cache` keeps names and attributes as long as the server gives leases for them, so that what one client has done the others
+//! see at once.
 
+mod cache;
 mod link;
 mod locking;
 mod requests;
@@ -23,9 +25,10 @@ pub use link::{Connecting, Connector};
 use crate::codec::List;
 use crate::error::NetError;
 use crate::message::{BATCH_MAX, Claim, Forgotten, Op, Outcome, ToClient, Who};
+use cache::Cache;
 use link::{Link, Pending, Restore, Waiter};
 use tables::Tables;
-use waiting::{Finish, Nobody, Unsettled, Waiting};
+use waiting::{Finish, Keep, Nobody, Unsettled, Waiting};
 
 /// So many forgotten inodes are told at once.
 const FORGET_BATCH: usize = 64;
@@ -49,6 +52,7 @@ pub struct ClientOptions {
 pub struct RemoteFs {
     this: Weak<RemoteFs>,
     link: Arc<Link>,
+    cache: Arc<Cache>,
     tables: Mutex<Tables>,
     forgotten: Mutex<Vec<Forgotten>>,
     host: RwLock<Option<Arc<dyn Host>>>,
@@ -70,7 +74,9 @@ impl RemoteFs {
             .map_err(NetError::Start)?;
         let server = options.server;
         let names = (options.path, options.name);
-        let link = Arc::new(Link::new(connector, Arc::clone(&env.clock), names, options.timeout));
+        let cache = Arc::new(Cache::new(Arc::clone(&env.clock)));
+        let clock = Arc::clone(&env.clock);
+        let link = Arc::new(Link::new(connector, clock, names, options.timeout, Arc::clone(&cache)));
         let first = runtime
             .block_on(link.greet())
             .map_err(|error| NetError::Reach { server: server.clone(), error })?;
@@ -86,6 +92,7 @@ impl RemoteFs {
         let fs = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             link: Arc::clone(&link),
+            cache,
             tables: Mutex::default(),
             forgotten: Mutex::default(),
             host: RwLock::default(),
@@ -116,20 +123,34 @@ impl RemoteFs {
 
     /// Sends an operation; its answer comes later.
     fn send<T>(&self, cx: &Cx<'_>, op: Op, finish: Finish) -> Answer<T> {
-        let parked = self.park(cx, op, finish, None);
+        let parked = self.park(cx, op, (finish, None), None);
+        self.send_parked(parked);
+        Err(Stop::Parked)
+    }
+
+    /// The same; what the answer says is kept if it may be.
+    fn send_and_keep<T>(&self, cx: &Cx<'_>, op: Op, finish: Finish, keep: Keep) -> Answer<T> {
+        let parked = self.park(cx, op, (finish, Some(keep)), None);
         self.send_parked(parked);
         Err(Stop::Parked)
     }
 
     /// Parks a request that is not sent yet.
-    fn park(&self, cx: &Cx<'_>, op: Op, finish: Finish, unsettled: Option<Box<dyn Unsettled>>) -> Parked {
+    fn park(
+        &self,
+        cx: &Cx<'_>,
+        op: Op,
+        finish: (Finish, Option<Keep>),
+        unsettled: Option<Box<dyn Unsettled>>,
+    ) -> Parked {
         let waiting = Waiting::new(self.this.clone(), finish, unsettled);
         // It keeps the request: an answer that has just come must still be undone.
         let interrupted = Arc::clone(&waiting);
         let interrupt = Box::new(move || interrupted.interrupt());
         waiting.set_complete(cx.park.park(Some(interrupt)));
         let who = Who { uid: cx.uid, gid: cx.gid, pid: cx.pid, umask: cx.umask };
-        let pending = Pending { who, op, waiter: Arc::clone(&waiting) as Arc<dyn Waiter> };
+        let touch = self.cache.begin(&op, |fh| self.tables.lock().handles.get(&fh).map(|handle| handle.ino));
+        let pending = Pending { who, op, waiter: Arc::clone(&waiting) as Arc<dyn Waiter>, touch };
         Parked { pending, waiting }
     }
 
@@ -143,7 +164,7 @@ impl RemoteFs {
 
     /// Sends a change that nobody waits for.
     fn tell(&self, op: Op) {
-        self.link.change(Pending { who: Who::default(), op, waiter: Arc::new(Nobody) });
+        self.link.change(Pending { who: Who::default(), op, waiter: Arc::new(Nobody), touch: None });
     }
 
     /// The kernel, or whoever would have told it, takes lookups back.
@@ -157,6 +178,7 @@ impl RemoteFs {
             }
             std::mem::take(&mut *forgotten)
         };
+        self.link.give_back(&batch.iter().map(|one| one.ino).collect::<Vec<_>>());
         self.tell(Op::Forget { inodes: List(batch) });
     }
 
@@ -191,7 +213,7 @@ impl Restore for Restorer {
         if !clean {
             tables.server_crashed();
         }
-        let pending = |op, waiter| Pending { who: Who::default(), op, waiter };
+        let pending = |op, waiter| Pending { who: Who::default(), op, waiter, touch: None };
         let mut all = Vec::new();
         let mut claims = Vec::with_capacity(tables.nodes.len());
         for (ino, node) in &mut tables.nodes {
@@ -224,7 +246,7 @@ struct Claimed {
 }
 
 impl Waiter for Claimed {
-    fn answer(&self, outcome: Outcome) {
+    fn answer(&self, outcome: Outcome, _leased: u8) {
         let (Some(fs), Outcome::Count { count: stamp }) = (self.fs.upgrade(), outcome) else { return };
         let mut tables = fs.tables.lock();
         for ino in &self.inos {
@@ -244,7 +266,7 @@ struct Regained {
 }
 
 impl Waiter for Regained {
-    fn answer(&self, outcome: Outcome) {
+    fn answer(&self, outcome: Outcome, _leased: u8) {
         if let (Some(fs), Outcome::Failed { errno }) = (self.fs.upgrade(), outcome) {
             tracing::error!(
                 inode = self.ino,

@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use super::RemoteFs;
 use super::tables::{Dir, Handle};
-use super::waiting::Finish;
-use crate::message::{IO_MAX, Known, Name, Op, Outcome};
+use super::waiting::{Finish, Keep};
+use crate::message::{IO_MAX, Known, LEASED, LEASED_FOUND, Name, Op, Outcome};
 
-/// Nothing is cached: another client may change it.
+/// The kernel keeps nothing: it cannot be made to forget a name that it is just about to learn.
 const VALID: Duration = Duration::ZERO;
 /// The kernel has room for so many bytes of a listing at least.
 const LISTING_MIN: usize = 4096;
@@ -134,6 +134,7 @@ impl RemoteFs {
                 return Err(Errno(libc::EPROTO));
             }
             stats["connection"] = fs.link.json();
+            stats["kept"] = fs.cache.json();
             stats["fuse"] = fs.host.read().as_ref().map_or(Value::Null, |host| host.stats());
             let mut bytes = stats.to_string().into_bytes();
             bytes.push(0);
@@ -197,6 +198,28 @@ impl Filesystem for RemoteFs {
     }
 
     fn lookup(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        match self.cache.lookup(parent, name) {
+            Some(None) => return Ok(entry(None)),
+            Some(Some(attr)) if self.tables.lock().learn_again(attr.ino) => {
+                return Ok(Entry { attr: Some(attr), ..entry(None) });
+            }
+            _ => {}
+        }
+        let sight = self.cache.sight();
+        let asked = name.to_vec();
+        let keep: Keep = Box::new(move |fs, outcome, leased| {
+            let Outcome::Entry { known } = outcome else { return };
+            let mut surplus = Vec::new();
+            if leased & LEASED != 0 {
+                surplus = fs.cache.learn_name(sight, parent, &asked, known.as_ref());
+            }
+            if let Some(known) = known
+                && leased & LEASED_FOUND != 0
+            {
+                surplus.extend(fs.cache.learn_attr(sight, &known.attr));
+            }
+            fs.link.give_back(&surplus);
+        });
         let finish: Finish = Box::new(|fs, outcome| match outcome {
             Outcome::Entry { known } => {
                 if let Some(known) = &known {
@@ -206,7 +229,7 @@ impl Filesystem for RemoteFs {
             }
             other => Err(unfit(other)),
         });
-        self.send(cx, Op::Lookup { parent, name: name.into() }, finish)
+        self.send_and_keep(cx, Op::Lookup { parent, name: name.into() }, finish, keep)
     }
 
     fn forget(&self, ino: Ino, count: u64) {
@@ -214,7 +237,18 @@ impl Filesystem for RemoteFs {
     }
 
     fn getattr(&self, cx: &Cx, ino: Ino, _fh: Option<u64>) -> Answer<(Attr, Duration)> {
-        self.send(cx, Op::Getattr { ino }, Box::new(|_, outcome| attributes(outcome)))
+        if let Some(attr) = self.cache.attr(ino) {
+            return Ok((attr, VALID));
+        }
+        let sight = self.cache.sight();
+        let keep: Keep = Box::new(move |fs, outcome, leased| {
+            if let Outcome::Attributes { attr } = outcome
+                && leased & LEASED != 0
+            {
+                fs.link.give_back(&fs.cache.learn_attr(sight, attr));
+            }
+        });
+        self.send_and_keep(cx, Op::Getattr { ino }, Box::new(|_, outcome| attributes(outcome)), keep)
     }
 
     fn setattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
@@ -287,11 +321,15 @@ impl Filesystem for RemoteFs {
         self.send(cx, Op::Tmpfile { parent, mode, flags, fh }, created(None, fh, flags))
     }
 
-    fn read(&self, cx: &Cx, _ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+    fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
         self.usable(fh)?;
         let most = out.len().min(IO_MAX);
         let op = Op::Read { fh, offset, size: most as u32 };
-        self.send(cx, op, Box::new(move |_, outcome| data(outcome, most)))
+        let finish: Finish = Box::new(move |fs, outcome| {
+            fs.cache.was_read(ino);
+            data(outcome, most)
+        });
+        self.send(cx, op, finish)
     }
 
     fn write(

@@ -90,6 +90,12 @@ impl Tables {
         node.stamp = node.stamp.max(known.stamp);
     }
 
+    /// The kernel is told of an inode again, by what is kept; `false`: it does not know it any more, and the server must say it.
+    pub(super) fn learn_again(&mut self, ino: Ino) -> bool {
+        let node = self.nodes.get_mut(&ino);
+        node.map(|node| node.lookups += 1).is_some()
+    }
+
     /// The kernel takes lookups back; gives the stamp if it knows the inode no more.
     pub(super) fn forget(&mut self, ino: Ino, count: u64) -> Option<u64> {
         let node = self.nodes.get_mut(&ino)?;

@@ -15,6 +15,9 @@ use crate::message::Outcome;
 /// Turns the server's answer into the kernel's.
 pub(super) type Finish = Box<dyn Fn(&RemoteFs, Outcome) -> Result<Reply, Errno> + Send + Sync>;
 
+/// Keeps what an answer says that may be kept.
+pub(super) type Keep = Box<dyn Fn(&RemoteFs, &Outcome, u8) + Send + Sync>;
+
 /// A request of which it matters what the server did, though nobody waits for it any more.
 pub(super) trait Unsettled: Send + Sync {
     /// Nobody waits any more; the kernel is not told yet.
@@ -55,6 +58,7 @@ struct State {
 pub(super) struct Waiting {
     fs: Weak<RemoteFs>,
     finish: Finish,
+    keep: Option<Keep>,
     unsettled: Option<Box<dyn Unsettled>>,
     state: Mutex<State>,
 }
@@ -62,10 +66,10 @@ pub(super) struct Waiting {
 impl Waiting {
     pub(super) fn new(
         fs: Weak<RemoteFs>,
-        finish: Finish,
+        (finish, keep): (Finish, Option<Keep>),
         unsettled: Option<Box<dyn Unsettled>>,
     ) -> Arc<Self> {
-        Arc::new(Self { fs, finish, unsettled, state: Mutex::default() })
+        Arc::new(Self { fs, finish, keep, unsettled, state: Mutex::default() })
     }
 
     pub(super) fn is_interrupted(&self) -> bool {
@@ -128,8 +132,11 @@ impl Waiting {
 }
 
 impl Waiter for Waiting {
-    fn answer(&self, outcome: Outcome) {
+    fn answer(&self, outcome: Outcome, leased: u8) {
         let Some(fs) = self.fs.upgrade() else { return };
+        if let Some(keep) = &self.keep {
+            keep(&fs, &outcome, leased);
+        }
         let reply = (self.finish)(&fs, outcome);
         let complete = {
             let mut state = self.state.lock();
@@ -159,6 +166,6 @@ impl Waiter for Waiting {
 pub(super) struct Nobody;
 
 impl Waiter for Nobody {
-    fn answer(&self, _outcome: Outcome) {}
+    fn answer(&self, _outcome: Outcome, _leased: u8) {}
     fn fail(&self, _errno: Errno) {}
 }

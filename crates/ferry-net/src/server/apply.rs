@@ -11,33 +11,18 @@ use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use super::Core;
-use super::session::{Open, Session};
+use super::session::{Applied, Open, Session};
 use crate::codec::List;
-use crate::message::{BATCH_MAX, Claim, IO_MAX, Known, LISTING_MAX, Name, Op, Outcome, Who};
+use crate::message::{BATCH_MAX, Claim, IO_MAX, Known, LEASED, LISTING_MAX, Name, Op, Outcome, Who};
 
 /// The largest offset of a file, and of an entry in a directory.
 const OFFSET_MAX: u64 = i64::MAX as u64;
-/// What an answer takes beside its data, roughly: an entry with its attributes.
-const ANSWER_MIN: usize = 256;
 /// The permission bits, with set-user-id, set-group-id and sticky.
 const PERMISSIONS: u32 = 0o7777;
 
 type Done = Result<Outcome, Errno>;
-/// Takes an answer, now or later.
-pub(super) type Told = Box<dyn FnOnce(Outcome) + Send>;
-
-impl Op {
-    /// Bytes that it holds in the window: what came, or what goes back.
-    pub(super) fn weight(&self, message: usize) -> usize {
-        let answer = match self {
-            Op::Read { size, .. } => *size as usize,
-            Op::Readdir { .. } => LISTING_MAX,
-            Op::Getxattr { .. } | Op::Listxattr { .. } => XATTR_SIZE_MAX,
-            _ => ANSWER_MIN,
-        };
-        message.max(answer).min(2 * IO_MAX)
-    }
-}
+/// Takes an answer, now or later, and what the client may keep of it.
+pub(super) type Told = Box<dyn FnOnce(Outcome, u8) + Send>;
 
 /// Says that a client was given an inode, to a server that has forgotten it.
 pub(super) fn ticket(key: &[u8; 16], path: &[u8], ino: Ino) -> u128 {
@@ -56,7 +41,7 @@ pub(super) struct Applying<'a> {
 }
 
 impl Applying<'_> {
-    fn fs(&self) -> &dyn Filesystem {
+    pub(super) fn fs(&self) -> &dyn Filesystem {
         &*self.core.fs
     }
 
@@ -65,11 +50,11 @@ impl Applying<'_> {
         InProcess { uid, gid, umask: umask & 0o777, caller: pid }
     }
 
-    fn call<T: FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> Result<T, Errno> {
+    pub(super) fn call<T: FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> Result<T, Errno> {
         self.caller().call(request)
     }
 
-    fn ino(&self, ino: Ino) -> Result<Ino, Errno> {
+    pub(super) fn ino(&self, ino: Ino) -> Result<Ino, Errno> {
         self.session.inward(ino).ok_or(Errno(libc::ESTALE))
     }
 
@@ -81,12 +66,12 @@ impl Applying<'_> {
         fh.and_then(|fh| self.session.handle(fh)).map(|open| open.fh)
     }
 
-    fn attr(&self, attr: Attr) -> Attr {
+    pub(super) fn attr(&self, attr: Attr) -> Attr {
         Attr { ino: self.session.outward(attr.ino), ..attr }
     }
 
     /// An entry as the client gets it; it then knows the inode.
-    fn entry(&self, entry: Entry) -> Outcome {
+    pub(super) fn entry(&self, entry: Entry) -> Outcome {
         let known = entry.attr.map(|attr| {
             let stamp = self.session.learn(self.fs(), attr.ino);
             let ticket = ticket(&self.core.key, &self.session.path, attr.ino);
@@ -95,8 +80,8 @@ impl Applying<'_> {
         Outcome::Entry { known }
     }
 
-    /// Makes a change, and waits for whatever it waits for: never another client.
-    pub(super) fn change(&self, op: Op) -> Outcome {
+    /// Makes a change whose turn on `inos` has come. It waits for no other client.
+    pub(super) fn change(&self, op: Op, inos: &[Ino]) -> Applied {
         let harmless = matches!(
             op,
             Op::Release { .. }
@@ -106,10 +91,24 @@ impl Applying<'_> {
                 | Op::Unlock { .. }
                 | Op::Reclaim { .. }
         ) || matches!(op, Op::Open { flags, .. } if !changes(flags));
+        let failed = |errno| Applied { outcome: Outcome::Failed { errno }, after: Vec::new(), empty: false };
         if self.session.read_only && !harmless {
-            return Outcome::Failed { errno: libc::EROFS };
+            return failed(libc::EROFS);
         }
-        self.make(op).unwrap_or_else(|Errno(errno)| Outcome::Failed { errno })
+        let makes_directory = matches!(op, Op::Mkdir { .. });
+        let outcome = match self.make(op) {
+            Ok(outcome) => outcome,
+            Err(Errno(errno)) => return failed(errno),
+        };
+        let made = match &outcome {
+            Outcome::Entry { known: Some(known) } => self.session.inward(known.attr.ino),
+            _ => None,
+        };
+        let made = made.filter(|made| !inos.contains(made));
+        let after: Vec<Attr> = inos.iter().copied().chain(made).filter_map(|ino| self.leased(ino)).collect();
+        let empty = makes_directory
+            && made.is_some_and(|made| after.iter().any(|attr| attr.ino == made) && self.is_empty(made));
+        Applied { outcome, after, empty }
     }
 
     fn make(&self, op: Op) -> Done {
@@ -315,23 +314,29 @@ impl Applying<'_> {
         if waits {
             return self.request_that_waits((epoch, id), op, told);
         }
-        told(self.answer(op).unwrap_or_else(|Errno(errno)| Outcome::Failed { errno }));
+        match self.answer(op) {
+            Ok((outcome, leased)) => told(outcome, leased),
+            Err(Errno(errno)) => told(Outcome::Failed { errno }, 0),
+        }
     }
 
-    /// Answers a request that waits for nobody.
-    fn answer(&self, op: Op) -> Done {
-        let fs = self.fs();
+    /// Answers a request that waits for nobody; and what may be kept of the answer.
+    fn answer(&self, op: Op) -> Result<(Outcome, u8), Errno> {
         match op {
-            Op::Lookup { parent, name } => {
-                let outward = self.ino(parent)?;
-                let name = if parent == ROOT && name == b".." { b".".to_vec() } else { name };
-                Ok(self.entry(self.call(|cx| fs.lookup(cx, outward, &name))?))
-            }
+            Op::Lookup { parent, name } => self.look_up(parent, &name),
             Op::Getattr { ino } => {
                 let ino = self.ino(ino)?;
-                let (attr, _) = self.call(|cx| fs.getattr(cx, ino, None))?;
-                Ok(Outcome::Attributes { attr: self.attr(attr) })
+                let leased = if self.core.leases.grant(self.session.id, ino) { LEASED } else { 0 };
+                Ok((Outcome::Attributes { attr: self.attr_now(ino)? }, leased))
             }
+            op => self.answer_once(op).map(|outcome| (outcome, 0)),
+        }
+    }
+
+    /// Answers of which nothing may be kept.
+    fn answer_once(&self, op: Op) -> Done {
+        let fs = self.fs();
+        match op {
             Op::Readlink { ino } => {
                 let ino = self.ino(ino)?;
                 Ok(Outcome::Data { bytes: self.call(|cx| fs.readlink(cx, ino))? })
@@ -373,16 +378,16 @@ impl Applying<'_> {
                         Ok(std::mem::take(&mut out))
                     });
                 }
-                (Err(errno), _) => told(failed(errno)),
-                _ => told(failed(Errno(libc::EINVAL))),
+                (Err(errno), _) => told(failed(errno), 0),
+                _ => told(failed(Errno(libc::EINVAL)), 0),
             },
             Op::Fsync { fh, data_only } => match self.open(fh) {
                 Ok(open) => self.later(told, |cx| fs.fsync(cx, open.ino, open.fh, data_only)),
-                Err(errno) => told(failed(errno)),
+                Err(errno) => told(failed(errno), 0),
             },
             Op::Fsyncdir { ino, data_only } => match self.ino(ino) {
                 Ok(ino) => self.later(told, |cx| fs.fsyncdir(cx, ino, 0, data_only)),
-                Err(errno) => told(failed(errno)),
+                Err(errno) => told(failed(errno), 0),
             },
             Op::Sync {} => {
                 self.later(told, |cx| fs.ioctl(cx, self.session.root, ferry_fs::ioctl::SYNC, &[], 0));
@@ -393,18 +398,18 @@ impl Applying<'_> {
             }
             Op::Lock { ino, lock, wait } => match self.ino(ino) {
                 Ok(ino) => self.lock(request, (ino, &lock, wait), told),
-                Err(errno) => told(failed(errno)),
+                Err(errno) => told(failed(errno), 0),
             },
-            _ => told(failed(Errno(libc::EINVAL))),
+            _ => told(failed(Errno(libc::EINVAL)), 0),
         }
     }
 
     fn lock(&self, (epoch, id): (u64, u64), what: (Ino, &FileLock, bool), told: Told) {
         let Some(_leave) = self.session.may_lock(Some(epoch)) else {
-            return told(Outcome::Failed { errno: libc::EINTR });
+            return told(Outcome::Failed { errno: libc::EINTR }, 0);
         };
         let granted = Box::new(move |result: Result<(), Errno>| {
-            told(result.map_or_else(|e| Outcome::Failed { errno: e.0 }, |()| Outcome::Done {}));
+            told(result.map_or_else(|e| Outcome::Failed { errno: e.0 }, |()| Outcome::Done {}), 0);
         });
         self.core.locks.take_or_wait((self.session.id, id), what, granted);
     }
@@ -431,7 +436,7 @@ impl Applying<'_> {
 
     /// Makes a request that may park; no thread waits for it.
     fn later<T: Into<Reply>>(&self, told: Told, request: impl FnOnce(&Cx<'_>) -> Answer<T>) {
-        let complete: Complete = Box::new(move |result| told(outcome(result)));
+        let complete: Complete = Box::new(move |result| told(outcome(result), 0));
         let parking = Parking(Mutex::new(Some(complete)));
         let Who { uid, gid, umask, pid } = self.who;
         let cx = Cx { uid, gid, pid, umask, park: &parking };

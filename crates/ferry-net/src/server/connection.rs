@@ -16,7 +16,8 @@ use super::session::{Change, Line, Room, Session, Violation};
 use super::{Core, Refusal, Stage};
 use crate::frame::{self, Stream};
 use crate::message::{
-    FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS, Who,
+    BATCH_MAX, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS,
+    WINDOW_UNIT, Who,
 };
 
 /// The first message must have come after this time.
@@ -27,8 +28,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
 /// Requests of a client that wait for locks.
 const LOCK_WAITS_MAX: usize = 4096;
-/// The window counts bytes in units of so many.
-const WINDOW_UNIT: usize = 1024;
 
 /// Speaks with a client until one of the two goes. `peer` is its certificate, empty if it showed none.
 pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Vec<u8>) {
@@ -133,6 +132,7 @@ impl<'a> Connection<'a> {
             match message {
                 ToServer::Bye {} => {
                     self.core.end(self.session);
+                    self.core.leases.end(self.session.id);
                     return Ok(());
                 }
                 message => self.take(message, bytes.len()).await.map_err(|Violation(rule)| {
@@ -145,7 +145,7 @@ impl<'a> Connection<'a> {
     }
 
     async fn room(&self, op: &Op, message: usize) -> Room {
-        let units = (op.weight(message) / WINDOW_UNIT + 1) as u32;
+        let units = op.units(message) as u32;
         let ops = Arc::clone(&self.ops).acquire_owned().await.expect("the window is never closed");
         let bytes =
             Arc::clone(&self.bytes).acquire_many_owned(units).await.expect("the window is never closed");
@@ -156,7 +156,15 @@ impl<'a> Connection<'a> {
         match message {
             ToServer::Hello { .. } | ToServer::Bye {} => Err(Violation("a second greeting")),
             ToServer::Ping {} => {
-                let _gone = self.line.send((frame::encode(&ToClient::Pong {}), None));
+                let renewed = self.core.leases.renew(self.session.id);
+                let _gone = self.line.send((frame::encode(&ToClient::Pong { renewed }), None));
+                Ok(())
+            }
+            ToServer::Returned { inodes } => {
+                if inodes.0.len() > BATCH_MAX {
+                    return Err(Violation("more inodes than a message holds"));
+                }
+                self.session.returned(self.epoch, &inodes.0, &self.core.leases);
                 Ok(())
             }
             ToServer::Cancel { id } => {
@@ -188,7 +196,8 @@ impl<'a> Connection<'a> {
                     self.locking.lock().insert(id, false);
                     self.request_lock((id, after), who, op, room);
                 } else {
-                    self.session.reply(self.epoch, id, Outcome::Failed { errno: libc::ENOLCK }, Some(room));
+                    let refused = Outcome::Failed { errno: libc::ENOLCK };
+                    self.session.reply((self.epoch, id), 0, refused, Some(room));
                 }
                 Ok(())
             }
@@ -201,7 +210,9 @@ impl<'a> Connection<'a> {
         let run = move || {
             runtime.spawn_blocking(move || {
                 let answering = Arc::clone(&session);
-                let told = Box::new(move |outcome| answering.reply(epoch, id, outcome, Some(room)));
+                let told = Box::new(move |outcome, leased| {
+                    answering.reply((epoch, id), leased, outcome, Some(room))
+                });
                 Applying { core: &core, session: &session, who }.request((epoch, id), op, told);
             });
         };
@@ -217,13 +228,13 @@ impl<'a> Connection<'a> {
             runtime.spawn_blocking(move || {
                 drop(room);
                 let (answering, answered) = (Arc::clone(&session), Arc::clone(&locking));
-                let told = Box::new(move |outcome| {
+                let told = Box::new(move |outcome, leased| {
                     answered.lock().remove(&id);
-                    answering.reply(epoch, id, outcome, None);
+                    answering.reply((epoch, id), leased, outcome, None);
                 });
                 let is_cancelled = || locking.lock().get(&id) == Some(&true);
                 if is_cancelled() {
-                    return told(Outcome::Failed { errno: libc::EINTR });
+                    return told(Outcome::Failed { errno: libc::EINTR }, 0);
                 }
                 Applying { core: &core, session: &session, who }.request((epoch, id), op, told);
                 if is_cancelled() {

@@ -1,14 +1,17 @@
 //! The server: gives a file system to clients.
 //!
 //! `connection` speaks with one client, `session` is what remains of it between connections, `apply` turns what it asks for into calls
-//! of the file system, `locks` are the file locks of all of them.
+//! of the file system, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a change waits for them.
 
 mod apply;
 mod connection;
+mod keeping;
+mod leases;
 mod locks;
 mod session;
+mod turns;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,10 +28,10 @@ use crate::error::NetError;
 use crate::frame::Stream;
 use crate::message::ToClient;
 use crate::tls::ServerTls;
-use apply::Applying;
+use leases::Leases;
 use locks::Locks;
 pub(crate) use locks::set_range;
-use session::{Line, Session, Sessions};
+use session::{Greeting, Line, Session, Sessions};
 
 /// Connections at the same time, greeted or not.
 const CONNECTIONS_MAX: usize = 1024;
@@ -65,10 +68,18 @@ pub struct ServerOptions {
     pub exports: Vec<Export>,
     /// A session ends when its client has been away for so long.
     pub session_life: Duration,
-    /// After its start the server gives for so long only locks that clients held before.
+    /// After its start the server gives for so long only locks that clients held before; and it changes nothing in this time, or in one
+    /// term of a lease if that is shorter: clients that do not know yet that the server before is gone may rely on theirs.
     pub grace: Duration,
+    /// A client may keep what it was told for so long after the server heard of it last.
+    pub lease_term: Duration,
     /// A secret of the volume, from which it is proved that a client may use an inode.
     pub key: [u8; 16],
+}
+
+impl ServerOptions {
+    /// The term of a lease. A change waits no longer for a client that has gone without a word.
+    pub const LEASE_TERM: Duration = Duration::from_secs(6);
 }
 
 /// What all connections share.
@@ -78,9 +89,9 @@ struct Core {
     exports: Vec<Export>,
     session_life: Duration,
     key: [u8; 16],
-    /// This start of the server.
-    boot: u128,
+    greeting: Greeting,
     locks: Locks,
+    leases: Arc<Leases>,
     sessions: Sessions,
     /// Sessions so far.
     numbers: AtomicU64,
@@ -142,7 +153,7 @@ impl Core {
         let path = normal(path);
         let old = self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
         if let Some(old) = old
-            && let Some(epoch) = old.connect(line, self.boot, true, &self.locks)
+            && let Some(epoch) = old.connect(line, &self.greeting, true, (&self.locks, &self.leases))
         {
             tracing::info!(client = old.name, "connected again");
             return Ok((old, epoch));
@@ -164,7 +175,8 @@ impl Core {
                 return Err("the server has as many clients as it can take".into());
             }
             sessions.insert(session.id, Arc::clone(&session));
-            session.connect(line, self.boot, false, &self.locks).ok_or("the server stops")?
+            let both = (&self.locks, &*self.leases);
+            session.connect(line, &self.greeting, false, both).ok_or("the server stops")?
         };
         tracing::info!(client = session.name, path = shown, "connected");
         Ok((session, epoch))
@@ -181,17 +193,6 @@ impl Core {
         }
         let (attr, _) = caller.call(|cx| self.fs.getattr(cx, ino, None)).ok()?;
         (attr.mode & libc::S_IFMT == libc::S_IFDIR).then_some(ino)
-    }
-
-    /// Applies a session's changes until there are none.
-    fn apply_all(&self, session: &Arc<Session>) {
-        while let Some(change) = session.next() {
-            let outcome = Applying { core: self, session, who: change.who }.change(change.op);
-            session.applied(change.seq, outcome, change.room);
-        }
-        if session.is_over() {
-            session.clear(&*self.fs);
-        }
     }
 
     /// Ends a session: what it holds is given back.
@@ -233,6 +234,8 @@ impl Core {
     }
 
     fn expire(&self) {
+        let alive: HashSet<u128> = self.sessions.lock().keys().copied().collect();
+        self.leases.expire(&alive);
         let Some(deadline) = self.env.clock.monotonic().checked_sub(self.session_life) else { return };
         for session in self.all() {
             if self.end_if_left(&session, Some(deadline)) {
@@ -283,9 +286,12 @@ impl Server {
         if !options.grace.is_zero() {
             locks.begin_grace();
         }
+        // Clocks of two machines do not go at quite the same speed.
+        let term = options.lease_term + options.lease_term / 8;
         let core = Arc::new(Core {
             fs,
-            boot: random(&env),
+            greeting: Greeting { boot: random(&env), term_ms: options.lease_term.as_millis() as u32 },
+            leases: Arc::new(Leases::new(Arc::clone(&env.clock), term, options.grace.min(term))),
             env,
             exports: options.exports,
             session_life: options.session_life,
@@ -397,6 +403,7 @@ impl Control {
         let one = |session: &Arc<Session>| {
             let mut json = session.json();
             json["locks"] = self.0.locks.held_by(session.id).into();
+            json["leases"] = self.0.leases.held_by(session.id).into();
             json
         };
         all.iter().map(one).collect()

@@ -12,13 +12,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferry_fs::{Errno, Filesystem, Ino, ROOT};
+use ferry_fs::{Attr, Errno, Filesystem, Ino, ROOT};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::leases::Leases;
 use super::locks::Locks;
+use crate::codec::List;
 use crate::frame;
 use crate::message::{Op, Outcome, ToClient, WINDOW_OPS, Who};
 
@@ -41,6 +43,20 @@ pub(super) struct Open {
     /// The file system's number for it.
     pub(super) fh: u64,
     pub(super) writes: bool,
+}
+
+/// What the server says of itself to each connection.
+pub(super) struct Greeting {
+    pub(super) boot: u128,
+    pub(super) term_ms: u32,
+}
+
+/// How a change ended.
+pub(super) struct Applied {
+    pub(super) outcome: Outcome,
+    /// What the client may keep.
+    pub(super) after: Vec<Attr>,
+    pub(super) empty: bool,
 }
 
 /// A change that waits for its turn.
@@ -114,18 +130,28 @@ impl Session {
 
     /// A new connection takes over; it is told before anything else is sent to it. What waits for locks is asked again there.
     /// Gives its number; `None`: the session is over.
-    pub(super) fn connect(&self, line: &Line, boot: u128, resumed: bool, locks: &Locks) -> Option<u64> {
+    pub(super) fn connect(
+        &self,
+        line: &Line,
+        greeting: &Greeting,
+        resumed: bool,
+        (locks, leases): (&Locks, &Leases),
+    ) -> Option<u64> {
         let mut locker = self.locker.write();
         let mut state = self.state.lock();
         if state.over {
             return None;
         }
-        let (session, read_only) = (self.id, self.read_only);
-        let welcome = ToClient::Welcome { session, boot, resumed, applied: state.applied, read_only };
+        // Its greeting says that it relies on none.
+        leases.begin(self.id);
+        let (session, read_only, applied) = (self.id, self.read_only, state.applied);
+        let Greeting { boot, term_ms } = *greeting;
+        let welcome = ToClient::Welcome { session, boot, resumed, applied, read_only, term_ms };
         let _gone = line.send((frame::encode(&welcome), None));
         // What the last connection may have lost: in order, before any newer one.
         for (seq, outcome) in &state.answers {
-            let answer = ToClient::Changed { seq: *seq, outcome: outcome.clone() };
+            let (after, empty, outcome) = (List::default(), false, outcome.clone());
+            let answer = ToClient::Changed { seq: *seq, after, empty, outcome };
             let _gone = line.send((frame::encode(&answer), None));
         }
         state.epoch += 1;
@@ -145,10 +171,25 @@ impl Session {
     }
 
     /// Answers a request of the connection with number `epoch`, unless another has taken over: it will be asked again there.
-    pub(super) fn reply(&self, epoch: u64, id: u64, outcome: Outcome, room: Option<Room>) {
+    pub(super) fn reply(&self, (epoch, id): (u64, u64), leased: u8, outcome: Outcome, room: Option<Room>) {
         let state = self.state.lock();
         if state.epoch == epoch {
-            send(&state, frame::encode(&ToClient::Reply { id, outcome }), room);
+            send(&state, frame::encode(&ToClient::Reply { id, leased, outcome }), room);
+        }
+    }
+
+    /// The client is asked to give leases back. If there is no connection, the next one begins without any.
+    pub(super) fn recall(&self, inodes: impl Iterator<Item = Ino>) {
+        let inodes = List(inodes.map(|ino| self.outward(ino)).collect());
+        send(&self.state.lock(), frame::encode(&ToClient::Recall { inodes }), None);
+    }
+
+    /// The client has given leases back, on the connection `epoch`. What an older one says is of leases that are no more.
+    pub(super) fn returned(&self, epoch: u64, inodes: &[Ino], leases: &Leases) {
+        let state = self.state.lock();
+        if state.epoch == epoch {
+            let inward = |ino: &Ino| if *ino == ROOT { self.root } else { *ino };
+            leases.give_back(self.id, &inodes.iter().map(inward).collect::<Vec<_>>());
         }
     }
 
@@ -207,12 +248,14 @@ impl Session {
     }
 
     /// A change has been applied.
-    pub(super) fn applied(&self, seq: u64, outcome: Outcome, room: Room) {
+    pub(super) fn applied(&self, seq: u64, applied: Applied, room: Room) {
+        let Applied { outcome, after, empty } = applied;
         let ready: Vec<Delayed> = {
             let mut state = self.state.lock();
             state.applied = seq;
-            let frame = frame::encode(&ToClient::Changed { seq, outcome: outcome.clone() });
-            state.answers.push_back((seq, outcome));
+            let (after, kept) = (List(after), outcome.clone());
+            let frame = frame::encode(&ToClient::Changed { seq, after, empty, outcome });
+            state.answers.push_back((seq, kept));
             send(&state, frame, Some(room));
             state.delayed.extract_if(.., |d| d.after <= seq).collect()
         };
@@ -396,17 +439,24 @@ mod tests {
         Change { seq, who: Who::default(), op: Op::Nothing {}, room: (permit(), permit()) }
     }
 
+    const GREETING: Greeting = Greeting { boot: 1, term_ms: 1000 };
+
+    fn leases() -> Leases {
+        Leases::new(ferry_device::Env::real().clock, Duration::from_secs(1), Duration::ZERO)
+    }
+
     fn session() -> Session {
         Session::new((1, 1), "test".into(), Vec::new(), b"/".to_vec(), ROOT, false)
     }
 
     #[test]
     fn an_older_connection_changes_nothing_and_takes_no_lock() {
-        let (session, locks) = (session(), Locks::default());
+        let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), GREETING);
+        let both = (&locks, &leases);
         let (line, _frames) = unbounded_channel();
-        let old = session.connect(&line, 1, false, &locks).expect("it lives");
+        let old = session.connect(&line, &greeting, false, both).expect("it lives");
         assert!(session.may_lock(Some(old)).is_some());
-        let new = session.connect(&line, 1, true, &locks).expect("it lives");
+        let new = session.connect(&line, &greeting, true, both).expect("it lives");
         assert!(session.may_lock(Some(old)).is_none());
         assert!(!session.push(old, change(1), 0).expect("late, not against the rules"));
         assert!(session.next().is_none());
@@ -416,14 +466,15 @@ mod tests {
         session.disconnect(new, Duration::ZERO, &locks);
         assert!(session.end(Some(Duration::ZERO), &locks));
         assert!(session.may_lock(Some(new)).is_none() && session.may_lock(None).is_none());
-        assert!(session.connect(&line, 1, true, &locks).is_none());
+        assert!(session.connect(&line, &greeting, true, both).is_none());
     }
 
     #[test]
     fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
-        let (session, locks) = (session(), Locks::default());
+        let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), GREETING);
+        let both = (&locks, &leases);
         let (line, _frames) = unbounded_channel();
-        let epoch = session.connect(&line, 1, false, &locks).expect("it lives");
+        let epoch = session.connect(&line, &greeting, false, both).expect("it lives");
         assert!(session.push(epoch, change(1), 0).expect("in order"));
         session.close_ears();
         assert!(!session.push(epoch, change(2), 0).expect("not heard"));

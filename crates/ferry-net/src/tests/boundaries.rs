@@ -1,11 +1,12 @@
 //! What a client may not do.
 
 use super::*;
+use crate::codec::List;
 use crate::frame;
 use crate::message::*;
 
 /// A client that says what it likes.
-struct Raw {
+pub(super) struct Raw {
     runtime: tokio::runtime::Runtime,
     stream: DuplexStream,
 }
@@ -18,14 +19,14 @@ impl Raw {
         Self { runtime, stream: ours }
     }
 
-    fn greeted(world: &World) -> Self {
+    pub(super) fn greeted(world: &World) -> Self {
         let mut raw = Self::new(world);
         raw.send(&hello(b"/"));
         assert!(matches!(raw.hear(), Some(ToClient::Welcome { applied: 0, resumed: false, .. })));
         raw
     }
 
-    fn send(&mut self, message: &ToServer) {
+    pub(super) fn send(&mut self, message: &ToServer) {
         self.send_bytes(&frame::encode(message));
     }
 
@@ -35,7 +36,7 @@ impl Raw {
     }
 
     /// The next message; `None`: the server has hung up.
-    fn hear(&mut self) -> Option<ToClient> {
+    pub(super) fn hear(&mut self) -> Option<ToClient> {
         self.runtime.block_on(frame::read(&mut self.stream, FRAME_MAX)).ok().flatten()
     }
 
@@ -46,7 +47,7 @@ impl Raw {
     fn ask(&mut self, op: Op) -> Outcome {
         self.send(&ToServer::Request { id: 9, after: 0, who: Who::default(), op });
         match self.hear() {
-            Some(ToClient::Reply { id: 9, outcome }) => outcome,
+            Some(ToClient::Reply { id: 9, outcome, .. }) => outcome,
             other => panic!("{other:?}"),
         }
     }
@@ -92,6 +93,10 @@ fn nothing() -> Op {
 fn assert_well(client: &Client) {
     let names = client.list(ROOT).unwrap().len();
     client.create(ROOT, &format!("well{names}")).unwrap();
+}
+
+fn changed(seq: u64, outcome: Outcome) -> ToClient {
+    ToClient::Changed { seq, after: List::default(), empty: false, outcome }
 }
 
 #[test]
@@ -157,23 +162,19 @@ fn a_client_reaches_only_what_it_was_shown() {
     assert_eq!(raw.ask(Op::Getattr { ino }), failed(libc::ESTALE), "a number that was guessed");
     assert_eq!(raw.ask(Op::Read { fh: 1, offset: 0, size: 10 }), failed(libc::EBADF));
     raw.change(1, 0, Op::Open { ino, fh: 1, flags: libc::O_RDONLY, kill_suidgid: false });
-    assert_eq!(raw.hear(), Some(ToClient::Changed { seq: 1, outcome: failed(libc::ESTALE) }));
+    assert_eq!(raw.hear(), Some(changed(1, failed(libc::ESTALE))));
     let claim = |ticket| Op::Claim { inodes: crate::codec::List(vec![Claim { ino, ticket }]) };
     raw.change(2, 1, claim(0));
-    assert_eq!(
-        raw.hear(),
-        Some(ToClient::Changed { seq: 2, outcome: failed(libc::EPERM) }),
-        "a forged ticket"
-    );
+    assert_eq!(raw.hear(), Some(changed(2, failed(libc::EPERM))), "a forged ticket");
     assert_eq!(raw.ask(Op::Getattr { ino }), failed(libc::ESTALE));
     let found = raw.ask(Op::Lookup { parent: ROOT, name: b"secret".to_vec() });
     let Outcome::Entry { known: Some(known) } = found else { panic!("{found:?}") };
     // Opened for reading, it cannot be written.
     raw.change(3, 2, Op::Open { ino, fh: 1, flags: libc::O_RDONLY, kill_suidgid: false });
-    assert_eq!(raw.hear(), Some(ToClient::Changed { seq: 3, outcome: Outcome::Done {} }));
+    assert_eq!(raw.hear(), Some(changed(3, Outcome::Done {})));
     let write = Op::Write { fh: 1, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
     raw.change(4, 3, write);
-    assert_eq!(raw.hear(), Some(ToClient::Changed { seq: 4, outcome: failed(libc::EBADF) }));
+    assert_eq!(raw.hear(), Some(changed(4, failed(libc::EBADF))));
     assert_eq!(raw.ask(Op::Read { fh: 1, offset: u64::MAX, size: 10 }), failed(libc::EINVAL));
     // The ticket is good in a new session too.
     let mut again = Raw::greeted(&world);

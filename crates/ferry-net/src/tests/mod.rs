@@ -4,6 +4,7 @@
 mod boundaries;
 mod coherence;
 mod fuzz;
+mod leases;
 mod restarts;
 mod sessions;
 
@@ -50,6 +51,9 @@ struct Network {
     /// A connection carries fewer bytes than this; 0: any number.
     cut_below: AtomicU64,
     cuts: watch::Sender<u64>,
+    /// Connections before this one carry nothing, and nobody is told.
+    silent_below: watch::Sender<u64>,
+    connections: AtomicU64,
     /// Not a client's: what is on its way arrives though the client is gone.
     runtime: tokio::runtime::Runtime,
 }
@@ -61,12 +65,19 @@ impl Network {
             random: Random::new(seed),
             cut_below: AtomicU64::new(0),
             cuts: watch::Sender::new(0),
+            silent_below: watch::Sender::new(0),
+            connections: AtomicU64::new(0),
             runtime: tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
                 .enable_all()
                 .build()
                 .unwrap(),
         })
+    }
+
+    /// All connections that are there carry nothing any more.
+    fn silence_all(&self) {
+        self.silent_below.send_replace(self.connections.load(Ordering::Relaxed));
     }
 
     /// All connections that are there are cut.
@@ -84,19 +95,28 @@ impl Connector for Network {
             server.serve_stream(Box::new(far));
             let limit = self.cut_below.load(Ordering::Relaxed);
             let budget = || if limit == 0 { u64::MAX } else { self.random.below(limit) };
-            self.runtime.spawn(relay(theirs, near, [budget(), budget()], self.cuts.subscribe()));
+            let number = self.connections.fetch_add(1, Ordering::Relaxed);
+            let (budgets, cuts) = ([budget(), budget()], self.cuts.subscribe());
+            self.runtime.spawn(relay(theirs, near, budgets, cuts, (number, self.silent_below.subscribe())));
             Ok(Box::new(ours) as Box<dyn Stream>)
         })
     }
 }
 
 /// Carries so many bytes each way, then both ends see the connection gone.
-async fn relay(a: DuplexStream, b: DuplexStream, budgets: [u64; 2], mut cuts: watch::Receiver<u64>) {
+async fn relay(
+    a: DuplexStream,
+    b: DuplexStream,
+    budgets: [u64; 2],
+    mut cuts: watch::Receiver<u64>,
+    silent: (u64, watch::Receiver<u64>),
+) {
     /// `true`: to be cut; otherwise one side has closed its end.
     async fn one(
         mut from: impl AsyncReadExt + Unpin,
         mut to: impl AsyncWriteExt + Unpin,
         budget: u64,
+        (number, mut silent_below): (u64, watch::Receiver<u64>),
     ) -> bool {
         let mut left = budget;
         let mut bytes = vec![0; 4096];
@@ -104,6 +124,7 @@ async fn relay(a: DuplexStream, b: DuplexStream, budgets: [u64; 2], mut cuts: wa
             let most = left.min(bytes.len() as u64) as usize;
             match from.read(&mut bytes[..most]).await {
                 Ok(n) if n > 0 => {
+                    let _heard = silent_below.wait_for(|below| number >= *below).await.map(drop);
                     tokio::time::sleep(Duration::from_micros(n as u64 % 7 * 30)).await;
                     if to.write_all(&bytes[..n]).await.is_err() {
                         return false;
@@ -120,7 +141,8 @@ async fn relay(a: DuplexStream, b: DuplexStream, budgets: [u64; 2], mut cuts: wa
     }
     let ((ar, aw), (br, bw)) = (tokio::io::split(a), tokio::io::split(b));
     let both = async {
-        let (mut up, mut down) = (pin!(one(ar, bw, budgets[0])), pin!(one(br, aw, budgets[1])));
+        let (mut up, mut down) =
+            (pin!(one(ar, bw, budgets[0], silent.clone())), pin!(one(br, aw, budgets[1], silent)));
         tokio::select! {
             cut = &mut up => cut || down.await,
             cut = &mut down => cut || up.await,
@@ -145,6 +167,7 @@ fn server_options() -> ServerOptions {
         exports: vec![Export { path: b"/".to_vec(), read_only: false }],
         session_life: Duration::from_secs(60),
         grace: Duration::ZERO,
+        lease_term: Duration::from_secs(6),
         key: [7; 16],
     }
 }

@@ -96,7 +96,9 @@ fn many_programs_at_once_on_a_network_that_cuts() {
 
 #[test]
 fn a_client_that_is_away_too_long_loses_its_session_and_makes_another() {
-    let options = ServerOptions { session_life: Duration::ZERO, ..server_options() };
+    // Its leases outlive its session until their term is over.
+    let lease_term = Duration::from_millis(500);
+    let options = ServerOptions { session_life: Duration::ZERO, lease_term, ..server_options() };
     let world = World::with(60, options);
     let client = world.client();
     let (ino, fh) = client.create(ROOT, "f").unwrap();

@@ -244,8 +244,14 @@ pub struct CreateArgs {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub readers: u32,
     /// Size of the log
-    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "64M", conflicts_with = "on")]
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "64M", conflicts_with_all = ["on", "rtt"])]
     pub log_size: u64,
+    /// On remote mounts of this machine, each with a server behind a network of this round trip, in turn with what --on names: 0us,1ms
+    #[arg(long, value_parser = parse_duration, value_delimiter = ',', value_name = "TIME")]
+    pub rtt: Vec<Duration>,
+    /// Where the volumes of those servers are
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp", requires = "rtt")]
+    pub volumes: PathBuf,
     /// The device.
     #[command(flatten)]
     pub model: ModelArgs,

@@ -1,9 +1,10 @@
 //! `ferry bench create`.
 
-use ferry_bench::{VolumeOptions, create};
+use ferry_bench::{Place, VolumeOptions, create};
 
 use super::args::CreateArgs;
-use super::{places, show};
+use super::remote::RemoteMount;
+use super::{failed, places, show};
 use crate::error::CliError;
 use crate::size::format_bytes;
 
@@ -21,8 +22,14 @@ pub fn run(args: &CreateArgs) -> Result<(), CliError> {
         log_size: Some(args.log_size),
         ..VolumeOptions::default()
     };
-    if !args.run.on.is_empty() {
-        let places = places(&args.run, &volume)?;
+    if !args.run.on.is_empty() || !args.rtt.is_empty() {
+        // They live as long as they are worked on.
+        let mounts = args.rtt.iter().map(|rtt| RemoteMount::new(*rtt, &args.volumes));
+        let mounts = mounts.collect::<Result<Vec<_>, _>>()?;
+        let mut places = if args.run.on.is_empty() { Vec::new() } else { places(&args.run, &volume)? };
+        for mount in &mounts {
+            places.push(Place::on(mount.path(), None).map_err(failed)?);
+        }
         return show(create::on_places(&options, &places), &args.run, |_| Vec::new());
     }
     let mut bench = create::in_process(&options, &volume);

@@ -7,6 +7,7 @@ mod create;
 mod fserver;
 mod happy;
 mod onefile;
+mod remote;
 mod transactions;
 
 pub use args::{BenchCommand, NullArgs};

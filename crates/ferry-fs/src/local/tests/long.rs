@@ -45,8 +45,11 @@ fn what_may_be_long_does_not_keep_the_thread_that_brought_it() {
     assert_eq!(world.attr(ino).blocks, 12_000 * BLOCK / 512);
     // So are errors.
     reserve(20_000);
-    assert!(matches!(cut(u64::MAX), Err(Stop::Parked)));
+    assert!(matches!(world.fs.fallocate(&cx, ino, fh, hole, u64::MAX - BLOCK, BLOCK), Err(Stop::Parked)));
     assert_eq!(answers.recv().unwrap().unwrap_err(), Errno(libc::EFBIG));
+    // Who only makes a file longer waits for nobody who cuts.
+    assert_eq!(cut(50_000 * BLOCK).unwrap().0.size, 50_000 * BLOCK);
+    assert!(matches!(cut(u64::MAX), Err(Stop::Errno(Errno(libc::EFBIG)))));
     world.release(ino, fh);
     world.check();
 }

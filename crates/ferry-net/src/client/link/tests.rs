@@ -6,6 +6,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::*;
 use crate::client::waiting::Nobody;
 use crate::codec::decode;
+use crate::message::WINDOW_OPS;
 
 struct Nowhere;
 
@@ -19,7 +20,7 @@ impl Connector for Nowhere {
 struct OneFile;
 
 fn pending(op: Op) -> Pending {
-    Pending { who: Who::default(), op, waiter: Arc::new(Nobody) }
+    Pending { who: Who::default(), op, waiter: Arc::new(Nobody), touch: None }
 }
 
 fn open() -> Op {
@@ -35,7 +36,8 @@ impl Restore for OneFile {
 /// A connection to the server in its given session: what was sent on it.
 fn connect(link: &Link, session: u128, resumed: bool) -> UnboundedReceiver<(Vec<u8>, ())> {
     let (line, sent) = unbounded_channel();
-    let welcome = ToClient::Welcome { session, boot: 1, resumed, applied: 0, read_only: false };
+    let welcome =
+        ToClient::Welcome { session, boot: 1, resumed, applied: 0, read_only: false, term_ms: 1000 };
     link.enter(welcome, &line, &OneFile).expect("welcome");
     sent
 }
@@ -48,7 +50,12 @@ fn sent(line: &mut UnboundedReceiver<(Vec<u8>, ())>) -> Vec<ToServer> {
 
 fn link() -> Link {
     let names = (b"/".to_vec(), b"test".to_vec());
-    Link::new(Arc::new(Nowhere), Env::real().clock, names, Duration::ZERO)
+    let clock = Env::real().clock;
+    Link::new(Arc::new(Nowhere), clock.clone(), names, Duration::ZERO, Arc::new(Cache::new(clock)))
+}
+
+fn answer(seq: u64) -> ToClient {
+    ToClient::Changed { seq, after: List::default(), empty: false, outcome: Outcome::Done {} }
 }
 
 fn changes(messages: Vec<ToServer>) -> Vec<Op> {
@@ -90,7 +97,7 @@ fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
         WINDOW_OPS,
         "the last change has no room yet, and the request waits for it"
     );
-    link.take(ToClient::Changed { seq: 1, outcome: Outcome::Done {} }).expect("in order");
+    link.take(answer(1)).expect("in order");
     let more = sent(&mut line);
     assert!(
         matches!(more[..], [ToServer::Change { .. }, ToServer::Request { after, .. }] if after == changes)
@@ -101,7 +108,7 @@ fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
     let mut line = connect(&link, 1, true);
     loop {
         let seq = link.state.lock().answered + 1;
-        if link.take(ToClient::Changed { seq, outcome: Outcome::Done {} }).is_err() {
+        if link.take(answer(seq)).is_err() {
             break;
         }
     }

@@ -1,0 +1,90 @@
+//! What a client may keep of what it is told, and what a change makes others give back.
+
+use ferry_fs::{Attr, Errno, InProcess, Ino, ROOT};
+
+use super::apply::Applying;
+use crate::message::{LEASED, LEASED_FOUND, Op, Outcome};
+
+impl Applying<'_> {
+    /// A name, and what may be kept of it: the directory's lease covers which inode it means, the inode's own its attributes.
+    pub(super) fn look_up(&self, parent: Ino, name: &[u8]) -> Result<(Outcome, u8), Errno> {
+        let dir = self.ino(parent)?;
+        let name = if parent == ROOT && name == b".." { b"." } else { name };
+        let leases = &self.core.leases;
+        let id = self.session.id;
+        let of_dir = name != b"." && name != b".." && leases.grant(id, dir);
+        let mut entry = self.call(|cx| self.fs().lookup(cx, dir, name))?;
+        let mut leased = if of_dir { LEASED } else { 0 };
+        if let Some(attr) = &mut entry.attr
+            && leases.grant(id, attr.ino)
+            // Once more: what it was before the lease may have changed. Its last name may be gone, then the lease covers nothing.
+            && let Ok((now, _)) = self.call(|cx| self.fs().getattr(cx, attr.ino, None))
+        {
+            *attr = now;
+            leased |= LEASED_FOUND;
+        }
+        Ok((self.entry(entry), leased))
+    }
+
+    /// What the client may keep of an inode that it may use.
+    pub(super) fn leased(&self, ino: Ino) -> Option<Attr> {
+        self.session.inward(self.session.outward(ino))?;
+        if !self.core.leases.grant(self.session.id, ino) {
+            return None;
+        }
+        self.attr_now(ino).ok()
+    }
+
+    pub(super) fn attr_now(&self, ino: Ino) -> Result<Attr, Errno> {
+        let (attr, _) = self.call(|cx| self.fs().getattr(cx, ino, None))?;
+        Ok(self.attr(attr))
+    }
+
+    pub(super) fn is_empty(&self, dir: Ino) -> bool {
+        let mut empty = true;
+        let listed = self.call(|cx| {
+            self.fs().readdir(cx, dir, 0, 0, false, &mut |entry| {
+                empty = *entry.name == *b"." || *entry.name == *b"..";
+                empty
+            })
+        });
+        listed.is_ok() && empty
+    }
+
+    /// The inodes that a change touches, of unlink, rmdir, rename and create also those that the names mean; in order.
+    pub(super) fn touched(&self, op: &Op) -> Vec<Ino> {
+        let named = |dir: &Ino, name: &[u8]| {
+            let dir = self.session.inward(*dir)?;
+            let found = InProcess::default().call(|cx| self.fs().lookup(cx, dir, name)).ok()?;
+            let ino = found.attr?.ino;
+            self.fs().forget(ino, 1);
+            Some(ino)
+        };
+        let file = |fh: &u64| self.session.handle(*fh).map(|open| open.ino);
+        let inward = |ino: &Ino| self.session.inward(*ino);
+        let all = match op {
+            Op::Setattr { ino, .. } | Op::Setxattr { ino, .. } | Op::Removexattr { ino, .. } => {
+                vec![inward(ino)]
+            }
+            Op::Open { ino, flags, kill_suidgid, .. } if *kill_suidgid || flags & libc::O_TRUNC != 0 => {
+                vec![inward(ino)]
+            }
+            Op::Mknod { parent, .. } | Op::Mkdir { parent, .. } | Op::Symlink { parent, .. } => {
+                vec![inward(parent)]
+            }
+            Op::Link { ino, parent, .. } => vec![inward(ino), inward(parent)],
+            Op::Unlink { parent, name } | Op::Rmdir { parent, name } | Op::Create { parent, name, .. } => {
+                vec![inward(parent), named(parent, name)]
+            }
+            Op::Rename { parent, name, new_parent, new_name, .. } => {
+                vec![inward(parent), inward(new_parent), named(parent, name), named(new_parent, new_name)]
+            }
+            Op::Write { fh, .. } | Op::Fallocate { fh, .. } | Op::Copy { fh_out: fh, .. } => vec![file(fh)],
+            _ => Vec::new(),
+        };
+        let mut inos: Vec<Ino> = all.into_iter().flatten().collect();
+        inos.sort_unstable();
+        inos.dedup();
+        inos
+    }
+}
