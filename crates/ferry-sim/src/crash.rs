@@ -10,7 +10,7 @@ use crate::history::{History, Observed, difference};
 use crate::late::Late;
 use crate::model::{Effects, Kind, Model, Outcome};
 use crate::observe::Space;
-use crate::ops::{Op, Path, Which};
+use crate::ops::{Alloc, Op, Path, Which};
 pub use crate::plan::{Failure, Plan, Tally};
 use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
 use ferry_device::BlockDevice;
@@ -206,6 +206,15 @@ impl<'p> Life<'p> {
                 model.apply(op, n, new)
             }
             (Outcome::Done, Ok(_)) => model.apply(op, n, 0),
+            // The range is a hole when its space is asked for: the life ends here, and a crash may show the hole, or not.
+            (Outcome::Done, Err(Trouble::Errno(libc::ENOSPC)))
+                if matches!(op, Op::Fallocate(_, Alloc::Zero | Alloc::ZeroKeep, ..)) =>
+            {
+                history.times_unknown();
+                let effects = model.apply(op, n, 0);
+                history.ended(model.tree(), effects, usize::MAX);
+                return Ok(Step::DeviceFailed);
+            }
             (_, Err(Trouble::Errno(libc::ENOSPC))) if op.may_lack_space() => {
                 self.tally.no_space += 1;
                 history.ended(model.tree(), Effects::default(), device.trace_len());

@@ -59,6 +59,8 @@ pub fn repair(
         repairs.add(Repair::new(Code::HomeMap, what).then("check the disk below"));
     }
     let verify = options.verify_data;
+    // No check compares the copies of a volume that was not unmounted. Repaired, it looks like one that was.
+    let mut uncompared = false;
     for _ in 0..ROUNDS_MAX {
         let progress = options.progress.as_mut().map(|progress| &mut **progress as _);
         let mut report =
@@ -77,6 +79,11 @@ pub fn repair(
             // What the home map had claimed is the files' alone now.
         } else if !report.clean {
             structure(dev, &sb, verify, env, &mut repairs)?;
+        }
+        uncompared |= verify && report.holdings.unclean;
+        let readable = !found(Code::HomeStore) && !found(Code::Log);
+        if repairs.count == before && readable && std::mem::take(&mut uncompared) {
+            home::mend_copies(dev, &sb, env, &mut repairs)?;
         }
         if repairs.count == before {
             report.repairs = repairs.list;
