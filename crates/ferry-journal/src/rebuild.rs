@@ -5,10 +5,10 @@
 
 use crate::disk::{Disk, io_error};
 use crate::home::map::HomeMap;
-use crate::home::{Batches, HomeFile, Opening, Point, Salvage, Search};
+use crate::home::{Batches, HomeFile, HomeState, Opening, Point, Salvage, Search, Tree, Weight};
 use crate::layers::Changes;
 use crate::record::LogArea;
-use crate::recovery::{Replay, beyond, longest_row, replay, tell};
+use crate::recovery::{Replay, beyond, newest_row, replay, tell};
 use crate::salvage::{LostKeys, Range, walk};
 use crate::{Geometry, JournalError, LogDamage, Seq, Value};
 use ferry_device::{BlockDevice, Env};
@@ -150,7 +150,8 @@ impl Source {
     }
 
     /// Looks for more than what a damaged store names: the log from its beginning on; or else a state that is whole, and from which the
-    /// log leads as far as from any other. Else the named one counts, if its tree begins anywhere; else the best tree that is left.
+    /// log leads to its end. Else what is newest counts, gaps or not, unless an older state that is whole has more keys: the state that the
+    /// store names, if its tree begins anywhere, or one that is found; else the best tree that is left.
     ///
     /// Changes that the home store has already may be made again: the last of each key counts. So the log is read from as far back as it
     /// leads.
@@ -167,36 +168,33 @@ impl Source {
             offset: copy.place(0),
             detail: "its newest state is lost".into(),
         };
-        let row = longest_row(log.disk, log.area)?;
+        let row = newest_row(log.disk, log.area)?;
         let row = row.map(|start| Ok::<_, JournalError>((start, log.replay(start)?.reach()))).transpose()?;
-        if let Some((start, Reach { end, damaged: false })) = row
+        // Made again over a store that is newer, it would bring back what is gone.
+        let row = row.filter(|(_, reach)| reach.end.seq >= newest);
+        if let Some((start, Reach { end: _, damaged: false })) = row
             && start.position == 0
-            && end.seq >= newest
         {
             let found = Some(FoundState { complete: true });
             return Ok(Self { salvage: Err(lost), start: Some(start), found, history: true });
         }
         let mut source = Self::named(named);
         let reach = source.start.and_then(|point| log.replay(point).ok()).map(|replayed| replayed.reach());
-        let mut furthest = reach.map_or(Seq(0), |reach| reach.end.seq);
-        let mut whole = None;
+        let mut states = Vec::new();
         for (keys, state) in search.states.clone() {
-            if search.weigh(&keys).damaged > 0 {
-                continue;
-            }
-            let Reach { end, damaged } = log.replay(state.point)?.reach();
-            // The newest comes first.
-            if end.seq > furthest || end.seq == furthest && whole.is_none() {
-                furthest = end.seq;
-                whole = Some((keys, state, !damaged && furthest >= newest));
-            }
+            let (weight, reach) = (search.weigh(&keys), log.replay(state.point)?.reach());
+            states.push(State { keys, state, weight, reach });
         }
-        if let Some((keys, state, complete)) = whole {
-            let salvage = Ok(Salvage::found(file, keys, Ok(state)));
+        let tree = source.salvage.as_ref().ok().map(|salvage| &salvage.keys);
+        let tree = tree.filter(|keys| search.has_root(keys)).cloned();
+        let named = tree.map(|keys| (search.weigh(&keys).entries, reach.map(|reach| reach.end.seq)));
+        let ends_with = row.map(|(_, reach)| reach.end);
+        if let Some((state, complete)) = choose(states, named, ends_with) {
+            let salvage = Ok(Salvage::found(file, state.keys, Ok(state.state)));
             let found = Some(FoundState { complete });
-            return Ok(Self { salvage, start: Some(state.point), found, history: false });
+            return Ok(Self { salvage, start: Some(state.state.point), found, history: false });
         }
-        if !source.salvage.as_ref().is_ok_and(|salvage| search.has_root(&salvage.keys)) {
+        if named.is_none() {
             if let Some((keys, _)) = search.best_root() {
                 source.salvage = Ok(Salvage::found(file, keys, Err(lost)));
             }
@@ -211,9 +209,48 @@ impl Source {
         }
         if source.start.is_none() {
             source.start = row.map(|(start, _)| start);
+            source.found = Some(FoundState { complete: false });
         }
         Ok(source)
     }
+}
+
+/// A state of the store that was found.
+struct State {
+    keys: Tree,
+    state: HomeState,
+    weight: Weight,
+    reach: Reach,
+}
+
+/// The state that is to be taken, and whether nothing is missing; `None`: what the store names, or nothing. Of what it names, `named` says how
+/// many keys are left, and to which context the log leads from there; `log_end` is where the log ends, if it says what happened last. The
+/// newest state comes first.
+fn choose(
+    mut states: Vec<State>,
+    named: Option<(u64, Option<Seq>)>,
+    log_end: Option<Point>,
+) -> Option<(State, bool)> {
+    let whole = |state: &State| state.weight.damaged == 0;
+    let to_end = |state: &State| !state.reach.damaged && log_end == Some(state.reach.end);
+    if let Some(at) = states.iter().position(|state| whole(state) && to_end(state)) {
+        return Some((states.swap_remove(at), true));
+    }
+    let of_named = named.and_then(|(_, seq)| seq);
+    let furthest = states.iter().map(|state| state.reach.end.seq).chain(of_named).max()?;
+    let far = |state: &State| state.reach.end.seq == furthest;
+    let at = match states.iter().position(|state| whole(state) && far(state)) {
+        Some(at) => at,
+        None if of_named == Some(furthest) => return None,
+        None => {
+            let newest = states.iter().position(far)?;
+            let older = states.iter().position(whole).unwrap_or(newest);
+            if states[older].weight.entries > states[newest].weight.entries { older } else { newest }
+        }
+    };
+    // Of unknown age: it is the newest that the header knew.
+    let more = named.is_some_and(|(keys, seq)| seq.is_none() && keys >= states[at].weight.entries);
+    (!more).then(|| (states.swap_remove(at), false))
 }
 
 /// How far the log leads.
@@ -255,7 +292,8 @@ impl Old {
             }
             Err(error) => (None, Source::named(Err(error))),
         };
-        let mut end = Point { seq: newest, position, id: env.entropy.next_u64() };
+        // What begins at 0 is all that ever happened: only a new volume's log does.
+        let mut end = Point { seq: newest, position: position.max(1), id: env.entropy.next_u64() };
         let (changes, log_damage) = match source.start {
             Some(start) => {
                 let replayed = log.replay(start)?;

@@ -150,12 +150,13 @@ pub fn beyond(disk: &Disk, area: &LogArea) -> Result<(u64, Seq), JournalError> {
     Ok((position, Seq(seq)))
 }
 
-/// Where the longest row of records in the ring begins that follow each other; `None`: there is no record.
-pub fn longest_row(disk: &Disk, area: &LogArea) -> Result<Option<Point>, JournalError> {
+/// Where the row of records in the ring begins that follow each other and lead to the newest context, the longest of such rows; `None`: there is
+/// no record.
+pub fn newest_row(disk: &Disk, area: &LogArea) -> Result<Option<Point>, JournalError> {
     let (end, _) = beyond(disk, area)?;
     let tail = end.saturating_sub(area.blocks);
     let mut reader = Reader::new(disk, area, tail, true);
-    let mut best: Option<(u64, Point)> = None;
+    let mut best: Option<((Seq, u64), Point)> = None;
     let mut row: Option<(Point, Point)> = None;
     for position in tail..end {
         let Some(header) = reader.header(position)? else { continue };
@@ -164,9 +165,9 @@ pub fn longest_row(disk: &Disk, area: &LogArea) -> Result<Option<Point>, Journal
         let behind = Point { seq: Seq(header.seq), position: position + header.blocks(), id: header.id };
         let start = row.filter(|(_, last)| *last == before).map_or(before, |(start, _)| start);
         row = Some((start, behind));
-        let blocks = behind.position - start.position;
-        if best.is_none_or(|(longest, _)| blocks > longest) {
-            best = Some((blocks, start));
+        let reach = (behind.seq, behind.position - start.position);
+        if best.is_none_or(|(furthest, _)| reach > furthest) {
+            best = Some((reach, start));
         }
     }
     Ok(best.map(|(_, start)| start))

@@ -638,3 +638,103 @@ fn a_home_map_that_cannot_be_read_is_not_needed() {
         setup.bad.set(&[]);
     }
 }
+
+/// A copy of checksums that the device cannot read is found.
+#[test]
+fn an_unreadable_copy_of_checksums_is_found() {
+    for copy in 0..2 {
+        let setup = setup(300, 5);
+        let place = setup.place(setup.home[0], PAGES + copy * APART);
+        setup.unreadable(place);
+        let (journal, recovered) = setup.volume.open_with(reader()).unwrap();
+        assert!(recovered.at_rest);
+        let mut found = BTreeSet::new();
+        journal.verify_home(&mut |bad| _ = found.insert(bad.offset), &mut |_| true);
+        assert!(found.contains(&place) && journal.home_bad_copies().contains(&place), "copy {copy}");
+    }
+}
+
+fn wipe_log(setup: &Setup) {
+    let geo = setup.volume.geo;
+    setup.device.write(geo.log_offset, &AlignedBuf::zeroed(geo.log_len as usize)).unwrap();
+    // A fork is to have it.
+    setup.device.restart_trace();
+}
+
+/// First copies of all blocks of pages.
+fn places(setup: &Setup) -> Vec<u64> {
+    setup.home.iter().flat_map(|s| (0..PAGES).map(|b| setup.place(*s, b))).collect()
+}
+
+fn header_of(setup: &Setup) -> u64 {
+    places(setup).into_iter().find(|place| setup.block(*place).starts_with(b"redb")).unwrap()
+}
+
+fn lose_both(setup: &Setup, place: u64) {
+    [place, place + APART * BLOCK].into_iter().for_each(|place| setup.garbage(place));
+}
+
+/// Leaves with this in them.
+fn leaves_with(setup: &Setup, text: &[u8]) -> Vec<u64> {
+    let mut places = places(setup);
+    places.retain(|place| {
+        let block = setup.block(*place);
+        block[0] == 1 && block.windows(text.len()).any(|bytes| bytes == text)
+    });
+    places
+}
+
+/// Neither the header nor any of the log is left, and the newest state has one gap: an older state, which is whole, has far fewer keys.
+#[test]
+fn one_gap_does_not_cost_the_newest_state() {
+    let mut setup = setup(3000, 9);
+    let (journal, _) = setup.volume.open();
+    for i in 0..1500_u32 {
+        put(&journal, format!("late {i:06}").as_bytes(), &[i as u8; 100]);
+    }
+    journal.close().unwrap();
+    drop(journal);
+    setup.home = setup.volume.open_with(reader()).unwrap().1.home_segments;
+    wipe_log(&setup);
+    let free: Vec<u32> = (0..64).rev().filter(|s| !setup.home.contains(s)).take(26).collect();
+    for leaf in leaves_with(&setup, b"late 00").into_iter().take(3) {
+        let keys = [false, true].map(|header| {
+            let fork = setup.fork();
+            lose_both(&fork, leaf);
+            if header {
+                lose_both(&fork, header_of(&setup));
+            }
+            let rebuilt = rebuild(&fork, &fork.device, &free).unwrap();
+            assert!(!header || rebuilt.found == Some(FoundState { complete: false }), "{rebuilt:?}");
+            rebuilt.keys
+        });
+        assert!(keys[1] + 100 > keys[0], "{keys:?}");
+    }
+}
+
+/// A store that was copied in several transactions has states in it that are whole and have a part of the keys only.
+#[test]
+fn a_part_of_a_copy_is_not_a_state() {
+    let geo = geometry(LOG, 600);
+    let (env, _) = sim_env(7);
+    let device = Arc::new(SimDevice::new(device_len(&geo)));
+    let bad = Arc::new(BadBlocks::below(device.clone()));
+    let volume = Volume::on(bad.clone(), geo, env);
+    let (journal, _) = volume.open();
+    for i in 0..14_000_u32 {
+        put(&journal, format!("key {i:06}").as_bytes(), &[i as u8; 1500]);
+        if i % 100 == 99 {
+            journal.checkpoint().unwrap();
+        }
+    }
+    journal.close().unwrap();
+    drop(journal);
+    let home = volume.open_with(reader()).unwrap().1.home_segments;
+    let mut setup = Setup { volume, device, bad, model: Model::new(), home };
+    wipe_log(&setup);
+    setup.home = rebuild(&setup, &setup.device, &free_of(&setup, 250)).unwrap().new_segments;
+    lose_both(&setup, leaves_with(&setup, b"key 013900")[0]);
+    lose_both(&setup, header_of(&setup));
+    let rebuilt = rebuild(&setup, &setup.device, &free_of(&setup, 280)).unwrap();
+    assert!(rebuilt.keys + 10 > 14_000 && !rebuilt.lost.is_empty(), "{rebuilt:?}");
+}

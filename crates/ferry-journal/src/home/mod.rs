@@ -24,7 +24,8 @@ pub use batches::Batches;
 pub use renew::Renewal;
 use renew::Renewals;
 pub use salvage::{Found, Salvage};
-pub use tree::search::Search;
+pub use tree::Tree;
+pub use tree::search::{Search, Weight};
 pub use unit::unit_bytes;
 
 use crate::disk::Disk;

@@ -116,8 +116,9 @@ impl Pages {
             return unit.clone();
         }
         let loaded = Sums::load(&self.disk, &self.segments, segment);
-        if loaded.is_dirty() {
-            self.tell(self.segments.place(segment), "checksums cannot be read from both copies");
+        for place in loaded.unreadable() {
+            self.note_bad_copy(*place);
+            self.tell(*place, "the device cannot read checksums");
         }
         self.units.write().entry(segment).or_insert_with(|| Arc::new(RwLock::new(loaded))).clone()
     }
@@ -304,6 +305,11 @@ impl Pages {
             }
         }
         self.tell(sums.sum_place(index, 0), "a checksum differs from its copy");
+        self.write_sums(&mut sums);
+    }
+
+    /// Writes the checksum blocks that differ from the device's; `writing` is held.
+    fn write_sums(&self, sums: &mut Sums) {
         if self.read_only.load(Ordering::Acquire) {
             return;
         }

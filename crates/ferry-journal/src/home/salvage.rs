@@ -88,9 +88,9 @@ impl Salvage {
         Self { keys, walk, ready, newest, state, header, copy, _original: file.clone() }
     }
 
-    /// All pages with keys are those that belong where they are.
+    /// All pages with keys are those that belong where they are, and the newest root leads there.
     pub fn is_whole(&self) -> bool {
-        Walk::new(&self.copy, &self.keys).all(|page| page.problem.is_none())
+        self.header.problem.is_none() && Walk::new(&self.copy, &self.keys).all(|page| page.problem.is_none())
     }
 
     /// The next key, which is greater than all before it, or damage.

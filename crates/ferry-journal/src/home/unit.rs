@@ -58,6 +58,8 @@ pub struct Sums {
     second: HashMap<u32, u32>,
     /// Checksum blocks that differ from the device's.
     dirty: BTreeSet<u32>,
+    /// Copies of checksum blocks that the device could not read, by their places.
+    unreadable: Vec<u64>,
 }
 
 impl Sums {
@@ -65,7 +67,8 @@ impl Sums {
         let (pages, sums) = blocks(segments.len);
         let first = vec![NEVER; pages as usize].into_boxed_slice();
         let base = segments.place(segment);
-        Self { base, pages, sums, first, second: HashMap::new(), dirty: BTreeSet::new() }
+        let (second, dirty, unreadable) = (HashMap::new(), BTreeSet::new(), Vec::new());
+        Self { base, pages, sums, first, second, dirty, unreadable }
     }
 
     /// Of a segment whose unit begins now: whatever lies there is worth nothing.
@@ -84,8 +87,10 @@ impl Sums {
                 let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
                 disk.read(sums.sum_place(index, copy), &mut buf).ok().map(|()| buf)
             });
-            if a.is_none() || b.is_none() {
+            for copy in [&a, &b].into_iter().zip(0..).filter(|(read, _)| read.is_none()).map(|(_, copy)| copy)
+            {
                 sums.dirty.insert(index);
+                sums.unreadable.push(sums.sum_place(index, copy));
             }
             for block in sums.covered(index) {
                 let at = (block as usize % SUMS) * 4;
@@ -173,9 +178,9 @@ impl Sums {
         }
     }
 
-    /// Whether there is something to be written.
-    pub fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty()
+    /// Copies of checksum blocks that the device could not read, and that were not written since, by their places.
+    pub fn unreadable(&self) -> &[u64] {
+        &self.unreadable
     }
 
     /// What [`Sums::take_dirty`] gave for `place` did not get there.
@@ -187,6 +192,7 @@ impl Sums {
     /// The checksum blocks to be written, both copies of each; from now on they count as written.
     pub fn take_dirty(&mut self) -> Vec<(u64, AlignedBuf)> {
         let dirty = std::mem::take(&mut self.dirty);
+        self.unreadable.clear();
         let mut out = Vec::with_capacity(2 * dirty.len());
         for index in dirty {
             for copy in [0, 1] {

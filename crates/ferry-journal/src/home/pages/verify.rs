@@ -13,7 +13,16 @@ impl Pages {
         let unit = self.unit(segment);
         // While nothing is written, the device has what memory says.
         let _writing = self.writing.lock();
-        unit.read().verify(&self.disk, found)
+        let mut sums = unit.write();
+        let unreadable = sums.unreadable().to_vec();
+        if !unreadable.is_empty() {
+            self.write_sums(&mut sums);
+        }
+        for offset in unreadable {
+            let detail = "the device could not read checksums".to_owned();
+            found(BadPlace { what: "home store", offset, len: BLOCK, detail });
+        }
+        sums.verify(&self.disk, found)
     }
 
     /// Reads both copies of the blocks `from..from + count` of the unit in `segment`. Those of which a copy is not what was written are

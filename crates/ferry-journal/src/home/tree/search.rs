@@ -4,7 +4,7 @@
 //! pages all match is one that redb wrote, as of some commit. Pages of old commits stay where they are until redb needs the room: those of the
 //! last but one are all there.
 
-use super::super::{HomeState, KEYS, META, META_POINT};
+use super::super::{HomeState, KEYS, META, META_POINT, Point};
 use super::{BLOCK, BRANCH, DEPTH_MAX, LEAF, Link, Node, Tree, Widths, place};
 use crate::home::HomeFile;
 use crate::home::unit::header::REGION_PAGES;
@@ -44,6 +44,8 @@ pub struct Search<'f> {
     weights: HashMap<u64, Weight>,
     /// The tables of keys as tables of tables name them, and what the store says of itself there; the newest first.
     pub states: Vec<(Tree, HomeState)>,
+    /// First pages of the tables of keys of which that is not known.
+    parts: HashSet<u64>,
     /// The newest context that any page says is in the store.
     pub newest: u64,
 }
@@ -57,8 +59,14 @@ fn number_of(block: u64) -> u64 {
 impl<'f> Search<'f> {
     /// Looks at every page.
     pub fn new(file: &'f Arc<HomeFile>) -> Self {
-        let mut search =
-            Self { file, pages: HashMap::new(), weights: HashMap::new(), states: Vec::new(), newest: 0 };
+        let mut search = Self {
+            file,
+            pages: HashMap::new(),
+            weights: HashMap::new(),
+            states: Vec::new(),
+            parts: HashSet::new(),
+            newest: 0,
+        };
         let (mut tables, mut bytes) = (Vec::new(), Vec::new());
         for block in file.blocks().into_iter().flatten().filter(|block| *block > 0) {
             if file.page(block * BLOCK, BLOCK_SIZE, &mut bytes).is_ok() {
@@ -67,6 +75,11 @@ impl<'f> Search<'f> {
         }
         for [keys, meta] in tables {
             let state = meta.root.and_then(|link| search.state_at(link));
+            // Without a place in the log it is a part of a copy that was being made.
+            let state = state.filter(|state| state.point != Point::default());
+            if state.is_none() {
+                search.parts.extend(keys.root.map(|link| link.number));
+            }
             search.states.extend(state.map(|state| (keys, state)));
         }
         search.states.sort_by_key(|(_, state)| std::cmp::Reverse(state.point.seq));
@@ -169,8 +182,8 @@ impl<'f> Search<'f> {
             roots.extend(self.pages.keys());
         }
         roots.sort_unstable();
-        let old: HashSet<u64> =
-            self.states.iter().filter_map(|(tree, _)| tree.root).map(|link| link.number).collect();
+        let states = self.states.iter().filter_map(|(tree, _)| tree.root).map(|link| link.number);
+        let old: HashSet<u64> = states.chain(self.parts.iter().copied()).collect();
         let weighed = roots.into_iter().map(|number| {
             let link = Link { number, sum: self.pages[&number].sum };
             (link, self.below(link, 0))

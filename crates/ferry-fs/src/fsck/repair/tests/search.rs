@@ -168,3 +168,40 @@ fn where_no_page_is_left_the_log_is_believed() {
     volume.found_again("all pages");
     assert_eq!(volume.shown(), before, "the log was never written round");
 }
+
+/// A log that a repair began is not all that ever happened.
+#[test]
+fn a_log_begun_anew_is_not_the_history() {
+    let volume = Volume::used();
+    let before = volume.shown();
+    volume.home_blocks(is_table_of_tables).into_iter().for_each(|table| drop(volume.wipe(table)));
+    volume.wipe_log();
+    volume.found_again("tables of tables, and the log");
+    assert_eq!(volume.shown(), before);
+    volume.wipe(volume.home_blocks(is_header)[0]);
+    volume.found_again("the new header");
+    assert_eq!(volume.shown(), before);
+}
+
+/// A leaf with one entry, whose key is one byte: what the store says of itself.
+fn is_meta(block: &[u8]) -> bool {
+    block[..4] == [1, 0, 1, 0]
+}
+
+/// The longest row of records is older than the store.
+#[test]
+fn an_old_row_is_not_replayed_over_a_newer_store() {
+    let volume = Volume::used();
+    volume.wipe(volume.home_blocks(is_header)[0]);
+    volume.found_again("header");
+    let fs = mount(&volume.dev, false);
+    let me = InProcess::default();
+    me.call(|cx| fs.unlink(cx, ROOT, b"e")).unwrap();
+    me.call(|cx| fs.rename(cx, ROOT, b"n3", ROOT, b"renamed", RenameFlags::default())).unwrap();
+    fs.detach();
+    fs.close().unwrap();
+    let before = volume.shown();
+    volume.home_blocks(is_meta).into_iter().for_each(|page| drop(volume.wipe(page)));
+    assert!(volume.found_again("what it says of itself"), "it may be out of date, and that is said");
+    assert_eq!(volume.shown(), before);
+}
