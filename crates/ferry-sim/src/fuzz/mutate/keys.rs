@@ -41,6 +41,9 @@ pub(super) fn damage(device: &Arc<SimDevice>, base: &Base, rng: &mut SimRng) {
             None => kinds.push((kind, vec![n])),
         }
     }
+    if kinds.is_empty() {
+        return;
+    }
     let Ok(mut transaction) = journal.begin(Credits { keys: 64, bytes: BYTES_MAX, urgent: true }) else {
         return;
     };
