@@ -145,7 +145,7 @@ pub struct MountArgs {
 Stays in the foreground; SIGTERM and SIGINT end it: what has come is answered and made durable, clients wait for the next server.
 Certificates do not limit user ids yet: whoever shows one of the same authority acts as any user that its machine names, root too. Give them
 only to machines whose root may read and change everything that is exported. A certificate cannot be revoked yet: make a new authority.
-Clients cache nothing yet: each operation, also each read, is a round trip to the server.
+Clients keep names and attributes under leases, and no contents yet: each read and each change is a round trip to the server.
 First steps:
   ferry cert init /etc/ferry/tls --host files.example.org
   ferry cert issue /etc/ferry/tls laptop           (bring /etc/ferry/tls/laptop there)
