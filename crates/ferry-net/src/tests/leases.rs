@@ -36,6 +36,18 @@ impl Client {
     }
 }
 
+/// Looks at the size until after it was changed: from then on it is the new one.
+fn reads_nothing_old(client: &Client, ino: Ino, changed: &AtomicBool) {
+    loop {
+        let is_changed = changed.load(Ordering::SeqCst);
+        let size = client.attr(ino).unwrap().size;
+        assert!(size == 5 || !is_changed, "as it was before");
+        if is_changed {
+            break;
+        }
+    }
+}
+
 #[test]
 fn what_is_known_is_not_asked_again_until_another_changes_it() {
     let world = World::new(200);
@@ -320,16 +332,7 @@ fn a_client_that_is_cut_off_relies_on_nothing_longer_than_its_term() {
     assert_eq!(other.ino(ROOT, "f"), ino);
     let changed = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let reading = scope.spawn(|| {
-            loop {
-                let is_changed = changed.load(Ordering::SeqCst);
-                let size = b.attr(ino).unwrap().size;
-                assert!(size == 5 || !is_changed, "as it was before");
-                if is_changed {
-                    break;
-                }
-            }
-        });
+        let reading = scope.spawn(|| reads_nothing_old(&b, ino, &changed));
         other.resize(ino, 5).unwrap();
         changed.store(true, Ordering::SeqCst);
         // Only now they learn of it, and connect again.
@@ -356,16 +359,7 @@ fn a_server_that_was_started_anew_waits_for_leases_of_the_one_before() {
     assert_eq!(other.ino(ROOT, "f"), ino);
     let changed = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let reading = scope.spawn(|| {
-            loop {
-                let is_changed = changed.load(Ordering::SeqCst);
-                let size = b.attr(ino).unwrap().size;
-                assert!(size == 5 || !is_changed, "as it was before");
-                if is_changed {
-                    break;
-                }
-            }
-        });
+        let reading = scope.spawn(|| reads_nothing_old(&b, ino, &changed));
         other.resize(ino, 5).unwrap();
         changed.store(true, Ordering::SeqCst);
         drop(crashed);

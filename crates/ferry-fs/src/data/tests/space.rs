@@ -41,17 +41,23 @@ fn a_full_volume_keeps_what_it_took_and_can_be_filled_again_and_again() {
     assert_eq!(volume.store.table.used(), (0, 0));
 }
 
+/// A file that has `percent` of what fits on the volume, and its blocks.
+fn file_of(volume: &Volume, percent: u64) -> (Arc<Inode>, u64) {
+    let size = fill(volume, 10);
+    volume.remove(10);
+    let blocks = size / BLOCK * percent / 100;
+    let file = volume.create(11);
+    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    (file, blocks)
+}
+
 /// What is overwritten becomes free; so there is always room for the next write, whoever else wants some.
 #[test]
 fn who_overwrites_on_a_full_volume_is_never_refused() {
     // More may be dirty than there is room for.
     let volume = Volume::new(128, 256 << 10, 64 << 20, true);
-    let size = fill(&volume, 10);
-    volume.remove(10);
     // The map of the extents takes room, too: each block has an extent of its own at last.
-    let blocks = size / BLOCK * 70 / 100;
-    let file = volume.create(11);
-    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    let (file, blocks) = file_of(&volume, 70);
     std::thread::scope(|scope| {
         for me in 0..8 {
             let (volume, file) = (&volume, &file);
@@ -86,6 +92,13 @@ fn overwrite_all(volume: &Volume, file: &Arc<Inode>, blocks: u64) {
     volume.store.write_back_all().unwrap();
 }
 
+/// Each fourth of them again, a fifth of all; it stays in memory.
+fn overwrite_some(volume: &Volume, file: &Arc<Inode>, blocks: u64) {
+    for block in 0..blocks / 5 {
+        volume.write(file, block * 4 * BLOCK, &pattern(block, 4096));
+    }
+}
+
 /// Home segments that a full volume is made to give, as when the map of its extents grows.
 fn grow_home(volume: &Volume, segments: usize) -> Vec<u32> {
     (0..segments).map(|_| volume.store.take_home_segment().expect("the reserve is there for it")).collect()
@@ -95,15 +108,9 @@ fn grow_home(volume: &Volume, segments: usize) -> Vec<u32> {
 #[test]
 fn what_was_written_finds_space_though_metadata_took_its_reserve_meanwhile() {
     let volume = Volume::new(128, 256 << 10, 64 << 20, false);
-    let size = fill(&volume, 10);
-    volume.remove(10);
-    let blocks = size / BLOCK * 80 / 100;
-    let file = volume.create(11);
-    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    let (file, blocks) = file_of(&volume, 80);
     overwrite_all(&volume, &file, blocks);
-    for block in 0..blocks / 5 {
-        volume.write(&file, block * 4 * BLOCK, &pattern(block, 4096));
-    }
+    overwrite_some(&volume, &file, blocks);
     let taken = grow_home(&volume, 9);
     volume.store.write_back_all().unwrap();
     assert_eq!(volume.store.stats().no_room, 0);
@@ -120,11 +127,7 @@ fn what_was_written_finds_space_though_metadata_took_its_reserve_meanwhile() {
 #[test]
 fn a_filled_volume_can_be_overwritten_though_metadata_grows() {
     let volume = Volume::new(128, 256 << 10, 64 << 20, false);
-    let size = fill(&volume, 10);
-    volume.remove(10);
-    let blocks = size / BLOCK * 90 / 100;
-    let file = volume.create(11);
-    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    let (file, blocks) = file_of(&volume, 90);
     volume.store.write_back_all().unwrap();
     let taken = grow_home(&volume, 5);
     assert!(volume.store.space.audit().0 > 0);
@@ -145,15 +148,9 @@ fn a_filled_volume_can_be_overwritten_though_metadata_grows() {
 #[test]
 fn write_back_waits_for_a_checkpoint_that_has_taken_all_that_was_free() {
     let volume = Volume::new(128, 256 << 10, 64 << 20, false);
-    let size = fill(&volume, 10);
-    volume.remove(10);
-    let blocks = size / BLOCK * 80 / 100;
-    let file = volume.create(11);
-    volume.write(&file, 0, &pattern(11, (blocks * BLOCK) as usize));
+    let (file, blocks) = file_of(&volume, 80);
     overwrite_all(&volume, &file, blocks);
-    for block in 0..blocks / 5 {
-        volume.write(&file, block * 4 * BLOCK, &pattern(block, 4096));
-    }
+    overwrite_some(&volume, &file, blocks);
     let hoard: Vec<u32> = std::iter::from_fn(|| volume.store.take_home_segment()).collect();
     assert!(!hoard.is_empty());
     *volume.client.hoard.lock() = hoard;

@@ -3,14 +3,15 @@
 
 use super::blocks::Blocks;
 use super::{Segments, journal_options};
+use crate::fsck::bad_copies;
 use crate::fsck::repair::edits::Repairs;
 use crate::fsck::report::{Code, Repair};
 use crate::keys::{self, Key};
 use crate::volume::{Superblock, VolumeError};
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{
-    BadPlace, FoundState, Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes,
-    read_damaged, rebuild_home,
+    FoundState, Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, read_damaged,
+    rebuild_home,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -51,13 +52,7 @@ pub(super) fn mend_copies(
     let options = journal_options(false, false);
     let (journal, _) =
         Journal::open(dev.clone(), sb.geometry(), options, env.clone(), Arc::new(Segments::default()))?;
-    let mut places = BTreeSet::new();
-    let mut note = |bad: BadPlace| {
-        places.insert(bad.offset);
-    };
-    journal.verify_home(&mut note, &mut |_| true);
-    places.extend(journal.home_bad_copies());
-    for place in places {
+    for place in bad_copies(&journal, sb.home_map_offsets, true) {
         let what = format!("wrote the block at byte {place} of the volume anew, from its other copy");
         repairs.add(Repair::new(Code::HomeCopy, what).then("check the disk below"));
     }
