@@ -14,6 +14,7 @@ pub(crate) fn geometry(
     let home_map_offset = block + log_len;
     Geometry {
         volume_id,
+        hash_key: [7; 16],
         log_offset: block,
         log_len,
         home_map_offsets: [home_map_offset, home_map_offset + home_map_len],

@@ -58,6 +58,7 @@ pub mod model;
 pub mod null;
 pub mod overwrite;
 mod place;
+pub mod programs;
 pub mod randrw;
 mod report;
 mod run;

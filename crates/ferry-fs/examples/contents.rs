@@ -37,6 +37,7 @@ fn open() -> Result<Run, Any> {
     let (log_len, map_len, segments) = (64 * MIB, 8192, 1000_u32);
     let geometry = Geometry {
         volume_id: [1; 16],
+        hash_key: [7; 16],
         log_offset: 4096,
         log_len,
         home_map_offsets: [4096 + log_len, 4096 + log_len + map_len],

@@ -6,8 +6,11 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use crate::data::Aside;
 
 /// An inode number. 1 is the root; 0 means "none".
 pub type Ino = u64;
@@ -165,9 +168,39 @@ pub struct Cx<'a> {
     pub pid: u32,
     /// The process's umask, for operations that make a name (it applies only without a default ACL).
     pub umask: u32,
+    /// Somebody was told that the change is made before it came here.
+    pub promise: Option<Promise>,
     /// How to park.
     pub park: &'a dyn Park,
 }
+
+/// A change that was answered before it came here: what its maker was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// The time of the change: what it sets to the time of the call gets exactly this one.
+    pub at: Timestamp,
+    /// The number of the inode that it makes, one of those that [`Filesystem::numbers`] set aside; each is used once. `EEXIST`: it is
+    /// not one of them, or was used.
+    pub ino: Option<Ino>,
+    /// What is to be found in the volume if the change is: it is stored in the change's own transaction. Changes of a session that have
+    /// marks are made one after the other. Changes that may as well be made again have none: write, fallocate, copies, and a change of size.
+    pub mark: Option<Mark>,
+    /// Where the change takes its space from, if there is enough.
+    pub aside: Option<AsideId>,
+}
+
+/// Which change of a session was made last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The session.
+    pub session: u128,
+    /// The number of its change.
+    pub seq: u64,
+}
+
+/// Names an [`Aside`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AsideId(pub u64);
 
 impl Cx<'_> {
     /// Parks the request.
@@ -495,6 +528,39 @@ pub trait Filesystem: Send + Sync + 'static {
     fn writeback_cache(&self) -> bool;
     /// FerryFS's own requests (see [`ioctl`]); the answer's bytes, at most `out_max`. Unknown: `ENOTTY`.
     fn ioctl(&self, cx: &Cx, ino: Ino, cmd: u32, input: &[u8], out_max: usize) -> Answer<Vec<u8>>;
+
+    /// Sets inode numbers aside for promised changes: `count` of them, or fewer. Nobody else ever gets one of them, not after a crash
+    /// either: those that are not used are lost. May wait for the device.
+    fn numbers(&self, _count: u32) -> Result<Range<Ino>, Errno> {
+        Err(Errno(libc::ENOSYS))
+    }
+    /// The number of the newest change of the session that was made with a mark and is there.
+    fn mark(&self, _session: u128) -> Result<Option<u64>, Errno> {
+        Err(Errno(libc::ENOSYS))
+    }
+    /// The sessions that have marks.
+    fn marked(&self) -> Result<Vec<u128>, Errno> {
+        Err(Errno(libc::ENOSYS))
+    }
+    /// Nobody will ask for the session's mark again.
+    fn unmark(&self, _session: u128) {}
+    /// The inode has no extended attributes, and so no ACLs.
+    fn is_plain(&self, _ino: Ino) -> Result<bool, Errno> {
+        Ok(false)
+    }
+    /// Sets space aside for promised changes that name it: `bytes` of contents and what `inodes` new names and inodes take. `ENOSPC`: there is
+    /// not so much.
+    fn set_aside(&self, _bytes: u64, _inodes: u64) -> Result<Aside, Errno> {
+        Err(Errno(libc::ENOSYS))
+    }
+    /// Makes durable that nobody relies on anything that was told here any more. Nothing is changed afterwards. Waits for the device.
+    fn hand_over(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+    /// Whoever had the volume before has handed it over: nobody relies on what he was told then.
+    fn was_handed_over(&self) -> bool {
+        false
+    }
 }
 
 /// FerryFS's own ioctl numbers, `_IOC(dir, 'F', nr, size)`, on any file or directory of a mount.

@@ -16,6 +16,8 @@ pub struct InProcess {
     /// Tells the callers in one process apart, as thread numbers do for a mount (the flush policy wants to know); 0: one of
     /// many.
     pub caller: u32,
+    /// The change was answered before it came here.
+    pub promise: Option<Promise>,
 }
 
 impl InProcess {
@@ -29,7 +31,8 @@ impl InProcess {
     /// ```
     pub fn call<T: FromReply>(&self, request: impl FnOnce(&Cx) -> Answer<T>) -> Result<T, Errno> {
         let waiter = Waiter::default();
-        let cx = Cx { uid: self.uid, gid: self.gid, pid: self.caller, umask: self.umask, park: &waiter };
+        let Self { uid, gid, umask, caller: pid, promise } = *self;
+        let cx = Cx { uid, gid, pid, umask, promise, park: &waiter };
         match request(&cx) {
             Ok(answer) => Ok(answer),
             Err(Stop::Errno(error)) => Err(error),

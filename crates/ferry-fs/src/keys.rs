@@ -19,6 +19,7 @@ const SPACE_INODE: u8 = 0x10;
 const SPACE_SEGMENT: u8 = 0x20;
 const SPACE_ORPHAN: u8 = 0x30;
 const SPACE_INTENT: u8 = 0x31;
+const SPACE_MARK: u8 = 0x32;
 
 const PART_RECORD: u8 = 1;
 const PART_XATTR: u8 = 2;
@@ -143,6 +144,18 @@ pub fn intent_end() -> Vec<u8> {
     vec![SPACE_INTENT + 1]
 }
 
+/// The key that says which change of a client's session was made last, of those that left a mark.
+pub fn mark(session: u128) -> Vec<u8> {
+    let mut key = vec![SPACE_MARK];
+    key.extend_from_slice(&session.to_be_bytes());
+    key
+}
+
+/// The first key behind all marks.
+pub fn mark_end() -> Vec<u8> {
+    vec![SPACE_MARK + 1]
+}
+
 /// A key taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key<'k> {
@@ -164,6 +177,8 @@ pub enum Key<'k> {
     Orphan(Ino),
     /// A truncation that was begun.
     Intent(Ino),
+    /// The newest change of a session.
+    Mark(u128),
 }
 
 /// Takes a key apart; `None` for one that no version of this code wrote.
@@ -175,6 +190,7 @@ pub fn parse(key: &[u8]) -> Option<Key<'_>> {
         [SPACE_SEGMENT, rest @ ..] => Some(Key::Segment(u32::from_be_bytes(rest.try_into().ok()?))),
         [SPACE_ORPHAN, rest @ ..] => Some(Key::Orphan(be64(rest)?)),
         [SPACE_INTENT, rest @ ..] => Some(Key::Intent(be64(rest)?)),
+        [SPACE_MARK, rest @ ..] => Some(Key::Mark(u128::from_be_bytes(rest.try_into().ok()?))),
         [SPACE_INODE, rest @ ..] => {
             let ino = be64(rest.get(..8)?)?;
             match (*rest.get(8)?, &rest[9..]) {
@@ -454,7 +470,7 @@ impl Extent {
     }
 }
 
-/// A plain number, as the values of [`reserved`] (blocks) and [`intent`] (bytes) are.
+/// A plain number, as the values of [`reserved`] (blocks), [`intent`] (bytes) and [`mark`] (a change) are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number(pub u64);
 
@@ -517,6 +533,7 @@ mod tests {
             (segment(3), Key::Segment(3)),
             (orphan(9), Key::Orphan(9)),
             (intent(9), Key::Intent(9)),
+            (mark(1 << 100), Key::Mark(1 << 100)),
         ];
         for (bytes, key) in &keys {
             assert_eq!(parse(bytes).as_ref(), Some(key));
@@ -526,7 +543,8 @@ mod tests {
         assert!(
             extent(7, u64::MAX) < extent_end(7) && extent_end(7) < inode_end(7) && inode_end(7) < inode(8)
         );
-        for bad in [&b""[..], &[0x10, 1], &[0x77], &[0x20, 1], &[0x10, 0, 0, 0, 0, 0, 0, 0, 1, 9]] {
+        for bad in [&b""[..], &[0x10, 1], &[0x77], &[0x20, 1], &[0x32, 1], &[0x10, 0, 0, 0, 0, 0, 0, 0, 1, 9]]
+        {
             assert_eq!(parse(bad), None);
         }
     }

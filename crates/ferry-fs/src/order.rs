@@ -9,6 +9,8 @@ use std::ops::{Deref, DerefMut};
 pub enum Rank {
     /// The rename lock.
     Rename,
+    /// `DataStore::old_locks`.
+    Old,
     /// `FileData::tail`.
     Tail,
     /// The row of those who wait for space.

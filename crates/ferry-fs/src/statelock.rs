@@ -89,6 +89,11 @@ impl StateLock {
         }
     }
 
+    /// The same, to the nanosecond. `now` is one of those that can be noted: behind the epoch, and within 64 bits.
+    pub fn note_write_exactly(&self, now: Timestamp) {
+        self.written.store(nanos(now), Ordering::Release);
+    }
+
     /// Notes a read, where that moves the access time: if it is not newer than the last change, or is a day old. `true`: the caller
     /// sees to it that the time is logged some day, and says so by [`StateLock::unlist`] before. Called without the lock.
     pub fn note_read(&self, now: Timestamp) -> bool {

@@ -45,7 +45,7 @@ impl Volume {
 
     /// One write that dirties `blocks`; `false`: `ENOSPC`.
     fn overwrite(&self, blocks: i64) -> bool {
-        let (mut claim, want) = (Claim::new(&self.free), Want { blocks, leave: 0 });
+        let (mut claim, want) = (Claim::new(&self.free, None), Want { blocks, leave: 0 });
         while !claim.take(want) {
             let Ok(found) = claim.wait(want, || self.write_back(), || self.write_back());
             if !found {

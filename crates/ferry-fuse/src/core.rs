@@ -111,7 +111,8 @@ impl Core {
         let fs = &*self.fs;
         let ino = head.nodeid;
         let want = ticket.want;
-        let mut cx = Cx { uid: head.uid, gid: head.gid, pid: head.pid, umask: 0, park: ticket };
+        let mut cx =
+            Cx { uid: head.uid, gid: head.gid, pid: head.pid, umask: 0, promise: None, park: ticket };
         let done = |(): ()| Ok(EMPTY);
         match op {
             Op::Lookup { name } => Ok(encode::entry(want, out, &fs.lookup(&cx, ino, name)?)?),

@@ -34,7 +34,7 @@ impl<S: Fn(&Cx<'_>) -> Answer<()> + Clone + Send + 'static> Park for Writing<'_,
         Box::new(move |written| {
             let Ok(Reply::Count(count)) = written else { return complete(written) };
             let rest = Rest { complete: Mutex::new(Some(counted(complete, count))) };
-            match fsync(&Cx { uid, gid, pid, umask, park: &rest }) {
+            match fsync(&Cx { uid, gid, pid, umask, promise: None, park: &rest }) {
                 Ok(()) => rest.answer(Ok(Reply::Empty)),
                 Err(Stop::Errno(errno)) => rest.answer(Err(errno)),
                 Err(Stop::Parked) => {}
@@ -134,7 +134,7 @@ mod tests {
     ) -> (Result<u64, Errno>, u32) {
         let [write, fsync] = parks.map(|parks| Step { parks, ..Step::default() });
         let waiter = Waiter::default();
-        let cx = Cx { uid: 1, gid: 2, pid: 3, umask: 0, park: &waiter };
+        let cx = Cx { uid: 1, gid: 2, pid: 3, umask: 0, promise: None, park: &waiter };
         let theirs = fsync.clone();
         let now = synced(&cx, |cx| write.run(cx, written), move |cx| theirs.run(cx, durable));
         let parked = (parks[0] || (parks[1] && written.is_ok())) as u32;

@@ -229,6 +229,14 @@ impl Core {
         (pipe.end.position - pipe.tail) * LOG_BLOCK as u64
     }
 
+    /// Half of the log is used, and a checkpoint would release much of that; or it is short of space. One that began only then would often
+    /// end after the log is full, with everybody waiting who changes something.
+    pub fn fills_up(&self) -> bool {
+        let log = self.log_bytes();
+        let half = self.space.free() < log / 2 && self.releasable() >= log / 4;
+        half || self.short_of_space()
+    }
+
     /// Less than a quarter of the log is free, or somebody waits for space.
     pub fn short_of_space(&self) -> bool {
         self.space.free() < self.log_bytes() / 4 || self.space.has_waiters()

@@ -98,7 +98,8 @@ pub fn log_start(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> Result<LogStart,
 pub fn log_end(dev: &Arc<dyn BlockDevice>, geo: &Geometry, start: &LogStart) -> Result<LogEnd, JournalError> {
     let (disk, area) = (Disk::new(dev.clone()), LogArea::new(geo));
     let point = Point { seq: start.seq, position: start.position, id: start.id };
-    let replayed = replay(&disk, &area, point, false, &mut |_, _, _| ())?;
+    let at_rest = HomeMap::read(&disk, geo)?.map.at_rest;
+    let replayed = replay(&disk, &area, point, at_rest, false, &mut |_, _, _| ())?;
     Ok(LogEnd {
         seq: replayed.end.seq,
         position: replayed.end.position,

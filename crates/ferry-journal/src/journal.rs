@@ -22,12 +22,15 @@ use crate::{
     Completion, Credits, DataExtent, Geometry, JournalClient, JournalError, JournalOptions, Recovered, Seq,
     Value,
 };
-use ferry_device::{BlockDevice, Env};
+use ferry_device::{AlignedBuf, BlockDevice, Env};
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// Transactions find room without waiting while this part of the log is free for them.
+const SHORT_FRACTION: u64 = 16;
 
 /// An open journal.
 pub struct Journal {
@@ -79,12 +82,14 @@ impl Journal {
         let area = LogArea::new(&geo);
         let opening = Opening { read_only: options.read_only, in_order: options.reads_all };
         let (home, state) = Home::open(&disk, &geo, options.home_cache_bytes, opening)?;
-        let mut replayed = replay(&disk, &area, state.point, options.accept_damage, &mut tell(&env))?;
+        let at_rest = home.file().is_at_rest();
+        let accept = options.accept_damage;
+        let mut replayed = replay(&disk, &area, state.point, at_rest, accept, &mut tell(&env))?;
         let recovered = Recovered {
             contexts: replayed.contexts,
             bytes: replayed.bytes,
             unclean: !state.clean || replayed.records > 0,
-            at_rest: opening.read_only && home.file().is_at_rest(),
+            at_rest,
             last: replayed.end.seq,
             home_segments: home.file().segments(),
             log_damage: replayed.damage.clone(),
@@ -134,6 +139,12 @@ impl Journal {
             Err(JournalError::NoSpace) => Ok(()),
             done => done,
         }
+    }
+
+    /// The log is so short of space that who begins a transaction of this kind may have to wait. A guess: others begin some, too.
+    pub fn is_short(&self, urgent: bool) -> bool {
+        let space = &self.core.space;
+        space.has_waiters() || space.room(urgent) < self.core.log_bytes() / SHORT_FRACTION
     }
 
     /// The newest committed value.
@@ -378,6 +389,11 @@ fn settle(
     let end = replayed.end;
     if replayed.damage.is_some() {
         erase_behind(disk, area, start, end)?;
+    } else {
+        let zeros = AlignedBuf::zeroed(LOG_BLOCK);
+        for place in &replayed.strange {
+            disk.write(*place, &zeros).map_err(io_error("log"))?;
+        }
     }
     disk.flush_wait().map_err(io_error("log"))?;
     if end.position >= start.position + area.blocks {

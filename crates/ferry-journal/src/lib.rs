@@ -64,6 +64,8 @@ pub type Completion = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
 pub struct Geometry {
     /// Stamped into every log block.
     pub volume_id: [u8; 16],
+    /// Secret: what it signs, only this volume's journal has written (SipHash).
+    pub hash_key: [u8; 16],
     /// First byte of the log.
     pub log_offset: u64,
     /// Length of the log.

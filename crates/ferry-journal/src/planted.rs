@@ -31,6 +31,10 @@ pub enum Bug {
     KeptMark,
     /// A read without a lock does not look whether what it copied was being changed.
     UncheckedRead,
+    /// A mark is durable before the change that it belongs to is made.
+    EarlyMark,
+    /// Inode numbers are set aside beyond the limit that is stored.
+    UnraisedLimit,
 }
 
 static PLANTED: AtomicU8 = AtomicU8::new(Bug::None as u8);

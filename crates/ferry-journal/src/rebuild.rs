@@ -123,12 +123,14 @@ struct Log<'a> {
     area: &'a LogArea,
     /// The newest context that any of its records names.
     newest: Seq,
+    /// Nothing was written to it since the home store came to rest.
+    at_rest: bool,
     env: &'a Env,
 }
 
 impl Log<'_> {
     fn replay(&self, start: Point) -> Result<Replay, JournalError> {
-        replay(self.disk, self.area, start, true, &mut tell(self.env))
+        replay(self.disk, self.area, start, self.at_rest, true, &mut tell(self.env))
     }
 }
 
@@ -140,13 +142,15 @@ struct Source {
     found: Option<FoundState>,
     /// The log alone says everything.
     history: bool,
+    /// The newest context that a page says is in the store, where they were looked at.
+    newest: Seq,
 }
 
 impl Source {
     /// The state that the store names.
     fn named(salvage: Result<Salvage, JournalError>) -> Self {
         let start = salvage.as_ref().ok().and_then(|s| s.state.as_ref().ok()).map(|state| state.point);
-        Self { salvage, start, found: None, history: false }
+        Self { salvage, start, found: None, history: false, newest: Seq(0) }
     }
 
     /// Looks for more than what a damaged store names: the log from its beginning on; or else a state that is whole, and from which the
@@ -162,7 +166,7 @@ impl Source {
     ) -> Result<Self, JournalError> {
         let copy = file.salvage();
         let mut search = Search::new(&copy);
-        let newest = Seq(search.newest).max(log.newest);
+        let newest = Seq(search.newest);
         let lost = JournalError::Damaged {
             what: "home store",
             offset: copy.place(0),
@@ -171,14 +175,14 @@ impl Source {
         let row = newest_row(log.disk, log.area)?;
         let row = row.map(|start| Ok::<_, JournalError>((start, log.replay(start)?.reach()))).transpose()?;
         // Made again over a store that is newer, it would bring back what is gone.
-        let row = row.filter(|(_, reach)| reach.end.seq >= newest);
+        let row = row.filter(|(_, reach)| reach.end.seq >= newest.max(log.newest));
         if let Some((start, Reach { end: _, damaged: false })) = row
             && start.position == 0
         {
             let found = Some(FoundState { complete: true });
-            return Ok(Self { salvage: Err(lost), start: Some(start), found, history: true });
+            return Ok(Self { salvage: Err(lost), start: Some(start), found, history: true, newest });
         }
-        let mut source = Self::named(named);
+        let mut source = Self { newest, ..Self::named(named) };
         let reach = source.start.and_then(|point| log.replay(point).ok()).map(|replayed| replayed.reach());
         let mut states = Vec::new();
         for (keys, state) in search.states.clone() {
@@ -192,7 +196,7 @@ impl Source {
         if let Some((state, complete)) = choose(states, named, ends_with) {
             let salvage = Ok(Salvage::found(file, state.keys, Ok(state.state)));
             let found = Some(FoundState { complete });
-            return Ok(Self { salvage, start: Some(state.state.point), found, history: false });
+            return Ok(Self { salvage, start: Some(state.state.point), found, ..source });
         }
         if named.is_none() {
             if let Some((keys, _)) = search.best_root() {
@@ -281,8 +285,9 @@ impl Old {
     fn open(disk: &Arc<Disk>, geo: &Geometry, area: &LogArea, env: &Env) -> Result<Self, JournalError> {
         disk.flush_wait().map_err(io_error("log"))?;
         let (position, newest) = beyond(disk, area)?;
-        let log = Log { disk, area, newest, env };
         let opened = HomeFile::open(disk, geo, Opening { read_only: true, in_order: true });
+        let at_rest = opened.as_ref().is_ok_and(|file| file.is_at_rest());
+        let log = Log { disk, area, newest, at_rest, env };
         let (file, source) = match opened {
             Ok(file) => {
                 let named = Salvage::open(&file);
@@ -293,7 +298,8 @@ impl Old {
             Err(error) => (None, Source::named(Err(error))),
         };
         // What begins at 0 is all that ever happened: only a new volume's log does.
-        let mut end = Point { seq: newest, position: position.max(1), id: env.entropy.next_u64() };
+        let seq = newest.max(source.newest);
+        let mut end = Point { seq, position: position.max(1), id: env.entropy.next_u64() };
         let (changes, log_damage) = match source.start {
             Some(start) => {
                 let replayed = log.replay(start)?;

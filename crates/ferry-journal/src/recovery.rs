@@ -16,6 +16,8 @@ use ferry_device::{AlignedBuf, BLOCK_SIZE, Clock, Env};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Bytes that are never half written.
+const SECTOR: usize = 512;
 /// Bytes read at a time.
 const READ_BYTES: usize = 1 << 20;
 
@@ -62,6 +64,9 @@ pub struct Replay {
     pub bytes: u64,
     /// What was cut off because it is damaged, if that was to be accepted.
     pub damage: Option<LogDamage>,
+    /// Places behind the end of blocks that were never written so. They cost nothing, and must be gone before the log comes to them: where
+    /// it ends after a crash they would be damage.
+    pub strange: Vec<u64>,
 }
 
 /// A record of the chain.
@@ -72,11 +77,13 @@ pub struct Found {
     pub end: Point,
 }
 
-/// Reads the log from `start` on. With `accept_damage`, a log that is damaged ends where the damage is.
+/// Reads the log from `start` on. With `accept_damage`, a log that is damaged ends where the damage is. `at_rest`: nothing was written to
+/// it since `start`, so nobody minds what lies there.
 pub fn replay(
     disk: &Disk,
     area: &LogArea,
     start: Point,
+    at_rest: bool,
     accept_damage: bool,
     progress: Progress<'_>,
 ) -> Result<Replay, JournalError> {
@@ -102,7 +109,8 @@ pub fn replay(
     }
     let behind = reader.behind(end)?;
     let mut damage = None;
-    if let Some(detail) = why.or_else(|| behind.missing(end)) {
+    let strange = if at_rest { None } else { reader.strange(end)? };
+    if let Some(detail) = why.or_else(|| behind.missing(end)).or(strange) {
         if !accept_damage {
             return Err(reader.damaged(end.position, detail));
         }
@@ -115,7 +123,9 @@ pub fn replay(
         tracing::info!(cut = found.len() - keep, "the log ends at a context whose data was not written");
     }
     found.truncate(keep);
-    let mut out = Replay { changes: Changes::new(), end: start, contexts: 0, records: 0, bytes: 0, damage };
+    let strange = behind.strange.iter().map(|position| area.place(*position)).collect();
+    let mut out =
+        Replay { changes: Changes::new(), end: start, contexts: 0, records: 0, bytes: 0, damage, strange };
     let all = (found.last().map_or(start, |f| f.end).position - start.position) * LOG_BLOCK as u64;
     for record in found {
         progress(out.bytes, all, "of log put in order");
@@ -197,6 +207,12 @@ fn whole_prefix(disk: &Disk, found: &[Found], stamp: u64) -> Result<usize, Journ
     Ok(found.len())
 }
 
+/// No block of the log that was ever written is like this, nor what a crash leaves of one: its first sector is old or new, and both are a
+/// stamp, or zeros.
+fn is_strange(block: &[u8]) -> bool {
+    BlockStamp::decode(block).is_none() && block[..SECTOR].iter().any(|byte| *byte != 0)
+}
+
 fn extent_matches(disk: &Disk, extent: &ExtentEntry) -> Result<bool, JournalError> {
     let mut left = extent.len as usize;
     let mut offset = extent.offset;
@@ -233,6 +249,8 @@ struct Behind {
     stamp: u64,
     /// Newest context that is named there.
     newest: u64,
+    /// Positions of blocks that were never written so.
+    strange: Vec<u64>,
 }
 
 impl Behind {
@@ -356,10 +374,28 @@ impl<'a> Reader<'a> {
         Ok(decode_body(&header, body).map(|body| Found { header: RecordHeader { seq, ..header }, body, end }))
     }
 
+    /// What is wrong where the record after `end` should be, if that cannot be what a crash left of it.
+    fn strange(&mut self, end: Point) -> Result<Option<String>, JournalError> {
+        if end.position >= self.limit() {
+            return Ok(None);
+        }
+        let header = self.header(end.position)?.filter(|header| header.prev == end.id);
+        let blocks = header.map_or(1, |header| header.blocks()).min(self.limit() - end.position);
+        for position in end.position..end.position + blocks {
+            if is_strange(self.block(position)?) {
+                return Ok(Some(format!("the block at position {position} is none that was ever written")));
+            }
+        }
+        Ok(None)
+    }
+
     /// What the records after `end` say of contexts.
     fn behind(&mut self, end: Point) -> Result<Behind, JournalError> {
-        let mut behind = Behind { stamp: 0, newest: 0 };
+        let mut behind = Behind { stamp: 0, newest: 0, strange: Vec::new() };
         for position in end.position..self.limit() {
+            if is_strange(self.block(position)?) {
+                behind.strange.push(position);
+            }
             let Some(header) = self.header(position)? else { continue };
             behind.stamp = behind.stamp.max(header.stamp);
             behind.newest = behind.newest.max(header.seq).max(header.stamp);

@@ -209,6 +209,11 @@ impl Space {
         self.word.load(Ordering::Relaxed) >> SHIFT
     }
 
+    /// Bytes that are there for takers of this kind, if nobody waits.
+    pub fn room(&self, urgent: bool) -> u64 {
+        self.free().saturating_sub(self.floor(urgent))
+    }
+
     /// Somebody waits.
     pub fn has_waiters(&self) -> bool {
         self.word.load(Ordering::SeqCst) & (NEW_WAIT | URGENT_WAIT) != 0

@@ -104,7 +104,7 @@ impl Core {
             return None;
         }
         self.tidy(false);
-        if self.short_of_space() {
+        if self.fills_up() {
             // An error has been reported to those it concerns: by `failed`, or by `turn_away`.
             let _ = self.press();
         }
@@ -171,7 +171,7 @@ impl Core {
     /// After contexts became durable: what they make necessary.
     pub fn after_commit(self: &Arc<Self>) {
         self.tidy(true);
-        if self.options.background && (self.short_of_space() || self.crowded()) {
+        if self.options.background && (self.fills_up() || self.crowded()) {
             self.signal.kick();
         }
     }

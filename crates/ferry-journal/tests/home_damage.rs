@@ -3,169 +3,13 @@
 
 mod common;
 
-use common::{BadBlocks, Owner, SEGMENT, Volume, assert_same, device_len, force, geometry, options, put};
-use ferry_device::{AlignedBuf, BlockDevice};
-use ferry_journal::inspect::log_start;
+use common::home::{APART, BLOCK, LOG, Model, PAGES, free_of, open_on, reader, rebuild, setup};
+use common::{assert_same, force, options, put};
+use ferry_device::AlignedBuf;
 use ferry_journal::*;
-use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
-use std::collections::{BTreeMap, BTreeSet};
+use ferry_sim::device::{Fault, Op, SimRng};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-
-const LOG: u64 = 512 * 1024;
-const BLOCK: u64 = 4096;
-/// Blocks of a segment of 256 KiB that hold pages; a block of checksums follows, then all of it again.
-const PAGES: u64 = 31;
-/// Blocks between two copies: the pages, and their checksums.
-const APART: u64 = PAGES + 1;
-
-type Model = BTreeMap<Vec<u8>, Vec<u8>>;
-
-struct Setup {
-    volume: Volume,
-    device: Arc<SimDevice>,
-    bad: Arc<BadBlocks>,
-    model: Model,
-    /// Segments of the home store, as a fresh opening finds them.
-    home: Vec<u32>,
-}
-
-fn setup(keys: u32, seed: u64) -> Setup {
-    let geo = geometry(LOG, 64);
-    let (env, _) = sim_env(seed);
-    let device = Arc::new(SimDevice::new(device_len(&geo)));
-    device.scribble(0, device_len(&geo), &mut SimRng::new(seed));
-    let bad = Arc::new(BadBlocks::below(device.clone()));
-    let volume = Volume::on(bad.clone(), geo, env);
-    let mut model = Model::new();
-    let (journal, _) = volume.open();
-    for i in 0..keys {
-        let (key, value) = (format!("key {i:06}").into_bytes(), vec![i as u8; 100 + i as usize % 50]);
-        put(&journal, &key, &value);
-        model.insert(key, value);
-        if i % 1000 == 999 {
-            journal.checkpoint().unwrap();
-        }
-    }
-    journal.close().unwrap();
-    drop(journal);
-    let (journal, recovered) = volume.open_with(reader()).unwrap();
-    assert_same(&journal, &model);
-    assert_eq!(journal.stats().home_blocks_healed, 0);
-    device.restart_trace();
-    Setup { volume, device, bad, model, home: recovered.home_segments }
-}
-
-fn reader() -> JournalOptions {
-    JournalOptions { read_only: true, home_cache_bytes: 0, ..options(false) }
-}
-
-impl Setup {
-    /// The same on a copy of the device.
-    fn fork(&self) -> Self {
-        let device = Arc::new(self.device.crash_image(self.device.trace_len(), &mut SimRng::new(1)));
-        let bad = Arc::new(BadBlocks::below(device.clone()));
-        let volume = Volume { dev: bad.clone(), geo: self.volume.geo, env: self.volume.env.clone() };
-        Self { volume, device, bad, model: self.model.clone(), home: self.home.clone() }
-    }
-
-    fn place(&self, segment: u32, block: u64) -> u64 {
-        self.volume.geo.segments_offset + u64::from(segment) * SEGMENT + block * BLOCK
-    }
-
-    fn block(&self, place: u64) -> AlignedBuf {
-        let mut buf = AlignedBuf::zeroed(BLOCK as usize);
-        self.device.read(place, &mut buf).unwrap();
-        buf
-    }
-
-    fn write(&self, place: u64, bytes: &AlignedBuf) {
-        self.device.write(place, bytes).unwrap();
-    }
-
-    fn garbage(&self, place: u64) {
-        let mut buf = AlignedBuf::zeroed(BLOCK as usize);
-        SimRng::new(place).fill(&mut buf);
-        self.write(place, &buf);
-    }
-
-    /// What of the log is in the home store.
-    fn forget_old_log(&self) {
-        let dev: Arc<dyn BlockDevice> = self.device.clone();
-        let start = log_start(&dev, &self.volume.geo).unwrap();
-        assert!(start.position < self.volume.geo.log_len / BLOCK, "it was not written round");
-        let zeros = AlignedBuf::zeroed((start.position * BLOCK) as usize);
-        self.device.write(self.volume.geo.log_offset, &zeros).unwrap();
-    }
-
-    fn unreadable(&self, place: u64) {
-        self.bad.add(place);
-    }
-
-    /// Opens and reads everything through a walk, then key by key.
-    fn check(&self, options: JournalOptions) -> u64 {
-        let (journal, _) = self.volume.open_with(options).unwrap();
-        assert_same(&journal, &self.model);
-        journal.stats().home_blocks_healed
-    }
-
-    /// Places of pages' first copies whose loss loses keys but not the store: leaves of the keys.
-    fn leaves(&self) -> Vec<u64> {
-        let mut out = Vec::new();
-        for &segment in &self.home {
-            for block in 0..PAGES {
-                let place = self.place(segment, block);
-                let bytes = self.block(place);
-                let text = b"key 00";
-                if bytes[0] == 1 && bytes.windows(text.len()).any(|w| w == text) {
-                    out.push(place);
-                }
-            }
-        }
-        out
-    }
-
-    /// Damages both copies of a leaf that keys are read from.
-    fn lose_a_leaf(&self) {
-        for leaf in self.leaves() {
-            let fork = self.fork();
-            fork.garbage(leaf);
-            if fork.check(reader()) > 0 {
-                [leaf, leaf + APART * BLOCK].into_iter().for_each(|place| self.garbage(place));
-                return;
-            }
-        }
-        panic!("no leaf is read");
-    }
-
-    /// What a scan past damage finds, and the gaps.
-    fn readable(&self, journal: &Journal) -> (Model, Vec<LostKeys>) {
-        let (mut found, mut gaps) = (Model::new(), Vec::new());
-        let mut visit = |k: &[u8], v: &Value| {
-            if let Some((last, _)) = found.last_key_value() {
-                assert!(&last[..] < k, "in order");
-            }
-            found.insert(k.to_vec(), v.to_vec());
-            true
-        };
-        journal.scan_readable(b"", &[0xff; 8], &mut visit, &mut |gap| gaps.push(gap)).unwrap();
-        (found, gaps)
-    }
-
-    /// Every key that was not found lies in a gap, and nothing was made up.
-    fn explained(&self, found: &Model, gaps: &[LostKeys]) {
-        for (key, value) in &self.model {
-            match found.get(key) {
-                Some(there) => assert_eq!(there, value),
-                None => assert!(
-                    gaps.iter().any(|g| g.after < *key && *key < g.before),
-                    "{} is in no gap",
-                    String::from_utf8_lossy(key)
-                ),
-            }
-        }
-        assert!(found.keys().all(|key| self.model.contains_key(key)));
-    }
-}
 
 /// Each block of the home store, its copies and its checksums, damaged in three ways.
 #[test]
@@ -307,26 +151,6 @@ fn a_checkpoint_on_damage_stops_changes_only() {
     }
 }
 
-fn free_of(setup: &Setup, n: usize) -> Vec<u32> {
-    (0..setup.volume.geo.segment_count).rev().filter(|s| !setup.home.contains(s)).take(n).collect()
-}
-
-fn rebuild(setup: &Setup, device: &Arc<SimDevice>, free: &[u32]) -> Result<Rebuilt, JournalError> {
-    rebuild_home(device.clone(), setup.volume.geo, &setup.volume.env, free)
-}
-
-fn open_on(setup: &Setup, device: &Arc<SimDevice>) -> (Journal, Recovered) {
-    let owner = Owner::new(&setup.volume.geo, &[]);
-    let opened = Journal::open(
-        device.clone(),
-        setup.volume.geo,
-        JournalOptions { read_only: true, ..options(false) },
-        setup.volume.env.clone(),
-        owner,
-    );
-    opened.unwrap()
-}
-
 /// Leaves with keys in them damaged, and a log with contexts that are not home yet: rebuilding keeps all the rest.
 #[test]
 fn a_rebuilt_home_store_has_what_is_readable() {
@@ -454,21 +278,6 @@ fn an_accepted_log_ends_at_its_damage() {
         force(&journal, seq).unwrap();
         drop(journal);
         assert_eq!(newest(&setup.volume.open().0), Some(9));
-    }
-}
-
-impl Setup {
-    /// Writes both copies of a block, and makes its checksums match.
-    fn forge(&self, place: u64, bytes: &AlignedBuf) {
-        let from = place - self.volume.geo.segments_offset;
-        let (segment, block) = ((from / SEGMENT) as u32, (from % SEGMENT / BLOCK) as usize);
-        [place, place + APART * BLOCK].into_iter().for_each(|copy| self.write(copy, bytes));
-        for copy in 0..2 {
-            let sums = self.place(segment, PAGES + copy * APART);
-            let mut buf = self.block(sums);
-            buf[block * 4..block * 4 + 4].copy_from_slice(&crc32c::crc32c(bytes).to_le_bytes());
-            self.write(sums, &buf);
-        }
     }
 }
 
@@ -652,89 +461,4 @@ fn an_unreadable_copy_of_checksums_is_found() {
         journal.verify_home(&mut |bad| _ = found.insert(bad.offset), &mut |_| true);
         assert!(found.contains(&place) && journal.home_bad_copies().contains(&place), "copy {copy}");
     }
-}
-
-fn wipe_log(setup: &Setup) {
-    let geo = setup.volume.geo;
-    setup.device.write(geo.log_offset, &AlignedBuf::zeroed(geo.log_len as usize)).unwrap();
-    // A fork is to have it.
-    setup.device.restart_trace();
-}
-
-/// First copies of all blocks of pages.
-fn places(setup: &Setup) -> Vec<u64> {
-    setup.home.iter().flat_map(|s| (0..PAGES).map(|b| setup.place(*s, b))).collect()
-}
-
-fn header_of(setup: &Setup) -> u64 {
-    places(setup).into_iter().find(|place| setup.block(*place).starts_with(b"redb")).unwrap()
-}
-
-fn lose_both(setup: &Setup, place: u64) {
-    [place, place + APART * BLOCK].into_iter().for_each(|place| setup.garbage(place));
-}
-
-/// Leaves with this in them.
-fn leaves_with(setup: &Setup, text: &[u8]) -> Vec<u64> {
-    let mut places = places(setup);
-    places.retain(|place| {
-        let block = setup.block(*place);
-        block[0] == 1 && block.windows(text.len()).any(|bytes| bytes == text)
-    });
-    places
-}
-
-/// Neither the header nor any of the log is left, and the newest state has one gap: an older state, which is whole, has far fewer keys.
-#[test]
-fn one_gap_does_not_cost_the_newest_state() {
-    let mut setup = setup(3000, 9);
-    let (journal, _) = setup.volume.open();
-    for i in 0..1500_u32 {
-        put(&journal, format!("late {i:06}").as_bytes(), &[i as u8; 100]);
-    }
-    journal.close().unwrap();
-    drop(journal);
-    setup.home = setup.volume.open_with(reader()).unwrap().1.home_segments;
-    wipe_log(&setup);
-    let free: Vec<u32> = (0..64).rev().filter(|s| !setup.home.contains(s)).take(26).collect();
-    for leaf in leaves_with(&setup, b"late 00").into_iter().take(3) {
-        let keys = [false, true].map(|header| {
-            let fork = setup.fork();
-            lose_both(&fork, leaf);
-            if header {
-                lose_both(&fork, header_of(&setup));
-            }
-            let rebuilt = rebuild(&fork, &fork.device, &free).unwrap();
-            assert!(!header || rebuilt.found == Some(FoundState { complete: false }), "{rebuilt:?}");
-            rebuilt.keys
-        });
-        assert!(keys[1] + 100 > keys[0], "{keys:?}");
-    }
-}
-
-/// A store that was copied in several transactions has states in it that are whole and have a part of the keys only.
-#[test]
-fn a_part_of_a_copy_is_not_a_state() {
-    let geo = geometry(LOG, 600);
-    let (env, _) = sim_env(7);
-    let device = Arc::new(SimDevice::new(device_len(&geo)));
-    let bad = Arc::new(BadBlocks::below(device.clone()));
-    let volume = Volume::on(bad.clone(), geo, env);
-    let (journal, _) = volume.open();
-    for i in 0..14_000_u32 {
-        put(&journal, format!("key {i:06}").as_bytes(), &[i as u8; 1500]);
-        if i % 100 == 99 {
-            journal.checkpoint().unwrap();
-        }
-    }
-    journal.close().unwrap();
-    drop(journal);
-    let home = volume.open_with(reader()).unwrap().1.home_segments;
-    let mut setup = Setup { volume, device, bad, model: Model::new(), home };
-    wipe_log(&setup);
-    setup.home = rebuild(&setup, &setup.device, &free_of(&setup, 250)).unwrap().new_segments;
-    lose_both(&setup, leaves_with(&setup, b"key 013900")[0]);
-    lose_both(&setup, header_of(&setup));
-    let rebuilt = rebuild(&setup, &setup.device, &free_of(&setup, 280)).unwrap();
-    assert!(rebuilt.keys + 10 > 14_000 && !rebuilt.lost.is_empty(), "{rebuilt:?}");
 }

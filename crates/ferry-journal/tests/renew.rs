@@ -296,3 +296,50 @@ fn what_changes_during_a_long_checkpoint_is_durable_in_time() {
     assert_same(&journal, &model);
     journal.close().unwrap();
 }
+
+/// Its place is taken while it is verified, and what was free is used for something else: that is no damage. What is damaged of the new
+/// one is found.
+#[test]
+fn a_home_store_that_is_renewed_while_it_is_verified_is_not_damaged() {
+    const BLOCK: usize = 4096;
+    let geo = geometry(16 << 20, 256);
+    for spoiled in [false, true] {
+        let volume = Volume::on(Arc::new(MemDevice::new(device_len(&geo))), geo, Env::real());
+        let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
+        let mut model = emptied(&journal, 4000, 500);
+        let place = |segment: u32| geo.segments_offset + u64::from(segment) * geo.segment_len;
+        let garbage = |at: u64, len: u64| {
+            let mut bytes = AlignedBuf::zeroed(len as usize);
+            SimRng::new(at).fill(&mut bytes);
+            volume.dev.write(at, &bytes).unwrap();
+        };
+        let before = journal.stats().home_bytes;
+        let (mut found, mut steps, mut bad) = (Vec::new(), 0, None);
+        let whole = journal.verify_home(&mut |place| found.push(place.offset), &mut |_| {
+            steps += 1;
+            if steps == 5 {
+                journal.checkpoint().unwrap();
+                set(&journal, &mut model, 1, 10);
+                journal.checkpoint().unwrap();
+                assert!(journal.stats().home_bytes * 8 < before, "it was renewed");
+                for segment in owner.free.lock().unwrap().iter() {
+                    garbage(place(*segment), geo.segment_len);
+                }
+                let [map, _] = inspect::home_map(&volume.dev, &geo);
+                let first = place(map.unwrap().units[0].unwrap());
+                bad = spoiled.then_some(first);
+                bad.into_iter().for_each(|at| garbage(at, BLOCK as u64));
+            }
+            true
+        });
+        assert!(whole && steps > 5);
+        assert_eq!(found, bad.into_iter().collect::<Vec<_>>());
+        assert_same(&journal, &model);
+        let free = owner.free.lock().unwrap().len();
+        journal.checkpoint().unwrap();
+        set(&journal, &mut model, 1, 11);
+        journal.checkpoint().unwrap();
+        assert!(owner.free.lock().unwrap().len() > free, "nobody reads the old one any more");
+        journal.close().unwrap();
+    }
+}

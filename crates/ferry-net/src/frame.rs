@@ -8,7 +8,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 
 use crate::codec::{Malformed, Wire, decode};
-use crate::message::{Op, Who};
+use crate::message::{Op, Promised, Who};
 
 /// A message that has begun must be complete after this time: whoever sends a byte a minute is cut off.
 pub(crate) const FRAME_TIME_MAX: Duration = Duration::from_secs(30);
@@ -26,11 +26,18 @@ pub fn encode(message: &impl Wire) -> Vec<u8> {
 }
 
 /// [`crate::message::ToServer::Change`], without a copy of the operation.
-pub fn encode_change(seq: u64, answered: u64, who: Who, op: &Op) -> Vec<u8> {
+pub fn encode_change(
+    (seq, answered, series): (u64, u64, u32),
+    promised: Option<Promised>,
+    who: Who,
+    op: &Op,
+) -> Vec<u8> {
     framed(|frame| {
         frame.push(3);
         seq.put(frame);
         answered.put(frame);
+        series.put(frame);
+        promised.put(frame);
         who.put(frame);
         op.put(frame);
     })

@@ -1,11 +1,11 @@
 //! The messages, and the limits on them. `docs/protocol.md` says what they mean.
 
-use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, XATTR_SIZE_MAX, XattrFlags};
+use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, Timestamp, XATTR_SIZE_MAX, XattrFlags};
 
 use crate::codec::{List, wire_enum, wire_fields};
 
 /// The version of the protocol: both sides must have the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of the largest read and write.
 pub const IO_MAX: usize = 1 << 20;
 /// Bytes of the longest message: the largest write and what goes before it.
@@ -20,7 +20,7 @@ pub const WINDOW_BYTES: usize = 32 << 20;
 pub const WINDOW_UNIT: usize = 1024;
 /// Bytes of names that one answer to `Readdir` holds.
 pub const LISTING_MAX: usize = 32 << 10;
-/// Inodes in one `Forget`, `Claim`, `Recall` or `Returned`.
+/// Inodes in one `Forget`, `Claim`, `Lease`, `Recall` or `Returned`.
 pub const BATCH_MAX: usize = 1024;
 
 /// In a reply: the client may keep what it learns of the inode that it asked about.
@@ -72,6 +72,24 @@ pub struct Forgotten {
     pub stamp: u64,
 }
 
+/// What a client has shown already of a change that it answered itself, under write leases on all that the change touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promised {
+    /// The time that the change sets.
+    pub at: Timestamp,
+    /// The number of what is made, out of those that [`Op::Numbers`] gave to the session; 0: nothing is made.
+    pub ino: Ino,
+}
+
+/// An inode of which a client holds the write lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Its attributes.
+    pub attr: Attr,
+    /// It has no extended attributes and no ACL.
+    pub plain: bool,
+}
+
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
@@ -90,6 +108,8 @@ wire_fields! {
     Known { attr, stamp, ticket }
     Claim { ino, ticket }
     Forgotten { ino, stamp }
+    Promised { at, ino }
+    Held { attr, plain }
     Name { name, ino, kind, cookie }
 }
 
@@ -115,6 +135,12 @@ wire_enum! {
         14 => Sync {},
         /// The server's counters, as JSON.
         15 => Stats {},
+        /// Asks for the write leases of inodes.
+        16 => Lease { inodes: List<Ino> },
+        /// Asks for inode numbers, for what the client will make.
+        17 => Numbers {},
+        /// Asks for space that promised changes draw from, beside what is left of what was given before.
+        18 => Credit { bytes: u64, inodes: u64 },
 
         32 => Setattr { ino: Ino, fh: Option<u64>, set: SetAttr },
         33 => Mknod { parent: Ino, name: Vec<u8>, mode: u32, rdev: u32 },
@@ -165,6 +191,9 @@ impl Op {
                 | Op::Lock { .. }
                 | Op::Sync {}
                 | Op::Stats {}
+                | Op::Lease { .. }
+                | Op::Numbers {}
+                | Op::Credit { .. }
         )
     }
 }
@@ -176,6 +205,7 @@ impl Op {
             Op::Read { size, .. } => *size as usize,
             Op::Readdir { .. } => LISTING_MAX,
             Op::Getxattr { .. } | Op::Listxattr { .. } => XATTR_SIZE_MAX,
+            Op::Lease { inodes } => inodes.0.len() * ANSWER_MIN,
             _ => ANSWER_MIN,
         };
         message.max(answer).min(2 * IO_MAX)
@@ -201,6 +231,14 @@ wire_enum! {
         7 => Listing { names: List<Name> },
         8 => Totals { totals: Statfs },
         9 => Blocker { lock: FileLock },
+        /// Write leases: of those that were asked for, or of fewer.
+        10 => Leases { held: List<Held> },
+        /// Inode numbers, from `first` on.
+        11 => Numbers { first: Ino, count: u32 },
+        /// Another session has, or is about to get, the write lease of what the change touches: it was not made.
+        12 => Busy {},
+        /// An earlier promised change of its series has failed: this one was not made.
+        13 => Dropped {},
     }
 }
 
@@ -236,6 +274,10 @@ wire_enum! {
             seq: u64,
             /// Answers up to this one have arrived.
             answered: u64,
+            /// The series that it belongs to: each ends with a promised change that fails.
+            series: u32,
+            /// What the client has shown already; `None`: it waits for the answer.
+            promised: Option<Promised>,
             /// Who asks.
             who: Who,
             /// What.
@@ -254,6 +296,8 @@ wire_enum! {
         7 => Returned {
             /// Which.
             inodes: List<Ino>,
+            /// The newest change that was sent: they are given back when it has been applied.
+            after: u64,
         },
     }
 }
@@ -276,6 +320,10 @@ wire_enum! {
             read_only: bool,
             /// Leases last for so many milliseconds after the last ping that was answered was sent.
             term_ms: u32,
+            /// The series of changes that goes on.
+            series: u32,
+            /// The server's clock.
+            now: Timestamp,
         },
         /// The connection ends, and why.
         2 => Refused {
@@ -306,6 +354,9 @@ wire_enum! {
         5 => Pong {
             /// The term of the leases goes on.
             renewed: bool,
+            /// The series of changes that goes on. It may have ended without a change that says so: with the leases of a client of which
+            /// nothing was heard.
+            series: u32,
         },
         /// The server stops. What it has answered is durable, what it has not answered was not applied.
         6 => Goodbye {},

@@ -93,7 +93,7 @@ impl World {
         unpark: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, Trouble> {
         let waiter = Waiter::default();
-        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &waiter };
+        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &waiter };
         match question(&cx) {
             Ok(answer) => return Ok(answer),
             Err(Stop::Errno(errno)) => return Err(errno.into()),
@@ -118,7 +118,7 @@ impl World {
     /// Tells what has no answer.
     pub(crate) fn tell(&self, notice: impl FnOnce(&Cx)) {
         let waiter = Waiter::default();
-        notice(&Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &waiter });
+        notice(&Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &waiter });
     }
 
     /// Looks a path up, name by name, and hands the inode to `act`; forgets it all afterwards.

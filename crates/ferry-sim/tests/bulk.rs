@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0 };
+const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0, promise: None };
 
 fn open(device: &Arc<SimDevice>, background: bool) -> Arc<LocalFs> {
     let options = FsOptions { background, ..FsOptions::default() };
@@ -141,7 +141,7 @@ fn stalled(broken: bool) -> (Arc<SimDevice>, OneThread) {
     let files: Vec<_> = (0..FILES).map(|i| make(&fs, ROOT, &i.to_string(), &[i as u8; 12288])).collect();
     device.set_hold(true);
     let transport = OneThread::default();
-    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &transport };
+    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &transport };
     for (ino, fh) in &files[..FILES - 1000] {
         assert!(matches!(fs.fsync(&cx, *ino, *fh, false), Err(Stop::Parked)));
     }
@@ -208,7 +208,7 @@ fn fsyncs_that_find_the_log_full_wait_on_no_thread() {
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &transport };
+            let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &transport };
             for (ino, fh) in &files {
                 assert!(matches!(fs.fsync(&cx, *ino, *fh, false), Err(Stop::Parked)));
             }

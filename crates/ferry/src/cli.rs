@@ -169,8 +169,8 @@ pub struct ServeArgs {
     /// A client that is away for so long loses its locks and what it has open and removed
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "90s")]
     pub session_life: Duration,
-    /// After its start the server gives for so long only locks that clients held when it stopped, and changes nothing for its first 7 s:
-    /// clients that have not noticed may rely on what they know
+    /// After its start the server gives for so long only locks that clients held when it stopped, and changes nothing for its first 7 s
+    /// if the one before did not stop in order: clients that have not noticed may rely on what they know
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "10s")]
     pub grace: Duration,
 }

@@ -20,9 +20,8 @@ use signal_hook::iterator::Signals;
 
 use crate::error::CliError;
 use crate::logging;
-use crate::memory::Tidy;
 use crate::mounts::{self, Mount};
-use crate::{readahead, shown, uring};
+use crate::{bdi, shown, uring};
 
 /// What a daemon says on its standard output when the mount can be used.
 const READY: &str = "ready";
@@ -32,12 +31,6 @@ const FORCED: Duration = Duration::from_secs(5);
 const OPEN_FILES: u64 = 1 << 16;
 /// The kernel should end almost anything before the process that holds unwritten data; but the machine matters more.
 const OOM_SCORE_ADJ: &str = "-250";
-
-/// How often a daemon looks how much memory it has.
-const LOOK_AT_MEMORY: Duration = Duration::from_secs(1);
-/// glibc gives each thread an arena of its own, and what one thread frees stays in that arena: after an unpack of the kernel's tree the
-/// daemon was measured at 1,070 MiB for a cache of 512 MiB, with two arenas at 730 MiB and no slower.
-const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
 
 /// What every kind of mount needs.
 pub struct Service<'a> {
@@ -61,7 +54,6 @@ pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliE
     let mut daemon = Command::new("/proc/self/exe")
         .arg0("ferry")
         .args(args)
-        .env(ARENAS.0, ARENAS.1)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -88,7 +80,6 @@ pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliE
 
 /// What the process asks of the kernel before it serves. None of it is worth failing for.
 pub fn prepare(daemon: bool) {
-    bound_arenas();
     if daemon && let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "no session of its own");
     }
@@ -109,26 +100,15 @@ pub fn prepare(daemon: bool) {
     }
 }
 
-/// The allocator reads its environment only when a process starts: one in the foreground starts over, as the same process.
-fn bound_arenas() {
-    if std::env::var_os(ARENAS.0).is_none() {
-        let mut args = std::env::args_os();
-        let mut again = Command::new("/proc/self/exe");
-        again.arg0(args.next().unwrap_or_default()).args(args).env(ARENAS.0, ARENAS.1);
-        // It returns only if it failed.
-        let error = again.exec();
-        tracing::debug!(%error, "cannot start over with fewer arenas");
-    }
-}
-
 /// Mounts `fs` and serves it until the mount is gone.
 pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliError> {
     let (events, received) = mpsc::channel();
     watch_signals(events.clone())?;
     uring::offer();
+    let writeback = fs.writeback_cache();
     let session = Session::mount(fs, service.mountpoint, &service.options)
         .map_err(|e| CliError::Failed(e.to_string()))?;
-    readahead::raise(service.mountpoint);
+    bdi::raise(service.mountpoint, writeback);
     let handle = session.handle();
     let serving = thread::Builder::new().name("session".into()).spawn(move || {
         session.wait();
@@ -156,16 +136,9 @@ pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliEr
 /// Returns when the mount has ended, or must: a first signal asks for it, a second one or the timeout forces it.
 fn await_end(handle: &Handle, received: &Receiver<Event>, stop_timeout: Duration) {
     let mut stage = Stage::Serving;
-    let mut memory = Tidy::default();
     loop {
         let event = match stage {
-            Stage::Serving => match received.recv_timeout(LOOK_AT_MEMORY) {
-                Err(RecvTimeoutError::Timeout) => {
-                    memory.look();
-                    continue;
-                }
-                event => event,
-            },
+            Stage::Serving => received.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Stage::Stopping => received.recv_timeout(stop_timeout),
             Stage::Forced => received.recv_timeout(FORCED),
         };

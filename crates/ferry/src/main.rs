@@ -2,6 +2,7 @@
 //!
 //! Where to start reading: `cli` is the command line, `mount` and `daemon` a mount's life, `control` what a running daemon is asked.
 
+mod bdi;
 mod bench;
 mod cert;
 mod cli;
@@ -20,7 +21,6 @@ mod mount;
 mod mounts;
 mod object;
 mod options;
-mod readahead;
 mod remote;
 mod replace;
 mod scrub;

@@ -38,8 +38,8 @@ pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) ->
         }
         return in_background(address.to_string().into(), mountpoint, args, options, log_level);
     }
-    if options.tls.is_some() || options.insecure || options.timeout.is_some() {
-        return Err(CliError::Usage("tls, insecure and timeout are for ferry://HOST/ only".into()));
+    if options.tls.is_some() || options.insecure || options.timeout.is_some() || !options.asynchronous {
+        return Err(CliError::Usage("tls, insecure, timeout and async are for ferry://HOST/ only".into()));
     }
     if args.create && mkfs::make_if_absent(&args.volume)? {
         eprintln!("ferry: made a new volume, {}", args.volume.display());

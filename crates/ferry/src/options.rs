@@ -25,6 +25,8 @@ allow_other         other users may use the mount (for a mount made by root this
 allow_root          accepted, as allow_other
 log=FILE            messages go to this file, not to the system log
 timeout=T           of ferry://: operations wait so long for a server that is gone, then they fail (the default is 60s)
+async=off           of ferry://: each change waits for the server (the default is on: where nobody else uses a directory or file, changes
+                    are answered at once, and sent to the server afterwards; see docs/semantics.md)
 tls=DIR             of ferry://: the client's certificate and key (ferry cert issue makes such a directory)
 insecure            of ferry://: no TLS, though the server is another machine
 noatime             access times are not kept (the default is relatime)
@@ -54,6 +56,8 @@ pub struct MountOptions {
     pub log: Option<PathBuf>,
     /// How long operations wait for a server that is gone; `None`: the default.
     pub timeout: Option<Duration>,
+    /// Changes need not wait for the server.
+    pub asynchronous: bool,
     /// Where the client's certificate is.
     pub tls: Option<PathBuf>,
     /// No TLS, wherever the server is.
@@ -85,6 +89,7 @@ impl Default for MountOptions {
             allow_other: false,
             log: None,
             timeout: None,
+            asynchronous: true,
             tls: None,
             insecure: false,
             noexec: false,
@@ -124,6 +129,7 @@ impl MountOptions {
             ("fast_flush", Some(time)) => self.fast_flush = Some(parse_duration(time)?),
             ("idle_poll", Some(word @ ("on" | "off"))) => self.idle_poll = word == "on",
             ("timeout", Some(time)) => self.timeout = Some(parse_duration(time)?),
+            ("async", Some(word @ ("on" | "off"))) => self.asynchronous = word == "on",
             ("insecure", None) => self.insecure = true,
             ("tls", Some(dir)) if !dir.is_empty() => self.tls = Some(PathBuf::from(dir)),
             ("log", Some(file)) if !file.is_empty() => {
@@ -177,6 +183,7 @@ impl MountOptions {
         words.extend(self.fast_flush.map(fast_flush_word));
         words.extend((!self.idle_poll).then(|| "idle_poll=off".to_owned()));
         words.extend(self.timeout.map(|time| format!("timeout={}ms", time.as_millis())));
+        words.extend((!self.asynchronous).then(|| "async=off".to_owned()));
         words.extend(self.insecure.then(|| "insecure".to_owned()));
         words.extend(self.allow_other.then(|| "allow_other".to_owned()));
         let flags = [
@@ -305,7 +312,7 @@ mod tests {
 
     #[test]
     fn the_daemon_gets_what_the_user_said() {
-        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,insecure,allow_other,noexec,nodev,noatime";
+        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,noatime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }

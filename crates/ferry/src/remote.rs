@@ -75,6 +75,7 @@ pub fn serve(
         path: address.path.clone().into_bytes(),
         name: rustix::system::uname().nodename().to_bytes().to_vec(),
         timeout: options.timeout.unwrap_or(TIMEOUT),
+        asynchronous: options.asynchronous,
     };
     let connector = Arc::new(TcpConnector::new(address.clone(), tls));
     let fs = RemoteFs::connect(connector, client, &Env::real()).map_err(failed)?;

@@ -51,8 +51,13 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// A duration from `5`, `5s` (seconds), `500ms`, `2m` or `1h`.
-/// A duration from `5`, `5s` (seconds), `500ms`, `50us` or `2m`.
+/// A time in which something is to happen: a duration, but not none at all.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text)?;
+    if time.is_zero() { Err("nothing happens in no time".into()) } else { Ok(time) }
+}
+
+/// A duration from `5`, `5s` (seconds), `500ms`, `50us`, `2m` or `1h`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a duration: write for example 500ms, 5s, 2m or 1h");
     let text = text.trim();

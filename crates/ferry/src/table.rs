@@ -82,6 +82,8 @@ fn cell(key: &str, value: &Value) -> String {
         Value::Array(items) => {
             items.iter().map(|v| cell(key, v).trim().to_owned()).collect::<Vec<_>>().join(" ")
         }
+        // Of nothing there is no average.
+        Value::Null => format!("{:>12}", "-"),
         Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
         other => other.to_string(),
     }

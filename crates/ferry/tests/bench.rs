@@ -149,3 +149,41 @@ fn an_interrupted_run_leaves_nothing() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "ferry: interrupted\n");
     assert!(is_empty(dir.path()), "nothing is left");
 }
+
+#[test]
+fn programs_work_on_mounts_of_the_benchs_own_which_are_gone_afterwards() {
+    let dir = TempDir::new().expect("a directory");
+    let (tree, tar, volumes) =
+        (dir.path().join("tree"), dir.path().join("t.tar"), dir.path().join("volumes"));
+    std::fs::create_dir_all(tree.join("below")).expect("a directory");
+    std::fs::create_dir(&volumes).expect("a directory");
+    std::fs::write(tree.join("below/file"), "contents").expect("a file");
+    let packed = Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(&tree).arg(".").status();
+    assert!(packed.expect("tar runs").success());
+    let mounts = ["--rounds", "1", "--json", "-", "--rtt", "0us", "--local", "--volumes", path(&volumes)];
+    let untar = json(&[&["bench", "untar", "--tar", path(&tar)][..], &mounts].concat());
+    let create = json(&[&["bench", "create", "--shell", "--files", "20"][..], &mounts].concat());
+    for (report, value, expected) in [(&untar, "entries", Some(2.0)), (&create, "create_s", None)] {
+        let variants = report["cases"][0]["variants"].as_array().expect("variants");
+        let ends = |n: usize, name: &str| variants[n]["name"].as_str().is_some_and(|all| all.ends_with(name));
+        assert!(variants.len() == 2 && ends(0, "/local") && ends(1, "/rtt-0us"), "{report}");
+        for variant in variants {
+            let got = variant["values"][value][0].as_f64();
+            assert!(got.is_some() && (expected.is_none() || got == expected), "{variant}");
+        }
+    }
+    assert!(is_empty(&volumes), "nothing is left");
+}
+
+#[test]
+fn what_cannot_come_to_anything_is_refused_before_it_begins() {
+    let refused = |args: &[&str], code: i32, why: &str| {
+        let output = ferry(&[&["bench", "fserver", "--rounds", "1"], args].concat());
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{output:?}");
+    };
+    refused(&["--time", "0"], 2, "nothing happens in no time");
+    // Each would take an hour otherwise.
+    refused(&["--time", "1h", "--json", "/nonexistent/report"], 1, "cannot write the report");
+    refused(&["--time", "1h", "--html", "/nonexistent/report"], 1, "cannot write the report");
+}

@@ -15,7 +15,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{ReadWriteFlags, pwritev2};
 use serde_json::Value;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use volume::{Owned, Volume};
@@ -69,6 +69,14 @@ impl Place {
         match &self.kind {
             Kind::Mounted(place) => Dir::Mounted(place.root()),
             Kind::Volume(volume) => Dir::Volume(Owned::root(volume)),
+        }
+    }
+
+    /// The same as a path; `None` in process.
+    pub fn path(&self) -> Option<PathBuf> {
+        match &self.kind {
+            Kind::Mounted(place) => Some(place.root().path().to_owned()),
+            Kind::Volume(_) => None,
         }
     }
 

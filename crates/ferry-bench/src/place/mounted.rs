@@ -152,6 +152,10 @@ impl MountedDir {
         Ok(Self { fd: rustix::fs::open(&path, flags, Mode::empty())?, path })
     }
 
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub fn mkdir(&self, name: &str) -> io::Result<Arc<Self>> {
         mkdirat(&self.fd, name, Mode::from(0o755))?;
         self.open_dir(name)

@@ -5,8 +5,8 @@
 
 use crate::inode::Inode;
 use parking_lot::Mutex;
-use std::collections::{HashSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Something that eviction may take from a file.
@@ -27,11 +27,44 @@ pub enum Verdict {
     Later,
 }
 
+/// Something in the clock, and its place there: what went and came back has a new one.
+type Entry = (Weak<Inode>, Item, u64);
+
 /// What could be evicted, in the order in which it is looked at.
 struct Clock {
-    queue: VecDeque<(Weak<Inode>, Item)>,
+    /// The oldest entries, where stale ones are being looked for: those that are not. They come before `queue`.
+    swept: VecDeque<Entry>,
+    queue: VecDeque<Entry>,
     /// The length at which stale entries are looked for: twice what was left the last time.
     sweep_at: usize,
+    /// The newest place.
+    last: u64,
+}
+
+impl Clock {
+    fn len(&self) -> usize {
+        self.swept.len() + self.queue.len()
+    }
+
+    fn pop(&mut self) -> Option<Entry> {
+        self.swept.pop_front().or_else(|| self.queue.pop_front())
+    }
+
+    /// Goes on looking for entries that what went without eviction has left behind; `false`: it has come to its end.
+    fn sweep(&mut self, most: usize) -> bool {
+        for _ in 0..most {
+            let Some(entry) = self.queue.pop_front() else {
+                std::mem::swap(&mut self.queue, &mut self.swept);
+                self.sweep_at = CLOCK_MIN.max(2 * self.queue.len());
+                return false;
+            };
+            let (inode, item, place) = &entry;
+            if inode.upgrade().is_some_and(|inode| inode.file.may_evict(*item, *place)) {
+                self.swept.push_back(entry);
+            }
+        }
+        true
+    }
 }
 
 /// Memory of all files together.
@@ -40,6 +73,8 @@ pub struct Cache {
     used: AtomicUsize,
     dirty: AtomicUsize,
     clock: Mutex<Clock>,
+    /// Stale entries are being looked for.
+    sweeping: AtomicBool,
     evicted: AtomicUsize,
 }
 
@@ -50,7 +85,13 @@ impl Cache {
             limit,
             used: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
-            clock: Mutex::new(Clock { queue: VecDeque::new(), sweep_at: CLOCK_MIN }),
+            clock: Mutex::new(Clock {
+                swept: VecDeque::new(),
+                queue: VecDeque::new(),
+                sweep_at: CLOCK_MIN,
+                last: 0,
+            }),
+            sweeping: AtomicBool::new(false),
             evicted: AtomicUsize::new(0),
         })
     }
@@ -74,7 +115,7 @@ impl Cache {
     /// Entries of the clock.
     #[cfg(test)]
     pub fn entries(&self) -> usize {
-        self.clock.lock().queue.len()
+        self.clock.lock().len()
     }
     /// Counts memory.
     pub fn charge(&self, more: usize, less: usize) {
@@ -85,36 +126,48 @@ impl Cache {
         change(&self.dirty, more, less);
     }
 
-    /// Puts `item` into the clock; the caller has noted in it that it is there.
-    pub fn enter(&self, inode: &Arc<Inode>, item: Item) {
+    /// Puts `item` into the clock; its place there, which the caller notes in it.
+    pub fn enter(&self, inode: &Arc<Inode>, item: Item) -> u64 {
         let mut clock = self.clock.lock();
-        clock.queue.push_back((Arc::downgrade(inode), item));
-        // What went without eviction leaves entries behind; what came back then stands there twice.
-        if clock.queue.len() > clock.sweep_at {
-            let mut seen = HashSet::new();
-            clock.queue.retain(|(inode, item)| {
-                inode.upgrade().is_some_and(|i| i.file.may_evict(*item))
-                    && seen.insert((inode.as_ptr(), *item))
-            });
-            clock.sweep_at = CLOCK_MIN.max(2 * clock.queue.len());
+        clock.last += 1;
+        let place = clock.last;
+        clock.queue.push_back((Arc::downgrade(inode), item, place));
+        if clock.len() > clock.sweep_at {
+            self.sweeping.store(true, Ordering::Relaxed);
+        }
+        place
+    }
+
+    /// Looks for stale entries, if there may be many. Called without any lock of a file.
+    fn sweep(&self, most: usize) {
+        if self.sweeping.load(Ordering::Relaxed) && !self.clock.lock().sweep(most) {
+            self.sweeping.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The same, to the end, by a thread that has the time.
+    pub fn tidy(&self) {
+        while self.sweeping.load(Ordering::Relaxed) {
+            self.sweep(SWEEP_LONG);
         }
     }
 
     /// Brings the cache below its bound, as far as what is clean allows.
     pub fn shrink(&self) {
+        self.sweep(SWEEP_STEP);
         if self.used() <= self.limit {
             return;
         }
-        let mut left = 2 * self.clock.lock().queue.len();
+        let mut left = 2 * self.clock.lock().len();
         while self.used() > self.limit && left > 0 {
             left -= 1;
-            let Some((weak, item)) = self.clock.lock().queue.pop_front() else { return };
+            let Some((weak, item, place)) = self.clock.lock().pop() else { return };
             let Some(inode) = weak.upgrade() else { continue };
-            match inode.file.evict(item) {
+            match inode.file.evict(item, place) {
                 Verdict::Gone => {
                     self.evicted.fetch_add(1, Ordering::Relaxed);
                 }
-                Verdict::Later => self.clock.lock().queue.push_back((weak, item)),
+                Verdict::Later => self.clock.lock().queue.push_back((weak, item, place)),
             }
         }
     }
@@ -122,11 +175,42 @@ impl Cache {
 
 /// Entries among which nobody looks for stale ones.
 const CLOCK_MIN: usize = 4096;
+/// Entries looked at in passing: there may be a million, and everybody waits meanwhile.
+const SWEEP_STEP: usize = 16;
+/// The same, where the thread has nothing else to do.
+const SWEEP_LONG: usize = 512;
 
 fn change(counter: &AtomicUsize, more: usize, less: usize) {
     if more > less {
         counter.fetch_add(more - less, Ordering::Relaxed);
     } else if less > more {
         counter.fetch_sub(less - more, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::InodeRecord;
+
+    /// However many entries lead nowhere, nobody waits while all of them are looked at.
+    #[test]
+    fn what_leads_nowhere_goes_a_few_at_a_time() {
+        let cache = Cache::new(1 << 20);
+        let inode = Arc::new(Inode::new(5, InodeRecord::default()));
+        let mut most = 0;
+        for index in 0..5 * CLOCK_MIN as u64 {
+            cache.enter(&inode, Item::Folio(index));
+            let before = cache.entries();
+            most = most.max(before);
+            cache.shrink();
+            assert!(before - cache.entries() <= SWEEP_STEP);
+        }
+        assert!(most <= CLOCK_MIN + 2, "{most} entries");
+        for index in 0..2 * CLOCK_MIN as u64 {
+            cache.enter(&inode, Item::Folio(index));
+        }
+        cache.tidy();
+        assert_eq!(cache.entries(), 0);
     }
 }

@@ -159,19 +159,23 @@ impl DataStore {
     fn empty(&self, victim: Victim, progress: &mut Progress, journal: &Journal) -> Result<(), FsError> {
         let before = self.table.record(victim.segment).live;
         let (entries, readable) = self.entries(victim)?;
-        self.move_entries(victim.segment, entries, journal)?;
+        let mut going = self.move_entries(victim.segment, entries, journal)?;
         if self.table.record(victim.segment).live > 0 && readable {
-            // A summary is lost: ask every extent on the volume.
-            tracing::warn!(
-                segment = victim.segment,
-                "a segment's summaries are incomplete; looking through all extents"
-            );
+            // A summary is lost, or the file is being removed: ask every extent on the volume.
+            if !going {
+                tracing::warn!(
+                    segment = victim.segment,
+                    "a segment's summaries are incomplete; looking through all extents"
+                );
+            }
             let entries = self.scan_extents(victim.segment, journal)?;
-            self.move_entries(victim.segment, entries, journal)?;
+            going |= self.move_entries(victim.segment, entries, journal)?;
         }
         let after = self.table.record(victim.segment).live;
         if after > 0 && after >= before {
-            tracing::warn!(segment = victim.segment, live = after, "a segment cannot be cleaned");
+            if !going {
+                tracing::warn!(segment = victim.segment, live = after, "a segment cannot be cleaned");
+            }
             progress.stuck.insert(victim.segment);
         } else {
             count(&self.counters.cleaned_segments, 1);
@@ -216,8 +220,14 @@ impl DataStore {
         Ok(found)
     }
 
-    /// Moves what is live of `entries`, file by file, in batches.
-    fn move_entries(&self, segment: u32, mut entries: Vec<Entry>, journal: &Journal) -> Result<(), FsError> {
+    /// Moves what is live of `entries`, file by file, in batches. What is of a file that is being removed stays (`true`): it goes with it.
+    fn move_entries(
+        &self,
+        segment: u32,
+        mut entries: Vec<Entry>,
+        journal: &Journal,
+    ) -> Result<bool, FsError> {
+        let mut going = false;
         entries.sort_by_key(|e| (e.ino, e.file_block, e.at));
         let source = self.source()?;
         for of_file in entries.chunk_by(|a, b| a.ino == b.ino) {
@@ -231,6 +241,7 @@ impl DataStore {
                 Err(error) => return Err(error),
             };
             if inode.file.dead.load(std::sync::atomic::Ordering::Acquire) {
+                going = true;
                 continue;
             }
             match self.move_of_file(&inode, segment, of_file, journal) {
@@ -240,7 +251,7 @@ impl DataStore {
                 done => done?,
             }
         }
-        Ok(())
+        Ok(going)
     }
 
     fn move_of_file(

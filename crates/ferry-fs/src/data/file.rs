@@ -156,18 +156,16 @@ impl FileData {
         })
     }
 
-    /// `item` is there and stands in the clock (or somebody is at it). Waits for nobody.
-    pub(super) fn may_evict(&self, item: Item) -> bool {
-        self.pages.try_read().is_none_or(|pages| match item {
-            Item::Folio(index) => pages.folio(index).is_some_and(|f| f.in_clock),
-            Item::Window(index) => pages.window(index).is_some(),
-        })
+    /// `item` is there and has this place in the clock (or somebody is at it). Waits for nobody.
+    pub(super) fn may_evict(&self, item: Item, place: u64) -> bool {
+        self.pages.try_read().is_none_or(|pages| pages.clock(item) == place)
     }
 
     /// Takes `item` away if it is clean and was not used since the clock last came by. Waits for nobody.
-    pub(super) fn evict(&self, item: Item) -> Verdict {
+    pub(super) fn evict(&self, item: Item, place: u64) -> Verdict {
         let Some(mut pages) = self.pages.try_write() else { return Verdict::Later };
         match item {
+            _ if pages.clock(item) != place => Verdict::Gone,
             Item::Folio(index) => pages.evict_folio(index),
             Item::Window(index) => match self.extents.busy.try_lock() {
                 Some(busy) if !*busy => pages.evict_window(index),
@@ -209,7 +207,8 @@ pub struct Pages {
 struct LoadedWindow {
     window: Arc<Window>,
     referenced: AtomicBool,
-    in_clock: bool,
+    /// Its place in the clock.
+    clock: u64,
 }
 
 /// What is known of a block's place.
@@ -256,6 +255,10 @@ impl Pages {
             self.hide(index);
             self.charge(0, folio.memory());
         }
+        // An empty tree keeps a node: 300 bytes in both, for each small file that the kernel remembers.
+        if self.folios.is_empty() {
+            (self.folios, self.dirty) = Default::default();
+        }
     }
 
     /// Where `block` is. `mapped` is the number of blocks that the file maps at all: without any, there is nothing to load.
@@ -279,19 +282,30 @@ impl Pages {
         Some(&loaded.window)
     }
 
-    /// Sets a window; tells whether it has to enter the clock.
-    pub fn set_window(&mut self, index: u64, window: Arc<Window>) -> bool {
+    /// The place of `item` in the clock; 0: it has none.
+    fn clock(&self, item: Item) -> u64 {
+        match item {
+            Item::Folio(index) => self.folio(index).map_or(0, |folio| folio.clock),
+            Item::Window(index) => {
+                let at = self.windows.binary_search_by_key(&index, |w| w.0);
+                at.map_or(0, |at| self.windows[at].1.clock)
+            }
+        }
+    }
+
+    /// Sets a window, and puts it into the clock. Memory is counted already.
+    pub fn set_window(&mut self, inode: &Arc<Inode>, index: u64, window: Arc<Window>) {
         self.charge(window.memory(), 0);
         match self.windows.binary_search_by_key(&index, |w| w.0) {
             Ok(at) => {
                 self.charge(0, self.windows[at].1.window.memory());
                 self.windows[at].1.window = window;
-                !std::mem::replace(&mut self.windows[at].1.in_clock, true)
             }
             Err(at) => {
-                let loaded = LoadedWindow { window, referenced: AtomicBool::new(true), in_clock: true };
+                let clock =
+                    self.owner.as_ref().map_or(0, |(cache, _)| cache.enter(inode, Item::Window(index)));
+                let loaded = LoadedWindow { window, referenced: AtomicBool::new(true), clock };
                 self.windows.insert(at, (index, loaded));
-                true
             }
         }
     }
@@ -309,7 +323,7 @@ impl Pages {
     fn evict_folio(&mut self, index: u64) -> Verdict {
         let Some(folio) = self.folios.get_mut(&index) else { return Verdict::Gone };
         if folio.dirty != 0 {
-            folio.in_clock = false; // it comes back when it is clean
+            folio.clock = 0; // it comes back when it is clean
             return Verdict::Gone;
         }
         if folio.second_chance() || !folio.is_idle() {
@@ -425,9 +439,9 @@ impl Pages {
     pub fn settle(&mut self, inode: &Arc<Inode>, index: u64) {
         if let (Some(folio), Some((cache, _))) = (self.folios.get_mut(&index), &self.owner)
             && folio.dirty == 0
-            && !std::mem::replace(&mut folio.in_clock, true)
+            && folio.clock == 0
         {
-            cache.enter(inode, Item::Folio(index));
+            folio.clock = cache.enter(inode, Item::Folio(index));
         }
     }
 

@@ -151,6 +151,7 @@ impl DataStore {
         if self.queue.oldest().is_some_and(|oldest| oldest <= since) {
             self.write_back_since(since, Busy::Skip)?;
         }
+        self.cache.tidy();
         Ok(())
     }
 }

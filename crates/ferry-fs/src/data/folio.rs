@@ -37,8 +37,8 @@ pub struct Folio {
     pub promised: u16,
     /// Dirty blocks over holes.
     pub over_hole: u16,
-    /// It stands in the clock.
-    pub in_clock: bool,
+    /// Its place in the clock; 0: none.
+    pub clock: u64,
     /// Batches that are writing blocks of it.
     flying: Vec<Arc<Batch>>,
 }
@@ -52,7 +52,7 @@ impl Folio {
             dirty: 0,
             promised: 0,
             over_hole: 0,
-            in_clock: false,
+            clock: 0,
             flying: Vec::new(),
         }
     }

@@ -5,6 +5,7 @@
 //! `docs/locking.md` states the order of locks, `docs/format.md` what is on the device.
 
 mod ahead;
+mod aside;
 mod batch;
 mod cache;
 mod cleaner;
@@ -20,6 +21,7 @@ mod queue;
 mod read;
 mod resize;
 mod row;
+mod rwsem;
 mod segments;
 mod send;
 mod share;
@@ -31,6 +33,7 @@ mod tests;
 mod write;
 mod writeback;
 
+pub use aside::Aside;
 pub(crate) use extents::WINDOW_BLOCKS;
 pub use file::FileData;
 pub(crate) use writeback::Busy;
@@ -39,6 +42,7 @@ use crate::api::{Errno, Ino, Timestamp};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{BLOCK, InodeRecord};
+use crate::order::{Guard, Rank};
 use batch::Traffic;
 use cache::Cache;
 use ferry_device::{BlockDevice, Env};
@@ -46,6 +50,7 @@ use ferry_journal::{Geometry, Journal, JournalClient, JournalError, Recovered, S
 use flusher::Signal;
 use parking_lot::Mutex;
 use queue::Queue;
+use rwsem::{Reading, Rwsem, Writing};
 use segments::Table;
 use space::Space;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -83,7 +88,7 @@ pub enum Locking {
     Range,
     /// The same for writes inside one folio; longer ones exclude everybody, and readers take the lock.
     Folio,
-    /// A writer everybody.
+    /// A writer everybody, by the rules of the lock that XFS uses.
     Inode,
 }
 
@@ -122,6 +127,8 @@ pub enum Touch<'a> {
     Nothing,
     /// The times of the last change.
     Times(Timestamp),
+    /// The same, to the nanosecond: somebody was shown them.
+    Exactly(Timestamp),
     /// Whatever this does, under the inode lock; for writes of more than 1 MiB more than once.
     Edit(&'a mut dyn FnMut(&mut InodeRecord)),
 }
@@ -130,7 +137,7 @@ impl Touch<'_> {
     fn apply(&mut self, rec: &mut InodeRecord) {
         match self {
             Touch::Nothing => {}
-            Touch::Times(now) => (rec.mtime, rec.ctime) = (*now, *now),
+            Touch::Times(now) | Touch::Exactly(now) => (rec.mtime, rec.ctime) = (*now, *now),
             Touch::Edit(edit) => edit(rec),
         }
     }
@@ -143,13 +150,6 @@ pub enum At {
     Offset(u64),
     /// At the end of the file, as of the moment of the write. Appends are never interleaved.
     End,
-}
-
-/// What an operation is about to add, for [`DataStore::admit`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Growth {
-    /// Names, records, attributes.
-    Metadata,
 }
 
 /// Space in bytes.
@@ -252,6 +252,8 @@ pub struct DataStore {
     signal: Arc<Signal>,
     ahead: Arc<ahead::Jobs>,
     counters: Counters,
+    /// Of `Locking::Inode`; an inode has one of them by its number.
+    old_locks: Box<[Rwsem]>,
 }
 
 impl DataStore {
@@ -272,10 +274,26 @@ impl DataStore {
             signal: Arc::default(),
             ahead: Arc::default(),
             counters: Counters::default(),
+            old_locks: match options.locking {
+                Locking::Inode => (0..OLD_LOCKS).map(|_| Rwsem::default()).collect(),
+                Locking::Range | Locking::Folio => Box::default(),
+            },
             dev,
             options,
             env,
         })
+    }
+
+    /// Under `Locking::Inode`: no writer comes between.
+    fn old_read(&self, inode: &Inode) -> Option<Guard<Reading<'_>>> {
+        let old = self.old_locks.get(inode.ino as usize % OLD_LOCKS)?;
+        Some(Guard::wait(Rank::Old, || old.read()))
+    }
+
+    /// Under `Locking::Inode`: nobody comes between.
+    fn old_write(&self, inode: &Inode) -> Option<Guard<Writing<'_>>> {
+        let old = self.old_locks.get(inode.ino as usize % OLD_LOCKS)?;
+        Some(Guard::wait(Rank::Old, || old.write()))
     }
 
     /// Loads the segment table, finishes interrupted truncations and starts the background thread. Neither `journal` nor
@@ -363,17 +381,6 @@ impl DataStore {
         file::show_blocks(&mut state, &pages);
         drop(pages);
         self.queue.leave(inode);
-    }
-
-    /// `ENOSPC` when there is no room for what an operation adds to the metadata.
-    pub fn admit(&self, growth: Growth) -> Result<(), FsError> {
-        match growth {
-            Growth::Metadata if self.space.admits() => Ok(()),
-            Growth::Metadata => {
-                self.shrink_home()?;
-                if self.space.admits() { Ok(()) } else { Err(Errno(libc::ENOSPC).into()) }
-            }
-        }
     }
 
     /// The device below all caches.
@@ -495,6 +502,8 @@ impl JournalClient for DataStore {
 const RECORD_BYTES: u32 = 256 + crate::keys::INLINE_MAX as u32;
 /// Largest piece of a read or write that happens under one lock, in bytes.
 const PIECE: usize = 1 << 20;
+/// So many inodes can be read and written at a time under `Locking::Inode`.
+const OLD_LOCKS: usize = 64;
 
 /// Changes attributes under the inode lock.
 type AttrEdit<'a> = &'a mut dyn FnMut(&mut InodeRecord);

@@ -9,7 +9,7 @@ use super::file::{Known, Pages, PagesShared};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
 use super::frame::Frame;
 use super::share::{WAITS_MAX as WAITS_FOR_FRAMES, busy_frame};
-use super::{DataStore, PIECE, ahead::missing, cache::Item, count};
+use super::{DataStore, PIECE, ahead::missing, count};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::BLOCK;
@@ -72,6 +72,7 @@ enum Lack {
 impl DataStore {
     /// Reads at `offset`; fewer bytes than asked only at the end of the file.
     pub fn read(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Result<usize, FsError> {
+        let _old = self.old_read(inode);
         let mut done = 0;
         while done < out.len() {
             let want = (out.len() - done).min(PIECE);
@@ -94,6 +95,7 @@ impl DataStore {
 
     /// The same if all of it is in memory; otherwise `None`, and nothing was asked of the device.
     pub fn read_cached(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Option<usize> {
+        let _old = self.old_read(inode);
         if out.len() <= PIECE && self.read_free(inode, offset, out) {
             self.read_on(inode, offset, out.len(), inode.file.readable.load(Ordering::Relaxed), false);
             return Some(out.len());
@@ -330,9 +332,7 @@ impl DataStore {
             let mut pages = inode.file.pages.write();
             if pages.map_version == version {
                 pages.attach(&self.cache, &inode.file);
-                if pages.set_window(index, Arc::new(window)) {
-                    self.cache.enter(inode, Item::Window(index));
-                }
+                pages.set_window(inode, index, Arc::new(window));
                 return Ok(());
             }
         }

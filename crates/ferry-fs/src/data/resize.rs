@@ -6,7 +6,7 @@ use super::file::{ExtentsGuard, Pages, show_blocks, zero_tail};
 use super::row::{Claim, Want};
 use super::write::{Ready, apply, prepare};
 use super::{AttrEdit, DataStore, RECORD_BYTES};
-use crate::api::{Errno, Ino};
+use crate::api::{AsideId, Errno, Ino};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, BLOCK, InodeRecord, Key, Number};
@@ -43,26 +43,37 @@ impl DataStore {
         size: u64,
         edit: &mut dyn FnMut(&mut InodeRecord),
     ) -> Result<Seq, FsError> {
+        self.set_size_from(None, inode, size, edit)
+    }
+
+    /// The same; its space is taken from what was set aside, if there is enough.
+    pub fn set_size_from(
+        &self,
+        aside: Option<AsideId>,
+        inode: &Arc<Inode>,
+        size: u64,
+        edit: &mut dyn FnMut(&mut InodeRecord),
+    ) -> Result<Seq, FsError> {
         self.writable()?;
         if size > i64::MAX as u64 {
             return Err(Errno(libc::EFBIG).into());
         }
-        self.resize(inode, size, true, edit)
+        self.resize(self.space.claim_from(self.purse(aside)), inode, size, true, edit)
     }
 
     /// Extends the file to `size`; one that is as long already stays as it is.
     pub(super) fn grow(&self, inode: &Arc<Inode>, size: u64) -> Result<Seq, FsError> {
-        self.resize(inode, size, false, &mut |_| {})
+        self.resize(self.space.claim(), inode, size, false, &mut |_| {})
     }
 
     fn resize(
         &self,
+        mut claim: Claim<'_>,
         inode: &Arc<Inode>,
         size: u64,
         may_cut: bool,
         edit: AttrEdit<'_>,
     ) -> Result<Seq, FsError> {
-        let mut claim = self.space.claim();
         loop {
             let guard = self.extents_right(inode, &*self.journal()?)?;
             if may_cut && size < inode.state.share().rec.size {
@@ -336,7 +347,10 @@ impl DataStore {
             let seq = self.table.commit(txn, &piece.delta, 0, None, &self.space);
             self.note_seq(Some(inode), seq);
             match piece.next {
-                Some(next) => from = next,
+                Some(next) => {
+                    from = next;
+                    journal.give_way()?;
+                }
                 None => {
                     drop(guard);
                     return Ok(seq);

@@ -4,6 +4,8 @@
 //! look again among those who came later, to whom nothing is given while anybody stands there. So nobody starves, nobody is woken to find
 //! nothing, and an error means that nothing could be made, not that others were faster.
 
+use std::sync::Arc;
+
 use super::sync::{
     AtomicI64, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, hand_over, lock, wait_for as sleep,
 };
@@ -99,6 +101,47 @@ impl Free {
     }
 }
 
+/// Space that was taken before anybody wanted it, for the changes of one client.
+#[derive(Default)]
+pub struct Purse {
+    blocks: AtomicI64,
+    inodes: AtomicI64,
+}
+
+impl Purse {
+    /// More of it.
+    pub fn put(&self, blocks: i64, inodes: i64) {
+        self.blocks.fetch_add(blocks, Ordering::Relaxed);
+        self.inodes.fetch_add(inodes, Ordering::Relaxed);
+    }
+
+    /// What is left of it: blocks, and inodes.
+    pub fn left(&self) -> (i64, i64) {
+        (self.blocks.load(Ordering::Relaxed), self.inodes.load(Ordering::Relaxed))
+    }
+
+    /// Takes so much, all or nothing.
+    pub fn draw(&self, blocks: i64, inodes: i64) -> bool {
+        let less = |of: &AtomicI64, by: i64| {
+            let left = |has: i64| (has >= by).then_some(has - by);
+            by == 0 || of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
+        };
+        if !less(&self.inodes, inodes) {
+            return false;
+        }
+        let drawn = less(&self.blocks, blocks);
+        if !drawn {
+            self.inodes.fetch_add(inodes, Ordering::Relaxed);
+        }
+        drawn
+    }
+
+    /// Takes all that is left.
+    pub fn empty(&self) -> (i64, i64) {
+        (self.blocks.swap(0, Ordering::Relaxed), self.inodes.swap(0, Ordering::Relaxed))
+    }
+}
+
 /// Whose turn it is. It comes to those who wait in the order in which they came.
 struct Turn<'f> {
     free: &'f Free,
@@ -128,17 +171,22 @@ pub struct Claim<'f> {
     blocks: i64,
     /// It is counted among those who have taken something.
     counted: bool,
+    /// Where it takes from first.
+    purse: Option<Arc<Purse>>,
 }
 
 impl<'f> Claim<'f> {
     /// Nothing yet.
-    pub fn new(free: &'f Free) -> Self {
-        Self { free, blocks: 0, counted: false }
+    pub fn new(free: &'f Free, purse: Option<Arc<Purse>>) -> Self {
+        Self { free, blocks: 0, counted: false, purse }
     }
 
     /// Takes what is wanted for good, out of what it has if that will do; the rest of it is given back. `false`: it has to wait.
     pub fn take(&mut self, want: Want) -> bool {
         if want.blocks > self.blocks {
+            if self.purse.as_ref().is_some_and(|purse| purse.draw(want.blocks, 0)) {
+                return true;
+            }
             if self.counted || !self.free.come() {
                 return false;
             }

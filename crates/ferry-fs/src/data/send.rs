@@ -382,10 +382,9 @@ impl DataStore {
         if !edits.is_empty() {
             pages.map_version += 1;
         }
+        pages.attach(&self.cache, &inode.file);
         for edit in edits {
-            if pages.set_window(edit.index, Arc::new(edit.window)) {
-                self.cache.enter(inode, super::cache::Item::Window(edit.index));
-            }
+            pages.set_window(inode, edit.index, Arc::new(edit.window));
         }
     }
 

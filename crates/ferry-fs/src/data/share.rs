@@ -7,11 +7,10 @@
 use super::file::{FileData, Pages, folios};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
 use super::frame::{Frame, copied};
-use super::row::{Claim, Want};
+use super::row::{Claim, Purse, Want};
 use super::space::Space;
 use super::write::{Plan, Ready, dirty_blocks, prepare};
-use super::{DataStore, Locking, PIECE};
-use crate::api::Timestamp;
+use super::{DataStore, Locking, PIECE, Touch};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{BLOCK, INLINE_MAX};
@@ -91,19 +90,20 @@ impl DataStore {
     /// Writes up to 1 MiB at `offset` under the shared inode lock; `false`: this takes the exclusive one.
     pub(super) fn write_shared(
         &self,
+        purse: &Option<Arc<Purse>>,
         inode: &Arc<Inode>,
         offset: u64,
         data: &[u8],
-        now: Option<Timestamp>,
+        touch: &Touch<'_>,
     ) -> Result<bool, FsError> {
         if self.options.locking == Locking::Inode
             || (self.options.locking == Locking::Folio && parts(offset, data.len()).nth(1).is_some())
         {
             return Ok(false);
         }
-        let (mut waits, mut claim) = (0, self.space.claim());
+        let (mut waits, mut claim) = (0, self.space.claim_from(purse.clone()));
         while waits < WAITS_MAX {
-            match self.try_shared(inode, offset, data, now, &mut claim) {
+            match self.try_shared(inode, offset, data, touch, &mut claim) {
                 Try::Done => return Ok(true),
                 Try::Exclusive => return Ok(false),
                 Try::Load(window) => self.load_window(inode, window)?,
@@ -123,7 +123,7 @@ impl DataStore {
         inode: &Arc<Inode>,
         offset: u64,
         data: &[u8],
-        now: Option<Timestamp>,
+        touch: &Touch<'_>,
         claim: &mut Claim<'_>,
     ) -> Try {
         let state = inode.state.share();
@@ -161,8 +161,10 @@ impl DataStore {
         drop(pages);
         fill_in(&frames, offset, data);
         finish(&frames);
-        if let Some(now) = now {
-            inode.state.note_write(now);
+        match touch {
+            Touch::Times(now) => inode.state.note_write(*now),
+            Touch::Exactly(now) => inode.state.note_write_exactly(*now),
+            Touch::Nothing | Touch::Edit(_) => {}
         }
         self.mark_dirty(inode);
         Try::Done

@@ -10,11 +10,12 @@
 use ferry_device::BlockDevice;
 use ferry_journal::{Geometry, Seq, home_unit_bytes};
 use parking_lot::Mutex;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use super::row::{Claim, Free, Want};
+use super::row::{Claim, Free, Purse, Want};
+use crate::api::AsideId;
 use crate::keys::BLOCK;
 
 /// Segments that only the cleaner takes.
@@ -78,6 +79,9 @@ pub struct Space {
     pool: Mutex<Pool>,
     /// Free as soon as the context is stamped. Commits add to it, so it is held over nothing.
     pending: Mutex<VecDeque<(Seq, u32)>>,
+    /// What was set aside; nothing is locked inside it.
+    pub(super) asides: Mutex<BTreeMap<AsideId, Arc<Purse>>>,
+    newest_aside: AtomicU64,
 }
 
 /// Blocks of a segment that can hold data, the least that its summaries leave.
@@ -108,6 +112,8 @@ impl Space {
             stamped: AtomicU64::new(0),
             pool: Mutex::new(pool),
             pending: Mutex::default(),
+            asides: Mutex::default(),
+            newest_aside: AtomicU64::new(0),
         }
     }
 
@@ -206,7 +212,20 @@ impl Space {
 
     /// For an operation that needs space: to be asked before it changes anything.
     pub fn claim(&self) -> Claim<'_> {
-        Claim::new(&self.free)
+        Claim::new(&self.free, None)
+    }
+
+    /// The same, for one that takes from what was set aside first.
+    pub fn claim_from(&self, purse: Option<Arc<Purse>>) -> Claim<'_> {
+        Claim::new(&self.free, purse)
+    }
+
+    /// A place to set space aside in.
+    pub fn new_purse(&self) -> (AsideId, Arc<Purse>) {
+        let id = AsideId(self.newest_aside.fetch_add(1, Ordering::Relaxed) + 1);
+        let purse = Arc::<Purse>::default();
+        self.asides.lock().insert(id, purse.clone());
+        (id, purse)
     }
 
     /// Somebody waits for space.

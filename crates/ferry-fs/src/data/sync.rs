@@ -1,8 +1,12 @@
-//! The locks and atomics of the code that is model-checked: `tests/frame_model.rs` and `tests/row_model.rs` compile `frame.rs` and
-//! `row.rs` against the model checkers' versions of the same names.
+//! The locks and atomics of the code that is model-checked: `tests/frame_model.rs`, `tests/row_model.rs` and `tests/rwsem_model.rs` compile
+//! `frame.rs`, `row.rs` and `rwsem.rs` against the model checkers' versions of the same names.
 
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+/// How often a writer looks for the lock of `rwsem.rs` before it sleeps; while others write 4 KiB it gets it earlier.
+pub const LOOKS: u32 = 20_000;
 
 /// Takes the lock.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -23,4 +27,19 @@ pub fn hand_over<T>(guard: MutexGuard<'_, T>) {
 pub fn wait_for<'a, T>(condvar: &Condvar, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(&mut guard);
     guard
+}
+
+/// The same, for no longer than `most`; and whether it took so long.
+pub fn wait_at_most<'a, T>(
+    condvar: &Condvar,
+    mut guard: MutexGuard<'a, T>,
+    most: Duration,
+) -> (MutexGuard<'a, T>, bool) {
+    let late = condvar.wait_for(&mut guard, most).timed_out();
+    (guard, late)
+}
+
+/// Between two looks at what another thread is about to change.
+pub fn pause() {
+    std::hint::spin_loop();
 }

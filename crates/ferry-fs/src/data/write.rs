@@ -3,10 +3,10 @@
 use super::extents::Place;
 use super::file::{Known, Pages, show_blocks};
 use super::folio::{FOLIO_BLOCKS, mask};
-use super::row::{Claim, Want};
+use super::row::{Claim, Purse, Want};
 use super::share::{begin, fill_in, finish, parts};
 use super::{At, DataStore, PIECE, Touch, count};
-use crate::api::Errno;
+use crate::api::{AsideId, Errno};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{BLOCK, INLINE_MAX};
@@ -44,8 +44,21 @@ impl DataStore {
     /// Writes all of `data` into memory, with its space reserved. Returns the offset behind the last byte. Of more than 1 MiB a part
     /// may have been written when it fails.
     pub fn write(&self, inode: &Arc<Inode>, at: At, data: &[u8], touch: Touch<'_>) -> Result<u64, FsError> {
+        self.write_from(None, inode, at, data, touch)
+    }
+
+    /// The same; its space is taken from what was set aside, if there is enough.
+    pub fn write_from(
+        &self,
+        aside: Option<AsideId>,
+        inode: &Arc<Inode>,
+        at: At,
+        data: &[u8],
+        touch: Touch<'_>,
+    ) -> Result<u64, FsError> {
         self.writable()?;
-        let mut touch = touch;
+        let _old = self.old_write(inode);
+        let (purse, mut touch) = (self.purse(aside), touch);
         // One append at a time, of whatever length: what the next one writes begins behind all of it.
         let appends = (at == At::End).then(|| Guard::wait(Rank::Tail, || inode.file.tail.lock()));
         let mut at = at;
@@ -55,7 +68,7 @@ impl DataStore {
         };
         for piece in data.chunks(PIECE) {
             self.throttle()?;
-            end = self.write_piece(inode, at, piece, &mut touch)?;
+            end = self.write_piece(&purse, inode, at, piece, &mut touch)?;
             at = At::Offset(end);
         }
         drop(appends);
@@ -82,6 +95,11 @@ impl DataStore {
         Ok(())
     }
 
+    /// Whoever writes now is held, or has to wait for space.
+    pub fn holds_writers(&self) -> bool {
+        self.too_much() || self.space.is_wanted()
+    }
+
     /// More is dirty than may be, or memory is short because of it.
     pub(super) fn too_much(&self) -> bool {
         let (limit, dirty) = (self.cache.limit(), self.cache.dirty());
@@ -98,20 +116,19 @@ impl DataStore {
 
     fn write_piece(
         &self,
+        purse: &Option<Arc<Purse>>,
         inode: &Arc<Inode>,
         at: At,
         data: &[u8],
         touch: &mut Touch<'_>,
     ) -> Result<u64, FsError> {
-        if let (At::Offset(offset), Touch::Nothing | Touch::Times(_)) = (at, &touch)
+        if let (At::Offset(offset), Touch::Nothing | Touch::Times(_) | Touch::Exactly(_)) = (at, &touch)
             && let Some(end) = offset.checked_add(data.len() as u64)
+            && self.write_shared(purse, inode, offset, data, touch)?
         {
-            let now = if let Touch::Times(now) = touch { Some(*now) } else { None };
-            if self.write_shared(inode, offset, data, now)? {
-                return Ok(end);
-            }
+            return Ok(end);
         }
-        let mut claim = self.space.claim();
+        let mut claim = self.space.claim_from(purse.clone());
         loop {
             let mut state = inode.state.write();
             let offset = match at {

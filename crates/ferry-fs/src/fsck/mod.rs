@@ -21,7 +21,7 @@ pub use report::{Code, FINDINGS_MAX, Finding, Holdings, LostRange, Repair, Repor
 use crate::api::{Ino, ROOT};
 use crate::keys;
 use crate::scrub::Part;
-use crate::volume::{SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock};
+use crate::volume::{SUPERBLOCK_PLACES, Superblock, VolumeError, may_be_torn, read_superblock};
 use check::Checker;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
 use ferry_journal::inspect::home_map;
@@ -76,10 +76,7 @@ fn check(
     repairs: &mut [Repair],
 ) -> Result<Report, VolumeError> {
     let mut findings = Findings::default();
-    // A crash while the log grows leaves copies that differ, and the next mount mends that.
-    if may_be_compared(dev, sb) {
-        compare_copies(dev, &mut findings);
-    }
+    compare_copies(dev, sb, &mut findings);
     findings.append(compare_slots(dev, sb));
     let data_read = options.verify_data;
     let journal_options = JournalOptions::offline(HOME_CACHE_BYTES);
@@ -196,14 +193,15 @@ fn name_hash(hasher: &SipHasher13, name: &[u8]) -> u64 {
     (hasher.hash(name) >> 10).max(1)
 }
 
-/// The superblocks were not being written when the volume was left: the log grows on mounted volumes only.
-fn may_be_compared(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> bool {
+/// The volume was left while it was mounted, perhaps while its log grew: then the superblocks are written one after the other, and the next
+/// mount makes them the same.
+fn may_have_grown(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> bool {
     let maps = home_map(dev, &sb.geometry());
-    maps.iter().all(Result::is_err) || maps.iter().flatten().any(|map| map.at_rest)
+    maps.iter().any(Result::is_ok) && !maps.iter().flatten().any(|map| map.at_rest)
 }
 
-/// Both copies of the superblock are the same, byte for byte.
-fn compare_copies(dev: &Arc<dyn BlockDevice>, findings: &mut Findings) {
+/// Both copies of the superblock are the same, byte for byte, but for what a crash leaves.
+fn compare_copies(dev: &Arc<dyn BlockDevice>, sb: &Superblock, findings: &mut Findings) {
     let mut copies = [AlignedBuf::zeroed(BLOCK_SIZE), AlignedBuf::zeroed(BLOCK_SIZE)];
     for (copy, place) in copies.iter_mut().zip(SUPERBLOCK_PLACES) {
         if let Err(error) = dev.read(place, copy) {
@@ -212,7 +210,8 @@ fn compare_copies(dev: &Arc<dyn BlockDevice>, findings: &mut Findings) {
             return;
         }
     }
-    if copies[0][..] != copies[1][..] {
+    let torn = || copies.iter().all(|copy| may_be_torn(copy, sb)) && may_have_grown(dev, sb);
+    if copies[0][..] != copies[1][..] && !torn() {
         let what =
             format!("the superblocks at bytes {} and {} differ", SUPERBLOCK_PLACES[0], SUPERBLOCK_PLACES[1]);
         findings.add(Finding::new(Code::SuperblockCopy, what));

@@ -13,6 +13,7 @@ const FIRST_BLOCK: u64 = 1024;
 fn geometry() -> Geometry {
     Geometry {
         volume_id: [7; 16],
+        hash_key: [7; 16],
         log_offset: 1 << 20,
         log_len: 1 << 20,
         home_map_offsets: [64 << 10, 72 << 10],
@@ -151,6 +152,7 @@ fn each_damage_has_its_code() {
     use Code::*;
     let cases: &[Case] = &[
         ("unknown key", |v| v.set(vec![0x77, 1], b""), &[UnknownKey]),
+        ("mark cut short", |v| v.set(keys::mark(7), &[1, 9]), &[BadRecord]),
         ("counters gone", |v| drop(v.0.remove(&keys::counters())), &[NoCounters]),
         (
             "next_ino low",

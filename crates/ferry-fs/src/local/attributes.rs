@@ -1,7 +1,9 @@
 //! Reading and changing attributes.
 
 use super::acl;
+use super::change::Change;
 use super::make::FULL_RECORD_BYTES;
+use super::promised::How;
 use super::{LocalFs, errno, is_dir, is_regular, put_inode};
 use crate::api::{Attr, Ino, SetAttr, SetTime, Timestamp};
 use crate::data::Busy;
@@ -56,27 +58,33 @@ impl LocalFs {
         Ok(attr)
     }
 
-    pub(super) fn do_setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr, FsError> {
+    pub(super) fn do_setattr(&self, how: How, ino: Ino, set: &SetAttr) -> Result<Attr, FsError> {
         self.writable()?;
         let inode = self.table.need(ino)?;
         if set.kill_suidgid {
-            self.drop_capability(&inode)?;
+            self.drop_capability(how, &inode)?;
         }
         let mut rest = *set;
         if let Some(size) = set.size {
             // A mode comes with a size only from open(2) with O_TRUNC; then it takes a transaction of its own.
             rest = SetAttr { mode: set.mode, ..SetAttr::default() };
-            self.resize(&inode, size, &SetAttr { mode: None, ..*set })?;
+            self.resize(how, &inode, size, &SetAttr { mode: None, ..*set })?;
         }
         if set.size.is_none() || rest.mode.is_some() {
-            self.change_attributes(&inode, &rest)?;
+            self.change_attributes(how, &inode, &rest)?;
         }
         let attr = inode.state.read().attr(ino);
         Ok(attr)
     }
 
     /// Truncates or extends a file, with other changes in the same transaction.
-    pub(super) fn resize(&self, inode: &Arc<Inode>, size: u64, set: &SetAttr) -> Result<(), FsError> {
+    pub(super) fn resize(
+        &self,
+        how: How,
+        inode: &Arc<Inode>,
+        size: u64,
+        set: &SetAttr,
+    ) -> Result<(), FsError> {
         let mode = inode.state.read().rec.mode;
         if is_dir(mode) {
             return Err(errno(libc::EISDIR));
@@ -87,19 +95,19 @@ impl LocalFs {
         if size > SIZE_MAX {
             return Err(errno(libc::EFBIG));
         }
-        let now = self.now();
+        let now = self.time(how);
         let set = SetAttr { size: Some(size), ..*set };
-        let seq = self.data.set_size(inode, size, &mut |rec| apply(rec, &set, now))?;
+        let seq = self.data.set_size_from(how.aside(), inode, size, &mut |rec| apply(rec, &set, now))?;
         self.committed(seq, &[inode]);
         Ok(())
     }
 
-    fn change_attributes(&self, inode: &Inode, set: &SetAttr) -> Result<(), FsError> {
+    fn change_attributes(&self, how: How, inode: &Inode, set: &SetAttr) -> Result<(), FsError> {
         let mut with_acl = false;
         loop {
             let acl_bytes = if with_acl { acl::ENCODED_MAX as u32 + 64 } else { 0 };
             let bytes = FULL_RECORD_BYTES + acl_bytes;
-            let mut txn = self.journal.begin(Credits { keys: 2, bytes, urgent: false })?;
+            let mut txn = self.begin(how, Credits { keys: 2, bytes, urgent: false })?;
             let mut state = inode.state.write();
             if set.mode.is_some() && state.rec.flags & INODE_HAS_XATTRS != 0 {
                 if !with_acl {
@@ -112,7 +120,7 @@ impl LocalFs {
                     txn.put(&keys::xattr(inode.ino, acl::ACCESS), &list.encode());
                 }
             }
-            apply(&mut state.rec, set, self.now());
+            apply(&mut state.rec, set, self.time(how));
             put_inode(&mut txn, inode.ino, &mut state);
             self.committed(txn.commit(), &[inode]);
             return Ok(());
@@ -133,7 +141,17 @@ impl LocalFs {
             lazy.push(inode.clone());
             if lazy.len() < LAZY_MAX { Vec::new() } else { std::mem::take(&mut *lazy) }
         };
-        self.log_times(&overflow, Busy::Wait);
+        if overflow.is_empty() {
+            return;
+        }
+        // Whoever only reads waits for no log space.
+        if self.options.background {
+            self.changes.push(Change::new(move |fs| {
+                fs.log_times(&overflow, Busy::Wait);
+            }));
+        } else {
+            self.log_times(&overflow, Busy::Wait);
+        }
     }
 
     /// Logs all access times that wait for it. The only error is [`FsError::WouldWait`]; then the rest waits on.
@@ -152,13 +170,9 @@ impl LocalFs {
     pub(super) fn log_times(&self, inodes: &[Arc<Inode>], busy: Busy) -> usize {
         for (number, inode) in inodes.iter().enumerate() {
             let credits = Credits { keys: 1, bytes: FULL_RECORD_BYTES, urgent: false };
-            let begun = match busy {
-                Busy::Refuse => self.journal.try_begin(credits),
-                Busy::Wait | Busy::Skip => self.journal.begin(credits).map(Some),
-            };
-            let mut txn = match begun {
-                Ok(Some(txn)) => txn,
-                Ok(None) => return number,
+            let mut txn = match self.begin(How::unpromised(busy), credits) {
+                Ok(txn) => txn,
+                Err(FsError::WouldWait) => return number,
                 // Access times are no reason to fail; that the journal did is logged where it happened.
                 Err(error) => {
                     tracing::debug!(volume = self.name, %error, "access times are not logged");

@@ -2,9 +2,10 @@
 
 use super::attributes::kill_suidgid;
 use super::handles::Handle;
+use super::promised::How;
 use super::readers::Wanted;
 use super::{LocalFs, errno, is_dir};
-use crate::api::{Answer, Cx, Errno, Ino, Opened, Reply, SetAttr, Stop};
+use crate::api::{Answer, Cx, Errno, Ino, Opened, Promise, Reply, SetAttr, Stop};
 use crate::data::{At, Touch};
 use crate::error::FsError;
 use crate::inode::Inode;
@@ -54,9 +55,14 @@ impl LocalFs {
         }
         if flags & libc::O_TRUNC != 0 {
             if kill {
-                self.drop_capability(inode)?;
+                self.drop_capability(How::waiting(cx.promise), inode)?;
             }
-            self.resize(inode, 0, &SetAttr { kill_suidgid: kill, ..SetAttr::default() })?;
+            self.resize(
+                How::waiting(cx.promise),
+                inode,
+                0,
+                &SetAttr { kill_suidgid: kill, ..SetAttr::default() },
+            )?;
         }
         Ok(self.open_handle(cx, inode, flags, false))
     }
@@ -113,6 +119,7 @@ impl LocalFs {
 
     pub(super) fn do_write(
         &self,
+        promise: Option<Promise>,
         ino: Ino,
         fh: u64,
         at: At,
@@ -120,28 +127,42 @@ impl LocalFs {
         kill: bool,
     ) -> Result<u64, FsError> {
         let handle = self.handle(ino, fh)?;
-        self.write_handle(&handle, at, data, kill)?;
+        self.write_handle(promise, &handle, at, data, kill)?;
         Ok(data.len() as u64)
     }
 
     /// Returns the offset behind the last byte.
-    fn write_handle(&self, handle: &Handle, at: At, data: &[u8], kill: bool) -> Result<u64, FsError> {
+    fn write_handle(
+        &self,
+        promise: Option<Promise>,
+        handle: &Handle,
+        at: At,
+        data: &[u8],
+        kill: bool,
+    ) -> Result<u64, FsError> {
         self.writable()?;
         if let At::Offset(offset) = at
             && offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64)
         {
             return Err(errno(libc::EFBIG));
         }
+        let how = How::waiting(promise);
         if kill {
-            self.drop_capability(&handle.inode)?;
+            self.drop_capability(how, &handle.inode)?;
         }
-        let now = self.now();
-        let mut killing = |rec: &mut InodeRecord| {
+        let now = self.time(how);
+        let mut edit = |rec: &mut InodeRecord| {
             (rec.mtime, rec.ctime) = (now, now);
-            kill_suidgid(rec);
+            if kill {
+                kill_suidgid(rec);
+            }
         };
-        let touch = if kill { Touch::Edit(&mut killing) } else { Touch::Times(now) };
-        let end = self.data.write(&handle.inode, at, data, touch)?;
+        let touch = match promise {
+            None if !kill => Touch::Times(now),
+            Some(_) if !kill && (1..=i128::from(i64::MAX)).contains(&now.0) => Touch::Exactly(now),
+            _ => Touch::Edit(&mut edit),
+        };
+        let end = self.data.write_from(how.aside(), &handle.inode, at, data, touch)?;
         self.written_past_cache(handle, end - data.len() as u64, data.len() as u64);
         Ok(end)
     }
@@ -158,7 +179,7 @@ impl LocalFs {
 
     /// Writes all of `data`; returns the offset behind its last byte.
     pub fn write_at(&self, file: &OpenFile, at: At, data: &[u8]) -> Result<u64, Errno> {
-        self.write_handle(&file.0, at, data, false)
+        self.write_handle(None, &file.0, at, data, false)
             .map_err(|error| self.report("write", file.0.inode.ino, error))
     }
 
@@ -173,6 +194,7 @@ impl LocalFs {
 
     pub(super) fn do_fallocate(
         &self,
+        promise: Option<Promise>,
         ino: Ino,
         fh: u64,
         mode: i32,
@@ -187,7 +209,7 @@ impl LocalFs {
         if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
             return Err(errno(libc::EFBIG));
         }
-        let now = self.now();
+        let now = self.time(How::waiting(promise));
         self.data.fallocate(&handle.inode, mode, offset, len, &mut |rec| {
             rec.mtime = now;
             rec.ctime = now;
@@ -205,6 +227,7 @@ impl LocalFs {
     /// Copies through memory: data is immutable where it is, but not yet shared between files.
     pub(super) fn do_copy(
         &self,
+        promise: Option<Promise>,
         (ino_in, fh_in, off_in): (Ino, u64, u64),
         (ino_out, fh_out, off_out): (Ino, u64, u64),
         len: u64,
@@ -223,7 +246,8 @@ impl LocalFs {
             let step = (|| {
                 let got = self.data.read(&source.inode, off_in + copied, &mut buf[..want])?;
                 if got > 0 {
-                    self.do_write(ino_out, fh_out, At::Offset(off_out + copied), &buf[..got], false)?;
+                    let at = At::Offset(off_out + copied);
+                    self.do_write(promise, ino_out, fh_out, at, &buf[..got], false)?;
                 }
                 Ok(got)
             })();

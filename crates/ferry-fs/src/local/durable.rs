@@ -216,6 +216,7 @@ impl LocalFs {
         self.readers.stop();
         self.late.stop();
         self.long.stop();
+        self.changes.stop();
         if !self.options.read_only {
             // Waiting as long as it takes: it cannot be refused.
             self.log_lazy_times(Busy::Wait)?;
@@ -248,5 +249,6 @@ impl Drop for LocalFs {
         self.readers.stop();
         self.late.stop();
         self.long.stop();
+        self.changes.stop();
     }
 }

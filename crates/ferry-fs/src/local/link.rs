@@ -3,9 +3,9 @@
 use super::locks::Locked;
 use super::make::{DENTRY_BYTES, FULL_RECORD_BYTES, LINK_MAX, RECORD_BYTES, SMALL_BYTES};
 use super::names::{check_dir, check_name};
+use super::promised::How;
 use super::{LocalFs, change_entries, errno, is_dir, put_inode};
 use crate::api::{Attr, Ino};
-use crate::data::Growth;
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, Dentry};
@@ -14,21 +14,21 @@ use std::sync::atomic::Ordering;
 
 impl LocalFs {
     /// Links `ino` as `parent`/`name`, and counts a lookup of it.
-    pub(super) fn do_link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
+    pub(super) fn do_link(&self, how: How, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
         check_name(name)?;
         self.writable()?;
-        self.data.admit(Growth::Metadata)?;
+        self.admit(how, 0)?;
         let dir = self.table.need(parent)?;
         let inode = self.table.need(ino)?;
         if is_dir(inode.state.read().rec.mode) {
             return Err(errno(libc::EPERM));
         }
         let bytes = DENTRY_BYTES + RECORD_BYTES + FULL_RECORD_BYTES + SMALL_BYTES;
-        let mut txn = self.journal.begin(Credits { keys: 4, bytes, urgent: false })?;
+        let mut txn = self.begin(how, Credits { keys: 4, bytes, urgent: false })?;
         let mut locked = Locked::new([&*dir, &*inode]);
         check_dir(locked.state(&dir))?;
         let cookie = self.find(&dir, locked.state(&dir), name)?.absent()?;
-        let now = self.now();
+        let now = self.time(how);
 
         let state = locked.state(&inode);
         if state.rec.nlink >= LINK_MAX {

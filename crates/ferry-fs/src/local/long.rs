@@ -6,9 +6,12 @@ use super::pool::Work;
 use crate::api::{Answer, Cx, Ino, Reply, Stop};
 use crate::data::Busy;
 use crate::error::FsError;
+use crate::inprocess::FromReply;
 
 /// A file with so many blocks may have as many extents; what drops extents of a smaller one is soon done.
 const LONG_BLOCKS: u64 = 1 << 14;
+/// Bytes of the log that dropping an extent takes, about.
+const DROP_BYTES: u64 = 128;
 
 /// Such a change, and its answer.
 pub(super) struct Long(Box<dyn FnOnce(&LocalFs) + Send>);
@@ -24,9 +27,14 @@ impl Work for Long {
 }
 
 impl LocalFs {
-    /// The answer to a request that drops extents of a file: now, unless it may be long and the thread is a transport's.
+    /// So many blocks, or, where the log is small, as many as can be dropped with a quarter of it: more wait for a checkpoint.
+    pub(super) fn fits_log(&self, blocks: u64) -> u64 {
+        blocks.min(2 * self.journal.max_transaction_bytes() / DROP_BYTES)
+    }
+
+    /// The answer to a request that drops extents of a file: now, unless it may be long, or wait for log space, and the thread is a transport's.
     /// `drops` says whether it drops any, of a file of that size.
-    pub(super) fn answer_dropping<T: Into<Reply> + 'static>(
+    pub(super) fn answer_dropping<T: Into<Reply> + FromReply + 'static>(
         &self,
         cx: &Cx,
         what: &'static str,
@@ -38,8 +46,14 @@ impl LocalFs {
             let state = inode.state.read();
             (state.logged.blocks, state.rec.size)
         });
-        if blocks < LONG_BLOCKS || !drops(size) || self.patience(cx) == Busy::Wait {
+        let long = blocks >= self.fits_log(LONG_BLOCKS) && drops(size);
+        if !(long || self.journal.is_short(false)) || self.patience(cx) == Busy::Wait {
             return change(self).map_err(|error| Stop::Errno(self.report(what, ino, error)));
+        }
+        if !long {
+            return self.later(cx, move |fs, _| {
+                change(fs).map_err(|error| Stop::Errno(fs.report(what, ino, error)))
+            });
         }
         let parked = cx.park::<T>(None);
         self.long.push(Long(Box::new(move |fs| {

@@ -4,7 +4,6 @@ use super::acl::{self, Acl};
 use super::names::{Found, check_dir, check_name};
 use super::{LocalFs, change_entries, errno, is_dir, put_inode};
 use crate::api::{Attr, Cx, Ino, NAME_MAX, Opened, SYMLINK_MAX};
-use crate::data::Growth;
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, Dentry, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord};
@@ -69,16 +68,21 @@ fn credits(target: usize, inherit: bool) -> Credits {
 impl LocalFs {
     /// Makes an inode under a name that does not exist; one that does is found instead.
     pub(super) fn make(&self, cx: &Cx, parent: Ino, name: &[u8], new: New<'_>) -> Result<Made, FsError> {
+        let how = self.how(cx);
         check_name(name)?;
         self.writable()?;
-        self.data.admit(Growth::Metadata)?;
+        self.admit(how, new.target.map_or(0, <[u8]>::len))?;
         let dir = self.table.need(parent)?;
         let mut inherit = false;
         loop {
-            let txn = self.journal.begin(credits(new.target.map_or(0, <[u8]>::len), inherit))?;
+            let txn = self.begin(how, credits(new.target.map_or(0, <[u8]>::len), inherit))?;
             let mut state = dir.state.write();
             check_dir(&state)?;
             let cookie = match self.find(&dir, &state, name)? {
+                // Whoever was told that the name is new cannot be given what is there.
+                Found::Present(..) if cx.promise.is_some_and(|promise| promise.ino.is_some()) => {
+                    return Err(errno(libc::EEXIST));
+                }
                 Found::Present(_, target) => {
                     let inode = self.target(parent, target.ino)?;
                     inode.lookups.fetch_add(1, Ordering::AcqRel);
@@ -108,7 +112,7 @@ impl LocalFs {
             return Err(errno(libc::EMLINK));
         }
         let (rec, inherited) = self.new_record(cx, dir.ino, dir_state, new)?;
-        let ino = self.counters.next_ino();
+        let ino = self.number_for(cx.promise)?;
         let target = Dentry { ino, kind: rec.mode & libc::S_IFMT };
         inherited.put(&mut txn, ino);
         txn.put(&keys::inode(ino), &rec.encode());
@@ -146,7 +150,7 @@ impl LocalFs {
         dir: &InodeState,
         new: New<'_>,
     ) -> Result<(InodeRecord, Inherited), FsError> {
-        let now = self.now();
+        let now = self.time(self.how(cx));
         let mut rec = InodeRecord {
             mode: new.mode,
             uid: cx.uid,
@@ -283,9 +287,10 @@ impl LocalFs {
         flags: i32,
     ) -> Result<(Attr, Opened), FsError> {
         self.writable()?;
-        self.data.admit(Growth::Metadata)?;
+        let how = self.how(cx);
+        self.admit(how, 0)?;
         let dir = self.table.need(parent)?;
-        let mut txn = self.journal.begin(credits(0, true))?;
+        let mut txn = self.begin(how, credits(0, true))?;
         let (mut rec, inherited) = {
             let dir_state = dir.state.read();
             check_dir(&dir_state)?;
@@ -293,7 +298,7 @@ impl LocalFs {
             self.new_record(cx, parent, &dir_state, new)?
         };
         rec.nlink = 0;
-        let ino = self.counters.next_ino();
+        let ino = self.number_for(cx.promise)?;
         inherited.put(&mut txn, ino);
         txn.put(&keys::inode(ino), &rec.encode());
         txn.put(&keys::orphan(ino), &[keys::VALUE_VERSION]);

@@ -10,6 +10,7 @@ mod attributes;
 mod behind;
 mod bulk;
 mod bypass;
+mod change;
 mod contents;
 mod counters;
 mod devices;
@@ -25,6 +26,7 @@ mod make;
 mod names;
 mod orphans;
 mod pool;
+mod promised;
 mod readers;
 mod remove;
 mod rename;
@@ -44,6 +46,7 @@ use crate::inode::{Inode, InodeState};
 use crate::keys::{self, Counters};
 use crate::scrub::live::Scrubs;
 use crate::volume::{Superblock, VolumeError, read_superblock, settle_copies};
+use change::Change;
 pub use contents::OpenFile;
 use counters::VolumeCounters;
 use ferry_device::{BlockDevice, Env};
@@ -144,6 +147,7 @@ pub struct LocalFs {
     env: Env,
     dev: Arc<dyn BlockDevice>,
     recovered: Recovered,
+    was_handed_over: bool,
     journal: Arc<Journal>,
     data: Arc<DataStore>,
     table: Arc<InodeTable>,
@@ -165,6 +169,7 @@ pub struct LocalFs {
     growing: Mutex<()>,
     late: Arc<Pool<Late>>,
     long: Arc<Pool<Long>>,
+    changes: Arc<Pool<Change>>,
     host: RwLock<Option<Arc<dyn Host>>>,
     closed: Mutex<bool>,
 }
@@ -227,6 +232,7 @@ impl LocalFs {
         let missing = || VolumeError::Damaged { detail: "the counters are missing: run `ferry fsck`".into() };
         let stored = Counters::decode(&stored.ok_or_else(missing)?).map_err(FsError::from)?;
         let next_ino = stored.next_ino;
+        let was_handed_over = promised::was_handed_over(&journal, next_ino);
         let fs = Arc::new(Self {
             hash: NameHash::new(&sb.hash_key),
             sb,
@@ -234,6 +240,7 @@ impl LocalFs {
             env,
             dev,
             recovered,
+            was_handed_over,
             journal,
             data,
             table,
@@ -249,6 +256,7 @@ impl LocalFs {
             growing: Mutex::default(),
             late: Arc::default(),
             long: Arc::default(),
+            changes: Arc::default(),
             host: RwLock::new(None),
             closed: Mutex::new(false),
             options,
@@ -262,6 +270,7 @@ impl LocalFs {
         fs.readers.serve(&fs);
         fs.late.serve(&fs);
         fs.long.serve(&fs);
+        fs.changes.serve(&fs);
         fs.start_reclaimer()?;
         Ok(fs)
     }

@@ -180,8 +180,9 @@ impl LocalFs {
         if inode.state.read().rec.nlink == 0 {
             self.reclaim_if_unknown(inode);
         } else if let Some(stale) = self.table.cool(inode) {
-            // The oldest cold inode cannot go before its times are logged; it is cold again afterwards.
-            self.log_times(std::slice::from_ref(&stale), Busy::Wait);
+            // The oldest cold inode cannot go before its times are logged; it is cold again afterwards, or where the log has no room now.
+            let busy = if self.options.background { Busy::Refuse } else { Busy::Wait };
+            self.log_times(std::slice::from_ref(&stale), busy);
             drop(self.table.cool(&stale));
         }
     }
@@ -199,8 +200,10 @@ impl LocalFs {
         if !gone {
             return;
         }
-        let large = inode.state.read().rec.blocks > BLOCKS_AT_ONCE;
-        if !(large && self.options.background && self.reclaimer.hand_over(inode)) {
+        // Closing or removing a file is not to wait for log space.
+        let long =
+            self.journal.is_short(true) || inode.state.read().rec.blocks > self.fits_log(BLOCKS_AT_ONCE);
+        if !(long && self.options.background && self.reclaimer.hand_over(inode)) {
             self.reclaim(inode);
         }
     }

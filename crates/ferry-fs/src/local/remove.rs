@@ -3,6 +3,7 @@
 use super::locks::Locked;
 use super::make::{DENTRY_BYTES, RECORD_BYTES, SMALL_BYTES};
 use super::names::{check_dir, check_name};
+use super::promised::How;
 use super::{LocalFs, change_entries, errno, is_dir, is_regular, put_inode};
 use crate::api::{Ino, Timestamp};
 use crate::error::FsError;
@@ -28,7 +29,7 @@ pub(super) const UNLINK_CREDITS: Credits = Credits {
 
 impl LocalFs {
     /// Removes a name and, with the last one, makes the inode an orphan.
-    pub(super) fn do_remove(&self, parent: Ino, name: &[u8], kind: Kind) -> Result<(), FsError> {
+    pub(super) fn do_remove(&self, how: How, parent: Ino, name: &[u8], kind: Kind) -> Result<(), FsError> {
         match name {
             b"." => return Err(errno(libc::EINVAL)),
             b".." => return Err(errno(libc::ENOTEMPTY)),
@@ -38,7 +39,7 @@ impl LocalFs {
         let dir = self.table.need(parent)?;
         loop {
             let child = self.glance(&dir, name)?.ok_or(errno(libc::ENOENT))?;
-            let mut txn = self.journal.begin(UNLINK_CREDITS)?;
+            let mut txn = self.begin(how, UNLINK_CREDITS)?;
             let mut locked = Locked::new([&*dir, &*child]);
             check_dir(locked.state(&dir))?;
             let (cookie, target) = self.find(&dir, locked.state(&dir), name)?.present()?;
@@ -46,7 +47,7 @@ impl LocalFs {
                 continue;
             }
             check_removable(locked.state(&child), kind)?;
-            let now = self.now();
+            let now = self.time(how);
             self.drop_name(&mut txn, &child, locked.state(&child), now);
             let dir_state = locked.state(&dir);
             change_entries(dir_state, -1, now);

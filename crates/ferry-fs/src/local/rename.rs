@@ -3,10 +3,10 @@
 use super::locks::Locked;
 use super::make::{DENTRY_BYTES, FULL_RECORD_BYTES, LINK_MAX, RECORD_BYTES, SMALL_BYTES};
 use super::names::{Found, check_dir, check_name};
+use super::promised::How;
 use super::remove::{Kind, check_removable};
 use super::{LocalFs, change_entries, errno, is_dir, is_regular, put_inode};
 use crate::api::{Ino, ROOT, RenameFlags, Timestamp};
-use crate::data::Growth;
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, Dentry};
@@ -42,6 +42,7 @@ impl LocalFs {
     /// Renames `parent`/`name` to `new_parent`/`new_name`.
     pub(super) fn do_rename(
         &self,
+        how: How,
         (parent, name): (Ino, &[u8]),
         (new_parent, new_name): (Ino, &[u8]),
         flags: RenameFlags,
@@ -61,8 +62,8 @@ impl LocalFs {
             let from = Side { dir: &dirs.0, name, inode: self.glance(&dirs.0, name)? };
             let to = Side { dir: &dirs.1, name: new_name, inode: self.glance(&dirs.1, new_name)? };
             let done = match flags.exchange {
-                true => self.exchange(&from, &to)?,
-                false => self.rename_over(&from, &to, flags.no_replace)?,
+                true => self.exchange(how, &from, &to)?,
+                false => self.rename_over(how, &from, &to, flags.no_replace)?,
             };
             if done {
                 return Ok(());
@@ -71,17 +72,23 @@ impl LocalFs {
     }
 
     /// Moves a name, over another one perhaps. `false`: the names lead elsewhere by now, look again.
-    fn rename_over(&self, from: &Side<'_>, to: &Side<'_>, no_replace: bool) -> Result<bool, FsError> {
+    fn rename_over(
+        &self,
+        how: How,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        no_replace: bool,
+    ) -> Result<bool, FsError> {
         let source = from.inode.as_deref().ok_or(errno(libc::ENOENT))?;
         if no_replace && to.inode.is_some() {
             return Err(errno(libc::EEXIST));
         }
         let source_is_dir = is_dir(source.state.read().rec.mode);
         if to.inode.is_none() {
-            self.data.admit(Growth::Metadata)?;
+            self.admit(how, 0)?;
         }
-        self.write_back_before_replacing(from, to)?;
-        let mut txn = self.journal.begin(CREDITS)?;
+        self.write_back_before_replacing(how, from, to)?;
+        let mut txn = self.begin(how, CREDITS)?;
         let moves_dir = source_is_dir && from.dir.ino != to.dir.ino;
         let _moving = moves_dir.then(|| Guard::wait(Rank::Rename, || self.rename_lock.lock()));
         if moves_dir {
@@ -104,7 +111,7 @@ impl LocalFs {
             return Err(errno(libc::EMLINK));
         }
 
-        let now = self.now();
+        let now = self.time(how);
         if let Some(victim) = victim {
             self.drop_name(&mut txn, victim, locked.state(victim), now);
         }
@@ -129,12 +136,12 @@ impl LocalFs {
 
     /// A file that takes the name of another has its contents before the name: after a crash there is the old file or the
     /// new one, never an empty one.
-    fn write_back_before_replacing(&self, from: &Side<'_>, to: &Side<'_>) -> Result<(), FsError> {
+    fn write_back_before_replacing(&self, how: How, from: &Side<'_>, to: &Side<'_>) -> Result<(), FsError> {
         if let (Some(source), Some(victim)) = (&from.inode, &to.inode)
             && source.ino != victim.ino
             && is_regular(source.state.read().rec.mode)
         {
-            self.data.write_back(source)?;
+            self.data.write_back_one(source, how.busy)?;
         }
         Ok(())
     }
@@ -217,9 +224,9 @@ impl LocalFs {
     }
 
     /// Swaps what two names lead to. `false`: they lead elsewhere by now, look again.
-    fn exchange(&self, a: &Side<'_>, b: &Side<'_>) -> Result<bool, FsError> {
+    fn exchange(&self, how: How, a: &Side<'_>, b: &Side<'_>) -> Result<bool, FsError> {
         let (Some(ia), Some(ib)) = (&a.inode, &b.inode) else { return Err(errno(libc::ENOENT)) };
-        let mut txn = self.journal.begin(CREDITS)?;
+        let mut txn = self.begin(how, CREDITS)?;
         let across = a.dir.ino != b.dir.ino;
         let dirs = [ia, ib].map(|i| is_dir(i.state.read().rec.mode));
         let moves_dir = across && (dirs[0] || dirs[1]);
@@ -233,7 +240,7 @@ impl LocalFs {
         let Some((cookie_a, Found::Present(cookie_b, _))) = self.look_again(&mut locked, a, b)? else {
             return Ok(false);
         };
-        let now = self.now();
+        let now = self.time(how);
         for (inode, place) in [(ia, b.dir), (ib, a.dir)] {
             let state = locked.state(inode);
             state.rec.ctime = now;

@@ -1,12 +1,15 @@
 //! The file system as a transport sees it: every request, its checks of the request itself, and its answer.
 
 use super::make::New;
+use super::promised::How;
 use super::remove::Kind;
 use super::{CacheMode, LocalFs, VALID};
 use crate::api::*;
-use crate::data::At;
+use crate::data::{At, Busy};
 use crate::error::FsError;
 use crate::inode::Inode;
+use crate::inprocess::FromReply;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +17,24 @@ impl LocalFs {
     /// The answer, from a result; what programs need not know is logged.
     fn answer<T>(&self, what: &'static str, ino: Ino, result: Result<T, FsError>) -> Answer<T> {
         result.map_err(|error| Stop::Errno(self.report(what, ino, error)))
+    }
+
+    /// The same for a change; one that would have had to wait is made `again` by a thread that may.
+    fn answer_change<T, F>(
+        &self,
+        cx: &Cx,
+        (what, ino): (&'static str, Ino),
+        result: Result<T, FsError>,
+        again: impl FnOnce() -> F,
+    ) -> Answer<T>
+    where
+        T: Into<Reply> + FromReply,
+        F: FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
+    {
+        match result {
+            Err(FsError::WouldWait) => self.later(cx, again()),
+            result => self.answer(what, ino, result),
+        }
     }
 
     fn inode_for(&self, what: &'static str, ino: Ino) -> Answer<Arc<Inode>> {
@@ -47,11 +68,17 @@ impl Filesystem for LocalFs {
 
     fn setattr(&self, cx: &Cx, ino: Ino, _fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
         let Some(new) = set.size else {
-            return self.answer("setattr", ino, self.do_setattr(ino, set)).map(|attr| (attr, VALID));
+            let (set, changed) = (*set, self.do_setattr(self.how(cx), ino, set));
+            let changed = changed.map(|attr| (attr, VALID));
+            return self.answer_change(cx, ("setattr", ino), changed, || {
+                move |fs, cx| fs.setattr(cx, ino, None, &set)
+            });
         };
-        let set = *set;
+        let (set, promise) = (*set, cx.promise);
         let drops = |size| new < size;
-        self.answer_dropping(cx, "setattr", ino, drops, move |fs| Ok((fs.do_setattr(ino, &set)?, VALID)))
+        self.answer_dropping(cx, "setattr", ino, drops, move |fs| {
+            Ok((fs.do_setattr(How::waiting(promise), ino, &set)?, VALID))
+        })
     }
 
     fn readlink(&self, _cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
@@ -66,40 +93,68 @@ impl Filesystem for LocalFs {
         }
         let device = matches!(mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFBLK);
         let new = New { mode, rdev: if device { rdev } else { 0 }, target: None };
-        self.answer("mknod", parent, self.do_make(cx, parent, name, new)).map(|attr| self.entry(attr))
+        let made = self.do_make(cx, parent, name, new).map(|attr| self.entry(attr));
+        self.answer_change(cx, ("mknod", parent), made, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.mknod(cx, parent, &name, mode, rdev)
+        })
     }
 
     fn mkdir(&self, cx: &Cx, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
         let new = New { mode: libc::S_IFDIR | mode & 0o1777, rdev: 0, target: None };
-        self.answer("mkdir", parent, self.do_make(cx, parent, name, new)).map(|attr| self.entry(attr))
+        let made = self.do_make(cx, parent, name, new).map(|attr| self.entry(attr));
+        self.answer_change(cx, ("mkdir", parent), made, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.mkdir(cx, parent, &name, mode)
+        })
     }
 
     fn symlink(&self, cx: &Cx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
-        self.answer("symlink", parent, self.do_symlink(cx, parent, name, target)).map(|attr| self.entry(attr))
+        let made = self.do_symlink(cx, parent, name, target).map(|attr| self.entry(attr));
+        self.answer_change(cx, ("symlink", parent), made, || {
+            let (name, target) = (name.to_vec(), target.to_vec());
+            move |fs, cx| fs.symlink(cx, parent, &name, &target)
+        })
     }
 
-    fn link(&self, _cx: &Cx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
-        self.answer("link", ino, self.do_link(ino, parent, name)).map(|attr| self.entry(attr))
+    fn link(&self, cx: &Cx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        let made = self.do_link(self.how(cx), ino, parent, name).map(|attr| self.entry(attr));
+        self.answer_change(cx, ("link", ino), made, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.link(cx, ino, parent, &name)
+        })
     }
 
-    fn unlink(&self, _cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
-        self.answer("unlink", parent, self.do_remove(parent, name, Kind::File))
+    fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
+        let removed = self.do_remove(self.how(cx), parent, name, Kind::File);
+        self.answer_change(cx, ("unlink", parent), removed, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.unlink(cx, parent, &name)
+        })
     }
 
-    fn rmdir(&self, _cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
-        self.answer("rmdir", parent, self.do_remove(parent, name, Kind::Directory))
+    fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
+        let removed = self.do_remove(self.how(cx), parent, name, Kind::Directory);
+        self.answer_change(cx, ("rmdir", parent), removed, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.rmdir(cx, parent, &name)
+        })
     }
 
     fn rename(
         &self,
-        _cx: &Cx,
+        cx: &Cx,
         parent: Ino,
         name: &[u8],
         new_parent: Ino,
         new_name: &[u8],
         flags: RenameFlags,
     ) -> Answer<()> {
-        self.answer("rename", parent, self.do_rename((parent, name), (new_parent, new_name), flags))
+        let renamed = self.do_rename(self.how(cx), (parent, name), (new_parent, new_name), flags);
+        self.answer_change(cx, ("rename", parent), renamed, || {
+            let (name, new_name) = (name.to_vec(), new_name.to_vec());
+            move |fs, cx| fs.rename(cx, parent, &name, new_parent, &new_name, flags)
+        })
     }
 
     fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened> {
@@ -108,13 +163,20 @@ impl Filesystem for LocalFs {
     }
 
     fn create(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
-        let made = self.answer("create", parent, self.do_create(cx, parent, name, mode, flags));
-        made.map(|(attr, opened)| (self.entry(attr), opened))
+        let made = self.do_create(cx, parent, name, mode, flags);
+        let made = made.map(|(attr, opened)| (self.entry(attr), opened));
+        self.answer_change(cx, ("create", parent), made, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.create(cx, parent, &name, mode, flags)
+        })
     }
 
     fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
-        let made = self.answer("tmpfile", parent, self.do_tmpfile(cx, parent, mode, flags));
-        made.map(|(attr, opened)| (self.entry(attr), opened))
+        let made = self.do_tmpfile(cx, parent, mode, flags);
+        let made = made.map(|(attr, opened)| (self.entry(attr), opened));
+        self.answer_change(cx, ("tmpfile", parent), made, || {
+            move |fs, cx| fs.tmpfile(cx, parent, mode, flags)
+        })
     }
 
     fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
@@ -123,7 +185,7 @@ impl Filesystem for LocalFs {
 
     fn write(
         &self,
-        _cx: &Cx,
+        cx: &Cx,
         ino: Ino,
         fh: u64,
         offset: u64,
@@ -131,8 +193,13 @@ impl Filesystem for LocalFs {
         append: bool,
         kill_suidgid: bool,
     ) -> Answer<u64> {
+        let waits = self.data.holds_writers() || (kill_suidgid && self.journal.is_short(true));
+        if waits && self.patience(cx) == Busy::Refuse {
+            let data = data.to_vec();
+            return self.later(cx, move |fs, cx| fs.write(cx, ino, fh, offset, &data, append, kill_suidgid));
+        }
         let at = if append { At::End } else { At::Offset(offset) };
-        let written = self.answer("write", ino, self.do_write(ino, fh, at, data, kill_suidgid));
+        let written = self.answer("write", ino, self.do_write(cx.promise, ino, fh, at, data, kill_suidgid));
         if let Err(Stop::Errno(error)) = &written {
             self.failed_behind(ino, fh, *error);
         }
@@ -153,7 +220,8 @@ impl Filesystem for LocalFs {
 
     fn fallocate(&self, cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
         let drops = |_| mode & !libc::FALLOC_FL_KEEP_SIZE != 0;
-        let change = move |fs: &Self| fs.do_fallocate(ino, fh, mode, offset, len);
+        let promise = cx.promise;
+        let change = move |fs: &Self| fs.do_fallocate(promise, ino, fh, mode, offset, len);
         self.answer_dropping(cx, "fallocate", ino, drops, change)
     }
 
@@ -163,7 +231,7 @@ impl Filesystem for LocalFs {
 
     fn copy_file_range(
         &self,
-        _cx: &Cx,
+        cx: &Cx,
         ino_in: Ino,
         fh_in: u64,
         off_in: u64,
@@ -172,7 +240,12 @@ impl Filesystem for LocalFs {
         off_out: u64,
         len: u64,
     ) -> Answer<u64> {
-        let copied = self.do_copy((ino_in, fh_in, off_in), (ino_out, fh_out, off_out), len);
+        if self.data.holds_writers() && self.patience(cx) == Busy::Refuse {
+            return self.later(cx, move |fs, cx| {
+                fs.copy_file_range(cx, ino_in, fh_in, off_in, ino_out, fh_out, off_out, len)
+            });
+        }
+        let copied = self.do_copy(cx.promise, (ino_in, fh_in, off_in), (ino_out, fh_out, off_out), len);
         self.answer("copy_file_range", ino_out, copied)
     }
 
@@ -202,8 +275,12 @@ impl Filesystem for LocalFs {
         Ok(self.do_statfs())
     }
 
-    fn setxattr(&self, _cx: &Cx, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Answer<()> {
-        self.answer("setxattr", ino, self.do_setxattr(ino, name, value, flags))
+    fn setxattr(&self, cx: &Cx, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Answer<()> {
+        let set = self.do_setxattr(self.how(cx), ino, name, value, flags);
+        self.answer_change(cx, ("setxattr", ino), set, || {
+            let (name, value) = (name.to_vec(), value.to_vec());
+            move |fs, cx| fs.setxattr(cx, ino, &name, &value, flags)
+        })
     }
 
     fn getxattr(&self, _cx: &Cx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
@@ -214,8 +291,12 @@ impl Filesystem for LocalFs {
         self.answer("listxattr", ino, self.do_listxattr(ino))
     }
 
-    fn removexattr(&self, _cx: &Cx, ino: Ino, name: &[u8]) -> Answer<()> {
-        self.answer("removexattr", ino, self.do_removexattr(ino, name))
+    fn removexattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<()> {
+        let removed = self.do_removexattr(self.how(cx), ino, name);
+        self.answer_change(cx, ("removexattr", ino), removed, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.removexattr(cx, ino, &name)
+        })
     }
 
     fn getlk(&self, _cx: &Cx, _ino: Ino, _fh: u64, _lock: &FileLock) -> Answer<FileLock> {
@@ -248,5 +329,39 @@ impl Filesystem for LocalFs {
             ioctl::GROW_LOG => self.do_grow_log(cx, input),
             _ => Err(Errno(libc::ENOTTY).into()),
         }
+    }
+
+    fn numbers(&self, count: u32) -> Result<Range<Ino>, Errno> {
+        self.do_numbers(count).map_err(|error| self.report("setting numbers aside", ROOT, error))
+    }
+
+    fn mark(&self, session: u128) -> Result<Option<u64>, Errno> {
+        self.do_mark(session).map_err(|error| self.report("reading a mark", ROOT, error))
+    }
+
+    fn marked(&self) -> Result<Vec<u128>, Errno> {
+        self.do_marked().map_err(|error| self.report("reading marks", ROOT, error))
+    }
+
+    fn unmark(&self, session: u128) {
+        if let Err(error) = self.do_unmark(session) {
+            self.report("removing a mark", ROOT, error);
+        }
+    }
+
+    fn is_plain(&self, ino: Ino) -> Result<bool, Errno> {
+        self.do_is_plain(ino).map_err(|error| self.report("is_plain", ino, error))
+    }
+
+    fn set_aside(&self, bytes: u64, inodes: u64) -> Result<Aside, Errno> {
+        self.do_set_aside(bytes, inodes)
+    }
+
+    fn hand_over(&self) -> Result<(), Errno> {
+        self.do_hand_over().map_err(|error| self.report("handing over", ROOT, error))
+    }
+
+    fn was_handed_over(&self) -> bool {
+        self.was_handed_over
     }
 }

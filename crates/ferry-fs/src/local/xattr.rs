@@ -5,9 +5,9 @@
 
 use super::acl::{self, Acl};
 use super::make::FULL_RECORD_BYTES;
+use super::promised::{How, with_mark};
 use super::{LocalFs, errno, is_dir, put_inode};
 use crate::api::{Ino, XATTR_SIZE_MAX, XattrFlags};
-use crate::data::Growth;
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, INODE_HAS_XATTRS, Key};
@@ -18,7 +18,7 @@ const NAME_MAX: usize = 255;
 /// Names of one inode, each with its NUL, take at most so many bytes: what listxattr(2) can return.
 const LIST_MAX: usize = 65536;
 /// No operation that is done in one transaction needs a larger one.
-pub(crate) const LARGEST_TRANSACTION: Credits = credits(NAME_MAX, XATTR_SIZE_MAX);
+pub(crate) const LARGEST_TRANSACTION: Credits = with_mark(credits(NAME_MAX, XATTR_SIZE_MAX));
 /// The attribute that gives a program privileges; whoever writes to the file takes it away.
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -78,6 +78,7 @@ impl LocalFs {
 
     pub(super) fn do_setxattr(
         &self,
+        how: How,
         ino: Ino,
         name: &[u8],
         value: &[u8],
@@ -88,11 +89,12 @@ impl LocalFs {
         if value.len() > XATTR_SIZE_MAX {
             return Err(errno(libc::E2BIG));
         }
-        self.data.admit(Growth::Metadata)?;
+        // Nobody sets space aside for attributes.
+        self.data.admit(how.busy, None, 0)?;
         let inode = self.table.need(ino)?;
-        let mut txn = match self.journal.begin(credits(name.len(), value.len())) {
+        let mut txn = match self.begin(how, credits(name.len(), value.len())) {
             // A volume that an older version has made may have a smaller log.
-            Err(JournalError::TooLarge { .. }) => return Err(errno(libc::ENOSPC)),
+            Err(FsError::Journal(JournalError::TooLarge { .. })) => return Err(errno(libc::ENOSPC)),
             begun => begun?,
         };
         let mut state = inode.state.write();
@@ -114,7 +116,7 @@ impl LocalFs {
                 state.rec.flags |= INODE_HAS_XATTRS;
             }
         }
-        state.rec.ctime = self.now();
+        state.rec.ctime = self.time(how);
         put_inode(&mut txn, ino, &mut state);
         self.committed(txn.commit(), &[&inode]);
         Ok(())
@@ -198,32 +200,33 @@ impl LocalFs {
         Ok(())
     }
 
-    pub(super) fn do_removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
+    pub(super) fn do_removexattr(&self, how: How, ino: Ino, name: &[u8]) -> Result<(), FsError> {
         self.writable()?;
         check_name(name)?;
-        self.remove_xattr(&*self.table.need(ino)?, name)
+        self.remove_xattr(how, &*self.table.need(ino)?, name)
     }
 
-    fn remove_xattr(&self, inode: &Inode, name: &[u8]) -> Result<(), FsError> {
-        let mut txn = self.journal.begin(Credits { urgent: true, ..credits(name.len(), 0) })?;
+    fn remove_xattr(&self, how: How, inode: &Inode, name: &[u8]) -> Result<(), FsError> {
+        let mut txn = self.begin(how, Credits { urgent: true, ..credits(name.len(), 0) })?;
         let mut state = inode.state.write();
         let has_any = state.rec.flags & INODE_HAS_XATTRS != 0;
         if !has_any || self.journal.get(&keys::xattr(inode.ino, name))?.is_none() {
             return Err(errno(libc::ENODATA));
         }
         self.delete_xattr(&mut txn, inode.ino, &mut state, name)?;
-        state.rec.ctime = self.now();
+        state.rec.ctime = self.time(how);
         put_inode(&mut txn, inode.ino, &mut state);
         self.committed(txn.commit(), &[inode]);
         Ok(())
     }
 
     /// Whoever changes a program's contents takes its file capabilities away.
-    pub(super) fn drop_capability(&self, inode: &Inode) -> Result<(), FsError> {
+    pub(super) fn drop_capability(&self, how: How, inode: &Inode) -> Result<(), FsError> {
         if inode.state.read().rec.flags & INODE_HAS_XATTRS == 0 {
             return Ok(());
         }
-        match self.remove_xattr(inode, CAPABILITY) {
+        // A mark comes with the rest of the change, which is still to be made.
+        match self.remove_xattr(how.without_mark(), inode, CAPABILITY) {
             Err(FsError::Errno(e)) if e.0 == libc::ENODATA => Ok(()),
             result => result,
         }

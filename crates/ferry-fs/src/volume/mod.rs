@@ -9,7 +9,7 @@ pub use mkfs::{LOG_MIN, MkfsOptions, SIZE_MIN, mkfs};
 pub use superblock::{
     FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, read_superblock, read_superblock_copies,
 };
-pub(crate) use superblock::{rewrite_bad_copies, settle_copies, write_superblock};
+pub(crate) use superblock::{may_be_torn, rewrite_bad_copies, settle_copies, write_superblock};
 
 use crate::error::FsError;
 use ferry_journal::JournalError;
@@ -30,7 +30,7 @@ pub enum VolumeError {
     #[error("there is no FerryFS volume here (it is empty): make one with `ferry mkfs`")]
     Empty,
     /// Something else is stored here.
-    #[error("this is not a FerryFS volume: it holds other data")]
+    #[error("this is not a FerryFS volume, or both of its superblocks are gone: it holds other data")]
     Foreign,
     /// Not even the superblocks would fit.
     #[error("this is not a FerryFS volume: it is too short to be one (`ferry mkfs` makes volumes)")]

@@ -9,11 +9,11 @@ use std::sync::Arc;
 /// Bytes 0 to 8 of every superblock.
 const MAGIC: [u8; 8] = *b"FERRYVOL";
 /// The format that this code reads and writes.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 /// Where the two copies are, in bytes.
 pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
-/// Something else is looked for in so much of the front, in bytes.
-const FRONT: usize = 1 << 20;
+/// Something else is looked for in so much of the front, in bytes: where both superblocks are gone, what comes behind them in a volume, too.
+const FRONT: usize = 2 << 20;
 /// Incompatible feature: the log lies behind the segments, because it has grown.
 pub(super) const LOG_BEHIND: u64 = 1;
 /// Incompatible features that this code knows.
@@ -84,6 +84,7 @@ impl Superblock {
     pub fn geometry(&self) -> Geometry {
         Geometry {
             volume_id: self.volume_id,
+            hash_key: self.hash_key,
             log_offset: self.log_offset,
             log_len: self.log_len,
             home_map_offsets: self.home_map_offsets,
@@ -261,34 +262,49 @@ pub fn read_superblock_copies(dev: &dyn BlockDevice) -> [Result<Superblock, Stri
     })
 }
 
-/// Reads the volume's superblock: the first copy that is whole. A damaged one is logged, and does no harm.
-pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeError> {
-    let mut bad = Vec::new();
-    for place in SUPERBLOCK_PLACES {
-        let copy = match read_copy(dev, place) {
-            Ok(copy) => copy,
-            Err(error) => Err(Bad::Damaged(error.to_string())),
-        };
-        match copy {
-            Ok(sb) => {
-                for (place, why) in SUPERBLOCK_PLACES.iter().zip(&bad) {
-                    tracing::warn!(
-                        volume = sb.name(),
-                        offset = place,
-                        ?why,
-                        "a superblock is damaged; its copy is used"
-                    );
-                }
-                if sb.size > dev.capacity() {
-                    return Err(VolumeError::Truncated { expected: sb.size, found: dev.capacity() });
-                }
-                warn_of_second(dev, &sb, bad.is_empty());
-                return Ok(sb);
-            }
-            Err(why) => bad.push(why),
+/// Which of two copies counts: the first that is whole; or the second, where its log has grown and that of the first has not. Then the first was
+/// written before, and the device has lost that.
+fn counting<E>(copies: [&Result<Superblock, E>; 2]) -> Option<usize> {
+    match copies {
+        [Ok(first), Ok(second)] => {
+            let grown = first.volume_id == second.volume_id && second.segment_count < first.segment_count;
+            Some(usize::from(grown))
         }
+        [first, second] => [first, second].iter().position(|copy| copy.is_ok()),
     }
-    Err(refusal(dev, &bad))
+}
+
+/// Reads the volume's superblock: the copy that counts. If the other could not take its place, that is logged, and does no harm.
+pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeError> {
+    let mut copies = SUPERBLOCK_PLACES
+        .map(|place| read_copy(dev, place).unwrap_or_else(|error| Err(Bad::Damaged(error.to_string()))));
+    let [first, second] = &copies;
+    let Some(used) = counting([first, second]) else {
+        let bad: Vec<Bad> = copies.into_iter().filter_map(Result::err).collect();
+        return Err(refusal(dev, &bad));
+    };
+    copies.swap(0, used);
+    let [Ok(sb), other] = copies else { unreachable!("the copy that counts is whole") };
+    if sb.size > dev.capacity() {
+        return Err(VolumeError::Truncated { expected: sb.size, found: dev.capacity() });
+    }
+    if other.as_ref() != Ok(&sb) {
+        let offset = SUPERBLOCK_PLACES[1 - used];
+        tracing::warn!(
+            volume = sb.name(),
+            offset,
+            ?other,
+            "a superblock is not like its copy, which is used"
+        );
+    }
+    Ok(sb)
+}
+
+/// Whether a block may be what a crash left of a copy that was being written, when the log grew: each sector is the old one or the new one.
+pub(crate) fn may_be_torn(block: &[u8], sb: &Superblock) -> bool {
+    block[..8] == MAGIC
+        && block[32..48] == sb.volume_id
+        && block[FIELDS_LEN..CRC_AT].iter().all(|byte| *byte == 0)
 }
 
 /// Writes both copies, one after the other: a crash leaves the old ones, or the new one first.
@@ -300,7 +316,7 @@ pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::i
     Ok(())
 }
 
-/// Ends a growth of the log that a crash has interrupted: the first copy that is whole counts, and nothing else may be written before
+/// Ends a growth of the log that a crash has interrupted: one copy counts, and nothing else may be written before
 /// the other says the same. Also mends a copy that is damaged for another reason.
 pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
     let undecided = || matches!(read_superblock_copies(&**dev), [Ok(first), Ok(second)] if first != second);
@@ -342,8 +358,11 @@ pub(crate) fn rewrite_bad_copies(dev: &Arc<dyn BlockDevice>) -> Result<Vec<u64>,
         let read = dev.read(place, &mut block).is_ok();
         blocks.push((place, read.then_some(block)));
     }
-    let good =
-        blocks.iter().filter_map(|(_, block)| block.as_ref()).find(|block| Superblock::decode(block).is_ok());
+    let [first, second] = [0, 1].map(|copy: usize| {
+        let block: Option<&AlignedBuf> = blocks[copy].1.as_ref();
+        block.map_or(Err(Bad::Zeros), |block| Superblock::decode(block))
+    });
+    let good = counting([&first, &second]).and_then(|copy| blocks[copy].1.as_ref());
     let Some(good) = good else { return Ok(Vec::new()) };
     let mut written = Vec::new();
     for (place, block) in &blocks {
@@ -354,24 +373,6 @@ pub(crate) fn rewrite_bad_copies(dev: &Arc<dyn BlockDevice>) -> Result<Vec<u64>,
         }
     }
     Ok(written)
-}
-
-/// The first copy is in use: says so if the second could not take its place.
-fn warn_of_second(dev: &Arc<dyn BlockDevice>, sb: &Superblock, first_used: bool) {
-    if !first_used {
-        return;
-    }
-    match read_copy(dev, SUPERBLOCK_PLACES[1]) {
-        Ok(Ok(second)) if second == *sb => {}
-        Ok(other) => {
-            tracing::warn!(
-                volume = sb.name(),
-                ?other,
-                "the second superblock differs from the first, which is used"
-            )
-        }
-        Err(error) => tracing::warn!(volume = sb.name(), %error, "the second superblock cannot be read"),
-    }
 }
 
 /// The most telling of the reasons.
@@ -397,7 +398,8 @@ fn refusal(dev: &Arc<dyn BlockDevice>, bad: &[Bad]) -> VolumeError {
 
 /// Where there is no superblock there may be something else: many formats begin with zeros.
 fn emptiness(dev: &Arc<dyn BlockDevice>) -> VolumeError {
-    let mut front = AlignedBuf::zeroed(FRONT);
+    let mut front =
+        AlignedBuf::zeroed(FRONT.min(usize::try_from(dev.capacity()).unwrap_or(FRONT)) & !(BLOCK_SIZE - 1));
     match dev.read(0, &mut front) {
         Err(source) => VolumeError::Io { what: "read the device", source },
         Ok(()) if front.iter().all(|b| *b == 0) => VolumeError::Empty,

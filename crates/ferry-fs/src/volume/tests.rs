@@ -70,6 +70,28 @@ fn either_superblock_is_enough() {
     assert!(matches!(read_superblock(&dev), Err(VolumeError::Damaged { .. })));
 }
 
+/// The log had grown, and the device has lost the write of one copy.
+#[test]
+fn of_two_superblocks_the_one_with_the_longer_log_counts() {
+    for lost in SUPERBLOCK_PLACES {
+        let dev = device();
+        let old = made(&dev);
+        let new = old.with_log_behind(3);
+        for place in SUPERBLOCK_PLACES.into_iter().filter(|place| *place != lost) {
+            dev.write(place, &new.encode()).unwrap();
+        }
+        assert_eq!(read_superblock(&dev).unwrap(), new, "{lost}");
+        assert_eq!(rewrite_bad_copies(&dev).unwrap(), [lost]);
+        assert_eq!(read_superblock_copies(&*dev), [Ok(new.clone()), Ok(new)]);
+    }
+    // Another volume's is not asked.
+    let dev = device();
+    let sb = made(&dev);
+    let other = Superblock { volume_id: [1; 16], ..sb.with_log_behind(3) };
+    dev.write(SUPERBLOCK_PLACES[1], &other.encode()).unwrap();
+    assert_eq!(read_superblock(&dev).unwrap(), sb);
+}
+
 #[test]
 fn what_is_there_is_not_overwritten() {
     let dev = device();
@@ -83,6 +105,13 @@ fn what_is_there_is_not_overwritten() {
     write_at(&foreign, 4096, |block| block[100] = 1);
     assert!(matches!(mkfs(&foreign, &options, &Env::real()), Err(VolumeError::Foreign)));
     assert!(matches!(read_superblock(&foreign), Err(VolumeError::Foreign)), "many formats begin with zeros");
+    for place in SUPERBLOCK_PLACES {
+        write_at(&dev, place, |block| block.fill(0));
+    }
+    let refused = mkfs(&dev, &options, &Env::real());
+    assert!(matches!(refused, Err(VolumeError::Foreign)), "a volume without superblocks is not overwritten");
+    let small: Arc<dyn BlockDevice> = Arc::new(MemDevice::new((1 << 20) + 8192));
+    assert!(matches!(read_superblock(&small), Err(VolumeError::Empty)));
     let short: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(4096));
     assert!(matches!(read_superblock(&short), Err(VolumeError::TooShort)));
     let foreign = device();

@@ -16,6 +16,7 @@ use super::links::Links;
 use super::map::{HomeMap, Slots};
 use super::pages::Pages;
 use super::shape::{children, is_sound};
+use super::state::HashKey;
 use super::tree::{Header, NOT_THE_ONE, Tree, Walk};
 use super::unit::header;
 use crate::disk::{Disk, io_error};
@@ -122,9 +123,14 @@ impl HomeFile {
         Arc::new(Self { in_order: AtomicBool::new(true), ..file })
     }
 
+    /// The volume's secret.
+    pub fn hash_key(&self) -> HashKey {
+        self.geo.hash_key
+    }
+
     /// The database's header, if there is one.
     pub fn header(&self) -> Result<Option<AlignedBuf>, JournalError> {
-        self.pages.settle_header()
+        self.pages.settle_header(&|block| Header::decode(block).and_then(|header| header.commit(self)))
     }
 
     /// Reads a page of the database's.
@@ -203,7 +209,7 @@ impl HomeFile {
 
     /// Sees to it, before a database is opened, that both copies of its header are the same, and that it makes sense.
     pub fn check_header(self: &Arc<Self>) -> Result<(), JournalError> {
-        let Some(block) = self.pages.settle_header()? else {
+        let Some(block) = self.header()? else {
             let new = self.state.read().map.len == 0;
             return if new { Ok(()) } else { Err(self.damaged(0, "there is no database")) };
         };

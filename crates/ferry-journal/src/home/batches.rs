@@ -1,7 +1,8 @@
 //! Filling a new home store, in transactions of bounded size.
 
 use super::backend::HomeFile;
-use super::{HomeState, Point, database, end, write_batch};
+use super::state::{HashKey, HomeState};
+use super::{Point, database, end, write_batch};
 use crate::{JournalError, Value};
 use redb::Database;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ const CACHE_BYTES: usize = 16 << 20;
 /// A home store that is being filled.
 pub struct Batches {
     db: Option<Database>,
+    hash_key: HashKey,
     collected: Vec<(Box<[u8]>, Value)>,
     /// Bytes collected, bytes written.
     bytes: u64,
@@ -24,7 +26,8 @@ pub struct Batches {
 impl Batches {
     pub fn new(file: &Arc<HomeFile>) -> Result<Self, JournalError> {
         let db = Some(database(file, CACHE_BYTES)?);
-        Ok(Self { db, collected: Vec::new(), bytes: 0, written: 0, keys: 0 })
+        let hash_key = file.hash_key();
+        Ok(Self { db, hash_key, collected: Vec::new(), bytes: 0, written: 0, keys: 0 })
     }
 
     /// Adds a key.
@@ -40,7 +43,7 @@ impl Batches {
         self.written += std::mem::take(&mut self.bytes);
         let state = HomeState { point, clean, live_bytes: self.written };
         let changes = std::mem::take(&mut self.collected);
-        write_batch(db, changes.iter().map(|(k, v)| (&**k, Some(&**v))), |_| state).map(drop)
+        write_batch(db, &self.hash_key, changes.iter().map(|(k, v)| (&**k, Some(&**v))), |_| state).map(drop)
     }
 
     /// Writes the rest; the log is to be read from `point`; `clean` as in [`HomeState`]. How many keys there are.

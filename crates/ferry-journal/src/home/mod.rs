@@ -14,6 +14,7 @@ mod place;
 mod renew;
 mod salvage;
 mod shape;
+mod state;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -24,15 +25,16 @@ pub use batches::Batches;
 pub use renew::Renewal;
 use renew::Renewals;
 pub use salvage::{Found, Salvage};
+use state::HashKey;
+pub use state::HomeState;
 pub use tree::Tree;
 pub use tree::search::{Search, Weight};
 pub use unit::unit_bytes;
 
 use crate::disk::Disk;
-use crate::format::{POSITION_END, u64_at};
 use crate::layers::Merge;
 use crate::{Geometry, JournalError, Seq, Value, guard};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use redb::{Database, ReadOnlyTable, ReadTransaction, ReadableDatabase, TableDefinition, WriteTransaction};
 use std::mem::ManuallyDrop;
 use std::ops::Bound;
@@ -44,10 +46,6 @@ const KEYS: TableDefinition<'static, Bytes, Bytes> = TableDefinition::new("keys"
 const META: TableDefinition<'static, u8, Bytes> = TableDefinition::new("meta");
 const META_POINT: u8 = 0;
 
-/// Bytes of the checkpoint's record in the home store: context, position, chain id, bytes of all keys and values, 8
-/// each; a byte, 1 if clean.
-const STATE_LEN: usize = 33;
-
 /// A place in the log between two records, and what lies before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Point {
@@ -57,38 +55,6 @@ pub struct Point {
     pub position: u64,
     /// Id of the record before it.
     pub id: u64,
-}
-
-/// What the home store says about itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HomeState {
-    /// The log is read from here.
-    pub point: Point,
-    /// The journal was closed after this checkpoint, and nothing was written since.
-    pub clean: bool,
-    /// Bytes of all keys and values.
-    pub live_bytes: u64,
-}
-
-impl HomeState {
-    fn encode(&self) -> [u8; STATE_LEN] {
-        let mut out = [0; STATE_LEN];
-        out[0..8].copy_from_slice(&self.point.seq.0.to_le_bytes());
-        out[8..16].copy_from_slice(&self.point.position.to_le_bytes());
-        out[16..24].copy_from_slice(&self.point.id.to_le_bytes());
-        out[24..32].copy_from_slice(&self.live_bytes.to_le_bytes());
-        out[32] = u8::from(self.clean);
-        out
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let state = (bytes.len() == STATE_LEN).then(|| Self {
-            point: Point { seq: Seq(u64_at(bytes, 0)), position: u64_at(bytes, 8), id: u64_at(bytes, 16) },
-            live_bytes: u64_at(bytes, 24),
-            clean: bytes[32] != 0,
-        });
-        state.filter(|state| state.point.seq.0 < POSITION_END && state.point.position < POSITION_END)
-    }
 }
 
 /// The home store as of one checkpoint. Pages that it shows are not reused while it lives.
@@ -148,18 +114,15 @@ impl HomeView {
 
 /// The open home store.
 pub struct Home {
-    open: Mutex<Open>,
+    /// The database; `None` once the store is closed. Held over a checkpoint: nobody who reads comes here.
+    db: Mutex<Option<Database>>,
+    /// The file that it is in. Changed with `db` held.
+    file: RwLock<Arc<HomeFile>>,
     cache_bytes: usize,
+    hash_key: HashKey,
     /// Of the newest checkpoint.
     live_bytes: AtomicU64,
     renewals: Renewals,
-}
-
-/// The database, and the file that it is in.
-struct Open {
-    /// `None` once the store is closed.
-    db: Option<Database>,
-    file: Arc<HomeFile>,
 }
 
 impl Home {
@@ -173,7 +136,7 @@ impl Home {
         let state = HomeState { point, clean: true, live_bytes: 0 };
         let file = HomeFile::format(disk, geo, segments)?;
         let db = database(&file, 1 << 20)?;
-        write_batch(&db, std::iter::empty(), |_| state)?;
+        write_batch(&db, &geo.hash_key, std::iter::empty(), |_| state)?;
         end(Some(db));
         file.settle()
     }
@@ -189,19 +152,26 @@ impl Home {
         // An older slot is not to count, should the newer one be damaged later: what it names may be used for something else by then.
         file.settle()?;
         let db = database(&file, cache_bytes).map_err(|e| file.explain(e))?;
-        let open = Mutex::new(Open { db: Some(db), file });
-        let home = Self { open, cache_bytes, live_bytes: AtomicU64::new(0), renewals: Renewals::default() };
+        let home = Self {
+            db: Mutex::new(Some(db)),
+            file: RwLock::new(file),
+            cache_bytes,
+            hash_key: geo.hash_key,
+            live_bytes: AtomicU64::new(0),
+            renewals: Renewals::default(),
+        };
         let state = home.state()?;
         home.live_bytes.store(state.live_bytes, Ordering::Relaxed);
         Ok((home, state))
     }
 
     fn state(&self) -> Result<HomeState, JournalError> {
-        self.with_db(|db| guard::reading(|| state_of(&db.begin_read().map_err(home_error)?)))
+        let key = &self.hash_key;
+        self.with_db(|db| guard::reading(|| state_of(&db.begin_read().map_err(home_error)?, key)))
     }
 
     fn with_db<T>(&self, f: impl FnOnce(&Database) -> Result<T, JournalError>) -> Result<T, JournalError> {
-        match &self.open.lock().db {
+        match &*self.db.lock() {
             Some(db) => f(db),
             None => Err(JournalError::Closed),
         }
@@ -209,7 +179,7 @@ impl Home {
 
     /// The file below: segments it owns, spare ones.
     pub fn file(&self) -> Arc<HomeFile> {
-        self.open.lock().file.clone()
+        self.file.read().clone()
     }
 
     /// Bytes of all keys and values, as of the newest checkpoint.
@@ -223,7 +193,7 @@ impl Home {
             guard::reading(|| {
                 let read = db.begin_read().map_err(home_error)?;
                 let table = Some(read.open_table(KEYS).map_err(home_error)?);
-                Ok(Arc::new(HomeView { table, point: state_of(&read)?.point }))
+                Ok(Arc::new(HomeView { table, point: state_of(&read, &self.hash_key)?.point }))
             })
         })
     }
@@ -234,7 +204,7 @@ impl Home {
         let before = i128::from(self.live_bytes.load(Ordering::Relaxed));
         let changes = changes.map(|(key, change)| (&**key, change.as_deref()));
         let written = self.with_db(|db| {
-            write_batch(db, changes, |grown| {
+            write_batch(db, &self.hash_key, changes, |grown| {
                 let live_bytes = u64::try_from(before + grown).unwrap_or(0);
                 HomeState { point, clean, live_bytes }
             })
@@ -247,11 +217,11 @@ impl Home {
     /// Opens the store again as it was at its last checkpoint, after a failed one. `read_only`: from now on nothing
     /// reaches the device.
     pub fn reopen(&self, read_only: bool) -> Result<(), JournalError> {
-        let mut open = self.open.lock();
-        open.file.detach_users();
-        end(open.db.take());
-        open.file.reload(read_only)?;
-        open.db = Some(database(&open.file, self.cache_bytes).map_err(|e| open.file.explain(e))?);
+        let (mut db, file) = (self.db.lock(), self.file());
+        file.detach_users();
+        end(db.take());
+        file.reload(read_only)?;
+        *db = Some(database(&file, self.cache_bytes).map_err(|e| file.explain(e))?);
         Ok(())
     }
 
@@ -267,7 +237,7 @@ impl Home {
 
     /// Ends the database, which is then as its last checkpoint left it.
     pub fn end(&self) {
-        end(self.open.lock().db.take());
+        end(self.db.lock().take());
     }
 
     /// Closes the database; views must be gone.
@@ -277,11 +247,11 @@ impl Home {
     }
 }
 
-fn state_of(read: &ReadTransaction) -> Result<HomeState, JournalError> {
+fn state_of(read: &ReadTransaction, key: &HashKey) -> Result<HomeState, JournalError> {
     let meta = read.open_table(META).map_err(home_error)?;
     let bytes = meta.get(META_POINT).map_err(home_error)?;
     bytes
-        .and_then(|b| HomeState::decode(b.value()))
+        .and_then(|b| HomeState::decode(b.value(), key))
         .ok_or_else(|| JournalError::Home("it does not say where the log goes on".into()))
 }
 
@@ -302,13 +272,14 @@ fn apply(
 /// many bytes it grew by.
 fn write_batch<'a>(
     db: &Database,
+    key: &HashKey,
     changes: impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)>,
     state: impl FnOnce(i128) -> HomeState,
 ) -> Result<HomeState, JournalError> {
     let mut write = ManuallyDrop::new(guard::calling(|| db.begin_write().map_err(home_error))?);
     let mut panicked = true;
     let filled = guard::calling(|| {
-        let filled = fill(&mut write, changes, state);
+        let filled = fill(&mut write, key, changes, state);
         panicked = false;
         filled
     });
@@ -328,6 +299,7 @@ fn write_batch<'a>(
 /// before its transaction stays as it is.
 fn fill<'a>(
     write: &mut WriteTransaction,
+    key: &HashKey,
     changes: impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)>,
     state: impl FnOnce(i128) -> HomeState,
 ) -> Result<HomeState, JournalError> {
@@ -335,8 +307,8 @@ fn fill<'a>(
     let mut grown = 0;
     let mut keys = ManuallyDrop::new(write.open_table(KEYS).map_err(home_error)?);
     let mut applied = Ok(());
-    for (key, change) in changes {
-        match apply(&mut keys, key, change) {
+    for (changed, change) in changes {
+        match apply(&mut keys, changed, change) {
             Ok(by) => grown += by,
             Err(error) => {
                 applied = Err(error);
@@ -348,7 +320,7 @@ fn fill<'a>(
     applied?;
     let state = state(grown);
     let mut meta = ManuallyDrop::new(write.open_table(META).map_err(home_error)?);
-    let noted = meta.insert(META_POINT, state.encode().as_slice()).map(drop).map_err(home_error);
+    let noted = meta.insert(META_POINT, state.encode(key).as_slice()).map(drop).map_err(home_error);
     drop(ManuallyDrop::into_inner(meta));
     noted.map(|()| state)
 }

@@ -32,6 +32,8 @@ pub struct Pages {
     ahead: Ahead,
     /// Place of the file's first block.
     header: AtomicU64,
+    /// The copy of it that counts.
+    header_copy: AtomicU64,
     /// Nothing may be written.
     read_only: AtomicBool,
     healed: AtomicU64,
@@ -57,6 +59,7 @@ impl Pages {
             writing: Mutex::new(()),
             ahead: Ahead::default(),
             header: AtomicU64::new(u64::MAX),
+            header_copy: AtomicU64::new(0),
             read_only: AtomicBool::new(read_only),
             healed: AtomicU64::new(0),
             told: Mutex::default(),
@@ -209,29 +212,32 @@ impl Pages {
         Ok(Both { good, sum, bad })
     }
 
-    fn read_header(&self, sums: &Sums, block: u32) -> Result<AlignedBuf, JournalError> {
-        let mut good: Option<AlignedBuf> = None;
-        let mut why = Vec::new();
-        for copy in 0..2 {
-            let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
-            match self.disk.read(sums.page_place(block, copy), &mut buf) {
-                Ok(()) if header::unseal(&mut buf) => {
-                    if copy > 0 {
-                        self.tell(sums.page_place(block, 0), "the other copy is used");
-                    }
-                    good.get_or_insert(buf);
-                    break;
-                }
-                Ok(()) => why.push("its checksum does not match".to_owned()),
-                Err(error) => why.push(error.to_string()),
-            }
-        }
-        good.ok_or_else(|| neither(sums.page_place(block, 0), &why))
+    /// A copy of the header, as the database has it.
+    fn header_at(&self, place: u64) -> Result<AlignedBuf, String> {
+        let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
+        self.disk.read(place, &mut buf).map_err(|error| error.to_string())?;
+        header::unseal(&mut buf).then_some(buf).ok_or_else(|| "its checksum does not match".to_owned())
     }
 
-    /// Makes both copies of the header the first whole one, before anything that one of them relies on can change.
-    /// Returns it, if the file has one.
-    pub fn settle_header(&self) -> Result<Option<AlignedBuf>, JournalError> {
+    fn read_header(&self, sums: &Sums, block: u32) -> Result<AlignedBuf, JournalError> {
+        let places = [0, 1].map(|copy| sums.page_place(block, copy));
+        let used = self.header_copy.load(Ordering::Acquire) as usize;
+        let first = match self.header_at(places[used]) {
+            Ok(good) => return Ok(good),
+            Err(why) => why,
+        };
+        let second = self.header_at(places[1 - used]).map_err(|why| neither(places[0], &[first, why]))?;
+        self.tell(places[used], "the other copy is used");
+        Ok(second)
+    }
+
+    /// Makes both copies of the header the same, before anything that one of them relies on can change. Of two that are whole and differ
+    /// the one of the newer `commit` counts, which is `None` where the header does not lead to one: a crash leaves an older one, or a
+    /// write that the device lost. Returns what counts, if the file has a header.
+    pub fn settle_header(
+        &self,
+        commit: &dyn Fn(&[u8]) -> Option<u64>,
+    ) -> Result<Option<AlignedBuf>, JournalError> {
         let place = self.header.load(Ordering::Acquire);
         if place == u64::MAX {
             return Ok(None);
@@ -241,8 +247,16 @@ impl Pages {
         if unit.read().of(block) == [NEVER; 2] {
             return Ok(None);
         }
-        let good = self.read_header(&unit.read(), block)?;
         let places = [0, 1].map(|copy| unit.read().page_place(block, copy));
+        let (used, good) = match places.map(|place| self.header_at(place)) {
+            [Ok(first), Ok(second)] if first[..] != second[..] && commit(&second) > commit(&first) => {
+                (1, second)
+            }
+            [Ok(first), _] => (0, first),
+            [Err(_), Ok(second)] => (1, second),
+            [Err(first), Err(second)] => return Err(neither(places[0], &[first, second])),
+        };
+        self.header_copy.store(used, Ordering::Release);
         let mut sealed = AlignedBuf::zeroed(BLOCK_SIZE);
         sealed.copy_from_slice(&good);
         header::seal(&mut sealed);

@@ -87,10 +87,10 @@ impl Home {
         };
         new.set_owner(owner.clone());
         let old_db = {
-            let mut open = self.open.lock();
+            let mut open = self.db.lock();
             old.retire();
-            open.file = new;
-            open.db.replace(db)
+            *self.file.write() = new;
+            open.replace(db)
         };
         end(old_db);
         self.renewals.retired.lock().push(old);

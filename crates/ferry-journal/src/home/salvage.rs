@@ -124,7 +124,7 @@ impl Salvage {
     fn pages(&self, own: bool, visit: &mut dyn FnMut(&Page) -> bool) -> bool {
         let mut go_on = true;
         let trees = Walk::tables(&self.copy, &self.header, own, &mut |page| go_on &= visit(page));
-        go_on && trees.iter().all(|tree| Walk::new(&self.copy, tree).all(|page| visit(&page)))
+        go_on && Walk::over(&self.copy, &trees, visit)
     }
 
     /// Pages that are not those which belong where they are.
@@ -171,7 +171,7 @@ fn state(file: &Arc<HomeFile>, tree: &Tree) -> Result<HomeState, JournalError> {
     for page in Walk::new(file, tree) {
         let entries = page.entries();
         let found = entries.iter().find(|(key, _)| **key == [META_POINT]);
-        if let Some(state) = found.and_then(|(_, value)| HomeState::decode(value)) {
+        if let Some(state) = found.and_then(|(_, value)| HomeState::decode(value, &file.hash_key())) {
             return Ok(state);
         }
         problem = problem.or(page.problem.map(|detail| damaged(page.place, detail)));

@@ -13,6 +13,7 @@ const SEGMENT: u64 = 64 * 1024;
 fn geometry() -> Geometry {
     Geometry {
         volume_id: [1; 16],
+        hash_key: [7; 16],
         log_offset: 0,
         log_len: 0,
         home_map_offsets: [0, 8192],

@@ -24,13 +24,16 @@ const ROOT: usize = CHILD + 8;
 /// The header: which slot counts, and the two slots.
 const GOD_BYTE: usize = 9;
 const SLOTS: [usize; 2] = [64, 192];
-/// A slot: two bytes that say which trees there are, where they begin, its checksum.
+/// A slot: two bytes that say which trees there are, where they begin, the number of the commit, its checksum.
 const PRESENT: [usize; 2] = [1, 2];
 const ROOTS: [usize; 2] = [8, 8 + ROOT];
+const COMMIT: usize = 104;
 const SLOT_SUM: usize = 112;
 /// The slot that counts; one of redb's flags beside it must be known.
 const PRIMARY: u8 = 1;
 const FLAGS: u8 = 7;
+/// What a page is that a page has led to before.
+const TWICE: &str = "two pages lead to it";
 /// What a page is that does not match the checksum which the page above it has of it.
 pub const NOT_THE_ONE: &str = "it is not the page that belongs there";
 /// A page has at most 2^12 blocks: the longest value of ours, or of the allocator's state, takes far fewer.
@@ -49,6 +52,12 @@ impl Link {
     fn decode(bytes: &[u8]) -> Self {
         let (low, high) = (u64_at(bytes, NUMBER), u64_at(bytes, NUMBER + 8));
         Self { number: u64_at(bytes, 0), sum: u128::from(high) << 64 | u128::from(low) }
+    }
+
+    /// Its bytes in the file: some bits of a number mean nothing.
+    fn range(self) -> (u64, u64) {
+        let Range { start, end } = page_at(self.number);
+        (start, end)
     }
 
     /// The page's first block in the file, and its checksum.
@@ -98,6 +107,8 @@ impl Tree {
 pub struct Header {
     /// The trees of our tables, and of redb's own.
     roots: [Option<Link>; 2],
+    /// The number of the commit that it leads to.
+    commit: u64,
     /// What is wrong with it, if it can be used none the less.
     pub problem: Option<&'static str>,
 }
@@ -118,12 +129,23 @@ impl Header {
         };
         let slot = &block[SLOTS[used]..];
         let root = |n: usize| (slot[PRESENT[n]] != 0).then(|| Link::decode(&slot[ROOTS[n]..]));
-        Some(Self { roots: [root(0), root(1)], problem })
+        Some(Self { roots: [root(0), root(1)], commit: u64_at(slot, COMMIT), problem })
     }
 
     /// Of a file whose trees are found without one.
     pub fn none() -> Self {
-        Self { roots: [None; 2], problem: None }
+        Self { roots: [None; 2], commit: 0, problem: None }
+    }
+
+    /// The number of the commit that it leads to, if the first pages of its trees are there.
+    pub fn commit(&self, file: &HomeFile) -> Option<u64> {
+        let is_there = |link: &Link| {
+            let mut bytes = Vec::new();
+            let read =
+                place(link.number).is_some_and(|(offset, len)| file.page(offset, len, &mut bytes).is_ok());
+            read && Node { bytes: &bytes, widths: Widths::default() }.matches(link.sum)
+        };
+        self.roots.iter().flatten().all(is_there).then_some(self.commit)
     }
 
     /// The pages that it leads to, by their first blocks in the file.
@@ -265,6 +287,8 @@ impl Page {
 /// A page to be read.
 struct Step {
     link: Link,
+    /// It was met before.
+    twice: bool,
     bounds: [Option<Arc<[u8]>>; 2],
     doubtful: bool,
 }
@@ -274,15 +298,39 @@ pub struct Walk {
     file: Arc<HomeFile>,
     widths: Widths,
     todo: Vec<Step>,
-    /// Pages that a doubtful page led to: each counts once, or they could lead in a circle. Pages that are whole cannot.
-    strays: HashSet<u64>,
+    /// Pages that a whole page led to, by their bytes in the file. Somebody may have made a tree that leads to the same pages again and
+    /// again, and would never end: no tree of redb's does.
+    met: HashSet<(u64, u64)>,
+    /// Pages that a doubtful page led to: each counts once, or they could lead in a circle.
+    strays: HashSet<(u64, u64)>,
 }
 
 impl Walk {
     pub fn new(file: &Arc<HomeFile>, tree: &Tree) -> Self {
-        let first = tree.root.map(|link| Step { link, bounds: [None, None], doubtful: false });
+        Self::after(HashSet::new(), file, tree)
+    }
+
+    /// After walks over other trees of the same state, which have met these.
+    fn after(mut met: HashSet<(u64, u64)>, file: &Arc<HomeFile>, tree: &Tree) -> Self {
+        let first = tree.root.map(|link| {
+            let twice = !met.insert(link.range());
+            Step { link, twice, bounds: [None, None], doubtful: false }
+        });
         let todo = first.into_iter().collect();
-        Self { file: file.clone(), widths: tree.widths, todo, strays: HashSet::new() }
+        Self { file: file.clone(), widths: tree.widths, todo, met, strays: HashSet::new() }
+    }
+
+    /// All pages of these trees of one state; `false`: `visit` ended it.
+    pub fn over(file: &Arc<HomeFile>, trees: &[Tree], visit: &mut dyn FnMut(&Page) -> bool) -> bool {
+        let mut met = HashSet::new();
+        for tree in trees {
+            let mut walk = Self::after(met, file, tree);
+            if !walk.all(|page| visit(&page)) {
+                return false;
+            }
+            met = walk.met;
+        }
+        true
     }
 
     /// The trees of our tables, or of redb's own, and to `seen` the pages that say so.
@@ -303,11 +351,12 @@ impl Walk {
     }
 
     fn read(&self, step: Step) -> Page {
-        let Step { link, bounds, doubtful } = step;
+        let Step { link, twice, bounds, doubtful } = step;
         let (offset, len) = place(link.number).unwrap_or((u64::MAX, BLOCK_SIZE));
         let blocks = offset / BLOCK..(offset / BLOCK).saturating_add(len as u64 / BLOCK);
         let mut bytes = Vec::new();
-        let problem = match self.file.page(offset, len, &mut bytes) {
+        let read = if twice { Ok(()) } else { self.file.page(offset, len, &mut bytes) };
+        let problem = match read {
             Err(JournalError::Damaged { offset, detail, .. }) => Some((offset, detail)),
             Err(error) => Some((0, error.to_string())),
             Ok(()) => None,
@@ -318,8 +367,8 @@ impl Walk {
         };
         let place = unreadable.unwrap_or_else(|| self.file.place(offset));
         let mut page = Page { blocks, place, problem, doubtful, bounds, bytes, widths: self.widths };
-        if page.problem.is_none() && !page.node().matches(link.sum) {
-            page.problem = Some(NOT_THE_ONE.to_owned());
+        if page.problem.is_none() && (twice || !page.node().matches(link.sum)) {
+            page.problem = Some(if twice { TWICE } else { NOT_THE_ONE }.to_owned());
         }
         page.doubtful |= page.problem.is_some();
         page
@@ -329,7 +378,7 @@ impl Walk {
     fn descend(&mut self, page: &Page) {
         let mut links = page.node().children();
         if page.doubtful {
-            links.retain(|link| self.strays.insert(link.number));
+            links.retain(|link| self.strays.insert(link.range()));
             self.in_order(&mut links);
         }
         let key = |n: usize| page.node().branch_key(n).map(|range| Arc::from(&page.bytes[range]));
@@ -342,7 +391,8 @@ impl Walk {
                     bounds[0] = if n == 0 { bounds[0].take() } else { key(n - 1) };
                     bounds[1] = if n == last { bounds[1].take() } else { key(n) };
                 }
-                Step { link, bounds, doubtful: page.doubtful }
+                let twice = !page.doubtful && !self.met.insert(link.range());
+                Step { link, twice, bounds, doubtful: page.doubtful }
             })
             .collect();
         self.todo.extend(steps.into_iter().rev());
@@ -363,7 +413,7 @@ impl Walk {
 
     fn first_key(&self, mut link: Link) -> Option<Vec<u8>> {
         for _ in 0..DEPTH_MAX {
-            let page = self.read(Step { link, bounds: [None, None], doubtful: true });
+            let page = self.read(Step { link, twice: false, bounds: [None, None], doubtful: true });
             match page.node().children().first() {
                 Some(first) => link = *first,
                 None => return page.entries().first().map(|(key, _)| key.to_vec()),

@@ -1,6 +1,8 @@
 //! A small volume in memory, and its owner's side of the journal.
 #![allow(dead_code, reason = "each test crate uses a part of this")]
 
+pub mod home;
+
 use ferry_device::{AlignedBuf, BlockDevice, Env, Io, MemDevice};
 use ferry_journal::*;
 use std::collections::BTreeSet;
@@ -17,6 +19,7 @@ pub fn geometry(log_len: u64, segments: u32) -> Geometry {
     let segments_offset = (home_map_offsets[1] + home_map_len).next_multiple_of(SEGMENT);
     Geometry {
         volume_id: *b"test volume id 1",
+        hash_key: [7; 16],
         log_offset: 4096 + home_map_len,
         log_len,
         home_map_offsets,

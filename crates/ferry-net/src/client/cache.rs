@@ -7,6 +7,10 @@
 //! * K3: a change makes what is kept of the inodes that it touches unknown when it is sent. An answer to a request is not kept if a change of
 //!   its own touched the inode meanwhile. `slots` say so by a hash of the number: two inodes that share one are kept less often.
 //! * K4: a directory that is `complete` has no names but those that are kept; a name of which nothing is known is kept as that.
+//! * K5: what is under a write lease is in the `model` and not here; nothing that the server says of it is taken over, for our own changes
+//!   may be on their way.
+//! * K6: this lock comes before that of the link, and that before the one of the tables: what is decided here and what is put into the ordered
+//!   stream have the same order.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -14,37 +18,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferry_device::Clock;
-use ferry_fs::{Attr, Ino};
-use parking_lot::Mutex;
+use ferry_fs::{Attr, Ino, Timestamp};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
-use crate::message::{Known, Op, Outcome};
+use super::model::{Model, Name, Names};
+use super::purse::Purse;
+use crate::message::{self, Known};
+
+mod asking;
+mod changes;
+
+use asking::Asking;
+pub(super) use changes::Touch;
 
 /// Inodes and names that are kept; beyond this half of the inodes are given back.
 const KEPT_MAX: usize = 1 << 17;
 /// A power of two.
 const SLOTS: usize = 4096;
 
-/// A name in a directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Name {
-    Is(Ino),
-    Absent,
-    Unknown,
-}
-
 #[derive(Default)]
 struct Node {
     attr: Option<Attr>,
-    names: HashMap<Vec<u8>, Name>,
-    complete: bool,
-}
-
-impl Node {
-    fn name(&self, name: &[u8]) -> Name {
-        let otherwise = if self.complete { Name::Absent } else { Name::Unknown };
-        self.names.get(name).copied().unwrap_or(otherwise)
-    }
+    names: Names,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -53,27 +49,35 @@ struct Slot {
     changing: u32,
     /// When the last one began or ended.
     last: u64,
+    /// When the last one began.
+    begun: u64,
 }
 
 /// A moment, by two clocks: the first stands still while the machine sleeps, the second may be set.
-#[derive(Clone, Copy)]
-struct Moment {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
     monotonic: Duration,
     wall: Duration,
 }
 
 impl Moment {
-    fn now(clock: &dyn Clock) -> Self {
+    pub(super) fn now(clock: &dyn Clock) -> Self {
         Self { monotonic: clock.monotonic(), wall: clock.wall() }
     }
 
-    fn since(self, earlier: Self) -> Duration {
+    #[cfg(test)]
+    pub(super) fn at(time: Duration) -> Self {
+        Self { monotonic: time, wall: time }
+    }
+
+    pub(super) fn since(self, earlier: Self) -> Duration {
         let slept = self.wall.saturating_sub(earlier.wall);
         self.monotonic.saturating_sub(earlier.monotonic).max(slept)
     }
 }
 
-struct State {
+/// What the lock of [`Cache`] protects.
+pub(super) struct State {
     nodes: HashMap<Ino, Node>,
     names: usize,
     /// Counts what was given back.
@@ -91,6 +95,11 @@ struct State {
     hits: u64,
     misses: u64,
     recalled: u64,
+    pub(super) model: Model,
+    pub(super) purse: Purse,
+    asking: Asking,
+    /// The server's clock is ahead of ours by so many nanoseconds.
+    ahead: i128,
 }
 
 impl State {
@@ -99,7 +108,8 @@ impl State {
         &mut self.slots[hash as usize & (SLOTS - 1)]
     }
 
-    fn is_valid(&self, now: Moment) -> bool {
+    /// Whether leases last.
+    pub(super) fn is_valid(&self, now: Moment) -> bool {
         self.valid_from.is_some_and(|from| now.since(from) < self.term)
     }
 
@@ -108,19 +118,21 @@ impl State {
         self.names -= node.map_or(0, |node| node.names.len());
     }
 
-    fn drop_all(&mut self) {
+    /// Nothing is known any more; gives the write leases that were held.
+    fn drop_all(&mut self) -> Vec<Ino> {
         self.nodes.clear();
         self.names = 0;
         self.epoch += 1;
+        self.asking.forget_all();
+        self.model.clear()
     }
 
     fn set_name(&mut self, dir: Ino, name: &[u8], what: Name) {
-        let node = self.nodes.entry(dir).or_default();
-        if what == Name::Unknown && !node.complete {
-            self.names -= usize::from(node.names.remove(name).is_some());
-        } else {
-            self.names += usize::from(node.names.insert(name.into(), what).is_none());
+        if self.model.holds(dir) {
+            return self.model.learn_name(dir, name, what);
         }
+        let node = self.nodes.entry(dir).or_default();
+        self.names = self.names.saturating_add_signed(node.names.set(name, what));
     }
 
     /// Names that we are about to change, or do not know any more.
@@ -130,8 +142,38 @@ impl State {
         }
     }
 
-    fn name(&self, dir: Ino, name: &[u8]) -> Name {
-        self.nodes.get(&dir).map_or(Name::Unknown, |node| node.name(name))
+    /// What a name means, as far as that is known.
+    pub(super) fn name(&self, dir: Ino, name: &[u8]) -> Name {
+        if self.model.holds(dir) {
+            return self.model.name(dir, name);
+        }
+        self.nodes.get(&dir).map_or(Name::Unknown, |node| node.names.get(name))
+    }
+
+    /// The attributes, under whatever lease.
+    fn known_attr(&self, ino: Ino) -> Option<Attr> {
+        let read = || self.nodes.get(&ino).and_then(|node| node.attr).filter(|_| self.blind == 0);
+        self.model.attr(ino).or_else(read)
+    }
+
+    /// Whether there is a lease on an inode.
+    pub(super) fn is_leased(&self, ino: Ino) -> bool {
+        self.known_attr(ino).is_some()
+    }
+
+    /// The time at the server.
+    pub(super) fn server_time(&self, now: Moment) -> Timestamp {
+        Timestamp(i128::try_from(now.wall.as_nanos()).unwrap_or(i128::MAX).saturating_add(self.ahead))
+    }
+
+    /// A change of ours was decided here: what the server has answered before is not kept.
+    pub(super) fn decided(&mut self, touched: &[Ino]) {
+        self.moments += 1;
+        let moment = self.moments;
+        for ino in touched {
+            let slot = self.slot(*ino);
+            (slot.last, slot.begun) = (moment, moment);
+        }
     }
 
     /// Whether an answer that was asked for at `sight` may be kept of this inode.
@@ -140,25 +182,24 @@ impl State {
         sight.epoch == self.epoch && slot.changing == 0 && slot.last <= sight.moment
     }
 
+    /// The same of a name in a directory. Under a write lease only changes of our own matter.
+    fn may_keep_name(&mut self, sight: Sight, dir: Ino) -> bool {
+        if !self.model.holds(dir) {
+            return self.blind == 0 && self.may_keep(sight, dir);
+        }
+        let slot = *self.slot(dir);
+        slot.changing == 0 && slot.last <= sight.moment && self.model.held_since(dir, sight.tick)
+    }
+
     fn keep_attr(&mut self, attr: &Attr) {
+        if self.model.holds(attr.ino) {
+            return;
+        }
         self.nodes.entry(attr.ino).or_default().attr = Some(*attr);
     }
 
-    /// A change is no longer under way.
-    fn over(&mut self, touch: &mut Touch) {
-        if std::mem::take(&mut touch.blind) {
-            // Of what it has touched we know no more than that it may be any of them.
-            self.blind -= 1;
-            self.epoch += 1;
-            self.nodes.values_mut().for_each(|node| node.attr = None);
-        }
-        self.moments += 1;
-        let moment = self.moments;
-        for ino in touch.inos.drain(..) {
-            let slot = self.slot(ino);
-            slot.changing -= 1;
-            slot.last = moment;
-        }
+    fn sight(&self) -> Sight {
+        Sight { epoch: self.epoch, moment: self.moments, tick: self.model.tick() }
     }
 
     /// Inodes to give back.
@@ -178,30 +219,7 @@ impl State {
 pub(super) struct Sight {
     epoch: u64,
     moment: u64,
-}
-
-/// A change under way. Dropped without [`Cache::end`], it was not answered and never will be.
-pub(super) struct Touch {
-    cache: Arc<Cache>,
-    epoch: u64,
-    inos: Vec<Ino>,
-    blind: bool,
-    names: Vec<(Ino, Vec<u8>, Becomes)>,
-}
-
-impl Drop for Touch {
-    fn drop(&mut self) {
-        let cache = Arc::clone(&self.cache);
-        cache.state.lock().over(self);
-    }
-}
-
-/// What a name means after the change, if that is made.
-#[derive(Clone, Copy)]
-enum Becomes {
-    /// What the change has made, or linked.
-    Made,
-    Name(Name),
+    tick: u64,
 }
 
 /// All that is kept.
@@ -225,6 +243,10 @@ impl Cache {
             hits: 0,
             misses: 0,
             recalled: 0,
+            model: Model::default(),
+            purse: Purse::default(),
+            asking: Asking::default(),
+            ahead: 0,
         };
         Self { state: Mutex::new(state), clock }
     }
@@ -238,9 +260,12 @@ impl Cache {
         state.pings = VecDeque::from([now]);
     }
 
-    /// The greeting, sent when [`Cache::drop_all`] was called, is answered.
-    pub(super) fn welcomed(&self, term: Duration) {
+    /// The greeting, sent when [`Cache::drop_all`] was called, is answered: how long a lease lasts, and the server's clock.
+    pub(super) fn welcomed(&self, term: Duration, server: Timestamp) {
+        let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
+        state.ahead = 0;
+        state.ahead = server.0.saturating_sub(state.server_time(now).0);
         state.term = term;
         state.valid_from = state.pings.pop_front();
     }
@@ -269,25 +294,21 @@ impl Cache {
         self.state.lock().term
     }
 
-    /// These are no longer kept. To be called before the server is told, and [`Cache::given_back`] behind it.
-    pub(super) fn recall(&self, inos: &[Ino]) {
-        let mut state = self.state.lock();
-        state.recalled += inos.len() as u64;
-        state.epoch += 1;
-        inos.iter().for_each(|ino| state.drop_node(*ino));
+    /// To decide, and to put what was decided into the ordered stream.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
     }
 
-    /// The server was told.
-    pub(super) fn given_back(&self) {
-        self.state.lock().epoch += 1;
+    /// Now, as terms are reckoned.
+    pub(super) fn now(&self) -> Moment {
+        Moment::now(&*self.clock)
     }
 
     /// The attributes, if they are known.
     pub(super) fn attr(&self, ino: Ino) -> Option<Attr> {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
-        let known = state.nodes.get(&ino).and_then(|node| node.attr);
-        let known = known.filter(|_| state.blind == 0 && state.is_valid(now));
+        let known = state.known_attr(ino).filter(|_| state.is_valid(now));
         *(if known.is_some() { &mut state.hits } else { &mut state.misses }) += 1;
         known
     }
@@ -297,12 +318,12 @@ impl Cache {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
         let known = match state.name(dir, name) {
-            Name::Is(ino) => state.nodes.get(&ino).and_then(|node| node.attr).map(Some),
+            Name::Is(ino) => state.known_attr(ino).map(Some),
             Name::Absent => Some(None),
             Name::Unknown => None,
         };
-        let known =
-            known.filter(|_| state.blind == 0 && state.is_valid(now) && name != b"." && name != b"..");
+        let sure = state.blind == 0 || state.model.holds(dir);
+        let known = known.filter(|_| sure && state.is_valid(now) && name != b"." && name != b"..");
         *(if known.is_some() { &mut state.hits } else { &mut state.misses }) += 1;
         known
     }
@@ -310,7 +331,7 @@ impl Cache {
     /// A request is about to be made.
     pub(super) fn sight(&self) -> Sight {
         let state = self.state.lock();
-        Sight { epoch: state.epoch, moment: state.moments }
+        state.sight()
     }
 
     /// Attributes have come, under a lease. Gives inodes to give back, as do the others.
@@ -322,10 +343,56 @@ impl Cache {
         state.surplus()
     }
 
+    /// Attributes as an answer should show them: ours, where they are newer.
+    pub(super) fn newest(&self, attr: Attr) -> Attr {
+        self.state.lock().model.attr(attr.ino).unwrap_or(attr)
+    }
+
+    /// Whether an inode is known to have no extended attributes.
+    pub(super) fn is_plain(&self, ino: Ino) -> bool {
+        let now = Moment::now(&*self.clock);
+        let state = self.state.lock();
+        state.is_valid(now) && state.model.is_plain(ino)
+    }
+
+    /// Reads what is known of a file's contents.
+    pub(super) fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Option<usize> {
+        let now = Moment::now(&*self.clock);
+        let mut state = self.state.lock();
+        if !state.is_valid(now) {
+            return None;
+        }
+        let len = state.model.read(ino, offset, out)?;
+        let at = state.server_time(now);
+        state.model.was_read(ino, at);
+        Some(len)
+    }
+
+    /// The names of a directory, if all are known: a cookie says where the listing goes on.
+    pub(super) fn list(&self, dir: Ino) -> Option<Vec<message::Name>> {
+        let now = Moment::now(&*self.clock);
+        let state = self.state.lock();
+        let names = state.model.list(dir).filter(|_| state.is_valid(now))?;
+        let numbered = names.into_iter().zip(1..);
+        Some(numbered.map(|((name, ino, kind), cookie)| message::Name { name, ino, kind, cookie }).collect())
+    }
+
+    /// A symbolic link's target, if it is known.
+    pub(super) fn target(&self, ino: Ino) -> Option<Vec<u8>> {
+        let now = Moment::now(&*self.clock);
+        let state = self.state.lock();
+        state.model.target(ino).filter(|_| state.is_valid(now))
+    }
+
+    /// Whether there is a write lease on an inode.
+    pub(super) fn holds(&self, ino: Ino) -> bool {
+        self.state.lock().model.holds(ino)
+    }
+
     /// A name was looked up, under a lease of the directory.
     pub(super) fn learn_name(&self, sight: Sight, dir: Ino, name: &[u8], known: Option<&Known>) -> Vec<Ino> {
         let mut state = self.state.lock();
-        if state.blind == 0 && state.may_keep(sight, dir) {
+        if state.may_keep_name(sight, dir) {
             state.set_name(dir, name, known.map_or(Name::Absent, |known| Name::Is(known.attr.ino)));
         }
         state.surplus()
@@ -333,124 +400,15 @@ impl Cache {
 
     /// The file was read: the server may have moved the access time.
     pub(super) fn was_read(&self, ino: Ino) {
+        let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
+        let at = state.server_time(now);
+        state.model.was_read(ino, at);
         if let Some(node) = state.nodes.get_mut(&ino)
             && node.attr.is_some_and(|attr| attr.atime <= attr.mtime.max(attr.ctime))
         {
             node.attr = None;
         }
-    }
-
-    /// A change is about to be sent; `file` gives the inode of an open file. `None`: it touches nothing that is kept.
-    pub(super) fn begin(self: &Arc<Self>, op: &Op, file: impl Fn(u64) -> Option<Ino>) -> Option<Touch> {
-        let mut state = self.state.lock();
-        let mut blind = false;
-        let (mut inos, mut names) = (Vec::new(), Vec::new());
-        let mut child = |state: &State, dir: Ino, name: &[u8]| {
-            let found = state.name(dir, name);
-            match found {
-                Name::Is(ino) => inos.push(ino),
-                Name::Absent => {}
-                Name::Unknown => blind = true,
-            }
-            found
-        };
-        match op {
-            Op::Setattr { ino, .. } | Op::Setxattr { ino, .. } | Op::Removexattr { ino, .. } => {
-                inos.push(*ino)
-            }
-            Op::Open { ino, flags, kill_suidgid, .. } if *kill_suidgid || flags & libc::O_TRUNC != 0 => {
-                inos.push(*ino);
-            }
-            Op::Mknod { parent, name, .. }
-            | Op::Mkdir { parent, name, .. }
-            | Op::Symlink { parent, name, .. } => {
-                inos.push(*parent);
-                names.push((*parent, name.clone(), Becomes::Made));
-            }
-            Op::Create { parent, name, .. } => {
-                // A name that is there after all may be opened, and cut off.
-                child(&state, *parent, name);
-                inos.push(*parent);
-                names.push((*parent, name.clone(), Becomes::Made));
-            }
-            Op::Link { ino, parent, name } => {
-                inos.extend([*ino, *parent]);
-                names.push((*parent, name.clone(), Becomes::Made));
-            }
-            Op::Unlink { parent, name } | Op::Rmdir { parent, name } => {
-                child(&state, *parent, name);
-                inos.push(*parent);
-                names.push((*parent, name.clone(), Becomes::Name(Name::Absent)));
-            }
-            Op::Rename { parent, name, new_parent, new_name, flags } => {
-                let old = child(&state, *parent, name);
-                let new = child(&state, *new_parent, new_name);
-                inos.extend([*parent, *new_parent]);
-                // Two names of one inode both stay.
-                let moves =
-                    matches!(old, Name::Is(_)) && new != Name::Unknown && old != new && !flags.exchange;
-                let (left, taken) = if moves { (Name::Absent, old) } else { (Name::Unknown, Name::Unknown) };
-                names.push((*parent, name.clone(), Becomes::Name(left)));
-                names.push((*new_parent, new_name.clone(), Becomes::Name(taken)));
-            }
-            Op::Write { fh, .. } | Op::Fallocate { fh, .. } | Op::Copy { fh_out: fh, .. } => {
-                inos.extend(file(*fh))
-            }
-            _ => return None,
-        }
-        inos.sort_unstable();
-        inos.dedup();
-        state.moments += 1;
-        let moment = state.moments;
-        for ino in &inos {
-            let slot = state.slot(*ino);
-            slot.changing += 1;
-            slot.last = moment;
-            if let Some(node) = state.nodes.get_mut(ino) {
-                node.attr = None;
-            }
-        }
-        names.iter().for_each(|(dir, name, _)| state.unknow(*dir, name));
-        if blind {
-            state.blind += 1;
-            state.epoch += 1;
-        }
-        Some(Touch { cache: Arc::clone(self), epoch: state.epoch, inos, blind, names })
-    }
-
-    /// A change is answered: `after` are attributes that may be kept, `empty`: the directory that was made is.
-    pub(super) fn end(&self, mut touch: Touch, outcome: &Outcome, after: &[Attr], empty: bool) -> Vec<Ino> {
-        let mut state = self.state.lock();
-        let names = std::mem::take(&mut touch.names);
-        state.over(&mut touch);
-        let begun = Sight { epoch: touch.epoch, moment: state.moments };
-        // The ordered stream answers in order: if none of ours is under way, this is how they all have left it.
-        for attr in after {
-            if state.blind == 0 && state.may_keep(begun, attr.ino) {
-                state.keep_attr(attr);
-            }
-        }
-        let made = match outcome {
-            Outcome::Entry { known: Some(known) } => Some(known.attr.ino),
-            _ => None,
-        };
-        if !matches!(outcome, Outcome::Failed { .. }) {
-            let leased = |ino: Ino| after.iter().any(|attr| attr.ino == ino);
-            for (dir, name, becomes) in &names {
-                let what = match becomes {
-                    Becomes::Made => made.map_or(Name::Unknown, Name::Is),
-                    Becomes::Name(name) => *name,
-                };
-                if leased(*dir) && state.may_keep(begun, *dir) {
-                    state.set_name(*dir, name, what);
-                }
-            }
-            if let Some(made) = made.filter(|made| empty && leased(*made) && state.may_keep(begun, *made)) {
-                state.nodes.entry(made).or_default().complete = true;
-            }
-        }
-        state.surplus()
     }
 
     /// For `ferry stats`.
@@ -462,6 +420,8 @@ impl Cache {
             ("hits", state.hits.into()),
             ("misses", state.misses.into()),
             ("recalled", state.recalled.into()),
+            ("held_inodes", state.model.len().into()),
+            ("held_names", state.model.names().into()),
         ])
     }
 }

@@ -6,9 +6,10 @@
 //!   something back (a lock, an open file), and what restores a session, is made in any case.
 //! * L3: when the session is gone, changes that were never sent go to the new one, behind what restores its state. Those that were sent
 //!   fail with `EIO`: they may have been applied or not. After a goodbye they were not, and go to the new one too.
-//! * L4: `answer` and `fail` are called without the lock held.
+//!   Promised ones among them are lost, and that is told (`promises`).
+//! * L4: `answer`, `fail` and `moved` are called without the lock held, and nothing that has a [`Touch`] is dropped under it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
@@ -21,17 +22,19 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::io::BufReader;
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{interval, sleep, timeout};
 
 use super::cache::{Cache, Touch};
-use crate::codec::List;
+use super::waiting::Waiting;
 use crate::frame::{self, Stream};
-use crate::message::{BATCH_MAX, FRAME_MAX, Op, Outcome, ToClient, ToServer, VERSION, Who};
+use crate::message::{FRAME_MAX, Op, Outcome, Promised, ToClient, ToServer, VERSION, Who};
 
+mod promises;
 mod stream;
 
-use stream::{Window, begin_anew, pump, pump_requests};
+use promises::Gone;
+use stream::{Line, Outbox, Window, begin_anew, pump, pump_requests};
 
 /// A connection and its greeting must be made after this time.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
@@ -61,6 +64,8 @@ pub(super) trait Waiter: Send + Sync {
     fn answer(&self, outcome: Outcome, leased: u8);
     /// There will hardly be an answer.
     fn fail(&self, errno: Errno);
+    /// The operation has another place now.
+    fn moved(&self, _key: Key) {}
 }
 
 /// An operation on its way.
@@ -68,14 +73,45 @@ pub(super) struct Pending {
     pub(super) who: Who,
     pub(super) op: Op,
     pub(super) waiter: Arc<dyn Waiter>,
+    /// The open files that it names.
+    pub(super) files: Vec<(u64, Ino)>,
     /// What a change does to what is kept.
     pub(super) touch: Option<Touch>,
+    /// The change was answered already, and this was shown.
+    pub(super) promised: Option<Promised>,
+    /// Requests about these inodes are made behind the change.
+    pub(super) touched: Vec<Ino>,
+    /// Write leases that were taken for the change alone.
+    pub(super) borrowed: Vec<Ino>,
+}
+
+impl Pending {
+    pub(super) fn new(who: Who, op: Op, waiter: Arc<dyn Waiter>) -> Self {
+        let (files, touched, borrowed) = (Vec::new(), Vec::new(), Vec::new());
+        Self { who, op, waiter, files, touch: None, promised: None, touched, borrowed }
+    }
+
+    /// The inode of an open file.
+    pub(super) fn file(&self, fh: u64) -> Option<Ino> {
+        self.files.iter().find(|(file, _)| *file == fh).map(|(_, ino)| *ino)
+    }
+
+    /// Bytes that it keeps in memory, roughly.
+    fn bytes(&self) -> usize {
+        if let Op::Write { data, .. } = &self.op { data.len() } else { 0 }
+    }
 }
 
 /// What a new session needs to know of the old one.
 pub(super) trait Restore: Send + Sync {
     /// The operations that bring the new session to where the old one was. `clean`: the server had made everything durable.
     fn restore(&self, clean: bool) -> Vec<Pending>;
+    /// Promised changes are lost.
+    fn lost(&self, changes: Vec<Pending>);
+    /// A change was not made, for another session has write leases on what it touches.
+    fn busy(&self, change: Pending);
+    /// Attributes are not what the client had decided.
+    fn differs(&self, ino: Ino);
 }
 
 /// An operation's place.
@@ -94,16 +130,27 @@ struct Change {
     abandoned: bool,
     /// It brings a session to where the one before it was.
     restores: bool,
+    /// It ends with the promised change of the same series that fails.
+    series: u32,
 }
 
 impl Change {
+    /// Nobody waits for it.
+    fn is_patient(&self) -> bool {
+        self.pending.promised.is_some() || matches!(self.pending.op, Op::Release { .. } | Op::Forget { .. })
+    }
+
+    fn new(pending: Pending, series: u32) -> Self {
+        Self { pending, sent: false, units: 0, abandoned: false, restores: false, series }
+    }
+
     /// Nobody waits for it any more: it is not made, unless it gives something back or the session needs it.
     fn give_up(&mut self) {
         let gives_back = matches!(
             self.pending.op,
             Op::Release { .. } | Op::Unlock { .. } | Op::Reclaim { .. } | Op::Forget { .. }
         );
-        self.abandoned |= !gives_back && !self.restores;
+        self.abandoned |= !gives_back && !self.restores && self.pending.promised.is_none();
     }
 }
 
@@ -123,6 +170,17 @@ struct State {
     /// Changes up to this one were sent on this connection.
     sent: u64,
     changes: BTreeMap<u64, Change>,
+    series: u32,
+    /// The newest change of each inode that has unanswered ones.
+    touching: HashMap<Ino, u64>,
+    /// Promised changes that are not answered: how many, the newest one, and the bytes of all changes.
+    promised: usize,
+    newest_promised: u64,
+    queued_bytes: usize,
+    /// What is promised and shown when there is room in the window again.
+    held: Vec<(Arc<Waiting>, Outcome)>,
+    /// Leases that are given back behind changes that are not sent yet.
+    returns: Vec<(u64, Vec<Ino>)>,
     next_request: u64,
     requests: BTreeMap<u64, Request>,
     window: Window,
@@ -130,7 +188,8 @@ struct State {
     delayed: Vec<u64>,
     /// All requests are made behind this change.
     after: u64,
-    line: Option<UnboundedSender<(Vec<u8>, ())>>,
+    line: Option<Line>,
+    outbox: Outbox,
     /// Since when there is no connection.
     gone_at: Option<Duration>,
     said_goodbye: bool,
@@ -150,8 +209,11 @@ pub(super) struct Link {
     timeout: Duration,
     cache: Arc<Cache>,
     state: Mutex<State>,
+    owner: Mutex<Option<Arc<dyn Restore>>>,
     closed: Notify,
     ended: Notify,
+    /// No promised change is unanswered, or the connection is gone.
+    drained: Notify,
 }
 
 type Greeted = (Box<dyn Stream>, ToClient);
@@ -171,12 +233,20 @@ impl Link {
             answered: 0,
             sent: 0,
             changes: BTreeMap::new(),
+            series: 0,
+            touching: HashMap::new(),
+            promised: 0,
+            newest_promised: 0,
+            queued_bytes: 0,
+            held: Vec::new(),
+            returns: Vec::new(),
             next_request: 1,
             requests: BTreeMap::new(),
             window: Window::default(),
             delayed: Vec::new(),
             after: 0,
             line: None,
+            outbox: Outbox::default(),
             gone_at: Some(clock.monotonic()),
             said_goodbye: false,
             over: None,
@@ -191,25 +261,40 @@ impl Link {
             timeout,
             cache,
             state: Mutex::new(state),
+            owner: Mutex::default(),
             closed: Notify::new(),
             ended: Notify::new(),
+            drained: Notify::new(),
         }
     }
 
-    /// Sends a change behind all before it, or keeps it until it can be sent.
-    pub(super) fn change(&self, pending: Pending) -> Option<Key> {
+    /// Sends a change behind all before it, or keeps it until it can be sent. Write leases on what it touches are given back behind it.
+    pub(super) fn change(&self, mut pending: Pending) -> Option<Key> {
         debug_assert!(pending.op.is_ordered(), "{:?}", pending.op);
+        let mut cache = self.cache.lock();
         let mut state = self.state.lock();
         if let Some(errno) = self.hopeless(&state) {
-            drop(state);
+            drop((state, cache));
             pending.waiter.fail(errno);
             return None;
         }
-        let seq = state.next_change;
-        state.next_change += 1;
-        state
-            .changes
-            .insert(seq, Change { pending, sent: false, units: 0, abandoned: false, restores: false });
+        let mut returned = std::mem::take(&mut pending.borrowed);
+        if let Op::Open { ino, .. } = &pending.op {
+            pending.touched = vec![*ino];
+        }
+        pending.touch = self.cache.begin(&mut cache, &pending.op, |fh| pending.file(fh));
+        if let Some(touch) = &mut pending.touch {
+            pending.touched.clone_from(&touch.inos().to_vec());
+            returned.extend(touch.take_held());
+        }
+        let seq = state.push(pending);
+        if !returned.is_empty() {
+            returned.sort_unstable();
+            returned.dedup();
+            cache.recall(&returned, None);
+            state.give_back(&returned, seq);
+            cache.given_back();
+        }
         pump(&mut state);
         Some(Key::Change(seq))
     }
@@ -225,8 +310,7 @@ impl Link {
         }
         let id = state.next_request;
         state.next_request += 1;
-        // A lock is taken behind what was given back before.
-        let after = if matches!(pending.op, Op::Lock { .. }) { state.next_change - 1 } else { state.after };
+        let after = state.after_of(&pending).max(state.after);
         state.requests.insert(id, Request { pending, after, units: 0, cancelled: false });
         state.delayed.push(id);
         pump_requests(&mut state);
@@ -245,7 +329,7 @@ impl Link {
             Key::Request(id) => {
                 if let Some(request) = state.requests.get_mut(&id) {
                     request.cancelled = true;
-                    send(&state, frame::encode(&ToServer::Cancel { id }));
+                    send(&mut state, frame::encode(&ToServer::Cancel { id }));
                 }
             }
         }
@@ -279,6 +363,8 @@ impl Link {
             ("changes", (state.next_change - 1).into()),
             ("unanswered_changes", state.changes.len().into()),
             ("unanswered_requests", state.requests.len().into()),
+            ("promised", state.promised.into()),
+            ("series", state.series.into()),
         ])
     }
 
@@ -310,6 +396,7 @@ impl Link {
 
     /// Lives as long as the mount.
     pub(super) async fn run(&self, first: Greeted, restore: Arc<dyn Restore>) {
+        *self.owner.lock() = Some(Arc::clone(&restore));
         self.stay_connected(first, restore).await;
         self.ended.notify_one();
     }
@@ -374,7 +461,7 @@ impl Link {
         let mut reading = pin!(async {
             while let Some(message) = frame::read(&mut reader, FRAME_MAX).await? {
                 *heard.lock() = self.clock.monotonic();
-                if !self.take(message)? {
+                if !self.take(message, restore)? {
                     break;
                 }
             }
@@ -382,9 +469,11 @@ impl Link {
         });
         // A ping may be lost, and the next one must still come in time.
         let mut tick = interval(PING_INTERVAL.min(self.cache.term() / 3).max(PING_INTERVAL_MIN));
+        let mut sending = pin!(self.send_waiting());
         let ended = loop {
             tokio::select! {
                 ended = &mut reading => break ended,
+                () = &mut sending => {}
                 () = self.closed.notified() => break Ok(()),
                 _ = tick.tick() => {
                     if self.clock.monotonic().saturating_sub(*heard.lock()) > SILENCE_MAX {
@@ -405,16 +494,11 @@ impl Link {
     }
 
     /// The server has welcomed: everything unanswered is sent.
-    fn enter(
-        &self,
-        welcome: ToClient,
-        line: &UnboundedSender<(Vec<u8>, ())>,
-        restore: &dyn Restore,
-    ) -> io::Result<()> {
-        let (session, boot, resumed, read_only) = match welcome {
-            ToClient::Welcome { session, boot, resumed, read_only, term_ms, .. } => {
-                self.cache.welcomed(Duration::from_millis(term_ms.into()));
-                (session, boot, resumed, read_only)
+    fn enter(&self, welcome: ToClient, line: &Line, restore: &dyn Restore) -> io::Result<()> {
+        let (session, boot, resumed, read_only, series) = match welcome {
+            ToClient::Welcome { session, boot, resumed, read_only, term_ms, series, now, .. } => {
+                self.cache.welcomed(Duration::from_millis(term_ms.into()), now);
+                (session, boot, resumed, read_only, series)
             }
             ToClient::Refused { reason } => {
                 return Err(io::Error::other(String::from_utf8_lossy(&reason).into_owned()));
@@ -425,13 +509,19 @@ impl Link {
             }
             _ => return Err(frame::malformed()),
         };
-        let mut lost = Vec::new();
+        let mut gone = Gone::new(Errno(libc::EIO));
+        if !resumed {
+            self.cache.lock().purse.empty();
+        } else {
+            self.series_over(series, restore);
+        }
         {
             let mut state = self.state.lock();
             let first = state.session == 0;
             if !resumed && !first {
                 tracing::warn!("the server does not know this session any more: it is made anew");
-                lost = begin_anew(&mut state, boot, restore);
+                gone = begin_anew(&mut state, boot, restore);
+                state.series = series;
             }
             (state.session, state.boot, state.read_only) = (session, boot, read_only);
             (state.gone_at, state.said_goodbye) = (None, false);
@@ -439,40 +529,25 @@ impl Link {
             state.sent = state.answered;
             state.line = Some(line.clone());
             state.window = Window::default();
+            state.returns.clear();
+            state.outbox.clear();
             state.changes.values_mut().for_each(|change| change.units = 0);
             state.requests.values_mut().for_each(|request| request.units = 0);
             state.delayed = state.requests.keys().copied().collect();
             pump(&mut state);
             pump_requests(&mut state);
+            state.outbox.send(line);
         }
-        lost.iter().for_each(|change| change.pending.waiter.fail(Errno(libc::EIO)));
+        self.drained.notify_waiters();
+        gone.tell(restore);
         Ok(())
     }
 
     /// A message; `false`: the connection ends.
-    fn take(&self, message: ToClient) -> io::Result<bool> {
+    fn take(&self, message: ToClient, restore: &dyn Restore) -> io::Result<bool> {
         match message {
             ToClient::Changed { seq, after, empty, outcome } => {
-                let mut change = {
-                    let mut state = self.state.lock();
-                    if seq <= state.answered {
-                        return Ok(true); // had come on the connection before
-                    }
-                    if seq != state.answered + 1 {
-                        return Err(frame::malformed());
-                    }
-                    state.answered = seq;
-                    state.sent = state.sent.max(seq);
-                    let change = state.changes.remove(&seq).ok_or_else(frame::malformed)?;
-                    state.window.give(change.units);
-                    pump(&mut state);
-                    change
-                };
-                if let Some(touch) = change.pending.touch.take() {
-                    let surplus = self.cache.end(touch, &outcome, &after.0, empty);
-                    self.give_back(&surplus);
-                }
-                change.pending.waiter.answer(outcome, 0);
+                return self.changed(seq, (&after.0, empty), outcome, restore);
             }
             ToClient::Reply { id, leased, outcome } => {
                 let request = {
@@ -488,8 +563,11 @@ impl Link {
                     request.pending.waiter.answer(outcome, leased);
                 }
             }
-            ToClient::Pong { renewed } => self.cache.ponged(renewed),
-            ToClient::Recall { inodes } => self.give_back(&inodes.0),
+            ToClient::Pong { renewed, series } => {
+                self.series_over(series, restore);
+                self.cache.ponged(renewed);
+            }
+            ToClient::Recall { inodes } => self.return_leases(&inodes.0, true),
             ToClient::Goodbye {} => {
                 self.state.lock().said_goodbye = true;
                 return Ok(false);
@@ -506,45 +584,42 @@ impl Link {
         Ok(true)
     }
 
-    /// Nothing of these is kept any more, and the server is told.
-    pub(super) fn give_back(&self, inos: &[Ino]) {
-        for batch in inos.chunks(BATCH_MAX) {
-            self.cache.recall(batch);
-            send(&self.state.lock(), frame::encode(&ToServer::Returned { inodes: List(batch.to_vec()) }));
-            self.cache.given_back();
-        }
-    }
-
     /// The connection is gone; `true`: for good.
     fn leave(&self) -> bool {
         self.cache.drop_all();
         let mut state = self.state.lock();
         state.line = None;
         state.gone_at.get_or_insert_with(|| self.clock.monotonic());
-        state.over.is_some()
+        let over = state.over.is_some();
+        drop(state);
+        self.drained.notify_waiters();
+        over
     }
 
     /// Whoever waits has waited long enough. Changes keep their places, and do nothing if they come through after all.
     fn give_up_if_late(&self) {
-        let waiters: Vec<Arc<dyn Waiter>> = {
+        let (waiters, held): (Vec<Arc<dyn Waiter>>, _) = {
             let mut state = self.state.lock();
             if self.hopeless(&state).is_none() {
                 return;
             }
             let requests = std::mem::take(&mut state.requests);
             let mut waiters: Vec<_> = requests.into_values().map(|request| request.pending.waiter).collect();
-            for change in state.changes.values_mut().filter(|c| !c.abandoned) {
+            for change in state.changes.values_mut().filter(|c| !c.abandoned && c.pending.promised.is_none())
+            {
                 change.give_up();
                 waiters.push(Arc::clone(&change.pending.waiter));
             }
-            waiters
+            (waiters, std::mem::take(&mut state.held))
         };
         waiters.iter().for_each(|waiter| waiter.fail(Errno(libc::ETIMEDOUT)));
+        // They are promised and kept, whoever waits for room.
+        held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
     }
 
     fn evicted(&self) {
         self.cache.drop_all();
-        send(&self.state.lock(), frame::encode(&ToServer::Bye {}));
+        send(&mut self.state.lock(), frame::encode(&ToServer::Bye {}));
         tracing::error!(
             "evicted by the server's administrator: every operation fails; unmount, and mount again"
         );
@@ -554,29 +629,42 @@ impl Link {
     /// The mount is gone: says so, and fails what waits.
     pub(super) fn close(&self) {
         self.cache.drop_all();
-        send(&self.state.lock(), frame::encode(&ToServer::Bye {}));
+        send(&mut self.state.lock(), frame::encode(&ToServer::Bye {}));
         self.end(Errno(libc::ENOTCONN));
     }
 
     /// Nothing goes on any more: what waits fails, and what comes.
     fn end(&self, errno: Errno) {
-        let waiters: Vec<Arc<dyn Waiter>> = {
+        let (changes, requests, held) = {
             let mut state = self.state.lock();
             state.over.get_or_insert(errno);
             state.line = None;
-            let (changes, requests) =
-                (std::mem::take(&mut state.changes), std::mem::take(&mut state.requests));
-            let changes = changes.into_values().map(|change| change.pending.waiter);
-            changes.chain(requests.into_values().map(|request| request.pending.waiter)).collect()
+            (state.promised, state.queued_bytes) = (0, 0);
+            state.touching.clear();
+            (
+                std::mem::take(&mut state.changes),
+                std::mem::take(&mut state.requests),
+                std::mem::take(&mut state.held),
+            )
         };
         self.closed.notify_one();
-        waiters.iter().for_each(|waiter| waiter.fail(errno));
+        self.drained.notify_waiters();
+        let mut gone = Gone::new(errno);
+        changes.into_values().for_each(|change| gone.add(change));
+        gone.held = held;
+        let owner = self.owner.lock().clone();
+        match owner {
+            Some(owner) => gone.tell(&*owner),
+            // Nobody had connected yet.
+            None => gone.failed.iter().for_each(|change| change.pending.waiter.fail(errno)),
+        }
+        requests.into_values().for_each(|request| request.pending.waiter.fail(errno));
     }
 }
 
-fn send(state: &State, frame: Vec<u8>) {
+fn send(state: &mut State, frame: Vec<u8>) {
     if let Some(line) = &state.line {
-        let _gone = line.send((frame, ()));
+        state.outbox.put(line, frame, true);
     }
 }
 

@@ -3,15 +3,19 @@
 //! `link` is the way there, `waiting` a request of the kernel on that way, `tables` what a new session has to be told if the old one
 //! is gone, `requests` and `locking` the [`ferry_fs::Filesystem`] implementation. The kernel is told to keep neither names nor attributes nor
 //! contents; `cache` keeps names and attributes as long as the server gives leases for them, so that what one client has done the others
-//! see at once.
+//! see at once. Under write leases changes are decided here (`deciding`, `model`, `purse`), answered, and sent to the server afterwards.
 
 mod cache;
+mod deciding;
 mod link;
 mod locking;
+mod model;
+mod purse;
 mod requests;
 mod tables;
 mod waiting;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -24,7 +28,7 @@ pub use link::{Connecting, Connector};
 
 use crate::codec::List;
 use crate::error::NetError;
-use crate::message::{BATCH_MAX, Claim, Forgotten, Op, Outcome, ToClient, Who};
+use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Op, Outcome, ToClient, Who};
 use cache::Cache;
 use link::{Link, Pending, Restore, Waiter};
 use tables::Tables;
@@ -46,6 +50,8 @@ pub struct ClientOptions {
     pub name: Vec<u8>,
     /// Operations wait so long for a server that is gone, then they fail with `ETIMEDOUT`.
     pub timeout: Duration,
+    /// Changes are answered before the server has made them, where its leases allow that.
+    pub asynchronous: bool,
 }
 
 /// The file system.
@@ -56,6 +62,12 @@ pub struct RemoteFs {
     tables: Mutex<Tables>,
     forgotten: Mutex<Vec<Forgotten>>,
     host: RwLock<Option<Arc<dyn Host>>>,
+    asynchronous: bool,
+    /// An unmount waits so long until what was promised is made.
+    timeout: Duration,
+    /// Changes that were promised and not made, and inodes that were not as was decided here.
+    lost: AtomicU64,
+    differences: AtomicU64,
     runtime: Mutex<Option<Runtime>>,
 }
 
@@ -96,18 +108,27 @@ impl RemoteFs {
             tables: Mutex::default(),
             forgotten: Mutex::default(),
             host: RwLock::default(),
+            asynchronous: options.asynchronous,
+            timeout: options.timeout,
+            lost: AtomicU64::new(0),
+            differences: AtomicU64::new(0),
             runtime: Mutex::default(),
         });
         let restore = Arc::new(Restorer(Arc::downgrade(&fs)));
         runtime.spawn(async move { link.run(first, restore).await });
         *fs.runtime.lock() = Some(runtime);
+        fs.ask_for_supplies();
         Ok(fs)
     }
 
     /// Ends the session, as an unmount does. Operations that wait, and later ones, fail.
     pub fn close(&self) {
+        let runtime = self.runtime.lock().take();
+        if let Some(runtime) = &runtime {
+            runtime.block_on(async { drop(tokio::time::timeout(self.timeout, self.link.drained()).await) });
+        }
         self.link.close();
-        if let Some(runtime) = self.runtime.lock().take() {
+        if let Some(runtime) = runtime {
             runtime.block_on(async {
                 let told = self.link.told();
                 let _late = tokio::time::timeout(FAREWELL_TIME_MAX, told).await;
@@ -148,9 +169,9 @@ impl RemoteFs {
         let interrupted = Arc::clone(&waiting);
         let interrupt = Box::new(move || interrupted.interrupt());
         waiting.set_complete(cx.park.park(Some(interrupt)));
-        let who = Who { uid: cx.uid, gid: cx.gid, pid: cx.pid, umask: cx.umask };
-        let touch = self.cache.begin(&op, |fh| self.tables.lock().handles.get(&fh).map(|handle| handle.ino));
-        let pending = Pending { who, op, waiter: Arc::clone(&waiting) as Arc<dyn Waiter>, touch };
+        let files = self.files_of(&op);
+        let waiter = Arc::clone(&waiting) as Arc<dyn Waiter>;
+        let pending = Pending { files, ..Pending::new(who(cx), op, waiter) };
         Parked { pending, waiting }
     }
 
@@ -164,15 +185,30 @@ impl RemoteFs {
 
     /// Sends a change that nobody waits for.
     fn tell(&self, op: Op) {
-        self.link.change(Pending { who: Who::default(), op, waiter: Arc::new(Nobody), touch: None });
+        self.link.change(Pending::new(Who::default(), op, Arc::new(Nobody)));
+    }
+
+    /// The answer to a promised change has named an inode, or never will.
+    fn confirm(&self, ino: Ino, known: Option<&Known>) {
+        let stamp = self.tables.lock().confirm(ino, known);
+        if let Some(stamp) = stamp {
+            self.forgotten(Forgotten { ino, stamp });
+        }
     }
 
     /// The kernel, or whoever would have told it, takes lookups back.
     fn forget_known(&self, ino: Ino, count: u64) {
-        let Some(stamp) = self.tables.lock().forget(ino, count) else { return };
+        let stamp = self.tables.lock().forget(ino, count);
+        if let Some(stamp) = stamp {
+            self.forgotten(Forgotten { ino, stamp });
+        }
+    }
+
+    /// The kernel does not know an inode any more.
+    fn forgotten(&self, one: Forgotten) {
         let batch = {
             let mut forgotten = self.forgotten.lock();
-            forgotten.push(Forgotten { ino, stamp });
+            forgotten.push(one);
             if forgotten.len() < FORGET_BATCH {
                 return;
             }
@@ -192,6 +228,12 @@ impl Drop for RemoteFs {
     fn drop(&mut self) {
         self.link.close();
         if let Some(runtime) = self.runtime.lock().take() {
+            // The server hears of it, else it waits for leases that nobody has. A thread of the runtime itself must not wait.
+            if tokio::runtime::Handle::try_current().is_err() {
+                runtime.block_on(async {
+                    let _late = tokio::time::timeout(FAREWELL_TIME_MAX, self.link.told()).await;
+                });
+            }
             runtime.shutdown_background();
         }
     }
@@ -201,6 +243,10 @@ impl Drop for RemoteFs {
 struct Parked {
     pending: Pending,
     waiting: Arc<Waiting>,
+}
+
+fn who(cx: &Cx<'_>) -> Who {
+    Who { uid: cx.uid, gid: cx.gid, pid: cx.pid, umask: cx.umask }
 }
 
 struct Restorer(Weak<RemoteFs>);
@@ -213,12 +259,12 @@ impl Restore for Restorer {
         if !clean {
             tables.server_crashed();
         }
-        let pending = |op, waiter| Pending { who: Who::default(), op, waiter, touch: None };
+        let pending = |op, waiter| Pending::new(Who::default(), op, waiter);
         let mut all = Vec::new();
         let mut claims = Vec::with_capacity(tables.nodes.len());
         for (ino, node) in &mut tables.nodes {
             node.stamp = 0;
-            claims.push(Claim { ino: *ino, ticket: node.ticket });
+            claims.extend(node.ticket.map(|ticket| Claim { ino: *ino, ticket }));
         }
         for claims in claims.chunks(BATCH_MAX) {
             let inos = claims.iter().map(|c| c.ino).collect();
@@ -236,6 +282,37 @@ impl Restore for Restorer {
             all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino: *ino })));
         }
         all
+    }
+
+    fn lost(&self, changes: Vec<Pending>) {
+        let Some(fs) = self.0.upgrade() else { return };
+        let count = changes.len() as u64;
+        fs.lost.fetch_add(count, Ordering::Relaxed);
+        tracing::error!(
+            changes = count,
+            "changes that programs were told of are lost: fsync of the files and directories fails, and `ferry sync`"
+        );
+        for change in changes {
+            fs.tables.lock().lost(&change.op, &change.touched);
+            if let Some(ino) = change.promised.map(|promised| promised.ino).filter(|ino| *ino != 0) {
+                fs.confirm(ino, None);
+            } else if let Op::Link { ino, .. } = change.op {
+                fs.confirm(ino, None);
+            }
+        }
+    }
+
+    fn busy(&self, change: Pending) {
+        if let Some(fs) = self.0.upgrade() {
+            fs.borrow(change);
+        }
+    }
+
+    fn differs(&self, ino: Ino) {
+        let Some(fs) = self.0.upgrade() else { return };
+        fs.differences.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(inode = ino, "the server has made a change otherwise than it was decided here");
+        fs.link.give_back(&[ino]);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The file system as a transport sees it: each request as a message, and each answer as a reply.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ferry_fs::*;
@@ -32,6 +33,8 @@ fn opened(fh: u64) -> Opened {
 /// What an answer is if it is none of those that fit the request.
 pub(super) fn unfit(outcome: Outcome) -> Errno {
     match outcome {
+        // The kernel names only files that are open: this one was lost with a session.
+        Outcome::Failed { errno: libc::EBADF } => Errno(libc::EIO),
         Outcome::Failed { errno } if errno > 0 => Errno(errno),
         _ => Errno(libc::EPROTO),
     }
@@ -134,6 +137,8 @@ impl RemoteFs {
                 return Err(Errno(libc::EPROTO));
             }
             stats["connection"] = fs.link.json();
+            stats["connection"]["lost_changes"] = fs.lost.load(Ordering::Relaxed).into();
+            stats["connection"]["differences"] = fs.differences.load(Ordering::Relaxed).into();
             stats["kept"] = fs.cache.json();
             stats["fuse"] = fs.host.read().as_ref().map_or(Value::Null, |host| host.stats());
             let mut bytes = stats.to_string().into_bytes();
@@ -141,6 +146,20 @@ impl RemoteFs {
             if bytes.len() > most { Err(Errno(libc::ERANGE)) } else { Ok(Reply::Data(bytes)) }
         });
         self.send(cx, Op::Stats {}, finish)
+    }
+
+    /// Gives the kernel names of a directory of which all names are known when the listing begins.
+    fn list_whole(&self, ino: Ino, fh: u64, cookie: u64, sink: &mut dyn FnMut(&DirEntry) -> bool) -> bool {
+        let all = if cookie == 0 { self.cache.list(ino) } else { None };
+        let mut tables = self.tables.lock();
+        let Some(dir) = tables.dirs.get_mut(&fh) else { return false };
+        if cookie == 0 {
+            dir.whole = all;
+        }
+        let Some(all) = &dir.whole else { return false };
+        let rest = usize::try_from(cookie).ok().and_then(|cookie| all.get(cookie..)).unwrap_or_default();
+        let _full = rest.iter().all(|name| sink(&dir_entry(name)));
+        true
     }
 
     /// Gives the kernel names that came with an earlier answer; `false`: there are none for this place.
@@ -210,7 +229,7 @@ impl Filesystem for RemoteFs {
         let keep: Keep = Box::new(move |fs, outcome, leased| {
             let Outcome::Entry { known } = outcome else { return };
             let mut surplus = Vec::new();
-            if leased & LEASED != 0 {
+            if leased & LEASED != 0 || fs.cache.holds(parent) {
                 surplus = fs.cache.learn_name(sight, parent, &asked, known.as_ref());
             }
             if let Some(known) = known
@@ -225,6 +244,7 @@ impl Filesystem for RemoteFs {
                 if let Some(known) = &known {
                     fs.tables.lock().learn(known);
                 }
+                let known = known.map(|known| Known { attr: fs.cache.newest(known.attr), ..known });
                 Ok(Reply::Entry(entry(known.as_ref())))
             }
             other => Err(unfit(other)),
@@ -248,7 +268,11 @@ impl Filesystem for RemoteFs {
                 fs.link.give_back(&fs.cache.learn_attr(sight, attr));
             }
         });
-        self.send_and_keep(cx, Op::Getattr { ino }, Box::new(|_, outcome| attributes(outcome)), keep)
+        let finish: Finish = Box::new(|fs, outcome| match outcome {
+            Outcome::Attributes { attr } => Ok(Reply::Attr(fs.cache.newest(attr), VALID)),
+            other => Err(unfit(other)),
+        });
+        self.send_and_keep(cx, Op::Getattr { ino }, finish, keep)
     }
 
     fn setattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
@@ -256,35 +280,38 @@ impl Filesystem for RemoteFs {
             fs.tables.lock().changed(ino);
             attributes(outcome)
         });
-        self.send(cx, Op::Setattr { ino, fh, set: *set }, finish)
+        self.change(cx, Op::Setattr { ino, fh, set: *set }, finish)
     }
 
     fn readlink(&self, cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
+        if let Some(target) = self.cache.target(ino) {
+            return Ok(target);
+        }
         self.send(cx, Op::Readlink { ino }, Box::new(|_, outcome| data(outcome, SYMLINK_MAX)))
     }
 
     fn mknod(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, rdev: u32) -> Answer<Entry> {
-        self.send(cx, Op::Mknod { parent, name: name.into(), mode, rdev }, made(parent))
+        self.change(cx, Op::Mknod { parent, name: name.into(), mode, rdev }, made(parent))
     }
 
     fn mkdir(&self, cx: &Cx, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
-        self.send(cx, Op::Mkdir { parent, name: name.into(), mode }, made(parent))
+        self.change(cx, Op::Mkdir { parent, name: name.into(), mode }, made(parent))
     }
 
     fn symlink(&self, cx: &Cx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
-        self.send(cx, Op::Symlink { parent, name: name.into(), target: target.into() }, made(parent))
+        self.change(cx, Op::Symlink { parent, name: name.into(), target: target.into() }, made(parent))
     }
 
     fn link(&self, cx: &Cx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
-        self.send(cx, Op::Link { ino, parent, name: name.into() }, made(parent))
+        self.change(cx, Op::Link { ino, parent, name: name.into() }, made(parent))
     }
 
     fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
-        self.send(cx, Op::Unlink { parent, name: name.into() }, changed([parent]))
+        self.change(cx, Op::Unlink { parent, name: name.into() }, changed([parent]))
     }
 
     fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
-        self.send(cx, Op::Rmdir { parent, name: name.into() }, changed([parent]))
+        self.change(cx, Op::Rmdir { parent, name: name.into() }, changed([parent]))
     }
 
     fn rename(
@@ -297,7 +324,7 @@ impl Filesystem for RemoteFs {
         flags: RenameFlags,
     ) -> Answer<()> {
         let op = Op::Rename { parent, name: name.into(), new_parent, new_name: new_name.into(), flags };
-        self.send(cx, op, changed([parent, new_parent]))
+        self.change(cx, op, changed([parent, new_parent]))
     }
 
     fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened> {
@@ -307,13 +334,13 @@ impl Filesystem for RemoteFs {
             fs.tables.lock().handles.insert(fh, Handle { ino, flags, lost: false });
             Ok(Reply::Opened(opened(fh)))
         });
-        self.send(cx, Op::Open { ino, fh, flags, kill_suidgid }, finish)
+        self.change(cx, Op::Open { ino, fh, flags, kill_suidgid }, finish)
     }
 
     fn create(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
         let fh = self.tables.lock().fresh_fh();
         let op = Op::Create { parent, name: name.into(), mode, flags, fh };
-        self.send(cx, op, created(Some(parent), fh, flags))
+        self.change(cx, op, created(Some(parent), fh, flags))
     }
 
     fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
@@ -323,6 +350,9 @@ impl Filesystem for RemoteFs {
 
     fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
         self.usable(fh)?;
+        if let Some(len) = self.cache.read(ino, offset, out) {
+            return Ok(len);
+        }
         let most = out.len().min(IO_MAX);
         let op = Op::Read { fh, offset, size: most as u32 };
         let finish: Finish = Box::new(move |fs, outcome| {
@@ -350,7 +380,7 @@ impl Filesystem for RemoteFs {
             fs.tables.lock().changed(ino);
             count(outcome)
         });
-        self.send(cx, Op::Write { fh, offset, data: data.into(), append, kill_suidgid }, finish)
+        self.change(cx, Op::Write { fh, offset, data: data.into(), append, kill_suidgid }, finish)
     }
 
     fn flush(&self, cx: &Cx, ino: Ino, _fh: u64, lock_owner: u64) -> Answer<()> {
@@ -417,7 +447,7 @@ impl Filesystem for RemoteFs {
         _plus: bool,
         sink: &mut dyn FnMut(&DirEntry) -> bool,
     ) -> Answer<()> {
-        if self.list_kept(fh, cookie, sink) {
+        if self.list_whole(ino, fh, cookie, sink) || self.list_kept(fh, cookie, sink) {
             return Ok(());
         }
         let finish: Finish = Box::new(move |fs, outcome| match outcome {
@@ -449,11 +479,17 @@ impl Filesystem for RemoteFs {
     }
 
     fn getxattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
+        if self.cache.is_plain(ino) {
+            return Err(Errno(libc::ENODATA).into());
+        }
         let op = Op::Getxattr { ino, name: name.into() };
         self.send(cx, op, Box::new(|_, outcome| data(outcome, XATTR_SIZE_MAX)))
     }
 
     fn listxattr(&self, cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
+        if self.cache.is_plain(ino) {
+            return Ok(Vec::new());
+        }
         self.send(cx, Op::Listxattr { ino }, Box::new(|_, outcome| data(outcome, XATTR_SIZE_MAX)))
     }
 

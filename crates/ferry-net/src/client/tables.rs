@@ -5,20 +5,23 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use ferry_fs::{FileLock, Ino, ROOT};
 
 use super::Parked;
-use crate::message::{Known, Name};
+use crate::message::{Known, Name, Op};
 use crate::server::set_range;
 
 /// Inodes with changes of which it is not known that they are durable; more than these are "all that are open".
 const UNSYNCED_MAX: usize = 1 << 16;
 
 /// An inode that the kernel knows.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Node {
     /// The kernel's count.
     pub(super) lookups: u64,
     /// The newest answer that named it.
     pub(super) stamp: u64,
-    pub(super) ticket: u128,
+    /// `None`: the server has not named it yet.
+    pub(super) ticket: Option<u128>,
+    /// Promised changes whose answers will name it.
+    pub(super) expected: u32,
 }
 
 /// An open file.
@@ -37,6 +40,8 @@ pub(super) struct Dir {
     pub(super) cookie: u64,
     /// Names that the server has sent and the kernel has not had yet.
     pub(super) names: VecDeque<Name>,
+    /// The listing began with all names, as they were then.
+    pub(super) whole: Option<Vec<Name>>,
 }
 
 /// Who holds locks on a file.
@@ -79,15 +84,33 @@ impl Tables {
         self.next_fh
     }
 
-    /// An answer has named an inode, and the kernel is told.
+    /// An answer has named an inode, and the kernel is told. One without a stamp is of a promised change, and counted before.
     pub(super) fn learn(&mut self, known: &Known) {
-        if known.attr.ino == ROOT {
+        if known.attr.ino == ROOT || known.stamp == 0 {
             return;
         }
-        let new = Node { lookups: 0, stamp: 0, ticket: known.ticket };
-        let node = self.nodes.entry(known.attr.ino).or_insert(new);
+        let node = self.nodes.entry(known.attr.ino).or_default();
         node.lookups += 1;
+        node.ticket = Some(known.ticket);
         node.stamp = node.stamp.max(known.stamp);
+    }
+
+    /// A promised change names an inode to the kernel; its answer is yet to come.
+    pub(super) fn expect(&mut self, ino: Ino) {
+        let node = self.nodes.entry(ino).or_default();
+        node.lookups += 1;
+        node.expected += 1;
+    }
+
+    /// The answer has come, or never will (`None`). Gives the stamp if the kernel knows the inode no more.
+    pub(super) fn confirm(&mut self, ino: Ino, known: Option<&Known>) -> Option<u64> {
+        let node = self.nodes.get_mut(&ino)?;
+        node.expected = node.expected.saturating_sub(1);
+        if let Some(known) = known {
+            node.ticket = Some(known.ticket);
+            node.stamp = node.stamp.max(known.stamp);
+        }
+        self.forget(ino, 0)
     }
 
     /// The kernel is told of an inode again, by what is kept; `false`: it does not know it any more, and the server must say it.
@@ -101,7 +124,7 @@ impl Tables {
         let node = self.nodes.get_mut(&ino)?;
         node.lookups = node.lookups.saturating_sub(count);
         let stamp = node.stamp;
-        (node.lookups == 0).then(|| {
+        (node.lookups == 0 && node.expected == 0).then(|| {
             self.nodes.remove(&ino);
             stamp
         })
@@ -150,6 +173,22 @@ impl Tables {
         if std::mem::take(&mut self.overflow) {
             self.damaged.extend(self.handles.values().map(|h| h.ino));
         }
+    }
+
+    /// A change that was promised is not made.
+    pub(super) fn lost(&mut self, op: &Op, touched: &[Ino]) {
+        match op {
+            Op::Open { fh, flags, .. } | Op::Create { fh, flags, .. } => {
+                if let Some(handle) = self.handles.get_mut(fh) {
+                    handle.lost = true;
+                }
+                if matches!(op, Op::Open { .. }) && flags & libc::O_TRUNC == 0 {
+                    return;
+                }
+            }
+            _ => {}
+        }
+        self.damaged.extend(touched);
     }
 
     /// A lock was taken or given back.

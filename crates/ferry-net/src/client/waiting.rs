@@ -151,6 +151,10 @@ impl Waiter for Waiting {
         self.undo(undo, &fs);
     }
 
+    fn moved(&self, key: Key) {
+        self.set_key(key);
+    }
+
     fn fail(&self, errno: Errno) {
         let complete = self.state.lock().complete.take();
         if let (Some(unsettled), Some(fs)) = (&self.unsettled, self.fs.upgrade()) {

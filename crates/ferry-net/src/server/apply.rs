@@ -4,13 +4,15 @@ use std::hash::Hasher;
 
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
-    Answer, Attr, Complete, Cx, Entry, Errno, FileLock, Filesystem, InProcess, Ino, Interrupt, Park, ROOT,
-    Reply, SYMLINK_MAX, Stop, XATTR_SIZE_MAX,
+    Answer, Attr, Complete, Cx, Entry, Errno, FileLock, Filesystem, InProcess, Ino, Interrupt, Park, Promise,
+    ROOT, Reply, SYMLINK_MAX, Stop, XATTR_SIZE_MAX,
 };
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use super::Core;
+use super::keeping::Found;
+use super::requests::Asked;
 use super::session::{Applied, Open, Session};
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Claim, IO_MAX, Known, LEASED, LISTING_MAX, Name, Op, Outcome, Who};
@@ -38,6 +40,8 @@ pub(super) struct Applying<'a> {
     pub(super) core: &'a Core,
     pub(super) session: &'a Session,
     pub(super) who: Who,
+    /// What the client has shown of it already.
+    pub(super) promise: Option<Promise>,
 }
 
 impl Applying<'_> {
@@ -47,7 +51,7 @@ impl Applying<'_> {
 
     fn caller(&self) -> InProcess {
         let Who { uid, gid, umask, pid } = self.who;
-        InProcess { uid, gid, umask: umask & 0o777, caller: pid }
+        InProcess { uid, gid, umask: umask & 0o777, caller: pid, promise: self.promise }
     }
 
     pub(super) fn call<T: FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> Result<T, Errno> {
@@ -96,7 +100,7 @@ impl Applying<'_> {
             return failed(libc::EROFS);
         }
         let makes_directory = matches!(op, Op::Mkdir { .. });
-        let outcome = match self.make(op) {
+        let outcome = match self.promised(&op).and_then(|()| self.make(op)) {
             Ok(outcome) => outcome,
             Err(Errno(errno)) => return failed(errno),
         };
@@ -111,7 +115,36 @@ impl Applying<'_> {
         Applied { outcome, after, empty }
     }
 
+    /// What is made under a promise is made under a number that was set aside for this client, and leased to it before anybody can find it.
+    fn promised(&self, op: &Op) -> Result<(), Errno> {
+        let Some(promise) = self.promise else { return Ok(()) };
+        let makes = matches!(
+            op,
+            Op::Mknod { .. } | Op::Mkdir { .. } | Op::Symlink { .. } | Op::Create { .. } | Op::Tmpfile { .. }
+        );
+        match promise.ino {
+            None if !makes => Ok(()),
+            Some(ino) if makes && self.session.provisions.use_number(ino) => {
+                if self.core.leases.bear(self.session.number, ino) {
+                    Ok(())
+                } else {
+                    Err(Errno(libc::ENOSPC))
+                }
+            }
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+
     fn make(&self, op: Op) -> Done {
+        let promised = self.promise.and_then(|promise| promise.ino);
+        let made = self.make_any(op);
+        if let (Some(ino), Err(_)) = (promised, &made) {
+            self.core.leases.unbear(self.session.number, ino);
+        }
+        made
+    }
+
+    fn make_any(&self, op: Op) -> Done {
         let fs = self.fs();
         match op {
             Op::Setattr { ino, fh, mut set } => {
@@ -205,6 +238,8 @@ impl Applying<'_> {
             }
             Op::Create { parent, name, mode, flags, fh } => {
                 let parent = self.ino(parent)?;
+                // It was promised that this makes the file.
+                let flags = if self.promise.is_some() { flags | libc::O_EXCL } else { flags };
                 self.made(fh, flags, |cx| {
                     fs.create(cx, parent, &name, mode & PERMISSIONS | libc::S_IFREG, flags)
                 })
@@ -300,8 +335,13 @@ impl Applying<'_> {
         Ok(Outcome::Count { count: stamp })
     }
 
-    /// Answers a request, now or when what it waits for has come.
-    pub(super) fn request(&self, (epoch, id): (u64, u64), op: Op, told: Told) {
+    /// Answers a request, now or when what it waits for has come; unless others have promised something that it would not see.
+    pub(super) fn request(&self, (epoch, id): (u64, u64), op: Op, told: Told) -> Asked {
+        let behind =
+            self.reads(&op).filter(|ino| !self.core.leases.is_readable(self.session.number, &[*ino]));
+        if let Some(ino) = behind {
+            return Asked::Behind(vec![ino], Box::new(op), told);
+        }
         let waits = matches!(
             op,
             Op::Read { .. }
@@ -312,21 +352,32 @@ impl Applying<'_> {
                 | Op::Lock { .. }
         );
         if waits {
-            return self.request_that_waits((epoch, id), op, told);
+            self.request_that_waits((epoch, id), op, told);
+            return Asked::Answered;
         }
-        match self.answer(op) {
+        let answer = match op {
+            Op::Lookup { parent, name } => match self.look_up(parent, &name) {
+                Ok(Found::Behind(inos)) => {
+                    return Asked::Behind(inos, Box::new(Op::Lookup { parent, name }), told);
+                }
+                Ok(Found::Entry(outcome, leased)) => Ok((outcome, leased)),
+                Err(errno) => Err(errno),
+            },
+            op => self.answer(op),
+        };
+        match answer {
             Ok((outcome, leased)) => told(outcome, leased),
             Err(Errno(errno)) => told(Outcome::Failed { errno }, 0),
         }
+        Asked::Answered
     }
 
     /// Answers a request that waits for nobody; and what may be kept of the answer.
     fn answer(&self, op: Op) -> Result<(Outcome, u8), Errno> {
         match op {
-            Op::Lookup { parent, name } => self.look_up(parent, &name),
             Op::Getattr { ino } => {
                 let ino = self.ino(ino)?;
-                let leased = if self.core.leases.grant(self.session.id, ino) { LEASED } else { 0 };
+                let leased = if self.core.leases.grant(self.session.number, ino) { LEASED } else { 0 };
                 Ok((Outcome::Attributes { attr: self.attr_now(ino)? }, leased))
             }
             op => self.answer_once(op).map(|outcome| (outcome, 0)),
@@ -360,6 +411,13 @@ impl Applying<'_> {
             Op::Getlk { ino, lock } => {
                 let lock = self.core.locks.test(self.session.id, self.ino(ino)?, &lock);
                 Ok(Outcome::Blocker { lock })
+            }
+            Op::Credit { bytes, inodes } => {
+                Ok(Outcome::Count { count: self.session.provisions.credit(fs, bytes, inodes) })
+            }
+            Op::Numbers {} => {
+                let numbers = self.session.provisions.add_numbers(fs)?;
+                Ok(Outcome::Numbers { first: numbers.start, count: (numbers.end - numbers.start) as u32 })
             }
             _ => Err(Errno(libc::EINVAL)),
         }
@@ -439,7 +497,7 @@ impl Applying<'_> {
         let complete: Complete = Box::new(move |result| told(outcome(result), 0));
         let parking = Parking(Mutex::new(Some(complete)));
         let Who { uid, gid, umask, pid } = self.who;
-        let cx = Cx { uid, gid, pid, umask, park: &parking };
+        let cx = Cx { uid, gid, pid, umask, promise: None, park: &parking };
         let result = match request(&cx) {
             Ok(answer) => Ok(answer.into()),
             Err(Stop::Errno(errno)) => Err(errno),

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::timeout;
 
-use super::apply::Applying;
+use super::requests::Request;
 use super::session::{Change, Line, Room, Session, Violation};
 use super::{Core, Refusal, Stage};
 use crate::frame::{self, Stream};
@@ -132,7 +132,7 @@ impl<'a> Connection<'a> {
             match message {
                 ToServer::Bye {} => {
                     self.core.end(self.session);
-                    self.core.leases.end(self.session.id);
+                    self.core.leases.end(self.session.number);
                     return Ok(());
                 }
                 message => self.take(message, bytes.len()).await.map_err(|Violation(rule)| {
@@ -156,16 +156,15 @@ impl<'a> Connection<'a> {
         match message {
             ToServer::Hello { .. } | ToServer::Bye {} => Err(Violation("a second greeting")),
             ToServer::Ping {} => {
-                let renewed = self.core.leases.renew(self.session.id);
-                let _gone = self.line.send((frame::encode(&ToClient::Pong { renewed }), None));
+                let (renewed, series) = self.core.leases.renew(self.session.number);
+                let _gone = self.line.send((frame::encode(&ToClient::Pong { renewed, series }), None));
                 Ok(())
             }
-            ToServer::Returned { inodes } => {
+            ToServer::Returned { inodes, after } => {
                 if inodes.0.len() > BATCH_MAX {
                     return Err(Violation("more inodes than a message holds"));
                 }
-                self.session.returned(self.epoch, &inodes.0, &self.core.leases);
-                Ok(())
+                self.session.returned(self.epoch, (&inodes.0, after), &self.core.leases)
             }
             ToServer::Cancel { id } => {
                 if let Some(cancelled) = self.locking.lock().get_mut(&id) {
@@ -174,12 +173,14 @@ impl<'a> Connection<'a> {
                 self.core.locks.cancel(self.session.id, Some(id));
                 Ok(())
             }
-            ToServer::Change { seq, answered, who, op } => {
+            ToServer::Change { seq, answered, series, promised, who, op } => {
                 if !op.is_ordered() {
                     return Err(Violation("a request among the changes"));
                 }
                 let room = self.room(&op, len).await;
-                if self.session.push(self.epoch, Change { seq, who, op, room }, answered)? {
+                let came = self.core.env.clock.monotonic();
+                let change = Change { seq, series, promised, came, bytes: len, who, op, room };
+                if self.session.push(self.epoch, change, answered, &self.core.leases)? {
                     let (core, session) = (Arc::clone(self.core), Arc::clone(self.session));
                     tokio::task::spawn_blocking(move || core.apply_all(&session));
                 }
@@ -213,7 +214,7 @@ impl<'a> Connection<'a> {
                 let told = Box::new(move |outcome, leased| {
                     answering.reply((epoch, id), leased, outcome, Some(room))
                 });
-                Applying { core: &core, session: &session, who }.request((epoch, id), op, told);
+                core.answer(Request { session, id: (epoch, id), who, op, told });
             });
         };
         self.session.when_applied(after, Box::new(run));
@@ -236,7 +237,7 @@ impl<'a> Connection<'a> {
                 if is_cancelled() {
                     return told(Outcome::Failed { errno: libc::EINTR }, 0);
                 }
-                Applying { core: &core, session: &session, who }.request((epoch, id), op, told);
+                core.answer(Request { session: Arc::clone(&session), id: (epoch, id), who, op, told });
                 if is_cancelled() {
                     core.locks.cancel(session.id, Some(id));
                 }

@@ -5,15 +5,46 @@ use ferry_fs::{Attr, Errno, InProcess, Ino, ROOT};
 use super::apply::Applying;
 use crate::message::{LEASED, LEASED_FOUND, Op, Outcome};
 
+/// What became of a lookup.
+pub(super) enum Found {
+    /// The answer, and what may be kept of it.
+    Entry(Outcome, u8),
+    /// Others have write leases on one of these.
+    Behind(Vec<Ino>),
+}
+
 impl Applying<'_> {
+    /// The inode that a request reads, beside what a name means that is looked up.
+    pub(super) fn reads(&self, op: &Op) -> Option<Ino> {
+        match op {
+            Op::Lookup { parent: ino, .. }
+            | Op::Getattr { ino }
+            | Op::Readlink { ino }
+            | Op::Readdir { ino, .. }
+            | Op::Fsyncdir { ino, .. }
+            | Op::Getxattr { ino, .. }
+            | Op::Listxattr { ino } => self.session.inward(*ino),
+            Op::Read { fh, .. } | Op::Fsync { fh, .. } | Op::Lseek { fh, .. } => {
+                self.session.handle(*fh).map(|open| open.ino)
+            }
+            _ => None,
+        }
+    }
+
     /// A name, and what may be kept of it: the directory's lease covers which inode it means, the inode's own its attributes.
-    pub(super) fn look_up(&self, parent: Ino, name: &[u8]) -> Result<(Outcome, u8), Errno> {
+    pub(super) fn look_up(&self, parent: Ino, name: &[u8]) -> Result<Found, Errno> {
         let dir = self.ino(parent)?;
         let name = if parent == ROOT && name == b".." { b"." } else { name };
         let leases = &self.core.leases;
-        let id = self.session.id;
+        let id = self.session.number;
         let of_dir = name != b"." && name != b".." && leases.grant(id, dir);
         let mut entry = self.call(|cx| self.fs().lookup(cx, dir, name))?;
+        if let Some(attr) = &entry.attr
+            && !leases.is_readable(self.session.number, &[dir, attr.ino])
+        {
+            self.fs().forget(attr.ino, 1);
+            return Ok(Found::Behind(vec![dir, attr.ino]));
+        }
         let mut leased = if of_dir { LEASED } else { 0 };
         if let Some(attr) = &mut entry.attr
             && leases.grant(id, attr.ino)
@@ -23,13 +54,13 @@ impl Applying<'_> {
             *attr = now;
             leased |= LEASED_FOUND;
         }
-        Ok((self.entry(entry), leased))
+        Ok(Found::Entry(self.entry(entry), leased))
     }
 
     /// What the client may keep of an inode that it may use.
     pub(super) fn leased(&self, ino: Ino) -> Option<Attr> {
         self.session.inward(self.session.outward(ino))?;
-        if !self.core.leases.grant(self.session.id, ino) {
+        if !self.core.leases.grant(self.session.number, ino) {
             return None;
         }
         self.attr_now(ino).ok()
@@ -69,7 +100,10 @@ impl Applying<'_> {
             Op::Open { ino, flags, kill_suidgid, .. } if *kill_suidgid || flags & libc::O_TRUNC != 0 => {
                 vec![inward(ino)]
             }
-            Op::Mknod { parent, .. } | Op::Mkdir { parent, .. } | Op::Symlink { parent, .. } => {
+            Op::Mknod { parent, .. }
+            | Op::Mkdir { parent, .. }
+            | Op::Symlink { parent, .. }
+            | Op::Tmpfile { parent, .. } => {
                 vec![inward(parent)]
             }
             Op::Link { ino, parent, .. } => vec![inward(ino), inward(parent)],
@@ -79,7 +113,8 @@ impl Applying<'_> {
             Op::Rename { parent, name, new_parent, new_name, .. } => {
                 vec![inward(parent), inward(new_parent), named(parent, name), named(new_parent, new_name)]
             }
-            Op::Write { fh, .. } | Op::Fallocate { fh, .. } | Op::Copy { fh_out: fh, .. } => vec![file(fh)],
+            Op::Write { fh, .. } | Op::Fallocate { fh, .. } => vec![file(fh)],
+            Op::Copy { fh_in, fh_out, .. } => vec![file(fh_in), file(fh_out)],
             _ => Vec::new(),
         };
         let mut inos: Vec<Ino> = all.into_iter().flatten().collect();

@@ -1,13 +1,16 @@
 //! The server: gives a file system to clients.
 //!
 //! `connection` speaks with one client, `session` is what remains of it between connections, `apply` turns what it asks for into calls
-//! of the file system, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a change waits for them.
+//! of the file system, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a change waits for them,
+//! `requests` how a request does, `provisions` are what it may promise out of.
 
 mod apply;
 mod connection;
 mod keeping;
 mod leases;
 mod locks;
+mod provisions;
+mod requests;
 mod session;
 mod turns;
 
@@ -47,10 +50,14 @@ const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A server that stops waits so long for operations that are under way.
 const STOP_TIME_MAX: Duration = Duration::from_secs(30);
+/// So long, before that, for clients to give back their leases and to send what they have promised.
+const RETURN_TIME_MAX: Duration = Duration::from_secs(10);
 /// And so long for clients to take their last answers.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 /// How often it looks.
 const STOP_INTERVAL: Duration = Duration::from_millis(5);
+/// And how many times before it asks for leases again.
+const RECALL_ROUND: u32 = 20;
 
 /// A directory that clients may mount, with all that is below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +76,8 @@ pub struct ServerOptions {
     /// A session ends when its client has been away for so long.
     pub session_life: Duration,
     /// After its start the server gives for so long only locks that clients held before; and it changes nothing in this time, or in one
-    /// term of a lease if that is shorter: clients that do not know yet that the server before is gone may rely on theirs.
+    /// term of a lease if that is shorter: clients that do not know yet that the server before is gone may rely on theirs. Not if that one
+    /// has handed the volume over: it has stopped in order, and nobody does.
     pub grace: Duration,
     /// A client may keep what it was told for so long after the server heard of it last.
     pub lease_term: Duration,
@@ -234,7 +242,7 @@ impl Core {
     }
 
     fn expire(&self) {
-        let alive: HashSet<u128> = self.sessions.lock().keys().copied().collect();
+        let alive: HashSet<u64> = self.sessions.lock().values().map(|session| session.number).collect();
         self.leases.expire(&alive);
         let Some(deadline) = self.env.clock.monotonic().checked_sub(self.session_life) else { return };
         for session in self.all() {
@@ -288,10 +296,15 @@ impl Server {
         }
         // Clocks of two machines do not go at quite the same speed.
         let term = options.lease_term + options.lease_term / 8;
+        let hold = if fs.was_handed_over() { Duration::ZERO } else { options.grace.min(term) };
         let core = Arc::new(Core {
             fs,
-            greeting: Greeting { boot: random(&env), term_ms: options.lease_term.as_millis() as u32 },
-            leases: Arc::new(Leases::new(Arc::clone(&env.clock), term, options.grace.min(term))),
+            greeting: Greeting {
+                boot: random(&env),
+                term_ms: options.lease_term.as_millis() as u32,
+                clock: Arc::clone(&env.clock),
+            },
+            leases: Arc::new(Leases::new(Arc::clone(&env.clock), term, hold)),
             env,
             exports: options.exports,
             session_life: options.session_life,
@@ -344,8 +357,16 @@ impl Server {
         Control(Arc::clone(&self.core))
     }
 
-    /// Stops: what has come is applied and answered, everything is made durable, and the clients are told.
+    /// Stops: clients give back what they decide alone, what has come is applied and answered, everything is made durable, and the clients
+    /// are told.
     pub fn stop(self) {
+        let returned = async { tokio::time::timeout(RETURN_TIME_MAX, self.take_leases_back()).await };
+        let nobody_relies = self.runtime().block_on(returned).unwrap_or(false);
+        if !nobody_relies {
+            tracing::warn!(
+                "stopping: a client does not give its leases back; what it has shown as done and not sent may be lost"
+            );
+        }
         self.core.stopping.send_replace(Stage::Draining);
         // A message may have been read just before.
         self.core.all().iter().for_each(|session| session.close_ears());
@@ -360,6 +381,13 @@ impl Server {
             }
             self.core.end(&session);
         }
+        // The next server may begin at once: no client believes anything, and all that was promised has been made.
+        if nobody_relies
+            && synced.is_ok()
+            && let Err(error) = self.core.fs.hand_over()
+        {
+            tracing::warn!(%error, "stopping: the next server will wait for leases that nobody has");
+        }
         self.core.stopping.send_replace(Stage::Ended);
         self.runtime().block_on(async {
             let sent = self.until(|| Arc::strong_count(&self.core.writing) == 1);
@@ -367,6 +395,21 @@ impl Server {
                 tracing::warn!("stopping: a client does not take its last answers");
             }
         });
+    }
+
+    /// Until nobody relies on a lease any more. Whether all that was promised under leases has been made, too.
+    async fn take_leases_back(&self) -> bool {
+        loop {
+            // Once more now and then: what was being given before is recalled later.
+            self.core.recall(&self.core.leases.close());
+            for _ in 0..RECALL_ROUND {
+                let (relied_on, promised) = self.core.leases.relied_on();
+                if !relied_on {
+                    return !promised;
+                }
+                tokio::time::sleep(STOP_INTERVAL).await;
+            }
+        }
     }
 
     async fn drain(&self) {
@@ -400,10 +443,13 @@ impl Control {
     pub fn clients(&self) -> serde_json::Value {
         let mut all = self.0.all();
         all.sort_unstable_by_key(|session| session.number);
+        let now = self.0.env.clock.monotonic();
         let one = |session: &Arc<Session>| {
-            let mut json = session.json();
+            let mut json = session.json(now);
             json["locks"] = self.0.locks.held_by(session.id).into();
-            json["leases"] = self.0.leases.held_by(session.id).into();
+            let (leases, writes) = self.0.leases.held_by(session.number);
+            json["leases"] = leases.into();
+            json["write_leases"] = writes.into();
             json
         };
         all.iter().map(one).collect()

@@ -7,12 +7,14 @@
 //! * S3: a session outlives its connections. The newest connection is the one that counts: what an older one still brings changes nothing
 //!   and takes no lock, for the newer one brings it again.
 //! * S4: the file system counts one lookup for each inode that a session knows, however many answers named it.
+//! * S5: a promise that cannot be kept ends the series of changes that it belongs to: nothing of that is made behind it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferry_fs::{Attr, Errno, Filesystem, Ino, ROOT};
+use ferry_device::Clock;
+use ferry_fs::{Attr, Errno, Filesystem, Ino, ROOT, Timestamp};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
@@ -20,9 +22,10 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::leases::Leases;
 use super::locks::Locks;
+use super::provisions::Provisions;
 use crate::codec::List;
 use crate::frame;
-use crate::message::{Op, Outcome, ToClient, WINDOW_OPS, Who};
+use crate::message::{Op, Outcome, Promised, ToClient, WINDOW_OPS, Who};
 
 /// Files that a client may have open.
 const OPEN_MAX: usize = 1 << 20;
@@ -49,6 +52,7 @@ pub(super) struct Open {
 pub(super) struct Greeting {
     pub(super) boot: u128,
     pub(super) term_ms: u32,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
 /// How a change ended.
@@ -62,6 +66,11 @@ pub(super) struct Applied {
 /// A change that waits for its turn.
 pub(super) struct Change {
     pub(super) seq: u64,
+    pub(super) series: u32,
+    pub(super) promised: Option<Promised>,
+    /// When it came, and how long its message was.
+    pub(super) came: Duration,
+    pub(super) bytes: usize,
     pub(super) who: Who,
     pub(super) op: Op,
     pub(super) room: Room,
@@ -83,6 +92,10 @@ struct State {
     applied: u64,
     answers: VecDeque<(u64, Outcome)>,
     queue: VecDeque<Change>,
+    /// When the change came that is being applied, and its bytes.
+    under_way: Option<(Duration, usize)>,
+    /// Bytes of changes in the queue.
+    queued: usize,
     delayed: Vec<Delayed>,
     /// A thread applies the queue.
     busy: bool,
@@ -113,6 +126,8 @@ pub(super) struct Session {
     /// connection takes one behind the newest, none outlives the session.
     locker: RwLock<Option<u64>>,
     state: Mutex<State>,
+    /// What it promises out of.
+    pub(super) provisions: Provisions,
 }
 
 impl Session {
@@ -124,8 +139,8 @@ impl Session {
         root: Ino,
         read_only: bool,
     ) -> Self {
-        let (locker, state) = (RwLock::new(Some(0)), Mutex::default());
-        Self { id, number, name, peer, path, root, read_only, locker, state }
+        let (locker, state, provisions) = (RwLock::new(Some(0)), Mutex::default(), Provisions::default());
+        Self { id, number, name, peer, path, root, read_only, locker, state, provisions }
     }
 
     /// A new connection takes over; it is told before anything else is sent to it. What waits for locks is asked again there.
@@ -143,10 +158,12 @@ impl Session {
             return None;
         }
         // Its greeting says that it relies on none.
-        leases.begin(self.id);
+        let series = leases.begin(self.number);
         let (session, read_only, applied) = (self.id, self.read_only, state.applied);
-        let Greeting { boot, term_ms } = *greeting;
-        let welcome = ToClient::Welcome { session, boot, resumed, applied, read_only, term_ms };
+        let Greeting { boot, term_ms, clock } = greeting;
+        let (boot, term_ms) = (*boot, *term_ms);
+        let now = wall(&**clock);
+        let welcome = ToClient::Welcome { session, boot, resumed, applied, read_only, term_ms, series, now };
         let _gone = line.send((frame::encode(&welcome), None));
         // What the last connection may have lost: in order, before any newer one.
         for (seq, outcome) in &state.answers {
@@ -184,13 +201,26 @@ impl Session {
         send(&self.state.lock(), frame::encode(&ToClient::Recall { inodes }), None);
     }
 
-    /// The client has given leases back, on the connection `epoch`. What an older one says is of leases that are no more.
-    pub(super) fn returned(&self, epoch: u64, inodes: &[Ino], leases: &Leases) {
+    /// The client has given leases back, on the connection `epoch`, behind the change `after`. What an older one says is of leases that
+    /// are no more, or are recalled again.
+    pub(super) fn returned(
+        &self,
+        epoch: u64,
+        (inodes, after): (&[Ino], u64),
+        leases: &Leases,
+    ) -> Result<(), Violation> {
         let state = self.state.lock();
-        if state.epoch == epoch {
-            let inward = |ino: &Ino| if *ino == ROOT { self.root } else { *ino };
-            leases.give_back(self.id, &inodes.iter().map(inward).collect::<Vec<_>>());
+        if state.epoch != epoch || state.deaf {
+            return Ok(());
         }
+        if after > state.received {
+            return Err(Violation("leases that are given back behind a change that has not come"));
+        }
+        let inward = |ino: &Ino| if *ino == ROOT { self.root } else { *ino };
+        let inodes: Vec<Ino> = inodes.iter().map(inward).collect();
+        // Whatever the client says: all that has come counts.
+        leases.give_back(self.number, &inodes, (state.received > state.applied).then_some(state.received));
+        Ok(())
     }
 
     /// The connection with this number has gone, unless another has taken over. Nobody waits for locks any more.
@@ -208,7 +238,13 @@ impl Session {
     }
 
     /// Takes a change in; `true`: the caller has to see that [`Session::next`] is called until it gives nothing.
-    pub(super) fn push(&self, epoch: u64, change: Change, answered: u64) -> Result<bool, Violation> {
+    pub(super) fn push(
+        &self,
+        epoch: u64,
+        change: Change,
+        answered: u64,
+        leases: &Leases,
+    ) -> Result<bool, Violation> {
         let mut state = self.state.lock();
         if state.over {
             return Err(Violation("the session has ended"));
@@ -234,7 +270,11 @@ impl Session {
         if seq != state.received + 1 {
             return Err(Violation("a gap in the changes"));
         }
+        if change.series > leases.series(self.number) {
+            return Err(Violation("a series of changes that has not begun"));
+        }
         state.received = seq;
+        state.queued += change.bytes;
         state.queue.push_back(change);
         Ok(!std::mem::replace(&mut state.busy, true))
     }
@@ -244,6 +284,8 @@ impl Session {
         let mut state = self.state.lock();
         let change = if state.over { None } else { state.queue.pop_front() };
         state.busy = change.is_some();
+        state.under_way = change.as_ref().map(|change| (change.came, change.bytes));
+        state.queued -= change.as_ref().map_or(0, |change| change.bytes);
         change
     }
 
@@ -353,9 +395,11 @@ impl Session {
             state.over = true;
             state.line = None;
             state.queue.clear();
+            state.queued = 0;
             state.delayed.clear();
         }
         *locker = None;
+        self.provisions.end();
         locks.end(self.id);
         true
     }
@@ -399,8 +443,12 @@ impl Session {
     }
 
     /// For `ferry clients`.
-    pub(super) fn json(&self) -> Value {
+    pub(super) fn json(&self, now: Duration) -> Value {
         let state = self.state.lock();
+        let under_way = state.under_way;
+        let bytes = state.queued + under_way.map_or(0, |(_, bytes)| bytes);
+        let oldest = under_way.map(|(came, _)| came).or(state.queue.front().map(|change| change.came));
+        let oldest = oldest.map(|came| now.saturating_sub(came));
         Value::from_iter([
             ("client", Value::from(self.number)),
             ("name", self.name.as_str().into()),
@@ -410,11 +458,17 @@ impl Session {
             ("connections", state.epoch.into()),
             ("changes", state.applied.into()),
             ("unanswered", (state.received - state.applied).into()),
+            ("unanswered_bytes", bytes.into()),
+            ("oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("answers_kept", state.answers.len().into()),
             ("inodes", state.known.len().into()),
             ("open_files", state.handles.len().into()),
         ])
     }
+}
+
+fn wall(clock: &dyn Clock) -> Timestamp {
+    Timestamp(i128::try_from(clock.wall().as_nanos()).unwrap_or(i128::MAX))
 }
 
 /// To the newest connection, if there is one; a client that returns asks again.
@@ -436,10 +490,14 @@ mod tests {
 
     fn change(seq: u64) -> Change {
         let permit = || Arc::new(Semaphore::new(1)).try_acquire_owned().expect("one is free");
-        Change { seq, who: Who::default(), op: Op::Nothing {}, room: (permit(), permit()) }
+        let (series, promised, who, op) = (0, None, Who::default(), Op::Nothing {});
+        let (came, bytes) = (Duration::ZERO, 1);
+        Change { seq, series, promised, came, bytes, who, op, room: (permit(), permit()) }
     }
 
-    const GREETING: Greeting = Greeting { boot: 1, term_ms: 1000 };
+    fn greeting() -> Greeting {
+        Greeting { boot: 1, term_ms: 1000, clock: ferry_device::Env::real().clock }
+    }
 
     fn leases() -> Leases {
         Leases::new(ferry_device::Env::real().clock, Duration::from_secs(1), Duration::ZERO)
@@ -451,16 +509,16 @@ mod tests {
 
     #[test]
     fn an_older_connection_changes_nothing_and_takes_no_lock() {
-        let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), GREETING);
+        let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
         let both = (&locks, &leases);
         let (line, _frames) = unbounded_channel();
         let old = session.connect(&line, &greeting, false, both).expect("it lives");
         assert!(session.may_lock(Some(old)).is_some());
         let new = session.connect(&line, &greeting, true, both).expect("it lives");
         assert!(session.may_lock(Some(old)).is_none());
-        assert!(!session.push(old, change(1), 0).expect("late, not against the rules"));
+        assert!(!session.push(old, change(1), 0, &leases).expect("late, not against the rules"));
         assert!(session.next().is_none());
-        assert!(session.push(new, change(1), 0).expect("it comes again"));
+        assert!(session.push(new, change(1), 0, &leases).expect("it comes again"));
         session.disconnect(old, Duration::ZERO, &locks);
         assert!(!session.end(Some(Duration::MAX), &locks), "the newer connection is there");
         session.disconnect(new, Duration::ZERO, &locks);
@@ -471,13 +529,13 @@ mod tests {
 
     #[test]
     fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
-        let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), GREETING);
+        let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
         let both = (&locks, &leases);
         let (line, _frames) = unbounded_channel();
         let epoch = session.connect(&line, &greeting, false, both).expect("it lives");
-        assert!(session.push(epoch, change(1), 0).expect("in order"));
+        assert!(session.push(epoch, change(1), 0, &leases).expect("in order"));
         session.close_ears();
-        assert!(!session.push(epoch, change(2), 0).expect("not heard"));
+        assert!(!session.push(epoch, change(2), 0, &leases).expect("not heard"));
         assert_eq!(session.next().map(|c| c.seq), Some(1));
         assert!(session.next().is_none() && !session.is_busy());
     }

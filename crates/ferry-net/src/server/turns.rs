@@ -2,28 +2,22 @@
 
 use std::sync::Arc;
 
-use ferry_fs::Ino;
+use ferry_fs::{Ino, Mark, Promise};
 
 use super::Core;
 use super::apply::Applying;
-use super::leases::{Recalls, Turn};
-use super::session::{Change, Session};
-use crate::message::BATCH_MAX;
+use super::leases::{Begin, Place, Progress, Recalls, Turn};
+use super::session::{Applied, Change, Session};
+use crate::message::{BATCH_MAX, Outcome};
 
 impl Core {
     /// Applies a session's changes until there are none, or one has to wait for its turn: then it goes on when that has come.
     pub(super) fn apply_all(self: &Arc<Self>, session: &Arc<Session>) {
         while let Some(change) = session.next() {
-            let inos = touched(self, session, &change);
-            let turn = self.leases.turn_now(session.id, &inos);
-            // A name may have come to mean another inode before the turn began.
-            match turn.filter(|turn| turn.inos() == touched(self, session, &change)) {
-                Some(turn) => self.apply(session, change, &turn),
-                None => {
-                    let (core, session) = (Arc::clone(self), Arc::clone(session));
-                    self.runtime.spawn(async move { core.apply_later(session, change).await });
-                    return;
-                }
+            if let Some((change, place)) = self.try_apply(session, change) {
+                let (core, session) = (Arc::clone(self), Arc::clone(session));
+                self.runtime.spawn(async move { core.apply_later(session, change, place).await });
+                return;
             }
         }
         if session.is_over() {
@@ -31,47 +25,117 @@ impl Core {
         }
     }
 
-    fn apply(&self, session: &Session, change: Change, turn: &Turn) {
-        // It may have waited, and its client may be evicted.
-        if session.is_over() {
-            return;
+    /// Applies a change, refuses it, or gives it back with its place in the line.
+    fn try_apply(self: &Arc<Self>, session: &Session, change: Change) -> Option<(Change, Place)> {
+        loop {
+            let inos = self.touched(session, &change);
+            let kind = (change.series, change.promised.is_some());
+            let recall = |recalls: &Recalls| self.recall(recalls);
+            match self.leases.begin_change(session.number, kind, inos, recall) {
+                Begin::Now(turn) if self.is_still(session, &change, &turn) => {
+                    self.apply(session, change, turn);
+                    return None;
+                }
+                Begin::Now(_another_meaning) => {}
+                Begin::Later(place) => return Some((change, place)),
+                Begin::Not(why) => {
+                    self.refuse(session, change, &why);
+                    return None;
+                }
+            }
         }
-        let applied = Applying { core: self, session, who: change.who }.change(change.op, turn.inos());
-        session.applied(change.seq, applied, change.room);
     }
 
     /// Waits without a thread.
-    async fn apply_later(self: Arc<Self>, session: Arc<Session>, change: Change) {
-        let mut change = change;
+    async fn apply_later(self: Arc<Self>, session: Arc<Session>, change: Change, place: Place) {
+        let (mut change, mut place) = (change, place);
         loop {
-            let inos = {
-                let (core, session) = (Arc::clone(&self), Arc::clone(&session));
-                let looked = tokio::task::spawn_blocking(move || (touched(&core, &session, &change), change));
-                let Ok((inos, same)) = looked.await else { return };
-                change = same;
-                inos
-            };
-            let turn = self.leases.turn(session.id, inos, |recalls| self.recall(&recalls)).await;
+            let progress = place.wait(|recalls| self.recall(recalls)).await;
             let (core, session) = (Arc::clone(&self), Arc::clone(&session));
             let applied = tokio::task::spawn_blocking(move || {
-                if turn.inos() != touched(&core, &session, &change) {
-                    return Some(change);
+                match progress {
+                    Progress::Begun(_) => {
+                        let turn = place.into_turn();
+                        if !core.is_still(&session, &change, &turn) {
+                            drop(turn);
+                            if let Some(again) = core.try_apply(&session, change) {
+                                return Some(again);
+                            }
+                        } else {
+                            core.apply(&session, change, turn);
+                        }
+                    }
+                    why => {
+                        drop(place);
+                        core.refuse(&session, change, &why);
+                    }
                 }
-                core.apply(&session, change, &turn);
-                drop(turn);
                 core.apply_all(&session);
                 None
             });
             match applied.await {
-                Ok(Some(again)) => change = again,
+                Ok(Some(again)) => (change, place) = again,
                 _ => return,
             }
         }
     }
 
-    fn recall(&self, recalls: &Recalls) {
-        for (id, inos) in recalls {
-            let session = self.sessions.lock().get(id).cloned();
+    /// A name may have come to mean another inode before the turn began, unless the session has the directory's write lease.
+    fn is_still(&self, session: &Session, change: &Change, turn: &Turn) -> bool {
+        turn.is_own() || turn.inos() == self.touched(session, change)
+    }
+
+    fn apply(&self, session: &Session, change: Change, turn: Turn) {
+        // It may have waited, and its client may be evicted.
+        if session.is_over() {
+            return;
+        }
+        let Change { seq, series, promised, who, op, room, .. } = change;
+        if promised.is_some() {
+            session.provisions.spend(&op);
+        }
+        let promise = promised.map(|promised| Promise {
+            at: promised.at,
+            ino: (promised.ino != 0).then_some(promised.ino),
+            mark: None::<Mark>,
+            aside: session.provisions.aside(),
+        });
+        let applied = Applying { core: self, session, who, promise }.change(op, turn.inos());
+        if promise.is_some() && matches!(applied.outcome, Outcome::Failed { .. }) {
+            self.broken(session, series, &applied.outcome);
+        }
+        session.applied(seq, applied, room);
+        turn.done(seq);
+    }
+
+    /// Answers a change that is not made.
+    fn refuse(&self, session: &Session, change: Change, why: &Progress) {
+        if change.promised.is_some() {
+            session.provisions.spend(&change.op);
+        }
+        let outcome = match why {
+            Progress::Busy => Outcome::Busy {},
+            Progress::Dropped => Outcome::Dropped {},
+            _ => Outcome::Failed { errno: libc::ESTALE },
+        };
+        if *why == Progress::Broken {
+            self.broken(session, change.series, &outcome);
+        }
+        if !session.is_over() {
+            session.applied(change.seq, Applied { outcome, after: Vec::new(), empty: false }, change.room);
+        }
+        self.leases.refused(session.number, change.seq);
+    }
+
+    /// What a client has promised cannot be done: nothing that it has promised behind it is.
+    fn broken(&self, session: &Session, series: u32, outcome: &Outcome) {
+        tracing::error!(client = session.name, ?outcome, "what it has shown as done cannot be done");
+        self.leases.end_series(session.number, series);
+    }
+
+    pub(super) fn recall(&self, recalls: &Recalls) {
+        for (number, inos) in recalls {
+            let session = self.sessions.lock().values().find(|session| session.number == *number).cloned();
             for batch in inos.chunks(BATCH_MAX) {
                 if let Some(session) = &session {
                     session.recall(batch.iter().copied());
@@ -79,8 +143,8 @@ impl Core {
             }
         }
     }
-}
 
-fn touched(core: &Core, session: &Session, change: &Change) -> Vec<Ino> {
-    Applying { core, session, who: change.who }.touched(&change.op)
+    fn touched(&self, session: &Session, change: &Change) -> Vec<Ino> {
+        Applying { core: self, session, who: change.who, promise: None }.touched(&change.op)
+    }
 }

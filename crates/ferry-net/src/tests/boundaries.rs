@@ -12,7 +12,7 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    fn new(world: &World) -> Self {
+    pub(super) fn new(world: &World) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (ours, theirs) = duplex(1 << 20);
         world.server().serve_stream(Box::new(theirs));
@@ -41,7 +41,8 @@ impl Raw {
     }
 
     fn change(&mut self, seq: u64, answered: u64, op: Op) {
-        self.send(&ToServer::Change { seq, answered, who: Who::default(), op });
+        let (series, promised) = (0, None);
+        self.send(&ToServer::Change { seq, answered, series, promised, who: Who::default(), op });
     }
 
     fn ask(&mut self, op: Op) -> Outcome {
@@ -67,7 +68,7 @@ impl Raw {
     }
 
     /// The server says why it hangs up, and does.
-    fn refused(&mut self) -> String {
+    pub(super) fn refused(&mut self) -> String {
         loop {
             match self.hear() {
                 Some(ToClient::Refused { reason }) => {
@@ -90,7 +91,7 @@ fn nothing() -> Op {
 }
 
 /// Whatever others did, this one does not notice.
-fn assert_well(client: &Client) {
+pub(super) fn assert_well(client: &Client) {
     let names = client.list(ROOT).unwrap().len();
     client.create(ROOT, &format!("well{names}")).unwrap();
 }
@@ -268,6 +269,7 @@ fn certificates_open_the_door() {
             path: b"/".to_vec(),
             name: b"laptop".to_vec(),
             timeout: Duration::from_secs(5),
+            asynchronous: true,
         };
         RemoteFs::connect(Arc::new(TcpConnector::new(address, tls)), options, &Env::real())
     };

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::codec::{Wire, decode};
 use crate::frame;
-use crate::message::{Outcome, ToClient, ToServer, Who};
+use crate::message::{Outcome, Promised, ToClient, ToServer, VERSION, Who};
 
 /// A message's bytes are the only ones that mean it, so nothing that was taken is anything but what was sent.
 fn one_form<T: Wire + std::fmt::Debug>(bytes: &[u8]) {
@@ -46,8 +46,9 @@ proptest! {
         one_form::<ToClient>(&reply);
         if let Ok(ToServer::Request { id, after, who, op }) = decode(&request) {
             prop_assert_eq!(frame::encode_request(id, after, who, &op)[4..].to_vec(), request);
-            let change = frame::encode(&ToServer::Change { seq: 5, answered: 4, who, op: op.clone() });
-            prop_assert_eq!(frame::encode_change(5, 4, who, &op), change);
+            let promised = (id % 2 == 0).then_some(Promised { at: Timestamp(7), ino: after });
+            let change = ToServer::Change { seq: 5, answered: 4, series: 3, promised, who, op: op.clone() };
+            prop_assert_eq!(frame::encode_change((5, 4, 3), promised, who, &op), frame::encode(&change));
         }
     }
 
@@ -74,13 +75,19 @@ fn a_server_outlives_any_bytes() {
         let (mut ours, theirs) = duplex(1 << 16);
         world.server().serve_stream(Box::new(theirs));
         let mut bytes = Vec::new();
-        let hello = ToServer::Hello { version: 1, session: 0, path: b"/".to_vec(), name: Vec::new() };
+        let hello = ToServer::Hello { version: VERSION, session: 0, path: b"/".to_vec(), name: Vec::new() };
         bytes.extend(frame::encode(&hello));
         for id in 1..=1 + random.below(20) {
             // A request whose operation is random bytes behind a valid tag.
-            let mut message = vec![if random.below(2) == 0 { 2 } else { 3 }];
+            let is_change = random.below(2) == 0;
+            let mut message = vec![if is_change { 3 } else { 2 }];
             id.put(&mut message);
             0_u64.put(&mut message);
+            if is_change {
+                0_u32.put(&mut message);
+                let promised = Promised { at: Timestamp(0), ino: random.below(4) };
+                (random.below(3) == 0).then_some(promised).put(&mut message);
+            }
             Who::default().put(&mut message);
             message.push(random.below(54) as u8);
             message.extend((0..random.below(60)).map(|_| (random.next() >> (random.below(8) * 8)) as u8 % 8));

@@ -1,10 +1,14 @@
 //! Clients and a server in one process, with a network in memory that delays and cuts as a seed says.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap, and wait for the other side")]
 
+mod asynchronous;
 mod boundaries;
 mod coherence;
+mod crashes;
 mod fuzz;
 mod leases;
+mod many;
+mod promises;
 mod restarts;
 mod sessions;
 
@@ -54,19 +58,41 @@ struct Network {
     /// Connections before this one carry nothing, and nobody is told.
     silent_below: watch::Sender<u64>,
     connections: AtomicU64,
+    messages: Arc<Messages>,
     /// Not a client's: what is on its way arrives though the client is gone.
     runtime: tokio::runtime::Runtime,
 }
 
+/// Messages so far, if they are counted, and the one that is not carried any more: all connections are cut then.
+struct Messages {
+    so_far: AtomicU64,
+    cut_at: AtomicU64,
+    cuts: watch::Sender<u64>,
+}
+
+impl Messages {
+    /// Whether the message that comes now is the one.
+    fn end_here(&self) -> bool {
+        let end = self.so_far.fetch_add(1, Ordering::SeqCst) + 1 == self.cut_at.load(Ordering::SeqCst);
+        if end {
+            self.cuts.send_modify(|n| *n += 1);
+        }
+        end
+    }
+}
+
 impl Network {
     fn new(seed: u64) -> Arc<Self> {
+        let cuts = watch::Sender::new(0);
+        let messages = Messages { so_far: AtomicU64::new(0), cut_at: AtomicU64::new(0), cuts: cuts.clone() };
         Arc::new(Self {
             server: Mutex::default(),
             random: Random::new(seed),
             cut_below: AtomicU64::new(0),
-            cuts: watch::Sender::new(0),
+            cuts,
             silent_below: watch::Sender::new(0),
             connections: AtomicU64::new(0),
+            messages: Arc::new(messages),
             runtime: tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
                 .enable_all()
@@ -96,6 +122,11 @@ impl Connector for Network {
             let limit = self.cut_below.load(Ordering::Relaxed);
             let budget = || if limit == 0 { u64::MAX } else { self.random.below(limit) };
             let number = self.connections.fetch_add(1, Ordering::Relaxed);
+            if self.messages.cut_at.load(Ordering::SeqCst) > 0 {
+                let messages = Arc::clone(&self.messages);
+                self.runtime.spawn(relay_messages(theirs, near, messages, self.cuts.subscribe()));
+                return Ok(Box::new(ours) as Box<dyn Stream>);
+            }
             let (budgets, cuts) = ([budget(), budget()], self.cuts.subscribe());
             self.runtime.spawn(relay(theirs, near, budgets, cuts, (number, self.silent_below.subscribe())));
             Ok(Box::new(ours) as Box<dyn Stream>)
@@ -154,6 +185,33 @@ async fn relay(
     }
 }
 
+/// Carries message by message each way, up to the one that ends all.
+async fn relay_messages(
+    a: DuplexStream,
+    b: DuplexStream,
+    messages: Arc<Messages>,
+    mut cuts: watch::Receiver<u64>,
+) {
+    async fn one(
+        mut from: impl AsyncReadExt + Unpin,
+        mut to: impl AsyncWriteExt + Unpin,
+        messages: &Messages,
+    ) {
+        while let Ok(Some(bytes)) = crate::frame::read_bytes(&mut from, crate::message::FRAME_MAX).await {
+            let len = (bytes.len() as u32).to_le_bytes();
+            if messages.end_here() || to.write_all(&[&len[..], &bytes].concat()).await.is_err() {
+                return;
+            }
+        }
+    }
+    let ((ar, aw), (br, bw)) = (tokio::io::split(a), tokio::io::split(b));
+    tokio::select! {
+        () = one(ar, bw, &messages) => {}
+        () = one(br, aw, &messages) => {}
+        _ = cuts.changed() => {}
+    }
+}
+
 /// A volume in memory, its server, and the network.
 struct World {
     dev: Arc<dyn BlockDevice>,
@@ -185,12 +243,12 @@ impl World {
         let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(128 << 20));
         mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
         let fs = LocalFs::open(dev.clone(), fs_options(), Env::real()).unwrap();
-        let mut world = Self { dev, fs, net: Network::new(seed), options };
+        let world = Self { dev, fs, net: Network::new(seed), options };
         world.start();
         world
     }
 
-    fn start(&mut self) {
+    fn start(&self) {
         let fs = self.fs.clone() as Arc<dyn Filesystem>;
         let server = Server::start(fs, self.options.clone(), Env::real()).unwrap();
         *self.net.server.lock() = Some(Arc::new(server));
@@ -228,15 +286,26 @@ impl World {
         self.mount("/").expect("the server is there")
     }
 
-    fn mount(&self, path: &str) -> Result<Client, NetError> {
-        let options = ClientOptions {
+    fn client_options(&self, path: &str) -> ClientOptions {
+        ClientOptions {
             server: "memory".into(),
             path: path.into(),
             name: b"test".to_vec(),
             timeout: Duration::from_secs(20),
-        };
-        let fs = RemoteFs::connect(self.net.clone(), options, &Env::real())?;
+            asynchronous: true,
+        }
+    }
+
+    fn mount(&self, path: &str) -> Result<Client, NetError> {
+        let fs = RemoteFs::connect(self.net.clone(), self.client_options(path), &Env::real())?;
         Ok(Client { fs, me: InProcess::default() })
+    }
+
+    /// One whose changes wait for the server.
+    fn waiting_client(&self) -> Client {
+        let options = ClientOptions { asynchronous: false, ..self.client_options("/") };
+        let fs = RemoteFs::connect(self.net.clone(), options, &Env::real()).expect("the server is there");
+        Client { fs, me: InProcess::default() }
     }
 
     fn figure(&self, of: &str) -> u64 {
@@ -302,6 +371,9 @@ impl Client {
     }
     fn fsync(&self, ino: Ino, fh: u64) -> Done {
         self.me.call(|cx| self.fs.fsync(cx, ino, fh, false))
+    }
+    fn sync(&self) -> Done {
+        self.me.call(|cx| self.fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0)).map(drop)
     }
     fn unlink(&self, dir: Ino, name: &str) -> Done {
         self.me.call(|cx| self.fs.unlink(cx, dir, name.as_bytes()))

@@ -32,6 +32,65 @@ fn work_goes_on_where_it_was_when_the_server_is_back() {
     );
 }
 
+/// A term that no test could wait for: longer than a client waits for its server.
+fn long_terms() -> ServerOptions {
+    let (grace, lease_term) = (Duration::from_secs(60), Duration::from_secs(60));
+    ServerOptions { grace, lease_term, ..server_options() }
+}
+
+#[test]
+fn a_server_begins_at_once_after_one_that_has_stopped_in_order() {
+    let mut world = World::with(17, ServerOptions { grace: Duration::ZERO, ..long_terms() });
+    world.options = long_terms();
+    for round in 0..3 {
+        let (reader, writer) = (world.client(), world.client());
+        let dir = writer.mkdir(ROOT, &format!("d{round}")).unwrap();
+        assert_eq!(reader.list(ROOT).unwrap().len(), round + 1);
+        writer.create(dir, "before").unwrap();
+        assert!(world.figure("leases") > 0);
+        world.stop();
+        world.reopen();
+        assert!(world.fs.was_handed_over());
+        world.start();
+        assert!(writer.create(dir, "after").is_ok(), "it would have waited for a minute");
+        assert_eq!(reader.list(reader.ino(ROOT, &format!("d{round}"))).unwrap(), ["after", "before"]);
+        // Who goes without a word would be waited for.
+        [reader, writer].iter().for_each(|client| client.fs.close());
+        while !world.server().control().clients().as_array().unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn who_crashed_has_handed_nothing_over() {
+    let mut world = World::with(18, ServerOptions { grace: Duration::ZERO, ..long_terms() });
+    let client = world.client();
+    client.create(ROOT, "f").unwrap();
+    world.stop();
+    world.reopen();
+    world.start();
+    client.create(ROOT, "g").unwrap();
+    drop(world.take_server());
+    world.reopen();
+    assert!(!world.fs.was_handed_over());
+    world.start();
+}
+
+/// The server cannot know what becomes of it.
+#[test]
+fn a_client_that_is_cut_off_while_the_server_stops_is_waited_for() {
+    let options = ServerOptions { lease_term: Duration::from_secs(1), ..server_options() };
+    let mut world = World::with(19, options);
+    let client = world.client();
+    assert_eq!(client.list(ROOT).unwrap().len(), 0);
+    world.net.silence_all();
+    world.stop();
+    world.reopen();
+    assert!(world.fs.was_handed_over(), "its term is over");
+    world.start();
+}
+
 #[test]
 fn nobody_takes_a_lock_before_those_who_had_one_are_back() {
     let options = ServerOptions { grace: Duration::from_secs(3), ..server_options() };
@@ -75,12 +134,13 @@ fn a_crash_of_the_server_is_told_by_fsync_of_what_was_not_synced() {
 
 #[test]
 fn operations_wait_for_a_server_that_is_gone_and_then_fail() {
-    let mut world = World::new(13);
+    let world = World::new(13);
     let options = ClientOptions {
         server: "memory".into(),
         path: b"/".to_vec(),
         name: b"impatient".to_vec(),
         timeout: Duration::from_millis(300),
+        asynchronous: true,
     };
     let fs = RemoteFs::connect(world.net.clone(), options, &Env::real()).unwrap();
     let client = Client { fs, me: InProcess::default() };
@@ -127,11 +187,11 @@ impl Park for Parking {
 
 #[test]
 fn who_is_interrupted_leaves_nothing_behind() {
-    let mut world = World::new(15);
+    let world = World::new(15);
     let client = world.client();
     world.stop();
     let parking = Parking::default();
-    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &parking };
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
     assert!(matches!(client.fs.create(&cx, ROOT, b"never", 0o644, flags), Err(Stop::Parked)));
     parking.interrupt.lock().take().unwrap()();
@@ -140,7 +200,7 @@ fn who_is_interrupted_leaves_nothing_behind() {
 
     // An answer that comes too late is undone.
     let parking = Parking::default();
-    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &parking };
     assert!(matches!(client.fs.create(&cx, ROOT, b"made", 0o644, flags), Err(Stop::Parked)));
     let interrupt = parking.interrupt.lock().take().unwrap();
     while parking.answers.lock().is_empty() {
@@ -159,7 +219,7 @@ fn who_is_interrupted_leaves_nothing_behind() {
     let theirs = other.open(ino).unwrap();
     other.lock(ino, theirs, 1, libc::F_WRLCK, false).unwrap();
     let parking = Parking::default();
-    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &parking };
     let lock = FileLock { end: u64::MAX, kind: libc::F_WRLCK, pid: 1, owner: 2, ..FileLock::default() };
     assert!(matches!(client.fs.setlk(&cx, ino, fh, &lock, true), Err(Stop::Parked)));
     parking.interrupt.lock().take().unwrap()();
@@ -185,7 +245,7 @@ fn a_lock_that_is_given_back_is_given_back_though_nobody_waits_for_it() {
         std::thread::yield_now();
     }
     let parking = Parking::default();
-    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &parking };
     let all = FileLock { end: u64::MAX, kind: libc::F_UNLCK, pid: 1, owner: 1, ..FileLock::default() };
     assert!(matches!(client.fs.setlk(&cx, ino, fh, &all, false), Err(Stop::Parked)));
     parking.interrupt.lock().take().unwrap()();
@@ -213,7 +273,7 @@ fn who_asks_again_for_a_lock_keeps_it() {
     for round in 0..60 {
         set(&other, theirs, rest, true).unwrap();
         let parking = Parking::default();
-        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
+        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &parking };
         assert!(matches!(client.fs.setlk(&cx, ino, fh, &all, true), Err(Stop::Parked)));
         std::thread::scope(|scope| {
             let releasing = scope.spawn(|| set(&other, theirs, unlock(rest), false));

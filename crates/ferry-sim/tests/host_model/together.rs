@@ -308,7 +308,7 @@ impl Together {
                 let (ino, fh) = ground.files[*file];
                 let mut out = vec![0xee; *len];
                 let patient = Patient::default();
-                let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &patient };
+                let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &patient };
                 let bytes = match fs.read(&cx, ino, fh, *offset as u64, &mut out) {
                     Ok(got) => {
                         out.truncate(got);

@@ -10,7 +10,7 @@ use ferry_bench::fsmark::SyncMode;
 use ferry_fs::Locking;
 use ferry_journal::{FlushPolicy, IN_FLIGHT_MAX, Wake};
 
-use crate::size::{format_nanos, parse_bytes, parse_duration};
+use crate::size::{format_nanos, parse_bytes, parse_duration, parse_time};
 
 /// `ferry bench`.
 #[derive(Subcommand, Debug)]
@@ -25,6 +25,8 @@ pub enum BenchCommand {
     Fserver(FserverArgs),
     /// Make files without a pause, and see how long the slowest takes
     Create(CreateArgs),
+    /// Unpack a tar file and remove what was in it, with tar and rm
+    Untar(UntarArgs),
     /// Rewrite keys in the journal alone, with nobody waiting: transactions a second
     Transactions(TransactionsArgs),
     /// Random readers and random writers on one file, alone and against each other
@@ -150,7 +152,7 @@ pub struct FsyncHappyArgs {
     #[arg(long, value_delimiter = ',', value_name = "POLICY")]
     pub policy: Vec<FlushPolicy>,
     /// How long a turn is counted
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "500ms")]
+    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "500ms")]
     pub time: Duration,
     /// Where, how often, and the report.
     #[command(flatten)]
@@ -218,7 +220,7 @@ pub struct FserverArgs {
     #[arg(long)]
     pub fsync_each: bool,
     /// How long a turn is
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "3s")]
+    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "3s")]
     pub time: Duration,
     /// The device.
     #[command(flatten)]
@@ -240,21 +242,70 @@ pub struct CreateArgs {
     /// Threads that make them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
+    /// By a shell, one after the other, as `echo foobarbaz >FILE`; on mounts
+    #[arg(long, conflicts_with_all = ["size", "threads", "readers", "log_size"])]
+    pub shell: bool,
     /// Threads that open and read files which were made before
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub readers: u32,
     /// Size of the log
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "64M", conflicts_with_all = ["on", "rtt"])]
     pub log_size: u64,
-    /// On remote mounts of this machine, each with a server behind a network of this round trip, in turn with what --on names: 0us,1ms
-    #[arg(long, value_parser = parse_duration, value_delimiter = ',', value_name = "TIME")]
-    pub rtt: Vec<Duration>,
-    /// Where the volumes of those servers are
-    #[arg(long, value_name = "DIR", default_value = "/var/tmp", requires = "rtt")]
-    pub volumes: PathBuf,
+    /// Mounts of its own.
+    #[command(flatten)]
+    pub mounts: MountsArgs,
     /// The device.
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// Mounts that a bench makes for itself, in turn with what --on names.
+#[derive(Args, Debug)]
+pub struct MountsArgs {
+    /// On remote mounts of this machine, each with a server behind a network of this round trip, in turn with what --on names: 0us,1ms
+    #[arg(long, value_parser = parse_duration, value_delimiter = ',', value_name = "TIME")]
+    pub rtt: Vec<Duration>,
+    /// Whether those mounts answer before the server does; several: on,off
+    #[arg(
+        long,
+        value_name = "on|off",
+        value_delimiter = ',',
+        default_value = "on",
+        requires = "rtt",
+        id = "async"
+    )]
+    pub asynchronous: Vec<OnOff>,
+    /// On a local mount, too
+    #[arg(long, requires = "rtt")]
+    pub local: bool,
+    /// Where the volumes of all these mounts are
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp", requires = "rtt")]
+    pub volumes: PathBuf,
+}
+
+/// Whether something is done.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnOff {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
+}
+
+/// `ferry bench untar`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The programs are tar and rm, as a user runs them: tar -xf FILE, until it has ended; then what is missing until all of it is durable; rm -r.")]
+pub struct UntarArgs {
+    /// A tar file, best an uncompressed one: it is read once before, so that it is in memory
+    #[arg(long, value_name = "FILE")]
+    pub tar: PathBuf,
+    /// Mounts of its own.
+    #[command(flatten)]
+    pub mounts: MountsArgs,
     /// Where, how often, and the report.
     #[command(flatten)]
     pub run: RunArgs,
@@ -282,7 +333,7 @@ pub struct TransactionsArgs {
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "1s")]
     pub commit_interval: Duration,
     /// How long a turn is
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "3s")]
+    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "3s")]
     pub time: Duration,
     /// The device.
     #[command(flatten)]
@@ -316,7 +367,7 @@ pub struct RandrwArgs {
     #[arg(long, value_delimiter = ',', value_name = "RULE", default_value = "range", conflicts_with = "on")]
     pub lock: Vec<Locking>,
     /// How long each part of a turn is counted: readers alone, writers alone, both
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "5s")]
+    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "5s")]
     pub time: Duration,
     /// The device.
     #[command(flatten)]
@@ -371,7 +422,7 @@ pub struct TornArgs {
     #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
     pub reads: u64,
     /// End after this time
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "10s")]
+    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "10s")]
     pub time: Duration,
     /// Memory for contents, in process
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "256M", conflicts_with = "on")]

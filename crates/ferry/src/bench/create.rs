@@ -1,10 +1,10 @@
 //! `ferry bench create`.
 
-use ferry_bench::{Place, VolumeOptions, create};
+use ferry_bench::{VolumeOptions, create, programs};
 
 use super::args::CreateArgs;
-use super::remote::RemoteMount;
-use super::{failed, places, show};
+use super::mounts::Mounts;
+use super::show;
 use crate::error::CliError;
 use crate::size::format_bytes;
 
@@ -22,15 +22,17 @@ pub fn run(args: &CreateArgs) -> Result<(), CliError> {
         log_size: Some(args.log_size),
         ..VolumeOptions::default()
     };
-    if !args.run.on.is_empty() || !args.rtt.is_empty() {
+    if !args.run.on.is_empty() || !args.mounts.rtt.is_empty() {
         // They live as long as they are worked on.
-        let mounts = args.rtt.iter().map(|rtt| RemoteMount::new(*rtt, &args.volumes));
-        let mounts = mounts.collect::<Result<Vec<_>, _>>()?;
-        let mut places = if args.run.on.is_empty() { Vec::new() } else { places(&args.run, &volume)? };
-        for mount in &mounts {
-            places.push(Place::on(mount.path(), None).map_err(failed)?);
+        let mounts = Mounts::new(&args.mounts)?;
+        let places = mounts.places(&args.run)?;
+        if args.shell {
+            return show(programs::by_shell(args.files, args.run.rounds, &places), &args.run, |_| Vec::new());
         }
         return show(create::on_places(&options, &places), &args.run, |_| Vec::new());
+    }
+    if args.shell {
+        return Err(CliError::Usage("a shell makes files on mounts: say --on PATH, or --rtt TIME".into()));
     }
     let mut bench = create::in_process(&options, &volume);
     bench.options.push(("device", args.model.to_string()));

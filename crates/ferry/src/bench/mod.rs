@@ -6,9 +6,10 @@ mod args;
 mod create;
 mod fserver;
 mod happy;
+mod mounts;
 mod onefile;
-mod remote;
 mod transactions;
+mod untar;
 
 pub use args::{BenchCommand, NullArgs};
 
@@ -27,7 +28,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::control::print;
 use crate::error::CliError;
 use crate::holder::Holder;
-use crate::mounts;
+use crate::mounts::list as mount_list;
 use args::{FsmarkArgs, RunArgs};
 
 /// Runs every benchmark but the null file system, which is a mount.
@@ -41,6 +42,7 @@ pub fn run(command: &BenchCommand) -> Result<(), CliError> {
         BenchCommand::Torn(args) => onefile::torn(args),
         BenchCommand::Overwrite(args) => onefile::overwrite(args),
         BenchCommand::Fserver(args) => fserver::run(args),
+        BenchCommand::Untar(args) => untar::run(args),
         BenchCommand::Transactions(args) => transactions::run(args),
     }
 }
@@ -71,13 +73,18 @@ fn places(run: &RunArgs, volume: &VolumeOptions) -> Result<Vec<Place>, CliError>
     if run.on.is_empty() {
         return Ok(vec![Place::in_process(volume).map_err(failed)?]);
     }
+    named(run)
+}
+
+/// The paths that were named.
+fn named(run: &RunArgs) -> Result<Vec<Place>, CliError> {
     run.on.iter().map(|path| Place::on(path, daemon(path)).map_err(failed)).collect()
 }
 
 /// The process behind a FerryFS mount.
 fn daemon(path: &Path) -> Option<u32> {
     let path = path.canonicalize().ok()?;
-    let below = mounts::list().ok()?.into_iter().filter(|mount| path.starts_with(&mount.target));
+    let below = mount_list().ok()?.into_iter().filter(|mount| path.starts_with(&mount.target));
     // Of mounts at one place the last one counts.
     let mount = below.max_by_key(|mount| mount.target.as_os_str().len())?;
     if mount.is_ferry() { Holder::of(&mount.source).map(|holder| holder.pid) } else { None }
@@ -85,6 +92,10 @@ fn daemon(path: &Path) -> Option<u32> {
 
 /// Runs the bench and shows what it came to; `notes` has the last word.
 fn show(bench: Bench<'_>, run: &RunArgs, notes: impl Fn(&Report) -> Vec<String>) -> Result<(), CliError> {
+    // Not after an hour.
+    for path in run.json.iter().filter(|_| !json_on_stdout(run)).chain(&run.html) {
+        fs::File::create(path).map_err(CliError::path(path, "cannot write the report"))?;
+    }
     let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} turns  {msg}  {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

@@ -30,6 +30,9 @@ fn of(key: &Key<'_>, value: &[u8]) -> Result<Value, BadRecord> {
         Key::Intent(ino) => {
             object!({ "type": "intent", "inode": *ino, "truncate_to_bytes": Number::decode(value)?.0 })
         }
+        Key::Mark(session) => {
+            object!({ "type": "mark", "session": format!("{session:032x}"), "change": Number::decode(value)?.0 })
+        }
         Key::Orphan(ino) => object!({ "type": "orphan", "inode": *ino }),
         Key::Segment(index) => {
             let record = Segment::decode(value)?;

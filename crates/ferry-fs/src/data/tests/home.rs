@@ -5,7 +5,7 @@ use super::*;
 /// Fills the volume with files of a kind that lives in the home store alone. How many there was room for.
 fn fill(volume: &Volume, first: Ino) -> u64 {
     let mut made = 0;
-    while made < 20_000 && volume.store.admit(Growth::Metadata).is_ok() {
+    while made < 20_000 && volume.store.admit(Busy::Wait, None, 0).is_ok() {
         let file = volume.create(first + made);
         if volume.store.write(&file, At::End, &pattern(first + made, 1500), Touch::Nothing).is_err() {
             break;

@@ -99,6 +99,7 @@ impl Volume {
         let map_len = (4096 + 4 * u64::from(segments)).next_multiple_of(4096);
         let geometry = Geometry {
             volume_id: [9; 16],
+            hash_key: [7; 16],
             log_offset: 4096,
             log_len,
             home_map_offsets: [4096 + log_len, 4096 + log_len + map_len],

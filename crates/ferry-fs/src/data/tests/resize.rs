@@ -1,5 +1,6 @@
 //! Truncation and removal that take many transactions; and what an interrupted one leaves.
 
+use super::super::space::usable_blocks;
 use super::*;
 
 /// A file of which every extent is one block, on a volume with a small log.
@@ -53,7 +54,7 @@ fn an_interrupted_truncation_is_finished_at_the_next_mount() {
 fn removing_a_large_file_frees_everything_and_calls_finish_once() {
     let volume = Volume::new(100, 1 << 20, 32 << 20, false);
     let file = scattered(&volume, 12_000);
-    let free = volume.store.totals().free;
+    let (free, home) = (volume.store.totals().free, volume.store.space.counts().3);
     let mut finished = 0;
     let room = Credits { keys: 1, bytes: 16, urgent: true };
     volume
@@ -65,7 +66,11 @@ fn removing_a_large_file_frees_everything_and_calls_finish_once() {
         .unwrap();
     assert_eq!(finished, 1);
     assert_eq!(volume.store.table.used(), (0, 0));
-    assert_eq!(volume.store.totals().free, free + 12_000 * BLOCK);
+    // It leaves room in the log: checkpoints on the way may have taken segments for the home store, and keep more back for it.
+    let segment = usable_blocks(&volume.geometry) as u64 * BLOCK;
+    let taken = free + 12_000 * BLOCK - volume.store.totals().free;
+    let grown = u64::from(volume.store.space.counts().3 - home);
+    assert!(taken.is_multiple_of(segment) && taken / segment <= 2 * grown, "{taken} {grown}");
     volume.check();
 }
 

@@ -1,7 +1,7 @@
 //! How a repair changes keys: in ordinary transactions of bounded size, and what it says of each change.
 
 use crate::api::Ino;
-use crate::fsck::report::{FINDINGS_MAX, Repair};
+use crate::fsck::report::{Code, FINDINGS_MAX, Repair};
 use crate::keys::{self, Dentry};
 use ferry_journal::{Credits, Journal, JournalError, Value};
 
@@ -20,11 +20,14 @@ pub(super) type Change = (Vec<u8>, Option<Vec<u8>>);
 pub(super) struct Repairs {
     pub(super) list: Vec<Repair>,
     pub(super) count: u64,
+    /// What was wrong where something was lost for the first time.
+    pub(super) lost: Option<Code>,
 }
 
 impl Repairs {
     pub(super) fn add(&mut self, repair: Repair) {
         self.count += 1;
+        self.lost = self.lost.or(repair.lost.as_ref().map(|_| repair.code));
         if self.list.len() < FINDINGS_MAX {
             self.list.push(repair);
         }

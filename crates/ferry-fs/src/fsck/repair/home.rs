@@ -2,7 +2,7 @@
 //! cannot be read is written anew from all that can be.
 
 use super::blocks::Blocks;
-use super::{Segments, journal_options};
+use super::{Segments, journal_options, open};
 use crate::fsck::bad_copies;
 use crate::fsck::repair::edits::Repairs;
 use crate::fsck::report::{Code, Repair};
@@ -26,15 +26,7 @@ pub(super) fn cut_log(
     env: &Env,
     repairs: &mut Repairs,
 ) -> Result<(), VolumeError> {
-    let client = Arc::new(Segments::default());
-    {
-        let options = journal_options(true, true);
-        let (journal, recovered) =
-            Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client.clone())?;
-        client.learn(dev, sb, &journal, &recovered.home_segments)?;
-    }
-    let (journal, recovered) =
-        Journal::open(dev.clone(), sb.geometry(), journal_options(false, true), env.clone(), client)?;
+    let (journal, recovered) = open(dev, sb, true, env)?;
     if let Some(damage) = &recovered.log_damage {
         repairs.add(of_log(damage));
     }
@@ -49,14 +41,20 @@ pub(super) fn mend_copies(
     env: &Env,
     repairs: &mut Repairs,
 ) -> Result<(), VolumeError> {
-    let options = journal_options(false, false);
-    let (journal, _) =
-        Journal::open(dev.clone(), sb.geometry(), options, env.clone(), Arc::new(Segments::default()))?;
-    for place in bad_copies(&journal, sb.home_map_offsets, true) {
+    let read = |read_only| -> Result<BTreeSet<u64>, VolumeError> {
+        let (options, client) = (journal_options(read_only, false), Arc::new(Segments::default()));
+        let (journal, _) = Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client)?;
+        let places = bad_copies(&journal, sb.home_map_offsets, true);
+        journal.close()?;
+        Ok(places)
+    };
+    let bad = read(false)?;
+    // Where the device refuses a write, or does not keep it, nothing is better than before.
+    let left = if bad.is_empty() { BTreeSet::new() } else { read(true)? };
+    for place in bad.difference(&left) {
         let what = format!("wrote the block at byte {place} of the volume anew, from its other copy");
         repairs.add(Repair::new(Code::HomeCopy, what).then("check the disk below"));
     }
-    journal.close()?;
     Ok(())
 }
 
@@ -120,7 +118,7 @@ fn rewrite(
             Err(JournalError::HomeNeeds { segments }) => {
                 let mib = (u64::from(segments) * sb.segment_len) >> 20;
                 return Err(VolumeError::Option(format!(
-                    "there is not enough space to repair: it takes {mib} MiB of free segments; nothing was changed"
+                    "there is not enough space to repair: it takes {mib} MiB of free segments; nothing was changed: mount it with `-o ro` and copy the files elsewhere"
                 )));
             }
             Err(error) => return Err(error.into()),
@@ -176,6 +174,7 @@ fn of_gap(gap: &LostKeys) -> Repair {
         Some(Key::Extent(ino, offset)) => format!("byte {offset} of inode {ino}"),
         Some(Key::Segment(segment)) => format!("the record of segment {segment}"),
         Some(Key::Orphan(ino) | Key::Intent(ino)) => format!("the mark of inode {ino}"),
+        Some(Key::Mark(session)) => format!("the mark of session {session:032x}"),
         Some(Key::Counters | Key::Reserved) => "the counters".to_owned(),
         None => none.to_owned(),
     };

@@ -32,7 +32,7 @@ use crate::volume::{Superblock, VolumeError, read_superblock, rewrite_bad_copies
 use blocks::Blocks;
 use edits::{Repairs, Writer};
 use ferry_device::{BlockDevice, Env};
-use ferry_journal::{Journal, JournalClient, JournalError, JournalOptions, Seq, mend_map_slot};
+use ferry_journal::{Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq, mend_map_slot};
 use parking_lot::Mutex;
 use siphasher::sip::SipHasher13;
 use std::collections::BTreeSet;
@@ -85,6 +85,9 @@ pub fn repair(
         if repairs.count == before && readable && std::mem::take(&mut uncompared) {
             home::mend_copies(dev, &sb, env, &mut repairs)?;
         }
+        if let Some(code) = repairs.lost.filter(|_| repairs.count == before && readable) {
+            forget_marks(dev, &sb, env, code, &mut repairs)?;
+        }
         if repairs.count == before {
             report.repairs = repairs.list;
             return Ok(report);
@@ -101,6 +104,24 @@ fn journal_options(read_only: bool, accept_damage: bool) -> JournalOptions {
     JournalOptions { read_only, accept_damage, ..JournalOptions::offline(HOME_CACHE_BYTES) }
 }
 
+/// Opens the journal to be written, when it is known which segments it may take.
+fn open(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    accept_damage: bool,
+    env: &Env,
+) -> Result<(Journal, Recovered), VolumeError> {
+    let client = Arc::new(Segments::default());
+    {
+        let options = journal_options(true, accept_damage);
+        let (journal, recovered) =
+            Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client.clone())?;
+        client.learn(dev, sb, &journal, &recovered.home_segments)?;
+    }
+    let options = journal_options(false, accept_damage);
+    Ok(Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client)?)
+}
+
 /// One round of the passes over the keys.
 fn structure(
     dev: &Arc<dyn BlockDevice>,
@@ -110,15 +131,7 @@ fn structure(
     repairs: &mut Repairs,
 ) -> Result<(), VolumeError> {
     let geometry = sb.geometry();
-    let client = Arc::new(Segments::default());
-    {
-        let options = journal_options(true, false);
-        let (journal, recovered) =
-            Journal::open(dev.clone(), geometry, options, env.clone(), client.clone())?;
-        client.learn(dev, sb, &journal, &recovered.home_segments)?;
-    }
-    let (journal, recovered) =
-        Journal::open(dev.clone(), geometry, journal_options(false, false), env.clone(), client)?;
+    let (journal, recovered) = open(dev, sb, false, env)?;
     let hasher = SipHasher13::new_with_key(&sb.hash_key);
     let hash = |name: &[u8]| name_hash(&hasher, name);
     let now = Timestamp(env.clock.wall().as_nanos() as i128);
@@ -130,6 +143,28 @@ fn structure(
     drop((blocks, reader));
     tree::run(&journal, &mut writer, &hash, now)?;
     counts::run(&journal, &mut writer, &geometry, &recovered.home_segments)?;
+    journal.close()?;
+    Ok(())
+}
+
+/// A mark says that all that a client has changed up to it is there. Where something was lost (`code` says where) that is not known: the
+/// client would hold for made what is gone. Without marks it makes its changes again, or tells that it cannot.
+fn forget_marks(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    env: &Env,
+    code: Code,
+    repairs: &mut Repairs,
+) -> Result<(), VolumeError> {
+    let (journal, _) = open(dev, sb, false, env)?;
+    let mut writer = Writer::new(&journal, repairs);
+    let marks = writer.delete_range(&keys::mark(0), &keys::mark_end())?;
+    if marks > 0 {
+        let what =
+            format!("removed the marks of what {marks} remote clients have changed: some of it may be lost");
+        writer.say(Repair::new(code, what));
+    }
+    writer.flush()?;
     journal.close()?;
     Ok(())
 }

@@ -211,7 +211,7 @@ fn what_is_durable_already_is_answered_at_once() {
     world.write(ino, fh, 0, b"x").unwrap();
     fsync(&world, ino, fh).unwrap();
     fsyncdir(&world, ROOT).unwrap();
-    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &NoPark };
+    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &NoPark };
     assert!(world.fs.fsync(&cx, ino, fh, false).is_ok());
     assert!(world.fs.fsyncdir(&cx, ROOT, 0, false).is_ok());
 }

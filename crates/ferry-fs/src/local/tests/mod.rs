@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod acls;
+mod aside;
 mod behind;
 mod bulk;
 mod bypass;
@@ -9,6 +10,8 @@ mod coldness;
 mod durable;
 mod long;
 mod orphans;
+mod pressure;
+mod promised;
 mod property;
 mod readers;
 mod renames;

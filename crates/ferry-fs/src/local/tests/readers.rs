@@ -130,7 +130,7 @@ fn ask(world: &World, ino: Ino, fh: u64) -> Transport {
     let transport = Transport::default();
     for number in 0..PIECES {
         let request = Request(number, transport.clone());
-        let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &request };
+        let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &request };
         let answer = world.fs.read(&cx, ino, fh, (number * PIECE) as u64, &mut vec![0; PIECE]);
         assert!(matches!(answer, Err(Stop::Parked)), "piece {number} is not in memory");
     }

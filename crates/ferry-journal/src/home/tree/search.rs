@@ -11,6 +11,7 @@ use crate::home::unit::header::REGION_PAGES;
 use ferry_device::BLOCK_SIZE;
 use redb::TableHandle;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use twox_hash::XxHash3_128;
 
@@ -34,6 +35,8 @@ struct Known {
     sum: u128,
     entries: u64,
     branch: bool,
+    /// Bytes of it that are used.
+    len: usize,
 }
 
 /// All pages of a file.
@@ -42,12 +45,20 @@ pub struct Search<'f> {
     /// By number, of pages of one block.
     pages: HashMap<u64, Known>,
     weights: HashMap<u64, Weight>,
+    /// Leaves of more than one block, by their bytes in the file; `None`: there is none.
+    long: HashMap<(u64, u64), Option<Known>>,
     /// The tables of keys as tables of tables name them, and what the store says of itself there; the newest first.
     pub states: Vec<(Tree, HomeState)>,
     /// First pages of the tables of keys of which that is not known.
     parts: HashSet<u64>,
     /// The newest context that any page says is in the store.
     pub newest: u64,
+}
+
+/// The blocks of the file that a page takes behind its first, as far as it uses them.
+fn inner_blocks(link: Link, len: usize) -> Range<u64> {
+    let first = place(link.number).map_or(0, |(offset, _)| offset / BLOCK);
+    first + 1..first + (len as u64).div_ceil(BLOCK).max(1)
 }
 
 /// The number of a page of one block.
@@ -63,6 +74,7 @@ impl<'f> Search<'f> {
             file,
             pages: HashMap::new(),
             weights: HashMap::new(),
+            long: HashMap::new(),
             states: Vec::new(),
             parts: HashSet::new(),
             newest: 0,
@@ -89,25 +101,38 @@ impl<'f> Search<'f> {
 
     /// Notes a page; returns the trees that it names, if it is a table of tables.
     fn note(&mut self, number: u64, bytes: &[u8]) -> Option<[Tree; 2]> {
-        if let Some(state) = state_in(bytes) {
+        if let Some(state) = self.state_in(bytes) {
             self.newest = self.newest.max(state.point.seq.0);
         }
         let node = Node { bytes, widths: VARYING };
-        let sum = node.own_sum()?;
+        let used = node.used()?;
+        let (sum, len) = (XxHash3_128::oneshot(used), used.len());
         let tables = tables_in(node);
         if tables.is_none() {
             let branch = node.is(BRANCH);
             let entries = if branch { 0 } else { node.count() as u64 };
-            self.pages.insert(number, Known { sum, entries, branch });
+            self.pages.insert(number, Known { sum, entries, branch, len });
         }
         tables
+    }
+
+    /// What a page says of the store, if it is one that does.
+    fn state_in(&self, bytes: &[u8]) -> Option<HomeState> {
+        let node = Node { bytes, widths: META_WIDTHS };
+        let (key, value) = (node.is(LEAF) && node.count() == 1).then(|| node.entry(0)).flatten()?;
+        (bytes[key] == [META_POINT])
+            .then(|| HomeState::decode(&bytes[value], &self.file.hash_key()))
+            .flatten()
     }
 
     fn state_at(&self, link: Link) -> Option<HomeState> {
         let (offset, len) = place(link.number)?;
         let mut bytes = Vec::new();
         self.file.page(offset, len, &mut bytes).ok()?;
-        (Node { bytes: &bytes, widths: META_WIDTHS }).matches(link.sum).then(|| state_in(&bytes)).flatten()
+        (Node { bytes: &bytes, widths: META_WIDTHS })
+            .matches(link.sum)
+            .then(|| self.state_in(&bytes))
+            .flatten()
     }
 
     /// How much of a tree of keys is there.
@@ -116,24 +141,34 @@ impl<'f> Search<'f> {
     }
 
     /// Its first page is the one that belongs there.
-    pub fn has_root(&self, tree: &Tree) -> bool {
+    pub fn has_root(&mut self, tree: &Tree) -> bool {
         tree.root.is_none_or(|link| self.known(link).is_some())
     }
 
     /// What a page is, if it is the one that is meant.
-    fn known(&self, link: Link) -> Option<Known> {
-        match self.pages.get(&link.number) {
-            Some(known) => Some(*known).filter(|known| known.sum == link.sum),
-            // Not of one block.
-            None => {
-                let (offset, len) = place(link.number).filter(|(_, len)| *len > BLOCK_SIZE)?;
-                let mut bytes = Vec::new();
-                self.file.page(offset, len, &mut bytes).ok()?;
-                let node = Node { bytes: &bytes, widths: VARYING };
-                let leaf = node.is(LEAF) && node.matches(link.sum);
-                leaf.then(|| Known { sum: link.sum, entries: node.count() as u64, branch: false })
-            }
-        }
+    fn known(&mut self, link: Link) -> Option<Known> {
+        let known = match self.pages.get(&link.number) {
+            Some(known) => Some(*known),
+            None => match self.long.get(&link.range()) {
+                Some(known) => *known,
+                None => {
+                    let known = self.long_leaf(link);
+                    self.long.insert(link.range(), known);
+                    known
+                }
+            },
+        };
+        known.filter(|known| known.sum == link.sum)
+    }
+
+    fn long_leaf(&self, link: Link) -> Option<Known> {
+        let (offset, len) = place(link.number).filter(|(_, len)| *len > BLOCK_SIZE)?;
+        let mut bytes = Vec::new();
+        self.file.page(offset, len, &mut bytes).ok()?;
+        let node = Node { bytes: &bytes, widths: VARYING };
+        let used = node.used().filter(|_| node.is(LEAF))?;
+        let (sum, entries) = (XxHash3_128::oneshot(used), node.count() as u64);
+        Some(Known { sum, entries, branch: false, len: used.len() })
     }
 
     fn below(&mut self, link: Link, depth: usize) -> Weight {
@@ -151,8 +186,9 @@ impl<'f> Search<'f> {
         let mut all = Weight::default();
         for child in self.children(link.number) {
             let weight = self.below(child, depth + 1);
-            all.entries += weight.entries;
-            all.damaged += weight.damaged;
+            // The same page may count again and again, in a tree that somebody made.
+            all.entries = all.entries.saturating_add(weight.entries);
+            all.damaged = all.damaged.saturating_add(weight.damaged);
         }
         self.weights.insert(link.number, all);
         all
@@ -169,17 +205,19 @@ impl<'f> Search<'f> {
     pub fn best_root(&mut self) -> Option<(Tree, Weight)> {
         let branches: Vec<u64> =
             self.pages.iter().filter(|(_, known)| known.branch).map(|(number, _)| *number).collect();
+        // Named by a page, or a part of a large value that is: whatever a user writes there is no page.
         let mut named = HashSet::new();
         for number in &branches {
             for child in self.children(*number) {
-                if self.pages.get(&child.number).is_some_and(|known| known.sum == child.sum) {
+                if let Some(known) = self.known(child) {
                     named.insert(child.number);
+                    named.extend(inner_blocks(child, known.len).map(number_of));
                 }
             }
         }
         let mut roots: Vec<u64> = branches.into_iter().filter(|number| !named.contains(number)).collect();
         if roots.is_empty() {
-            roots.extend(self.pages.keys());
+            roots.extend(self.pages.keys().filter(|number| !named.contains(number)));
         }
         roots.sort_unstable();
         let states = self.states.iter().filter_map(|(tree, _)| tree.root).map(|link| link.number);
@@ -207,18 +245,4 @@ fn tables_in(node: Node<'_>) -> Option<[Tree; 2]> {
     let [keys, meta] = [tree(0)?, tree(1)?];
     let named = |tree: &Tree, name: &str| *tree.name == *name.as_bytes();
     (named(&keys, KEYS.name()) && named(&meta, META.name())).then_some([keys, meta])
-}
-
-/// What a page says of the store, if it is one that does.
-fn state_in(bytes: &[u8]) -> Option<HomeState> {
-    let node = Node { bytes, widths: META_WIDTHS };
-    let (key, value) = (node.is(LEAF) && node.count() == 1).then(|| node.entry(0)).flatten()?;
-    (bytes[key] == [META_POINT]).then(|| HomeState::decode(&bytes[value])).flatten()
-}
-
-impl Node<'_> {
-    /// The checksum that a page above would have of this one.
-    fn own_sum(&self) -> Option<u128> {
-        Some(XxHash3_128::oneshot(self.used()?))
-    }
 }

@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use super::*;
+use crate::message::{Op, Outcome};
 
 /// A clock that stands still until it is set.
 #[derive(Default)]
@@ -36,12 +37,20 @@ fn cache() -> (Arc<Cache>, Arc<Hands>) {
     let hands = Arc::new(Hands::default());
     let cache = Arc::new(Cache::new(hands.clone()));
     cache.drop_all();
-    cache.welcomed(Duration::from_secs(6));
+    cache.welcomed(Duration::from_secs(6), ferry_fs::Timestamp(0));
     (cache, hands)
 }
 
 fn no_file(_: u64) -> Option<Ino> {
     None
+}
+
+fn begin(cache: &Arc<Cache>, op: &Op, file: impl Fn(u64) -> Option<Ino>) -> Option<Touch> {
+    cache.begin(&mut cache.lock(), op, file)
+}
+
+fn recall(cache: &Cache, inos: &[Ino]) {
+    cache.lock().recall(inos, Some(cache.now()));
 }
 
 fn unlink(name: &str) -> Op {
@@ -54,10 +63,10 @@ fn what_was_asked_for_before_something_was_given_back_is_not_kept() {
     let (before, answer) = (cache.sight(), attr(7, 1));
     cache.learn_attr(before, &answer);
     assert_eq!(cache.attr(7), Some(answer));
-    cache.recall(&[7]);
+    recall(&cache, &[7]);
     let between = cache.sight();
     assert_eq!(cache.attr(7), None);
-    cache.given_back();
+    cache.lock().given_back();
     for sight in [before, between] {
         cache.learn_attr(sight, &answer);
         assert_eq!(cache.attr(7), None, "the server may have answered before it was told");
@@ -99,8 +108,8 @@ fn answers_that_cross_a_change_of_ours_are_not_kept() {
     let (cache, _) = cache();
     let before = cache.sight();
     let write = Op::Write { fh: 1, offset: 0, data: vec![1], append: false, kill_suidgid: false };
-    let first = cache.begin(&write, |_| Some(7)).unwrap();
-    let second = cache.begin(&write, |_| Some(7)).unwrap();
+    let first = begin(&cache, &write, |_| Some(7)).unwrap();
+    let second = begin(&cache, &write, |_| Some(7)).unwrap();
     let during = cache.sight();
     cache.learn_attr(during, &attr(7, 0));
     assert_eq!(cache.attr(7), None);
@@ -114,7 +123,7 @@ fn answers_that_cross_a_change_of_ours_are_not_kept() {
         assert_eq!(cache.attr(7), Some(attr(7, 2)));
     }
     // One that is never answered.
-    drop(cache.begin(&write, |_| Some(7)));
+    drop(begin(&cache, &write, |_| Some(7)));
     assert_eq!(cache.attr(7), None);
     cache.learn_attr(cache.sight(), &attr(7, 3));
     assert_eq!(cache.attr(7), Some(attr(7, 3)));
@@ -124,31 +133,31 @@ fn answers_that_cross_a_change_of_ours_are_not_kept() {
 fn names_follow_our_changes() {
     let (cache, _) = cache();
     let mkdir = Op::Mkdir { parent: 1, name: "d".into(), mode: 0o755 };
-    let touch = cache.begin(&mkdir, no_file).unwrap();
+    let touch = begin(&cache, &mkdir, no_file).unwrap();
     let made = Outcome::Entry { known: Some(known(5)) };
     cache.end(touch, &made, &[attr(1, 0), attr(5, 0)], true);
     assert_eq!(cache.lookup(1, b"d"), Some(Some(attr(5, 0))));
     assert_eq!(cache.lookup(5, b"a"), Some(None), "it is known to be empty");
     assert_eq!(cache.lookup(5, b".."), None);
     let create = Op::Create { parent: 5, name: "a".into(), mode: 0, flags: 0, fh: 1 };
-    let touch = cache.begin(&create, no_file).unwrap();
+    let touch = begin(&cache, &create, no_file).unwrap();
     assert_eq!(cache.lookup(5, b"a"), None);
     cache.end(touch, &Outcome::Entry { known: Some(known(7)) }, &[attr(5, 0), attr(7, 0)], false);
     assert_eq!(cache.lookup(5, b"a"), Some(Some(attr(7, 0))));
     let flags = ferry_fs::RenameFlags::default();
     let rename = Op::Rename { parent: 5, name: "a".into(), new_parent: 5, new_name: "b".into(), flags };
-    let touch = cache.begin(&rename, no_file).unwrap();
+    let touch = begin(&cache, &rename, no_file).unwrap();
     cache.end(touch, &Outcome::Done {}, &[attr(5, 0), attr(7, 0)], false);
     assert_eq!(cache.lookup(5, b"a"), Some(None));
     assert_eq!(cache.lookup(5, b"b"), Some(Some(attr(7, 0))));
-    let touch = cache.begin(&unlink("b"), no_file).unwrap();
+    let touch = begin(&cache, &unlink("b"), no_file).unwrap();
     cache.end(touch, &Outcome::Failed { errno: libc::EIO }, &[], false);
     assert_eq!(cache.lookup(5, b"b"), None, "it may have been removed or not");
     cache.learn_name(cache.sight(), 5, b"b", Some(&known(7)));
-    let touch = cache.begin(&unlink("b"), no_file).unwrap();
+    let touch = begin(&cache, &unlink("b"), no_file).unwrap();
     cache.end(touch, &Outcome::Done {}, &[attr(5, 0)], false);
     assert_eq!(cache.lookup(5, b"b"), Some(None));
-    let touch = cache.begin(&create, no_file).unwrap();
+    let touch = begin(&cache, &create, no_file).unwrap();
     cache.end(touch, &Outcome::Entry { known: Some(known(8)) }, &[], false);
     assert_eq!(cache.lookup(5, b"a"), None, "there is no lease for it");
 }
@@ -158,7 +167,7 @@ fn a_change_of_what_we_cannot_name_makes_everything_unknown() {
     let (cache, _) = cache();
     cache.learn_attr(cache.sight(), &attr(7, 1));
     let before = cache.sight();
-    let touch = cache.begin(&unlink("unknown"), no_file).unwrap();
+    let touch = begin(&cache, &unlink("unknown"), no_file).unwrap();
     assert_eq!(cache.attr(7), None, "it may be that one");
     cache.end(touch, &Outcome::Done {}, &[attr(5, 0)], false);
     assert_eq!(cache.attr(7), None);
@@ -174,7 +183,7 @@ fn no_more_is_kept_than_there_is_room_for() {
     let mut given = 0;
     for ino in 0..2 * KEPT_MAX as u64 {
         given += cache.learn_attr(cache.sight(), &attr(ino, 0)).len();
-        cache.given_back();
+        cache.lock().given_back();
     }
     let state = cache.state.lock();
     assert!(state.nodes.len() <= KEPT_MAX);

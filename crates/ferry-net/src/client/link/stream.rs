@@ -1,36 +1,55 @@
 //! What is sent on a connection, in which order, and how much of it at a time.
 
+use std::sync::Arc;
+
+use ferry_fs::Errno;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::codec::List;
 use crate::frame;
 use crate::message::{Op, ToServer, WINDOW_BYTES, WINDOW_OPS, WINDOW_UNIT};
 
+use super::promises::Gone;
 use super::{Change, Request, Restore, State};
 
+/// More bytes do not wait for company.
+const OUTBOX_MAX: usize = 32 << 10;
+/// Operations and bytes of the window that changes leave to requests.
+pub(super) const FOR_REQUESTS: (usize, usize) = (64, 3 << 20);
+
 /// Numbers the changes of a new session; gives those that are lost.
-pub(super) fn begin_anew(state: &mut State, boot: u128, restore: &dyn Restore) -> Vec<Change> {
+pub(super) fn begin_anew(state: &mut State, boot: u128, restore: &dyn Restore) -> Gone {
     let clean = state.said_goodbye;
-    let (mut kept, mut lost) = (Vec::new(), Vec::new());
+    let (mut kept, mut gone) = (Vec::new(), Gone::new(Errno(libc::EIO)));
     for change in std::mem::take(&mut state.changes).into_values() {
         match change.pending.op {
+            // What it makes has a number of the session that is gone.
+            _ if change.pending.promised.is_some() => gone.add(change),
             // The new session knows nothing yet that could be forgotten.
-            Op::Forget { .. } => lost.push(change),
-            _ if change.abandoned || change.restores => {}
+            Op::Forget { .. } => gone.add(change),
+            _ if change.abandoned || change.restores => gone.dropped.push(change),
             Op::Release { .. } | Op::Unlock { .. } => kept.push(change),
-            _ if change.sent && !clean => lost.push(change),
+            _ if change.sent && !clean => gone.add(change),
             _ => kept.push(change),
         }
     }
     let restored = restore.restore(clean || boot == state.boot).into_iter();
-    let restored: Vec<_> = restored
-        .map(|pending| Change { pending, sent: false, units: 0, abandoned: false, restores: true })
-        .collect();
-    state.answered = 0;
+    let restored: Vec<_> =
+        restored.map(|pending| Change { restores: true, ..Change::new(pending, 0) }).collect();
+    (state.answered, state.next_change) = (0, 1);
     state.after = restored.len() as u64;
-    let all = restored.into_iter().chain(kept.into_iter().map(|c| Change { sent: false, units: 0, ..c }));
-    state.changes = (1..).zip(all).collect();
-    state.next_change = state.changes.len() as u64 + 1;
+    state.forget_changes();
+    for change in restored {
+        let _place = state.push_again(change);
+    }
+    for change in kept {
+        gone.moved.push((Arc::clone(&change.pending.waiter), state.push_again(change)));
+    }
     let newest = state.next_change - 1;
     state.requests.values_mut().for_each(|request| request.after = newest);
-    lost
+    gone.held = state.take_held();
+    gone
 }
 
 /// What is under way of the server's window: beyond it the server does not read, not even a lease that is given back.
@@ -41,10 +60,11 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Takes room for an operation whose message is so long.
-    fn take(&mut self, op: &Op, message: usize) -> Option<usize> {
+    /// Takes room for an operation whose message is so long, and leaves some for others.
+    fn take(&mut self, op: &Op, message: usize, (ops, bytes): (usize, usize)) -> Option<usize> {
         let units = op.units(message);
-        let fits = self.ops < WINDOW_OPS && self.units + units <= WINDOW_BYTES / WINDOW_UNIT;
+        let left = (WINDOW_OPS - ops, (WINDOW_BYTES - bytes) / WINDOW_UNIT);
+        let fits = self.ops < left.0 && self.units + units <= left.1;
         fits.then(|| {
             self.ops += 1;
             self.units += units;
@@ -59,6 +79,50 @@ impl Window {
     }
 }
 
+/// What a connection is sent through.
+pub(super) type Line = UnboundedSender<(Vec<u8>, ())>;
+
+/// Frames that nobody waits for: they go together, a moment later. Each costs both ends less so.
+#[derive(Default)]
+pub(super) struct Outbox {
+    frames: Vec<u8>,
+    /// Something waits.
+    waiting: Arc<Notify>,
+}
+
+impl Outbox {
+    /// Sends a frame behind all before it, now or with the next ones.
+    pub(super) fn put(&mut self, line: &Line, frame: Vec<u8>, now: bool) {
+        if self.frames.is_empty() {
+            if now {
+                let _gone = line.send((frame, ()));
+                return;
+            }
+            self.waiting.notify_one();
+        }
+        self.frames.extend_from_slice(&frame);
+        if now || self.frames.len() >= OUTBOX_MAX {
+            self.send(line);
+        }
+    }
+
+    /// Told when something waits.
+    pub(super) fn waiting(&self) -> Arc<Notify> {
+        Arc::clone(&self.waiting)
+    }
+
+    /// Sends what waits.
+    pub(super) fn send(&mut self, line: &Line) {
+        if !self.frames.is_empty() {
+            let _gone = line.send((std::mem::take(&mut self.frames), ()));
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.frames.clear();
+    }
+}
+
 /// Sends the changes that are due and that the window has room for.
 pub(super) fn pump(state: &mut State) {
     let Some(line) = &state.line else { return };
@@ -67,11 +131,18 @@ pub(super) fn pump(state: &mut State) {
         let Some(change) = state.changes.get_mut(&seq) else { break };
         let nothing = Op::Nothing {};
         let op = if change.abandoned { &nothing } else { &change.pending.op };
-        let frame = frame::encode_change(seq, state.answered, change.pending.who, op);
-        let Some(units) = state.window.take(op, frame.len()) else { break };
+        let promised = change.pending.promised;
+        let place = (seq, state.answered, change.series);
+        let frame = frame::encode_change(place, promised, change.pending.who, op);
+        let Some(units) = state.window.take(op, frame.len(), FOR_REQUESTS) else { break };
         (change.sent, change.units) = (true, units);
-        let _gone = line.send((frame, ()));
+        // Whoever waits for nothing may wait for company.
+        state.outbox.put(line, frame, !change.is_patient());
         state.sent = seq;
+    }
+    let sent = state.sent;
+    for (after, inos) in state.returns.extract_if(.., |(after, _)| *after <= sent) {
+        state.outbox.put(line, frame::encode(&ToServer::Returned { inodes: List(inos), after }), true);
     }
     pump_requests(state);
 }
@@ -90,12 +161,12 @@ pub(super) fn pump_requests(state: &mut State) {
         let frame = frame::encode_request(*id, *after, pending.who, &pending.op);
         // Who waits for a lock takes no room, or only for a moment.
         if !matches!(pending.op, Op::Lock { .. }) {
-            let Some(taken) = state.window.take(&pending.op, frame.len()) else { return true };
+            let Some(taken) = state.window.take(&pending.op, frame.len(), (0, 0)) else { return true };
             *units = taken;
         }
-        let _gone = line.send((frame, ()));
+        state.outbox.put(line, frame, true);
         if *cancelled {
-            let _gone = line.send((frame::encode(&ToServer::Cancel { id: *id }), ()));
+            state.outbox.put(line, frame::encode(&ToServer::Cancel { id: *id }), true);
         }
         false
     });

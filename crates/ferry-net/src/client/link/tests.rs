@@ -5,7 +5,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
 use crate::client::waiting::Nobody;
-use crate::codec::decode;
+use crate::codec::{List, decode};
 use crate::message::WINDOW_OPS;
 
 struct Nowhere;
@@ -20,7 +20,7 @@ impl Connector for Nowhere {
 struct OneFile;
 
 fn pending(op: Op) -> Pending {
-    Pending { who: Who::default(), op, waiter: Arc::new(Nobody), touch: None }
+    Pending::new(Who::default(), op, Arc::new(Nobody))
 }
 
 fn open() -> Op {
@@ -31,21 +31,42 @@ impl Restore for OneFile {
     fn restore(&self, _clean: bool) -> Vec<Pending> {
         vec![pending(open())]
     }
+    fn lost(&self, _changes: Vec<Pending>) {}
+    fn busy(&self, _change: Pending) {}
+    fn differs(&self, ino: Ino) {
+        panic!("{ino}")
+    }
 }
 
 /// A connection to the server in its given session: what was sent on it.
 fn connect(link: &Link, session: u128, resumed: bool) -> UnboundedReceiver<(Vec<u8>, ())> {
     let (line, sent) = unbounded_channel();
-    let welcome =
-        ToClient::Welcome { session, boot: 1, resumed, applied: 0, read_only: false, term_ms: 1000 };
+    let welcome = ToClient::Welcome {
+        session,
+        boot: 1,
+        resumed,
+        applied: 0,
+        read_only: false,
+        term_ms: 1000,
+        series: 0,
+        now: ferry_fs::Timestamp(0),
+    };
     link.enter(welcome, &line, &OneFile).expect("welcome");
     sent
 }
 
-fn sent(line: &mut UnboundedReceiver<(Vec<u8>, ())>) -> Vec<ToServer> {
-    std::iter::from_fn(|| line.try_recv().ok())
-        .map(|(frame, ())| decode(&frame[4..]).expect("a message"))
-        .collect()
+fn sent(link: &Link, line: &mut UnboundedReceiver<(Vec<u8>, ())>) -> Vec<ToServer> {
+    link.send_now();
+    let mut messages = Vec::new();
+    while let Ok((frames, ())) = line.try_recv() {
+        let mut rest = frames.as_slice();
+        while let Some((head, tail)) = rest.split_first_chunk() {
+            let (frame, behind) = tail.split_at(u32::from_le_bytes(*head) as usize);
+            messages.push(decode(frame).expect("a message"));
+            rest = behind;
+        }
+    }
+    messages
 }
 
 fn link() -> Link {
@@ -71,7 +92,11 @@ fn what_restores_a_session_or_gives_back_is_never_given_up() {
     drop(connect(&link, 1, false));
     let unlock = Op::Unlock { ino: 5, lock: ferry_fs::FileLock::default() };
     let mut line = connect(&link, 2, false);
-    assert_eq!(changes(sent(&mut line)), [open()], "a new session is brought to where the old one was");
+    assert_eq!(
+        changes(sent(&link, &mut line)),
+        [open()],
+        "a new session is brought to where the old one was"
+    );
     let abandoned = link.change(pending(Op::Nothing {})).expect("connected");
     let unlocking = link.change(pending(unlock.clone())).expect("connected");
     link.abandon(abandoned);
@@ -79,26 +104,27 @@ fn what_restores_a_session_or_gives_back_is_never_given_up() {
     assert!(!link.leave());
     link.give_up_if_late();
     let mut line = connect(&link, 2, true);
-    assert_eq!(changes(sent(&mut line)), [open(), Op::Nothing {}, unlock]);
+    assert_eq!(changes(sent(&link, &mut line)), [open(), Op::Nothing {}, unlock]);
 }
 
 #[test]
 fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
     let link = link();
     let mut line = connect(&link, 1, false);
-    let changes = WINDOW_OPS as u64 + 1;
+    let room = WINDOW_OPS - stream::FOR_REQUESTS.0;
+    let changes = room as u64 + 1;
     for _ in 0..changes {
         link.change(pending(Op::Nothing {}));
     }
     let lock = Op::Lock { ino: 5, lock: ferry_fs::FileLock::default(), wait: true };
     let key = link.request(pending(lock.clone())).expect("connected");
     assert_eq!(
-        sent(&mut line).len(),
-        WINDOW_OPS,
+        sent(&link, &mut line).len(),
+        room,
         "the last change has no room yet, and the request waits for it"
     );
-    link.take(answer(1)).expect("in order");
-    let more = sent(&mut line);
+    link.take(answer(1), &OneFile).expect("in order");
+    let more = sent(&link, &mut line);
     assert!(
         matches!(more[..], [ToServer::Change { .. }, ToServer::Request { after, .. }] if after == changes)
     );
@@ -108,10 +134,127 @@ fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
     let mut line = connect(&link, 1, true);
     loop {
         let seq = link.state.lock().answered + 1;
-        if link.take(answer(seq)).is_err() {
+        if link.take(answer(seq), &OneFile).is_err() {
             break;
         }
     }
-    let again = sent(&mut line);
+    let again = sent(&link, &mut line);
     assert!(matches!(again[again.len() - 2..], [ToServer::Request { .. }, ToServer::Cancel { .. }]));
+}
+
+/// What the link says of promised changes.
+#[derive(Default)]
+struct Told {
+    lost: Mutex<Vec<Op>>,
+    busy: Mutex<Vec<Op>>,
+}
+
+impl Restore for Told {
+    fn restore(&self, _clean: bool) -> Vec<Pending> {
+        Vec::new()
+    }
+    fn lost(&self, changes: Vec<Pending>) {
+        self.lost.lock().extend(changes.into_iter().map(|change| change.op));
+    }
+    fn busy(&self, change: Pending) {
+        self.busy.lock().push(change.op);
+    }
+    fn differs(&self, ino: Ino) {
+        panic!("{ino}")
+    }
+}
+
+fn mkdir(name: &str) -> Op {
+    Op::Mkdir { parent: 1, name: name.into(), mode: 0 }
+}
+
+fn promise(link: &Link, name: &str, ino: Ino) {
+    let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino });
+    let pending = Pending { promised, touched: vec![1, ino], ..pending(mkdir(name)) };
+    let _cache = link.cache.lock();
+    link.promising().expect("connected").promise(pending);
+}
+
+fn failed(seq: u64) -> ToClient {
+    let outcome = Outcome::Failed { errno: libc::ESTALE };
+    ToClient::Changed { seq, after: List::default(), empty: false, outcome }
+}
+
+#[test]
+fn a_promise_that_fails_ends_its_series_and_what_was_not_promised_is_sent_again() {
+    let (link, told) = (link(), Told::default());
+    let mut line = connect(&link, 1, false);
+    promise(&link, "a", 10);
+    promise(&link, "b", 11);
+    let release = Op::Release { fh: 7 };
+    link.change(pending(release.clone())).expect("connected");
+    promise(&link, "c", 12);
+    assert_eq!(changes(sent(&link, &mut line)), [mkdir("a"), mkdir("b"), release.clone(), mkdir("c")]);
+    link.take(answer(1), &told).expect("in order");
+    link.take(failed(2), &told).expect("in order");
+    assert_eq!(*told.lost.lock(), [mkdir("b"), mkdir("c")]);
+    let again: Vec<_> = sent(&link, &mut line)
+        .into_iter()
+        .filter_map(|m| match m {
+            ToServer::Change { seq, series, op, .. } => Some((seq, series, op)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(again, [(5, 1, release)]);
+    let dropped =
+        |seq| ToClient::Changed { seq, after: List::default(), empty: false, outcome: Outcome::Dropped {} };
+    link.take(dropped(3), &told).expect("in order");
+    link.take(dropped(4), &told).expect("in order");
+    link.take(answer(5), &told).expect("in order");
+    assert_eq!(told.lost.lock().len(), 2, "each once");
+    assert_eq!(link.json()["promised"], 0);
+}
+
+#[test]
+fn leases_are_given_back_and_requests_made_behind_the_changes_of_their_inodes() {
+    let link = link();
+    let mut line = connect(&link, 1, false);
+    promise(&link, "a", 10);
+    promise(&link, "b", 11);
+    link.change(pending(Op::Nothing {})).expect("connected");
+    link.request(pending(Op::Getattr { ino: 10 })).expect("connected");
+    link.request(pending(Op::Getattr { ino: 20 })).expect("connected");
+    link.give_back(&[1, 20]);
+    let rest: Vec<_> =
+        sent(&link, &mut line).into_iter().filter(|m| !matches!(m, ToServer::Change { .. })).collect();
+    let afters: Vec<u64> = rest
+        .iter()
+        .map(|message| match message {
+            ToServer::Request { after, .. } | ToServer::Returned { after, .. } => *after,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(afters, [1, 0, 2]);
+}
+
+#[test]
+fn leases_wait_with_the_changes_that_the_window_has_no_room_for() {
+    let link = link();
+    let mut line = connect(&link, 1, false);
+    let most = WINDOW_OPS as u64;
+    (0..most).for_each(|i| promise(&link, "x", i + 10));
+    link.give_back(&[most + 9]);
+    let returned = |m: &ToServer| matches!(m, ToServer::Returned { .. });
+    assert!(!sent(&link, &mut line).iter().any(returned), "its change was not sent");
+    (1..=most / 2).for_each(|seq| assert!(link.take(answer(seq), &Told::default()).expect("in order")));
+    let messages = sent(&link, &mut line);
+    assert!(messages.last().is_some_and(returned), "behind all of them");
+    assert_eq!(messages.iter().filter(|m| returned(m)).count(), 1);
+}
+
+#[test]
+fn a_change_that_is_refused_for_anothers_leases_is_handed_back() {
+    let (link, told) = (link(), Told::default());
+    drop(connect(&link, 1, false));
+    link.change(pending(mkdir("a"))).expect("connected");
+    let outcome = Outcome::Busy {};
+    link.take(ToClient::Changed { seq: 1, after: List::default(), empty: false, outcome }, &told)
+        .expect("in order");
+    assert_eq!(*told.busy.lock(), [mkdir("a")]);
+    assert!(told.lost.lock().is_empty());
 }

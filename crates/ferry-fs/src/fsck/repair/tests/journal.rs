@@ -1,6 +1,9 @@
 //! Damage of the log and of the home store.
 
 use super::*;
+use crate::volume::SUPERBLOCK_PLACES;
+use ferry_device::Io;
+use std::io;
 
 /// The block at `at`.
 fn block(dev: &Arc<dyn BlockDevice>, at: u64) -> AlignedBuf {
@@ -153,4 +156,114 @@ fn a_damaged_log_costs_the_newest_changes() {
         assert_eq!((&after[path].contents, after[path].ino), (&seen.contents, seen.ino), "{path}");
     }
     crashed.works("log");
+}
+
+/// Where garbage lies, something else was written before: that the log ends there is not believed.
+#[test]
+fn a_log_that_is_all_garbage_is_damaged_and_not_empty() {
+    let volume = Volume::new();
+    let sound = volume.shown();
+    let fs = mount(&volume.dev, false);
+    for i in 0..20 {
+        make_file(&fs, ROOT, &format!("late {i}"), &pattern(i, 5000));
+    }
+    let crashed = volume.copy();
+    fs.detach();
+    fs.close().unwrap();
+    let garbage = |volume: &Volume| {
+        let mut log = AlignedBuf::zeroed(volume.sb.log_len as usize);
+        let mut state = 1_u64;
+        log.iter_mut().for_each(|byte| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (state >> 56) as u8;
+        });
+        volume.dev.write(volume.sb.log_offset, &log).unwrap();
+    };
+    garbage(&crashed);
+    assert_eq!(crashed.codes(), BTreeSet::from([Code::Log]));
+    let report = crashed.repaired("log");
+    assert!(report.repairs.iter().any(|r| r.code == Code::Log && r.lost.is_some()), "{:#?}", report.repairs);
+    assert_eq!(crashed.shown(), sound);
+    crashed.works("log");
+    // Nobody needs the log of a volume that was unmounted.
+    let before = volume.shown();
+    garbage(&volume);
+    assert_eq!(volume.codes(), BTreeSet::new());
+    assert_eq!(volume.shown(), before);
+    // Nor is it in the way of the log that is written there.
+    let fs = mount(&volume.dev, false);
+    make_file(&fs, ROOT, "later", &pattern(1, 5000));
+    let crashed = volume.copy();
+    assert_eq!(crashed.codes(), BTreeSet::new());
+    assert_eq!(crashed.shown().len(), before.len() + 1);
+    fs.detach();
+    fs.close().unwrap();
+    volume.works("log");
+}
+
+#[test]
+fn a_bad_superblock_is_found_after_a_crash_too() {
+    let volume = Volume::new();
+    let fs = mount(&volume.dev, false);
+    make_file(&fs, ROOT, "late", &pattern(1, 5000));
+    for place in SUPERBLOCK_PLACES {
+        let crashed = volume.copy();
+        assert!(crashed.check().clean);
+        crashed.spoil(place);
+        assert_eq!(crashed.codes(), BTreeSet::from([Code::SuperblockCopy]));
+        crashed.repaired("superblock");
+        crashed.works("superblock");
+    }
+    fs.detach();
+    fs.close().unwrap();
+}
+
+/// A device with a block that it cannot read, whatever is written there.
+struct Worn {
+    inner: Arc<dyn BlockDevice>,
+    at: u64,
+}
+
+impl BlockDevice for Worn {
+    fn capacity(&self) -> u64 {
+        self.inner.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        if (offset..offset + buf.len() as u64).contains(&self.at) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.inner.read(offset, buf)
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        self.inner.write(offset, buf)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.inner.flush()
+    }
+    fn submit(&self, batch: Vec<Io>) {
+        self.inner.submit(batch);
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        self.inner.host_free()
+    }
+}
+
+/// What stays bad is not called mended.
+#[test]
+fn a_copy_that_cannot_be_written_anew_is_damage_that_is_left() {
+    let volume = Volume::new();
+    let copies = volume.home_blocks(|block| block.starts_with(b"redb"));
+    let worn: Arc<dyn BlockDevice> = Arc::new(Worn { inner: volume.dev.clone(), at: copies[0] });
+    let report = repair(&worn, FsckOptions { verify_data: true, progress: None }, &env()).unwrap();
+    assert_eq!(
+        report.findings.iter().map(|f| (f.code, f.device_offset)).collect::<Vec<_>>(),
+        [(Code::HomeCopy, Some(copies[0]))]
+    );
+    assert!(!report.clean && report.repairs.is_empty(), "{:#?}", report.repairs);
 }

@@ -40,7 +40,7 @@ impl Volume {
     }
 
     /// First copies of blocks of the home store of which this is true.
-    fn home_blocks(&self, which: impl Fn(&[u8]) -> bool) -> Vec<u64> {
+    pub(super) fn home_blocks(&self, which: impl Fn(&[u8]) -> bool) -> Vec<u64> {
         let (journal, recovered) = Journal::open(
             self.dev.clone(),
             self.sb.geometry(),

@@ -1,4 +1,4 @@
-//! A server, a network with a delay, and a mount of it, all on this machine: for `--rtt`.
+//! Volumes that a bench mounts for itself, all on this machine: locally, and from a server behind a network with a delay (`--rtt`).
 #![expect(clippy::disallowed_methods, reason = "a network that takes its time is what this is")]
 
 use std::fs::{self, File};
@@ -11,6 +11,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ferry_bench::Place;
+
+use super::args::{MountsArgs, OnOff, RunArgs};
+use super::{failed, named};
 use crate::error::CliError;
 
 /// The server must serve after this time.
@@ -22,49 +26,95 @@ const PIECES_MAX: usize = 4096;
 /// Bytes of a piece.
 const PIECE_MAX: usize = 64 << 10;
 
-/// The mount; dropping it ends everything and removes the volume.
-pub struct RemoteMount {
+/// What a bench has mounted for itself.
+pub struct Mounts(Vec<Mount>);
+
+impl Mounts {
+    /// New volumes, mounted as it was asked for.
+    pub fn new(args: &MountsArgs) -> Result<Self, CliError> {
+        crate::sync::raise_open_files();
+        let remote =
+            args.rtt.iter().flat_map(|rtt| args.asynchronous.iter().map(|kind| Way::Remote(*rtt, *kind)));
+        let ways = args.local.then_some(Way::Local).into_iter().chain(remote);
+        // All are made or none is left.
+        Ok(Self(ways.map(|way| Mount::new(way, &args.volumes)).collect::<Result<_, _>>()?))
+    }
+
+    /// The paths that were named, and these.
+    pub fn places(&self, run: &RunArgs) -> Result<Vec<Place>, CliError> {
+        let mut places = if run.on.is_empty() { Vec::new() } else { named(run)? };
+        for mount in &self.0 {
+            places.push(Place::on(&mount.mountpoint, None).map_err(failed)?);
+        }
+        Ok(places)
+    }
+}
+
+/// How a volume is mounted.
+#[derive(Clone, Copy)]
+enum Way {
+    Local,
+    /// By a server behind a network of this round trip; whether the mount answers before the server.
+    Remote(Duration, OnOff),
+}
+
+impl Way {
+    /// What its directory is called, and so what the report calls it.
+    fn name(self) -> String {
+        match self {
+            Self::Local => "local".into(),
+            Self::Remote(rtt, OnOff::On) => format!("rtt-{}us", rtt.as_micros()),
+            Self::Remote(rtt, OnOff::Off) => format!("rtt-{}us-async-off", rtt.as_micros()),
+        }
+    }
+}
+
+/// One of them; dropping it ends everything and removes the volume.
+struct Mount {
     dir: PathBuf,
     mountpoint: PathBuf,
     server: Option<Child>,
     mounted: bool,
 }
 
-impl RemoteMount {
-    /// A new volume in `volumes`, served and mounted with `rtt` between the two.
-    pub fn new(rtt: Duration, volumes: &Path) -> Result<Self, CliError> {
-        let name = format!("ferry-bench.{}.rtt-{}us", std::process::id(), rtt.as_micros());
-        let dir = volumes.join(name);
+impl Mount {
+    /// A new volume in `volumes`.
+    fn new(way: Way, volumes: &Path) -> Result<Self, CliError> {
+        let dir = volumes.join(format!("ferry-bench.{}.{}", std::process::id(), way.name()));
         fs::create_dir(&dir).map_err(CliError::path(&dir, "cannot make a directory for a volume"))?;
-        let mountpoint = dir.join(format!("rtt-{}us", rtt.as_micros()));
+        let mountpoint = dir.join(way.name());
         let mut this = Self { dir, mountpoint, server: None, mounted: false };
-        this.start(rtt)?;
+        let volume = this.dir.join("volume.ferry");
+        fs::create_dir(&this.mountpoint).map_err(CliError::path(&this.mountpoint, "cannot make it"))?;
+        this.ferry(|command| command.arg("mkfs").arg(&volume))?;
+        let (what, option) = match way {
+            Way::Local => (volume.into_os_string(), None),
+            Way::Remote(rtt, asynchronous) => {
+                let server = this.serve(&volume)?;
+                let relay =
+                    relay(server, rtt / 2).map_err(|e| CliError::Failed(format!("cannot relay: {e}")))?;
+                (format!("ferry://{relay}/").into(), (asynchronous == OnOff::Off).then_some("async=off"))
+            }
+        };
+        this.ferry(|command| {
+            command.arg("mount").arg(what).arg(&this.mountpoint);
+            command.args(option.map(|option| ["-o", option]).into_iter().flatten())
+        })?;
+        this.mounted = true;
         Ok(this)
     }
 
-    /// Where it is mounted.
-    pub fn path(&self) -> &Path {
-        &self.mountpoint
-    }
-
-    fn start(&mut self, rtt: Duration) -> Result<(), CliError> {
-        let volume = self.dir.join("volume.ferry");
+    fn serve(&mut self, volume: &Path) -> Result<SocketAddr, CliError> {
         let log = self.dir.join("server.log");
-        fs::create_dir(&self.mountpoint).map_err(CliError::path(&self.mountpoint, "cannot make it"))?;
-        self.ferry(|command| command.arg("mkfs").arg(&volume))?;
         let stderr = File::create(&log).map_err(CliError::path(&log, "cannot write"))?;
         let mut serve = Command::new("/proc/self/exe");
-        serve.arg("serve").arg(&volume).args(["--listen", "127.0.0.1:0", "--grace", "0s"]);
+        serve.arg("serve").arg(volume).args(["--listen", "127.0.0.1:0", "--grace", "0s"]);
         // As a service's journal would have it: without colours and times.
         serve.env("JOURNAL_STREAM", "0:0").env_remove("FERRY_LOG").stdout(Stdio::null()).stderr(stderr);
         // Who interrupts the bench from a terminal must not stop the server under its mount.
         serve.process_group(0);
         let started = serve.spawn().map_err(|e| CliError::Failed(format!("cannot start the server: {e}")))?;
-        let server = address_in(&log, self.server.insert(started))?;
-        let relay = relay(server, rtt / 2).map_err(|e| CliError::Failed(format!("cannot relay: {e}")))?;
-        self.ferry(|command| command.arg("mount").arg(format!("ferry://{relay}/")).arg(&self.mountpoint))?;
-        self.mounted = true;
-        Ok(())
+        address_in(&log, self.server.insert(started))
     }
 
     /// Runs this program with other arguments. A daemon that it leaves behind keeps the file of messages.
@@ -73,7 +123,7 @@ impl RemoteMount {
         let stderr = File::create(&messages).map_err(CliError::path(&messages, "cannot write"))?;
         let mut command = Command::new("/proc/self/exe");
         let status = arguments(&mut command).stdout(Stdio::null()).stderr(stderr).status();
-        let failed = |what: &str| CliError::Failed(format!("a remote mount: {}", what.trim()));
+        let failed = |what: &str| CliError::Failed(format!("a mount for the bench: {}", what.trim()));
         match status {
             Ok(status) if status.success() => Ok(()),
             Ok(_) => Err(failed(&fs::read_to_string(&messages).unwrap_or_default())),
@@ -82,7 +132,7 @@ impl RemoteMount {
     }
 }
 
-impl Drop for RemoteMount {
+impl Drop for Mount {
     fn drop(&mut self) {
         if self.mounted
             && let Err(error) =

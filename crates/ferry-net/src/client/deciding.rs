@@ -1,0 +1,364 @@
+//! Changes that this client decides alone, and what it asks the server for so that it can.
+//!
+//! A change that lacks something (write leases, what a name means, numbers, space) waits until the server has answered that, and is decided
+//! then. What cannot be decided here goes to the server, and waits for its answer.
+
+use std::sync::{Arc, Weak};
+
+use ferry_fs::inprocess::FromReply;
+use ferry_fs::{Answer, Cx, Errno, Ino, ROOT, Stop};
+use parking_lot::Mutex;
+
+use super::cache::Sight;
+use super::link::{Pending, Waiter};
+use super::model::{Made, Name, Not};
+use super::purse::Price;
+use super::waiting::{Finish, Nobody};
+use super::{Parked, RemoteFs, who};
+use crate::codec::List;
+use crate::message::{BATCH_MAX, LEASED_FOUND, Op, Outcome, Promised};
+
+/// A change asks for what it lacks so often, then the server decides it.
+const QUESTIONS_MAX: u32 = 4;
+
+/// What was decided.
+enum Decision {
+    /// The answer; `true`: to be given when there is room in the window.
+    Made(Outcome, bool),
+    Fails(Errno),
+    /// This is lacking.
+    Ask(Op),
+    /// The server decides.
+    Wait,
+}
+
+impl RemoteFs {
+    /// A change that is decided here if it can be.
+    pub(super) fn change<T: FromReply>(&self, cx: &Cx<'_>, op: Op, finish: Finish) -> Answer<T> {
+        let mut op = op;
+        match self.decide(cx, &mut op) {
+            Decision::Made(outcome, false) => {
+                T::from_reply(finish(self, outcome)?).ok_or(Stop::Errno(Errno(libc::EPROTO)))
+            }
+            Decision::Made(outcome, true) => {
+                let parked = self.park(cx, Op::Nothing {}, (finish, None), None);
+                self.link.hold(parked.waiting, outcome);
+                Err(Stop::Parked)
+            }
+            Decision::Fails(errno) => Err(errno.into()),
+            Decision::Ask(what) => {
+                let parked = self.park(cx, op, (finish, None), None);
+                self.ask(what, Some((parked, 1)));
+                Err(Stop::Parked)
+            }
+            Decision::Wait => self.send(cx, op, finish),
+        }
+    }
+
+    fn decide(&self, cx: &Cx<'_>, op: &mut Op) -> Decision {
+        self.decide_as(&who(cx), op)
+    }
+
+    fn decide_as(&self, who: &crate::message::Who, op: &mut Op) -> Decision {
+        if !self.asynchronous {
+            return Decision::Wait;
+        }
+        let files = self.files_of(op);
+        let now = self.cache.now();
+        let mut cache = self.cache.lock();
+        let Some(mut promising) = self.link.promising().filter(|_| cache.is_valid(now)) else {
+            return Decision::Wait;
+        };
+        let at = cache.server_time(now);
+        let price = Price::of(op);
+        if !cache.purse.has(price) {
+            return cache.purse.lacks(price, now).map_or(Decision::Wait, Decision::Ask);
+        }
+        let number = cache.purse.number();
+        let made = match &mut *op {
+            // It changes nothing: any lease says that the server knows the inode.
+            Op::Open { ino, flags, kill_suidgid: false, .. } if *flags & libc::O_TRUNC == 0 => {
+                if !cache.is_leased(*ino) {
+                    return Decision::Wait;
+                }
+                Ok(Made { outcome: Outcome::Done {}, touched: vec![*ino], fresh: false })
+            }
+            op => cache.model.make(op, who, at, number, files.first().map(|(_, ino)| *ino)),
+        };
+        let Made { outcome, touched, fresh } = match made {
+            Ok(made) if made.touched.is_empty() => return Decision::Made(made.outcome, false),
+            Ok(made) => made,
+            Err(Not::Possible(errno)) => return Decision::Fails(Errno(errno)),
+            Err(Not::Named(parent, name)) => return Decision::Ask(Op::Lookup { parent, name }),
+            Err(Not::Held(mut inos)) => {
+                let children = names_of(op).filter_map(|(dir, name)| match cache.name(dir, name) {
+                    Name::Is(ino) if !cache.model.holds(ino) => Some(ino),
+                    _ => None,
+                });
+                inos.extend(children);
+                inos.sort_unstable();
+                inos.dedup();
+                if cache.may_ask(&inos, now) {
+                    return Decision::Ask(Op::Lease { inodes: List(inos) });
+                }
+                return Decision::Wait;
+            }
+            Err(Not::Known) => return Decision::Wait,
+        };
+        cache.purse.pay(price, fresh);
+        if !matches!(op, Op::Open { flags, .. } if *flags & libc::O_TRUNC == 0) {
+            cache.decided(&touched);
+        }
+        let mut waiter: Arc<dyn Waiter> = Arc::new(Nobody);
+        if let Outcome::Entry { known: Some(known) } = &outcome {
+            self.tables.lock().expect(known.attr.ino);
+            waiter = Arc::new(Named { fs: self.this.clone(), ino: known.attr.ino });
+        }
+        let ino = number.filter(|_| fresh).unwrap_or(0);
+        let op = std::mem::replace(op, Op::Nothing {});
+        let promised = Some(Promised { at, ino });
+        let full = promising.promise(Pending { promised, touched, files, ..Pending::new(*who, op, waiter) });
+        let (wants, surplus) = (cache.purse.wants(now), cache.model.surplus());
+        drop(promising);
+        drop(cache);
+        wants.into_iter().for_each(|op| self.ask(op, None));
+        self.link.give_back(&surplus);
+        Decision::Made(outcome, full)
+    }
+
+    /// Asks for what a change lacks, which then goes on; or for supplies.
+    fn ask(&self, op: Op, parked: Option<(Parked, u32)>) {
+        let question = match &op {
+            Op::Lease { inodes } => Some(self.cache.lock().ask(&inodes.0)),
+            _ => None,
+        };
+        let (sight, asked) = (self.cache.sight(), op.clone());
+        let waiter = Asked { fs: self.this.clone(), op: asked, question, sight, parked: Mutex::new(parked) };
+        let who = Default::default();
+        self.link.request(Pending::new(who, op, Arc::new(waiter)));
+    }
+
+    /// Supplies for what will be promised.
+    pub(super) fn ask_for_supplies(&self) {
+        if self.asynchronous && !self.link.is_read_only() {
+            let wants = self.cache.lock().purse.wants(self.cache.now());
+            wants.into_iter().for_each(|op| self.ask(op, None));
+        }
+    }
+
+    /// Something that a change lacked was answered.
+    fn go_on(&self, parked: Parked, questions: u32) {
+        if parked.waiting.is_interrupted() {
+            return;
+        }
+        let mut parked = parked;
+        let who = parked.pending.who;
+        match self.decide_as(&who, &mut parked.pending.op) {
+            Decision::Made(outcome, true) => self.link.hold(parked.waiting, outcome),
+            Decision::Made(outcome, false) => parked.waiting.answer(outcome, 0),
+            Decision::Fails(errno) => parked.waiting.fail(errno),
+            Decision::Ask(what) if questions < QUESTIONS_MAX => self.ask(what, Some((parked, questions + 1))),
+            Decision::Ask(_) | Decision::Wait => self.send_parked(parked),
+        }
+    }
+
+    /// The inodes of the open files that an operation names.
+    pub(super) fn files_of(&self, op: &Op) -> Vec<(u64, Ino)> {
+        let fhs = match op {
+            Op::Read { fh, .. }
+            | Op::Fsync { fh, .. }
+            | Op::Lseek { fh, .. }
+            | Op::Write { fh, .. }
+            | Op::Fallocate { fh, .. } => [Some(*fh), None],
+            Op::Copy { fh_in, fh_out, .. } => [Some(*fh_in), Some(*fh_out)],
+            _ => return Vec::new(),
+        };
+        let tables = self.tables.lock();
+        let of = |fh: u64| tables.handles.get(&fh).map(|handle| (fh, handle.ino));
+        fhs.into_iter().flatten().filter_map(of).collect()
+    }
+
+    /// A change was not made, for another session has leases: they are asked for, and it is sent again with them.
+    pub(super) fn borrow(&self, change: Pending) {
+        let mut inos = change.touched.clone();
+        match &change.op {
+            Op::Tmpfile { parent, .. } => inos.push(*parent),
+            _ => inos.extend(change.files.iter().map(|(_, ino)| *ino)),
+        }
+        let names: Vec<(Ino, Vec<u8>)> =
+            names_of(&change.op).map(|(dir, name)| (dir, name.to_vec())).collect();
+        self.borrow_next(Borrowing { change, inos, names, asks: false });
+    }
+
+    /// What the names mean is asked first, then the leases.
+    fn borrow_next(&self, mut borrowing: Borrowing) {
+        let op = match borrowing.names.pop() {
+            Some((parent, name)) => Op::Lookup { parent, name },
+            None => {
+                borrowing.asks = true;
+                borrowing.inos.sort_unstable();
+                borrowing.inos.dedup();
+                borrowing.inos.truncate(BATCH_MAX);
+                Op::Lease { inodes: List(borrowing.inos.clone()) }
+            }
+        };
+        let waiter = Borrower { fs: self.this.clone(), borrowing: Mutex::new(Some(borrowing)) };
+        self.link.request(Pending::new(Default::default(), op, Arc::new(waiter)));
+    }
+
+    /// Counts a lookup that the kernel will not hear of, and takes it back.
+    fn pass_over(&self, outcome: &Outcome) -> Option<Ino> {
+        let Outcome::Entry { known: Some(known) } = outcome else { return None };
+        let ino = known.attr.ino;
+        if ino != ROOT {
+            self.tables.lock().learn(known);
+            self.forget_known(ino, 1);
+        }
+        Some(ino)
+    }
+}
+
+/// The names that a change looks up.
+fn names_of(op: &Op) -> impl Iterator<Item = (Ino, &[u8])> {
+    let (first, second) = match op {
+        Op::Mknod { parent, name, .. }
+        | Op::Mkdir { parent, name, .. }
+        | Op::Symlink { parent, name, .. }
+        | Op::Create { parent, name, .. }
+        | Op::Link { parent, name, .. }
+        | Op::Unlink { parent, name }
+        | Op::Rmdir { parent, name } => (Some((*parent, name.as_slice())), None),
+        Op::Rename { parent, name, new_parent, new_name, .. } => {
+            (Some((*parent, name.as_slice())), Some((*new_parent, new_name.as_slice())))
+        }
+        _ => (None, None),
+    };
+    first.into_iter().chain(second)
+}
+
+/// The answer to a promised change will name an inode.
+struct Named {
+    fs: Weak<RemoteFs>,
+    ino: Ino,
+}
+
+impl Waiter for Named {
+    fn answer(&self, outcome: Outcome, _leased: u8) {
+        if let (Some(fs), Outcome::Entry { known: Some(known) }) = (self.fs.upgrade(), outcome) {
+            fs.confirm(self.ino, Some(&known));
+        }
+    }
+
+    fn fail(&self, _errno: Errno) {}
+}
+
+/// Something is lacking, of a change perhaps.
+struct Asked {
+    fs: Weak<RemoteFs>,
+    op: Op,
+    question: Option<u64>,
+    sight: Sight,
+    parked: Mutex<Option<(Parked, u32)>>,
+}
+
+impl Waiter for Asked {
+    fn answer(&self, outcome: Outcome, leased: u8) {
+        let Some(fs) = self.fs.upgrade() else { return };
+        match (&self.op, &outcome) {
+            (Op::Lease { .. }, outcome) => {
+                let held = if let Outcome::Leases { held } = outcome { held.0.as_slice() } else { &[] };
+                let now = fs.cache.now();
+                let refused = match self.question {
+                    Some(question) => fs.cache.lock().granted(question, held, now),
+                    None => Vec::new(),
+                };
+                fs.link.give_back(&refused);
+            }
+            (Op::Lookup { parent, name }, Outcome::Entry { known }) => {
+                let mut surplus = Vec::new();
+                if fs.cache.holds(*parent) {
+                    surplus = fs.cache.learn_name(self.sight, *parent, name, known.as_ref());
+                }
+                if let Some(known) = known
+                    && leased & LEASED_FOUND != 0
+                {
+                    surplus.extend(fs.cache.learn_attr(self.sight, &known.attr));
+                }
+                fs.link.give_back(&surplus);
+                fs.pass_over(&outcome);
+            }
+            (Op::Numbers {}, Outcome::Numbers { first, count }) => {
+                fs.cache.lock().purse.take_numbers(*first, *count);
+            }
+            (Op::Credit { inodes, .. }, Outcome::Count { count }) => {
+                let now = fs.cache.now();
+                match count {
+                    0 => fs.cache.lock().purse.refused(&self.op, now),
+                    count => fs.cache.lock().purse.take_space(*count, *inodes, now),
+                }
+                fs.ask_for_supplies();
+            }
+            (Op::Lookup { .. }, _) => {}
+            (op, _) => fs.cache.lock().purse.refused(op, fs.cache.now()),
+        }
+        let parked = self.parked.lock().take();
+        if let Some((parked, questions)) = parked {
+            fs.go_on(parked, questions);
+        }
+    }
+
+    fn fail(&self, errno: Errno) {
+        if let Some(fs) = self.fs.upgrade() {
+            let now = fs.cache.now();
+            match (self.question, &self.op) {
+                (Some(question), _) => fs.cache.unanswered(question),
+                (None, Op::Lookup { .. }) => {}
+                (None, op) => fs.cache.lock().purse.refused(op, now),
+            }
+        }
+        let parked = self.parked.lock().take();
+        if let Some((parked, _)) = parked {
+            parked.waiting.fail(errno);
+        }
+    }
+}
+
+/// A change for which leases are taken.
+struct Borrowing {
+    change: Pending,
+    inos: Vec<Ino>,
+    names: Vec<(Ino, Vec<u8>)>,
+    /// The leases are asked for.
+    asks: bool,
+}
+
+struct Borrower {
+    fs: Weak<RemoteFs>,
+    borrowing: Mutex<Option<Borrowing>>,
+}
+
+impl Waiter for Borrower {
+    fn answer(&self, outcome: Outcome, _leased: u8) {
+        let taken = self.borrowing.lock().take();
+        let (Some(fs), Some(mut borrowing)) = (self.fs.upgrade(), taken) else { return };
+        if !borrowing.asks {
+            borrowing.inos.extend(fs.pass_over(&outcome));
+            return fs.borrow_next(borrowing);
+        }
+        let Borrowing { mut change, .. } = borrowing;
+        if let Outcome::Leases { held } = outcome {
+            change.borrowed = held.0.iter().map(|held| held.attr.ino).collect();
+        }
+        let waiter = Arc::clone(&change.waiter);
+        if let Some(key) = fs.link.change(change) {
+            waiter.moved(key);
+        }
+    }
+
+    fn fail(&self, errno: Errno) {
+        let taken = self.borrowing.lock().take();
+        if let Some(borrowing) = taken {
+            borrowing.change.waiter.fail(errno);
+        }
+    }
+}

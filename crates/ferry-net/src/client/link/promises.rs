@@ -1,0 +1,360 @@
+//! Changes that were answered before the server has made them, and what becomes of them.
+//!
+//! * P1: a change is promised only under write leases on all that it touches, while there is a connection; decided, numbered and put into the
+//!   stream in one piece (the cache's lock, then this one).
+//! * P2: requests about an inode with unanswered changes are made behind the newest of them; leases are given back behind it too.
+//! * P3: a promised change that fails ends its series. There is one way to lose promised changes: all that are unanswered are lost together,
+//!   whoever depends on them is told (`lost`), and the others are made again in the next series.
+//! * P4: no more is unanswered than the window holds: beyond it who asks has the answer when there is room again.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_fs::{Attr, Errno, Ino};
+use parking_lot::MutexGuard;
+use tokio::time::sleep;
+
+use super::stream::pump;
+use super::{Change, Key, Link, Pending, Restore, State, Waiter, Waiting};
+use crate::client::cache::Touch;
+use crate::client::waiting::Nobody;
+use crate::frame;
+use crate::message::{BATCH_MAX, Op, Outcome, Who};
+
+/// Changes that nobody waits for are sent after this time, together.
+const COMPANY_TIME: Duration = Duration::from_millis(1);
+/// Unanswered changes, and bytes of them, beyond which nobody is answered before there is room.
+const UNANSWERED_MAX: usize = 896;
+const UNANSWERED_BYTES_MAX: usize = 24 << 20;
+
+impl State {
+    /// Puts a change at the end of the stream.
+    pub(super) fn push(&mut self, pending: Pending) -> u64 {
+        let change = Change::new(pending, self.series);
+        let Key::Change(seq) = self.push_again(change) else { unreachable!("it is a change") };
+        seq
+    }
+
+    /// The same with one that was there before.
+    pub(super) fn push_again(&mut self, change: Change) -> Key {
+        let seq = self.next_change;
+        self.next_change += 1;
+        let pending = &change.pending;
+        for ino in &pending.touched {
+            self.touching.insert(*ino, seq);
+        }
+        if pending.promised.is_some() {
+            self.promised += 1;
+            self.newest_promised = seq;
+        }
+        self.queued_bytes += pending.bytes();
+        self.changes.insert(seq, Change { sent: false, units: 0, series: self.series, ..change });
+        Key::Change(seq)
+    }
+
+    /// All unanswered changes are taken out.
+    pub(super) fn forget_changes(&mut self) {
+        self.touching.clear();
+        (self.promised, self.newest_promised, self.queued_bytes) = (0, 0, 0);
+    }
+
+    /// A change is answered.
+    fn answered(&mut self, seq: u64, change: &Change) {
+        let pending = &change.pending;
+        for ino in &pending.touched {
+            if self.touching.get(ino) == Some(&seq) {
+                self.touching.remove(ino);
+            }
+        }
+        self.promised -= usize::from(pending.promised.is_some());
+        self.queued_bytes -= pending.bytes();
+        self.window.give(change.units);
+    }
+
+    /// No more may be answered before the server has made it.
+    fn is_full(&self) -> bool {
+        self.changes.len() >= UNANSWERED_MAX || self.queued_bytes >= UNANSWERED_BYTES_MAX
+    }
+
+    /// Those whose answers were held back, if there is room now.
+    pub(super) fn take_held(&mut self) -> Vec<(Arc<Waiting>, Outcome)> {
+        if self.is_full() { Vec::new() } else { std::mem::take(&mut self.held) }
+    }
+
+    fn newest(&self, ino: Ino) -> u64 {
+        self.touching.get(&ino).copied().unwrap_or(0)
+    }
+
+    /// The change behind which a request is made.
+    pub(super) fn after_of(&self, pending: &Pending) -> u64 {
+        match &pending.op {
+            // A lock is taken behind what was given back before.
+            Op::Lock { .. } | Op::Sync {} => self.next_change - 1,
+            // The name may mean an inode with unanswered changes.
+            Op::Lookup { parent, .. } => self.newest(*parent).max(self.newest_promised),
+            Op::Getattr { ino }
+            | Op::Readlink { ino }
+            | Op::Readdir { ino, .. }
+            | Op::Fsyncdir { ino, .. }
+            | Op::Getxattr { ino, .. }
+            | Op::Listxattr { ino }
+            | Op::Getlk { ino, .. } => self.newest(*ino),
+            Op::Read { fh, .. } | Op::Fsync { fh, .. } | Op::Lseek { fh, .. } => {
+                pending.file(*fh).map_or(0, |ino| self.newest(ino))
+            }
+            Op::Lease { inodes } => inodes.0.iter().map(|ino| self.newest(*ino)).max().unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    /// Says that leases are given back behind `after`, when that is sent. The next connection begins without that word: it is asked for again.
+    pub(super) fn give_back(&mut self, inos: &[Ino], after: u64) {
+        if self.line.is_some() {
+            self.returns.extend(inos.chunks(BATCH_MAX).map(|batch| (after, batch.to_vec())));
+        }
+    }
+}
+
+/// Changes that are taken out of the stream.
+pub(super) struct Gone {
+    /// Somebody waits for them.
+    pub(super) failed: Vec<Change>,
+    pub(super) promised: Vec<Change>,
+    /// Nobody has to hear of them.
+    pub(super) dropped: Vec<Change>,
+    pub(super) moved: Vec<(Arc<dyn Waiter>, Key)>,
+    /// There is room for them now.
+    pub(super) held: Vec<(Arc<Waiting>, Outcome)>,
+    pub(super) errno: Errno,
+}
+
+impl Gone {
+    /// Those who wait hear this.
+    pub(super) fn new(errno: Errno) -> Self {
+        let (failed, promised, dropped) = (Vec::new(), Vec::new(), Vec::new());
+        Self { failed, promised, dropped, moved: Vec::new(), held: Vec::new(), errno }
+    }
+
+    pub(super) fn add(&mut self, change: Change) {
+        if change.pending.promised.is_some() { &mut self.promised } else { &mut self.failed }.push(change);
+    }
+
+    /// Without the lock held.
+    pub(super) fn tell(self, restore: &dyn Restore) {
+        self.moved.into_iter().for_each(|(waiter, key)| waiter.moved(key));
+        self.failed.iter().for_each(|change| change.pending.waiter.fail(self.errno));
+        if !self.promised.is_empty() {
+            restore.lost(self.promised.into_iter().map(|change| change.pending).collect());
+        }
+        self.held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
+    }
+}
+
+/// Leave to promise changes, while it lives.
+pub(in crate::client) struct Promising<'l>(MutexGuard<'l, State>);
+
+impl Promising<'_> {
+    /// Puts a promised change into the stream; `true`: whoever asked for it has to wait for room.
+    pub(in crate::client) fn promise(&mut self, pending: Pending) -> bool {
+        debug_assert!(pending.promised.is_some());
+        self.0.push(pending);
+        pump(&mut self.0);
+        self.0.is_full()
+    }
+}
+
+impl Link {
+    /// Leave to promise changes. The cache's lock is held.
+    pub(in crate::client) fn promising(&self) -> Option<Promising<'_>> {
+        let state = self.state.lock();
+        let may = state.line.is_some() && state.over.is_none() && !state.read_only;
+        may.then_some(Promising(state))
+    }
+
+    /// Sends what waits for company.
+    pub(super) async fn send_waiting(&self) {
+        let waiting = self.state.lock().outbox.waiting();
+        loop {
+            waiting.notified().await;
+            sleep(COMPANY_TIME).await;
+            self.send_now();
+        }
+    }
+
+    pub(super) fn send_now(&self) {
+        let mut state = self.state.lock();
+        let State { line, outbox, .. } = &mut *state;
+        if let Some(line) = line {
+            outbox.send(line);
+        }
+    }
+
+    /// Answers when there is room in the window.
+    pub(in crate::client) fn hold(&self, waiting: Arc<Waiting>, outcome: Outcome) {
+        let mut state = self.state.lock();
+        if state.is_full() {
+            return state.held.push((waiting, outcome));
+        }
+        drop(state);
+        waiting.answer(outcome, 0);
+    }
+
+    /// Nothing of these is kept any more, and the server is told.
+    pub(in crate::client) fn give_back(&self, inos: &[Ino]) {
+        self.return_leases(inos, false);
+    }
+
+    /// The same; `wanted`: for the server has asked for it.
+    pub(super) fn return_leases(&self, inos: &[Ino], wanted: bool) {
+        if inos.is_empty() {
+            return;
+        }
+        let now = self.cache.now();
+        let mut cache = self.cache.lock();
+        cache.recall(inos, wanted.then_some(now));
+        let mut state = self.state.lock();
+        let after = inos.iter().map(|ino| state.newest(*ino)).max().unwrap_or(0);
+        state.give_back(inos, after);
+        pump(&mut state);
+        cache.given_back();
+    }
+
+    /// A change is answered.
+    pub(super) fn changed(
+        &self,
+        seq: u64,
+        (after, empty): (&[Attr], bool),
+        outcome: Outcome,
+        restore: &dyn Restore,
+    ) -> io::Result<bool> {
+        let (mut change, differing, held) = {
+            let mut cache = self.cache.lock();
+            let mut state = self.state.lock();
+            if seq <= state.answered {
+                return Ok(true); // had come on the connection before
+            }
+            if seq != state.answered + 1 {
+                return Err(frame::malformed());
+            }
+            state.answered = seq;
+            state.sent = state.sent.max(seq);
+            let change = state.changes.remove(&seq).ok_or_else(frame::malformed)?;
+            state.answered(seq, &change);
+            // Where no newer change of ours is under way, this is how the inode is.
+            let settled: Vec<Attr> =
+                after.iter().filter(|attr| state.newest(attr.ino) == 0).copied().collect();
+            pump(&mut state);
+            let held = state.take_held();
+            if state.promised == 0 {
+                self.drained.notify_waiters();
+            }
+            drop(state);
+            (change, cache.settle(&settled), held)
+        };
+        if change.pending.touch.as_ref().is_some_and(Touch::is_blind) {
+            self.give_back(&differing);
+        } else {
+            differing.into_iter().for_each(|ino| restore.differs(ino));
+        }
+        let promised = change.pending.promised.is_some();
+        if let Outcome::Failed { errno } = &outcome
+            && promised
+        {
+            tracing::error!(errno, op = kind(&change.pending.op), "the server cannot make what was promised");
+        }
+        if matches!(outcome, Outcome::Dropped {}) || promised && matches!(outcome, Outcome::Failed { .. }) {
+            self.end_series(change.series + 1, Some(change)).tell(restore);
+        } else {
+            if let Some(touch) = change.pending.touch.take() {
+                let surplus = self.cache.end(touch, &outcome, after, empty);
+                self.give_back(&surplus);
+            }
+            match outcome {
+                Outcome::Busy {} => restore.busy(change.pending),
+                outcome => change.pending.waiter.answer(outcome, 0),
+            }
+        }
+        held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
+        Ok(true)
+    }
+
+    /// The server is in this series.
+    pub(super) fn series_over(&self, series: u32, restore: &dyn Restore) {
+        self.end_series(series, None).tell(restore);
+    }
+
+    /// A series has ended before the unanswered changes, and before `first`, which the server has not made.
+    fn end_series(&self, series: u32, first: Option<Change>) -> Gone {
+        let mut cache = self.cache.lock();
+        let mut state = self.state.lock();
+        let mut gone = Gone::new(Errno(libc::EIO));
+        if series <= state.series {
+            gone.dropped.extend(first);
+            return gone;
+        }
+        state.series = series;
+        let sent = state.sent;
+        let changes = std::mem::take(&mut state.changes);
+        state.next_change = sent + 1;
+        state.forget_changes();
+        // What was decided since is as wrong as what is lost.
+        let held = cache.drop_held();
+        let mut again = Vec::new();
+        let unanswered = changes.into_iter().map(|(seq, change)| (Some(seq), change));
+        for (seq, change) in first.map(|change| (None, change)).into_iter().chain(unanswered) {
+            if let Some(seq) = seq.filter(|seq| *seq <= sent) {
+                // Its place is taken: the server has it, or gets it again, and does not make it.
+                let nothing = Pending::new(Who::default(), Op::Nothing {}, Arc::new(Nobody));
+                let Change { sent, units, series, .. } = change;
+                state.changes.insert(seq, Change { sent, units, ..Change::new(nothing, series) });
+            }
+            match change.pending.promised {
+                Some(_) => gone.promised.push(change),
+                None => again.push(change),
+            }
+        }
+        for change in again {
+            let waiter = Arc::clone(&change.pending.waiter);
+            let key = state.push_again(change);
+            gone.moved.push((waiter, key));
+        }
+        let newest = state.next_change - 1;
+        state.requests.values_mut().for_each(|request| request.after = request.after.min(newest));
+        state.returns.iter_mut().for_each(|(after, _)| *after = (*after).min(sent));
+        state.give_back(&held, sent);
+        pump(&mut state);
+        gone.held = state.take_held();
+        self.drained.notify_waiters();
+        gone
+    }
+
+    /// Waits until the server has made all that was promised, or the connection is gone.
+    pub(in crate::client) async fn drained(&self) {
+        loop {
+            let mut drained = std::pin::pin!(self.drained.notified());
+            drained.as_mut().enable();
+            {
+                let state = self.state.lock();
+                if state.promised == 0 || state.line.is_none() {
+                    return;
+                }
+            }
+            drained.await;
+        }
+    }
+}
+
+/// The operation's name, without what it carries.
+fn kind(op: &Op) -> &'static str {
+    match op {
+        Op::Setattr { .. } => "setattr",
+        Op::Mknod { .. } | Op::Mkdir { .. } | Op::Symlink { .. } | Op::Create { .. } => "make",
+        Op::Link { .. } => "link",
+        Op::Unlink { .. } | Op::Rmdir { .. } => "remove",
+        Op::Rename { .. } => "rename",
+        Op::Open { .. } => "open",
+        Op::Write { .. } => "write",
+        _ => "change",
+    }
+}

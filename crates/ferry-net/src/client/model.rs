@@ -1,0 +1,673 @@
+//! What this client knows of inodes on which it has write leases, and what its own changes make of that: it decides them alone.
+//!
+//! * M1: a change is decided as [`ferry_fs::LocalFs`] decides it, with the same attributes, times and errors; `tests` hold the two against
+//!   each other. Where what is known does not suffice, nothing is decided ([`Not`]), and nothing is changed.
+//! * M2: `blocks` and access times are estimates: both change at the server without a change of the protocol.
+
+use std::collections::HashMap;
+
+use ferry_fs::{Attr, Ino, NAME_MAX, RenameFlags, SYMLINK_MAX, SetAttr, SetTime, Timestamp};
+
+use crate::message::{Known, Op, Outcome, Who};
+
+/// Inodes and names that are held; beyond this those used longest ago are given back.
+const HELD_MAX: usize = 1 << 18;
+/// Inodes of them. With those that are read-leased fewer than a server gives to a session.
+const HELD_INODES_MAX: usize = 100_000;
+/// Bytes of a file whose contents are kept,
+const CONTENTS_MAX: u64 = 256 << 10;
+/// and of all of them; beyond this those used longest ago go.
+const CONTENTS_TOTAL_MAX: usize = 64 << 20;
+/// The largest offset in a file.
+const OFFSET_MAX: u64 = i64::MAX as u64;
+/// What a file's space is counted in.
+const BLOCK: u64 = 4096;
+/// The unit of `blocks`.
+const SECTOR: u64 = 512;
+
+/// A name in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Name {
+    Is(Ino),
+    Absent,
+    Unknown,
+}
+
+/// The names of a directory, as far as they are known.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Names {
+    known: HashMap<Vec<u8>, Name>,
+    /// There are no others.
+    complete: bool,
+}
+
+impl Names {
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    pub(super) fn get(&self, name: &[u8]) -> Name {
+        let otherwise = if self.complete { Name::Absent } else { Name::Unknown };
+        self.known.get(name).copied().unwrap_or(otherwise)
+    }
+
+    /// Says what a name means now; gives how many more are kept.
+    pub(super) fn set(&mut self, name: &[u8], what: Name) -> isize {
+        let otherwise = if self.complete { Name::Absent } else { Name::Unknown };
+        if what == otherwise {
+            -isize::from(self.known.remove(name).is_some())
+        } else {
+            isize::from(self.known.insert(name.into(), what).is_none())
+        }
+    }
+
+    /// All of them, if they are known.
+    fn all(&self) -> Option<Vec<(Vec<u8>, Ino)>> {
+        if !self.complete {
+            return None;
+        }
+        let known = self.known.iter().map(|(name, what)| match what {
+            Name::Is(ino) => Some((name.clone(), *ino)),
+            Name::Absent | Name::Unknown => None,
+        });
+        known.collect()
+    }
+
+    /// The directory is new, or empty.
+    pub(super) fn set_complete(&mut self) {
+        self.complete = true;
+    }
+}
+
+/// An inode under a write lease.
+#[derive(Debug)]
+struct Held {
+    attr: Attr,
+    /// It has no extended attributes, and no ACL.
+    plain: bool,
+    names: Names,
+    /// All that is in the file, or the symbolic link's target: it was made here.
+    contents: Option<Vec<u8>>,
+    /// Of a directory that was made here: the one above it.
+    parent: Option<Ino>,
+    /// When it was used last, and since when it is held, as the model counts.
+    used: u64,
+    since: u64,
+}
+
+/// Why a change is not decided here.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Not {
+    /// It fails with this errno, here as there.
+    Possible(i32),
+    /// Write leases on these are missing.
+    Held(Vec<Ino>),
+    /// What this name means is not known.
+    Named(Ino, Vec<u8>),
+    /// Something else is not known.
+    Known,
+}
+
+/// A change as it was decided.
+#[derive(Debug)]
+pub(super) struct Made {
+    /// What the server would answer. The inode of an entry has stamp 0.
+    pub(super) outcome: Outcome,
+    /// What it has touched; nothing: there is nothing to be changed.
+    pub(super) touched: Vec<Ino>,
+    /// A new inode has taken the number.
+    pub(super) fresh: bool,
+}
+
+impl Made {
+    fn done(touched: Vec<Ino>) -> Self {
+        Self { outcome: Outcome::Done {}, touched, fresh: false }
+    }
+}
+
+type Decided = Result<Made, Not>;
+
+fn is_dir(mode: u32) -> bool {
+    mode & libc::S_IFMT == libc::S_IFDIR
+}
+
+/// What a write by somebody who is not privileged takes away.
+fn kill_suidgid(mode: &mut u32) {
+    if is_dir(*mode) {
+        return;
+    }
+    *mode &= !libc::S_ISUID;
+    if *mode & libc::S_IXGRP != 0 {
+        *mode &= !libc::S_ISGID;
+    }
+}
+
+fn blocks_of(size: u64) -> u64 {
+    size.div_ceil(BLOCK) * (BLOCK / SECTOR)
+}
+
+impl Held {
+    fn set_attributes(&mut self, set: &SetAttr, at: Timestamp) {
+        let resolve = |time: SetTime| match time {
+            SetTime::Now => at,
+            SetTime::At(time) => time,
+        };
+        let attr = &mut self.attr;
+        if set.kill_suidgid || set.uid.is_some() || set.gid.is_some() {
+            kill_suidgid(&mut attr.mode);
+        }
+        attr.uid = set.uid.unwrap_or(attr.uid);
+        attr.gid = set.gid.unwrap_or(attr.gid);
+        if let Some(mode) = set.mode {
+            attr.mode = attr.mode & libc::S_IFMT | mode & 0o7777;
+        }
+        if let Some(size) = set.size {
+            attr.size = size;
+            attr.blocks = attr.blocks.min(blocks_of(size));
+            attr.mtime = at;
+        }
+        attr.atime = set.atime.map_or(attr.atime, resolve);
+        attr.mtime = set.mtime.map_or(attr.mtime, resolve);
+        // A size and a mode are set one after the other, the second without the kernel's own time.
+        let own = set.ctime.filter(|_| set.size.is_none() || set.mode.is_none());
+        attr.ctime = own.unwrap_or(at);
+    }
+
+    /// The directory has so many entries and subdirectories more.
+    fn count(&mut self, entries: i64, subdirectories: i64, at: Timestamp) {
+        self.attr.size = self.attr.size.saturating_add_signed(entries);
+        self.attr.nlink = self.attr.nlink.saturating_add_signed(subdirectories as i32);
+        (self.attr.mtime, self.attr.ctime) = (at, at);
+    }
+
+    /// It loses a name.
+    fn drop_name(&mut self, at: Timestamp) {
+        self.attr.ctime = at;
+        self.attr.nlink = if is_dir(self.attr.mode) { 0 } else { self.attr.nlink.saturating_sub(1) };
+    }
+
+    /// Whether its name may go, when it is replaced by a directory or removed as one.
+    fn removable(&self, as_dir: bool) -> Result<(), Not> {
+        match (as_dir, is_dir(self.attr.mode)) {
+            (false, true) => Err(Not::Possible(libc::EISDIR)),
+            (true, false) => Err(Not::Possible(libc::ENOTDIR)),
+            (true, true) if self.attr.size > 0 => Err(Not::Possible(libc::ENOTEMPTY)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A node that is to be made.
+struct New<'n> {
+    mode: u32,
+    rdev: u32,
+    target: Option<&'n [u8]>,
+}
+
+/// All that is held.
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    inodes: HashMap<Ino, Held>,
+    names: usize,
+    /// Bytes of all contents that are kept.
+    contents: usize,
+    tick: u64,
+}
+
+impl Model {
+    pub(super) fn len(&self) -> usize {
+        self.inodes.len()
+    }
+
+    pub(super) fn names(&self) -> usize {
+        self.names
+    }
+
+    pub(super) fn holds(&self, ino: Ino) -> bool {
+        self.inodes.contains_key(&ino)
+    }
+
+    /// Now, as the model counts.
+    pub(super) fn tick(&self) -> u64 {
+        self.tick
+    }
+
+    /// Whether it is held all the time since then.
+    pub(super) fn held_since(&self, ino: Ino, tick: u64) -> bool {
+        self.inodes.get(&ino).is_some_and(|held| held.since <= tick)
+    }
+
+    pub(super) fn attr(&self, ino: Ino) -> Option<Attr> {
+        self.inodes.get(&ino).map(|held| held.attr)
+    }
+
+    /// It is known to have no extended attributes, and no ACL.
+    pub(super) fn is_plain(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(|held| held.plain)
+    }
+
+    pub(super) fn name(&self, dir: Ino, name: &[u8]) -> Name {
+        self.inodes.get(&dir).map_or(Name::Unknown, |held| held.names.get(name))
+    }
+
+    /// A name was looked up.
+    pub(super) fn learn_name(&mut self, dir: Ino, name: &[u8], what: Name) {
+        if let Some(held) = self.inodes.get_mut(&dir) {
+            self.names = self.names.saturating_add_signed(held.names.set(name, what));
+        }
+    }
+
+    /// The server counts the space.
+    pub(super) fn learn_blocks(&mut self, ino: Ino, blocks: u64) {
+        if let Some(held) = self.inodes.get_mut(&ino) {
+            held.attr.blocks = blocks;
+        }
+    }
+
+    /// Reads what a file contains, if that is kept.
+    pub(super) fn read(&mut self, ino: Ino, offset: u64, out: &mut [u8]) -> Option<usize> {
+        self.tick += 1;
+        let held = self.inodes.get_mut(&ino)?;
+        let contents = held.contents.as_ref()?;
+        held.used = self.tick;
+        let start = contents.len().min(usize::try_from(offset).unwrap_or(usize::MAX));
+        let len = out.len().min(contents.len() - start);
+        out[..len].copy_from_slice(&contents[start..start + len]);
+        Some(len)
+    }
+
+    /// A symbolic link's target, if it is kept.
+    pub(super) fn target(&self, ino: Ino) -> Option<Vec<u8>> {
+        let held = self.inodes.get(&ino).filter(|held| held.attr.mode & libc::S_IFMT == libc::S_IFLNK)?;
+        held.contents.clone()
+    }
+
+    /// The names of a directory with their inodes and types (0: not known), if all are known; `.` and `..` are the first.
+    pub(super) fn list(&self, dir: Ino) -> Option<Vec<(Vec<u8>, Ino, u32)>> {
+        let held = self.inodes.get(&dir)?;
+        let (parent, all) = (held.parent?, held.names.all()?);
+        let kind = |ino| self.inodes.get(&ino).map_or(0, |held| held.attr.mode & libc::S_IFMT);
+        let dots = [(b".".to_vec(), dir, libc::S_IFDIR), (b"..".to_vec(), parent, libc::S_IFDIR)];
+        Some(dots.into_iter().chain(all.into_iter().map(|(name, ino)| (name, ino, kind(ino)))).collect())
+    }
+
+    /// Changes the contents, if they are kept and not too long then.
+    fn edit(&mut self, ino: Ino, size: u64, edit: impl FnOnce(&mut Vec<u8>)) {
+        let Some(Held { contents: kept, .. }) = self.inodes.get_mut(&ino) else { return };
+        let Some(mut contents) = kept.take() else { return };
+        self.contents -= contents.len();
+        if size <= CONTENTS_MAX {
+            edit(&mut contents);
+            self.contents += contents.len();
+            *kept = Some(contents);
+        }
+        if self.contents > CONTENTS_TOTAL_MAX {
+            self.thin_contents();
+        }
+    }
+
+    /// Half of the files whose contents are kept lose them.
+    fn thin_contents(&mut self) {
+        let with = |held: &&mut Held| held.contents.is_some();
+        let mut used: Vec<u64> = self.inodes.values_mut().filter(with).map(|held| held.used).collect();
+        let middle = used.len() / 2;
+        let (_, middle, _) = used.select_nth_unstable(middle);
+        for held in self.inodes.values_mut().filter(with).filter(|held| held.used <= *middle) {
+            self.contents -= held.contents.take().map_or(0, |contents| contents.len());
+        }
+    }
+
+    /// The file was read.
+    pub(super) fn was_read(&mut self, ino: Ino, at: Timestamp) {
+        if let Some(Held { attr, .. }) = self.inodes.get_mut(&ino)
+            && attr.atime <= attr.mtime.max(attr.ctime)
+        {
+            attr.atime = at;
+        }
+    }
+
+    /// A write lease was granted.
+    pub(super) fn enter(&mut self, attr: Attr, plain: bool, names: Names) {
+        self.tick += 1;
+        self.names += names.len();
+        let mut held =
+            Held { attr, plain, names, contents: None, parent: None, used: self.tick, since: self.tick };
+        if is_dir(attr.mode) && attr.size == 0 {
+            held.names.set_complete();
+        }
+        if let Some(old) = self.inodes.insert(attr.ino, held) {
+            self.names -= old.names.len();
+            self.contents -= old.contents.map_or(0, |contents| contents.len());
+        }
+    }
+
+    /// It is given back.
+    pub(super) fn drop(&mut self, ino: Ino) -> bool {
+        let held = self.inodes.remove(&ino);
+        let Some(held) = held else { return false };
+        self.names -= held.names.len();
+        self.contents -= held.contents.map_or(0, |contents| contents.len());
+        true
+    }
+
+    /// Everything is given back.
+    pub(super) fn clear(&mut self) -> Vec<Ino> {
+        (self.names, self.contents) = (0, 0);
+        self.inodes.drain().map(|(ino, _)| ino).collect()
+    }
+
+    /// Those used longest ago, where there are too many.
+    pub(super) fn surplus(&mut self) -> Vec<Ino> {
+        if self.inodes.len() + self.names <= HELD_MAX && self.inodes.len() <= HELD_INODES_MAX {
+            return Vec::new();
+        }
+        let mut used: Vec<u64> = self.inodes.values().map(|held| held.used).collect();
+        let middle = used.len() / 2;
+        let (_, middle, _) = used.select_nth_unstable(middle);
+        let old: Vec<Ino> =
+            self.inodes.iter().filter(|(_, held)| held.used < *middle).map(|(ino, _)| *ino).collect();
+        old.iter().for_each(|ino| {
+            self.drop(*ino);
+        });
+        old
+    }
+
+    /// Decides a change at the time `at`. What is made takes `number`; `file` is the inode of the open file that it names. An append
+    /// becomes a write at the end.
+    pub(super) fn make(
+        &mut self,
+        op: &mut Op,
+        who: &Who,
+        at: Timestamp,
+        number: Option<Ino>,
+        file: Option<Ino>,
+    ) -> Decided {
+        let made = match op {
+            Op::Mknod { parent, name, mode, rdev } => {
+                let device = match *mode & libc::S_IFMT {
+                    libc::S_IFCHR | libc::S_IFBLK => true,
+                    libc::S_IFREG | libc::S_IFIFO | libc::S_IFSOCK => false,
+                    _ => return Err(Not::Known),
+                };
+                let mode = *mode & (libc::S_IFMT | 0o7777);
+                let new = New { mode, rdev: if device { *rdev } else { 0 }, target: None };
+                self.make_node((*parent, name), &new, who, at, number)
+            }
+            Op::Mkdir { parent, name, mode } => {
+                let new = New { mode: libc::S_IFDIR | *mode & 0o1777, rdev: 0, target: None };
+                self.make_node((*parent, name), &new, who, at, number)
+            }
+            Op::Symlink { parent, name, target } => {
+                if target.is_empty() || target.len() > SYMLINK_MAX || target.contains(&0) {
+                    return Err(Not::Known);
+                }
+                let new = New { mode: libc::S_IFLNK | 0o777, rdev: 0, target: Some(target) };
+                self.make_node((*parent, name), &new, who, at, number)
+            }
+            Op::Create { parent, name, mode, flags, .. } => {
+                let new = New { mode: libc::S_IFREG | *mode & 0o7777, rdev: 0, target: None };
+                match self.make_node((*parent, name), &new, who, at, number) {
+                    // The file that is there is opened.
+                    Err(Not::Possible(libc::EEXIST)) if *flags & libc::O_EXCL == 0 => Err(Not::Known),
+                    made => made,
+                }
+            }
+            Op::Link { ino, parent, name } => self.link(*ino, (*parent, name), at),
+            Op::Unlink { parent, name } => self.remove((*parent, name), false, at),
+            Op::Rmdir { parent, name } => self.remove((*parent, name), true, at),
+            Op::Rename { parent, name, new_parent, new_name, flags } => {
+                self.rename((*parent, name), (*new_parent, new_name), *flags, at)
+            }
+            Op::Setattr { ino, set, .. } => self.setattr(*ino, set, at),
+            Op::Open { ino, flags, kill_suidgid, .. } if *flags & libc::O_TRUNC != 0 => {
+                let set = SetAttr { size: Some(0), kill_suidgid: *kill_suidgid, ..SetAttr::default() };
+                let made = self.setattr(*ino, &set, at)?;
+                Ok(Made { outcome: Outcome::Done {}, ..made })
+            }
+            Op::Write { offset, data, append, kill_suidgid, .. } => {
+                let ino = file.ok_or(Not::Known)?;
+                self.write(ino, offset, (data.as_slice(), append, *kill_suidgid), at)
+            }
+            _ => Err(Not::Known),
+        }?;
+        self.tick += 1;
+        for ino in &made.touched {
+            if let Some(held) = self.inodes.get_mut(ino) {
+                held.used = self.tick;
+            }
+        }
+        Ok(made)
+    }
+
+    fn held(&mut self, ino: Ino) -> &mut Held {
+        self.inodes.get_mut(&ino).expect("it was looked at before")
+    }
+
+    fn all_held(&self, inos: &[Ino]) -> Result<(), Not> {
+        let missing: Vec<Ino> = inos.iter().copied().filter(|ino| !self.holds(*ino)).collect();
+        if missing.is_empty() { Ok(()) } else { Err(Not::Held(missing)) }
+    }
+
+    /// What a name means in a directory that is held, and is one.
+    fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<Ino>, Not> {
+        let held = self.inodes.get(&dir).ok_or_else(|| Not::Held(vec![dir]))?;
+        if !is_dir(held.attr.mode) || held.attr.nlink == 0 {
+            return Err(Not::Known);
+        }
+        if name.is_empty()
+            || name.len() > NAME_MAX
+            || matches!(name, b"." | b"..")
+            || name.iter().any(|byte| matches!(byte, 0 | b'/'))
+        {
+            return Err(Not::Known);
+        }
+        match held.names.get(name) {
+            Name::Is(ino) => Ok(Some(ino)),
+            Name::Absent => Ok(None),
+            Name::Unknown => Err(Not::Named(dir, name.into())),
+        }
+    }
+
+    fn make_node(
+        &mut self,
+        (parent, name): (Ino, &[u8]),
+        new: &New<'_>,
+        who: &Who,
+        at: Timestamp,
+        number: Option<Ino>,
+    ) -> Decided {
+        if self.find(parent, name)?.is_some() {
+            return Err(Not::Possible(libc::EEXIST));
+        }
+        let ino = number.ok_or(Not::Known)?;
+        let dir = self.held(parent);
+        // Its default ACL would be inherited.
+        if !dir.plain {
+            return Err(Not::Known);
+        }
+        let directory = is_dir(new.mode);
+        let mut mode = new.mode;
+        let mut gid = who.gid;
+        if dir.attr.mode & libc::S_ISGID != 0 {
+            gid = dir.attr.gid;
+            mode |= if directory { libc::S_ISGID } else { 0 };
+        }
+        if new.target.is_none() {
+            mode &= !(who.umask & 0o777);
+        }
+        dir.count(1, i64::from(directory), at);
+        let attr = Attr {
+            ino,
+            mode,
+            nlink: if directory { 2 } else { 1 },
+            uid: who.uid,
+            gid,
+            rdev: new.rdev,
+            size: new.target.map_or(0, |target| target.len() as u64),
+            blocks: 0,
+            atime: at,
+            mtime: at,
+            ctime: at,
+        };
+        self.learn_name(parent, name, Name::Is(ino));
+        self.enter(attr, true, Names::default());
+        let made = self.held(ino);
+        match mode & libc::S_IFMT {
+            libc::S_IFREG => made.contents = Some(Vec::new()),
+            libc::S_IFLNK => made.contents = new.target.map(<[u8]>::to_vec),
+            libc::S_IFDIR => made.parent = Some(parent),
+            _ => {}
+        }
+        self.contents += new.target.map_or(0, <[u8]>::len);
+        let outcome = Outcome::Entry { known: Some(Known { attr, stamp: 0, ticket: 0 }) };
+        Ok(Made { outcome, touched: vec![parent, ino], fresh: true })
+    }
+
+    fn link(&mut self, ino: Ino, (parent, name): (Ino, &[u8]), at: Timestamp) -> Decided {
+        self.all_held(&[ino, parent])?;
+        let found = self.find(parent, name)?;
+        let held = self.held(ino);
+        if is_dir(held.attr.mode) {
+            return Err(Not::Possible(libc::EPERM));
+        }
+        if found.is_some() {
+            return Err(Not::Possible(libc::EEXIST));
+        }
+        // One without a name may have been made without one.
+        if held.attr.nlink == 0 {
+            return Err(Not::Known);
+        }
+        held.attr.nlink += 1;
+        held.attr.ctime = at;
+        let attr = held.attr;
+        self.held(parent).count(1, 0, at);
+        self.learn_name(parent, name, Name::Is(ino));
+        let outcome = Outcome::Entry { known: Some(Known { attr, stamp: 0, ticket: 0 }) };
+        Ok(Made { outcome, touched: vec![ino, parent], fresh: false })
+    }
+
+    fn remove(&mut self, (parent, name): (Ino, &[u8]), as_dir: bool, at: Timestamp) -> Decided {
+        let child = self.find(parent, name)?.ok_or(Not::Possible(libc::ENOENT))?;
+        self.all_held(&[child])?;
+        let held = self.held(child);
+        held.removable(as_dir)?;
+        held.drop_name(at);
+        self.held(parent).count(-1, -i64::from(as_dir), at);
+        self.learn_name(parent, name, Name::Absent);
+        Ok(Made::done(vec![parent, child]))
+    }
+
+    fn rename(
+        &mut self,
+        (parent, name): (Ino, &[u8]),
+        (new_parent, new_name): (Ino, &[u8]),
+        flags: RenameFlags,
+        at: Timestamp,
+    ) -> Decided {
+        self.all_held(&[parent, new_parent])?;
+        let (from, to) = (self.find(parent, name)?, self.find(new_parent, new_name)?);
+        if flags.exchange && flags.no_replace {
+            return Err(Not::Known);
+        }
+        let source = from.ok_or(Not::Possible(libc::ENOENT))?;
+        if flags.exchange && to.is_none() {
+            return Err(Not::Possible(libc::ENOENT));
+        }
+        if flags.no_replace && to.is_some() {
+            return Err(Not::Possible(libc::EEXIST));
+        }
+        let children: Vec<Ino> = [Some(source), to].into_iter().flatten().collect();
+        self.all_held(&children)?;
+        let dirs: Vec<bool> = children.iter().map(|ino| is_dir(self.held(*ino).attr.mode)).collect();
+        // Whether a directory would come to lie below itself is not known here.
+        if parent != new_parent && (dirs[0] || flags.exchange && dirs[1]) {
+            return Err(Not::Known);
+        }
+        let mut touched = vec![parent, new_parent];
+        touched.extend(&children);
+        touched.sort_unstable();
+        touched.dedup();
+        if flags.exchange {
+            children.iter().for_each(|ino| self.held(*ino).attr.ctime = at);
+            self.held(parent).count(0, 0, at);
+            self.held(new_parent).count(0, 0, at);
+            self.learn_name(parent, name, Name::Is(children[1]));
+            self.learn_name(new_parent, new_name, Name::Is(source));
+            return Ok(Made::done(touched));
+        }
+        if to == Some(source) {
+            return Ok(Made::done(Vec::new()));
+        }
+        if let Some(victim) = to {
+            let held = self.held(victim);
+            held.removable(dirs[0])?;
+            held.drop_name(at);
+        }
+        self.held(source).attr.ctime = at;
+        let moved = i64::from(dirs[0]);
+        self.held(parent).count(-1, -moved, at);
+        let replaced = to.is_some();
+        let victim_dir = i64::from(replaced && dirs[1]);
+        self.held(new_parent).count(i64::from(!replaced), moved - victim_dir, at);
+        self.learn_name(parent, name, Name::Absent);
+        self.learn_name(new_parent, new_name, Name::Is(source));
+        Ok(Made::done(touched))
+    }
+
+    fn setattr(&mut self, ino: Ino, set: &SetAttr, at: Timestamp) -> Decided {
+        self.all_held(&[ino])?;
+        let held = self.held(ino);
+        let regular = held.attr.mode & libc::S_IFMT == libc::S_IFREG;
+        if set.size.is_some_and(|size| !regular || size > OFFSET_MAX) {
+            return Err(Not::Known);
+        }
+        // An ACL changes with the mode; a file may have capabilities to lose.
+        if !held.plain && (set.mode.is_some() || set.kill_suidgid) {
+            return Err(Not::Known);
+        }
+        held.set_attributes(set, at);
+        let attr = held.attr;
+        if let Some(size) = set.size {
+            self.edit(ino, size, |contents| contents.resize(size as usize, 0));
+        }
+        Ok(Made { outcome: Outcome::Attributes { attr }, touched: vec![ino], fresh: false })
+    }
+
+    fn write(
+        &mut self,
+        ino: Ino,
+        offset: &mut u64,
+        (data, append, kill): (&[u8], &mut bool, bool),
+        at: Timestamp,
+    ) -> Decided {
+        let len = data.len() as u64;
+        self.all_held(&[ino])?;
+        let held = self.held(ino);
+        if kill && !held.plain {
+            return Err(Not::Known);
+        }
+        let start = if *append { held.attr.size } else { *offset };
+        let end = start.checked_add(len).filter(|end| *end <= OFFSET_MAX).ok_or(Not::Known)?;
+        if len == 0 {
+            return Err(Not::Known);
+        }
+        (*offset, *append) = (start, false);
+        let attr = &mut held.attr;
+        if kill {
+            kill_suidgid(&mut attr.mode);
+        }
+        attr.size = attr.size.max(end);
+        let written = (end.div_ceil(BLOCK) - start / BLOCK) * (BLOCK / SECTOR);
+        attr.blocks = attr.blocks.max((attr.blocks + written).min(blocks_of(attr.size)));
+        (attr.mtime, attr.ctime) = (at, at);
+        self.edit(ino, end, |contents| {
+            let (start, end) = (start as usize, end as usize);
+            contents.resize(contents.len().max(end), 0);
+            contents[start..end].copy_from_slice(data);
+        });
+        Ok(Made { outcome: Outcome::Count { count: len }, touched: vec![ino], fresh: false })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,301 @@
+//! Leases: which sessions keep what they were told of an inode, or decide what becomes of it; and who waits until they no longer do.
+//!
+//! * E1: a lease is entered before what it covers is read, and none is given on an inode that somebody else is about to change.
+//! * E2: who waits stands in line for all of its inodes at once, in the order of asking: so no two wait for each other.
+//! * E3: a change begins when no other session has a read lease on what it touches: each has given it back, or its term is over. Giving
+//!   that back needs nothing but the client's word, which waits for no other operation: so the ordered stream waits for others no longer
+//!   than a term. It never waits for a write lease, nor for who waits for one: it is answered that it is busy.
+//! * E4: a session's term goes on with each sign of life, but not while it owes an answer to a recall.
+//! * E5: a write lease is the only lease on its inode. Its session's changes of it wait for nobody; what it gives back is free when all of
+//!   its changes that came before have been applied.
+//! * E6: no request of others is answered from an inode with a write lease. It has it recalled; leases that are asked for later come later.
+//! * E7: a write lease whose term is over stays until somebody wants it. Then its session loses all that it has, and its series ends:
+//!   nothing is applied that it had promised. Not in the middle of a change.
+//! * E8: a write lease is not recalled before the answer that grants it is on its way.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_device::Clock;
+use ferry_fs::Ino;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+#[cfg(test)]
+mod model;
+mod table;
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+mod tests;
+
+use table::Table;
+pub(super) use table::{Progress, Recalls, SessionId, Ticket, Wants};
+
+#[derive(Default)]
+struct Shared {
+    table: Table,
+    bells: HashMap<Ticket, Arc<Notify>>,
+}
+
+/// All of them.
+pub(super) struct Leases {
+    shared: Mutex<Shared>,
+    clock: Arc<dyn Clock>,
+    /// How long a lease lasts after the last sign of life.
+    term: Duration,
+    /// Nothing is changed before: clients may rely on leases of the server before this one.
+    held_until: Duration,
+}
+
+/// How a change begins.
+pub(super) enum Begin {
+    Now(Turn),
+    /// When its turn has come.
+    Later(Place),
+    /// Not at all.
+    Not(Progress),
+}
+
+impl Leases {
+    /// `hold`: how long nothing is changed.
+    pub(super) fn new(clock: Arc<dyn Clock>, term: Duration, hold: Duration) -> Self {
+        let held_until = clock.monotonic() + hold;
+        Self { shared: Mutex::default(), clock, term, held_until }
+    }
+
+    /// Does something to the table; who may go on behind it is told.
+    fn with<T>(&self, act: impl FnOnce(&mut Table) -> T) -> T {
+        let mut shared = self.shared.lock();
+        let Shared { table, bells } = &mut *shared;
+        let result = act(table);
+        for ticket in table.woken.drain(..) {
+            if let Some(bell) = bells.get(&ticket) {
+                bell.notify_one();
+            }
+        }
+        for client in table.fenced.drain(..) {
+            tracing::warn!(client, "nothing was heard of it for too long: it has lost its write leases");
+        }
+        result
+    }
+
+    /// A session has a connection that knows of no leases. Gives the series of changes that goes on.
+    pub(super) fn begin(&self, session: SessionId) -> u32 {
+        let until = self.clock.monotonic() + self.term;
+        self.with(|table| table.begin(session, until))
+    }
+
+    /// A sign of life; whether the term goes on, and the series of changes.
+    pub(super) fn renew(&self, session: SessionId) -> (bool, u32) {
+        let until = self.clock.monotonic() + self.term;
+        self.with(|table| (table.renew(session, until), table.series(session)))
+    }
+
+    /// The series of changes that goes on.
+    pub(super) fn series(&self, session: SessionId) -> u32 {
+        self.with(|table| table.series(session))
+    }
+
+    /// A promise was not kept: those made behind it in this series are worth nothing.
+    pub(super) fn end_series(&self, session: SessionId, series: u32) {
+        self.with(|table| table.end_series(session, series));
+    }
+
+    /// A session is told of an inode, and may keep it if this says so. Before it is read.
+    pub(super) fn grant(&self, session: SessionId, ino: Ino) -> bool {
+        let now = self.clock.monotonic();
+        self.with(|table| table.grant(session, ino, now))
+    }
+
+    /// A session is about to make an inode under a number of its own, and gets the write lease; whether it may.
+    pub(super) fn bear(&self, session: SessionId, ino: Ino) -> bool {
+        self.with(|table| table.bear(session, ino))
+    }
+
+    /// It was not made.
+    pub(super) fn unbear(&self, session: SessionId, ino: Ino) {
+        self.with(|table| table.unbear(session, ino));
+    }
+
+    /// A session relies on these no more. Write leases end when the change `after` has been applied (`None`: it has).
+    pub(super) fn give_back(&self, session: SessionId, inos: &[Ino], after: Option<u64>) {
+        self.with(|table| table.give_back(session, inos, after));
+    }
+
+    /// A session relies on none any more, and never will.
+    pub(super) fn end(&self, session: SessionId) {
+        self.with(|table| table.end(session));
+    }
+
+    /// Forgets what is over, and sessions that are not `alive`.
+    pub(super) fn expire(&self, alive: &HashSet<SessionId>) {
+        let now = self.clock.monotonic();
+        self.with(|table| table.expire(alive, now));
+    }
+
+    /// How many a session has, and how many of them are write leases.
+    pub(super) fn held_by(&self, session: SessionId) -> (usize, usize) {
+        self.with(|table| table.held_by(session))
+    }
+
+    /// The server is about to stop, and nobody gets a lease any more. Gives what is to be recalled.
+    pub(super) fn close(&self) -> Recalls {
+        let now = self.clock.monotonic();
+        self.with(|table| table.close(now))
+    }
+
+    /// Whether anybody relies on a lease, and whether anybody has promised what was not made.
+    pub(super) fn relied_on(&self) -> (bool, bool) {
+        let now = self.clock.monotonic();
+        self.with(|table| table.relied_on(now))
+    }
+
+    /// Whether a request of a session sees all that was promised of these.
+    pub(super) fn is_readable(&self, session: SessionId, inos: &[Ino]) -> bool {
+        self.with(|table| table.is_readable(session, inos))
+    }
+
+    /// The answer that grants these write leases is on its way, or nobody hears it.
+    pub(super) fn told(&self, session: SessionId, inos: &[Ino]) {
+        self.with(|table| table.told(session, inos));
+    }
+
+    /// Begins a change, at once if it may; `recall` asks sessions to give back what is in the way.
+    pub(super) fn begin_change(
+        self: &Arc<Self>,
+        session: SessionId,
+        (series, promised): (u32, bool),
+        inos: Vec<Ino>,
+        recall: impl Fn(&Recalls),
+    ) -> Begin {
+        match self.with(|table| table.begin_own(session, series, &inos)) {
+            Some(Progress::Begun(_)) => return Begin::Now(Turn::new(self, session, inos, None)),
+            Some(not) => return Begin::Not(not),
+            None => {}
+        }
+        let place = self.ask(session, Wants::Change { series, promised }, inos);
+        if self.clock.monotonic() < self.held_until {
+            return Begin::Later(place);
+        }
+        match self.progress(place.ticket) {
+            Progress::Waits(recalls, _) => {
+                recall(&recalls);
+                Begin::Later(place)
+            }
+            Progress::Begun(_) => Begin::Now(place.into_turn()),
+            not => Begin::Not(not),
+        }
+    }
+
+    /// A change was refused. What was given back behind it is free.
+    pub(super) fn refused(&self, session: SessionId, seq: u64) {
+        self.with(|table| table.end_change(session, Some(seq)));
+    }
+
+    /// Stands in line.
+    pub(super) fn ask(self: &Arc<Self>, session: SessionId, wants: Wants, inos: Vec<Ino>) -> Place {
+        let bell = Arc::new(Notify::new());
+        let ticket = {
+            let mut shared = self.shared.lock();
+            let ticket = shared.table.ask(session, wants, inos.clone());
+            shared.bells.insert(ticket, Arc::clone(&bell));
+            ticket
+        };
+        Place { leases: Arc::clone(self), session, ticket, wants, inos, bell }
+    }
+
+    fn progress(&self, ticket: Ticket) -> Progress {
+        let now = self.clock.monotonic();
+        self.with(|table| table.progress(ticket, now))
+    }
+
+    fn leave(&self, ticket: Ticket) {
+        self.shared.lock().bells.remove(&ticket);
+        self.with(|table| table.leave(ticket));
+    }
+}
+
+/// A place in the line, left when this is dropped: who stands behind it does not go on before.
+pub(super) struct Place {
+    leases: Arc<Leases>,
+    session: SessionId,
+    ticket: Ticket,
+    wants: Wants,
+    inos: Vec<Ino>,
+    bell: Arc<Notify>,
+}
+
+impl Place {
+    /// Until its turn has come, or never will; `recall` asks sessions to give back what is in the way.
+    pub(super) async fn wait(&self, recall: impl Fn(&Recalls)) -> Progress {
+        let leases = &self.leases;
+        let held = leases.held_until.saturating_sub(leases.clock.monotonic());
+        if self.wants != Wants::Read && !held.is_zero() {
+            sleep(held).await;
+        }
+        loop {
+            let (recalls, until) = match leases.progress(self.ticket) {
+                Progress::Waits(recalls, until) => (recalls, until),
+                progress => return progress,
+            };
+            recall(&recalls);
+            let Some(until) = until else {
+                self.bell.notified().await;
+                continue;
+            };
+            tokio::select! {
+                () = self.bell.notified() => {}
+                () = sleep(until.saturating_sub(leases.clock.monotonic())) => {}
+            }
+        }
+    }
+
+    /// Its turn has come.
+    pub(super) fn into_turn(mut self) -> Turn {
+        let inos = std::mem::take(&mut self.inos);
+        Turn::new(&Arc::clone(&self.leases), self.session, inos, Some(self))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.leases.leave(self.ticket);
+    }
+}
+
+/// A change is being made: nobody but its session relies on these inodes, or changes them, as long as this lives.
+pub(super) struct Turn {
+    leases: Arc<Leases>,
+    session: SessionId,
+    inos: Vec<Ino>,
+    place: Option<Place>,
+    applied: Option<u64>,
+}
+
+impl Turn {
+    fn new(leases: &Arc<Leases>, session: SessionId, inos: Vec<Ino>, place: Option<Place>) -> Self {
+        Self { leases: Arc::clone(leases), session, inos, place, applied: None }
+    }
+
+    pub(super) fn inos(&self) -> &[Ino] {
+        &self.inos
+    }
+
+    /// Whether its session has the write leases of all of them: then names cannot have come to mean something else.
+    pub(super) fn is_own(&self) -> bool {
+        self.place.is_none()
+    }
+
+    /// The change with this number was made, or refused.
+    pub(super) fn done(mut self, seq: u64) {
+        self.applied = Some(seq);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.leases.with(|table| table.end_change(self.session, self.applied));
+    }
+}

@@ -1,0 +1,557 @@
+//! Every order of events of a few clients at the table of leases: what they send, what arrives when, who is woken when. Checked in each
+//! state: a write lease is alone, a change finds nobody who relies on what it changes, a promise is kept, a request sees all that was
+//! promised before it was made. Checked where nothing can happen any more: everybody has done all that it wanted. Who waits looks again
+//! only when it is woken, so a wake-up that is forgotten is found, too.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::fmt::Write as _;
+
+use super::table::*;
+use super::*;
+
+/// What a client does, one after the other.
+#[derive(Clone, Debug)]
+enum Act {
+    /// A change that it answers itself, under write leases that it asks for.
+    Promise(Vec<Ino>),
+    /// A change that waits; where it is answered `Busy`, once more under leases.
+    Change(Vec<Ino>),
+    /// A request, whose answer it keeps if it may.
+    Read(Vec<Ino>),
+    /// Leases that nobody has asked for are given back.
+    Return(Vec<Ino>),
+    /// Nothing is heard of it any more.
+    Vanish,
+}
+
+#[derive(Clone, Debug)]
+enum Up {
+    Change {
+        seq: u64,
+        promised: bool,
+        inos: Vec<Ino>,
+    },
+    Returned {
+        inos: Vec<Ino>,
+    },
+    Lease(Vec<Ino>),
+    /// And what had been promised when it was made.
+    Read(Vec<Ino>, Vec<u64>),
+}
+
+#[derive(Clone, Debug)]
+enum Down {
+    Changed(Progress),
+    Recall(Ino),
+    Leases(Vec<Ino>),
+    Read { inos: Vec<Ino>, leased: bool },
+}
+
+/// One change at the server.
+#[derive(Clone, Debug)]
+struct Under {
+    seq: u64,
+    promised: bool,
+    inos: Vec<Ino>,
+    ticket: Option<Ticket>,
+    begun: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Client {
+    script: VecDeque<Act>,
+    /// What it relies on: `true`, the write lease.
+    holds: BTreeMap<Ino, bool>,
+    waits: bool,
+    /// Something was given back since its request.
+    tainted: bool,
+    gone: bool,
+    sent: u64,
+    up: VecDeque<Up>,
+    down: VecDeque<Down>,
+    // At the server:
+    queue: VecDeque<(u64, bool, Vec<Ino>)>,
+    under: Option<Under>,
+    received: u64,
+    applied: u64,
+    /// A request that waits.
+    asked: Option<(Ticket, Up)>,
+    /// Leases whose answer is not yet sent.
+    telling: Option<Vec<Ino>>,
+}
+
+#[derive(Clone, Default)]
+struct World {
+    table: Table,
+    clients: Vec<Client>,
+    /// What everybody must see of an inode: changes answered.
+    owed: BTreeMap<Ino, u64>,
+    applied: BTreeMap<Ino, u64>,
+    woken: BTreeSet<Ticket>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Act(usize),
+    Arrives(usize),
+    Heard(usize),
+    /// The next change of a session begins, or tries again.
+    Begin(usize),
+    End(usize),
+    Asked(usize),
+    Told(usize),
+}
+
+const TERM: Duration = Duration::from_secs(5);
+const NOW: Duration = Duration::from_secs(1);
+
+impl World {
+    fn new(scripts: &[&[Act]]) -> Self {
+        let mut world = World::default();
+        for (client, script) in scripts.iter().enumerate() {
+            world.table.begin(client as SessionId, TERM);
+            world.clients.push(Client { script: script.iter().cloned().collect(), ..Client::default() });
+        }
+        world
+    }
+
+    fn events(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (at, client) in self.clients.iter().enumerate() {
+            let runs = |ticket: Option<Ticket>| ticket.is_none_or(|ticket| self.woken.contains(&ticket));
+            if !client.waits && !client.gone && !client.script.is_empty() {
+                events.push(Event::Act(at));
+            }
+            // A request comes behind what its client has promised.
+            let early = matches!(client.up.front(), Some(Up::Read(..))) && client.received > client.applied;
+            if !client.up.is_empty() && !early {
+                events.push(Event::Arrives(at));
+            }
+            if !client.down.is_empty() && !client.gone {
+                events.push(Event::Heard(at));
+            }
+            match &client.under {
+                None if !client.queue.is_empty() => events.push(Event::Begin(at)),
+                Some(under) if under.begun => events.push(Event::End(at)),
+                Some(under) if runs(under.ticket) => events.push(Event::Begin(at)),
+                _ => {}
+            }
+            if client.asked.as_ref().is_some_and(|(ticket, _)| runs(Some(*ticket))) {
+                events.push(Event::Asked(at));
+            }
+            if client.telling.is_some() {
+                events.push(Event::Told(at));
+            }
+        }
+        events
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Act(at) => self.act(at),
+            Event::Arrives(at) => self.arrives(at),
+            Event::Heard(at) => self.heard(at),
+            Event::Begin(at) => self.begin(at),
+            Event::End(at) => self.end(at),
+            Event::Asked(at) => self.asked(at),
+            Event::Told(at) => {
+                let inos = self.clients[at].telling.take().expect("to be told");
+                self.clients[at].down.push_back(Down::Leases(inos.clone()));
+                self.table.told(at as SessionId, &inos);
+            }
+        }
+        self.woken.extend(self.table.woken.drain(..));
+        self.check();
+    }
+
+    fn act(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        match client.script.front().cloned().expect("something to do") {
+            Act::Promise(inos) => {
+                if inos.iter().all(|ino| client.holds.get(ino) == Some(&true)) {
+                    client.sent += 1;
+                    client.up.push_back(Up::Change { seq: client.sent, promised: true, inos: inos.clone() });
+                    client.script.pop_front();
+                    inos.iter().for_each(|ino| *self.owed.entry(*ino).or_default() += 1);
+                } else {
+                    client.up.push_back(Up::Lease(inos));
+                    (client.waits, client.tainted) = (true, false);
+                }
+            }
+            Act::Change(inos) => {
+                client.sent += 1;
+                client.up.push_back(Up::Change { seq: client.sent, promised: false, inos });
+                client.waits = true;
+            }
+            Act::Read(inos) => {
+                let owed = inos.iter().map(|ino| self.owed.get(ino).copied().unwrap_or(0)).collect();
+                client.up.push_back(Up::Read(inos, owed));
+                (client.waits, client.tainted) = (true, false);
+            }
+            Act::Return(inos) => {
+                client.holds.retain(|ino, _| !inos.contains(ino));
+                client.up.push_back(Up::Returned { inos });
+                client.script.pop_front();
+            }
+            Act::Vanish => {
+                // Its own term is over before the server says so.
+                (client.gone, client.script) = (true, VecDeque::new());
+                client.holds.clear();
+                // Its promises are not kept if they have not been applied by then.
+                let late = client.up.iter().filter_map(|up| match up {
+                    Up::Change { promised: true, inos, .. } => Some(inos),
+                    _ => None,
+                });
+                let queued =
+                    client.queue.iter().filter(|(_, promised, _)| *promised).map(|(_, _, inos)| inos);
+                let under = client.under.iter().filter(|under| under.promised).map(|under| &under.inos);
+                for ino in late.chain(queued).chain(under).flatten() {
+                    *self.owed.get_mut(ino).expect("promised") -= 1;
+                }
+                self.table.holders.get_mut(&(at as SessionId)).expect("there").until = Duration::ZERO;
+                // Those who wait have set their clocks to the end of its term.
+                self.woken.extend(self.table.waiting.keys());
+            }
+        }
+    }
+
+    fn arrives(&mut self, at: usize) {
+        let session = at as SessionId;
+        let client = &mut self.clients[at];
+        match client.up.pop_front().expect("something has come") {
+            Up::Change { seq, promised, inos } => {
+                client.received = seq;
+                client.queue.push_back((seq, promised, inos));
+            }
+            Up::Returned { inos } => {
+                let after = (client.received > client.applied).then_some(client.received);
+                self.table.give_back(session, &inos, after);
+            }
+            Up::Lease(inos) => {
+                let ticket = self.table.ask(session, Wants::Lease, inos.clone());
+                client.asked = Some((ticket, Up::Lease(inos)));
+                self.woken.insert(ticket);
+            }
+            Up::Read(inos, owed) => {
+                let ticket = self.table.ask(session, Wants::Read, inos.clone());
+                client.asked = Some((ticket, Up::Read(inos, owed)));
+                self.woken.insert(ticket);
+            }
+        }
+    }
+
+    fn recall(&mut self, recalls: Recalls) {
+        for (session, inos) in recalls {
+            for ino in inos {
+                self.clients[session as usize].down.push_back(Down::Recall(ino));
+            }
+        }
+    }
+
+    fn asked(&mut self, at: usize) {
+        let session = at as SessionId;
+        let (ticket, what) = self.clients[at].asked.clone().expect("asked");
+        self.woken.remove(&ticket);
+        match (self.table.progress(ticket, NOW), what) {
+            (Progress::Waits(recalls, _), _) => self.recall(recalls),
+            (Progress::Begun(granted), Up::Lease(_)) => {
+                (self.clients[at].asked, self.clients[at].telling) = (None, Some(granted));
+            }
+            (Progress::Begun(_), Up::Read(inos, owed)) => {
+                for (ino, owed) in inos.iter().zip(owed) {
+                    let seen = self.applied.get(ino).copied().unwrap_or(0);
+                    // Who has vanished meanwhile keeps no promise.
+                    let owed = owed.min(self.owed.get(ino).copied().unwrap_or(0));
+                    assert!(seen >= owed, "{ino}: less than was promised");
+                }
+                let leased = inos.iter().all(|ino| self.table.grant(session, *ino, NOW));
+                self.clients[at].down.push_back(Down::Read { inos, leased });
+                self.clients[at].asked = None;
+                self.table.leave(ticket);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn heard(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        match client.down.pop_front().expect("something has come") {
+            Down::Recall(ino) => {
+                client.holds.remove(&ino);
+                client.tainted = true;
+                client.up.push_back(Up::Returned { inos: vec![ino] });
+            }
+            Down::Leases(inos) if client.tainted => {
+                // What it has given back since it asked may have been this.
+                client.holds.retain(|ino, _| !inos.contains(ino));
+                client.up.push_back(Up::Returned { inos });
+                client.waits = false;
+                self.act(at);
+            }
+            Down::Leases(inos) => {
+                client.holds.extend(inos.into_iter().map(|ino| (ino, true)));
+                // What was granted is used at once.
+                client.waits = false;
+                self.act(at);
+            }
+            Down::Read { inos, leased } => {
+                if leased && !client.tainted {
+                    inos.into_iter().for_each(|ino| {
+                        client.holds.entry(ino).or_insert(false);
+                    });
+                }
+                client.waits = false;
+                client.script.pop_front();
+            }
+            Down::Changed(Progress::Begun(_)) => {
+                client.waits = false;
+                client.script.pop_front();
+            }
+            Down::Changed(Progress::Busy) => {
+                let Some(Act::Change(inos)) = client.script.front().cloned() else { panic!("no change") };
+                client.up.push_back(Up::Lease(inos));
+                client.tainted = false;
+            }
+            Down::Changed(other) => panic!("{other:?}: a promise was broken"),
+        }
+    }
+
+    fn begin(&mut self, at: usize) {
+        let session = at as SessionId;
+        if self.clients[at].under.is_none() {
+            let (seq, promised, inos) = self.clients[at].queue.pop_front().expect("a change");
+            let begun = match self.table.begin_own(session, 0, &inos) {
+                None => false,
+                Some(Progress::Begun(_)) => true,
+                Some(progress) => return self.refuse(at, (seq, promised), progress),
+            };
+            let ticket = (!begun)
+                .then(|| self.table.ask(session, Wants::Change { series: 0, promised }, inos.clone()));
+            self.clients[at].under = Some(Under { seq, promised, inos, ticket, begun });
+        }
+        let under = self.clients[at].under.clone().expect("a change");
+        let Some(ticket) = under.ticket else { return };
+        self.woken.remove(&ticket);
+        match self.table.progress(ticket, NOW) {
+            Progress::Waits(recalls, _) => self.recall(recalls),
+            Progress::Begun(_) => self.clients[at].under.as_mut().expect("a change").begun = true,
+            progress => {
+                self.table.leave(ticket);
+                self.clients[at].under = None;
+                self.refuse(at, (under.seq, under.promised), progress);
+            }
+        }
+    }
+
+    fn refuse(&mut self, at: usize, (seq, promised): (u64, bool), progress: Progress) {
+        if promised {
+            assert!(self.clients[at].gone, "{progress:?}: a promise under leases is kept");
+            self.table.end_series(at as SessionId, 0);
+        }
+        self.done(at, seq, promised, progress);
+    }
+
+    fn end(&mut self, at: usize) {
+        let Under { seq, promised, inos, ticket, .. } = self.clients[at].under.take().expect("a change");
+        let late = self.clients[at].gone;
+        for ino in &inos {
+            *self.applied.entry(*ino).or_default() += 1;
+            if !promised || late {
+                *self.owed.entry(*ino).or_default() += 1;
+            }
+            for (other, client) in self.clients.iter().enumerate().filter(|(other, _)| *other != at) {
+                assert!(!client.holds.contains_key(ino), "{other} relies on {ino}");
+            }
+        }
+        self.done(at, seq, promised, Progress::Begun(Vec::new()));
+        if let Some(ticket) = ticket {
+            self.table.leave(ticket);
+        }
+    }
+
+    fn done(&mut self, at: usize, seq: u64, promised: bool, progress: Progress) {
+        let client = &mut self.clients[at];
+        client.applied = seq;
+        if !promised {
+            client.down.push_back(Down::Changed(progress));
+        }
+        self.table.end_change(at as SessionId, Some(seq));
+    }
+
+    fn check(&self) {
+        self.table.check();
+        let mut holders: BTreeMap<Ino, Vec<bool>> = BTreeMap::new();
+        for client in &self.clients {
+            client.holds.iter().for_each(|(ino, writes)| holders.entry(*ino).or_default().push(*writes));
+        }
+        for (ino, holds) in holders {
+            assert!(holds.len() == 1 || !holds.contains(&true), "{ino}: a writer is not alone");
+        }
+    }
+
+    fn check_end(&self) {
+        for (at, client) in self.clients.iter().enumerate().filter(|(_, client)| !client.gone) {
+            assert!(client.script.is_empty() && !client.waits, "{at} waits without end");
+        }
+        assert!(self.table.waiting.is_empty() && self.table.queues.is_empty());
+    }
+
+    /// The same for states that differ only in the numbers of tickets.
+    fn key(&self) -> String {
+        let order: BTreeMap<Ticket, usize> = {
+            let mut all: Vec<Ticket> = self.table.waiting.keys().copied().collect();
+            all.sort_unstable();
+            all.into_iter().zip(0..).collect()
+        };
+        let place = |ticket: &Ticket| order.get(ticket).copied();
+        let mut key = String::new();
+        for (ino, holds) in self.table.inodes.iter().collect::<BTreeMap<_, _>>() {
+            let mut holds = holds.clone();
+            holds.sort_unstable_by_key(|hold| hold.session);
+            let _ok = write!(key, "{ino}{holds:?}");
+        }
+        for (session, holder) in self.table.holders.iter().collect::<BTreeMap<_, _>>() {
+            let behind: Vec<_> = holder.behind.iter().map(place).collect();
+            let Holder { until, returning, series, applying, .. } = holder;
+            let _ok = write!(key, "{session}{until:?}{returning:?}{series}{applying}{behind:?}");
+        }
+        for (ticket, waiting) in self.table.waiting.iter().collect::<BTreeMap<_, _>>() {
+            let _ok = write!(key, "{:?}{waiting:?}", place(ticket));
+        }
+        for client in &self.clients {
+            let under = client
+                .under
+                .as_ref()
+                .map(|u| (u.seq, u.promised, &u.inos, u.ticket.as_ref().map(place), u.begun));
+            let asked = client.asked.as_ref().map(|(ticket, up)| (place(ticket), up));
+            let Client {
+                script,
+                holds,
+                waits,
+                tainted,
+                gone,
+                sent,
+                up,
+                down,
+                queue,
+                received,
+                applied,
+                telling,
+                ..
+            } = client;
+            let _ok = write!(
+                key,
+                "{under:?}{asked:?}{script:?}{holds:?}{waits}{tainted}{gone}{sent}{up:?}{down:?}{queue:?}{received}{applied}{telling:?}"
+            );
+        }
+        let woken: Vec<_> = self.woken.iter().filter_map(place).collect();
+        let _ok = write!(key, "{:?}{:?}{woken:?}", self.owed, self.applied);
+        key
+    }
+}
+
+impl Table {
+    /// What is counted twice agrees.
+    fn check(&self) {
+        assert_eq!(self.leases, self.inodes.values().map(Vec::len).sum::<usize>());
+        for (ino, holds) in &self.inodes {
+            assert!(
+                holds.len() == 1 || !holds.iter().any(|hold| hold.writes),
+                "{ino}: a writer is not alone"
+            );
+        }
+        for (session, holder) in &self.holders {
+            let own: Vec<(Ino, Hold)> = self
+                .inodes
+                .iter()
+                .flat_map(|(ino, holds)| holds.iter().map(|hold| (*ino, *hold)))
+                .filter(|(_, hold)| hold.session == *session)
+                .collect();
+            let count = |which: &dyn Fn(&Hold) -> bool| own.iter().filter(|(_, hold)| which(hold)).count();
+            assert_eq!(own.iter().map(|(ino, _)| *ino).collect::<HashSet<_>>(), holder.inos);
+            assert_eq!((count(&|h| h.writes), count(&|h| h.recalled)), (holder.writes, holder.recalled));
+        }
+    }
+}
+
+/// Goes through every order of events; gives the number of states.
+fn explore(scripts: &[&[Act]]) -> usize {
+    let (mut seen, mut open) = (HashSet::new(), vec![World::new(scripts)]);
+    while let Some(world) = open.pop() {
+        let events = world.events();
+        if events.is_empty() {
+            world.check_end();
+        }
+        for event in events {
+            let mut next = world.clone();
+            next.happen(event);
+            if seen.insert(next.key()) {
+                open.push(next);
+            }
+        }
+    }
+    seen.len()
+}
+
+fn promise(inos: &[Ino]) -> Act {
+    Act::Promise(inos.into())
+}
+
+fn change(inos: &[Ino]) -> Act {
+    Act::Change(inos.into())
+}
+
+fn read(inos: &[Ino]) -> Act {
+    Act::Read(inos.into())
+}
+
+#[test]
+fn two_that_want_each_others_leases_both_go_on() {
+    let one: &[Act] = &[promise(&[1]), promise(&[1, 2]), promise(&[1])];
+    let states = explore(&[one, &[promise(&[2]), promise(&[1, 2])]]);
+    assert!(states > 1000, "{states}");
+}
+
+/// What each gives back is behind its own change, which touches what the other has.
+#[test]
+fn changes_never_wait_for_write_leases() {
+    let one: &[Act] = &[promise(&[1]), change(&[2]), promise(&[1])];
+    let states = explore(&[one, &[promise(&[2]), change(&[1]), promise(&[2])]]);
+    assert!(states > 1000, "{states}");
+}
+
+#[test]
+fn what_is_given_back_is_had_again_only_when_it_is_granted_again() {
+    let first: &[Act] = &[promise(&[1]), Act::Return(vec![1]), promise(&[1])];
+    let states = explore(&[first, &[promise(&[1]), read(&[1])]]);
+    assert!(states > 500, "{states}");
+}
+
+#[test]
+fn three_that_fight_for_one_inode_all_get_it() {
+    let states = explore(&[&[promise(&[1])], &[promise(&[1]), read(&[1])], &[change(&[1])]]);
+    assert!(states > 1000, "{states}");
+}
+
+#[test]
+fn promised_changes_pass_those_who_wait_for_their_leases() {
+    let first: &[Act] = &[promise(&[1]), promise(&[1]), change(&[1, 2]), promise(&[1])];
+    let states = explore(&[first, &[read(&[2]), promise(&[2, 1])]]);
+    assert!(states > 500, "{states}");
+}
+
+#[test]
+fn readers_see_what_was_promised_and_no_writer_is_beside_them() {
+    let first: &[Act] = &[promise(&[1, 2]), read(&[2]), promise(&[2])];
+    let states = explore(&[first, &[read(&[1, 2]), change(&[2]), read(&[2])]]);
+    assert!(states > 1000, "{states}");
+}
+
+#[test]
+fn who_vanishes_is_fenced_and_its_late_changes_harm_nobody() {
+    let vanishing: &[Act] = &[promise(&[1]), promise(&[1]), Act::Vanish];
+    for other in [read(&[1]), change(&[1]), promise(&[1])] {
+        let states = explore(&[vanishing, &[other, promise(&[1])]]);
+        assert!(states > 200, "{states}");
+    }
+}

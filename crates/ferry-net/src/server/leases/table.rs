@@ -1,0 +1,607 @@
+//! The table of leases as data: who has which, and who waits for which. Nothing here waits, sends, or looks at a clock.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use ferry_fs::Ino;
+
+/// A session's number.
+pub(in crate::server) type SessionId = u64;
+/// The place of somebody who waits: the smaller came first.
+pub(in crate::server) type Ticket = u64;
+
+/// Leases that one session is given when it asks.
+const LEASES_MAX: usize = 1 << 18;
+/// What it makes itself may bring it up to this.
+const BIRTHS_MAX: usize = 2 * LEASES_MAX;
+/// Leases of all sessions; beyond it only what they make themselves.
+const LEASES_TOTAL_MAX: usize = 1 << 22;
+
+/// A session's lease on an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hold {
+    pub(super) session: SessionId,
+    /// It is the write lease, and the only one on this inode.
+    pub(super) writes: bool,
+    /// The client was asked to give it back, and has not answered.
+    pub(super) recalled: bool,
+    /// The client has given it back; some of its changes are still to be applied before that counts.
+    pub(super) returning: bool,
+    /// Answers under way that grant it. No recall is sent before they are: it would overtake them.
+    pub(super) telling: u16,
+}
+
+impl Hold {
+    fn new(session: SessionId, writes: bool) -> Self {
+        Self { session, writes, recalled: false, returning: false, telling: 0 }
+    }
+}
+
+/// What a session has.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Holder {
+    /// Until when it relies on its leases.
+    pub(super) until: Duration,
+    pub(super) inos: HashSet<Ino>,
+    /// Write leases among them.
+    pub(super) writes: usize,
+    /// Those that it was asked to give back, and owes an answer.
+    pub(super) recalled: usize,
+    /// Write leases that end when the change with this number has been applied, in this order.
+    pub(super) returning: VecDeque<(u64, Vec<Ino>)>,
+    /// Counts the promises that were broken: those made before are worth nothing.
+    pub(super) series: u32,
+    /// A change of its is being made: its write leases stay until it is done.
+    pub(super) applying: bool,
+    /// Who waits for that.
+    pub(super) behind: Vec<Ticket>,
+}
+
+impl Holder {
+    /// Inodes that it has given back, and that still have to wait.
+    fn returning(&self) -> usize {
+        self.returning.iter().map(|(_, inos)| inos.len()).sum()
+    }
+}
+
+/// What somebody waits to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::server) enum Wants {
+    /// A change of an ordered stream.
+    Change { series: u32, promised: bool },
+    /// A request that would see less than what was promised.
+    Read,
+    /// A request for write leases.
+    Lease,
+}
+
+/// Somebody who waits, or who has waited and is not done.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) session: SessionId,
+    pub(super) wants: Wants,
+    pub(super) inos: Vec<Ino>,
+    /// Its turn has come.
+    pub(super) begun: bool,
+}
+
+/// What is to be recalled from whom.
+pub(in crate::server) type Recalls = HashMap<SessionId, Vec<Ino>>;
+
+/// How far somebody has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Progress {
+    /// Its turn has come; a request for leases has these.
+    Begun(Vec<Ino>),
+    /// These are to be asked, and at that time somebody's term is over.
+    Waits(Recalls, Option<Duration>),
+    /// Another session has a write lease on what a change touches, or stands before it in line for one.
+    Busy,
+    /// A change of a series that has ended.
+    Dropped,
+    /// A promise without a lease.
+    Broken,
+}
+
+/// Who is in the way of somebody.
+#[derive(Default)]
+struct InTheWay {
+    recalls: Recalls,
+    until: Option<Duration>,
+    any: bool,
+}
+
+impl InTheWay {
+    fn waits(self) -> Option<Progress> {
+        self.any.then_some(Progress::Waits(self.recalls, self.until))
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Table {
+    pub(super) inodes: HashMap<Ino, Vec<Hold>>,
+    pub(super) holders: HashMap<SessionId, Holder>,
+    pub(super) leases: usize,
+    /// Who waits for an inode, oldest first.
+    pub(super) queues: HashMap<Ino, VecDeque<Ticket>>,
+    pub(super) waiting: HashMap<Ticket, Waiting>,
+    tickets: Ticket,
+    /// The server is about to stop: nobody gets a lease any more.
+    closing: bool,
+    /// Who may have come further; whoever calls has them look again.
+    pub(super) woken: Vec<Ticket>,
+    /// Sessions whose write leases were given away.
+    pub(super) fenced: Vec<SessionId>,
+}
+
+impl Table {
+    fn wake(&mut self, ino: Ino) {
+        if let Some(queue) = self.queues.get(&ino) {
+            self.woken.extend(queue);
+        }
+    }
+
+    fn hold(&self, session: SessionId, ino: Ino) -> Option<&Hold> {
+        self.inodes.get(&ino)?.iter().find(|hold| hold.session == session)
+    }
+
+    fn hold_mut(&mut self, session: SessionId, ino: Ino) -> Option<&mut Hold> {
+        self.inodes.get_mut(&ino)?.iter_mut().find(|hold| hold.session == session)
+    }
+
+    fn writer(&self, ino: Ino) -> Option<SessionId> {
+        self.inodes.get(&ino)?.iter().find(|hold| hold.writes).map(|hold| hold.session)
+    }
+
+    fn writes(&self, session: SessionId, ino: Ino) -> bool {
+        self.hold(session, ino).is_some_and(|hold| hold.writes)
+    }
+
+    /// Enters a lease, or makes one that is there a write lease.
+    fn enter(&mut self, session: SessionId, ino: Ino, writes: bool) {
+        let Some(holder) = self.holders.get_mut(&session) else { return };
+        let holds = self.inodes.entry(ino).or_default();
+        if let Some(hold) = holds.iter_mut().find(|hold| hold.session == session) {
+            holder.writes += usize::from(writes && !hold.writes);
+            holder.recalled -= usize::from(hold.recalled);
+            (hold.writes, hold.recalled) = (hold.writes || writes, false);
+            return;
+        }
+        holds.reserve_exact(1);
+        holds.push(Hold::new(session, writes));
+        holder.inos.insert(ino);
+        holder.writes += usize::from(writes);
+        self.leases += 1;
+    }
+
+    /// A lease is no more.
+    fn remove(&mut self, session: SessionId, ino: Ino) {
+        let Some(holds) = self.inodes.get_mut(&ino) else { return };
+        let Some(at) = holds.iter().position(|hold| hold.session == session) else { return };
+        let hold = holds.swap_remove(at);
+        if holds.is_empty() {
+            self.inodes.remove(&ino);
+        }
+        self.leases -= 1;
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.inos.remove(&ino);
+            holder.writes -= usize::from(hold.writes);
+            holder.recalled -= usize::from(hold.recalled);
+        }
+        self.wake(ino);
+    }
+
+    /// All leases of a session are no more, or all read leases.
+    fn remove_all(&mut self, session: SessionId, reads_only: bool) {
+        let Some(holder) = self.holders.get(&session) else { return };
+        if holder.inos.is_empty() || reads_only && holder.writes == holder.inos.len() {
+            return;
+        }
+        let inos: Vec<Ino> = holder.inos.iter().copied().collect();
+        for ino in inos {
+            if !reads_only || !self.writes(session, ino) {
+                self.remove(session, ino);
+            }
+        }
+    }
+
+    /// A session has a connection that knows of no leases: it relies on no read lease. Write leases stay, as long as nobody wants them.
+    /// Gives the series that goes on.
+    pub(super) fn begin(&mut self, session: SessionId, until: Duration) -> u32 {
+        self.remove_all(session, true);
+        let holder = self.holders.entry(session).or_default();
+        (holder.until, holder.recalled) = (until, 0);
+        let (series, inos) = (holder.series, holder.inos.iter().copied().collect::<Vec<_>>());
+        for ino in inos {
+            // What was asked on the last connection may not have arrived.
+            if let Some(hold) = self.hold_mut(session, ino) {
+                hold.recalled = false;
+            }
+            self.wake(ino);
+        }
+        series
+    }
+
+    /// A sign of life; whether the term goes on.
+    pub(super) fn renew(&mut self, session: SessionId, until: Duration) -> bool {
+        let holder = self.holders.get_mut(&session).filter(|holder| holder.recalled == 0);
+        holder.map(|holder| holder.until = until).is_some()
+    }
+
+    /// A session is told of an inode, and may keep it if this says so. Before it is read.
+    pub(super) fn grant(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
+        let blocks = |ticket: &Ticket| {
+            self.waiting.get(ticket).is_some_and(|waiting| match waiting.wants {
+                Wants::Read => false,
+                Wants::Lease => true,
+                // Whoever stands in line would have to recall it at once.
+                Wants::Change { .. } => waiting.session != session || !waiting.begun,
+            })
+        };
+        if self.queues.get(&ino).is_some_and(|queue| queue.iter().any(blocks)) {
+            return false;
+        }
+        if self.writer(ino).is_some_and(|writer| writer != session) {
+            return false;
+        }
+        let Some(holder) = self.holders.get(&session).filter(|holder| holder.until > now) else {
+            return false;
+        };
+        if let Some(hold) = self.hold(session, ino) {
+            return !hold.recalled && !hold.returning;
+        }
+        if self.closing || self.leases >= LEASES_TOTAL_MAX || holder.inos.len() >= LEASES_MAX {
+            return false;
+        }
+        self.enter(session, ino, false);
+        true
+    }
+
+    /// A session is about to make an inode that nobody knows, and gets its write lease; `false`: it has too many, or somebody does know it.
+    pub(super) fn bear(&mut self, session: SessionId, ino: Ino) -> bool {
+        let room = self.holders.get(&session).is_some_and(|holder| holder.inos.len() < BIRTHS_MAX);
+        let free = room && !self.inodes.contains_key(&ino);
+        if free {
+            self.enter(session, ino, true);
+            let holder = self.holders.get(&session);
+            let returned = holder.is_some_and(|h| h.returning.iter().any(|(_, inos)| inos.contains(&ino)));
+            if let Some(hold) = self.hold_mut(session, ino) {
+                hold.returning = returned;
+            }
+        }
+        free
+    }
+
+    /// It was not made.
+    pub(super) fn unbear(&mut self, session: SessionId, ino: Ino) {
+        self.remove(session, ino);
+    }
+
+    /// A session relies on these no more. A write lease ends when the change `after` has been applied (`None`: it has); one that a change
+    /// before that brings with what it makes, too.
+    pub(super) fn give_back(&mut self, session: SessionId, inos: &[Ino], after: Option<u64>) {
+        let (mut later, mut returning) =
+            (Vec::new(), self.holders.get(&session).map_or(0, Holder::returning));
+        for ino in inos {
+            let Some(hold) = self.hold_mut(session, *ino) else {
+                if after.is_some() && returning < LEASES_MAX {
+                    later.push(*ino);
+                    returning += 1;
+                }
+                continue;
+            };
+            if after.is_none() || !hold.writes {
+                self.remove(session, *ino);
+            } else if !hold.returning {
+                let recalled = std::mem::take(&mut hold.recalled);
+                hold.returning = true;
+                later.push(*ino);
+                if let Some(holder) = self.holders.get_mut(&session) {
+                    holder.recalled -= usize::from(recalled);
+                }
+            }
+        }
+        if let (Some(after), Some(holder), false) = (after, self.holders.get_mut(&session), later.is_empty())
+        {
+            holder.returning.push_back((after, later));
+        }
+    }
+
+    /// A session relies on none any more, and never will.
+    pub(super) fn end(&mut self, session: SessionId) {
+        self.remove_all(session, false);
+        if let Some(holder) = self.holders.remove(&session) {
+            self.woken.extend(holder.behind);
+        }
+    }
+
+    /// Forgets read leases that are over, and sessions that are over and not `alive`.
+    pub(super) fn expire(&mut self, alive: &HashSet<SessionId>, now: Duration) {
+        let late = self.holders.iter().filter(|(_, holder)| holder.until <= now && !holder.applying);
+        let late: Vec<SessionId> = late.map(|(session, _)| *session).collect();
+        for session in late {
+            if alive.contains(&session) {
+                self.remove_all(session, true);
+            } else {
+                self.end(session);
+            }
+        }
+    }
+
+    pub(super) fn series(&self, session: SessionId) -> u32 {
+        self.holders.get(&session).map_or(0, |holder| holder.series)
+    }
+
+    /// How many leases a session has, and how many of them are write leases.
+    pub(super) fn held_by(&self, session: SessionId) -> (usize, usize) {
+        self.holders.get(&session).map_or((0, 0), |holder| (holder.inos.len(), holder.writes))
+    }
+
+    /// The promises that a session has made in this series are worth nothing any more.
+    pub(super) fn end_series(&mut self, session: SessionId, series: u32) {
+        if let Some(holder) = self.holders.get_mut(&session).filter(|holder| holder.series == series) {
+            holder.series += 1;
+        }
+    }
+
+    /// Stands in line.
+    pub(super) fn ask(&mut self, session: SessionId, wants: Wants, inos: Vec<Ino>) -> Ticket {
+        self.tickets += 1;
+        for ino in &inos {
+            self.queues.entry(*ino).or_default().push_back(self.tickets);
+        }
+        self.waiting.insert(self.tickets, Waiting { session, wants, inos, begun: false });
+        self.tickets
+    }
+
+    /// Leaves the line: it is done, or nobody waits any more.
+    pub(super) fn leave(&mut self, ticket: Ticket) {
+        let Some(waiting) = self.waiting.remove(&ticket) else { return };
+        for ino in waiting.inos {
+            if let Some(queue) = self.queues.get_mut(&ino) {
+                queue.retain(|other| *other != ticket);
+                if queue.is_empty() {
+                    self.queues.remove(&ino);
+                }
+            }
+            self.wake(ino);
+        }
+    }
+
+    /// A change whose session has the write leases of all that it touches needs no place in any line: who stands there waits for it.
+    pub(super) fn begin_own(&mut self, session: SessionId, series: u32, inos: &[Ino]) -> Option<Progress> {
+        let Some(holder) = self.holders.get(&session).filter(|holder| holder.series == series) else {
+            return Some(Progress::Dropped);
+        };
+        debug_assert!(!holder.applying, "one at a time");
+        if !inos.iter().all(|ino| self.writes(session, *ino)) {
+            return None;
+        }
+        self.set_applying(session, true);
+        Some(Progress::Begun(Vec::new()))
+    }
+
+    fn set_applying(&mut self, session: SessionId, applying: bool) {
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.applying = applying;
+            if !applying {
+                self.woken.append(&mut holder.behind);
+            }
+        }
+    }
+
+    /// What a change did is done; `applied`: and with it all changes of its session up to this one.
+    pub(super) fn end_change(&mut self, session: SessionId, applied: Option<u64>) {
+        self.set_applying(session, false);
+        let Some(applied) = applied else { return };
+        while let Some(holder) = self.holders.get_mut(&session)
+            && holder.returning.front().is_some_and(|(after, _)| *after <= applied)
+            && let Some((_, inos)) = holder.returning.pop_front()
+        {
+            for ino in inos {
+                if self.hold(session, ino).is_some_and(|hold| hold.returning) {
+                    self.remove(session, ino);
+                }
+            }
+        }
+    }
+
+    /// Tries to go on.
+    pub(super) fn progress(&mut self, ticket: Ticket, now: Duration) -> Progress {
+        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&ticket).cloned() else {
+            return Progress::Dropped;
+        };
+        let progress = match wants {
+            Wants::Change { series, promised } => self.progress_change(ticket, (series, promised), now),
+            Wants::Read => self.in_the_way(ticket, |_, hold| hold.writes, now).waits(),
+            Wants::Lease if inos.iter().any(|ino| self.is_behind(ticket, *ino)) => {
+                Some(Progress::Waits(Recalls::new(), None))
+            }
+            Wants::Lease => self.in_the_way(ticket, |_, _| true, now).waits(),
+        };
+        if let Some(not_yet) = progress {
+            return not_yet;
+        }
+        if wants == Wants::Lease {
+            let granted = self.take(session, inos, now);
+            self.leave(ticket);
+            return Progress::Begun(granted);
+        }
+        if let Some(waiting) = self.waiting.get_mut(&ticket) {
+            waiting.begun = true;
+        }
+        if wants != Wants::Read {
+            self.set_applying(session, true);
+        }
+        Progress::Begun(Vec::new())
+    }
+
+    /// The change waits for earlier changes and for the word of readers, for nothing else.
+    fn progress_change(
+        &mut self,
+        ticket: Ticket,
+        (series, promised): (u32, bool),
+        now: Duration,
+    ) -> Option<Progress> {
+        let Waiting { session, inos, .. } = self.waiting.get(&ticket)?;
+        let session = *session;
+        if self.holders.get(&session).is_none_or(|holder| holder.series != series) {
+            return Some(Progress::Dropped);
+        }
+        let others: Vec<Ino> = inos.iter().copied().filter(|ino| !self.writes(session, *ino)).collect();
+        if promised && !others.is_empty() {
+            return Some(Progress::Broken);
+        }
+        let mut waits = false;
+        for ino in &others {
+            if self.writer(*ino).is_some() {
+                return Some(Progress::Busy);
+            }
+            for earlier in self.earlier(ticket, *ino) {
+                match earlier.wants {
+                    Wants::Lease if earlier.session != session => return Some(Progress::Busy),
+                    Wants::Change { .. } => waits = true,
+                    Wants::Lease | Wants::Read => {}
+                }
+            }
+        }
+        if waits {
+            return Some(Progress::Waits(Recalls::new(), None));
+        }
+        self.in_the_way(ticket, |ino, _| others.contains(&ino), now).waits()
+    }
+
+    fn earlier(&self, ticket: Ticket, ino: Ino) -> impl Iterator<Item = &Waiting> {
+        let queue = self.queues.get(&ino).into_iter().flatten();
+        queue.take_while(move |other| **other < ticket).filter_map(|other| self.waiting.get(other))
+    }
+
+    fn is_behind(&self, ticket: Ticket, ino: Ino) -> bool {
+        self.earlier(ticket, ino).next().is_some()
+    }
+
+    /// What others have, of what somebody waits for and `matters` says: it is recalled, or taken away where its term is over. Of its own
+    /// only what it has given back, or was asked for, is in the way of a new lease.
+    fn in_the_way(
+        &mut self,
+        ticket: Ticket,
+        matters: impl Fn(Ino, &Hold) -> bool,
+        now: Duration,
+    ) -> InTheWay {
+        let mut found = InTheWay::default();
+        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&ticket).cloned() else {
+            return found;
+        };
+        for ino in inos {
+            let holds = self.inodes.get(&ino).cloned().unwrap_or_default();
+            for hold in holds.into_iter().filter(|hold| matters(ino, hold)) {
+                if hold.session == session {
+                    found.any |= wants == Wants::Lease && hold.writes && (hold.recalled || hold.returning);
+                    continue;
+                }
+                let until = self.holders.get(&hold.session).map_or(Duration::ZERO, |holder| holder.until);
+                if until <= now && self.take_away(hold, ticket) {
+                    continue;
+                }
+                found.any = true;
+                // At the end of the term of somebody who is making a change one waits for that to end.
+                found.until =
+                    [found.until, Some(until).filter(|until| *until > now)].into_iter().flatten().min();
+                if !hold.recalled && !hold.returning && hold.telling == 0 {
+                    self.recall(hold.session, ino);
+                    found.recalls.entry(hold.session).or_default().push(ino);
+                }
+            }
+        }
+        found
+    }
+
+    fn recall(&mut self, session: SessionId, ino: Ino) {
+        if let Some(hold) = self.hold_mut(session, ino) {
+            hold.recalled = true;
+        }
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.recalled += 1;
+        }
+    }
+
+    /// Takes a lease away whose term is over. With a write lease go all that the session has, and what it has promised; not
+    /// in the middle of a change.
+    fn take_away(&mut self, hold: Hold, waits: Ticket) -> bool {
+        if !hold.writes {
+            self.remove_all(hold.session, true);
+            return true;
+        }
+        if let Some(holder) = self.holders.get_mut(&hold.session) {
+            if holder.applying {
+                holder.behind.push(waits);
+                return false;
+            }
+            holder.series += 1;
+            holder.returning.clear();
+        }
+        self.fenced.push(hold.session);
+        self.remove_all(hold.session, false);
+        true
+    }
+
+    /// Enters the write leases that somebody has waited for, as far as there is room. They are not recalled before [`Table::told`].
+    fn take(&mut self, session: SessionId, inos: Vec<Ino>, now: Duration) -> Vec<Ino> {
+        let mut granted = Vec::new();
+        for ino in inos {
+            let Some(holder) = self.holders.get(&session).filter(|holder| holder.until > now) else { break };
+            if self.closing {
+                break;
+            }
+            let full = self.leases >= LEASES_TOTAL_MAX || holder.inos.len() >= LEASES_MAX;
+            if full && self.hold(session, ino).is_none() {
+                break;
+            }
+            self.enter(session, ino, true);
+            if let Some(hold) = self.hold_mut(session, ino) {
+                hold.telling = hold.telling.saturating_add(1);
+            }
+            granted.push(ino);
+        }
+        granted
+    }
+
+    /// From now on nobody gets a lease. Gives what is to be recalled: all that somebody relies on, and was not asked for yet.
+    pub(super) fn close(&mut self, now: Duration) -> Recalls {
+        self.closing = true;
+        let mut recalls = Recalls::new();
+        // There may be millions: each is looked at once.
+        for (ino, holds) in &mut self.inodes {
+            let asked = |hold: &Hold| hold.recalled || hold.returning || hold.telling > 0;
+            for hold in holds.iter_mut().filter(|hold| !asked(hold)) {
+                if let Some(holder) = self.holders.get_mut(&hold.session).filter(|h| h.until > now) {
+                    hold.recalled = true;
+                    holder.recalled += 1;
+                    recalls.entry(hold.session).or_default().push(*ino);
+                }
+            }
+        }
+        recalls
+    }
+
+    /// Whether anybody relies on a lease at this time, and whether anybody has promised what was not made, now or before.
+    pub(super) fn relied_on(&self, now: Duration) -> (bool, bool) {
+        let relies = |holder: &Holder| holder.until > now && !holder.inos.is_empty();
+        (self.holders.values().any(relies), self.holders.values().any(|holder| holder.writes > 0))
+    }
+
+    /// The answer that grants these is on its way, or nobody hears it.
+    pub(super) fn told(&mut self, session: SessionId, inos: &[Ino]) {
+        for ino in inos {
+            if let Some(hold) = self.hold_mut(session, *ino) {
+                hold.telling = hold.telling.saturating_sub(1);
+            }
+            self.wake(*ino);
+        }
+    }
+
+    /// Whether a request of a session sees all that was promised of these.
+    pub(super) fn is_readable(&self, session: SessionId, inos: &[Ino]) -> bool {
+        inos.iter().all(|ino| self.writer(*ino).is_none_or(|writer| writer == session))
+    }
+}

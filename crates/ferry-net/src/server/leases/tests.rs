@@ -1,0 +1,290 @@
+//! One rule after the other; all of them in every order of events: `model`.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use super::*;
+
+/// A clock that stands still until it is set.
+#[derive(Default)]
+struct Hand(Mutex<Duration>);
+
+impl Clock for Hand {
+    fn monotonic(&self) -> Duration {
+        *self.0.lock()
+    }
+    fn wall(&self) -> Duration {
+        *self.0.lock()
+    }
+}
+
+impl Hand {
+    fn set(&self, secs: u64) {
+        *self.0.lock() = Duration::from_secs(secs);
+    }
+}
+
+fn leases() -> (Arc<Leases>, Arc<Hand>) {
+    let hand = Arc::new(Hand::default());
+    let leases = Leases::new(hand.clone(), Duration::from_secs(5), Duration::ZERO);
+    for session in 1..=3 {
+        leases.begin(session);
+    }
+    (Arc::new(leases), hand)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    match future.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+const NO_ONE: fn(&Recalls) = |_| {};
+
+impl Leases {
+    fn change(self: &Arc<Self>, session: SessionId, promised: bool, inos: &[Ino]) -> Begin {
+        self.begin_change(session, (self.series(session), promised), inos.into(), NO_ONE)
+    }
+    fn turn(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> Turn {
+        let Begin::Now(turn) = self.change(session, false, inos) else { panic!("not now") };
+        turn
+    }
+    fn line(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> Place {
+        let Begin::Later(place) = self.change(session, false, inos) else { panic!("not in line") };
+        place
+    }
+    fn refusal(self: &Arc<Self>, session: SessionId, promised: bool, inos: &[Ino]) -> Progress {
+        let Begin::Not(why) = self.change(session, promised, inos) else { panic!("not refused") };
+        why
+    }
+    /// Write leases that can be had at once.
+    fn lease(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
+        let place = self.ask(session, Wants::Lease, inos.into());
+        match self.progress(place.ticket) {
+            Progress::Begun(granted) => {
+                self.told(session, &granted);
+                granted
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    /// How far somebody in line is, and whom it wants to be asked.
+    fn recalls(&self, place: &Place) -> Option<Recalls> {
+        match self.progress(place.ticket) {
+            Progress::Waits(recalls, _) => Some(recalls),
+            _ => None,
+        }
+    }
+}
+
+#[test]
+fn a_change_waits_for_the_word_of_others_and_gives_no_lease_meanwhile() {
+    let (runtime, (leases, _)) = (runtime(), leases());
+    let _inside = runtime.enter();
+    assert!(leases.grant(1, 10) && leases.grant(2, 10) && leases.grant(2, 10));
+    let recalled = Mutex::new(Vec::new());
+    let recall = |recalls: &Recalls| recalled.lock().extend(recalls.clone());
+    let Begin::Later(place) = leases.begin_change(1, (0, false), vec![10, 11], recall) else {
+        panic!("another relies on it")
+    };
+    assert_eq!(*recalled.lock(), [(2, vec![10])], "not its own");
+    {
+        let mut wait = pin!(place.wait(recall));
+        assert!(poll(wait.as_mut()).is_none());
+        assert!(!leases.grant(3, 10) && !leases.grant(2, 10), "it is about to change");
+        assert!(!leases.renew(2).0, "it owes a word");
+        assert!(poll(wait.as_mut()).is_none());
+        assert_eq!(recalled.lock().len(), 1, "asked once");
+        leases.give_back(2, &[10], Some(7));
+        assert_eq!(poll(wait), Some(Progress::Begun(Vec::new())), "a read lease needs only its word");
+    }
+    assert!(leases.renew(2).0);
+    assert!(leases.grant(1, 11), "whose turn it is");
+    assert!(!leases.grant(2, 11));
+    drop(place.into_turn());
+    assert!(leases.grant(2, 11));
+    assert_eq!((leases.held_by(1), leases.held_by(2)), ((2, 0), (1, 0)));
+    leases.end(1);
+    leases.give_back(2, &[11, 12], None);
+    let shared = leases.shared.lock();
+    assert!(shared.table.inodes.is_empty() && shared.table.leases == 0 && shared.bells.is_empty());
+}
+
+#[test]
+fn a_term_that_is_over_is_not_waited_for() {
+    let (leases, hand) = leases();
+    assert!(leases.grant(2, 10));
+    hand.set(4);
+    assert!(leases.renew(2).0);
+    let place = leases.line(1, &[10]);
+    hand.set(8);
+    assert!(leases.recalls(&place).is_some());
+    hand.set(9);
+    leases.expire(&HashSet::from([1, 2, 3]));
+    assert!(leases.recalls(&place).is_none());
+    assert!(!leases.grant(2, 12), "nothing is heard of it");
+    leases.begin(2);
+    assert!(leases.grant(2, 12));
+}
+
+#[test]
+fn turns_come_in_order_and_never_wait_for_each_other() {
+    let (leases, _) = leases();
+    let first = leases.turn(1, &[1, 2]);
+    let second = leases.line(2, &[2, 3]);
+    let third = leases.line(3, &[1, 3]);
+    drop(leases.turn(1, &[4]));
+    drop(first);
+    assert!(leases.recalls(&third).is_some(), "not before the second");
+    assert!(leases.recalls(&second).is_none());
+    drop(second.into_turn());
+    assert!(leases.recalls(&third).is_none());
+}
+
+#[test]
+fn nothing_is_changed_while_leases_of_an_earlier_server_may_last() {
+    let hand = Arc::new(Hand::default());
+    let leases = Arc::new(Leases::new(hand.clone(), Duration::from_secs(5), Duration::from_secs(5)));
+    leases.begin(1);
+    drop(leases.line(1, &[1]));
+    let (runtime, place) = (runtime(), leases.ask(1, Wants::Lease, vec![1]));
+    let _inside = runtime.enter();
+    assert!(poll(pin!(place.wait(NO_ONE))).is_none(), "and nobody decides about it alone");
+    drop(place);
+    hand.set(5);
+    leases.begin(1);
+    drop(leases.turn(1, &[1]));
+}
+
+#[test]
+fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
+    let (leases, _) = leases();
+    assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
+    assert!(leases.grant(1, 10) && !leases.grant(2, 10), "it is alone");
+    assert!(leases.is_readable(1, &[10]) && !leases.is_readable(2, &[9, 10]));
+    let reader = leases.ask(2, Wants::Read, vec![10]);
+    assert_eq!(leases.recalls(&reader), Some(Recalls::from([(1, vec![10])])));
+    assert!(!leases.renew(1).0);
+    leases.give_back(1, &[10], Some(2));
+    assert!(leases.renew(1).0, "it has given its word");
+    assert_eq!(leases.recalls(&reader), Some(Recalls::new()), "its changes are still to be applied");
+    leases.turn(1, &[10]).done(1);
+    assert!(leases.recalls(&reader).is_some());
+    leases.refused(1, 2);
+    assert!(leases.recalls(&reader).is_none());
+    assert_eq!(leases.held_by(1), (1, 1));
+    leases.give_back(1, &[11], Some(3));
+    let again = leases.ask(1, Wants::Lease, vec![11]);
+    assert_eq!(leases.recalls(&again), Some(Recalls::new()), "what it is about to lose");
+    leases.refused(1, 3);
+    assert_eq!(leases.progress(again.ticket), Progress::Begun(vec![11]));
+    assert_eq!(leases.refusal(1, true, &[10]), Progress::Broken, "a promise without a lease");
+}
+
+#[test]
+fn a_change_of_what_another_may_promise_is_busy() {
+    let (leases, _) = leases();
+    assert!(leases.grant(3, 20));
+    assert_eq!(leases.lease(1, &[10]), [10]);
+    assert_eq!(leases.refusal(2, false, &[10, 11]), Progress::Busy);
+    let asking = leases.ask(2, Wants::Lease, vec![10, 20]);
+    assert_eq!(leases.refusal(3, false, &[20]), Progress::Busy, "another stands in line for it");
+    drop(leases.turn(1, &[10]));
+    assert_eq!(
+        leases.recalls(&asking),
+        Some(Recalls::from([(1, vec![10]), (3, vec![20])])),
+        "promised changes pass the line, and those who ask for leases are not in their own way"
+    );
+    drop(leases.line(2, &[20]));
+    leases.give_back(1, &[10], None);
+    leases.give_back(3, &[20], None);
+    assert_eq!(leases.progress(asking.ticket), Progress::Begun(vec![10, 20]));
+}
+
+#[test]
+fn a_recall_never_overtakes_the_answer_that_grants() {
+    let (leases, _) = leases();
+    let asking = leases.ask(1, Wants::Lease, vec![10]);
+    assert_eq!(leases.progress(asking.ticket), Progress::Begun(vec![10]));
+    let other = leases.ask(2, Wants::Lease, vec![10]);
+    assert_eq!(leases.recalls(&other), Some(Recalls::new()));
+    leases.told(1, &[10]);
+    assert_eq!(leases.recalls(&other), Some(Recalls::from([(1, vec![10])])));
+    // The recall may be lost with the connection.
+    leases.begin(1);
+    assert_eq!(leases.recalls(&other), Some(Recalls::from([(1, vec![10])])));
+    let again = leases.ask(1, Wants::Lease, vec![10]);
+    assert!(leases.recalls(&again).is_some(), "behind the other");
+    leases.give_back(1, &[10], None);
+    assert_eq!(leases.progress(other.ticket), Progress::Begun(vec![10]));
+}
+
+#[test]
+fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_middle_of_a_change() {
+    let (leases, hand) = leases();
+    assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
+    hand.set(6);
+    leases.begin(2);
+    leases.expire(&HashSet::from([1, 2, 3]));
+    let changing = leases.turn(1, &[11]);
+    let reader = leases.ask(2, Wants::Read, vec![10]);
+    assert!(leases.recalls(&reader).is_some(), "its change is being made");
+    changing.done(1);
+    assert!(leases.recalls(&reader).is_none());
+    assert_eq!((leases.held_by(1), leases.series(1)), ((0, 0), 1));
+    let Begin::Not(Progress::Dropped) = leases.begin_change(1, (0, true), vec![11], NO_ONE) else {
+        panic!("of a series that is over")
+    };
+    assert_eq!(leases.begin(1), 1);
+    leases.end_series(1, 0);
+    assert_eq!(leases.series(1), 1, "ended once");
+}
+
+#[test]
+fn what_a_client_makes_is_its_own_from_the_beginning() {
+    let (leases, _) = leases();
+    assert!(leases.bear(1, 10));
+    assert!(!leases.bear(2, 10) && !leases.grant(2, 10));
+    drop(leases.turn(1, &[10]));
+    leases.unbear(1, 10);
+    assert!(leases.grant(2, 10));
+    // It may be given back before it is made.
+    leases.give_back(1, &[11, 12], Some(3));
+    leases.refused(1, 2);
+    assert!(leases.bear(1, 11));
+    leases.refused(1, 3);
+    assert!(leases.bear(1, 12));
+    assert_eq!((leases.held_by(1), leases.is_readable(2, &[11])), ((1, 1), true));
+}
+
+#[test]
+fn a_server_that_stops_has_all_leases_back_or_knows_that_it_has_not() {
+    let (leases, hand) = leases();
+    assert_eq!(leases.relied_on(), (false, false));
+    assert!(leases.grant(1, 10) && leases.grant(2, 10) && leases.grant(2, 11));
+    assert_eq!(leases.lease(3, &[12]), [12]);
+    assert_eq!(leases.relied_on(), (true, true));
+    let mut recalls = leases.close();
+    recalls.values_mut().for_each(|inos| inos.sort_unstable());
+    assert_eq!(recalls, Recalls::from([(1, vec![10]), (2, vec![10, 11]), (3, vec![12])]));
+    assert_eq!(leases.close(), Recalls::new(), "asked once");
+    assert!(!leases.grant(1, 13) && leases.lease(1, &[13]).is_empty(), "nothing more is given");
+    leases.give_back(1, &[10], None);
+    leases.give_back(3, &[12], Some(5));
+    assert_eq!(leases.relied_on(), (true, true), "some of its changes are still to be made");
+    leases.refused(3, 5);
+    assert_eq!(leases.relied_on(), (true, false));
+    hand.set(5);
+    assert_eq!(leases.relied_on(), (false, false), "its term is over");
+
+    let (leases, hand) = self::leases();
+    assert_eq!(leases.lease(3, &[12]), [12]);
+    assert_eq!(leases.close(), Recalls::from([(3, vec![12])]));
+    hand.set(5);
+    assert_eq!(leases.relied_on(), (false, true), "what it has promised it may still send");
+}

@@ -1,0 +1,150 @@
+//! What a session promises out of: inode numbers and space that were set aside for it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use ferry_fs::{Aside, AsideId, Errno, Filesystem, Ino};
+use parking_lot::Mutex;
+
+use crate::message::Op;
+
+/// Unused inode numbers that a session keeps, in so many ranges; the oldest are lost.
+const NUMBERS_MAX: u64 = 1 << 16;
+const RANGES_MAX: usize = 64;
+/// Inode numbers that it gets at a time.
+const NUMBERS: u32 = 4096;
+/// Credit of a session: more than the promised changes draw that fit into its window.
+const CREDIT_BYTES_MAX: u64 = 128 << 20;
+const CREDIT_INODES_MAX: u64 = 8192;
+
+/// Of one session.
+#[derive(Default)]
+pub(super) struct Provisions {
+    /// Oldest first.
+    numbers: Mutex<VecDeque<Range<Ino>>>,
+    space: Mutex<Space>,
+}
+
+#[derive(Default)]
+struct Space {
+    aside: Option<Aside>,
+    /// What the client may still promise, of bytes and inodes: it counts the most that each change can take. So there is never less aside.
+    credit: (u64, u64),
+    /// The session has ended.
+    over: bool,
+}
+
+/// The most that a change takes of the credit.
+fn price(op: &Op) -> (u64, u64) {
+    match op {
+        Op::Write { data, .. } => (Aside::of_write(data.len()), 0),
+        Op::Setattr { set, .. } if set.size.is_some() => (Aside::of_write(0), 0),
+        Op::Symlink { target, .. } => (Aside::of_target(target.len()), 1),
+        Op::Mknod { .. }
+        | Op::Mkdir { .. }
+        | Op::Create { .. }
+        | Op::Tmpfile { .. }
+        | Op::Link { .. }
+        | Op::Rename { .. } => (0, 1),
+        _ => (0, 0),
+    }
+}
+
+impl Provisions {
+    /// More inode numbers for what the client makes.
+    pub(super) fn add_numbers(&self, fs: &dyn Filesystem) -> Result<Range<Ino>, Errno> {
+        let more = fs.numbers(NUMBERS)?;
+        self.keep(more.clone());
+        Ok(more)
+    }
+
+    fn keep(&self, more: Range<Ino>) {
+        let mut numbers = self.numbers.lock();
+        numbers.push_back(more);
+        while numbers.len() > RANGES_MAX
+            || numbers.iter().map(|range| range.end - range.start).sum::<u64>() > NUMBERS_MAX
+        {
+            numbers.pop_front();
+        }
+    }
+
+    /// Uses a number; whether it was the client's to use.
+    pub(super) fn use_number(&self, ino: Ino) -> bool {
+        let mut numbers = self.numbers.lock();
+        let Some(at) = numbers.iter().position(|range| range.contains(&ino)) else { return false };
+        let Some(range) = numbers.remove(at) else { return false };
+        for rest in [ino + 1..range.end, range.start..ino] {
+            if !rest.is_empty() {
+                numbers.insert(at, rest);
+            }
+        }
+        while numbers.len() > RANGES_MAX {
+            numbers.pop_front();
+        }
+        true
+    }
+
+    /// What promised changes draw from.
+    pub(super) fn aside(&self) -> Option<AsideId> {
+        self.space.lock().aside.as_ref().map(Aside::id)
+    }
+
+    /// A promised change comes out of the credit, whatever becomes of it.
+    pub(super) fn spend(&self, op: &Op) {
+        let (bytes, inodes) = price(op);
+        let mut space = self.space.lock();
+        space.credit = (space.credit.0.saturating_sub(bytes), space.credit.1.saturating_sub(inodes));
+    }
+
+    /// Gives the client more credit, and sets aside what is missing for that; gives the bytes, 0 if there is not so much.
+    pub(super) fn credit(&self, fs: &dyn Filesystem, bytes: u64, inodes: u64) -> u64 {
+        let mut space = self.space.lock();
+        let more = |credit: u64, more: u64, most: u64| credit.checked_add(more).filter(|sum| *sum <= most);
+        let credit =
+            (more(space.credit.0, bytes, CREDIT_BYTES_MAX), more(space.credit.1, inodes, CREDIT_INODES_MAX));
+        let ((Some(all_bytes), Some(all_inodes)), false) = (credit, space.over) else { return 0 };
+        let left = space.aside.as_ref().map_or((0, 0), Aside::left);
+        let missing = (all_bytes.saturating_sub(left.0), all_inodes.saturating_sub(left.1));
+        let added = match &space.aside {
+            Some(aside) => aside.add(missing.0, missing.1),
+            None => fs.set_aside(missing.0, missing.1).map(|new| space.aside = Some(new)),
+        };
+        if added.is_err() {
+            return 0;
+        }
+        space.credit = (all_bytes, all_inodes);
+        bytes
+    }
+
+    /// The session has ended: what is left is given back.
+    pub(super) fn end(&self) {
+        *self.space.lock() = Space { aside: None, credit: (0, 0), over: true };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_used_once_and_only_by_whom_it_was_given_to() {
+        let provisions = Provisions::default();
+        provisions.keep(10..13);
+        provisions.keep(20..21);
+        assert!(!provisions.use_number(9) && !provisions.use_number(13));
+        for ino in [11, 20, 10, 12] {
+            assert!(provisions.use_number(ino) && !provisions.use_number(ino), "{ino}");
+        }
+        assert!(provisions.numbers.lock().is_empty());
+    }
+
+    #[test]
+    fn of_too_many_numbers_the_oldest_are_lost() {
+        let provisions = Provisions::default();
+        provisions.keep(0..NUMBERS_MAX);
+        (1..200).step_by(2).for_each(|ino| assert!(provisions.use_number(ino), "{ino}"));
+        assert_eq!(provisions.numbers.lock().len(), RANGES_MAX);
+        provisions.keep(1 << 20..(1 << 20) + NUMBERS_MAX);
+        assert!(!provisions.use_number(500) && provisions.use_number(1 << 20));
+    }
+}

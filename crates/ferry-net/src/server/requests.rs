@@ -1,0 +1,122 @@
+//! Requests that wait for leases, without a thread: those that would see less than what another client was promised, and those that ask
+//! for write leases.
+
+use std::sync::Arc;
+
+use ferry_fs::{Errno, Ino};
+
+use super::Core;
+use super::apply::{Applying, Told};
+use super::leases::{Progress, Wants};
+use super::session::Session;
+use crate::codec::List;
+use crate::message::{BATCH_MAX, Held, Op, Outcome, Who};
+
+/// A request on its way.
+pub(super) struct Request {
+    pub(super) session: Arc<Session>,
+    /// The connection that brought it, and its number there.
+    pub(super) id: (u64, u64),
+    pub(super) who: Who,
+    pub(super) op: Op,
+    pub(super) told: Told,
+}
+
+impl Request {
+    fn applying<'a>(&'a self, core: &'a Core) -> Applying<'a> {
+        Applying { core, session: &self.session, who: self.who, promise: None }
+    }
+}
+
+/// What became of a request.
+pub(super) enum Asked {
+    /// It is answered, or will be.
+    Answered,
+    /// Others have write leases on one of these.
+    Behind(Vec<Ino>, Box<Op>, Told),
+}
+
+impl Core {
+    /// Answers a request, now or when what it waits for has come.
+    pub(super) fn answer(self: &Arc<Self>, request: Request) {
+        if let Op::Lease { .. } = request.op {
+            let core = Arc::clone(self);
+            self.runtime.spawn(async move { core.lease(request).await });
+        } else if let Some((request, inos)) = self.try_answer(request) {
+            let core = Arc::clone(self);
+            self.runtime.spawn(async move { core.answer_later(request, inos).await });
+        }
+    }
+
+    /// Answers a request, or gives it back with what others have write leases on.
+    fn try_answer(&self, request: Request) -> Option<(Request, Vec<Ino>)> {
+        let Request { session, id, who, op, told } = request;
+        let applying = Applying { core: self, session: &session, who, promise: None };
+        match applying.request(id, op, told) {
+            Asked::Answered => None,
+            Asked::Behind(inos, op, told) => Some((Request { session, id, who, op: *op, told }, inos)),
+        }
+    }
+
+    async fn answer_later(self: Arc<Self>, request: Request, inos: Vec<Ino>) {
+        let (mut request, mut inos) = (request, inos);
+        loop {
+            let place = self.leases.ask(request.session.number, Wants::Read, inos);
+            let _begun = place.wait(|recalls| self.recall(recalls)).await;
+            let core = Arc::clone(&self);
+            let answered = tokio::task::spawn_blocking(move || {
+                let again = core.try_answer(request);
+                drop(place);
+                again
+            });
+            match answered.await {
+                Ok(Some(again)) => (request, inos) = again,
+                _ => return,
+            }
+        }
+    }
+
+    /// Gives the write leases that a client asks for, as far as it may have them.
+    async fn lease(self: Arc<Self>, request: Request) {
+        let Op::Lease { inodes } = &request.op else { return };
+        if inodes.0.len() > BATCH_MAX {
+            return (request.told)(Outcome::Failed { errno: libc::EINVAL }, 0);
+        }
+        let session = Arc::clone(&request.session);
+        let may = !session.read_only && !session.is_over();
+        let mut inos: Vec<Ino> =
+            inodes.0.iter().filter(|_| may).filter_map(|ino| session.inward(*ino)).collect();
+        inos.sort_unstable();
+        inos.dedup();
+        let granted = if inos.is_empty() {
+            Vec::new()
+        } else {
+            let place = self.leases.ask(session.number, Wants::Lease, inos);
+            match place.wait(|recalls| self.recall(recalls)).await {
+                Progress::Begun(granted) => granted,
+                _ => Vec::new(),
+            }
+        };
+        let core = Arc::clone(&self);
+        let _done = tokio::task::spawn_blocking(move || {
+            let applying = request.applying(&core);
+            // What is gone has nothing to be leased, and who is gone no use for it.
+            let over = request.session.is_over();
+            let (held, gone): (Vec<_>, Vec<_>) = granted
+                .iter()
+                .map(|ino| (*ino, held(&applying, *ino)))
+                .partition(|(_, held)| held.is_ok() && !over);
+            let held = held.into_iter().filter_map(|(_, held)| held.ok()).collect();
+            (request.told)(Outcome::Leases { held: List(held) }, 0);
+            core.leases.told(session.number, &granted);
+            let gone: Vec<Ino> = gone.into_iter().map(|(ino, _)| ino).collect();
+            core.leases.give_back(session.number, &gone, None);
+        })
+        .await;
+    }
+}
+
+fn held(applying: &Applying<'_>, ino: Ino) -> Result<Held, Errno> {
+    let attr = applying.attr_now(ino)?;
+    Ok(Held { attr, plain: applying.fs().is_plain(ino)? })
+}

@@ -1,0 +1,179 @@
+//! Many clients with many leases: what they cost the server, and how long it takes to have all of them back. Figures, not run by itself:
+//! `cargo test --release -p ferry-net --lib many -- --ignored --nocapture`.
+
+use std::time::Instant;
+
+use tokio::io::{ReadHalf, WriteHalf, split};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::codec::List;
+use crate::frame;
+use crate::message::*;
+
+const SESSIONS: usize = 200;
+const LEASES: usize = 10_000;
+/// The bar for having them all back.
+const RECALL_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Bytes of memory that this process has in use.
+fn memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// A client that keeps nothing but its word: it gives back what it is asked for.
+struct Idle {
+    out: UnboundedSender<(Vec<u8>, ())>,
+    heard: JoinHandle<()>,
+    /// Leases that it was told of, and that it gave back.
+    counts: Arc<[AtomicU64; 2]>,
+}
+
+fn say(out: &UnboundedSender<(Vec<u8>, ())>, message: &ToServer) {
+    let _gone = out.send((frame::encode(message), ()));
+}
+
+impl Idle {
+    fn new(server: &Server, name: usize) -> Self {
+        let (ours, theirs) = duplex(16 << 10);
+        server.serve_stream(Box::new(theirs));
+        let (reader, writer): (ReadHalf<DuplexStream>, WriteHalf<DuplexStream>) = split(ours);
+        let (out, frames) = unbounded_channel();
+        tokio::spawn(frame::write_all(writer, frames));
+        let name = format!("client {name}").into_bytes();
+        say(&out, &ToServer::Hello { version: VERSION, session: 0, path: b"/".to_vec(), name });
+        let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let heard = tokio::spawn(hear(reader, out.clone(), counts.clone()));
+        Self { out, heard, counts }
+    }
+
+    fn look_up(&self, names: std::ops::Range<usize>, dir: Ino) {
+        for n in names {
+            let op = Op::Lookup { parent: dir, name: n.to_string().into_bytes() };
+            say(&self.out, &ToServer::Request { id: n as u64, after: 0, who: Who::default(), op });
+        }
+    }
+
+    fn count(&self, which: usize) -> usize {
+        self.counts[which].load(Ordering::Relaxed) as usize
+    }
+}
+
+async fn hear(
+    mut reader: ReadHalf<DuplexStream>,
+    out: UnboundedSender<(Vec<u8>, ())>,
+    counts: Arc<[AtomicU64; 2]>,
+) {
+    while let Ok(Some(message)) = frame::read::<ToClient>(&mut reader, FRAME_MAX).await {
+        match message {
+            ToClient::Reply { leased, outcome: Outcome::Entry { known: Some(_) }, .. } => {
+                let told = u64::from(leased & LEASED_FOUND != 0);
+                counts[0].fetch_add(told, Ordering::Relaxed);
+            }
+            ToClient::Reply { outcome, .. } => panic!("{outcome:?}"),
+            ToClient::Recall { inodes } => {
+                counts[1].fetch_add(inodes.0.len() as u64, Ordering::Relaxed);
+                say(&out, &ToServer::Returned { inodes: List(inodes.0), after: 0 });
+            }
+            ToClient::Goodbye {} => return,
+            _ => {}
+        }
+    }
+}
+
+async fn until(what: impl Fn() -> bool) {
+    while !what() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Answers to all look-ups, with not more under way than the window takes.
+async fn ask_for_leases(idle: &[Idle], dir: Ino) {
+    const STEP: usize = 250;
+    for from in (0..LEASES).step_by(STEP) {
+        idle.iter().for_each(|client| client.look_up(from..from + STEP, dir));
+        until(|| idle.iter().all(|client| client.count(0) == from + STEP)).await;
+    }
+}
+
+/// Keeps the terms going.
+async fn ping(idle: &[Idle]) {
+    loop {
+        idle.iter().for_each(|client| say(&client.out, &ToServer::Ping {}));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+#[test]
+#[ignore = "figures; takes a minute"]
+fn two_hundred_sessions_with_ten_thousand_leases_each() {
+    let world = World::new(90);
+    let dir = {
+        let me = InProcess::default();
+        let dir = me.call(|cx| world.fs.mkdir(cx, ROOT, b"d", 0o755)).unwrap().attr.unwrap().ino;
+        for n in 0..LEASES {
+            let name = n.to_string();
+            me.call(|cx| world.fs.mknod(cx, dir, name.as_bytes(), libc::S_IFREG | 0o644, 0)).unwrap();
+        }
+        dir
+    };
+    let server = world.server();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let before = memory();
+    let idle: Vec<Idle> = (0..SESSIONS).map(|name| Idle::new(&server, name)).collect();
+    // What is not named before cannot be used: the directory itself.
+    let known = |client: &Idle| {
+        let op = Op::Lookup { parent: ROOT, name: b"d".to_vec() };
+        say(&client.out, &ToServer::Request { id: u64::MAX, after: 0, who: Who::default(), op });
+    };
+    idle.iter().for_each(known);
+    runtime.block_on(until(|| idle.iter().all(|client| client.count(0) == 1)));
+    idle.iter().for_each(|client| client.counts[0].store(0, Ordering::Relaxed));
+    let connected = memory();
+    let begun = Instant::now();
+    runtime.block_on(async {
+        tokio::select! {
+            () = ask_for_leases(&idle, dir) => {}
+            () = ping(&idle) => {}
+        }
+    });
+    let granted = begun.elapsed();
+    let full = memory();
+    let held = world.figure("leases");
+    assert!(held as usize >= SESSIONS * LEASES, "{held}");
+
+    // One inode that all of them know, changed by another client.
+    let other = world.client();
+    let begun = Instant::now();
+    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let ino = other.ino(ROOT, "d");
+    other.me.call(|cx| other.fs.setattr(cx, ino, None, &set)).unwrap();
+    let one = begun.elapsed();
+    // All of them: the server stops.
+    // Who goes without a word would be waited for.
+    other.fs.close();
+    runtime.block_on(until(|| world.server().control().clients().as_array().unwrap().len() == SESSIONS));
+    drop(server);
+    let begun = Instant::now();
+    world.stop();
+    let all = begun.elapsed();
+    let returned: usize = idle.iter().map(|client| client.count(1)).sum();
+    let per = |bytes: u64, of: usize| bytes / of as u64;
+    println!(
+        "{SESSIONS} sessions, {held} leases: {} bytes a session (its buffers too), {} bytes a lease; granted in {:.1} s; \
+         an inode of all changed after {:.0} ms; {returned} given back and stopped after {:.2} s",
+        per(connected - before, SESSIONS),
+        per(full - connected, held as usize),
+        granted.as_secs_f64(),
+        one.as_secs_f64() * 1e3,
+        all.as_secs_f64(),
+    );
+    assert!(all < RECALL_TIME_MAX, "{all:?}");
+    for client in idle {
+        runtime.block_on(client.heard).unwrap();
+    }
+}

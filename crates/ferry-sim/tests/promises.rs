@@ -1,0 +1,217 @@
+//! A crash at any moment leaves a session's mark together with exactly what the session changed up to it, and no number that was
+//! set aside is handed out again.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod grow_support;
+
+use ferry_device::BlockDevice;
+use ferry_fs::volume::LOG_MIN;
+use ferry_fs::{
+    Cx, Filesystem, InProcess, Ino, LocalFs, Mark, Promise, ROOT, RenameFlags, SetAttr, Timestamp,
+};
+use ferry_sim::device::{SimDevice, SimRng};
+use grow_support::{ME, assert_clean, format, open, sync};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+const SESSIONS: [u128; 2] = [5, u128::MAX];
+const CHANGES: u64 = 1000;
+
+/// What a session has in its directory: the inode and the mode of each name.
+type Names = BTreeMap<String, (Ino, u32)>;
+
+struct Session {
+    id: u128,
+    dir: Ino,
+    numbers: Range<Ino>,
+    seq: u64,
+    /// After each change.
+    states: Vec<Names>,
+}
+
+impl Session {
+    fn promise(&self, ino: Option<Ino>) -> Promise {
+        let mark = Some(Mark { session: self.id, seq: self.seq });
+        Promise { at: Timestamp::new(self.seq as i64, 5), ino, mark, aside: None }
+    }
+
+    /// Makes the next change.
+    fn change(&mut self, fs: &LocalFs, rng: &mut SimRng) {
+        self.seq += 1;
+        let mut names = self.states.last().unwrap().clone();
+        let some =
+            |names: &Names, rng: &mut SimRng| names.keys().nth(rng.index(names.len())).cloned().unwrap();
+        let call = |promise, act: &dyn Fn(&Cx<'_>) -> ferry_fs::Answer<()>| {
+            InProcess { promise: Some(promise), ..ME }.call(|cx| act(cx)).unwrap();
+        };
+        match rng.index(6) {
+            0 if names.len() > 3 => {
+                let (old, new) = (some(&names, rng), some(&names, rng));
+                let (a, b) = (old.as_bytes(), new.as_bytes());
+                call(self.promise(None), &|cx| {
+                    fs.rename(cx, self.dir, a, self.dir, b, RenameFlags::default())
+                });
+                if old != new {
+                    let moved = names.remove(&old).unwrap();
+                    names.insert(new, moved);
+                }
+            }
+            1 if names.len() > 3 => {
+                let name = some(&names, rng);
+                call(self.promise(None), &|cx| fs.unlink(cx, self.dir, name.as_bytes()));
+                names.remove(&name);
+            }
+            2 if names.len() > 3 => {
+                let name = some(&names, rng);
+                let (ino, _) = names[&name];
+                let mode = 0o600 + (self.seq as u32 & 0o77);
+                let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+                call(self.promise(None), &|cx| fs.setattr(cx, ino, None, &set).map(drop));
+                names.insert(name, (ino, mode));
+            }
+            _ => {
+                let ino = self.numbers.next().unwrap();
+                let name = format!("made by {}", self.seq);
+                call(self.promise(Some(ino)), &|cx| {
+                    let made = fs.mknod(cx, self.dir, name.as_bytes(), libc::S_IFREG | 0o644, 0)?;
+                    assert_eq!(made.attr.unwrap().ino, ino);
+                    fs.forget(ino, 1);
+                    Ok(())
+                });
+                names.insert(name, (ino, 0o644));
+            }
+        }
+        self.states.push(names);
+    }
+}
+
+fn listed(fs: &LocalFs, dir: Ino) -> Names {
+    let mut names = Names::new();
+    ME.call(|cx| {
+        fs.readdir(cx, dir, 0, 2, true, &mut |entry| {
+            let attr = entry.entry.unwrap().attr.unwrap();
+            names.insert(String::from_utf8(entry.name.to_vec()).unwrap(), (attr.ino, attr.mode & 0o7777));
+            true
+        })
+    })
+    .unwrap();
+    names.values().for_each(|(ino, _)| fs.forget(*ino, 1));
+    names
+}
+
+fn as_device(device: &Arc<SimDevice>) -> Arc<dyn BlockDevice> {
+    device.clone()
+}
+
+#[cfg(not(feature = "planted"))]
+#[test]
+fn a_crash_leaves_a_mark_and_what_it_says_or_neither() {
+    crash_everywhere();
+}
+
+/// One test, because a bug is planted in the whole process.
+#[cfg(feature = "planted")]
+#[test]
+fn each_planted_bug_is_found() {
+    use ferry_journal::planted::{Bug, plant};
+    for bug in [Bug::EarlyMark, Bug::UnraisedLimit] {
+        plant(bug);
+        assert!(std::panic::catch_unwind(crash_everywhere).is_err(), "{bug:?} is not found");
+    }
+    plant(Bug::None);
+    crash_everywhere();
+}
+
+fn crash_everywhere() {
+    let device = Arc::new(SimDevice::new(64 << 20));
+    format(&as_device(&device), LOG_MIN);
+    let fs = open(device.clone(), false);
+    let mut rng = SimRng::new(11);
+    let mut sessions = SESSIONS.map(|id| {
+        let made = ME.call(|cx| fs.mkdir(cx, ROOT, format!("{id:x}").as_bytes(), 0o755)).unwrap();
+        let numbers = fs.numbers(CHANGES as u32).unwrap();
+        Session { id, dir: made.attr.unwrap().ino, numbers, seq: 0, states: vec![Names::new()] }
+    });
+    sync(&fs);
+    device.restart_trace();
+    // What was handed out so far, and when.
+    let mut handed = vec![(0, sessions[1].numbers.end)];
+    // Changes that were made durable, of each session, and when.
+    let mut durable = vec![(0, [0, 0])];
+    for n in 0..2 * CHANGES {
+        sessions[rng.index(2)].change(&fs, &mut rng);
+        if n % 97 == 0 {
+            // More than the limit runs ahead, with no change between that would raise it.
+            for _ in 0..10 {
+                let range = fs.numbers(250_000).unwrap();
+                handed.push((device.trace_len(), range.end));
+            }
+        }
+        if n % 60 == 0 {
+            sync(&fs);
+            durable.push((device.trace_len(), [sessions[0].seq, sessions[1].seq]));
+        }
+    }
+    let end = device.trace_len();
+    let mut points = device.flush_points();
+    points.extend((0..60).map(|_| rng.index(end + 1)));
+    points.extend(handed.iter().map(|(at, _)| *at));
+    let mut met = [0; 2];
+    for point in points {
+        let image = Arc::new(device.crash_image(point, &mut rng));
+        assert_clean(&as_device(&image));
+        let fs = open(image.clone(), false);
+        let synced = durable.iter().rev().find(|(at, _)| *at <= point).unwrap().1;
+        for (n, session) in sessions.iter().enumerate() {
+            let mark = fs.mark(session.id).unwrap().unwrap_or(0);
+            assert!((synced[n]..=session.seq).contains(&mark), "{mark} after a crash at {point}");
+            assert_eq!(listed(&fs, session.dir), session.states[mark as usize], "a crash at {point}");
+            met[usize::from(mark > synced[n])] += 1;
+        }
+        let limit = handed.iter().rev().find(|(at, _)| *at <= point).unwrap().1;
+        let again = fs.numbers(1000).unwrap();
+        assert!(again.start >= limit, "{again:?} after a crash at {point}, {limit} was next");
+        let made = ME.call(|cx| fs.mkdir(cx, ROOT, b"new", 0o755)).unwrap().attr.unwrap();
+        assert!(made.ino >= limit && !again.contains(&made.ino));
+        assert!(!fs.was_handed_over());
+        fs.close().unwrap();
+        drop(fs);
+        assert_clean(&as_device(&image));
+    }
+    assert!(met[0] > 10 && met[1] > 10, "crashes right behind a sync and in between: {met:?}");
+}
+
+/// Who comes after one that handed the volume over and crashed in its turn, whatever it did, is not to believe that.
+#[cfg(not(feature = "planted"))]
+#[test]
+fn what_was_handed_over_is_so_until_the_next_mount_and_no_longer() {
+    let device = Arc::new(SimDevice::new(64 << 20));
+    format(&as_device(&device), LOG_MIN);
+    let fs = open(device.clone(), false);
+    device.restart_trace();
+    let (mut rng, mut met) = (SimRng::new(3), [0; 2]);
+    fs.hand_over().unwrap();
+    let handed = device.trace_len();
+    fs.close().unwrap();
+    drop(fs);
+    let closed = device.trace_len();
+    for point in 0..=closed {
+        let fs = open(Arc::new(device.crash_image(point, &mut rng)), false);
+        assert!(fs.was_handed_over() || point < handed, "a crash at {point}");
+        met[usize::from(fs.was_handed_over())] += 1;
+    }
+    assert!(met[0] > 0 && met[1] > 0, "{met:?}");
+    device.restart_trace();
+    let fs = open(device.clone(), false);
+    assert!(fs.was_handed_over());
+    let opened = device.trace_len();
+    for n in 0..20 {
+        ME.call(|cx| fs.mkdir(cx, ROOT, format!("{n}").as_bytes(), 0o755)).unwrap();
+    }
+    sync(&fs);
+    for point in opened..=device.trace_len() {
+        let fs = open(Arc::new(device.crash_image(point, &mut rng)), false);
+        assert!(!fs.was_handed_over(), "a crash at {point}");
+    }
+}
