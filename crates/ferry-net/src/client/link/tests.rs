@@ -277,8 +277,8 @@ impl ferry_fs::Host for SlowKernel {
     fn invalidate_inode(&self, _ino: Ino, _offset: u64, _len: u64) {}
     fn invalidate_attributes(&self, _ino: Ino) {}
     fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
-    fn forget(&self, inodes: Vec<Ino>, _names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send>) {
-        self.0.lock().push((inodes, done));
+    fn forget(&self, what: ferry_fs::ToForget, done: Box<dyn FnOnce() + Send>) {
+        self.0.lock().push((what.inodes, done));
     }
     fn forgets_names(&self) -> bool {
         true
