@@ -4,6 +4,7 @@ usage: oneorder.py SECONDS SEED MOUNTPOINT…
 """
 
 import errno
+import mmap
 import os
 import random
 import stat
@@ -19,14 +20,20 @@ class File:
         self.data, self.mode, self.links = b"", 0o644, 1
 
 
-names = {}  # path below a mount: File
-places = ["one", "two"]
+names = {}  # (place, name): File
+places = {"one": "one", "two": "two"}  # what each directory is called now
 for place in places:
     os.mkdir(f"{mounts[0]}/{place}")
+held = {mount: None for mount in mounts}  # a file that stays open: its descriptor and File
 
 
 def pick():
-    return f"{rng.choice(places)}/{rng.choice('abcd')}"
+    return rng.choice(sorted(places)), rng.choice("abcd")
+
+
+def full(mount, path):
+    place, name = path
+    return f"{mount}/{places[place]}/{name}"
 
 
 def expect(what, wanted):
@@ -42,8 +49,10 @@ def expect(what, wanted):
 
 def step(mount):
     path, absent = pick(), errno.ENOENT
-    at, file = f"{mount}/{path}", names.get(path)
-    op = rng.choice(["create", "write", "append", "cut", "mode", "remove", "rename", "link", "look", "look", "look", "read", "list"])
+    at, file = full(mount, path), names.get(path)
+    op = rng.choice(
+        ["create", "write", "append", "cut", "mode", "remove", "rename", "link", "look", "look", "look", "read", "map", "hold", "held", "held", "move", "list"]
+    )
     missing = None if file else absent
     if op == "create":
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
@@ -77,7 +86,7 @@ def step(mount):
             file.links -= 1
     elif op == "rename":
         new = pick()
-        expect(lambda: os.rename(at, f"{mount}/{new}"), missing)
+        expect(lambda: os.rename(at, full(mount, new)), missing)
         if file and names.get(new) is not file:
             if new in names:
                 names[new].links -= 1
@@ -85,7 +94,7 @@ def step(mount):
     elif op == "link":
         new = pick()
         wanted = missing or (errno.EEXIST if new in names else None)
-        expect(lambda: os.link(at, f"{mount}/{new}"), wanted)
+        expect(lambda: os.link(at, full(mount, new)), wanted)
         if wanted is None:
             names[new] = file
             file.links += 1
@@ -100,10 +109,35 @@ def step(mount):
             data = os.read(fd, 1 << 20)
             os.close(fd)
             assert data == file.data, f"{len(data)} bytes, not {len(file.data)}"
+    elif op == "map":
+        fd = expect(lambda: os.open(at, os.O_RDONLY), missing)
+        if fd is not None:
+            if file.data:
+                with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
+                    assert mapped[:] == file.data, "what is mapped is not what is there"
+            os.close(fd)
+    elif op == "hold":
+        fd = expect(lambda: os.open(at, os.O_RDONLY), missing)
+        if fd is not None:
+            if held[mount]:
+                os.close(held[mount][0])
+            held[mount] = fd, file
+    elif op == "held":
+        if held[mount]:
+            fd, file = held[mount]
+            data = os.pread(fd, 1 << 20, 0)
+            assert data == file.data, f"{len(data)} bytes of an open file, not {len(file.data)}"
+            assert os.fstat(fd).st_size == len(file.data), "the size of an open file"
+    elif op == "move":
+        place = path[0]
+        old, new = places[place], place if places[place] != place else place + " moved"
+        os.rename(f"{mount}/{old}", f"{mount}/{new}")
+        places[place] = new
+        expect(lambda: os.stat(f"{rng.choice(mounts)}/{old}"), absent)
     else:
-        place = rng.choice(places)
-        seen = sorted(os.listdir(f"{mount}/{place}"))
-        wanted = sorted(p.split("/")[1] for p in names if p.startswith(place))
+        place = path[0]
+        seen = sorted(os.listdir(f"{mount}/{places[place]}"))
+        wanted = sorted(name for where, name in names if where == place)
         assert seen == wanted, f"{seen}, not {wanted}"
     return op, path
 
@@ -116,5 +150,7 @@ while time.monotonic() - begun < seconds:
     except AssertionError as error:
         sys.exit(f"seed {seed}, step {steps}, mount {which}: {error}")
     steps += 1
+for handle in filter(None, held.values()):
+    os.close(handle[0])
 print(f"{steps} steps, seed {seed}")
 assert steps > 100

@@ -374,9 +374,8 @@ pub trait Host: Send + Sync {
     fn invalidate_attributes(&self, ino: Ino);
     /// The kernel must forget the name.
     fn invalidate_entry(&self, parent: Ino, name: &[u8]);
-    /// The kernel must forget the cached attributes of these inodes, and look up these names again before it uses them; then `done` is called,
-    /// by another thread; then it must forget the contents of the inodes that say so. Not if the mount ends before. Unlike the others this
-    /// never waits.
+    /// The kernel must forget attributes and contents, and look up names again before it uses them; then `done` is called, by another thread.
+    /// Not if the mount ends before. Unlike the others this never waits.
     fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>);
     /// Whether [`Host::forget`] can be done for names.
     fn forgets_names(&self) -> bool;

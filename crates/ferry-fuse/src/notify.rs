@@ -30,6 +30,10 @@ const AGAIN_MAX: usize = 10;
 /// each time after this.
 const AGAIN_AFTER: Duration = Duration::from_millis(1);
 
+/// Whoever reads a file through the page cache asks for its size first. If the kernel is told to forget it before that process has taken the answer
+/// in, it drops the answer and reads by the size that it knew before. So it gets this time.
+const TAKEN_IN: Duration = Duration::from_millis(1);
+
 enum Notice {
     Inode { ino: Ino, offset: u64, len: u64 },
     Attributes { ino: Ino },
@@ -128,6 +132,9 @@ impl Notifier {
                 }
                 Notice::Entry { parent, name } => entry(device, parent, &name, 0),
                 Notice::Forget { what: ToForget { mut inodes, names, contents }, done } => {
+                    if !contents.is_empty() {
+                        thread::sleep(TAKEN_IN);
+                    }
                     inodes.retain(|ino| !attributes(device, *ino));
                     for _ in 0..AGAIN_MAX {
                         if inodes.is_empty() {
@@ -137,8 +144,8 @@ impl Notifier {
                         inodes.retain(|ino| !attributes(device, *ino));
                     }
                     names.iter().for_each(|(parent, name)| entry(device, *parent, name, abi::EXPIRE_ONLY));
-                    done();
                     contents.iter().for_each(|ino| inode(device, *ino, 0, 0));
+                    done();
                 }
             }
         }

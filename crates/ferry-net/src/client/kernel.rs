@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferry_fs::{Host, Ino, ToForget};
+use ferry_fs::{Host, ToForget};
 use parking_lot::{Mutex, RwLock};
 use serde_json::Value;
 use tokio::runtime::Handle;
@@ -71,10 +71,10 @@ impl Kernel {
         let _gone = told.await;
     }
 
-    /// Contents alone: nobody waits for that.
-    pub(super) fn forget_contents(&self, contents: Vec<Ino>) {
-        if let Some((host, _)) = self.0.read().clone().filter(|_| !contents.is_empty()) {
-            host.forget(ToForget { contents, ..ToForget::default() }, Box::new(|| {}));
+    /// The same, where nobody waits for it.
+    pub(super) fn forget_unasked(&self, what: ToForget) {
+        if let Some((host, _)) = self.0.read().clone().filter(|_| what != ToForget::default()) {
+            host.forget(what, Box::new(|| {}));
         }
     }
 }

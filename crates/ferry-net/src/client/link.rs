@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ferry_device::Clock;
-use ferry_fs::{Errno, Ino};
+use ferry_fs::{Errno, Ino, ToForget};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::io::BufReader;
@@ -298,12 +298,10 @@ impl Link {
             returned.dedup();
             cache.recall(&returned, false, self.cache.now());
             let to_forget = cache.take_to_forget();
-            if to_forget.inodes.is_empty() {
+            if to_forget == ToForget::default() {
                 state.give_back(&returned, seq);
                 cache.given_back();
                 pump(&mut state);
-                drop((state, cache));
-                self.kernel.forget_contents(to_forget.contents);
             } else {
                 cache.withdraw(&returned);
                 pump(&mut state);

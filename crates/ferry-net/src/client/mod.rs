@@ -11,6 +11,7 @@ mod kernel;
 mod link;
 mod locking;
 mod model;
+mod moving;
 mod purse;
 mod requests;
 mod tables;

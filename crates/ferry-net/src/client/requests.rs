@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::RemoteFs;
 use super::cache::View;
+use super::moving::Moving;
 use super::tables::{Dir, Handle};
 use super::waiting::{Finish, Keep};
 use crate::message::{IO_MAX, Known, LEASED, LEASED_FOUND, Name, Op, Outcome};
@@ -40,8 +41,8 @@ fn shown(fs: &RemoteFs, attr: Attr, name: Option<(Ino, &[u8])>) -> Entry {
 /// How a file is opened: who reads alone goes through the page cache, all others past it. Each close is told, for `fcntl` locks end with it.
 fn opened(fs: &RemoteFs, ino: Ino, fh: u64, flags: i32) -> Opened {
     if flags & (libc::O_ACCMODE | libc::O_DIRECT) == libc::O_RDONLY {
-        fs.cache.lock().is_read(ino);
-        return Opened { fh, keep_cache: true, ..Opened::default() };
+        let keep_cache = fs.cache.lock().begin_to_read(ino, fs.cache.now());
+        return Opened { fh, keep_cache, ..Opened::default() };
     }
     Opened { fh, direct_io: true, parallel_direct_writes: true, ..Opened::default() }
 }
@@ -353,7 +354,12 @@ impl Filesystem for RemoteFs {
         flags: RenameFlags,
     ) -> Answer<()> {
         let op = Op::Rename { parent, name: name.into(), new_parent, new_name: new_name.into(), flags };
-        self.change(cx, op, changed([parent, new_parent]))
+        let moving = Moving::begin(self, (parent, name.into()), (new_parent, new_name.into()));
+        let finish: Finish = Box::new(move |fs, outcome| {
+            moving.end(matches!(outcome, Outcome::Done {}).then_some(flags));
+            changed([parent, new_parent])(fs, outcome)
+        });
+        self.change(cx, op, finish)
     }
 
     fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened> {

@@ -97,7 +97,7 @@ impl State {
         self.epoch += 1;
         self.asking.forget(inos);
         for ino in inos {
-            self.shown.forget(*ino, now.monotonic);
+            self.shown.forget(*ino, wanted, now.monotonic);
             self.drop_node(*ino);
             let held = self.model.drop(*ino);
             if wanted {

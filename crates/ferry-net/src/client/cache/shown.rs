@@ -8,32 +8,40 @@
 //!   of an inode that it does not know yet are taken back again a little later. With the name of a directory a process that gets no
 //!   time to run may keep an old one for a second: only if that directory has just been moved or removed by somebody else.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::Duration;
 
-use ferry_fs::{Attr, Ino, ROOT, ToForget};
+use ferry_fs::{Attr, Ino, ROOT, RenameFlags, ToForget};
 
 use super::{Moment, State};
 
 /// The kernel is told nothing for longer.
 pub(in crate::client) const SHOWN_MAX: Duration = Duration::from_secs(1);
+/// The kernel reckons from the moment at which it takes in an answer, in ticks. What it was shown is over here so much later.
+const LATE: Duration = Duration::from_millis(500);
+/// The name of a directory that others wanted is not shown again for so long.
+const CALM: Duration = Duration::from_secs(10);
 /// So many are remembered before those that are over are taken out.
 const SHOWN_MIN: usize = 4096;
 
-#[derive(Debug)]
-struct Seen {
-    until: Duration,
-    /// Of a directory: the directory and the name under which it was found.
-    name: Option<(Ino, Box<[u8]>)>,
-}
+/// A directory and a name in it.
+pub(in crate::client) type FullName = (Ino, Box<[u8]>);
 
 /// What the kernel may keep, and what is being withdrawn.
 #[derive(Default)]
 pub(super) struct Shown {
-    seen: HashMap<Ino, Seen>,
+    /// Until when it keeps attributes.
+    seen: HashMap<Ino, Duration>,
+    /// Of directories: until when it keeps the name, and which: the directory and the name in it.
+    names: HashMap<Ino, (Duration, Ino, Box<[u8]>)>,
     thin_at: usize,
-    /// Files that the kernel reads through its page cache. It compares their times before each read, but not where they are mapped.
-    read: HashSet<Ino>,
+    /// Files that the kernel reads through its page cache; whether they were leased since it began with an empty one. It compares their times
+    /// before each read, but not where they are mapped.
+    read: HashMap<Ino, bool>,
+    /// Directories that others wanted, and until when their names are not shown.
+    wanted: HashMap<Ino, Duration>,
+    /// Names that the kernel is about to change; whether one was forgotten here meanwhile.
+    moving: Vec<(FullName, FullName, bool)>,
     /// How often each is being withdrawn.
     withdrawn: HashMap<Ino, u32>,
     /// What the kernel has to forget before the server is told.
@@ -55,35 +63,68 @@ impl Shown {
 
     fn see(&mut self, ino: Ino, until: Duration, now: Duration, name: Option<(Ino, &[u8])>) {
         if self.seen.len() >= self.thin_at {
-            self.seen.retain(|_, seen| seen.until > now);
+            self.seen.retain(|_, until| *until > now);
+            self.names.retain(|_, (until, _, _)| *until > now);
             self.thin_at = (self.seen.len() * 2).max(SHOWN_MIN);
         }
-        let seen = self.seen.entry(ino).or_insert(Seen { until, name: None });
-        seen.until = seen.until.max(until);
-        if let Some((parent, name)) = name
-            && seen.name.as_ref().is_none_or(|(dir, known)| *dir != parent || **known != *name)
-        {
-            // It was moved: the kernel did that itself.
-            seen.name = Some((parent, name.into()));
+        let seen = self.seen.entry(ino).or_default();
+        *seen = until.max(*seen);
+        let Some((parent, name)) = name else { return };
+        match self.names.get_mut(&ino) {
+            Some((seen, dir, known)) if *dir == parent && **known == *name => *seen = until.max(*seen),
+            _ => drop(self.names.insert(ino, (until, parent, name.into()))),
         }
     }
 
-    /// An inode is dropped.
-    pub(super) fn forget(&mut self, ino: Ino, now: Duration) {
-        if self.read.contains(&ino) {
+    /// An inode is dropped; whether somebody else wants it.
+    pub(super) fn forget(&mut self, ino: Ino, wanted: bool, now: Duration) {
+        if wanted && self.names.contains_key(&ino) {
+            if self.wanted.len() >= SHOWN_MIN {
+                self.wanted.retain(|_, until| *until > now);
+            }
+            self.wanted.insert(ino, now + CALM);
+        }
+        if let Some(leased) = self.read.get_mut(&ino) {
+            *leased = false;
             self.to_forget.contents.push(ino);
         }
-        if let Some(seen) = self.seen.remove(&ino).filter(|seen| seen.until > now) {
+        if self.seen.remove(&ino).is_some_and(|until| until > now) {
             self.to_forget.inodes.push(ino);
-            self.to_forget.names.extend(seen.name);
+        }
+        if let Some((until, parent, name)) = self.names.remove(&ino)
+            && until > now
+        {
+            self.forget_name((parent, name));
         }
     }
 
     pub(super) fn forget_all(&mut self, now: Moment) {
-        self.to_forget.contents.extend(&self.read);
-        for (ino, seen) in self.seen.drain().filter(|(_, seen)| seen.until > now.monotonic) {
-            self.to_forget.inodes.push(ino);
-            self.to_forget.names.extend(seen.name);
+        self.read.values_mut().for_each(|leased| *leased = false);
+        self.to_forget.contents.extend(self.read.keys());
+        let seen = self.seen.drain().filter(|(_, until)| *until > now.monotonic);
+        self.to_forget.inodes.extend(seen.map(|(ino, _)| ino));
+        for (_, (until, parent, name)) in std::mem::take(&mut self.names) {
+            if until > now.monotonic {
+                self.forget_name((parent, name));
+            }
+        }
+    }
+
+    fn forget_name(&mut self, name: FullName) {
+        match self.moving.iter_mut().find(|(from, to, _)| *from == name || *to == name) {
+            Some((_, _, forgotten)) => *forgotten = true,
+            None => self.to_forget.names.push(name),
+        }
+    }
+
+    /// The kernel has renamed something: what it keeps has the other name now.
+    fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), exchange: bool) {
+        for (_, dir, name) in self.names.values_mut() {
+            if (*dir, &**name) == from {
+                (*dir, *name) = (to.0, to.1.into());
+            } else if exchange && (*dir, &**name) == to {
+                (*dir, *name) = (from.0, from.1.into());
+            }
         }
     }
 }
@@ -100,8 +141,9 @@ impl State {
         let left = self.valid_from.map_or(Duration::ZERO, |from| self.term.saturating_sub(now.since(from)));
         let valid = left.saturating_sub(self.term / 8).min(SHOWN_MAX);
         let attr = self.known_attr(ino).filter(|_| !valid.is_zero() && !self.shown.is_withdrawn(ino))?;
-        let name = name.filter(|_| is_dir(&attr) && ino != ROOT);
-        self.shown.see(ino, now.monotonic + valid, now.monotonic, name);
+        let calm = self.shown.wanted.get(&ino).is_none_or(|until| *until <= now.monotonic);
+        let name = name.filter(|_| is_dir(&attr) && ino != ROOT && calm);
+        self.shown.see(ino, now.monotonic + valid + LATE, now.monotonic, name);
         Some(View { attr, valid, name_valid: if name.is_some() { valid } else { Duration::ZERO } })
     }
 
@@ -110,14 +152,39 @@ impl State {
         std::mem::take(&mut self.shown.to_forget)
     }
 
-    /// The kernel reads this file through its page cache.
-    pub(in crate::client) fn is_read(&mut self, ino: Ino) {
-        self.shown.read.insert(ino);
+    /// The kernel asks for a rename, and has both directories locked until that is answered: it cannot forget these names meanwhile.
+    pub(in crate::client) fn moves(&mut self, from: FullName, to: FullName) {
+        self.shown.moving.push((from, to, false));
+    }
+
+    /// It was done (with these flags), or not. Gives names that the kernel has to look up again.
+    pub(in crate::client) fn moved(
+        &mut self,
+        from: &FullName,
+        to: &FullName,
+        done: Option<RenameFlags>,
+    ) -> Vec<FullName> {
+        if let Some(flags) = done {
+            self.shown.rename((from.0, &from.1), (to.0, &to.1), flags.exchange);
+        }
+        let moving = &mut self.shown.moving;
+        let this = moving.iter().position(|(one, other, _)| (one, other) == (from, to));
+        match this.map(|this| moving.swap_remove(this)) {
+            Some((from, to, true)) => vec![from, to],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The kernel is about to read this file through its page cache; whether what is there is right.
+    pub(in crate::client) fn begin_to_read(&mut self, ino: Ino, now: Moment) -> bool {
+        let leased = self.known_attr(ino).is_some() && self.is_valid(now) && !self.shown.is_withdrawn(ino);
+        self.shown.read.insert(ino, leased).is_some_and(|before| before && leased)
     }
 
     /// The kernel does not know it any more, and no answer is on its way that names it.
     pub(in crate::client) fn unsee(&mut self, ino: Ino) {
         self.shown.seen.remove(&ino);
+        self.shown.names.remove(&ino);
         self.shown.read.remove(&ino);
     }
 

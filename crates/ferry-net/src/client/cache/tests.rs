@@ -234,9 +234,62 @@ fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
     assert_eq!(cache.lock().granted(question, &held, cache.now()), [7], "nor is a write lease taken");
     cache.lock().withdrawn(&[7]);
     assert!(learn(7).is_empty());
-    assert!(cache.show(7, None).is_some());
+    let view = cache.show(7, Some((5, b"sub"))).expect("it is leased");
+    assert_eq!(view.name_valid, Duration::ZERO, "others want it");
     // What the kernel was shown is over by itself.
     hands.0.lock().monotonic = 2;
     recall(&cache, &[7]);
     assert_eq!(cache.lock().take_to_forget(), ToForget::default());
+}
+
+#[test]
+fn pages_are_kept_from_one_open_to_the_next_as_long_as_the_file_is_leased() {
+    let (cache, hands) = cache();
+    let open = || cache.lock().begin_to_read(7, cache.now());
+    assert!(!open() && !open(), "no lease");
+    assert!(cache.learn_attr(cache.sight(), &attr(7, 1)).is_empty());
+    assert!(!open(), "what is there was read before");
+    assert!(open());
+    recall(&cache, &[7]);
+    assert_eq!(cache.lock().take_to_forget().contents, [7], "it may be mapped");
+    assert!(cache.learn_attr(cache.sight(), &attr(7, 1)).is_empty());
+    assert!(!open(), "it may have been changed in between");
+    assert!(open());
+    hands.0.lock().monotonic = 7;
+    assert!(!open(), "the term is over");
+}
+
+#[test]
+fn a_directory_that_was_renamed_here_is_forgotten_under_its_new_name() {
+    let (cache, _hands) = cache();
+    for (ino, name) in [(7, b"old"), (8, b"two")] {
+        assert!(cache.learn_attr(cache.sight(), &dir(ino)).is_empty());
+        assert!(cache.show(ino, Some((5, name))).is_some());
+    }
+    let name = |dir, name: &[u8]| -> FullName { (dir, name.into()) };
+    let rename = |from: FullName, to: FullName, flags| {
+        cache.lock().moves(from.clone(), to.clone());
+        assert!(cache.lock().moved(&from, &to, Some(flags)).is_empty());
+    };
+    let exchange = ferry_fs::RenameFlags { exchange: true, ..Default::default() };
+    rename(name(5, b"old"), name(6, b"new"), Default::default());
+    rename(name(6, b"new"), name(5, b"two"), exchange);
+    recall(&cache, &[7, 8]);
+    let mut names = cache.lock().take_to_forget().names;
+    names.sort_unstable();
+    assert_eq!(names, [name(5, b"two"), name(6, b"new")]);
+}
+
+#[test]
+fn a_directory_that_the_kernel_renames_while_its_lease_is_given_back_is_forgotten_afterwards() {
+    let (cache, _hands) = cache();
+    assert!(cache.learn_attr(cache.sight(), &dir(7)).is_empty());
+    assert!(cache.show(7, Some((5, b"old"))).is_some());
+    let (old, new): (FullName, FullName) = ((5, (*b"old").into()), (5, (*b"new").into()));
+    cache.lock().moves(old.clone(), new.clone());
+    recall(&cache, &[7]);
+    let to_forget = cache.lock().take_to_forget();
+    assert_eq!((to_forget.inodes, to_forget.names), (vec![7], vec![]), "the kernel has the directory locked");
+    let names = cache.lock().moved(&old, &new, Some(Default::default()));
+    assert_eq!(names, [old, new], "whichever it has now");
 }

@@ -213,10 +213,8 @@ impl Link {
         let mut cache = self.cache.lock();
         cache.recall(inos, wanted, self.cache.now());
         let to_forget = cache.take_to_forget();
-        if to_forget.inodes.is_empty() {
-            self.tell_returned(&mut cache, inos, 0);
-            drop(cache);
-            return self.kernel.forget_contents(to_forget.contents);
+        if to_forget == ToForget::default() {
+            return self.tell_returned(&mut cache, inos, 0);
         }
         cache.withdraw(inos);
         drop(cache);
@@ -347,7 +345,8 @@ impl Link {
         let newest = state.next_change - 1;
         state.requests.values_mut().for_each(|request| request.after = request.after.min(newest));
         state.returns.iter_mut().for_each(|(after, _)| *after = (*after).min(sent));
-        if to_forget.inodes.is_empty() {
+        let at_once = to_forget == ToForget::default();
+        if at_once {
             state.give_back(&held, sent);
         } else {
             cache.withdraw(&held);
@@ -356,9 +355,7 @@ impl Link {
         gone.held = state.take_held();
         drop(state);
         drop(cache);
-        if to_forget.inodes.is_empty() {
-            self.kernel.forget_contents(to_forget.contents);
-        } else {
+        if !at_once {
             self.return_withdrawn(held, to_forget, sent);
         }
         self.drained.notify_waiters();
