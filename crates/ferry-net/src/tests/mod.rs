@@ -8,6 +8,7 @@ mod crashes;
 mod fuzz;
 mod leases;
 mod many;
+mod panics;
 mod promises;
 mod restarts;
 mod sessions;

@@ -136,7 +136,7 @@ impl Teller {
         std::mem::take(&mut self.recalled)
     }
 
-    fn ping(&mut self) -> (bool, u32) {
+    pub(super) fn ping(&mut self) -> (bool, u32) {
         self.raw.send(&ToServer::Ping {});
         loop {
             match self.raw.hear() {
