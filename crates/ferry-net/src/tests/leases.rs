@@ -23,7 +23,7 @@ impl Client {
     fn rmdir(&self, dir: Ino, name: &str) -> Done {
         self.me.call(|cx| self.fs.rmdir(cx, dir, name.as_bytes()))
     }
-    fn move_to(&self, dir: Ino, name: &str, to: Ino, new: &str) -> Done {
+    pub(super) fn move_to(&self, dir: Ino, name: &str, to: Ino, new: &str) -> Done {
         let flags = RenameFlags::default();
         self.me.call(|cx| self.fs.rename(cx, dir, name.as_bytes(), to, new.as_bytes(), flags))
     }

@@ -12,6 +12,7 @@ mod panics;
 mod promises;
 mod restarts;
 mod sessions;
+mod simulation;
 
 use std::io;
 use std::pin::pin;
