@@ -11,13 +11,13 @@ impl Client {
     fn attr(&self, ino: Ino) -> Done<Attr> {
         Ok(self.me.call(|cx| self.fs.getattr(cx, ino, None))?.0)
     }
-    fn set(&self, ino: Ino, set: SetAttr) -> Done<Attr> {
+    pub(super) fn set(&self, ino: Ino, set: SetAttr) -> Done<Attr> {
         Ok(self.me.call(|cx| self.fs.setattr(cx, ino, None, &set))?.0)
     }
     fn resize(&self, ino: Ino, size: u64) -> Done<Attr> {
         self.set(ino, SetAttr { size: Some(size), ..SetAttr::default() })
     }
-    fn link(&self, ino: Ino, dir: Ino, name: &str) -> Done {
+    pub(super) fn link(&self, ino: Ino, dir: Ino, name: &str) -> Done {
         self.me.call(|cx| self.fs.link(cx, ino, dir, name.as_bytes())).map(drop)
     }
     fn rmdir(&self, dir: Ino, name: &str) -> Done {

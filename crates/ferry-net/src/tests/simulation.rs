@@ -5,6 +5,7 @@
 //! A run of its own: `SIMULATION_SECONDS=600 SIMULATION_SEED=1 cargo test --release -p ferry-net --lib simulation -- --ignored --nocapture`.
 //! Threads run as they like, so a seed says what befalls whom, not in which order all of it happens.
 
+mod cases;
 mod network;
 mod program;
 mod records;
@@ -15,7 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use ferry_sim::device::{SimDevice, SimRng};
 
 use super::*;
-use network::{Faults, Net};
+use network::{Faults, Net, Way};
 use program::{Left, Program};
 
 /// Directories, each with a file that all append to.
@@ -121,6 +122,8 @@ struct Plan {
     faults: Faults,
     term: Duration,
     grace: Duration,
+    /// Bytes of the device.
+    device: u64,
     /// So many frames lie between two crashes, at most; 0: it does not crash.
     crash_every: u64,
     crashes: u64,
@@ -138,6 +141,7 @@ impl Plan {
         faults: Faults { cut: 60, swallow: 0, hold: 300 },
         term: Duration::from_secs(6),
         grace: Duration::ZERO,
+        device: 48 << 20,
         crash_every: 0,
         crashes: 0,
         stops: 0,
@@ -150,6 +154,7 @@ impl Plan {
         faults: Faults { cut: 40, swallow: 15, hold: 200 },
         term: Duration::from_millis(500),
         grace: Duration::from_secs(1),
+        device: 48 << 20,
         crash_every: 900,
         crashes: 2,
         stops: 1,
@@ -174,6 +179,24 @@ fn open(device: &Arc<SimDevice>) -> Arc<LocalFs> {
     LocalFs::open(device, fs_options(), Env::real()).expect("what a crash leaves can be opened")
 }
 
+/// Mounts, as soon as there is a server.
+fn mount(way: &Arc<Way>, who: u64, asynchronous: bool) -> Client {
+    loop {
+        let options = ClientOptions {
+            server: "simulated".into(),
+            path: b"/".to_vec(),
+            name: format!("p{who}").into_bytes(),
+            timeout: Duration::from_secs(60),
+            asynchronous,
+        };
+        match RemoteFs::connect(way.clone(), options, &Env::real()) {
+            Ok(fs) => break Client { fs, me: InProcess::default() },
+            Err(NetError::Reach { .. }) => std::thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
 fn inode(fs: &LocalFs, dir: Ino, name: &str) -> Option<Ino> {
     let found = InProcess::default().call(|cx| fs.lookup(cx, dir, name.as_bytes())).unwrap().attr?;
     fs.forget(found.ino, 1);
@@ -195,7 +218,7 @@ fn contents(fs: &LocalFs, ino: Ino) -> Vec<u8> {
 
 impl Sim {
     fn new(seed: u64, plan: Plan, news: &Sender<News>) -> Arc<Self> {
-        let device = Arc::new(SimDevice::new(48 << 20));
+        let device = Arc::new(SimDevice::new(plan.device));
         let any: Arc<dyn BlockDevice> = device.clone();
         mkfs(&any, &MkfsOptions::default(), &Env::real()).unwrap();
         let fs = open(&device);

@@ -140,12 +140,27 @@ pub(super) struct Way {
     who: u64,
     connections: AtomicU64,
     vanished: watch::Sender<bool>,
+    /// Connections before this one carry nothing until they are cut, and nobody is told.
+    silent_below: watch::Sender<u64>,
+    /// The same of what the server says.
+    deaf_below: watch::Sender<u64>,
 }
 
 impl Way {
     pub(super) fn new(net: &Arc<Net>, who: u64) -> Arc<Self> {
-        let (connections, vanished) = (AtomicU64::new(0), watch::Sender::new(false));
-        Arc::new(Self { net: Arc::clone(net), who, connections, vanished })
+        let (net, connections, vanished) = (Arc::clone(net), AtomicU64::new(0), watch::Sender::new(false));
+        let (silent_below, deaf_below) = (watch::Sender::new(0), watch::Sender::new(0));
+        Arc::new(Self { net, who, connections, vanished, silent_below, deaf_below })
+    }
+
+    /// The connection that there is carries nothing any more. The next one does, when this one is cut.
+    pub(super) fn silence(&self) {
+        self.silent_below.send_replace(self.connections.load(Ordering::Relaxed));
+    }
+
+    /// The server hears the client, and the client hears nothing, until this connection is cut.
+    pub(super) fn deafen(&self) {
+        self.deaf_below.send_replace(self.connections.load(Ordering::Relaxed));
     }
 
     /// From now on it carries nothing, and nobody is told.
@@ -169,28 +184,36 @@ impl Connector for Way {
             server.serve_stream(Box::new(far));
             let number = self.connections.fetch_add(1, Ordering::Relaxed);
             let random = |direction| SimRng::new(net.seed << 24 ^ self.who << 16 ^ number << 1 ^ direction);
-            let ends = (cuts, self.vanished.subscribe());
-            let both = relay(theirs, near, [random(0), random(1)], Arc::clone(net), ends);
+            let (vanished, silent_below) =
+                (self.vanished.subscribe(), [self.silent_below.subscribe()].to_vec());
+            let up = Ends { cuts, vanished, number, silent_below };
+            let mut down = up.clone();
+            down.silent_below.push(self.deaf_below.subscribe());
+            let both = relay(theirs, near, [(random(0), up), (random(1), down)], Arc::clone(net));
             net.runtime.as_ref().expect("it lives as long as this").spawn(both);
             Ok(Box::new(ours) as Box<dyn Stream>)
         })
     }
 }
 
-async fn relay(
-    a: DuplexStream,
-    b: DuplexStream,
-    [up, down]: [SimRng; 2],
-    net: Arc<Net>,
-    (cuts, vanished): (watch::Receiver<u64>, watch::Receiver<bool>),
-) {
+/// What ends a connection, said or unsaid.
+#[derive(Clone)]
+struct Ends {
+    cuts: watch::Receiver<u64>,
+    vanished: watch::Receiver<bool>,
+    number: u64,
+    /// Silent, if the connection's number is below one of these.
+    silent_below: Vec<watch::Receiver<u64>>,
+}
+
+async fn relay(a: DuplexStream, b: DuplexStream, [up, down]: [(SimRng, Ends); 2], net: Arc<Net>) {
     async fn one(
         mut from: impl AsyncReadExt + Unpin,
         mut to: impl AsyncWriteExt + Unpin,
-        mut random: SimRng,
+        (mut random, ends): (SimRng, Ends),
         net: &Net,
-        (cuts, mut vanished): (watch::Receiver<u64>, watch::Receiver<bool>),
     ) {
+        let Ends { cuts, vanished, number, mut silent_below } = ends;
         while let Ok(Some(bytes)) = crate::frame::read_bytes(&mut from, crate::message::FRAME_MAX).await {
             if net.ends_here() {
                 return;
@@ -205,6 +228,9 @@ async fn relay(
                     return;
                 }
             }
+            for below in &mut silent_below {
+                let _heard = below.wait_for(|below| number >= *below).await.map(drop);
+            }
             if *vanished.borrow() {
                 let nowhere = async { tokio::io::copy(&mut from, &mut tokio::io::sink()).await };
                 let _end = nowhere.await;
@@ -216,7 +242,6 @@ async fn relay(
             if cuts.has_changed().unwrap_or(true) || to.write_all(&whole).await.is_err() {
                 return;
             }
-            let _seen = vanished.borrow_and_update();
         }
         // A client that has vanished does not hang up.
         if *vanished.borrow() {
@@ -224,10 +249,10 @@ async fn relay(
         }
     }
     let ((ar, aw), (br, bw)) = (tokio::io::split(a), tokio::io::split(b));
-    let mut ended = cuts.clone();
+    let mut ended = up.1.cuts.clone();
     tokio::select! {
-        () = one(ar, bw, up, &net, (cuts.clone(), vanished.clone())) => {}
-        () = one(br, aw, down, &net, (cuts, vanished)) => {}
+        () = one(ar, bw, up, &net) => {}
+        () = one(br, aw, down, &net) => {}
         _ = ended.changed() => {}
     }
 }

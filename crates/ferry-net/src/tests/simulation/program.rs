@@ -51,20 +51,7 @@ fn name(who: u64, slot: Slot) -> String {
 impl Program {
     pub(super) fn new(sim: &Arc<Sim>, who: u64, random: SimRng) -> Self {
         let way = Way::new(&sim.net, who);
-        let client = loop {
-            let options = ClientOptions {
-                server: "simulated".into(),
-                path: b"/".to_vec(),
-                name: format!("p{who}").into_bytes(),
-                timeout: Duration::from_secs(60),
-                asynchronous: true,
-            };
-            match RemoteFs::connect(way.clone(), options, &Env::real()) {
-                Ok(fs) => break Client { fs, me: InProcess::default() },
-                Err(NetError::Reach { .. }) => std::thread::yield_now(),
-                Err(error) => panic!("{error}"),
-            }
-        };
+        let client = super::mount(&way, who, true);
         let names = (0..PLACES).flat_map(|dir| (0..NAMES).map(move |n| ((dir, n), vec![None]))).collect();
         let (sim, next, done) = (Arc::clone(sim), 0, String::new());
         let mut program = Self {
