@@ -103,6 +103,16 @@ impl Mounted {
     }
 }
 
+/// An event that must come.
+fn until(what: &str, mut has_come: impl FnMut() -> bool) {
+    let clock = Env::real().clock;
+    let late = clock.monotonic() + ANSWER_TIME_MAX;
+    while !has_come() {
+        assert!(clock.monotonic() < late, "{what}: never");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn what_is_done_to_a_file_whose_create_is_not_confirmed_is_done_once() {
     let mut lab = Lab::new(500);
@@ -209,9 +219,7 @@ fn a_session_that_is_lost_before_anything_was_answered_leaves_nobody_waiting() {
         let asks = scope.spawn(|| client.list(ROOT));
         let syncs = scope.spawn(|| client.sync());
         let locks = scope.spawn(|| client.lock(first, fh, 1, libc::F_WRLCK, true));
-        while client.fs.connection()["unanswered_requests"].as_u64() < Some(3) {
-            std::thread::yield_now();
-        }
+        until("they ask", || client.fs.connection()["unanswered_requests"].as_u64() >= Some(3));
         lab.crash();
         (waits.join().unwrap(), asks.join().unwrap(), syncs.join().unwrap(), locks.join().unwrap())
     });
@@ -306,9 +314,10 @@ fn many_sessions_that_end_at_the_same_time_free_what_others_wait_for() {
 
 #[test]
 fn a_recall_while_the_log_is_full_waits_and_nothing_is_lost() {
-    const FILES: usize = 8000;
-    // The log is a sixteenth of it: half of what the names need.
-    let lab = Lab::with(506, Plan { device: 24 << 20, ..CASE });
+    /// Fewer than the numbers that a client is given at a time: more would wait for the device.
+    const FILES: usize = 3000;
+    // The names need more than the log has.
+    let lab = Lab::with(506, Plan { device: 24 << 20, log: Some(576 << 10), ..CASE });
     let (client, dir) = lab.alone("d");
     let other = lab.client();
     assert_eq!(other.ino(ROOT, "d"), dir);
@@ -319,29 +328,25 @@ fn a_recall_while_the_log_is_full_waits_and_nothing_is_lost() {
     std::thread::scope(|scope| {
         let making = scope.spawn(|| {
             for i in 0..FILES {
-                let name = format!("{i:0>200}");
+                let name = format!("{i:0>250}");
                 let mode = libc::S_IFREG | 0o644;
                 client.me.call(|cx| client.fs.mknod(cx, dir, name.as_bytes(), mode, 0)).unwrap();
                 made.fetch_add(1, Ordering::SeqCst);
             }
         });
-        while lab.figure("unanswered") < 800 && !making.is_finished() {
-            std::thread::yield_now();
-        }
-        let is_full = !making.is_finished();
+        until("the log is full", || lab.figure("unanswered") >= 800 || making.is_finished());
+        assert!(!making.is_finished(), "the log has room for all");
         let least = made.load(Ordering::SeqCst);
         let reading = scope.spawn(|| other.list(dir).unwrap().len());
         let wanting = scope.spawn(|| other.create(dir, "other's"));
-        while other.fs.connection()["unanswered_requests"].as_u64() < Some(1) {
-            std::thread::yield_now();
-        }
-        assert!(is_full && !reading.is_finished(), "what was promised is not made");
+        until("others ask", || other.fs.connection()["unanswered_requests"].as_u64() >= Some(1));
+        assert!(!reading.is_finished(), "what was promised is not made");
         device.set_hold(false);
         let mut random = SimRng::new(1);
-        while !making.is_finished() {
+        until("all go on", || {
             device.release_all(&mut random);
-            std::thread::yield_now();
-        }
+            making.is_finished() && reading.is_finished() && wanting.is_finished()
+        });
         making.join().unwrap();
         assert!(reading.join().unwrap() as u64 >= least);
         assert!(wanting.join().unwrap().is_ok());
@@ -444,9 +449,7 @@ fn a_change_that_was_made_is_not_made_again_because_its_series_has_ended() {
             let once = XattrFlags { create: true, ..XattrFlags::default() };
             away.me.call(|cx| away.fs.setxattr(cx, ino, b"user.once", b"x", once))
         });
-        while !xattr(&*lab.fs()) {
-            std::thread::yield_now();
-        }
+        until("it is made", || xattr(&*lab.fs()));
         // It does not hear that its leases are recalled: they are taken away at the end of its term.
         assert_eq!(other.ino(ROOT, "d"), dir);
         assert!(other.create(dir, "mine").is_ok());
