@@ -75,6 +75,7 @@ pub(crate) mod init {
     pub(crate) const BIG_WRITES: u64 = 1 << 5;
     pub(crate) const DONT_MASK: u64 = 1 << 6;
     pub(crate) const FLOCK_LOCKS: u64 = 1 << 10;
+    pub(crate) const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub(crate) const DO_READDIRPLUS: u64 = 1 << 13;
     pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub(crate) const ASYNC_DIO: u64 = 1 << 15;
@@ -126,6 +127,10 @@ pub(crate) const IOCTL_UNRESTRICTED: u32 = 1 << 1;
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
 pub(crate) const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub(crate) const NOTIFY_RETRIEVE: i32 = 5;
+/// The name stays what it is; it is looked up before it is used again.
+pub(crate) const EXPIRE_ONLY: u32 = 1 << 0;
+/// The version that knows [`EXPIRE_ONLY`]; one before it takes it for a name that is gone, with all that is mounted below.
+pub(crate) const EXPIRE_ONLY_MINOR: u32 = 38;
 
 /// Declares structures of the interface: all fields are integers or structures of them, without padding.
 macro_rules! wire {

@@ -7,6 +7,7 @@
 
 mod cache;
 mod deciding;
+mod kernel;
 mod link;
 mod locking;
 mod model;
@@ -20,8 +21,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ferry_device::Env;
-use ferry_fs::{Answer, Cx, Errno, Host, Ino, Stop};
-use parking_lot::{Mutex, RwLock};
+use ferry_fs::{Answer, Cx, Errno, Ino, Stop};
+use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
 pub use link::{Connecting, Connector};
@@ -30,6 +31,7 @@ use crate::codec::List;
 use crate::error::NetError;
 use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Op, Outcome, ToClient, Who};
 use cache::Cache;
+use kernel::Kernel;
 use link::{Link, Pending, Restore, Waiter};
 use tables::Tables;
 use waiting::{Finish, Keep, Nobody, Unsettled, Waiting};
@@ -61,7 +63,7 @@ pub struct RemoteFs {
     cache: Arc<Cache>,
     tables: Mutex<Tables>,
     forgotten: Mutex<Vec<Forgotten>>,
-    host: RwLock<Option<Arc<dyn Host>>>,
+    kernel: Arc<Kernel>,
     asynchronous: bool,
     /// An unmount waits so long until what was promised is made.
     timeout: Duration,
@@ -88,7 +90,9 @@ impl RemoteFs {
         let names = (options.path, options.name);
         let cache = Arc::new(Cache::new(Arc::clone(&env.clock)));
         let clock = Arc::clone(&env.clock);
-        let link = Arc::new(Link::new(connector, clock, names, options.timeout, Arc::clone(&cache)));
+        let kernel = Arc::new(Kernel::default());
+        let kept = (Arc::clone(&cache), Arc::clone(&kernel));
+        let link = Link::new(connector, clock, names, options.timeout, kept);
         let first = runtime
             .block_on(link.greet())
             .map_err(|error| NetError::Reach { server: server.clone(), error })?;
@@ -107,7 +111,7 @@ impl RemoteFs {
             cache,
             tables: Mutex::default(),
             forgotten: Mutex::default(),
-            host: RwLock::default(),
+            kernel,
             asynchronous: options.asynchronous,
             timeout: options.timeout,
             lost: AtomicU64::new(0),
@@ -204,7 +208,14 @@ impl RemoteFs {
 
     /// The kernel, or whoever would have told it, takes lookups back.
     fn forget_known(&self, ino: Ino, count: u64) {
-        let stamp = self.tables.lock().forget(ino, count);
+        let stamp = {
+            let mut cache = self.cache.lock();
+            let stamp = self.tables.lock().forget(ino, count);
+            if stamp.is_some() {
+                cache.unsee(ino);
+            }
+            stamp
+        };
         if let Some(stamp) = stamp {
             self.forgotten(Forgotten { ino, stamp });
         }

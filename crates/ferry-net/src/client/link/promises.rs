@@ -11,13 +11,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferry_fs::{Attr, Errno, Ino};
+use ferry_fs::{Attr, Errno, Ino, ToForget};
 use parking_lot::MutexGuard;
 use tokio::time::sleep;
 
 use super::stream::pump;
 use super::{Change, Key, Link, Pending, Restore, State, Waiter, Waiting};
-use crate::client::cache::Touch;
+use crate::client::cache::{self, Touch};
 use crate::client::waiting::Nobody;
 use crate::frame;
 use crate::message::{BATCH_MAX, Op, Outcome, Who};
@@ -210,14 +210,38 @@ impl Link {
         if inos.is_empty() {
             return;
         }
-        let now = self.cache.now();
         let mut cache = self.cache.lock();
-        cache.recall(inos, wanted.then_some(now));
+        cache.recall(inos, wanted, self.cache.now());
+        let to_forget = cache.take_to_forget();
+        if to_forget.inodes.is_empty() {
+            self.tell_returned(&mut cache, inos, 0);
+            drop(cache);
+            return self.kernel.forget_contents(to_forget.contents);
+        }
+        cache.withdraw(inos);
+        drop(cache);
+        self.return_withdrawn(inos.to_vec(), to_forget, 0);
+    }
+
+    /// The server is told that these are dropped, behind the change `after` and the newest that touches them.
+    fn tell_returned(&self, cache: &mut cache::State, inos: &[Ino], after: u64) {
         let mut state = self.state.lock();
-        let after = inos.iter().map(|ino| state.newest(*ino)).max().unwrap_or(0);
+        let after = inos.iter().map(|ino| state.newest(*ino)).max().unwrap_or(0).max(after);
         state.give_back(inos, after);
         pump(&mut state);
         cache.given_back();
+    }
+
+    /// Gives back what is withdrawn, when the kernel has forgotten it. No lock may be held.
+    pub(super) fn return_withdrawn(&self, inos: Vec<Ino>, to_forget: ToForget, after: u64) {
+        let this = self.this.clone();
+        self.kernel.forget(to_forget, move || {
+            let Some(link) = this.upgrade() else { return };
+            let mut cache = link.cache.lock();
+            cache.recall(&inos, false, link.cache.now());
+            cache.withdrawn(&inos);
+            link.tell_returned(&mut cache, &inos, after);
+        });
     }
 
     /// A change is answered.
@@ -299,7 +323,8 @@ impl Link {
         state.next_change = sent + 1;
         state.forget_changes();
         // What was decided since is as wrong as what is lost.
-        let held = cache.drop_held();
+        let held = cache.drop_held(self.cache.now());
+        let to_forget = cache.take_to_forget();
         let mut again = Vec::new();
         let unanswered = changes.into_iter().map(|(seq, change)| (Some(seq), change));
         for (seq, change) in first.map(|change| (None, change)).into_iter().chain(unanswered) {
@@ -322,9 +347,20 @@ impl Link {
         let newest = state.next_change - 1;
         state.requests.values_mut().for_each(|request| request.after = request.after.min(newest));
         state.returns.iter_mut().for_each(|(after, _)| *after = (*after).min(sent));
-        state.give_back(&held, sent);
+        if to_forget.inodes.is_empty() {
+            state.give_back(&held, sent);
+        } else {
+            cache.withdraw(&held);
+        }
         pump(&mut state);
         gone.held = state.take_held();
+        drop(state);
+        drop(cache);
+        if to_forget.inodes.is_empty() {
+            self.kernel.forget_contents(to_forget.contents);
+        } else {
+            self.return_withdrawn(held, to_forget, sent);
+        }
         self.drained.notify_waiters();
         gone
     }
