@@ -415,8 +415,9 @@ fn crashes_silence_and_clients_that_vanish_cost_nothing_that_is_not_told() {
 /// The simulation sees what it is there to see.
 #[test]
 fn a_server_that_calls_durable_what_is_not_is_found() {
-    let lies = std::panic::catch_unwind(|| run(20, Plan { lies: true, steps: 40, ..Plan::GENTLE }));
-    assert!(lies.is_err());
+    // Some crashes lose nothing.
+    let plan = Plan { lies: true, steps: 30, ..Plan::GENTLE };
+    assert!((20..30).any(|seed| std::panic::catch_unwind(|| run(seed, plan)).is_err()));
 }
 
 /// One client's short life ends, and begins again, at each frame.
