@@ -527,10 +527,10 @@ impl Link {
             _ => return Err(frame::malformed()),
         };
         let mut gone = Gone::new(Errno(libc::EIO));
+        // Of a session that goes on the series is believed when a ping is answered: the answers that the server has kept come before that, and
+        // what they say was made, in a series that has ended since, is not made again.
         if !resumed {
             self.cache.lock().purse.empty();
-        } else {
-            self.series_over(series, restore);
         }
         {
             let mut state = self.state.lock();

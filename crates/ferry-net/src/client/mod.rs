@@ -147,6 +147,12 @@ impl RemoteFs {
         self.link.is_read_only()
     }
 
+    /// Of the connection, without asking the server.
+    #[cfg(test)]
+    pub(crate) fn connection(&self) -> serde_json::Value {
+        self.link.json()
+    }
+
     /// Sends an operation; its answer comes later.
     fn send<T>(&self, cx: &Cx<'_>, op: Op, finish: Finish) -> Answer<T> {
         let parked = self.park(cx, op, (finish, None), None);

@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::timeout;
 
+use super::apply::Told;
 use super::requests::Request;
 use super::session::{Change, Line, Room, Session, Violation};
 use super::{Core, Refusal, Stage};
@@ -83,6 +84,31 @@ async fn greet(
     let line = line.clone();
     let entered = tokio::task::spawn_blocking(move || core.enter(session, peer, &path, name, &line)).await;
     entered.unwrap_or_else(|_| Err("the server stops".into()))
+}
+
+/// A request that is to be answered. If answering it panics, its client hears of an error, and does not wait for ever.
+struct Unanswered(Option<Arc<Session>>, (u64, u64));
+
+impl Unanswered {
+    fn new(session: &Arc<Session>, id: (u64, u64)) -> Self {
+        Self(Some(Arc::clone(session)), id)
+    }
+
+    fn reply(mut self, leased: u8, outcome: Outcome, room: Option<Room>) {
+        if let Some(session) = self.0.take() {
+            session.reply(self.1, leased, outcome, room);
+        }
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        // Nobody hears it where the session or the server has ended, which is no error.
+        if let Some(session) = self.0.take().filter(|_| std::thread::panicking()) {
+            tracing::error!(client = session.name, "answering a request has panicked");
+            session.reply(self.1, 0, Outcome::Failed { errno: libc::EIO }, None);
+        }
+    }
 }
 
 /// Requests for locks that are not answered, and whether they are cancelled: a cancel may come before its request stands in line.
@@ -210,10 +236,8 @@ impl<'a> Connection<'a> {
         let runtime = core.runtime.clone();
         let run = move || {
             runtime.spawn_blocking(move || {
-                let answering = Arc::clone(&session);
-                let told = Box::new(move |outcome, leased| {
-                    answering.reply((epoch, id), leased, outcome, Some(room))
-                });
+                let answer = Unanswered::new(&session, (epoch, id));
+                let told: Told = Box::new(move |outcome, leased| answer.reply(leased, outcome, Some(room)));
                 core.answer(Request { session, id: (epoch, id), who, op, told });
             });
         };
@@ -228,10 +252,11 @@ impl<'a> Connection<'a> {
         let run = move || {
             runtime.spawn_blocking(move || {
                 drop(room);
-                let (answering, answered) = (Arc::clone(&session), Arc::clone(&locking));
-                let told = Box::new(move |outcome, leased| {
+                let answered = Arc::clone(&locking);
+                let answer = Unanswered::new(&session, (epoch, id));
+                let told: Told = Box::new(move |outcome, leased| {
                     answered.lock().remove(&id);
-                    answering.reply((epoch, id), leased, outcome, None);
+                    answer.reply(leased, outcome, None);
                 });
                 let is_cancelled = || locking.lock().get(&id) == Some(&true);
                 if is_cancelled() {

@@ -97,8 +97,8 @@ impl Core {
                 _ => Vec::new(),
             }
         };
-        let core = Arc::clone(&self);
-        let _done = tokio::task::spawn_blocking(move || {
+        let (core, all, number) = (Arc::clone(&self), granted.clone(), session.number);
+        let answered = tokio::task::spawn_blocking(move || {
             let applying = request.applying(&core);
             // What is gone has nothing to be leased, and who is gone no use for it.
             let over = request.session.is_over();
@@ -111,8 +111,12 @@ impl Core {
             core.leases.told(session.number, &granted);
             let gone: Vec<Ino> = gone.into_iter().map(|(ino, _)| ino).collect();
             core.leases.give_back(session.number, &gone, None);
-        })
-        .await;
+        });
+        if answered.await.is_err() {
+            // It has panicked. What nobody was told of is not recalled, and others would wait for it.
+            self.leases.told(number, &all);
+            self.leases.give_back(number, &all, None);
+        }
     }
 }
 

@@ -291,14 +291,26 @@ impl Session {
 
     /// A change has been applied.
     pub(super) fn applied(&self, seq: u64, applied: Applied, room: Room) {
+        self.answer(seq, applied, Some(room));
+    }
+
+    /// A change has panicked, before it was answered or behind that.
+    pub(super) fn fallen(&self, seq: u64, outcome: Outcome) {
+        self.answer(seq, Applied { outcome, after: Vec::new(), empty: false }, None);
+    }
+
+    fn answer(&self, seq: u64, applied: Applied, room: Option<Room>) {
         let Applied { outcome, after, empty } = applied;
         let ready: Vec<Delayed> = {
             let mut state = self.state.lock();
+            if state.over || state.applied >= seq {
+                return;
+            }
             state.applied = seq;
             let (after, kept) = (List(after), outcome.clone());
             let frame = frame::encode(&ToClient::Changed { seq, after, empty, outcome });
             state.answers.push_back((seq, kept));
-            send(&state, frame, Some(room));
+            send(&state, frame, room);
             state.delayed.extract_if(.., |d| d.after <= seq).collect()
         };
         ready.into_iter().for_each(|d| (d.run)());

@@ -1,5 +1,6 @@
 //! The ordered stream of a session: one change after the other, each when its turn on what it touches has come.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use ferry_fs::{Ino, Mark, Promise};
@@ -10,11 +11,26 @@ use super::leases::{Begin, Place, Progress, Recalls, Turn};
 use super::session::{Applied, Change, Session};
 use crate::message::{BATCH_MAX, Outcome};
 
+/// What is answered of a change that panics.
+#[derive(Clone, Copy)]
+struct Fallen {
+    seq: u64,
+    series: u32,
+    promised: bool,
+}
+
+impl Fallen {
+    fn of(change: &Change) -> Self {
+        Self { seq: change.seq, series: change.series, promised: change.promised.is_some() }
+    }
+}
+
 impl Core {
     /// Applies a session's changes until there are none, or one has to wait for its turn: then it goes on when that has come.
     pub(super) fn apply_all(self: &Arc<Self>, session: &Arc<Session>) {
         while let Some(change) = session.next() {
-            if let Some((change, place)) = self.try_apply(session, change) {
+            let fallen = Fallen::of(&change);
+            if let Some((change, place)) = self.surely(session, fallen, || self.try_apply(session, change)) {
                 let (core, session) = (Arc::clone(self), Arc::clone(session));
                 self.runtime.spawn(async move { core.apply_later(session, change, place).await });
                 return;
@@ -53,31 +69,61 @@ impl Core {
             let progress = place.wait(|recalls| self.recall(recalls)).await;
             let (core, session) = (Arc::clone(&self), Arc::clone(&session));
             let applied = tokio::task::spawn_blocking(move || {
-                match progress {
-                    Progress::Begun(_) => {
-                        let turn = place.into_turn();
-                        if !core.is_still(&session, &change, &turn) {
-                            drop(turn);
-                            if let Some(again) = core.try_apply(&session, change) {
-                                return Some(again);
-                            }
-                        } else {
-                            core.apply(&session, change, turn);
-                        }
-                    }
-                    why => {
-                        drop(place);
-                        core.refuse(&session, change, &why);
-                    }
+                let fallen = Fallen::of(&change);
+                let act = || core.apply_in_turn(&session, change, place, &progress);
+                let again = core.surely(&session, fallen, act);
+                if again.is_none() {
+                    core.apply_all(&session);
                 }
-                core.apply_all(&session);
-                None
+                again
             });
             match applied.await {
                 Ok(Some(again)) => (change, place) = again,
                 _ => return,
             }
         }
+    }
+
+    /// The wait is over, one way or the other; or it begins again, if a name has come to mean something else.
+    fn apply_in_turn(
+        self: &Arc<Self>,
+        session: &Session,
+        change: Change,
+        place: Place,
+        progress: &Progress,
+    ) -> Option<(Change, Place)> {
+        if !matches!(progress, Progress::Begun(_)) {
+            drop(place);
+            self.refuse(session, change, progress);
+            return None;
+        }
+        let turn = place.into_turn();
+        if self.is_still(session, &change, &turn) {
+            self.apply(session, change, turn);
+            return None;
+        }
+        drop(turn);
+        self.try_apply(session, change)
+    }
+
+    /// Does something with a change. If that panics, the client hears of an error, and the changes behind it go on: else it would wait for
+    /// ever, and so would whoever waits for what it gives back behind them.
+    fn surely<T>(&self, session: &Session, fallen: Fallen, act: impl FnOnce() -> Option<T>) -> Option<T> {
+        if let Ok(done) = catch_unwind(AssertUnwindSafe(act)) {
+            return done;
+        }
+        tracing::error!(
+            client = session.name,
+            seq = fallen.seq,
+            "a change has panicked: it may be made or not"
+        );
+        let outcome = Outcome::Failed { errno: libc::EIO };
+        if fallen.promised {
+            self.broken(session, fallen.series, &outcome);
+        }
+        session.fallen(fallen.seq, outcome);
+        self.leases.refused(session.number, fallen.seq);
+        None
     }
 
     /// A name may have come to mean another inode before the turn began, unless the session has the directory's write lease.

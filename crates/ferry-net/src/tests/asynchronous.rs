@@ -3,16 +3,16 @@
 use super::*;
 
 impl Client {
-    fn figures(&self, of: &str, figure: &str) -> u64 {
+    pub(super) fn figures(&self, of: &str, figure: &str) -> u64 {
         let most = ioctl::STATS_LEN as usize;
         let stats = self.me.call(|cx| self.fs.ioctl(cx, ROOT, ioctl::STATS, &[], most)).unwrap();
         let stats: serde_json::Value = serde_json::from_slice(stats.strip_suffix(b"\0").unwrap()).unwrap();
         stats[of][figure].as_u64().unwrap()
     }
-    fn fsync_dir(&self, dir: Ino) -> Done {
+    pub(super) fn fsync_dir(&self, dir: Ino) -> Done {
         self.me.call(|cx| self.fs.fsyncdir(cx, dir, 0, false))
     }
-    fn size(&self, ino: Ino) -> u64 {
+    pub(super) fn size(&self, ino: Ino) -> u64 {
         self.me.call(|cx| self.fs.getattr(cx, ino, None)).unwrap().0.size
     }
 }

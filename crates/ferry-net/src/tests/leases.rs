@@ -11,19 +11,19 @@ impl Client {
     fn attr(&self, ino: Ino) -> Done<Attr> {
         Ok(self.me.call(|cx| self.fs.getattr(cx, ino, None))?.0)
     }
-    fn set(&self, ino: Ino, set: SetAttr) -> Done<Attr> {
+    pub(super) fn set(&self, ino: Ino, set: SetAttr) -> Done<Attr> {
         Ok(self.me.call(|cx| self.fs.setattr(cx, ino, None, &set))?.0)
     }
     fn resize(&self, ino: Ino, size: u64) -> Done<Attr> {
         self.set(ino, SetAttr { size: Some(size), ..SetAttr::default() })
     }
-    fn link(&self, ino: Ino, dir: Ino, name: &str) -> Done {
+    pub(super) fn link(&self, ino: Ino, dir: Ino, name: &str) -> Done {
         self.me.call(|cx| self.fs.link(cx, ino, dir, name.as_bytes())).map(drop)
     }
     fn rmdir(&self, dir: Ino, name: &str) -> Done {
         self.me.call(|cx| self.fs.rmdir(cx, dir, name.as_bytes()))
     }
-    fn move_to(&self, dir: Ino, name: &str, to: Ino, new: &str) -> Done {
+    pub(super) fn move_to(&self, dir: Ino, name: &str, to: Ino, new: &str) -> Done {
         let flags = RenameFlags::default();
         self.me.call(|cx| self.fs.rename(cx, dir, name.as_bytes(), to, new.as_bytes(), flags))
     }

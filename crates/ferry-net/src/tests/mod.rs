@@ -8,9 +8,11 @@ mod crashes;
 mod fuzz;
 mod leases;
 mod many;
+mod panics;
 mod promises;
 mod restarts;
 mod sessions;
+mod simulation;
 
 use std::io;
 use std::pin::pin;

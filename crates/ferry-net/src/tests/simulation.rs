@@ -1,0 +1,509 @@
+//! A simulation of a server on a device that crashes, several clients, and a network that is late, ends and falls silent, all as a seed
+//! says. Programs on the clients check each answer; at the end it is checked on the volume, and once more after a crash, that nothing
+//! that was durable is lost, nothing was done twice, and each loss was told.
+//!
+//! A run of its own: `SIMULATION_SECONDS=600 SIMULATION_SEED=1 cargo test --release -p ferry-net --lib simulation -- --ignored --nocapture`.
+//! Threads run as they like, so a seed says what befalls whom, not in which order all of it happens.
+
+mod cases;
+mod network;
+mod program;
+mod records;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use ferry_sim::device::{SimDevice, SimRng};
+
+use super::*;
+use network::{Faults, Net, Way};
+use program::{Left, Program};
+
+/// Directories, each with a file that all append to.
+const PLACES: usize = 2;
+/// An operation that takes longer is taken for one that is never answered.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Made or not, whole or not.
+    Doubtful,
+    Acknowledged,
+    Durable,
+}
+
+/// A record: where, whose, and which of theirs.
+type Record = (usize, u64, u64);
+
+/// All records, and what readers have not seen.
+#[derive(Default)]
+struct Ledger {
+    states: BTreeMap<Record, State>,
+    /// Acknowledged, and not there for somebody who read later: lost, and that is told.
+    missed: BTreeMap<Record, String>,
+}
+
+impl Ledger {
+    fn acknowledged(&self, place: usize) -> Vec<(Record, State)> {
+        let there = |(record, state): (&Record, &State)| {
+            (record.0 == place && *state != State::Doubtful).then_some((*record, *state))
+        };
+        self.states.iter().filter_map(there).collect()
+    }
+
+    /// Somebody has read a file of which he could have known this.
+    fn seen(&mut self, place: usize, bytes: &[u8], before: &[(Record, State)], at: &str) {
+        let counts = self.counts(place, bytes, at);
+        for (record, state) in before {
+            if !counts.contains_key(&(record.1, record.2)) {
+                assert_ne!(*state, State::Durable, "{at}: {record:?} is not there");
+                self.missed.insert(*record, at.into());
+            }
+        }
+    }
+
+    fn counts(&self, place: usize, bytes: &[u8], at: &str) -> BTreeMap<(u64, u64), u64> {
+        let counts = records::count(bytes, at);
+        for ((who, number), count) in &counts {
+            assert_eq!(*count, 1, "{at}: {number} of {who}");
+            assert!(
+                self.states.contains_key(&(place, *who, *number)),
+                "{at}: {number} of {who} out of nothing"
+            );
+        }
+        counts
+    }
+
+    /// All was synced, or it was told that it is lost.
+    fn check(&self, place: usize, bytes: &[u8], at: &str) {
+        let counts = self.counts(place, bytes, at);
+        for (record, state) in self.states.iter().filter(|(record, _)| record.0 == place) {
+            let there = counts.contains_key(&(record.1, record.2));
+            match state {
+                State::Durable => assert!(there, "{at}: {record:?} was durable, and is lost"),
+                State::Acknowledged => panic!("{at}: {record:?}: nobody has synced it"),
+                State::Doubtful => {}
+            }
+            if let Some(reader) = self.missed.get(record) {
+                assert!(!there, "{at}: {record:?} was not there for a reader ({reader}), and now it is");
+                assert_eq!(*state, State::Doubtful, "{at}: {record:?} was not there for {reader}");
+            }
+        }
+    }
+}
+
+/// What somebody tells whoever directs.
+enum News {
+    Step,
+    /// Has ended, or has gone without a word and another is in its place.
+    Left(Left, bool),
+    /// All has ended at a frame.
+    Cut,
+    /// A program has found what must not be.
+    Failed,
+}
+
+/// Tells of a thread that panics.
+struct Watched(Sender<News>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _sent = self.0.send(News::Failed);
+        }
+    }
+}
+
+/// What befalls them.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    clients: u64,
+    steps: u64,
+    faults: Faults,
+    term: Duration,
+    grace: Duration,
+    /// Bytes of the device, and of the log.
+    device: u64,
+    log: Option<u64>,
+    /// A planted bug: what the device says that it has flushed it has not.
+    lies: bool,
+    /// So many frames lie between two crashes, at most; 0: it does not crash.
+    crash_every: u64,
+    crashes: u64,
+    /// The server stops in order, and another starts, so often.
+    stops: u64,
+    /// Of so many steps one is a client's last.
+    vanish_of: u64,
+}
+
+impl Plan {
+    /// Nothing may be lost: connections end and are late, that is all.
+    const GENTLE: Self = Self {
+        clients: 3,
+        steps: 120,
+        faults: Faults { cut: 60, swallow: 0, hold: 300 },
+        term: Duration::from_secs(6),
+        grace: Duration::ZERO,
+        device: 48 << 20,
+        log: None,
+        lies: false,
+        crash_every: 0,
+        crashes: 0,
+        stops: 0,
+        vanish_of: 0,
+    };
+    /// Everything that may come.
+    const ROUGH: Self = Self {
+        clients: 3,
+        steps: 150,
+        faults: Faults { cut: 40, swallow: 15, hold: 200 },
+        term: Duration::from_millis(500),
+        grace: Duration::from_secs(1),
+        device: 48 << 20,
+        log: None,
+        lies: false,
+        crash_every: 900,
+        crashes: 2,
+        stops: 1,
+        vanish_of: 200,
+    };
+}
+
+struct Sim {
+    seed: u64,
+    plan: Plan,
+    net: Arc<Net>,
+    ledger: Mutex<Ledger>,
+    doing: Mutex<BTreeMap<u64, String>>,
+    volume: Mutex<(Arc<SimDevice>, Arc<LocalFs>)>,
+    whos: AtomicU64,
+    /// How often a program was told that something may be lost.
+    losses: AtomicU64,
+}
+
+fn open(device: &Arc<SimDevice>) -> Arc<LocalFs> {
+    let device: Arc<dyn BlockDevice> = device.clone();
+    LocalFs::open(device, fs_options(), Env::real()).expect("what a crash leaves can be opened")
+}
+
+/// Mounts, as soon as there is a server.
+fn mount(way: &Arc<Way>, who: u64, asynchronous: bool) -> Client {
+    loop {
+        let options = ClientOptions {
+            server: "simulated".into(),
+            path: b"/".to_vec(),
+            name: format!("p{who}").into_bytes(),
+            timeout: Duration::from_secs(60),
+            asynchronous,
+        };
+        match RemoteFs::connect(way.clone(), options, &Env::real()) {
+            Ok(fs) => break Client { fs, me: InProcess::default() },
+            Err(NetError::Reach { .. }) => std::thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn inode(fs: &LocalFs, dir: Ino, name: &str) -> Option<Ino> {
+    let found = InProcess::default().call(|cx| fs.lookup(cx, dir, name.as_bytes())).unwrap().attr?;
+    fs.forget(found.ino, 1);
+    Some(found.ino)
+}
+
+fn contents(fs: &LocalFs, ino: Ino) -> Vec<u8> {
+    let me = InProcess::default();
+    let fh = me.call(|cx| fs.open(cx, ino, libc::O_RDONLY, false)).unwrap().fh;
+    me.call(|cx| {
+        let mut out = vec![0; 1 << 20];
+        let len = fs.read(cx, ino, fh, 0, &mut out)?;
+        out.truncate(len);
+        fs.release(cx, ino, fh);
+        Ok(out)
+    })
+    .unwrap()
+}
+
+impl Sim {
+    fn new(seed: u64, plan: Plan, news: &Sender<News>) -> Arc<Self> {
+        let device = Arc::new(SimDevice::new(plan.device));
+        let any: Arc<dyn BlockDevice> = device.clone();
+        let options = MkfsOptions { log_size: plan.log, ..MkfsOptions::default() };
+        mkfs(&any, &options, &Env::real()).unwrap();
+        device.restart_trace();
+        device.set_flush_lies(plan.lies);
+        let fs = open(&device);
+        let me = InProcess::default();
+        for place in 0..PLACES {
+            let name = format!("d{place}");
+            let dir = me.call(|cx| fs.mkdir(cx, ROOT, name.as_bytes(), 0o755)).unwrap().attr.unwrap().ino;
+            me.call(|cx| fs.mknod(cx, dir, b"log", libc::S_IFREG | 0o644, 0)).unwrap();
+        }
+        let _: Vec<u8> = me.call(|cx| fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0)).unwrap();
+        let news = news.clone();
+        let silence = plan.term.as_millis() as u64 * 2;
+        let net = Net::new(seed, plan.faults, silence, move || drop(news.send(News::Cut)));
+        let sim = Arc::new(Self {
+            seed,
+            plan,
+            net,
+            ledger: Mutex::default(),
+            doing: Mutex::default(),
+            volume: Mutex::new((device, fs)),
+            whos: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
+        });
+        sim.start(Duration::ZERO);
+        sim
+    }
+
+    /// Whether something may be lost.
+    fn is_rough(&self) -> bool {
+        let Plan { faults, crashes, vanish_of, .. } = self.plan;
+        faults.swallow > 0 || crashes > 0 || vanish_of > 0
+    }
+
+    fn say(&self, who: u64, what: String) {
+        self.doing.lock().insert(who, what);
+    }
+
+    fn start(&self, grace: Duration) {
+        let options = ServerOptions { lease_term: self.plan.term, grace, ..server_options() };
+        let fs = self.volume.lock().1.clone() as Arc<dyn Filesystem>;
+        let server = Server::start(fs, options, Env::real()).unwrap();
+        *self.net.server.lock() = Some(Arc::new(server));
+    }
+
+    /// The machine of the server is gone, and what was not flushed; then it is there again.
+    fn crash(&self, random: &mut SimRng) {
+        let server = self.net.take_server();
+        // What is sent from now on arrives nowhere, so nobody knows of what is not in the image.
+        self.net.cut_all();
+        let mut volume = self.volume.lock();
+        let image = Arc::new(volume.0.crash_image(volume.0.trace_len(), random));
+        drop(server);
+        *volume = (Arc::clone(&image), open(&image));
+        drop(volume);
+        self.start(self.plan.grace);
+    }
+
+    /// Stops in order; the volume is closed and opened again.
+    fn stop(&self) {
+        self.net.take_server().stop();
+        let mut volume = self.volume.lock();
+        volume.1.detach();
+        volume.1.close().unwrap();
+        volume.1 = open(&volume.0);
+        drop(volume);
+        self.start(self.plan.grace);
+    }
+
+    /// A client's whole life, and the lives of those who come in its place.
+    fn live(self: &Arc<Self>, mut random: SimRng, news: &Sender<News>) {
+        let _watched = Watched(news.clone());
+        let fresh =
+            |random: &mut SimRng| Program::new(self, self.whos.fetch_add(1, Ordering::SeqCst), random.fork());
+        let mut program = fresh(&mut random);
+        for _ in 0..self.plan.steps {
+            program.step();
+            let _sent = news.send(News::Step);
+            if self.plan.vanish_of > 0 && random.chance(1, self.plan.vanish_of) {
+                let _sent = news.send(News::Left(program.vanish(), false));
+                program = fresh(&mut random);
+            }
+        }
+        let _sent = news.send(News::Left(program.finish(), true));
+    }
+
+    fn news(&self, news: &Receiver<News>) -> News {
+        match news.recv_timeout(ANSWER_TIME_MAX) {
+            Ok(News::Failed) => panic!("seed {}: a program has failed", self.seed),
+            Ok(news) => news,
+            Err(_) => {
+                let clients = self.net.server.lock().as_ref().map(|server| server.control().clients());
+                panic!("seed {}: nobody goes on: {:#?}\n{clients:#?}", self.seed, self.doing.lock());
+            }
+        }
+    }
+
+    /// Directs until all have ended; gives what all leave.
+    fn direct(self: &Arc<Self>, to: &Sender<News>, from: &Receiver<News>) -> Vec<Left> {
+        let mut random = SimRng::new(self.seed);
+        let Plan { clients, steps, crash_every, mut crashes, mut stops, .. } = self.plan;
+        let lives: Vec<_> = (0..clients)
+            .map(|_| {
+                let (sim, random, to) = (Arc::clone(self), random.fork(), to.clone());
+                std::thread::spawn(move || sim.live(random, &to))
+            })
+            .collect();
+        let (mut left, mut ended, mut done) = (Vec::new(), 0, 0);
+        if crashes > 0 {
+            self.net.end_after(1 + random.below(crash_every));
+        }
+        let all = clients * steps;
+        while ended < clients {
+            match self.news(from) {
+                News::Step => {
+                    done += 1;
+                    // Towards the end all is well again.
+                    if done == all - all / 8 {
+                        self.net.calm.store(true, Ordering::SeqCst);
+                    }
+                    if stops > 0 && done == all / 2 {
+                        stops -= 1;
+                        self.stop();
+                    }
+                }
+                News::Left(one, is_end) => {
+                    left.push(one);
+                    ended += u64::from(is_end);
+                }
+                News::Cut if crashes > 0 => {
+                    crashes -= 1;
+                    self.crash(&mut random);
+                    if crashes > 0 {
+                        self.net.end_after(1 + random.below(crash_every));
+                    }
+                }
+                News::Cut | News::Failed => {}
+            }
+        }
+        lives.into_iter().for_each(|life| life.join().unwrap());
+        left
+    }
+
+    /// As it is, and as a crash leaves it.
+    fn check(&self, left: &[Left]) {
+        let (device, fs) = self.volume.lock().clone();
+        let mut random = SimRng::new(!self.seed);
+        drop(self.net.take_server());
+        let crashed = open(&Arc::new(device.crash_image(device.trace_len(), &mut random)));
+        for (fs, when) in [(fs, "at the end"), (crashed, "after a crash")] {
+            let at = format!("seed {}, {when}", self.seed);
+            for place in 0..PLACES {
+                let dir = inode(&fs, ROOT, &format!("d{place}")).expect("it is durable");
+                let log = inode(&fs, dir, "log").expect("it is durable");
+                self.ledger.lock().check(place, &contents(&fs, log), &at);
+            }
+            left.iter().for_each(|one| one.check(&fs, &at));
+        }
+    }
+}
+
+/// One run; gives how many frames were carried, and how often a loss was told.
+fn run(seed: u64, plan: Plan) -> (u64, u64) {
+    let (to, from) = channel();
+    let sim = Sim::new(seed, plan, &to);
+    let left = sim.direct(&to, &from);
+    sim.check(&left);
+    (sim.net.frames(), sim.losses.load(Ordering::SeqCst))
+}
+
+#[test]
+fn connections_that_end_and_are_late_cost_nothing() {
+    for seed in 1..4 {
+        run(seed, Plan::GENTLE);
+    }
+}
+
+#[test]
+fn crashes_silence_and_clients_that_vanish_cost_nothing_that_is_not_told() {
+    for seed in 10..13 {
+        run(seed, Plan::ROUGH);
+    }
+}
+
+/// The simulation sees what it is there to see.
+#[test]
+fn a_server_that_calls_durable_what_is_not_is_found() {
+    // Some crashes lose nothing.
+    let plan = Plan { lies: true, steps: 30, ..Plan::GENTLE };
+    assert!((20..30).any(|seed| std::panic::catch_unwind(|| run(seed, plan)).is_err()));
+}
+
+/// One client's short life ends, and begins again, at each frame.
+fn at_every_frame(crashes: bool) {
+    let quiet = Plan {
+        clients: 1,
+        steps: 10,
+        faults: Faults::default(),
+        grace: Duration::ZERO,
+        crash_every: u64::MAX,
+        crashes: u64::from(crashes),
+        stops: 0,
+        vanish_of: 0,
+        ..Plan::GENTLE
+    };
+    let mut reached = 0;
+    for frame in 1.. {
+        let (to, from) = channel();
+        let sim = Sim::new(30, quiet, &to);
+        sim.net.end_after(frame);
+        let left = sim.direct_at(frame, &to, &from);
+        sim.check(&left);
+        if sim.net.frames() < frame {
+            break;
+        }
+        reached = frame;
+    }
+    assert!(reached > 30, "{reached}");
+}
+
+impl Sim {
+    /// The same with one client, and the end at that frame.
+    fn direct_at(self: &Arc<Self>, frame: u64, to: &Sender<News>, from: &Receiver<News>) -> Vec<Left> {
+        let mut random = SimRng::new(frame);
+        let (sim, news) = (Arc::clone(self), to.clone());
+        let life = std::thread::spawn(move || sim.live(SimRng::new(sim.seed), &news));
+        let left = loop {
+            match self.news(from) {
+                News::Cut if self.plan.crashes > 0 => self.crash(&mut random),
+                News::Step | News::Cut | News::Failed => {}
+                News::Left(left, _) => break left,
+            }
+        };
+        life.join().unwrap();
+        vec![left]
+    }
+}
+
+#[test]
+fn a_connection_that_ends_at_any_frame_costs_nothing() {
+    at_every_frame(false);
+}
+
+#[test]
+fn a_crash_at_any_frame_costs_nothing_that_is_not_told() {
+    at_every_frame(true);
+}
+
+#[test]
+#[ignore = "as long as one wants"]
+fn for_so_many_seconds() {
+    let number = |name: &str, or: u64| std::env::var(name).map_or(or, |text| text.parse().unwrap());
+    let (seconds, first) = (number("SIMULATION_SECONDS", 60), number("SIMULATION_SEED", 1000));
+    let clock = Env::real().clock;
+    let end = clock.monotonic() + Duration::from_secs(seconds);
+    let mut seeds = BTreeSet::new();
+    for seed in first.. {
+        if clock.monotonic() >= end {
+            break;
+        }
+        seeds.insert(seed);
+        let mut random = SimRng::new(seed);
+        let rough = Plan {
+            clients: 2 + random.below(3),
+            steps: 60 + random.below(200),
+            faults: Faults { cut: random.below(100), swallow: random.below(30), hold: random.below(400) },
+            crash_every: 100 + random.below(1500),
+            crashes: random.below(4),
+            stops: random.below(2),
+            vanish_of: random.below(2) * (40 + random.below(200)),
+            ..Plan::ROUGH
+        };
+        let plan = if seed % 4 == 0 { Plan::GENTLE } else { rough };
+        println!("seed {seed}: {plan:?}");
+        let (frames, losses) = run(seed, plan);
+        println!("seed {seed}: {frames} frames, {losses} losses told");
+    }
+    println!("{} seeds", seeds.len());
+}

@@ -1,0 +1,464 @@
+//! A program on one client, which knows what it was told: each step is checked against that, and each loss must have been told.
+//!
+//! It appends records to two files that all share, and makes, renames and removes files of its own in two directories that all share. What
+//! it has of its own it knows exactly, until somebody has told it of a loss; then it looks what is left: of each name a state that the name
+//! has had since it was durable.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ferry_sim::device::SimRng;
+
+use super::super::*;
+use super::network::Way;
+use super::{Ledger, PLACES, Sim, State, records};
+
+/// Names of a program's own in each directory.
+const NAMES: u64 = 3;
+/// A loss is over after so many tries.
+const TRIES_MAX: u32 = 50;
+
+/// What a name has: a file with these contents, which are also its own name for it.
+type Held = Option<String>;
+type Slot = (usize, u64);
+
+pub(super) struct Program {
+    sim: Arc<Sim>,
+    who: u64,
+    random: SimRng,
+    way: Arc<Way>,
+    client: Client,
+    dirs: Vec<Ino>,
+    logs: Vec<(Ino, u64)>,
+    next: u64,
+    /// What its names have had since they were durable, the newest last.
+    names: BTreeMap<Slot, Vec<Held>>,
+    /// Contents that are durable, and that nothing was asked that ends them.
+    durable: BTreeSet<String>,
+    done: String,
+}
+
+/// What is left of a program that has gone without a word.
+pub(super) struct Left {
+    who: u64,
+    names: BTreeMap<Slot, Vec<Held>>,
+    durable: BTreeSet<String>,
+}
+
+fn name(who: u64, slot: Slot) -> String {
+    format!("p{who}.{}", slot.1)
+}
+
+impl Program {
+    pub(super) fn new(sim: &Arc<Sim>, who: u64, random: SimRng) -> Self {
+        let way = Way::new(&sim.net, who);
+        let client = super::mount(&way, who, true);
+        let names = (0..PLACES).flat_map(|dir| (0..NAMES).map(move |n| ((dir, n), vec![None]))).collect();
+        let (sim, next, done) = (Arc::clone(sim), 0, String::new());
+        let mut program = Self {
+            sim,
+            who,
+            random,
+            way,
+            client,
+            dirs: Vec::new(),
+            logs: Vec::new(),
+            next,
+            names,
+            durable: BTreeSet::new(),
+            done,
+        };
+        for _ in 0..TRIES_MAX {
+            if program.open_all().is_ok() {
+                return program;
+            }
+        }
+        panic!("{who}: nothing can be opened");
+    }
+
+    /// Looks up the directories, and opens the shared files.
+    fn open_all(&mut self) -> Done {
+        for (ino, fh) in self.logs.drain(..) {
+            self.client.close(ino, fh);
+        }
+        self.dirs.clear();
+        for place in 0..PLACES {
+            let dir = self.client.lookup(ROOT, &format!("d{place}"))?.expect("it is durable").ino;
+            let log = self.client.lookup(dir, "log")?.expect("it is durable").ino;
+            self.dirs.push(dir);
+            self.logs.push((log, self.client.open(log)?));
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, what: String) {
+        self.sim.say(self.who, what.clone());
+        self.done = what;
+    }
+
+    fn at(&self) -> String {
+        format!("seed {}, program {}: {}", self.sim.seed, self.who, self.done)
+    }
+
+    /// What was told of an operation; `None`: of a loss, too, and it has been looked what is left.
+    fn told<T>(&mut self, done: Done<T>) -> Option<T> {
+        match done {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.lost(error);
+                None
+            }
+        }
+    }
+
+    /// It must be so, unless something was lost; then that is told now.
+    fn must(&mut self, so: bool, what: &str) {
+        if so {
+            return;
+        }
+        self.sim.say(self.who, format!("{}: {what}", self.done));
+        let told = self.client.sync();
+        assert_eq!(told, Err(Errno(libc::EIO)), "{}: {what}, and nobody was told of a loss", self.at());
+        self.lost(Errno(libc::EIO));
+    }
+
+    /// Something may be lost: all of it is told, then it is looked what is left.
+    fn lost(&mut self, error: Errno) {
+        assert_eq!(error, Errno(libc::EIO), "{}", self.at());
+        assert!(self.sim.is_rough(), "{}: nothing may be lost", self.at());
+        self.sim.say(self.who, format!("{}: looks what is left", self.done));
+        self.sim.losses.fetch_add(1, Ordering::SeqCst);
+        for _ in 0..TRIES_MAX {
+            if self.client.sync().is_err() || self.open_all().is_err() {
+                continue;
+            }
+            let Ok(left) = self.look() else { continue };
+            // Nothing was lost while it looked.
+            if self.client.sync().is_ok() {
+                self.sim.ledger.lock().doubt(self.who);
+                return self.believe(&left);
+            }
+        }
+        panic!("{}: losses do not end", self.at());
+    }
+
+    /// What its names have now.
+    fn look(&self) -> Done<BTreeMap<Slot, Held>> {
+        let mut all = BTreeMap::new();
+        for slot in self.names.keys() {
+            all.insert(*slot, self.held(*slot)?);
+        }
+        Ok(all)
+    }
+
+    fn held(&self, slot: Slot) -> Done<Held> {
+        let Some(attr) = self.client.lookup(self.dirs[slot.0], &name(self.who, slot))? else {
+            return Ok(None);
+        };
+        let fh = self.client.open(attr.ino)?;
+        let bytes = self.client.read(attr.ino, fh, 100);
+        self.client.close(attr.ino, fh);
+        Ok(Some(String::from_utf8_lossy(&bytes?).into_owned()))
+    }
+
+    fn believe(&mut self, left: &BTreeMap<Slot, Held>) {
+        check(&self.at(), &self.names, &self.durable, left);
+        for (slot, held) in left {
+            self.names.insert(*slot, vec![held.clone()]);
+        }
+        self.all_durable();
+    }
+
+    /// All that is there is durable: a sync has said so.
+    fn all_durable(&mut self) {
+        for states in self.names.values_mut() {
+            states.drain(..states.len() - 1);
+        }
+        let there = self.names.values().filter_map(|states| states[0].clone());
+        self.durable = there.filter(|tag| !tag.is_empty()).collect();
+    }
+
+    fn newest(&self, slot: Slot) -> Held {
+        self.names[&slot].last().cloned().flatten()
+    }
+
+    fn becomes(&mut self, slot: Slot, held: Held) {
+        self.names.get_mut(&slot).expect("one of its own").push(held);
+    }
+
+    fn slot(&mut self) -> Slot {
+        (self.random.below(PLACES as u64) as usize, self.random.below(NAMES))
+    }
+
+    pub(super) fn step(&mut self) {
+        match self.random.below(20) {
+            0..6 => self.append(),
+            6..8 => self.read_log(),
+            8..9 => self.sync_log(),
+            9..13 => self.make(),
+            13..15 => self.rename(),
+            15..16 => self.remove(),
+            16..17 => self.look_at_one(),
+            17..18 => self.sync(),
+            18..19 => self.lock(),
+            _ => self.list(),
+        }
+    }
+
+    fn append(&mut self) {
+        let place = self.random.index(PLACES);
+        let number = self.next;
+        self.next += 1;
+        self.say(format!("appends {number} to {place}"));
+        let record = (place, self.who, number);
+        self.sim.ledger.lock().states.insert(record, State::Doubtful);
+        let (ino, fh) = self.logs[place];
+        let done = self.client.append(ino, fh, records::bytes(self.who, number).as_bytes());
+        if let Some(count) = self.told(done) {
+            assert_eq!(count, records::LEN, "{}", self.at());
+            self.sim.ledger.lock().states.insert(record, State::Acknowledged);
+        }
+    }
+
+    fn read_log(&mut self) {
+        let place = self.random.index(PLACES);
+        self.say(format!("reads {place}"));
+        let before = self.sim.ledger.lock().acknowledged(place);
+        let (ino, fh) = self.logs[place];
+        let read = self.client.read(ino, fh, 1 << 20);
+        if let Some(bytes) = self.told(read) {
+            self.sim.ledger.lock().seen(place, &bytes, &before, &self.at());
+        }
+    }
+
+    fn sync_log(&mut self) {
+        let place = self.random.index(PLACES);
+        self.say(format!("syncs {place}"));
+        let (ino, fh) = self.logs[place];
+        let data_only = self.random.chance(1, 2);
+        let done = self.client.me.call(|cx| self.client.fs.fsync(cx, ino, fh, data_only));
+        if self.told(done).is_some() {
+            self.sim.ledger.lock().synced(self.who, Some(place));
+        }
+    }
+
+    fn make(&mut self) {
+        let slot = self.slot();
+        let tag = format!("{}:{}", self.who, self.next);
+        self.next += 1;
+        self.say(format!("makes {slot:?} {tag}"));
+        let is_there = self.newest(slot).is_some();
+        match self.client.create(self.dirs[slot.0], &name(self.who, slot)) {
+            Ok((ino, fh)) => {
+                self.must(!is_there, "made, though it was there");
+                self.becomes(slot, Some(String::new()));
+                let done = self.client.write(ino, fh, 0, tag.as_bytes());
+                if self.told_of_file(slot, &tag, done).is_none() {
+                    return self.client.close(ino, fh);
+                }
+                if self.random.chance(1, 4) {
+                    let done = self.client.fsync(ino, fh);
+                    if self.told(done).is_some() && self.newest(slot).as_ref() == Some(&tag) {
+                        self.names.insert(slot, vec![Some(tag.clone())]);
+                        self.durable.insert(tag);
+                    }
+                }
+                self.client.close(ino, fh);
+            }
+            Err(Errno(libc::EEXIST)) => self.must(is_there, "not made, though it was not there"),
+            Err(error) => {
+                self.becomes(slot, Some(String::new()));
+                self.lost(error);
+            }
+        }
+    }
+
+    /// The first write of a file, done or perhaps not.
+    fn told_of_file(&mut self, slot: Slot, tag: &str, done: Done<u64>) -> Option<u64> {
+        self.becomes(slot, Some(tag.into()));
+        self.told(done)
+    }
+
+    fn rename(&mut self) {
+        let (from, to) = (self.slot(), self.slot());
+        self.say(format!("renames {from:?} to {to:?}"));
+        if from == to {
+            return;
+        }
+        let (moved, replaced) = (self.newest(from), self.newest(to));
+        let (old, new) = (name(self.who, from), name(self.who, to));
+        if let (Some(_), Some(replaced)) = (&moved, &replaced) {
+            self.durable.remove(replaced);
+        }
+        let done = self.client.move_to(self.dirs[from.0], &old, self.dirs[to.0], &new);
+        match done {
+            Err(Errno(libc::ENOENT)) => self.must(moved.is_none(), "not there to be renamed"),
+            done => {
+                if moved.is_some() {
+                    self.becomes(from, None);
+                    self.becomes(to, moved.clone());
+                }
+                if self.told(done).is_some() {
+                    self.must(moved.is_some(), "renamed, though it was not there");
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self) {
+        let slot = self.slot();
+        self.say(format!("removes {slot:?}"));
+        let was = self.newest(slot);
+        if let Some(tag) = &was {
+            self.durable.remove(tag);
+        }
+        match self.client.unlink(self.dirs[slot.0], &name(self.who, slot)) {
+            Err(Errno(libc::ENOENT)) => self.must(was.is_none(), "not there to be removed"),
+            done => {
+                self.becomes(slot, None);
+                if self.told(done).is_some() {
+                    self.must(was.is_some(), "removed, though it was not there");
+                }
+            }
+        }
+    }
+
+    fn look_at_one(&mut self) {
+        let slot = self.slot();
+        self.say(format!("looks at {slot:?}"));
+        let held = self.held(slot);
+        if let Some(held) = self.told(held) {
+            let expected = self.newest(slot);
+            self.must(held == expected, &format!("{held:?} instead of {expected:?}"));
+        }
+    }
+
+    fn list(&mut self) {
+        let place = self.random.index(PLACES);
+        self.say(format!("lists {place}"));
+        let listed = self.client.list(self.dirs[place]);
+        if let Some(listed) = self.told(listed) {
+            let mine = format!("p{}.", self.who);
+            let found: Vec<&String> = listed.iter().filter(|name| name.starts_with(&mine)).collect();
+            let there = self
+                .names
+                .iter()
+                .filter(|((dir, _), states)| *dir == place && states.last().is_some_and(Option::is_some));
+            let expected: Vec<String> = there.map(|(slot, _)| name(self.who, *slot)).collect();
+            let so = found.len() == expected.len() && found.iter().zip(&expected).all(|(a, b)| **a == *b);
+            self.must(so, &format!("{found:?} instead of {expected:?}"));
+        }
+    }
+
+    fn sync(&mut self) {
+        self.say("syncs all".into());
+        let done = self.client.sync();
+        if self.told(done).is_some() {
+            self.sim.ledger.lock().synced(self.who, None);
+            self.all_durable();
+        }
+    }
+
+    /// Waits for a lock that all want, and gives it back.
+    fn lock(&mut self) {
+        self.say("locks".into());
+        let (ino, fh) = self.logs[0];
+        let locked = self.client.lock(ino, fh, self.who, libc::F_WRLCK, true);
+        let opened = self.told(locked);
+        // A lock may be held though taking it was told to have failed: its owner gives it back.
+        let unlocked = self.client.lock(ino, fh, self.who, libc::F_UNLCK, false);
+        if opened.is_some() {
+            self.told(unlocked);
+        }
+    }
+
+    /// Goes without a word.
+    pub(super) fn vanish(self) -> Left {
+        self.say_gone();
+        self.sim.ledger.lock().doubt(self.who);
+        let Self { who, names, durable, way, client, .. } = self;
+        way.vanish();
+        // It would say goodbye, which nobody hears.
+        std::thread::spawn(move || drop(client));
+        Left { who, names, durable }
+    }
+
+    fn say_gone(&self) {
+        self.sim.say(self.who, "has gone without a word".into());
+    }
+
+    /// The network is well: all is made durable, and is as it should be.
+    pub(super) fn finish(mut self) -> Left {
+        self.say("ends".into());
+        loop {
+            let done = self.client.sync();
+            if self.told(done).is_some() {
+                break;
+            }
+        }
+        self.sim.ledger.lock().synced(self.who, None);
+        self.all_durable();
+        let left = self.look().expect("nothing is lost any more");
+        let so = left.iter().all(|(slot, held)| self.newest(*slot) == *held);
+        assert!(so, "{}: {left:?} instead of {:?}", self.at(), self.names);
+        self.client.fs.close();
+        self.sim.say(self.who, "has ended".into());
+        Left { who: self.who, names: self.names, durable: self.durable }
+    }
+}
+
+/// Whether what is left may be left.
+fn check(
+    at: &str,
+    names: &BTreeMap<Slot, Vec<Held>>,
+    durable: &BTreeSet<String>,
+    left: &BTreeMap<Slot, Held>,
+) {
+    let mut found = BTreeSet::new();
+    for (slot, held) in left {
+        let states = &names[slot];
+        let may_be = |state: &Held| match (state, held) {
+            (Some(tag), Some(held)) if durable.contains(tag) => held == tag,
+            // Contents that were not durable may be lost in part.
+            (Some(tag), Some(held)) => tag.starts_with(held.trim_end_matches('\0')),
+            (state, held) => state == held,
+        };
+        assert!(states.iter().any(may_be), "{at}: {slot:?} has {held:?}, which it has never had: {states:?}");
+        if let Some(tag) = held.as_ref().filter(|tag| !tag.is_empty()) {
+            assert!(found.insert(tag.clone()), "{at}: {tag} is there twice");
+        }
+    }
+    for tag in durable {
+        assert!(found.contains(tag), "{at}: {tag} was durable, and is lost; left is {left:?}");
+    }
+}
+
+impl Left {
+    /// On a volume that nobody uses.
+    pub(super) fn check(&self, fs: &LocalFs, at: &str) {
+        let left = self.names.keys().map(|slot| {
+            let dir = super::inode(fs, ROOT, &format!("d{}", slot.0)).expect("it is durable");
+            let held = super::inode(fs, dir, &name(self.who, *slot));
+            (*slot, held.map(|ino| String::from_utf8_lossy(&super::contents(fs, ino)).into_owned()))
+        });
+        check(&format!("{at}, program {}", self.who), &self.names, &self.durable, &left.collect());
+    }
+}
+
+impl Ledger {
+    /// Whether it is durable is not known of what was not synced.
+    fn doubt(&mut self, who: u64) {
+        for ((_, by, _), state) in &mut self.states {
+            if *by == who && *state == State::Acknowledged {
+                *state = State::Doubtful;
+            }
+        }
+    }
+
+    fn synced(&mut self, who: u64, place: Option<usize>) {
+        for ((at, by, _), state) in &mut self.states {
+            if *by == who && *state == State::Acknowledged && place.is_none_or(|place| place == *at) {
+                *state = State::Durable;
+            }
+        }
+    }
+}
