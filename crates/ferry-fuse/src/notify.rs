@@ -133,14 +133,14 @@ impl Notifier {
                 Notice::Entry { parent, name } => entry(device, parent, &name, 0),
                 Notice::Forget { what: ToForget { mut inodes, names, contents }, done } => {
                     if !contents.is_empty() {
-                        thread::sleep(TAKEN_IN);
+                        pause(TAKEN_IN);
                     }
                     inodes.retain(|ino| !attributes(device, *ino));
                     for _ in 0..AGAIN_MAX {
                         if inodes.is_empty() {
                             break;
                         }
-                        thread::sleep(AGAIN_AFTER);
+                        pause(AGAIN_AFTER);
                         inodes.retain(|ino| !attributes(device, *ino));
                     }
                     names.iter().for_each(|(parent, name)| entry(device, *parent, name, abi::EXPIRE_ONLY));
@@ -150,6 +150,14 @@ impl Notifier {
             }
         }
     }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the kernel tells nobody when a process has taken an answer in"
+)]
+fn pause(time: Duration) {
+    thread::sleep(time);
 }
 
 /// Attributes and contents. A length of 0 (or less) is "to the end" for the kernel too.
