@@ -11,7 +11,7 @@ impl Client {
     fn attr(&self, ino: Ino) -> Done<Attr> {
         Ok(self.me.call(|cx| self.fs.getattr(cx, ino, None))?.0)
     }
-    fn set(&self, ino: Ino, set: SetAttr) -> Done<Attr> {
+    pub(super) fn set(&self, ino: Ino, set: SetAttr) -> Done<Attr> {
         Ok(self.me.call(|cx| self.fs.setattr(cx, ino, None, &set))?.0)
     }
     fn resize(&self, ino: Ino, size: u64) -> Done<Attr> {
