@@ -374,6 +374,11 @@ pub trait Host: Send + Sync {
     fn invalidate_attributes(&self, ino: Ino);
     /// The kernel must forget the name.
     fn invalidate_entry(&self, parent: Ino, name: &[u8]);
+    /// The kernel must forget the cached attributes of these inodes, and look up these names again before it uses them; then `done` is called,
+    /// by another thread. Not if the mount ends before. Unlike the others this never waits.
+    fn forget(&self, inodes: Vec<Ino>, names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send>);
+    /// Whether [`Host::forget`] can be done for names.
+    fn forgets_names(&self) -> bool;
     /// The transport's counters, for `stats`.
     fn stats(&self) -> serde_json::Value;
 }

@@ -126,6 +126,10 @@ pub(crate) const IOCTL_UNRESTRICTED: u32 = 1 << 1;
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
 pub(crate) const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub(crate) const NOTIFY_RETRIEVE: i32 = 5;
+/// The name stays what it is; it is looked up before it is used again.
+pub(crate) const EXPIRE_ONLY: u32 = 1 << 0;
+/// The version that knows [`EXPIRE_ONLY`]; one before it takes it for a name that is gone, with all that is mounted below.
+pub(crate) const EXPIRE_ONLY_MINOR: u32 = 38;
 
 /// Declares structures of the interface: all fields are integers or structures of them, without padding.
 macro_rules! wire {

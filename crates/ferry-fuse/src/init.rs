@@ -55,6 +55,8 @@ pub(crate) struct Wishes {
 pub(crate) struct Agreed {
     pub(crate) setxattr_ext: bool,
     pub(crate) io_uring: bool,
+    /// A name can be told to be looked up again.
+    pub(crate) expires_names: bool,
 }
 
 /// Answers the kernel's `INIT`.
@@ -92,8 +94,11 @@ pub(crate) fn negotiate(args: Args<'_>, wishes: Wishes) -> Result<(InitOut, Agre
         max_pages: (IO_MAX / PAGE) as u16,
         ..InitOut::default()
     };
-    let agreed =
-        Agreed { setxattr_ext: taken & init::SETXATTR_EXT != 0, io_uring: taken & init::OVER_IO_URING != 0 };
+    let agreed = Agreed {
+        setxattr_ext: taken & init::SETXATTR_EXT != 0,
+        io_uring: taken & init::OVER_IO_URING != 0,
+        expires_names: out.minor >= abi::EXPIRE_ONLY_MINOR,
+    };
     Ok((out, agreed))
 }
 

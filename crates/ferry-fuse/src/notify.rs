@@ -2,11 +2,15 @@
 //!
 //! A notification may block in the kernel until requests are answered (it takes the inode's lock), so it is sent from a
 //! thread of its own. The queue is bounded: a caller that outruns the kernel waits, and must therefore hold no lock that a
-//! request may want.
+//! request may want. [`Host::forget`] alone does not wait: its callers are as many as there are leases.
 
 use std::collections::VecDeque;
-use std::io::{IoSlice, Write};
+use std::fmt;
+use std::io::{self, IoSlice, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
 
 use ferry_fs::{Host, Ino, NAME_MAX};
 use parking_lot::{Condvar, Mutex};
@@ -15,17 +19,33 @@ use zerocopy::IntoBytes;
 use crate::abi;
 use crate::counters::AllCounters;
 use crate::idle::IdlePoll;
+use crate::init::Agreed;
 use crate::park::ParkTable;
 use crate::transport::dev::Device;
 
 /// Notifications waiting to be sent.
 const QUEUE_MAX: usize = 4096;
+/// An inode that the kernel does not know may be one that it is just about to learn: it is told again so often,
+const AGAIN_MAX: usize = 10;
+/// each time after this.
+const AGAIN_AFTER: Duration = Duration::from_millis(1);
 
-#[derive(Debug)]
 enum Notice {
     Inode { ino: Ino, offset: u64, len: u64 },
     Attributes { ino: Ino },
     Entry { parent: Ino, name: Box<[u8]> },
+    Forget { inodes: Vec<Ino>, names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send> },
+}
+
+impl fmt::Debug for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inode { ino, .. } => write!(f, "Inode({ino})"),
+            Self::Attributes { ino } => write!(f, "Attributes({ino})"),
+            Self::Entry { parent, .. } => write!(f, "Entry({parent})"),
+            Self::Forget { inodes, .. } => write!(f, "Forget({inodes:?})"),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -45,6 +65,7 @@ pub(crate) struct Notifier {
     counters: Arc<AllCounters>,
     parked: Weak<ParkTable>,
     idle: Arc<IdlePoll>,
+    expires_names: AtomicBool,
 }
 
 impl Notifier {
@@ -56,7 +77,13 @@ impl Notifier {
             counters,
             parked: Arc::downgrade(parked),
             idle,
+            expires_names: AtomicBool::new(false),
         }
+    }
+
+    /// The kernel has said what it can.
+    pub(crate) fn agreed(&self, agreed: &Agreed) {
+        self.expires_names.store(agreed.expires_names, Ordering::Relaxed);
     }
 
     fn push(&self, notice: Notice) {
@@ -94,45 +121,66 @@ impl Notifier {
     /// Sends until closed.
     pub(crate) fn run(&self, device: &Device) {
         while let Some(notice) = self.next() {
-            match &notice {
+            match notice {
                 Notice::Inode { ino, offset, len } => {
                     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
                     // A length of 0 (or less) is "to the end" for the kernel too.
-                    let out = abi::NotifyInvalInode { ino: *ino, off: signed(*offset), len: signed(*len) };
-                    send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
+                    let out = abi::NotifyInvalInode { ino, off: signed(offset), len: signed(len) };
+                    let _known = send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
                 }
                 Notice::Attributes { ino } => {
-                    // No contents: that is what an offset below 0 says.
-                    let out = abi::NotifyInvalInode { ino: *ino, off: -1, len: 0 };
-                    send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
+                    attributes(device, ino);
                 }
-                Notice::Entry { parent, name } => {
-                    let namelen = name.len() as u32;
-                    let out = abi::NotifyInvalEntry { parent: *parent, namelen, flags: 0 };
-                    send(device, abi::NOTIFY_INVAL_ENTRY, &[out.as_bytes(), name, &[0]]);
+                Notice::Entry { parent, name } => entry(device, parent, &name, 0),
+                Notice::Forget { mut inodes, names, done } => {
+                    inodes.retain(|ino| !attributes(device, *ino));
+                    for _ in 0..AGAIN_MAX {
+                        if inodes.is_empty() {
+                            break;
+                        }
+                        thread::sleep(AGAIN_AFTER);
+                        inodes.retain(|ino| !attributes(device, *ino));
+                    }
+                    names.iter().for_each(|(parent, name)| entry(device, *parent, name, abi::EXPIRE_ONLY));
+                    done();
                 }
             }
         }
     }
 }
 
+/// Attributes of an inode; `false`: the kernel does not know it.
+fn attributes(device: &Device, ino: Ino) -> bool {
+    // No contents: that is what an offset below 0 says.
+    let out = abi::NotifyInvalInode { ino, off: -1, len: 0 };
+    send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()])
+}
+
+fn entry(device: &Device, parent: Ino, name: &[u8], flags: u32) {
+    let out = abi::NotifyInvalEntry { parent, namelen: name.len() as u32, flags };
+    send(device, abi::NOTIFY_INVAL_ENTRY, &[out.as_bytes(), name, &[0]]);
+}
+
 /// Has the kernel send a request (NOTIFY_REPLY, with no data) of this number, to the queue of the core that this runs on. `file` is a
 /// regular file that the kernel knows.
 pub(crate) fn ask_for_request(device: &Device, file: Ino, unique: u64) {
     let out = abi::NotifyRetrieve { notify_unique: unique, nodeid: file, ..abi::NotifyRetrieve::default() };
-    send(device, abi::NOTIFY_RETRIEVE, &[out.as_bytes()]);
+    let _known = send(device, abi::NOTIFY_RETRIEVE, &[out.as_bytes()]);
 }
 
-fn send(device: &Device, code: i32, parts: &[&[u8]]) {
+/// `false`: the kernel does not know the inode or name, so there is nothing to forget.
+fn send(device: &Device, code: i32, parts: &[&[u8]]) -> bool {
     let len = size_of::<abi::OutHeader>() + parts.iter().map(|p| p.len()).sum::<usize>();
     let head = abi::OutHeader { len: len as u32, error: code, unique: 0 };
     let mut slices = vec![IoSlice::new(head.as_bytes())];
     slices.extend(parts.iter().map(|p| IoSlice::new(p)));
-    if let Err(error) = device.file().write_vectored(&slices) {
-        // ENOENT: the kernel does not know the inode or name, so there is nothing to forget.
-        if error.raw_os_error() != Some(libc::ENOENT) {
+    match device.file().write_vectored(&slices) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => {
             tracing::debug!(code, %error, "the kernel refused a notification");
+            true
         }
+        Ok(_) => true,
     }
 }
 
@@ -148,6 +196,18 @@ impl Host for Notifier {
     fn invalidate_entry(&self, parent: Ino, name: &[u8]) {
         assert!(name.len() <= NAME_MAX, "the name is that of an entry");
         self.push(Notice::Entry { parent, name: name.into() });
+    }
+
+    fn forget(&self, inodes: Vec<Ino>, names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send>) {
+        let mut queue = self.queue.lock();
+        if !queue.closed {
+            queue.waiting.push_back(Notice::Forget { inodes, names, done });
+            self.filled.notify_one();
+        }
+    }
+
+    fn forgets_names(&self) -> bool {
+        self.expires_names.load(Ordering::Relaxed)
     }
 
     fn stats(&self) -> serde_json::Value {

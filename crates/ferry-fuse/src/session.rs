@@ -86,9 +86,11 @@ impl Running {
         // With queues, these are left with FORGET and INTERRUPT; should the queues fail, the kernel sends everything here.
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = options.threads.unwrap_or(cores * THREADS_PER_CORE).max(1);
+        // What a server answers is parked: no thread waits for it.
+        let lead = self.core.remote.then(Arc::default);
         for i in 0..threads {
             let own = if i == 0 { Arc::clone(&device) } else { another(&device) };
-            let worker = Worker::new(own, Arc::clone(&self.core), all.block());
+            let worker = Worker::new(own, Arc::clone(&self.core), all.block(), lead.clone());
             self.workers.push(spawn(format!("fuse-{i}"), move || worker.run())?);
         }
         if agreed.io_uring {
@@ -151,7 +153,7 @@ impl Session {
         let wishes = Wishes {
             writeback_cache: fs.writeback_cache(),
             remote_locks: fs.remote_locks(),
-            io_uring: options.transport == Transport::Auto && !fs.remote_locks() && Queues::possible(),
+            io_uring: options.transport == Transport::Auto && Queues::possible(),
         };
         let agreed = match greet(&device, wishes) {
             Ok(agreed) => agreed,
@@ -162,6 +164,7 @@ impl Session {
                 return Err(e);
             }
         };
+        host.agreed(&agreed);
         let remote = fs.remote_locks();
         let core = Arc::new(Core { fs, parked, idle, setxattr_ext: agreed.setxattr_ext, remote });
         let handle = Handle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };

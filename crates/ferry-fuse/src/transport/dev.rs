@@ -1,12 +1,18 @@
 //! The classic transport: each thread reads requests from, and writes answers to, its own descriptor of /dev/fuse.
 //!
 //! A request's answer must go to the descriptor that it was read from; a parked request therefore keeps it.
+//!
+//! Where no request keeps a thread for long, one thread *leads*: it alone reads, and serves what it has read. Left to itself the kernel wakes
+//! the thread that has slept longest, often on another core, which costs more than most requests do. Before it serves a large request, or
+//! when more has been waiting for a while, the leader leaves the lead to another one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::buffer::Buffer;
@@ -22,6 +28,10 @@ use crate::sys;
 const DEVICE: &str = "/dev/fuse";
 const IN_HEADER: usize = size_of::<InHeader>();
 const OUT_HEADER: usize = size_of::<OutHeader>();
+/// A message of so many bytes takes longer to serve than it takes another thread to wake up.
+const LARGE: usize = 32 << 10;
+/// More waits all the time: so often in a row.
+const BACKLOG: u32 = 16;
 
 /// A descriptor of a mount.
 #[derive(Debug)]
@@ -66,6 +76,12 @@ impl Device {
         }
     }
 
+    /// Whether more messages wait. An error says so too: whoever reads next sees what it is.
+    fn has_more(&self) -> bool {
+        let mut this = [PollFd::new(&self.0, PollFlags::IN)];
+        !matches!(poll(&mut this, Some(&Timespec::default())), Ok(0))
+    }
+
     fn sent(unique: u64, result: io::Result<usize>) {
         if let Err(error) = result {
             // ENOENT: the request was aborted; ENODEV: the mount is gone. Nobody waits.
@@ -92,6 +108,8 @@ pub(crate) struct Worker {
     counters: Arc<Counters>,
     request: Buffer,
     answer: Buffer,
+    /// Whose turn it is to read, where one leads.
+    lead: Option<Arc<Mutex<()>>>,
 }
 
 /// Buffers for one message each way. The data of a WRITE, and of the answer to a READ, is page-aligned.
@@ -101,15 +119,33 @@ fn buffers() -> (Buffer, Buffer) {
 }
 
 impl Worker {
-    pub(crate) fn new(device: Arc<Device>, core: Arc<Core>, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(
+        device: Arc<Device>,
+        core: Arc<Core>,
+        counters: Arc<Counters>,
+        lead: Option<Arc<Mutex<()>>>,
+    ) -> Self {
         let (request, answer) = buffers();
         let port = Arc::clone(&device) as Arc<dyn Port>;
-        Self { device, port, core, counters, request, answer }
+        Self { device, port, core, counters, request, answer, lead }
     }
 
     /// Serves until the mount is gone.
     pub(crate) fn run(mut self) {
-        while let Some(len) = self.device.receive(self.request.bytes()) {
+        let lead = self.lead.take();
+        let mut leading: Option<MutexGuard<'_, ()>> = None;
+        let mut backlog = 0;
+        loop {
+            if let (Some(lead), None) = (&lead, &leading) {
+                leading = Some(lead.lock());
+            }
+            let Some(len) = self.device.receive(self.request.bytes()) else { return };
+            if leading.is_some() {
+                backlog = if self.device.has_more() { backlog + 1 } else { 0 };
+                if backlog >= BACKLOG || backlog > 0 && len >= LARGE {
+                    leading = None;
+                }
+            }
             self.serve(len);
         }
     }

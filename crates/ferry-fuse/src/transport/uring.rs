@@ -9,8 +9,8 @@
 //! When no slot is free the kernel queues requests, and takes the next from that queue when a slot is committed, but not when one is
 //! registered. So slots are added before the last is taken (`SPARE`). Should a burst be faster, the queue asks the kernel for a request
 //! of no meaning: it comes by one of the new slots, and committing that one brings what was queued (`Ring::make_room`). Beyond
-//! `SLOTS_MAX`, requests wait until a parked one is answered, which every fsync is; a lock may wait for a request behind it, so
-//! file systems that keep locks themselves do not get this transport.
+//! `SLOTS_MAX`, requests wait until a parked one is answered, which every one is but those that wait for locks: a file system that keeps
+//! locks itself must let fewer wait than that.
 //!
 //! FORGET, INTERRUPT and notifications still travel through /dev/fuse.
 

@@ -28,9 +28,12 @@ use crate::message::{self, Known};
 
 mod asking;
 mod changes;
+mod shown;
 
 use asking::Asking;
 pub(super) use changes::Touch;
+use shown::Shown;
+pub(super) use shown::{SHOWN_MAX, ToForget, View};
 
 /// Inodes and names that are kept; beyond this half of the inodes are given back.
 const KEPT_MAX: usize = 1 << 17;
@@ -98,6 +101,7 @@ pub(super) struct State {
     pub(super) model: Model,
     pub(super) purse: Purse,
     asking: Asking,
+    shown: Shown,
     /// The server's clock is ahead of ours by so many nanoseconds.
     ahead: i128,
 }
@@ -119,7 +123,8 @@ impl State {
     }
 
     /// Nothing is known any more; gives the write leases that were held.
-    fn drop_all(&mut self) -> Vec<Ino> {
+    fn drop_all(&mut self, now: Moment) -> Vec<Ino> {
+        self.shown.forget_all(now);
         self.nodes.clear();
         self.names = 0;
         self.epoch += 1;
@@ -179,7 +184,8 @@ impl State {
     /// Whether an answer that was asked for at `sight` may be kept of this inode.
     fn may_keep(&mut self, sight: Sight, ino: Ino) -> bool {
         let slot = *self.slot(ino);
-        sight.epoch == self.epoch && slot.changing == 0 && slot.last <= sight.moment
+        let given_back = sight.epoch != self.epoch || self.shown.is_withdrawn(ino);
+        !given_back && slot.changing == 0 && slot.last <= sight.moment
     }
 
     /// The same of a name in a directory. Under a write lease only changes of our own matter.
@@ -246,6 +252,7 @@ impl Cache {
             model: Model::default(),
             purse: Purse::default(),
             asking: Asking::default(),
+            shown: Shown::default(),
             ahead: 0,
         };
         Self { state: Mutex::new(state), clock }
@@ -255,7 +262,7 @@ impl Cache {
     pub(super) fn drop_all(&self) {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
-        state.drop_all();
+        state.drop_all(now);
         state.valid_from = None;
         state.pings = VecDeque::from([now]);
     }
@@ -282,7 +289,7 @@ impl Cache {
         let mut state = self.state.lock();
         let Some(sent) = state.pings.pop_front() else { return };
         if !state.is_valid(now) {
-            state.drop_all();
+            state.drop_all(now);
         }
         if renewed {
             state.valid_from = Some(sent);
@@ -304,13 +311,19 @@ impl Cache {
         Moment::now(&*self.clock)
     }
 
-    /// The attributes, if they are known.
-    pub(super) fn attr(&self, ino: Ino) -> Option<Attr> {
+    /// The attributes, if they are known, and how long the kernel may keep them.
+    pub(super) fn attr(&self, ino: Ino) -> Option<(Attr, Duration)> {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
         let known = state.known_attr(ino).filter(|_| state.is_valid(now));
         *(if known.is_some() { &mut state.hits } else { &mut state.misses }) += 1;
-        known
+        known.map(|attr| (attr, state.show(ino, None, now).map_or(Duration::ZERO, |view| view.valid)))
+    }
+
+    /// What the kernel is told of an inode that it has asked for, under this name, if it may keep that.
+    pub(super) fn show(&self, ino: Ino, name: Option<(Ino, &[u8])>) -> Option<View> {
+        let now = Moment::now(&*self.clock);
+        self.state.lock().show(ino, name, now)
     }
 
     /// What a name means, if that is known, with its attributes; `Some(None)`: nothing.

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ferry_device::Clock;
@@ -27,6 +27,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{interval, sleep, timeout};
 
 use super::cache::{Cache, Touch};
+use super::kernel::Kernel;
 use super::waiting::Waiting;
 use crate::frame::{self, Stream};
 use crate::message::{Claim, FRAME_MAX, Numbers, Op, Outcome, Promised, ToClient, ToServer, VERSION, Who};
@@ -228,6 +229,8 @@ pub(super) struct Link {
     /// Operations wait so long for a server that is gone.
     timeout: Duration,
     cache: Arc<Cache>,
+    kernel: Arc<Kernel>,
+    this: Weak<Link>,
     state: Mutex<State>,
     owner: Mutex<Option<Arc<dyn Restore>>>,
     closed: Notify,
@@ -244,8 +247,8 @@ impl Link {
         clock: Arc<dyn Clock>,
         (path, name): (Vec<u8>, Vec<u8>),
         timeout: Duration,
-        cache: Arc<Cache>,
-    ) -> Self {
+        (cache, kernel): (Arc<Cache>, Arc<Kernel>),
+    ) -> Arc<Self> {
         let state = State {
             session: 0,
             boot: 0,
@@ -274,19 +277,21 @@ impl Link {
             reconnects: 0,
             read_only: false,
         };
-        Self {
+        Arc::new_cyclic(|this| Self {
             connector,
             clock,
             path,
             name,
             timeout,
             cache,
+            kernel,
+            this: this.clone(),
             state: Mutex::new(state),
             owner: Mutex::default(),
             closed: Notify::new(),
             ended: Notify::new(),
             drained: Notify::new(),
-        }
+        })
     }
 
     /// Sends a change behind all before it, or keeps it until it can be sent. Write leases on what it touches are given back behind it.
@@ -312,10 +317,19 @@ impl Link {
         if !returned.is_empty() {
             returned.sort_unstable();
             returned.dedup();
-            cache.recall(&returned, None);
             state.kept.give_away(&returned, seq);
-            state.give_back(&returned, seq);
-            cache.given_back();
+            cache.recall(&returned, false, self.cache.now());
+            let to_forget = cache.take_to_forget();
+            if to_forget.is_empty() {
+                state.give_back(&returned, seq);
+                cache.given_back();
+            } else {
+                cache.withdraw(&returned);
+                pump(&mut state);
+                drop((state, cache));
+                self.return_withdrawn(returned, to_forget, (seq, false));
+                return Some(Key::Change(seq));
+            }
         }
         pump(&mut state);
         Some(Key::Change(seq))
@@ -404,8 +418,10 @@ impl Link {
     pub(super) async fn greet(&self) -> io::Result<Greeted> {
         let greeting = async {
             let mut stream = self.connector.connect().await?;
-            // The server takes the greeting as word that nothing is kept.
+            // The server takes the greeting as word that nothing is kept, by the kernel either.
             self.cache.drop_all();
+            let to_forget = self.cache.lock().take_to_forget();
+            self.kernel.forgotten(to_forget).await;
             let (session, newest) = {
                 let state = self.state.lock();
                 (state.session, state.next_change - 1)

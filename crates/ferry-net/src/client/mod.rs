@@ -7,6 +7,7 @@
 
 mod cache;
 mod deciding;
+mod kernel;
 mod link;
 mod locking;
 mod model;
@@ -21,8 +22,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ferry_device::Env;
-use ferry_fs::{Answer, Cx, Errno, Host, Ino, Stop};
-use parking_lot::{Mutex, RwLock};
+use ferry_fs::{Answer, Cx, Errno, Ino, Stop};
+use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
 pub use link::{Connecting, Connector};
@@ -31,6 +32,7 @@ use crate::codec::List;
 use crate::error::NetError;
 use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Op, Outcome, ToClient, Who};
 use cache::Cache;
+use kernel::Kernel;
 use link::{Before, Link, Pending, Restore, Waiter};
 use redo::{Plan, Step};
 use tables::{Node, Tables};
@@ -63,7 +65,7 @@ pub struct RemoteFs {
     cache: Arc<Cache>,
     tables: Mutex<Tables>,
     forgotten: Mutex<Vec<Forgotten>>,
-    host: RwLock<Option<Arc<dyn Host>>>,
+    kernel: Arc<Kernel>,
     asynchronous: bool,
     /// An unmount waits so long until what was promised is made.
     timeout: Duration,
@@ -90,7 +92,9 @@ impl RemoteFs {
         let names = (options.path, options.name);
         let cache = Arc::new(Cache::new(Arc::clone(&env.clock)));
         let clock = Arc::clone(&env.clock);
-        let link = Arc::new(Link::new(connector, clock, names, options.timeout, Arc::clone(&cache)));
+        let kernel = Arc::new(Kernel::default());
+        let kept = (Arc::clone(&cache), Arc::clone(&kernel));
+        let link = Link::new(connector, clock, names, options.timeout, kept);
         let first = runtime
             .block_on(link.greet())
             .map_err(|error| NetError::Reach { server: server.clone(), error })?;
@@ -109,7 +113,7 @@ impl RemoteFs {
             cache,
             tables: Mutex::default(),
             forgotten: Mutex::default(),
-            host: RwLock::default(),
+            kernel,
             asynchronous: options.asynchronous,
             timeout: options.timeout,
             lost: AtomicU64::new(0),
@@ -220,7 +224,14 @@ impl RemoteFs {
 
     /// The kernel, or whoever would have told it, takes lookups back.
     fn forget_known(&self, ino: Ino, count: u64) {
-        let node = self.tables.lock().forget(ino, count);
+        let node = {
+            let mut cache = self.cache.lock();
+            let node = self.tables.lock().forget(ino, count);
+            if node.is_some() {
+                cache.unsee(ino);
+            }
+            node
+        };
         self.gone_from_tables(ino, node);
     }
 

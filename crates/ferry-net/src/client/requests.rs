@@ -8,12 +8,13 @@ use ferry_fs::*;
 use serde_json::Value;
 
 use super::RemoteFs;
+use super::cache::View;
 use super::tables::{Dir, Handle};
 use super::waiting::{Finish, Keep};
 use crate::message::{IO_MAX, Known, LEASED, LEASED_FOUND, Name, Op, Outcome};
 
-/// The kernel keeps nothing: it cannot be made to forget a name that it is just about to learn.
-const VALID: Duration = Duration::ZERO;
+/// What the kernel may not keep.
+const NOT_KEPT: Duration = Duration::ZERO;
 /// The kernel has room for so many bytes of a listing at least.
 const LISTING_MIN: usize = 4096;
 /// Bytes that the kernel takes for an entry beside its name, at most.
@@ -21,8 +22,19 @@ const ENTRY_BYTES: usize = 128 + 24;
 /// Bytes that one request copies within the server: others wait behind it.
 const COPY_MAX: u64 = 16 << 20;
 
+/// An entry that the kernel looks up again each time.
 fn entry(known: Option<&Known>) -> Entry {
-    Entry { attr: known.map(|k| k.attr), entry_valid: VALID, attr_valid: VALID }
+    Entry { attr: known.map(|k| k.attr), entry_valid: NOT_KEPT, attr_valid: NOT_KEPT }
+}
+
+/// An entry that the kernel may keep as long as the cache says. It is counted as known to the kernel already.
+fn shown(fs: &RemoteFs, attr: Attr, name: Option<(Ino, &[u8])>) -> Entry {
+    match fs.cache.show(attr.ino, name.filter(|_| fs.kernel.forgets_names())) {
+        Some(View { attr, valid, name_valid }) => {
+            Entry { attr: Some(attr), entry_valid: name_valid, attr_valid: valid }
+        }
+        None => Entry { attr: Some(fs.cache.newest(attr)), entry_valid: NOT_KEPT, attr_valid: NOT_KEPT },
+    }
 }
 
 /// How a file is opened: the kernel caches nothing, and each close is told, for `fcntl` locks end with it.
@@ -56,7 +68,7 @@ fn count(outcome: Outcome) -> Result<Reply, Errno> {
 
 fn attributes(outcome: Outcome) -> Result<Reply, Errno> {
     match outcome {
-        Outcome::Attributes { attr } => Ok(Reply::Attr(attr, VALID)),
+        Outcome::Attributes { attr } => Ok(Reply::Attr(attr, NOT_KEPT)),
         other => Err(unfit(other)),
     }
 }
@@ -69,14 +81,20 @@ fn data(outcome: Outcome, most: usize) -> Result<Reply, Errno> {
 }
 
 /// A name that was made in a directory.
-fn made(parent: Ino) -> Finish {
+fn made(parent: Ino, name: &[u8]) -> Finish {
+    let name = name.to_vec();
     Box::new(move |fs, outcome| match outcome {
         Outcome::Entry { known: Some(known) } => {
             let mut tables = fs.tables.lock();
             tables.learn(&known);
             tables.changed(parent);
             tables.changed(known.attr.ino);
-            Ok(Reply::Entry(entry(Some(&known))))
+            drop(tables);
+            // The kernel takes what it is told of a link for new, whatever it was told meanwhile.
+            let linked = known.attr.nlink > 1 && known.attr.mode & libc::S_IFMT != libc::S_IFDIR;
+            let entry =
+                if linked { entry(Some(&known)) } else { shown(fs, known.attr, Some((parent, &name))) };
+            Ok(Reply::Entry(entry))
         }
         other => Err(unfit(other)),
     })
@@ -100,7 +118,8 @@ fn created(parent: Option<Ino>, fh: u64, flags: i32) -> Finish {
             tables.learn(&known);
             parent.into_iter().chain([ino]).for_each(|ino| tables.changed(ino));
             tables.handles.insert(fh, Handle { ino, flags, lost: false });
-            Ok(Reply::Created(entry(Some(&known)), opened(fh)))
+            drop(tables);
+            Ok(Reply::Created(shown(fs, known.attr, None), opened(fh)))
         }
         other => Err(unfit(other)),
     })
@@ -140,7 +159,7 @@ impl RemoteFs {
             stats["connection"]["lost_changes"] = fs.lost.load(Ordering::Relaxed).into();
             stats["connection"]["differences"] = fs.differences.load(Ordering::Relaxed).into();
             stats["kept"] = fs.cache.json();
-            stats["fuse"] = fs.host.read().as_ref().map_or(Value::Null, |host| host.stats());
+            stats["fuse"] = fs.kernel.stats();
             let mut bytes = stats.to_string().into_bytes();
             bytes.push(0);
             if bytes.len() > most { Err(Errno(libc::ERANGE)) } else { Ok(Reply::Data(bytes)) }
@@ -208,11 +227,13 @@ fn listing(fs: &RemoteFs, fh: u64, names: Vec<Name>) -> Vec<DirEntry> {
 
 impl Filesystem for RemoteFs {
     fn attach(&self, host: Arc<dyn Host>) {
-        *self.host.write() = Some(host);
+        if let Some(runtime) = &*self.runtime.lock() {
+            self.kernel.attach(host, runtime.handle().clone());
+        }
     }
 
     fn detach(&self) {
-        *self.host.write() = None;
+        self.kernel.detach();
         self.close();
     }
 
@@ -220,7 +241,7 @@ impl Filesystem for RemoteFs {
         match self.cache.lookup(parent, name) {
             Some(None) => return Ok(entry(None)),
             Some(Some(attr)) if self.tables.lock().learn_again(attr.ino) => {
-                return Ok(Entry { attr: Some(attr), ..entry(None) });
+                return Ok(shown(self, attr, Some((parent, name))));
             }
             _ => {}
         }
@@ -239,14 +260,13 @@ impl Filesystem for RemoteFs {
             }
             fs.link.give_back(&surplus);
         });
-        let finish: Finish = Box::new(|fs, outcome| match outcome {
-            Outcome::Entry { known } => {
-                if let Some(known) = &known {
-                    fs.tables.lock().learn(known);
-                }
-                let known = known.map(|known| Known { attr: fs.cache.newest(known.attr), ..known });
-                Ok(Reply::Entry(entry(known.as_ref())))
+        let found = name.to_vec();
+        let finish: Finish = Box::new(move |fs, outcome| match outcome {
+            Outcome::Entry { known: Some(known) } => {
+                fs.tables.lock().learn(&known);
+                Ok(Reply::Entry(shown(fs, known.attr, Some((parent, &found)))))
             }
+            Outcome::Entry { known: None } => Ok(Reply::Entry(entry(None))),
             other => Err(unfit(other)),
         });
         self.send_and_keep(cx, Op::Lookup { parent, name: name.into() }, finish, keep)
@@ -257,8 +277,8 @@ impl Filesystem for RemoteFs {
     }
 
     fn getattr(&self, cx: &Cx, ino: Ino, _fh: Option<u64>) -> Answer<(Attr, Duration)> {
-        if let Some(attr) = self.cache.attr(ino) {
-            return Ok((attr, VALID));
+        if let Some(known) = self.cache.attr(ino) {
+            return Ok(known);
         }
         let sight = self.cache.sight();
         let keep: Keep = Box::new(move |fs, outcome, leased| {
@@ -269,7 +289,12 @@ impl Filesystem for RemoteFs {
             }
         });
         let finish: Finish = Box::new(|fs, outcome| match outcome {
-            Outcome::Attributes { attr } => Ok(Reply::Attr(fs.cache.newest(attr), VALID)),
+            Outcome::Attributes { attr } => {
+                let view = fs.cache.show(attr.ino, None);
+                let old = || (fs.cache.newest(attr), NOT_KEPT);
+                let (attr, valid) = view.map_or_else(old, |view| (view.attr, view.valid));
+                Ok(Reply::Attr(attr, valid))
+            }
             other => Err(unfit(other)),
         });
         self.send_and_keep(cx, Op::Getattr { ino }, finish, keep)
@@ -291,19 +316,19 @@ impl Filesystem for RemoteFs {
     }
 
     fn mknod(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, rdev: u32) -> Answer<Entry> {
-        self.change(cx, Op::Mknod { parent, name: name.into(), mode, rdev }, made(parent))
+        self.change(cx, Op::Mknod { parent, name: name.into(), mode, rdev }, made(parent, name))
     }
 
     fn mkdir(&self, cx: &Cx, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
-        self.change(cx, Op::Mkdir { parent, name: name.into(), mode }, made(parent))
+        self.change(cx, Op::Mkdir { parent, name: name.into(), mode }, made(parent, name))
     }
 
     fn symlink(&self, cx: &Cx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
-        self.change(cx, Op::Symlink { parent, name: name.into(), target: target.into() }, made(parent))
+        self.change(cx, Op::Symlink { parent, name: name.into(), target: target.into() }, made(parent, name))
     }
 
     fn link(&self, cx: &Cx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
-        self.change(cx, Op::Link { ino, parent, name: name.into() }, made(parent))
+        self.change(cx, Op::Link { ino, parent, name: name.into() }, made(parent, name))
     }
 
     fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {

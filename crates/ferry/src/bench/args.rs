@@ -270,7 +270,7 @@ pub struct MountsArgs {
     pub rtt: Vec<Duration>,
     /// Whether those mounts answer before the server does; several: on,off
     #[arg(
-        long,
+        long = "async",
         value_name = "on|off",
         value_delimiter = ',',
         default_value = "on",

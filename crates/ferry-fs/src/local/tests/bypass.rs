@@ -12,6 +12,12 @@ impl Host for Told {
     }
     fn invalidate_attributes(&self, _ino: Ino) {}
     fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
+    fn forget(&self, _inodes: Vec<Ino>, _names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+    fn forgets_names(&self) -> bool {
+        false
+    }
     fn stats(&self) -> serde_json::Value {
         serde_json::Value::Null
     }

@@ -77,7 +77,8 @@ impl State {
             let slot = *self.slot(attr.ino);
             // The server has answered behind those that began before.
             let fresh = slot.changing == 0 && slot.begun <= sight.moment;
-            if !fresh || !asked.contains(&attr.ino) || !self.is_valid(now) {
+            let withdrawn = self.shown.is_withdrawn(attr.ino);
+            if !fresh || withdrawn || !asked.contains(&attr.ino) || !self.is_valid(now) {
                 refused.push(attr.ino);
                 continue;
             }
@@ -90,14 +91,16 @@ impl State {
     }
 
     /// These are no longer kept, for the server wants them back (`wanted`), or they are not needed. To be called before the server is told,
-    /// and [`State::given_back`] behind it, without unlocking in between.
-    pub(in crate::client) fn recall(&mut self, inos: &[Ino], wanted: Option<Moment>) {
+    /// and [`State::given_back`] behind it, without unlocking in between. If the kernel has something to forget first, they are withdrawn instead,
+    /// and this is called again behind that.
+    pub(in crate::client) fn recall(&mut self, inos: &[Ino], wanted: bool, now: Moment) {
         self.epoch += 1;
         self.asking.forget(inos);
         for ino in inos {
+            self.shown.forget(*ino, now.monotonic);
             self.drop_node(*ino);
             let held = self.model.drop(*ino);
-            if let Some(now) = wanted {
+            if wanted {
                 self.recalled += 1;
                 if held {
                     self.asking.lost(*ino, now);
@@ -107,8 +110,8 @@ impl State {
     }
 
     /// All write leases are given up, and with them what was decided under them.
-    pub(in crate::client) fn drop_held(&mut self) -> Vec<Ino> {
-        self.drop_all()
+    pub(in crate::client) fn drop_held(&mut self, now: Moment) -> Vec<Ino> {
+        self.drop_all(now)
     }
 
     /// How inodes are at the server when all of our changes of them are made; gives those that were not decided so.

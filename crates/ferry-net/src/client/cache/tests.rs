@@ -29,6 +29,10 @@ fn attr(ino: Ino, size: u64) -> Attr {
     Attr { ino, mode, nlink, uid, gid, rdev, size, blocks, atime: time, mtime: time, ctime: time }
 }
 
+fn dir(ino: Ino) -> Attr {
+    Attr { mode: libc::S_IFDIR | 0o755, nlink: 2, ..attr(ino, 0) }
+}
+
 fn known(ino: Ino) -> Known {
     Known { attr: attr(ino, 0), stamp: 1, ticket: 1 }
 }
@@ -49,8 +53,12 @@ fn begin(cache: &Arc<Cache>, op: &Op, file: impl Fn(u64) -> Option<Ino>) -> Opti
     cache.begin(&mut cache.lock(), op, file)
 }
 
+fn attr_of(cache: &Cache, ino: Ino) -> Option<Attr> {
+    cache.attr(ino).map(|(attr, _)| attr)
+}
+
 fn recall(cache: &Cache, inos: &[Ino]) {
-    cache.lock().recall(inos, Some(cache.now()));
+    cache.lock().recall(inos, true, cache.now());
 }
 
 fn unlink(name: &str) -> Op {
@@ -62,7 +70,7 @@ fn what_was_asked_for_before_something_was_given_back_is_not_kept() {
     let (cache, _) = cache();
     let (before, answer) = (cache.sight(), attr(7, 1));
     cache.learn_attr(before, &answer);
-    assert_eq!(cache.attr(7), Some(answer));
+    assert_eq!(attr_of(&cache, 7), Some(answer));
     recall(&cache, &[7]);
     let between = cache.sight();
     assert_eq!(cache.attr(7), None);
@@ -72,7 +80,7 @@ fn what_was_asked_for_before_something_was_given_back_is_not_kept() {
         assert_eq!(cache.attr(7), None, "the server may have answered before it was told");
     }
     cache.learn_attr(cache.sight(), &answer);
-    assert_eq!(cache.attr(7), Some(answer));
+    assert_eq!(attr_of(&cache, 7), Some(answer));
     cache.drop_all();
     assert_eq!(cache.attr(7), None, "the connection is gone");
 }
@@ -117,16 +125,16 @@ fn answers_that_cross_a_change_of_ours_are_not_kept() {
     cache.end(first, &done, &[attr(7, 1)], false);
     assert_eq!(cache.attr(7), None, "another change is under way");
     cache.end(second, &done, &[attr(7, 2)], false);
-    assert_eq!(cache.attr(7), Some(attr(7, 2)));
+    assert_eq!(attr_of(&cache, 7), Some(attr(7, 2)));
     for sight in [before, during] {
         cache.learn_attr(sight, &attr(7, 0));
-        assert_eq!(cache.attr(7), Some(attr(7, 2)));
+        assert_eq!(attr_of(&cache, 7), Some(attr(7, 2)));
     }
     // One that is never answered.
     drop(begin(&cache, &write, |_| Some(7)));
     assert_eq!(cache.attr(7), None);
     cache.learn_attr(cache.sight(), &attr(7, 3));
-    assert_eq!(cache.attr(7), Some(attr(7, 3)));
+    assert_eq!(attr_of(&cache, 7), Some(attr(7, 3)));
 }
 
 #[test]
@@ -188,4 +196,46 @@ fn no_more_is_kept_than_there_is_room_for() {
     let state = cache.state.lock();
     assert!(state.nodes.len() <= KEPT_MAX);
     assert_eq!(state.nodes.len() + given, 2 * KEPT_MAX, "the server hears of each");
+}
+
+#[test]
+fn the_kernel_keeps_what_is_leased_a_second_and_never_beyond_the_term() {
+    let (cache, hands) = cache();
+    assert!(cache.show(7, None).is_none(), "nothing is known of it");
+    assert!(cache.learn_attr(cache.sight(), &attr(7, 1)).is_empty());
+    let view = cache.show(7, Some((5, b"name"))).expect("it is leased");
+    assert_eq!((view.attr, view.valid), (attr(7, 1), SHOWN_MAX));
+    assert_eq!(view.name_valid, Duration::ZERO, "it is no directory");
+    assert!(cache.learn_attr(cache.sight(), &dir(8)).is_empty());
+    assert_eq!(cache.show(8, Some((5, b"sub"))).map(|view| view.name_valid), Some(SHOWN_MAX));
+    hands.0.lock().monotonic = 5;
+    let view = cache.show(7, None).expect("the term lasts 6 s");
+    assert_eq!(view.valid, Duration::from_millis(250), "with an eighth to spare");
+    hands.0.lock().monotonic = 6;
+    assert!(cache.show(7, None).is_none());
+}
+
+#[test]
+fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
+    let (cache, hands) = cache();
+    let learn = |ino| cache.learn_attr(cache.sight(), &dir(ino));
+    assert!(learn(7).is_empty() && learn(8).is_empty());
+    cache.show(7, Some((5, b"sub"))).expect("it is leased");
+    recall(&cache, &[7, 8]);
+    let to_forget = cache.lock().take_to_forget();
+    assert_eq!(to_forget.inodes, [7], "the other was not shown");
+    assert_eq!(to_forget.names, [(5, (*b"sub").into())]);
+    cache.lock().withdraw(&[7]);
+    assert!(learn(7).is_empty());
+    assert!(cache.attr(7).is_none() && cache.show(7, None).is_none(), "the server does not know it yet");
+    let question = cache.lock().ask(&[7]);
+    let held = [crate::message::Held { attr: dir(7), plain: true }];
+    assert_eq!(cache.lock().granted(question, &held, cache.now()), [7], "nor is a write lease taken");
+    cache.lock().withdrawn(&[7]);
+    assert!(learn(7).is_empty());
+    assert!(cache.show(7, None).is_some());
+    // What the kernel was shown is over by itself.
+    hands.0.lock().monotonic = 2;
+    recall(&cache, &[7]);
+    assert!(cache.lock().take_to_forget().is_empty());
 }

@@ -18,7 +18,7 @@ use tokio::time::sleep;
 
 use super::stream::{pump, pump_requests};
 use super::{Change, Key, Link, Pending, Request, Restore, State, Waiter, Waiting, kept};
-use crate::client::cache::Touch;
+use crate::client::cache::{self, ToForget, Touch};
 use crate::client::waiting::Nobody;
 use crate::codec::List;
 use crate::frame;
@@ -225,9 +225,20 @@ impl Link {
         if inos.is_empty() {
             return;
         }
-        let now = self.cache.now();
         let mut cache = self.cache.lock();
-        cache.recall(inos, wanted.then_some(now));
+        cache.recall(inos, wanted, self.cache.now());
+        let to_forget = cache.take_to_forget();
+        if to_forget.is_empty() {
+            return self.tell_returned(&mut cache, inos, (0, wanted));
+        }
+        cache.withdraw(inos);
+        drop(cache);
+        self.return_withdrawn(inos.to_vec(), to_forget, (0, wanted));
+    }
+
+    /// The server is told that these are dropped, behind the change `after` and the newest that touches them; when what is kept of them is
+    /// durable.
+    fn tell_returned(&self, cache: &mut cache::State, inos: &[Ino], (after, wanted): (u64, bool)) {
         let mut state = self.state.lock();
         if let Some(newest) = state.kept.newest_of(inos) {
             if !wanted {
@@ -240,7 +251,7 @@ impl Link {
             }
             return cache.given_back();
         }
-        let after = inos.iter().map(|ino| state.newest(*ino)).max().unwrap_or(0);
+        let after = inos.iter().map(|ino| state.newest(*ino)).max().unwrap_or(0).max(after);
         state.give_back(inos, after);
         pump(&mut state);
         cache.given_back();
@@ -273,6 +284,18 @@ impl Link {
             self.return_leases(&unheld, false);
         }
         held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
+    }
+
+    /// Gives back what is withdrawn, when the kernel has forgotten it. No lock may be held.
+    pub(super) fn return_withdrawn(&self, inos: Vec<Ino>, to_forget: ToForget, (after, wanted): (u64, bool)) {
+        let this = self.this.clone();
+        self.kernel.forget(to_forget, move || {
+            let Some(link) = this.upgrade() else { return };
+            let mut cache = link.cache.lock();
+            cache.recall(&inos, false, link.cache.now());
+            cache.withdrawn(&inos);
+            link.tell_returned(&mut cache, &inos, (after, wanted));
+        });
     }
 
     /// A change is answered.
@@ -367,7 +390,8 @@ impl Link {
         state.next_change = sent + 1;
         state.forget_changes();
         // What was decided since is as wrong as what is lost.
-        let held = cache.drop_held();
+        let held = cache.drop_held(self.cache.now());
+        let to_forget = cache.take_to_forget();
         let mut again = Vec::new();
         let unanswered = changes.into_iter().map(|(seq, change)| (Some(seq), change));
         for (seq, change) in first.map(|change| (None, change)).into_iter().chain(unanswered) {
@@ -390,10 +414,19 @@ impl Link {
         let newest = state.next_change - 1;
         state.requests.values_mut().for_each(|request| request.after = request.after.min(newest));
         state.returns.iter_mut().for_each(|(after, _)| *after = (*after).min(sent));
-        state.give_back(&held, sent);
+        if to_forget.is_empty() {
+            state.give_back(&held, sent);
+        } else {
+            cache.withdraw(&held);
+        }
         pump(&mut state);
         // Whether there is room or not: they are lost, or are sent.
         gone.held = std::mem::take(&mut state.held);
+        drop(state);
+        drop(cache);
+        if !to_forget.is_empty() {
+            self.return_withdrawn(held, to_forget, (sent, false));
+        }
         self.drained.notify_waiters();
         gone
     }

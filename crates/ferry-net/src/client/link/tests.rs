@@ -4,6 +4,7 @@ use ferry_device::Env;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
+use crate::client::cache::SHOWN_MAX;
 use crate::client::waiting::Nobody;
 use crate::codec::{List, decode};
 use crate::message::WINDOW_OPS;
@@ -72,10 +73,11 @@ fn sent(link: &Link, line: &mut UnboundedReceiver<(Vec<u8>, ())>) -> Vec<ToServe
     messages
 }
 
-fn link() -> Link {
+fn link() -> Arc<Link> {
     let names = (b"/".to_vec(), b"test".to_vec());
     let clock = Env::real().clock;
-    Link::new(Arc::new(Nowhere), clock.clone(), names, Duration::ZERO, Arc::new(Cache::new(clock)))
+    let kept = (Arc::new(Cache::new(Arc::clone(&clock))), Arc::default());
+    Link::new(Arc::new(Nowhere), clock, names, Duration::ZERO, kept)
 }
 
 fn answer(seq: u64) -> ToClient {
@@ -297,4 +299,91 @@ fn a_change_that_is_refused_for_anothers_leases_is_handed_back() {
         .expect("in order");
     assert_eq!(*told.busy.lock(), [mkdir("a")]);
     assert!(told.lost.lock().is_empty());
+}
+
+/// A kernel that forgets when it is told to go on.
+#[derive(Default)]
+struct SlowKernel(Mutex<Vec<(Vec<Ino>, Box<dyn FnOnce() + Send>)>>);
+
+impl SlowKernel {
+    fn go_on(&self) -> Vec<Ino> {
+        let (inodes, done) = self.0.lock().remove(0);
+        done();
+        inodes
+    }
+}
+
+impl ferry_fs::Host for SlowKernel {
+    fn invalidate_inode(&self, _ino: Ino, _offset: u64, _len: u64) {}
+    fn invalidate_attributes(&self, _ino: Ino) {}
+    fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
+    fn forget(&self, inodes: Vec<Ino>, _names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send>) {
+        self.0.lock().push((inodes, done));
+    }
+    fn forgets_names(&self) -> bool {
+        true
+    }
+    fn stats(&self) -> Value {
+        Value::Null
+    }
+}
+
+fn returned(messages: &[ToServer]) -> Vec<Ino> {
+    let inodes = |message: &ToServer| match message {
+        ToServer::Returned { inodes, .. } => inodes.0.clone(),
+        _ => Vec::new(),
+    };
+    messages.iter().flat_map(inodes).collect()
+}
+
+fn recall_of(ino: Ino) -> ToClient {
+    ToClient::Recall { inodes: List(vec![ino]) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown() {
+    let (link, kernel) = (link(), Arc::new(SlowKernel::default()));
+    link.kernel.attach(Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>, tokio::runtime::Handle::current());
+    link.cache.drop_all();
+    let mut line = connect(&link, 1, false);
+    sent(&link, &mut line);
+    let learn = |ino| {
+        let time = ferry_fs::Timestamp(0);
+        let (mode, nlink, uid, gid, rdev, size, blocks) = (libc::S_IFREG | 0o644, 1, 0, 0, 0, 0, 0);
+        let attr = ferry_fs::Attr {
+            ino,
+            mode,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            size,
+            blocks,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        };
+        link.cache.learn_attr(link.cache.sight(), &attr);
+    };
+    learn(5);
+    link.take(recall_of(5), &OneFile).expect("a recall");
+    assert_eq!(returned(&sent(&link, &mut line)), [5], "the kernel was not shown it");
+    learn(5);
+    assert!(link.cache.show(5, None).is_some());
+    link.take(recall_of(5), &OneFile).expect("a recall");
+    assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "the kernel still believes it");
+    learn(5);
+    assert!(link.cache.attr(5).is_none(), "it is not kept on its way back");
+    assert_eq!(kernel.go_on(), [5]);
+    assert_eq!(returned(&sent(&link, &mut line)), [5]);
+    // A kernel that is kept from forgetting: what it was shown ends by itself.
+    learn(5);
+    assert!(link.cache.show(5, None).is_some());
+    link.take(recall_of(5), &OneFile).expect("a recall");
+    tokio::time::sleep(SHOWN_MAX).await;
+    assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "a second after it was taken in");
+    tokio::time::sleep(2 * SHOWN_MAX).await;
+    assert_eq!(returned(&sent(&link, &mut line)), [5]);
+    kernel.go_on();
+    assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "once");
 }

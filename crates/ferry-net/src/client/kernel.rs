@@ -1,0 +1,73 @@
+//! What the kernel of this machine is asked to forget, before the server is told that it is not kept any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_fs::Host;
+use parking_lot::{Mutex, RwLock};
+use serde_json::Value;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::cache::{SHOWN_MAX, ToForget};
+
+/// What the kernel was shown is over after this time, whatever keeps it from forgetting.
+const OVER: Duration = SHOWN_MAX.saturating_mul(2);
+
+/// Whichever comes first calls it.
+struct Once(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Once {
+    fn call(&self) {
+        let done = self.0.lock().take();
+        if let Some(done) = done {
+            done();
+        }
+    }
+}
+
+/// The kernel, once there is a mount; and where one waits until what it was shown is over.
+#[derive(Default)]
+pub(super) struct Kernel(RwLock<Option<(Arc<dyn Host>, Handle)>>);
+
+impl Kernel {
+    pub(super) fn attach(&self, host: Arc<dyn Host>, runtime: Handle) {
+        *self.0.write() = Some((host, runtime));
+    }
+
+    pub(super) fn detach(&self) {
+        *self.0.write() = None;
+    }
+
+    /// The transport's counters.
+    pub(super) fn stats(&self) -> Value {
+        self.0.read().as_ref().map_or(Value::Null, |(host, _)| host.stats())
+    }
+
+    /// Whether it can be made to look a name up again.
+    pub(super) fn forgets_names(&self) -> bool {
+        self.0.read().as_ref().is_some_and(|(host, _)| host.forgets_names())
+    }
+
+    /// Calls `done` when the kernel has forgotten: soon; or it would have to wait for an operation that waits for others: when what it was
+    /// told is over. No lock may be held.
+    pub(super) fn forget(&self, what: ToForget, done: impl FnOnce() + Send + 'static) {
+        let Some((host, runtime)) = self.0.read().clone() else { return done() };
+        let once = Arc::new(Once(Mutex::new(Some(Box::new(done)))));
+        let late = Arc::clone(&once);
+        host.forget(what.inodes, what.names, Box::new(move || once.call()));
+        runtime.spawn(async move {
+            tokio::time::sleep(OVER).await;
+            late.call();
+        });
+    }
+
+    /// The same, for who may wait.
+    pub(super) async fn forgotten(&self, what: ToForget) {
+        let (tell, told) = oneshot::channel();
+        self.forget(what, move || {
+            let _nobody = tell.send(());
+        });
+        let _gone = told.await;
+    }
+}
