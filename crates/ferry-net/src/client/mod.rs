@@ -326,7 +326,7 @@ impl Restore for Restorer {
                     let op = Op::Open { ino, fh, flags: libc::O_RDWR, kill_suidgid: false };
                     pending(op, Arc::new(Nobody))
                 }
-                Step::Change(change) => redo::pending(&self.0, change),
+                Step::Change(change) => redo::pending(&self.0, *change),
             });
         }
         for (fh, handle) in tables.handles.iter().filter(|(_, handle)| !handle.lost) {

@@ -38,7 +38,7 @@ pub(super) struct Plan {
 
 pub(super) enum Step {
     Open { ino: Ino, fh: u64 },
-    Change(KeptChange),
+    Change(Box<KeptChange>),
 }
 
 /// It changes what a file holds.
@@ -155,11 +155,11 @@ impl Plan {
             let makes = makes(&change.op);
             change.op = again_op(change.op, change.file.and_then(|ino| files.get(&ino).copied()));
             if makes {
-                self.steps.push(Step::Change(change));
+                self.steps.push(Step::Change(Box::new(change)));
                 self.steps.append(&mut opens);
             } else {
                 self.steps.append(&mut opens);
-                self.steps.push(Step::Change(change));
+                self.steps.push(Step::Change(Box::new(change)));
             }
         }
     }

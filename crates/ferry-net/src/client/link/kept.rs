@@ -128,10 +128,10 @@ impl Kept {
             return;
         }
         self.durable = durable;
-        while let Some(change) = self.changes.pop_front_if(|change| change.seq <= durable) {
-            self.bytes -= change.bytes();
-        }
-        while self.claims.pop_front_if(|(seq, _)| *seq <= durable).is_some() {}
+        let done = self.changes.partition_point(|change| change.seq <= durable);
+        self.bytes -= self.changes.drain(..done).map(|change| change.bytes()).sum::<usize>();
+        let done = self.claims.partition_point(|(seq, _)| *seq <= durable);
+        self.claims.drain(..done);
         let most = STALE_MAX.max(2 * self.changes.len());
         for stale in [&mut self.touching, &mut self.moved] {
             if stale.len() > most {

@@ -31,10 +31,11 @@ pub(super) fn begin_anew(
     let (mut kept, mut gone) = (Vec::new(), Gone::new(Errno(libc::EIO)));
     let mut again = Vec::new();
     for (seq, change) in std::mem::take(&mut state.changes) {
+        if let (Some(promised), Some(_)) = (change.pending.promised, mark) {
+            again.push(KeptChange::new(seq, change.pending, promised, now));
+            continue;
+        }
         match change.pending.op {
-            _ if let (Some(promised), Some(_)) = (change.pending.promised, mark) => {
-                again.push(KeptChange::new(seq, change.pending, promised, now));
-            }
             // What it makes has a number of the session that is gone.
             _ if change.pending.promised.is_some() => gone.add(change),
             // The new session knows nothing yet that could be forgotten.
