@@ -1,4 +1,5 @@
-//! What people's programs do, one request after the other: a shell makes small files, tar unpacks a tree, rm removes it.
+//! What people's programs do, one request after the other: a shell makes small files, tar unpacks a tree, any other makes what it makes, rm
+//! removes it.
 
 use crate::error::BenchError;
 use crate::place::Place;
@@ -12,6 +13,13 @@ const METRICS: [Metric; 4] = [
     Metric { name: "sync_s", label: "synced after s", more_is_better: false },
     Metric { name: "rm_s", label: "rm -r s", more_is_better: false },
     Metric { name: "entries", label: "entries", more_is_better: true },
+];
+
+const PROGRAM_METRICS: [Metric; 4] = [
+    Metric { name: "program_s", label: "program s", more_is_better: false },
+    METRICS[1],
+    METRICS[2],
+    METRICS[3],
 ];
 
 const SHELL_METRICS: [Metric; 3] = [
@@ -44,6 +52,33 @@ pub fn by_shell(files: u32, rounds: u32, places: &[Place]) -> Bench<'_> {
         metrics: SHELL_METRICS.into(),
         options: vec![("files", files.to_string())],
         cases: vec![Case::new(format!("create {files} files by a shell"), variants.collect())],
+        rounds,
+    }
+}
+
+/// A shell runs `command` in a new directory, and rm removes what it has left there, on each of the places in turn.
+pub fn by_command<'a>(command: &str, rounds: u32, places: &'a [Place]) -> Bench<'a> {
+    let variants = places.iter().map(|place| {
+        let command = command.to_owned();
+        Variant::new(place.name(), move |_| {
+            let make = |top: &Path| {
+                let mut shell = Command::new("bash");
+                shell.args(["-c", &command]).current_dir(top);
+                shell
+            };
+            let Turn { made, synced, removed, entries } = turn(place, make)?;
+            let entries = ("entries", entries as f64);
+            Ok(Sample::from([("program_s", made), ("sync_s", synced), ("rm_s", removed), entries]))
+        })
+    });
+    let variants = variants.collect();
+    Bench {
+        workload: "program",
+        about: "A program runs in a new directory; what is missing until it is durable; rm removes it."
+            .into(),
+        metrics: PROGRAM_METRICS.into(),
+        options: vec![("command", command.to_owned())],
+        cases: vec![Case::new("program", variants)],
         rounds,
     }
 }

@@ -375,12 +375,24 @@ pub trait Host: Send + Sync {
     /// The kernel must forget the name.
     fn invalidate_entry(&self, parent: Ino, name: &[u8]);
     /// The kernel must forget the cached attributes of these inodes, and look up these names again before it uses them; then `done` is called,
-    /// by another thread. Not if the mount ends before. Unlike the others this never waits.
-    fn forget(&self, inodes: Vec<Ino>, names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send>);
+    /// by another thread; then it must forget the contents of the inodes that say so. Not if the mount ends before. Unlike the others this
+    /// never waits.
+    fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>);
     /// Whether [`Host::forget`] can be done for names.
     fn forgets_names(&self) -> bool;
     /// The transport's counters, for `stats`.
     fn stats(&self) -> serde_json::Value;
+}
+
+/// What the kernel must forget.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToForget {
+    /// The attributes of these,
+    pub inodes: Vec<Ino>,
+    /// what these mean,
+    pub names: Vec<(Ino, Box<[u8]>)>,
+    /// and what is in these.
+    pub contents: Vec<Ino>,
 }
 
 /// Renaming: flags of renameat2(2).
@@ -523,12 +535,13 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Removes an extended attribute.
     fn removexattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<()>;
 
-    /// Tests for a lock (only where the implementer keeps locks itself, see [`Filesystem::remote_locks`]).
+    /// Tests for a lock (only where the implementer keeps locks itself, see [`Filesystem::is_shared`]).
     fn getlk(&self, cx: &Cx, ino: Ino, fh: u64, lock: &FileLock) -> Answer<FileLock>;
     /// Takes or releases a lock; with `wait` it parks until it has it.
     fn setlk(&self, cx: &Cx, ino: Ino, fh: u64, lock: &FileLock, wait: bool) -> Answer<()>;
-    /// Locks go through `getlk` and `setlk`; otherwise the kernel keeps them, for this mount alone.
-    fn remote_locks(&self) -> bool;
+    /// Others change the files, too: locks go through `getlk` and `setlk`, otherwise the kernel keeps them, for this mount alone; and the kernel
+    /// compares a file's times before it reads from its page cache.
+    fn is_shared(&self) -> bool;
     /// The kernel should use its write-back cache.
     fn writeback_cache(&self) -> bool;
     /// FerryFS's own requests (see [`ioctl`]); the answer's bytes, at most `out_max`. Unknown: `ENOTTY`.

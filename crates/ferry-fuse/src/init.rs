@@ -34,8 +34,8 @@ const ALWAYS: [u64; 14] = [
     init::SETXATTR_EXT,         // says when setting an ACL clears the set-group-id bit
     init::DIRECT_IO_ALLOW_MMAP, // shared mappings of files that are open for direct I/O
 ];
-// Not taken: AUTO_INVAL_DATA (drops a file's cached pages whenever its mtime is new to the kernel: here the kernel makes every change,
-// or is told); EXPLICIT_INVAL_DATA (a changed size shall still drop cached pages); ABORT_ERROR (ENODEV says as much);
+// AUTO_INVAL_DATA (drops a file's cached pages whenever its mtime is new to the kernel) only where others change files, too: else the kernel
+// makes every change, or is told. Not taken: EXPLICIT_INVAL_DATA (a changed size shall still drop cached pages); ABORT_ERROR (ENODEV says as much);
 // ATOMIC_O_TRUNC (the kernel would send OPEN with O_TRUNC before it finds the file to be a running program: the file would be
 // emptied, and then the open refused); SPLICE_* (payloads are copied once, into place); NO_OPEN_SUPPORT (orphans and errors hang on OPEN);
 // NO_OPENDIR_SUPPORT (a listing needs its handle); HANDLE_KILLPRIV (V2 is more exact); SECURITY_CTX and CREATE_SUPP_GROUP
@@ -45,8 +45,8 @@ const ALWAYS: [u64; 14] = [
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wishes {
     pub(crate) writeback_cache: bool,
-    /// Locks are kept by the file system instead of the kernel.
-    pub(crate) remote_locks: bool,
+    /// Others change the files, too.
+    pub(crate) is_shared: bool,
     pub(crate) io_uring: bool,
 }
 
@@ -74,8 +74,8 @@ pub(crate) fn negotiate(args: Args<'_>, wishes: Wishes) -> Result<(InitOut, Agre
     if wishes.writeback_cache {
         wanted |= init::WRITEBACK_CACHE;
     }
-    if wishes.remote_locks {
-        wanted |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
+    if wishes.is_shared {
+        wanted |= init::POSIX_LOCKS | init::FLOCK_LOCKS | init::AUTO_INVAL_DATA;
     }
     if wishes.io_uring {
         wanted |= init::OVER_IO_URING;
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use zerocopy::IntoBytes;
 
-    const PLAIN: Wishes = Wishes { writeback_cache: false, remote_locks: false, io_uring: false };
+    const PLAIN: Wishes = Wishes { writeback_cache: false, is_shared: false, io_uring: false };
 
     fn hello(minor: u32, flags: u64) -> Vec<u8> {
         let base = InitIn { major: 7, minor, max_readahead: 131_072, flags: flags as u32 };
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(out.flags2, 0);
         assert!(!agreed.setxattr_ext && !agreed.io_uring);
 
-        let all = Wishes { writeback_cache: true, remote_locks: true, io_uring: true };
+        let all = Wishes { writeback_cache: true, is_shared: true, io_uring: true };
         let (out, agreed) = answer(45, offered, all).expect("a current kernel");
         assert_eq!(u64::from(out.flags), offered & u64::from(u32::MAX));
         assert_eq!(u64::from(out.flags2) << 32, init::OVER_IO_URING);

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use ferry_fs::{Host, Ino, NAME_MAX};
+use ferry_fs::{Host, Ino, NAME_MAX, ToForget};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::IntoBytes;
 
@@ -34,7 +34,7 @@ enum Notice {
     Inode { ino: Ino, offset: u64, len: u64 },
     Attributes { ino: Ino },
     Entry { parent: Ino, name: Box<[u8]> },
-    Forget { inodes: Vec<Ino>, names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send> },
+    Forget { what: ToForget, done: Box<dyn FnOnce() + Send> },
 }
 
 impl fmt::Debug for Notice {
@@ -43,7 +43,7 @@ impl fmt::Debug for Notice {
             Self::Inode { ino, .. } => write!(f, "Inode({ino})"),
             Self::Attributes { ino } => write!(f, "Attributes({ino})"),
             Self::Entry { parent, .. } => write!(f, "Entry({parent})"),
-            Self::Forget { inodes, .. } => write!(f, "Forget({inodes:?})"),
+            Self::Forget { what, .. } => write!(f, "Forget({what:?})"),
         }
     }
 }
@@ -122,17 +122,12 @@ impl Notifier {
     pub(crate) fn run(&self, device: &Device) {
         while let Some(notice) = self.next() {
             match notice {
-                Notice::Inode { ino, offset, len } => {
-                    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-                    // A length of 0 (or less) is "to the end" for the kernel too.
-                    let out = abi::NotifyInvalInode { ino, off: signed(offset), len: signed(len) };
-                    let _known = send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
-                }
+                Notice::Inode { ino, offset, len } => inode(device, ino, offset, len),
                 Notice::Attributes { ino } => {
                     attributes(device, ino);
                 }
                 Notice::Entry { parent, name } => entry(device, parent, &name, 0),
-                Notice::Forget { mut inodes, names, done } => {
+                Notice::Forget { what: ToForget { mut inodes, names, contents }, done } => {
                     inodes.retain(|ino| !attributes(device, *ino));
                     for _ in 0..AGAIN_MAX {
                         if inodes.is_empty() {
@@ -143,10 +138,18 @@ impl Notifier {
                     }
                     names.iter().for_each(|(parent, name)| entry(device, *parent, name, abi::EXPIRE_ONLY));
                     done();
+                    contents.iter().for_each(|ino| inode(device, *ino, 0, 0));
                 }
             }
         }
     }
+}
+
+/// Attributes and contents. A length of 0 (or less) is "to the end" for the kernel too.
+fn inode(device: &Device, ino: Ino, offset: u64, len: u64) {
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let out = abi::NotifyInvalInode { ino, off: signed(offset), len: signed(len) };
+    let _known = send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
 }
 
 /// Attributes of an inode; `false`: the kernel does not know it.
@@ -198,10 +201,10 @@ impl Host for Notifier {
         self.push(Notice::Entry { parent, name: name.into() });
     }
 
-    fn forget(&self, inodes: Vec<Ino>, names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send>) {
+    fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>) {
         let mut queue = self.queue.lock();
         if !queue.closed {
-            queue.waiting.push_back(Notice::Forget { inodes, names, done });
+            queue.waiting.push_back(Notice::Forget { what, done });
             self.filled.notify_one();
         }
     }

@@ -152,7 +152,7 @@ impl Session {
         fs.attach(Arc::clone(&host) as Arc<dyn Host>);
         let wishes = Wishes {
             writeback_cache: fs.writeback_cache(),
-            remote_locks: fs.remote_locks(),
+            is_shared: fs.is_shared(),
             io_uring: options.transport == Transport::Auto && Queues::possible(),
         };
         let agreed = match greet(&device, wishes) {
@@ -165,7 +165,7 @@ impl Session {
             }
         };
         host.agreed(&agreed);
-        let remote = fs.remote_locks();
+        let remote = fs.is_shared();
         let core = Arc::new(Core { fs, parked, idle, setxattr_ext: agreed.setxattr_ext, remote });
         let handle = Handle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
         let mut running = Running { core, workers: Vec::new(), queues: None, notifying: None };

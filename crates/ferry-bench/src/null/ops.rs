@@ -361,7 +361,7 @@ impl Filesystem for NullFs {
         errno(libc::ENOSYS)
     }
 
-    fn remote_locks(&self) -> bool {
+    fn is_shared(&self) -> bool {
         false
     }
 

@@ -307,7 +307,7 @@ impl Filesystem for LocalFs {
         Err(Errno(libc::ENOSYS).into())
     }
 
-    fn remote_locks(&self) -> bool {
+    fn is_shared(&self) -> bool {
         false
     }
 

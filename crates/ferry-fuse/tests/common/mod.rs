@@ -168,7 +168,7 @@ impl Filesystem for SlowSync {
         fn removexattr(cx: &Cx<'_>, ino: Ino, name: &[u8]) -> Answer<()>;
         fn getlk(cx: &Cx<'_>, ino: Ino, fh: u64, lock: &FileLock) -> Answer<FileLock>;
         fn setlk(cx: &Cx<'_>, ino: Ino, fh: u64, lock: &FileLock, wait: bool) -> Answer<()>;
-        fn remote_locks() -> bool;
+        fn is_shared() -> bool;
         fn writeback_cache() -> bool;
         fn ioctl(cx: &Cx<'_>, ino: Ino, cmd: u32, input: &[u8], out_max: usize) -> Answer<Vec<u8>>;
     }

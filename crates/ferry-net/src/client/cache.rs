@@ -33,7 +33,7 @@ mod shown;
 use asking::Asking;
 pub(super) use changes::Touch;
 use shown::Shown;
-pub(super) use shown::{SHOWN_MAX, ToForget, View};
+pub(super) use shown::{SHOWN_MAX, View};
 
 /// Inodes and names that are kept; beyond this half of the inodes are given back.
 const KEPT_MAX: usize = 1 << 17;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferry_fs::Host;
+use ferry_fs::{Host, Ino, ToForget};
 use parking_lot::{Mutex, RwLock};
 use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::cache::{SHOWN_MAX, ToForget};
+use super::cache::SHOWN_MAX;
 
 /// What the kernel was shown is over after this time, whatever keeps it from forgetting.
 const OVER: Duration = SHOWN_MAX.saturating_mul(2);
@@ -55,7 +55,7 @@ impl Kernel {
         let Some((host, runtime)) = self.0.read().clone() else { return done() };
         let once = Arc::new(Once(Mutex::new(Some(Box::new(done)))));
         let late = Arc::clone(&once);
-        host.forget(what.inodes, what.names, Box::new(move || once.call()));
+        host.forget(what, Box::new(move || once.call()));
         runtime.spawn(async move {
             tokio::time::sleep(OVER).await;
             late.call();
@@ -69,5 +69,12 @@ impl Kernel {
             let _nobody = tell.send(());
         });
         let _gone = told.await;
+    }
+
+    /// Contents alone: nobody waits for that.
+    pub(super) fn forget_contents(&self, contents: Vec<Ino>) {
+        if let Some((host, _)) = self.0.read().clone().filter(|_| !contents.is_empty()) {
+            host.forget(ToForget { contents, ..ToForget::default() }, Box::new(|| {}));
+        }
     }
 }

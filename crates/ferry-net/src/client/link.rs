@@ -320,16 +320,19 @@ impl Link {
             state.kept.give_away(&returned, seq);
             cache.recall(&returned, false, self.cache.now());
             let to_forget = cache.take_to_forget();
-            if to_forget.is_empty() {
+            if to_forget.inodes.is_empty() {
                 state.give_back(&returned, seq);
                 cache.given_back();
+                pump(&mut state);
+                drop((state, cache));
+                self.kernel.forget_contents(to_forget.contents);
             } else {
                 cache.withdraw(&returned);
                 pump(&mut state);
                 drop((state, cache));
                 self.return_withdrawn(returned, to_forget, (seq, false));
-                return Some(Key::Change(seq));
             }
+            return Some(Key::Change(seq));
         }
         pump(&mut state);
         Some(Key::Change(seq))

@@ -37,8 +37,12 @@ fn shown(fs: &RemoteFs, attr: Attr, name: Option<(Ino, &[u8])>) -> Entry {
     }
 }
 
-/// How a file is opened: the kernel caches nothing, and each close is told, for `fcntl` locks end with it.
-fn opened(fh: u64) -> Opened {
+/// How a file is opened: who reads alone goes through the page cache, all others past it. Each close is told, for `fcntl` locks end with it.
+fn opened(fs: &RemoteFs, ino: Ino, fh: u64, flags: i32) -> Opened {
+    if flags & (libc::O_ACCMODE | libc::O_DIRECT) == libc::O_RDONLY {
+        fs.cache.lock().is_read(ino);
+        return Opened { fh, keep_cache: true, ..Opened::default() };
+    }
     Opened { fh, direct_io: true, parallel_direct_writes: true, ..Opened::default() }
 }
 
@@ -119,7 +123,7 @@ fn created(parent: Option<Ino>, fh: u64, flags: i32) -> Finish {
             parent.into_iter().chain([ino]).for_each(|ino| tables.changed(ino));
             tables.handles.insert(fh, Handle { ino, flags, lost: false });
             drop(tables);
-            Ok(Reply::Created(shown(fs, known.attr, None), opened(fh)))
+            Ok(Reply::Created(shown(fs, known.attr, None), opened(fs, ino, fh, flags)))
         }
         other => Err(unfit(other)),
     })
@@ -357,7 +361,7 @@ impl Filesystem for RemoteFs {
         let finish: Finish = Box::new(move |fs, outcome| {
             done(outcome)?;
             fs.tables.lock().handles.insert(fh, Handle { ino, flags, lost: false });
-            Ok(Reply::Opened(opened(fh)))
+            Ok(Reply::Opened(opened(fs, ino, fh, flags)))
         });
         self.change(cx, Op::Open { ino, fh, flags, kill_suidgid }, finish)
     }
@@ -534,7 +538,7 @@ impl Filesystem for RemoteFs {
         }
     }
 
-    fn remote_locks(&self) -> bool {
+    fn is_shared(&self) -> bool {
         true
     }
 

@@ -27,6 +27,8 @@ pub enum BenchCommand {
     Create(CreateArgs),
     /// Unpack a tar file and remove what was in it, with tar and rm
     Untar(UntarArgs),
+    /// Run any command, as git clone, and remove what it has made
+    Program(ProgramArgs),
     /// Rewrite keys in the journal alone, with nobody waiting: transactions a second
     Transactions(TransactionsArgs),
     /// Random readers and random writers on one file, alone and against each other
@@ -303,6 +305,22 @@ pub struct UntarArgs {
     /// A tar file, best an uncompressed one: it is read once before, so that it is in memory
     #[arg(long, value_name = "FILE")]
     pub tar: PathBuf,
+    /// Mounts of its own.
+    #[command(flatten)]
+    pub mounts: MountsArgs,
+    /// Where, how often, and the report.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `ferry bench program`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A shell runs the command in a new, empty directory of each place; then what is missing until all of it is durable; rm -r. What it prints is shown.")]
+pub struct ProgramArgs {
+    /// What the shell runs, for example 'git clone -q /srv/project.git .'
+    #[arg(long, value_name = "COMMAND")]
+    pub command: String,
     /// Mounts of its own.
     #[command(flatten)]
     pub mounts: MountsArgs,

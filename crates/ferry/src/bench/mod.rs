@@ -8,6 +8,7 @@ mod fserver;
 mod happy;
 mod mounts;
 mod onefile;
+mod program;
 mod transactions;
 mod untar;
 
@@ -43,6 +44,7 @@ pub fn run(command: &BenchCommand) -> Result<(), CliError> {
         BenchCommand::Overwrite(args) => onefile::overwrite(args),
         BenchCommand::Fserver(args) => fserver::run(args),
         BenchCommand::Untar(args) => untar::run(args),
+        BenchCommand::Program(args) => program::run(args),
         BenchCommand::Transactions(args) => transactions::run(args),
     }
 }

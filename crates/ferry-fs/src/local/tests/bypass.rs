@@ -12,7 +12,7 @@ impl Host for Told {
     }
     fn invalidate_attributes(&self, _ino: Ino) {}
     fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
-    fn forget(&self, _inodes: Vec<Ino>, _names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send>) {
+    fn forget(&self, _what: ToForget, done: Box<dyn FnOnce() + Send>) {
         done();
     }
     fn forgets_names(&self) -> bool {

@@ -8,10 +8,10 @@
 //!   of an inode that it does not know yet are taken back again a little later. With the name of a directory a process that gets no
 //!   time to run may keep an old one for a second: only if that directory has just been moved or removed by somebody else.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use ferry_fs::{Attr, Ino, ROOT};
+use ferry_fs::{Attr, Ino, ROOT, ToForget};
 
 use super::{Moment, State};
 
@@ -32,6 +32,8 @@ struct Seen {
 pub(super) struct Shown {
     seen: HashMap<Ino, Seen>,
     thin_at: usize,
+    /// Files that the kernel reads through its page cache. It compares their times before each read, but not where they are mapped.
+    read: HashSet<Ino>,
     /// How often each is being withdrawn.
     withdrawn: HashMap<Ino, u32>,
     /// What the kernel has to forget before the server is told.
@@ -44,19 +46,6 @@ pub(in crate::client) struct View {
     pub(in crate::client) attr: Attr,
     pub(in crate::client) valid: Duration,
     pub(in crate::client) name_valid: Duration,
-}
-
-/// What the kernel has to forget.
-#[derive(Debug, Default)]
-pub(in crate::client) struct ToForget {
-    pub(in crate::client) inodes: Vec<Ino>,
-    pub(in crate::client) names: Vec<(Ino, Box<[u8]>)>,
-}
-
-impl ToForget {
-    pub(in crate::client) fn is_empty(&self) -> bool {
-        self.inodes.is_empty()
-    }
 }
 
 impl Shown {
@@ -81,6 +70,9 @@ impl Shown {
 
     /// An inode is dropped.
     pub(super) fn forget(&mut self, ino: Ino, now: Duration) {
+        if self.read.contains(&ino) {
+            self.to_forget.contents.push(ino);
+        }
         if let Some(seen) = self.seen.remove(&ino).filter(|seen| seen.until > now) {
             self.to_forget.inodes.push(ino);
             self.to_forget.names.extend(seen.name);
@@ -88,6 +80,7 @@ impl Shown {
     }
 
     pub(super) fn forget_all(&mut self, now: Moment) {
+        self.to_forget.contents.extend(&self.read);
         for (ino, seen) in self.seen.drain().filter(|(_, seen)| seen.until > now.monotonic) {
             self.to_forget.inodes.push(ino);
             self.to_forget.names.extend(seen.name);
@@ -117,9 +110,15 @@ impl State {
         std::mem::take(&mut self.shown.to_forget)
     }
 
+    /// The kernel reads this file through its page cache.
+    pub(in crate::client) fn is_read(&mut self, ino: Ino) {
+        self.shown.read.insert(ino);
+    }
+
     /// The kernel does not know it any more, and no answer is on its way that names it.
     pub(in crate::client) fn unsee(&mut self, ino: Ino) {
         self.shown.seen.remove(&ino);
+        self.shown.read.remove(&ino);
     }
 
     /// These are dropped, and the server is not told yet.

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::message::{Op, Outcome};
+use ferry_fs::ToForget;
 
 /// A clock that stands still until it is set.
 #[derive(Default)]
@@ -237,5 +238,5 @@ fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
     // What the kernel was shown is over by itself.
     hands.0.lock().monotonic = 2;
     recall(&cache, &[7]);
-    assert!(cache.lock().take_to_forget().is_empty());
+    assert_eq!(cache.lock().take_to_forget(), ToForget::default());
 }

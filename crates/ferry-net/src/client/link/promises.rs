@@ -12,13 +12,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferry_fs::{Attr, Errno, Ino};
+use ferry_fs::{Attr, Errno, Ino, ToForget};
 use parking_lot::MutexGuard;
 use tokio::time::sleep;
 
 use super::stream::{pump, pump_requests};
 use super::{Change, Key, Link, Pending, Request, Restore, State, Waiter, Waiting, kept};
-use crate::client::cache::{self, ToForget, Touch};
+use crate::client::cache::{self, Touch};
 use crate::client::waiting::Nobody;
 use crate::codec::List;
 use crate::frame;
@@ -228,8 +228,10 @@ impl Link {
         let mut cache = self.cache.lock();
         cache.recall(inos, wanted, self.cache.now());
         let to_forget = cache.take_to_forget();
-        if to_forget.is_empty() {
-            return self.tell_returned(&mut cache, inos, (0, wanted));
+        if to_forget.inodes.is_empty() {
+            self.tell_returned(&mut cache, inos, (0, wanted));
+            drop(cache);
+            return self.kernel.forget_contents(to_forget.contents);
         }
         cache.withdraw(inos);
         drop(cache);
@@ -414,7 +416,7 @@ impl Link {
         let newest = state.next_change - 1;
         state.requests.values_mut().for_each(|request| request.after = request.after.min(newest));
         state.returns.iter_mut().for_each(|(after, _)| *after = (*after).min(sent));
-        if to_forget.is_empty() {
+        if to_forget.inodes.is_empty() {
             state.give_back(&held, sent);
         } else {
             cache.withdraw(&held);
@@ -424,7 +426,9 @@ impl Link {
         gone.held = std::mem::take(&mut state.held);
         drop(state);
         drop(cache);
-        if !to_forget.is_empty() {
+        if to_forget.inodes.is_empty() {
+            self.kernel.forget_contents(to_forget.contents);
+        } else {
             self.return_withdrawn(held, to_forget, (sent, false));
         }
         self.drained.notify_waiters();

@@ -301,9 +301,11 @@ fn a_change_that_is_refused_for_anothers_leases_is_handed_back() {
     assert!(told.lost.lock().is_empty());
 }
 
+type Forgotten = Box<dyn FnOnce() + Send>;
+
 /// A kernel that forgets when it is told to go on.
 #[derive(Default)]
-struct SlowKernel(Mutex<Vec<(Vec<Ino>, Box<dyn FnOnce() + Send>)>>);
+struct SlowKernel(Mutex<Vec<(Vec<Ino>, Forgotten)>>);
 
 impl SlowKernel {
     fn go_on(&self) -> Vec<Ino> {
@@ -317,8 +319,8 @@ impl ferry_fs::Host for SlowKernel {
     fn invalidate_inode(&self, _ino: Ino, _offset: u64, _len: u64) {}
     fn invalidate_attributes(&self, _ino: Ino) {}
     fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
-    fn forget(&self, inodes: Vec<Ino>, _names: Vec<(Ino, Box<[u8]>)>, done: Box<dyn FnOnce() + Send>) {
-        self.0.lock().push((inodes, done));
+    fn forget(&self, what: ferry_fs::ToForget, done: Box<dyn FnOnce() + Send>) {
+        self.0.lock().push((what.inodes, done));
     }
     fn forgets_names(&self) -> bool {
         true
