@@ -11,7 +11,7 @@ serve_volume() {
   : >"$log"
   # It keeps nothing of the checks open: that would be a process that works on the mount.
   # No other client of an earlier server is left, so there is nobody to wait for.
-  "$ferry" serve "$volume" --listen "127.0.0.1:$remote_port" --grace 0s "$@" >"$log" 2>&1 8>&- 9>&- &
+  "$ferry" serve "$volume" --listen "127.0.0.1:$remote_port" --grace "${server_grace:-0s}" "$@" >"$log" 2>&1 8>&- 9>&- &
   echo $! >"$scratch/server.pid"
   for ((tries = 0; tries < 300; tries++)); do
     if grep -q ' serving ' "$log"; then return 0; fi
@@ -142,6 +142,29 @@ server_is_killed() {
   remote_over "$a"
 }
 
+# What was answered and never synced is there when the next server has waited for its client.
+server_is_killed_and_nothing_is_lost() {
+  serve_volume "$scratch/remote.ferry"
+  local a=$scratch/a i dir worker
+  mount_remote "$a"
+  # From here on the client is answered at once.
+  mkdir "$a/load"; "$ferry" sync "$a"
+  (set -e; for ((i = 0; i < 2000; i++)); do
+    dir=$a/load/$((i / 100)); [ -d "$dir" ] || mkdir "$dir"
+    echo "$i" >"$dir/$i.new"; echo more >>"$dir/$i.new"; mv "$dir/$i.new" "$dir/$i"
+  done) &
+  worker=$!
+  until [ -d "$a/load/7" ]; do sleep 0.05; done
+  stop_server KILL
+  server_grace=10s serve_volume "$scratch/remote.ferry"
+  wait "$worker"
+  for ((i = 0; i < 2000; i++)); do [ "$(<"$a/load/$((i / 100))/$i")" = "$i"$'\n'more ]; done
+  [ "$(find "$a/load" -type f | wc -l)" = 2000 ]
+  # Nothing is told, for nothing is lost.
+  "$ferry" sync "$a"
+  remote_over "$a"
+}
+
 # Nobody hangs for good when the server does not come back.
 server_never_comes_back() {
   serve_volume "$scratch/remote.ferry"
@@ -230,6 +253,7 @@ suite_remote() {
   check "a client stands still" 60 a_client_stands_still
   check "the server stops and crashes under work" 120 server_goes_away
   check "the server is killed under work that is synced" 120 server_is_killed
+  check "the server is killed under work that is not synced" 120 server_is_killed_and_nothing_is_lost
   check "the server never comes back" 120 server_never_comes_back
   check "certificates" 60 certificates
   check "ferry clients, ferry evict" 60 clients_and_evict

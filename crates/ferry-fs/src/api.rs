@@ -551,6 +551,10 @@ pub trait Filesystem: Send + Sync + 'static {
     fn numbers(&self, _count: u32) -> Result<Range<Ino>, Errno> {
         Err(Errno(libc::ENOSYS))
     }
+    /// The session has a mark from now on, which says 0 as long as no change of it was made with one. It is durable when this returns.
+    fn enlist(&self, _session: u128) -> Result<(), Errno> {
+        Err(Errno(libc::ENOSYS))
+    }
     /// The number of the newest change of the session that was made with a mark and is there.
     fn mark(&self, _session: u128) -> Result<Option<u64>, Errno> {
         Err(Errno(libc::ENOSYS))

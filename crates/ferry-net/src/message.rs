@@ -5,7 +5,7 @@ use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, Timestamp, XAT
 use crate::codec::{List, wire_enum, wire_fields};
 
 /// The version of the protocol: both sides must have the same.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes of the largest read and write.
 pub const IO_MAX: usize = 1 << 20;
 /// Bytes of the longest message: the largest write and what goes before it.
@@ -20,7 +20,7 @@ pub const WINDOW_BYTES: usize = 32 << 20;
 pub const WINDOW_UNIT: usize = 1024;
 /// Bytes of names that one answer to `Readdir` holds.
 pub const LISTING_MAX: usize = 32 << 10;
-/// Inodes in one `Forget`, `Claim`, `Lease`, `Recall` or `Returned`.
+/// Inodes in one `Forget`, `Claim`, `Numbered`, `Lease`, `Settle`, `Recall` or `Returned`.
 pub const BATCH_MAX: usize = 1024;
 
 /// In a reply: the client may keep what it learns of the inode that it asked about.
@@ -90,6 +90,17 @@ pub struct Held {
     pub plain: bool,
 }
 
+/// Inode numbers that a client may make inodes under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// The first of them.
+    pub first: Ino,
+    /// How many.
+    pub count: u32,
+    /// Proves to a server that was restarted that they are the client's.
+    pub ticket: u128,
+}
+
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
@@ -110,6 +121,7 @@ wire_fields! {
     Forgotten { ino, stamp }
     Promised { at, ino }
     Held { attr, plain }
+    Numbers { first, count, ticket }
     Name { name, ino, kind, cookie }
 }
 
@@ -141,6 +153,9 @@ wire_enum! {
         17 => Numbers {},
         /// Asks for space that promised changes draw from, beside what is left of what was given before.
         18 => Credit { bytes: u64, inodes: u64 },
+        /// Makes durable what was changed before of these inodes, which are about to be given back. The answer counts the changes of the
+        /// session that are durable.
+        19 => Settle { inodes: List<Ino> },
 
         32 => Setattr { ino: Ino, fh: Option<u64>, set: SetAttr },
         33 => Mknod { parent: Ino, name: Vec<u8>, mode: u32, rdev: u32 },
@@ -168,6 +183,10 @@ wire_enum! {
         52 => Nothing {},
         /// In a new session: this lock was held in the old one.
         53 => Reclaim { ino: Ino, lock: FileLock },
+        /// To a server that has taken the place of one that crashed: these numbers were given to the client, and these inodes made under them.
+        54 => Numbered { numbers: Numbers, made: List<Ino> },
+        /// All that the client had promised has been made again, or is given up.
+        55 => Redone {},
     }
 }
 
@@ -194,6 +213,7 @@ impl Op {
                 | Op::Lease { .. }
                 | Op::Numbers {}
                 | Op::Credit { .. }
+                | Op::Settle { .. }
         )
     }
 }
@@ -233,12 +253,14 @@ wire_enum! {
         9 => Blocker { lock: FileLock },
         /// Write leases: of those that were asked for, or of fewer.
         10 => Leases { held: List<Held> },
-        /// Inode numbers, from `first` on.
-        11 => Numbers { first: Ino, count: u32 },
+        /// Inode numbers.
+        11 => Numbers { numbers: Numbers },
         /// Another session has, or is about to get, the write lease of what the change touches: it was not made.
         12 => Busy {},
         /// An earlier promised change of its series has failed: this one was not made.
         13 => Dropped {},
+        /// Inodes that are there and that the client may use.
+        14 => Claimed { claims: List<Claim>, stamp: u64 },
     }
 }
 
@@ -256,6 +278,8 @@ wire_enum! {
             path: Vec<u8>,
             /// What the server's messages call the client.
             name: Vec<u8>,
+            /// The newest change of the session that was given a number.
+            newest: u64,
         },
         /// An operation of the unordered stream.
         2 => Request {
@@ -324,6 +348,9 @@ wire_enum! {
             series: u32,
             /// The server's clock.
             now: Timestamp,
+            /// The server has taken the place of one that crashed, and waits for what the client had promised. Of the changes up to this one
+            /// those that are no writes and no changes of attributes are there.
+            mark: Option<u64>,
         },
         /// The connection ends, and why.
         2 => Refused {
@@ -357,6 +384,8 @@ wire_enum! {
             /// The series of changes that goes on. It may have ended without a change that says so: with the leases of a client of which
             /// nothing was heard.
             series: u32,
+            /// Changes of the session up to this one are durable.
+            durable: u64,
         },
         /// The server stops. What it has answered is durable, what it has not answered was not applied.
         6 => Goodbye {},
@@ -366,6 +395,11 @@ wire_enum! {
         8 => Recall {
             /// Which.
             inodes: List<Ino>,
+        },
+        /// Changes of the session up to this one are durable: nobody has to make them again.
+        9 => Durable {
+            /// The newest of them.
+            seq: u64,
         },
     }
 }

@@ -110,6 +110,16 @@ impl LocalFs {
         })
     }
 
+    pub(super) fn do_enlist(&self, session: u128) -> Result<(), FsError> {
+        self.writable()?;
+        if self.do_mark(session)?.is_some() {
+            return Ok(());
+        }
+        let mut txn = self.journal.begin(Credits { keys: 1, bytes: MARK_BYTES, urgent: false })?;
+        txn.put(&keys::mark(session), &Number(0).encode());
+        self.force(txn.commit())
+    }
+
     pub(super) fn do_mark(&self, session: u128) -> Result<Option<u64>, FsError> {
         let stored = self.journal.get(&keys::mark(session))?;
         Ok(stored.map(|value| Number::decode(&value)).transpose()?.map(|number| number.0))

@@ -335,6 +335,10 @@ impl Filesystem for LocalFs {
         self.do_numbers(count).map_err(|error| self.report("setting numbers aside", ROOT, error))
     }
 
+    fn enlist(&self, session: u128) -> Result<(), Errno> {
+        self.do_enlist(session).map_err(|error| self.report("entering a session", ROOT, error))
+    }
+
     fn mark(&self, session: u128) -> Result<Option<u64>, Errno> {
         self.do_mark(session).map_err(|error| self.report("reading a mark", ROOT, error))
     }

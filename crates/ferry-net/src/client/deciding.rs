@@ -287,8 +287,9 @@ impl Waiter for Asked {
                 fs.link.give_back(&surplus);
                 fs.pass_over(&outcome);
             }
-            (Op::Numbers {}, Outcome::Numbers { first, count }) => {
-                fs.cache.lock().purse.take_numbers(*first, *count);
+            (Op::Numbers {}, Outcome::Numbers { numbers }) => {
+                fs.link.numbered(*numbers);
+                fs.cache.lock().purse.take_numbers(numbers.first, numbers.count);
             }
             (Op::Credit { inodes, .. }, Outcome::Count { count }) => {
                 let now = fs.cache.now();

@@ -6,7 +6,8 @@
 //!   something back (a lock, an open file), and what restores a session, is made in any case.
 //! * L3: when the session is gone, changes that were never sent go to the new one, behind what restores its state. Those that were sent
 //!   fail with `EIO`: they may have been applied or not. After a goodbye they were not, and go to the new one too.
-//!   Promised ones among them are lost, and that is told (`promises`).
+//!   Promised ones among them are made again, with those that were answered and not durable (`kept`); else they are lost, and that is told
+//!   (`promises`).
 //! * L4: `answer`, `fail` and `moved` are called without the lock held, and nothing that has a [`Touch`] is dropped under it.
 
 use std::collections::{BTreeMap, HashMap};
@@ -29,11 +30,14 @@ use super::cache::{Cache, Touch};
 use super::kernel::Kernel;
 use super::waiting::Waiting;
 use crate::frame::{self, Stream};
-use crate::message::{FRAME_MAX, Op, Outcome, Promised, ToClient, ToServer, VERSION, Who};
+use crate::message::{Claim, FRAME_MAX, Numbers, Op, Outcome, Promised, ToClient, ToServer, VERSION, Who};
 
+mod kept;
 mod promises;
 mod stream;
 
+use kept::Kept;
+pub(super) use kept::{KeptChange, Redo};
 use promises::Gone;
 use stream::{Line, Outbox, Window, begin_anew, pump, pump_requests};
 
@@ -84,12 +88,14 @@ pub(super) struct Pending {
     pub(super) touched: Vec<Ino>,
     /// Write leases that were taken for the change alone.
     pub(super) borrowed: Vec<Ino>,
+    /// It is made again after a crash, and nobody has to hear of it if what it touches is gone.
+    pub(super) quiet: bool,
 }
 
 impl Pending {
     pub(super) fn new(who: Who, op: Op, waiter: Arc<dyn Waiter>) -> Self {
         let (files, touched, borrowed) = (Vec::new(), Vec::new(), Vec::new());
-        Self { who, op, waiter, files, touch: None, promised: None, touched, borrowed }
+        Self { who, op, waiter, files, touch: None, promised: None, touched, borrowed, quiet: false }
     }
 
     /// The inode of an open file.
@@ -105,14 +111,26 @@ impl Pending {
 
 /// What a new session needs to know of the old one.
 pub(super) trait Restore: Send + Sync {
-    /// The operations that bring the new session to where the old one was. `clean`: the server had made everything durable.
-    fn restore(&self, clean: bool) -> Vec<Pending>;
+    /// The operations that bring the new session to where the old one was.
+    fn restore(&self, before: Before) -> Vec<Pending>;
+    /// A change that somebody waits for was made, and is not durable before the server says so.
+    fn made(&self, seq: u64, change: &Pending, outcome: &Outcome);
+    /// Changes up to this one are durable.
+    fn durable(&self, seq: u64);
     /// Promised changes are lost.
     fn lost(&self, changes: Vec<Pending>);
     /// A change was not made, for another session has write leases on what it touches.
     fn busy(&self, change: Pending);
     /// Attributes are not what the client had decided.
     fn differs(&self, ino: Ino);
+}
+
+/// What became of the server before.
+pub(super) enum Before {
+    /// All that it had answered is durable.
+    Clean,
+    /// It has crashed; this can be made again.
+    Crashed(Option<Redo>),
 }
 
 /// An operation's place.
@@ -178,6 +196,8 @@ struct State {
     promised: usize,
     newest_promised: u64,
     queued_bytes: usize,
+    /// Promised changes that are answered and not durable.
+    kept: Kept,
     /// What is promised and shown when there is room in the window again.
     held: Vec<(Arc<Waiting>, Outcome)>,
     /// Leases that are given back behind changes that are not sent yet.
@@ -241,6 +261,7 @@ impl Link {
             promised: 0,
             newest_promised: 0,
             queued_bytes: 0,
+            kept: Kept::default(),
             held: Vec::new(),
             returns: Vec::new(),
             next_request: 1,
@@ -296,6 +317,7 @@ impl Link {
         if !returned.is_empty() {
             returned.sort_unstable();
             returned.dedup();
+            state.kept.give_away(&returned, seq);
             cache.recall(&returned, false, self.cache.now());
             let to_forget = cache.take_to_forget();
             if to_forget == ToForget::default() {
@@ -306,7 +328,7 @@ impl Link {
                 cache.withdraw(&returned);
                 pump(&mut state);
                 drop((state, cache));
-                self.return_withdrawn(returned, to_forget, seq);
+                self.return_withdrawn(returned, to_forget, (seq, false));
             }
             return Some(Key::Change(seq));
         }
@@ -323,13 +345,19 @@ impl Link {
             pending.waiter.fail(errno);
             return None;
         }
-        let id = state.next_request;
-        state.next_request += 1;
-        let after = state.after_of(&pending).max(state.after);
-        state.requests.insert(id, Request { pending, after, units: 0, cancelled: false });
-        state.delayed.push(id);
-        pump_requests(&mut state);
-        Some(Key::Request(id))
+        Some(Key::Request(state.ask(pending)))
+    }
+
+    /// Numbers have been given, for what is promised.
+    pub(super) fn numbered(&self, numbers: Numbers) {
+        self.state.lock().kept.add_numbers(numbers);
+    }
+
+    /// The kernel has forgotten an inode: what is kept may need it.
+    pub(super) fn remember(&self, claim: Claim) {
+        let mut state = self.state.lock();
+        let newest = state.next_change - 1;
+        state.kept.remember(claim, newest);
     }
 
     /// Nobody waits for it any more.
@@ -372,7 +400,11 @@ impl Link {
     /// For `ferry stats`.
     pub(super) fn json(&self) -> Value {
         let state = self.state.lock();
+        let (kept, bytes, oldest) = state.kept.figures(self.clock.monotonic());
         Value::from_iter([
+            ("kept_changes", Value::from(kept)),
+            ("kept_bytes", bytes.into()),
+            ("kept_oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("connected", Value::from(state.line.is_some())),
             ("reconnects", state.reconnects.into()),
             ("changes", (state.next_change - 1).into()),
@@ -391,12 +423,16 @@ impl Link {
             self.cache.drop_all();
             let to_forget = self.cache.lock().take_to_forget();
             self.kernel.forgotten(to_forget).await;
-            let session = self.state.lock().session;
+            let (session, newest) = {
+                let state = self.state.lock();
+                (state.session, state.next_change - 1)
+            };
             let hello = ToServer::Hello {
                 version: VERSION,
                 session,
                 path: self.path.clone(),
                 name: self.name.clone(),
+                newest,
             };
             tokio::io::AsyncWriteExt::write_all(&mut stream, &frame::encode(&hello)).await?;
             tokio::io::AsyncWriteExt::flush(&mut stream).await?;
@@ -512,10 +548,10 @@ impl Link {
 
     /// The server has welcomed: everything unanswered is sent.
     fn enter(&self, welcome: ToClient, line: &Line, restore: &dyn Restore) -> io::Result<()> {
-        let (session, boot, resumed, read_only, series) = match welcome {
-            ToClient::Welcome { session, boot, resumed, read_only, term_ms, series, now, .. } => {
+        let (session, boot, resumed, read_only, series, began) = match welcome {
+            ToClient::Welcome { session, boot, resumed, applied, read_only, term_ms, series, now, mark } => {
                 self.cache.welcomed(Duration::from_millis(term_ms.into()), now);
-                (session, boot, resumed, read_only, series)
+                (session, boot, resumed, read_only, series, (applied, mark))
             }
             ToClient::Refused { reason } => {
                 return Err(io::Error::other(String::from_utf8_lossy(&reason).into_owned()));
@@ -531,13 +567,16 @@ impl Link {
         // what they say was made, in a series that has ended since, is not made again.
         if !resumed {
             self.cache.lock().purse.empty();
+            // They are promised, and programs know it before the new session does.
+            let held = std::mem::take(&mut self.state.lock().held);
+            held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
         }
         {
             let mut state = self.state.lock();
             let first = state.session == 0;
             if !resumed && !first {
                 tracing::warn!("the server does not know this session any more: it is made anew");
-                gone = begin_anew(&mut state, boot, restore);
+                gone = begin_anew(&mut state, boot, began, self.clock.monotonic(), restore);
                 state.series = series;
             }
             (state.session, state.boot, state.read_only) = (session, boot, read_only);
@@ -547,6 +586,7 @@ impl Link {
             state.line = Some(line.clone());
             state.window = Window::default();
             state.returns.clear();
+            state.kept.forget_returns();
             state.outbox.clear();
             state.changes.values_mut().for_each(|change| change.units = 0);
             state.requests.values_mut().for_each(|request| request.units = 0);
@@ -576,11 +616,17 @@ impl Link {
                     }
                     request
                 };
-                if let Some(request) = request {
-                    request.pending.waiter.answer(outcome, leased);
+                match request.map(|request| request.pending) {
+                    Some(Pending { op: Op::Settle { inodes }, .. }) => {
+                        self.settled(&inodes.0, &outcome, restore);
+                    }
+                    Some(pending) => pending.waiter.answer(outcome, leased),
+                    None => {}
                 }
             }
-            ToClient::Pong { renewed, series } => {
+            ToClient::Durable { seq } => self.durable(seq, restore),
+            ToClient::Pong { renewed, series, durable } => {
+                self.durable(durable, restore);
                 self.series_over(series, restore);
                 self.cache.ponged(renewed);
             }
@@ -658,6 +704,7 @@ impl Link {
             state.line = None;
             (state.promised, state.queued_bytes) = (0, 0);
             state.touching.clear();
+            state.kept.clear();
             (
                 std::mem::take(&mut state.changes),
                 std::mem::take(&mut state.requests),

@@ -3,7 +3,7 @@
 //! `link` is the way there, `waiting` a request of the kernel on that way, `tables` what a new session has to be told if the old one
 //! is gone, `requests` and `locking` the [`ferry_fs::Filesystem`] implementation. The kernel is told to keep neither names nor attributes nor
 //! contents; `cache` keeps names and attributes as long as the server gives leases for them, so that what one client has done the others
-//! see at once. Under write leases changes are decided here (`deciding`, `model`, `purse`), answered, and sent to the server afterwards.
+//! see at once. `redo` makes again what a server that crashed has lost. Under write leases changes are decided here (`deciding`, `model`, `purse`), answered, and sent to the server afterwards.
 
 mod cache;
 mod deciding;
@@ -13,6 +13,7 @@ mod locking;
 mod model;
 mod moving;
 mod purse;
+mod redo;
 mod requests;
 mod tables;
 mod waiting;
@@ -33,8 +34,9 @@ use crate::error::NetError;
 use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Op, Outcome, ToClient, Who};
 use cache::Cache;
 use kernel::Kernel;
-use link::{Link, Pending, Restore, Waiter};
-use tables::Tables;
+use link::{Before, Link, Pending, Restore, Waiter};
+use redo::{Plan, Step};
+use tables::{Node, Tables};
 use waiting::{Finish, Keep, Nobody, Unsettled, Waiting};
 
 /// So many forgotten inodes are told at once.
@@ -201,28 +203,46 @@ impl RemoteFs {
 
     /// The answer to a promised change has named an inode, or never will.
     fn confirm(&self, ino: Ino, known: Option<&Known>) {
-        let stamp = self.tables.lock().confirm(ino, known);
-        if let Some(stamp) = stamp {
-            self.forgotten(Forgotten { ino, stamp });
+        let node = self.tables.lock().confirm(ino, known);
+        self.gone_from_tables(ino, node);
+    }
+
+    /// The kernel does not know an inode any more.
+    fn gone_from_tables(&self, ino: Ino, node: Option<Node>) {
+        let Some(Node { stamp, ticket, .. }) = node else { return };
+        if let Some(ticket) = ticket {
+            self.link.remember(Claim { ino, ticket });
         }
+        self.forgotten(Forgotten { ino, stamp });
+    }
+
+    /// An inode was made again.
+    fn known_again(&self, ino: Ino, known: &Known) {
+        if !self.tables.lock().known_again(ino, known) {
+            self.link.remember(Claim { ino, ticket: known.ticket });
+        }
+    }
+
+    /// Promised changes of these are lost.
+    fn cannot_redo(&self, touched: &[Ino], changes: u64) {
+        self.lost.fetch_add(changes, Ordering::Relaxed);
+        self.tables.lock().damage(touched);
     }
 
     /// The kernel, or whoever would have told it, takes lookups back.
     fn forget_known(&self, ino: Ino, count: u64) {
-        let stamp = {
+        let node = {
             let mut cache = self.cache.lock();
-            let stamp = self.tables.lock().forget(ino, count);
-            if stamp.is_some() {
+            let node = self.tables.lock().forget(ino, count);
+            if node.is_some() {
                 cache.unsee(ino);
             }
-            stamp
+            node
         };
-        if let Some(stamp) = stamp {
-            self.forgotten(Forgotten { ino, stamp });
-        }
+        self.gone_from_tables(ino, node);
     }
 
-    /// The kernel does not know an inode any more.
+    /// The server is told of it, with others.
     fn forgotten(&self, one: Forgotten) {
         let batch = {
             let mut forgotten = self.forgotten.lock();
@@ -270,24 +290,51 @@ fn who(cx: &Cx<'_>) -> Who {
 struct Restorer(Weak<RemoteFs>);
 
 impl Restore for Restorer {
-    fn restore(&self, clean: bool) -> Vec<Pending> {
+    fn restore(&self, before: Before) -> Vec<Pending> {
         let Some(fs) = self.0.upgrade() else { return Vec::new() };
         fs.forgotten.lock().clear();
         let mut tables = fs.tables.lock();
-        if !clean {
-            tables.server_crashed();
+        let mut plan = None;
+        match before {
+            Before::Clean => tables.all_durable(),
+            Before::Crashed(None) => tables.server_crashed(),
+            Before::Crashed(Some(redo)) => {
+                tables.server_restarted();
+                plan = Some(Plan::new(redo, &mut tables));
+            }
         }
         let pending = |op, waiter| Pending::new(Who::default(), op, waiter);
         let mut all = Vec::new();
+        if let Some(plan) = &mut plan {
+            fs.lost.fetch_add(plan.lost_changes, Ordering::Relaxed);
+            tables.damage(&plan.lost);
+            for ino in std::mem::take(&mut plan.unnamed) {
+                let _gone = tables.confirm(ino, None);
+            }
+            for (numbers, made) in std::mem::take(&mut plan.numbers) {
+                let waiter = Arc::new(Numbered { fs: self.0.clone(), made: made.clone() });
+                all.push(pending(Op::Numbered { numbers, made: List(made) }, waiter as Arc<dyn Waiter>));
+            }
+        }
         let mut claims = Vec::with_capacity(tables.nodes.len());
         for (ino, node) in &mut tables.nodes {
             node.stamp = 0;
             claims.extend(node.ticket.map(|ticket| Claim { ino: *ino, ticket }));
         }
+        claims.extend(plan.iter().flat_map(|plan| plan.claims.iter().copied()));
         for claims in claims.chunks(BATCH_MAX) {
             let inos = claims.iter().map(|c| c.ino).collect();
             let op = Op::Claim { inodes: List(claims.to_vec()) };
             all.push(pending(op, Arc::new(Claimed { fs: self.0.clone(), inos }) as Arc<dyn Waiter>));
+        }
+        for step in plan.iter_mut().flat_map(|plan| std::mem::take(&mut plan.steps)) {
+            all.push(match step {
+                Step::Open { ino, fh } => {
+                    let op = Op::Open { ino, fh, flags: libc::O_RDWR, kill_suidgid: false };
+                    pending(op, Arc::new(Nobody))
+                }
+                Step::Change(change) => redo::pending(&self.0, *change),
+            });
         }
         for (fh, handle) in tables.handles.iter().filter(|(_, handle)| !handle.lost) {
             // It exists, it was checked who may open it, and nothing is to be cut off.
@@ -299,7 +346,29 @@ impl Restore for Restorer {
             let op = Op::Reclaim { ino: *ino, lock: *lock };
             all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino: *ino })));
         }
+        if let Some(plan) = plan {
+            let closes = plan.opened.iter().map(|fh| Op::Release { fh: *fh });
+            let last = closes.chain(redo::forget(&plan.forgotten)).chain([Op::Redone {}]);
+            all.extend(last.map(|op| pending(op, Arc::new(Nobody))));
+        }
         all
+    }
+
+    fn made(&self, seq: u64, change: &Pending, outcome: &Outcome) {
+        let Some(fs) = self.0.upgrade().filter(|fs| fs.asynchronous) else { return };
+        let found = match outcome {
+            Outcome::Entry { known: Some(known) } => Some(known.attr.ino),
+            _ => None,
+        };
+        let files = change.files.iter().map(|(_, ino)| *ino);
+        let inos = change.touched.iter().copied().chain(files).chain(found);
+        fs.tables.lock().waited(inos, seq);
+    }
+
+    fn durable(&self, seq: u64) {
+        if let Some(fs) = self.0.upgrade() {
+            fs.tables.lock().durable(seq);
+        }
     }
 
     fn lost(&self, changes: Vec<Pending>) {
@@ -348,6 +417,25 @@ impl Waiter for Claimed {
             if let Some(node) = tables.nodes.get_mut(ino) {
                 node.stamp = node.stamp.max(stamp);
             }
+        }
+    }
+
+    fn fail(&self, _errno: Errno) {}
+}
+
+/// Inodes that were made without an answer are known in a new session.
+struct Numbered {
+    fs: Weak<RemoteFs>,
+    made: Vec<Ino>,
+}
+
+impl Waiter for Numbered {
+    fn answer(&self, outcome: Outcome, _leased: u8) {
+        let (Some(fs), Outcome::Claimed { claims, stamp }) = (self.fs.upgrade(), outcome) else { return };
+        for ino in &self.made {
+            let claim = claims.0.iter().find(|claim| claim.ino == *ino);
+            let node = fs.tables.lock().found(*ino, claim.map(|claim| (claim.ticket, stamp)));
+            fs.gone_from_tables(*ino, node);
         }
     }
 

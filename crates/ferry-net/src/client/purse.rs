@@ -59,6 +59,8 @@ pub(super) struct Purse {
     inodes: u64,
     asked_numbers: bool,
     asked_space: bool,
+    /// Something was given: the server knows, durably, that something may be promised.
+    open: bool,
     /// How often what is asked for was halved.
     halves: u32,
     /// The server had nothing to give, or less than was asked for.
@@ -68,7 +70,10 @@ pub(super) struct Purse {
 impl Purse {
     /// Whether it suffices.
     pub(super) fn has(&self, price: Price) -> bool {
-        self.bytes >= price.bytes && self.inodes >= price.inodes && (!price.number || self.left > 0)
+        self.open
+            && self.bytes >= price.bytes
+            && self.inodes >= price.inodes
+            && (!price.number || self.left > 0)
     }
 
     /// The number of the next inode that is made.
@@ -139,6 +144,7 @@ impl Purse {
     /// The server has given numbers.
     pub(super) fn take_numbers(&mut self, first: Ino, count: u32) {
         self.asked_numbers = false;
+        self.open |= count > 0;
         if count > 0 {
             self.numbers.push_back(first..first + Ino::from(count));
             self.left += u64::from(count);
@@ -147,7 +153,7 @@ impl Purse {
 
     /// The server has set space aside.
     pub(super) fn take_space(&mut self, bytes: u64, inodes: u64, now: Moment) {
-        self.asked_space = false;
+        (self.asked_space, self.open) = (false, true);
         self.bytes += bytes;
         self.inodes += inodes;
         if !self.was_refused(now) {

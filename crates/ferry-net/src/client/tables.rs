@@ -69,6 +69,9 @@ pub(super) struct Tables {
     unsettled: HashMap<Owner, Vec<Parked>>,
     /// Inodes changed since they were synced last, each with the number of its newest change.
     unsynced: HashMap<Ino, u64>,
+    /// Those of them that the server has changed for somebody who waited, each with the number of the change in its stream: nobody makes
+    /// these changes again.
+    waited: HashMap<Ino, u64>,
     /// `unsynced` did not hold all of them.
     overflow: bool,
     changes: u64,
@@ -102,8 +105,8 @@ impl Tables {
         node.expected += 1;
     }
 
-    /// The answer has come, or never will (`None`). Gives the stamp if the kernel knows the inode no more.
-    pub(super) fn confirm(&mut self, ino: Ino, known: Option<&Known>) -> Option<u64> {
+    /// The answer has come, or never will (`None`). Gives what was known of the inode if the kernel knows it no more.
+    pub(super) fn confirm(&mut self, ino: Ino, known: Option<&Known>) -> Option<Node> {
         let node = self.nodes.get_mut(&ino)?;
         node.expected = node.expected.saturating_sub(1);
         if let Some(known) = known {
@@ -119,15 +122,66 @@ impl Tables {
         node.map(|node| node.lookups += 1).is_some()
     }
 
-    /// The kernel takes lookups back; gives the stamp if it knows the inode no more.
-    pub(super) fn forget(&mut self, ino: Ino, count: u64) -> Option<u64> {
+    /// The kernel takes lookups back; gives what was known of the inode if it knows it no more.
+    pub(super) fn forget(&mut self, ino: Ino, count: u64) -> Option<Node> {
         let node = self.nodes.get_mut(&ino)?;
         node.lookups = node.lookups.saturating_sub(count);
-        let stamp = node.stamp;
-        (node.lookups == 0 && node.expected == 0).then(|| {
-            self.nodes.remove(&ino);
-            stamp
-        })
+        if node.lookups == 0 && node.expected == 0 { self.nodes.remove(&ino) } else { None }
+    }
+
+    /// An inode was made again in a new session; whether the kernel knows it.
+    pub(super) fn known_again(&mut self, ino: Ino, known: &Known) -> bool {
+        let node = self.nodes.get_mut(&ino);
+        node.map(|node| (node.ticket, node.stamp) = (Some(known.ticket), known.stamp)).is_some()
+    }
+
+    /// The server has changed inodes for somebody who waits; it is not durable before the change `seq` of its stream is.
+    pub(super) fn waited(&mut self, inos: impl Iterator<Item = Ino>, seq: u64) {
+        for ino in inos {
+            if self.waited.len() < UNSYNCED_MAX || self.waited.contains_key(&ino) {
+                self.waited.insert(ino, seq);
+            } else {
+                self.overflow = true;
+            }
+        }
+    }
+
+    /// Changes of the stream up to this one are durable.
+    pub(super) fn durable(&mut self, seq: u64) {
+        self.waited.retain(|_, change| *change > seq);
+    }
+
+    /// A server has crashed, and what was promised to it is made again. Gives up what was not promised.
+    pub(super) fn server_restarted(&mut self) {
+        for (ino, _) in std::mem::take(&mut self.waited) {
+            if self.unsynced.remove(&ino).is_some() {
+                self.damaged.insert(ino);
+            }
+        }
+        if std::mem::take(&mut self.overflow) {
+            self.damaged.extend(self.handles.values().map(|h| h.ino));
+        }
+    }
+
+    /// An inode that was made without an answer is there, with this ticket and stamp, or is gone again. Gives what was known of it if the kernel
+    /// does not know it any more.
+    pub(super) fn found(&mut self, ino: Ino, named: Option<(u128, u64)>) -> Option<Node> {
+        let node = self.nodes.get_mut(&ino)?;
+        node.expected = node.expected.saturating_sub(1);
+        if let Some((ticket, stamp)) = named {
+            (node.ticket, node.stamp) = (Some(ticket), node.stamp.max(stamp));
+        }
+        self.forget(ino, 0)
+    }
+
+    /// The server before has made everything durable.
+    pub(super) fn all_durable(&mut self) {
+        self.waited.clear();
+    }
+
+    /// Changes of these are lost.
+    pub(super) fn damage(&mut self, inos: &[Ino]) {
+        self.damaged.extend(inos);
     }
 
     /// A change of this inode was asked for.
@@ -150,6 +204,7 @@ impl Tables {
         match ino {
             Some(ino) if self.unsynced.get(&ino).is_some_and(|change| *change <= newest) => {
                 self.unsynced.remove(&ino);
+                self.waited.remove(&ino);
             }
             Some(_) => {}
             None => {
@@ -169,6 +224,7 @@ impl Tables {
 
     /// A server has gone without making everything durable.
     pub(super) fn server_crashed(&mut self) {
+        self.waited.clear();
         self.damaged.extend(self.unsynced.drain().map(|(ino, _)| ino));
         if std::mem::take(&mut self.overflow) {
             self.damaged.extend(self.handles.values().map(|h| h.ino));

@@ -1,6 +1,7 @@
 //! From an operation to the file system and back. Everything that a client says is checked here, before the file system sees it.
 
 use std::hash::Hasher;
+use std::ops::Range;
 
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
@@ -15,7 +16,7 @@ use super::keeping::Found;
 use super::requests::Asked;
 use super::session::{Applied, Open, Session};
 use crate::codec::List;
-use crate::message::{BATCH_MAX, Claim, IO_MAX, Known, LEASED, LISTING_MAX, Name, Op, Outcome, Who};
+use crate::message::{BATCH_MAX, Claim, IO_MAX, Known, LEASED, LISTING_MAX, Name, Numbers, Op, Outcome, Who};
 
 /// The largest offset of a file, and of an entry in a directory.
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -42,6 +43,16 @@ pub(super) struct Applying<'a> {
     pub(super) who: Who,
     /// What the client has shown of it already.
     pub(super) promise: Option<Promise>,
+}
+
+/// Says that numbers were given to a client, to a server that has forgotten it.
+fn numbers_ticket(key: &[u8; 16], path: &[u8], numbers: &Range<Ino>) -> u128 {
+    let mut hasher = SipHasher24::new_with_key(key);
+    hasher.write(b"ferry numbers\0");
+    hasher.write_u64(numbers.start);
+    hasher.write_u64(numbers.end);
+    hasher.write(path);
+    hasher.finish128().as_u128()
 }
 
 impl Applying<'_> {
@@ -94,15 +105,16 @@ impl Applying<'_> {
                 | Op::Nothing {}
                 | Op::Unlock { .. }
                 | Op::Reclaim { .. }
+                | Op::Numbered { .. }
+                | Op::Redone {}
         ) || matches!(op, Op::Open { flags, .. } if !changes(flags));
-        let failed = |errno| Applied { outcome: Outcome::Failed { errno }, after: Vec::new(), empty: false };
         if self.session.read_only && !harmless {
-            return failed(libc::EROFS);
+            return Applied::failed(Errno(libc::EROFS));
         }
         let makes_directory = matches!(op, Op::Mkdir { .. });
         let outcome = match self.promised(&op).and_then(|()| self.make(op)) {
             Ok(outcome) => outcome,
-            Err(Errno(errno)) => return failed(errno),
+            Err(errno) => return Applied::failed(errno),
         };
         let made = match &outcome {
             Outcome::Entry { known: Some(known) } => self.session.inward(known.attr.ino),
@@ -118,13 +130,9 @@ impl Applying<'_> {
     /// What is made under a promise is made under a number that was set aside for this client, and leased to it before anybody can find it.
     fn promised(&self, op: &Op) -> Result<(), Errno> {
         let Some(promise) = self.promise else { return Ok(()) };
-        let makes = matches!(
-            op,
-            Op::Mknod { .. } | Op::Mkdir { .. } | Op::Symlink { .. } | Op::Create { .. } | Op::Tmpfile { .. }
-        );
         match promise.ino {
-            None if !makes => Ok(()),
-            Some(ino) if makes && self.session.provisions.use_number(ino) => {
+            None if !makes(op) => Ok(()),
+            Some(ino) if makes(op) && self.session.provisions.use_number(ino) => {
                 if self.core.leases.bear(self.session.number, ino) {
                     Ok(())
                 } else {
@@ -133,6 +141,18 @@ impl Applying<'_> {
             }
             _ => Err(Errno(libc::EINVAL)),
         }
+    }
+
+    /// Makes a change again that was promised to a server that crashed: nobody else changes anything meanwhile, or sees it.
+    pub(super) fn redo(&self, op: Op) -> Applied {
+        let made = match self.promise.and_then(|promise| promise.ino) {
+            _ if self.session.read_only => Err(Errno(libc::EROFS)),
+            Some(ino) if !makes(&op) || !self.session.provisions.is_old(ino) => Err(Errno(libc::EINVAL)),
+            None if makes(&op) => Err(Errno(libc::EINVAL)),
+            _ => self.make_any(op),
+        };
+        let outcome = made.unwrap_or_else(|Errno(errno)| Outcome::Failed { errno });
+        Applied { outcome, after: Vec::new(), empty: false }
     }
 
     fn make(&self, op: Op) -> Done {
@@ -218,6 +238,12 @@ impl Applying<'_> {
                 Ok(Outcome::Done {})
             }
             Op::Claim { inodes } => self.claim(&inodes),
+            Op::Numbered { numbers, made } => self.numbered(&numbers, &made),
+            Op::Redone {} => {
+                self.session.redone();
+                self.core.gate.done(self.session.id);
+                Ok(Outcome::Done {})
+            }
             Op::Nothing {} => Ok(Outcome::Done {}),
             op => self.make_on_file(op),
         }
@@ -326,13 +352,40 @@ impl Applying<'_> {
             if claim.ticket != ticket(&self.core.key, &self.session.path, claim.ino) {
                 return Err(Errno(libc::EPERM));
             }
-            if let Ok(entry) = self.call(|cx| self.fs().lookup(cx, claim.ino, b"."))
-                && let Some(attr) = entry.attr
-            {
-                stamp = self.session.learn(self.fs(), attr.ino);
+            if let Some(newer) = self.find_again(claim.ino) {
+                stamp = newer;
             }
         }
         Ok(Outcome::Count { count: stamp })
+    }
+
+    /// These numbers were given to the client before the server crashed. What it has made under them is its own.
+    fn numbered(&self, numbers: &Numbers, made: &List<Ino>) -> Done {
+        let range = numbers.first..numbers.first.saturating_add(numbers.count.into());
+        if made.0.len() > BATCH_MAX || !*self.session.redoing() {
+            return Err(Errno(libc::EINVAL));
+        }
+        if numbers.ticket != numbers_ticket(&self.core.key, &self.session.path, &range) {
+            return Err(Errno(libc::EPERM));
+        }
+        if !self.session.provisions.add_old(range.clone()) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let (mut claims, mut newest) = (Vec::new(), 0);
+        for ino in made.0.iter().filter(|ino| range.contains(ino)) {
+            if let Some(stamp) = self.find_again(*ino) {
+                newest = stamp;
+                let ticket = ticket(&self.core.key, &self.session.path, *ino);
+                claims.push(Claim { ino: *ino, ticket });
+            }
+        }
+        Ok(Outcome::Claimed { claims: List(claims), stamp: newest })
+    }
+
+    /// The client knows an inode again, if it is there; gives the stamp.
+    fn find_again(&self, ino: Ino) -> Option<u64> {
+        let entry = self.call(|cx| self.fs().lookup(cx, ino, b".")).ok()?;
+        Some(self.session.learn(self.fs(), entry.attr?.ino))
     }
 
     /// Answers a request, now or when what it waits for has come; unless others have promised something that it would not see.
@@ -413,11 +466,15 @@ impl Applying<'_> {
                 Ok(Outcome::Blocker { lock })
             }
             Op::Credit { bytes, inodes } => {
+                self.session.enlist(fs, false)?;
                 Ok(Outcome::Count { count: self.session.provisions.credit(fs, bytes, inodes) })
             }
             Op::Numbers {} => {
-                let numbers = self.session.provisions.add_numbers(fs)?;
-                Ok(Outcome::Numbers { first: numbers.start, count: (numbers.end - numbers.start) as u32 })
+                self.session.enlist(fs, false)?;
+                let range = self.session.provisions.add_numbers(fs)?;
+                let (first, count) = (range.start, (range.end - range.start) as u32);
+                let ticket = numbers_ticket(&self.core.key, &self.session.path, &range);
+                Ok(Outcome::Numbers { numbers: Numbers { first, count, ticket } })
             }
             _ => Err(Errno(libc::EINVAL)),
         }
@@ -448,6 +505,13 @@ impl Applying<'_> {
                 Err(errno) => told(failed(errno), 0),
             },
             Op::Sync {} => {
+                let noted = self.core.note();
+                let told: Told = Box::new(move |outcome, leased| {
+                    if !matches!(outcome, Outcome::Failed { .. }) {
+                        noted.are_durable();
+                    }
+                    told(outcome, leased);
+                });
                 self.later(told, |cx| fs.ioctl(cx, self.session.root, ferry_fs::ioctl::SYNC, &[], 0));
             }
             Op::Stats {} => {
@@ -529,6 +593,14 @@ fn outcome(result: Result<Reply, Errno>) -> Outcome {
         Ok(_) => Outcome::Failed { errno: libc::EPROTO },
         Err(Errno(errno)) => Outcome::Failed { errno },
     }
+}
+
+/// Whether a change makes an inode.
+fn makes(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Mknod { .. } | Op::Mkdir { .. } | Op::Symlink { .. } | Op::Create { .. } | Op::Tmpfile { .. }
+    )
 }
 
 fn changes(flags: i32) -> bool {

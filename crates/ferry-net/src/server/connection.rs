@@ -71,7 +71,7 @@ async fn greet(
     peer: Vec<u8>,
 ) -> Result<(Arc<Session>, u64), Refusal> {
     let hello = timeout(HELLO_TIME_MAX, frame::read(reader, HELLO_MAX)).await;
-    let Ok(Ok(Some(ToServer::Hello { version, session, path, name }))) = hello else {
+    let Ok(Ok(Some(ToServer::Hello { version, session, path, name, newest }))) = hello else {
         return Err("this is a FerryFS server, and what came was no greeting of a FerryFS client".into());
     };
     if version != VERSION {
@@ -82,7 +82,8 @@ async fn greet(
     let name: String = String::from_utf8_lossy(&name).chars().filter(|c| !c.is_control()).take(80).collect();
     let core = Arc::clone(core);
     let line = line.clone();
-    let entered = tokio::task::spawn_blocking(move || core.enter(session, peer, &path, name, &line)).await;
+    let entered =
+        tokio::task::spawn_blocking(move || core.enter((session, newest), peer, &path, name, &line)).await;
     entered.unwrap_or_else(|_| Err("the server stops".into()))
 }
 
@@ -183,7 +184,9 @@ impl<'a> Connection<'a> {
             ToServer::Hello { .. } | ToServer::Bye {} => Err(Violation("a second greeting")),
             ToServer::Ping {} => {
                 let (renewed, series) = self.core.leases.renew(self.session.number);
-                let _gone = self.line.send((frame::encode(&ToClient::Pong { renewed, series }), None));
+                let durable = self.session.durable();
+                let _gone =
+                    self.line.send((frame::encode(&ToClient::Pong { renewed, series, durable }), None));
                 Ok(())
             }
             ToServer::Returned { inodes, after } => {

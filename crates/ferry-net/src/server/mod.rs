@@ -2,10 +2,13 @@
 //!
 //! `connection` speaks with one client, `session` is what remains of it between connections, `apply` turns what it asks for into calls
 //! of the file system, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a change waits for them,
-//! `requests` how a request does, `provisions` are what it may promise out of.
+//! `requests` how a request does, `provisions` are what it may promise out of. `durability` makes durable what was promised, `gate` lets
+//! nobody pass after a crash before those who had promised something have made it again.
 
 mod apply;
 mod connection;
+mod durability;
+mod gate;
 mod keeping;
 mod leases;
 mod locks;
@@ -31,6 +34,8 @@ use crate::error::NetError;
 use crate::frame::Stream;
 use crate::message::ToClient;
 use crate::tls::ServerTls;
+use durability::Durability;
+use gate::Gate;
 use leases::Leases;
 use locks::Locks;
 pub(crate) use locks::set_range;
@@ -100,7 +105,11 @@ struct Core {
     greeting: Greeting,
     locks: Locks,
     leases: Arc<Leases>,
+    durability: Durability,
+    gate: Gate,
     sessions: Sessions,
+    /// Held while a session is found or made.
+    entering: Mutex<()>,
     /// Sessions so far.
     numbers: AtomicU64,
     /// Sessions that nobody goes on with.
@@ -152,16 +161,18 @@ impl Core {
     /// Finds the session that a client wants to go on with, or makes one.
     fn enter(
         &self,
-        id: u128,
+        (id, newest): (u128, u64),
         peer: Vec<u8>,
         path: &[u8],
         name: String,
         line: &Line,
     ) -> Result<(Arc<Session>, u64), Refusal> {
         let path = normal(path);
+        let _entering = self.entering.lock();
         let old = self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
         if let Some(old) = old
-            && let Some(epoch) = old.connect(line, &self.greeting, true, (&self.locks, &self.leases))
+            && let Some(epoch) =
+                old.connect(line, &self.greeting, (true, newest), (&self.locks, &self.leases))
         {
             tracing::info!(client = old.name, "connected again");
             return Ok((old, epoch));
@@ -175,19 +186,29 @@ impl Core {
         let export = export.ok_or_else(|| format!("the server does not export {shown}"))?;
         let root = self.resolve(&path).ok_or_else(|| format!("{shown}: no such directory on the server"))?;
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
-        let session =
-            Arc::new(Session::new((random(&self.env), number), name, peer, path, root, export.read_only));
-        let epoch = {
-            let mut sessions = self.sessions.lock();
-            if sessions.len() >= SESSIONS_MAX {
-                return Err("the server has as many clients as it can take".into());
-            }
-            sessions.insert(session.id, Arc::clone(&session));
-            let both = (&self.locks, &*self.leases);
-            session.connect(line, &self.greeting, false, both).ok_or("the server stops")?
-        };
-        tracing::info!(client = session.name, path = shown, "connected");
+        if self.sessions.lock().len() >= SESSIONS_MAX {
+            return Err("the server has as many clients as it can take".into());
+        }
+        let mark = self.mark_of(id, newest);
+        let id = if mark.is_some() { id } else { random(&self.env) };
+        let session = Arc::new(Session::new((id, number), name, peer, path, root, export.read_only));
+        if let Some(mark) = mark {
+            session.take_up(mark);
+        }
+        self.sessions.lock().insert(session.id, Arc::clone(&session));
+        let both = (&self.locks, &*self.leases);
+        let epoch = session.connect(line, &self.greeting, (false, newest), both).ok_or("the server stops")?;
+        tracing::info!(client = session.name, path = shown, again = mark.is_some(), "connected");
         Ok((session, epoch))
+    }
+
+    /// How far the changes of a session came at a server that crashed, if it may make again what is missing.
+    fn mark_of(&self, id: u128, newest: u64) -> Option<u64> {
+        if id == 0 || !self.gate.is_shut() {
+            return None;
+        }
+        let mark = self.fs.mark(id).ok().flatten().filter(|mark| *mark <= newest);
+        mark.filter(|_| self.gate.come(id))
     }
 
     /// The directory at `path`. Symbolic links are not followed.
@@ -210,12 +231,44 @@ impl Core {
 
     /// The same, but not if its client is there or was there after `left`.
     fn end_if_left(&self, session: &Arc<Session>, left: Option<Duration>) -> bool {
+        let ended = self.close(session, left);
+        if ended {
+            session.unmark(&*self.fs);
+            self.gate.done(session.id);
+        }
+        ended
+    }
+
+    /// The same; what it may have promised is still looked for by the next server.
+    fn close(&self, session: &Arc<Session>, left: Option<Duration>) -> bool {
         let ended = session.end(left, &self.locks);
         if ended {
             self.sessions.lock().remove(&session.id);
             session.clear(&*self.fs);
         }
         ended
+    }
+
+    /// The hold is over: clients that have not come by now can make nothing again.
+    fn give_up_absent(&self) {
+        for id in self.gate.give_up_absent() {
+            tracing::warn!(
+                "a client has not come back in time: what it had promised and was not durable is lost"
+            );
+            self.fs.unmark(id);
+        }
+    }
+
+    /// The time of those who have come is over, too.
+    fn give_up_late(&self) {
+        for id in self.gate.awaited() {
+            let session = self.sessions.lock().get(&id).cloned();
+            if let Some(session) = session {
+                tracing::warn!(client = session.name, "has not made again in time what it had promised");
+                session.redone();
+            }
+        }
+        self.gate.open();
     }
 
     /// Ends the sessions of that name or number for good; gives how many.
@@ -297,8 +350,18 @@ impl Server {
         // Clocks of two machines do not go at quite the same speed.
         let term = options.lease_term + options.lease_term / 8;
         let hold = if fs.was_handed_over() { Duration::ZERO } else { options.grace.min(term) };
+        let marked = fs.marked().unwrap_or_default();
+        let awaited = if hold.is_zero() {
+            marked.iter().for_each(|id| fs.unmark(*id));
+            Vec::new()
+        } else {
+            marked
+        };
         let core = Arc::new(Core {
             fs,
+            durability: Durability::default(),
+            gate: Gate::new(awaited),
+            entering: Mutex::default(),
             greeting: Greeting {
                 boot: random(&env),
                 term_ms: options.lease_term.as_millis() as u32,
@@ -322,6 +385,24 @@ impl Server {
             tokio::time::sleep(options.grace).await;
             let _done = tokio::task::spawn_blocking(move || graceful.locks.end_grace()).await;
         });
+        let fencing = Arc::downgrade(&core);
+        core.leases.on_fence(Box::new(move |number| {
+            if let Some(core) = fencing.upgrade() {
+                let session = core.sessions.lock().values().find(|session| session.number == number).cloned();
+                session.iter().for_each(|session| session.fence(&*core.fs));
+            }
+        }));
+        runtime.spawn(Arc::clone(&core).keep_durable());
+        if core.gate.is_shut() {
+            let waiting = Arc::clone(&core);
+            runtime.spawn(async move {
+                tokio::time::sleep(hold).await;
+                let core = Arc::clone(&waiting);
+                let _done = tokio::task::spawn_blocking(move || core.give_up_absent()).await;
+                tokio::time::sleep(hold).await;
+                let _done = tokio::task::spawn_blocking(move || waiting.give_up_late()).await;
+            });
+        }
         let expiring = Arc::clone(&core);
         runtime.spawn(async move {
             let mut tick = tokio::time::interval(EXPIRY_INTERVAL);
@@ -368,21 +449,26 @@ impl Server {
             );
         }
         self.core.stopping.send_replace(Stage::Draining);
+        // Who still makes something again does so at the next server.
+        let nothing_kept = self.core.gate.stop();
         // A message may have been read just before.
         self.core.all().iter().for_each(|session| session.close_ears());
         self.runtime().block_on(self.drain());
-        // Parked, it is answered with bytes, though there are none.
-        let synced: Result<Vec<u8>, _> =
-            InProcess::default().call(|cx| self.core.fs.ioctl(cx, ROOT, ferry_fs::ioctl::SYNC, &[], 0));
+        let synced = self.core.sync();
+        if let Err(error) = &synced {
+            tracing::error!(%error, "stopping: not everything could be made durable");
+        }
         for session in self.core.all() {
-            match &synced {
-                Ok(_) => session.say_last(&ToClient::Goodbye {}),
-                Err(error) => tracing::error!(%error, "stopping: not everything could be made durable"),
+            if synced.is_ok() && !*session.redoing() {
+                session.say_last(&ToClient::Goodbye {});
+                self.core.end(&session);
+            } else {
+                self.core.close(&session, None);
             }
-            self.core.end(&session);
         }
         // The next server may begin at once: no client believes anything, and all that was promised has been made.
         if nobody_relies
+            && nothing_kept
             && synced.is_ok()
             && let Err(error) = self.core.fs.hand_over()
         {

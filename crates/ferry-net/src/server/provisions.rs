@@ -12,7 +12,9 @@ use crate::message::Op;
 const NUMBERS_MAX: u64 = 1 << 16;
 const RANGES_MAX: usize = 64;
 /// Inode numbers that it gets at a time.
-const NUMBERS: u32 = 4096;
+pub(super) const NUMBERS: u32 = 4096;
+/// Of the numbers that it had before the server crashed, so many ranges count.
+const OLD_RANGES_MAX: usize = 1024;
 /// Credit of a session: more than the promised changes draw that fit into its window.
 const CREDIT_BYTES_MAX: u64 = 128 << 20;
 const CREDIT_INODES_MAX: u64 = 8192;
@@ -22,6 +24,8 @@ const CREDIT_INODES_MAX: u64 = 8192;
 pub(super) struct Provisions {
     /// Oldest first.
     numbers: Mutex<VecDeque<Range<Ino>>>,
+    /// Numbers that a server before this one gave to the session: for what it makes again.
+    old: Mutex<Vec<Range<Ino>>>,
     space: Mutex<Space>,
 }
 
@@ -56,6 +60,23 @@ impl Provisions {
         let more = fs.numbers(NUMBERS)?;
         self.keep(more.clone());
         Ok(more)
+    }
+
+    /// Numbers that the session had before the server crashed; whether there are not too many.
+    pub(super) fn add_old(&self, more: Range<Ino>) -> bool {
+        let mut old = self.old.lock();
+        old.push(more);
+        old.len() <= OLD_RANGES_MAX
+    }
+
+    /// Whether the session had this number before the server crashed. It is for the file system to say whether it was used.
+    pub(super) fn is_old(&self, ino: Ino) -> bool {
+        self.old.lock().iter().any(|range| range.contains(&ino))
+    }
+
+    /// Nothing is made again any more.
+    pub(super) fn forget_old(&self) {
+        self.old.lock().clear();
     }
 
     fn keep(&self, more: Range<Ino>) {

@@ -39,6 +39,16 @@ pub(super) enum Asked {
 impl Core {
     /// Answers a request, now or when what it waits for has come.
     pub(super) fn answer(self: &Arc<Self>, request: Request) {
+        if self.gate.is_shut() && reads(&request.op) {
+            let core = Arc::clone(self);
+            let runtime = self.runtime.clone();
+            let again = move || drop(runtime.spawn_blocking(move || core.answer(request)));
+            return self.gate.wait(Box::new(again));
+        }
+        if let Op::Settle { .. } = request.op {
+            let Request { session, told, .. } = request;
+            return self.settle(session, Box::new(move |outcome| told(outcome, 0)));
+        }
         if let Op::Lease { .. } = request.op {
             let core = Arc::clone(self);
             self.runtime.spawn(async move { core.lease(request).await });
@@ -118,6 +128,23 @@ impl Core {
             self.leases.give_back(number, &all, None);
         }
     }
+}
+
+/// Whether a request would show less than was promised, as long as something may be missing after a crash.
+fn reads(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Lookup { .. }
+            | Op::Getattr { .. }
+            | Op::Readlink { .. }
+            | Op::Read { .. }
+            | Op::Lseek { .. }
+            | Op::Readdir { .. }
+            | Op::Statfs {}
+            | Op::Getxattr { .. }
+            | Op::Listxattr { .. }
+            | Op::Lease { .. }
+    )
 }
 
 fn held(applying: &Applying<'_>, ino: Ino) -> Result<Held, Errno> {

@@ -7,6 +7,9 @@
 //! * S3: a session outlives its connections. The newest connection is the one that counts: what an older one still brings changes nothing
 //!   and takes no lock, for the newer one brings it again.
 //! * S4: the file system counts one lookup for each inode that a session knows, however many answers named it.
+//! * S6: a session that may promise is entered on the volume first, and each promised change leaves its number there: so a server that
+//!   takes the place of one that crashed knows whom to wait for, and what is there already. The session that comes then has the old
+//!   number, and its changes go on counting.
 //! * S5: a promise that cannot be kept ends the series of changes that it belongs to: nothing of that is made behind it.
 
 use std::collections::{HashMap, VecDeque};
@@ -20,6 +23,7 @@ use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::durability::{MUCH_BYTES, MUCH_CHANGES};
 use super::leases::Leases;
 use super::locks::Locks;
 use super::provisions::Provisions;
@@ -63,6 +67,12 @@ pub(super) struct Applied {
     pub(super) empty: bool,
 }
 
+impl Applied {
+    pub(super) fn failed(Errno(errno): Errno) -> Self {
+        Self { outcome: Outcome::Failed { errno }, after: Vec::new(), empty: false }
+    }
+}
+
 /// A change that waits for its turn.
 pub(super) struct Change {
     pub(super) seq: u64,
@@ -82,6 +92,15 @@ pub(super) struct Delayed {
     run: Box<dyn FnOnce() + Send>,
 }
 
+/// Whether a session has a mark on the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Enlisted {
+    No,
+    Yes,
+    /// Not any more: it has lost its leases without a word of its own.
+    Fenced,
+}
+
 #[derive(Default)]
 struct State {
     /// Inodes, each with the number of the newest answer that named it.
@@ -97,8 +116,19 @@ struct State {
     /// Bytes of changes in the queue.
     queued: usize,
     delayed: Vec<Delayed>,
+    /// The session was taken up, with this mark, and no change has come yet: the client may not have heard of it.
+    taken_up: Option<u64>,
     /// A thread applies the queue.
     busy: bool,
+    /// The change that is to be applied waits for clients that make again what they had promised.
+    at_gate: bool,
+    /// Changes up to this one are durable.
+    durable: u64,
+    /// The newest promised change that was applied.
+    promised: u64,
+    /// Promised changes since a sync began last, their bytes, and when the first came.
+    unsynced: (u64, usize),
+    unsynced_since: Option<Duration>,
     line: Option<Line>,
     /// Counts connections.
     epoch: u64,
@@ -128,6 +158,10 @@ pub(super) struct Session {
     state: Mutex<State>,
     /// What it promises out of.
     pub(super) provisions: Provisions,
+    /// Whether it has a mark on the volume. Locked before `state`.
+    enlisted: Mutex<Enlisted>,
+    /// It makes again what it had promised to a server that crashed. Held while one of these changes is made.
+    redoing: RwLock<bool>,
 }
 
 impl Session {
@@ -140,7 +174,102 @@ impl Session {
         read_only: bool,
     ) -> Self {
         let (locker, state, provisions) = (RwLock::new(Some(0)), Mutex::default(), Provisions::default());
-        Self { id, number, name, peer, path, root, read_only, locker, state, provisions }
+        let (enlisted, redoing) = (Mutex::new(Enlisted::No), RwLock::new(false));
+        Self { id, number, name, peer, path, root, read_only, locker, state, provisions, enlisted, redoing }
+    }
+
+    /// The same session as at a server that crashed, which has left this mark.
+    pub(super) fn take_up(&self, mark: u64) {
+        *self.enlisted.lock() = Enlisted::Yes;
+        *self.redoing.write() = true;
+        self.state.lock().taken_up = Some(mark);
+    }
+
+    /// Whether it makes again what it had promised: as long as the guard lives, if it says so.
+    pub(super) fn redoing(&self) -> RwLockReadGuard<'_, bool> {
+        self.redoing.read()
+    }
+
+    /// It makes nothing again any more.
+    pub(super) fn redone(&self) {
+        *self.redoing.write() = false;
+        self.provisions.forget_old();
+    }
+
+    /// Enters it on the volume, so that it is waited for after a crash. Waits for the device, once.
+    /// `promised`: for a change of the series that goes on.
+    pub(super) fn enlist(&self, fs: &dyn Filesystem, promised: bool) -> Result<(), Errno> {
+        let mut enlisted = self.enlisted.lock();
+        match *enlisted {
+            Enlisted::No => {}
+            Enlisted::Fenced if promised => {}
+            Enlisted::Yes | Enlisted::Fenced => return Ok(()),
+        }
+        if self.is_over() {
+            return Err(Errno(libc::EIO));
+        }
+        fs.enlist(self.id)?;
+        *enlisted = Enlisted::Yes;
+        Ok(())
+    }
+
+    /// Others may change what it has promised: it makes nothing of it again. Not before it has heard of it and promises anew.
+    pub(super) fn fence(&self, fs: &dyn Filesystem) {
+        let mut enlisted = self.enlisted.lock();
+        if std::mem::replace(&mut *enlisted, Enlisted::Fenced) == Enlisted::Yes {
+            fs.unmark(self.id);
+        }
+    }
+
+    /// It has ended: nobody waits for it after a crash any more.
+    pub(super) fn unmark(&self, fs: &dyn Filesystem) {
+        if *self.enlisted.lock() == Enlisted::Yes {
+            fs.unmark(self.id);
+        }
+    }
+
+    /// A promised change was applied. Whether much of what it has promised is not durable.
+    pub(super) fn promised(&self, seq: u64, bytes: usize, now: Duration) -> bool {
+        let mut state = self.state.lock();
+        state.promised = seq;
+        state.unsynced.0 += 1;
+        state.unsynced.1 += bytes;
+        state.unsynced_since.get_or_insert(now);
+        state.unsynced.0 >= MUCH_CHANGES || state.unsynced.1 >= MUCH_BYTES
+    }
+
+    /// A sync is about to begin: the newest change that it covers. `None`: the session has promised nothing that is not durable.
+    pub(super) fn note(&self, now: Duration) -> Option<u64> {
+        let mut state = self.state.lock();
+        if state.promised <= state.durable {
+            return None;
+        }
+        state.unsynced = (0, 0);
+        state.unsynced_since = Some(now);
+        Some(state.applied)
+    }
+
+    /// Changes up to this one are durable: the client is told.
+    pub(super) fn became_durable(&self, seq: u64) {
+        let mut state = self.state.lock();
+        if seq <= state.durable {
+            return;
+        }
+        state.durable = seq;
+        if state.promised <= seq {
+            state.unsynced_since = None;
+        }
+        send(&state, frame::encode(&ToClient::Durable { seq }), None);
+    }
+
+    /// Changes up to this one are durable.
+    pub(super) fn durable(&self) -> u64 {
+        self.state.lock().durable
+    }
+
+    /// The change that is to be applied waits, or goes on.
+    pub(super) fn set_at_gate(&self, waits: bool) {
+        self.state.lock().at_gate = waits;
     }
 
     /// A new connection takes over; it is told before anything else is sent to it. What waits for locks is asked again there.
@@ -149,7 +278,7 @@ impl Session {
         &self,
         line: &Line,
         greeting: &Greeting,
-        resumed: bool,
+        (resumed, newest): (bool, u64),
         (locks, leases): (&Locks, &Leases),
     ) -> Option<u64> {
         let mut locker = self.locker.write();
@@ -157,13 +286,20 @@ impl Session {
         if state.over {
             return None;
         }
+        // Where it is taken up, its changes go on counting from those that the server before was told of, or would have been.
+        let mark = state.taken_up;
+        if mark.is_some() {
+            (state.received, state.applied) = (newest, newest);
+        }
+        let resumed = resumed && mark.is_none();
         // Its greeting says that it relies on none.
         let series = leases.begin(self.number);
         let (session, read_only, applied) = (self.id, self.read_only, state.applied);
         let Greeting { boot, term_ms, clock } = greeting;
         let (boot, term_ms) = (*boot, *term_ms);
         let now = wall(&**clock);
-        let welcome = ToClient::Welcome { session, boot, resumed, applied, read_only, term_ms, series, now };
+        let welcome =
+            ToClient::Welcome { session, boot, resumed, applied, read_only, term_ms, series, now, mark };
         let _gone = line.send((frame::encode(&welcome), None));
         // What the last connection may have lost: in order, before any newer one.
         for (seq, outcome) in &state.answers {
@@ -273,7 +409,7 @@ impl Session {
         if change.series > leases.series(self.number) {
             return Err(Violation("a series of changes that has not begun"));
         }
-        state.received = seq;
+        (state.received, state.taken_up) = (seq, None);
         state.queued += change.bytes;
         state.queue.push_back(change);
         Ok(!std::mem::replace(&mut state.busy, true))
@@ -428,9 +564,10 @@ impl Session {
         state.line = None;
     }
 
-    /// Whether a change waits or is being applied.
+    /// Whether a change waits or is being applied; but for other clients that make something again.
     pub(super) fn is_busy(&self) -> bool {
-        self.state.lock().busy
+        let state = self.state.lock();
+        state.busy && !state.at_gate
     }
 
     /// Whether it has ended.
@@ -473,6 +610,14 @@ impl Session {
             ("unanswered_bytes", bytes.into()),
             ("oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("answers_kept", state.answers.len().into()),
+            (
+                "promised_not_durable",
+                if state.promised > state.durable { state.applied - state.durable } else { 0 }.into(),
+            ),
+            (
+                "promised_not_durable_ms",
+                state.unsynced_since.map(|at| now.saturating_sub(at).as_millis() as u64).into(),
+            ),
             ("inodes", state.known.len().into()),
             ("open_files", state.handles.len().into()),
         ])
@@ -524,9 +669,9 @@ mod tests {
         let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
         let both = (&locks, &leases);
         let (line, _frames) = unbounded_channel();
-        let old = session.connect(&line, &greeting, false, both).expect("it lives");
+        let old = session.connect(&line, &greeting, (false, 0), both).expect("it lives");
         assert!(session.may_lock(Some(old)).is_some());
-        let new = session.connect(&line, &greeting, true, both).expect("it lives");
+        let new = session.connect(&line, &greeting, (true, 0), both).expect("it lives");
         assert!(session.may_lock(Some(old)).is_none());
         assert!(!session.push(old, change(1), 0, &leases).expect("late, not against the rules"));
         assert!(session.next().is_none());
@@ -536,7 +681,7 @@ mod tests {
         session.disconnect(new, Duration::ZERO, &locks);
         assert!(session.end(Some(Duration::ZERO), &locks));
         assert!(session.may_lock(Some(new)).is_none() && session.may_lock(None).is_none());
-        assert!(session.connect(&line, &greeting, true, both).is_none());
+        assert!(session.connect(&line, &greeting, (true, 0), both).is_none());
     }
 
     #[test]
@@ -544,7 +689,7 @@ mod tests {
         let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
         let both = (&locks, &leases);
         let (line, _frames) = unbounded_channel();
-        let epoch = session.connect(&line, &greeting, false, both).expect("it lives");
+        let epoch = session.connect(&line, &greeting, (false, 0), both).expect("it lives");
         assert!(session.push(epoch, change(1), 0, &leases).expect("in order"));
         session.close_ears();
         assert!(!session.push(epoch, change(2), 0, &leases).expect("not heard"));

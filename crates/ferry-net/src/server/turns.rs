@@ -5,11 +5,21 @@ use std::sync::Arc;
 
 use ferry_fs::{Ino, Mark, Promise};
 
-use super::Core;
 use super::apply::Applying;
 use super::leases::{Begin, Place, Progress, Recalls, Turn};
 use super::session::{Applied, Change, Session};
-use crate::message::{BATCH_MAX, Outcome};
+use super::{Core, durability};
+use crate::message::{BATCH_MAX, Outcome, Promised};
+
+/// What is told to the file system of a promised change.
+fn promise(session: &Session, seq: u64, promised: &Promised) -> Promise {
+    Promise {
+        at: promised.at,
+        ino: (promised.ino != 0).then_some(promised.ino),
+        mark: Some(Mark { session: session.id, seq }),
+        aside: session.provisions.aside(),
+    }
+}
 
 /// What is answered of a change that panics.
 #[derive(Clone, Copy)]
@@ -29,16 +39,73 @@ impl Core {
     /// Applies a session's changes until there are none, or one has to wait for its turn: then it goes on when that has come.
     pub(super) fn apply_all(self: &Arc<Self>, session: &Arc<Session>) {
         while let Some(change) = session.next() {
-            let fallen = Fallen::of(&change);
-            if let Some((change, place)) = self.surely(session, fallen, || self.try_apply(session, change)) {
-                let (core, session) = (Arc::clone(self), Arc::clone(session));
-                self.runtime.spawn(async move { core.apply_later(session, change, place).await });
+            if !self.apply_next(session, change) {
                 return;
             }
         }
         if session.is_over() {
             session.clear(&*self.fs);
         }
+    }
+
+    /// Applies a change; `false`: it has to wait, and goes on with those behind it when it has been applied.
+    fn apply_next(self: &Arc<Self>, session: &Arc<Session>, change: Change) -> bool {
+        let mut change = change;
+        if self.gate.is_shut() {
+            match self.surely(session, Fallen::of(&change), || self.redo(session, change)) {
+                None => return true,
+                Some(not_promised) => change = not_promised,
+            }
+            if !self.touched(session, &change).is_empty() {
+                self.apply_behind_gate(session, change);
+                return false;
+            }
+        }
+        let fallen = Fallen::of(&change);
+        if let Some((change, place)) = self.surely(session, fallen, || self.try_apply(session, change)) {
+            let (core, session) = (Arc::clone(self), Arc::clone(session));
+            self.runtime.spawn(async move { core.apply_later(session, change, place).await });
+            return false;
+        }
+        true
+    }
+
+    /// Waits for clients that make again what they had promised, without a thread.
+    fn apply_behind_gate(self: &Arc<Self>, session: &Arc<Session>, change: Change) {
+        session.set_at_gate(true);
+        let (core, session) = (Arc::clone(self), Arc::clone(session));
+        let run = move || {
+            session.set_at_gate(false);
+            if core.apply_next(&session, change) {
+                core.apply_all(&session);
+            }
+        };
+        let runtime = self.runtime.clone();
+        self.gate.wait(Box::new(move || drop(runtime.spawn_blocking(run))));
+    }
+
+    /// Makes a promised change again, for the server to which it was promised has crashed. It needs no lease: nobody has any. Gives
+    /// back what is no such change.
+    fn redo(&self, session: &Session, change: Change) -> Option<Change> {
+        let redoing = session.redoing();
+        if !*redoing || change.promised.is_none() || session.is_over() {
+            return Some(change);
+        }
+        let Change { seq, promised, who, op, room, .. } = change;
+        let promise = promised.map(|promised| promise(session, seq, &promised));
+        let bytes = durability::bytes(&op);
+        let applied = Applying { core: self, session, who, promise }.redo(op);
+        drop(redoing);
+        session.applied(seq, applied, room);
+        self.leases.refused(session.number, seq);
+        self.was_promised(session, seq, bytes);
+        None
+    }
+
+    /// A promised change was made: first the session says that it was applied, so that no sync misses it.
+    fn was_promised(&self, session: &Session, seq: u64, bytes: usize) {
+        let much = session.promised(seq, bytes, self.env.clock.monotonic());
+        self.durability.promised(much);
     }
 
     /// Applies a change, refuses it, or gives it back with its place in the line.
@@ -140,17 +207,21 @@ impl Core {
         if promised.is_some() {
             session.provisions.spend(&op);
         }
-        let promise = promised.map(|promised| Promise {
-            at: promised.at,
-            ino: (promised.ino != 0).then_some(promised.ino),
-            mark: None::<Mark>,
-            aside: session.provisions.aside(),
-        });
-        let applied = Applying { core: self, session, who, promise }.change(op, turn.inos());
-        if promise.is_some() && matches!(applied.outcome, Outcome::Failed { .. }) {
+        let bytes = durability::bytes(&op);
+        let promise = promised.map(|promised| promise(session, seq, &promised));
+        let enlisted = promise.map_or(Ok(()), |_| session.enlist(&*self.fs, true));
+        let applied = match enlisted {
+            Ok(()) => Applying { core: self, session, who, promise }.change(op, turn.inos()),
+            Err(errno) => Applied::failed(errno),
+        };
+        let failed = matches!(applied.outcome, Outcome::Failed { .. });
+        if promise.is_some() && failed {
             self.broken(session, series, &applied.outcome);
         }
         session.applied(seq, applied, room);
+        if promise.is_some() && !failed {
+            self.was_promised(session, seq, bytes);
+        }
         turn.done(seq);
     }
 

@@ -36,8 +36,14 @@ impl Raw {
     }
 
     /// The next message; `None`: the server has hung up.
+    /// The next message; that changes are durable may come at any time.
     pub(super) fn hear(&mut self) -> Option<ToClient> {
-        self.runtime.block_on(frame::read(&mut self.stream, FRAME_MAX)).ok().flatten()
+        loop {
+            match self.runtime.block_on(frame::read(&mut self.stream, FRAME_MAX)).ok().flatten() {
+                Some(ToClient::Durable { .. }) => {}
+                message => return message,
+            }
+        }
     }
 
     fn change(&mut self, seq: u64, answered: u64, op: Op) {
@@ -83,7 +89,7 @@ impl Raw {
 }
 
 fn hello(path: &[u8]) -> ToServer {
-    ToServer::Hello { version: VERSION, session: 0, path: path.into(), name: b"raw".to_vec() }
+    ToServer::Hello { version: VERSION, session: 0, path: path.into(), name: b"raw".to_vec(), newest: 0 }
 }
 
 fn nothing() -> Op {
@@ -142,7 +148,13 @@ fn what_is_no_greeting_or_no_message_ends_the_connection() {
         assert!(raw.refused().contains("greeting"));
     }
     let mut raw = Raw::new(&world);
-    raw.send(&ToServer::Hello { version: VERSION + 1, session: 0, path: b"/".to_vec(), name: Vec::new() });
+    raw.send(&ToServer::Hello {
+        version: VERSION + 1,
+        session: 0,
+        path: b"/".to_vec(),
+        name: Vec::new(),
+        newest: 0,
+    });
     assert!(raw.refused().contains("version"));
     for bytes in [vec![1, 0, 0, 0, 99], (FRAME_MAX as u32 + 1).to_le_bytes().to_vec()] {
         let mut raw = Raw::greeted(&world);

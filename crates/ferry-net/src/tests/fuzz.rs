@@ -75,7 +75,13 @@ fn a_server_outlives_any_bytes() {
         let (mut ours, theirs) = duplex(1 << 16);
         world.server().serve_stream(Box::new(theirs));
         let mut bytes = Vec::new();
-        let hello = ToServer::Hello { version: VERSION, session: 0, path: b"/".to_vec(), name: Vec::new() };
+        let hello = ToServer::Hello {
+            version: VERSION,
+            session: 0,
+            path: b"/".to_vec(),
+            name: Vec::new(),
+            newest: 0,
+        };
         bytes.extend(frame::encode(&hello));
         for id in 1..=1 + random.below(20) {
             // A request whose operation is random bytes behind a valid tag.

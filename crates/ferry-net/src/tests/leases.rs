@@ -305,14 +305,18 @@ fn who_does_not_give_a_lease_back_loses_it_at_the_end_of_its_term() {
     assert_eq!(silent.hear(), Some(ToClient::Recall { inodes: List(vec![ino]) }));
     // Who gives it back is not waited for; who says only that it lives is, for as long as it may rely on its lease.
     silent.send(&ToServer::Ping {});
-    assert_eq!(silent.hear(), Some(ToClient::Pong { renewed: true, series: 0 }), "it has none any more");
+    assert_eq!(
+        silent.hear(),
+        Some(ToClient::Pong { renewed: true, series: 0, durable: 0 }),
+        "it has none any more"
+    );
     silent.send(&ToServer::Request { id: 2, after: 0, who, op: Op::Getattr { ino } });
     assert!(matches!(silent.hear(), Some(ToClient::Reply { id: 2, leased: LEASED, .. })));
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| client.write(ino, fh, 0, b"y"));
         assert_eq!(silent.hear(), Some(ToClient::Recall { inodes: List(vec![ino]) }));
         silent.send(&ToServer::Ping {});
-        assert_eq!(silent.hear(), Some(ToClient::Pong { renewed: false, series: 0 }));
+        assert_eq!(silent.hear(), Some(ToClient::Pong { renewed: false, series: 0, durable: 0 }));
         assert!(!writing.is_finished());
         silent.send(&ToServer::Request { id: 3, after: 0, who, op: Op::Getattr { ino } });
         assert!(

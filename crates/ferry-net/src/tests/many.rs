@@ -44,7 +44,7 @@ impl Idle {
         let (out, frames) = unbounded_channel();
         tokio::spawn(frame::write_all(writer, frames));
         let name = format!("client {name}").into_bytes();
-        say(&out, &ToServer::Hello { version: VERSION, session: 0, path: b"/".to_vec(), name });
+        say(&out, &ToServer::Hello { version: VERSION, session: 0, path: b"/".to_vec(), name, newest: 0 });
         let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let heard = tokio::spawn(hear(reader, out.clone(), counts.clone()));
         Self { out, heard, counts }

@@ -10,6 +10,7 @@ mod leases;
 mod many;
 mod panics;
 mod promises;
+mod redo;
 mod restarts;
 mod sessions;
 mod simulation;
@@ -242,7 +243,10 @@ impl World {
     }
 
     fn with(seed: u64, options: ServerOptions) -> Self {
-        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(128 << 20));
+        Self::on(Arc::new(MemDevice::new(128 << 20)), seed, options)
+    }
+
+    fn on(dev: Arc<dyn BlockDevice>, seed: u64, options: ServerOptions) -> Self {
         mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
         let fs = LocalFs::open(dev.clone(), fs_options(), Env::real()).unwrap();
         let world = Self { dev, fs, net: Network::new(seed), options };

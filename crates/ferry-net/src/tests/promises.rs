@@ -25,7 +25,13 @@ impl Teller {
     }
 
     fn enter(mut raw: Raw, session: u128, seq: u64) -> Self {
-        raw.send(&ToServer::Hello { version: VERSION, session, path: b"/".into(), name: b"teller".to_vec() });
+        raw.send(&ToServer::Hello {
+            version: VERSION,
+            session,
+            path: b"/".into(),
+            name: b"teller".to_vec(),
+            newest: seq,
+        });
         match raw.hear() {
             Some(ToClient::Welcome { session, series, .. }) => {
                 Self { raw, session, seq, series, requests: 0, recalled: Vec::new() }
@@ -120,7 +126,7 @@ impl Teller {
 
     pub(super) fn numbers(&mut self) -> std::ops::Range<Ino> {
         match self.ask(Op::Numbers {}) {
-            Outcome::Numbers { first, count } => first..first + Ino::from(count),
+            Outcome::Numbers { numbers: Numbers { first, count, .. } } => first..first + Ino::from(count),
             other => panic!("{other:?}"),
         }
     }
@@ -140,7 +146,7 @@ impl Teller {
         self.raw.send(&ToServer::Ping {});
         loop {
             match self.raw.hear() {
-                Some(ToClient::Pong { renewed, series }) => return (renewed, series),
+                Some(ToClient::Pong { renewed, series, .. }) => return (renewed, series),
                 Some(ToClient::Recall { inodes }) => self.recalled.extend(inodes.0),
                 other => panic!("{other:?}"),
             }

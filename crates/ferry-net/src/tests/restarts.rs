@@ -33,7 +33,7 @@ fn work_goes_on_where_it_was_when_the_server_is_back() {
 }
 
 /// A term that no test could wait for: longer than a client waits for its server.
-fn long_terms() -> ServerOptions {
+pub(super) fn long_terms() -> ServerOptions {
     let (grace, lease_term) = (Duration::from_secs(60), Duration::from_secs(60));
     ServerOptions { grace, lease_term, ..server_options() }
 }

@@ -176,6 +176,20 @@ fn a_mark_says_which_change_was_made_last() {
     world.check();
 }
 
+#[test]
+fn a_session_that_is_enlisted_has_a_mark_before_its_first_change() {
+    let mut world = World::new();
+    world.fs.enlist(SESSION).unwrap();
+    assert_eq!((world.fs.mark(SESSION), world.fs.marked()), (Ok(Some(0)), Ok(vec![SESSION])));
+    let marked = Promise { mark: Some(Mark { session: SESSION, seq: 7 }), ..promise(1) };
+    world.promised(marked, |w| w.mkdir(ROOT, "a").unwrap());
+    world.fs.enlist(SESSION).unwrap();
+    assert_eq!(world.fs.mark(SESSION), Ok(Some(7)), "what it has done counts");
+    world.fs.unmark(SESSION);
+    assert_eq!(world.fs.marked(), Ok(vec![]));
+    world.check();
+}
+
 /// A change that takes two transactions is made when the second one is.
 #[test]
 fn a_mark_comes_with_the_last_step_of_its_change() {

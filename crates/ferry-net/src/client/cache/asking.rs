@@ -10,8 +10,10 @@ use ferry_fs::{Attr, Ino, Timestamp};
 use super::{Cache, Moment, Sight, State};
 use crate::message::Held;
 
-/// A lease that somebody else wanted is not asked for again for so long.
+/// A lease that somebody else wanted is not asked for again for so long,
 const CALM: Duration = Duration::from_millis(100);
+/// or twice as long each time that it is lost again soon, so many times: giving it back waits for the device.
+const DOUBLED_MAX: u32 = 6;
 /// Inodes of which that is remembered.
 const RECENT_MAX: usize = 4096;
 
@@ -21,7 +23,8 @@ pub(super) struct Asking {
     next: u64,
     /// The inodes that were asked for and not given back since.
     under_way: HashMap<u64, (Sight, Vec<Ino>)>,
-    lost: HashMap<Ino, Moment>,
+    /// When, and how long they are not asked for.
+    lost: HashMap<Ino, (Moment, Duration)>,
     pub(super) granted: u64,
 }
 
@@ -38,11 +41,14 @@ impl Asking {
     }
 
     fn lost(&mut self, ino: Ino, now: Moment) {
+        let soon = |(at, calm): (Moment, Duration)| now.since(at) < 4 * calm;
         if self.lost.len() >= RECENT_MAX {
-            self.lost.retain(|_, at| now.since(*at) < CALM);
+            self.lost.retain(|_, lost| soon(*lost));
         }
-        if self.lost.len() < RECENT_MAX {
-            self.lost.insert(ino, now);
+        let before = self.lost.get(&ino).copied().filter(|lost| soon(*lost));
+        let calm = before.map_or(CALM, |(_, calm)| (2 * calm).min(CALM * (1 << DOUBLED_MAX)));
+        if self.lost.len() < RECENT_MAX || before.is_some() {
+            self.lost.insert(ino, (now, calm));
         }
     }
 }
@@ -50,7 +56,7 @@ impl Asking {
 impl State {
     /// Whether it makes sense to ask for these leases.
     pub(in crate::client) fn may_ask(&self, inos: &[Ino], now: Moment) -> bool {
-        let calm = |ino| self.asking.lost.get(ino).is_none_or(|at| now.since(*at) >= CALM);
+        let calm = |ino| self.asking.lost.get(ino).is_none_or(|(at, calm)| now.since(*at) >= *calm);
         self.is_valid(now) && inos.iter().all(calm)
     }
 
@@ -139,5 +145,29 @@ impl Cache {
     /// A question will not be answered.
     pub(in crate::client) fn unanswered(&self, question: u64) {
         self.state.lock().asking.under_way.remove(&question);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_is_lost_again_and_again_is_left_alone_for_longer() {
+        let mut asking = Asking::default();
+        let mut now = Duration::ZERO;
+        let mut lose = |asking: &mut Asking, after: Duration| {
+            now += after;
+            asking.lost(7, Moment::at(now));
+            asking.lost[&7].1
+        };
+        assert_eq!(lose(&mut asking, CALM), CALM);
+        let mut calm = CALM;
+        for _ in 0..DOUBLED_MAX {
+            assert_eq!(lose(&mut asking, calm), 2 * calm);
+            calm *= 2;
+        }
+        assert_eq!(lose(&mut asking, calm), calm, "not without end");
+        assert_eq!(lose(&mut asking, 4 * calm), CALM, "it was quiet for a while");
     }
 }

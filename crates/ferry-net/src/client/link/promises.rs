@@ -5,7 +5,8 @@
 //! * P2: requests about an inode with unanswered changes are made behind the newest of them; leases are given back behind it too.
 //! * P3: a promised change that fails ends its series. There is one way to lose promised changes: all that are unanswered are lost together,
 //!   whoever depends on them is told (`lost`), and the others are made again in the next series.
-//! * P4: no more is unanswered than the window holds: beyond it who asks has the answer when there is room again.
+//! * P4: no more is unanswered than the window holds, and no more kept than is allowed: beyond it who asks has the answer when there is room
+//!   again.
 
 use std::io;
 use std::sync::Arc;
@@ -15,10 +16,11 @@ use ferry_fs::{Attr, Errno, Ino, ToForget};
 use parking_lot::MutexGuard;
 use tokio::time::sleep;
 
-use super::stream::pump;
-use super::{Change, Key, Link, Pending, Restore, State, Waiter, Waiting};
+use super::stream::{pump, pump_requests};
+use super::{Change, Key, Link, Pending, Request, Restore, State, Waiter, Waiting, kept};
 use crate::client::cache::{self, Touch};
 use crate::client::waiting::Nobody;
+use crate::codec::List;
 use crate::frame;
 use crate::message::{BATCH_MAX, Op, Outcome, Who};
 
@@ -47,6 +49,7 @@ impl State {
         if pending.promised.is_some() {
             self.promised += 1;
             self.newest_promised = seq;
+            self.kept.promised(seq, pending);
         }
         self.queued_bytes += pending.bytes();
         self.changes.insert(seq, Change { sent: false, units: 0, series: self.series, ..change });
@@ -74,7 +77,19 @@ impl State {
 
     /// No more may be answered before the server has made it.
     fn is_full(&self) -> bool {
-        self.changes.len() >= UNANSWERED_MAX || self.queued_bytes >= UNANSWERED_BYTES_MAX
+        let (changes, bytes) = (self.changes.len(), self.queued_bytes);
+        changes >= UNANSWERED_MAX || bytes >= UNANSWERED_BYTES_MAX || self.kept.is_full(changes, bytes)
+    }
+
+    /// A request is to be sent; gives its number.
+    pub(super) fn ask(&mut self, pending: Pending) -> u64 {
+        let id = self.next_request;
+        self.next_request += 1;
+        let after = self.after_of(&pending).max(self.after);
+        self.requests.insert(id, Request { pending, after, units: 0, cancelled: false });
+        self.delayed.push(id);
+        pump_requests(self);
+        id
     }
 
     /// Those whose answers were held back, if there is room now.
@@ -90,7 +105,7 @@ impl State {
     pub(super) fn after_of(&self, pending: &Pending) -> u64 {
         match &pending.op {
             // A lock is taken behind what was given back before.
-            Op::Lock { .. } | Op::Sync {} => self.next_change - 1,
+            Op::Lock { .. } | Op::Sync {} | Op::Settle { .. } => self.next_change - 1,
             // The name may mean an inode with unanswered changes.
             Op::Lookup { parent, .. } => self.newest(*parent).max(self.newest_promised),
             Op::Getattr { ino }
@@ -205,7 +220,7 @@ impl Link {
         self.return_leases(inos, false);
     }
 
-    /// The same; `wanted`: for the server has asked for it.
+    /// The same; `wanted`: for the server has asked for it. Changes of these that are kept must be durable first.
     pub(super) fn return_leases(&self, inos: &[Ino], wanted: bool) {
         if inos.is_empty() {
             return;
@@ -214,31 +229,72 @@ impl Link {
         cache.recall(inos, wanted, self.cache.now());
         let to_forget = cache.take_to_forget();
         if to_forget == ToForget::default() {
-            return self.tell_returned(&mut cache, inos, 0);
+            return self.tell_returned(&mut cache, inos, (0, wanted));
         }
         cache.withdraw(inos);
         drop(cache);
-        self.return_withdrawn(inos.to_vec(), to_forget, 0);
+        self.return_withdrawn(inos.to_vec(), to_forget, (0, wanted));
     }
 
-    /// The server is told that these are dropped, behind the change `after` and the newest that touches them.
-    fn tell_returned(&self, cache: &mut cache::State, inos: &[Ino], after: u64) {
+    /// The server is told that these are dropped, behind the change `after` and the newest that touches them; when what is kept of them is
+    /// durable.
+    fn tell_returned(&self, cache: &mut cache::State, inos: &[Ino], (after, wanted): (u64, bool)) {
         let mut state = self.state.lock();
+        if let Some(newest) = state.kept.newest_of(inos) {
+            if !wanted {
+                state.kept.return_later(newest, inos);
+            } else if state.line.is_some() {
+                for batch in inos.chunks(BATCH_MAX) {
+                    let op = Op::Settle { inodes: List(batch.to_vec()) };
+                    state.ask(Pending::new(Who::default(), op, Arc::new(Nobody)));
+                }
+            }
+            return cache.given_back();
+        }
         let after = inos.iter().map(|ino| state.newest(*ino)).max().unwrap_or(0).max(after);
         state.give_back(inos, after);
         pump(&mut state);
         cache.given_back();
     }
 
+    /// The server has made durable what was changed of these, or cannot.
+    pub(super) fn settled(&self, inos: &[Ino], outcome: &Outcome, restore: &dyn Restore) {
+        if let Outcome::Count { count } = outcome {
+            self.durable(*count, restore);
+        } else {
+            tracing::error!(?outcome, "what was promised cannot be made durable before others may see it");
+            let mut state = self.state.lock();
+            let newest = state.next_change - 1;
+            state.kept.give_away(inos, newest);
+        }
+        self.return_leases(inos, true);
+    }
+
+    /// Changes up to this one are durable.
+    pub(super) fn durable(&self, seq: u64, restore: &dyn Restore) {
+        let (held, due) = {
+            let mut state = self.state.lock();
+            state.kept.advance(seq);
+            (state.take_held(), state.kept.due())
+        };
+        restore.durable(seq);
+        for inos in due {
+            // What has been asked for again meanwhile stays.
+            let unheld: Vec<Ino> = inos.into_iter().filter(|ino| !self.cache.holds(*ino)).collect();
+            self.return_leases(&unheld, false);
+        }
+        held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
+    }
+
     /// Gives back what is withdrawn, when the kernel has forgotten it. No lock may be held.
-    pub(super) fn return_withdrawn(&self, inos: Vec<Ino>, to_forget: ToForget, after: u64) {
+    pub(super) fn return_withdrawn(&self, inos: Vec<Ino>, to_forget: ToForget, (after, wanted): (u64, bool)) {
         let this = self.this.clone();
         self.kernel.forget(to_forget, move || {
             let Some(link) = this.upgrade() else { return };
             let mut cache = link.cache.lock();
             cache.recall(&inos, false, link.cache.now());
             cache.withdrawn(&inos);
-            link.tell_returned(&mut cache, &inos, after);
+            link.tell_returned(&mut cache, &inos, (after, wanted));
         });
     }
 
@@ -285,16 +341,28 @@ impl Link {
         {
             tracing::error!(errno, op = kind(&change.pending.op), "the server cannot make what was promised");
         }
-        if matches!(outcome, Outcome::Dropped {}) || promised && matches!(outcome, Outcome::Failed { .. }) {
+        // What cannot be made again ends no series: the rest does not depend on it, mostly.
+        let broken = promised && !change.restores && matches!(outcome, Outcome::Failed { .. });
+        if matches!(outcome, Outcome::Dropped {}) || broken {
             self.end_series(change.series + 1, Some(change)).tell(restore);
         } else {
             if let Some(touch) = change.pending.touch.take() {
                 let surplus = self.cache.end(touch, &outcome, after, empty);
                 self.give_back(&surplus);
             }
+            let made = kept::is_made(&outcome);
             match outcome {
                 Outcome::Busy {} => restore.busy(change.pending),
-                outcome => change.pending.waiter.answer(outcome, 0),
+                outcome => {
+                    if made && !promised && !change.restores {
+                        restore.made(seq, &change.pending, &outcome);
+                    }
+                    change.pending.waiter.answer(outcome, 0);
+                    if let (Some(promised), true) = (change.pending.promised, made) {
+                        let now = self.clock.monotonic();
+                        self.state.lock().kept.keep(seq, change.pending, promised, now);
+                    }
+                }
             }
         }
         held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
@@ -317,6 +385,7 @@ impl Link {
         }
         state.series = series;
         let sent = state.sent;
+        state.kept.end_series(sent);
         let changes = std::mem::take(&mut state.changes);
         state.next_change = sent + 1;
         state.forget_changes();
@@ -352,11 +421,12 @@ impl Link {
             cache.withdraw(&held);
         }
         pump(&mut state);
-        gone.held = state.take_held();
+        // Whether there is room or not: they are lost, or are sent.
+        gone.held = std::mem::take(&mut state.held);
         drop(state);
         drop(cache);
         if !at_once {
-            self.return_withdrawn(held, to_forget, sent);
+            self.return_withdrawn(held, to_forget, (sent, false));
         }
         self.drained.notify_waiters();
         gone

@@ -1,6 +1,7 @@
 //! What is sent on a connection, in which order, and how much of it at a time.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferry_fs::Errno;
 use tokio::sync::Notify;
@@ -11,18 +12,29 @@ use crate::frame;
 use crate::message::{Op, ToServer, WINDOW_BYTES, WINDOW_OPS, WINDOW_UNIT};
 
 use super::promises::Gone;
-use super::{Change, Request, Restore, State};
+use super::{Before, Change, KeptChange, Request, Restore, State};
 
 /// More bytes do not wait for company.
 const OUTBOX_MAX: usize = 32 << 10;
 /// Operations and bytes of the window that changes leave to requests.
 pub(super) const FOR_REQUESTS: (usize, usize) = (64, 3 << 20);
 
-/// Numbers the changes of a new session; gives those that are lost.
-pub(super) fn begin_anew(state: &mut State, boot: u128, restore: &dyn Restore) -> Gone {
+/// Numbers the changes of a new session, behind `applied`; gives those that are lost. With a mark, promised ones are made again.
+pub(super) fn begin_anew(
+    state: &mut State,
+    boot: u128,
+    (applied, mark): (u64, Option<u64>),
+    now: Duration,
+    restore: &dyn Restore,
+) -> Gone {
     let clean = state.said_goodbye;
     let (mut kept, mut gone) = (Vec::new(), Gone::new(Errno(libc::EIO)));
-    for change in std::mem::take(&mut state.changes).into_values() {
+    let mut again = Vec::new();
+    for (seq, change) in std::mem::take(&mut state.changes) {
+        if let (Some(promised), Some(_)) = (change.pending.promised, mark) {
+            again.push(KeptChange::new(seq, change.pending, promised, now));
+            continue;
+        }
         match change.pending.op {
             // What it makes has a number of the session that is gone.
             _ if change.pending.promised.is_some() => gone.add(change),
@@ -34,15 +46,30 @@ pub(super) fn begin_anew(state: &mut State, boot: u128, restore: &dyn Restore) -
             _ => kept.push(change),
         }
     }
-    let restored = restore.restore(clean || boot == state.boot).into_iter();
+    let mut claims = Vec::new();
+    let before = match mark {
+        Some(mark) => {
+            let redo = state.kept.take(mark, again);
+            claims.clone_from(&redo.claims);
+            Before::Crashed(Some(redo))
+        }
+        None => {
+            state.kept.clear();
+            if clean || boot == state.boot { Before::Clean } else { Before::Crashed(None) }
+        }
+    };
+    let restored = restore.restore(before).into_iter();
     let restored: Vec<_> =
         restored.map(|pending| Change { restores: true, ..Change::new(pending, 0) }).collect();
-    (state.answered, state.next_change) = (0, 1);
-    state.after = restored.len() as u64;
+    (state.answered, state.next_change) = (applied, applied + 1);
     state.forget_changes();
     for change in restored {
         let _place = state.push_again(change);
     }
+    state.after = state.next_change - 1;
+    state.kept.keep_claims(claims, state.after);
+    // Those that are no more had been asked for of a server that is no more.
+    state.requests.retain(|_, request| !matches!(request.pending.op, Op::Settle { .. }));
     for change in kept {
         gone.moved.push((Arc::clone(&change.pending.waiter), state.push_again(change)));
     }

@@ -14,7 +14,7 @@
 //! * E8: a write lease is not recalled before the answer that grants it is on its way.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ferry_device::Clock;
@@ -47,7 +47,11 @@ pub(super) struct Leases {
     term: Duration,
     /// Nothing is changed before: clients may rely on leases of the server before this one.
     held_until: Duration,
+    /// Told of each session whose write leases go to others without its word, before they do.
+    on_fence: OnceLock<OnFence>,
 }
+
+type OnFence = Box<dyn Fn(SessionId) + Send + Sync>;
 
 /// How a change begins.
 pub(super) enum Begin {
@@ -62,7 +66,12 @@ impl Leases {
     /// `hold`: how long nothing is changed.
     pub(super) fn new(clock: Arc<dyn Clock>, term: Duration, hold: Duration) -> Self {
         let held_until = clock.monotonic() + hold;
-        Self { shared: Mutex::default(), clock, term, held_until }
+        Self { shared: Mutex::default(), clock, term, held_until, on_fence: OnceLock::new() }
+    }
+
+    /// `told` hears of each session whose write leases go to others without its word, before they do. It must not ask for leases.
+    pub(super) fn on_fence(&self, told: OnFence) {
+        let _once = self.on_fence.set(told);
     }
 
     /// Does something to the table; who may go on behind it is told.
@@ -77,6 +86,9 @@ impl Leases {
         }
         for client in table.fenced.drain(..) {
             tracing::warn!(client, "nothing was heard of it for too long: it has lost its write leases");
+            if let Some(told) = self.on_fence.get() {
+                told(client);
+            }
         }
         result
     }

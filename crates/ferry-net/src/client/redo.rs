@@ -1,0 +1,253 @@
+//! After a crash of the server: which of the kept changes are made again, and how.
+//!
+//! What the mark covers is there, with all names and inodes; contents may be missing nevertheless, so writes are made again whether it covers
+//! them or not, and with them the changes of attributes that came behind. That comes to the same however often it is done: writes have
+//! fixed places, and the times are those that were promised. Only the time of the last change (`ctime`) of an inode that was written and then linked,
+//! renamed or unlinked may be that of the write.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Weak;
+
+use ferry_fs::{Errno, Ino, SetAttr};
+
+use super::RemoteFs;
+use super::link::{KeptChange, Pending, Redo, Waiter};
+use super::tables::Tables;
+use crate::codec::List;
+use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Numbers, Op, Outcome};
+
+/// What is to be done.
+pub(super) struct Plan {
+    /// Numbers under which inodes are made again, or have been made without an answer.
+    pub(super) numbers: Vec<(Numbers, Vec<Ino>)>,
+    /// Inodes that are known again for it.
+    pub(super) claims: Vec<Claim>,
+    /// In their order, with the files opened for them.
+    pub(super) steps: Vec<Step>,
+    /// To be closed at the end.
+    pub(super) opened: Vec<u64>,
+    /// To be forgotten at the end.
+    pub(super) forgotten: Vec<Ino>,
+    /// Inodes of changes that cannot be made again.
+    pub(super) lost: Vec<Ino>,
+    /// How many these are.
+    pub(super) lost_changes: u64,
+    /// Inodes of which no answer will come: the change that would have named them is there.
+    pub(super) unnamed: Vec<Ino>,
+}
+
+pub(super) enum Step {
+    Open { ino: Ino, fh: u64 },
+    Change(Box<KeptChange>),
+}
+
+/// It changes what a file holds.
+fn writes(change: &KeptChange) -> bool {
+    match &change.op {
+        Op::Write { .. } | Op::Open { .. } => true,
+        Op::Setattr { set, .. } => set.size.is_some(),
+        _ => false,
+    }
+}
+
+fn makes(op: &Op) -> bool {
+    matches!(op, Op::Mknod { .. } | Op::Mkdir { .. } | Op::Symlink { .. } | Op::Create { .. })
+}
+
+impl Plan {
+    pub(super) fn new(redo: Redo, tables: &mut Tables) -> Self {
+        let Redo { changes, mark, claims, numbers } = redo;
+        let mut plan = Self {
+            numbers: Vec::new(),
+            claims,
+            steps: Vec::new(),
+            opened: Vec::new(),
+            forgotten: Vec::new(),
+            lost: Vec::new(),
+            lost_changes: 0,
+            unnamed: Vec::new(),
+        };
+        // A name of theirs is gone, and they may be.
+        let gone: HashSet<Ino> = changes
+            .iter()
+            .filter(|change| change.seq <= mark)
+            .filter(|change| matches!(change.op, Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. }))
+            .flat_map(|change| change.touched.iter().copied())
+            .collect();
+        let (again, made) = plan.choose(changes, mark);
+        let fresh: Vec<Ino> =
+            again.iter().map(|change| change.promised.ino).filter(|ino| *ino != 0).collect();
+        for range in numbers {
+            let within = |ino: &&Ino| (range.first..range.first + Ino::from(range.count)).contains(*ino);
+            let mut found: Vec<Ino> = made.iter().filter(within).copied().collect();
+            if found.is_empty() && !fresh.iter().any(|ino| within(&ino)) {
+                continue;
+            }
+            while found.len() > BATCH_MAX {
+                let rest = found.split_off(BATCH_MAX);
+                plan.numbers.push((range, std::mem::replace(&mut found, rest)));
+            }
+            plan.numbers.push((range, found));
+        }
+        let claimed = plan.claims.iter().map(|claim| claim.ino);
+        let unknown = |ino: &Ino| !tables.nodes.contains_key(ino);
+        plan.forgotten = claimed.chain(made).chain(fresh).filter(unknown).collect();
+        plan.order(again, &gone, tables);
+        plan
+    }
+
+    /// Those that are made again; and inodes that were made without an answer.
+    fn choose(&mut self, changes: Vec<KeptChange>, mark: u64) -> (Vec<KeptChange>, Vec<Ino>) {
+        let (mut again, mut made) = (Vec::new(), Vec::new());
+        let (mut written, mut fresh) = (HashSet::new(), HashSet::new());
+        for change in changes {
+            let sets = matches!(change.op, Op::Setattr { .. });
+            let content = writes(&change);
+            let ino = change.touched.first().copied();
+            let behind_a_write = sets && ino.is_some_and(|ino| written.contains(&ino));
+            if change.seq <= mark && !content && !behind_a_write {
+                match &change.op {
+                    op if change.unanswered && makes(op) => made.push(change.promised.ino),
+                    Op::Link { ino, .. } if change.unanswered => self.unnamed.push(*ino),
+                    _ => {}
+                }
+                continue;
+            }
+            if change.lost {
+                self.lost.extend(change.touched);
+                self.lost_changes += 1;
+                continue;
+            }
+            // Nobody else can have made durable what is newer of an inode that was not there.
+            if change.moved && (content || sets) && ino.is_none_or(|ino| !fresh.contains(&ino)) {
+                self.lost.extend(change.touched);
+                self.lost_changes += 1;
+                continue;
+            }
+            if content {
+                written.extend(ino);
+            }
+            if makes(&change.op) {
+                fresh.insert(change.promised.ino);
+            }
+            again.push(change);
+        }
+        (again, made)
+    }
+
+    /// Opens each file that is written, or that programs have open, before the first change that touches it: it may lose its name.
+    fn order(&mut self, again: Vec<KeptChange>, gone: &HashSet<Ino>, tables: &mut Tables) {
+        let written = again.iter().filter(|change| matches!(change.op, Op::Write { .. }));
+        let mut wanted: HashSet<Ino> = written.filter_map(|change| change.file).collect();
+        wanted.extend(tables.handles.values().filter(|handle| !handle.lost).map(|handle| handle.ino));
+        let mut files: HashMap<Ino, u64> = HashMap::new();
+        for mut change in again {
+            change.quiet |= change.touched.iter().any(|ino| gone.contains(ino));
+            let mut opens: Vec<Step> = Vec::new();
+            for ino in change.touched.iter().filter(|ino| wanted.contains(ino)) {
+                files.entry(*ino).or_insert_with(|| {
+                    let fh = tables.fresh_fh();
+                    self.opened.push(fh);
+                    opens.push(Step::Open { ino: *ino, fh });
+                    fh
+                });
+            }
+            let makes = makes(&change.op);
+            change.op = again_op(change.op, change.file.and_then(|ino| files.get(&ino).copied()));
+            if makes {
+                self.steps.push(Step::Change(Box::new(change)));
+                self.steps.append(&mut opens);
+            } else {
+                self.steps.append(&mut opens);
+                self.steps.push(Step::Change(Box::new(change)));
+            }
+        }
+    }
+}
+
+/// The same change, without the files of the session that is gone.
+fn again_op(op: Op, file: Option<u64>) -> Op {
+    match op {
+        Op::Create { parent, name, mode, .. } => {
+            Op::Mknod { parent, name, mode: libc::S_IFREG | mode & 0o7777, rdev: 0 }
+        }
+        Op::Open { ino, kill_suidgid, .. } => {
+            let set = SetAttr { size: Some(0), kill_suidgid, ..SetAttr::default() };
+            Op::Setattr { ino, fh: None, set }
+        }
+        Op::Setattr { ino, set, .. } => Op::Setattr { ino, fh: None, set },
+        Op::Write { fh, offset, data, append, kill_suidgid } => {
+            Op::Write { fh: file.unwrap_or(fh), offset, data, append, kill_suidgid }
+        }
+        op => op,
+    }
+}
+
+/// What is to be forgotten, whatever the server has named since.
+pub(super) fn forget(inos: &[Ino]) -> impl Iterator<Item = Op> {
+    inos.chunks(BATCH_MAX).map(|batch| {
+        let inodes = batch.iter().map(|ino| Forgotten { ino: *ino, stamp: u64::MAX }).collect();
+        Op::Forget { inodes: List(inodes) }
+    })
+}
+
+/// A change as it is sent again.
+pub(super) fn pending(fs: &Weak<RemoteFs>, change: KeptChange) -> Pending {
+    let KeptChange { who, op, promised, touched, file, quiet, unanswered, .. } = change;
+    let fh = if let Op::Write { fh, .. } = &op { Some(*fh) } else { None };
+    let named = match &op {
+        op if makes(op) => Some(promised.ino),
+        Op::Link { ino, .. } => Some(*ino),
+        _ => None,
+    };
+    let waiter = Redoing { fs: fs.clone(), touched: touched.clone(), named, quiet, expected: unanswered };
+    Pending {
+        files: fh.zip(file).into_iter().collect(),
+        promised: Some(promised),
+        touched,
+        quiet,
+        ..Pending::new(who, op, std::sync::Arc::new(waiter))
+    }
+}
+
+/// A change is made again, or is lost.
+struct Redoing {
+    fs: Weak<RemoteFs>,
+    touched: Vec<Ino>,
+    /// The inode that the answer names.
+    named: Option<Ino>,
+    quiet: bool,
+    /// The first answer never came.
+    expected: bool,
+}
+
+impl Redoing {
+    fn named(&self, fs: &RemoteFs, known: Option<&Known>) {
+        let Some(ino) = self.named else { return };
+        match known {
+            _ if self.expected => fs.confirm(ino, known),
+            Some(known) => fs.known_again(ino, known),
+            None => {}
+        }
+    }
+}
+
+impl Waiter for Redoing {
+    fn answer(&self, outcome: Outcome, _leased: u8) {
+        let Some(fs) = self.fs.upgrade() else { return };
+        match outcome {
+            Outcome::Failed { errno } => {
+                self.named(&fs, None);
+                let absent = matches!(errno, libc::ESTALE | libc::ENOENT | libc::EBADF);
+                if !(self.quiet && absent) {
+                    tracing::error!(errno, "a change cannot be made again at the server that was restarted");
+                    fs.cannot_redo(&self.touched, 1);
+                }
+            }
+            Outcome::Entry { known: Some(known) } => self.named(&fs, Some(&known)),
+            _ => {}
+        }
+    }
+
+    fn fail(&self, _errno: Errno) {}
+}

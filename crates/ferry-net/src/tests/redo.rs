@@ -1,0 +1,381 @@
+//! The server crashes, and the device loses what was not flushed: what clients were told is there again when they are back.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use ferry_sim::device::{SimDevice, SimRng};
+
+use super::restarts::long_terms;
+use super::*;
+
+/// A world whose device forgets.
+struct Crashing {
+    world: World,
+    sim: Arc<SimDevice>,
+    rng: SimRng,
+}
+
+impl Crashing {
+    fn new(seed: u64) -> Self {
+        Self::with(seed, long_terms())
+    }
+
+    fn with(seed: u64, options: ServerOptions) -> Self {
+        let sim = Arc::new(SimDevice::new(128 << 20));
+        let at_first = ServerOptions { grace: Duration::ZERO, ..options.clone() };
+        let mut world = World::on(sim.clone(), seed, at_first);
+        world.options = options;
+        Self { world, sim, rng: SimRng::new(seed) }
+    }
+
+    /// Kills the server, and the machine that it runs on.
+    fn crash(&mut self) {
+        // From here on nothing becomes durable, so nobody is told that anything is.
+        self.sim.set_hold(true);
+        let image = self.sim.crash_image(self.sim.trace_len(), &mut self.rng);
+        drop(self.world.take_server());
+        self.world.net.cut_all();
+        self.sim = Arc::new(image);
+        self.world.dev = self.sim.clone();
+        let fs = LocalFs::open(self.world.dev.clone(), fs_options(), Env::real()).unwrap();
+        // What the dead server began never ends.
+        std::mem::forget(std::mem::replace(&mut self.world.fs, fs));
+    }
+
+    fn crash_and_start(&mut self) {
+        self.crash();
+        self.world.start();
+    }
+}
+
+/// What a client sees of an inode, and what its file holds.
+type Seen = BTreeMap<String, (Attr, Vec<u8>)>;
+
+impl Client {
+    fn see(&self) -> Seen {
+        let mut seen = Seen::new();
+        self.see_below(ROOT, "", &mut seen);
+        seen
+    }
+
+    fn see_below(&self, dir: Ino, path: &str, seen: &mut Seen) {
+        for name in self.list(dir).unwrap() {
+            let attr = self.lookup(dir, &name).unwrap().unwrap();
+            let path = format!("{path}/{name}");
+            let contents = match attr.mode & libc::S_IFMT {
+                libc::S_IFREG => {
+                    let fh = self.open(attr.ino).unwrap();
+                    let contents = self.read(attr.ino, fh, 1 << 20).unwrap();
+                    self.close(attr.ino, fh);
+                    contents
+                }
+                libc::S_IFLNK => self.me.call(|cx| self.fs.readlink(cx, attr.ino)).unwrap(),
+                _ => Vec::new(),
+            };
+            // These are not told exactly.
+            let zero = Timestamp::default();
+            seen.insert(path.clone(), (Attr { blocks: 0, atime: zero, ctime: zero, ..attr }, contents));
+            if attr.mode & libc::S_IFMT == libc::S_IFDIR {
+                self.see_below(attr.ino, &path, seen);
+            }
+        }
+    }
+
+    /// Until it may promise: what goes before is decided by the server, and not kept.
+    fn warm_up(self) -> Self {
+        while self.kept() == 0 {
+            self.mkdir(ROOT, "warm").unwrap();
+            self.me.call(|cx| self.fs.rmdir(cx, ROOT, b"warm")).unwrap();
+        }
+        self.sync().unwrap();
+        self
+    }
+
+    fn kept(&self) -> u64 {
+        let stats = self.me.call(|cx| self.fs.ioctl(cx, ROOT, ioctl::STATS, &[], 1 << 20)).unwrap();
+        let text = stats.strip_suffix(b"\0").unwrap();
+        let stats: serde_json::Value = serde_json::from_slice(text).unwrap();
+        stats["connection"]["kept_changes"].as_u64().unwrap()
+    }
+}
+
+/// Changes of every kind that is promised, one after the other.
+struct History {
+    dir: Ino,
+    files: BTreeMap<&'static str, (Ino, u64)>,
+}
+
+const STEPS: usize = 22;
+
+impl History {
+    fn new() -> Self {
+        Self { dir: ROOT, files: BTreeMap::new() }
+    }
+
+    fn make(&mut self, client: &Client, name: &'static str) {
+        self.files.insert(name, client.create(self.dir, name).unwrap());
+    }
+
+    fn write(&self, client: &Client, name: &str, offset: u64, data: &[u8]) {
+        let (ino, fh) = self.files[name];
+        assert_eq!(client.write(ino, fh, offset, data), Ok(data.len() as u64));
+    }
+
+    fn step(&mut self, client: &Client, step: usize) {
+        let dir = self.dir;
+        match step {
+            0 => self.dir = client.mkdir(ROOT, "d").unwrap(),
+            1 => self.make(client, "a"),
+            2 => self.write(client, "a", 0, b"contents of a"),
+            3 => self.make(client, "b"),
+            4 => self.write(client, "b", 0, &[7; 10_000]),
+            5 => client.rename(dir, "a", "c").unwrap(),
+            6 => drop(
+                client.set(self.files["a"].0, SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap(),
+            ),
+            7 => drop(
+                client.set(self.files["b"].0, SetAttr { size: Some(100), ..SetAttr::default() }).unwrap(),
+            ),
+            8 => drop(client.me.call(|cx| client.fs.symlink(cx, dir, b"s", b"target")).unwrap()),
+            9 => drop(client.me.call(|cx| client.fs.link(cx, self.files["a"].0, dir, b"l")).unwrap()),
+            10 => self.write(client, "b", 5000, b"behind a hole"),
+            11 => client.unlink(dir, "l").unwrap(),
+            12 => self.make(client, "e"),
+            13 => self.write(client, "e", 0, b"never to be seen"),
+            14 => client.unlink(dir, "e").unwrap(),
+            15 => self.write(client, "e", 5, b"still open"),
+            16 => {
+                let at = SetTime::At(Timestamp::new(1_000_000, 7));
+                client.set(self.files["b"].0, SetAttr { mtime: Some(at), ..SetAttr::default() }).unwrap();
+            }
+            17 => drop(client.mkdir(dir, "gone").unwrap()),
+            18 => client.me.call(|cx| client.fs.rmdir(cx, dir, b"gone")).unwrap(),
+            19 => self.make(client, "f"),
+            20 => self.write(client, "f", 0, b"replaces b"),
+            21 => client.rename(dir, "f", "b").unwrap(),
+            _ => unreachable!("there are no more"),
+        }
+    }
+}
+
+/// Nothing is lost, and nobody is told that anything is.
+fn assert_all_there(world: &World, client: &Client, history: &History, before: &Seen, at: &str) {
+    let now = client.see();
+    assert!(now == *before, "{at}: {:?}\nnot {:?}", now.keys(), before.keys());
+    for (name, (ino, fh)) in history.files.iter().filter(|(name, _)| **name != "e") {
+        assert_eq!(client.fsync(*ino, *fh), Ok(()), "{at}: {name}");
+    }
+    // A file without a name goes with the server if its last name was durably gone; and what was promised of it is told as lost.
+    let nameless = history.files.get("e").filter(|_| !before.contains_key("/d/e"));
+    match nameless.map(|(ino, fh)| client.read(*ino, *fh, 100)) {
+        Some(Err(Errno(libc::EIO))) => drop(client.sync()),
+        Some(Ok(contents)) => assert!(contents.starts_with(b"never"), "{at}: {contents:?}"),
+        Some(Err(error)) => panic!("{at}: {error}"),
+        None => {}
+    }
+    assert_eq!(client.sync(), Ok(()), "{at}");
+    assert_eq!(client.kept(), 0, "{at}: all of it is durable");
+    assert_eq!(world.client().see(), *before, "{at}: seen by another");
+}
+
+#[test]
+fn what_was_promised_survives_a_crash_after_any_change() {
+    for seed in 0..2 {
+        for steps in 0..=STEPS {
+            let at = format!("seed {seed}, {steps} steps");
+            let mut crashing = Crashing::new(1000 * seed + steps as u64);
+            let client = crashing.world.client().warm_up();
+            let mut history = History::new();
+            for step in 0..steps {
+                history.step(&client, step);
+                // Now and then something becomes durable on the way.
+                if (steps + step) % 7 == seed as usize * 3 {
+                    client.sync().unwrap();
+                }
+            }
+            let before = client.see();
+            crashing.crash_and_start();
+            assert_all_there(&crashing.world, &client, &history, &before, &at);
+        }
+    }
+}
+
+#[test]
+fn whatever_ends_while_everything_is_made_again_nothing_is_lost() {
+    for (message, crashes) in (1..24).flat_map(|message| [(message, true), (message, false)]) {
+        let at = format!("message {message}, again: {crashes}");
+        let mut crashing = Crashing::new(50 + message);
+        let messages = Arc::clone(&crashing.world.net.messages);
+        messages.cut_at.store(u64::MAX, Ordering::SeqCst);
+        let client = crashing.world.client().warm_up();
+        let mut history = History::new();
+        (0..STEPS).for_each(|step| history.step(&client, step));
+        let before = client.see();
+        crashing.crash();
+        let mut cuts = crashing.world.net.cuts.subscribe();
+        messages.cut_at.store(messages.so_far.load(Ordering::SeqCst) + message, Ordering::SeqCst);
+        crashing.world.start();
+        crashing.world.net.runtime.block_on(cuts.changed()).unwrap();
+        // Otherwise the connection alone is lost.
+        if crashes {
+            crashing.crash_and_start();
+        }
+        assert_all_there(&crashing.world, &client, &history, &before, &at);
+    }
+}
+
+#[test]
+fn work_goes_on_over_several_crashes() {
+    let mut crashing = Crashing::new(7);
+    crashing.world.options = ServerOptions { lease_term: Duration::from_secs(2), ..long_terms() };
+    let client = crashing.world.client().warm_up();
+    let mut expected = BTreeMap::new();
+    for round in 0..3 {
+        let dir = client.mkdir(ROOT, &format!("d{round}")).unwrap();
+        for i in 0..100 {
+            let (ino, fh) = client.create(dir, &format!("f{i}")).unwrap();
+            let data = format!("{round} {i}").into_bytes();
+            client.write(ino, fh, 0, &data).unwrap();
+            client.close(ino, fh);
+            if i % 3 == 0 {
+                client.fs.forget(ino, 1);
+            }
+            expected.insert(format!("/d{round}/f{i}"), data);
+            if i == 50 {
+                crashing.crash_and_start();
+            }
+        }
+        // What came before it could promise again was decided by the server, and would be told as lost.
+        assert_eq!(client.sync(), Ok(()));
+    }
+    let seen = client.see();
+    let files = seen.iter().filter(|(_, (attr, _))| attr.mode & libc::S_IFMT == libc::S_IFREG);
+    let files: BTreeMap<_, _> = files.map(|(name, (_, data))| (name.clone(), data.clone())).collect();
+    assert!(files == expected, "{:?}", files.keys().collect::<Vec<_>>());
+}
+
+#[test]
+fn what_another_has_written_since_is_not_written_over() {
+    let mut crashing = Crashing::new(8);
+    let (first, second) = (crashing.world.client().warm_up(), crashing.world.client());
+    let (ino, fh) = first.create(ROOT, "f").unwrap();
+    first.write(ino, fh, 0, b"first").unwrap();
+    assert_eq!(second.ino(ROOT, "f"), ino);
+    let theirs = second.open(ino).unwrap();
+    // The lease goes when what was promised under it is durable.
+    second.write(ino, theirs, 0, b"SECOND").unwrap();
+    assert_eq!(second.fsync(ino, theirs), Ok(()));
+    crashing.crash_and_start();
+    for (client, fh) in [(&first, fh), (&second, theirs)] {
+        assert_eq!(client.read(ino, fh, 100).unwrap(), b"SECOND");
+        assert_eq!(client.fsync(ino, fh), Ok(()), "nothing of it is lost");
+        assert_eq!(client.sync(), Ok(()));
+    }
+}
+
+#[test]
+fn what_was_promised_and_given_away_before_it_was_durable_is_not_made_again() {
+    let mut crashing = Crashing::new(9);
+    let (first, second) = (crashing.world.client().warm_up(), crashing.world.client());
+    let (ino, fh) = first.create(ROOT, "f").unwrap();
+    first.write(ino, fh, 0, b"zero").unwrap();
+    first.sync().unwrap();
+    first.write(ino, fh, 0, b"first").unwrap();
+    // The server decides this, and the lease goes behind it.
+    first.me.call(|cx| first.fs.setxattr(cx, ino, b"user.a", b"1", XattrFlags::default())).unwrap();
+    let theirs = {
+        assert_eq!(second.ino(ROOT, "f"), ino);
+        second.open(ino).unwrap()
+    };
+    second.write(ino, theirs, 0, b"SECOND").unwrap();
+    assert_eq!(second.fsync(ino, theirs), Ok(()));
+    crashing.crash_and_start();
+    assert_eq!(second.read(ino, theirs, 100).unwrap(), b"SECOND");
+    assert_eq!(second.fsync(ino, theirs), Ok(()));
+    assert_eq!(first.read(ino, fh, 100).unwrap(), b"SECOND");
+    assert_eq!(first.fsync(ino, fh), Err(Errno(libc::EIO)), "whether its own write was lost is not known");
+    assert_eq!(first.fsync(ino, fh), Ok(()), "once");
+}
+
+#[test]
+fn who_has_lost_its_leases_without_a_word_makes_nothing_again() {
+    let mut crashing =
+        Crashing::with(13, ServerOptions { lease_term: Duration::from_secs(1), ..long_terms() });
+    let first = crashing.world.client().warm_up();
+    let (ino, fh) = first.create(ROOT, "f").unwrap();
+    first.sync().unwrap();
+    first.write(ino, fh, 0, b"first").unwrap();
+    // It is not heard of any more, and does not know.
+    crashing.world.net.silence_all();
+    let second = crashing.world.client();
+    assert_eq!(second.ino(ROOT, "f"), ino);
+    let theirs = second.open(ino).unwrap();
+    second.write(ino, theirs, 0, b"SECOND").unwrap();
+    assert_eq!(second.fsync(ino, theirs), Ok(()));
+    crashing.crash_and_start();
+    assert_eq!(second.read(ino, theirs, 100).unwrap(), b"SECOND");
+    assert_eq!(first.read(ino, fh, 100).unwrap(), b"SECOND");
+    assert_eq!(first.sync(), Err(Errno(libc::EIO)), "its write may be lost");
+    assert_eq!(first.sync(), Ok(()), "once");
+}
+
+#[test]
+fn nobody_sees_less_than_before_while_something_is_made_again() {
+    let mut crashing = Crashing::new(10);
+    let first = crashing.world.client().warm_up();
+    first.create(ROOT, "f").unwrap();
+    crashing.crash();
+    // Another is there before it.
+    let fs = crashing.world.fs.clone() as Arc<dyn Filesystem>;
+    let server = Arc::new(Server::start(fs, crashing.world.options.clone(), Env::real()).unwrap());
+    let own = Network::new(10);
+    *own.server.lock() = Some(server.clone());
+    let options = crashing.world.client_options("/");
+    let fs = RemoteFs::connect(own.clone(), options, &Env::real()).unwrap();
+    let second = Client { fs, me: InProcess::default() };
+    assert_eq!(second.sync(), Ok(()), "it is connected, and what shows nothing waits for nobody");
+    let asking = std::thread::spawn(move || second.lookup(ROOT, "f").unwrap().is_some());
+    *crashing.world.net.server.lock() = Some(server);
+    assert!(asking.join().unwrap(), "it waited for who had promised it");
+    assert_eq!(first.sync(), Ok(()));
+    own.server.lock().take();
+}
+
+#[test]
+fn who_comes_too_late_is_told_once() {
+    let mut crashing = Crashing::new(11);
+    let client = crashing.world.client().warm_up();
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.write(ino, fh, 0, b"x").unwrap();
+    crashing.crash();
+    // A hold of a moment, and nobody comes.
+    crashing.world.options = ServerOptions { grace: Duration::from_millis(10), ..long_terms() };
+    assert_eq!(crashing.world.fs.marked().unwrap().len(), 1);
+    let fs = crashing.world.fs.clone() as Arc<dyn Filesystem>;
+    let server = Server::start(fs, crashing.world.options.clone(), Env::real()).unwrap();
+    while !crashing.world.fs.marked().unwrap().is_empty() {
+        std::thread::yield_now();
+    }
+    *crashing.world.net.server.lock() = Some(Arc::new(server));
+    assert_eq!(client.sync(), Err(Errno(libc::EIO)));
+    assert_eq!(client.sync(), Ok(()), "once");
+}
+
+#[test]
+fn what_is_promised_becomes_durable_without_being_asked_for() {
+    let crashing = Crashing::new(12);
+    let client = crashing.world.client().warm_up();
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.write(ino, fh, 0, b"x").unwrap();
+    while client.kept() > 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(crashing.world.figure("promised_not_durable"), 0);
+    let all = crashing.sim.crash_image(crashing.sim.trace_len(), &mut SimRng::new(1));
+    let fs = LocalFs::open(Arc::new(all), fs_options(), Env::real()).unwrap();
+    let me = InProcess::default();
+    let found = me.call(|cx| fs.lookup(cx, ROOT, b"f")).unwrap().attr.unwrap();
+    assert_eq!((found.ino, found.size), (ino, 1));
+    fs.detach();
+    fs.close().unwrap();
+}
