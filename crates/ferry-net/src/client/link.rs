@@ -151,6 +151,8 @@ struct Change {
     restores: bool,
     /// It ends with the promised change of the same series that fails.
     series: u32,
+    /// When it came into the stream.
+    since: Duration,
 }
 
 impl Change {
@@ -160,7 +162,15 @@ impl Change {
     }
 
     fn new(pending: Pending, series: u32) -> Self {
-        Self { pending, sent: false, units: 0, abandoned: false, restores: false, series }
+        Self {
+            pending,
+            sent: false,
+            units: 0,
+            abandoned: false,
+            restores: false,
+            series,
+            since: Duration::ZERO,
+        }
     }
 
     /// Nobody waits for it any more: it is not made, unless it gives something back or the session needs it.
@@ -218,6 +228,7 @@ struct State {
     over: Option<Errno>,
     reconnects: u64,
     read_only: bool,
+    clock: Arc<dyn Clock>,
 }
 
 /// The way to one server.
@@ -276,6 +287,7 @@ impl Link {
             over: None,
             reconnects: 0,
             read_only: false,
+            clock: Arc::clone(&clock),
         };
         Arc::new_cyclic(|this| Self {
             connector,
@@ -409,6 +421,7 @@ impl Link {
             ("reconnects", state.reconnects.into()),
             ("changes", (state.next_change - 1).into()),
             ("unanswered_changes", state.changes.len().into()),
+            ("unanswered_ms", (state.age().as_millis() as u64).into()),
             ("unanswered_requests", state.requests.len().into()),
             ("promised", state.promised.into()),
             ("series", state.series.into()),

@@ -29,6 +29,8 @@ const COMPANY_TIME: Duration = Duration::from_millis(1);
 /// Unanswered changes, and bytes of them, beyond which nobody is answered before there is room.
 const UNANSWERED_MAX: usize = 896;
 const UNANSWERED_BYTES_MAX: usize = 24 << 20;
+/// And the age of the oldest of them.
+const UNANSWERED_AGE_MAX: Duration = Duration::from_secs(3);
 
 impl State {
     /// Puts a change at the end of the stream.
@@ -52,7 +54,10 @@ impl State {
             self.kept.promised(seq, pending);
         }
         self.queued_bytes += pending.bytes();
-        self.changes.insert(seq, Change { sent: false, units: 0, series: self.series, ..change });
+        self.changes.insert(
+            seq,
+            Change { sent: false, units: 0, series: self.series, since: self.clock.monotonic(), ..change },
+        );
         Key::Change(seq)
     }
 
@@ -78,7 +83,15 @@ impl State {
     /// No more may be answered before the server has made it.
     fn is_full(&self) -> bool {
         let (changes, bytes) = (self.changes.len(), self.queued_bytes);
-        changes >= UNANSWERED_MAX || bytes >= UNANSWERED_BYTES_MAX || self.kept.is_full(changes, bytes)
+        let full =
+            changes >= UNANSWERED_MAX || bytes >= UNANSWERED_BYTES_MAX || self.kept.is_full(changes, bytes);
+        full || self.age() >= UNANSWERED_AGE_MAX
+    }
+
+    /// How long the oldest change has been waiting for its answer.
+    pub(super) fn age(&self) -> Duration {
+        let oldest = self.changes.first_key_value().map(|(_, oldest)| oldest.since);
+        oldest.map_or(Duration::ZERO, |since| self.clock.monotonic().saturating_sub(since))
     }
 
     /// A request is to be sent; gives its number.

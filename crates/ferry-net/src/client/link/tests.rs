@@ -74,8 +74,11 @@ fn sent(link: &Link, line: &mut UnboundedReceiver<(Vec<u8>, ())>) -> Vec<ToServe
 }
 
 fn link() -> Arc<Link> {
+    link_by(Env::real().clock)
+}
+
+fn link_by(clock: Arc<dyn Clock>) -> Arc<Link> {
     let names = (b"/".to_vec(), b"test".to_vec());
-    let clock = Env::real().clock;
     let kept = (Arc::new(Cache::new(Arc::clone(&clock))), Arc::default());
     Link::new(Arc::new(Nowhere), clock, names, Duration::ZERO, kept)
 }
@@ -175,11 +178,12 @@ fn mkdir(name: &str) -> Op {
     Op::Mkdir { parent: 1, name: name.into(), mode: 0 }
 }
 
-fn promise(link: &Link, name: &str, ino: Ino) {
+/// `true`: there is no more room.
+fn promise(link: &Link, name: &str, ino: Ino) -> bool {
     let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino });
     let pending = Pending { promised, touched: vec![1, ino], ..pending(mkdir(name)) };
     let _cache = link.cache.lock();
-    link.promising().expect("connected").promise(pending);
+    link.promising().expect("connected").promise(pending)
 }
 
 fn failed(seq: u64) -> ToClient {
@@ -277,7 +281,9 @@ fn leases_wait_with_the_changes_that_the_window_has_no_room_for() {
     let link = link();
     let mut line = connect(&link, 1, false);
     let most = WINDOW_OPS as u64;
-    (0..most).for_each(|i| promise(&link, "x", i + 10));
+    (0..most).for_each(|i| {
+        promise(&link, "x", i + 10);
+    });
     // Behind a change that the server decides.
     let borrowed = vec![most + 9];
     link.change(Pending { borrowed, ..pending(Op::Nothing {}) }).expect("connected");
@@ -388,4 +394,34 @@ async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown()
     assert_eq!(returned(&sent(&link, &mut line)), [5]);
     kernel.go_on();
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "once");
+}
+
+/// Seconds that somebody sets.
+#[derive(Default)]
+struct Seconds(std::sync::atomic::AtomicU64);
+
+impl Clock for Seconds {
+    fn monotonic(&self) -> Duration {
+        Duration::from_secs(self.0.load(std::sync::atomic::Ordering::Relaxed))
+    }
+    fn wall(&self) -> Duration {
+        self.monotonic()
+    }
+}
+
+#[test]
+fn nothing_is_promised_behind_a_change_that_the_server_leaves_unanswered() {
+    let clock = Arc::new(Seconds::default());
+    let link = link_by(clock.clone());
+    link.cache.drop_all();
+    let _line = connect(&link, 1, false);
+    let promise = |ino| promise(&link, "name", ino);
+    assert!(!promise(10), "there is room");
+    clock.0.store(2, std::sync::atomic::Ordering::Relaxed);
+    assert!(!promise(11), "the first one is on its way");
+    clock.0.store(3, std::sync::atomic::Ordering::Relaxed);
+    assert!(promise(12), "the first one is too old");
+    assert_eq!(link.json()["unanswered_ms"], 3000);
+    link.take(answer(1), &OneFile).expect("in order");
+    assert!(!promise(13), "the second one is not");
 }
