@@ -86,6 +86,7 @@ impl Applying<'_> {
 
     /// Makes a change whose turn on `inos` has come. It waits for no other client.
     pub(super) fn change(&self, op: Op, inos: &[Ino]) -> Applied {
+        let mut op = op;
         let harmless = matches!(
             op,
             Op::Release { .. }
@@ -100,7 +101,8 @@ impl Applying<'_> {
             return failed(libc::EROFS);
         }
         let makes_directory = matches!(op, Op::Mkdir { .. });
-        let outcome = match self.promised(&op).and_then(|()| self.make(op)) {
+        let permitted = self.permit(&mut op).and_then(|()| self.promised(&op));
+        let outcome = match permitted.and_then(|()| self.make(op)) {
             Ok(outcome) => outcome,
             Err(Errno(errno)) => return failed(errno),
         };
@@ -233,7 +235,7 @@ impl Applying<'_> {
                     return Err(Errno(libc::EINVAL));
                 }
                 let opened = self.call(|cx| fs.open(cx, ino, flags, kill_suidgid))?;
-                self.enter(fh, Open { ino, fh: opened.fh, writes: changes(flags) })?;
+                self.enter(fh, opened_as(ino, opened.fh, flags))?;
                 Ok(Outcome::Done {})
             }
             Op::Create { parent, name, mode, flags, fh } => {
@@ -303,7 +305,7 @@ impl Applying<'_> {
         let (entry, opened) = self.call(request)?;
         let attr = entry.attr.ok_or(Errno(libc::EIO))?;
         let outcome = self.entry(entry);
-        self.enter(fh, Open { ino: attr.ino, fh: opened.fh, writes: changes(flags) })?;
+        self.enter(fh, opened_as(attr.ino, opened.fh, flags))?;
         Ok(outcome)
     }
 
@@ -337,10 +339,15 @@ impl Applying<'_> {
 
     /// Answers a request, now or when what it waits for has come; unless others have promised something that it would not see.
     pub(super) fn request(&self, (epoch, id): (u64, u64), op: Op, told: Told) -> Asked {
+        let mut op = op;
         let behind =
             self.reads(&op).filter(|ino| !self.core.leases.is_readable(self.session.number, &[*ino]));
         if let Some(ino) = behind {
             return Asked::Behind(vec![ino], Box::new(op), told);
+        }
+        if let Err(Errno(errno)) = self.permit(&mut op) {
+            told(Outcome::Failed { errno }, 0);
+            return Asked::Answered;
         }
         let waits = matches!(
             op,
@@ -529,6 +536,11 @@ fn outcome(result: Result<Reply, Errno>) -> Outcome {
         Ok(_) => Outcome::Failed { errno: libc::EPROTO },
         Err(Errno(errno)) => Outcome::Failed { errno },
     }
+}
+
+fn opened_as(ino: Ino, fh: u64, flags: i32) -> Open {
+    let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
+    Open { ino, fh, writes: changes(flags), reads }
 }
 
 fn changes(flags: i32) -> bool {
