@@ -146,8 +146,8 @@ impl Applying<'_> {
         if self.promise.is_some() {
             return Err(NOT_THE_OWNER); // R5
         }
-        let asks = !op.is_ordered() || matches!(op, Op::Open { .. });
-        if !rights.is_named() && !(daemon && asks) {
+        let for_itself = daemon && (!op.is_ordered() || matches!(op, Op::Open { .. }));
+        if !rights.is_named() && !for_itself {
             return Err(NOT_ALLOWED);
         }
         self.permit_named(&rights, op)

@@ -12,6 +12,9 @@ fn limited(users: &str, groups: &str) -> Peer {
     Peer { certificate: b"a certificate".to_vec(), limits: Some(limits) }
 }
 
+/// A change of a file's contents, by its number and that of the open file.
+type Way<'a> = &'a dyn Fn(&mut Liar, Ino, u64) -> Outcome;
+
 /// Somebody of the client's machine.
 fn user(uid: u32, gid: u32) -> Who {
     Who { uid, gid, pid: 77, umask: 0 }
@@ -247,7 +250,9 @@ fn what_is_an_owners_or_roots_is_refused_to_others() {
     let mut liar = Liar::new(&world, limited("1000-1001", "1000-1001"));
     liar.ino(ROOT, "tmp");
     liar.ino(ROOT, "own");
-    ["theirs", "mine", "grave"].iter().for_each(|name| drop(liar.ino(dir, name)));
+    for name in ["theirs", "mine", "grave"] {
+        liar.ino(dir, name);
+    }
     let set = |ino, set: SetAttr| Op::Setattr { ino, fh: None, set };
     let none = SetAttr::default();
     let rename = |name: &str, new_name: &str, flags| Op::Rename {
@@ -311,7 +316,7 @@ fn a_program_that_changes_loses_its_privileges_though_the_client_does_not_say_so
     let from = root.file(ROOT, "from", (1000, 1000), 0o644);
     liar.ino(ROOT, "from");
     let from = liar.opens(ALICE, from, libc::O_RDONLY).unwrap();
-    let ways: [&dyn Fn(&mut Liar, Ino, u64) -> Outcome; 5] = [
+    let ways: [Way; 5] = [
         &|liar, _, fh| liar.says(ALICE, write(fh)),
         &|liar, _, fh| liar.says(DAEMON, write(fh)),
         &|liar, ino, _| liar.says(ALICE, Op::Setattr { ino, fh: None, set: cut(false) }),
@@ -494,6 +499,8 @@ fn the_certificate_says_whom_it_may_act_as() {
         let limits = Limits { users: ids(users), groups: ids(groups) };
         authority::issue(listening.dir.path(), name, Some(&limits)).unwrap();
         let client = listening.connect(name).unwrap();
+        let daemon = Client { me: InProcess::default(), fs: Arc::clone(&client.fs) };
+        assert_eq!(daemon.ino(ROOT, "open"), dir);
         assert_eq!(client.mkdir(dir, name).is_ok(), allowed, "{name}");
         let root = Client { me: InProcess { caller: 5, ..InProcess::default() }, fs: client.fs };
         assert_eq!(root.mkdir(dir, "root's").is_ok(), name == "root", "{name}");
