@@ -204,6 +204,42 @@ certificates() {
   remote_over "$scratch/a"
 }
 
+# as_user ID COMMAND…
+as_user() { local id=$1; shift; setpriv --reuid "$id" --regid "$id" --clear-groups "$@"; }
+
+# A certificate for one user; then it is taken back.
+limited_and_revoked() {
+  local a=$scratch/a b=$scratch/b tls=$scratch/limited said status=0
+  "$ferry" cert init "$tls" --host 127.0.0.1
+  "$ferry" cert issue "$tls" laptop --users 1000
+  "$ferry" cert issue "$tls" desktop
+  serve_volume "$scratch/remote.ferry" --tls "$tls"
+  mount_remote "$a" "tls=$tls/laptop"; mount_remote "$b" "tls=$tls/desktop"
+  mkdir -m 777 "$b/open"; echo secret >"$b/open/secret"; chmod 600 "$b/open/secret"
+  # Its user works as ever.
+  as_user 1000 sh -ec "mkdir '$a/open/d'; echo mine >'$a/open/d/f'; mv '$a/open/d/f' '$a/open/f'; sync '$a/open/f'"
+  [ "$(stat -c %u:%g "$b/open/f")" = 1000:1000 ]; [ "$(cat "$b/open/f")" = mine ]
+  fails as_user 1000 cat "$a/open/secret"
+  # Its root, and another user, are nobody.
+  fails touch "$a/open/root"
+  fails cat "$a/open/secret"
+  fails rm "$a/open/f"
+  fails chown 0:0 "$a/open/f"
+  fails as_user 1001 touch "$a/open/other"
+  [ "$(ls "$b/open" | tr '\n' ' ')" = "d f secret " ]
+  "$ferry" cert revoke "$tls" laptop
+  "$ferry" evict "$("$ferry" clients --json | python3 -c "
+import json, sys
+mine = [s for s in json.load(sys.stdin) if s['volume'] == '$scratch/remote.ferry']
+print(min(c['client'] for c in mine[0]['clients']))")" --volume "$scratch/remote.ferry"
+  fails as_user 1000 touch "$a/open/late"
+  said=$(timeout 20 "$ferry" umount "$a" 2>&1) || status=$?
+  [ "$status" = 1 ]
+  said=$(mount_remote "$a" "tls=$tls/laptop" 2>&1) && return 1
+  grep -F CertificateRevoked <<<"$said"
+  remote_over "$b"
+}
+
 # Who is there, and how to be rid of one that holds a lock.
 clients_and_evict() {
   serve_volume "$scratch/remote.ferry"
@@ -256,6 +292,7 @@ suite_remote() {
   check "the server is killed under work that is not synced" 120 server_is_killed_and_nothing_is_lost
   check "the server never comes back" 120 server_never_comes_back
   check "certificates" 60 certificates
+  check "a certificate for certain users, and taken back" 60 limited_and_revoked
   check "ferry clients, ferry evict" 60 clients_and_evict
   # A small one: every operation is a round trip.
   git init -q "$scratch/git-source"

@@ -7,6 +7,7 @@ mod client;
 mod codec;
 mod error;
 mod frame;
+mod limits;
 mod message;
 mod server;
 #[cfg(test)]
@@ -17,6 +18,7 @@ pub use address::Address;
 pub use client::{ClientOptions, Connecting, Connector, RemoteFs};
 pub use error::NetError;
 pub use frame::Stream;
+pub use limits::{IdSet, Limits};
 pub use message::VERSION;
 pub use server::{Control, Export, Server, ServerOptions};
 pub use tls::{ClientTls, ServerTls, TcpConnector, authority};

@@ -342,6 +342,8 @@ wire_enum! {
             applied: u64,
             /// Nothing can be changed.
             read_only: bool,
+            /// The client may promise changes. Else it waits for the answer to each, as one must whose certificate limits it.
+            promises: bool,
             /// Leases last for so many milliseconds after the last ping that was answered was sent.
             term_ms: u32,
             /// The series of changes that goes on.

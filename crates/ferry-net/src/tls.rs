@@ -1,6 +1,8 @@
 //! TLS 1.3 with a certificate on both sides, and connections over TCP.
 
 pub mod authority;
+mod certificate;
+mod revoked;
 
 use std::io;
 use std::path::Path;
@@ -10,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -19,6 +21,7 @@ use crate::address::Address;
 use crate::client::{Connecting, Connector};
 use crate::error::NetError;
 use crate::frame::Stream;
+use crate::limits::Peer;
 
 /// The authority's certificate, in every directory.
 const CA: &str = "ca.pem";
@@ -27,32 +30,38 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// What a server shows, and whom it lets in: those who show a certificate of the same authority.
+/// What a server shows, and whom it lets in: those who show a certificate of the same authority that is not revoked.
 #[derive(Clone)]
 pub struct ServerTls(TlsAcceptor);
 
 impl ServerTls {
-    /// From `ca.pem`, `server.pem` and `server.key` in a directory.
+    /// From `ca.pem`, `server.pem` and `server.key` in a directory. `revoked` there is read at each handshake.
     pub fn load(dir: &Path) -> Result<Self, NetError> {
         let roots = Arc::new(roots(dir)?);
         let (certificates, key) = identity(dir, "server")?;
         let bad = |path: &Path, e: &dyn std::fmt::Display| unusable(path, e);
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
-        let verifier = verifier.build().map_err(|e| bad(&dir.join(CA), &e))?;
-        let config = ServerConfig::builder_with_provider(provider())
+        let signed = verifier.build().map_err(|e| bad(&dir.join(CA), &e))?;
+        let verifier = Arc::new(revoked::Unrevoked { signed, list: dir.join(revoked::REVOKED) });
+        let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(|e| bad(dir, &e))?
             .with_client_cert_verifier(verifier)
             .with_single_cert(certificates, key)
             .map_err(|e| bad(&dir.join("server.pem"), &e))?;
+        // Each handshake is a whole one: who resumes an older one shows no certificate, which may have been revoked since.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
         Ok(Self(TlsAcceptor::from(Arc::new(config))))
     }
 
-    /// Greets a client; gives its certificate too.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<(Box<dyn Stream>, Vec<u8>)> {
+    /// Greets a client; says who it is, too.
+    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<(Box<dyn Stream>, Peer)> {
         let stream = self.0.accept(stream).await?;
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-        let peer = certificate.map(|c| c.to_vec()).ok_or(io::ErrorKind::PermissionDenied)?;
+        let certificate = certificate.map(|c| c.to_vec()).ok_or(io::ErrorKind::PermissionDenied)?;
+        let told = certificate::read(&certificate).ok_or(io::ErrorKind::PermissionDenied)?;
+        let peer = Peer { certificate, limits: told.limits };
         Ok((Box::new(stream), peer))
     }
 }

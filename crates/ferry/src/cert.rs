@@ -1,6 +1,6 @@
 //! `ferry cert`: a small certificate authority for servers and clients.
 
-use ferry_net::authority;
+use ferry_net::{IdSet, Limits, authority};
 
 use crate::cli::CertCommand;
 use crate::error::CliError;
@@ -18,12 +18,28 @@ pub fn run(command: &CertCommand) -> Result<(), CliError> {
                 dir.display()
             );
         }
-        CertCommand::Issue { dir, name } => {
-            let made = authority::issue(dir, name).map_err(failed)?;
+        CertCommand::Issue { dir, name, users, groups } => {
+            let limits = limits(users.as_ref(), groups.as_ref());
+            let made = authority::issue(dir, name, limits.as_ref()).map_err(failed)?;
             println!("made a client's certificate: bring {} to that machine, for -o tls=", made.display());
+        }
+        CertCommand::Revoke { dir, name } => {
+            let revoked = authority::revoke(dir, name).map_err(failed)?;
+            println!("revoked: {revoked}; `ferry evict {name}` ends what a client has now");
         }
     }
     Ok(())
+}
+
+/// Whom a certificate may act as; `None`: anybody. Who names only users means groups of the same numbers.
+fn limits(users: Option<&IdSet>, groups: Option<&IdSet>) -> Option<Limits> {
+    let (users, groups) = match (users, groups) {
+        (None, None) => return None,
+        (Some(users), None) => (users.clone(), users.clone()),
+        (None, Some(groups)) => (IdSet::all(), groups.clone()),
+        (Some(users), Some(groups)) => (users.clone(), groups.clone()),
+    };
+    Some(Limits { users, groups })
 }
 
 /// What this machine is called, here and by itself.

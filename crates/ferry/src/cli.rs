@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use ferry_device::Kind;
 
 use ferry_journal::FlushPolicy;
-use ferry_net::Export;
+use ferry_net::{Export, IdSet};
 
 use crate::bench::BenchCommand;
 use crate::options::HELP as OPTIONS_HELP;
@@ -143,12 +143,13 @@ pub struct MountArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Stays in the foreground; SIGTERM and SIGINT end it: what has come is answered and made durable, clients wait for the next server.
-Certificates do not limit user ids yet: whoever shows one of the same authority acts as any user that its machine names, root too. Give them
-only to machines whose root may read and change everything that is exported. A certificate cannot be revoked yet: make a new authority.
+Whoever shows a certificate that was issued without --users or --groups acts as any user that its machine names, root too: give it only to
+machines whose root may read and change everything that is exported. With them the server checks ids and permissions itself.
+`ferry cert revoke` takes a certificate back: the list `revoked` in --tls DIR is read whenever somebody connects.
 Clients keep names and attributes under leases, and no contents yet: each read and each change is a round trip to the server.
 First steps:
   ferry cert init /etc/ferry/tls --host files.example.org
-  ferry cert issue /etc/ferry/tls laptop           (bring /etc/ferry/tls/laptop there)
+  ferry cert issue /etc/ferry/tls laptop --users 1000   (bring /etc/ferry/tls/laptop there)
   ferry serve data.ferry --listen 0.0.0.0:7373 --tls /etc/ferry/tls
   ferry mount ferry://files.example.org/ /mnt -o tls=/etc/ferry/laptop")]
 pub struct ServeArgs {
@@ -187,7 +188,7 @@ pub struct ClientsArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 What the client has been told is done stays done; what it has under way may be done or not, and fails there with EIO. It may mount again: to keep
-it out, stop it, or take the server's certificates away from it (with a new authority: one certificate cannot be revoked yet).")]
+it out, revoke its certificate first (`ferry cert revoke`).")]
 pub struct EvictArgs {
     /// The client's name, or its number, as `ferry clients` shows them; a name means all of that name
     pub client: String,
@@ -223,6 +224,19 @@ pub enum CertCommand {
     /// Make a certificate for a client
     Issue {
         /// The authority's directory
+        dir: PathBuf,
+        /// What the client is called
+        name: String,
+        /// Users that its machine may act as there, as 1000,2000-2999; the server refuses all others, root too [default: all]
+        #[arg(long, value_name = "IDS")]
+        users: Option<IdSet>,
+        /// Groups, in the same way [default: with --users the same numbers, else all]
+        #[arg(long, value_name = "IDS")]
+        groups: Option<IdSet>,
+    },
+    /// Take back all certificates of a client: the server does not let it in any more (see also ferry evict)
+    Revoke {
+        /// The directory of the authority; if the server's --tls is another, bring the file `revoked` there
         dir: PathBuf,
         /// What the client is called
         name: String,
@@ -480,6 +494,8 @@ mod tests {
             "ferry serve v --listen [::1]:0 --export /a:ro,/b:rw --session-life 5s",
             "ferry cert init d --host a --host 10.0.0.1",
             "ferry cert issue d box",
+            "ferry cert issue d box --users 1000,2000-2999 --groups 100",
+            "ferry cert revoke d box",
             "ferry bench fsync-happy --virtual --flush-time 16ms,50us --callers 1,16 --policy each,adaptive --json -",
             "ferry bench fsync-happy --parallel-flushes --time 1s --rounds 9 --json a.json --html a.html",
             "ferry bench fsync-happy --on /mnt --on /var/tmp --policy adaptive",

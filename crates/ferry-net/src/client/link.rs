@@ -562,7 +562,18 @@ impl Link {
     /// The server has welcomed: everything unanswered is sent.
     fn enter(&self, welcome: ToClient, line: &Line, restore: &dyn Restore) -> io::Result<()> {
         let (session, boot, resumed, read_only, series, began) = match welcome {
-            ToClient::Welcome { session, boot, resumed, applied, read_only, term_ms, series, now, mark } => {
+            ToClient::Welcome {
+                session,
+                boot,
+                resumed,
+                applied,
+                read_only,
+                term_ms,
+                series,
+                now,
+                mark,
+                ..
+            } => {
                 self.cache.welcomed(Duration::from_millis(term_ms.into()), now);
                 (session, boot, resumed, read_only, series, (applied, mark))
             }

@@ -99,13 +99,17 @@ impl RemoteFs {
         let first = runtime
             .block_on(link.greet())
             .map_err(|error| NetError::Reach { server: server.clone(), error })?;
+        let mut asynchronous = options.asynchronous;
         match &first.1 {
             ToClient::Refused { reason } => {
                 let reason = String::from_utf8_lossy(reason).into_owned();
                 return Err(NetError::Refused { server, reason });
             }
             // The mount's flags depend on it, before the link runs.
-            ToClient::Welcome { read_only, .. } => link.set_read_only(*read_only),
+            ToClient::Welcome { read_only, promises, .. } => {
+                link.set_read_only(*read_only);
+                asynchronous &= *promises;
+            }
             _ => {}
         }
         let fs = Arc::new_cyclic(|this| Self {
@@ -115,7 +119,7 @@ impl RemoteFs {
             tables: Mutex::default(),
             forgotten: Mutex::default(),
             kernel,
-            asynchronous: options.asynchronous,
+            asynchronous,
             timeout: options.timeout,
             lost: AtomicU64::new(0),
             differences: AtomicU64::new(0),

@@ -97,6 +97,7 @@ impl Applying<'_> {
 
     /// Makes a change whose turn on `inos` has come. It waits for no other client.
     pub(super) fn change(&self, op: Op, inos: &[Ino]) -> Applied {
+        let mut op = op;
         let harmless = matches!(
             op,
             Op::Release { .. }
@@ -112,7 +113,8 @@ impl Applying<'_> {
             return Applied::failed(Errno(libc::EROFS));
         }
         let makes_directory = matches!(op, Op::Mkdir { .. });
-        let outcome = match self.promised(&op).and_then(|()| self.make(op)) {
+        let permitted = self.permit(&mut op).and_then(|()| self.promised(&op));
+        let outcome = match permitted.and_then(|()| self.make(op)) {
             Ok(outcome) => outcome,
             Err(errno) => return Applied::failed(errno),
         };
@@ -259,7 +261,7 @@ impl Applying<'_> {
                     return Err(Errno(libc::EINVAL));
                 }
                 let opened = self.call(|cx| fs.open(cx, ino, flags, kill_suidgid))?;
-                self.enter(fh, Open { ino, fh: opened.fh, writes: changes(flags) })?;
+                self.enter(fh, opened_as(ino, opened.fh, flags))?;
                 Ok(Outcome::Done {})
             }
             Op::Create { parent, name, mode, flags, fh } => {
@@ -329,7 +331,7 @@ impl Applying<'_> {
         let (entry, opened) = self.call(request)?;
         let attr = entry.attr.ok_or(Errno(libc::EIO))?;
         let outcome = self.entry(entry);
-        self.enter(fh, Open { ino: attr.ino, fh: opened.fh, writes: changes(flags) })?;
+        self.enter(fh, opened_as(attr.ino, opened.fh, flags))?;
         Ok(outcome)
     }
 
@@ -390,10 +392,15 @@ impl Applying<'_> {
 
     /// Answers a request, now or when what it waits for has come; unless others have promised something that it would not see.
     pub(super) fn request(&self, (epoch, id): (u64, u64), op: Op, told: Told) -> Asked {
+        let mut op = op;
         let behind =
             self.reads(&op).filter(|ino| !self.core.leases.is_readable(self.session.number, &[*ino]));
         if let Some(ino) = behind {
             return Asked::Behind(vec![ino], Box::new(op), told);
+        }
+        if let Err(Errno(errno)) = self.permit(&mut op) {
+            told(Outcome::Failed { errno }, 0);
+            return Asked::Answered;
         }
         let waits = matches!(
             op,
@@ -601,6 +608,11 @@ fn makes(op: &Op) -> bool {
         op,
         Op::Mknod { .. } | Op::Mkdir { .. } | Op::Symlink { .. } | Op::Create { .. } | Op::Tmpfile { .. }
     )
+}
+
+fn opened_as(ino: Ino, fh: u64, flags: i32) -> Open {
+    let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
+    Open { ino, fh, writes: changes(flags), reads }
 }
 
 fn changes(flags: i32) -> bool {

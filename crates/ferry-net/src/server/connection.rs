@@ -16,6 +16,7 @@ use super::requests::Request;
 use super::session::{Change, Line, Room, Session, Violation};
 use super::{Core, Refusal, Stage};
 use crate::frame::{self, Stream};
+use crate::limits::Peer;
 use crate::message::{
     BATCH_MAX, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS,
     WINDOW_UNIT, Who,
@@ -30,8 +31,8 @@ const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
 /// Requests of a client that wait for locks.
 const LOCK_WAITS_MAX: usize = 4096;
 
-/// Speaks with a client until one of the two goes. `peer` is its certificate, empty if it showed none.
-pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Vec<u8>) {
+/// Speaks with a client until one of the two goes. `peer` says who it is.
+pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Peer) {
     let (reader, writer) = tokio::io::split(stream);
     let mut reader = BufReader::new(reader);
     let (line, frames) = unbounded_channel();
@@ -68,7 +69,7 @@ async fn greet(
     core: &Arc<Core>,
     reader: &mut BufReader<ReadHalf<Box<dyn Stream>>>,
     line: &Line,
-    peer: Vec<u8>,
+    peer: Peer,
 ) -> Result<(Arc<Session>, u64), Refusal> {
     let hello = timeout(HELLO_TIME_MAX, frame::read(reader, HELLO_MAX)).await;
     let Ok(Ok(Some(ToServer::Hello { version, session, path, name, newest }))) = hello else {

@@ -3,7 +3,8 @@
 //! `connection` speaks with one client, `session` is what remains of it between connections, `apply` turns what it asks for into calls
 //! of the file system, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a change waits for them,
 //! `requests` how a request does, `provisions` are what it may promise out of. `durability` makes durable what was promised, `gate` lets
-//! nobody pass after a crash before those who had promised something have made it again.
+//! nobody pass after a crash before those who had promised something have made it again. `rights` is
+//! what a client may do whose certificate names its users.
 
 mod apply;
 mod connection;
@@ -14,6 +15,7 @@ mod leases;
 mod locks;
 mod provisions;
 mod requests;
+mod rights;
 mod session;
 mod turns;
 
@@ -32,6 +34,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::error::NetError;
 use crate::frame::Stream;
+use crate::limits::Peer;
 use crate::message::ToClient;
 use crate::tls::ServerTls;
 use durability::Durability;
@@ -162,7 +165,7 @@ impl Core {
     fn enter(
         &self,
         (id, newest): (u128, u64),
-        peer: Vec<u8>,
+        peer: Peer,
         path: &[u8],
         name: String,
         line: &Line,
@@ -430,7 +433,12 @@ impl Server {
 
     /// Takes one connection that somebody else has made.
     pub fn serve_stream(&self, stream: Box<dyn Stream>) {
-        self.runtime().spawn(connection::serve(Arc::clone(&self.core), stream, Vec::new()));
+        self.serve_peer(stream, Peer::default());
+    }
+
+    /// The same, of somebody who has proved who it is.
+    pub(crate) fn serve_peer(&self, stream: Box<dyn Stream>, peer: Peer) {
+        self.runtime().spawn(connection::serve(Arc::clone(&self.core), stream, peer));
     }
 
     /// For an administrator.
@@ -576,10 +584,10 @@ async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) 
     }
 }
 
-async fn greet(stream: TcpStream, tls: Option<ServerTls>) -> std::io::Result<(Box<dyn Stream>, Vec<u8>)> {
+async fn greet(stream: TcpStream, tls: Option<ServerTls>) -> std::io::Result<(Box<dyn Stream>, Peer)> {
     stream.set_nodelay(true)?;
     match tls {
-        None => Ok((Box::new(stream), Vec::new())),
+        None => Ok((Box::new(stream), Peer::default())),
         Some(tls) => tokio::time::timeout(HANDSHAKE_TIME_MAX, tls.accept(stream))
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())),

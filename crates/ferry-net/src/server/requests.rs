@@ -93,7 +93,7 @@ impl Core {
             return (request.told)(Outcome::Failed { errno: libc::EINVAL }, 0);
         }
         let session = Arc::clone(&request.session);
-        let may = !session.read_only && !session.is_over();
+        let may = !session.read_only && session.peer.limits.is_none() && !session.is_over();
         let mut inos: Vec<Ino> =
             inodes.0.iter().filter(|_| may).filter_map(|ino| session.inward(*ino)).collect();
         inos.sort_unstable();

@@ -29,6 +29,7 @@ use super::locks::Locks;
 use super::provisions::Provisions;
 use crate::codec::List;
 use crate::frame;
+use crate::limits::Peer;
 use crate::message::{Op, Outcome, Promised, ToClient, WINDOW_OPS, Who};
 
 /// Files that a client may have open.
@@ -50,6 +51,7 @@ pub(super) struct Open {
     /// The file system's number for it.
     pub(super) fh: u64,
     pub(super) writes: bool,
+    pub(super) reads: bool,
 }
 
 /// What the server says of itself to each connection.
@@ -146,8 +148,8 @@ pub(super) struct Session {
     pub(super) number: u64,
     /// What the client calls itself.
     pub(super) name: String,
-    /// Who it is: its certificate's fingerprint. Another one does not get the session.
-    pub(super) peer: Vec<u8>,
+    /// Who it is. Another one does not get the session.
+    pub(super) peer: Peer,
     pub(super) path: Vec<u8>,
     /// The directory that the client sees as its root.
     pub(super) root: Ino,
@@ -168,7 +170,7 @@ impl Session {
     pub(super) fn new(
         (id, number): (u128, u64),
         name: String,
-        peer: Vec<u8>,
+        peer: Peer,
         path: Vec<u8>,
         root: Ino,
         read_only: bool,
@@ -298,8 +300,19 @@ impl Session {
         let Greeting { boot, term_ms, clock } = greeting;
         let (boot, term_ms) = (*boot, *term_ms);
         let now = wall(&**clock);
-        let welcome =
-            ToClient::Welcome { session, boot, resumed, applied, read_only, term_ms, series, now, mark };
+        let promises = self.peer.limits.is_none();
+        let welcome = ToClient::Welcome {
+            session,
+            boot,
+            resumed,
+            applied,
+            read_only,
+            promises,
+            term_ms,
+            series,
+            now,
+            mark,
+        };
         let _gone = line.send((frame::encode(&welcome), None));
         // What the last connection may have lost: in order, before any newer one.
         for (seq, outcome) in &state.answers {
@@ -661,7 +674,7 @@ mod tests {
     }
 
     fn session() -> Session {
-        Session::new((1, 1), "test".into(), Vec::new(), b"/".to_vec(), ROOT, false)
+        Session::new((1, 1), "test".into(), Peer::default(), b"/".to_vec(), ROOT, false)
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::*;
 use crate::codec::List;
 use crate::frame;
+use crate::limits::Peer;
 use crate::message::*;
 
 /// A client that says what it likes.
@@ -13,14 +14,22 @@ pub(super) struct Raw {
 
 impl Raw {
     pub(super) fn new(world: &World) -> Self {
+        Self::connected(world, Peer::default())
+    }
+
+    fn connected(world: &World, peer: Peer) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (ours, theirs) = duplex(1 << 20);
-        world.server().serve_stream(Box::new(theirs));
+        world.server().serve_peer(Box::new(theirs), peer);
         Self { runtime, stream: ours }
     }
 
     pub(super) fn greeted(world: &World) -> Self {
-        let mut raw = Self::new(world);
+        Self::of(world, Peer::default())
+    }
+
+    pub(super) fn of(world: &World, peer: Peer) -> Self {
+        let mut raw = Self::connected(world, peer);
         raw.send(&hello(b"/"));
         assert!(matches!(raw.hear(), Some(ToClient::Welcome { applied: 0, resumed: false, .. })));
         raw
@@ -269,9 +278,9 @@ fn certificates_open_the_door() {
     authority::init(&ca, &["localhost".into()]).unwrap();
     authority::init(&stranger, &["localhost".into()]).unwrap();
     assert!(authority::init(&ca, &[]).is_err(), "nothing is overwritten");
-    assert!(authority::issue(&ca, "../x").is_err());
-    let ours = authority::issue(&ca, "laptop").unwrap();
-    let theirs = authority::issue(&stranger, "laptop").unwrap();
+    assert!(authority::issue(&ca, "../x", None).is_err());
+    let ours = authority::issue(&ca, "laptop", None).unwrap();
+    let theirs = authority::issue(&stranger, "laptop", None).unwrap();
     let server = world.server();
     let bound = server.listen("127.0.0.1:0".parse().unwrap(), Some(ServerTls::load(&ca).unwrap())).unwrap();
     let connect = |host: &str, tls: Option<ClientTls>| {

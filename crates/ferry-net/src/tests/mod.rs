@@ -3,6 +3,7 @@
 
 mod asynchronous;
 mod boundaries;
+mod certificates;
 mod coherence;
 mod crashes;
 mod fuzz;
@@ -61,6 +62,8 @@ struct Network {
     /// Connections before this one carry nothing, and nobody is told.
     silent_below: watch::Sender<u64>,
     connections: AtomicU64,
+    /// Who connects.
+    peer: Mutex<crate::limits::Peer>,
     messages: Arc<Messages>,
     /// Not a client's: what is on its way arrives though the client is gone.
     runtime: tokio::runtime::Runtime,
@@ -95,6 +98,7 @@ impl Network {
             cuts,
             silent_below: watch::Sender::new(0),
             connections: AtomicU64::new(0),
+            peer: Mutex::default(),
             messages: Arc::new(messages),
             runtime: tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
@@ -121,7 +125,8 @@ impl Connector for Network {
             let server = self.server.lock().clone().ok_or(io::ErrorKind::ConnectionRefused)?;
             let (ours, theirs) = duplex(1 << 16);
             let (near, far) = duplex(1 << 16);
-            server.serve_stream(Box::new(far));
+            let peer = self.peer.lock().clone();
+            server.serve_peer(Box::new(far), peer);
             let limit = self.cut_below.load(Ordering::Relaxed);
             let budget = || if limit == 0 { u64::MAX } else { self.random.below(limit) };
             let number = self.connections.fetch_add(1, Ordering::Relaxed);

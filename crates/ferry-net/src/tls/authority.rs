@@ -5,16 +5,21 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    KeyUsagePurpose, SanType,
 };
 
-use super::{CA, unusable};
+use super::revoked::{REVOKED, entries};
+use super::{CA, certificate, certificates, unusable};
 use crate::error::NetError;
+use crate::limits::Limits;
 
 /// The authority's secret key.
 const CA_KEY: &str = "ca.key";
+/// The clients' certificates that it has made, in the form of the list of those that are revoked.
+const ISSUED: &str = "issued";
 
 /// Makes an authority in `dir`, and a certificate for the server under the names `hosts`.
 pub fn init(dir: &Path, hosts: &[String]) -> Result<(), NetError> {
@@ -26,21 +31,58 @@ pub fn init(dir: &Path, hosts: &[String]) -> Result<(), NetError> {
     let certificate = params.self_signed(&key).map_err(|e| unusable(dir, &e))?;
     write(&dir.join(CA_KEY), &key.serialize_pem(), 0o600)?;
     write(&dir.join(CA), &certificate.pem(), 0o644)?;
-    issue_to(dir, dir, "server", hosts, ExtendedKeyUsagePurpose::ServerAuth)
+    issue_to(dir, dir, "server", (hosts, None), ExtendedKeyUsagePurpose::ServerAuth).map(drop)
 }
 
-/// Makes a certificate for the client `name`; gives the directory to be brought to its machine.
-pub fn issue(dir: &Path, name: &str) -> Result<PathBuf, NetError> {
+/// Makes a certificate for the client `name`, which may act as these users and groups (`None`: as anybody); gives the directory to be brought
+/// to its machine.
+pub fn issue(dir: &Path, name: &str, limits: Option<&Limits>) -> Result<PathBuf, NetError> {
     let to = dir.join(name);
-    if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+    let plain = !name.is_empty() && !name.starts_with('.') && !name.contains('/');
+    if !plain || name.contains(char::is_control) || [REVOKED, ISSUED].contains(&name) {
         return Err(unusable(&to, &"a client's name is a plain file name"));
     }
     fs::create_dir_all(&to).map_err(|e| unusable(&to, &e))?;
-    issue_to(dir, &to, "client", &[name.to_owned()], ExtendedKeyUsagePurpose::ClientAuth)?;
+    let names = [name.to_owned()];
+    let serial = issue_to(dir, &to, "client", (&names, limits), ExtendedKeyUsagePurpose::ClientAuth)?;
+    add(&dir.join(ISSUED), [(serial.as_str(), name)])?;
     let ca = dir.join(CA);
     let text = fs::read_to_string(&ca).map_err(|e| unusable(&ca, &e))?;
     write(&to.join(CA), &text, 0o644)?;
     Ok(to)
+}
+
+/// Revokes what was issued to the client `name`; gives how many certificates that were. Servers refuse them at their next handshake.
+pub fn revoke(dir: &Path, name: &str) -> Result<usize, NetError> {
+    let read = |path: &Path| entries(path).map_err(|e| unusable(path, &e));
+    let (issued, revoked) = (dir.join(ISSUED), dir.join(REVOKED));
+    let named = read(&issued)?.into_iter().filter(|(_, of)| of == name);
+    let mut serials: Vec<String> = named.map(|(serial, _)| serial).collect();
+    // One that was issued before there was a list of them.
+    let there = dir.join(name).join("client.pem");
+    if !name.is_empty() && !name.contains('/') && there.exists() {
+        for der in certificates(&there)? {
+            let told = certificate::read(&der).ok_or_else(|| unusable(&there, &"no client's certificate"))?;
+            serials.push(told.serial);
+        }
+    }
+    serials.sort_unstable();
+    serials.dedup();
+    if serials.is_empty() {
+        return Err(unusable(dir, &format!("no certificate was issued to {name:?}")));
+    }
+    let already = read(&revoked)?;
+    serials.retain(|serial| !already.iter().any(|(old, _)| old == serial));
+    add(&revoked, serials.iter().map(|serial| (serial.as_str(), name)))?;
+    Ok(serials.len())
+}
+
+/// Adds lines to a list.
+fn add<'a>(path: &Path, entries: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<(), NetError> {
+    let text: String = entries.into_iter().map(|(serial, name)| format!("{serial} {name}\n")).collect();
+    let opened = OpenOptions::new().append(true).create(true).mode(0o644).open(path);
+    let added = opened.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
+    added.map_err(|e| unusable(path, &e))
 }
 
 fn params(names: Vec<String>, common: &str) -> Result<CertificateParams, rcgen::Error> {
@@ -53,9 +95,9 @@ fn issue_to(
     dir: &Path,
     to: &Path,
     role: &str,
-    names: &[String],
+    (names, limits): (&[String], Option<&Limits>),
     purpose: ExtendedKeyUsagePurpose,
-) -> Result<(), NetError> {
+) -> Result<String, NetError> {
     let (ca, ca_key) = (dir.join(CA), dir.join(CA_KEY));
     let read = |path: &Path| fs::read_to_string(path).map_err(|e| unusable(path, &e));
     let issuer = KeyPair::from_pem(&read(&ca_key)?).map_err(|e| unusable(&ca_key, &e))?;
@@ -64,13 +106,18 @@ fn issue_to(
         let key = KeyPair::generate()?;
         let common = names.first().map_or(role, String::as_str);
         let mut params = params(names.to_vec(), common)?;
+        if let Some(limits) = limits {
+            params.subject_alt_names.push(SanType::URI(Ia5String::try_from(limits.to_string())?));
+        }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![purpose];
-        Ok((key.serialize_pem(), params.signed_by(&key, &issuer)?.pem()))
+        Ok((key.serialize_pem(), params.signed_by(&key, &issuer)?))
     })();
-    let (key, certificate) = made.map_err(|e: rcgen::Error| unusable(to, &e))?;
+    let (key, made) = made.map_err(|e: rcgen::Error| unusable(to, &e))?;
     write(&to.join(format!("{role}.key")), &key, 0o600)?;
-    write(&to.join(format!("{role}.pem")), &certificate, 0o644)
+    write(&to.join(format!("{role}.pem")), &made.pem(), 0o644)?;
+    let told = certificate::read(made.der()).ok_or_else(|| unusable(to, &"it cannot be read again"))?;
+    Ok(told.serial)
 }
 
 /// A new file: what is there already is somebody's.

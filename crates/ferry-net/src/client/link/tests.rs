@@ -50,6 +50,7 @@ fn connect(link: &Link, session: u128, resumed: bool) -> UnboundedReceiver<(Vec<
         resumed,
         applied: 0,
         read_only: false,
+        promises: true,
         term_ms: 1000,
         series: 0,
         now: ferry_fs::Timestamp(0),

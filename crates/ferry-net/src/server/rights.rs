@@ -1,0 +1,389 @@
+//! What a client may do whose certificate names the users and groups that it may act as.
+//!
+//! Permission is otherwise the kernel's to check, at the client (`default_permissions`). Of a client that is limited the server believes
+//! neither who asks nor that anything was checked, so it checks itself, before the file system sees the operation:
+//! * R1: the user and the group of an operation are of the certificate; so are those that `chown` gives.
+//! * R2: it does only what mode bits, ACL, owner and sticky bit allow. A request does not say which other groups its user is in: each of
+//!   the certificate's counts where that allows more. So a client that lies gets what some user of its certificate may do, and no more.
+//! * R3: what changes a program's contents takes its privileges away, asked or not; none are given but by the owner, to the
+//!   certificate's groups. Devices and attributes of the system are root's.
+//! * R4: an open file is used as it was opened, by whomever: the kernel reads and writes for nobody in particular.
+//! * R5: nothing is promised. What the client would decide alone might be refused here.
+//!
+//! What the client's daemon asks of itself (user 0, group 0, thread 0) looks names up and opens files again that were open: it may
+//! what any user of the certificate may. Who may act as root (user 0) may do everything that R1 lets it.
+
+use ferry_fs::{Attr, Errno, InProcess, Ino, SetAttr, SetTime};
+
+use super::apply::Applying;
+use super::session::Open;
+use crate::limits::Limits;
+use crate::message::{Op, Who};
+
+const READ: u32 = 4;
+const WRITE: u32 = 2;
+const EXECUTE: u32 = 1;
+/// The attribute with an inode's access list.
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+/// Tags of its entries, and bytes of its head and of each.
+const ACL_USER: u16 = 0x02;
+const ACL_GROUP_OBJ: u16 = 0x04;
+const ACL_GROUP: u16 = 0x08;
+const ACL_MASK: u16 = 0x10;
+const ACL_HEAD: usize = 4;
+
+const NOT_ALLOWED: Errno = Errno(libc::EACCES);
+const NOT_THE_OWNER: Errno = Errno(libc::EPERM);
+
+type Done = Result<(), Errno>;
+
+/// Who asks, and as whom it may.
+struct Rights<'a> {
+    limits: &'a Limits,
+    who: Who,
+    /// The client's daemon, for itself.
+    daemon: bool,
+}
+
+/// An entry of an access list.
+struct AclEntry {
+    tag: u16,
+    perm: u32,
+    id: u32,
+}
+
+/// From the form that the file system gives, which has checked it.
+fn entries(list: &[u8]) -> Vec<AclEntry> {
+    let (entries, _) = list.get(ACL_HEAD..).unwrap_or_default().as_chunks::<8>();
+    let entry = |&[t0, t1, p0, p1, i0, i1, i2, i3]: &[u8; 8]| AclEntry {
+        tag: u16::from_le_bytes([t0, t1]),
+        perm: u32::from(u16::from_le_bytes([p0, p1])),
+        id: u32::from_le_bytes([i0, i1, i2, i3]),
+    };
+    entries.iter().map(entry).collect()
+}
+
+impl Rights<'_> {
+    /// R1.
+    fn is_named(&self) -> bool {
+        self.limits.users.has(self.who.uid) && self.limits.groups.has(self.who.gid)
+    }
+
+    fn is_root(&self) -> bool {
+        self.who.uid == 0 && self.limits.users.has(0)
+    }
+
+    fn owns(&self, attr: &Attr) -> bool {
+        if self.daemon { self.limits.users.has(attr.uid) } else { self.who.uid == attr.uid }
+    }
+
+    fn is_user(&self, id: u32) -> bool {
+        if self.daemon { self.limits.users.has(id) } else { self.who.uid == id }
+    }
+
+    /// R2: what is allowed, of reading, writing and executing.
+    fn allowed(&self, attr: &Attr, list: &[AclEntry]) -> u32 {
+        let (owner, group, other) = (attr.mode >> 6 & 7, attr.mode >> 3 & 7, attr.mode & 7);
+        if self.is_root() {
+            return READ | WRITE | EXECUTE;
+        }
+        if self.owns(attr) {
+            // What was opened when its mode was another is opened again after the server has crashed: an owner could change the mode.
+            return if self.daemon { READ | WRITE | EXECUTE } else { owner };
+        }
+        // Where there is a mask, the mode's middle digit is it.
+        let masked = list.iter().any(|entry| entry.tag == ACL_MASK);
+        let mask = if masked { group } else { 7 };
+        let named = list.iter().filter(|entry| entry.tag == ACL_USER && self.is_user(entry.id));
+        let named = named.map(|entry| entry.perm & mask).reduce(|a, b| a | b);
+        if let (Some(perm), false) = (named, self.daemon) {
+            return perm;
+        }
+        let of_groups = list.iter().map(|entry| match entry.tag {
+            ACL_GROUP_OBJ if self.limits.groups.has(attr.gid) => entry.perm & mask,
+            ACL_GROUP if self.limits.groups.has(entry.id) => entry.perm & mask,
+            _ => 0,
+        });
+        let of_groups = of_groups.fold(0, |a, b| a | b);
+        let by_mode = if list.is_empty() && self.limits.groups.has(attr.gid) { group } else { 0 };
+        named.unwrap_or(0) | of_groups | by_mode | other
+    }
+}
+
+impl Applying<'_> {
+    /// Whether this client may do it; what it must not ask for beside is taken out. Of a certificate without limits nothing is checked.
+    pub(super) fn permit(&self, op: &mut Op) -> Done {
+        let Some(limits) = &self.session.peer.limits else { return Ok(()) };
+        let Who { uid, gid, pid, .. } = self.who;
+        let daemon = (uid, gid, pid) == (0, 0, 0);
+        let rights = Rights { limits, who: self.who, daemon };
+        match op {
+            // What a session is told, keeps and gives back, and what it asks of the whole volume.
+            Op::Getattr { .. }
+            | Op::Statfs {}
+            | Op::Sync {}
+            | Op::Stats {}
+            | Op::Lease { .. }
+            | Op::Numbers {}
+            | Op::Credit { .. }
+            | Op::Getlk { .. }
+            | Op::Lock { .. }
+            | Op::Unlock { .. }
+            | Op::Reclaim { .. }
+            | Op::Release { .. }
+            | Op::Forget { .. }
+            | Op::Claim { .. }
+            | Op::Settle { .. }
+            | Op::Numbered { .. }
+            | Op::Redone {}
+            | Op::Nothing {} => return Ok(()),
+            Op::Read { .. }
+            | Op::Lseek { .. }
+            | Op::Fsync { .. }
+            | Op::Fsyncdir { .. }
+            | Op::Write { .. }
+            | Op::Fallocate { .. }
+            | Op::Copy { .. } => return self.permit_on_file(&rights, op),
+            _ => {}
+        }
+        if self.promise.is_some() {
+            return Err(NOT_THE_OWNER); // R5
+        }
+        let for_itself = daemon && (!op.is_ordered() || matches!(op, Op::Open { .. }));
+        if !rights.is_named() && !for_itself {
+            return Err(NOT_ALLOWED);
+        }
+        self.permit_named(&rights, op)
+    }
+
+    /// R4, and R3 of contents.
+    fn permit_on_file(&self, rights: &Rights<'_>, op: &mut Op) -> Done {
+        let reads = |fh: u64| match self.session.handle(fh) {
+            Some(open) if !open.reads => Err(Errno(libc::EBADF)),
+            _ => Ok(()),
+        };
+        match op {
+            Op::Read { fh, .. } => reads(*fh),
+            Op::Write { kill_suidgid, .. } => {
+                *kill_suidgid |= !rights.is_root();
+                Ok(())
+            }
+            Op::Fallocate { fh, .. } => self.unprivilege(rights, *fh),
+            Op::Copy { fh_in, fh_out, .. } => {
+                reads(*fh_in)?;
+                self.unprivilege(rights, *fh_out)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a program's privileges away whose contents are about to change in a way that does not.
+    fn unprivilege(&self, rights: &Rights<'_>, fh: u64) -> Done {
+        let Some(Open { ino, fh, writes: true, .. }) = self.session.handle(fh) else { return Ok(()) };
+        let set_ids = self.inside(ino)?.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+        if rights.is_root() || (!set_ids && self.fs().is_plain(ino)?) {
+            return Ok(());
+        }
+        let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
+        InProcess::default().call(|cx| self.fs().setattr(cx, ino, Some(fh), &set)).map(drop)
+    }
+
+    fn permit_named(&self, rights: &Rights<'_>, op: &mut Op) -> Done {
+        match op {
+            Op::Lookup { parent: ino, .. } => self.may(rights, *ino, EXECUTE),
+            Op::Readdir { ino, .. } => self.may(rights, *ino, READ),
+            Op::Readlink { .. } | Op::Listxattr { .. } => Ok(()),
+            Op::Getxattr { ino, name } if name.starts_with(b"user.") => self.may(rights, *ino, READ),
+            Op::Getxattr { name, .. } if name.starts_with(b"trusted.") && !rights.is_root() => {
+                Err(NOT_THE_OWNER)
+            }
+            Op::Getxattr { .. } => Ok(()),
+            Op::Open { ino, flags, kill_suidgid, .. } => {
+                *kill_suidgid |= *flags & libc::O_TRUNC != 0 && !rights.is_root();
+                let ino = self.ino(*ino)?;
+                self.may_open(rights, ino, *flags)
+            }
+            Op::Create { parent, name, mode, flags, .. } => match self.named(*parent, name)? {
+                Some(attr) if *flags & libc::O_EXCL == 0 => {
+                    self.may(rights, *parent, EXECUTE)?;
+                    let set_ids = attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+                    if set_ids && *flags & libc::O_TRUNC != 0 && !rights.is_root() {
+                        return Err(NOT_ALLOWED); // R3: it could not be taken away here
+                    }
+                    self.may_open(rights, attr.ino, *flags)
+                }
+                _ => self.may_make(rights, *parent, Some(mode)),
+            },
+            Op::Mknod { parent, mode, .. } => {
+                if [libc::S_IFCHR, libc::S_IFBLK].contains(&(*mode & libc::S_IFMT)) && !rights.is_root() {
+                    return Err(NOT_THE_OWNER);
+                }
+                self.may_make(rights, *parent, Some(mode))
+            }
+            Op::Tmpfile { parent, mode, .. } => self.may_make(rights, *parent, Some(mode)),
+            Op::Mkdir { parent, mode, .. } => {
+                // As mkdir(2): set-group-id comes from the parent alone.
+                *mode &= !(libc::S_ISUID | libc::S_ISGID);
+                self.may_make(rights, *parent, None)
+            }
+            Op::Symlink { parent, .. } | Op::Link { parent, .. } => self.may_make(rights, *parent, None),
+            Op::Unlink { parent, name } | Op::Rmdir { parent, name } => {
+                self.may_remove(rights, *parent, name).map(drop)
+            }
+            Op::Rename { parent, name, new_parent, new_name, flags } => {
+                let moved = self.may_remove(rights, *parent, name)?;
+                let replaced = self.may_remove(rights, *new_parent, new_name)?.filter(|_| flags.exchange);
+                // A directory that moves gets another `..`.
+                let is_directory = |attr: &Attr| attr.mode & libc::S_IFMT == libc::S_IFDIR;
+                let mut both = moved.into_iter().chain(replaced).filter(|attr| is_directory(attr));
+                if parent == new_parent {
+                    return Ok(());
+                }
+                both.try_for_each(|attr| self.may_inside(rights, &attr, WRITE))
+            }
+            Op::Setattr { ino, fh, set } => self.may_set(rights, *ino, *fh, set),
+            Op::Setxattr { ino, name, flags, .. } if name.starts_with(b"system.") => {
+                let attr = self.attr_of(*ino)?;
+                flags.acl_kill_sgid |= !rights.limits.groups.has(attr.gid) && !rights.is_root();
+                if rights.owns(&attr) || rights.is_root() { Ok(()) } else { Err(NOT_THE_OWNER) }
+            }
+            Op::Removexattr { ino, name } if name.starts_with(b"system.") => {
+                let attr = self.attr_of(*ino)?;
+                if rights.owns(&attr) || rights.is_root() { Ok(()) } else { Err(NOT_THE_OWNER) }
+            }
+            Op::Setxattr { ino, name, .. } | Op::Removexattr { ino, name } if name.starts_with(b"user.") => {
+                self.may(rights, *ino, WRITE)
+            }
+            // The kernel does this before a write.
+            Op::Removexattr { ino, name } if name == b"security.capability" => self.may(rights, *ino, WRITE),
+            _ if rights.is_root() => Ok(()),
+            _ => Err(NOT_THE_OWNER),
+        }
+    }
+
+    /// The attributes of an inode, by the volume's number.
+    fn inside(&self, ino: Ino) -> Result<Attr, Errno> {
+        Ok(InProcess::default().call(|cx| self.fs().getattr(cx, ino, None))?.0)
+    }
+
+    /// The same, by the client's.
+    fn attr_of(&self, ino: Ino) -> Result<Attr, Errno> {
+        self.inside(self.ino(ino)?)
+    }
+
+    /// What a name means, if anything.
+    fn named(&self, dir: Ino, name: &[u8]) -> Result<Option<Attr>, Errno> {
+        let dir = self.ino(dir)?;
+        let found = InProcess::default().call(|cx| self.fs().lookup(cx, dir, name));
+        let attr = match found {
+            Ok(entry) => entry.attr,
+            Err(Errno(libc::ENOENT)) => None,
+            Err(errno) => return Err(errno),
+        };
+        if let Some(attr) = &attr {
+            self.fs().forget(attr.ino, 1);
+        }
+        Ok(attr)
+    }
+
+    fn may(&self, rights: &Rights<'_>, ino: Ino, wanted: u32) -> Done {
+        self.may_inside(rights, &self.attr_of(ino)?, wanted)
+    }
+
+    fn may_inside(&self, rights: &Rights<'_>, attr: &Attr, wanted: u32) -> Done {
+        if wanted & !self.allowed(rights, attr)? == 0 { Ok(()) } else { Err(NOT_ALLOWED) }
+    }
+
+    fn allowed(&self, rights: &Rights<'_>, attr: &Attr) -> Result<u32, Errno> {
+        let mut list = Vec::new();
+        if !self.fs().is_plain(attr.ino)? {
+            list = match InProcess::default().call(|cx| self.fs().getxattr(cx, attr.ino, ACCESS_LIST)) {
+                Ok(list) => list,
+                Err(Errno(libc::ENODATA)) => Vec::new(),
+                Err(errno) => return Err(errno),
+            };
+        }
+        Ok(rights.allowed(attr, &entries(&list)))
+    }
+
+    /// Who may execute a program may read it: it is the client that executes.
+    fn may_open(&self, rights: &Rights<'_>, ino: Ino, flags: i32) -> Done {
+        let attr = self.inside(ino)?;
+        let mut wanted = match flags & libc::O_ACCMODE {
+            libc::O_RDONLY => READ,
+            libc::O_WRONLY => WRITE,
+            _ => READ | WRITE,
+        };
+        if flags & libc::O_TRUNC != 0 {
+            wanted |= WRITE;
+        }
+        let mut allowed = self.allowed(rights, &attr)?;
+        if allowed & EXECUTE != 0 && attr.mode & libc::S_IFMT == libc::S_IFREG {
+            allowed |= READ;
+        }
+        if wanted & !allowed == 0 { Ok(()) } else { Err(NOT_ALLOWED) }
+    }
+
+    /// A new name in `dir`, of an inode with this mode. The inode's group is that of a directory with set-group-id.
+    fn may_make(&self, rights: &Rights<'_>, dir: Ino, mode: Option<&mut u32>) -> Done {
+        let dir = self.attr_of(dir)?;
+        self.may_inside(rights, &dir, WRITE | EXECUTE)?;
+        let foreign = dir.mode & libc::S_ISGID != 0 && !rights.limits.groups.has(dir.gid);
+        if let (Some(mode), true, false) = (mode, foreign, rights.is_root()) {
+            *mode &= !libc::S_ISGID;
+        }
+        Ok(())
+    }
+
+    /// Takes a name out of a directory; gives what it means.
+    fn may_remove(&self, rights: &Rights<'_>, dir: Ino, name: &[u8]) -> Result<Option<Attr>, Errno> {
+        let attr = self.attr_of(dir)?;
+        self.may_inside(rights, &attr, WRITE | EXECUTE)?;
+        let found = self.named(dir, name)?;
+        let sticky = attr.mode & libc::S_ISVTX != 0 && !rights.owns(&attr) && !rights.is_root();
+        match found {
+            Some(found) if sticky && !rights.owns(&found) => Err(NOT_THE_OWNER),
+            found => Ok(found),
+        }
+    }
+
+    fn may_set(&self, rights: &Rights<'_>, ino: Ino, fh: Option<u64>, set: &mut SetAttr) -> Done {
+        let ino = self.ino(ino)?;
+        let attr = self.inside(ino)?;
+        let Limits { users, groups } = rights.limits;
+        let root = rights.is_root();
+        let owner = rights.owns(&attr) || root;
+        let explicit = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
+        let owners = set.mode.is_some()
+            || set.uid.is_some()
+            || set.gid.is_some()
+            || set.ctime.is_some()
+            || explicit(set.atime)
+            || explicit(set.mtime);
+        if owners && !owner {
+            return Err(NOT_THE_OWNER);
+        }
+        // R1: root gives a file to users of the certificate, an owner to nobody.
+        let gives_away = set.uid.is_some_and(|uid| uid != attr.uid && !(root && users.has(uid)));
+        if gives_away || set.gid.is_some_and(|gid| gid != attr.gid && !groups.has(gid)) {
+            return Err(NOT_THE_OWNER);
+        }
+        if let Some(mode) = &mut set.mode
+            && !root
+            && !groups.has(set.gid.unwrap_or(attr.gid))
+        {
+            *mode &= !libc::S_ISGID;
+        }
+        let open = fh.and_then(|fh| self.session.handle(fh));
+        let writes = open.is_some_and(|open| open.ino == ino && open.writes);
+        if set.size.is_some() {
+            set.kill_suidgid |= !root;
+            if !writes {
+                self.may_inside(rights, &attr, WRITE)?;
+            }
+        } else if (set.atime.is_some() || set.mtime.is_some()) && !owner && !writes {
+            self.may_inside(rights, &attr, WRITE)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,568 @@
+//! What a client may do whose certificate names its users, and one whose certificate is revoked.
+
+use super::boundaries::Raw;
+use super::*;
+use crate::codec::List;
+use crate::limits::Peer;
+use crate::message::*;
+use crate::{Address, ClientTls, Limits, ServerTls, TcpConnector, authority};
+
+fn limited(users: &str, groups: &str) -> Peer {
+    let limits = Limits { users: users.parse().unwrap(), groups: groups.parse().unwrap() };
+    Peer { certificate: b"a certificate".to_vec(), limits: Some(limits) }
+}
+
+/// A change of a file's contents, by its number and that of the open file.
+type Way<'a> = &'a dyn Fn(&mut Liar, Ino, u64) -> Outcome;
+
+/// Somebody of the client's machine.
+fn user(uid: u32, gid: u32) -> Who {
+    Who { uid, gid, pid: 77, umask: 0 }
+}
+
+const ALICE: Who = Who { uid: 1000, gid: 1000, pid: 77, umask: 0 };
+const DAEMON: Who = Who { uid: 0, gid: 0, pid: 0, umask: 0 };
+const OPEN: i32 = libc::O_RDONLY;
+
+fn failed(errno: i32) -> Outcome {
+    Outcome::Failed { errno }
+}
+
+/// A client that says what it likes, about its users too.
+struct Liar {
+    raw: Raw,
+    seq: u64,
+    files: u64,
+}
+
+impl Liar {
+    fn new(world: &World, peer: Peer) -> Self {
+        Self { raw: Raw::of(world, peer), seq: 0, files: 0 }
+    }
+
+    fn says(&mut self, who: Who, op: Op) -> Outcome {
+        self.says_promised(who, op, None)
+    }
+
+    fn says_promised(&mut self, who: Who, op: Op, promised: Option<Promised>) -> Outcome {
+        if !op.is_ordered() {
+            self.raw.send(&ToServer::Request { id: 1, after: 0, who, op });
+        } else {
+            self.seq += 1;
+            let (seq, answered, series) = (self.seq, self.seq - 1, 0);
+            self.raw.send(&ToServer::Change { seq, answered, series, promised, who, op });
+        }
+        loop {
+            match self.raw.hear() {
+                Some(ToClient::Reply { outcome, .. } | ToClient::Changed { outcome, .. }) => return outcome,
+                Some(ToClient::Recall { .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Looks a name up, for the daemon.
+    fn ino(&mut self, parent: Ino, name: &str) -> Ino {
+        match self.says(DAEMON, Op::Lookup { parent, name: name.into() }) {
+            Outcome::Entry { known: Some(known) } => known.attr.ino,
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+
+    fn opens(&mut self, who: Who, ino: Ino, flags: i32) -> Result<u64, i32> {
+        self.files += 1;
+        let fh = self.files;
+        match self.says(who, Op::Open { ino, fh, flags, kill_suidgid: false }) {
+            Outcome::Failed { errno } => Err(errno),
+            _ => Ok(fh),
+        }
+    }
+}
+
+/// The volume, by root and not over the network.
+struct Root<'a>(&'a LocalFs);
+
+impl Root<'_> {
+    fn call<T: ferry_fs::inprocess::FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> T {
+        InProcess::default().call(request).unwrap()
+    }
+
+    fn set(&self, ino: Ino, (uid, gid): (u32, u32), mode: u32) {
+        let (uid, gid) = (Some(uid), Some(gid));
+        self.call(|cx| self.0.setattr(cx, ino, None, &SetAttr { uid, gid, ..SetAttr::default() }));
+        self.call(|cx| self.0.setattr(cx, ino, None, &SetAttr { mode: Some(mode), ..SetAttr::default() }));
+    }
+
+    fn dir(&self, parent: Ino, name: &str, owner: (u32, u32), mode: u32) -> Ino {
+        let ino = self.call(|cx| self.0.mkdir(cx, parent, name.as_bytes(), 0)).attr.unwrap().ino;
+        self.set(ino, owner, mode);
+        ino
+    }
+
+    fn file(&self, parent: Ino, name: &str, owner: (u32, u32), mode: u32) -> Ino {
+        let made = self.call(|cx| self.0.mknod(cx, parent, name.as_bytes(), libc::S_IFREG, 0));
+        let ino = made.attr.unwrap().ino;
+        self.set(ino, owner, mode);
+        ino
+    }
+
+    fn attr(&self, ino: Ino) -> Attr {
+        self.call(|cx| self.0.getattr(cx, ino, None)).0
+    }
+
+    fn mode(&self, ino: Ino) -> u32 {
+        self.attr(ino).mode & 0o7777
+    }
+
+    fn names(&self, dir: Ino) -> Vec<String> {
+        let mut names = Vec::new();
+        let Any(_) = self.call(|cx| {
+            self.0.readdir(cx, dir, 0, 0, false, &mut |entry| {
+                names.push(String::from_utf8_lossy(&entry.name).into_owned());
+                true
+            })?;
+            Ok(Any(Reply::Empty))
+        });
+        names.retain(|name| name != "." && name != "..");
+        names.sort();
+        names
+    }
+}
+
+/// Each operation that asks for a user's rights, about directory `dir` with the file `ino` called `f`.
+fn operations(dir: Ino, ino: Ino) -> Vec<Op> {
+    let (parent, name, new) = (dir, || b"f".to_vec(), || b"new".to_vec());
+    let set = |set: SetAttr| Op::Setattr { ino, fh: None, set };
+    let (flags, rename) = (libc::O_RDWR, RenameFlags::default());
+    vec![
+        Op::Lookup { parent, name: name() },
+        Op::Readdir { ino: dir, cookie: 0 },
+        Op::Readlink { ino },
+        Op::Getxattr { ino, name: b"user.a".to_vec() },
+        Op::Listxattr { ino },
+        Op::Open { ino, fh: 1, flags: OPEN, kill_suidgid: false },
+        Op::Create { parent, name: new(), mode: 0o644, flags, fh: 2 },
+        Op::Create { parent, name: name(), mode: 0o644, flags, fh: 3 },
+        Op::Tmpfile { parent, mode: 0o644, flags, fh: 4 },
+        Op::Mknod { parent, name: new(), mode: libc::S_IFREG | 0o644, rdev: 0 },
+        Op::Mkdir { parent, name: new(), mode: 0o755 },
+        Op::Symlink { parent, name: new(), target: name() },
+        Op::Link { ino, parent, name: new() },
+        Op::Unlink { parent, name: name() },
+        Op::Rmdir { parent, name: name() },
+        Op::Rename { parent, name: name(), new_parent: parent, new_name: new(), flags: rename },
+        Op::Setxattr { ino, name: b"user.a".to_vec(), value: new(), flags: XattrFlags::default() },
+        Op::Removexattr { ino, name: b"user.a".to_vec() },
+        set(SetAttr { size: Some(7), ..SetAttr::default() }),
+        set(SetAttr { mode: Some(0o600), ..SetAttr::default() }),
+        set(SetAttr { uid: Some(0), ..SetAttr::default() }),
+        set(SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() }),
+    ]
+}
+
+#[test]
+fn who_is_not_of_the_certificate_is_refused_and_nothing_is_done() {
+    let world = World::new(70);
+    let root = Root(&world.fs);
+    let dir = root.dir(ROOT, "open", (1000, 1000), 0o777);
+    let file = root.file(dir, "f", (1000, 1000), 0o666);
+    let mut liar = Liar::new(&world, limited("1000-1001", "1000"));
+    assert_eq!((liar.ino(ROOT, "open"), liar.ino(dir, "f")), (dir, file));
+    let before = root.attr(file);
+    for who in [user(0, 0), user(0, 1000), user(999, 1000), user(1002, 1000), user(1000, 0), user(1000, 1001)]
+    {
+        for op in operations(dir, file) {
+            let what = format!("{who:?} {op:?}");
+            assert_eq!(liar.says(who, op), failed(libc::EACCES), "{what}");
+        }
+    }
+    // The daemon itself may look, and open again what was open; no more.
+    for op in operations(dir, file).into_iter().filter(|op| op.is_ordered() && !matches!(op, Op::Open { .. }))
+    {
+        let what = format!("{op:?}");
+        assert_eq!(liar.says(DAEMON, op), failed(libc::EACCES), "{what}");
+    }
+    assert_eq!(root.names(dir), ["f"]);
+    let after = root.attr(file);
+    assert_eq!((after.size, after.mode, after.uid, after.nlink), (before.size, before.mode, before.uid, 1));
+    // Who is of it makes what is his.
+    let made = liar.says(ALICE, Op::Mkdir { parent: dir, name: b"mine".to_vec(), mode: 0o755 });
+    let Outcome::Entry { known: Some(made) } = made else { panic!("{made:?}") };
+    assert_eq!((made.attr.uid, made.attr.gid), (1000, 1000));
+    // What the mount itself needs goes on for whomever.
+    for op in [Op::Statfs {}, Op::Getattr { ino: ROOT }, Op::Sync {}] {
+        assert!(!matches!(liar.says(user(0, 0), op), Outcome::Failed { .. }));
+    }
+}
+
+#[test]
+fn a_client_that_lies_may_what_its_users_may() {
+    let world = World::new(71);
+    let root = Root(&world.fs);
+    let secret = root.file(ROOT, "secret", (0, 0), 0o600);
+    let shown = root.file(ROOT, "shown", (0, 0), 0o644);
+    let run = root.file(ROOT, "run", (0, 0), 0o711);
+    let ours = root.file(ROOT, "ours", (0, 1000), 0o640);
+    let closed = root.dir(ROOT, "closed", (0, 0), 0o700);
+    root.file(closed, "inside", (0, 0), 0o666);
+    let mut liar = Liar::new(&world, limited("1000", "1000"));
+    for name in ["secret", "shown", "run", "ours", "closed"] {
+        liar.ino(ROOT, name);
+    }
+    for who in [ALICE, DAEMON] {
+        assert_eq!(liar.opens(who, secret, libc::O_RDONLY), Err(libc::EACCES));
+        assert!(liar.opens(who, shown, libc::O_RDONLY).is_ok());
+        assert_eq!(liar.opens(who, shown, libc::O_RDWR), Err(libc::EACCES));
+        assert_eq!(liar.opens(who, shown, libc::O_RDONLY | libc::O_TRUNC), Err(libc::EACCES));
+        assert!(liar.opens(who, run, libc::O_RDONLY).is_ok(), "who may execute it reads it");
+        assert!(liar.opens(who, ours, libc::O_RDONLY).is_ok(), "by its group");
+        assert_eq!(liar.opens(who, ours, libc::O_WRONLY), Err(libc::EACCES));
+        let inside = Op::Lookup { parent: closed, name: b"inside".to_vec() };
+        assert_eq!(liar.says(who, inside), failed(libc::EACCES));
+        assert_eq!(liar.says(who, Op::Readdir { ino: closed, cookie: 0 }), failed(libc::EACCES));
+    }
+    let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+    for op in [
+        Op::Create { parent: ROOT, name: b"secret".to_vec(), mode: 0o644, flags: libc::O_RDWR, fh: 90 },
+        Op::Create { parent: ROOT, name: b"new".to_vec(), mode: 0o644, flags: libc::O_RDWR, fh: 91 },
+        Op::Mkdir { parent: ROOT, name: b"new".to_vec(), mode: 0o755 },
+        Op::Link { ino: shown, parent: ROOT, name: b"new".to_vec() },
+        Op::Unlink { parent: ROOT, name: b"shown".to_vec() },
+        Op::Setattr { ino: shown, fh: None, set: cut },
+        Op::Getxattr { ino: secret, name: b"user.a".to_vec() },
+        Op::Removexattr { ino: shown, name: b"security.capability".to_vec() },
+    ] {
+        let what = format!("{op:?}");
+        assert_eq!(liar.says(ALICE, op), failed(libc::EACCES), "{what}");
+    }
+    assert_eq!(root.names(ROOT), ["closed", "ours", "run", "secret", "shown"]);
+}
+
+#[test]
+fn what_is_an_owners_or_roots_is_refused_to_others() {
+    let world = World::new(72);
+    let root = Root(&world.fs);
+    let dir = root.dir(ROOT, "tmp", (0, 0), 0o1777);
+    let theirs = root.file(dir, "theirs", (0, 0), 0o666);
+    let mine = root.file(dir, "mine", (1000, 1000), 0o644);
+    let grave = root.dir(dir, "grave", (0, 0), 0o755);
+    let own = root.dir(ROOT, "own", (1000, 1000), 0o755);
+    let mut liar = Liar::new(&world, limited("1000-1001", "1000-1001"));
+    liar.ino(ROOT, "tmp");
+    liar.ino(ROOT, "own");
+    for name in ["theirs", "mine", "grave"] {
+        liar.ino(dir, name);
+    }
+    let set = |ino, set: SetAttr| Op::Setattr { ino, fh: None, set };
+    let none = SetAttr::default();
+    let rename = |name: &str, new_name: &str, flags| Op::Rename {
+        parent: dir,
+        name: name.into(),
+        new_parent: own,
+        new_name: new_name.into(),
+        flags,
+    };
+    let xattr = |ino, name: &str| Op::Setxattr {
+        ino,
+        name: name.into(),
+        value: b"x".to_vec(),
+        flags: XattrFlags::default(),
+    };
+    for op in [
+        Op::Unlink { parent: dir, name: b"theirs".to_vec() },
+        rename("theirs", "x", RenameFlags::default()),
+        set(theirs, SetAttr { mode: Some(0o777), ..none }),
+        set(theirs, SetAttr { mtime: Some(SetTime::At(Timestamp(1))), ..none }),
+        set(theirs, SetAttr { gid: Some(1000), ..none }),
+        set(theirs, SetAttr { uid: Some(1000), ..none }),
+        set(mine, SetAttr { uid: Some(1001), ..none }),
+        set(mine, SetAttr { uid: Some(0), ..none }),
+        set(mine, SetAttr { gid: Some(0), ..none }),
+        Op::Mknod { parent: dir, name: b"sda".to_vec(), mode: libc::S_IFBLK | 0o666, rdev: 0x800 },
+        xattr(mine, "security.capability"),
+        xattr(mine, "trusted.x"),
+        xattr(theirs, "system.posix_acl_access"),
+        Op::Getxattr { ino: theirs, name: b"trusted.x".to_vec() },
+    ] {
+        let what = format!("{op:?}");
+        assert_eq!(liar.says(ALICE, op), failed(libc::EPERM), "{what}");
+    }
+    assert_eq!(root.names(dir), ["grave", "mine", "theirs"]);
+    // A directory that is another's keeps its place; the owner's, and a time that is now, are allowed.
+    root.set(dir, (0, 0), 0o777);
+    let moves = |new: &str| rename("grave", new, RenameFlags::default());
+    assert_eq!(liar.says(ALICE, moves("grave")), failed(libc::EACCES));
+    root.set(grave, (1000, 1000), 0o755);
+    assert_eq!(liar.says(ALICE, moves("grave")), Outcome::Done {});
+    for op in [
+        set(theirs, SetAttr { mtime: Some(SetTime::Now), ..none }),
+        set(mine, SetAttr { mode: Some(0o600), ..none }),
+        set(mine, SetAttr { gid: Some(1001), uid: Some(1000), ..none }),
+        xattr(mine, "user.x"),
+    ] {
+        let what = format!("{op:?}");
+        assert!(!matches!(liar.says(ALICE, op), Outcome::Failed { .. }), "{what}");
+    }
+    assert_eq!((root.attr(mine).uid, root.attr(mine).gid), (1000, 1001));
+}
+
+#[test]
+fn a_program_that_changes_loses_its_privileges_though_the_client_does_not_say_so() {
+    let world = World::new(73);
+    let root = Root(&world.fs);
+    let write = |fh| Op::Write { fh, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
+    let cut = |fh| SetAttr { size: Some(0), kill_suidgid: fh, ..SetAttr::default() };
+    let mut liar = Liar::new(&world, limited("1000", "1000"));
+    let from = root.file(ROOT, "from", (1000, 1000), 0o644);
+    liar.ino(ROOT, "from");
+    let from = liar.opens(ALICE, from, libc::O_RDONLY).unwrap();
+    let ways: [Way; 5] = [
+        &|liar, _, fh| liar.says(ALICE, write(fh)),
+        &|liar, _, fh| liar.says(DAEMON, write(fh)),
+        &|liar, ino, _| liar.says(ALICE, Op::Setattr { ino, fh: None, set: cut(false) }),
+        &|liar, _, fh| liar.says(ALICE, Op::Fallocate { fh, mode: 0, offset: 0, len: 4096 }),
+        &|liar, _, fh| liar.says(ALICE, Op::Copy { fh_in: from, off_in: 0, fh_out: fh, off_out: 0, len: 1 }),
+    ];
+    for (at, way) in ways.iter().enumerate() {
+        let name = format!("program{at}");
+        let ino = root.file(ROOT, &name, (0, 0), 0o6777);
+        liar.ino(ROOT, &name);
+        let fh = liar.opens(ALICE, ino, libc::O_RDWR).unwrap();
+        assert_eq!(root.mode(ino), 0o6777);
+        assert!(!matches!(way(&mut liar, ino, fh), Outcome::Failed { .. }), "{at}");
+        assert_eq!(root.mode(ino), 0o777, "{at}");
+    }
+    let ino = root.file(ROOT, "opened", (0, 0), 0o6777);
+    liar.ino(ROOT, "opened");
+    liar.opens(ALICE, ino, libc::O_WRONLY | libc::O_TRUNC).unwrap();
+    assert_eq!(root.mode(ino), 0o777);
+    // None are given to a group that is not the certificate's.
+    let set = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+    for (group, mode) in [(0, 0o4755), (1000, 0o6755)] {
+        let ino = root.file(ROOT, &format!("of{group}"), (1000, group), 0o644);
+        liar.ino(ROOT, &format!("of{group}"));
+        liar.says(ALICE, Op::Setattr { ino, fh: None, set });
+        assert_eq!(root.mode(ino), mode);
+        let parent = root.dir(ROOT, &format!("in{group}"), (0, group), 0o2777);
+        liar.ino(ROOT, &format!("in{group}"));
+        let made = liar
+            .says(ALICE, Op::Mknod { parent, name: b"p".to_vec(), mode: libc::S_IFREG | 0o6755, rdev: 0 });
+        let Outcome::Entry { known: Some(made) } = made else { panic!("{made:?}") };
+        assert_eq!((made.attr.gid, made.attr.mode & 0o7777), (group, mode));
+    }
+}
+
+#[test]
+fn an_open_file_is_used_as_it_was_opened() {
+    let world = World::new(74);
+    let root = Root(&world.fs);
+    let drop_box = root.file(ROOT, "box", (0, 0), 0o622);
+    let mut liar = Liar::new(&world, limited("1000", "1000"));
+    liar.ino(ROOT, "box");
+    let fh = liar.opens(ALICE, drop_box, libc::O_WRONLY).unwrap();
+    let (fh_in, fh_out, len) = (fh, fh, 1);
+    assert_eq!(liar.says(ALICE, Op::Read { fh, offset: 0, size: 1 }), failed(libc::EBADF));
+    assert_eq!(liar.says(ALICE, Op::Copy { fh_in, off_in: 0, fh_out, off_out: 9, len }), failed(libc::EBADF));
+    // The kernel writes back, and reads ahead, for nobody; and a mode that changes later closes nothing.
+    root.set(drop_box, (0, 0), 0);
+    let write = Op::Write { fh, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
+    assert_eq!(liar.says(DAEMON, write), Outcome::Count { count: 1 });
+    assert_eq!(liar.says(user(0, 0), Op::Release { fh }), Outcome::Done {});
+}
+
+#[test]
+fn an_access_list_counts_for_the_certificates_users() {
+    const UNDEFINED: u32 = u32::MAX;
+    let world = World::new(75);
+    let root = Root(&world.fs);
+    let mut liar = Liar::new(&world, limited("1000-1001", "1000"));
+    let mut opens = |user_perm: u16, group_perm: u16, mask: u16, other: u16| {
+        let name = format!("f{user_perm}{group_perm}{mask}{other}");
+        let ino = root.file(ROOT, &name, (0, 0), 0o600);
+        let (head, owner) = (2_u32.to_le_bytes(), (1, 6, UNDEFINED));
+        let entries: [(u16, u16, u32); 6] = [
+            owner,
+            (2, user_perm, 1000),
+            (4, 0, UNDEFINED),
+            (8, group_perm, 1000),
+            (0x10, mask, UNDEFINED),
+            (0x20, other, UNDEFINED),
+        ];
+        let encode = |(tag, perm, id): (u16, u16, u32)| {
+            [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat()
+        };
+        let list = [&head[..], &entries.map(encode).concat()].concat();
+        let flags = XattrFlags::default();
+        root.call(|cx| world.fs.setxattr(cx, ino, b"system.posix_acl_access", &list, flags));
+        liar.ino(ROOT, &name);
+        let mut may = |uid| liar.opens(user(uid, 1000), ino, libc::O_RDONLY).is_ok();
+        (may(1000), may(1001))
+    };
+    assert_eq!(opens(4, 0, 4, 0), (true, false), "the user's entry");
+    assert_eq!(opens(4, 0, 2, 0), (false, false), "the mask takes it away");
+    assert_eq!(opens(0, 4, 4, 0), (false, true), "the user's entry comes before the group's");
+    assert_eq!(opens(0, 0, 0, 4), (false, true), "others");
+}
+
+#[test]
+fn a_client_that_is_limited_promises_nothing_and_works() {
+    let mut world = World::new(76);
+    let dir = Root(&world.fs).dir(ROOT, "home", (1000, 1000), 0o755);
+    *world.net.peer.lock() = limited("1000", "1000");
+    let me = InProcess { uid: 1000, gid: 1000, caller: 5, ..InProcess::default() };
+    let client = Client { me, ..world.client() };
+    assert_eq!(client.ino(ROOT, "home"), dir);
+    let flags = libc::O_RDWR | libc::O_EXCL | libc::O_CREAT;
+    // As git makes its objects: nobody could open it so again.
+    let made = client.me.call(|cx| client.fs.create(cx, dir, b"object", 0o444, flags));
+    let (ino, fh) = made.map(|(entry, opened)| (entry.attr.unwrap().ino, opened.fh)).unwrap();
+    assert_eq!(client.write(ino, fh, 0, b"one"), Ok(3));
+    assert_eq!(client.mkdir(dir, "d").map(drop), Ok(()));
+    assert_eq!(client.fs.connection()["promised"], 0);
+    assert_eq!(world.figure("write_leases"), 0);
+    assert!(world.figure("leases") > 0, "it keeps what it was told");
+    let root = Client { me: InProcess { caller: 6, ..InProcess::default() }, fs: Arc::clone(&client.fs) };
+    assert_eq!(root.create(dir, "root's").map(drop), Err(Errno(libc::EACCES)));
+    assert_eq!(root.open(ino), Err(Errno(libc::EACCES)));
+    assert_eq!(root.unlink(dir, "object"), Err(Errno(libc::EACCES)));
+    client.sync().unwrap();
+    // The daemon opens again what was open.
+    drop(world.take_server());
+    world.reopen();
+    world.start();
+    assert_eq!(client.append(ino, fh, b" two"), Ok(4));
+    assert_eq!(client.read(ino, fh, 10).unwrap(), b"one two");
+    client.close(ino, fh);
+    assert_eq!(client.list(dir).unwrap(), ["d", "object"]);
+}
+
+#[test]
+fn a_promise_of_a_client_that_is_limited_is_not_kept() {
+    let world = World::new(77);
+    let dir = Root(&world.fs).dir(ROOT, "home", (1000, 1000), 0o755);
+    let mut liar = Liar::new(&world, limited("1000", "1000"));
+    liar.ino(ROOT, "home");
+    assert_eq!(
+        liar.says(ALICE, Op::Lease { inodes: List(vec![dir]) }),
+        Outcome::Leases { held: List(vec![]) }
+    );
+    let first = match liar.says(ALICE, Op::Numbers {}) {
+        Outcome::Numbers { numbers } => numbers.first,
+        other => panic!("{other:?}"),
+    };
+    let promised = Some(Promised { at: Timestamp(1), ino: first });
+    let make = Op::Mkdir { parent: dir, name: b"d".to_vec(), mode: 0o755 };
+    assert!(matches!(liar.says_promised(ALICE, make, promised), Outcome::Failed { .. }));
+    assert!(Root(&world.fs).names(dir).is_empty());
+}
+
+/// A volume whose server listens, with an authority.
+struct Listening {
+    world: World,
+    dir: tempfile::TempDir,
+    port: u16,
+}
+
+impl Listening {
+    fn new(seed: u64) -> Self {
+        let (world, dir) = (World::new(seed), tempfile::tempdir().unwrap());
+        authority::init(dir.path(), &["localhost".into()]).unwrap();
+        let tls = ServerTls::load(dir.path()).unwrap();
+        let port = world.server().listen("127.0.0.1:0".parse().unwrap(), Some(tls)).unwrap().port();
+        Self { world, dir, port }
+    }
+
+    fn connect(&self, name: &str) -> Result<Client, NetError> {
+        let address = Address { host: "localhost".into(), port: self.port, path: "/".into() };
+        let tls = ClientTls::load(&self.dir.path().join(name)).unwrap();
+        let options = ClientOptions {
+            name: name.into(),
+            timeout: Duration::from_secs(1),
+            ..self.world.client_options("/")
+        };
+        let fs = RemoteFs::connect(Arc::new(TcpConnector::new(address, Some(tls))), options, &Env::real())?;
+        Ok(Client { fs, me: InProcess { uid: 1000, gid: 1000, caller: 5, ..InProcess::default() } })
+    }
+}
+
+#[test]
+fn the_certificate_says_whom_it_may_act_as() {
+    let listening = Listening::new(78);
+    let dir = Root(&listening.world.fs).dir(ROOT, "open", (0, 0), 0o777);
+    let ids = |text: &str| text.parse().unwrap();
+    for (name, users, groups, allowed) in [
+        ("alice", "1000", "1000", true),
+        ("bob", "1001-1999", "1000", false),
+        ("carol", "1000", "1001", false),
+        ("root", "0,1000", "0-9999", true),
+    ] {
+        let limits = Limits { users: ids(users), groups: ids(groups) };
+        authority::issue(listening.dir.path(), name, Some(&limits)).unwrap();
+        let client = listening.connect(name).unwrap();
+        let daemon = Client { me: InProcess::default(), fs: Arc::clone(&client.fs) };
+        assert_eq!(daemon.ino(ROOT, "open"), dir);
+        assert_eq!(client.mkdir(dir, name).is_ok(), allowed, "{name}");
+        let root = Client { me: InProcess { caller: 5, ..InProcess::default() }, fs: client.fs };
+        assert_eq!(root.mkdir(dir, "root's").is_ok(), name == "root", "{name}");
+    }
+    // Without limits, as ever.
+    authority::issue(listening.dir.path(), "anybody", None).unwrap();
+    let client = listening.connect("anybody").unwrap();
+    assert!(Client { me: InProcess::default(), fs: client.fs }.mkdir(ROOT, "top").is_ok());
+}
+
+#[test]
+fn a_certificate_that_is_revoked_opens_no_door() {
+    let listening = Listening::new(79);
+    let at = listening.dir.path();
+    for name in ["laptop", "other"] {
+        authority::issue(at, name, None).unwrap();
+    }
+    let (laptop, other) = (listening.connect("laptop").unwrap(), listening.connect("other").unwrap());
+    laptop.create(ROOT, "f").unwrap();
+    assert!(authority::revoke(at, "nobody").is_err());
+    assert_eq!(authority::revoke(at, "laptop").unwrap(), 1);
+    assert_eq!(authority::revoke(at, "laptop").unwrap(), 0, "already");
+    let refused = listening.connect("laptop").err().unwrap().to_string();
+    assert!(refused.contains("CertificateRevoked"), "{refused}");
+    // Its session ends, and the connector that had connected before does not get in again.
+    assert_eq!(listening.world.server().control().evict("laptop"), 1);
+    assert!(laptop.create(ROOT, "g").is_err());
+    drop(laptop);
+    assert!(other.create(ROOT, "h").is_ok());
+    assert!(listening.connect("other").is_ok());
+    // Another one of the same name is another certificate; the old one stays out though its directory is gone.
+    std::fs::rename(at.join("laptop"), at.join("old")).unwrap();
+    authority::issue(at, "laptop", None).unwrap();
+    assert!(listening.connect("laptop").is_ok());
+    assert!(listening.connect("old").is_err());
+    // Both are known by name, wherever their files are.
+    std::fs::rename(at.join("laptop"), at.join("new")).unwrap();
+    assert_eq!(authority::revoke(at, "laptop").unwrap(), 1);
+    assert!(listening.connect("new").is_err());
+    // A list that cannot be read lets nobody in.
+    std::fs::write(at.join("revoked"), [0xff, 0xfe]).unwrap();
+    assert!(listening.connect("other").is_err());
+}
+
+#[test]
+fn who_has_connected_before_shows_its_certificate_again() {
+    let listening = Listening::new(80);
+    let at = listening.dir.path();
+    authority::issue(at, "laptop", None).unwrap();
+    let tls = ClientTls::load(&at.join("laptop")).unwrap();
+    let address = Address { host: "localhost".into(), port: listening.port, path: "/".into() };
+    let connector = TcpConnector::new(address, Some(tls));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // What the server says to somebody who says nothing that it understands; `None`: not a word.
+    let word = || {
+        runtime.block_on(async {
+            let mut stream = connector.connect().await.ok()?;
+            stream.write_all(&crate::frame::encode(&ToServer::Ping {})).await.ok()?;
+            crate::frame::read::<ToClient>(&mut stream, FRAME_MAX).await.ok().flatten()
+        })
+    };
+    assert!(matches!(word(), Some(ToClient::Refused { .. })));
+    authority::revoke(at, "laptop").unwrap();
+    assert_eq!(word(), None);
+}
