@@ -230,7 +230,7 @@ pub enum CertCommand {
         /// Users that its machine may act as there, as 1000,2000-2999; the server refuses all others, root too [default: all]
         #[arg(long, value_name = "IDS")]
         users: Option<IdSet>,
-        /// Groups, in the same way [default: with --users the same numbers, else all]
+        /// Groups, in the same way: all that its users are in and need [default: with --users the same numbers, else all]
         #[arg(long, value_name = "IDS")]
         groups: Option<IdSet>,
     },
