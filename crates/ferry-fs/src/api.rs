@@ -374,7 +374,7 @@ pub trait Host: Send + Sync {
     fn invalidate_attributes(&self, ino: Ino);
     /// The kernel must forget the name.
     fn invalidate_entry(&self, parent: Ino, name: &[u8]);
-    /// The kernel must forget attributes and contents, and look up names again before it uses them; then `done` is called, by another thread.
+    /// The kernel must forget attributes, and look up names again before it uses them; then `done` is called, by another thread.
     /// Not if the mount ends before. Unlike the others this never waits.
     fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>);
     /// Whether [`Host::forget`] can be done for names.
@@ -388,10 +388,8 @@ pub trait Host: Send + Sync {
 pub struct ToForget {
     /// The attributes of these,
     pub inodes: Vec<Ino>,
-    /// what these mean,
+    /// and what these mean.
     pub names: Vec<(Ino, Box<[u8]>)>,
-    /// and what is in these.
-    pub contents: Vec<Ino>,
 }
 
 /// Renaming: flags of renameat2(2).
@@ -538,8 +536,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn getlk(&self, cx: &Cx, ino: Ino, fh: u64, lock: &FileLock) -> Answer<FileLock>;
     /// Takes or releases a lock; with `wait` it parks until it has it.
     fn setlk(&self, cx: &Cx, ino: Ino, fh: u64, lock: &FileLock, wait: bool) -> Answer<()>;
-    /// Others change the files, too: locks go through `getlk` and `setlk`, otherwise the kernel keeps them, for this mount alone; and the kernel
-    /// compares a file's times before it reads from its page cache.
+    /// Others change the files, too: locks go through `getlk` and `setlk`. Otherwise the kernel keeps them, for this mount alone.
     fn is_shared(&self) -> bool;
     /// The kernel should use its write-back cache.
     fn writeback_cache(&self) -> bool;

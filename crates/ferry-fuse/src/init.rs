@@ -34,8 +34,8 @@ const ALWAYS: [u64; 14] = [
     init::SETXATTR_EXT,         // says when setting an ACL clears the set-group-id bit
     init::DIRECT_IO_ALLOW_MMAP, // shared mappings of files that are open for direct I/O
 ];
-// AUTO_INVAL_DATA (drops a file's cached pages whenever its mtime is new to the kernel) only where others change files, too: else the kernel
-// makes every change, or is told. Not taken: EXPLICIT_INVAL_DATA (a changed size shall still drop cached pages); ABORT_ERROR (ENODEV says as much);
+// Not taken: AUTO_INVAL_DATA (drops a file's cached pages whenever its mtime is new to the kernel: here the kernel makes every change,
+// or is told; and where others change files, too, it reads stale pages all the same when two answers about one file cross); EXPLICIT_INVAL_DATA (a changed size shall still drop cached pages); ABORT_ERROR (ENODEV says as much);
 // ATOMIC_O_TRUNC (the kernel would send OPEN with O_TRUNC before it finds the file to be a running program: the file would be
 // emptied, and then the open refused); SPLICE_* (payloads are copied once, into place); NO_OPEN_SUPPORT (orphans and errors hang on OPEN);
 // NO_OPENDIR_SUPPORT (a listing needs its handle); HANDLE_KILLPRIV (V2 is more exact); SECURITY_CTX and CREATE_SUPP_GROUP
@@ -75,7 +75,7 @@ pub(crate) fn negotiate(args: Args<'_>, wishes: Wishes) -> Result<(InitOut, Agre
         wanted |= init::WRITEBACK_CACHE;
     }
     if wishes.is_shared {
-        wanted |= init::POSIX_LOCKS | init::FLOCK_LOCKS | init::AUTO_INVAL_DATA;
+        wanted |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
     }
     if wishes.io_uring {
         wanted |= init::OVER_IO_URING;

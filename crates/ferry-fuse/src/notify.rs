@@ -30,10 +30,6 @@ const AGAIN_MAX: usize = 10;
 /// each time after this.
 const AGAIN_AFTER: Duration = Duration::from_millis(1);
 
-/// Whoever reads a file through the page cache asks for its size first. If the kernel is told to forget it before that process has taken the answer
-/// in, it drops the answer and reads by the size that it knew before. So it gets this time.
-const TAKEN_IN: Duration = Duration::from_millis(1);
-
 enum Notice {
     Inode { ino: Ino, offset: u64, len: u64 },
     Attributes { ino: Ino },
@@ -131,10 +127,7 @@ impl Notifier {
                     attributes(device, ino);
                 }
                 Notice::Entry { parent, name } => entry(device, parent, &name, 0),
-                Notice::Forget { what: ToForget { mut inodes, names, contents }, done } => {
-                    if !contents.is_empty() {
-                        pause(TAKEN_IN);
-                    }
+                Notice::Forget { what: ToForget { mut inodes, names }, done } => {
                     inodes.retain(|ino| !attributes(device, *ino));
                     for _ in 0..AGAIN_MAX {
                         if inodes.is_empty() {
@@ -144,7 +137,6 @@ impl Notifier {
                         inodes.retain(|ino| !attributes(device, *ino));
                     }
                     names.iter().for_each(|(parent, name)| entry(device, *parent, name, abi::EXPIRE_ONLY));
-                    contents.iter().for_each(|ino| inode(device, *ino, 0, 0));
                     done();
                 }
             }

@@ -10,11 +10,15 @@
 //! a busy loop, and would have to be written to the descriptor that took the request.) Interrupts of requests that were
 //! answered meanwhile are remembered too, in vain, until newer ones displace them: numbers are never used twice.
 //!
+//! Through io_uring an INTERRUPT may not come at all: the kernel sends none where the signal was there before the request was taken from its
+//! queue. So there those that wait for long are looked at now and then.
+//!
 //! A signal that the program handles does not end its fsync, and has used up the one INTERRUPT of that request. Should the
 //! program be killed in the same fsync, nobody tells: such requests are watched, by a thread that lives while there are any.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -33,6 +37,11 @@ const EARLY_MAX: usize = 256;
 /// How often a request that a signal did not end is looked at again.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How often requests that wait are looked at where the kernel may keep an INTERRUPT to itself: each when it has waited for so long at least,
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// and so many at a time.
+const SWEEP_MAX: usize = 512;
+
 /// Where an answer goes: the transport that brought the request.
 pub(crate) trait Port: Send + Sync {
     /// Sends an answer: `error` 0, or a negated errno with no body. `slot` is the transport's own, from the request.
@@ -49,6 +58,8 @@ struct Waiting {
     pid: u32,
     /// An interrupt was there before; it takes effect when the operation has returned.
     interrupted: bool,
+    /// It waited at the sweep before.
+    swept: bool,
 }
 
 impl Waiting {
@@ -57,11 +68,29 @@ impl Waiting {
     fn gives_up(&self) -> bool {
         self.want.opcode == op::SETLKW || self.pid == 0 || is_being_killed(self.pid)
     }
+
+    /// Whether it would end if an INTERRUPT had come, and one should have.
+    fn missed_a_signal(&self) -> bool {
+        match self.want.opcode {
+            _ if self.pid == 0 => false,
+            op::SETLKW => has_signal(self.pid),
+            _ => is_being_killed(self.pid),
+        }
+    }
 }
 
 /// Whether a signal is pending that ends the process: SIGKILL, as what every deadly signal but those that dump core becomes, or one
 /// of those, neither handled nor ignored nor blocked. A process that is gone does not wait any more either.
 fn is_being_killed(pid: u32) -> bool {
+    has_signal_but(pid, &["SigCgt:", "SigIgn:", "SigBlk:"])
+}
+
+/// Whether a signal is pending that the process handles, or that ends it.
+fn has_signal(pid: u32) -> bool {
+    has_signal_but(pid, &["SigIgn:", "SigBlk:"])
+}
+
+fn has_signal_but(pid: u32, masks: &[&str]) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
     let mask = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -70,7 +99,7 @@ fn is_being_killed(pid: u32) -> bool {
     let harmless = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
     let harmless = harmless.iter().fold(0, |all, signal| all | 1_u64 << (signal - 1));
     let pending = mask("SigPnd:") | mask("ShdPnd:");
-    pending & !(mask("SigCgt:") | mask("SigIgn:") | mask("SigBlk:") | harmless) != 0
+    pending & !masks.iter().fold(harmless, |all, name| all | mask(name)) != 0
 }
 
 /// Requests that a signal has not ended.
@@ -182,8 +211,12 @@ impl ParkTable {
 
     /// Ends the wait of `unique` if its process is being killed; `false` if it waits on.
     fn look_again(&self, unique: u64) -> bool {
+        self.end_if(unique, Waiting::gives_up)
+    }
+
+    fn end_if(&self, unique: u64, ends: impl Fn(&Waiting) -> bool) -> bool {
         let mut shard = self.shard(unique).lock();
-        if shard.waiting.get(&unique).is_some_and(|w| !w.gives_up()) {
+        if shard.waiting.get(&unique).is_some_and(|w| !ends(w)) {
             return false;
         }
         let waiting = shard.waiting.remove(&unique);
@@ -217,6 +250,39 @@ impl ParkTable {
             }
         }
         watched.watching = false;
+    }
+
+    /// From now on, until the mount is gone, those that wait are looked at.
+    pub(crate) fn sweep_always(self: &Arc<Self>) -> io::Result<()> {
+        let table = Arc::clone(self);
+        let sweep = move || {
+            let mut watched = table.watched.lock();
+            for turn in 0.. {
+                table.ended.wait_for(&mut watched, SWEEP_INTERVAL);
+                if watched.over {
+                    break;
+                }
+                MutexGuard::unlocked(&mut watched, || table.sweep(turn));
+            }
+        };
+        std::thread::Builder::new().name("ferry-sweep".into()).spawn(sweep).map(drop)
+    }
+
+    /// Ends those whose process has a signal that it should have been told of. Where very many wait, some at each `turn`.
+    fn sweep(&self, turn: usize) {
+        let parts = self.len() / SWEEP_MAX + 1;
+        for shard in &self.shards {
+            let mut due = Vec::new();
+            for (unique, waiting) in &mut shard.lock().waiting {
+                let its_turn = (*unique >> 1) as usize / SHARDS % parts == turn % parts;
+                if std::mem::replace(&mut waiting.swept, true) && its_turn {
+                    due.push(*unique);
+                }
+            }
+            due.into_iter().for_each(|unique| {
+                self.end_if(unique, Waiting::missed_a_signal);
+            });
+        }
     }
 
     /// `waiting` is what the table held of `unique`; nothing if it is answered already.
@@ -266,6 +332,7 @@ impl Park for Ticket<'_> {
             interrupt,
             pid: self.pid,
             interrupted: false,
+            swept: false,
         };
         self.table.insert(self.unique, waiting);
         let (table, unique) = (Arc::clone(self.table), self.unique);

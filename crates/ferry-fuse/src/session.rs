@@ -95,6 +95,7 @@ impl Running {
         }
         if agreed.io_uring {
             self.queues = Some(Queues::start(&device, &self.core, all)?);
+            self.core.parked.sweep_always()?;
         }
         let notifier = Arc::clone(host);
         self.notifying = Some(spawn("fuse-notify".into(), move || notifier.run(&device))?);

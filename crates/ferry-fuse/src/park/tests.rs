@@ -136,6 +136,20 @@ fn a_wait_that_a_signal_did_not_end_ends_when_the_process_is_killed() {
 }
 
 #[test]
+fn a_wait_of_whose_signal_nobody_was_told_ends_when_the_process_is_killed() {
+    let b = Bench::new();
+    let mut process = sleeper();
+    let _complete = b.park_for(process.id(), 2, None);
+    let _of_the_kernel = b.park_for(0, 4, None);
+    (0..3).for_each(|turn| b.table.sweep(turn));
+    assert_eq!(b.answers(), [], "nobody is being killed");
+    process.kill().expect("it runs");
+    process.wait().expect("it is killed");
+    b.table.sweep(0);
+    assert_eq!(b.answers(), [(2, -libc::EINTR)]);
+}
+
+#[test]
 fn a_wait_that_a_signal_did_not_end_gets_its_answer() {
     let b = Bench::new();
     let mut process = sleeper();

@@ -38,12 +38,12 @@ fn shown(fs: &RemoteFs, attr: Attr, name: Option<(Ino, &[u8])>) -> Entry {
     }
 }
 
-/// How a file is opened: who reads alone goes through the page cache, all others past it. Each close is told, for `fcntl` locks end with it.
-fn opened(fs: &RemoteFs, ino: Ino, fh: u64, flags: i32) -> Opened {
-    if flags & (libc::O_ACCMODE | libc::O_DIRECT) == libc::O_RDONLY {
-        let keep_cache = fs.cache.lock().begin_to_read(ino, fs.cache.now());
-        return Opened { fh, keep_cache, ..Opened::default() };
-    }
+fn is_dir(attr: &Attr) -> bool {
+    attr.mode & libc::S_IFMT == libc::S_IFDIR
+}
+
+/// How a file is opened: the kernel keeps no contents, and each close is told, for `fcntl` locks end with it.
+fn opened(fh: u64) -> Opened {
     Opened { fh, direct_io: true, parallel_direct_writes: true, ..Opened::default() }
 }
 
@@ -95,10 +95,10 @@ fn made(parent: Ino, name: &[u8]) -> Finish {
             tables.changed(parent);
             tables.changed(known.attr.ino);
             drop(tables);
-            // The kernel takes what it is told of a link for new, whatever it was told meanwhile.
-            let linked = known.attr.nlink > 1 && known.attr.mode & libc::S_IFMT != libc::S_IFDIR;
+            // The kernel takes what it is told for new, whatever it was told of an inode that it knew: of a link, or a file that was there.
+            let fresh = known.stamp == 0 && known.attr.nlink == if is_dir(&known.attr) { 2 } else { 1 };
             let entry =
-                if linked { entry(Some(&known)) } else { shown(fs, known.attr, Some((parent, &name))) };
+                if fresh { shown(fs, known.attr, Some((parent, &name))) } else { entry(Some(&known)) };
             Ok(Reply::Entry(entry))
         }
         other => Err(unfit(other)),
@@ -124,7 +124,8 @@ fn created(parent: Option<Ino>, fh: u64, flags: i32) -> Finish {
             parent.into_iter().chain([ino]).for_each(|ino| tables.changed(ino));
             tables.handles.insert(fh, Handle { ino, flags, lost: false });
             drop(tables);
-            Ok(Reply::Created(shown(fs, known.attr, None), opened(fs, ino, fh, flags)))
+            let entry = if known.stamp == 0 { shown(fs, known.attr, None) } else { entry(Some(&known)) };
+            Ok(Reply::Created(entry, opened(fh)))
         }
         other => Err(unfit(other)),
     })
@@ -367,7 +368,7 @@ impl Filesystem for RemoteFs {
         let finish: Finish = Box::new(move |fs, outcome| {
             done(outcome)?;
             fs.tables.lock().handles.insert(fh, Handle { ino, flags, lost: false });
-            Ok(Reply::Opened(opened(fs, ino, fh, flags)))
+            Ok(Reply::Opened(opened(fh)))
         });
         self.change(cx, Op::Open { ino, fh, flags, kill_suidgid }, finish)
     }

@@ -154,6 +154,10 @@ impl<'a> Connection<'a> {
                 Ok(Err(_) | Ok(None)) => return Ok(()),
                 Ok(Ok(Some(bytes))) => bytes,
             };
+            // Another connection has taken over, or the session has ended: who still speaks here must not take it for alive.
+            if !self.session.is_at(self.epoch) {
+                return Ok(());
+            }
             let Ok(message) = crate::codec::decode(&bytes) else {
                 return Err("the client sent what is no message".into());
             };

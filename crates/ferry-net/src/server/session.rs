@@ -583,6 +583,12 @@ impl Session {
         state.busy && !state.at_gate
     }
 
+    /// Whether it goes on, on the connection with this number.
+    pub(super) fn is_at(&self, epoch: u64) -> bool {
+        let state = self.state.lock();
+        state.epoch == epoch && !state.over
+    }
+
     /// Whether it has ended.
     pub(super) fn is_over(&self) -> bool {
         self.state.lock().over

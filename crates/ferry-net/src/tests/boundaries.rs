@@ -44,8 +44,7 @@ impl Raw {
         let _gone = self.runtime.block_on(self.stream.write_all(bytes));
     }
 
-    /// The next message; `None`: the server has hung up.
-    /// The next message; that changes are durable may come at any time.
+    /// The next message; `None`: the server has hung up. That changes are durable may come at any time.
     pub(super) fn hear(&mut self) -> Option<ToClient> {
         loop {
             match self.runtime.block_on(frame::read(&mut self.stream, FRAME_MAX)).ok().flatten() {
@@ -303,4 +302,30 @@ fn certificates_open_the_door() {
     assert!(connect("localhost", Some(ClientTls::load(&theirs).unwrap())).is_err(), "another authority");
     assert!(connect("localhost", None).is_err(), "no certificate");
     assert!(ClientTls::load(&ca).is_err(), "the server's directory is no client's");
+}
+
+#[test]
+fn a_connection_that_another_has_taken_over_from_is_closed() {
+    let world = World::new(27);
+    let mut old = Raw::new(&world);
+    old.send(&hello(b"/"));
+    let Some(ToClient::Welcome { session, .. }) = old.hear() else { panic!("no welcome") };
+    let mut new = Raw::new(&world);
+    new.send(&ToServer::Hello {
+        version: VERSION,
+        session,
+        path: b"/".to_vec(),
+        name: b"raw".to_vec(),
+        newest: 0,
+    });
+    assert!(matches!(new.hear(), Some(ToClient::Welcome { resumed: true, .. })));
+    // A greeting may be taken in after the client has given that connection up for another: that one must not seem to live.
+    old.send(&ToServer::Ping {});
+    assert!(old.hear().is_none(), "neither a lease nor a sign of life");
+    new.send(&ToServer::Ping {});
+    assert!(matches!(new.hear(), Some(ToClient::Pong { .. })));
+    world.server().control().evict("raw");
+    assert!(matches!(new.hear(), Some(ToClient::Evicted {})));
+    new.send(&ToServer::Ping {});
+    assert!(new.hear().is_none(), "its session has ended");
 }

@@ -35,9 +35,6 @@ pub(super) struct Shown {
     /// Of directories: until when it keeps the name, and which: the directory and the name in it.
     names: HashMap<Ino, (Duration, Ino, Box<[u8]>)>,
     thin_at: usize,
-    /// Files that the kernel reads through its page cache; whether they were leased since it began with an empty one. It compares their times
-    /// before each read, but not where they are mapped.
-    read: HashMap<Ino, bool>,
     /// Directories that others wanted, and until when their names are not shown.
     wanted: HashMap<Ino, Duration>,
     /// Names that the kernel is about to change; whether one was forgotten here meanwhile.
@@ -84,10 +81,6 @@ impl Shown {
             }
             self.wanted.insert(ino, now + CALM);
         }
-        if let Some(leased) = self.read.get_mut(&ino) {
-            *leased = false;
-            self.to_forget.contents.push(ino);
-        }
         if self.seen.remove(&ino).is_some_and(|until| until > now) {
             self.to_forget.inodes.push(ino);
         }
@@ -99,8 +92,6 @@ impl Shown {
     }
 
     pub(super) fn forget_all(&mut self, now: Moment) {
-        self.read.values_mut().for_each(|leased| *leased = false);
-        self.to_forget.contents.extend(self.read.keys());
         let seen = self.seen.drain().filter(|(_, until)| *until > now.monotonic);
         self.to_forget.inodes.extend(seen.map(|(ino, _)| ino));
         for (_, (until, parent, name)) in std::mem::take(&mut self.names) {
@@ -175,17 +166,10 @@ impl State {
         }
     }
 
-    /// The kernel is about to read this file through its page cache; whether what is there is right.
-    pub(in crate::client) fn begin_to_read(&mut self, ino: Ino, now: Moment) -> bool {
-        let leased = self.known_attr(ino).is_some() && self.is_valid(now) && !self.shown.is_withdrawn(ino);
-        self.shown.read.insert(ino, leased).is_some_and(|before| before && leased)
-    }
-
     /// The kernel does not know it any more, and no answer is on its way that names it.
     pub(in crate::client) fn unsee(&mut self, ino: Ino) {
         self.shown.seen.remove(&ino);
         self.shown.names.remove(&ino);
-        self.shown.read.remove(&ino);
     }
 
     /// These are dropped, and the server is not told yet.

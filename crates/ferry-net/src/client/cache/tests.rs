@@ -243,23 +243,6 @@ fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
 }
 
 #[test]
-fn pages_are_kept_from_one_open_to_the_next_as_long_as_the_file_is_leased() {
-    let (cache, hands) = cache();
-    let open = || cache.lock().begin_to_read(7, cache.now());
-    assert!(!open() && !open(), "no lease");
-    assert!(cache.learn_attr(cache.sight(), &attr(7, 1)).is_empty());
-    assert!(!open(), "what is there was read before");
-    assert!(open());
-    recall(&cache, &[7]);
-    assert_eq!(cache.lock().take_to_forget().contents, [7], "it may be mapped");
-    assert!(cache.learn_attr(cache.sight(), &attr(7, 1)).is_empty());
-    assert!(!open(), "it may have been changed in between");
-    assert!(open());
-    hands.0.lock().monotonic = 7;
-    assert!(!open(), "the term is over");
-}
-
-#[test]
 fn a_directory_that_was_renamed_here_is_forgotten_under_its_new_name() {
     let (cache, _hands) = cache();
     for (ino, name) in [(7, b"old"), (8, b"two")] {
