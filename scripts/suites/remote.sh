@@ -83,6 +83,16 @@ one_order() {
   remote_over "${mounts[@]}"
 }
 
+# Readers everywhere while one writes: nobody sees less than what had returned.
+what_has_returned() {
+  serve_volume "$scratch/remote.ferry"
+  local mounts=("$scratch/a" "$scratch/b" "$scratch/c") mount
+  for mount in "${mounts[@]}"; do mount_remote "$mount"; done
+  mkdir "${mounts[0]}/returned"
+  timeout 100 python3 "$repo/scripts/suites/returned.py" 2 "${mounts[0]}/returned" "${mounts[@]/%//returned}"
+  remote_over "${mounts[@]}"
+}
+
 # A client that has stopped delays a change for one term of its leases, and sees the change when it goes on.
 a_client_stands_still() {
   serve_volume "$scratch/remote.ferry"
@@ -286,6 +296,7 @@ suite_remote() {
   say "--- remote mounts"
   check "two clients" 120 two_clients
   check "three clients, one order" 60 one_order
+  check "readers see what has returned" 120 what_has_returned
   check "a client stands still" 60 a_client_stands_still
   check "the server stops and crashes under work" 120 server_goes_away
   check "the server is killed under work that is synced" 120 server_is_killed
