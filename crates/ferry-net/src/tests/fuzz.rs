@@ -65,6 +65,58 @@ proptest! {
     }
 }
 
+/// Bytes like those of `likely`.
+fn random_bytes(random: &Random, most: u64) -> Vec<u8> {
+    let byte = |_| match random.below(10) {
+        0..4 => 0,
+        4..7 => random.below(16),
+        7..9 => 32 + random.below(32),
+        _ => random.below(256),
+    };
+    (0..random.below(most)).map(byte).map(|byte| byte as u8).collect()
+}
+
+/// One who greets, says some messages with random operations, and is gone.
+fn session_of_garbage(world: &World, runtime: &tokio::runtime::Runtime, random: &Random) {
+    let (mut ours, theirs) = duplex(1 << 16);
+    world.server().serve_stream(Box::new(theirs));
+    let mut bytes = Vec::new();
+    let hello = ToServer::Hello {
+        version: VERSION,
+        session: 0,
+        path: b"/".to_vec(),
+        name: Vec::new(),
+        newest: random.below(3),
+    };
+    bytes.extend(frame::encode(&hello));
+    for id in 1..=1 + random.below(20) {
+        // A request whose operation is random bytes behind a valid tag.
+        let is_change = random.below(2) == 0;
+        let mut message = vec![if is_change { 3 } else { 2 }];
+        id.put(&mut message);
+        0_u64.put(&mut message);
+        if is_change {
+            0_u32.put(&mut message);
+            let promised = Promised { at: Timestamp(0), ino: random.below(4) };
+            (random.below(3) == 0).then_some(promised).put(&mut message);
+        }
+        Who::default().put(&mut message);
+        message.push(random.below(64) as u8);
+        message.extend((0..random.below(60)).map(|_| (random.next() >> (random.below(8) * 8)) as u8 % 8));
+        bytes.extend((message.len() as u32).to_le_bytes());
+        bytes.extend(message);
+    }
+    if random.below(4) == 0 {
+        let message = random_bytes(random, 100);
+        bytes.extend((message.len() as u32).to_le_bytes());
+        bytes.extend(message);
+    }
+    runtime.block_on(async {
+        let _gone = ours.write_all(&bytes).await;
+        let _gone = ours.shutdown().await;
+    });
+}
+
 #[test]
 fn a_server_outlives_any_bytes() {
     let world = World::new(30);
@@ -72,42 +124,51 @@ fn a_server_outlives_any_bytes() {
     let random = Random::new(30);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     for round in 0..200 {
-        let (mut ours, theirs) = duplex(1 << 16);
-        world.server().serve_stream(Box::new(theirs));
-        let mut bytes = Vec::new();
-        let hello = ToServer::Hello {
-            version: VERSION,
-            session: 0,
-            path: b"/".to_vec(),
-            name: Vec::new(),
-            newest: 0,
-        };
-        bytes.extend(frame::encode(&hello));
-        for id in 1..=1 + random.below(20) {
-            // A request whose operation is random bytes behind a valid tag.
-            let is_change = random.below(2) == 0;
-            let mut message = vec![if is_change { 3 } else { 2 }];
-            id.put(&mut message);
-            0_u64.put(&mut message);
-            if is_change {
-                0_u32.put(&mut message);
-                let promised = Promised { at: Timestamp(0), ino: random.below(4) };
-                (random.below(3) == 0).then_some(promised).put(&mut message);
-            }
-            Who::default().put(&mut message);
-            message.push(random.below(54) as u8);
-            message.extend((0..random.below(60)).map(|_| (random.next() >> (random.below(8) * 8)) as u8 % 8));
-            bytes.extend((message.len() as u32).to_le_bytes());
-            bytes.extend(message);
-        }
-        runtime.block_on(async {
-            let _gone = ours.write_all(&bytes).await;
-            let _gone = ours.shutdown().await;
-        });
-        drop(ours);
+        session_of_garbage(&world, &runtime, &random);
         if round % 20 == 0 {
             honest.lookup(ROOT, "x").unwrap();
         }
     }
     honest.create(ROOT, "well").unwrap();
+}
+
+/// `FUZZ_SECONDS=3600 FUZZ_SEED=1 cargo test --release -p ferry-net --lib fuzz -- --ignored --nocapture`
+#[test]
+#[ignore = "as long as one wants"]
+fn for_so_many_seconds() {
+    let number = |name: &str, or: u64| std::env::var(name).map_or(or, |text| text.parse().unwrap());
+    let (seconds, mut seed) = (number("FUZZ_SECONDS", 60), number("FUZZ_SEED", 1000));
+    let clock = Env::real().clock;
+    let end = clock.monotonic() + Duration::from_secs(seconds);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (mut messages, mut sessions) = (0_u64, 0_u64);
+    while clock.monotonic() < end {
+        println!("seed {seed}: {messages} messages, {sessions} sessions so far");
+        let (world, random) = (World::new(seed), Random::new(seed));
+        let honest = world.client();
+        for _ in 0..200 {
+            for tag in 0..64 {
+                let mut bytes = vec![tag % 16];
+                bytes.extend(random_bytes(&random, 200));
+                one_form::<ToServer>(&bytes);
+                one_form::<ToClient>(&bytes);
+                // Behind a valid head.
+                let mut request = vec![2];
+                (1_u64).put(&mut request);
+                (0_u64).put(&mut request);
+                Who::default().put(&mut request);
+                request.push(tag);
+                request.extend(random_bytes(&random, 200));
+                one_form::<ToServer>(&request);
+                messages += 3;
+            }
+            session_of_garbage(&world, &runtime, &random);
+            sessions += 1;
+        }
+        let (ino, fh) = honest.create(ROOT, "well").unwrap();
+        honest.write(ino, fh, 0, b"well").unwrap();
+        assert_eq!(honest.read(ino, fh, 10).unwrap(), b"well");
+        seed += 1;
+    }
+    println!("{messages} messages, {sessions} sessions");
 }
