@@ -58,20 +58,12 @@ pub fn by_shell(files: u32, rounds: u32, places: &[Place]) -> Bench<'_> {
 
 /// A shell runs `command` in a new directory, and rm removes what it has left there, on each of the places in turn.
 pub fn by_command<'a>(command: &str, rounds: u32, places: &'a [Place]) -> Bench<'a> {
-    let variants = places.iter().map(|place| {
-        let command = command.to_owned();
-        Variant::new(place.name(), move |_| {
-            let make = |top: &Path| {
-                let mut shell = Command::new("bash");
-                shell.args(["-c", &command]).current_dir(top);
-                shell
-            };
-            let Turn { made, synced, removed, entries } = turn(place, make)?;
-            let entries = ("entries", entries as f64);
-            Ok(Sample::from([("program_s", made), ("sync_s", synced), ("rm_s", removed), entries]))
-        })
+    let run = command.to_owned();
+    let variants = turns(places, "program_s", move |top| {
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &run]).current_dir(top);
+        shell
     });
-    let variants = variants.collect();
     Bench {
         workload: "program",
         about: "A program runs in a new directory; what is missing until it is durable; rm removes it."
@@ -85,20 +77,12 @@ pub fn by_command<'a>(command: &str, rounds: u32, places: &'a [Place]) -> Bench<
 
 /// Unpacks `tar`, which is better not compressed, on each of the places in turn.
 pub fn untar<'a>(tar: &Path, rounds: u32, places: &'a [Place]) -> Bench<'a> {
-    let variants = places.iter().map(|place| {
-        let tar = tar.to_owned();
-        Variant::new(place.name(), move |_| {
-            let make = |top: &Path| {
-                let mut unpack = Command::new("tar");
-                unpack.arg("-xf").arg(&tar).arg("-C").arg(top);
-                unpack
-            };
-            let Turn { made, synced, removed, entries } = turn(place, make)?;
-            let entries = ("entries", entries as f64);
-            Ok(Sample::from([("untar_s", made), ("sync_s", synced), ("rm_s", removed), entries]))
-        })
+    let file = tar.to_owned();
+    let variants = turns(places, "untar_s", move |top| {
+        let mut unpack = Command::new("tar");
+        unpack.arg("-xf").arg(&file).arg("-C").arg(top);
+        unpack
     });
-    let variants = variants.collect();
     Bench {
         workload: "untar",
         about: "tar unpacks a tree; what is missing until it is durable; rm removes it.".into(),
@@ -107,6 +91,23 @@ pub fn untar<'a>(tar: &Path, rounds: u32, places: &'a [Place]) -> Bench<'a> {
         cases: vec![Case::new("untar", variants)],
         rounds,
     }
+}
+
+/// A turn on each of the places; `metric` is the time of the program that `make` gives.
+fn turns<'a>(
+    places: &'a [Place],
+    metric: &'static str,
+    make: impl Fn(&Path) -> Command + Clone + 'a,
+) -> Vec<Variant<'a>> {
+    let variants = places.iter().map(|place| {
+        let make = make.clone();
+        Variant::new(place.name(), move |_| {
+            let Turn { made, synced, removed, entries } = turn(place, &make)?;
+            let entries = ("entries", entries as f64);
+            Ok(Sample::from([(metric, made), ("sync_s", synced), ("rm_s", removed), entries]))
+        })
+    });
+    variants.collect()
 }
 
 /// Seconds, and how many entries there were.
