@@ -175,6 +175,32 @@ server_is_killed_and_nothing_is_lost() {
   remote_over "$a"
 }
 
+# What was removed while a program has it open is still there for the program, whatever becomes of the server.
+removed_while_open() {
+  serve_volume "$scratch/remote.ferry"
+  local a=$scratch/a b=$scratch/b end
+  mount_remote "$a"; mount_remote "$b"
+  exec 8<>"$a/mine" 9<>"$a/theirs"
+  echo mine >&8; head -c 300000 /dev/zero | tr '\0' x >&9
+  "$ferry" sync "$a"
+  rm "$a/mine" "$b/theirs"
+  for end in KILL TERM; do
+    # Durable without anybody's word.
+    sleep 3
+    stop_server "$end"
+    server_grace=10s serve_volume "$scratch/remote.ferry"
+    python3 -c '
+import os
+assert os.pread(8, 100, 0) == b"mine\n"
+whole = os.pread(9, 400000, 0)
+assert len(whole) == 300000 and not whole.strip(b"xy"), len(whole)
+assert os.pwrite(9, b"y", 7) == 1 and os.pread(9, 3, 6) == b"xyx"
+os.fsync(9)'
+  done
+  exec 8>&- 9>&-
+  remote_over "$a" "$b"
+}
+
 # Nobody hangs for good when the server does not come back.
 server_never_comes_back() {
   serve_volume "$scratch/remote.ferry"
@@ -301,6 +327,7 @@ suite_remote() {
   check "the server stops and crashes under work" 120 server_goes_away
   check "the server is killed under work that is synced" 120 server_is_killed
   check "the server is killed under work that is not synced" 120 server_is_killed_and_nothing_is_lost
+  check "a file that is removed while open outlives the server" 120 removed_while_open
   check "the server never comes back" 120 server_never_comes_back
   check "certificates" 60 certificates
   check "a certificate for certain users, and taken back" 60 limited_and_revoked

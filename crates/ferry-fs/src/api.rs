@@ -571,6 +571,10 @@ pub trait Filesystem: Send + Sync + 'static {
     fn set_aside(&self, _bytes: u64, _inodes: u64) -> Result<Aside, Errno> {
         Err(Errno(libc::ENOSYS))
     }
+    /// Programs outlive the mount, which is about to end: what they have open and has no name stays for the next one.
+    fn keep_removed(&self) {}
+    /// Those who had something open that was removed before the mount have had time to come: what nobody knows again goes.
+    fn reclaim_removed(&self) {}
     /// Makes durable that nobody relies on anything that was told here any more. Nothing is changed afterwards. Waits for the device.
     fn hand_over(&self) -> Result<(), Errno> {
         Ok(())

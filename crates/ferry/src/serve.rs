@@ -54,6 +54,7 @@ fn open(volume: &Path, read_only: bool, env: &Env) -> Result<Arc<LocalFs>, CliEr
         read_only,
         cache: CacheMode::Strict,
         owner: rustix::process::geteuid().as_raw(),
+        keeps_removed: true,
         ..FsOptions::default()
     };
     LocalFs::open(device, options, env.clone())

@@ -63,7 +63,7 @@ use parking_lot::{Mutex, RwLock};
 use pool::Pool;
 use readers::Wanted;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use table::InodeTable;
 pub(crate) use xattr::LARGEST_TRANSACTION;
@@ -119,6 +119,9 @@ pub struct FsOptions {
     pub locking: Locking,
     /// Who has mounted it: may do beside root what concerns the volume as a whole.
     pub owner: u32,
+    /// Programs outlive the mount: what was removed while they had it open stays, with its contents, until
+    /// [`Filesystem::reclaim_removed`] is called on the next mount.
+    pub keeps_removed: bool,
 }
 
 impl Default for FsOptions {
@@ -134,6 +137,7 @@ impl Default for FsOptions {
             background: true,
             locking: Locking::Range,
             owner: 0,
+            keeps_removed: false,
         }
     }
 }
@@ -163,6 +167,8 @@ pub struct LocalFs {
     /// Inodes whose access time the journal does not have.
     lazy_times: Mutex<Vec<Arc<Inode>>>,
     reclaimer: Arc<Reclaimer>,
+    /// The mount ends: what has no name stays for the next one.
+    keeping_removed: AtomicBool,
     readers: Arc<Pool<Wanted>>,
     scrubs: Scrubs,
     /// Held while the log grows.
@@ -251,6 +257,7 @@ impl LocalFs {
             newest_dir_move: AtomicU64::new(0),
             lazy_times: Mutex::default(),
             reclaimer: Arc::default(),
+            keeping_removed: AtomicBool::new(false),
             readers: Arc::default(),
             scrubs: Scrubs::default(),
             growing: Mutex::default(),

@@ -2,7 +2,8 @@
 //!
 //! An orphan's key is in the same transaction that took its last name. When the kernel has forgotten the inode and the
 //! last handle is closed, its extents, attributes and record go; after a crash the orphans that are left over go in the
-//! background. Large files go in the background too: the kernel's forgetting must not wait for them.
+//! background. Large files go in the background too: the kernel's forgetting must not wait for them. Where programs on other machines
+//! outlive the mount (`keeps_removed`) its end reclaims nothing, and the next one waits with what is left over until it is told to go on.
 
 use super::{LocalFs, is_regular};
 use crate::api::Ino;
@@ -13,7 +14,7 @@ use crate::keys::{self, INODE_HAS_XATTRS, Key};
 use crate::volume::VolumeError;
 use ferry_journal::{Credits, Transaction};
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -32,10 +33,23 @@ const PROGRESS_EVERY: u64 = 10_000;
 #[derive(Default)]
 struct Queue {
     /// Left over from before the mount.
-    leftovers: VecDeque<Ino>,
+    leftovers: BTreeSet<Ino>,
+    /// Somebody may still know them.
+    held: bool,
     /// Removed since.
     removed: VecDeque<Arc<Inode>>,
     stop: bool,
+}
+
+impl Queue {
+    /// What is to be reclaimed next, if there is anything.
+    fn take(&mut self) -> Option<Job> {
+        if let Some(inode) = self.removed.pop_front() {
+            return Some(Job::Removed(inode));
+        }
+        let ino = if self.held { None } else { self.leftovers.pop_first() };
+        ino.map(|ino| Job::Leftover(ino, self.leftovers.len()))
+    }
 }
 
 /// The background's queue and thread.
@@ -59,11 +73,8 @@ impl Reclaimer {
             if queue.stop {
                 return None;
             }
-            if let Some(inode) = queue.removed.pop_front() {
-                return Some(Job::Removed(inode));
-            }
-            if let Some(ino) = queue.leftovers.pop_front() {
-                return Some(Job::Leftover(ino, queue.leftovers.len()));
+            if let Some(job) = queue.take() {
+                return Some(job);
             }
             self.wake.wait(&mut queue);
         }
@@ -92,6 +103,12 @@ impl Reclaimer {
                 tracing::error!("the reclaiming thread panicked");
             }
         }
+    }
+
+    /// Whether the inode is left over from before the mount, and somebody may still know it.
+    pub(super) fn holds(&self, ino: Ino) -> bool {
+        let queue = self.queue.lock();
+        queue.held && queue.leftovers.contains(&ino)
     }
 
     pub(super) fn waiting(&self) -> usize {
@@ -128,25 +145,39 @@ impl LocalFs {
         if self.options.read_only {
             return Ok(());
         }
-        let mut leftovers = VecDeque::new();
+        let mut leftovers = BTreeSet::new();
         let scanned = self.journal.scan(&keys::orphan(0), &keys::orphan_end(), &mut |key, _| {
             if let Some(Key::Orphan(ino)) = keys::parse(key) {
-                leftovers.push_back(ino);
+                leftovers.insert(ino);
             }
             true
         });
         scanned.map_err(FsError::from)?;
+        let held = self.options.keeps_removed;
+        *self.reclaimer.queue.lock() = Queue { leftovers, held, ..Queue::default() };
         if !self.options.background {
-            leftovers.into_iter().for_each(|ino| self.reclaim_leftover(ino));
+            if !held {
+                self.reclaim_leftovers();
+            }
             return Ok(());
         }
-        self.reclaimer.queue.lock().leftovers = leftovers;
         let (reclaimer, fs) = (self.reclaimer.clone(), Arc::downgrade(self));
         let thread =
             std::thread::Builder::new().name("ferry-reclaim".into()).spawn(move || run(&reclaimer, &fs));
         let thread = thread.map_err(|source| VolumeError::Io { what: "start a thread", source })?;
         *self.reclaimer.thread.lock() = Some(thread);
         Ok(())
+    }
+
+    /// What is left over from before the mount goes, but for what is known again.
+    pub(super) fn reclaim_leftovers(&self) {
+        self.reclaimer.queue.lock().held = false;
+        self.reclaimer.wake.notify_one();
+        if !self.options.background {
+            // Without a background nothing else is in the queue.
+            let leftovers = std::mem::take(&mut self.reclaimer.queue.lock().leftovers);
+            leftovers.into_iter().for_each(|ino| self.reclaim_leftover(ino));
+        }
     }
 
     fn reclaim_leftover(&self, ino: Ino) {
@@ -195,6 +226,7 @@ impl LocalFs {
             state.rec.nlink == 0
                 && !inode.is_known()
                 && !self.options.read_only
+                && !self.keeping_removed.load(Ordering::Acquire)
                 && !inode.set_flag(Inode::GONE)
         };
         if !gone {

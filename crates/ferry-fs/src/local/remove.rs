@@ -84,9 +84,9 @@ impl LocalFs {
         if noted {
             txn.put(&keys::orphan(child.ino), &[keys::VALUE_VERSION]);
         }
-        // Nobody reads an orphan file after a crash: its small contents need not go to the log once more. A symlink keeps its target: a
+        // Mostly nobody reads an orphan file after a crash: its small contents need not go to the log once more. A symlink keeps its target: a
         // record without one would be damage.
-        if !is_regular(state.rec.mode) {
+        if !is_regular(state.rec.mode) || self.options.keeps_removed {
             return put_inode(txn, child.ino, state);
         }
         let flags = state.rec.flags & !INODE_INLINE;

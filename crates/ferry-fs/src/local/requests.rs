@@ -11,6 +11,7 @@ use crate::inode::Inode;
 use crate::inprocess::FromReply;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl LocalFs {
@@ -359,6 +360,14 @@ impl Filesystem for LocalFs {
 
     fn set_aside(&self, bytes: u64, inodes: u64) -> Result<Aside, Errno> {
         self.do_set_aside(bytes, inodes)
+    }
+
+    fn keep_removed(&self) {
+        self.keeping_removed.store(true, Ordering::Release);
+    }
+
+    fn reclaim_removed(&self) {
+        self.reclaim_leftovers();
     }
 
     fn hand_over(&self) -> Result<(), Errno> {

@@ -386,7 +386,11 @@ impl Server {
         let graceful = Arc::clone(&core);
         runtime.spawn(async move {
             tokio::time::sleep(options.grace).await;
-            let _done = tokio::task::spawn_blocking(move || graceful.locks.end_grace()).await;
+            let core = Arc::clone(&graceful);
+            let _done = tokio::task::spawn_blocking(move || core.locks.end_grace()).await;
+            // Who makes something again after a crash opens its files behind that.
+            tokio::time::sleep(hold).await;
+            let _done = tokio::task::spawn_blocking(move || graceful.fs.reclaim_removed()).await;
         });
         let fencing = Arc::downgrade(&core);
         core.leases.on_fence(Box::new(move |number| {
@@ -466,6 +470,8 @@ impl Server {
         if let Err(error) = &synced {
             tracing::error!(%error, "stopping: not everything could be made durable");
         }
+        // Their programs go on with the next server.
+        self.core.fs.keep_removed();
         for session in self.core.all() {
             if synced.is_ok() && !*session.redoing() {
                 session.say_last(&ToClient::Goodbye {});

@@ -239,7 +239,8 @@ fn server_options() -> ServerOptions {
 }
 
 fn fs_options() -> FsOptions {
-    FsOptions { cache: CacheMode::Strict, cache_bytes: 16 << 20, ..FsOptions::default() }
+    let cache_bytes = 16 << 20;
+    FsOptions { cache: CacheMode::Strict, cache_bytes, keeps_removed: true, ..FsOptions::default() }
 }
 
 impl World {

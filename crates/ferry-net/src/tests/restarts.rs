@@ -92,6 +92,40 @@ fn a_client_that_is_cut_off_while_the_server_stops_is_waited_for() {
 }
 
 #[test]
+fn a_file_that_is_removed_while_open_outlives_the_server() {
+    let options = ServerOptions { grace: Duration::from_secs(20), ..server_options() };
+    let mut world = World::with(23, server_options());
+    world.options = options;
+    let (client, other) = (world.client(), world.client());
+    let (mine, a) = client.create(ROOT, "mine").unwrap();
+    let (theirs, b) = client.create(ROOT, "theirs").unwrap();
+    client.write(mine, a, 0, b"removed by its client").unwrap();
+    client.write(theirs, b, 0, b"removed by another").unwrap();
+    assert_eq!(client.sync(), Ok(()));
+    client.unlink(ROOT, "mine").unwrap();
+    other.unlink(ROOT, "theirs").unwrap();
+    for crashes in [true, false, true] {
+        assert_eq!(client.sync(), Ok(()));
+        if crashes {
+            drop(world.take_server());
+            // The process that dies forgets nothing in order.
+            world.fs.keep_removed();
+        } else {
+            world.stop();
+        }
+        world.reopen();
+        world.start();
+        assert_eq!(client.read(mine, a, 100).unwrap(), b"removed by its client");
+        assert_eq!(client.read(theirs, b, 100).unwrap(), b"removed by another");
+        assert_eq!(client.write(mine, a, 0, b"removed"), Ok(7));
+    }
+    assert_eq!(client.fsync(mine, a), Ok(()));
+    client.close(mine, a);
+    client.close(theirs, b);
+    assert_eq!(client.list(ROOT).unwrap().len(), 0);
+}
+
+#[test]
 fn nobody_takes_a_lock_before_those_who_had_one_are_back() {
     let options = ServerOptions { grace: Duration::from_secs(3), ..server_options() };
     let mut world = World::with(11, server_options());

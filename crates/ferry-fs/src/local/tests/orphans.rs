@@ -118,6 +118,50 @@ fn orphans_of_a_dead_mount_are_reclaimed_by_the_next() {
     world.check();
 }
 
+/// Programs on other machines have it open when the server dies, and when it stops.
+#[test]
+fn what_somebody_has_open_outlives_a_mount_that_keeps_it() {
+    for (crashes, background) in [(true, false), (false, false), (true, true), (false, true)] {
+        let options =
+            FsOptions { background, keeps_removed: true, cache_bytes: 8 << 20, ..FsOptions::default() };
+        let mut world = World::with(options);
+        let before = world.fs.counters.inodes();
+        let (small, a) = world.create(ROOT, "small").unwrap();
+        let (large, b) = world.create(ROOT, "large").unwrap();
+        let (nobodys, _) = world.create(ROOT, "nobody's").unwrap();
+        world.write(small, a, 0, b"a few bytes").unwrap();
+        world.write(large, b, 0, &[7; 300_000]).unwrap();
+        ["small", "large", "nobody's"].iter().for_each(|name| world.unlink(ROOT, name).unwrap());
+        if crashes {
+            die(&mut world);
+        } else {
+            world.fs.keep_removed();
+            world.reopen();
+        }
+        // Again: nobody has come yet.
+        die(&mut world);
+        for ino in [small, large] {
+            assert_eq!(world.lookup(ino, ".").unwrap().map(|attr| attr.nlink), Some(0));
+        }
+        let (a, b) = (world.open(small).unwrap(), world.open(large).unwrap());
+        world.fs.reclaim_removed();
+        while world.stored(nobodys) {
+            assert!(background);
+            std::thread::yield_now();
+        }
+        assert_eq!(world.lookup(nobodys, "."), Err(Errno(libc::ESTALE)));
+        assert_eq!(world.read(small, a, 100).unwrap(), b"a few bytes");
+        assert_eq!(world.read(large, b, 1 << 20).unwrap(), [7; 300_000]);
+        for (ino, fh) in [(small, a), (large, b)] {
+            world.release(ino, fh);
+            world.fs.forget(ino, 1);
+            assert!(!world.stored(ino));
+        }
+        assert_eq!(world.fs.counters.inodes(), before);
+        world.check();
+    }
+}
+
 #[test]
 fn the_mounts_end_forgets_everything() {
     let world = World::new();
