@@ -225,7 +225,32 @@ server_never_comes_back() {
   grep -F 'its server has not answered after 1 s' <<<"$said"
   [ -n "$(mounts_below "$a")" ]
   timeout 5 "$ferry" umount --force "$a"
+  # What it takes with it is said.
+  serve_volume "$scratch/remote.ferry"
+  mount_remote "$a"
+  mkdir "$a/forced"; echo x >"$a/forced/x"
+  stop_server KILL
+  timeout 5 "$ferry" stats "$a" | grep -E 'connected +no'
+  status=0; said=$(timeout 5 "$ferry" umount --force "$a" 2>&1) || status=$?
+  [ "$status" = 1 ]; [ -z "$(mounts_below "$a")" ]
+  grep -F 'unmounted without its server' <<<"$said"
   timeout 100 "$ferry" fsck "$scratch/remote.ferry"
+}
+
+# What is for the machine that has the volume, or for who has it to himself, says so.
+said_where() {
+  serve_volume "$scratch/remote.ferry"
+  local a=$scratch/a said
+  mount_remote "$a"
+  said=$("$ferry" scrub "$a" 2>&1) && return 1
+  grep -F "mounted from ferry://127.0.0.1:$remote_port/: that is for the machine that has the volume" <<<"$said"
+  said=$("$ferry" tune "$a" --flush each 2>&1) && return 1
+  grep -F 'that is for the machine' <<<"$said"
+  said=$("$ferry" fsck "$scratch/remote.ferry" 2>&1) && return 1
+  grep -F "by process $(cat "$scratch/server.pid"), \`ferry serve\`: stop that first" <<<"$said"
+  said=$("$ferry" cert issue "$scratch/no-authority" laptop 2>&1) && return 1
+  grep -F 'there is no authority' <<<"$said"
+  remote_over "$a"
 }
 
 # With certificates of our own, and not without.
@@ -329,6 +354,7 @@ suite_remote() {
   check "the server is killed under work that is not synced" 120 server_is_killed_and_nothing_is_lost
   check "a file that is removed while open outlives the server" 120 removed_while_open
   check "the server never comes back" 120 server_never_comes_back
+  check "commands that are for another machine" 60 said_where
   check "certificates" 60 certificates
   check "a certificate for certain users, and taken back" 60 limited_and_revoked
   check "ferry clients, ferry evict" 60 clients_and_evict

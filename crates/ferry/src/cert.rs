@@ -25,7 +25,8 @@ pub fn run(command: &CertCommand) -> Result<(), CliError> {
         }
         CertCommand::Revoke { dir, name } => {
             let revoked = authority::revoke(dir, name).map_err(failed)?;
-            println!("revoked: {revoked}; `ferry evict {name}` ends what a client has now");
+            let what = if revoked == 0 { "was revoked before".into() } else { format!("revoked: {revoked}") };
+            println!("{what}; `ferry evict` ends what a client has now (`ferry clients` lists them)");
         }
     }
     Ok(())

@@ -213,7 +213,7 @@ fn parse_export(text: &str) -> Result<Export, String> {
 /// `ferry cert`.
 #[derive(Subcommand, Debug)]
 pub enum CertCommand {
-    /// Make an authority in a directory, and a certificate for the server
+    /// Make an authority in a directory, if there is none, and a certificate for the server
     Init {
         /// Where; the secret key of the authority stays there
         dir: PathBuf,

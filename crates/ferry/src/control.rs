@@ -13,7 +13,7 @@ use crate::cli::{StatsArgs, TuneArgs};
 use crate::error::CliError;
 use crate::options::{fast_flush_word, flush_word};
 use crate::size::format_bytes;
-use crate::{mounts, shown, table};
+use crate::{mounts, remote, shown, table};
 
 /// Makes everything on the volume durable that a file or directory is on.
 pub fn sync_volume(path: &Path) -> Result<(), CliError> {
@@ -25,9 +25,24 @@ pub fn sync_volume(path: &Path) -> Result<(), CliError> {
 
 /// `ferry stats`.
 pub fn stats(args: &StatsArgs) -> Result<(), CliError> {
-    let value = read_stats(&args.mountpoint)?;
+    let value = match own_figures(&args.mountpoint) {
+        Some(figures) => {
+            eprintln!(
+                "ferry: {}: its server is away: these are this machine's own figures",
+                args.mountpoint.display()
+            );
+            figures
+        }
+        None => read_stats(&args.mountpoint)?,
+    };
     let text = if args.json { format!("{value:#}\n") } else { table::render(&value) };
     print(&text)
+}
+
+/// What a remote mount says whose server is away: nobody waits for that to be told so.
+fn own_figures(path: &Path) -> Option<Value> {
+    let mount = mounts::above(path)?;
+    remote::figures(&mount.target).filter(|figures| figures["connection"]["connected"] == false)
 }
 
 /// The statistics of the mount that a file or directory is on.
@@ -126,7 +141,14 @@ pub fn open(path: &Path) -> Result<File, CliError> {
 /// What an error of such a question means.
 pub fn explain(path: &Path, what: &'static str, error: io::Error) -> CliError {
     match error.raw_os_error() {
-        Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => CliError::NotMounted(path.into()),
+        Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => match mounts::above(path) {
+            Some(mount) if mount.is_remote() => CliError::Failed(format!(
+                "{}: mounted from {}: that is for the machine that has the volume",
+                path.display(),
+                mount.source.display()
+            )),
+            _ => CliError::NotMounted(path.into()),
+        },
         _ if mounts::says_dead(&error) => CliError::Failed(format!(
             "{}: the daemon behind this mount has died; `ferry umount {0}` clears it, then mount again",
             path.display()

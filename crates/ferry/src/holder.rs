@@ -12,7 +12,7 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::error::CliError;
-use crate::mounts;
+use crate::{clients, mounts, socket};
 
 /// How long to wait between two looks at who has the volume.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -150,6 +150,7 @@ fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> 
         return opened;
     }
     if let Some(holder) = Holder::of(volume)
+        && !is_served(holder.pid)
         && let Err(error) = holder.wait(CLOSING)
     {
         tracing::debug!(%error, "waiting for the last user of a volume");
@@ -172,14 +173,20 @@ fn open(volume: &Path, mode: OpenMode, env: &Env) -> Result<Arc<dyn BlockDevice>
 /// What to say of a volume that could not be opened: who has it, and where it is mounted.
 pub fn explain(volume: &Path, error: &CompositeError) -> CliError {
     CliError::Failed(match error {
-        CompositeError::Device(DeviceError::InUse { writing: true, .. }) => match mounts::find(volume) {
+        CompositeError::Device(DeviceError::InUse { writing: true, pid, .. }) => match mounts::find(volume) {
             Ok(Some(mount)) if mount.is_ferry() => {
                 format!("{error}, mounted on {}: unmount it first", mount.target.display())
             }
+            _ if is_served(*pid) => format!("{error}, `ferry serve`: stop that first"),
             _ => format!("{error}: wait until that has ended"),
         },
         other => other.to_string(),
     })
+}
+
+/// Whether that process is a server.
+fn is_served(pid: u32) -> bool {
+    socket::names(clients::PREFIX).is_ok_and(|names| names.contains(&format!("{}{pid}", clients::PREFIX)))
 }
 
 /// Whether a mount of it can be seen from here. If the table cannot be read, it may be.

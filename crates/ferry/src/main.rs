@@ -27,6 +27,7 @@ mod scrub;
 mod serve;
 mod shown;
 mod size;
+mod socket;
 mod sync;
 mod table;
 mod top;

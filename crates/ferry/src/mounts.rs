@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use ferry_net::Address;
+
 use crate::error::CliError;
 
 /// The type that the kernel shows for a mounted volume.
@@ -31,6 +33,11 @@ impl Mount {
     /// Whether it is one of ours.
     pub fn is_ferry(&self) -> bool {
         self.fs_type == FS_TYPE
+    }
+
+    /// Whether the volume is a server's: no daemon of this machine has it open.
+    pub fn is_remote(&self) -> bool {
+        self.is_ferry() && self.source.to_str().is_some_and(Address::is_meant)
     }
 }
 
@@ -63,6 +70,14 @@ pub fn find(target_or_source: &Path) -> io::Result<Option<Mount>> {
     let found = place(&std::path::absolute(target_or_source)?);
     let found = found.or_else(|| resolve(target_or_source).ok().and_then(|path| place(&path)));
     Ok(found.map(|i| mounts.swap_remove(i)))
+}
+
+/// The mount that a file or directory is on, by its path.
+pub fn above(path: &Path) -> Option<Mount> {
+    let (path, mounts) = (resolve(path).ok()?, list().ok()?);
+    let above = mounts.into_iter().filter(|mount| path.starts_with(&mount.target));
+    // Of those at the same place the newest is seen, which is the last.
+    above.max_by_key(|mount| mount.target.as_os_str().len())
 }
 
 /// Refuses a mount that is hidden by another one made at its place: every path there leads to that one.

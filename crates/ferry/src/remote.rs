@@ -8,12 +8,13 @@ use std::time::Duration;
 use ferry_device::Env;
 use ferry_fs::{CacheMode, Filesystem};
 use ferry_net::{Address, ClientOptions, ClientTls, RemoteFs, TcpConnector};
+use serde_json::Value;
 
 use crate::cli::MountArgs;
 use crate::daemon::{self, Service};
 use crate::error::CliError;
-use crate::mount;
 use crate::options::MountOptions;
+use crate::{mount, socket};
 
 /// Operations wait so long for a server that is gone, unless `timeout=` says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -79,6 +80,9 @@ pub fn serve(
     };
     let connector = Arc::new(TcpConnector::new(address.clone(), tls));
     let fs = RemoteFs::connect(connector, client, &Env::real()).map_err(failed)?;
+    if let Err(error) = answer(&fs, mountpoint) {
+        tracing::warn!(%error, "`ferry stats` and `ferry umount --force` cannot ask this mount while its server is away");
+    }
     let mut fuse = mount::fuse_options(address.to_string(), options);
     fuse.read_only |= fs.is_read_only();
     let log = mount::log_path(options)?;
@@ -93,4 +97,24 @@ pub fn serve(
             stop_timeout: args.stop_timeout,
         },
     )
+}
+
+/// Names of the sockets of remote mounts, before the process number.
+const PREFIX: &str = "ferry-mount-";
+
+/// What the mount knows without its server, for who asks while that is away.
+fn answer(fs: &Arc<RemoteFs>, mountpoint: &Path) -> std::io::Result<()> {
+    let (fs, place) = (Arc::downgrade(fs), mountpoint.display().to_string());
+    socket::answer(&format!("{PREFIX}{}", std::process::id()), move |question| {
+        let fs = fs.upgrade().filter(|_| question == "figures")?;
+        Some(socket::object([("mountpoint", place.clone().into()), ("figures", fs.figures())]))
+    })
+}
+
+/// What the remote mount at `target` knows without its server. `None`: there is none that answers.
+pub fn figures(target: &Path) -> Option<Value> {
+    let place = target.display().to_string();
+    let mut answers =
+        socket::names(PREFIX).ok()?.into_iter().filter_map(|name| socket::ask(&name, "figures").ok());
+    answers.find(|answer| answer["mountpoint"] == place).map(|mut answer| answer["figures"].take())
 }

@@ -7,13 +7,14 @@ use std::path::Path;
 use std::sync::mpsc;
 
 use ferry_fuse::Unmount;
-use ferry_net::Address;
+use serde_json::Value;
 
 use crate::cli::UmountArgs;
 use crate::control::{explain, open, read_stats};
 use crate::error::CliError;
 use crate::holder::Holder;
 use crate::mounts::{self, Mount};
+use crate::remote;
 
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Result<(), CliError> {
@@ -23,6 +24,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     mounts::must_be_reached(&mount)?;
     let writer = Holder::of(&mount.source);
     let (synced, daemon) = if args.force || args.lazy { (Ok(()), None) } else { sync(&mount, args)? };
+    let unsent = if args.force { remote::figures(&mount.target).filter(is_away) } else { None };
     let holder = writer.or_else(|| daemon.map(|pid| Holder::reader(&mount.source, pid)));
     detach(&mount, args)?;
     match holder {
@@ -30,9 +32,10 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         Some(holder) if !args.lazy => wait(&holder, &mount, args),
         _ => Ok(()),
     }?;
+    unsent.as_ref().map_or(Ok(()), |figures| may_be_lost(&mount, figures))?;
     synced.map_err(|why| {
         let target = mount.target.display();
-        let but = if is_remote(&mount) {
+        let but = if mount.is_remote() {
             "its server did not say that everything is durable"
         } else {
             "not everything could be written"
@@ -41,9 +44,23 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     })
 }
 
-/// Whether the volume is a server's: no daemon of this machine has it open.
-fn is_remote(mount: &Mount) -> bool {
-    mount.source.to_str().is_some_and(Address::is_meant)
+fn is_away(figures: &Value) -> bool {
+    figures["connection"]["connected"] == false
+}
+
+/// Nobody brings to a server any more what the mount still had.
+fn may_be_lost(mount: &Mount, figures: &Value) -> Result<(), CliError> {
+    let of = |key: &str| figures["connection"][key].as_u64().unwrap_or_default();
+    let (kept, unanswered) = (of("kept_changes"), of("unanswered_changes"));
+    if kept + unanswered == 0 {
+        return Ok(());
+    }
+    Err(CliError::Failed(format!(
+        "{}: unmounted without its server: of {} changes that it had not said to be durable those are lost that it does not have \
+         ({unanswered} were not answered yet); what was synced is safe",
+        mount.target.display(),
+        kept + unanswered,
+    )))
 }
 
 /// Whether all that is in memory is on disk now, and which process is the daemon, where it says so. The outer error: nobody answers, and
@@ -71,7 +88,7 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<(Result<(), CliError>, Optio
         Err(_) => Err(CliError::Failed(format!(
             "{}: {} after {} s; a longer --timeout waits, --force ends it at once",
             mount.target.display(),
-            if is_remote(mount) {
+            if mount.is_remote() {
                 "its server has not answered"
             } else {
                 "its daemon has not written everything"

@@ -153,6 +153,18 @@ impl RemoteFs {
         self.link.is_read_only()
     }
 
+    /// What this side counts (`connection`, `kept` and `fuse` of `ferry stats`), without asking the server.
+    pub fn figures(&self) -> serde_json::Value {
+        let mut connection = self.link.json();
+        connection["lost_changes"] = self.lost.load(Ordering::Relaxed).into();
+        connection["differences"] = self.differences.load(Ordering::Relaxed).into();
+        serde_json::Value::from_iter([
+            ("connection", connection),
+            ("kept", self.cache.json()),
+            ("fuse", self.kernel.stats()),
+        ])
+    }
+
     /// Of the connection, without asking the server.
     #[cfg(test)]
     pub(crate) fn connection(&self) -> serde_json::Value {

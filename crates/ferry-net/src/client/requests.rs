@@ -1,7 +1,6 @@
 //! The file system as a transport sees it: each request as a message, and each answer as a reply.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ferry_fs::*;
@@ -161,11 +160,9 @@ impl RemoteFs {
             if !stats.is_object() {
                 return Err(Errno(libc::EPROTO));
             }
-            stats["connection"] = fs.link.json();
-            stats["connection"]["lost_changes"] = fs.lost.load(Ordering::Relaxed).into();
-            stats["connection"]["differences"] = fs.differences.load(Ordering::Relaxed).into();
-            stats["kept"] = fs.cache.json();
-            stats["fuse"] = fs.kernel.stats();
+            if let (Some(stats), Value::Object(own)) = (stats.as_object_mut(), fs.figures()) {
+                stats.extend(own);
+            }
             let mut bytes = stats.to_string().into_bytes();
             bytes.push(0);
             if bytes.len() > most { Err(Errno(libc::ERANGE)) } else { Ok(Reply::Data(bytes)) }

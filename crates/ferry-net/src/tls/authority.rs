@@ -21,17 +21,23 @@ const CA_KEY: &str = "ca.key";
 /// The clients' certificates that it has made, in the form of the list of those that are revoked.
 const ISSUED: &str = "issued";
 
-/// Makes an authority in `dir`, and a certificate for the server under the names `hosts`.
+/// Makes an authority in `dir`, if there is none, and a certificate for the server under the names `hosts`.
 pub fn init(dir: &Path, hosts: &[String]) -> Result<(), NetError> {
     fs::create_dir_all(dir).map_err(|e| unusable(dir, &e))?;
+    if !dir.join(CA_KEY).exists() {
+        found(dir)?;
+    }
+    issue_to(dir, dir, "server", (hosts, None), ExtendedKeyUsagePurpose::ServerAuth).map(drop)
+}
+
+fn found(dir: &Path) -> Result<(), NetError> {
     let key = KeyPair::generate().map_err(|e| unusable(dir, &e))?;
     let mut params = params(Vec::new(), "FerryFS").map_err(|e| unusable(dir, &e))?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let certificate = params.self_signed(&key).map_err(|e| unusable(dir, &e))?;
     write(&dir.join(CA_KEY), &key.serialize_pem(), 0o600)?;
-    write(&dir.join(CA), &certificate.pem(), 0o644)?;
-    issue_to(dir, dir, "server", (hosts, None), ExtendedKeyUsagePurpose::ServerAuth).map(drop)
+    write(&dir.join(CA), &certificate.pem(), 0o644)
 }
 
 /// Makes a certificate for the client `name`, which may act as these users and groups (`None`: as anybody); gives the directory to be brought
@@ -41,6 +47,9 @@ pub fn issue(dir: &Path, name: &str, limits: Option<&Limits>) -> Result<PathBuf,
     let plain = !name.is_empty() && !name.starts_with('.') && !name.contains('/');
     if !plain || name.contains(char::is_control) || [REVOKED, ISSUED].contains(&name) {
         return Err(unusable(&to, &"a client's name is a plain file name"));
+    }
+    if !dir.join(CA_KEY).exists() {
+        return Err(unusable(dir, &"there is no authority: `ferry cert init` makes one"));
     }
     fs::create_dir_all(&to).map_err(|e| unusable(&to, &e))?;
     let names = [name.to_owned()];
@@ -124,7 +133,7 @@ fn issue_to(
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), NetError> {
     let made = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
     made.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|e| match e.kind() {
-        io::ErrorKind::AlreadyExists => unusable(path, &"is there already: nothing is overwritten"),
+        io::ErrorKind::AlreadyExists => unusable(path, &"is there already, and not overwritten: who wants a new one moves it away, with the .pem beside it"),
         _ => unusable(path, &e),
     })
 }
