@@ -21,6 +21,9 @@ const READER_LOOKS: u32 = 20;
 /// How long a daemon whose mount is gone is given to close its volume before the volume counts as in use.
 const CLOSING: Duration = Duration::from_secs(30);
 
+/// The same for a server, which mostly stays.
+const STOPPING: Duration = Duration::from_secs(3);
+
 /// A process that has a volume open.
 pub struct Holder {
     /// Its number in its own pid namespace.
@@ -150,8 +153,7 @@ fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> 
         return opened;
     }
     if let Some(holder) = Holder::of(volume)
-        && !is_served(holder.pid)
-        && let Err(error) = holder.wait(CLOSING)
+        && let Err(error) = holder.wait(if is_served(holder.pid) { STOPPING } else { CLOSING })
     {
         tracing::debug!(%error, "waiting for the last user of a volume");
     }
