@@ -93,6 +93,16 @@ what_has_returned() {
   remote_over "${mounts[@]}"
 }
 
+# Mappings of a file at two mounts.
+mapped_at_two() {
+  serve_volume "$scratch/remote.ferry"
+  local a=$scratch/a b=$scratch/b
+  mount_remote "$a"; mount_remote "$b"
+  mkdir "$a/mappings"
+  timeout 100 python3 "$repo/scripts/suites/mapped.py" "$1" "$a/mappings" "$b/mappings"
+  remote_over "$a" "$b"
+}
+
 # A client that has stopped delays a change for one term of its leases, and sees the change when it goes on.
 a_client_stands_still() {
   serve_volume "$scratch/remote.ferry"
@@ -348,6 +358,7 @@ suite_remote() {
   check "two clients" 120 two_clients
   check "three clients, one order" 60 one_order
   check "readers see what has returned" 120 what_has_returned
+  check "mappings see what others write" 120 mapped_at_two 40
   check "a client stands still" 60 a_client_stands_still
   check "the server stops and crashes under work" 120 server_goes_away
   check "the server is killed under work that is synced" 120 server_is_killed

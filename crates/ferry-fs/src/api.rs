@@ -388,8 +388,10 @@ pub trait Host: Send + Sync {
 pub struct ToForget {
     /// The attributes of these,
     pub inodes: Vec<Ino>,
-    /// and what these mean.
+    /// what these mean,
     pub names: Vec<(Ino, Box<[u8]>)>,
+    /// and, behind the word that all this is forgotten, the contents of these: what programs have stored in mapped memory is written first.
+    pub contents: Vec<Ino>,
 }
 
 /// Renaming: flags of renameat2(2).
@@ -464,6 +466,10 @@ pub trait Filesystem: Send + Sync + 'static {
     fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)>;
     /// Reads up to `out.len()` bytes at `offset` into `out`; fewer only at the end of the file. Returns the number.
     fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize>;
+    /// The same, for what the kernel keeps of files that programs have mapped into memory.
+    fn read_pages(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        self.read(cx, ino, fh, offset, out)
+    }
     /// Writes all of `data`, or fails. `append`: at the end, whatever `offset` says.
     #[expect(clippy::too_many_arguments, reason = "the request's own shape")]
     fn write(

@@ -116,6 +116,8 @@ pub(crate) mod fopen {
 
 pub(crate) const GETATTR_FH: u32 = 1 << 0;
 pub(crate) const OPEN_KILL_SUIDGID: u32 = 1 << 0;
+/// Set where a program reads, and not the page cache.
+pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
 pub(crate) const WRITE_CACHE: u32 = 1 << 0;
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;

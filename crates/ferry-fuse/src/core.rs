@@ -186,9 +186,14 @@ impl Core {
             Op::Open { flags, kill_suidgid } => {
                 Ok(encode::opened(out, fs.open(cx, ino, flags, kill_suidgid)?)?)
             }
-            Op::Read { fh, offset, size } => {
+            Op::Read { fh, offset, size, pages } => {
                 let out = limited(out, size);
-                Ok(Body::Out(fs.read(cx, ino, fh, offset, out)?))
+                let read = if pages {
+                    fs.read_pages(cx, ino, fh, offset, out)
+                } else {
+                    fs.read(cx, ino, fh, offset, out)
+                };
+                Ok(Body::Out(read?))
             }
             Op::Write { fh, offset, data, append, kill_suidgid, sync } => {
                 // Where this kernel alone makes every change, it has chosen the end of the file itself, under its lock; and the

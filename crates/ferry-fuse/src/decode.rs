@@ -80,6 +80,8 @@ pub(crate) enum Op<'a> {
         fh: u64,
         offset: u64,
         size: u32,
+        /// For the page cache.
+        pages: bool,
     },
     Write {
         fh: u64,
@@ -296,7 +298,8 @@ fn on_handle<'a>(opcode: u32, args: Args<'a>) -> Result<Op<'a>, Errno> {
         }
         op::READ => {
             let a: abi::ReadIn = fixed(args)?;
-            Op::Read { fh: a.fh, offset: a.offset, size: a.size }
+            let pages = a.read_flags & abi::READ_LOCKOWNER == 0;
+            Op::Read { fh: a.fh, offset: a.offset, size: a.size, pages }
         }
         op::READDIR | op::READDIRPLUS => {
             let a: abi::ReadIn = fixed(args)?;

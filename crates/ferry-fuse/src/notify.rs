@@ -1,7 +1,8 @@
 //! What the file system asks of the kernel: to forget what it has cached.
 //!
 //! A notification may block in the kernel until requests are answered (it takes the inode's lock), so it is sent from a
-//! thread of its own. The queue is bounded: a caller that outruns the kernel waits, and must therefore hold no lock that a
+//! thread of its own; for contents of another one: the kernel writes back what programs have stored there before it forgets them, and waits
+//! for pages that are being read. A queue is bounded: a caller that outruns the kernel waits, and must therefore hold no lock that a
 //! request may want. [`Host::forget`] alone does not wait: its callers are as many as there are leases.
 
 use std::collections::VecDeque;
@@ -54,51 +55,48 @@ struct Queue {
     closed: bool,
 }
 
-/// The file system's side of the mount.
-#[derive(Debug)]
-pub(crate) struct Notifier {
+/// Notifications for one thread.
+#[derive(Debug, Default)]
+struct Lane {
     queue: Mutex<Queue>,
     /// Something was queued, or the queue was closed.
     filled: Condvar,
     /// Something was taken from a full queue, or the queue was closed.
     drained: Condvar,
-    counters: Arc<AllCounters>,
-    parked: Weak<ParkTable>,
-    idle: Arc<IdlePoll>,
-    expires_names: AtomicBool,
 }
 
-impl Notifier {
-    pub(crate) fn new(counters: Arc<AllCounters>, parked: &Arc<ParkTable>, idle: Arc<IdlePoll>) -> Self {
-        Self {
-            queue: Mutex::default(),
-            filled: Condvar::new(),
-            drained: Condvar::new(),
-            counters,
-            parked: Arc::downgrade(parked),
-            idle,
-            expires_names: AtomicBool::new(false),
-        }
-    }
+/// What a thread of the notifier sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// All that is no contents.
+    Metadata,
+    Contents,
+}
 
-    /// The kernel has said what it can.
-    pub(crate) fn agreed(&self, agreed: &Agreed) {
-        self.expires_names.store(agreed.expires_names, Ordering::Relaxed);
-    }
+impl Kind {
+    pub(crate) const ALL: [Self; 2] = [Self::Metadata, Self::Contents];
+}
 
+impl Lane {
     fn push(&self, notice: Notice) {
         let mut queue = self.queue.lock();
         while queue.waiting.len() >= QUEUE_MAX && !queue.closed {
             self.drained.wait(&mut queue);
         }
+        drop(queue);
+        self.push_over(notice);
+    }
+
+    /// The same, however many there are.
+    fn push_over(&self, notice: Notice) {
+        let mut queue = self.queue.lock();
         if !queue.closed {
             queue.waiting.push_back(notice);
             self.filled.notify_one();
         }
     }
 
-    /// The mount is gone; what is queued has no receiver.
-    pub(crate) fn close(&self) {
+    fn close(&self) {
         self.queue.lock().closed = true;
         self.filled.notify_all();
         self.drained.notify_all();
@@ -117,17 +115,53 @@ impl Notifier {
             self.filled.wait(&mut queue);
         }
     }
+}
+
+/// The file system's side of the mount.
+#[derive(Debug)]
+pub(crate) struct Notifier {
+    lanes: [Lane; 2],
+    counters: Arc<AllCounters>,
+    parked: Weak<ParkTable>,
+    idle: Arc<IdlePoll>,
+    expires_names: AtomicBool,
+}
+
+impl Notifier {
+    pub(crate) fn new(counters: Arc<AllCounters>, parked: &Arc<ParkTable>, idle: Arc<IdlePoll>) -> Self {
+        Self {
+            lanes: Default::default(),
+            counters,
+            parked: Arc::downgrade(parked),
+            idle,
+            expires_names: AtomicBool::new(false),
+        }
+    }
+
+    /// The kernel has said what it can.
+    pub(crate) fn agreed(&self, agreed: &Agreed) {
+        self.expires_names.store(agreed.expires_names, Ordering::Relaxed);
+    }
+
+    fn lane(&self, kind: Kind) -> &Lane {
+        &self.lanes[kind as usize]
+    }
+
+    /// The mount is gone; what is queued has no receiver.
+    pub(crate) fn close(&self) {
+        self.lanes.iter().for_each(Lane::close);
+    }
 
     /// Sends until closed.
-    pub(crate) fn run(&self, device: &Device) {
-        while let Some(notice) = self.next() {
+    pub(crate) fn run(&self, device: &Device, kind: Kind) {
+        while let Some(notice) = self.lane(kind).next() {
             match notice {
                 Notice::Inode { ino, offset, len } => inode(device, ino, offset, len),
                 Notice::Attributes { ino } => {
                     attributes(device, ino);
                 }
                 Notice::Entry { parent, name } => entry(device, parent, &name, 0),
-                Notice::Forget { what: ToForget { mut inodes, names }, done } => {
+                Notice::Forget { what: ToForget { mut inodes, names, contents }, done } => {
                     inodes.retain(|ino| !attributes(device, *ino));
                     for _ in 0..AGAIN_MAX {
                         if inodes.is_empty() {
@@ -138,6 +172,8 @@ impl Notifier {
                     }
                     names.iter().for_each(|(parent, name)| entry(device, *parent, name, abi::EXPIRE_ONLY));
                     done();
+                    let contents = contents.into_iter().map(|ino| Notice::Inode { ino, offset: 0, len: 0 });
+                    contents.for_each(|notice| self.lane(Kind::Contents).push_over(notice));
                 }
             }
         }
@@ -196,24 +232,20 @@ fn send(device: &Device, code: i32, parts: &[&[u8]]) -> bool {
 
 impl Host for Notifier {
     fn invalidate_inode(&self, ino: Ino, offset: u64, len: u64) {
-        self.push(Notice::Inode { ino, offset, len });
+        self.lane(Kind::Contents).push(Notice::Inode { ino, offset, len });
     }
 
     fn invalidate_attributes(&self, ino: Ino) {
-        self.push(Notice::Attributes { ino });
+        self.lane(Kind::Metadata).push(Notice::Attributes { ino });
     }
 
     fn invalidate_entry(&self, parent: Ino, name: &[u8]) {
         assert!(name.len() <= NAME_MAX, "the name is that of an entry");
-        self.push(Notice::Entry { parent, name: name.into() });
+        self.lane(Kind::Metadata).push(Notice::Entry { parent, name: name.into() });
     }
 
     fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>) {
-        let mut queue = self.queue.lock();
-        if !queue.closed {
-            queue.waiting.push_back(Notice::Forget { what, done });
-            self.filled.notify_one();
-        }
+        self.lane(Kind::Metadata).push_over(Notice::Forget { what, done });
     }
 
     fn forgets_names(&self) -> bool {

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::idle::IdlePoll;
 use crate::init::{self, Agreed, Wishes};
 use crate::mount::{self, MountOptions, Transport, Unmount};
-use crate::notify::Notifier;
+use crate::notify::{Kind, Notifier};
 use crate::park::ParkTable;
 use crate::transport::dev::{self, Device, Worker};
 use crate::transport::uring::Queues;
@@ -71,7 +71,7 @@ struct Running {
     core: Arc<Core>,
     workers: Vec<JoinHandle<()>>,
     queues: Option<Queues>,
-    notifying: Option<JoinHandle<()>>,
+    notifying: Vec<JoinHandle<()>>,
 }
 
 impl Running {
@@ -97,8 +97,10 @@ impl Running {
             self.queues = Some(Queues::start(&device, &self.core, all)?);
             self.core.parked.sweep_always()?;
         }
-        let notifier = Arc::clone(host);
-        self.notifying = Some(spawn("fuse-notify".into(), move || notifier.run(&device))?);
+        for kind in Kind::ALL {
+            let (notifier, device) = (Arc::clone(host), Arc::clone(&device));
+            self.notifying.push(spawn("fuse-notify".into(), move || notifier.run(&device, kind))?);
+        }
         if options.idle_poll && cores > 1 {
             self.core.idle.start()?;
         }
@@ -117,7 +119,7 @@ impl Running {
         }
         handle.host.close();
         self.core.idle.stop();
-        if let Some(notifying) = self.notifying {
+        for notifying in self.notifying {
             notifying.join().expect("the notifying thread does not panic");
         }
         self.core.fs.detach();
@@ -169,7 +171,7 @@ impl Session {
         let remote = fs.is_shared();
         let core = Arc::new(Core { fs, parked, idle, setxattr_ext: agreed.setxattr_ext, remote });
         let handle = Handle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
-        let mut running = Running { core, workers: Vec::new(), queues: None, notifying: None };
+        let mut running = Running { core, workers: Vec::new(), queues: None, notifying: Vec::new() };
         let spawned = running.spawn(Arc::new(device), &handle.host, &all, options, agreed);
         let session = Self { handle, running: Some(running) };
         if let Err(e) = spawned {

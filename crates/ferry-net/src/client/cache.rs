@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferry_device::Clock;
-use ferry_fs::{Attr, Ino, Timestamp};
+use ferry_fs::{Attr, Ino, Timestamp, ToForget};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
@@ -379,6 +379,22 @@ impl Cache {
         let at = state.server_time(now);
         state.model.was_read(ino, at);
         Some(len)
+    }
+
+    /// The kernel asks for contents to keep them; `false`: it may not.
+    pub(super) fn map(&self, ino: Ino) -> bool {
+        let now = Moment::now(&*self.clock);
+        self.state.lock().map(ino, now)
+    }
+
+    /// What the kernel has to forget of what is over without anybody's word.
+    pub(super) fn over(&self) -> ToForget {
+        let now = Moment::now(&*self.clock);
+        let mut state = self.state.lock();
+        if !state.is_valid(now) {
+            state.shown.forget_all(now);
+        }
+        state.take_to_forget()
     }
 
     /// The names of a directory, if all are known: a cookie says where the listing goes on.

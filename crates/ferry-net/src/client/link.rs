@@ -545,6 +545,7 @@ impl Link {
                     if self.clock.monotonic().saturating_sub(*heard.lock()) > SILENCE_MAX {
                         break Err(io::ErrorKind::TimedOut.into());
                     }
+                    self.kernel.forget_unasked(self.cache.over());
                     self.cache.pinged();
                     let _gone = line.send((frame::encode(&ToServer::Ping {}), ()));
                 }

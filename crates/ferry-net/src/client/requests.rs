@@ -6,11 +6,12 @@ use std::time::Duration;
 use ferry_fs::*;
 use serde_json::Value;
 
-use super::RemoteFs;
 use super::cache::View;
+use super::link::Pending;
 use super::moving::Moving;
 use super::tables::{Dir, Handle};
-use super::waiting::{Finish, Keep};
+use super::waiting::{Finish, Keep, Waiting};
+use super::{RemoteFs, who};
 use crate::message::{IO_MAX, Known, LEASED, LEASED_FOUND, Name, Op, Outcome};
 
 /// What the kernel may not keep.
@@ -151,6 +152,25 @@ impl RemoteFs {
         self.send(cx, op, finish)
     }
 
+    /// Keeps the attributes that a request brings which is made now.
+    fn keep_attributes(&self) -> Keep {
+        let sight = self.cache.sight();
+        Box::new(move |fs, outcome, leased| {
+            if let Outcome::Attributes { attr } = outcome
+                && leased & LEASED != 0
+            {
+                fs.link.give_back(&fs.cache.learn_attr(sight, attr));
+            }
+        })
+    }
+
+    /// Asks for a read lease that nobody waits for.
+    fn ask_for_lease(&self, cx: &Cx, ino: Ino) {
+        let keep = self.keep_attributes();
+        let waiter = Waiting::new(self.this.clone(), (Box::new(|_, _| Ok(Reply::Empty)), Some(keep)), None);
+        self.link.request(Pending::new(who(cx), Op::Getattr { ino }, waiter));
+    }
+
     /// The server's counters, with those of this end.
     fn stats(&self, cx: &Cx<'_>, most: usize) -> Answer<Vec<u8>> {
         let finish: Finish = Box::new(move |fs, outcome| {
@@ -283,14 +303,7 @@ impl Filesystem for RemoteFs {
         if let Some(known) = self.cache.attr(ino) {
             return Ok(known);
         }
-        let sight = self.cache.sight();
-        let keep: Keep = Box::new(move |fs, outcome, leased| {
-            if let Outcome::Attributes { attr } = outcome
-                && leased & LEASED != 0
-            {
-                fs.link.give_back(&fs.cache.learn_attr(sight, attr));
-            }
-        });
+        let keep = self.keep_attributes();
         let finish: Finish = Box::new(|fs, outcome| match outcome {
             Outcome::Attributes { attr } => {
                 let view = fs.cache.show(attr.ino, None);
@@ -393,6 +406,21 @@ impl Filesystem for RemoteFs {
             data(outcome, most)
         });
         self.send(cx, op, finish)
+    }
+
+    fn read_pages(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        if self.cache.map(ino) {
+            return self.read(cx, ino, fh, offset, out);
+        }
+        self.usable(fh)?;
+        self.ask_for_lease(cx, ino);
+        let most = out.len().min(IO_MAX);
+        let finish: Finish = Box::new(move |fs, outcome| {
+            // The kernel has the pages locked until it is answered, so it forgets them behind that.
+            fs.kernel.forget_unasked(ToForget { contents: vec![ino], ..ToForget::default() });
+            data(outcome, most)
+        });
+        self.send(cx, Op::Read { fh, offset, size: most as u32 }, finish)
     }
 
     fn write(

@@ -1,4 +1,5 @@
-//! What the kernel is told that it may keep for a moment: attributes, and the names of directories.
+//! What the kernel is told that it may keep for a moment: attributes, and the names of directories; and contents of files that are mapped
+//! into memory.
 //!
 //! * N1: only what is under a lease, no longer than the term lasts, and a second at most: while this program stands still, or the machine has
 //!   just woken up, nobody can be told to forget.
@@ -7,8 +8,11 @@
 //! * N3: a reply may not have been taken in when the kernel is told to forget. Attributes that it had asked for before, it discards then. Those
 //!   of an inode that it does not know yet are taken back again a little later. With the name of a directory a process that gets no
 //!   time to run may keep an old one for a second: only if that directory has just been moved or removed by somebody else.
+//! * N4: contents for a mapping are kept only if there is a lease when they are asked for. They are dropped behind the word to the server, not
+//!   before: what programs have stored there is written on the way, and that may have to wait for the very change that wants the lease. So a
+//!   mapping shows what others have written a moment later.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use ferry_fs::{Attr, Ino, ROOT, RenameFlags, ToForget};
@@ -39,6 +43,8 @@ pub(super) struct Shown {
     wanted: HashMap<Ino, Duration>,
     /// Names that the kernel is about to change; whether one was forgotten here meanwhile.
     moving: Vec<(FullName, FullName, bool)>,
+    /// Files of which it keeps contents.
+    mapped: HashSet<Ino>,
     /// How often each is being withdrawn.
     withdrawn: HashMap<Ino, u32>,
     /// What the kernel has to forget before the server is told.
@@ -81,6 +87,9 @@ impl Shown {
             }
             self.wanted.insert(ino, now + CALM);
         }
+        if self.mapped.remove(&ino) {
+            self.to_forget.contents.push(ino);
+        }
         if self.seen.remove(&ino).is_some_and(|until| until > now) {
             self.to_forget.inodes.push(ino);
         }
@@ -92,6 +101,7 @@ impl Shown {
     }
 
     pub(super) fn forget_all(&mut self, now: Moment) {
+        self.to_forget.contents.extend(self.mapped.drain());
         let seen = self.seen.drain().filter(|(_, until)| *until > now.monotonic);
         self.to_forget.inodes.extend(seen.map(|(ino, _)| ino));
         for (_, (until, parent, name)) in std::mem::take(&mut self.names) {
@@ -138,6 +148,15 @@ impl State {
         Some(View { attr, valid, name_valid: if name.is_some() { valid } else { Duration::ZERO } })
     }
 
+    /// The kernel asks for contents to keep them; `false`: there is no lease under which it may.
+    pub(in crate::client) fn map(&mut self, ino: Ino, now: Moment) -> bool {
+        let leased = self.is_valid(now) && self.is_leased(ino) && !self.shown.is_withdrawn(ino);
+        if leased {
+            self.shown.mapped.insert(ino);
+        }
+        leased
+    }
+
     /// What the kernel has to forget of what was dropped since this was called last.
     pub(in crate::client) fn take_to_forget(&mut self) -> ToForget {
         std::mem::take(&mut self.shown.to_forget)
@@ -170,6 +189,7 @@ impl State {
     pub(in crate::client) fn unsee(&mut self, ino: Ino) {
         self.shown.seen.remove(&ino);
         self.shown.names.remove(&ino);
+        self.shown.mapped.remove(&ino);
     }
 
     /// These are dropped, and the server is not told yet.

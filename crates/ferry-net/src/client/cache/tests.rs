@@ -243,6 +243,30 @@ fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
 }
 
 #[test]
+fn contents_for_a_mapping_are_kept_under_a_lease_and_forgotten_with_it() {
+    let (cache, hands) = cache();
+    let contents = || cache.lock().take_to_forget().contents;
+    assert!(!cache.map(7), "there is no lease");
+    for ino in [7, 8, 9] {
+        assert!(cache.learn_attr(cache.sight(), &attr(ino, 1)).is_empty());
+        assert!(cache.map(ino) && cache.map(ino));
+    }
+    recall(&cache, &[7]);
+    assert_eq!(contents(), [7]);
+    cache.lock().withdraw(&[7]);
+    assert!(!cache.map(7));
+    recall(&cache, &[7]);
+    assert_eq!(contents(), [0; 0], "once");
+    cache.lock().unsee(8);
+    recall(&cache, &[8]);
+    assert_eq!(contents(), [0; 0], "the kernel does not know it any more");
+    assert_eq!(cache.over(), ToForget::default());
+    hands.0.lock().monotonic = 6;
+    assert_eq!(cache.over().contents, [9], "its term is over");
+    assert!(!cache.map(9));
+}
+
+#[test]
 fn a_directory_that_was_renamed_here_is_forgotten_under_its_new_name() {
     let (cache, _hands) = cache();
     for (ino, name) in [(7, b"old"), (8, b"two")] {
