@@ -1,6 +1,7 @@
 //! Many clients with many leases: what they cost the server, and how long it takes to have all of them back. Figures, not run by itself:
-//! `cargo test --release -p ferry-net --lib many -- --ignored --nocapture`.
+//! `cargo test --release -p ferry-net --lib many -- --ignored --nocapture --test-threads 1`.
 
+use std::pin::Pin;
 use std::time::Instant;
 
 use tokio::io::{ReadHalf, WriteHalf, split};
@@ -28,8 +29,10 @@ fn memory() -> u64 {
 struct Idle {
     out: UnboundedSender<(Vec<u8>, ())>,
     heard: JoinHandle<()>,
-    /// Leases that it was told of, and that it gave back.
-    counts: Arc<[AtomicU64; 2]>,
+    /// Read leases that it was told of, leases that it gave back, and write leases.
+    counts: Arc<[AtomicU64; 3]>,
+    /// Inodes that it was told of.
+    found: Arc<Mutex<Vec<Ino>>>,
 }
 
 fn say(out: &UnboundedSender<(Vec<u8>, ())>, message: &ToServer) {
@@ -45,9 +48,14 @@ impl Idle {
         tokio::spawn(frame::write_all(writer, frames));
         let name = format!("client {name}").into_bytes();
         say(&out, &ToServer::Hello { version: VERSION, session: 0, path: b"/".to_vec(), name, newest: 0 });
-        let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-        let heard = tokio::spawn(hear(reader, out.clone(), counts.clone()));
-        Self { out, heard, counts }
+        let (counts, found) = (Arc::<[AtomicU64; 3]>::default(), Arc::<Mutex<Vec<Ino>>>::default());
+        let heard = tokio::spawn(hear(reader, out.clone(), (counts.clone(), found.clone())));
+        Self { out, heard, counts, found }
+    }
+
+    fn ask_to_decide(&self, inos: &[Ino]) {
+        let op = Op::Lease { inodes: List(inos.to_vec()) };
+        say(&self.out, &ToServer::Request { id: inos[0], after: 0, who: Who::default(), op });
     }
 
     fn look_up(&self, names: std::ops::Range<usize>, dir: Ino) {
@@ -65,13 +73,17 @@ impl Idle {
 async fn hear(
     mut reader: ReadHalf<DuplexStream>,
     out: UnboundedSender<(Vec<u8>, ())>,
-    counts: Arc<[AtomicU64; 2]>,
+    (counts, found): (Arc<[AtomicU64; 3]>, Arc<Mutex<Vec<Ino>>>),
 ) {
     while let Ok(Some(message)) = frame::read::<ToClient>(&mut reader, FRAME_MAX).await {
         match message {
-            ToClient::Reply { leased, outcome: Outcome::Entry { known: Some(_) }, .. } => {
+            ToClient::Reply { leased, outcome: Outcome::Entry { known: Some(known) }, .. } => {
+                found.lock().push(known.attr.ino);
                 let told = u64::from(leased & LEASED_FOUND != 0);
                 counts[0].fetch_add(told, Ordering::Relaxed);
+            }
+            ToClient::Reply { outcome: Outcome::Leases { held }, .. } => {
+                counts[2].fetch_add(held.0.len() as u64, Ordering::Relaxed);
             }
             ToClient::Reply { outcome, .. } => panic!("{outcome:?}"),
             ToClient::Recall { inodes } => {
@@ -170,6 +182,73 @@ fn two_hundred_sessions_with_ten_thousand_leases_each() {
         per(full - connected, held as usize),
         granted.as_secs_f64(),
         one.as_secs_f64() * 1e3,
+        all.as_secs_f64(),
+    );
+    assert!(all < RECALL_TIME_MAX, "{all:?}");
+    for client in idle {
+        runtime.block_on(client.heard).unwrap();
+    }
+}
+
+/// Each has files of its own, so that all may have the write leases.
+#[test]
+#[ignore = "figures; takes some minutes and 8 GiB of memory"]
+fn two_hundred_sessions_with_ten_thousand_write_leases_each() {
+    let world = World::on(Arc::new(MemDevice::new(8 << 30)), 91, server_options());
+    let me = InProcess::default();
+    for session in 0..SESSIONS {
+        let name = format!("d{session}");
+        let dir = me.call(|cx| world.fs.mkdir(cx, ROOT, name.as_bytes(), 0o755)).unwrap().attr.unwrap().ino;
+        for n in 0..LEASES {
+            let name = n.to_string();
+            let made = me.call(|cx| world.fs.mknod(cx, dir, name.as_bytes(), libc::S_IFREG | 0o644, 0));
+            world.fs.forget(made.unwrap().attr.unwrap().ino, 1);
+        }
+    }
+    let server = world.server();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let idle: Vec<Idle> = (0..SESSIONS).map(|name| Idle::new(&server, name)).collect();
+    for (session, client) in idle.iter().enumerate() {
+        let op = Op::Lookup { parent: ROOT, name: format!("d{session}").into_bytes() };
+        say(&client.out, &ToServer::Request { id: u64::MAX, after: 0, who: Who::default(), op });
+    }
+    let pinged = async |work: Pin<Box<dyn Future<Output = ()> + '_>>| {
+        tokio::select! {
+            () = work => {}
+            () = ping(&idle) => {}
+        }
+    };
+    let found = |count| move |client: &Idle| client.found.lock().len() == count;
+    runtime.block_on(until(|| idle.iter().all(found(1))));
+    let begun = Instant::now();
+    runtime.block_on(pinged(Box::pin(async {
+        const STEP: usize = 250;
+        for from in (0..LEASES).step_by(STEP) {
+            for client in &idle {
+                let dir = client.found.lock()[0];
+                client.look_up(from..from + STEP, dir);
+            }
+            until(|| idle.iter().all(found(1 + from + STEP))).await;
+            for client in &idle {
+                client.ask_to_decide(&client.found.lock()[1 + from..]);
+            }
+            until(|| idle.iter().all(|client| client.count(2) == from + STEP)).await;
+        }
+    })));
+    let granted = begun.elapsed();
+    let held = world.figure("write_leases");
+    assert!(held as usize >= SESSIONS * LEASES, "{held}");
+    let memory = memory();
+    drop(server);
+    let begun = Instant::now();
+    world.stop();
+    let all = begun.elapsed();
+    let returned: usize = idle.iter().map(|client| client.count(1)).sum();
+    println!(
+        "{SESSIONS} sessions, {held} write leases granted in {:.1} s, {} MiB with the volume; {returned} given back and stopped after {:.2} s",
+        granted.as_secs_f64(),
+        memory >> 20,
         all.as_secs_f64(),
     );
     assert!(all < RECALL_TIME_MAX, "{all:?}");
