@@ -47,8 +47,10 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 const PING_INTERVAL: Duration = Duration::from_secs(3);
 /// And not more often, whatever term the server names.
 const PING_INTERVAL_MIN: Duration = Duration::from_millis(20);
-/// Who says nothing for so long is gone.
+/// Who says nothing for so long is gone,
 const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// or for so long where operations may not wait longer.
+const SILENCE_MIN: Duration = Duration::from_secs(5);
 /// After a connection that failed the next is tried after this time, then twice that, and so on,
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 /// up to this.
@@ -542,7 +544,9 @@ impl Link {
                 () = &mut sending => {}
                 () = self.closed.notified() => break Ok(()),
                 _ = tick.tick() => {
-                    if self.clock.monotonic().saturating_sub(*heard.lock()) > SILENCE_MAX {
+                    let heard = *heard.lock();
+                    if self.clock.monotonic().saturating_sub(heard) > self.timeout.clamp(SILENCE_MIN, SILENCE_MAX) {
+                        self.state.lock().gone_at = Some(heard);
                         break Err(io::ErrorKind::TimedOut.into());
                     }
                     self.kernel.forget_unasked(self.cache.over());

@@ -309,15 +309,18 @@ impl World {
     }
 
     fn mount(&self, path: &str) -> Result<Client, NetError> {
-        let fs = RemoteFs::connect(self.net.clone(), self.client_options(path), &Env::real())?;
+        self.mount_with(self.client_options(path))
+    }
+
+    fn mount_with(&self, options: ClientOptions) -> Result<Client, NetError> {
+        let fs = RemoteFs::connect(self.net.clone(), options, &Env::real())?;
         Ok(Client { fs, me: InProcess::default() })
     }
 
     /// One whose changes wait for the server.
     fn waiting_client(&self) -> Client {
         let options = ClientOptions { asynchronous: false, ..self.client_options("/") };
-        let fs = RemoteFs::connect(self.net.clone(), options, &Env::real()).expect("the server is there");
-        Client { fs, me: InProcess::default() }
+        self.mount_with(options).expect("the server is there")
     }
 
     fn figure(&self, of: &str) -> u64 {

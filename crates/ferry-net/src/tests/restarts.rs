@@ -92,6 +92,18 @@ fn a_client_that_is_cut_off_while_the_server_stops_is_waited_for() {
 }
 
 #[test]
+fn a_server_that_says_nothing_is_gone_when_operations_have_waited_long_enough() {
+    let world = World::new(24);
+    let timeout = Duration::from_secs(1);
+    let options = ClientOptions { timeout, ..world.client_options("/") };
+    let client = world.mount_with(options).unwrap();
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.write(ino, fh, 0, b"x").unwrap();
+    world.net.silence_all();
+    assert_eq!(client.fsync(ino, fh), Err(Errno(libc::ETIMEDOUT)));
+}
+
+#[test]
 fn a_file_that_is_removed_while_open_outlives_the_server() {
     let options = ServerOptions { grace: Duration::from_secs(20), ..server_options() };
     let mut world = World::with(23, server_options());
