@@ -1,0 +1,134 @@
+//! What walks bring: inodes and whole directories, before anybody asks for them.
+//!
+//! What is given back, or changed here, while a walk is under way is not taken from its answer: that may have been read, or leased, before.
+//! Each walk keeps which inodes that are, for while somebody removes a tree something is given back and changed all the time.
+
+use std::collections::{HashMap, HashSet};
+
+use ferry_fs::Ino;
+
+use super::{Moment, State};
+use crate::client::model::Whole;
+use crate::message::{Listed, Purpose, Seen};
+
+/// Beyond so many nothing is taken from the answer.
+const STALE_MAX: usize = 1 << 16;
+
+/// Walks under way, each with what is not taken from its answer; `None`: nothing is.
+#[derive(Default)]
+pub(super) struct Walks {
+    next: u64,
+    under_way: HashMap<u64, Option<HashSet<Ino>>>,
+    /// Inodes and directories that walks have brought.
+    pub(super) brought: u64,
+    pub(super) asked: u64,
+}
+
+impl Walks {
+    /// These are given back, or changed.
+    pub(super) fn leave_out(&mut self, inos: &[Ino]) {
+        for walk in self.under_way.values_mut() {
+            if let Some(stale) = walk {
+                stale.extend(inos);
+                if stale.len() > STALE_MAX {
+                    *walk = None;
+                }
+            }
+        }
+    }
+
+    /// Nobody knows what is.
+    pub(super) fn leave_all_out(&mut self) {
+        self.under_way.values_mut().for_each(|walk| *walk = None);
+    }
+}
+
+/// A directory in the way of somebody who walks.
+pub(in crate::client) struct Stage {
+    /// Its names.
+    pub(in crate::client) entries: usize,
+    /// Directories in it.
+    pub(in crate::client) dirs: Vec<Ino>,
+}
+
+impl State {
+    /// A walk is about to be asked for; gives its number.
+    pub(in crate::client) fn begin_walk(&mut self) -> u64 {
+        self.walks.next += 1;
+        self.walks.asked += 1;
+        let number = self.walks.next;
+        self.walks.under_way.insert(number, Some(HashSet::new()));
+        number
+    }
+
+    /// It will not be answered.
+    pub(in crate::client) fn end_walk(&mut self, walk: u64) {
+        self.walks.under_way.remove(&walk);
+    }
+
+    /// A walk is answered. Gives, for each inode, whether it is kept, and what is to be given back.
+    pub(in crate::client) fn learn_walk(
+        &mut self,
+        (walk, purpose): (u64, Purpose),
+        seen: &[Seen],
+        dirs: &[Listed],
+        now: Moment,
+    ) -> (Vec<bool>, Vec<Ino>) {
+        let stale = self.walks.under_way.remove(&walk).flatten();
+        let stale = stale.filter(|_| self.blind == 0 && self.is_valid(now));
+        let (mut kept, mut back) = (Vec::new(), Vec::new());
+        let fresh: HashSet<Ino> = seen
+            .iter()
+            .map(|seen| seen.known.attr.ino)
+            .filter(|ino| stale.as_ref().is_some_and(|stale| !stale.contains(ino)))
+            .filter(|ino| !self.shown.is_withdrawn(*ino))
+            .collect();
+        for Seen { known, writes, plain } in seen {
+            let ino = known.attr.ino;
+            let is_fresh = fresh.contains(&ino);
+            kept.push(is_fresh);
+            if self.model.holds(ino) {
+                continue;
+            }
+            match (is_fresh, *writes) {
+                (true, true) => self.hold(known.attr, *plain),
+                (true, false) => self.keep_attr(&known.attr),
+                (false, true) => back.push(ino),
+                (false, false) => {}
+            }
+        }
+        for Listed { ino, names } in dirs.iter().filter(|dir| fresh.contains(&dir.ino)) {
+            let whole = Whole::new(&names.0, purpose);
+            if self.model.holds(*ino) {
+                self.model.learn_whole(*ino, whole);
+            } else {
+                let node = self.nodes.entry(*ino).or_default();
+                self.names = self.names.saturating_add_signed(node.names.learn_whole(whole));
+            }
+        }
+        self.walks.brought += fresh.len() as u64;
+        back.extend(self.surplus());
+        back.extend(self.model.surplus());
+        (kept, back)
+    }
+
+    /// A directory, if all is known of it that somebody with this purpose will ask for.
+    pub(in crate::client) fn stage(&self, dir: Ino, purpose: Purpose) -> Option<Stage> {
+        if self.blind > 0 {
+            return None;
+        }
+        let held = self.model.names_of(dir);
+        if purpose == (Purpose::Remove {}) && held.is_none() {
+            return None;
+        }
+        let names = held.or_else(|| self.nodes.get(&dir).map(|node| &node.names))?;
+        if self.model.is_own(dir) {
+            // It was made here, and so was what is in it, mostly.
+            return Some(Stage { entries: names.len(), dirs: Vec::new() });
+        }
+        let whole = names.whole().filter(|whole| whole.purpose >= purpose)?;
+        let inside = whole.names.iter().filter(|name| name.kind == libc::S_IFDIR);
+        let dirs = inside.filter(|name| name.name != b"." && name.name != b"..").map(|name| name.ino);
+        Some(Stage { entries: whole.names.len(), dirs: dirs.collect() })
+    }
+}
