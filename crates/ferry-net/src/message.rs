@@ -120,6 +120,15 @@ pub struct Name {
     pub cookie: u64,
 }
 
+/// A name in a directory that the session knows; `.`: the directory itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The directory.
+    pub parent: Ino,
+    /// The name.
+    pub name: Vec<u8>,
+}
+
 /// An inode as a walk tells of it: under a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
@@ -168,6 +177,7 @@ wire_fields! {
     Held { attr, plain }
     Numbers { first, count, ticket }
     Name { name, ino, kind, cookie }
+    Place { parent, name }
     Seen { known, writes, plain }
     Listed { ino, names }
 }
@@ -204,7 +214,7 @@ wire_enum! {
         /// session that are durable.
         19 => Settle { inodes: List<Ino> },
         /// Asks for directories before anybody looks at them, with what is below them: what others use is left out.
-        20 => Walk { dirs: List<Ino>, purpose: Purpose },
+        20 => Walk { dirs: List<Place>, purpose: Purpose },
 
         32 => Setattr { ino: Ino, fh: Option<u64>, set: SetAttr },
         33 => Mknod { parent: Ino, name: Vec<u8>, mode: u32, rdev: u32 },
@@ -312,8 +322,8 @@ wire_enum! {
         13 => Dropped {},
         /// Inodes that are there and that the client may use.
         14 => Claimed { claims: List<Claim>, stamp: u64 },
-        /// What a walk has come by, each inode leased and each directory whole; and those that were asked for and had no room.
-        18 => Walked { inodes: List<Seen>, dirs: List<Listed>, rest: List<Ino> },
+        /// What a walk has come by, each inode leased and each directory whole; and which of those that were asked for had no room.
+        18 => Walked { inodes: List<Seen>, dirs: List<Listed>, rest: List<u32> },
     }
 }
 

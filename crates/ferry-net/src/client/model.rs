@@ -46,7 +46,10 @@ pub(super) struct Whole {
 impl Whole {
     pub(super) fn new(names: &[message::Name], purpose: Purpose) -> Self {
         let numbered = names.iter().zip(1..);
-        Self { names: numbered.map(|(name, cookie)| message::Name { cookie, ..name.clone() }).collect(), purpose }
+        Self {
+            names: numbered.map(|(name, cookie)| message::Name { cookie, ..name.clone() }).collect(),
+            purpose,
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use super::RemoteFs;
 use super::cache::State;
 use super::link::{Pending, Waiter};
 use crate::codec::List;
-use crate::message::{Listed, Name, Op, Outcome, Purpose, Seen, WALK_DIRS_MAX, Who};
+use crate::message::{Listed, Name, Op, Outcome, Place, Purpose, Seen, WALK_DIRS_MAX, Who};
 
 /// Directories behind the first that make a walk.
 const WALKS_FROM: u32 = 2;
@@ -27,10 +27,10 @@ const STAGES_MAX: usize = 256;
 /// Walks of a thread under way.
 const UNDER_WAY_MAX: usize = 2;
 /// Threads that are remembered.
-const THREADS_MAX: usize = 32;
+const THREADS_MAX: usize = 16;
 /// Directories above each other that are remembered, those in each that are still to come, and those that were asked for.
-const DEPTH_MAX: usize = 128;
-const DIRS_MAX: usize = 16_384;
+const DEPTH_MAX: usize = 64;
+const DIRS_MAX: usize = 4096;
 const ASKED_MAX: usize = 8192;
 /// So many directories are listed for nothing else before a walk that has removed something is taken for one that only lists.
 const IDLE_MAX: u32 = 8;
@@ -38,8 +38,8 @@ const IDLE_MAX: u32 = 8;
 /// A directory that was listed.
 struct Frame {
     dir: Ino,
-    /// Directories in it to which the walk has not come.
-    next: VecDeque<Ino>,
+    /// Directories in it to which the walk has not come, with their names.
+    next: VecDeque<(Ino, Vec<u8>)>,
 }
 
 /// A thread that may be walking.
@@ -65,23 +65,26 @@ impl Thread {
 
     /// It lists a directory.
     fn lists(&mut self, dir: Ino) {
-        let known = |frame: &Frame| frame.dir == dir || frame.next.contains(&dir);
+        let known = |frame: &Frame| frame.dir == dir || frame.next.iter().any(|(ino, _)| *ino == dir);
         let Some(at) = self.frames.iter().rposition(known) else {
-            *self = Self { frames: vec![Frame { dir, next: VecDeque::new() }], under_way: self.under_way, ..Self::default() };
+            *self = Self {
+                frames: vec![Frame { dir, next: VecDeque::new() }],
+                under_way: self.under_way,
+                ..Self::default()
+            };
             return;
         };
         if self.frames[at].dir == dir {
             // Once more, from its beginning.
             self.frames.truncate(at + 1);
             self.frames[at].next.clear();
+            self.asked.clear();
             return;
         }
         self.frames.truncate(at + 1);
         let next = &mut self.frames[at].next;
-        if next.front() == Some(&dir) {
-            next.pop_front();
-        } else {
-            next.retain(|ino| *ino != dir);
+        if let Some(at) = next.iter().position(|(ino, _)| *ino == dir) {
+            next.remove(at);
         }
         self.frames.push(Frame { dir, next: VecDeque::new() });
         if self.frames.len() > DEPTH_MAX {
@@ -95,7 +98,7 @@ impl Thread {
     }
 
     /// The listing says so.
-    fn found(&mut self, dir: Ino, dirs: impl Iterator<Item = Ino>) {
+    fn found(&mut self, dir: Ino, dirs: impl Iterator<Item = (Ino, Vec<u8>)>) {
         if let Some(frame) = self.frames.last_mut().filter(|frame| frame.dir == dir) {
             let room = DIRS_MAX.saturating_sub(frame.next.len());
             frame.next.extend(dirs.take(room));
@@ -111,26 +114,35 @@ impl Thread {
         std::mem::replace(&mut self.purpose, purpose) != purpose
     }
 
-    /// What to ask for.
-    fn plan(&mut self, cache: &State, purpose: Purpose) -> Vec<Ino> {
-        let Some(here) = self.frames.last() else { return Vec::new() };
+    /// What to ask for: names of directories, with the inodes that they meant.
+    fn plan(&mut self, cache: &State, purpose: Purpose) -> (Vec<Place>, Vec<Ino>) {
+        let Some(here) = self.frames.last().map(|frame| frame.dir) else { return (Vec::new(), Vec::new()) };
+        let place = |parent: Ino, (ino, name): (Ino, Vec<u8>)| (ino, Place { parent, name });
+        let inside =
+            |frame: &'_ Frame| frame.next.iter().map(|next| (frame.dir, next.clone())).collect::<Vec<_>>();
+        // What is next stands at the end.
+        let mut open: Vec<(Ino, Place)> = Vec::new();
+        for frame in self.frames.iter().rev() {
+            let room = STAGES_MAX.saturating_sub(open.len());
+            open.extend(inside(frame).into_iter().take(room).map(|(dir, next)| place(dir, next)));
+        }
+        open.reverse();
         // Where it is more is wanted than was known when it came.
-        let here = Some(here.dir).filter(|dir| purpose > Purpose::default() && cache.stage(*dir, purpose).is_none());
-        let above = self.frames.iter().rev().flat_map(|frame| frame.next.iter().copied());
-        let mut open: Vec<VecDeque<Ino>> = vec![here.into_iter().chain(above).take(STAGES_MAX).collect()];
-        let (mut wanted, mut entries) = (Vec::new(), 0);
+        if purpose > Purpose::default() && cache.stage(here, purpose).is_none() {
+            open.push(place(here, (here, b".".to_vec())));
+        }
+        let (mut wanted, mut inos, mut entries) = (Vec::new(), Vec::new(), 0);
         for _ in 0..STAGES_MAX {
-            let Some(level) = open.last_mut() else { break };
-            let Some(dir) = level.pop_front() else {
-                open.pop();
-                continue;
-            };
+            let Some((dir, next)) = open.pop() else { break };
             match cache.stage(dir, purpose) {
                 Some(stage) => {
                     entries += stage.entries;
-                    open.push(stage.dirs.into());
+                    open.extend(stage.dirs.into_iter().rev().map(|inside| place(dir, inside)));
                 }
-                None if self.asked.get(&dir).is_none_or(|asked| *asked < purpose) => wanted.push(dir),
+                None if self.asked.get(&dir).is_none_or(|asked| *asked < purpose) => {
+                    wanted.push(next);
+                    inos.push(dir);
+                }
                 None => {}
             }
             if entries >= AHEAD_ENTRIES || wanted.len() == WALK_DIRS_MAX {
@@ -140,8 +152,8 @@ impl Thread {
         if self.asked.len() >= ASKED_MAX {
             self.asked.clear();
         }
-        self.asked.extend(wanted.iter().map(|dir| (*dir, purpose)));
-        wanted
+        self.asked.extend(inos.iter().map(|dir| (*dir, purpose)));
+        (wanted, inos)
     }
 }
 
@@ -167,9 +179,10 @@ impl Walking {
 }
 
 /// The directories among names.
-fn dirs(names: &[Name]) -> impl Iterator<Item = Ino> {
+fn dirs(names: &[Name]) -> impl Iterator<Item = (Ino, Vec<u8>)> {
     let inside = names.iter().filter(|name| name.kind == libc::S_IFDIR);
-    inside.filter(|name| name.name != b"." && name.name != b"..").map(|name| name.ino)
+    let inside = inside.filter(|name| name.name != b"." && name.name != b"..");
+    inside.map(|name| (name.ino, name.name.clone()))
 }
 
 impl RemoteFs {
@@ -203,7 +216,7 @@ impl RemoteFs {
 
     /// Asks for what is next.
     fn walk_ahead(&self, who: Who) {
-        let (number, op, purpose) = {
+        let (number, op, purpose, dirs) = {
             let mut walking = self.walking.lock();
             let Some(thread) = walking.threads.get_mut(&who.pid) else { return };
             if thread.under_way >= UNDER_WAY_MAX {
@@ -212,14 +225,14 @@ impl RemoteFs {
             let decides = self.asynchronous && !self.link.is_read_only();
             let purpose = if decides { thread.purpose } else { thread.purpose.min(Purpose::Look {}) };
             let mut cache = self.cache.lock();
-            let dirs = thread.plan(&cache, purpose);
-            if dirs.is_empty() {
+            let (places, dirs) = thread.plan(&cache, purpose);
+            if places.is_empty() {
                 return;
             }
             thread.under_way += 1;
-            (cache.begin_walk(), Op::Walk { dirs: List(dirs), purpose }, purpose)
+            (cache.begin_walk(), Op::Walk { dirs: List(places), purpose }, purpose, dirs)
         };
-        let waiter = Walked { fs: self.this.clone(), number, who, purpose };
+        let waiter = Walked { fs: self.this.clone(), number, who, purpose, dirs };
         self.link.request(Pending::new(who, op, Arc::new(waiter)));
     }
 
@@ -259,6 +272,7 @@ struct Walked {
     number: u64,
     who: Who,
     purpose: Purpose,
+    dirs: Vec<Ino>,
 }
 
 impl Waiter for Walked {
@@ -267,7 +281,8 @@ impl Waiter for Walked {
         match outcome {
             Outcome::Walked { inodes, dirs, rest } => {
                 fs.keep_ahead((self.number, self.purpose), &inodes.0, &dirs.0);
-                fs.walked(self.who, &rest.0);
+                let rest = rest.0.iter().filter_map(|at| self.dirs.get(*at as usize).copied());
+                fs.walked(self.who, &rest.collect::<Vec<_>>());
                 fs.walk_ahead(self.who);
             }
             _ => self.fail(Errno(libc::EPROTO)),

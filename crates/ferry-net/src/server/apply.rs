@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
-    Answer, Attr, Complete, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, InProcess, Ino, Interrupt, Park, Promise,
-    ROOT, Reply, SYMLINK_MAX, Stop, XATTR_SIZE_MAX,
+    Answer, Attr, Complete, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, InProcess, Ino, Interrupt,
+    Park, Promise, ROOT, Reply, SYMLINK_MAX, Stop, XATTR_SIZE_MAX,
 };
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher24};

@@ -8,7 +8,7 @@
 //!   wants more asks again.
 //! * W4: a directory is listed for who may list and search it; who may promise nothing gets no write leases.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::leases::Wants;
 use super::requests::Request;
 use crate::codec::List;
 use crate::message::{
-    Listed, Op, Outcome, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
+    Listed, Op, Outcome, Place, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
 };
 
 /// Leases are waited for so long, all steps together.
@@ -36,9 +36,11 @@ struct Walk {
     purpose: Purpose,
     /// Inodes of the next step, by the volume's numbers. Those of the first were asked for.
     next: Vec<Ino>,
+    /// Which of those that were asked for they are.
+    asked: HashMap<Ino, u32>,
     first: bool,
     /// What was asked for and has no room.
-    rest: Vec<Ino>,
+    rest: Vec<u32>,
     /// With the volume's numbers.
     seen: Vec<(Ino, Seen)>,
     dirs: Vec<Listed>,
@@ -47,9 +49,9 @@ struct Walk {
 }
 
 impl Walk {
-    fn new(purpose: Purpose, dirs: Vec<Ino>) -> Self {
-        let (rest, seen, first) = (Vec::new(), Vec::new(), true);
-        Self { purpose, next: dirs, first, rest, seen, dirs: Vec::new(), entries: 0, bytes: 0 }
+    fn new(purpose: Purpose) -> Self {
+        let (next, asked, rest, seen) = (Vec::new(), HashMap::new(), Vec::new(), Vec::new());
+        Self { purpose, next, asked, first: true, rest, seen, dirs: Vec::new(), entries: 0, bytes: 0 }
     }
 
     fn is_full(&self) -> bool {
@@ -78,8 +80,7 @@ impl Core {
     /// Answers a walk.
     pub(super) async fn walk(self: Arc<Self>, request: Request) {
         let mut request = request;
-        let Op::Walk { dirs, purpose } = &request.op else { return };
-        let mut purpose = *purpose;
+        let Op::Walk { dirs, mut purpose } = request.op else { return };
         if dirs.0.len() > WALK_DIRS_MAX {
             return (request.told)(Outcome::Failed { errno: libc::EINVAL }, 0);
         }
@@ -87,11 +88,17 @@ impl Core {
         if session.read_only || session.peer.limits.is_some() {
             purpose = purpose.min(Purpose::Look {});
         }
-        let mut dirs: Vec<Ino> = dirs.0.iter().filter_map(|ino| session.inward(*ino)).collect();
-        let mut known = HashSet::new();
-        dirs.retain(|ino| known.insert(*ino));
+        request.op = Op::Nothing {};
+        let mut walk = Walk::new(purpose);
+        let core = Arc::clone(&self);
+        let found = tokio::task::spawn_blocking(move || {
+            request.applying(&core).find(&dirs.0, &mut walk);
+            (request, walk)
+        });
+        // One that has panicked is answered.
+        let Ok(both) = found.await else { return };
+        (request, walk) = both;
         let wants = Wants::Walk { writes: purpose == Purpose::Remove {} };
-        let mut walk = Walk::new(purpose, dirs);
         let deadline = Instant::now() + WAIT_TIME_MAX;
         while !walk.next.is_empty() && !session.is_over() {
             let place = self.leases.ask(session.number, wants, walk.next.clone());
@@ -102,7 +109,6 @@ impl Core {
                 request.applying(&core).step(&mut walk);
                 (request, walk)
             });
-            // One that has panicked is answered.
             let Ok(both) = step.await else { return };
             (request, walk) = both;
             if late {
@@ -126,28 +132,42 @@ impl Core {
             }
         }
         let inodes = List(seen.into_iter().map(|(_, seen)| seen).collect());
-        let rest = List(rest.into_iter().map(|ino| session.outward(ino)).collect());
         // Who is gone has no use for leases.
         telling.told = !session.is_over();
-        (request.told)(Outcome::Walked { inodes, dirs: List(dirs), rest }, 0);
+        (request.told)(Outcome::Walked { inodes, dirs: List(dirs), rest: List(rest) }, 0);
     }
 }
 
 impl Applying<'_> {
+    /// What was asked for, as far as it may be named. What a name means is not believed before that is seen under a lease.
+    fn find(&self, places: &[Place], walk: &mut Walk) {
+        for (at, Place { parent, name }) in (0..).zip(places) {
+            let parent = self.session.inward(*parent).filter(|_| name != b"..");
+            let readable = |dir: &Ino| self.core.leases.is_readable(self.session.number, &[*dir]);
+            let Some(parent) = parent.filter(|dir| readable(dir) && self.may_walk(*dir)) else { continue };
+            let found = self.call(|cx| self.fs().lookup(cx, parent, name)).ok().and_then(|entry| entry.attr);
+            let Some(Attr { ino, .. }) = found else { continue };
+            self.fs().forget(ino, 1);
+            if walk.asked.insert(ino, at).is_none() {
+                walk.next.push(ino);
+            }
+        }
+    }
+
     /// Sees the inodes of a step, and lists those of them that are directories, as long as there is room.
     fn step(&self, walk: &mut Walk) {
         let asked_for = std::mem::take(&mut walk.first);
         let lists_only = walk.purpose == Purpose::List {};
         for ino in std::mem::take(&mut walk.next) {
             if walk.is_full() && asked_for {
-                walk.rest.push(ino);
+                walk.rest.extend(walk.asked.get(&ino));
             } else if !walk.is_full() || !lists_only {
                 let seen = self.see(ino, walk);
                 let is_dir = seen.is_some_and(|attr| attr.mode & libc::S_IFMT == libc::S_IFDIR);
                 let listed = !is_dir || walk.is_full() || self.list_whole(ino, walk);
                 // Where it is the first, there is never room for it.
                 if !listed && asked_for && !walk.dirs.is_empty() {
-                    walk.rest.push(ino);
+                    walk.rest.extend(walk.asked.get(&ino));
                 }
             }
         }

@@ -47,8 +47,8 @@ impl Walks {
 pub(in crate::client) struct Stage {
     /// Its names.
     pub(in crate::client) entries: usize,
-    /// Directories in it.
-    pub(in crate::client) dirs: Vec<Ino>,
+    /// Directories in it, with their names.
+    pub(in crate::client) dirs: Vec<(Ino, Vec<u8>)>,
 }
 
 impl State {
@@ -128,7 +128,8 @@ impl State {
         }
         let whole = names.whole().filter(|whole| whole.purpose >= purpose)?;
         let inside = whole.names.iter().filter(|name| name.kind == libc::S_IFDIR);
-        let dirs = inside.filter(|name| name.name != b"." && name.name != b"..").map(|name| name.ino);
-        Some(Stage { entries: whole.names.len(), dirs: dirs.collect() })
+        let inside = inside.filter(|name| name.name != b"." && name.name != b"..");
+        let dirs = inside.map(|name| (name.ino, name.name.clone())).collect();
+        Some(Stage { entries: whole.names.len(), dirs })
     }
 }

@@ -11,8 +11,8 @@ use ferry_fs::Ino;
 
 use super::table::{Coarse, Hold, Progress, Recalls, SessionId, Table, Wants};
 
-/// An inode is in use so long after its holder was given it, or has changed it.
-pub(super) const IN_USE_TIME: Duration = Duration::from_secs(1);
+/// An inode is in use so long after its holder was given it, or has changed it. In tests things happen sooner after each other.
+pub(super) const IN_USE_TIME: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
 
 impl Table {
     /// Whether there is nothing to be waited for any more. Whatever the answer, some may not be had.
