@@ -177,7 +177,7 @@ impl State {
 
     /// A change of ours was decided here: what the server has answered before is not kept.
     pub(super) fn decided(&mut self, touched: &[Ino]) {
-        self.walks.leave_out(touched);
+        self.walks.changed(touched);
         self.moments += 1;
         let moment = self.moments;
         for ino in touched {

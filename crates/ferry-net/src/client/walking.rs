@@ -230,7 +230,7 @@ impl RemoteFs {
                 return;
             }
             thread.under_way += 1;
-            (cache.begin_walk(), Op::Walk { dirs: List(places), purpose }, purpose, dirs)
+            (cache.begin_walk(&places, &dirs), Op::Walk { dirs: List(places), purpose }, purpose, dirs)
         };
         let waiter = Walked { fs: self.this.clone(), number, who, purpose, dirs };
         self.link.request(Pending::new(who, op, Arc::new(waiter)));

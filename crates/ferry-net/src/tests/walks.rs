@@ -305,7 +305,10 @@ fn a_walk_tells_of_nothing_that_its_client_may_not_name() {
     let (inodes, ..) = seen(walk(&mut reader, &[ROOT], Purpose::Remove {}));
     assert!(inodes.len() == 2 && inodes.iter().all(|seen| !seen.writes));
 
-    drop(raw);
+    for mut done in [raw, reader] {
+        done.send(&ToServer::Bye {});
+        assert_eq!(done.hear(), None);
+    }
     let mut raw = Raw::at(&world, limited("1000", "1000"), b"/t");
     let op = Op::Walk { dirs: places(&[ROOT]), purpose: Purpose::Remove {} };
     let alice = Who { uid: 1000, gid: 1000, pid: 77, umask: 0 };
@@ -447,7 +450,7 @@ enum Ends {
 fn ends_at(message: u64, ends: Ends) -> bool {
     let world = World::new(800 + message);
     let a = world.client();
-    a.make_tree("t", 5, 2);
+    a.make_tree("t", 4, 1);
     a.fs.close();
     world.net.messages.cut_at.store(message, Ordering::SeqCst);
     let at = format!("message {message}");

@@ -8,29 +8,49 @@ use std::collections::{HashMap, HashSet};
 use ferry_fs::Ino;
 
 use super::{Moment, State};
-use crate::client::model::Whole;
-use crate::message::{Listed, Purpose, Seen};
+use crate::client::model::{Name, Whole};
+use crate::message::{Listed, Place, Purpose, Seen};
 
 /// Beyond so many nothing is taken from the answer.
 const STALE_MAX: usize = 1 << 16;
 
-/// Walks under way, each with what is not taken from its answer; `None`: nothing is.
+/// A walk under way.
+#[derive(Default)]
+struct UnderWay {
+    /// Inodes that were given back since, or that the server changes for us.
+    stale: HashSet<Ino>,
+    /// Inodes that were changed here since.
+    changed: HashSet<Ino>,
+    /// What was asked for: names, and what each meant, in directories that were leased then.
+    names: Vec<(Place, Ino)>,
+}
+
+/// Walks under way; `None`: nothing is taken from its answer.
 #[derive(Default)]
 pub(super) struct Walks {
     next: u64,
-    under_way: HashMap<u64, Option<HashSet<Ino>>>,
+    under_way: HashMap<u64, Option<UnderWay>>,
     /// Inodes and directories that walks have brought.
     pub(super) brought: u64,
     pub(super) asked: u64,
 }
 
 impl Walks {
-    /// These are given back, or changed.
+    /// These are given back, or changed by the server.
     pub(super) fn leave_out(&mut self, inos: &[Ino]) {
+        self.add(inos, |walk| &mut walk.stale);
+    }
+
+    /// These are changed here.
+    pub(super) fn changed(&mut self, inos: &[Ino]) {
+        self.add(inos, |walk| &mut walk.changed);
+    }
+
+    fn add(&mut self, inos: &[Ino], to: impl Fn(&mut UnderWay) -> &mut HashSet<Ino>) {
         for walk in self.under_way.values_mut() {
-            if let Some(stale) = walk {
-                stale.extend(inos);
-                if stale.len() > STALE_MAX {
+            if let Some(under_way) = walk {
+                to(under_way).extend(inos);
+                if to(under_way).len() > STALE_MAX {
                     *walk = None;
                 }
             }
@@ -52,12 +72,14 @@ pub(in crate::client) struct Stage {
 }
 
 impl State {
-    /// A walk is about to be asked for; gives its number.
-    pub(in crate::client) fn begin_walk(&mut self) -> u64 {
+    /// A walk is about to be asked for, by these names of these inodes; gives its number.
+    pub(in crate::client) fn begin_walk(&mut self, places: &[Place], inos: &[Ino]) -> u64 {
         self.walks.next += 1;
         self.walks.asked += 1;
+        let named = places.iter().cloned().zip(inos.iter().copied());
+        let names = named.filter(|(place, _)| place.name != b"." && self.is_leased(place.parent)).collect();
         let number = self.walks.next;
-        self.walks.under_way.insert(number, Some(HashSet::new()));
+        self.walks.under_way.insert(number, Some(UnderWay { names, ..UnderWay::default() }));
         number
     }
 
@@ -74,13 +96,17 @@ impl State {
         dirs: &[Listed],
         now: Moment,
     ) -> (Vec<bool>, Vec<Ino>) {
-        let stale = self.walks.under_way.remove(&walk).flatten();
-        let stale = stale.filter(|_| self.blind == 0 && self.is_valid(now));
+        let under_way = self.walks.under_way.remove(&walk).flatten();
+        let under_way = under_way.filter(|_| self.blind == 0 && self.is_valid(now));
         let (mut kept, mut back) = (Vec::new(), Vec::new());
         let fresh: HashSet<Ino> = seen
             .iter()
             .map(|seen| seen.known.attr.ino)
-            .filter(|ino| stale.as_ref().is_some_and(|stale| !stale.contains(ino)))
+            .filter(|ino| {
+                under_way
+                    .as_ref()
+                    .is_some_and(|walk| !walk.stale.contains(ino) && !walk.changed.contains(ino))
+            })
             .filter(|ino| !self.shown.is_withdrawn(*ino))
             .collect();
         for Seen { known, writes, plain } in seen {
@@ -104,6 +130,17 @@ impl State {
             } else {
                 let node = self.nodes.entry(*ino).or_default();
                 self.names = self.names.saturating_add_signed(node.names.learn_whole(whole));
+            }
+        }
+        // The server has found these inodes under these names, in directories that nobody else has changed meanwhile. Names that were changed
+        // here since are known.
+        if let Some(walk) = under_way {
+            for (Place { parent, name }, ino) in walk.names {
+                let still = !walk.stale.contains(&parent)
+                    && (self.model.holds(parent) || !walk.changed.contains(&parent));
+                if still && fresh.contains(&ino) && self.name(parent, &name) == Name::Unknown {
+                    self.set_name(parent, &name, Name::Is(ino));
+                }
             }
         }
         self.walks.brought += fresh.len() as u64;
