@@ -20,6 +20,12 @@ pub const WINDOW_BYTES: usize = 32 << 20;
 pub const WINDOW_UNIT: usize = 1024;
 /// Bytes of names that one answer to `Readdir` holds.
 pub const LISTING_MAX: usize = 32 << 10;
+/// Directories that one `Walk` names.
+pub const WALK_DIRS_MAX: usize = 64;
+/// Entries of directories in an answer to `Walk` behind which no further directory begins.
+pub const WALK_ENTRIES: usize = 512;
+/// Bytes of that answer, roughly. A directory that is longer by itself is left out.
+pub const WALK_BYTES_MAX: usize = 256 << 10;
 /// Inodes in one `Forget`, `Claim`, `Numbered`, `Lease`, `Settle`, `Recall` or `Returned`.
 pub const BATCH_MAX: usize = 1024;
 
@@ -114,6 +120,54 @@ pub struct Name {
     pub cookie: u64,
 }
 
+/// A name in a directory that the session knows; `.`: the directory itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The directory.
+    pub parent: Ino,
+    /// The name.
+    pub name: Vec<u8>,
+}
+
+/// An inode as a walk tells of it: under a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The inode.
+    pub known: Known,
+    /// It is the write lease.
+    pub writes: bool,
+    /// Under the write lease: it has no extended attributes and no ACL.
+    pub plain: bool,
+}
+
+/// All names of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The directory.
+    pub ino: Ino,
+    /// Its names, with `.` and `..`.
+    pub names: List<Name>,
+}
+
+wire_enum! {
+    /// What somebody does who goes through a tree: each takes what the one before takes, and more.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Purpose {
+        /// Lists directories.
+        1 => List {},
+        /// Looks at what is in them.
+        2 => Look {},
+        /// Removes it, under write leases.
+        3 => Remove {},
+    }
+}
+
+impl Default for Purpose {
+    fn default() -> Self {
+        Self::List {}
+    }
+}
+
 wire_fields! {
     Who { uid, gid, pid, umask }
     Known { attr, stamp, ticket }
@@ -123,6 +177,9 @@ wire_fields! {
     Held { attr, plain }
     Numbers { first, count, ticket }
     Name { name, ino, kind, cookie }
+    Place { parent, name }
+    Seen { known, writes, plain }
+    Listed { ino, names }
 }
 
 wire_enum! {
@@ -156,6 +213,8 @@ wire_enum! {
         /// Makes durable what was changed before of these inodes, which are about to be given back. The answer counts the changes of the
         /// session that are durable.
         19 => Settle { inodes: List<Ino> },
+        /// Asks for directories before anybody looks at them, with what is below them: what others use is left out.
+        20 => Walk { dirs: List<Place>, purpose: Purpose },
 
         32 => Setattr { ino: Ino, fh: Option<u64>, set: SetAttr },
         33 => Mknod { parent: Ino, name: Vec<u8>, mode: u32, rdev: u32 },
@@ -214,6 +273,7 @@ impl Op {
                 | Op::Numbers {}
                 | Op::Credit { .. }
                 | Op::Settle { .. }
+                | Op::Walk { .. }
         )
     }
 }
@@ -226,6 +286,7 @@ impl Op {
             Op::Readdir { .. } => LISTING_MAX,
             Op::Getxattr { .. } | Op::Listxattr { .. } => XATTR_SIZE_MAX,
             Op::Lease { inodes } => inodes.0.len() * ANSWER_MIN,
+            Op::Walk { .. } => WALK_BYTES_MAX,
             _ => ANSWER_MIN,
         };
         message.max(answer).min(2 * IO_MAX)
@@ -261,6 +322,8 @@ wire_enum! {
         13 => Dropped {},
         /// Inodes that are there and that the client may use.
         14 => Claimed { claims: List<Claim>, stamp: u64 },
+        /// What a walk has come by, each inode leased and each directory whole; and which of those that were asked for had no room.
+        18 => Walked { inodes: List<Seen>, dirs: List<Listed>, rest: List<u32> },
     }
 }
 

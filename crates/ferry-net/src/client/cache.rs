@@ -26,10 +26,12 @@ use super::model::{Model, Name, Names};
 use super::purse::Purse;
 use crate::message::{self, Known};
 
+mod ahead;
 mod asking;
 mod changes;
 mod shown;
 
+use ahead::Walks;
 use asking::Asking;
 pub(super) use changes::Touch;
 use shown::Shown;
@@ -101,6 +103,7 @@ pub(super) struct State {
     pub(super) model: Model,
     pub(super) purse: Purse,
     asking: Asking,
+    walks: Walks,
     shown: Shown,
     /// The server's clock is ahead of ours by so many nanoseconds.
     ahead: i128,
@@ -129,6 +132,7 @@ impl State {
         self.names = 0;
         self.epoch += 1;
         self.asking.forget_all();
+        self.walks.leave_all_out();
         self.model.clear()
     }
 
@@ -173,6 +177,7 @@ impl State {
 
     /// A change of ours was decided here: what the server has answered before is not kept.
     pub(super) fn decided(&mut self, touched: &[Ino]) {
+        self.walks.changed(touched);
         self.moments += 1;
         let moment = self.moments;
         for ino in touched {
@@ -252,6 +257,7 @@ impl Cache {
             model: Model::default(),
             purse: Purse::default(),
             asking: Asking::default(),
+            walks: Walks::default(),
             shown: Shown::default(),
             ahead: 0,
         };
@@ -283,17 +289,19 @@ impl Cache {
         self.state.lock().pings.push_back(now);
     }
 
-    /// A ping was answered.
-    pub(super) fn ponged(&self, renewed: bool) {
+    /// A ping was answered. Whether what was kept is gone, for the term was over.
+    pub(super) fn ponged(&self, renewed: bool) -> bool {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
-        let Some(sent) = state.pings.pop_front() else { return };
-        if !state.is_valid(now) {
+        let Some(sent) = state.pings.pop_front() else { return false };
+        let over = !state.is_valid(now);
+        if over {
             state.drop_all(now);
         }
         if renewed {
             state.valid_from = Some(sent);
         }
+        over
     }
 
     /// How long a lease lasts.
@@ -398,12 +406,17 @@ impl Cache {
     }
 
     /// The names of a directory, if all are known: a cookie says where the listing goes on.
-    pub(super) fn list(&self, dir: Ino) -> Option<Vec<message::Name>> {
+    pub(super) fn list(&self, dir: Ino) -> Option<Arc<[message::Name]>> {
         let now = Moment::now(&*self.clock);
         let state = self.state.lock();
-        let names = state.model.list(dir).filter(|_| state.is_valid(now))?;
-        let numbered = names.into_iter().zip(1..);
-        Some(numbered.map(|((name, ino, kind), cookie)| message::Name { name, ino, kind, cookie }).collect())
+        if !state.is_valid(now) {
+            return None;
+        }
+        if state.model.holds(dir) {
+            return state.model.list(dir);
+        }
+        let node = state.nodes.get(&dir).filter(|_| state.blind == 0)?;
+        node.names.whole().map(|whole| Arc::clone(&whole.names))
     }
 
     /// A symbolic link's target, if it is known.
@@ -451,6 +464,8 @@ impl Cache {
             ("recalled", state.recalled.into()),
             ("held_inodes", state.model.len().into()),
             ("held_names", state.model.names().into()),
+            ("walks", state.walks.asked.into()),
+            ("walked", state.walks.brought.into()),
         ])
     }
 }

@@ -121,6 +121,8 @@ pub(super) trait Restore: Send + Sync {
     fn durable(&self, seq: u64);
     /// Promised changes are lost.
     fn lost(&self, changes: Vec<Pending>);
+    /// Nothing of these (`None`: of any inode) is kept any more, whoever might have asked for it.
+    fn given_up(&self, inos: Option<&[Ino]>);
     /// A change was not made, for another session has write leases on what it touches.
     fn busy(&self, change: Pending);
     /// Attributes are not what the client had decided.
@@ -626,6 +628,7 @@ impl Link {
         }
         self.drained.notify_waiters();
         gone.tell(restore);
+        restore.given_up(None);
         Ok(())
     }
 
@@ -657,9 +660,14 @@ impl Link {
             ToClient::Pong { renewed, series, durable } => {
                 self.durable(durable, restore);
                 self.series_over(series, restore);
-                self.cache.ponged(renewed);
+                if self.cache.ponged(renewed) {
+                    restore.given_up(None);
+                }
             }
-            ToClient::Recall { inodes } => self.return_leases(&inodes.0, true),
+            ToClient::Recall { inodes } => {
+                self.return_leases(&inodes.0, true);
+                restore.given_up(Some(&inodes.0));
+            }
             ToClient::Goodbye {} => {
                 self.state.lock().said_goodbye = true;
                 return Ok(false);

@@ -4,6 +4,7 @@
 //! is gone, `requests` and `locking` the [`ferry_fs::Filesystem`] implementation. The kernel is told to keep neither names nor attributes nor
 //! contents; `cache` keeps names and attributes as long as the server gives leases for them, so that what one client has done the others
 //! see at once. `redo` makes again what a server that crashed has lost. Under write leases changes are decided here (`deciding`, `model`, `purse`), answered, and sent to the server afterwards.
+//! `walking` asks ahead of those who go through a tree.
 
 mod cache;
 mod deciding;
@@ -17,6 +18,7 @@ mod redo;
 mod requests;
 mod tables;
 mod waiting;
+mod walking;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -38,6 +40,7 @@ use link::{Before, Link, Pending, Restore, Waiter};
 use redo::{Plan, Step};
 use tables::{Node, Tables};
 use waiting::{Finish, Keep, Nobody, Unsettled, Waiting};
+use walking::Walking;
 
 /// So many forgotten inodes are told at once.
 const FORGET_BATCH: usize = 64;
@@ -66,6 +69,7 @@ pub struct RemoteFs {
     cache: Arc<Cache>,
     tables: Mutex<Tables>,
     forgotten: Mutex<Vec<Forgotten>>,
+    walking: Mutex<Walking>,
     kernel: Arc<Kernel>,
     asynchronous: bool,
     /// An unmount waits so long until what was promised is made.
@@ -118,6 +122,7 @@ impl RemoteFs {
             cache,
             tables: Mutex::default(),
             forgotten: Mutex::default(),
+            walking: Mutex::default(),
             kernel,
             asynchronous,
             timeout: options.timeout,
@@ -310,6 +315,9 @@ impl Restore for Restorer {
         let Some(fs) = self.0.upgrade() else { return Vec::new() };
         fs.forgotten.lock().clear();
         let mut tables = fs.tables.lock();
+        for ino in tables.ahead(None) {
+            let _of_the_old_session = tables.forget(ino, 1);
+        }
         let mut plan = None;
         match before {
             Before::Clean => tables.all_durable(),
@@ -403,6 +411,12 @@ impl Restore for Restorer {
                 fs.confirm(ino, None);
             }
         }
+    }
+
+    fn given_up(&self, inos: Option<&[Ino]>) {
+        let Some(fs) = self.0.upgrade() else { return };
+        let ahead = fs.tables.lock().ahead(inos);
+        fs.forget_ahead(&ahead);
     }
 
     fn busy(&self, change: Pending) {

@@ -5,10 +5,11 @@
 //! * M2: `blocks` and access times are estimates: both change at the server without a change of the protocol.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use ferry_fs::{Attr, Ino, NAME_MAX, RenameFlags, SYMLINK_MAX, SetAttr, SetTime, Timestamp};
 
-use crate::message::{Known, Op, Outcome, Who};
+use crate::message::{self, Known, Op, Outcome, Purpose, Who};
 
 /// Inodes and names that are held; beyond this those used longest ago are given back.
 const HELD_MAX: usize = 1 << 18;
@@ -33,17 +34,51 @@ pub(super) enum Name {
     Unknown,
 }
 
+/// All names of a directory as the server lists them.
+#[derive(Clone, Debug)]
+pub(super) struct Whole {
+    /// With `.` and `..`; a cookie is a place in this list.
+    pub(super) names: Arc<[message::Name]>,
+    /// What they were asked for for.
+    pub(super) purpose: Purpose,
+}
+
+impl Whole {
+    pub(super) fn new(names: &[message::Name], purpose: Purpose) -> Self {
+        let numbered = names.iter().zip(1..);
+        Self {
+            names: numbered.map(|(name, cookie)| message::Name { cookie, ..name.clone() }).collect(),
+            purpose,
+        }
+    }
+}
+
 /// The names of a directory, as far as they are known.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Names {
     known: HashMap<Vec<u8>, Name>,
     /// There are no others.
     complete: bool,
+    /// None of them has changed since they came.
+    whole: Option<Whole>,
 }
 
 impl Names {
     pub(super) fn len(&self) -> usize {
-        self.known.len()
+        self.known.len() + self.whole.as_ref().map_or(0, |whole| whole.names.len())
+    }
+
+    pub(super) fn whole(&self) -> Option<&Whole> {
+        self.whole.as_ref()
+    }
+
+    /// All of them are known; gives how many more are kept.
+    pub(super) fn learn_whole(&mut self, whole: Whole) -> isize {
+        let before = self.len() as isize;
+        let names = whole.names.iter().filter(|name| name.name != b"." && name.name != b"..");
+        self.known = names.map(|name| (name.name.clone(), Name::Is(name.ino))).collect();
+        (self.complete, self.whole) = (true, Some(whole));
+        self.len() as isize - before
     }
 
     pub(super) fn get(&self, name: &[u8]) -> Name {
@@ -54,11 +89,16 @@ impl Names {
     /// Says what a name means now; gives how many more are kept.
     pub(super) fn set(&mut self, name: &[u8], what: Name) -> isize {
         let otherwise = if self.complete { Name::Absent } else { Name::Unknown };
-        if what == otherwise {
-            -isize::from(self.known.remove(name).is_some())
-        } else {
-            isize::from(self.known.insert(name.into(), what).is_none())
+        let before = self.len() as isize;
+        if self.whole.is_some() && self.get(name) != what {
+            self.whole = None;
         }
+        if what == otherwise {
+            self.known.remove(name);
+        } else {
+            self.known.insert(name.into(), what);
+        }
+        self.len() as isize - before
     }
 
     /// All of them, if they are known.
@@ -282,13 +322,35 @@ impl Model {
         held.contents.clone()
     }
 
-    /// The names of a directory with their inodes and types (0: not known), if all are known; `.` and `..` are the first.
-    pub(super) fn list(&self, dir: Ino) -> Option<Vec<(Vec<u8>, Ino, u32)>> {
+    /// All names of a directory are known.
+    pub(super) fn learn_whole(&mut self, dir: Ino, whole: Whole) {
+        if let Some(held) = self.inodes.get_mut(&dir) {
+            self.names = self.names.saturating_add_signed(held.names.learn_whole(whole));
+        }
+    }
+
+    /// What is known of a directory's names.
+    pub(super) fn names_of(&self, dir: Ino) -> Option<&Names> {
+        self.inodes.get(&dir).map(|held| &held.names)
+    }
+
+    /// Whether it is a directory that was made here.
+    pub(super) fn is_own(&self, dir: Ino) -> bool {
+        self.inodes.get(&dir).is_some_and(|held| held.parent.is_some())
+    }
+
+    /// The names of a directory with their inodes and types (0: not known), if all are known; a cookie is a place in the list.
+    pub(super) fn list(&self, dir: Ino) -> Option<Arc<[message::Name]>> {
         let held = self.inodes.get(&dir)?;
+        if let Some(whole) = held.names.whole() {
+            return Some(Arc::clone(&whole.names));
+        }
         let (parent, all) = (held.parent?, held.names.all()?);
         let kind = |ino| self.inodes.get(&ino).map_or(0, |held| held.attr.mode & libc::S_IFMT);
         let dots = [(b".".to_vec(), dir, libc::S_IFDIR), (b"..".to_vec(), parent, libc::S_IFDIR)];
-        Some(dots.into_iter().chain(all.into_iter().map(|(name, ino)| (name, ino, kind(ino)))).collect())
+        let all = dots.into_iter().chain(all.into_iter().map(|(name, ino)| (name, ino, kind(ino))));
+        let numbered = all.zip(1..);
+        Some(numbered.map(|((name, ino, kind), cookie)| message::Name { name, ino, kind, cookie }).collect())
     }
 
     /// Changes the contents, if they are kept and not too long then.

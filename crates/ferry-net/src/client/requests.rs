@@ -12,7 +12,7 @@ use super::moving::Moving;
 use super::tables::{Dir, Handle};
 use super::waiting::{Finish, Keep, Waiting};
 use super::{RemoteFs, who};
-use crate::message::{IO_MAX, Known, LEASED, LEASED_FOUND, Name, Op, Outcome};
+use crate::message::{IO_MAX, Known, LEASED, LEASED_FOUND, Name, Op, Outcome, Purpose, Who};
 
 /// What the kernel may not keep.
 const NOT_KEPT: Duration = Duration::ZERO;
@@ -140,6 +140,13 @@ impl RemoteFs {
         }
     }
 
+    /// A name was looked up.
+    fn looks_at(&self, who: Who, parent: Ino, attr: &Attr) {
+        if !is_dir(attr) {
+            self.does(who, parent, Purpose::Look {});
+        }
+    }
+
     /// Makes one inode durable.
     fn sync_one(&self, cx: &Cx<'_>, ino: Ino, op: Op) -> Answer<()> {
         let newest = self.tables.lock().newest_change();
@@ -191,14 +198,26 @@ impl RemoteFs {
     }
 
     /// Gives the kernel names of a directory of which all names are known when the listing begins.
-    fn list_whole(&self, ino: Ino, fh: u64, cookie: u64, sink: &mut dyn FnMut(&DirEntry) -> bool) -> bool {
+    fn list_whole(
+        &self,
+        cx: &Cx<'_>,
+        (ino, fh): (Ino, u64),
+        cookie: u64,
+        sink: &mut dyn FnMut(&DirEntry) -> bool,
+    ) -> bool {
         let all = if cookie == 0 { self.cache.list(ino) } else { None };
-        let mut tables = self.tables.lock();
-        let Some(dir) = tables.dirs.get_mut(&fh) else { return false };
-        if cookie == 0 {
-            dir.whole = all;
+        if let Some(all) = &all {
+            self.lists(who(cx), ino, all, true);
         }
-        let Some(all) = &dir.whole else { return false };
+        let all = {
+            let mut tables = self.tables.lock();
+            let Some(dir) = tables.dirs.get_mut(&fh) else { return false };
+            if cookie == 0 {
+                dir.whole = all;
+            }
+            let Some(all) = &dir.whole else { return false };
+            Arc::clone(all)
+        };
         let rest = usize::try_from(cookie).ok().and_then(|cookie| all.get(cookie..)).unwrap_or_default();
         let _full = rest.iter().all(|name| sink(&dir_entry(name)));
         true
@@ -264,6 +283,7 @@ impl Filesystem for RemoteFs {
         match self.cache.lookup(parent, name) {
             Some(None) => return Ok(entry(None)),
             Some(Some(attr)) if self.tables.lock().learn_again(attr.ino) => {
+                self.looks_at(who(cx), parent, &attr);
                 return Ok(shown(self, attr, Some((parent, name))));
             }
             _ => {}
@@ -283,10 +303,11 @@ impl Filesystem for RemoteFs {
             }
             fs.link.give_back(&surplus);
         });
-        let found = name.to_vec();
+        let (found, who) = (name.to_vec(), who(cx));
         let finish: Finish = Box::new(move |fs, outcome| match outcome {
             Outcome::Entry { known: Some(known) } => {
                 fs.tables.lock().learn(&known);
+                fs.looks_at(who, parent, &known.attr);
                 Ok(Reply::Entry(shown(fs, known.attr, Some((parent, &found)))))
             }
             Outcome::Entry { known: None } => Ok(Reply::Entry(entry(None))),
@@ -348,10 +369,12 @@ impl Filesystem for RemoteFs {
     }
 
     fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
+        self.does(who(cx), parent, Purpose::Remove {});
         self.change(cx, Op::Unlink { parent, name: name.into() }, changed([parent]))
     }
 
     fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
+        self.does(who(cx), parent, Purpose::Remove {});
         self.change(cx, Op::Rmdir { parent, name: name.into() }, changed([parent]))
     }
 
@@ -508,11 +531,15 @@ impl Filesystem for RemoteFs {
         _plus: bool,
         sink: &mut dyn FnMut(&DirEntry) -> bool,
     ) -> Answer<()> {
-        if self.list_whole(ino, fh, cookie, sink) || self.list_kept(fh, cookie, sink) {
+        if self.list_whole(cx, (ino, fh), cookie, sink) || self.list_kept(fh, cookie, sink) {
             return Ok(());
         }
+        let who = who(cx);
         let finish: Finish = Box::new(move |fs, outcome| match outcome {
-            Outcome::Listing { names } => Ok(Reply::Dir(listing(fs, fh, names.0))),
+            Outcome::Listing { names } => {
+                fs.lists(who, ino, &names.0, cookie == 0);
+                Ok(Reply::Dir(listing(fs, fh, names.0)))
+            }
             other => Err(unfit(other)),
         });
         self.send(cx, Op::Readdir { ino, cookie }, finish)

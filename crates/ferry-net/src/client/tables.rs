@@ -1,15 +1,19 @@
 //! What a client remembers of its session, so that it can have another one: inodes that its kernel knows, open files, locks.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use ferry_fs::{FileLock, Ino, ROOT};
 
 use super::Parked;
-use crate::message::{Known, Name, Op};
+use crate::message::{Forgotten, Known, Name, Op};
 use crate::server::set_range;
 
 /// Inodes with changes of which it is not known that they are durable; more than these are "all that are open".
 const UNSYNCED_MAX: usize = 1 << 16;
+
+/// Inodes that walks have brought, and that the kernel has not asked for, at most.
+const AHEAD_MAX: usize = 1 << 14;
 
 /// An inode that the kernel knows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,7 +45,7 @@ pub(super) struct Dir {
     /// Names that the server has sent and the kernel has not had yet.
     pub(super) names: VecDeque<Name>,
     /// The listing began with all names, as they were then.
-    pub(super) whole: Option<Vec<Name>>,
+    pub(super) whole: Option<Arc<[Name]>>,
 }
 
 /// Who holds locks on a file.
@@ -65,6 +69,9 @@ pub(super) struct Tables {
     pub(super) handles: HashMap<u64, Handle>,
     pub(super) dirs: HashMap<u64, Dir>,
     pub(super) locks: HashMap<Ino, Vec<FileLock>>,
+    /// Inodes that a walk has brought: the first lookup of each is counted, though the kernel has not made it yet. Oldest first.
+    ahead: HashSet<Ino>,
+    aged: VecDeque<Ino>,
     /// Owners of whom it is not known what the server did for them, and what they ask for meanwhile.
     unsettled: HashMap<Owner, Vec<Parked>>,
     /// Inodes changed since they were synced last, each with the number of its newest change.
@@ -92,10 +99,49 @@ impl Tables {
         if known.attr.ino == ROOT || known.stamp == 0 {
             return;
         }
+        let counted = u64::from(self.ahead.remove(&known.attr.ino));
         let node = self.nodes.entry(known.attr.ino).or_default();
-        node.lookups += 1;
+        node.lookups += 1 - counted;
         node.ticket = Some(known.ticket);
         node.stamp = node.stamp.max(known.stamp);
+    }
+
+    /// A walk has named an inode; `kept`: the kernel may hear of it without another answer. Else it may have to be forgotten at once.
+    pub(super) fn learn_ahead(&mut self, known: &Known, kept: bool) -> Option<Forgotten> {
+        let ino = known.attr.ino;
+        if ino == ROOT {
+            return None;
+        }
+        if !kept && !self.nodes.contains_key(&ino) {
+            return Some(Forgotten { ino, stamp: known.stamp });
+        }
+        let node = self.nodes.entry(ino).or_insert_with(|| {
+            self.ahead.insert(ino);
+            self.aged.push_back(ino);
+            Node { lookups: 1, ..Node::default() }
+        });
+        node.ticket = Some(known.ticket);
+        node.stamp = node.stamp.max(known.stamp);
+        None
+    }
+
+    /// Those that nobody has asked for, and of which there are too many.
+    pub(super) fn too_far_ahead(&mut self) -> Vec<Ino> {
+        let surplus = self.aged.len().saturating_sub(AHEAD_MAX);
+        let aged: Vec<Ino> = self.aged.drain(..surplus).collect();
+        aged.into_iter().filter(|ino| self.ahead.remove(ino)).collect()
+    }
+
+    /// Those among these (`None`: all) that nobody has asked for.
+    pub(super) fn ahead(&mut self, among: Option<&[Ino]>) -> Vec<Ino> {
+        match among {
+            Some(inos) if self.ahead.is_empty() => inos[..0].to_vec(),
+            Some(inos) => inos.iter().copied().filter(|ino| self.ahead.remove(ino)).collect(),
+            None => {
+                self.aged.clear();
+                self.ahead.drain().collect()
+            }
+        }
     }
 
     /// A promised change names an inode to the kernel; its answer is yet to come.
@@ -118,8 +164,9 @@ impl Tables {
 
     /// The kernel is told of an inode again, by what is kept; `false`: it does not know it any more, and the server must say it.
     pub(super) fn learn_again(&mut self, ino: Ino) -> bool {
-        let node = self.nodes.get_mut(&ino);
-        node.map(|node| node.lookups += 1).is_some()
+        let Some(node) = self.nodes.get_mut(&ino) else { return false };
+        node.lookups += u64::from(!self.ahead.remove(&ino));
+        true
     }
 
     /// The kernel takes lookups back; gives what was known of the inode if it knows it no more.

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
-    Answer, Attr, Complete, Cx, Entry, Errno, FileLock, Filesystem, InProcess, Ino, Interrupt, Park, Promise,
-    ROOT, Reply, SYMLINK_MAX, Stop, XATTR_SIZE_MAX,
+    Answer, Attr, Complete, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, InProcess, Ino, Interrupt,
+    Park, Promise, ROOT, Reply, SYMLINK_MAX, Stop, XATTR_SIZE_MAX,
 };
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -553,14 +553,18 @@ impl Applying<'_> {
                 if bytes > LISTING_MAX {
                     return false;
                 }
-                // What is above the client's root is its root.
-                let above = ino == self.session.root && *entry.name == *b"..";
-                let ino = if above { ROOT } else { self.session.outward(entry.ino) };
-                names.push(Name { name: entry.name.to_vec(), ino, kind: entry.kind, cookie: entry.cookie });
+                names.push(self.name(ino, entry));
                 true
             })
         })?;
         Ok(Outcome::Listing { names: List(names) })
+    }
+
+    /// An entry of a directory as the client gets it. What is above the client's root is its root.
+    pub(super) fn name(&self, dir: Ino, entry: &DirEntry) -> Name {
+        let above = dir == self.session.root && *entry.name == *b"..";
+        let ino = if above { ROOT } else { self.session.outward(entry.ino) };
+        Name { name: entry.name.to_vec(), ino, kind: entry.kind, cookie: entry.cookie }
     }
 
     /// Makes a request that may park; no thread waits for it.

@@ -2,7 +2,7 @@
 //!
 //! `connection` speaks with one client, `session` is what remains of it between connections, `apply` turns what it asks for into calls
 //! of the file system, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a change waits for them,
-//! `requests` how a request does, `provisions` are what it may promise out of. `durability` makes durable what was promised, `gate` lets
+//! `requests` how a request does, `walking` what is asked for ahead, `provisions` are what it may promise out of. `durability` makes durable what was promised, `gate` lets
 //! nobody pass after a crash before those who had promised something have made it again. `rights` is
 //! what a client may do whose certificate names its users.
 
@@ -18,6 +18,7 @@ mod requests;
 mod rights;
 mod session;
 mod turns;
+mod walking;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;

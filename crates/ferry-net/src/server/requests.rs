@@ -23,7 +23,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    fn applying<'a>(&'a self, core: &'a Core) -> Applying<'a> {
+    pub(super) fn applying<'a>(&'a self, core: &'a Core) -> Applying<'a> {
         Applying { core, session: &self.session, who: self.who, promise: None }
     }
 }
@@ -52,6 +52,9 @@ impl Core {
         if let Op::Lease { .. } = request.op {
             let core = Arc::clone(self);
             self.runtime.spawn(async move { core.lease(request).await });
+        } else if let Op::Walk { .. } = request.op {
+            let core = Arc::clone(self);
+            self.runtime.spawn(async move { core.walk(request).await });
         } else if let Some((request, inos)) = self.try_answer(request) {
             let core = Arc::clone(self);
             self.runtime.spawn(async move { core.answer_later(request, inos).await });
@@ -144,6 +147,7 @@ fn reads(op: &Op) -> bool {
             | Op::Getxattr { .. }
             | Op::Listxattr { .. }
             | Op::Lease { .. }
+            | Op::Walk { .. }
     )
 }
 

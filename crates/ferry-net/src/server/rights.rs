@@ -156,6 +156,14 @@ impl Applying<'_> {
         self.permit_named(&rights, op)
     }
 
+    /// Whether a directory may be listed and searched for who asks, by the volume's number.
+    pub(super) fn may_walk(&self, dir: Ino) -> bool {
+        let Some(limits) = &self.session.peer.limits else { return true };
+        let rights = Rights { limits, who: self.who, daemon: false };
+        let may = || self.may_inside(&rights, &self.inside(dir)?, READ | EXECUTE);
+        rights.is_named() && may().is_ok()
+    }
+
     /// R4, and R3 of contents.
     fn permit_on_file(&self, rights: &Rights<'_>, op: &mut Op) -> Done {
         let reads = |fh: u64| match self.session.handle(fh) {

@@ -29,8 +29,12 @@ impl Raw {
     }
 
     pub(super) fn of(world: &World, peer: Peer) -> Self {
+        Self::at(world, peer, b"/")
+    }
+
+    pub(super) fn at(world: &World, peer: Peer, path: &[u8]) -> Self {
         let mut raw = Self::connected(world, peer);
-        raw.send(&hello(b"/"));
+        raw.send(&hello(path));
         assert!(matches!(raw.hear(), Some(ToClient::Welcome { applied: 0, resumed: false, .. })));
         raw
     }
@@ -59,8 +63,12 @@ impl Raw {
         self.send(&ToServer::Change { seq, answered, series, promised, who: Who::default(), op });
     }
 
-    fn ask(&mut self, op: Op) -> Outcome {
-        self.send(&ToServer::Request { id: 9, after: 0, who: Who::default(), op });
+    pub(super) fn ask(&mut self, op: Op) -> Outcome {
+        self.ask_as(Who::default(), op)
+    }
+
+    pub(super) fn ask_as(&mut self, who: Who, op: Op) -> Outcome {
+        self.send(&ToServer::Request { id: 9, after: 0, who, op });
         match self.hear() {
             Some(ToClient::Reply { id: 9, outcome, .. }) => outcome,
             other => panic!("{other:?}"),

@@ -7,7 +7,7 @@ use crate::limits::Peer;
 use crate::message::*;
 use crate::{Address, ClientTls, Limits, ServerTls, TcpConnector, authority};
 
-fn limited(users: &str, groups: &str) -> Peer {
+pub(super) fn limited(users: &str, groups: &str) -> Peer {
     let limits = Limits { users: users.parse().unwrap(), groups: groups.parse().unwrap() };
     Peer { certificate: b"a certificate".to_vec(), limits: Some(limits) }
 }

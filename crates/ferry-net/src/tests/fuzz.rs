@@ -41,7 +41,7 @@ proptest! {
         one_form::<ToServer>(&request);
         let mut reply = vec![3];
         (1_u64).put(&mut reply);
-        reply.push(tag % 16);
+        reply.push(tag % 32);
         reply.extend_from_slice(&bytes);
         one_form::<ToClient>(&reply);
         if let Ok(ToServer::Request { id, after, who, op }) = decode(&request) {

@@ -15,6 +15,7 @@ mod redo;
 mod restarts;
 mod sessions;
 mod simulation;
+mod walks;
 
 use std::io;
 use std::pin::pin;
@@ -72,6 +73,8 @@ struct Network {
 /// Messages so far, if they are counted, and the one that is not carried any more: all connections are cut then.
 struct Messages {
     so_far: AtomicU64,
+    /// Requests of clients among them.
+    requests: AtomicU64,
     cut_at: AtomicU64,
     cuts: watch::Sender<u64>,
 }
@@ -90,7 +93,8 @@ impl Messages {
 impl Network {
     fn new(seed: u64) -> Arc<Self> {
         let cuts = watch::Sender::new(0);
-        let messages = Messages { so_far: AtomicU64::new(0), cut_at: AtomicU64::new(0), cuts: cuts.clone() };
+        let (so_far, requests, cut_at) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let messages = Messages { so_far, requests, cut_at, cuts: cuts.clone() };
         Arc::new(Self {
             server: Mutex::default(),
             random: Random::new(seed),
@@ -203,10 +207,12 @@ async fn relay_messages(
     async fn one(
         mut from: impl AsyncReadExt + Unpin,
         mut to: impl AsyncWriteExt + Unpin,
-        messages: &Messages,
+        (messages, up): (&Messages, bool),
     ) {
         while let Ok(Some(bytes)) = crate::frame::read_bytes(&mut from, crate::message::FRAME_MAX).await {
             let len = (bytes.len() as u32).to_le_bytes();
+            // A request begins with its number among the messages.
+            messages.requests.fetch_add(u64::from(up && bytes[0] == 2), Ordering::SeqCst);
             if messages.end_here() || to.write_all(&[&len[..], &bytes].concat()).await.is_err() {
                 return;
             }
@@ -214,8 +220,8 @@ async fn relay_messages(
     }
     let ((ar, aw), (br, bw)) = (tokio::io::split(a), tokio::io::split(b));
     tokio::select! {
-        () = one(ar, bw, &messages) => {}
-        () = one(br, aw, &messages) => {}
+        () = one(ar, bw, (&messages, true)) => {}
+        () = one(br, aw, (&messages, false)) => {}
         _ = cuts.changed() => {}
     }
 }
@@ -226,6 +232,7 @@ struct World {
     fs: Arc<LocalFs>,
     net: Arc<Network>,
     options: ServerOptions,
+    env: Env,
 }
 
 fn server_options() -> ServerOptions {
@@ -253,16 +260,25 @@ impl World {
     }
 
     fn on(dev: Arc<dyn BlockDevice>, seed: u64, options: ServerOptions) -> Self {
+        Self::all(dev, seed, options, Env::real())
+    }
+
+    /// A server with a clock of its own.
+    fn serving(seed: u64, options: ServerOptions, env: Env) -> Self {
+        Self::all(Arc::new(MemDevice::new(128 << 20)), seed, options, env)
+    }
+
+    fn all(dev: Arc<dyn BlockDevice>, seed: u64, options: ServerOptions, env: Env) -> Self {
         mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
         let fs = LocalFs::open(dev.clone(), fs_options(), Env::real()).unwrap();
-        let world = Self { dev, fs, net: Network::new(seed), options };
+        let world = Self { dev, fs, net: Network::new(seed), options, env };
         world.start();
         world
     }
 
     fn start(&self) {
         let fs = self.fs.clone() as Arc<dyn Filesystem>;
-        let server = Server::start(fs, self.options.clone(), Env::real()).unwrap();
+        let server = Server::start(fs, self.options.clone(), self.env.clone()).unwrap();
         *self.net.server.lock() = Some(Arc::new(server));
     }
 

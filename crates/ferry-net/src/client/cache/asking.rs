@@ -88,12 +88,17 @@ impl State {
                 refused.push(attr.ino);
                 continue;
             }
-            let names = self.nodes.remove(&attr.ino).map(|node| node.names).unwrap_or_default();
-            self.names -= names.len();
-            self.model.enter(*attr, *plain, names);
-            self.asking.granted += 1;
+            self.hold(*attr, *plain);
         }
         refused
+    }
+
+    /// A write lease was granted: what is known becomes the model's.
+    pub(super) fn hold(&mut self, attr: Attr, plain: bool) {
+        let names = self.nodes.remove(&attr.ino).map(|node| node.names).unwrap_or_default();
+        self.names -= names.len();
+        self.model.enter(attr, plain, names);
+        self.asking.granted += 1;
     }
 
     /// These are no longer kept, for the server wants them back (`wanted`), or they are not needed. To be called before the server is told,
@@ -102,6 +107,7 @@ impl State {
     pub(in crate::client) fn recall(&mut self, inos: &[Ino], wanted: bool, now: Moment) {
         self.epoch += 1;
         self.asking.forget(inos);
+        self.walks.leave_out(inos);
         for ino in inos {
             self.shown.forget(*ino, wanted, now.monotonic);
             self.drop_node(*ino);

@@ -56,10 +56,12 @@ impl State {
             // Of what it has touched we know no more than that it may be any of them.
             self.blind -= 1;
             self.epoch += 1;
+            self.walks.leave_all_out();
             self.nodes.values_mut().for_each(|node| node.attr = None);
         }
         self.moments += 1;
         let moment = self.moments;
+        self.walks.leave_out(&touch.inos);
         for ino in touch.inos.drain(..) {
             let slot = self.slot(ino);
             slot.changing -= 1;
@@ -134,6 +136,7 @@ impl Cache {
         inos.sort_unstable();
         inos.dedup();
         state.moments += 1;
+        state.walks.leave_out(&inos);
         let moment = state.moments;
         for ino in &inos {
             let slot = state.slot(*ino);
@@ -147,6 +150,7 @@ impl Cache {
         if blind {
             state.blind += 1;
             state.epoch += 1;
+            state.walks.leave_all_out();
         }
         // What is known under write leases would not hold any more.
         let held = inos.iter().copied().filter(|ino| state.model.drop(*ino)).collect();

@@ -118,7 +118,8 @@ impl State {
     pub(super) fn after_of(&self, pending: &Pending) -> u64 {
         match &pending.op {
             // A lock is taken behind what was given back before.
-            Op::Lock { .. } | Op::Sync {} | Op::Settle { .. } => self.next_change - 1,
+            // A walk tells of what nobody can name yet.
+            Op::Lock { .. } | Op::Sync {} | Op::Settle { .. } | Op::Walk { .. } => self.next_change - 1,
             // The name may mean an inode with unanswered changes.
             Op::Lookup { parent, .. } => self.newest(*parent).max(self.newest_promised),
             Op::Getattr { ino }

@@ -36,6 +36,7 @@ impl Restore for OneFile {
     fn durable(&self, _seq: u64) {}
     fn lost(&self, _changes: Vec<Pending>) {}
     fn busy(&self, _change: Pending) {}
+    fn given_up(&self, _inos: Option<&[Ino]>) {}
     fn differs(&self, ino: Ino) {
         panic!("{ino}")
     }
@@ -170,6 +171,7 @@ impl Restore for Told {
     fn busy(&self, change: Pending) {
         self.busy.lock().push(change.op);
     }
+    fn given_up(&self, _inos: Option<&[Ino]>) {}
     fn differs(&self, ino: Ino) {
         panic!("{ino}")
     }

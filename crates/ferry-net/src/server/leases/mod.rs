@@ -12,6 +12,8 @@
 //! * E7: a write lease whose term is over stays until somebody wants it. Then its session loses all that it has, and its series ends:
 //!   nothing is applied that it had promised. Not in the middle of a change.
 //! * E8: a write lease is not recalled before the answer that grants it is on its way.
+//!
+//! Leases that are asked for ahead, by who walks through a tree, have rules of their own: `ahead`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -23,6 +25,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
+mod ahead;
 #[cfg(test)]
 mod model;
 mod table;
@@ -123,7 +126,8 @@ impl Leases {
 
     /// A session is about to make an inode under a number of its own, and gets the write lease; whether it may.
     pub(super) fn bear(&self, session: SessionId, ino: Ino) -> bool {
-        self.with(|table| table.bear(session, ino))
+        let now = self.clock.monotonic();
+        self.with(|table| table.bear(session, ino, now))
     }
 
     /// It was not made.
@@ -182,7 +186,8 @@ impl Leases {
         inos: Vec<Ino>,
         recall: impl Fn(&Recalls),
     ) -> Begin {
-        match self.with(|table| table.begin_own(session, series, &inos)) {
+        let now = self.clock.monotonic();
+        match self.with(|table| table.begin_own(session, series, &inos, now)) {
             Some(Progress::Begun(_)) => return Begin::Now(Turn::new(self, session, inos, None)),
             Some(not) => return Begin::Not(not),
             None => {}
@@ -199,6 +204,12 @@ impl Leases {
             Progress::Begun(_) => Begin::Now(place.into_turn()),
             not => Begin::Not(not),
         }
+    }
+
+    /// Makes read leases of a session write leases where nobody else has one or waits for one; gives those. [`Leases::told`] must follow.
+    pub(super) fn upgrade(&self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
+        let now = self.clock.monotonic();
+        if now < self.held_until { Vec::new() } else { self.with(|table| table.upgrade(session, inos, now)) }
     }
 
     /// A change was refused. What was given back behind it is free.
@@ -244,7 +255,7 @@ impl Place {
     pub(super) async fn wait(&self, recall: impl Fn(&Recalls)) -> Progress {
         let leases = &self.leases;
         let held = leases.held_until.saturating_sub(leases.clock.monotonic());
-        if self.wants != Wants::Read && !held.is_zero() {
+        if matches!(self.wants, Wants::Change { .. } | Wants::Lease) && !held.is_zero() {
             sleep(held).await;
         }
         loop {

@@ -20,6 +20,8 @@ enum Act {
     Read(Vec<Ino>),
     /// Leases that nobody has asked for are given back.
     Return(Vec<Ino>),
+    /// Asks ahead, for write leases if this says so, and goes on.
+    Walk(Vec<Ino>, bool),
     /// Nothing is heard of it any more.
     Vanish,
 }
@@ -37,6 +39,7 @@ enum Up {
     Lease(Vec<Ino>),
     /// And what had been promised when it was made.
     Read(Vec<Ino>, Vec<u64>),
+    Walk(Vec<Ino>, bool),
 }
 
 #[derive(Clone, Debug)]
@@ -44,7 +47,12 @@ enum Down {
     Changed(Progress),
     Recall(Ino),
     Leases(Vec<Ino>),
-    Read { inos: Vec<Ino>, leased: bool },
+    Read {
+        inos: Vec<Ino>,
+        leased: bool,
+    },
+    /// Leases, and those of them that are write leases.
+    Walked(Vec<Ino>, Vec<Ino>),
 }
 
 /// One change at the server.
@@ -65,6 +73,8 @@ struct Client {
     waits: bool,
     /// Something was given back since its request.
     tainted: bool,
+    /// What was given back or changed since it asked ahead.
+    stale: BTreeSet<Ino>,
     gone: bool,
     sent: u64,
     up: VecDeque<Up>,
@@ -78,6 +88,9 @@ struct Client {
     asked: Option<(Ticket, Up)>,
     /// Leases whose answer is not yet sent.
     telling: Option<Vec<Ino>>,
+    /// What it has asked for ahead, and the answer that is not yet sent.
+    walk: Option<(Ticket, Vec<Ino>, bool)>,
+    walked: Option<(Vec<Ino>, Vec<Ino>)>,
 }
 
 #[derive(Clone, Default)]
@@ -100,10 +113,16 @@ enum Event {
     End(usize),
     Asked(usize),
     Told(usize),
+    /// A walk tries to go on, or has waited long enough.
+    Walk(usize),
+    Late(usize),
+    Walked(usize),
 }
 
 const TERM: Duration = Duration::from_secs(5);
 const NOW: Duration = Duration::from_secs(1);
+/// Nothing is in use any more. What is in use is left out, as what comes too late is.
+const LATER: Duration = Duration::from_secs(3);
 
 impl World {
     fn new(scripts: &[&[Act]]) -> Self {
@@ -123,7 +142,8 @@ impl World {
                 events.push(Event::Act(at));
             }
             // A request comes behind what its client has promised.
-            let early = matches!(client.up.front(), Some(Up::Read(..))) && client.received > client.applied;
+            let early = matches!(client.up.front(), Some(Up::Read(..) | Up::Walk(..)))
+                && client.received > client.applied;
             if !client.up.is_empty() && !early {
                 events.push(Event::Arrives(at));
             }
@@ -142,6 +162,15 @@ impl World {
             if client.telling.is_some() {
                 events.push(Event::Told(at));
             }
+            if let Some((ticket, ..)) = client.walk {
+                events.push(Event::Late(at));
+                if runs(Some(ticket)) {
+                    events.push(Event::Walk(at));
+                }
+            }
+            if client.walked.is_some() {
+                events.push(Event::Walked(at));
+            }
         }
         events
     }
@@ -159,9 +188,47 @@ impl World {
                 self.clients[at].down.push_back(Down::Leases(inos.clone()));
                 self.table.told(at as SessionId, &inos);
             }
+            Event::Walk(at) => self.walk(at, false),
+            Event::Late(at) => self.walk(at, true),
+            Event::Walked(at) => {
+                let (leased, held) = self.clients[at].walked.take().expect("to be told");
+                self.clients[at].down.push_back(Down::Walked(leased, held.clone()));
+                self.table.told(at as SessionId, &held);
+            }
         }
         self.woken.extend(self.table.woken.drain(..));
         self.check();
+    }
+
+    fn walk(&mut self, at: usize, late: bool) {
+        let session = at as SessionId;
+        let (ticket, inos, writes) = self.clients[at].walk.clone().expect("it walks");
+        self.woken.remove(&ticket);
+        if !late && let Progress::Waits(recalls, _) = self.table.progress(ticket, LATER) {
+            return self.recall(recalls);
+        }
+        self.table.leave(ticket);
+        let leased: Vec<Ino> =
+            inos.into_iter().filter(|ino| self.table.grant(session, *ino, LATER)).collect();
+        let held = if writes { self.table.upgrade(session, &leased, LATER) } else { Vec::new() };
+        (self.clients[at].walk, self.clients[at].walked) = (None, Some((leased, held)));
+    }
+
+    fn walked(&mut self, at: usize, leased: &[Ino], held: &[Ino]) {
+        let client = &mut self.clients[at];
+        for ino in leased {
+            let writes = held.contains(ino);
+            if client.holds.get(ino) == Some(&true) {
+                continue;
+            }
+            if !client.stale.contains(ino) {
+                client.holds.insert(*ino, writes);
+            } else if writes {
+                client.holds.remove(ino);
+                client.tainted = true;
+                client.up.push_back(Up::Returned { inos: vec![*ino] });
+            }
+        }
     }
 
     fn act(&mut self, at: usize) {
@@ -170,6 +237,7 @@ impl World {
             Act::Promise(inos) => {
                 if inos.iter().all(|ino| client.holds.get(ino) == Some(&true)) {
                     client.sent += 1;
+                    client.stale.extend(&inos);
                     client.up.push_back(Up::Change { seq: client.sent, promised: true, inos: inos.clone() });
                     client.script.pop_front();
                     inos.iter().for_each(|ino| *self.owed.entry(*ino).or_default() += 1);
@@ -180,6 +248,7 @@ impl World {
             }
             Act::Change(inos) => {
                 client.sent += 1;
+                client.stale.extend(&inos);
                 client.up.push_back(Up::Change { seq: client.sent, promised: false, inos });
                 client.waits = true;
             }
@@ -188,7 +257,13 @@ impl World {
                 client.up.push_back(Up::Read(inos, owed));
                 (client.waits, client.tainted) = (true, false);
             }
+            Act::Walk(inos, writes) => {
+                client.stale.clear();
+                client.up.push_back(Up::Walk(inos, writes));
+                client.script.pop_front();
+            }
             Act::Return(inos) => {
+                client.stale.extend(&inos);
                 client.holds.retain(|ino, _| !inos.contains(ino));
                 client.up.push_back(Up::Returned { inos });
                 client.script.pop_front();
@@ -230,6 +305,11 @@ impl World {
             Up::Lease(inos) => {
                 let ticket = self.table.ask(session, Wants::Lease, inos.clone());
                 client.asked = Some((ticket, Up::Lease(inos)));
+                self.woken.insert(ticket);
+            }
+            Up::Walk(inos, writes) => {
+                let ticket = self.table.ask(session, Wants::Walk { writes }, inos.clone());
+                client.walk = Some((ticket, inos, writes));
                 self.woken.insert(ticket);
             }
             Up::Read(inos, owed) => {
@@ -279,9 +359,12 @@ impl World {
             Down::Recall(ino) => {
                 client.holds.remove(&ino);
                 client.tainted = true;
+                client.stale.insert(ino);
                 client.up.push_back(Up::Returned { inos: vec![ino] });
             }
+            Down::Walked(leased, held) => self.walked(at, &leased, &held),
             Down::Leases(inos) if client.tainted => {
+                client.stale.extend(&inos);
                 // What it has given back since it asked may have been this.
                 client.holds.retain(|ino, _| !inos.contains(ino));
                 client.up.push_back(Up::Returned { inos });
@@ -320,7 +403,7 @@ impl World {
         let session = at as SessionId;
         if self.clients[at].under.is_none() {
             let (seq, promised, inos) = self.clients[at].queue.pop_front().expect("a change");
-            let begun = match self.table.begin_own(session, 0, &inos) {
+            let begun = match self.table.begin_own(session, 0, &inos, NOW) {
                 None => false,
                 Some(Progress::Begun(_)) => true,
                 Some(progress) => return self.refuse(at, (seq, promised), progress),
@@ -424,6 +507,7 @@ impl World {
                 .as_ref()
                 .map(|u| (u.seq, u.promised, &u.inos, u.ticket.as_ref().map(place), u.begun));
             let asked = client.asked.as_ref().map(|(ticket, up)| (place(ticket), up));
+            let walk = client.walk.as_ref().map(|(ticket, inos, writes)| (place(ticket), inos, *writes));
             let Client {
                 script,
                 holds,
@@ -437,11 +521,13 @@ impl World {
                 received,
                 applied,
                 telling,
+                stale,
+                walked,
                 ..
             } = client;
             let _ok = write!(
                 key,
-                "{under:?}{asked:?}{script:?}{holds:?}{waits}{tainted}{gone}{sent}{up:?}{down:?}{queue:?}{received}{applied}{telling:?}"
+                "{under:?}{asked:?}{script:?}{holds:?}{waits}{tainted}{gone}{sent}{up:?}{down:?}{queue:?}{received}{applied}{telling:?}{stale:?}{walk:?}{walked:?}"
             );
         }
         let woken: Vec<_> = self.woken.iter().filter_map(place).collect();
@@ -554,4 +640,31 @@ fn who_vanishes_is_fenced_and_its_late_changes_harm_nobody() {
         let states = explore(&[vanishing, &[other, promise(&[1])]]);
         assert!(states > 200, "{states}");
     }
+}
+
+/// Somebody asks ahead, and goes on meanwhile; the others neither wait for that nor rely on anything that it has got.
+#[test]
+fn walks_take_nothing_that_anybody_relies_on_and_nobody_waits_for_them() {
+    for writes in [false, true] {
+        let ahead = || Act::Walk(vec![1, 2], writes);
+        let walker: &[Act] = &[ahead(), promise(&[1]), read(&[2])];
+        let states = explore(&[walker, &[promise(&[1, 2]), change(&[2])]]);
+        assert!(states > 1000, "{states}");
+        let walker: &[Act] = &[ahead(), change(&[2]), promise(&[1])];
+        let states = explore(&[walker, &[promise(&[1]), read(&[2]), promise(&[2])]]);
+        assert!(states > 1000, "{states}");
+        let giving: &[Act] = &[promise(&[1]), ahead(), Act::Return(vec![1]), promise(&[1])];
+        let states = explore(&[giving, &[read(&[1]), promise(&[1])]]);
+        assert!(states > 1000, "{states}");
+    }
+}
+
+#[test]
+fn two_that_walk_towards_each_other_both_go_on() {
+    let one: &[Act] = &[Act::Walk(vec![1], true), promise(&[1])];
+    let states = explore(&[one, &[Act::Walk(vec![1], true), promise(&[1])]]);
+    assert!(states > 1000, "{states}");
+    let vanishing: &[Act] = &[promise(&[1]), promise(&[1]), Act::Vanish];
+    let states = explore(&[vanishing, &[Act::Walk(vec![1], true), change(&[1]), promise(&[1])]]);
+    assert!(states > 200, "{states}");
 }

@@ -17,6 +17,17 @@ const BIRTHS_MAX: usize = 2 * LEASES_MAX;
 /// Leases of all sessions; beyond it only what they make themselves.
 const LEASES_TOTAL_MAX: usize = 1 << 22;
 
+/// A time of the clock in sixteenths of a second: there may be millions of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Coarse(u32);
+
+impl Coarse {
+    /// The last one before `time`, or at it.
+    pub(super) fn of(time: Duration) -> Self {
+        Self((time.as_millis() * 16 / 1000) as u32)
+    }
+}
+
 /// A session's lease on an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hold {
@@ -29,11 +40,13 @@ pub(super) struct Hold {
     pub(super) returning: bool,
     /// Answers under way that grant it. No recall is sent before they are: it would overtake them.
     pub(super) telling: u16,
+    /// When its session was given it, or changed the inode under it, last.
+    pub(super) used: Coarse,
 }
 
 impl Hold {
-    fn new(session: SessionId, writes: bool) -> Self {
-        Self { session, writes, recalled: false, returning: false, telling: 0 }
+    fn new(session: SessionId, writes: bool, used: Coarse) -> Self {
+        Self { session, writes, recalled: false, returning: false, telling: 0, used }
     }
 }
 
@@ -73,6 +86,8 @@ pub(in crate::server) enum Wants {
     Read,
     /// A request for write leases.
     Lease,
+    /// A request that is ahead of whoever will need it: nobody stands behind it, and it waits for nobody who is at work. For write leases?
+    Walk { writes: bool },
 }
 
 /// Somebody who waits, or who has waited and is not done.
@@ -127,7 +142,7 @@ pub(super) struct Table {
     pub(super) waiting: HashMap<Ticket, Waiting>,
     tickets: Ticket,
     /// The server is about to stop: nobody gets a lease any more.
-    closing: bool,
+    pub(super) closing: bool,
     /// Who may have come further; whoever calls has them look again.
     pub(super) woken: Vec<Ticket>,
     /// Sessions whose write leases were given away.
@@ -141,11 +156,11 @@ impl Table {
         }
     }
 
-    fn hold(&self, session: SessionId, ino: Ino) -> Option<&Hold> {
+    pub(super) fn hold(&self, session: SessionId, ino: Ino) -> Option<&Hold> {
         self.inodes.get(&ino)?.iter().find(|hold| hold.session == session)
     }
 
-    fn hold_mut(&mut self, session: SessionId, ino: Ino) -> Option<&mut Hold> {
+    pub(super) fn hold_mut(&mut self, session: SessionId, ino: Ino) -> Option<&mut Hold> {
         self.inodes.get_mut(&ino)?.iter_mut().find(|hold| hold.session == session)
     }
 
@@ -153,22 +168,23 @@ impl Table {
         self.inodes.get(&ino)?.iter().find(|hold| hold.writes).map(|hold| hold.session)
     }
 
-    fn writes(&self, session: SessionId, ino: Ino) -> bool {
+    pub(super) fn writes(&self, session: SessionId, ino: Ino) -> bool {
         self.hold(session, ino).is_some_and(|hold| hold.writes)
     }
 
     /// Enters a lease, or makes one that is there a write lease.
-    fn enter(&mut self, session: SessionId, ino: Ino, writes: bool) {
+    pub(super) fn enter(&mut self, session: SessionId, ino: Ino, writes: bool, now: Duration) {
+        let used = Coarse::of(now);
         let Some(holder) = self.holders.get_mut(&session) else { return };
         let holds = self.inodes.entry(ino).or_default();
         if let Some(hold) = holds.iter_mut().find(|hold| hold.session == session) {
             holder.writes += usize::from(writes && !hold.writes);
             holder.recalled -= usize::from(hold.recalled);
-            (hold.writes, hold.recalled) = (hold.writes || writes, false);
+            (hold.writes, hold.recalled, hold.used) = (hold.writes || writes, false, used);
             return;
         }
         holds.reserve_exact(1);
-        holds.push(Hold::new(session, writes));
+        holds.push(Hold::new(session, writes, used));
         holder.inos.insert(ino);
         holder.writes += usize::from(writes);
         self.leases += 1;
@@ -232,7 +248,7 @@ impl Table {
     pub(super) fn grant(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
         let blocks = |ticket: &Ticket| {
             self.waiting.get(ticket).is_some_and(|waiting| match waiting.wants {
-                Wants::Read => false,
+                Wants::Read | Wants::Walk { .. } => false,
                 Wants::Lease => true,
                 // Whoever stands in line would have to recall it at once.
                 Wants::Change { .. } => waiting.session != session || !waiting.begun,
@@ -247,22 +263,24 @@ impl Table {
         let Some(holder) = self.holders.get(&session).filter(|holder| holder.until > now) else {
             return false;
         };
-        if let Some(hold) = self.hold(session, ino) {
+        let is_full = holder.inos.len() >= LEASES_MAX;
+        if let Some(hold) = self.hold_mut(session, ino) {
+            hold.used = Coarse::of(now);
             return !hold.recalled && !hold.returning;
         }
-        if self.closing || self.leases >= LEASES_TOTAL_MAX || holder.inos.len() >= LEASES_MAX {
+        if self.closing || self.leases >= LEASES_TOTAL_MAX || is_full {
             return false;
         }
-        self.enter(session, ino, false);
+        self.enter(session, ino, false, now);
         true
     }
 
     /// A session is about to make an inode that nobody knows, and gets its write lease; `false`: it has too many, or somebody does know it.
-    pub(super) fn bear(&mut self, session: SessionId, ino: Ino) -> bool {
+    pub(super) fn bear(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
         let room = self.holders.get(&session).is_some_and(|holder| holder.inos.len() < BIRTHS_MAX);
         let free = room && !self.inodes.contains_key(&ino);
         if free {
-            self.enter(session, ino, true);
+            self.enter(session, ino, true, now);
             let holder = self.holders.get(&session);
             let returned = holder.is_some_and(|h| h.returning.iter().any(|(_, inos)| inos.contains(&ino)));
             if let Some(hold) = self.hold_mut(session, ino) {
@@ -369,7 +387,13 @@ impl Table {
     }
 
     /// A change whose session has the write leases of all that it touches needs no place in any line: who stands there waits for it.
-    pub(super) fn begin_own(&mut self, session: SessionId, series: u32, inos: &[Ino]) -> Option<Progress> {
+    pub(super) fn begin_own(
+        &mut self,
+        session: SessionId,
+        series: u32,
+        inos: &[Ino],
+        now: Duration,
+    ) -> Option<Progress> {
         let Some(holder) = self.holders.get(&session).filter(|holder| holder.series == series) else {
             return Some(Progress::Dropped);
         };
@@ -377,8 +401,18 @@ impl Table {
         if !inos.iter().all(|ino| self.writes(session, *ino)) {
             return None;
         }
+        self.uses(session, inos, now);
         self.set_applying(session, true);
         Some(Progress::Begun(Vec::new()))
+    }
+
+    /// A session is about to change these.
+    fn uses(&mut self, session: SessionId, inos: &[Ino], now: Duration) {
+        for ino in inos {
+            if let Some(hold) = self.hold_mut(session, *ino) {
+                hold.used = Coarse::of(now);
+            }
+        }
     }
 
     fn set_applying(&mut self, session: SessionId, applying: bool) {
@@ -418,6 +452,7 @@ impl Table {
                 Some(Progress::Waits(Recalls::new(), None))
             }
             Wants::Lease => self.in_the_way(ticket, |_, _| true, now).waits(),
+            Wants::Walk { writes } => return self.progress_walk(session, &inos, writes, now),
         };
         if let Some(not_yet) = progress {
             return not_yet;
@@ -431,6 +466,7 @@ impl Table {
             waiting.begun = true;
         }
         if wants != Wants::Read {
+            self.uses(session, &inos, now);
             self.set_applying(session, true);
         }
         Progress::Begun(Vec::new())
@@ -461,7 +497,7 @@ impl Table {
                 match earlier.wants {
                     Wants::Lease if earlier.session != session => return Some(Progress::Busy),
                     Wants::Change { .. } => waits = true,
-                    Wants::Lease | Wants::Read => {}
+                    Wants::Lease | Wants::Read | Wants::Walk { .. } => {}
                 }
             }
         }
@@ -477,7 +513,7 @@ impl Table {
     }
 
     fn is_behind(&self, ticket: Ticket, ino: Ino) -> bool {
-        self.earlier(ticket, ino).next().is_some()
+        self.earlier(ticket, ino).any(|earlier| !matches!(earlier.wants, Wants::Walk { .. }))
     }
 
     /// What others have, of what somebody waits for and `matters` says: it is recalled, or taken away where its term is over. Of its own
@@ -516,7 +552,7 @@ impl Table {
         found
     }
 
-    fn recall(&mut self, session: SessionId, ino: Ino) {
+    pub(super) fn recall(&mut self, session: SessionId, ino: Ino) {
         if let Some(hold) = self.hold_mut(session, ino) {
             hold.recalled = true;
         }
@@ -557,7 +593,7 @@ impl Table {
             if full && self.hold(session, ino).is_none() {
                 break;
             }
-            self.enter(session, ino, true);
+            self.enter(session, ino, true, now);
             if let Some(hold) = self.hold_mut(session, ino) {
                 hold.telling = hold.telling.saturating_add(1);
             }

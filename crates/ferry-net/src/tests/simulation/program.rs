@@ -190,7 +190,7 @@ impl Program {
     }
 
     pub(super) fn step(&mut self) {
-        match self.random.below(20) {
+        match self.random.below(22) {
             0..6 => self.append(),
             6..8 => self.read_log(),
             8..9 => self.sync_log(),
@@ -200,6 +200,7 @@ impl Program {
             16..17 => self.look_at_one(),
             17..18 => self.sync(),
             18..19 => self.lock(),
+            19..21 => self.walk(),
             _ => self.list(),
         }
     }
@@ -306,6 +307,10 @@ impl Program {
 
     fn remove(&mut self) {
         let slot = self.slot();
+        self.remove_one(slot);
+    }
+
+    fn remove_one(&mut self, slot: Slot) {
         self.say(format!("removes {slot:?}"));
         let was = self.newest(slot);
         if let Some(tag) = &was {
@@ -346,6 +351,36 @@ impl Program {
             let expected: Vec<String> = there.map(|(slot, _)| name(self.who, *slot)).collect();
             let so = found.len() == expected.len() && found.iter().zip(&expected).all(|(a, b)| **a == *b);
             self.must(so, &format!("{found:?} instead of {expected:?}"));
+        }
+    }
+
+    /// Goes through all that there is, as `ls -lR` does; at times it removes one of its names where it comes by.
+    fn walk(&mut self) {
+        self.say("walks".into());
+        let top = self.client.list(ROOT);
+        if self.told(top).is_none() {
+            return;
+        }
+        let removes = self.random.chance(1, 2);
+        for place in 0..PLACES {
+            self.say(format!("walks, and has come to {place}"));
+            let dir = self.dirs[place];
+            let listed = self.client.list(dir);
+            let Some(listed) = self.told(listed) else { return };
+            for n in 0..NAMES {
+                let slot = (place, n);
+                let expected = self.newest(slot);
+                let is_listed = listed.contains(&name(self.who, slot));
+                self.must(is_listed == expected.is_some(), "listed or not");
+                // Something may have been lost, and told, just now.
+                let expected = self.newest(slot);
+                let held = self.held(slot);
+                let Some(held) = self.told(held) else { return };
+                self.must(held == expected, &format!("{held:?} instead of {expected:?}"));
+            }
+            if removes && let Some(n) = (0..NAMES).find(|n| self.newest((place, *n)).is_some()) {
+                self.remove_one((place, n));
+            }
         }
     }
 

@@ -1,0 +1,77 @@
+//! Leases for who walks through a tree, before they are needed.
+//!
+//! * A1: nothing is recalled that its holder uses: what it was given, or has changed, a moment ago. What somebody else stands in line for is
+//!   left to them.
+//! * A2: who walks takes nothing away from a session whose term is over, and nobody stands behind it in line: whoever really asks passes.
+//! * A3: a write lease takes the place of a read lease, under which everything was read, and which nobody has asked for since.
+
+use std::time::Duration;
+
+use ferry_fs::Ino;
+
+use super::table::{Coarse, Hold, Progress, Recalls, SessionId, Table, Wants};
+
+/// An inode is in use so long after its holder was given it, or has changed it. In tests things happen sooner after each other.
+pub(super) const IN_USE_TIME: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
+
+impl Table {
+    /// Whether there is nothing to be waited for any more. Whatever the answer, some may not be had.
+    pub(super) fn progress_walk(
+        &mut self,
+        session: SessionId,
+        inos: &[Ino],
+        writes: bool,
+        now: Duration,
+    ) -> Progress {
+        let (mut recalls, mut waits) = (Recalls::new(), false);
+        for ino in inos {
+            if self.is_wanted(*ino) {
+                continue;
+            }
+            let holds = self.inodes.get(ino).into_iter().flatten();
+            let others = holds.filter(|hold| hold.session != session && (writes || hold.writes));
+            let others: Vec<Hold> = others.copied().collect();
+            if others.iter().any(|hold| !self.is_idle(hold, now)) {
+                continue;
+            }
+            waits |= !others.is_empty();
+            for hold in others.iter().filter(|hold| !hold.recalled && !hold.returning) {
+                self.recall(hold.session, *ino);
+                recalls.entry(hold.session).or_default().push(*ino);
+            }
+        }
+        if waits { Progress::Waits(recalls, None) } else { Progress::Begun(Vec::new()) }
+    }
+
+    /// Somebody stands in line for it, or is about to change it.
+    fn is_wanted(&self, ino: Ino) -> bool {
+        let queue = self.queues.get(&ino).into_iter().flatten();
+        queue.filter_map(|ticket| self.waiting.get(ticket)).any(|w| !matches!(w.wants, Wants::Walk { .. }))
+    }
+
+    /// It comes back soon, if it is asked for.
+    fn is_idle(&self, hold: &Hold, now: Duration) -> bool {
+        let silent = self.holders.get(&hold.session).is_none_or(|holder| holder.until <= now);
+        let used = Coarse::of(now.saturating_sub(IN_USE_TIME)) < hold.used;
+        !silent && (hold.recalled || hold.returning || !used && hold.telling == 0)
+    }
+
+    /// Makes those write leases of which the session has the only lease. They are not recalled before [`Table::told`]. Gives them.
+    pub(super) fn upgrade(&mut self, session: SessionId, inos: &[Ino], now: Duration) -> Vec<Ino> {
+        let valid = self.holders.get(&session).is_some_and(|holder| holder.until > now);
+        let mut granted = Vec::new();
+        for ino in inos.iter().filter(|_| valid && !self.closing).copied().collect::<Vec<_>>() {
+            let alone = self.inodes.get(&ino).is_some_and(|holds| holds.len() == 1);
+            let is_free = |hold: &Hold| !hold.writes && !hold.recalled && !hold.returning;
+            if !alone || self.is_wanted(ino) || !self.hold(session, ino).is_some_and(is_free) {
+                continue;
+            }
+            self.enter(session, ino, true, now);
+            if let Some(hold) = self.hold_mut(session, ino) {
+                hold.telling = hold.telling.saturating_add(1);
+            }
+            granted.push(ino);
+        }
+        granted
+    }
+}

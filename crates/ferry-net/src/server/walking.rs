@@ -1,0 +1,221 @@
+//! Walks: what a client asks for ahead of somebody who goes through a tree, many directories in one answer.
+//!
+//! * W1: nobody waits for what nobody has asked for. What its holder uses is left out (`leases/ahead`), and what has not come back after
+//!   [`WAIT_TIME_MAX`].
+//! * W2: leases on all of a step are recalled at once; a step is what the one before has listed. Each is entered before what it covers is
+//!   read. Write leases take the place of read leases at the end, so that nobody who wants one waits for the walk.
+//! * W3: an answer tells of no inode without a lease, and of no directory but whole. It is as long as one answer may be; a client that
+//!   wants more asks again.
+//! * W4: a directory is listed for who may list and search it; who may promise nothing gets no write leases.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_fs::{Attr, Ino};
+use tokio::time::{Instant, timeout_at};
+
+use super::Core;
+use super::apply::Applying;
+use super::leases::Wants;
+use super::requests::Request;
+use crate::codec::List;
+use crate::message::{
+    Listed, Op, Outcome, Place, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
+};
+
+/// Leases are waited for so long, all steps together.
+const WAIT_TIME_MAX: Duration = Duration::from_millis(50);
+/// Bytes of an inode in an answer.
+const SEEN_BYTES: usize = 118;
+/// Bytes of a name beside the name itself.
+const NAME_BYTES: usize = 24;
+
+/// An answer that becomes longer.
+struct Walk {
+    purpose: Purpose,
+    /// Inodes of the next step, by the volume's numbers. Those of the first were asked for.
+    next: Vec<Ino>,
+    /// Which of those that were asked for they are.
+    asked: HashMap<Ino, u32>,
+    first: bool,
+    /// What was asked for and has no room.
+    rest: Vec<u32>,
+    /// With the volume's numbers.
+    seen: Vec<(Ino, Seen)>,
+    dirs: Vec<Listed>,
+    entries: usize,
+    bytes: usize,
+}
+
+impl Walk {
+    fn new(purpose: Purpose) -> Self {
+        let (next, asked, rest, seen) = (Vec::new(), HashMap::new(), Vec::new(), Vec::new());
+        Self { purpose, next, asked, first: true, rest, seen, dirs: Vec::new(), entries: 0, bytes: 0 }
+    }
+
+    fn is_full(&self) -> bool {
+        self.entries >= WALK_ENTRIES || self.bytes >= WALK_BYTES_MAX
+    }
+}
+
+/// Write leases that are about to be told of. Whatever happens, they are recalled then; and given back if nobody was told.
+struct Telling<'a> {
+    core: &'a Core,
+    session: u64,
+    inos: Vec<Ino>,
+    told: bool,
+}
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        self.core.leases.told(self.session, &self.inos);
+        if !self.told {
+            self.core.leases.give_back(self.session, &self.inos, None);
+        }
+    }
+}
+
+impl Core {
+    /// Answers a walk.
+    pub(super) async fn walk(self: Arc<Self>, request: Request) {
+        let mut request = request;
+        let Op::Walk { dirs, mut purpose } = request.op else { return };
+        if dirs.0.len() > WALK_DIRS_MAX {
+            return (request.told)(Outcome::Failed { errno: libc::EINVAL }, 0);
+        }
+        let session = Arc::clone(&request.session);
+        if session.read_only || session.peer.limits.is_some() {
+            purpose = purpose.min(Purpose::Look {});
+        }
+        request.op = Op::Nothing {};
+        let mut walk = Walk::new(purpose);
+        let core = Arc::clone(&self);
+        let found = tokio::task::spawn_blocking(move || {
+            request.applying(&core).find(&dirs.0, &mut walk);
+            (request, walk)
+        });
+        // One that has panicked is answered.
+        let Ok(both) = found.await else { return };
+        (request, walk) = both;
+        let wants = Wants::Walk { writes: purpose == Purpose::Remove {} };
+        let deadline = Instant::now() + WAIT_TIME_MAX;
+        while !walk.next.is_empty() && !session.is_over() {
+            let place = self.leases.ask(session.number, wants, walk.next.clone());
+            let late = timeout_at(deadline, place.wait(|recalls| self.recall(recalls))).await.is_err();
+            drop(place);
+            let core = Arc::clone(&self);
+            let step = tokio::task::spawn_blocking(move || {
+                request.applying(&core).step(&mut walk);
+                (request, walk)
+            });
+            let Ok(both) = step.await else { return };
+            (request, walk) = both;
+            if late {
+                break;
+            }
+        }
+        let _answered = tokio::task::spawn_blocking(move || self.tell_of_walk(request, walk)).await;
+    }
+
+    /// Answers it.
+    fn tell_of_walk(&self, request: Request, walk: Walk) {
+        let Walk { purpose, mut seen, dirs, rest, .. } = walk;
+        let session = &request.session;
+        let mut telling = Telling { core: self, session: session.number, inos: Vec::new(), told: false };
+        if purpose == (Purpose::Remove {}) && !session.is_over() {
+            let inos: Vec<Ino> = seen.iter().map(|(ino, _)| *ino).collect();
+            telling.inos = self.leases.upgrade(session.number, &inos);
+            let granted: HashSet<Ino> = telling.inos.iter().copied().collect();
+            for (ino, seen) in seen.iter_mut().filter(|(ino, _)| granted.contains(ino)) {
+                (seen.writes, seen.plain) = (true, self.fs.is_plain(*ino).unwrap_or(false));
+            }
+        }
+        let inodes = List(seen.into_iter().map(|(_, seen)| seen).collect());
+        // Who is gone has no use for leases.
+        telling.told = !session.is_over();
+        (request.told)(Outcome::Walked { inodes, dirs: List(dirs), rest: List(rest) }, 0);
+    }
+}
+
+impl Applying<'_> {
+    /// What was asked for, as far as it may be named. What a name means is not believed before that is seen under a lease.
+    fn find(&self, places: &[Place], walk: &mut Walk) {
+        for (at, Place { parent, name }) in (0..).zip(places) {
+            let parent = self.session.inward(*parent).filter(|_| name != b"..");
+            let readable = |dir: &Ino| self.core.leases.is_readable(self.session.number, &[*dir]);
+            let Some(parent) = parent.filter(|dir| readable(dir) && self.may_walk(*dir)) else { continue };
+            let found = self.call(|cx| self.fs().lookup(cx, parent, name)).ok().and_then(|entry| entry.attr);
+            let Some(Attr { ino, .. }) = found else { continue };
+            self.fs().forget(ino, 1);
+            if walk.asked.insert(ino, at).is_none() {
+                walk.next.push(ino);
+            }
+        }
+    }
+
+    /// Sees the inodes of a step, and lists those of them that are directories, as long as there is room.
+    fn step(&self, walk: &mut Walk) {
+        let asked_for = std::mem::take(&mut walk.first);
+        let lists_only = walk.purpose == Purpose::List {};
+        for ino in std::mem::take(&mut walk.next) {
+            if walk.is_full() && asked_for {
+                walk.rest.extend(walk.asked.get(&ino));
+            } else if !walk.is_full() || !lists_only {
+                let seen = self.see(ino, walk);
+                let is_dir = seen.is_some_and(|attr| attr.mode & libc::S_IFMT == libc::S_IFDIR);
+                let listed = !is_dir || walk.is_full() || self.list_whole(ino, walk);
+                // Where it is the first, there is never room for it.
+                if !listed && asked_for && !walk.dirs.is_empty() {
+                    walk.rest.extend(walk.asked.get(&ino));
+                }
+            }
+        }
+    }
+
+    /// An inode as it is under a lease, if there is one to be had.
+    fn see(&self, ino: Ino, walk: &mut Walk) -> Option<Attr> {
+        if !self.core.leases.grant(self.session.number, ino) {
+            return None;
+        }
+        let entry = self.call(|cx| self.fs().lookup(cx, ino, b".")).ok()?;
+        let Outcome::Entry { known: Some(known) } = self.entry(entry) else { return None };
+        walk.seen.push((ino, Seen { known, writes: false, plain: false }));
+        walk.bytes += SEEN_BYTES;
+        Some(known.attr)
+    }
+
+    /// All names of a directory that is leased, if its user may see them; `false`: there is no room. What they mean is the next step's.
+    fn list_whole(&self, dir: Ino, walk: &mut Walk) -> bool {
+        if !self.may_walk(dir) {
+            return true;
+        }
+        let lists_only = walk.purpose == Purpose::List {};
+        let (mut names, mut inside, mut bytes) = (Vec::new(), Vec::new(), walk.bytes);
+        let listed = self.call(|cx| {
+            self.fs().readdir(cx, dir, 0, 0, false, &mut |entry| {
+                bytes += NAME_BYTES + entry.name.len() + if lists_only { 0 } else { SEEN_BYTES };
+                if bytes > WALK_BYTES_MAX {
+                    return false;
+                }
+                let is_dir = entry.kind == libc::S_IFDIR;
+                if *entry.name != *b"." && *entry.name != *b".." && (is_dir || !lists_only) {
+                    inside.push(entry.ino);
+                }
+                names.push(self.name(dir, entry));
+                true
+            })
+        });
+        if bytes > WALK_BYTES_MAX {
+            return false;
+        }
+        if listed.is_ok() {
+            walk.entries += names.len();
+            walk.bytes += names.iter().map(|name| NAME_BYTES + name.name.len()).sum::<usize>();
+            let room = if lists_only { WALK_DIRS_MAX.saturating_sub(walk.next.len()) } else { inside.len() };
+            walk.next.extend(inside.into_iter().take(room));
+            walk.dirs.push(Listed { ino: self.session.outward(dir), names: List(names) });
+        }
+        true
+    }
+}
