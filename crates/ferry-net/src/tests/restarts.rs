@@ -119,9 +119,9 @@ fn a_file_that_is_removed_while_open_outlives_the_server() {
     for crashes in [true, false, true] {
         assert_eq!(client.sync(), Ok(()));
         if crashes {
-            drop(world.take_server());
             // The process that dies forgets nothing in order.
             world.fs.keep_removed();
+            drop(world.take_server());
         } else {
             world.stop();
         }
