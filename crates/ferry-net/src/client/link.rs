@@ -113,10 +113,6 @@ impl Pending {
 pub(super) trait Restore: Send + Sync {
     /// The operations that bring the new session to where the old one was.
     fn restore(&self, before: Before) -> Vec<Pending>;
-    /// A change that somebody waits for was made, and is not durable before the server says so.
-    fn made(&self, seq: u64, change: &Pending, outcome: &Outcome);
-    /// Changes up to this one are durable.
-    fn durable(&self, seq: u64);
     /// Promised changes are lost.
     fn lost(&self, changes: Vec<Pending>);
     /// A change was not made, for another session has write leases on what it touches.
@@ -129,8 +125,8 @@ pub(super) trait Restore: Send + Sync {
 pub(super) enum Before {
     /// All that it had answered is durable.
     Clean,
-    /// It has crashed; this can be made again.
-    Crashed(Option<Redo>),
+    /// It has crashed, and this may be lost.
+    Crashed(Redo),
 }
 
 /// An operation's place.
@@ -187,6 +183,8 @@ struct Request {
     pending: Pending,
     /// It is made behind this change.
     after: u64,
+    /// And behind all changes of the inode that it names, up to this one.
+    covers: u64,
     units: usize,
     cancelled: bool,
 }
@@ -640,17 +638,20 @@ impl Link {
                     }
                     request
                 };
-                match request.map(|request| request.pending) {
-                    Some(Pending { op: Op::Settle { inodes }, .. }) => {
-                        self.settled(&inodes.0, &outcome, restore);
+                match request.map(|request| (request.pending, request.covers)) {
+                    Some((Pending { op: Op::Settle { inodes }, .. }, _)) => {
+                        self.settled(&inodes.0, &outcome);
                     }
-                    Some(pending) => pending.waiter.answer(outcome, leased),
+                    Some((pending, covers)) => {
+                        self.synced(&pending, &outcome, covers);
+                        pending.waiter.answer(outcome, leased);
+                    }
                     None => {}
                 }
             }
-            ToClient::Durable { seq } => self.durable(seq, restore),
+            ToClient::Durable { seq } => self.durable(seq),
             ToClient::Pong { renewed, series, durable } => {
-                self.durable(durable, restore);
+                self.durable(durable);
                 self.series_over(series, restore);
                 self.cache.ponged(renewed);
             }

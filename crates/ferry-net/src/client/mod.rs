@@ -298,15 +298,10 @@ impl Restore for Restorer {
         let Some(fs) = self.0.upgrade() else { return Vec::new() };
         fs.forgotten.lock().clear();
         let mut tables = fs.tables.lock();
-        let mut plan = None;
-        match before {
-            Before::Clean => tables.all_durable(),
-            Before::Crashed(None) => tables.server_crashed(),
-            Before::Crashed(Some(redo)) => {
-                tables.server_restarted();
-                plan = Some(Plan::new(redo, &mut tables));
-            }
-        }
+        let mut plan = match before {
+            Before::Clean => None,
+            Before::Crashed(redo) => Some(Plan::new(redo, &mut tables)),
+        };
         let pending = |op, waiter| Pending::new(Who::default(), op, waiter);
         let mut all = Vec::new();
         if let Some(plan) = &mut plan {
@@ -352,27 +347,11 @@ impl Restore for Restorer {
         }
         if let Some(plan) = plan {
             let closes = plan.opened.iter().map(|fh| Op::Release { fh: *fh });
-            let last = closes.chain(redo::forget(&plan.forgotten)).chain([Op::Redone {}]);
+            let done = plan.at_all.then_some(Op::Redone {});
+            let last = closes.chain(redo::forget(&plan.forgotten)).chain(done);
             all.extend(last.map(|op| pending(op, Arc::new(Nobody))));
         }
         all
-    }
-
-    fn made(&self, seq: u64, change: &Pending, outcome: &Outcome) {
-        let Some(fs) = self.0.upgrade().filter(|fs| fs.asynchronous) else { return };
-        let found = match outcome {
-            Outcome::Entry { known: Some(known) } => Some(known.attr.ino),
-            _ => None,
-        };
-        let files = change.files.iter().map(|(_, ino)| *ino);
-        let inos = change.touched.iter().copied().chain(files).chain(found);
-        fs.tables.lock().waited(inos, seq);
-    }
-
-    fn durable(&self, seq: u64) {
-        if let Some(fs) = self.0.upgrade() {
-            fs.tables.lock().durable(seq);
-        }
     }
 
     fn lost(&self, changes: Vec<Pending>) {

@@ -34,6 +34,8 @@ pub(super) struct Plan {
     pub(super) lost_changes: u64,
     /// Inodes of which no answer will come: the change that would have named them is there.
     pub(super) unnamed: Vec<Ino>,
+    /// The server waits for it.
+    pub(super) at_all: bool,
 }
 
 pub(super) enum Step {
@@ -44,7 +46,7 @@ pub(super) enum Step {
 /// It changes what a file holds.
 fn writes(change: &KeptChange) -> bool {
     match &change.op {
-        Op::Write { .. } | Op::Open { .. } => true,
+        Op::Write { .. } | Op::Open { .. } | Op::Fallocate { .. } | Op::Copy { .. } => true,
         Op::Setattr { set, .. } => set.size.is_some(),
         _ => false,
     }
@@ -56,7 +58,7 @@ fn makes(op: &Op) -> bool {
 
 impl Plan {
     pub(super) fn new(redo: Redo, tables: &mut Tables) -> Self {
-        let Redo { changes, mark, claims, numbers } = redo;
+        let Redo { changes, mark, older, overflow, claims, numbers } = redo;
         let mut plan = Self {
             numbers: Vec::new(),
             claims,
@@ -66,6 +68,16 @@ impl Plan {
             lost: Vec::new(),
             lost_changes: 0,
             unnamed: Vec::new(),
+            at_all: mark.is_some(),
+        };
+        plan.lost.extend(older);
+        if overflow {
+            tables.damage_open_files();
+        }
+        let Some(mark) = mark else {
+            plan.claims.clear();
+            changes.into_iter().for_each(|change| plan.lose(change));
+            return plan;
         };
         // A name of theirs is gone, and they may be.
         let gone: HashSet<Ino> = changes
@@ -96,6 +108,12 @@ impl Plan {
         plan
     }
 
+    /// It is not made again.
+    fn lose(&mut self, change: KeptChange) {
+        self.lost.extend(change.touched);
+        self.lost_changes += 1;
+    }
+
     /// Those that are made again; and inodes that were made without an answer.
     fn choose(&mut self, changes: Vec<KeptChange>, mark: u64) -> (Vec<KeptChange>, Vec<Ino>) {
         let (mut again, mut made) = (Vec::new(), Vec::new());
@@ -113,15 +131,10 @@ impl Plan {
                 }
                 continue;
             }
-            if change.lost {
-                self.lost.extend(change.touched);
-                self.lost_changes += 1;
-                continue;
-            }
             // Nobody else can have made durable what is newer of an inode that was not there.
-            if change.moved && (content || sets) && ino.is_none_or(|ino| !fresh.contains(&ino)) {
-                self.lost.extend(change.touched);
-                self.lost_changes += 1;
+            let moved = change.moved && (content || sets) && ino.is_none_or(|ino| !fresh.contains(&ino));
+            if change.lost || change.waited || moved {
+                self.lose(change);
                 continue;
             }
             if content {

@@ -43,6 +43,20 @@ pub(super) struct Applying<'a> {
     pub(super) who: Who,
     /// What the client has shown of it already.
     pub(super) promise: Option<Promise>,
+    /// What it will be told when that is made, and keeps.
+    pub(super) told: Option<Promise>,
+}
+
+impl Core {
+    /// An operation of this session.
+    pub(super) fn applying<'a>(
+        &'a self,
+        session: &'a Session,
+        who: Who,
+        promise: Option<Promise>,
+    ) -> Applying<'a> {
+        Applying { core: self, session, who, promise, told: None }
+    }
 }
 
 /// Says that numbers were given to a client, to a server that has forgotten it.
@@ -62,7 +76,7 @@ impl Applying<'_> {
 
     fn caller(&self) -> InProcess {
         let Who { uid, gid, umask, pid } = self.who;
-        InProcess { uid, gid, umask: umask & 0o777, caller: pid, promise: self.promise }
+        InProcess { uid, gid, umask: umask & 0o777, caller: pid, promise: self.promise.or(self.told) }
     }
 
     pub(super) fn call<T: FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> Result<T, Errno> {
@@ -199,7 +213,13 @@ impl Applying<'_> {
             }
             Op::Link { ino, parent, name } => {
                 let (ino, parent) = (self.ino(ino)?, self.ino(parent)?);
-                Ok(self.entry(self.call(|cx| fs.link(cx, ino, parent, &name))?))
+                let nameless = self.attr_now(ino)?.nlink == 0;
+                let linked = self.call(|cx| fs.link(cx, ino, parent, &name))?;
+                let outcome = self.entry(linked);
+                if nameless {
+                    self.publish(ino)?;
+                }
+                Ok(outcome)
             }
             Op::Unlink { parent, name } => {
                 let parent = self.ino(parent)?;
@@ -248,6 +268,15 @@ impl Applying<'_> {
             }
             Op::Nothing {} => Ok(Outcome::Done {}),
             op => self.make_on_file(op),
+        }
+    }
+
+    /// A file that was made without a name has one: with that it is durable, for nothing of it outlives a crash before, and nobody could
+    /// make it again.
+    fn publish(&self, ino: Ino) -> Result<(), Errno> {
+        match self.session.handle_of(ino) {
+            Some(fh) => self.call(|cx| self.fs().fsync(cx, ino, fh, false)),
+            None => self.core.sync(),
         }
     }
 

@@ -24,7 +24,7 @@ pub(super) struct Request {
 
 impl Request {
     fn applying<'a>(&'a self, core: &'a Core) -> Applying<'a> {
-        Applying { core, session: &self.session, who: self.who, promise: None }
+        core.applying(&self.session, self.who, None)
     }
 }
 
@@ -61,7 +61,7 @@ impl Core {
     /// Answers a request, or gives it back with what others have write leases on.
     fn try_answer(&self, request: Request) -> Option<(Request, Vec<Ino>)> {
         let Request { session, id, who, op, told } = request;
-        let applying = Applying { core: self, session: &session, who, promise: None };
+        let applying = self.applying(&session, who, None);
         match applying.request(id, op, told) {
             Asked::Answered => None,
             Asked::Behind(inos, op, told) => Some((Request { session, id, who, op: *op, told }, inos)),

@@ -7,7 +7,7 @@ use ferry_fs::{Ino, Mark, Promise};
 
 use super::apply::Applying;
 use super::leases::{Begin, Place, Progress, Recalls, Turn};
-use super::session::{Applied, Change, Session};
+use super::session::{Applied, Change, Session, wall};
 use super::{Core, durability};
 use crate::message::{BATCH_MAX, Outcome, Promised};
 
@@ -94,7 +94,7 @@ impl Core {
         let Change { seq, promised, who, op, room, .. } = change;
         let promise = promised.map(|promised| promise(session, seq, &promised));
         let bytes = durability::bytes(&op);
-        let applied = Applying { core: self, session, who, promise }.redo(op);
+        let applied = self.applying(session, who, promise).redo(op);
         drop(redoing);
         session.applied(seq, applied, room);
         self.leases.refused(session.number, seq);
@@ -102,7 +102,7 @@ impl Core {
         None
     }
 
-    /// A promised change was made: first the session says that it was applied, so that no sync misses it.
+    /// A change was made that its client keeps: first the session says that it was applied, so that no sync misses it.
     fn was_promised(&self, session: &Session, seq: u64, bytes: usize) {
         let much = session.promised(seq, bytes, self.env.clock.monotonic());
         self.durability.promised(much);
@@ -210,8 +210,16 @@ impl Core {
         let bytes = durability::bytes(&op);
         let promise = promised.map(|promised| promise(session, seq, &promised));
         let enlisted = promise.map_or(Ok(()), |_| session.enlist(&*self.fs, true));
+        let keeps = promise.is_some() || !turn.inos().is_empty() && session.is_enlisted();
+        let told = promise.is_none().then(|| Promise {
+            at: wall(&*self.env.clock),
+            ino: None,
+            mark: Some(Mark { session: session.id, seq }),
+            aside: None,
+        });
+        let told = told.filter(|_| keeps);
         let applied = match enlisted {
-            Ok(()) => Applying { core: self, session, who, promise }.change(op, turn.inos()),
+            Ok(()) => Applying { told, ..self.applying(session, who, promise) }.change(op, turn.inos()),
             Err(errno) => Applied::failed(errno),
         };
         let failed = matches!(applied.outcome, Outcome::Failed { .. });
@@ -219,7 +227,7 @@ impl Core {
             self.broken(session, series, &applied.outcome);
         }
         session.applied(seq, applied, room);
-        if promise.is_some() && !failed {
+        if keeps && !failed {
             self.was_promised(session, seq, bytes);
         }
         turn.done(seq);
@@ -262,6 +270,6 @@ impl Core {
     }
 
     fn touched(&self, session: &Session, change: &Change) -> Vec<Ino> {
-        Applying { core: self, session, who: change.who, promise: None }.touched(&change.op)
+        self.applying(session, change.who, None).touched(&change.op)
     }
 }

@@ -99,7 +99,8 @@ impl State {
         let id = self.next_request;
         self.next_request += 1;
         let after = self.after_of(&pending).max(self.after);
-        self.requests.insert(id, Request { pending, after, units: 0, cancelled: false });
+        let covers = self.next_change - 1;
+        self.requests.insert(id, Request { pending, after, covers, units: 0, cancelled: false });
         self.delayed.push(id);
         pump_requests(self);
         id
@@ -271,9 +272,9 @@ impl Link {
     }
 
     /// The server has made durable what was changed of these, or cannot.
-    pub(super) fn settled(&self, inos: &[Ino], outcome: &Outcome, restore: &dyn Restore) {
+    pub(super) fn settled(&self, inos: &[Ino], outcome: &Outcome) {
         if let Outcome::Count { count } = outcome {
-            self.durable(*count, restore);
+            self.durable(*count);
         } else {
             tracing::error!(?outcome, "what was promised cannot be made durable before others may see it");
             let mut state = self.state.lock();
@@ -283,14 +284,29 @@ impl Link {
         self.return_leases(inos, true);
     }
 
+    /// A request of the kernel that makes something durable has been answered: no change that it covers is lost any more.
+    pub(super) fn synced(&self, pending: &Pending, outcome: &Outcome, covers: u64) {
+        if matches!(outcome, Outcome::Failed { .. }) {
+            return;
+        }
+        let ino = match &pending.op {
+            Op::Sync {} => return self.durable(covers),
+            Op::Fsync { fh, .. } => pending.file(*fh),
+            Op::Fsyncdir { ino, .. } => Some(*ino),
+            _ => None,
+        };
+        if let Some(ino) = ino {
+            self.state.lock().kept.synced(ino, covers);
+        }
+    }
+
     /// Changes up to this one are durable.
-    pub(super) fn durable(&self, seq: u64, restore: &dyn Restore) {
+    pub(super) fn durable(&self, seq: u64) {
         let (held, due) = {
             let mut state = self.state.lock();
             state.kept.advance(seq);
             (state.take_held(), state.kept.due())
         };
-        restore.durable(seq);
         for inos in due {
             // What has been asked for again meanwhile stays.
             let unheld: Vec<Ino> = inos.into_iter().filter(|ino| !self.cache.holds(*ino)).collect();
@@ -367,13 +383,22 @@ impl Link {
             match outcome {
                 Outcome::Busy {} => restore.busy(change.pending),
                 outcome => {
-                    if made && !promised && !change.restores {
-                        restore.made(seq, &change.pending, &outcome);
-                    }
-                    change.pending.waiter.answer(outcome, 0);
-                    if let (Some(promised), true) = (change.pending.promised, made) {
-                        let now = self.clock.monotonic();
-                        self.state.lock().kept.keep(seq, change.pending, promised, now);
+                    let (now, waiter) = (self.clock.monotonic(), Arc::clone(&change.pending.waiter));
+                    match change.pending.promised {
+                        Some(promised) => {
+                            waiter.answer(outcome, 0);
+                            if made {
+                                self.state.lock().kept.keep(seq, change.pending, promised, now);
+                            }
+                        }
+                        None => {
+                            // Whoever hears of it may sync it at once.
+                            if made && !change.restores {
+                                let made = kept::made_inode(&outcome);
+                                self.state.lock().kept.keep_waited(seq, change.pending, made, now);
+                            }
+                            waiter.answer(outcome, 0);
+                        }
                     }
                 }
             }
@@ -425,7 +450,9 @@ impl Link {
             gone.moved.push((waiter, key));
         }
         let newest = state.next_change - 1;
-        state.requests.values_mut().for_each(|request| request.after = request.after.min(newest));
+        for request in state.requests.values_mut() {
+            (request.after, request.covers) = (request.after.min(newest), request.covers.min(sent));
+        }
         state.returns.iter_mut().for_each(|(after, _)| *after = (*after).min(sent));
         let at_once = to_forget == ToForget::default();
         if at_once {

@@ -32,8 +32,6 @@ impl Restore for OneFile {
     fn restore(&self, _before: Before) -> Vec<Pending> {
         vec![pending(open())]
     }
-    fn made(&self, _seq: u64, _change: &Pending, _outcome: &Outcome) {}
-    fn durable(&self, _seq: u64) {}
     fn lost(&self, _changes: Vec<Pending>) {}
     fn busy(&self, _change: Pending) {}
     fn differs(&self, ino: Ino) {
@@ -162,8 +160,6 @@ impl Restore for Told {
     fn restore(&self, _before: Before) -> Vec<Pending> {
         Vec::new()
     }
-    fn made(&self, _seq: u64, _change: &Pending, _outcome: &Outcome) {}
-    fn durable(&self, _seq: u64) {}
     fn lost(&self, changes: Vec<Pending>) {
         self.lost.lock().extend(changes.into_iter().map(|change| change.op));
     }
