@@ -32,6 +32,7 @@ use super::waiting::Waiting;
 use crate::frame::{self, Stream};
 use crate::message::{Claim, FRAME_MAX, Numbers, Op, Outcome, Promised, ToClient, ToServer, VERSION, Who};
 
+mod decided;
 mod kept;
 mod promises;
 mod stream;
@@ -88,14 +89,27 @@ pub(super) struct Pending {
     pub(super) touched: Vec<Ino>,
     /// Write leases that were taken for the change alone.
     pub(super) borrowed: Vec<Ino>,
+    /// Write leases that have gone back behind it, for the server decides it.
+    pub(super) returned: Vec<Ino>,
     /// It is made again after a crash, and nobody has to hear of it if what it touches is gone.
     pub(super) quiet: bool,
 }
 
 impl Pending {
     pub(super) fn new(who: Who, op: Op, waiter: Arc<dyn Waiter>) -> Self {
-        let (files, touched, borrowed) = (Vec::new(), Vec::new(), Vec::new());
-        Self { who, op, waiter, files, touch: None, promised: None, touched, borrowed, quiet: false }
+        let (files, touched, borrowed, returned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self {
+            who,
+            op,
+            waiter,
+            files,
+            touch: None,
+            promised: None,
+            touched,
+            borrowed,
+            returned,
+            quiet: false,
+        }
     }
 
     /// The inode of an open file.
@@ -113,6 +127,8 @@ impl Pending {
 pub(super) trait Restore: Send + Sync {
     /// The operations that bring the new session to where the old one was.
     fn restore(&self, before: Before) -> Vec<Pending>;
+    /// Write leases have gone back behind a change of which the answer is there.
+    fn own_again(&self, inos: Vec<Ino>);
     /// Promised changes are lost.
     fn lost(&self, changes: Vec<Pending>);
     /// A change was not made, for another session has write leases on what it touches.
@@ -321,7 +337,8 @@ impl Link {
         pending.touch = self.cache.begin(&mut cache, &pending.op, |fh| pending.file(fh));
         if let Some(touch) = &mut pending.touch {
             pending.touched.clone_from(&touch.inos().to_vec());
-            returned.extend(touch.take_held());
+            pending.returned = touch.take_held();
+            returned.extend(&pending.returned);
         }
         let seq = state.push(pending);
         if !returned.is_empty() {
@@ -414,6 +431,7 @@ impl Link {
         Value::from_iter([
             ("kept_changes", Value::from(kept)),
             ("kept_bytes", bytes.into()),
+            ("kept_moved_inodes", state.kept.moved_inodes().into()),
             ("kept_oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("connected", Value::from(state.line.is_some())),
             ("reconnects", state.reconnects.into()),
@@ -625,8 +643,8 @@ impl Link {
     /// A message; `false`: the connection ends.
     fn take(&self, message: ToClient, restore: &dyn Restore) -> io::Result<bool> {
         match message {
-            ToClient::Changed { seq, after, empty, outcome } => {
-                return self.changed(seq, (&after.0, empty), outcome, restore);
+            ToClient::Changed { seq, after, empty, made, outcome } => {
+                return self.changed(seq, (&after.0, empty, made), outcome, restore);
             }
             ToClient::Reply { id, leased, outcome } => {
                 let request = {

@@ -10,6 +10,7 @@ mod deciding;
 mod kernel;
 mod link;
 mod locking;
+mod losses;
 mod model;
 mod moving;
 mod purse;
@@ -35,6 +36,7 @@ use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Op, Outcome, ToClient, 
 use cache::Cache;
 use kernel::Kernel;
 use link::{Before, Link, Pending, Restore, Waiter};
+use losses::Loss;
 use redo::{Plan, Step};
 use tables::{Node, Tables};
 use waiting::{Finish, Keep, Nobody, Unsettled, Waiting};
@@ -70,8 +72,10 @@ pub struct RemoteFs {
     asynchronous: bool,
     /// An unmount waits so long until what was promised is made.
     timeout: Duration,
-    /// Changes that were promised and not made, and inodes that were not as was decided here.
+    /// Changes that programs were told of and that are lost, and inodes that were not as was decided here.
     lost: AtomicU64,
+    /// Those that the log does not name yet.
+    losses: Mutex<Vec<Loss>>,
     differences: AtomicU64,
     runtime: Mutex<Option<Runtime>>,
 }
@@ -122,6 +126,7 @@ impl RemoteFs {
             asynchronous,
             timeout: options.timeout,
             lost: AtomicU64::new(0),
+            losses: Mutex::default(),
             differences: AtomicU64::new(0),
             runtime: Mutex::default(),
         });
@@ -227,10 +232,17 @@ impl RemoteFs {
         }
     }
 
-    /// Promised changes of these are lost.
-    fn cannot_redo(&self, touched: &[Ino], changes: u64) {
-        self.lost.fetch_add(changes, Ordering::Relaxed);
+    /// Changes of these are lost.
+    fn cannot_redo(&self, touched: &[Ino], losses: Vec<Loss>) {
+        self.lost.fetch_add(losses.len() as u64, Ordering::Relaxed);
+        self.losses.lock().extend(losses);
         self.tables.lock().damage(touched);
+    }
+
+    /// Names in the log what is lost.
+    fn tell_losses(&self) {
+        let losses = std::mem::take(&mut *self.losses.lock());
+        losses::tell(&losses, &self.tables.lock());
     }
 
     /// The kernel, or whoever would have told it, takes lookups back.
@@ -305,8 +317,14 @@ impl Restore for Restorer {
         let pending = |op, waiter| Pending::new(Who::default(), op, waiter);
         let mut all = Vec::new();
         if let Some(plan) = &mut plan {
-            fs.lost.fetch_add(plan.lost_changes, Ordering::Relaxed);
+            fs.lost.fetch_add(plan.losses.len() as u64, Ordering::Relaxed);
             tables.damage(&plan.lost);
+            let mut losses = fs.losses.lock();
+            losses.append(&mut plan.losses);
+            // Otherwise more may come until everything is made again.
+            if !plan.at_all {
+                losses::tell(&std::mem::take(&mut *losses), &tables);
+            }
             for ino in std::mem::take(&mut plan.unnamed) {
                 let _gone = tables.confirm(ino, None);
             }
@@ -347,21 +365,21 @@ impl Restore for Restorer {
         }
         if let Some(plan) = plan {
             let closes = plan.opened.iter().map(|fh| Op::Release { fh: *fh });
-            let done = plan.at_all.then_some(Op::Redone {});
-            let last = closes.chain(redo::forget(&plan.forgotten)).chain(done);
-            all.extend(last.map(|op| pending(op, Arc::new(Nobody))));
+            let last = closes.chain(redo::forget(&plan.forgotten));
+            all.extend(last.map(|op| pending(op, Arc::new(Nobody) as Arc<dyn Waiter>)));
+            if plan.at_all {
+                all.push(pending(Op::Redone {}, Arc::new(redo::Done(self.0.clone()))));
+            }
         }
         all
     }
 
     fn lost(&self, changes: Vec<Pending>) {
         let Some(fs) = self.0.upgrade() else { return };
-        let count = changes.len() as u64;
-        fs.lost.fetch_add(count, Ordering::Relaxed);
-        tracing::error!(
-            changes = count,
-            "changes that programs were told of are lost: fsync of the files and directories fails, and `ferry sync`"
-        );
+        let file = |change: &Pending| change.files.first().map(|(_, ino)| *ino);
+        let loss = |change: &Pending| Loss::of(&change.op, file(change).or(change.touched.first().copied()));
+        fs.cannot_redo(&[], changes.iter().map(loss).collect());
+        fs.tell_losses();
         for change in changes {
             fs.tables.lock().lost(&change.op, &change.touched);
             if let Some(ino) = change.promised.map(|promised| promised.ino).filter(|ino| *ino != 0) {
@@ -369,6 +387,12 @@ impl Restore for Restorer {
             } else if let Op::Link { ino, .. } = change.op {
                 fs.confirm(ino, None);
             }
+        }
+    }
+
+    fn own_again(&self, inos: Vec<Ino>) {
+        if let Some(fs) = self.0.upgrade() {
+            fs.ask_again(inos);
         }
     }
 

@@ -90,7 +90,10 @@ fn made(parent: Ino, name: &[u8]) -> Finish {
     let name = name.to_vec();
     Box::new(move |fs, outcome| match outcome {
         Outcome::Entry { known: Some(known) } => {
-            fs.tables.lock().learn(&known);
+            let mut tables = fs.tables.lock();
+            tables.learn(&known);
+            tables.name(known.attr.ino, parent, &name);
+            drop(tables);
             // The kernel takes what it is told for new, whatever it was told of an inode that it knew: of a link, or a file that was there.
             let fresh = known.stamp == 0 && known.attr.nlink == if is_dir(&known.attr) { 2 } else { 1 };
             let entry =
@@ -102,12 +105,15 @@ fn made(parent: Ino, name: &[u8]) -> Finish {
 }
 
 /// A file that was made and opened.
-fn created(fh: u64, flags: i32) -> Finish {
+fn created(name: Option<(Ino, Vec<u8>)>, fh: u64, flags: i32) -> Finish {
     Box::new(move |fs, outcome| match outcome {
         Outcome::Entry { known: Some(known) } => {
             let ino = known.attr.ino;
             let mut tables = fs.tables.lock();
             tables.learn(&known);
+            if let Some((parent, name)) = &name {
+                tables.name(ino, *parent, name);
+            }
             tables.handles.insert(fh, Handle { ino, flags, lost: false });
             drop(tables);
             let entry = if known.stamp == 0 { shown(fs, known.attr, None) } else { entry(Some(&known)) };
@@ -230,6 +236,7 @@ impl Filesystem for RemoteFs {
         match self.cache.lookup(parent, name) {
             Some(None) => return Ok(entry(None)),
             Some(Some(attr)) if self.tables.lock().learn_again(attr.ino) => {
+                self.tables.lock().name(attr.ino, parent, name);
                 return Ok(shown(self, attr, Some((parent, name))));
             }
             _ => {}
@@ -252,7 +259,10 @@ impl Filesystem for RemoteFs {
         let found = name.to_vec();
         let finish: Finish = Box::new(move |fs, outcome| match outcome {
             Outcome::Entry { known: Some(known) } => {
-                fs.tables.lock().learn(&known);
+                let mut tables = fs.tables.lock();
+                tables.learn(&known);
+                tables.name(known.attr.ino, parent, &found);
+                drop(tables);
                 Ok(Reply::Entry(shown(fs, known.attr, Some((parent, &found)))))
             }
             Outcome::Entry { known: None } => Ok(Reply::Entry(entry(None))),
@@ -335,8 +345,13 @@ impl Filesystem for RemoteFs {
     ) -> Answer<()> {
         let op = Op::Rename { parent, name: name.into(), new_parent, new_name: new_name.into(), flags };
         let moving = Moving::begin(self, (parent, name.into()), (new_parent, new_name.into()));
-        let finish: Finish = Box::new(move |_, outcome| {
+        let moved = self.cache.lock().name(parent, name);
+        let to = new_name.to_vec();
+        let finish: Finish = Box::new(move |fs, outcome| {
             moving.end(matches!(outcome, Outcome::Done {}).then_some(flags));
+            if let (super::model::Name::Is(ino), Outcome::Done {}) = (moved, &outcome) {
+                fs.tables.lock().name(ino, new_parent, &to);
+            }
             done(outcome)
         });
         self.change(cx, op, finish)
@@ -355,12 +370,12 @@ impl Filesystem for RemoteFs {
     fn create(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
         let fh = self.tables.lock().fresh_fh();
         let op = Op::Create { parent, name: name.into(), mode, flags, fh };
-        self.change(cx, op, created(fh, flags))
+        self.change(cx, op, created(Some((parent, name.into())), fh, flags))
     }
 
     fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
         let fh = self.tables.lock().fresh_fh();
-        self.send(cx, Op::Tmpfile { parent, mode, flags, fh }, created(fh, flags))
+        self.send(cx, Op::Tmpfile { parent, mode, flags, fh }, created(None, fh, flags))
     }
 
     fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {

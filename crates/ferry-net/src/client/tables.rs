@@ -59,6 +59,8 @@ impl Owner {
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) nodes: HashMap<Ino, Node>,
+    /// A name of each of them, as far as one is known, for the log: the newest that the kernel has used.
+    pub(super) names: HashMap<Ino, (Ino, Vec<u8>)>,
     pub(super) handles: HashMap<u64, Handle>,
     pub(super) dirs: HashMap<u64, Dir>,
     pub(super) locks: HashMap<Ino, Vec<FileLock>>,
@@ -85,6 +87,13 @@ impl Tables {
         node.lookups += 1;
         node.ticket = Some(known.ticket);
         node.stamp = node.stamp.max(known.stamp);
+    }
+
+    /// The kernel knows an inode by this name.
+    pub(super) fn name(&mut self, ino: Ino, dir: Ino, name: &[u8]) {
+        if self.nodes.contains_key(&ino) && self.names.get(&ino).is_none_or(|(d, n)| *d != dir || n != name) {
+            self.names.insert(ino, (dir, name.to_vec()));
+        }
     }
 
     /// A promised change names an inode to the kernel; its answer is yet to come.
@@ -115,7 +124,11 @@ impl Tables {
     pub(super) fn forget(&mut self, ino: Ino, count: u64) -> Option<Node> {
         let node = self.nodes.get_mut(&ino)?;
         node.lookups = node.lookups.saturating_sub(count);
-        if node.lookups == 0 && node.expected == 0 { self.nodes.remove(&ino) } else { None }
+        if node.lookups > 0 || node.expected > 0 {
+            return None;
+        }
+        self.names.remove(&ino);
+        self.nodes.remove(&ino)
     }
 
     /// An inode was made again in a new session; whether the kernel knows it.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use ferry_fs::{Errno, Ino};
+use tokio::sync::oneshot;
 
 use super::Core;
 use super::apply::{Applying, Told};
@@ -86,6 +87,18 @@ impl Core {
         }
     }
 
+    /// Sees that what others have changed of these inodes is durable; whether it is.
+    async fn is_safe(self: &Arc<Self>, session: &Session, inos: &[Ino]) -> bool {
+        if !self.fresh.is_others(session.number, inos) {
+            return true;
+        }
+        let (told, synced) = oneshot::channel();
+        self.make_durable(Box::new(move |result| {
+            let _gone = told.send(result);
+        }));
+        matches!(synced.await, Ok(Ok(())))
+    }
+
     /// Gives the write leases that a client asks for, as far as it may have them.
     async fn lease(self: Arc<Self>, request: Request) {
         let Op::Lease { inodes } = &request.op else { return };
@@ -103,7 +116,12 @@ impl Core {
         } else {
             let place = self.leases.ask(session.number, Wants::Lease, inos);
             match place.wait(|recalls| self.recall(recalls)).await {
-                Progress::Begun(granted) => granted,
+                Progress::Begun(granted) if self.is_safe(&session, &granted).await => granted,
+                Progress::Begun(unsafe_still) => {
+                    self.leases.told(session.number, &unsafe_still);
+                    self.leases.give_back(session.number, &unsafe_still, None);
+                    Vec::new()
+                }
                 _ => Vec::new(),
             }
         };

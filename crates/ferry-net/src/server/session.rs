@@ -30,7 +30,7 @@ use super::provisions::Provisions;
 use crate::codec::List;
 use crate::frame;
 use crate::limits::Peer;
-use crate::message::{Op, Outcome, Promised, ToClient, WINDOW_OPS, Who};
+use crate::message::{Made, Op, Outcome, Promised, ToClient, WINDOW_OPS, Who};
 
 /// Files that a client may have open.
 const OPEN_MAX: usize = 1 << 20;
@@ -67,11 +67,25 @@ pub(super) struct Applied {
     /// What the client may keep.
     pub(super) after: Vec<Attr>,
     pub(super) empty: bool,
+    pub(super) made: Option<Made>,
 }
 
 impl Applied {
+    /// Nothing of it may be kept.
+    pub(super) fn alone(outcome: Outcome) -> Self {
+        Self { outcome, after: Vec::new(), empty: false, made: None }
+    }
+
+    /// The inode that was made, as the volume numbers it.
+    pub(super) fn after_made(&self, session: &Session) -> Option<Ino> {
+        match &self.outcome {
+            Outcome::Entry { known: Some(known) } => session.inward(known.attr.ino),
+            _ => None,
+        }
+    }
+
     pub(super) fn failed(Errno(errno): Errno) -> Self {
-        Self { outcome: Outcome::Failed { errno }, after: Vec::new(), empty: false }
+        Self::alone(Outcome::Failed { errno })
     }
 }
 
@@ -321,8 +335,8 @@ impl Session {
         let _gone = line.send((frame::encode(&welcome), None));
         // What the last connection may have lost: in order, before any newer one.
         for (seq, outcome) in &state.answers {
-            let (after, empty, outcome) = (List::default(), false, outcome.clone());
-            let answer = ToClient::Changed { seq: *seq, after, empty, outcome };
+            let (after, empty, made, outcome) = (List::default(), false, None, outcome.clone());
+            let answer = ToClient::Changed { seq: *seq, after, empty, made, outcome };
             let _gone = line.send((frame::encode(&answer), None));
         }
         state.epoch += 1;
@@ -450,11 +464,11 @@ impl Session {
 
     /// A change has panicked, before it was answered or behind that.
     pub(super) fn fallen(&self, seq: u64, outcome: Outcome) {
-        self.answer(seq, Applied { outcome, after: Vec::new(), empty: false }, None);
+        self.answer(seq, Applied::alone(outcome), None);
     }
 
     fn answer(&self, seq: u64, applied: Applied, room: Option<Room>) {
-        let Applied { outcome, after, empty } = applied;
+        let Applied { outcome, after, empty, made } = applied;
         let ready: Vec<Delayed> = {
             let mut state = self.state.lock();
             if state.over || state.applied >= seq {
@@ -462,7 +476,7 @@ impl Session {
             }
             state.applied = seq;
             let (after, kept) = (List(after), outcome.clone());
-            let frame = frame::encode(&ToClient::Changed { seq, after, empty, outcome });
+            let frame = frame::encode(&ToClient::Changed { seq, after, empty, made, outcome });
             state.answers.push_back((seq, kept));
             send(&state, frame, room);
             state.delayed.extract_if(.., |d| d.after <= seq).collect()

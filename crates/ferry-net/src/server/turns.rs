@@ -98,14 +98,17 @@ impl Core {
         drop(redoing);
         session.applied(seq, applied, room);
         self.leases.refused(session.number, seq);
-        self.was_promised(session, seq, bytes);
+        self.was_kept((session, true), seq, bytes);
         None
     }
 
     /// A change was made that its client keeps: first the session says that it was applied, so that no sync misses it.
-    fn was_promised(&self, session: &Session, seq: u64, bytes: usize) {
+    /// `soon`: it is made durable without being asked for.
+    fn was_kept(&self, (session, soon): (&Session, bool), seq: u64, bytes: usize) {
         let much = session.promised(seq, bytes, self.env.clock.monotonic());
-        self.durability.promised(much);
+        if soon {
+            self.durability.promised(much);
+        }
     }
 
     /// Applies a change, refuses it, or gives it back with its place in the line.
@@ -210,25 +213,30 @@ impl Core {
         let bytes = durability::bytes(&op);
         let promise = promised.map(|promised| promise(session, seq, &promised));
         let enlisted = promise.map_or(Ok(()), |_| session.enlist(&*self.fs, true));
-        let keeps = promise.is_some() || !turn.inos().is_empty() && session.is_enlisted();
+        let keeps = promise.is_some() || !turn.inos().is_empty();
+        let soon = keeps && session.is_enlisted();
         let told = promise.is_none().then(|| Promise {
             at: wall(&*self.env.clock),
             ino: None,
             mark: Some(Mark { session: session.id, seq }),
             aside: None,
         });
-        let told = told.filter(|_| keeps);
+        let told = told.filter(|_| soon);
         let applied = match enlisted {
             Ok(()) => Applying { told, ..self.applying(session, who, promise) }.change(op, turn.inos()),
             Err(errno) => Applied::failed(errno),
         };
+        if !turn.inos().is_empty() {
+            let made = applied.after_made(session);
+            self.fresh.enter(session.number, turn.inos().iter().copied().chain(made));
+        }
         let failed = matches!(applied.outcome, Outcome::Failed { .. });
         if promise.is_some() && failed {
             self.broken(session, series, &applied.outcome);
         }
         session.applied(seq, applied, room);
         if keeps && !failed {
-            self.was_promised(session, seq, bytes);
+            self.was_kept((session, soon), seq, bytes);
         }
         turn.done(seq);
     }
@@ -247,7 +255,7 @@ impl Core {
             self.broken(session, change.series, &outcome);
         }
         if !session.is_over() {
-            session.applied(change.seq, Applied { outcome, after: Vec::new(), empty: false }, change.room);
+            session.applied(change.seq, Applied::alone(outcome), change.room);
         }
         self.leases.refused(session.number, change.seq);
     }

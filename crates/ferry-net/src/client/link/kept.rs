@@ -1,22 +1,23 @@
-//! Changes that the server has made and that are not durable: if it crashes, those that were promised are made again, and the others are
-//! told as lost, if they are.
+//! Changes that the server has made and that are not durable: if it crashes, they are made again, or told as lost.
 //!
-//! * R1: what was promised is kept, in order, until the server says that it is durable; no more is promised than fits. What the server has
-//!   decided stands among it; of more than fits only the inodes are remembered.
+//! * R1: what was changed is kept, in order, until the server says that it is durable; no more is promised than fits. Of what the server has
+//!   decided and what does not fit only the inodes are remembered.
 //! * R2: a write lease on an inode with such changes goes back when they are durable: the server is asked for that if somebody wants the
 //!   lease, else the client waits for it. So nothing is ever made again that others have seen, or written over.
-//! * R3: where that cannot be, behind a change that the server decides, the changes are *moved*: writes and changes of attributes among them
-//!   are not made again, but told as lost. Of what came before the end of a series nothing is made again.
+//! * R3: where that cannot be, behind a change that the server decides, and where there was no lease, the changes are *moved*: others may have made
+//!   something newer, so they are not made again, but told as lost. They are no longer when the client gets the write lease: what is not
+//!   durable of an inode whose lease the server grants is the client's own. Of what came before the end of a series nothing is made again.
 //! * R4: nothing is told as lost that is there. What came before a sync, `Durable` says of itself; what touches an inode, its fsync too: a change
 //!   is one transaction, of all that it touches. What is newer is not covered, whatever it touches.
+//! * R5: what the server has decided is made again as it was: with the time, the number and the place in the file that the answer has named.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use ferry_fs::{Attr, Ino, Timestamp};
+use ferry_fs::Ino;
 
-use super::Pending;
-use crate::message::{Claim, Numbers, Op, Outcome, Promised, Who};
+use super::{Pending, decided};
+use crate::message::{Claim, Made, Numbers, Op, Outcome, Promised, Who};
 
 /// Changes that are kept, answered or not, and bytes of them.
 const KEPT_MAX: usize = 65_536;
@@ -37,9 +38,11 @@ pub(in crate::client) struct KeptChange {
     pub(in crate::client) seq: u64,
     pub(in crate::client) who: Who,
     pub(in crate::client) op: Op,
-    pub(in crate::client) promised: Promised,
-    /// Somebody waited for the server, which has decided it.
-    pub(in crate::client) waited: bool,
+    /// How it was made; `None`: that is not known, and it cannot be made again.
+    pub(in crate::client) promised: Option<Promised>,
+    /// Somebody waited for the server, which has decided it, and has named this inode.
+    waited: bool,
+    named: Option<Claim>,
     pub(in crate::client) touched: Vec<Ino>,
     /// The inode of the open file that it names.
     pub(in crate::client) file: Option<Ino>,
@@ -49,13 +52,13 @@ pub(in crate::client) struct KeptChange {
     pub(in crate::client) unanswered: bool,
     /// Others may have seen what it touches, and changed it.
     pub(in crate::client) moved: bool,
-    /// Its series has ended: others may have changed anything since.
+    /// It is not made again: its series has ended, and others may have changed anything since.
     pub(in crate::client) lost: bool,
     since: Duration,
 }
 
 impl KeptChange {
-    pub(super) fn new(seq: u64, pending: Pending, promised: Promised, since: Duration) -> Self {
+    pub(super) fn new(seq: u64, pending: Pending, promised: Option<Promised>, since: Duration) -> Self {
         let file = pending.files.first().map(|(_, ino)| *ino);
         let Pending { who, op, touched, quiet, .. } = pending;
         Self {
@@ -64,6 +67,7 @@ impl KeptChange {
             op,
             promised,
             waited: false,
+            named: None,
             touched,
             file,
             quiet,
@@ -72,6 +76,11 @@ impl KeptChange {
             lost: false,
             since,
         }
+    }
+
+    /// The number of what it makes.
+    pub(in crate::client) fn number(&self) -> Ino {
+        self.promised.map_or(0, |promised| promised.ino)
     }
 
     fn bytes(&self) -> usize {
@@ -153,34 +162,60 @@ impl Kept {
     /// The server has made a promised change.
     pub(super) fn keep(&mut self, seq: u64, pending: Pending, promised: Promised, now: Duration) {
         if matters(&pending.op) && seq > self.durable {
-            let change = KeptChange::new(seq, pending, promised, now);
+            let change = KeptChange::new(seq, pending, Some(promised), now);
             self.bytes += change.bytes();
             self.changes.push_back(change);
         }
     }
 
-    /// The server has made a change that somebody waits for; `made`: what the answer names.
-    pub(super) fn keep_waited(&mut self, seq: u64, pending: Pending, made: Option<Attr>, now: Duration) {
+    /// The server has made a change that somebody waits for: the answer, and how it was made; `None`: not all of that is known, and it is not
+    /// made again.
+    pub(super) fn keep_waited(
+        &mut self,
+        seq: u64,
+        pending: Pending,
+        (outcome, made): (&Outcome, Option<Made>),
+        now: Duration,
+    ) {
         if !matters(&pending.op) || seq <= self.durable {
             return;
         }
-        let promised = Promised { at: Timestamp(0), ino: made.map_or(0, |made| made.ino) };
-        // Where that gives a file its only name, the server has synced it.
-        let published =
-            made.filter(|made| matches!(pending.op, Op::Link { .. }) && made.nlink == 1).map(|made| made.ino);
-        let mut change = KeptChange { waited: true, ..KeptChange::new(seq, pending, promised, now) };
-        change.touched.extend(made.map(|made| made.ino));
-        // It is told as lost, not made again.
-        if let Op::Write { data, .. } = &mut change.op {
+        let mut change = KeptChange { waited: true, ..KeptChange::new(seq, pending, None, now) };
+        let known = if let Outcome::Entry { known } = outcome { known.as_ref() } else { None };
+        if let Some(known) = known {
+            change.named = Some(Claim { ino: known.attr.ino, ticket: known.ticket });
+            if !change.touched.contains(&known.attr.ino) {
+                change.touched.push(known.attr.ino);
+            }
+        }
+        if let Some(made) = made.filter(|_| !self.is_full(0, change.bytes())) {
+            change.promised = decided::as_made(&mut change, outcome, made);
+        }
+        if let (Op::Write { data, .. }, None) = (&mut change.op, change.promised) {
             *data = Vec::new();
         }
+        for ino in &change.touched {
+            self.touching.insert(*ino, seq);
+            self.moved.insert(*ino, seq);
+        }
+        // Where that gives a file its only name, the server has synced it.
+        let published = known.map(|known| known.attr).filter(|attr| attr.nlink == 1);
+        let published = published.filter(|_| matches!(change.op, Op::Link { .. }));
+        self.bytes += change.bytes();
         self.changes.push_back(change);
         self.waited += 1;
         if self.waited > WAITED_MAX {
             self.thin_out();
         }
-        if let Some(ino) = published {
-            self.synced(ino, seq);
+        if let Some(attr) = published {
+            self.synced(attr.ino, seq);
+        }
+    }
+
+    /// The client has got the write leases of these: what is kept of them is its own.
+    pub(super) fn owns(&mut self, inos: &[Ino]) {
+        for ino in inos {
+            self.moved.remove(ino);
         }
     }
 
@@ -213,7 +248,7 @@ impl Kept {
         let by = |ino: &Ino| self.synced.get(ino).is_some_and(|seq| *seq >= change.seq);
         match &change.op {
             // It may have cut off a file that was there.
-            Op::Create { .. } if change.waited => by(&change.promised.ino),
+            Op::Create { .. } if change.waited => change.named.is_some_and(|named| by(&named.ino)),
             _ => change.touched.iter().any(by),
         }
     }
@@ -342,7 +377,7 @@ impl Kept {
         for change in &mut changes {
             let moved = |ino| self.moved.get(ino).is_some_and(|seq| *seq >= change.seq);
             change.moved = change.touched.iter().any(moved);
-            change.lost = change.seq <= self.ended;
+            change.lost = change.seq <= self.ended || change.promised.is_none();
         }
         changes.retain(|change| matters(&change.op));
         let older = std::mem::take(&mut self.older).into_keys().collect();
@@ -352,7 +387,8 @@ impl Kept {
             of_inodes.clear();
         }
         self.later.clear();
-        let claims = std::mem::take(&mut self.claims).into_iter().map(|(_, claim)| claim).collect();
+        let named = changes.iter().filter(|change| change.number() > 0).filter_map(|change| change.named);
+        let claims = self.claims.drain(..).map(|(_, claim)| claim).chain(named).collect();
         let numbers = self.numbers.iter().copied().collect();
         Redo { changes, mark, older, overflow, claims, numbers }
     }
@@ -360,6 +396,11 @@ impl Kept {
     /// What was claimed is claimed again if that server crashes, too, before the change `newest` is durable.
     pub(super) fn keep_claims(&mut self, claims: Vec<Claim>, newest: u64) {
         self.claims = claims.into_iter().map(|claim| (newest, claim)).collect();
+    }
+
+    /// For `ferry stats`: inodes with changes that cannot be made again.
+    pub(super) fn moved_inodes(&self) -> usize {
+        self.moved.values().filter(|seq| **seq > self.durable).count()
     }
 
     /// For `ferry stats`: changes, bytes, and the age of the oldest.
@@ -374,14 +415,6 @@ pub(super) fn is_made(outcome: &Outcome) -> bool {
     !matches!(outcome, Outcome::Failed { .. } | Outcome::Dropped {} | Outcome::Busy {})
 }
 
-/// The inode that an answer names.
-pub(super) fn made_inode(outcome: &Outcome) -> Option<Attr> {
-    match outcome {
-        Outcome::Entry { known: Some(known) } => Some(known.attr),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -393,7 +426,7 @@ mod tests {
         let op = Op::Unlink { parent: touched[0], name: b"n".to_vec() };
         let pending =
             Pending { touched: touched.to_vec(), ..Pending::new(Who::default(), op, Arc::new(Nobody)) };
-        kept.keep_waited(seq, pending, None, Duration::ZERO);
+        kept.keep_waited(seq, pending, (&Outcome::Done {}, None), Duration::ZERO);
     }
 
     fn lost(kept: &mut Kept) -> (Vec<u64>, Vec<Ino>) {
@@ -427,6 +460,19 @@ mod tests {
         let (changes, older) = lost(&mut kept);
         assert_eq!(changes.len() + older.len(), WAITED_MAX - 1);
         assert_eq!((older.first(), changes.last()), (Some(&13), Some(&(many + 1))));
+    }
+
+    #[test]
+    fn what_was_given_away_is_the_clients_own_again_with_the_lease() {
+        let mut kept = Kept::default();
+        change(&mut kept, 1, &[5, 6]);
+        change(&mut kept, 2, &[7]);
+        assert_eq!(kept.newest_of(&[5, 6, 7]), None, "others may have seen it");
+        kept.owns(&[5, 6]);
+        assert_eq!(kept.newest_of(&[5, 7]), Some(1));
+        let moved: Vec<bool> =
+            kept.take(Some(0), Vec::new()).changes.iter().map(|change| change.moved).collect();
+        assert_eq!(moved, [false, true]);
     }
 
     #[test]

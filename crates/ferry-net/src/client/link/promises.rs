@@ -22,7 +22,7 @@ use crate::client::cache::{self, Touch};
 use crate::client::waiting::Nobody;
 use crate::codec::List;
 use crate::frame;
-use crate::message::{BATCH_MAX, Op, Outcome, Who};
+use crate::message::{BATCH_MAX, Made, Op, Outcome, Who};
 
 /// Changes that nobody waits for are sent after this time, together.
 const COMPANY_TIME: Duration = Duration::from_millis(1);
@@ -194,6 +194,11 @@ impl Promising<'_> {
 }
 
 impl Link {
+    /// Write leases have been granted. The cache's lock is held, so none of them is given back meanwhile.
+    pub(in crate::client) fn owns(&self, inos: &[Ino]) {
+        self.state.lock().kept.owns(inos);
+    }
+
     /// Leave to promise changes. The cache's lock is held.
     pub(in crate::client) fn promising(&self) -> Option<Promising<'_>> {
         let state = self.state.lock();
@@ -301,7 +306,7 @@ impl Link {
     }
 
     /// Changes up to this one are durable.
-    pub(super) fn durable(&self, seq: u64) {
+    pub(in crate::client) fn durable(&self, seq: u64) {
         let (held, due) = {
             let mut state = self.state.lock();
             state.kept.advance(seq);
@@ -331,7 +336,7 @@ impl Link {
     pub(super) fn changed(
         &self,
         seq: u64,
-        (after, empty): (&[Attr], bool),
+        (after, empty, made): (&[Attr], bool, Option<Made>),
         outcome: Outcome,
         restore: &dyn Restore,
     ) -> io::Result<bool> {
@@ -359,7 +364,8 @@ impl Link {
             drop(state);
             (change, cache.settle(&settled), held)
         };
-        if change.pending.touch.as_ref().is_some_and(Touch::is_blind) {
+        let blind = change.pending.touch.as_ref().is_some_and(Touch::is_blind);
+        if blind {
             self.give_back(&differing);
         } else {
             differing.into_iter().for_each(|ino| restore.differs(ino));
@@ -379,7 +385,7 @@ impl Link {
                 let surplus = self.cache.end(touch, &outcome, after, empty);
                 self.give_back(&surplus);
             }
-            let made = kept::is_made(&outcome);
+            let is_made = kept::is_made(&outcome);
             match outcome {
                 Outcome::Busy {} => restore.busy(change.pending),
                 outcome => {
@@ -387,17 +393,20 @@ impl Link {
                     match change.pending.promised {
                         Some(promised) => {
                             waiter.answer(outcome, 0);
-                            if made {
+                            if is_made {
                                 self.state.lock().kept.keep(seq, change.pending, promised, now);
                             }
                         }
                         None => {
+                            let returned = std::mem::take(&mut change.pending.returned);
                             // Whoever hears of it may sync it at once.
-                            if made && !change.restores {
-                                let made = kept::made_inode(&outcome);
-                                self.state.lock().kept.keep_waited(seq, change.pending, made, now);
+                            if is_made && !change.restores {
+                                // What it has touched besides, others may have changed.
+                                let answer = (&outcome, made.filter(|_| !blind));
+                                self.state.lock().kept.keep_waited(seq, change.pending, answer, now);
                             }
                             waiter.answer(outcome, 0);
+                            restore.own_again(returned);
                         }
                     }
                 }

@@ -32,7 +32,7 @@ pub(super) fn begin_anew(
     let mut again = Vec::new();
     for (seq, change) in std::mem::take(&mut state.changes) {
         if let (Some(promised), Some(_)) = (change.pending.promised, mark) {
-            again.push(KeptChange::new(seq, change.pending, promised, now));
+            again.push(KeptChange::new(seq, change.pending, Some(promised), now));
             continue;
         }
         match change.pending.op {
@@ -74,7 +74,7 @@ pub(super) fn begin_anew(
     state.after = state.next_change - 1;
     state.kept.keep_claims(claims, state.after);
     // Those that are no more had been asked for of a server that is no more.
-    state.requests.retain(|_, request| !matches!(request.pending.op, Op::Settle { .. }));
+    state.requests.retain(|_, request| !matches!(request.pending.op, Op::Settle { .. } | Op::Settled {}));
     for change in kept {
         gone.moved.push((Arc::clone(&change.pending.waiter), state.push_again(change)));
     }
