@@ -87,6 +87,15 @@ pub struct Promised {
     pub ino: Ino,
 }
 
+/// How the server has made a change that it has decided: so it can be made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// The time that the change has set.
+    pub at: Timestamp,
+    /// Of a write: the file's size behind it.
+    pub size: u64,
+}
+
 /// An inode of which a client holds the write lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
@@ -174,6 +183,7 @@ wire_fields! {
     Claim { ino, ticket }
     Forgotten { ino, stamp }
     Promised { at, ino }
+    Made { at, size }
     Held { attr, plain }
     Numbers { first, count, ticket }
     Name { name, ino, kind, cookie }
@@ -183,7 +193,7 @@ wire_fields! {
 }
 
 wire_enum! {
-    /// An operation. Those up to 31 change nothing and may be made again and in any order; the others are ordered.
+    /// An operation. Those up to 31, and `Settled`, change nothing and may be made again and in any order; the others are ordered.
     #[derive(Clone, Debug, PartialEq)]
     pub enum Op {
         1 => Lookup { parent: Ino, name: Vec<u8> },
@@ -244,8 +254,11 @@ wire_enum! {
         53 => Reclaim { ino: Ino, lock: FileLock },
         /// To a server that has taken the place of one that crashed: these numbers were given to the client, and these inodes made under them.
         54 => Numbered { numbers: Numbers, made: List<Ino> },
-        /// All that the client had promised has been made again, or is given up.
+        /// All that the client had promised has been made again, or is given up. The answer, that it is durable, counts the changes of the
+        /// session that are.
         55 => Redone {},
+        /// The client has heard that: others may change what it has made again. Not ordered.
+        57 => Settled {},
     }
 }
 
@@ -274,6 +287,7 @@ impl Op {
                 | Op::Credit { .. }
                 | Op::Settle { .. }
                 | Op::Walk { .. }
+                | Op::Settled {}
         )
     }
 }
@@ -439,6 +453,8 @@ wire_enum! {
             after: List<Attr>,
             /// The directory that was made is empty, and may be kept so.
             empty: bool,
+            /// Of a change that was not promised, in a session that keeps what is not durable.
+            made: Option<Made>,
             /// How it ended.
             outcome: Outcome,
         },

@@ -178,6 +178,15 @@ impl RemoteFs {
         fhs.into_iter().flatten().filter_map(of).collect()
     }
 
+    /// Asks for write leases that went back behind a change: what is kept of these inodes can be made again when they are there.
+    pub(super) fn ask_again(&self, inos: Vec<Ino>) {
+        let mut inos = inos;
+        inos.truncate(BATCH_MAX);
+        if !inos.is_empty() && self.cache.lock().may_ask(&inos, self.cache.now()) {
+            self.ask(Op::Lease { inodes: List(inos) }, None);
+        }
+    }
+
     /// A change was not made, for another session has leases: they are asked for, and it is sent again with them.
     pub(super) fn borrow(&self, change: Pending) {
         let mut inos = change.touched.clone();
@@ -269,7 +278,14 @@ impl Waiter for Asked {
                 let held = if let Outcome::Leases { held } = outcome { held.0.as_slice() } else { &[] };
                 let now = fs.cache.now();
                 let refused = match self.question {
-                    Some(question) => fs.cache.lock().granted(question, held, now),
+                    Some(question) => {
+                        let mut cache = fs.cache.lock();
+                        let refused = cache.granted(question, held, now);
+                        let granted = held.iter().map(|held| held.attr.ino);
+                        let granted: Vec<Ino> = granted.filter(|ino| !refused.contains(ino)).collect();
+                        fs.link.owns(&granted);
+                        refused
+                    }
                     None => Vec::new(),
                 };
                 fs.link.give_back(&refused);

@@ -32,6 +32,7 @@ use super::waiting::Waiting;
 use crate::frame::{self, Stream};
 use crate::message::{Claim, FRAME_MAX, Numbers, Op, Outcome, Promised, ToClient, ToServer, VERSION, Who};
 
+mod decided;
 mod kept;
 mod promises;
 mod stream;
@@ -90,14 +91,27 @@ pub(super) struct Pending {
     pub(super) touched: Vec<Ino>,
     /// Write leases that were taken for the change alone.
     pub(super) borrowed: Vec<Ino>,
+    /// Write leases that have gone back behind it, for the server decides it.
+    pub(super) returned: Vec<Ino>,
     /// It is made again after a crash, and nobody has to hear of it if what it touches is gone.
     pub(super) quiet: bool,
 }
 
 impl Pending {
     pub(super) fn new(who: Who, op: Op, waiter: Arc<dyn Waiter>) -> Self {
-        let (files, touched, borrowed) = (Vec::new(), Vec::new(), Vec::new());
-        Self { who, op, waiter, files, touch: None, promised: None, touched, borrowed, quiet: false }
+        let (files, touched, borrowed, returned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self {
+            who,
+            op,
+            waiter,
+            files,
+            touch: None,
+            promised: None,
+            touched,
+            borrowed,
+            returned,
+            quiet: false,
+        }
     }
 
     /// The inode of an open file.
@@ -115,10 +129,8 @@ impl Pending {
 pub(super) trait Restore: Send + Sync {
     /// The operations that bring the new session to where the old one was.
     fn restore(&self, before: Before) -> Vec<Pending>;
-    /// A change that somebody waits for was made, and is not durable before the server says so.
-    fn made(&self, seq: u64, change: &Pending, outcome: &Outcome);
-    /// Changes up to this one are durable.
-    fn durable(&self, seq: u64);
+    /// Write leases have gone back behind a change of which the answer is there.
+    fn own_again(&self, inos: Vec<Ino>);
     /// Promised changes are lost.
     fn lost(&self, changes: Vec<Pending>);
     /// Nothing of these (`None`: of any inode) is kept any more, whoever might have asked for it.
@@ -133,8 +145,8 @@ pub(super) trait Restore: Send + Sync {
 pub(super) enum Before {
     /// All that it had answered is durable.
     Clean,
-    /// It has crashed; this can be made again.
-    Crashed(Option<Redo>),
+    /// It has crashed, and this may be lost.
+    Crashed(Redo),
 }
 
 /// An operation's place.
@@ -191,6 +203,8 @@ struct Request {
     pending: Pending,
     /// It is made behind this change.
     after: u64,
+    /// And behind all changes of the inode that it names, up to this one.
+    covers: u64,
     units: usize,
     cancelled: bool,
 }
@@ -327,7 +341,8 @@ impl Link {
         pending.touch = self.cache.begin(&mut cache, &pending.op, |fh| pending.file(fh));
         if let Some(touch) = &mut pending.touch {
             pending.touched.clone_from(&touch.inos().to_vec());
-            returned.extend(touch.take_held());
+            pending.returned = touch.take_held();
+            returned.extend(&pending.returned);
         }
         let seq = state.push(pending);
         if !returned.is_empty() {
@@ -420,6 +435,7 @@ impl Link {
         Value::from_iter([
             ("kept_changes", Value::from(kept)),
             ("kept_bytes", bytes.into()),
+            ("kept_moved_inodes", state.kept.moved_inodes().into()),
             ("kept_oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("connected", Value::from(state.line.is_some())),
             ("reconnects", state.reconnects.into()),
@@ -635,8 +651,8 @@ impl Link {
     /// A message; `false`: the connection ends.
     fn take(&self, message: ToClient, restore: &dyn Restore) -> io::Result<bool> {
         match message {
-            ToClient::Changed { seq, after, empty, outcome } => {
-                return self.changed(seq, (&after.0, empty), outcome, restore);
+            ToClient::Changed { seq, after, empty, made, outcome } => {
+                return self.changed(seq, (&after.0, empty, made), outcome, restore);
             }
             ToClient::Reply { id, leased, outcome } => {
                 let request = {
@@ -648,17 +664,20 @@ impl Link {
                     }
                     request
                 };
-                match request.map(|request| request.pending) {
-                    Some(Pending { op: Op::Settle { inodes }, .. }) => {
-                        self.settled(&inodes.0, &outcome, restore);
+                match request.map(|request| (request.pending, request.covers)) {
+                    Some((Pending { op: Op::Settle { inodes }, .. }, _)) => {
+                        self.settled(&inodes.0, &outcome);
                     }
-                    Some(pending) => pending.waiter.answer(outcome, leased),
+                    Some((pending, covers)) => {
+                        self.synced(&pending, &outcome, covers);
+                        pending.waiter.answer(outcome, leased);
+                    }
                     None => {}
                 }
             }
-            ToClient::Durable { seq } => self.durable(seq, restore),
+            ToClient::Durable { seq } => self.durable(seq),
             ToClient::Pong { renewed, series, durable } => {
-                self.durable(durable, restore);
+                self.durable(durable);
                 self.series_over(series, restore);
                 if self.cache.ponged(renewed) {
                     restore.given_up(None);

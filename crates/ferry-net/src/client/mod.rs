@@ -11,6 +11,7 @@ mod deciding;
 mod kernel;
 mod link;
 mod locking;
+mod losses;
 mod model;
 mod moving;
 mod purse;
@@ -37,6 +38,7 @@ use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Op, Outcome, ToClient, 
 use cache::Cache;
 use kernel::Kernel;
 use link::{Before, Link, Pending, Restore, Waiter};
+use losses::Loss;
 use redo::{Plan, Step};
 use tables::{Node, Tables};
 use waiting::{Finish, Keep, Nobody, Unsettled, Waiting};
@@ -74,8 +76,10 @@ pub struct RemoteFs {
     asynchronous: bool,
     /// An unmount waits so long until what was promised is made.
     timeout: Duration,
-    /// Changes that were promised and not made, and inodes that were not as was decided here.
+    /// Changes that programs were told of and that are lost, and inodes that were not as was decided here.
     lost: AtomicU64,
+    /// Those that the log does not name yet.
+    losses: Mutex<Vec<Loss>>,
     differences: AtomicU64,
     runtime: Mutex<Option<Runtime>>,
 }
@@ -127,6 +131,7 @@ impl RemoteFs {
             asynchronous,
             timeout: options.timeout,
             lost: AtomicU64::new(0),
+            losses: Mutex::default(),
             differences: AtomicU64::new(0),
             runtime: Mutex::default(),
         });
@@ -244,10 +249,17 @@ impl RemoteFs {
         }
     }
 
-    /// Promised changes of these are lost.
-    fn cannot_redo(&self, touched: &[Ino], changes: u64) {
-        self.lost.fetch_add(changes, Ordering::Relaxed);
+    /// Changes of these are lost.
+    fn cannot_redo(&self, touched: &[Ino], losses: Vec<Loss>) {
+        self.lost.fetch_add(losses.len() as u64, Ordering::Relaxed);
+        self.losses.lock().extend(losses);
         self.tables.lock().damage(touched);
+    }
+
+    /// Names in the log what is lost.
+    fn tell_losses(&self) {
+        let losses = std::mem::take(&mut *self.losses.lock());
+        losses::tell(&losses, &self.tables.lock());
     }
 
     /// The kernel, or whoever would have told it, takes lookups back.
@@ -318,20 +330,21 @@ impl Restore for Restorer {
         for ino in tables.ahead(None) {
             let _of_the_old_session = tables.forget(ino, 1);
         }
-        let mut plan = None;
-        match before {
-            Before::Clean => tables.all_durable(),
-            Before::Crashed(None) => tables.server_crashed(),
-            Before::Crashed(Some(redo)) => {
-                tables.server_restarted();
-                plan = Some(Plan::new(redo, &mut tables));
-            }
-        }
+        let mut plan = match before {
+            Before::Clean => None,
+            Before::Crashed(redo) => Some(Plan::new(redo, &mut tables)),
+        };
         let pending = |op, waiter| Pending::new(Who::default(), op, waiter);
         let mut all = Vec::new();
         if let Some(plan) = &mut plan {
-            fs.lost.fetch_add(plan.lost_changes, Ordering::Relaxed);
+            fs.lost.fetch_add(plan.losses.len() as u64, Ordering::Relaxed);
             tables.damage(&plan.lost);
+            let mut losses = fs.losses.lock();
+            losses.append(&mut plan.losses);
+            // Otherwise more may come until everything is made again.
+            if !plan.at_all {
+                losses::tell(&std::mem::take(&mut *losses), &tables);
+            }
             for ino in std::mem::take(&mut plan.unnamed) {
                 let _gone = tables.confirm(ino, None);
             }
@@ -372,37 +385,21 @@ impl Restore for Restorer {
         }
         if let Some(plan) = plan {
             let closes = plan.opened.iter().map(|fh| Op::Release { fh: *fh });
-            let last = closes.chain(redo::forget(&plan.forgotten)).chain([Op::Redone {}]);
-            all.extend(last.map(|op| pending(op, Arc::new(Nobody))));
+            let last = closes.chain(redo::forget(&plan.forgotten));
+            all.extend(last.map(|op| pending(op, Arc::new(Nobody) as Arc<dyn Waiter>)));
+            if plan.at_all {
+                all.push(pending(Op::Redone {}, Arc::new(redo::Done(self.0.clone()))));
+            }
         }
         all
     }
 
-    fn made(&self, seq: u64, change: &Pending, outcome: &Outcome) {
-        let Some(fs) = self.0.upgrade().filter(|fs| fs.asynchronous) else { return };
-        let found = match outcome {
-            Outcome::Entry { known: Some(known) } => Some(known.attr.ino),
-            _ => None,
-        };
-        let files = change.files.iter().map(|(_, ino)| *ino);
-        let inos = change.touched.iter().copied().chain(files).chain(found);
-        fs.tables.lock().waited(inos, seq);
-    }
-
-    fn durable(&self, seq: u64) {
-        if let Some(fs) = self.0.upgrade() {
-            fs.tables.lock().durable(seq);
-        }
-    }
-
     fn lost(&self, changes: Vec<Pending>) {
         let Some(fs) = self.0.upgrade() else { return };
-        let count = changes.len() as u64;
-        fs.lost.fetch_add(count, Ordering::Relaxed);
-        tracing::error!(
-            changes = count,
-            "changes that programs were told of are lost: fsync of the files and directories fails, and `ferry sync`"
-        );
+        let file = |change: &Pending| change.files.first().map(|(_, ino)| *ino);
+        let loss = |change: &Pending| Loss::of(&change.op, file(change).or(change.touched.first().copied()));
+        fs.cannot_redo(&[], changes.iter().map(loss).collect());
+        fs.tell_losses();
         for change in changes {
             fs.tables.lock().lost(&change.op, &change.touched);
             if let Some(ino) = change.promised.map(|promised| promised.ino).filter(|ino| *ino != 0) {
@@ -417,6 +414,12 @@ impl Restore for Restorer {
         let Some(fs) = self.0.upgrade() else { return };
         let ahead = fs.tables.lock().ahead(inos);
         fs.forget_ahead(&ahead);
+    }
+
+    fn own_again(&self, inos: Vec<Ino>) {
+        if let Some(fs) = self.0.upgrade() {
+            fs.ask_again(inos);
+        }
     }
 
     fn busy(&self, change: Pending) {

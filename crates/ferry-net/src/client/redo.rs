@@ -1,5 +1,9 @@
 //! After a crash of the server: which of the kept changes are made again, and how.
 //!
+//! * X1: a change is made again only behind all that came before it of the same inodes: what builds on something that is lost is lost, too.
+//! * X2: of what is moved, others may have made something newer. What only adds a name is made again nevertheless (where that was durable, so
+//!   was this), and so is what a file holds that was not there.
+//!
 //! What the mark covers is there, with all names and inodes; contents may be missing nevertheless, so writes are made again whether it covers
 //! them or not, and with them the changes of attributes that came behind. That comes to the same however often it is done: writes have
 //! fixed places, and the times are those that were promised. Only the time of the last change (`ctime`) of an inode that was written and then linked,
@@ -8,11 +12,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Weak;
 
-use ferry_fs::{Errno, Ino, SetAttr};
+use ferry_fs::{Errno, Ino, SetAttr, XattrFlags};
 
 use super::RemoteFs;
 use super::link::{KeptChange, Pending, Redo, Waiter};
+use super::losses::Loss;
 use super::tables::Tables;
+use super::waiting::Nobody;
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Numbers, Op, Outcome};
 
@@ -30,10 +36,14 @@ pub(super) struct Plan {
     pub(super) forgotten: Vec<Ino>,
     /// Inodes of changes that cannot be made again.
     pub(super) lost: Vec<Ino>,
-    /// How many these are.
-    pub(super) lost_changes: u64,
+    /// These changes.
+    pub(super) losses: Vec<Loss>,
+    /// Inodes of which something is lost.
+    broken: HashSet<Ino>,
     /// Inodes of which no answer will come: the change that would have named them is there.
     pub(super) unnamed: Vec<Ino>,
+    /// The server waits for it.
+    pub(super) at_all: bool,
 }
 
 pub(super) enum Step {
@@ -44,7 +54,7 @@ pub(super) enum Step {
 /// It changes what a file holds.
 fn writes(change: &KeptChange) -> bool {
     match &change.op {
-        Op::Write { .. } | Op::Open { .. } => true,
+        Op::Write { .. } | Op::Open { .. } | Op::Fallocate { .. } | Op::Copy { .. } => true,
         Op::Setattr { set, .. } => set.size.is_some(),
         _ => false,
     }
@@ -56,7 +66,7 @@ fn makes(op: &Op) -> bool {
 
 impl Plan {
     pub(super) fn new(redo: Redo, tables: &mut Tables) -> Self {
-        let Redo { changes, mark, claims, numbers } = redo;
+        let Redo { changes, mark, older, overflow, claims, numbers } = redo;
         let mut plan = Self {
             numbers: Vec::new(),
             claims,
@@ -64,8 +74,21 @@ impl Plan {
             opened: Vec::new(),
             forgotten: Vec::new(),
             lost: Vec::new(),
-            lost_changes: 0,
+            losses: Vec::new(),
+            broken: HashSet::new(),
             unnamed: Vec::new(),
+            at_all: mark.is_some(),
+        };
+        plan.losses.extend(older.iter().copied().map(Loss::some_of));
+        plan.broken.extend(&older);
+        plan.lost.extend(older);
+        if overflow {
+            tables.damage_open_files();
+        }
+        let Some(mark) = mark else {
+            plan.claims.clear();
+            changes.into_iter().for_each(|change| plan.lose(change));
+            return plan;
         };
         // A name of theirs is gone, and they may be.
         let gone: HashSet<Ino> = changes
@@ -75,8 +98,7 @@ impl Plan {
             .flat_map(|change| change.touched.iter().copied())
             .collect();
         let (again, made) = plan.choose(changes, mark);
-        let fresh: Vec<Ino> =
-            again.iter().map(|change| change.promised.ino).filter(|ino| *ino != 0).collect();
+        let fresh: Vec<Ino> = again.iter().map(KeptChange::number).filter(|ino| *ino != 0).collect();
         for range in numbers {
             let within = |ino: &&Ino| (range.first..range.first + Ino::from(range.count)).contains(*ino);
             let mut found: Vec<Ino> = made.iter().filter(within).copied().collect();
@@ -96,6 +118,13 @@ impl Plan {
         plan
     }
 
+    /// It is not made again.
+    fn lose(&mut self, change: KeptChange) {
+        self.losses.push(Loss::of(&change.op, change.file.or(change.touched.first().copied())));
+        self.broken.extend(&change.touched);
+        self.lost.extend(change.touched);
+    }
+
     /// Those that are made again; and inodes that were made without an answer.
     fn choose(&mut self, changes: Vec<KeptChange>, mark: u64) -> (Vec<KeptChange>, Vec<Ino>) {
         let (mut again, mut made) = (Vec::new(), Vec::new());
@@ -107,28 +136,25 @@ impl Plan {
             let behind_a_write = sets && ino.is_some_and(|ino| written.contains(&ino));
             if change.seq <= mark && !content && !behind_a_write {
                 match &change.op {
-                    op if change.unanswered && makes(op) => made.push(change.promised.ino),
+                    op if change.unanswered && makes(op) => made.push(change.number()),
                     Op::Link { ino, .. } if change.unanswered => self.unnamed.push(*ino),
                     _ => {}
                 }
                 continue;
             }
-            if change.lost {
-                self.lost.extend(change.touched);
-                self.lost_changes += 1;
-                continue;
-            }
+            let adds = makes(&change.op) || matches!(change.op, Op::Link { .. });
             // Nobody else can have made durable what is newer of an inode that was not there.
-            if change.moved && (content || sets) && ino.is_none_or(|ino| !fresh.contains(&ino)) {
-                self.lost.extend(change.touched);
-                self.lost_changes += 1;
+            let anew = (content || sets) && ino.is_some_and(|ino| fresh.contains(&ino));
+            let moved = change.moved && !adds && !anew;
+            if change.lost || moved || change.touched.iter().any(|ino| self.broken.contains(ino)) {
+                self.lose(change);
                 continue;
             }
             if content {
                 written.extend(ino);
             }
             if makes(&change.op) {
-                fresh.insert(change.promised.ino);
+                fresh.insert(change.number());
             }
             again.push(change);
         }
@@ -137,7 +163,8 @@ impl Plan {
 
     /// Opens each file that is written, or that programs have open, before the first change that touches it: it may lose its name.
     fn order(&mut self, again: Vec<KeptChange>, gone: &HashSet<Ino>, tables: &mut Tables) {
-        let written = again.iter().filter(|change| matches!(change.op, Op::Write { .. }));
+        let written =
+            again.iter().filter(|change| matches!(change.op, Op::Write { .. } | Op::Fallocate { .. }));
         let mut wanted: HashSet<Ino> = written.filter_map(|change| change.file).collect();
         wanted.extend(tables.handles.values().filter(|handle| !handle.lost).map(|handle| handle.ino));
         let mut files: HashMap<Ino, u64> = HashMap::new();
@@ -179,6 +206,13 @@ fn again_op(op: Op, file: Option<u64>) -> Op {
         Op::Write { fh, offset, data, append, kill_suidgid } => {
             Op::Write { fh: file.unwrap_or(fh), offset, data, append, kill_suidgid }
         }
+        Op::Fallocate { fh, mode, offset, len } => {
+            Op::Fallocate { fh: file.unwrap_or(fh), mode, offset, len }
+        }
+        // It may be there, or not.
+        Op::Setxattr { ino, name, value, .. } => {
+            Op::Setxattr { ino, name, value, flags: XattrFlags::default() }
+        }
         op => op,
     }
 }
@@ -194,16 +228,21 @@ pub(super) fn forget(inos: &[Ino]) -> impl Iterator<Item = Op> {
 /// A change as it is sent again.
 pub(super) fn pending(fs: &Weak<RemoteFs>, change: KeptChange) -> Pending {
     let KeptChange { who, op, promised, touched, file, quiet, unanswered, .. } = change;
-    let fh = if let Op::Write { fh, .. } = &op { Some(*fh) } else { None };
+    let fh = match &op {
+        Op::Write { fh, .. } | Op::Fallocate { fh, .. } => Some(*fh),
+        _ => None,
+    };
     let named = match &op {
-        op if makes(op) => Some(promised.ino),
+        op if makes(op) => promised.map(|promised| promised.ino),
         Op::Link { ino, .. } => Some(*ino),
         _ => None,
     };
-    let waiter = Redoing { fs: fs.clone(), touched: touched.clone(), named, quiet, expected: unanswered };
+    let loss = Loss::of(&op, file.or(touched.first().copied()));
+    let waiter =
+        Redoing { fs: fs.clone(), touched: touched.clone(), loss, named, quiet, expected: unanswered };
     Pending {
         files: fh.zip(file).into_iter().collect(),
-        promised: Some(promised),
+        promised,
         touched,
         quiet,
         ..Pending::new(who, op, std::sync::Arc::new(waiter))
@@ -214,6 +253,7 @@ pub(super) fn pending(fs: &Weak<RemoteFs>, change: KeptChange) -> Pending {
 struct Redoing {
     fs: Weak<RemoteFs>,
     touched: Vec<Ino>,
+    loss: Loss,
     /// The inode that the answer names.
     named: Option<Ino>,
     quiet: bool,
@@ -240,13 +280,30 @@ impl Waiter for Redoing {
                 self.named(&fs, None);
                 let absent = matches!(errno, libc::ESTALE | libc::ENOENT | libc::EBADF);
                 if !(self.quiet && absent) {
-                    tracing::error!(errno, "a change cannot be made again at the server that was restarted");
-                    fs.cannot_redo(&self.touched, 1);
+                    tracing::debug!(errno, "a change cannot be made again");
+                    fs.cannot_redo(&self.touched, vec![self.loss.clone()]);
                 }
             }
             Outcome::Entry { known: Some(known) } => self.named(&fs, Some(&known)),
             _ => {}
         }
+    }
+
+    fn fail(&self, _errno: Errno) {}
+}
+
+/// All is made again.
+pub(super) struct Done(pub(super) Weak<RemoteFs>);
+
+impl Waiter for Done {
+    fn answer(&self, outcome: Outcome, _leased: u8) {
+        let Some(fs) = self.0.upgrade() else { return };
+        if let Outcome::Count { count } = outcome {
+            fs.link.durable(count);
+        }
+        let settled = Pending::new(Default::default(), Op::Settled {}, std::sync::Arc::new(Nobody));
+        fs.link.request(settled);
+        fs.tell_losses();
     }
 
     fn fail(&self, _errno: Errno) {}

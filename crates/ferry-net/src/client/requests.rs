@@ -92,8 +92,7 @@ fn made(parent: Ino, name: &[u8]) -> Finish {
         Outcome::Entry { known: Some(known) } => {
             let mut tables = fs.tables.lock();
             tables.learn(&known);
-            tables.changed(parent);
-            tables.changed(known.attr.ino);
+            tables.name(known.attr.ino, parent, &name);
             drop(tables);
             // The kernel takes what it is told for new, whatever it was told of an inode that it knew: of a link, or a file that was there.
             let fresh = known.stamp == 0 && known.attr.nlink == if is_dir(&known.attr) { 2 } else { 1 };
@@ -105,23 +104,16 @@ fn made(parent: Ino, name: &[u8]) -> Finish {
     })
 }
 
-/// Done, and these inodes are changed.
-fn changed<const N: usize>(inodes: [Ino; N]) -> Finish {
-    Box::new(move |fs, outcome| {
-        let mut tables = fs.tables.lock();
-        inodes.iter().for_each(|ino| tables.changed(*ino));
-        done(outcome)
-    })
-}
-
 /// A file that was made and opened.
-fn created(parent: Option<Ino>, fh: u64, flags: i32) -> Finish {
+fn created(name: Option<(Ino, Vec<u8>)>, fh: u64, flags: i32) -> Finish {
     Box::new(move |fs, outcome| match outcome {
         Outcome::Entry { known: Some(known) } => {
             let ino = known.attr.ino;
             let mut tables = fs.tables.lock();
             tables.learn(&known);
-            parent.into_iter().chain([ino]).for_each(|ino| tables.changed(ino));
+            if let Some((parent, name)) = &name {
+                tables.name(ino, *parent, name);
+            }
             tables.handles.insert(fh, Handle { ino, flags, lost: false });
             drop(tables);
             let entry = if known.stamp == 0 { shown(fs, known.attr, None) } else { entry(Some(&known)) };
@@ -149,12 +141,9 @@ impl RemoteFs {
 
     /// Makes one inode durable.
     fn sync_one(&self, cx: &Cx<'_>, ino: Ino, op: Op) -> Answer<()> {
-        let newest = self.tables.lock().newest_change();
         let finish: Finish = Box::new(move |fs, outcome| {
             let reply = done(outcome)?;
-            let mut tables = fs.tables.lock();
-            tables.synced(Some(ino), newest);
-            if tables.take_damage(Some(ino)) { Err(Errno(libc::EIO)) } else { Ok(reply) }
+            if fs.tables.lock().take_damage(Some(ino)) { Err(Errno(libc::EIO)) } else { Ok(reply) }
         });
         self.send(cx, op, finish)
     }
@@ -283,6 +272,7 @@ impl Filesystem for RemoteFs {
         match self.cache.lookup(parent, name) {
             Some(None) => return Ok(entry(None)),
             Some(Some(attr)) if self.tables.lock().learn_again(attr.ino) => {
+                self.tables.lock().name(attr.ino, parent, name);
                 self.looks_at(who(cx), parent, &attr);
                 return Ok(shown(self, attr, Some((parent, name))));
             }
@@ -306,7 +296,10 @@ impl Filesystem for RemoteFs {
         let (found, who) = (name.to_vec(), who(cx));
         let finish: Finish = Box::new(move |fs, outcome| match outcome {
             Outcome::Entry { known: Some(known) } => {
-                fs.tables.lock().learn(&known);
+                let mut tables = fs.tables.lock();
+                tables.learn(&known);
+                tables.name(known.attr.ino, parent, &found);
+                drop(tables);
                 fs.looks_at(who, parent, &known.attr);
                 Ok(Reply::Entry(shown(fs, known.attr, Some((parent, &found)))))
             }
@@ -338,11 +331,7 @@ impl Filesystem for RemoteFs {
     }
 
     fn setattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
-        let finish: Finish = Box::new(move |fs, outcome| {
-            fs.tables.lock().changed(ino);
-            attributes(outcome)
-        });
-        self.change(cx, Op::Setattr { ino, fh, set: *set }, finish)
+        self.change(cx, Op::Setattr { ino, fh, set: *set }, Box::new(|_, outcome| attributes(outcome)))
     }
 
     fn readlink(&self, cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
@@ -370,12 +359,12 @@ impl Filesystem for RemoteFs {
 
     fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
         self.does(who(cx), parent, Purpose::Remove {});
-        self.change(cx, Op::Unlink { parent, name: name.into() }, changed([parent]))
+        self.change(cx, Op::Unlink { parent, name: name.into() }, Box::new(|_, outcome| done(outcome)))
     }
 
     fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
         self.does(who(cx), parent, Purpose::Remove {});
-        self.change(cx, Op::Rmdir { parent, name: name.into() }, changed([parent]))
+        self.change(cx, Op::Rmdir { parent, name: name.into() }, Box::new(|_, outcome| done(outcome)))
     }
 
     fn rename(
@@ -389,9 +378,14 @@ impl Filesystem for RemoteFs {
     ) -> Answer<()> {
         let op = Op::Rename { parent, name: name.into(), new_parent, new_name: new_name.into(), flags };
         let moving = Moving::begin(self, (parent, name.into()), (new_parent, new_name.into()));
+        let moved = self.cache.lock().name(parent, name);
+        let to = new_name.to_vec();
         let finish: Finish = Box::new(move |fs, outcome| {
             moving.end(matches!(outcome, Outcome::Done {}).then_some(flags));
-            changed([parent, new_parent])(fs, outcome)
+            if let (super::model::Name::Is(ino), Outcome::Done {}) = (moved, &outcome) {
+                fs.tables.lock().name(ino, new_parent, &to);
+            }
+            done(outcome)
         });
         self.change(cx, op, finish)
     }
@@ -409,7 +403,7 @@ impl Filesystem for RemoteFs {
     fn create(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
         let fh = self.tables.lock().fresh_fh();
         let op = Op::Create { parent, name: name.into(), mode, flags, fh };
-        self.change(cx, op, created(Some(parent), fh, flags))
+        self.change(cx, op, created(Some((parent, name.into())), fh, flags))
     }
 
     fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
@@ -449,7 +443,7 @@ impl Filesystem for RemoteFs {
     fn write(
         &self,
         cx: &Cx,
-        ino: Ino,
+        _ino: Ino,
         fh: u64,
         offset: u64,
         data: &[u8],
@@ -460,11 +454,8 @@ impl Filesystem for RemoteFs {
         if data.len() > IO_MAX {
             return Err(Errno(libc::EINVAL).into());
         }
-        let finish: Finish = Box::new(move |fs, outcome| {
-            fs.tables.lock().changed(ino);
-            count(outcome)
-        });
-        self.change(cx, Op::Write { fh, offset, data: data.into(), append, kill_suidgid }, finish)
+        let op = Op::Write { fh, offset, data: data.into(), append, kill_suidgid };
+        self.change(cx, op, Box::new(|_, outcome| count(outcome)))
     }
 
     fn flush(&self, cx: &Cx, ino: Ino, _fh: u64, lock_owner: u64) -> Answer<()> {
@@ -484,9 +475,9 @@ impl Filesystem for RemoteFs {
         self.sync_one(cx, ino, Op::Fsync { fh, data_only })
     }
 
-    fn fallocate(&self, cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
+    fn fallocate(&self, cx: &Cx, _ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
         self.usable(fh)?;
-        self.send(cx, Op::Fallocate { fh, mode, offset, len }, changed([ino]))
+        self.send(cx, Op::Fallocate { fh, mode, offset, len }, Box::new(|_, outcome| done(outcome)))
     }
 
     fn lseek(&self, cx: &Cx, _ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {
@@ -500,19 +491,16 @@ impl Filesystem for RemoteFs {
         _ino_in: Ino,
         fh_in: u64,
         off_in: u64,
-        ino_out: Ino,
+        _ino_out: Ino,
         fh_out: u64,
         off_out: u64,
         len: u64,
     ) -> Answer<u64> {
         self.usable(fh_in)?;
         self.usable(fh_out)?;
-        let finish: Finish = Box::new(move |fs, outcome| {
-            fs.tables.lock().changed(ino_out);
-            count(outcome)
-        });
         let len = len.min(COPY_MAX);
-        self.send(cx, Op::Copy { fh_in, off_in, fh_out, off_out, len }, finish)
+        let op = Op::Copy { fh_in, off_in, fh_out, off_out, len };
+        self.send(cx, op, Box::new(|_, outcome| count(outcome)))
     }
 
     fn opendir(&self, _cx: &Cx, _ino: Ino) -> Answer<Opened> {
@@ -563,7 +551,7 @@ impl Filesystem for RemoteFs {
 
     fn setxattr(&self, cx: &Cx, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Answer<()> {
         let op = Op::Setxattr { ino, name: name.into(), value: value.into(), flags };
-        self.send(cx, op, changed([ino]))
+        self.send(cx, op, Box::new(|_, outcome| done(outcome)))
     }
 
     fn getxattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
@@ -582,7 +570,7 @@ impl Filesystem for RemoteFs {
     }
 
     fn removexattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<()> {
-        self.send(cx, Op::Removexattr { ino, name: name.into() }, changed([ino]))
+        self.send(cx, Op::Removexattr { ino, name: name.into() }, Box::new(|_, outcome| done(outcome)))
     }
 
     fn getlk(&self, cx: &Cx, ino: Ino, _fh: u64, lock: &FileLock) -> Answer<FileLock> {
@@ -608,12 +596,9 @@ impl Filesystem for RemoteFs {
     fn ioctl(&self, cx: &Cx, _ino: Ino, cmd: u32, _input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
         match cmd {
             ioctl::SYNC => {
-                let newest = self.tables.lock().newest_change();
                 let finish: Finish = Box::new(move |fs, outcome| {
                     let bytes = data(outcome, 0)?;
-                    let mut tables = fs.tables.lock();
-                    tables.synced(None, newest);
-                    if tables.take_damage(None) { Err(Errno(libc::EIO)) } else { Ok(bytes) }
+                    if fs.tables.lock().take_damage(None) { Err(Errno(libc::EIO)) } else { Ok(bytes) }
                 });
                 self.send(cx, Op::Sync {}, finish)
             }

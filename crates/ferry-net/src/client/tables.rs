@@ -9,9 +9,6 @@ use super::Parked;
 use crate::message::{Forgotten, Known, Name, Op};
 use crate::server::set_range;
 
-/// Inodes with changes of which it is not known that they are durable; more than these are "all that are open".
-const UNSYNCED_MAX: usize = 1 << 16;
-
 /// Inodes that walks have brought, and that the kernel has not asked for, at most.
 const AHEAD_MAX: usize = 1 << 14;
 
@@ -66,6 +63,8 @@ impl Owner {
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) nodes: HashMap<Ino, Node>,
+    /// A name of each of them, as far as one is known, for the log: the newest that the kernel has used.
+    pub(super) names: HashMap<Ino, (Ino, Vec<u8>)>,
     pub(super) handles: HashMap<u64, Handle>,
     pub(super) dirs: HashMap<u64, Dir>,
     pub(super) locks: HashMap<Ino, Vec<FileLock>>,
@@ -74,14 +73,6 @@ pub(super) struct Tables {
     aged: VecDeque<Ino>,
     /// Owners of whom it is not known what the server did for them, and what they ask for meanwhile.
     unsettled: HashMap<Owner, Vec<Parked>>,
-    /// Inodes changed since they were synced last, each with the number of its newest change.
-    unsynced: HashMap<Ino, u64>,
-    /// Those of them that the server has changed for somebody who waited, each with the number of the change in its stream: nobody makes
-    /// these changes again.
-    waited: HashMap<Ino, u64>,
-    /// `unsynced` did not hold all of them.
-    overflow: bool,
-    changes: u64,
     /// Inodes that may have lost changes, which nobody was told yet.
     damaged: HashSet<Ino>,
     next_fh: u64,
@@ -144,6 +135,13 @@ impl Tables {
         }
     }
 
+    /// The kernel knows an inode by this name.
+    pub(super) fn name(&mut self, ino: Ino, dir: Ino, name: &[u8]) {
+        if self.nodes.contains_key(&ino) && self.names.get(&ino).is_none_or(|(d, n)| *d != dir || n != name) {
+            self.names.insert(ino, (dir, name.to_vec()));
+        }
+    }
+
     /// A promised change names an inode to the kernel; its answer is yet to come.
     pub(super) fn expect(&mut self, ino: Ino) {
         let node = self.nodes.entry(ino).or_default();
@@ -173,41 +171,17 @@ impl Tables {
     pub(super) fn forget(&mut self, ino: Ino, count: u64) -> Option<Node> {
         let node = self.nodes.get_mut(&ino)?;
         node.lookups = node.lookups.saturating_sub(count);
-        if node.lookups == 0 && node.expected == 0 { self.nodes.remove(&ino) } else { None }
+        if node.lookups > 0 || node.expected > 0 {
+            return None;
+        }
+        self.names.remove(&ino);
+        self.nodes.remove(&ino)
     }
 
     /// An inode was made again in a new session; whether the kernel knows it.
     pub(super) fn known_again(&mut self, ino: Ino, known: &Known) -> bool {
         let node = self.nodes.get_mut(&ino);
         node.map(|node| (node.ticket, node.stamp) = (Some(known.ticket), known.stamp)).is_some()
-    }
-
-    /// The server has changed inodes for somebody who waits; it is not durable before the change `seq` of its stream is.
-    pub(super) fn waited(&mut self, inos: impl Iterator<Item = Ino>, seq: u64) {
-        for ino in inos {
-            if self.waited.len() < UNSYNCED_MAX || self.waited.contains_key(&ino) {
-                self.waited.insert(ino, seq);
-            } else {
-                self.overflow = true;
-            }
-        }
-    }
-
-    /// Changes of the stream up to this one are durable.
-    pub(super) fn durable(&mut self, seq: u64) {
-        self.waited.retain(|_, change| *change > seq);
-    }
-
-    /// A server has crashed, and what was promised to it is made again. Gives up what was not promised.
-    pub(super) fn server_restarted(&mut self) {
-        for (ino, _) in std::mem::take(&mut self.waited) {
-            if self.unsynced.remove(&ino).is_some() {
-                self.damaged.insert(ino);
-            }
-        }
-        if std::mem::take(&mut self.overflow) {
-            self.damaged.extend(self.handles.values().map(|h| h.ino));
-        }
     }
 
     /// An inode that was made without an answer is there, with this ticket and stamp, or is gone again. Gives what was known of it if the kernel
@@ -221,44 +195,9 @@ impl Tables {
         self.forget(ino, 0)
     }
 
-    /// The server before has made everything durable.
-    pub(super) fn all_durable(&mut self) {
-        self.waited.clear();
-    }
-
     /// Changes of these are lost.
     pub(super) fn damage(&mut self, inos: &[Ino]) {
         self.damaged.extend(inos);
-    }
-
-    /// A change of this inode was asked for.
-    pub(super) fn changed(&mut self, ino: Ino) {
-        self.changes += 1;
-        if self.unsynced.len() < UNSYNCED_MAX || self.unsynced.contains_key(&ino) {
-            self.unsynced.insert(ino, self.changes);
-        } else {
-            self.overflow = true;
-        }
-    }
-
-    /// A sync begins: what it covers.
-    pub(super) fn newest_change(&self) -> u64 {
-        self.changes
-    }
-
-    /// A sync that began at `newest` has ended well: of one inode, or of all.
-    pub(super) fn synced(&mut self, ino: Option<Ino>, newest: u64) {
-        match ino {
-            Some(ino) if self.unsynced.get(&ino).is_some_and(|change| *change <= newest) => {
-                self.unsynced.remove(&ino);
-                self.waited.remove(&ino);
-            }
-            Some(_) => {}
-            None => {
-                self.unsynced.retain(|_, change| *change > newest);
-                self.overflow &= newest < self.changes;
-            }
-        }
     }
 
     /// Whether changes of the inode (`None`: of any) may have been lost of which nobody was told; whoever asks tells.
@@ -269,13 +208,9 @@ impl Tables {
         }
     }
 
-    /// A server has gone without making everything durable.
-    pub(super) fn server_crashed(&mut self) {
-        self.waited.clear();
-        self.damaged.extend(self.unsynced.drain().map(|(ino, _)| ino));
-        if std::mem::take(&mut self.overflow) {
-            self.damaged.extend(self.handles.values().map(|h| h.ino));
-        }
+    /// Changes are lost, of nobody knows what.
+    pub(super) fn damage_open_files(&mut self) {
+        self.damaged.extend(self.handles.values().map(|handle| handle.ino));
     }
 
     /// A change that was promised is not made.
@@ -361,34 +296,5 @@ impl Tables {
     /// Open files of this inode can be used no more.
     pub(super) fn lose(&mut self, ino: Ino) {
         self.handles.values_mut().filter(|h| h.ino == ino).for_each(|h| h.lost = true);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_changed_and_not_synced_is_told_once_after_a_crash() {
-        let mut tables = Tables::default();
-        tables.changed(5);
-        let newest = tables.newest_change();
-        tables.changed(6);
-        tables.synced(Some(5), newest);
-        tables.synced(Some(6), newest);
-        tables.server_crashed();
-        assert!(!tables.take_damage(Some(5)), "it was synced");
-        assert!(tables.take_damage(Some(6)), "it was changed after the sync had begun");
-        assert!(!tables.take_damage(Some(6)), "once");
-    }
-
-    #[test]
-    fn more_changes_than_are_remembered_damage_all_open_files() {
-        let mut tables = Tables::default();
-        (0..=UNSYNCED_MAX as u64).for_each(|ino| tables.changed(ino + 10));
-        tables.handles.insert(1, Handle { ino: 3, flags: 0, lost: false });
-        tables.server_crashed();
-        assert!(tables.take_damage(Some(3)));
-        assert!(tables.take_damage(None) && !tables.take_damage(None));
     }
 }

@@ -16,7 +16,9 @@ use super::keeping::Found;
 use super::requests::Asked;
 use super::session::{Applied, Open, Session};
 use crate::codec::List;
-use crate::message::{BATCH_MAX, Claim, IO_MAX, Known, LEASED, LISTING_MAX, Name, Numbers, Op, Outcome, Who};
+use crate::message::{
+    BATCH_MAX, Claim, IO_MAX, Known, LEASED, LISTING_MAX, Made, Name, Numbers, Op, Outcome, Who,
+};
 
 /// The largest offset of a file, and of an entry in a directory.
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -43,6 +45,20 @@ pub(super) struct Applying<'a> {
     pub(super) who: Who,
     /// What the client has shown of it already.
     pub(super) promise: Option<Promise>,
+    /// What it will be told when that is made, and keeps.
+    pub(super) told: Option<Promise>,
+}
+
+impl Core {
+    /// An operation of this session.
+    pub(super) fn applying<'a>(
+        &'a self,
+        session: &'a Session,
+        who: Who,
+        promise: Option<Promise>,
+    ) -> Applying<'a> {
+        Applying { core: self, session, who, promise, told: None }
+    }
 }
 
 /// Says that numbers were given to a client, to a server that has forgotten it.
@@ -62,7 +78,7 @@ impl Applying<'_> {
 
     fn caller(&self) -> InProcess {
         let Who { uid, gid, umask, pid } = self.who;
-        InProcess { uid, gid, umask: umask & 0o777, caller: pid, promise: self.promise }
+        InProcess { uid, gid, umask: umask & 0o777, caller: pid, promise: self.promise.or(self.told) }
     }
 
     pub(super) fn call<T: FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> Result<T, Errno> {
@@ -113,11 +129,14 @@ impl Applying<'_> {
             return Applied::failed(Errno(libc::EROFS));
         }
         let makes_directory = matches!(op, Op::Mkdir { .. });
+        let writes = matches!(op, Op::Write { .. });
         let permitted = self.permit(&mut op).and_then(|()| self.promised(&op));
         let outcome = match permitted.and_then(|()| self.make(op)) {
             Ok(outcome) => outcome,
             Err(errno) => return Applied::failed(errno),
         };
+        let file = inos.first().filter(|_| writes && self.told.is_some());
+        let size = file.and_then(|ino| self.attr_now(*ino).ok()).map(|attr| attr.size);
         let made = match &outcome {
             Outcome::Entry { known: Some(known) } => self.session.inward(known.attr.ino),
             _ => None,
@@ -126,7 +145,8 @@ impl Applying<'_> {
         let after: Vec<Attr> = inos.iter().copied().chain(made).filter_map(|ino| self.leased(ino)).collect();
         let empty = makes_directory
             && made.is_some_and(|made| after.iter().any(|attr| attr.ino == made) && self.is_empty(made));
-        Applied { outcome, after, empty }
+        let made = self.told.map(|told| Made { at: told.at, size: size.unwrap_or(0) });
+        Applied { outcome, after, empty, made }
     }
 
     /// What is made under a promise is made under a number that was set aside for this client, and leased to it before anybody can find it.
@@ -151,10 +171,39 @@ impl Applying<'_> {
             _ if self.session.read_only => Err(Errno(libc::EROFS)),
             Some(ino) if !makes(&op) || !self.session.provisions.is_old(ino) => Err(Errno(libc::EINVAL)),
             None if makes(&op) => Err(Errno(libc::EINVAL)),
-            _ => self.make_any(op),
+            _ => self.make_again(op),
         };
         let outcome = made.unwrap_or_else(|Errno(errno)| Outcome::Failed { errno });
-        Applied { outcome, after: Vec::new(), empty: false }
+        Applied::alone(outcome)
+    }
+
+    /// What is there already, for no mark says so of changes that came before the session had one, is made.
+    fn make_again(&self, op: Op) -> Done {
+        let named = match &op {
+            Op::Link { ino, parent, name } => Some((*parent, name.clone(), self.ino(*ino).ok())),
+            Op::Mknod { parent, name, .. }
+            | Op::Mkdir { parent, name, .. }
+            | Op::Symlink { parent, name, .. } => {
+                Some((*parent, name.clone(), self.promise.and_then(|promise| promise.ino)))
+            }
+            _ => None,
+        };
+        let removes = matches!(op, Op::Unlink { .. } | Op::Rmdir { .. });
+        match (self.make_any(op), named) {
+            (Err(Errno(libc::EEXIST)), Some((parent, name, ino))) => {
+                let parent = self.ino(parent)?;
+                let found = self.call(|cx| self.fs().lookup(cx, parent, &name))?;
+                let outcome = self.entry(found);
+                match &outcome {
+                    Outcome::Entry { known: Some(known) } if self.session.inward(known.attr.ino) == ino => {
+                        Ok(outcome)
+                    }
+                    _ => Err(Errno(libc::EEXIST)),
+                }
+            }
+            (Err(Errno(libc::ENOENT)), _) if removes => Ok(Outcome::Done {}),
+            (made, _) => made,
+        }
     }
 
     fn make(&self, op: Op) -> Done {
@@ -199,7 +248,13 @@ impl Applying<'_> {
             }
             Op::Link { ino, parent, name } => {
                 let (ino, parent) = (self.ino(ino)?, self.ino(parent)?);
-                Ok(self.entry(self.call(|cx| fs.link(cx, ino, parent, &name))?))
+                let nameless = self.attr_now(ino)?.nlink == 0;
+                let linked = self.call(|cx| fs.link(cx, ino, parent, &name))?;
+                let outcome = self.entry(linked);
+                if nameless {
+                    self.publish(ino)?;
+                }
+                Ok(outcome)
             }
             Op::Unlink { parent, name } => {
                 let parent = self.ino(parent)?;
@@ -241,13 +296,18 @@ impl Applying<'_> {
             }
             Op::Claim { inodes } => self.claim(&inodes),
             Op::Numbered { numbers, made } => self.numbered(&numbers, &made),
-            Op::Redone {} => {
-                self.session.redone();
-                self.core.gate.done(self.session.id);
-                Ok(Outcome::Done {})
-            }
+            Op::Redone {} => self.redone(),
             Op::Nothing {} => Ok(Outcome::Done {}),
             op => self.make_on_file(op),
+        }
+    }
+
+    /// A file that was made without a name has one: with that it is durable, for nothing of it outlives a crash before, and nobody could
+    /// make it again.
+    fn publish(&self, ino: Ino) -> Result<(), Errno> {
+        match self.session.handle_of(ino) {
+            Some(fh) => self.call(|cx| self.fs().fsync(cx, ino, fh, false)),
+            None => self.core.sync(),
         }
     }
 
@@ -356,6 +416,8 @@ impl Applying<'_> {
             }
             if let Some(newer) = self.find_again(claim.ino) {
                 stamp = newer;
+            } else if *self.session.redoing() {
+                self.session.provisions.add_missing(claim.ino);
             }
         }
         Ok(Outcome::Count { count: stamp })
@@ -382,6 +444,19 @@ impl Applying<'_> {
             }
         }
         Ok(Outcome::Claimed { claims: List(claims), stamp: newest })
+    }
+
+    /// Everything is made again. It is durable before others may change it, and its client knows that before it says `Settled`: so nothing
+    /// is made again a second time over what they have done.
+    fn redone(&self) -> Done {
+        self.session.redone();
+        match self.core.sync() {
+            Ok(()) => Ok(Outcome::Count { count: self.session.durable() }),
+            Err(errno) => {
+                self.core.disown(self.session);
+                Err(errno)
+            }
+        }
     }
 
     /// The client knows an inode again, if it is there; gives the stamp.
@@ -471,6 +546,11 @@ impl Applying<'_> {
             Op::Getlk { ino, lock } => {
                 let lock = self.core.locks.test(self.session.id, self.ino(ino)?, &lock);
                 Ok(Outcome::Blocker { lock })
+            }
+            Op::Settled {} if *self.session.redoing() => Err(Errno(libc::EINVAL)),
+            Op::Settled {} => {
+                self.core.gate.done(self.session.id);
+                Ok(Outcome::Done {})
             }
             Op::Credit { bytes, inodes } => {
                 self.session.enlist(fs, false)?;

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use super::Core;
+use super::fresh::Fresh;
 use super::session::Session;
 use crate::message::{Op, Outcome};
 
@@ -42,7 +43,7 @@ pub(super) struct Durability {
 }
 
 /// How far each session was when a sync began.
-pub(super) struct Noted(Vec<(Arc<Session>, u64)>);
+pub(super) struct Noted(Vec<(Arc<Session>, u64)>, Arc<Fresh>, u64);
 
 impl Durability {
     /// A promised change was applied. `much`: its session has much that is not durable.
@@ -122,8 +123,9 @@ impl Core {
     /// A sync is about to begin.
     pub(super) fn note(&self) -> Noted {
         let now = self.env.clock.monotonic();
+        let (fresh, noted) = (Arc::clone(&self.fresh), self.fresh.note());
         let all = self.all().into_iter();
-        Noted(all.filter_map(|session| session.note(now).map(|seq| (session, seq))).collect())
+        Noted(all.filter_map(|session| session.note(now).map(|seq| (session, seq))).collect(), fresh, noted)
     }
 
     /// A client is about to give leases back, and makes sure that it need not make anything again that others may see or overwrite.
@@ -140,7 +142,9 @@ impl Core {
 impl Noted {
     /// The sync has succeeded.
     pub(super) fn are_durable(self) {
+        // Who gets a lease then has heard before what need not be made again.
         self.0.into_iter().for_each(|(session, seq)| session.became_durable(seq));
+        self.1.are_durable(self.2);
     }
 }
 

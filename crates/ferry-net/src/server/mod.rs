@@ -3,12 +3,13 @@
 //! `connection` speaks with one client, `session` is what remains of it between connections, `apply` turns what it asks for into calls
 //! of the file system, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a change waits for them,
 //! `requests` how a request does, `walking` what is asked for ahead, `provisions` are what it may promise out of. `durability` makes durable what was promised, `gate` lets
-//! nobody pass after a crash before those who had promised something have made it again. `rights` is
+//! nobody pass after a crash before those who had promised something have made it again, `fresh` knows whose changes are not durable. `rights` is
 //! what a client may do whose certificate names its users.
 
 mod apply;
 mod connection;
 mod durability;
+mod fresh;
 mod gate;
 mod keeping;
 mod leases;
@@ -39,6 +40,7 @@ use crate::limits::Peer;
 use crate::message::ToClient;
 use crate::tls::ServerTls;
 use durability::Durability;
+use fresh::Fresh;
 use gate::Gate;
 use leases::Leases;
 use locks::Locks;
@@ -110,6 +112,7 @@ struct Core {
     locks: Locks,
     leases: Arc<Leases>,
     durability: Durability,
+    fresh: Arc<Fresh>,
     gate: Gate,
     sessions: Sessions,
     /// Held while a session is found or made.
@@ -269,6 +272,7 @@ impl Core {
             let session = self.sessions.lock().get(&id).cloned();
             if let Some(session) = session {
                 tracing::warn!(client = session.name, "has not made again in time what it had promised");
+                self.disown(&session);
                 session.redone();
             }
         }
@@ -292,6 +296,12 @@ impl Core {
             tracing::warn!(client = session.name, number = session.number, "evicted");
         }
         all.len()
+    }
+
+    /// Others may change what a session keeps, and it need not have heard that this is durable: it makes nothing of it again.
+    fn disown(&self, session: &Session) {
+        session.fence(&*self.fs);
+        self.leases.end_series(session.number, self.leases.series(session.number));
     }
 
     fn all(&self) -> Vec<Arc<Session>> {
@@ -364,6 +374,7 @@ impl Server {
         let core = Arc::new(Core {
             fs,
             durability: Durability::default(),
+            fresh: Arc::default(),
             gate: Gate::new(awaited),
             entering: Mutex::default(),
             greeting: Greeting {

@@ -1,6 +1,6 @@
 //! What a session promises out of: inode numbers and space that were set aside for it.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 
 use ferry_fs::{Aside, AsideId, Errno, Filesystem, Ino};
@@ -15,6 +15,8 @@ const RANGES_MAX: usize = 64;
 pub(super) const NUMBERS: u32 = 4096;
 /// Of the numbers that it had before the server crashed, so many ranges count.
 const OLD_RANGES_MAX: usize = 1024;
+/// And so many of the inodes that are not there.
+const MISSING_MAX: usize = 1 << 16;
 /// Credit of a session: more than the promised changes draw that fit into its window.
 const CREDIT_BYTES_MAX: u64 = 128 << 20;
 const CREDIT_INODES_MAX: u64 = 8192;
@@ -26,6 +28,8 @@ pub(super) struct Provisions {
     numbers: Mutex<VecDeque<Range<Ino>>>,
     /// Numbers that a server before this one gave to the session: for what it makes again.
     old: Mutex<Vec<Range<Ino>>>,
+    /// Inodes that it knew then and that are not there: it may have been the server that chose their numbers.
+    missing: Mutex<HashSet<Ino>>,
     space: Mutex<Space>,
 }
 
@@ -69,14 +73,23 @@ impl Provisions {
         old.len() <= OLD_RANGES_MAX
     }
 
+    /// The session knew an inode that is not there.
+    pub(super) fn add_missing(&self, ino: Ino) {
+        let mut missing = self.missing.lock();
+        if missing.len() < MISSING_MAX {
+            missing.insert(ino);
+        }
+    }
+
     /// Whether the session had this number before the server crashed. It is for the file system to say whether it was used.
     pub(super) fn is_old(&self, ino: Ino) -> bool {
-        self.old.lock().iter().any(|range| range.contains(&ino))
+        self.old.lock().iter().any(|range| range.contains(&ino)) || self.missing.lock().contains(&ino)
     }
 
     /// Nothing is made again any more.
     pub(super) fn forget_old(&self) {
         self.old.lock().clear();
+        self.missing.lock().clear();
     }
 
     fn keep(&self, more: Range<Ino>) {

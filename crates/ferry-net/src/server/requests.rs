@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use ferry_fs::{Errno, Ino};
+use tokio::sync::oneshot;
 
 use super::Core;
 use super::apply::{Applying, Told};
@@ -24,7 +25,7 @@ pub(super) struct Request {
 
 impl Request {
     pub(super) fn applying<'a>(&'a self, core: &'a Core) -> Applying<'a> {
-        Applying { core, session: &self.session, who: self.who, promise: None }
+        core.applying(&self.session, self.who, None)
     }
 }
 
@@ -64,7 +65,7 @@ impl Core {
     /// Answers a request, or gives it back with what others have write leases on.
     fn try_answer(&self, request: Request) -> Option<(Request, Vec<Ino>)> {
         let Request { session, id, who, op, told } = request;
-        let applying = Applying { core: self, session: &session, who, promise: None };
+        let applying = self.applying(&session, who, None);
         match applying.request(id, op, told) {
             Asked::Answered => None,
             Asked::Behind(inos, op, told) => Some((Request { session, id, who, op: *op, told }, inos)),
@@ -89,6 +90,18 @@ impl Core {
         }
     }
 
+    /// Sees that what others have changed of these inodes is durable; whether it is.
+    async fn is_safe(self: &Arc<Self>, session: &Session, inos: &[Ino]) -> bool {
+        if !self.fresh.is_others(session.number, inos) {
+            return true;
+        }
+        let (told, synced) = oneshot::channel();
+        self.make_durable(Box::new(move |result| {
+            let _gone = told.send(result);
+        }));
+        matches!(synced.await, Ok(Ok(())))
+    }
+
     /// Gives the write leases that a client asks for, as far as it may have them.
     async fn lease(self: Arc<Self>, request: Request) {
         let Op::Lease { inodes } = &request.op else { return };
@@ -106,7 +119,12 @@ impl Core {
         } else {
             let place = self.leases.ask(session.number, Wants::Lease, inos);
             match place.wait(|recalls| self.recall(recalls)).await {
-                Progress::Begun(granted) => granted,
+                Progress::Begun(granted) if self.is_safe(&session, &granted).await => granted,
+                Progress::Begun(unsafe_still) => {
+                    self.leases.told(session.number, &unsafe_still);
+                    self.leases.give_back(session.number, &unsafe_still, None);
+                    Vec::new()
+                }
                 _ => Vec::new(),
             }
         };

@@ -136,6 +136,7 @@ impl Applying<'_> {
             | Op::Settle { .. }
             | Op::Numbered { .. }
             | Op::Redone {}
+            | Op::Settled {}
             | Op::Nothing {} => return Ok(()),
             Op::Read { .. }
             | Op::Lseek { .. }

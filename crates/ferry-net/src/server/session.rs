@@ -7,7 +7,7 @@
 //! * S3: a session outlives its connections. The newest connection is the one that counts: what an older one still brings changes nothing
 //!   and takes no lock, for the newer one brings it again.
 //! * S4: the file system counts one lookup for each inode that a session knows, however many answers named it.
-//! * S6: a session that may promise is entered on the volume first, and each promised change leaves its number there: so a server that
+//! * S6: a session that may promise is entered on the volume first, and from then on each change leaves its number there, promised or not: so a server that
 //!   takes the place of one that crashed knows whom to wait for, and what is there already. The session that comes then has the old
 //!   number, and its changes go on counting.
 //! * S5: a promise that cannot be kept ends the series of changes that it belongs to: nothing of that is made behind it.
@@ -30,7 +30,7 @@ use super::provisions::Provisions;
 use crate::codec::List;
 use crate::frame;
 use crate::limits::Peer;
-use crate::message::{Op, Outcome, Promised, ToClient, WINDOW_OPS, Who};
+use crate::message::{Made, Op, Outcome, Promised, ToClient, WINDOW_OPS, Who};
 
 /// Files that a client may have open.
 const OPEN_MAX: usize = 1 << 20;
@@ -67,11 +67,25 @@ pub(super) struct Applied {
     /// What the client may keep.
     pub(super) after: Vec<Attr>,
     pub(super) empty: bool,
+    pub(super) made: Option<Made>,
 }
 
 impl Applied {
+    /// Nothing of it may be kept.
+    pub(super) fn alone(outcome: Outcome) -> Self {
+        Self { outcome, after: Vec::new(), empty: false, made: None }
+    }
+
+    /// The inode that was made, as the volume numbers it.
+    pub(super) fn after_made(&self, session: &Session) -> Option<Ino> {
+        match &self.outcome {
+            Outcome::Entry { known: Some(known) } => session.inward(known.attr.ino),
+            _ => None,
+        }
+    }
+
     pub(super) fn failed(Errno(errno): Errno) -> Self {
-        Self { outcome: Outcome::Failed { errno }, after: Vec::new(), empty: false }
+        Self::alone(Outcome::Failed { errno })
     }
 }
 
@@ -126,9 +140,9 @@ struct State {
     at_gate: bool,
     /// Changes up to this one are durable.
     durable: u64,
-    /// The newest promised change that was applied.
+    /// The newest change that was applied and that the client keeps.
     promised: u64,
-    /// Promised changes since a sync began last, their bytes, and when the first came.
+    /// Such changes since a sync began last, their bytes, and when the first came.
     unsynced: (u64, usize),
     unsynced_since: Option<Duration>,
     line: Option<Line>,
@@ -215,6 +229,11 @@ impl Session {
         Ok(())
     }
 
+    /// Whether it is: then all that it changes leaves marks, and is durable soon.
+    pub(super) fn is_enlisted(&self) -> bool {
+        *self.enlisted.lock() == Enlisted::Yes
+    }
+
     /// Others may change what it has promised: it makes nothing of it again. Not before it has heard of it and promises anew.
     pub(super) fn fence(&self, fs: &dyn Filesystem) {
         let mut enlisted = self.enlisted.lock();
@@ -230,7 +249,7 @@ impl Session {
         }
     }
 
-    /// A promised change was applied. Whether much of what it has promised is not durable.
+    /// A change was applied that the client keeps until it is durable. Whether that is much.
     pub(super) fn promised(&self, seq: u64, bytes: usize, now: Duration) -> bool {
         let mut state = self.state.lock();
         state.promised = seq;
@@ -240,7 +259,7 @@ impl Session {
         state.unsynced.0 >= MUCH_CHANGES || state.unsynced.1 >= MUCH_BYTES
     }
 
-    /// A sync is about to begin: the newest change that it covers. `None`: the session has promised nothing that is not durable.
+    /// A sync is about to begin: the newest change that it covers. `None`: the client keeps nothing that is not durable.
     pub(super) fn note(&self, now: Duration) -> Option<u64> {
         let mut state = self.state.lock();
         if state.promised <= state.durable {
@@ -316,8 +335,8 @@ impl Session {
         let _gone = line.send((frame::encode(&welcome), None));
         // What the last connection may have lost: in order, before any newer one.
         for (seq, outcome) in &state.answers {
-            let (after, empty, outcome) = (List::default(), false, outcome.clone());
-            let answer = ToClient::Changed { seq: *seq, after, empty, outcome };
+            let (after, empty, made, outcome) = (List::default(), false, None, outcome.clone());
+            let answer = ToClient::Changed { seq: *seq, after, empty, made, outcome };
             let _gone = line.send((frame::encode(&answer), None));
         }
         state.epoch += 1;
@@ -445,11 +464,11 @@ impl Session {
 
     /// A change has panicked, before it was answered or behind that.
     pub(super) fn fallen(&self, seq: u64, outcome: Outcome) {
-        self.answer(seq, Applied { outcome, after: Vec::new(), empty: false }, None);
+        self.answer(seq, Applied::alone(outcome), None);
     }
 
     fn answer(&self, seq: u64, applied: Applied, room: Option<Room>) {
-        let Applied { outcome, after, empty } = applied;
+        let Applied { outcome, after, empty, made } = applied;
         let ready: Vec<Delayed> = {
             let mut state = self.state.lock();
             if state.over || state.applied >= seq {
@@ -457,7 +476,7 @@ impl Session {
             }
             state.applied = seq;
             let (after, kept) = (List(after), outcome.clone());
-            let frame = frame::encode(&ToClient::Changed { seq, after, empty, outcome });
+            let frame = frame::encode(&ToClient::Changed { seq, after, empty, made, outcome });
             state.answers.push_back((seq, kept));
             send(&state, frame, room);
             state.delayed.extract_if(.., |d| d.after <= seq).collect()
@@ -539,6 +558,12 @@ impl Session {
 
     pub(super) fn handle(&self, number: u64) -> Option<Open> {
         self.state.lock().handles.get(&number).copied()
+    }
+
+    /// A file system's number under which the client has an inode open.
+    pub(super) fn handle_of(&self, ino: Ino) -> Option<u64> {
+        let state = self.state.lock();
+        state.handles.values().find(|open| open.ino == ino).map(|open| open.fh)
     }
 
     pub(super) fn release(&self, number: u64) -> Option<Open> {
@@ -643,7 +668,8 @@ impl Session {
     }
 }
 
-fn wall(clock: &dyn Clock) -> Timestamp {
+/// The time of day.
+pub(super) fn wall(clock: &dyn Clock) -> Timestamp {
     Timestamp(i128::try_from(clock.wall().as_nanos()).unwrap_or(i128::MAX))
 }
 

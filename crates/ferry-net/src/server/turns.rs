@@ -7,7 +7,7 @@ use ferry_fs::{Ino, Mark, Promise};
 
 use super::apply::Applying;
 use super::leases::{Begin, Place, Progress, Recalls, Turn};
-use super::session::{Applied, Change, Session};
+use super::session::{Applied, Change, Session, wall};
 use super::{Core, durability};
 use crate::message::{BATCH_MAX, Outcome, Promised};
 
@@ -94,18 +94,21 @@ impl Core {
         let Change { seq, promised, who, op, room, .. } = change;
         let promise = promised.map(|promised| promise(session, seq, &promised));
         let bytes = durability::bytes(&op);
-        let applied = Applying { core: self, session, who, promise }.redo(op);
+        let applied = self.applying(session, who, promise).redo(op);
         drop(redoing);
         session.applied(seq, applied, room);
         self.leases.refused(session.number, seq);
-        self.was_promised(session, seq, bytes);
+        self.was_kept((session, true), seq, bytes);
         None
     }
 
-    /// A promised change was made: first the session says that it was applied, so that no sync misses it.
-    fn was_promised(&self, session: &Session, seq: u64, bytes: usize) {
+    /// A change was made that its client keeps: first the session says that it was applied, so that no sync misses it.
+    /// `soon`: it is made durable without being asked for.
+    fn was_kept(&self, (session, soon): (&Session, bool), seq: u64, bytes: usize) {
         let much = session.promised(seq, bytes, self.env.clock.monotonic());
-        self.durability.promised(much);
+        if soon {
+            self.durability.promised(much);
+        }
     }
 
     /// Applies a change, refuses it, or gives it back with its place in the line.
@@ -210,17 +213,30 @@ impl Core {
         let bytes = durability::bytes(&op);
         let promise = promised.map(|promised| promise(session, seq, &promised));
         let enlisted = promise.map_or(Ok(()), |_| session.enlist(&*self.fs, true));
+        let keeps = promise.is_some() || !turn.inos().is_empty();
+        let soon = keeps && session.is_enlisted();
+        let told = promise.is_none().then(|| Promise {
+            at: wall(&*self.env.clock),
+            ino: None,
+            mark: Some(Mark { session: session.id, seq }),
+            aside: None,
+        });
+        let told = told.filter(|_| soon);
         let applied = match enlisted {
-            Ok(()) => Applying { core: self, session, who, promise }.change(op, turn.inos()),
+            Ok(()) => Applying { told, ..self.applying(session, who, promise) }.change(op, turn.inos()),
             Err(errno) => Applied::failed(errno),
         };
+        if !turn.inos().is_empty() {
+            let made = applied.after_made(session);
+            self.fresh.enter(session.number, turn.inos().iter().copied().chain(made));
+        }
         let failed = matches!(applied.outcome, Outcome::Failed { .. });
         if promise.is_some() && failed {
             self.broken(session, series, &applied.outcome);
         }
         session.applied(seq, applied, room);
-        if promise.is_some() && !failed {
-            self.was_promised(session, seq, bytes);
+        if keeps && !failed {
+            self.was_kept((session, soon), seq, bytes);
         }
         turn.done(seq);
     }
@@ -239,7 +255,7 @@ impl Core {
             self.broken(session, change.series, &outcome);
         }
         if !session.is_over() {
-            session.applied(change.seq, Applied { outcome, after: Vec::new(), empty: false }, change.room);
+            session.applied(change.seq, Applied::alone(outcome), change.room);
         }
         self.leases.refused(session.number, change.seq);
     }
@@ -262,6 +278,6 @@ impl Core {
     }
 
     fn touched(&self, session: &Session, change: &Change) -> Vec<Ino> {
-        Applying { core: self, session, who: change.who, promise: None }.touched(&change.op)
+        self.applying(session, change.who, None).touched(&change.op)
     }
 }

@@ -3,7 +3,8 @@
 //! * W1: nobody waits for what nobody has asked for. What its holder uses is left out (`leases/ahead`), and what has not come back after
 //!   [`WAIT_TIME_MAX`].
 //! * W2: leases on all of a step are recalled at once; a step is what the one before has listed. Each is entered before what it covers is
-//!   read. Write leases take the place of read leases at the end, so that nobody who wants one waits for the walk.
+//!   read. Write leases take the place of read leases at the end, so that nobody who wants one waits for the walk; and only where nothing
+//!   of others is left to be made durable (`fresh`, F1).
 //! * W3: an answer tells of no inode without a lease, and of no directory but whole. It is as long as one answer may be; a client that
 //!   wants more asks again.
 //! * W4: a directory is listed for who may list and search it; who may promise nothing gets no write leases.
@@ -124,8 +125,18 @@ impl Core {
         let session = &request.session;
         let mut telling = Telling { core: self, session: session.number, inos: Vec::new(), told: false };
         if purpose == (Purpose::Remove {}) && !session.is_over() {
-            let inos: Vec<Ino> = seen.iter().map(|(ino, _)| *ino).collect();
+            let others = |ino: &Ino| self.fresh.is_others(session.number, &[*ino]);
+            let inos: Vec<Ino> = seen.iter().map(|(ino, _)| *ino).filter(|ino| !others(ino)).collect();
             telling.inos = self.leases.upgrade(session.number, &inos);
+            if telling.inos.iter().any(others) {
+                // Somebody was quicker, between the two: there is nothing to be told of that can be relied on.
+                let outcome = Outcome::Walked {
+                    inodes: List(Vec::new()),
+                    dirs: List(Vec::new()),
+                    rest: List(Vec::new()),
+                };
+                return (request.told)(outcome, 0);
+            }
             let granted: HashSet<Ino> = telling.inos.iter().copied().collect();
             for (ino, seen) in seen.iter_mut().filter(|(ino, _)| granted.contains(ino)) {
                 (seen.writes, seen.plain) = (true, self.fs.is_plain(*ino).unwrap_or(false));

@@ -119,7 +119,7 @@ pub(super) fn assert_well(client: &Client) {
 }
 
 fn changed(seq: u64, outcome: Outcome) -> ToClient {
-    ToClient::Changed { seq, after: List::default(), empty: false, outcome }
+    ToClient::Changed { seq, after: List::default(), empty: false, made: None, outcome }
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod fuzz;
 mod leases;
 mod many;
 mod panics;
+mod prefixes;
 mod promises;
 mod redo;
 mod restarts;

@@ -1,33 +1,48 @@
-//! Promised changes that the server has made and that are not durable: if it crashes, they are made again.
+//! Changes that the server has made and that are not durable: if it crashes, they are made again, or told as lost.
 //!
-//! * R1: what was promised is kept, in order, until the server says that it is durable; no more is promised than fits.
+//! * R1: what was changed is kept, in order, until the server says that it is durable; no more is promised than fits. Of what the server has
+//!   decided and what does not fit only the inodes are remembered.
 //! * R2: a write lease on an inode with such changes goes back when they are durable: the server is asked for that if somebody wants the
 //!   lease, else the client waits for it. So nothing is ever made again that others have seen, or written over.
-//! * R3: where that cannot be, behind a change that the server decides, the changes are *moved*: writes and changes of attributes among them
-//!   are not made again, but told as lost. Of what came before the end of a series nothing is made again.
+//! * R3: where that cannot be, behind a change that the server decides, and where there was no lease, the changes are *moved*: others may have made
+//!   something newer, so they are not made again, but told as lost. They are no longer when the client gets the write lease: what is not
+//!   durable of an inode whose lease the server grants is the client's own. Of what came before the end of a series nothing is made again.
+//! * R4: nothing is told as lost that is there. What came before a sync, `Durable` says of itself; what touches an inode, its fsync too: a change
+//!   is one transaction, of all that it touches. What is newer is not covered, whatever it touches.
+//! * R5: what the server has decided is made again as it was: with the time, the number and the place in the file that the answer has named.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use ferry_fs::Ino;
 
-use super::Pending;
-use crate::message::{Claim, Numbers, Op, Outcome, Promised, Who};
+use super::{Pending, decided};
+use crate::message::{Claim, Made, Numbers, Op, Outcome, Promised, Who};
 
 /// Changes that are kept, answered or not, and bytes of them.
 const KEPT_MAX: usize = 65_536;
 const KEPT_BYTES_MAX: usize = 64 << 20;
+/// Changes beyond which the oldest that the server has decided are not kept one by one.
+const WAITED_MAX: usize = 16_384;
+/// Inodes that are remembered of those; more than these are "all that are open".
+const OLDER_MAX: usize = 1 << 16;
 /// Ranges of numbers that are remembered: more than the changes that are kept can have used.
 const RANGES_MAX: usize = 256;
+/// Inodes whose fsync is remembered.
+const SYNCED_MAX: usize = 1 << 16;
 /// Inodes are looked through when there are more of them than this, and than twice the changes.
 const STALE_MAX: usize = 1024;
 
-/// A promised change.
+/// A change.
 pub(in crate::client) struct KeptChange {
     pub(in crate::client) seq: u64,
     pub(in crate::client) who: Who,
     pub(in crate::client) op: Op,
-    pub(in crate::client) promised: Promised,
+    /// How it was made; `None`: that is not known, and it cannot be made again.
+    pub(in crate::client) promised: Option<Promised>,
+    /// Somebody waited for the server, which has decided it, and has named this inode.
+    waited: bool,
+    named: Option<Claim>,
     pub(in crate::client) touched: Vec<Ino>,
     /// The inode of the open file that it names.
     pub(in crate::client) file: Option<Ino>,
@@ -37,13 +52,13 @@ pub(in crate::client) struct KeptChange {
     pub(in crate::client) unanswered: bool,
     /// Others may have seen what it touches, and changed it.
     pub(in crate::client) moved: bool,
-    /// Its series has ended: others may have changed anything since.
+    /// It is not made again: its series has ended, and others may have changed anything since.
     pub(in crate::client) lost: bool,
     since: Duration,
 }
 
 impl KeptChange {
-    pub(super) fn new(seq: u64, pending: Pending, promised: Promised, since: Duration) -> Self {
+    pub(super) fn new(seq: u64, pending: Pending, promised: Option<Promised>, since: Duration) -> Self {
         let file = pending.files.first().map(|(_, ino)| *ino);
         let Pending { who, op, touched, quiet, .. } = pending;
         Self {
@@ -51,6 +66,8 @@ impl KeptChange {
             who,
             op,
             promised,
+            waited: false,
+            named: None,
             touched,
             file,
             quiet,
@@ -61,17 +78,27 @@ impl KeptChange {
         }
     }
 
+    /// The number of what it makes.
+    pub(in crate::client) fn number(&self) -> Ino {
+        self.promised.map_or(0, |promised| promised.ino)
+    }
+
     fn bytes(&self) -> usize {
         if let Op::Write { data, .. } = &self.op { data.len() } else { 0 }
     }
 }
 
-/// What a client makes again at a server that has taken the place of one that crashed.
+/// What is not known to be durable when a server has taken the place of one that crashed: it is made again, or lost.
+#[derive(Default)]
 pub(in crate::client) struct Redo {
     /// In their order.
     pub(in crate::client) changes: Vec<KeptChange>,
-    /// Names and inodes are there as the changes up to this one have left them.
-    pub(in crate::client) mark: u64,
+    /// Names and inodes are there as the changes up to this one have left them. `None`: nothing can be made again, and nothing is known.
+    pub(in crate::client) mark: Option<u64>,
+    /// Inodes with older changes, which are not among these.
+    pub(in crate::client) older: Vec<Ino>,
+    /// There may be others.
+    pub(in crate::client) overflow: bool,
     /// Inodes that they touch and the kernel does not know any more.
     pub(in crate::client) claims: Vec<Claim>,
     /// Under which they make inodes.
@@ -83,12 +110,20 @@ pub(in crate::client) struct Redo {
 pub(super) struct Kept {
     changes: VecDeque<KeptChange>,
     bytes: usize,
+    /// Those of them that were not promised.
+    waited: usize,
     /// Changes up to this one are durable.
     durable: u64,
     /// The newest promised change of each inode, answered or not. Those that are durable may be among them.
     touching: HashMap<Ino, u64>,
     /// Changes of an inode up to this one are moved.
     moved: HashMap<Ino, u64>,
+    /// Changes that touch the inode, up to this one, are durable.
+    synced: HashMap<Ino, u64>,
+    /// The newest change of each inode of those that are not kept one by one.
+    older: HashMap<Ino, u64>,
+    /// The newest change of which not even that is known.
+    overflow: Option<u64>,
     /// Changes up to this one are of a series that has ended.
     ended: u64,
     /// Inodes that the kernel has forgotten, each with the newest change of that time.
@@ -98,9 +133,20 @@ pub(super) struct Kept {
     later: Vec<(u64, Vec<Ino>)>,
 }
 
-/// Whether there is anything to make again.
+/// Whether it changes anything that may be lost.
 fn matters(op: &Op) -> bool {
-    !matches!(op, Op::Open { flags, .. } if *flags & libc::O_TRUNC == 0)
+    match op {
+        Op::Open { flags, kill_suidgid, .. } => *kill_suidgid || flags & libc::O_TRUNC != 0,
+        Op::Release { .. }
+        | Op::Unlock { .. }
+        | Op::Forget { .. }
+        | Op::Claim { .. }
+        | Op::Nothing {}
+        | Op::Reclaim { .. }
+        | Op::Numbered { .. }
+        | Op::Redone {} => false,
+        _ => true,
+    }
 }
 
 impl Kept {
@@ -116,24 +162,130 @@ impl Kept {
     /// The server has made a promised change.
     pub(super) fn keep(&mut self, seq: u64, pending: Pending, promised: Promised, now: Duration) {
         if matters(&pending.op) && seq > self.durable {
-            let change = KeptChange::new(seq, pending, promised, now);
+            let change = KeptChange::new(seq, pending, Some(promised), now);
             self.bytes += change.bytes();
             self.changes.push_back(change);
         }
     }
 
+    /// The server has made a change that somebody waits for: the answer, and how it was made; `None`: not all of that is known, and it is not
+    /// made again.
+    pub(super) fn keep_waited(
+        &mut self,
+        seq: u64,
+        pending: Pending,
+        (outcome, made): (&Outcome, Option<Made>),
+        now: Duration,
+    ) {
+        if !matters(&pending.op) || seq <= self.durable {
+            return;
+        }
+        let mut change = KeptChange { waited: true, ..KeptChange::new(seq, pending, None, now) };
+        let known = if let Outcome::Entry { known } = outcome { known.as_ref() } else { None };
+        if let Some(known) = known {
+            change.named = Some(Claim { ino: known.attr.ino, ticket: known.ticket });
+            if !change.touched.contains(&known.attr.ino) {
+                change.touched.push(known.attr.ino);
+            }
+        }
+        if let Some(made) = made.filter(|_| !self.is_full(0, change.bytes())) {
+            change.promised = decided::as_made(&mut change, outcome, made);
+        }
+        if let (Op::Write { data, .. }, None) = (&mut change.op, change.promised) {
+            *data = Vec::new();
+        }
+        for ino in &change.touched {
+            self.touching.insert(*ino, seq);
+            self.moved.insert(*ino, seq);
+        }
+        // Where that gives a file its only name, the server has synced it.
+        let published = known.map(|known| known.attr).filter(|attr| attr.nlink == 1);
+        let published = published.filter(|_| matches!(change.op, Op::Link { .. }));
+        self.bytes += change.bytes();
+        self.changes.push_back(change);
+        self.waited += 1;
+        if self.waited > WAITED_MAX {
+            self.thin_out();
+        }
+        if let Some(attr) = published {
+            self.synced(attr.ino, seq);
+        }
+    }
+
+    /// The client has got the write leases of these: what is kept of them is its own.
+    pub(super) fn owns(&mut self, inos: &[Ino]) {
+        for ino in inos {
+            self.moved.remove(ino);
+        }
+    }
+
+    /// Keeps fewer changes one by one.
+    fn thin_out(&mut self) {
+        let mut all = std::mem::take(&mut self.changes);
+        all.retain(|change| !self.is_covered(change));
+        let waited = all.iter().filter(|change| change.waited).count();
+        let mut surplus = waited.saturating_sub(WAITED_MAX / 2);
+        self.waited = waited - surplus;
+        for change in all {
+            if !change.waited || surplus == 0 {
+                self.changes.push_back(change);
+                continue;
+            }
+            surplus -= 1;
+            for ino in change.touched {
+                if self.older.len() < OLDER_MAX || self.older.contains_key(&ino) {
+                    self.older.insert(ino, change.seq);
+                } else {
+                    self.overflow = Some(change.seq);
+                }
+            }
+        }
+        self.bytes = self.changes.iter().map(KeptChange::bytes).sum();
+    }
+
+    /// Whether the fsync of something that it touches has made it durable.
+    fn is_covered(&self, change: &KeptChange) -> bool {
+        let by = |ino: &Ino| self.synced.get(ino).is_some_and(|seq| *seq >= change.seq);
+        match &change.op {
+            // It may have cut off a file that was there.
+            Op::Create { .. } if change.waited => change.named.is_some_and(|named| by(&named.ino)),
+            _ => change.touched.iter().any(by),
+        }
+    }
+
+    /// An inode was synced behind the change `seq`, or another that does not touch it.
+    pub(super) fn synced(&mut self, ino: Ino, seq: u64) {
+        if seq <= self.durable {
+            return;
+        }
+        let newest = self.synced.entry(ino).or_default();
+        *newest = seq.max(*newest);
+        if self.older.get(&ino).is_some_and(|older| *older <= seq) {
+            self.older.remove(&ino);
+        }
+        if self.synced.len() > SYNCED_MAX {
+            self.thin_out();
+            self.synced.clear();
+        }
+    }
+
     /// Changes up to this one are durable.
     pub(super) fn advance(&mut self, durable: u64) {
+        self.older.retain(|_, seq| *seq > durable);
+        self.overflow = self.overflow.filter(|seq| *seq > durable);
         if durable <= self.durable {
             return;
         }
         self.durable = durable;
         let done = self.changes.partition_point(|change| change.seq <= durable);
-        self.bytes -= self.changes.drain(..done).map(|change| change.bytes()).sum::<usize>();
+        for change in self.changes.drain(..done) {
+            self.bytes -= change.bytes();
+            self.waited -= usize::from(change.waited);
+        }
         let done = self.claims.partition_point(|(seq, _)| *seq <= durable);
         self.claims.drain(..done);
         let most = STALE_MAX.max(2 * self.changes.len());
-        for stale in [&mut self.touching, &mut self.moved] {
+        for stale in [&mut self.touching, &mut self.moved, &mut self.synced] {
             if stale.len() > most {
                 stale.retain(|_, seq| *seq > durable);
             }
@@ -164,8 +316,9 @@ impl Kept {
     /// The newest change of these inodes that others must not see before it is durable.
     pub(super) fn newest_of(&self, inos: &[Ino]) -> Option<u64> {
         let newest = |ino| {
-            let moved = self.moved.get(ino).copied().unwrap_or(0).max(self.ended);
-            self.touching.get(ino).copied().filter(|seq| *seq > self.durable.max(moved))
+            let known = |map: &HashMap<Ino, u64>| map.get(ino).copied().unwrap_or(0);
+            let settled = known(&self.moved).max(known(&self.synced)).max(self.ended).max(self.durable);
+            self.touching.get(ino).copied().filter(|seq| *seq > settled)
         };
         inos.iter().filter_map(newest).max()
     }
@@ -179,9 +332,10 @@ impl Kept {
         }
     }
 
-    /// A series has ended: the leases on all inodes may have gone to others.
+    /// A series has ended: the leases on all inodes may have gone to others. What comes now has the numbers behind `newest`.
     pub(super) fn end_series(&mut self, newest: u64) {
         self.ended = newest;
+        self.synced.values_mut().for_each(|seq| *seq = newest.min(*seq));
     }
 
     /// The kernel forgets an inode.
@@ -204,28 +358,49 @@ impl Kept {
         *self = Self::default();
     }
 
-    /// The server has crashed: gives what is to be made again, with the promised changes that it has not answered. All of that is kept
-    /// anew as it is made.
-    pub(super) fn take(&mut self, mark: u64, unanswered: Vec<KeptChange>) -> Redo {
-        let mut changes: Vec<KeptChange> = std::mem::take(&mut self.changes).into();
+    /// The session is gone, the server is not: what it has made is there, and made again by nobody.
+    pub(super) fn give_up(&mut self) {
+        let Redo { changes, older, overflow, .. } = self.take(None, Vec::new());
+        let inos = changes.into_iter().flat_map(|change| change.touched).chain(older);
+        // Whatever becomes durable of the new session is newer.
+        let older = inos.map(|ino| (ino, 0)).collect();
+        *self = Self { older, overflow: overflow.then_some(0), ..Self::default() };
+    }
+
+    /// The server has crashed: gives what may be lost, with the promised changes that it has not answered. All of that is kept
+    /// anew as it is made again.
+    pub(super) fn take(&mut self, mark: Option<u64>, unanswered: Vec<KeptChange>) -> Redo {
+        let all = std::mem::take(&mut self.changes);
+        let mut changes: Vec<KeptChange> =
+            all.into_iter().filter(|change| !self.is_covered(change)).collect();
         changes.extend(unanswered.into_iter().map(|change| KeptChange { unanswered: true, ..change }));
         for change in &mut changes {
             let moved = |ino| self.moved.get(ino).is_some_and(|seq| *seq >= change.seq);
             change.moved = change.touched.iter().any(moved);
-            change.lost = change.seq <= self.ended;
+            change.lost = change.seq <= self.ended || change.promised.is_none();
         }
         changes.retain(|change| matters(&change.op));
-        (self.bytes, self.ended) = (0, 0);
-        self.touching.clear();
-        self.moved.clear();
+        let older = std::mem::take(&mut self.older).into_keys().collect();
+        let overflow = self.overflow.take().is_some();
+        (self.bytes, self.waited, self.ended) = (0, 0, 0);
+        for of_inodes in [&mut self.touching, &mut self.moved, &mut self.synced] {
+            of_inodes.clear();
+        }
         self.later.clear();
-        let claims = std::mem::take(&mut self.claims).into_iter().map(|(_, claim)| claim).collect();
-        Redo { changes, mark, claims, numbers: self.numbers.iter().copied().collect() }
+        let named = changes.iter().filter(|change| change.number() > 0).filter_map(|change| change.named);
+        let claims = self.claims.drain(..).map(|(_, claim)| claim).chain(named).collect();
+        let numbers = self.numbers.iter().copied().collect();
+        Redo { changes, mark, older, overflow, claims, numbers }
     }
 
     /// What was claimed is claimed again if that server crashes, too, before the change `newest` is durable.
     pub(super) fn keep_claims(&mut self, claims: Vec<Claim>, newest: u64) {
         self.claims = claims.into_iter().map(|claim| (newest, claim)).collect();
+    }
+
+    /// For `ferry stats`: inodes with changes that cannot be made again.
+    pub(super) fn moved_inodes(&self) -> usize {
+        self.moved.values().filter(|seq| **seq > self.durable).count()
     }
 
     /// For `ferry stats`: changes, bytes, and the age of the oldest.
@@ -238,4 +413,78 @@ impl Kept {
 /// Whether the server has made a promised change.
 pub(super) fn is_made(outcome: &Outcome) -> bool {
     !matches!(outcome, Outcome::Failed { .. } | Outcome::Dropped {} | Outcome::Busy {})
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::client::waiting::Nobody;
+
+    fn change(kept: &mut Kept, seq: u64, touched: &[Ino]) {
+        let op = Op::Unlink { parent: touched[0], name: b"n".to_vec() };
+        let pending =
+            Pending { touched: touched.to_vec(), ..Pending::new(Who::default(), op, Arc::new(Nobody)) };
+        kept.keep_waited(seq, pending, (&Outcome::Done {}, None), Duration::ZERO);
+    }
+
+    fn lost(kept: &mut Kept) -> (Vec<u64>, Vec<Ino>) {
+        let redo = kept.take(None, Vec::new());
+        let mut older = redo.older;
+        older.sort_unstable();
+        (redo.changes.iter().map(|change| change.seq).collect(), older)
+    }
+
+    #[test]
+    fn a_sync_covers_what_touches_the_inode_up_to_there() {
+        let mut kept = Kept::default();
+        change(&mut kept, 1, &[5, 6]);
+        change(&mut kept, 2, &[5]);
+        change(&mut kept, 3, &[6, 7]);
+        kept.synced(6, 2);
+        assert_eq!(lost(&mut kept), (vec![2, 3], vec![]));
+        change(&mut kept, 4, &[5]);
+        change(&mut kept, 5, &[5]);
+        kept.advance(4);
+        assert_eq!(lost(&mut kept), (vec![5], vec![]));
+    }
+
+    #[test]
+    fn of_more_changes_than_fit_the_inodes_are_remembered_until_they_are_durable() {
+        let mut kept = Kept::default();
+        let many = WAITED_MAX as u64;
+        (1..=many + 1).for_each(|seq| change(&mut kept, seq, &[10 + seq]));
+        kept.synced(11, many + 1);
+        kept.advance(2);
+        let (changes, older) = lost(&mut kept);
+        assert_eq!(changes.len() + older.len(), WAITED_MAX - 1);
+        assert_eq!((older.first(), changes.last()), (Some(&13), Some(&(many + 1))));
+    }
+
+    #[test]
+    fn what_was_given_away_is_the_clients_own_again_with_the_lease() {
+        let mut kept = Kept::default();
+        change(&mut kept, 1, &[5, 6]);
+        change(&mut kept, 2, &[7]);
+        assert_eq!(kept.newest_of(&[5, 6, 7]), None, "others may have seen it");
+        kept.owns(&[5, 6]);
+        assert_eq!(kept.newest_of(&[5, 7]), Some(1));
+        let moved: Vec<bool> =
+            kept.take(Some(0), Vec::new()).changes.iter().map(|change| change.moved).collect();
+        assert_eq!(moved, [false, true]);
+    }
+
+    #[test]
+    fn a_session_that_ends_at_a_server_that_lives_leaves_its_inodes() {
+        let mut kept = Kept::default();
+        change(&mut kept, 7, &[5]);
+        kept.give_up();
+        change(&mut kept, 1, &[6]);
+        assert_eq!(lost(&mut kept), (vec![1], vec![5]));
+        change(&mut kept, 7, &[5]);
+        kept.give_up();
+        kept.advance(1);
+        assert_eq!(lost(&mut kept), (vec![], vec![]));
+    }
 }

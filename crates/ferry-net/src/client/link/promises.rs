@@ -22,7 +22,7 @@ use crate::client::cache::{self, Touch};
 use crate::client::waiting::Nobody;
 use crate::codec::List;
 use crate::frame;
-use crate::message::{BATCH_MAX, Op, Outcome, Who};
+use crate::message::{BATCH_MAX, Made, Op, Outcome, Who};
 
 /// Changes that nobody waits for are sent after this time, together.
 const COMPANY_TIME: Duration = Duration::from_millis(1);
@@ -99,7 +99,8 @@ impl State {
         let id = self.next_request;
         self.next_request += 1;
         let after = self.after_of(&pending).max(self.after);
-        self.requests.insert(id, Request { pending, after, units: 0, cancelled: false });
+        let covers = self.next_change - 1;
+        self.requests.insert(id, Request { pending, after, covers, units: 0, cancelled: false });
         self.delayed.push(id);
         pump_requests(self);
         id
@@ -194,6 +195,11 @@ impl Promising<'_> {
 }
 
 impl Link {
+    /// Write leases have been granted. The cache's lock is held, so none of them is given back meanwhile.
+    pub(in crate::client) fn owns(&self, inos: &[Ino]) {
+        self.state.lock().kept.owns(inos);
+    }
+
     /// Leave to promise changes. The cache's lock is held.
     pub(in crate::client) fn promising(&self) -> Option<Promising<'_>> {
         let state = self.state.lock();
@@ -272,9 +278,9 @@ impl Link {
     }
 
     /// The server has made durable what was changed of these, or cannot.
-    pub(super) fn settled(&self, inos: &[Ino], outcome: &Outcome, restore: &dyn Restore) {
+    pub(super) fn settled(&self, inos: &[Ino], outcome: &Outcome) {
         if let Outcome::Count { count } = outcome {
-            self.durable(*count, restore);
+            self.durable(*count);
         } else {
             tracing::error!(?outcome, "what was promised cannot be made durable before others may see it");
             let mut state = self.state.lock();
@@ -284,14 +290,29 @@ impl Link {
         self.return_leases(inos, true);
     }
 
+    /// A request of the kernel that makes something durable has been answered: no change that it covers is lost any more.
+    pub(super) fn synced(&self, pending: &Pending, outcome: &Outcome, covers: u64) {
+        if matches!(outcome, Outcome::Failed { .. }) {
+            return;
+        }
+        let ino = match &pending.op {
+            Op::Sync {} => return self.durable(covers),
+            Op::Fsync { fh, .. } => pending.file(*fh),
+            Op::Fsyncdir { ino, .. } => Some(*ino),
+            _ => None,
+        };
+        if let Some(ino) = ino {
+            self.state.lock().kept.synced(ino, covers);
+        }
+    }
+
     /// Changes up to this one are durable.
-    pub(super) fn durable(&self, seq: u64, restore: &dyn Restore) {
+    pub(in crate::client) fn durable(&self, seq: u64) {
         let (held, due) = {
             let mut state = self.state.lock();
             state.kept.advance(seq);
             (state.take_held(), state.kept.due())
         };
-        restore.durable(seq);
         for inos in due {
             // What has been asked for again meanwhile stays.
             let unheld: Vec<Ino> = inos.into_iter().filter(|ino| !self.cache.holds(*ino)).collect();
@@ -316,7 +337,7 @@ impl Link {
     pub(super) fn changed(
         &self,
         seq: u64,
-        (after, empty): (&[Attr], bool),
+        (after, empty, made): (&[Attr], bool, Option<Made>),
         outcome: Outcome,
         restore: &dyn Restore,
     ) -> io::Result<bool> {
@@ -344,7 +365,8 @@ impl Link {
             drop(state);
             (change, cache.settle(&settled), held)
         };
-        if change.pending.touch.as_ref().is_some_and(Touch::is_blind) {
+        let blind = change.pending.touch.as_ref().is_some_and(Touch::is_blind);
+        if blind {
             self.give_back(&differing);
         } else {
             differing.into_iter().for_each(|ino| restore.differs(ino));
@@ -364,17 +386,29 @@ impl Link {
                 let surplus = self.cache.end(touch, &outcome, after, empty);
                 self.give_back(&surplus);
             }
-            let made = kept::is_made(&outcome);
+            let is_made = kept::is_made(&outcome);
             match outcome {
                 Outcome::Busy {} => restore.busy(change.pending),
                 outcome => {
-                    if made && !promised && !change.restores {
-                        restore.made(seq, &change.pending, &outcome);
-                    }
-                    change.pending.waiter.answer(outcome, 0);
-                    if let (Some(promised), true) = (change.pending.promised, made) {
-                        let now = self.clock.monotonic();
-                        self.state.lock().kept.keep(seq, change.pending, promised, now);
+                    let (now, waiter) = (self.clock.monotonic(), Arc::clone(&change.pending.waiter));
+                    match change.pending.promised {
+                        Some(promised) => {
+                            waiter.answer(outcome, 0);
+                            if is_made {
+                                self.state.lock().kept.keep(seq, change.pending, promised, now);
+                            }
+                        }
+                        None => {
+                            let returned = std::mem::take(&mut change.pending.returned);
+                            // Whoever hears of it may sync it at once.
+                            if is_made && !change.restores {
+                                // What it has touched besides, others may have changed.
+                                let answer = (&outcome, made.filter(|_| !blind));
+                                self.state.lock().kept.keep_waited(seq, change.pending, answer, now);
+                            }
+                            waiter.answer(outcome, 0);
+                            restore.own_again(returned);
+                        }
                     }
                 }
             }
@@ -426,7 +460,9 @@ impl Link {
             gone.moved.push((waiter, key));
         }
         let newest = state.next_change - 1;
-        state.requests.values_mut().for_each(|request| request.after = request.after.min(newest));
+        for request in state.requests.values_mut() {
+            (request.after, request.covers) = (request.after.min(newest), request.covers.min(sent));
+        }
         state.returns.iter_mut().for_each(|(after, _)| *after = (*after).min(sent));
         let at_once = to_forget == ToForget::default();
         if at_once {

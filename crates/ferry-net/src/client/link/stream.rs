@@ -32,7 +32,7 @@ pub(super) fn begin_anew(
     let mut again = Vec::new();
     for (seq, change) in std::mem::take(&mut state.changes) {
         if let (Some(promised), Some(_)) = (change.pending.promised, mark) {
-            again.push(KeptChange::new(seq, change.pending, promised, now));
+            again.push(KeptChange::new(seq, change.pending, Some(promised), now));
             continue;
         }
         match change.pending.op {
@@ -47,16 +47,21 @@ pub(super) fn begin_anew(
         }
     }
     let mut claims = Vec::new();
-    let before = match mark {
-        Some(mark) => {
-            let redo = state.kept.take(mark, again);
+    let before = if mark.is_none() && (clean || boot == state.boot) {
+        if clean {
+            state.kept.clear()
+        } else {
+            state.kept.give_up()
+        }
+        Before::Clean
+    } else {
+        let redo = state.kept.take(mark, again);
+        if mark.is_some() {
             claims.clone_from(&redo.claims);
-            Before::Crashed(Some(redo))
-        }
-        None => {
+        } else {
             state.kept.clear();
-            if clean || boot == state.boot { Before::Clean } else { Before::Crashed(None) }
         }
+        Before::Crashed(redo)
     };
     let restored = restore.restore(before).into_iter();
     let restored: Vec<_> =
@@ -69,12 +74,12 @@ pub(super) fn begin_anew(
     state.after = state.next_change - 1;
     state.kept.keep_claims(claims, state.after);
     // Those that are no more had been asked for of a server that is no more.
-    state.requests.retain(|_, request| !matches!(request.pending.op, Op::Settle { .. }));
+    state.requests.retain(|_, request| !matches!(request.pending.op, Op::Settle { .. } | Op::Settled {}));
     for change in kept {
         gone.moved.push((Arc::clone(&change.pending.waiter), state.push_again(change)));
     }
     let newest = state.next_change - 1;
-    state.requests.values_mut().for_each(|request| request.after = newest);
+    state.requests.values_mut().for_each(|request| (request.after, request.covers) = (newest, newest));
     gone.held = state.take_held();
     gone
 }
@@ -179,7 +184,7 @@ pub(super) fn pump(state: &mut State) {
 pub(super) fn pump_requests(state: &mut State) {
     let Some(line) = &state.line else { return };
     state.delayed.retain(|id| {
-        let Some(Request { pending, after, units, cancelled }) = state.requests.get_mut(id) else {
+        let Some(Request { pending, after, units, cancelled, .. }) = state.requests.get_mut(id) else {
             return false;
         };
         if *after > state.sent {

@@ -32,8 +32,7 @@ impl Restore for OneFile {
     fn restore(&self, _before: Before) -> Vec<Pending> {
         vec![pending(open())]
     }
-    fn made(&self, _seq: u64, _change: &Pending, _outcome: &Outcome) {}
-    fn durable(&self, _seq: u64) {}
+    fn own_again(&self, _inos: Vec<Ino>) {}
     fn lost(&self, _changes: Vec<Pending>) {}
     fn busy(&self, _change: Pending) {}
     fn given_up(&self, _inos: Option<&[Ino]>) {}
@@ -86,7 +85,7 @@ fn link_by(clock: Arc<dyn Clock>) -> Arc<Link> {
 }
 
 fn answer(seq: u64) -> ToClient {
-    ToClient::Changed { seq, after: List::default(), empty: false, outcome: Outcome::Done {} }
+    ToClient::Changed { seq, after: List::default(), empty: false, made: None, outcome: Outcome::Done {} }
 }
 
 fn changes(messages: Vec<ToServer>) -> Vec<Op> {
@@ -163,8 +162,7 @@ impl Restore for Told {
     fn restore(&self, _before: Before) -> Vec<Pending> {
         Vec::new()
     }
-    fn made(&self, _seq: u64, _change: &Pending, _outcome: &Outcome) {}
-    fn durable(&self, _seq: u64) {}
+    fn own_again(&self, _inos: Vec<Ino>) {}
     fn lost(&self, changes: Vec<Pending>) {
         self.lost.lock().extend(changes.into_iter().map(|change| change.op));
     }
@@ -191,7 +189,7 @@ fn promise(link: &Link, name: &str, ino: Ino) -> bool {
 
 fn failed(seq: u64) -> ToClient {
     let outcome = Outcome::Failed { errno: libc::ESTALE };
-    ToClient::Changed { seq, after: List::default(), empty: false, outcome }
+    ToClient::Changed { seq, after: List::default(), empty: false, made: None, outcome }
 }
 
 #[test]
@@ -215,8 +213,13 @@ fn a_promise_that_fails_ends_its_series_and_what_was_not_promised_is_sent_again(
         })
         .collect();
     assert_eq!(again, [(5, 1, release)]);
-    let dropped =
-        |seq| ToClient::Changed { seq, after: List::default(), empty: false, outcome: Outcome::Dropped {} };
+    let dropped = |seq| ToClient::Changed {
+        seq,
+        after: List::default(),
+        empty: false,
+        made: None,
+        outcome: Outcome::Dropped {},
+    };
     link.take(dropped(3), &told).expect("in order");
     link.take(dropped(4), &told).expect("in order");
     link.take(answer(5), &told).expect("in order");
@@ -304,7 +307,7 @@ fn a_change_that_is_refused_for_anothers_leases_is_handed_back() {
     drop(connect(&link, 1, false));
     link.change(pending(mkdir("a"))).expect("connected");
     let outcome = Outcome::Busy {};
-    link.take(ToClient::Changed { seq: 1, after: List::default(), empty: false, outcome }, &told)
+    link.take(ToClient::Changed { seq: 1, after: List::default(), empty: false, made: None, outcome }, &told)
         .expect("in order");
     assert_eq!(*told.busy.lock(), [mkdir("a")]);
     assert!(told.lost.lock().is_empty());
