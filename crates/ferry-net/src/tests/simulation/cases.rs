@@ -224,7 +224,7 @@ fn a_session_that_is_lost_before_anything_was_answered_leaves_nobody_waiting() {
         (waits.join().unwrap(), asks.join().unwrap(), syncs.join().unwrap(), locks.join().unwrap())
     });
     assert!(matches!(waits, Ok(()) | Err(Errno(libc::EIO))), "{waits:?}");
-    assert_eq!(asks.unwrap(), ["d", "d0", "d1"]);
+    assert_eq!(asks.unwrap(), ["d", "d0", "d1", "d2"]);
     assert_eq!(locks, Ok(()));
     let kept = syncs.is_ok() & client.is_kept();
     let there = lab.found(dir, "promised").is_some();
