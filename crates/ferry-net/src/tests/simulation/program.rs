@@ -424,15 +424,19 @@ impl Program {
     /// The network is well: all is made durable, and is as it should be.
     pub(super) fn finish(mut self) -> Left {
         self.say("ends".into());
-        loop {
+        // A crash may come as late as this.
+        let left = loop {
             let done = self.client.sync();
-            if self.told(done).is_some() {
-                break;
+            if self.told(done).is_none() {
+                continue;
             }
-        }
-        self.sim.ledger.lock().synced(self.who, None);
-        self.all_durable();
-        let left = self.look().expect("nothing is lost any more");
+            self.sim.ledger.lock().synced(self.who, None);
+            self.all_durable();
+            let left = self.look();
+            if let Some(left) = self.told(left) {
+                break left;
+            }
+        };
         let so = left.iter().all(|(slot, held)| self.newest(*slot) == *held);
         assert!(so, "{}: {left:?} instead of {:?}", self.at(), self.names);
         self.client.fs.close();
