@@ -95,7 +95,8 @@ impl Client {
         let stats = self.me.call(|cx| self.fs.ioctl(cx, ROOT, ioctl::STATS, &[], 1 << 20)).unwrap();
         let text = stats.strip_suffix(b"\0").unwrap();
         let stats: serde_json::Value = serde_json::from_slice(text).unwrap();
-        stats["connection"]["kept_changes"].as_u64().unwrap()
+        let figure = |name: &str| stats["connection"][name].as_u64().unwrap();
+        figure("kept_changes") + figure("promised")
     }
 }
 

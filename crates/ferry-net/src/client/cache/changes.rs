@@ -57,6 +57,7 @@ impl State {
             self.blind -= 1;
             self.epoch += 1;
             self.nodes.values_mut().for_each(|node| node.attr = None);
+            self.model.drop_contents_not_held();
         }
         self.moments += 1;
         let moment = self.moments;
@@ -141,6 +142,7 @@ impl Cache {
             (slot.last, slot.begun) = (moment, moment);
             if let Some(node) = state.nodes.get_mut(ino) {
                 node.attr = None;
+                state.model.contents.drop(*ino);
             }
         }
         names.iter().for_each(|(dir, name, _)| state.unknow(*dir, name));
