@@ -11,6 +11,8 @@
 //!   may be on their way.
 //! * K6: this lock comes before that of the link, and that before the one of the tables: what is decided here and what is put into the ordered
 //!   stream have the same order.
+//! * K7: a read lease covers contents too: nobody changes a file whose readers have not given their leases back. Contents that were read are
+//!   kept by the same rules as attributes, and go where those become unknown; but not where only the access time has moved.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -22,6 +24,7 @@ use ferry_fs::{Attr, Ino, Timestamp, ToForget};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
+use super::contents::CONTENTS_MAX;
 use super::model::{Model, Name, Names};
 use super::purse::Purse;
 use crate::message::{self, Known};
@@ -122,6 +125,7 @@ impl State {
 
     fn drop_node(&mut self, ino: Ino) {
         let node = self.nodes.remove(&ino);
+        self.model.contents.drop(ino);
         self.names -= node.map_or(0, |node| node.names.len());
     }
 
@@ -193,8 +197,8 @@ impl State {
         !given_back && slot.changing == 0 && slot.last <= sight.moment
     }
 
-    /// The same of a name in a directory. Under a write lease only changes of our own matter.
-    fn may_keep_name(&mut self, sight: Sight, dir: Ino) -> bool {
+    /// The same of a name in a directory, or of what a file contains. Under a write lease only changes of our own matter.
+    fn may_keep_part(&mut self, sight: Sight, dir: Ino) -> bool {
         if !self.model.holds(dir) {
             return self.blind == 0 && self.may_keep(sight, dir);
         }
@@ -223,6 +227,10 @@ impl State {
         half.iter().for_each(|ino| self.drop_node(*ino));
         half
     }
+}
+
+fn is_file(attr: &Attr) -> bool {
+    attr.mode & libc::S_IFMT == libc::S_IFREG
 }
 
 /// What was known when a request was made.
@@ -380,7 +388,7 @@ impl Cache {
     pub(super) fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Option<usize> {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
-        if !state.is_valid(now) {
+        if !state.is_valid(now) || state.blind > 0 && !state.model.holds(ino) {
             return None;
         }
         let len = state.model.read(ino, offset, out)?;
@@ -403,6 +411,24 @@ impl Cache {
             state.shown.forget_all(now);
         }
         state.take_to_forget()
+    }
+
+    /// A file is about to be read from its beginning: how long it is, if it is leased and its contents may be kept.
+    pub(super) fn before_reading(&self, ino: Ino) -> Option<(u64, Sight)> {
+        let now = Moment::now(&*self.clock);
+        let state = self.state.lock();
+        let attr = state.known_attr(ino).filter(|attr| is_file(attr) && attr.size <= CONTENTS_MAX)?;
+        state.is_valid(now).then(|| (attr.size, state.sight()))
+    }
+
+    /// A file was read from its beginning; it was leased at `sight`, before that was asked for.
+    pub(super) fn learn_contents(&self, sight: Sight, ino: Ino, bytes: &[u8]) {
+        let mut state = self.state.lock();
+        let whole =
+            state.known_attr(ino).is_some_and(|attr| is_file(&attr) && attr.size == bytes.len() as u64);
+        if whole && state.may_keep_part(sight, ino) {
+            state.model.contents.set(ino, bytes.to_vec());
+        }
     }
 
     /// The names of a directory, if all are known: a cookie says where the listing goes on.
@@ -434,7 +460,7 @@ impl Cache {
     /// A name was looked up, under a lease of the directory.
     pub(super) fn learn_name(&self, sight: Sight, dir: Ino, name: &[u8], known: Option<&Known>) -> Vec<Ino> {
         let mut state = self.state.lock();
-        if state.may_keep_name(sight, dir) {
+        if state.may_keep_part(sight, dir) {
             state.set_name(dir, name, known.map_or(Name::Absent, |known| Name::Is(known.attr.ino)));
         }
         state.surplus()
@@ -466,6 +492,7 @@ impl Cache {
             ("held_names", state.model.names().into()),
             ("walks", state.walks.asked.into()),
             ("walked", state.walks.brought.into()),
+            ("contents_bytes", state.model.contents.bytes().into()),
         ])
     }
 }

@@ -21,7 +21,6 @@ use ferry_device::Clock;
 use ferry_fs::{Errno, Ino, ToForget};
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::io::BufReader;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{interval, sleep, timeout};
@@ -29,7 +28,8 @@ use tokio::time::{interval, sleep, timeout};
 use super::cache::{Cache, Touch};
 use super::kernel::Kernel;
 use super::waiting::Waiting;
-use crate::frame::{self, Stream};
+use crate::codec;
+use crate::frame::{self, Frames, Stream};
 use crate::message::{Claim, FRAME_MAX, Numbers, Op, Outcome, Promised, ToClient, ToServer, VERSION, Who};
 
 mod decided;
@@ -216,7 +216,7 @@ struct State {
     answered: u64,
     /// Changes up to this one were sent on this connection.
     sent: u64,
-    changes: BTreeMap<u64, Change>,
+    changes: BTreeMap<u64, Box<Change>>,
     series: u32,
     /// The newest change of each inode that has unanswered ones.
     touching: HashMap<Ino, u64>,
@@ -538,17 +538,20 @@ impl Link {
         restore: &dyn Restore,
     ) -> io::Result<()> {
         let (reader, writer) = tokio::io::split(stream);
-        let mut reader = BufReader::new(reader);
+        let mut messages = Frames::new(reader, FRAME_MAX);
         let (line, frames) = unbounded_channel();
         let writing = tokio::spawn(frame::write_all(writer, frames));
         self.enter(welcome, &line, restore)?;
         tracing::info!("connected to the server");
         let heard = Mutex::new(self.clock.monotonic());
         let mut reading = pin!(async {
-            while let Some(message) = frame::read(&mut reader, FRAME_MAX).await? {
+            while messages.ready().await? {
                 *heard.lock() = self.clock.monotonic();
-                if !self.take(message, restore)? {
-                    break;
+                while let Some(bytes) = messages.next() {
+                    let message = codec::decode(bytes).map_err(|codec::Malformed| frame::malformed())?;
+                    if !self.take(message, restore)? {
+                        return Ok(());
+                    }
                 }
             }
             Ok(())
@@ -770,7 +773,7 @@ impl Link {
         self.closed.notify_one();
         self.drained.notify_waiters();
         let mut gone = Gone::new(errno);
-        changes.into_values().for_each(|change| gone.add(change));
+        changes.into_values().for_each(|change| gone.add(*change));
         gone.held = held;
         let owner = self.owner.lock().clone();
         match owner {

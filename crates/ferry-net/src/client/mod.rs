@@ -3,10 +3,11 @@
 //! `link` is the way there, `waiting` a request of the kernel on that way, `tables` what a new session has to be told if the old one
 //! is gone, `requests` and `locking` the [`ferry_fs::Filesystem`] implementation. The kernel is told to keep neither names nor attributes nor
 //! contents; `cache` keeps names and attributes as long as the server gives leases for them, so that what one client has done the others
-//! see at once. `redo` makes again what a server that crashed has lost. Under write leases changes are decided here (`deciding`, `model`, `purse`), answered, and sent to the server afterwards.
+//! see at once; `contents` what is in small files. `redo` makes again what a server that crashed has lost. Under write leases changes are decided here (`deciding`, `model`, `purse`), answered, and sent to the server afterwards.
 //! `walking` asks ahead of those who go through a tree.
 
 mod cache;
+mod contents;
 mod deciding;
 mod kernel;
 mod link;

@@ -9,16 +9,13 @@ use std::sync::Arc;
 
 use ferry_fs::{Attr, Ino, NAME_MAX, RenameFlags, SYMLINK_MAX, SetAttr, SetTime, Timestamp};
 
+use super::contents::Contents;
 use crate::message::{self, Known, Op, Outcome, Purpose, Who};
 
 /// Inodes and names that are held; beyond this those used longest ago are given back.
 const HELD_MAX: usize = 1 << 18;
 /// Inodes of them. With those that are read-leased fewer than a server gives to a session.
 const HELD_INODES_MAX: usize = 100_000;
-/// Bytes of a file whose contents are kept,
-const CONTENTS_MAX: u64 = 256 << 10;
-/// and of all of them; beyond this those used longest ago go.
-const CONTENTS_TOTAL_MAX: usize = 64 << 20;
 /// The largest offset in a file.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 /// What a file's space is counted in.
@@ -126,8 +123,8 @@ struct Held {
     /// It has no extended attributes, and no ACL.
     plain: bool,
     names: Names,
-    /// All that is in the file, or the symbolic link's target: it was made here.
-    contents: Option<Vec<u8>>,
+    /// The symbolic link's target: it was made here.
+    target: Option<Box<[u8]>>,
     /// Of a directory that was made here: the one above it.
     parent: Option<Ino>,
     /// When it was used last, and since when it is held, as the model counts.
@@ -249,8 +246,8 @@ struct New<'n> {
 pub(super) struct Model {
     inodes: HashMap<Ino, Held>,
     names: usize,
-    /// Bytes of all contents that are kept.
-    contents: usize,
+    /// Of files that are held, and of those that are read-leased.
+    pub(super) contents: Contents,
     tick: u64,
 }
 
@@ -306,20 +303,18 @@ impl Model {
 
     /// Reads what a file contains, if that is kept.
     pub(super) fn read(&mut self, ino: Ino, offset: u64, out: &mut [u8]) -> Option<usize> {
+        let len = self.contents.read(ino, offset, out)?;
         self.tick += 1;
-        let held = self.inodes.get_mut(&ino)?;
-        let contents = held.contents.as_ref()?;
-        held.used = self.tick;
-        let start = contents.len().min(usize::try_from(offset).unwrap_or(usize::MAX));
-        let len = out.len().min(contents.len() - start);
-        out[..len].copy_from_slice(&contents[start..start + len]);
+        if let Some(held) = self.inodes.get_mut(&ino) {
+            held.used = self.tick;
+        }
         Some(len)
     }
 
     /// A symbolic link's target, if it is kept.
     pub(super) fn target(&self, ino: Ino) -> Option<Vec<u8>> {
         let held = self.inodes.get(&ino).filter(|held| held.attr.mode & libc::S_IFMT == libc::S_IFLNK)?;
-        held.contents.clone()
+        held.target.as_deref().map(<[u8]>::to_vec)
     }
 
     /// All names of a directory are known.
@@ -353,30 +348,10 @@ impl Model {
         Some(numbered.map(|((name, ino, kind), cookie)| message::Name { name, ino, kind, cookie }).collect())
     }
 
-    /// Changes the contents, if they are kept and not too long then.
-    fn edit(&mut self, ino: Ino, size: u64, edit: impl FnOnce(&mut Vec<u8>)) {
-        let Some(Held { contents: kept, .. }) = self.inodes.get_mut(&ino) else { return };
-        let Some(mut contents) = kept.take() else { return };
-        self.contents -= contents.len();
-        if size <= CONTENTS_MAX {
-            edit(&mut contents);
-            self.contents += contents.len();
-            *kept = Some(contents);
-        }
-        if self.contents > CONTENTS_TOTAL_MAX {
-            self.thin_contents();
-        }
-    }
-
-    /// Half of the files whose contents are kept lose them.
-    fn thin_contents(&mut self) {
-        let with = |held: &&mut Held| held.contents.is_some();
-        let mut used: Vec<u64> = self.inodes.values_mut().filter(with).map(|held| held.used).collect();
-        let middle = used.len() / 2;
-        let (_, middle, _) = used.select_nth_unstable(middle);
-        for held in self.inodes.values_mut().filter(with).filter(|held| held.used <= *middle) {
-            self.contents -= held.contents.take().map_or(0, |contents| contents.len());
-        }
+    /// What was read of files that are not held may have changed.
+    pub(super) fn drop_contents_not_held(&mut self) {
+        let Self { inodes, contents, .. } = self;
+        contents.retain(|ino| inodes.contains_key(&ino));
     }
 
     /// The file was read.
@@ -393,14 +368,14 @@ impl Model {
         self.tick += 1;
         self.names += names.len();
         let mut held =
-            Held { attr, plain, names, contents: None, parent: None, used: self.tick, since: self.tick };
+            Held { attr, plain, names, target: None, parent: None, used: self.tick, since: self.tick };
         if is_dir(attr.mode) && attr.size == 0 {
             held.names.set_complete();
         }
         if let Some(old) = self.inodes.insert(attr.ino, held) {
             self.names -= old.names.len();
-            self.contents -= old.contents.map_or(0, |contents| contents.len());
         }
+        self.contents.drop(attr.ino);
     }
 
     /// It is given back.
@@ -408,13 +383,13 @@ impl Model {
         let held = self.inodes.remove(&ino);
         let Some(held) = held else { return false };
         self.names -= held.names.len();
-        self.contents -= held.contents.map_or(0, |contents| contents.len());
+        self.contents.drop(ino);
         true
     }
 
     /// Everything is given back.
     pub(super) fn clear(&mut self) -> Vec<Ino> {
-        (self.names, self.contents) = (0, 0);
+        (self.names, self.contents) = (0, Contents::default());
         self.inodes.drain().map(|(ino, _)| ino).collect()
     }
 
@@ -575,12 +550,11 @@ impl Model {
         self.enter(attr, true, Names::default());
         let made = self.held(ino);
         match mode & libc::S_IFMT {
-            libc::S_IFREG => made.contents = Some(Vec::new()),
-            libc::S_IFLNK => made.contents = new.target.map(<[u8]>::to_vec),
+            libc::S_IFREG => self.contents.set(ino, Vec::new()),
+            libc::S_IFLNK => made.target = new.target.map(Box::from),
             libc::S_IFDIR => made.parent = Some(parent),
             _ => {}
         }
-        self.contents += new.target.map_or(0, <[u8]>::len);
         let outcome = Outcome::Entry { known: Some(Known { attr, stamp: 0, ticket: 0 }) };
         Ok(Made { outcome, touched: vec![parent, ino], fresh: true })
     }
@@ -690,7 +664,7 @@ impl Model {
         held.set_attributes(set, at);
         let attr = held.attr;
         if let Some(size) = set.size {
-            self.edit(ino, size, |contents| contents.resize(size as usize, 0));
+            self.contents.edit(ino, size, |contents| contents.resize(size as usize, 0));
         }
         Ok(Made { outcome: Outcome::Attributes { attr }, touched: vec![ino], fresh: false })
     }
@@ -722,7 +696,7 @@ impl Model {
         let written = (end.div_ceil(BLOCK) - start / BLOCK) * (BLOCK / SECTOR);
         attr.blocks = attr.blocks.max((attr.blocks + written).min(blocks_of(attr.size)));
         (attr.mtime, attr.ctime) = (at, at);
-        self.edit(ino, end, |contents| {
+        self.contents.edit(ino, end, |contents| {
             let (start, end) = (start as usize, end as usize);
             contents.resize(contents.len().max(end), 0);
             contents[start..end].copy_from_slice(data);

@@ -20,6 +20,8 @@ const NOT_KEPT: Duration = Duration::ZERO;
 const LISTING_MIN: usize = 4096;
 /// Bytes that the kernel takes for an entry beside its name, at most.
 const ENTRY_BYTES: usize = 128 + 24;
+/// A file that is no longer is read as a whole, whatever is asked for first.
+const READ_WHOLE_MAX: u64 = 64 << 10;
 /// Bytes that one request copies within the server: others wait behind it.
 const COPY_MAX: u64 = 16 << 20;
 
@@ -82,6 +84,17 @@ fn data(outcome: Outcome, most: usize) -> Result<Reply, Errno> {
     match outcome {
         Outcome::Data { bytes } if bytes.len() <= most => Ok(Reply::Data(bytes)),
         other => Err(unfit(other)),
+    }
+}
+
+/// Not more than was asked for.
+fn cut_off(reply: Reply, most: usize) -> Reply {
+    match reply {
+        Reply::Data(mut bytes) => {
+            bytes.truncate(most);
+            Reply::Data(bytes)
+        }
+        reply => reply,
     }
 }
 
@@ -417,12 +430,26 @@ impl Filesystem for RemoteFs {
             return Ok(len);
         }
         let most = out.len().min(IO_MAX);
-        let op = Op::Read { fh, offset, size: most as u32 };
+        let kept = if offset == 0 { self.cache.before_reading(ino) } else { None };
+        let Some((size, sight)) = kept else {
+            let finish: Finish = Box::new(move |fs, outcome| {
+                fs.cache.was_read(ino);
+                data(outcome, most)
+            });
+            return self.send(cx, Op::Read { fh, offset, size: most as u32 }, finish);
+        };
+        // A small file is read as a whole, so that it can be kept.
+        let asked = if size <= READ_WHOLE_MAX { most.max(size as usize) } else { most };
+        let keep: Keep = Box::new(move |fs, outcome, _| {
+            if let Outcome::Data { bytes } = outcome {
+                fs.cache.learn_contents(sight, ino, bytes);
+            }
+        });
         let finish: Finish = Box::new(move |fs, outcome| {
             fs.cache.was_read(ino);
-            data(outcome, most)
+            data(outcome, asked).map(|reply| cut_off(reply, most))
         });
-        self.send(cx, op, finish)
+        self.send_and_keep(cx, Op::Read { fh, offset, size: asked as u32 }, finish, keep)
     }
 
     fn read_pages(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::io::{BufReader, ReadHalf};
+use tokio::io::ReadHalf;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::timeout;
@@ -15,7 +15,7 @@ use super::apply::Told;
 use super::requests::Request;
 use super::session::{Change, Line, Room, Session, Violation};
 use super::{Core, Refusal, Stage};
-use crate::frame::{self, Stream};
+use crate::frame::{self, Frames, Stream};
 use crate::limits::Peer;
 use crate::message::{
     BATCH_MAX, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS,
@@ -31,17 +31,21 @@ const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
 /// Requests of a client that wait for locks.
 const LOCK_WAITS_MAX: usize = 4096;
 
+type Messages = Frames<ReadHalf<Box<dyn Stream>>>;
+
 /// Speaks with a client until one of the two goes. `peer` says who it is.
 pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Peer) {
     let (reader, writer) = tokio::io::split(stream);
-    let mut reader = BufReader::new(reader);
+    let mut messages = Frames::new(reader, HELLO_MAX);
     let (line, frames) = unbounded_channel();
     let under_way = Arc::clone(&core.writing);
     let writing = tokio::spawn(frame::write_all(writer, frames));
-    let ended = match greet(&core, &mut reader, &line, peer).await {
+    let ended = match greet(&core, &mut messages, &line, peer).await {
         Ok((session, epoch)) => {
             let mut connection = Connection::new(&core, &session, epoch, &line);
-            let ended = connection.run(&mut reader).await;
+            messages.set_max(FRAME_MAX);
+            let ended = connection.run(&mut messages).await;
+            drop(connection);
             session.disconnect(epoch, core.env.clock.monotonic(), &core.locks);
             tracing::info!(client = session.name, error = ended.as_ref().err(), "disconnected");
             ended.map_err(Refusal::Because)
@@ -53,26 +57,26 @@ pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Peer) 
             Refusal::Because(reason) => ToClient::Refused { reason: reason.into_bytes() },
             Refusal::Evicted => ToClient::Evicted {},
         };
-        let _gone = line.send((frame::encode(&word), None));
+        let _gone = line.send((frame::encode(&word), Vec::new()));
     }
     drop(line);
     // It ends when whoever may still answer has done so, or soon after the other side has stopped to read.
     let _written = writing.await;
     // A connection that is closed with something unread is reset, and the other side may lose the last words.
-    let unread = async { tokio::io::copy(&mut reader, &mut tokio::io::sink()).await };
-    let _late = timeout(LAST_WORDS_TIME_MAX, unread).await;
+    let _late = timeout(LAST_WORDS_TIME_MAX, messages.discard()).await;
     drop(under_way);
 }
 
 /// Waits for `Hello`, and finds or makes the session.
 async fn greet(
     core: &Arc<Core>,
-    reader: &mut BufReader<ReadHalf<Box<dyn Stream>>>,
+    messages: &mut Messages,
     line: &Line,
     peer: Peer,
 ) -> Result<(Arc<Session>, u64), Refusal> {
-    let hello = timeout(HELLO_TIME_MAX, frame::read(reader, HELLO_MAX)).await;
-    let Ok(Ok(Some(ToServer::Hello { version, session, path, name, newest }))) = hello else {
+    let ready = timeout(HELLO_TIME_MAX, messages.ready()).await;
+    let hello = messages.next().filter(|_| matches!(ready, Ok(Ok(true)))).map(crate::codec::decode);
+    let Some(Ok(ToServer::Hello { version, session, path, name, newest })) = hello else {
         return Err("this is a FerryFS server, and what came was no greeting of a FerryFS client".into());
     };
     if version != VERSION {
@@ -116,11 +120,34 @@ impl Drop for Unanswered {
 /// Requests for locks that are not answered, and whether they are cancelled: a cancel may come before its request stands in line.
 type Locking = Arc<Mutex<HashMap<u64, bool>>>;
 
+/// Changes that have come and that nobody applies yet: they are applied together, when no more have come. Once they are taken, in any case.
+struct Due<'a> {
+    core: &'a Arc<Core>,
+    session: &'a Arc<Session>,
+    any: bool,
+}
+
+impl Due<'_> {
+    fn begin(&mut self) {
+        if std::mem::take(&mut self.any) {
+            let (core, session) = (Arc::clone(self.core), Arc::clone(self.session));
+            self.core.runtime.spawn_blocking(move || core.apply_all(&session));
+        }
+    }
+}
+
+impl Drop for Due<'_> {
+    fn drop(&mut self) {
+        self.begin();
+    }
+}
+
 struct Connection<'a> {
     core: &'a Arc<Core>,
     session: &'a Arc<Session>,
     epoch: u64,
     line: &'a Line,
+    due: Due<'a>,
     ops: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
     locking: Locking,
@@ -130,35 +157,42 @@ impl<'a> Connection<'a> {
     fn new(core: &'a Arc<Core>, session: &'a Arc<Session>, epoch: u64, line: &'a Line) -> Self {
         let ops = Arc::new(Semaphore::new(WINDOW_OPS));
         let bytes = Arc::new(Semaphore::new(WINDOW_BYTES / WINDOW_UNIT));
-        Self { core, session, epoch, line, ops, bytes, locking: Locking::default() }
+        let due = Due { core, session, any: false };
+        Self { core, session, epoch, line, due, ops, bytes, locking: Locking::default() }
     }
 
     /// Takes messages until the connection ends; an error is told to the other side.
-    async fn run(&mut self, reader: &mut BufReader<ReadHalf<Box<dyn Stream>>>) -> Result<(), String> {
+    async fn run(&mut self, messages: &mut Messages) -> Result<(), String> {
         let mut stopping = self.core.stopping.subscribe();
         let mut stopped = self.core.stopping.subscribe();
         loop {
-            let bytes = tokio::select! {
-                bytes = timeout(SILENCE_MAX, frame::read_bytes(reader, FRAME_MAX)) => bytes,
+            if !messages.is_ready() {
+                self.due.begin();
+            }
+            let ready = tokio::select! {
+                ready = timeout(SILENCE_MAX, messages.ready()) => ready,
                 // Nothing more is taken; what was taken is answered before the end.
                 () = Stage::Draining.reached(&mut stopping) => {
+                    self.due.begin();
                     Stage::Ended.reached(&mut stopped).await;
                     return Ok(());
                 }
             };
-            let bytes = match bytes {
+            match ready {
                 Err(_) => return Err("nothing was heard of the client for a while".into()),
                 Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
                     return Err("the client sent what is no message".into());
                 }
-                Ok(Err(_) | Ok(None)) => return Ok(()),
-                Ok(Ok(Some(bytes))) => bytes,
-            };
+                Ok(Err(_) | Ok(false)) => return Ok(()),
+                Ok(Ok(true)) => {}
+            }
+            let Some(bytes) = messages.next() else { continue };
+            let len = bytes.len();
             // Another connection has taken over, or the session has ended: who still speaks here must not take it for alive.
             if !self.session.is_at(self.epoch) {
                 return Ok(());
             }
-            let Ok(message) = crate::codec::decode(&bytes) else {
+            let Ok(message) = crate::codec::decode(bytes) else {
                 return Err("the client sent what is no message".into());
             };
             match message {
@@ -167,7 +201,7 @@ impl<'a> Connection<'a> {
                     self.core.leases.end(self.session.number);
                     return Ok(());
                 }
-                message => self.take(message, bytes.len()).await.map_err(|Violation(rule)| {
+                message => self.take(message, len).await.map_err(|Violation(rule)| {
                     // Nothing that it says of its session can be believed any more.
                     self.core.end(self.session);
                     format!("the client has broken the rules of the protocol: {rule}")
@@ -176,22 +210,31 @@ impl<'a> Connection<'a> {
         }
     }
 
-    async fn room(&self, op: &Op, message: usize) -> Room {
+    async fn room(&mut self, op: &Op, message: usize) -> Room {
         let units = op.units(message) as u32;
+        let at_once = (
+            Arc::clone(&self.ops).try_acquire_owned(),
+            Arc::clone(&self.bytes).try_acquire_many_owned(units),
+        );
+        if let (Ok(ops), Ok(bytes)) = at_once {
+            return (ops, bytes);
+        }
+        // There is room when those that have come are answered.
+        self.due.begin();
         let ops = Arc::clone(&self.ops).acquire_owned().await.expect("the window is never closed");
         let bytes =
             Arc::clone(&self.bytes).acquire_many_owned(units).await.expect("the window is never closed");
         (ops, bytes)
     }
 
-    async fn take(&self, message: ToServer, len: usize) -> Result<(), Violation> {
+    async fn take(&mut self, message: ToServer, len: usize) -> Result<(), Violation> {
         match message {
             ToServer::Hello { .. } | ToServer::Bye {} => Err(Violation("a second greeting")),
             ToServer::Ping {} => {
                 let (renewed, series) = self.core.leases.renew(self.session.number);
                 let durable = self.session.durable();
                 let _gone =
-                    self.line.send((frame::encode(&ToClient::Pong { renewed, series, durable }), None));
+                    self.line.send((frame::encode(&ToClient::Pong { renewed, series, durable }), Vec::new()));
                 Ok(())
             }
             ToServer::Returned { inodes, after } => {
@@ -214,10 +257,7 @@ impl<'a> Connection<'a> {
                 let room = self.room(&op, len).await;
                 let came = self.core.env.clock.monotonic();
                 let change = Change { seq, series, promised, came, bytes: len, who, op, room };
-                if self.session.push(self.epoch, change, answered, &self.core.leases)? {
-                    let (core, session) = (Arc::clone(self.core), Arc::clone(self.session));
-                    tokio::task::spawn_blocking(move || core.apply_all(&session));
-                }
+                self.due.any |= self.session.push(self.epoch, change, answered, &self.core.leases)?;
                 Ok(())
             }
             ToServer::Request { id, after, who, op } => {

@@ -32,13 +32,17 @@ use crate::frame;
 use crate::limits::Peer;
 use crate::message::{Made, Op, Outcome, Promised, ToClient, WINDOW_OPS, Who};
 
+/// No more answers wait for company,
+const OUTBOX_ANSWERS_MAX: usize = 64;
+/// and no more bytes of them.
+const OUTBOX_BYTES_MAX: usize = 32 << 10;
 /// Files that a client may have open.
 const OPEN_MAX: usize = 1 << 20;
 
 /// Room in the window, held from a message's arrival until its answer is on its way.
 pub(super) type Room = (OwnedSemaphorePermit, OwnedSemaphorePermit);
 /// Frames to be sent.
-pub(super) type Line = UnboundedSender<(Vec<u8>, Option<Room>)>;
+pub(super) type Line = UnboundedSender<(Vec<u8>, Vec<Room>)>;
 
 /// The client has broken the rules.
 #[derive(Debug)]
@@ -146,6 +150,8 @@ struct State {
     unsynced: (u64, usize),
     unsynced_since: Option<Duration>,
     line: Option<Line>,
+    /// Answers that nobody waits for, and their room: they go before whatever is sent next, at the latest when no more changes wait.
+    outbox: (Vec<u8>, Vec<Room>),
     /// Counts connections.
     epoch: u64,
     /// When the last connection went.
@@ -280,7 +286,7 @@ impl Session {
         if state.promised <= seq {
             state.unsynced_since = None;
         }
-        send(&state, frame::encode(&ToClient::Durable { seq }), None);
+        send(&mut state, frame::encode(&ToClient::Durable { seq }), None);
     }
 
     /// Changes up to this one are durable.
@@ -332,14 +338,15 @@ impl Session {
             now,
             mark,
         };
-        let _gone = line.send((frame::encode(&welcome), None));
+        let _gone = line.send((frame::encode(&welcome), Vec::new()));
         // What the last connection may have lost: in order, before any newer one.
         for (seq, outcome) in &state.answers {
             let (after, empty, made, outcome) = (List::default(), false, None, outcome.clone());
             let answer = ToClient::Changed { seq: *seq, after, empty, made, outcome };
-            let _gone = line.send((frame::encode(&answer), None));
+            let _gone = line.send((frame::encode(&answer), Vec::new()));
         }
         state.epoch += 1;
+        state.outbox = (Vec::new(), Vec::new());
         state.line = Some(line.clone());
         state.left_at = None;
         let epoch = state.epoch;
@@ -357,16 +364,16 @@ impl Session {
 
     /// Answers a request of the connection with number `epoch`, unless another has taken over: it will be asked again there.
     pub(super) fn reply(&self, (epoch, id): (u64, u64), leased: u8, outcome: Outcome, room: Option<Room>) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         if state.epoch == epoch {
-            send(&state, frame::encode(&ToClient::Reply { id, leased, outcome }), room);
+            send(&mut state, frame::encode(&ToClient::Reply { id, leased, outcome }), room);
         }
     }
 
     /// The client is asked to give leases back. If there is no connection, the next one begins without any.
     pub(super) fn recall(&self, inodes: impl Iterator<Item = Ino>) {
         let inodes = List(inodes.map(|ino| self.outward(ino)).collect());
-        send(&self.state.lock(), frame::encode(&ToClient::Recall { inodes }), None);
+        send(&mut self.state.lock(), frame::encode(&ToClient::Recall { inodes }), None);
     }
 
     /// The client has given leases back, on the connection `epoch`, behind the change `after`. What an older one says is of leases that
@@ -400,6 +407,7 @@ impl Session {
                 return;
             }
             state.line = None;
+            state.outbox = (Vec::new(), Vec::new());
             state.left_at = Some(now);
         }
         locks.cancel(self.id, None);
@@ -457,17 +465,22 @@ impl Session {
         change
     }
 
-    /// A change has been applied.
-    pub(super) fn applied(&self, seq: u64, applied: Applied, room: Room) {
-        self.answer(seq, applied, Some(room));
+    /// A change has been applied. Where its client had `promised` it, the answer may wait for those behind it.
+    pub(super) fn applied(&self, seq: u64, applied: Applied, room: Room, promised: bool) {
+        self.answer(seq, applied, Some(room), promised);
+    }
+
+    /// The next change has to wait: what was answered goes now.
+    pub(super) fn send_answers(&self) {
+        send(&mut self.state.lock(), Vec::new(), None);
     }
 
     /// A change has panicked, before it was answered or behind that.
     pub(super) fn fallen(&self, seq: u64, outcome: Outcome) {
-        self.answer(seq, Applied::alone(outcome), None);
+        self.answer(seq, Applied::alone(outcome), None, false);
     }
 
-    fn answer(&self, seq: u64, applied: Applied, room: Option<Room>) {
+    fn answer(&self, seq: u64, applied: Applied, room: Option<Room>, patient: bool) {
         let Applied { outcome, after, empty, made } = applied;
         let ready: Vec<Delayed> = {
             let mut state = self.state.lock();
@@ -478,7 +491,13 @@ impl Session {
             let (after, kept) = (List(after), outcome.clone());
             let frame = frame::encode(&ToClient::Changed { seq, after, empty, made, outcome });
             state.answers.push_back((seq, kept));
-            send(&state, frame, room);
+            let (answers, rooms) = &mut state.outbox;
+            answers.extend_from_slice(&frame);
+            rooms.extend(room);
+            let full = answers.len() >= OUTBOX_BYTES_MAX || rooms.len() >= OUTBOX_ANSWERS_MAX;
+            if full || !patient || state.queue.is_empty() {
+                send(&mut state, Vec::new(), None);
+            }
             state.delayed.extract_if(.., |d| d.after <= seq).collect()
         };
         ready.into_iter().for_each(|d| (d.run)());
@@ -580,6 +599,7 @@ impl Session {
             }
             state.over = true;
             state.line = None;
+            state.outbox = (Vec::new(), Vec::new());
             state.queue.clear();
             state.queued = 0;
             state.delayed.clear();
@@ -598,7 +618,7 @@ impl Session {
     /// The last word to a client.
     pub(super) fn say_last(&self, word: &ToClient) {
         let mut state = self.state.lock();
-        send(&state, frame::encode(word), None);
+        send(&mut state, frame::encode(word), None);
         state.line = None;
     }
 
@@ -673,10 +693,14 @@ pub(super) fn wall(clock: &dyn Clock) -> Timestamp {
     Timestamp(i128::try_from(clock.wall().as_nanos()).unwrap_or(i128::MAX))
 }
 
-/// To the newest connection, if there is one; a client that returns asks again.
-fn send(state: &State, frame: Vec<u8>, room: Option<Room>) {
-    if let Some(line) = &state.line {
-        let _gone = line.send((frame, room));
+/// To the newest connection, if there is one, behind the answers that wait; a client that returns asks again.
+fn send(state: &mut State, frame: Vec<u8>, room: Option<Room>) {
+    let (answers, mut rooms) = std::mem::take(&mut state.outbox);
+    let Some(line) = &state.line else { return };
+    rooms.extend(room);
+    let frames = if answers.is_empty() { frame } else { [answers, frame].concat() };
+    if !frames.is_empty() {
+        let _gone = line.send((frames, rooms));
     }
 }
 
@@ -727,6 +751,39 @@ mod tests {
         assert!(session.end(Some(Duration::ZERO), &locks));
         assert!(session.may_lock(Some(new)).is_none() && session.may_lock(None).is_none());
         assert!(session.connect(&line, &greeting, (true, 0), both).is_none());
+    }
+
+    #[test]
+    fn answers_that_nobody_waits_for_go_together_and_before_all_that_comes_later() {
+        let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
+        let (line, mut frames) = unbounded_channel();
+        let epoch = session.connect(&line, &greeting, (false, 0), (&locks, &leases)).expect("it lives");
+        let mut sent =
+            || frames.try_recv().ok().map(|(bytes, rooms): (Vec<u8>, Vec<Room>)| (bytes.len(), rooms.len()));
+        assert!(sent().is_some_and(|(_, rooms)| rooms == 0), "the welcome");
+        for seq in 1..=5 {
+            session.push(epoch, change(seq), 0, &leases).expect("in order");
+        }
+        let made = |promised: bool| {
+            let Change { seq, room, .. } = session.next().expect("it has come");
+            let applied = Applied::alone(Outcome::Done {});
+            session.applied(seq, applied, room, promised);
+        };
+        made(true);
+        assert_eq!(sent(), None, "there are more to come");
+        session.send_answers();
+        let (one, rooms) = sent().expect("it was told to");
+        assert_eq!(rooms, 1);
+        made(true);
+        made(true);
+        assert_eq!(sent(), None);
+        session.reply((epoch, 1), 0, Outcome::Done {}, None);
+        let (more, rooms) = sent().expect("a reply never waits");
+        assert!(more > 2 * one && rooms == 2 && sent().is_none());
+        made(false);
+        assert_eq!(sent(), Some((one, 1)), "somebody waits for it");
+        made(true);
+        assert_eq!(sent(), Some((one, 1)), "no more are to come");
     }
 
     #[test]

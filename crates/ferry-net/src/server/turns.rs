@@ -9,7 +9,7 @@ use super::apply::Applying;
 use super::leases::{Begin, Place, Progress, Recalls, Turn};
 use super::session::{Applied, Change, Session, wall};
 use super::{Core, durability};
-use crate::message::{BATCH_MAX, Outcome, Promised};
+use crate::message::{BATCH_MAX, Op, Outcome, Promised};
 
 /// What is told to the file system of a promised change.
 fn promise(session: &Session, seq: u64, promised: &Promised) -> Promise {
@@ -57,12 +57,14 @@ impl Core {
                 Some(not_promised) => change = not_promised,
             }
             if !self.touched(session, &change).is_empty() {
+                session.send_answers();
                 self.apply_behind_gate(session, change);
                 return false;
             }
         }
         let fallen = Fallen::of(&change);
         if let Some((change, place)) = self.surely(session, fallen, || self.try_apply(session, change)) {
+            session.send_answers();
             let (core, session) = (Arc::clone(self), Arc::clone(session));
             self.runtime.spawn(async move { core.apply_later(session, change, place).await });
             return false;
@@ -96,7 +98,7 @@ impl Core {
         let bytes = durability::bytes(&op);
         let applied = self.applying(session, who, promise).redo(op);
         drop(redoing);
-        session.applied(seq, applied, room);
+        session.applied(seq, applied, room, true);
         self.leases.refused(session.number, seq);
         self.was_kept((session, true), seq, bytes);
         None
@@ -234,7 +236,7 @@ impl Core {
         if promise.is_some() && failed {
             self.broken(session, series, &applied.outcome);
         }
-        session.applied(seq, applied, room);
+        session.applied(seq, applied, room, promise.is_some());
         if keeps && !failed {
             self.was_kept((session, soon), seq, bytes);
         }
@@ -255,7 +257,7 @@ impl Core {
             self.broken(session, change.series, &outcome);
         }
         if !session.is_over() {
-            session.applied(change.seq, Applied::alone(outcome), change.room);
+            session.applied(change.seq, Applied::alone(outcome), change.room, change.promised.is_some());
         }
         self.leases.refused(session.number, change.seq);
     }
@@ -278,6 +280,10 @@ impl Core {
     }
 
     fn touched(&self, session: &Session, change: &Change) -> Vec<Ino> {
+        // It is promised that the name means nothing; if it does the change fails.
+        if let (Some(_), Op::Create { parent, .. }) = (&change.promised, &change.op) {
+            return session.inward(*parent).into_iter().collect();
+        }
         self.applying(session, change.who, None).touched(&change.op)
     }
 }

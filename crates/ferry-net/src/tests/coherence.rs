@@ -26,6 +26,44 @@ fn two_clients_see_each_others_changes_at_once() {
     assert_eq!(b.read(ino, other, 3).unwrap(), b"one");
 }
 
+/// Memory that a client takes for contents.
+fn kept(client: &Client) -> u64 {
+    let most = ioctl::STATS_LEN as usize;
+    let stats = client.me.call(|cx| client.fs.ioctl(cx, ROOT, ioctl::STATS, &[], most)).unwrap();
+    let stats: serde_json::Value = serde_json::from_slice(stats.strip_suffix(b"\0").unwrap()).unwrap();
+    stats["kept"]["contents_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn what_was_read_is_kept_until_somebody_changes_it() {
+    let world = World::new(5);
+    let (a, b) = (world.client(), world.client());
+    let (ino, fh) = a.create(ROOT, "f").unwrap();
+    assert_eq!(a.write(ino, fh, 0, &[1; 5000]), Ok(5000));
+    assert_eq!(b.ino(ROOT, "f"), ino);
+    let other = b.open(ino).unwrap();
+    assert_eq!(kept(&b), 0);
+    assert_eq!(b.read(ino, other, 100).unwrap(), [1; 100]);
+    // A lease that was being given back elsewhere meanwhile, and nothing is kept: asked for once more, it is.
+    while kept(&b) == 0 {
+        assert_eq!(b.ino(ROOT, "f"), ino);
+        assert_eq!(b.read(ino, other, 100).unwrap(), [1; 100]);
+    }
+    assert_eq!(kept(&b), 5000, "all of it, though a part was asked for");
+    assert_eq!(b.read(ino, other, 9000).unwrap(), [1; 5000]);
+    assert_eq!(a.write(ino, fh, 4999, &[2; 2]), Ok(2));
+    assert_eq!(kept(&b), 0);
+    assert_eq!(b.read(ino, other, 9000).unwrap()[4998..], [1, 2, 2]);
+    assert_eq!(b.ino(ROOT, "f"), ino);
+    assert_eq!(b.read(ino, other, 1).unwrap(), [1]);
+    assert_eq!(b.append(ino, other, &[3]), Ok(1));
+    assert_eq!(b.read(ino, other, 9000).unwrap()[4999..], [2, 2, 3]);
+    assert_eq!(a.read(ino, fh, 9000).unwrap()[4999..], [2, 2, 3]);
+    let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+    a.me.call(|cx| a.fs.setattr(cx, ino, Some(fh), &cut)).unwrap();
+    assert!(b.read(ino, other, 9000).unwrap().is_empty());
+}
+
 #[test]
 fn file_locks_exclude_other_clients_and_end_with_theirs() {
     let world = World::new(2);

@@ -83,7 +83,8 @@ fn a_request_that_panics_fails_and_its_room_is_free() {
 fn a_promise_that_panics_is_broken_and_what_was_given_back_behind_it_is_free() {
     let (world, trap) = trapped(602);
     let mut teller = Teller::new(&world);
-    let other = world.client();
+    // One that asks for nothing by itself: the trap is for the promise.
+    let other = world.waiting_client();
     assert_eq!(teller.lease(&[ROOT]).len(), 1);
     let (number, mkdir) =
         (teller.numbers().start, |name: &str| Op::Mkdir { parent: ROOT, name: name.into(), mode: 0o755 });

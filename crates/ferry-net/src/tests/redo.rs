@@ -92,7 +92,7 @@ impl Client {
     }
 
     fn kept(&self) -> u64 {
-        self.figures("connection", "kept_changes")
+        self.figures("connection", "kept_changes") + self.figures("connection", "promised")
     }
 }
 

@@ -58,6 +58,7 @@ impl State {
             self.epoch += 1;
             self.walks.leave_all_out();
             self.nodes.values_mut().for_each(|node| node.attr = None);
+            self.model.drop_contents_not_held();
         }
         self.moments += 1;
         let moment = self.moments;
@@ -144,6 +145,7 @@ impl Cache {
             (slot.last, slot.begun) = (moment, moment);
             if let Some(node) = state.nodes.get_mut(ino) {
                 node.attr = None;
+                state.model.contents.drop(*ino);
             }
         }
         names.iter().for_each(|(dir, name, _)| state.unknow(*dir, name));

@@ -300,3 +300,79 @@ fn a_directory_that_the_kernel_renames_while_its_lease_is_given_back_is_forgotte
     let names = cache.lock().moved(&old, &new, Some(Default::default()));
     assert_eq!(names, [old, new], "whichever it has now");
 }
+
+/// What is kept of the contents of inode 7.
+fn contents_of(cache: &Cache, offset: u64) -> Option<Vec<u8>> {
+    let mut out = [0; 100];
+    cache.read(7, offset, &mut out).map(|len| out[..len].to_vec())
+}
+
+#[test]
+fn contents_are_kept_of_a_file_that_is_leased_and_not_changed_meanwhile() {
+    let (cache, hands) = cache();
+    let write = Op::Write { fh: 1, offset: 0, data: vec![1], append: false, kill_suidgid: false };
+    let file = |_| Some(7);
+    assert!(cache.before_reading(7).is_none(), "there is no lease");
+    cache.learn_attr(cache.sight(), &attr(7, 5));
+    let (size, before) = cache.before_reading(7).unwrap();
+    cache.learn_contents(before, 7, b"inod");
+    assert_eq!((size, contents_of(&cache, 0)), (5, None), "it is not the whole file");
+    cache.learn_contents(before, 7, b"inode");
+    assert_eq!(contents_of(&cache, 0).as_deref(), Some(&b"inode"[..]));
+    cache.was_read(7);
+    assert_eq!(contents_of(&cache, 3).as_deref(), Some(&b"de"[..]), "only the access time has moved");
+    recall(&cache, &[7]);
+    assert_eq!(contents_of(&cache, 0), None);
+    cache.lock().given_back();
+    cache.learn_attr(cache.sight(), &attr(7, 5));
+    cache.learn_contents(before, 7, b"older");
+    assert_eq!(contents_of(&cache, 0), None, "the lease is another one");
+    let (_, before) = cache.before_reading(7).unwrap();
+    cache.learn_contents(before, 7, b"inode");
+    let touch = begin(&cache, &write, file);
+    assert!(contents_of(&cache, 0).is_none() && cache.before_reading(7).is_none());
+    drop(touch);
+    cache.learn_attr(cache.sight(), &attr(7, 5));
+    cache.learn_contents(before, 7, b"inode");
+    assert_eq!(contents_of(&cache, 0), None, "it was changed here since that was asked for");
+    let (_, before) = cache.before_reading(7).unwrap();
+    cache.learn_contents(before, 7, b"new 1");
+    assert!(contents_of(&cache, 0).is_some());
+    hands.0.lock().monotonic += 6;
+    assert!(contents_of(&cache, 0).is_none() && cache.before_reading(7).is_none(), "the term is over");
+}
+
+#[test]
+fn a_change_of_which_nobody_knows_what_it_touches_makes_contents_unknown() {
+    let (cache, _) = cache();
+    cache.learn_attr(cache.sight(), &attr(7, 5));
+    let (_, before) = cache.before_reading(7).unwrap();
+    cache.learn_contents(before, 7, b"inode");
+    let blind = begin(&cache, &unlink("unknown"), no_file);
+    assert!(blind.as_ref().is_some_and(Touch::is_blind));
+    assert_eq!(contents_of(&cache, 0), None);
+    cache.learn_contents(before, 7, b"inode");
+    assert_eq!(contents_of(&cache, 0), None);
+    drop(blind);
+    assert_eq!(contents_of(&cache, 0), None);
+}
+
+#[test]
+fn contents_that_are_read_under_a_write_lease_are_kept_unless_they_are_changed_meanwhile() {
+    let (cache, _) = cache();
+    cache.learn_attr(cache.sight(), &attr(7, 5));
+    let (_, earlier) = cache.before_reading(7).unwrap();
+    cache.lock().model.enter(attr(7, 5), true, Names::default());
+    cache.learn_contents(earlier, 7, b"older");
+    assert_eq!(contents_of(&cache, 0), None, "it was asked for under another lease");
+    let (_, before) = cache.before_reading(7).unwrap();
+    cache.lock().decided(&[7]);
+    cache.learn_contents(before, 7, b"older");
+    assert_eq!(contents_of(&cache, 0), None, "it was changed here since");
+    let (_, before) = cache.before_reading(7).unwrap();
+    recall(&cache, &[8]);
+    cache.learn_contents(before, 7, b"inode");
+    assert_eq!(contents_of(&cache, 0).as_deref(), Some(&b"inode"[..]), "what others want is no matter");
+    recall(&cache, &[7]);
+    assert_eq!(contents_of(&cache, 0), None);
+}

@@ -25,7 +25,7 @@ use crate::frame;
 use crate::message::{BATCH_MAX, Made, Op, Outcome, Who};
 
 /// Changes that nobody waits for are sent after this time, together.
-const COMPANY_TIME: Duration = Duration::from_millis(1);
+const COMPANY_TIME: Duration = Duration::from_millis(3);
 /// Unanswered changes, and bytes of them, beyond which nobody is answered before there is room.
 const UNANSWERED_MAX: usize = 896;
 const UNANSWERED_BYTES_MAX: usize = 24 << 20;
@@ -54,10 +54,9 @@ impl State {
             self.kept.promised(seq, pending);
         }
         self.queued_bytes += pending.bytes();
-        self.changes.insert(
-            seq,
-            Change { sent: false, units: 0, series: self.series, since: self.clock.monotonic(), ..change },
-        );
+        let since = self.clock.monotonic();
+        let change = Change { sent: false, units: 0, series: self.series, since, ..change };
+        self.changes.insert(seq, Box::new(change));
         Key::Change(seq)
     }
 
@@ -352,7 +351,7 @@ impl Link {
             }
             state.answered = seq;
             state.sent = state.sent.max(seq);
-            let change = state.changes.remove(&seq).ok_or_else(frame::malformed)?;
+            let change = *state.changes.remove(&seq).ok_or_else(frame::malformed)?;
             state.answered(seq, &change);
             // Where no newer change of ours is under way, this is how the inode is.
             let settled: Vec<Attr> =
@@ -441,13 +440,14 @@ impl Link {
         let held = cache.drop_held(self.cache.now());
         let to_forget = cache.take_to_forget();
         let mut again = Vec::new();
-        let unanswered = changes.into_iter().map(|(seq, change)| (Some(seq), change));
+        let unanswered = changes.into_iter().map(|(seq, change)| (Some(seq), *change));
         for (seq, change) in first.map(|change| (None, change)).into_iter().chain(unanswered) {
             if let Some(seq) = seq.filter(|seq| *seq <= sent) {
                 // Its place is taken: the server has it, or gets it again, and does not make it.
                 let nothing = Pending::new(Who::default(), Op::Nothing {}, Arc::new(Nobody));
                 let Change { sent, units, series, .. } = change;
-                state.changes.insert(seq, Change { sent, units, ..Change::new(nothing, series) });
+                let change = Change { sent, units, ..Change::new(nothing, series) };
+                state.changes.insert(seq, Box::new(change));
             }
             match change.pending.promised {
                 Some(_) => gone.promised.push(change),

@@ -31,6 +31,7 @@ pub(super) fn begin_anew(
     let (mut kept, mut gone) = (Vec::new(), Gone::new(Errno(libc::EIO)));
     let mut again = Vec::new();
     for (seq, change) in std::mem::take(&mut state.changes) {
+        let change = *change;
         if let (Some(promised), Some(_)) = (change.pending.promised, mark) {
             again.push(KeptChange::new(seq, change.pending, Some(promised), now));
             continue;

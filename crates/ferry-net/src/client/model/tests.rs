@@ -8,6 +8,7 @@ use ferry_device::{BlockDevice, Clock, Env, MemDevice};
 use ferry_fs::*;
 use parking_lot::Mutex;
 
+use super::super::contents::CONTENTS_MAX;
 use super::*;
 
 /// A clock that stands still until it is set.
@@ -375,37 +376,33 @@ fn what_is_not_known_is_not_decided_and_nothing_is_changed() {
 }
 
 #[test]
-fn contents_of_the_files_used_longest_ago_go_when_there_are_too_many() {
+fn contents_are_kept_of_files_that_are_made_here_and_small() {
     let mut model = Model::default();
     model.enter(held(ROOT, libc::S_IFDIR | 0o755), true, Names::default());
     let (who, at) = (Who::default(), Timestamp(9));
-    let files = (CONTENTS_TOTAL_MAX / CONTENTS_MAX as usize) as Ino + 1;
-    for ino in 10..10 + files {
-        let name = ino.to_string().into_bytes();
-        let mut create = Op::Create { parent: ROOT, name, mode: 0o644, flags: 0, fh: ino };
-        model.make(&mut create, &who, at, Some(ino), None).unwrap();
-        let data = vec![ino as u8; CONTENTS_MAX as usize];
-        let mut write = Op::Write { fh: ino, offset: 0, data, append: false, kill_suidgid: false };
-        model.make(&mut write, &who, at, None, Some(ino)).unwrap();
-        assert_eq!(model.read(10, 0, &mut [0; 1]), Some(1), "it is used all the time");
-    }
-    assert!(model.contents <= CONTENTS_TOTAL_MAX && model.read(11, 0, &mut [0; 1]).is_none());
-    let last = 9 + files;
-    let mut out = [0; 100];
-    assert_eq!(model.read(last, CONTENTS_MAX - 10, &mut out), Some(10));
-    assert_eq!(out[..10], [last as u8; 10]);
-    assert_eq!(model.read(last, u64::MAX, &mut out), Some(0));
-    let mut longer = Op::Write {
-        fh: last,
-        offset: 1,
-        data: vec![1; CONTENTS_MAX as usize],
-        append: false,
-        kill_suidgid: false,
+    let write = |model: &mut Model, offset, data| {
+        let mut write = Op::Write { fh: 1, offset, data, append: false, kill_suidgid: false };
+        model.make(&mut write, &who, at, None, Some(10)).unwrap();
     };
-    model.make(&mut longer, &who, at, None, Some(last)).unwrap();
-    assert_eq!(model.read(last, 0, &mut out), None, "it is too long now");
+    let mut create = Op::Create { parent: ROOT, name: b"f".to_vec(), mode: 0o644, flags: 0, fh: 1 };
+    model.make(&mut create, &who, at, Some(10), None).unwrap();
+    let mut out = [0; 100];
+    assert_eq!(model.read(10, 0, &mut out), Some(0));
+    write(&mut model, 10, vec![7; CONTENTS_MAX as usize - 10]);
+    assert_eq!(model.read(10, 0, &mut out[..11]), Some(11));
+    assert_eq!(out[..12], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0]);
+    assert_eq!(model.read(10, CONTENTS_MAX - 10, &mut out), Some(10));
+    assert_eq!(model.read(10, u64::MAX, &mut out), Some(0));
+    write(&mut model, 20, vec![1; CONTENTS_MAX as usize]);
+    assert_eq!(model.read(10, 0, &mut out), None, "it is too long now");
+    model.contents.set(10, vec![1; 50]);
+    model.enter(held(10, libc::S_IFREG), true, Names::default());
+    assert_eq!(model.read(10, 0, &mut out), None, "the lease is another one");
+    model.contents.set(10, vec![1; 50]);
+    assert!(model.drop(10) && model.read(10, 0, &mut out).is_none());
+    model.contents.set(10, vec![1; 50]);
     model.clear();
-    assert_eq!((model.contents, model.names), (0, 0));
+    assert_eq!((model.contents.bytes(), model.names), (0, 0));
 }
 
 #[test]
