@@ -187,6 +187,8 @@ wire_enum! {
         54 => Numbered { numbers: Numbers, made: List<Ino> },
         /// All that the client had promised has been made again, or is given up.
         55 => Redone {},
+        /// So much is left here of what `Credit` has given: the rest is given back.
+        56 => Spare { bytes: u64, inodes: u64 },
     }
 }
 
@@ -261,6 +263,8 @@ wire_enum! {
         13 => Dropped {},
         /// Inodes that are there and that the client may use.
         14 => Claimed { claims: List<Claim>, stamp: u64 },
+        /// So much was set aside: what was asked for, or less.
+        15 => Space { bytes: u64, inodes: u64 },
     }
 }
 

@@ -108,6 +108,7 @@ impl Applying<'_> {
                 | Op::Reclaim { .. }
                 | Op::Numbered { .. }
                 | Op::Redone {}
+                | Op::Spare { .. }
         ) || matches!(op, Op::Open { flags, .. } if !changes(flags));
         if self.session.read_only && !harmless {
             return Applied::failed(Errno(libc::EROFS));
@@ -244,6 +245,10 @@ impl Applying<'_> {
             Op::Redone {} => {
                 self.session.redone();
                 self.core.gate.done(self.session.id);
+                Ok(Outcome::Done {})
+            }
+            Op::Spare { bytes, inodes } => {
+                self.session.provisions.keep_only(bytes, inodes);
                 Ok(Outcome::Done {})
             }
             Op::Nothing {} => Ok(Outcome::Done {}),
@@ -423,6 +428,7 @@ impl Applying<'_> {
                 Ok(Found::Entry(outcome, leased)) => Ok((outcome, leased)),
                 Err(errno) => Err(errno),
             },
+            Op::Credit { bytes, inodes } => self.credit(epoch, (bytes, inodes)).map(|outcome| (outcome, 0)),
             op => self.answer(op),
         };
         match answer {
@@ -430,6 +436,17 @@ impl Applying<'_> {
             Err(Errno(errno)) => told(Outcome::Failed { errno }, 0),
         }
         Asked::Answered
+    }
+
+    /// Sets space aside for what the client will promise.
+    fn credit(&self, epoch: u64, amount: (u64, u64)) -> Done {
+        let fs = self.fs();
+        self.session.enlist(fs, false)?;
+        let totals = self.call(|cx| fs.statfs(cx))?;
+        let free = totals.blocks_available * u64::from(totals.block_size);
+        let asks = || self.session.is_at(epoch);
+        let (bytes, inodes) = self.session.provisions.credit(fs, amount, free, asks);
+        Ok(Outcome::Space { bytes, inodes })
     }
 
     /// Answers a request that waits for nobody; and what may be kept of the answer.
@@ -471,10 +488,6 @@ impl Applying<'_> {
             Op::Getlk { ino, lock } => {
                 let lock = self.core.locks.test(self.session.id, self.ino(ino)?, &lock);
                 Ok(Outcome::Blocker { lock })
-            }
-            Op::Credit { bytes, inodes } => {
-                self.session.enlist(fs, false)?;
-                Ok(Outcome::Count { count: self.session.provisions.credit(fs, bytes, inodes) })
             }
             Op::Numbers {} => {
                 self.session.enlist(fs, false)?;

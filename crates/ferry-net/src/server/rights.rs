@@ -136,6 +136,7 @@ impl Applying<'_> {
             | Op::Settle { .. }
             | Op::Numbered { .. }
             | Op::Redone {}
+            | Op::Spare { .. }
             | Op::Nothing {} => return Ok(()),
             Op::Read { .. }
             | Op::Lseek { .. }

@@ -8,7 +8,7 @@ use ferry_fs::{Ino, Mark, Promise};
 use super::apply::Applying;
 use super::leases::{Begin, Place, Progress, Recalls, Turn};
 use super::session::{Applied, Change, Session};
-use super::{Core, durability};
+use super::{Core, durability, provisions};
 use crate::message::{BATCH_MAX, Outcome, Promised};
 
 /// What is told to the file system of a promised change.
@@ -204,16 +204,17 @@ impl Core {
             return;
         }
         let Change { seq, series, promised, who, op, room, .. } = change;
-        if promised.is_some() {
-            session.provisions.spend(&op);
-        }
         let bytes = durability::bytes(&op);
+        let price = promised.map(|_| provisions::price(&op));
         let promise = promised.map(|promised| promise(session, seq, &promised));
         let enlisted = promise.map_or(Ok(()), |_| session.enlist(&*self.fs, true));
         let applied = match enlisted {
             Ok(()) => Applying { core: self, session, who, promise }.change(op, turn.inos()),
             Err(errno) => Applied::failed(errno),
         };
+        if let Some(price) = price {
+            session.provisions.spend(price);
+        }
         let failed = matches!(applied.outcome, Outcome::Failed { .. });
         if promise.is_some() && failed {
             self.broken(session, series, &applied.outcome);
@@ -228,7 +229,7 @@ impl Core {
     /// Answers a change that is not made.
     fn refuse(&self, session: &Session, change: Change, why: &Progress) {
         if change.promised.is_some() {
-            session.provisions.spend(&change.op);
+            session.provisions.spend(provisions::price(&change.op));
         }
         let outcome = match why {
             Progress::Busy => Outcome::Busy {},

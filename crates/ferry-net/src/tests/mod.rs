@@ -15,6 +15,7 @@ mod redo;
 mod restarts;
 mod sessions;
 mod simulation;
+mod space;
 
 use std::io;
 use std::pin::pin;
