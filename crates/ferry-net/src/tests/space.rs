@@ -121,7 +121,7 @@ fn credit_does_not_leak_over_connections_that_end() {
         now["connected"] == true && now["unanswered_changes"] == 0 && now["unanswered_requests"] == 0
     };
     for round in 0..40_u64 {
-        world.net.cut_below.store(if round % 2 == 0 { 2000 + 500 * round } else { 0 }, Ordering::Relaxed);
+        world.net.cut_below.store(if round % 2 == 0 { 20_000 + 1000 * round } else { 0 }, Ordering::Relaxed);
         world.net.cut_all();
         for n in 0..40 {
             let (ino, fh) = client.create(dir, &format!("{round} {n}")).unwrap();

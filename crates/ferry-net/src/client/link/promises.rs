@@ -460,6 +460,7 @@ impl Link {
         }
         let newest = state.next_change - 1;
         state.requests.values_mut().for_each(|request| request.after = request.after.min(newest));
+        state.spare = state.spare.min(newest);
         state.returns.iter_mut().for_each(|(after, _)| *after = (*after).min(sent));
         let at_once = to_forget == ToForget::default();
         if at_once {
