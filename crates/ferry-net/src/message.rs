@@ -257,6 +257,8 @@ wire_enum! {
         /// All that the client had promised has been made again, or is given up. The answer, that it is durable, counts the changes of the
         /// session that are.
         55 => Redone {},
+        /// So much is left here of what `Credit` has given: the rest is given back.
+        56 => Spare { bytes: u64, inodes: u64 },
         /// The client has heard that: others may change what it has made again. Not ordered.
         57 => Settled {},
     }
@@ -336,6 +338,8 @@ wire_enum! {
         13 => Dropped {},
         /// Inodes that are there and that the client may use.
         14 => Claimed { claims: List<Claim>, stamp: u64 },
+        /// So much was set aside: what was asked for, or less.
+        15 => Space { bytes: u64, inodes: u64 },
         /// What a walk has come by, each inode leased and each directory whole; and which of those that were asked for had no room.
         18 => Walked { inodes: List<Seen>, dirs: List<Listed>, rest: List<u32> },
     }

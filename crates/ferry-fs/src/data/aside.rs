@@ -55,6 +55,17 @@ impl Aside {
         self.purse.put(blocks, inodes);
         Ok(())
     }
+
+    /// Gives back what is beyond this. Whoever draws at the same time may draw that, or find less.
+    pub fn keep_only(&self, bytes: u64, inodes: u64) {
+        let Some(store) = self.store.upgrade() else { return };
+        let (has_blocks, has_inodes) = self.purse.left();
+        let blocks = (has_blocks - bytes.div_ceil(BLOCK) as i64).max(0);
+        let inodes = (has_inodes - inodes as i64).max(0);
+        if self.purse.draw(blocks, inodes) {
+            store.space.settle(blocks + inodes * INODE_BLOCKS);
+        }
+    }
 }
 
 impl Drop for Aside {

@@ -20,6 +20,7 @@ use ferry_device::AlignedBuf;
 use ferry_journal::{Credits, Journal};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Free segments beyond those kept back at which cleaning ahead of need begins.
@@ -37,8 +38,17 @@ const SEGMENTS_AT_ONCE: u32 = 16;
 /// What the cleaner remembers from one time to the next.
 #[derive(Default)]
 pub struct Progress {
-    /// Segments that could not be emptied: something in them cannot be read.
-    stuck: BTreeSet<u32>,
+    /// Segments that could not be emptied, in that life of theirs: something in them cannot be read.
+    stuck: BTreeSet<(u32, u64)>,
+}
+
+/// What the cleaner does about a file that is being removed. Its blocks are never moved: they go with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Going {
+    /// Waits until it is gone: somebody was promised the space.
+    Wait,
+    /// Leaves the segment for another time.
+    Leave,
 }
 
 /// A live block found in a segment.
@@ -55,7 +65,7 @@ impl DataStore {
     pub(super) fn make_room(&self) -> Result<bool, FsError> {
         let mut progress = Guard::wait(Rank::Room, || self.room.lock());
         let journal = self.journal()?;
-        progress.stuck.retain(|s| self.table.record(*s).live > 0);
+        self.table.retain_alive(&mut progress.stuck);
         // Cleaning k segments with one dead block each frees one at last; each step gains, so this ends.
         loop {
             let (free, kept) = self.space.reap_now();
@@ -72,7 +82,11 @@ impl DataStore {
             // Of more the summaries might take all that is gained.
             let most = usable_blocks(&self.geometry()).max(1) as u32 - 1;
             match self.table.victim(most, &progress.stuck) {
-                Some(victim) => self.clean(victim, &mut progress, &journal)?,
+                Some(victim) => {
+                    self.clean(victim, &mut progress, Going::Wait, &journal)?;
+                }
+                // Others have more than they need, or nothing to write after all.
+                None if self.table.wait_for_chunk() => {}
                 None if !journal.make_room()? => return Ok(false),
                 None => {
                     let (free, kept) = self.space.reap_now();
@@ -127,8 +141,11 @@ impl DataStore {
             let mut progress = Guard::tried(Rank::Room, progress);
             let blocks = self.table.blocks();
             let most = if few { blocks - blocks / AHEAD_DEAD_SHARE } else { blocks / AHEAD_DEAD_SHARE };
+            self.table.retain_alive(&mut progress.stuck);
             let Some(victim) = self.table.victim(most, &progress.stuck) else { return Ok(()) };
-            self.clean(victim, &mut progress, &journal)?;
+            if !self.clean(victim, &mut progress, Going::Leave, &journal)? {
+                return Ok(());
+            }
         }
         Ok(())
     }
@@ -138,49 +155,60 @@ impl DataStore {
     pub(crate) fn clean_once(&self) -> Result<(), FsError> {
         let mut progress = Guard::wait(Rank::Room, || self.room.lock());
         match self.table.victim(u32::MAX, &progress.stuck) {
-            Some(victim) => self.clean(victim, &mut progress, &*self.journal()?),
+            Some(victim) => self.clean(victim, &mut progress, Going::Wait, &*self.journal()?).map(drop),
             None => Ok(()),
         }
     }
 
     /// Moves everything live out of a segment. A damaged record of one file keeps that file's blocks where they are, and nobody else's.
-    fn clean(&self, victim: Victim, progress: &mut Progress, journal: &Journal) -> Result<(), FsError> {
-        let segment = victim.segment;
-        match self.empty(victim, progress, journal) {
+    /// `false`: it was left, for a file in it is being removed.
+    fn clean(
+        &self,
+        victim: Victim,
+        progress: &mut Progress,
+        going: Going,
+        journal: &Journal,
+    ) -> Result<bool, FsError> {
+        match self.empty(victim, progress, going, journal) {
             Err(error) if error.is_of_one_file() => {
-                tracing::warn!(segment, %error, "a segment cannot be cleaned");
-                progress.stuck.insert(segment);
-                Ok(())
+                tracing::warn!(segment = victim.segment, %error, "a segment cannot be cleaned");
+                progress.stuck.insert((victim.segment, victim.life));
+                Ok(true)
             }
             done => done,
         }
     }
 
-    fn empty(&self, victim: Victim, progress: &mut Progress, journal: &Journal) -> Result<(), FsError> {
-        let before = self.table.record(victim.segment).live;
+    fn empty(
+        &self,
+        victim: Victim,
+        progress: &mut Progress,
+        going: Going,
+        journal: &Journal,
+    ) -> Result<bool, FsError> {
         let (entries, readable) = self.entries(victim)?;
-        let mut going = self.move_entries(victim.segment, entries, journal)?;
-        if self.table.record(victim.segment).live > 0 && readable {
-            // A summary is lost, or the file is being removed: ask every extent on the volume.
-            if !going {
-                tracing::warn!(
-                    segment = victim.segment,
-                    "a segment's summaries are incomplete; looking through all extents"
-                );
-            }
+        if !self.move_entries(victim.segment, entries, going, journal)? {
+            return Ok(false);
+        }
+        if self.table.left(&victim).is_some_and(|left| left > 0) && readable {
+            tracing::warn!(
+                segment = victim.segment,
+                "a segment's summaries are incomplete; looking through all extents"
+            );
             let entries = self.scan_extents(victim.segment, journal)?;
-            going |= self.move_entries(victim.segment, entries, journal)?;
-        }
-        let after = self.table.record(victim.segment).live;
-        if after > 0 && after >= before {
-            if !going {
-                tracing::warn!(segment = victim.segment, live = after, "a segment cannot be cleaned");
+            if !self.move_entries(victim.segment, entries, going, journal)? {
+                return Ok(false);
             }
-            progress.stuck.insert(victim.segment);
-        } else {
-            count(&self.counters.cleaned_segments, 1);
         }
-        Ok(())
+        match self.table.left(&victim) {
+            // None of it was moved, and nobody has removed any.
+            Some(left) if left > 0 && left >= victim.record.live => {
+                tracing::warn!(segment = victim.segment, live = left, "a segment cannot be cleaned");
+                progress.stuck.insert((victim.segment, victim.life));
+            }
+            _ => count(&self.counters.cleaned_segments, 1),
+        }
+        Ok(true)
     }
 
     /// What summaries say of a segment; and whether all of it could be read.
@@ -220,14 +248,15 @@ impl DataStore {
         Ok(found)
     }
 
-    /// Moves what is live of `entries`, file by file, in batches. What is of a file that is being removed stays (`true`): it goes with it.
+    /// Moves what is live of `entries`, file by file, in batches. `false`: something of a file that is being removed was left.
     fn move_entries(
         &self,
         segment: u32,
         mut entries: Vec<Entry>,
+        going: Going,
         journal: &Journal,
     ) -> Result<bool, FsError> {
-        let mut going = false;
+        let mut all = true;
         entries.sort_by_key(|e| (e.ino, e.file_block, e.at));
         let source = self.source()?;
         for of_file in entries.chunk_by(|a, b| a.ino == b.ino) {
@@ -240,8 +269,12 @@ impl DataStore {
                 }
                 Err(error) => return Err(error),
             };
-            if inode.file.dead.load(std::sync::atomic::Ordering::Acquire) {
-                going = true;
+            if inode.file.dead.load(Ordering::Acquire) {
+                // Whoever removes it has the right to its extents until it is gone, and never waits for us.
+                match going {
+                    Going::Wait => drop(ExtentsGuard::lock(&inode)),
+                    Going::Leave => all = false,
+                }
                 continue;
             }
             match self.move_of_file(&inode, segment, of_file, journal) {
@@ -251,7 +284,7 @@ impl DataStore {
                 done => done?,
             }
         }
-        Ok(going)
+        Ok(all)
     }
 
     fn move_of_file(
@@ -315,6 +348,9 @@ impl DataStore {
             if self.space.has_pending() {
                 self.force_stamped(journal)?;
                 self.space.reap_now();
+                return Ok(());
+            }
+            if self.table.wait_for_chunk() {
                 return Ok(());
             }
             // A checkpoint has taken all that it may need; what it did not need it gives back at its end. The next one may follow at once.

@@ -47,6 +47,7 @@ use batch::Traffic;
 use cache::Cache;
 use ferry_device::{BlockDevice, Env};
 use ferry_journal::{Geometry, Journal, JournalClient, JournalError, Recovered, Seq};
+use file::ExtentsGuard;
 use flusher::Signal;
 use parking_lot::Mutex;
 use queue::Queue;
@@ -369,8 +370,10 @@ impl DataStore {
     }
 
     /// Forgets what is cached, dirty data too: the last name and handle are gone. Nothing of the inode is logged after this
-    /// but by [`DataStore::reclaim`] and by the caller.
-    pub fn drop_cache(&self, inode: &Arc<Inode>) {
+    /// but by [`DataStore::reclaim`], which keeps the right to its extents until they are gone: so who finds a dead file waits for that
+    /// by taking the right.
+    fn drop_cache(&self, guard: &ExtentsGuard) {
+        let inode = guard.inode();
         let mut state = inode.state.write();
         inode.file.dead.store(true, Ordering::Release);
         inode.file.readable.store(0, Ordering::Release);

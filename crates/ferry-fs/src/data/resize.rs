@@ -204,7 +204,11 @@ impl DataStore {
         let inode = guard.inode();
         let mut last = None;
         loop {
-            let Some(range) = inode.file.pages.read().void.clone() else { return Ok(last) };
+            // What is being removed, or was, goes as a whole.
+            let void = inode.file.pages.read().void.clone();
+            let Some(range) = void.filter(|_| !inode.file.dead.load(Ordering::Acquire)) else {
+                return Ok(last);
+            };
             journal.give_way()?;
             let piece = self.plan_drop(journal, inode, range.clone())?;
             let mut txn = journal.begin(self.credits(&piece.changes, &piece.delta, true))?;
@@ -319,8 +323,8 @@ impl DataStore {
         finish: &mut dyn FnMut(&mut Transaction<'_>),
     ) -> Result<Seq, FsError> {
         self.writable()?;
-        self.drop_cache(inode);
         let guard = ExtentsGuard::lock(inode);
+        self.drop_cache(&guard);
         let journal = self.journal()?;
         let mut from = 0;
         loop {

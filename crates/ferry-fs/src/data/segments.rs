@@ -11,7 +11,7 @@ use crate::error::FsError;
 use crate::keys::{self, BLOCK, Key, Number, Segment};
 use ferry_device::AlignedBuf;
 use ferry_journal::{Geometry, Journal, Seq, Transaction};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeSet;
 
 /// Segments that one commit frees beside its own.
@@ -65,13 +65,18 @@ struct Open {
 }
 
 struct State {
-    /// Zero filled: free, or the home store's.
+    /// What is in each; nothing in one that is free, or the home store's.
     segments: Vec<Segment>,
+    /// How often each was taken or given back since the mount: odd while it is the table's, whatever is in it.
+    lives: Vec<u64>,
     open: [Option<Open>; 2],
     /// Closed since the last commit, perhaps with nothing live.
     closed: Vec<u32>,
     /// Chunks given out and not yet committed, by segment: such a segment is not free, whatever its count.
     in_use: Vec<u32>,
+    /// How many chunks are done, and how many wait for one to be.
+    chunks_done: u64,
+    waiting: u32,
     /// Entries that came too late for their segment's last summary.
     late: Vec<(u32, Entry)>,
     /// Blocks promised by extents, on the whole volume.
@@ -80,11 +85,25 @@ struct State {
     live: u64,
 }
 
+impl State {
+    /// A segment is the table's from now on.
+    fn open(&mut self, stream: Stream, segment: u32) {
+        self.lives[segment as usize] += 1;
+        self.open[stream as usize] = Some(Open { segment, unnamed: Vec::new() });
+    }
+
+    fn has(&self, segment: u32) -> bool {
+        self.lives[segment as usize] % 2 == 1
+    }
+}
+
 /// The table.
 pub struct Table {
     geometry: Geometry,
     blocks: u32,
     state: Mutex<State>,
+    /// Somebody is done with a chunk.
+    done: Condvar,
 }
 
 /// What the journal says of a segment, for the cleaner's choice.
@@ -94,6 +113,8 @@ pub struct Victim {
     pub segment: u32,
     /// Its counts.
     pub record: Segment,
+    /// Tells it from what the same segment held before it was free, and will hold when it is filled again.
+    pub life: u64,
 }
 
 impl Table {
@@ -101,14 +122,22 @@ impl Table {
     pub fn new(geometry: Geometry) -> Self {
         let state = State {
             segments: vec![Segment { filled: 0, live: 0 }; geometry.segment_count as usize],
+            lives: vec![0; geometry.segment_count as usize],
             open: [None, None],
             closed: Vec::new(),
             in_use: Vec::new(),
+            chunks_done: 0,
+            waiting: 0,
             late: Vec::new(),
             reserved: 0,
             live: 0,
         };
-        Self { geometry, blocks: (geometry.segment_len / BLOCK) as u32, state: Mutex::new(state) }
+        Self {
+            geometry,
+            blocks: (geometry.segment_len / BLOCK) as u32,
+            state: Mutex::new(state),
+            done: Condvar::new(),
+        }
     }
 
     /// Reads the records. Returns the segments in use and the number of live and promised blocks. Segments that are partly
@@ -125,6 +154,7 @@ impl Table {
                 if index < self.geometry.segment_count && record.filled <= self.blocks =>
             {
                 state.segments[index as usize] = record;
+                state.lives[index as usize] = 1;
                 state.live += u64::from(record.live);
                 used.insert(index);
                 true
@@ -192,7 +222,7 @@ impl Table {
                 drop(state);
                 space.give_back(segment); // somebody else was quicker
             } else {
-                state.open[stream as usize] = Some(Open { segment, unnamed: Vec::new() });
+                state.open(stream, segment);
             }
         }
     }
@@ -280,6 +310,10 @@ impl Table {
         if let Some(i) = state.in_use.iter().position(|&s| s == chunk.segment) {
             state.in_use.swap_remove(i);
         }
+        state.chunks_done += 1;
+        if state.waiting > 0 {
+            self.done.notify_all();
+        }
         let record = &mut state.segments[chunk.segment as usize];
         if nothing_written && record.filled == chunk.at + chunk.len + chunk.summaries {
             record.filled = chunk.at;
@@ -287,6 +321,28 @@ impl Table {
         if record.live == 0 {
             state.closed.push(chunk.segment);
         }
+    }
+
+    /// Waits until one of the chunks that are given out is done: what it had and did not need is there for others then. `false`: there is
+    /// none. Called by nobody who has one, or who has what its owner may be waiting for: the right to a file's extents.
+    pub fn wait_for_chunk(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.in_use.is_empty() {
+            return false;
+        }
+        let before = state.chunks_done;
+        state.waiting += 1;
+        while state.chunks_done == before {
+            self.done.wait(&mut state);
+        }
+        state.waiting -= 1;
+        true
+    }
+
+    /// How many wait for chunks.
+    #[cfg(test)]
+    pub fn waiting(&self) -> u32 {
+        self.state.lock().waiting
     }
 
     /// Commits `txn` together with the counts that `delta` changes (and those of `chunk`'s segment). `held` blocks had been
@@ -315,12 +371,14 @@ impl Table {
         touched.extend(state.closed.drain(..CLOSED_PER_COMMIT.min(state.closed.len())));
         for segment in touched {
             let open = state.open.iter().flatten().any(|o| o.segment == segment);
-            let record = &mut state.segments[segment as usize];
-            if record.filled == 0 {
+            if !state.has(segment) {
                 continue;
             }
+            let record = &mut state.segments[segment as usize];
+            // Also one in which nothing was written after all: nobody else would give it back before the next mount.
             if record.live == 0 && !open && !state.in_use.contains(&segment) {
                 *record = Segment { filled: 0, live: 0 };
+                state.lives[segment as usize] += 1;
                 state.late.retain(|(s, _)| *s != segment);
                 txn.delete(&keys::segment(segment));
                 freed.push(segment);
@@ -380,7 +438,7 @@ impl Table {
     }
 
     /// The closed segment with the fewest live blocks for what is gained by moving them, if something is.
-    pub fn victim(&self, most_live: u32, not: &BTreeSet<u32>) -> Option<Victim> {
+    pub fn victim(&self, most_live: u32, not: &BTreeSet<(u32, u64)>) -> Option<Victim> {
         let state = self.state.lock();
         let open: Vec<_> = state.open.iter().flatten().map(|o| o.segment).collect();
         state
@@ -388,9 +446,22 @@ impl Table {
             .iter()
             .zip(0..)
             .filter(|(r, s)| r.filled > 0 && r.live <= most_live && !open.contains(s))
-            .filter(|(_, s)| !state.in_use.contains(s) && !not.contains(s))
+            .filter(|(_, s)| !state.in_use.contains(s) && !not.contains(&(*s, state.lives[*s as usize])))
             .min_by_key(|(r, _)| r.live)
-            .map(|(record, segment)| Victim { segment, record: *record })
+            .map(|(record, segment)| Victim { segment, record: *record, life: state.lives[segment as usize] })
+    }
+
+    /// What is left of a segment that was to be emptied; `None`: it was free meanwhile, and is what it was no more.
+    pub fn left(&self, victim: &Victim) -> Option<u32> {
+        let state = self.state.lock();
+        let same = state.lives[victim.segment as usize] == victim.life;
+        same.then(|| state.segments[victim.segment as usize].live)
+    }
+
+    /// Of these segments those that are what they were.
+    pub fn retain_alive(&self, segments: &mut BTreeSet<(u32, u64)>) {
+        let state = self.state.lock();
+        segments.retain(|(segment, life)| state.lives[*segment as usize] == *life);
     }
 
     /// Live and dead blocks in segments that are not being filled.
@@ -409,11 +480,6 @@ impl Table {
         }
         let open: Vec<_> = state.open.iter().flatten().map(|o| o.segment).collect();
         format!("{by_eighths:?} by eighths, open {open:?}, in use {:?}", state.in_use)
-    }
-
-    /// What is known of one segment.
-    pub fn record(&self, segment: u32) -> Segment {
-        self.state.lock().segments[segment as usize]
     }
 
     /// Makes a summary of what no summary of the stream's open segment names, if there is something. Returns its place, as

@@ -348,12 +348,6 @@ impl DataStore {
         let mut pages = inode.file.pages.write();
         pages.flying -= work.over_hole;
         pages.inline_taken = false;
-        if inode.file.dead.load(Ordering::Acquire) {
-            // Nobody will ever read it; the batch may carry others' data all the same.
-            let seq = self.table.commit(txn, &Delta::default(), work.held, chunk, &self.space);
-            self.note_seq(None, seq);
-            return Ok(());
-        }
         for (key, value) in &changes {
             match value {
                 Some(value) => txn.put(key, value),

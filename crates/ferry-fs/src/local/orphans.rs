@@ -266,7 +266,6 @@ impl LocalFs {
             counters = Some(self.counters.put_gone(txn));
         };
         let seq = if is_regular(mode) {
-            self.data.drop_cache(inode);
             self.data.reclaim(inode, LAST_STEP, &mut finish)?
         } else {
             let mut txn = self.journal.begin(LAST_STEP)?;

@@ -307,12 +307,9 @@ impl Waiter for Asked {
                 fs.link.numbered(*numbers);
                 fs.cache.lock().purse.take_numbers(numbers.first, numbers.count);
             }
-            (Op::Credit { inodes, .. }, Outcome::Count { count }) => {
-                let now = fs.cache.now();
-                match count {
-                    0 => fs.cache.lock().purse.refused(&self.op, now),
-                    count => fs.cache.lock().purse.take_space(*count, *inodes, now),
-                }
+            (Op::Credit { bytes, inodes }, Outcome::Space { bytes: more, inodes: more_inodes }) => {
+                let (asked, given) = ((*bytes, *inodes), (*more, *more_inodes));
+                fs.cache.lock().purse.take_space(asked, given, fs.cache.now());
                 fs.ask_for_supplies();
             }
             (Op::Lookup { .. }, _) => {}

@@ -139,6 +139,8 @@ pub(super) trait Restore: Send + Sync {
     fn busy(&self, change: Pending);
     /// Attributes are not what the client had decided.
     fn differs(&self, ino: Ino);
+    /// Some time has passed.
+    fn tick(&self);
 }
 
 /// What became of the server before.
@@ -174,7 +176,8 @@ struct Change {
 impl Change {
     /// Nobody waits for it.
     fn is_patient(&self) -> bool {
-        self.pending.promised.is_some() || matches!(self.pending.op, Op::Release { .. } | Op::Forget { .. })
+        self.pending.promised.is_some()
+            || matches!(self.pending.op, Op::Release { .. } | Op::Forget { .. } | Op::Spare { .. })
     }
 
     fn new(pending: Pending, series: u32) -> Self {
@@ -237,6 +240,8 @@ struct State {
     delayed: Vec<u64>,
     /// All requests are made behind this change.
     after: u64,
+    /// And those for space behind this one, which says how much is left: what they bring is not counted there.
+    spare: u64,
     line: Option<Line>,
     outbox: Outbox,
     /// Since when there is no connection.
@@ -298,6 +303,7 @@ impl Link {
             window: Window::default(),
             delayed: Vec::new(),
             after: 0,
+            spare: 0,
             line: None,
             outbox: Outbox::default(),
             gone_at: Some(clock.monotonic()),
@@ -573,6 +579,8 @@ impl Link {
                     self.kernel.forget_unasked(self.cache.over());
                     self.cache.pinged();
                     let _gone = line.send((frame::encode(&ToServer::Ping {}), ()));
+                    self.spare();
+                    restore.tick();
                 }
             }
         };
@@ -615,7 +623,9 @@ impl Link {
         let mut gone = Gone::new(Errno(libc::EIO));
         // Of a session that goes on the series is believed when a ping is answered: the answers that the server has kept come before that, and
         // what they say was made, in a series that has ended since, is not made again.
-        if !resumed {
+        if resumed {
+            self.say_what_is_left();
+        } else {
             self.cache.lock().purse.empty();
             // They are promised, and programs know it before the new session does.
             let held = std::mem::take(&mut self.state.lock().held);

@@ -45,7 +45,7 @@ use tables::{Node, Tables};
 use waiting::{Finish, Keep, Nobody, Unsettled, Waiting};
 use walking::Walking;
 
-/// So many forgotten inodes are told at once.
+/// So many forgotten inodes are told at once, or what there is at each ping.
 const FORGET_BATCH: usize = 64;
 /// What an unmount waits for the server to hear of it.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
@@ -182,6 +182,15 @@ impl RemoteFs {
         self.link.json()
     }
 
+    /// Bytes and inodes that it may promise.
+    #[cfg(test)]
+    pub(crate) fn credit(&self) -> (u64, u64) {
+        match self.cache.lock().purse.kept() {
+            Some(Op::Spare { bytes, inodes }) => (bytes, inodes),
+            _ => (0, 0),
+        }
+    }
+
     /// Sends an operation; its answer comes later.
     fn send<T>(&self, cx: &Cx<'_>, op: Op, finish: Finish) -> Answer<T> {
         let parked = self.park(cx, op, (finish, None), None);
@@ -278,14 +287,22 @@ impl RemoteFs {
 
     /// The server is told of it, with others.
     fn forgotten(&self, one: Forgotten) {
-        let batch = {
+        let full = {
             let mut forgotten = self.forgotten.lock();
             forgotten.push(one);
-            if forgotten.len() < FORGET_BATCH {
-                return;
-            }
-            std::mem::take(&mut *forgotten)
+            forgotten.len() >= FORGET_BATCH
         };
+        if full {
+            self.tell_forgotten();
+        }
+    }
+
+    /// It may be the last thing that keeps a removed file there.
+    fn tell_forgotten(&self) {
+        let batch = std::mem::take(&mut *self.forgotten.lock());
+        if batch.is_empty() {
+            return;
+        }
         self.link.give_back(&batch.iter().map(|one| one.ino).collect::<Vec<_>>());
         self.tell(Op::Forget { inodes: List(batch) });
     }
@@ -434,6 +451,12 @@ impl Restore for Restorer {
         fs.differences.fetch_add(1, Ordering::Relaxed);
         tracing::error!(inode = ino, "the server has made a change otherwise than it was decided here");
         fs.link.give_back(&[ino]);
+    }
+
+    fn tick(&self) {
+        if let Some(fs) = self.0.upgrade() {
+            fs.tell_forgotten();
+        }
     }
 }
 

@@ -11,15 +11,17 @@ use crate::message::Op;
 
 /// More numbers are asked for when there are fewer than these.
 const NUMBERS_LOW: u64 = 2048;
-/// So much space is asked for, in bytes and inodes: with what may be left no more than the server gives.
-const BYTES_ASKED: u64 = 64 << 20;
-const INODES_ASKED: u64 = 4096;
-/// A server that has not so much is asked for half of it, and so on, so many times.
-const HALVES_MAX: u32 = 6;
-/// Then it is not asked again for so long.
+/// So much space is asked for first, in bytes and inodes; twice as much each time that it did not last, so many times.
+const BYTES_FIRST: u64 = 1 << 20;
+const INODES_FIRST: u64 = 64;
+const LEVEL_MAX: u32 = 6;
+/// What is used up after this time did not last.
+const LASTS: Duration = Duration::from_secs(1);
+/// A server that gives less than this has none,
+const BYTES_LEAST: u64 = 64 << 10;
+const INODES_LEAST: u64 = 4;
+/// and is not asked again for so long.
 const REFUSED_TIME: Duration = Duration::from_secs(1);
-/// What space is counted in.
-const BLOCK: u64 = 4096;
 
 /// What a change takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,22 +60,32 @@ pub(super) struct Purse {
     bytes: u64,
     inodes: u64,
     asked_numbers: bool,
+    /// More space is asked for, before it is lacking.
     asked_space: bool,
+    /// So many questions for space are not answered.
+    asking: u32,
     /// Something was given: the server knows, durably, that something may be promised.
     open: bool,
-    /// How often what is asked for was halved.
-    halves: u32,
-    /// The server had nothing to give, or less than was asked for.
+    /// How often what is asked for was doubled.
+    level: u32,
+    /// When space was given last.
+    given: Option<Moment>,
+    /// The server had nothing to give.
     refused: Option<Moment>,
+    /// Since [`Purse::spare`] was asked last: something was paid; something was given; the server had less than was asked for.
+    paid: bool,
+    filled: bool,
+    short: bool,
 }
 
 impl Purse {
     /// Whether it suffices.
     pub(super) fn has(&self, price: Price) -> bool {
-        self.open
-            && self.bytes >= price.bytes
-            && self.inodes >= price.inodes
-            && (!price.number || self.left > 0)
+        self.open && self.has_space(price) && (!price.number || self.left > 0)
+    }
+
+    fn has_space(&self, price: Price) -> bool {
+        self.bytes >= price.bytes && self.inodes >= price.inodes
     }
 
     /// The number of the next inode that is made.
@@ -85,6 +97,7 @@ impl Purse {
     pub(super) fn pay(&mut self, price: Price, fresh: bool) {
         self.bytes -= price.bytes;
         self.inodes -= price.inodes;
+        self.paid |= price.bytes > 0 || price.inodes > 0;
         if fresh && let Some(range) = self.numbers.front_mut() {
             range.start += 1;
             self.left -= 1;
@@ -94,13 +107,9 @@ impl Purse {
         }
     }
 
-    fn was_refused(&self, now: Moment) -> bool {
-        self.refused.is_some_and(|at| now.since(at) < REFUSED_TIME)
-    }
-
     /// Asking makes no sense.
     fn is_refused(&self, now: Moment) -> bool {
-        self.halves == HALVES_MAX && self.was_refused(now)
+        self.refused.is_some_and(|at| now.since(at) < REFUSED_TIME)
     }
 
     /// What to ask for now, each once until it is answered.
@@ -112,33 +121,33 @@ impl Purse {
         if self.left < NUMBERS_LOW && !std::mem::replace(&mut self.asked_numbers, true) {
             ops.push(Op::Numbers {});
         }
-        let low = self.bytes < self.bytes_asked() * 3 / 4 || self.inodes < self.inodes_asked();
+        let (bytes, inodes) = amount(self.level);
+        let low = self.bytes < bytes / 4 * 3 || self.inodes < inodes / 4 * 3;
         if low && !std::mem::replace(&mut self.asked_space, true) {
-            ops.push(self.space(Price::default()));
+            ops.push(self.space(Price::default(), now));
         }
         ops
     }
 
     /// What to ask for a change; `None`: there is none to be had.
-    pub(super) fn lacks(&self, price: Price, now: Moment) -> Option<Op> {
-        let op = if price.number && self.left == 0 { Op::Numbers {} } else { self.space(price) };
-        (!self.is_refused(now)).then_some(op)
+    pub(super) fn lacks(&mut self, price: Price, now: Moment) -> Option<Op> {
+        if self.is_refused(now) {
+            return None;
+        }
+        let number = price.number && self.left == 0;
+        Some(if number { Op::Numbers {} } else { self.space(price, now) })
     }
 
-    fn bytes_asked(&self) -> u64 {
-        BYTES_ASKED >> self.halves
-    }
-
-    fn inodes_asked(&self) -> u64 {
-        INODES_ASKED >> self.halves
-    }
-
-    /// Never no bytes: that is the answer of a server that has none.
-    fn space(&self, price: Price) -> Op {
-        let low = self.bytes < self.bytes_asked() * 3 / 4;
-        let bytes = if low { self.bytes_asked() } else { BLOCK };
-        let inodes = if self.inodes < self.inodes_asked() { self.inodes_asked() } else { 0 };
-        Op::Credit { bytes: bytes.max(price.bytes.saturating_sub(self.bytes)), inodes }
+    fn space(&mut self, price: Price, now: Moment) -> Op {
+        if !self.short && self.given.is_some_and(|at| now.since(at) < LASTS) {
+            self.level = LEVEL_MAX.min(self.level + 1);
+        }
+        self.asking += 1;
+        let (bytes, inodes) = amount(self.level);
+        Op::Credit {
+            bytes: bytes.max(price.bytes.saturating_sub(self.bytes)),
+            inodes: inodes.max(price.inodes.saturating_sub(self.inodes)),
+        }
     }
 
     /// The server has given numbers.
@@ -151,36 +160,71 @@ impl Purse {
         }
     }
 
-    /// The server has set space aside.
-    pub(super) fn take_space(&mut self, bytes: u64, inodes: u64, now: Moment) {
-        (self.asked_space, self.open) = (false, true);
+    /// The server has set so much aside: what was asked for, or less.
+    pub(super) fn take_space(&mut self, asked: (u64, u64), (bytes, inodes): (u64, u64), now: Moment) {
+        self.answered();
+        (self.open, self.filled, self.given) = (true, true, Some(now));
         self.bytes += bytes;
         self.inodes += inodes;
-        if !self.was_refused(now) {
-            self.halves = self.halves.saturating_sub(1);
+        if bytes < asked.0 || inodes < asked.1 {
+            self.short = true;
+            while self.level > 0 && (amount(self.level).0 > self.bytes || amount(self.level).1 > self.inodes)
+            {
+                self.level -= 1;
+            }
+        }
+        if bytes < asked.0.min(BYTES_LEAST) || inodes < asked.1.min(INODES_LEAST) {
+            self.refused = Some(now);
         }
     }
 
-    /// There is none, or not so much, or no answer.
+    fn answered(&mut self) {
+        self.asked_space = false;
+        self.asking -= 1;
+    }
+
+    /// There is none, or no answer.
     pub(super) fn refused(&mut self, op: &Op, now: Moment) {
         self.refused = Some(now);
         match op {
-            Op::Numbers {} => {
-                self.asked_numbers = false;
-                self.halves = HALVES_MAX;
-            }
-            _ => {
-                self.asked_space = false;
-                self.halves = HALVES_MAX.min(self.halves + 1);
-            }
+            Op::Numbers {} => self.asked_numbers = false,
+            _ => self.answered(),
         }
+    }
+
+    /// Asked now and then: what is kept from now on, where some was not needed since the last time. Nothing while more is asked for: what
+    /// the answer brings would be behind that word, or before it.
+    pub(super) fn spare(&mut self) -> Option<Op> {
+        let (paid, filled) = (self.paid, self.filled);
+        (self.paid, self.filled, self.short) = (false, false, false);
+        if self.asking > 0 || filled || (self.bytes, self.inodes) == (0, 0) {
+            return None;
+        }
+        self.level = if paid { self.level.saturating_sub(1) } else { 0 };
+        let most = if paid { amount(self.level) } else { (0, 0) };
+        if self.bytes <= 2 * most.0 && self.inodes <= 2 * most.1 {
+            return None;
+        }
+        (self.bytes, self.inodes) = (self.bytes.min(most.0), self.inodes.min(most.1));
+        self.kept()
+    }
+
+    /// What is left; `None`: the server has not been asked for anything.
+    pub(super) fn kept(&self) -> Option<Op> {
+        let asked = self.open || self.asking > 0;
+        asked.then_some(Op::Spare { bytes: self.bytes, inodes: self.inodes })
     }
 
     /// The session is gone, and everything that was given to it.
     pub(super) fn empty(&mut self) {
-        let (asked_numbers, asked_space) = (self.asked_numbers, self.asked_space);
-        *self = Self { asked_numbers, asked_space, ..Self::default() };
+        let Self { asked_numbers, asked_space, asking, .. } = *self;
+        *self = Self { asked_numbers, asked_space, asking, ..Self::default() };
     }
+}
+
+/// Bytes and inodes that are asked for.
+fn amount(level: u32) -> (u64, u64) {
+    (BYTES_FIRST << level, INODES_FIRST << level)
 }
 
 #[cfg(test)]
@@ -199,24 +243,49 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_last_is_doubled_and_what_is_not_needed_goes_back() {
+        let mut purse = Purse::default();
+        let mut now = 0;
+        for level in 0..LEVEL_MAX + 2 {
+            let (bytes, inodes) = amount(level.min(LEVEL_MAX));
+            assert_eq!(asked(&mut purse, at(now)), Some((bytes, inodes)));
+            assert_eq!(asked(&mut purse, at(now)), None, "once");
+            assert_eq!(purse.spare(), None, "something is asked for");
+            purse.take_space((bytes, inodes), (bytes, inodes), at(now));
+            let all = Price { bytes: purse.bytes, inodes: purse.inodes, number: false };
+            purse.pay(all, false);
+            now += 100;
+        }
+        let (bytes, inodes) = asked(&mut purse, at(now)).expect("all of it is paid");
+        purse.take_space((bytes, inodes), (bytes, inodes), at(now));
+        assert_eq!(purse.spare(), None, "it was given just now");
+        let mut last = (bytes, inodes);
+        for _ in 0..LEVEL_MAX + 3 {
+            purse.pay(Price { bytes: 4096, ..Price::default() }, false);
+            if let Some(Op::Spare { bytes, inodes }) = purse.spare() {
+                assert!(bytes < last.0 && inodes < last.1 && bytes > 0);
+                last = (bytes, inodes);
+            }
+        }
+        assert!(last.0 <= 2 * BYTES_FIRST && last.1 <= 2 * INODES_FIRST, "{last:?}");
+        assert_eq!(purse.spare(), Some(Op::Spare { bytes: 0, inodes: 0 }), "nothing was needed");
+        assert_eq!(purse.spare(), None);
+        assert_eq!(asked(&mut purse, at(now + 2000)), Some(amount(0)));
+    }
+
+    #[test]
     fn a_server_that_has_less_is_asked_for_less() {
         let mut purse = Purse::default();
-        let mut last = BYTES_ASKED * 2;
-        for _ in 0..HALVES_MAX {
-            let (bytes, inodes) = asked(&mut purse, at(0)).expect("it may have as much");
-            assert_eq!((bytes, inodes), (last / 2, last / 2 / (BYTES_ASKED / INODES_ASKED)));
-            assert_eq!(asked(&mut purse, at(0)), None, "once");
-            purse.refused(&Op::Credit { bytes, inodes }, at(0));
-            last = bytes;
-        }
-        assert_eq!(asked(&mut purse, at(500)), None, "it has none");
         let write = Price { bytes: 16 << 10, ..Price::default() };
-        assert!(!purse.has(write) && purse.lacks(write, at(500)).is_none());
-        let (bytes, inodes) = asked(&mut purse, at(1000)).expect("it may have some now");
-        purse.take_space(bytes, inodes, at(1000));
+        let first = asked(&mut purse, at(0)).expect("it may have as much");
+        purse.take_space(first, (200 << 10, 16), at(0));
         assert!(purse.has(write));
-        purse.pay(write, false);
-        assert!(asked(&mut purse, at(1000)).is_some_and(|(more, _)| more > bytes));
+        assert_eq!(asked(&mut purse, at(1)), Some(amount(0)), "no more than before");
+        purse.take_space(first, (8 << 10, 0), at(1));
+        assert_eq!(asked(&mut purse, at(500)), None, "it has none");
+        purse.pay(Price { bytes: purse.bytes, ..Price::default() }, false);
+        assert!(!purse.has(write) && purse.lacks(write, at(500)).is_none());
+        assert!(purse.lacks(write, at(1001)).is_some(), "it may have some now");
     }
 
     #[test]

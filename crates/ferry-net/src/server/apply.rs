@@ -124,6 +124,7 @@ impl Applying<'_> {
                 | Op::Reclaim { .. }
                 | Op::Numbered { .. }
                 | Op::Redone {}
+                | Op::Spare { .. }
         ) || matches!(op, Op::Open { flags, .. } if !changes(flags));
         if self.session.read_only && !harmless {
             return Applied::failed(Errno(libc::EROFS));
@@ -297,6 +298,10 @@ impl Applying<'_> {
             Op::Claim { inodes } => self.claim(&inodes),
             Op::Numbered { numbers, made } => self.numbered(&numbers, &made),
             Op::Redone {} => self.redone(),
+            Op::Spare { bytes, inodes } => {
+                self.session.provisions.keep_only(bytes, inodes);
+                Ok(Outcome::Done {})
+            }
             Op::Nothing {} => Ok(Outcome::Done {}),
             op => self.make_on_file(op),
         }
@@ -498,6 +503,7 @@ impl Applying<'_> {
                 Ok(Found::Entry(outcome, leased)) => Ok((outcome, leased)),
                 Err(errno) => Err(errno),
             },
+            Op::Credit { bytes, inodes } => self.credit(epoch, (bytes, inodes)).map(|outcome| (outcome, 0)),
             op => self.answer(op),
         };
         match answer {
@@ -505,6 +511,17 @@ impl Applying<'_> {
             Err(Errno(errno)) => told(Outcome::Failed { errno }, 0),
         }
         Asked::Answered
+    }
+
+    /// Sets space aside for what the client will promise.
+    fn credit(&self, epoch: u64, amount: (u64, u64)) -> Done {
+        let fs = self.fs();
+        self.session.enlist(fs, false)?;
+        let totals = self.call(|cx| fs.statfs(cx))?;
+        let free = totals.blocks_available * u64::from(totals.block_size);
+        let asks = || self.session.is_at(epoch);
+        let (bytes, inodes) = self.session.provisions.credit(fs, amount, free, asks);
+        Ok(Outcome::Space { bytes, inodes })
     }
 
     /// Answers a request that waits for nobody; and what may be kept of the answer.
@@ -551,10 +568,6 @@ impl Applying<'_> {
             Op::Settled {} => {
                 self.core.gate.done(self.session.id);
                 Ok(Outcome::Done {})
-            }
-            Op::Credit { bytes, inodes } => {
-                self.session.enlist(fs, false)?;
-                Ok(Outcome::Count { count: self.session.provisions.credit(fs, bytes, inodes) })
             }
             Op::Numbers {} => {
                 self.session.enlist(fs, false)?;

@@ -20,6 +20,12 @@ const MISSING_MAX: usize = 1 << 16;
 /// Credit of a session: more than the promised changes draw that fit into its window.
 const CREDIT_BYTES_MAX: u64 = 128 << 20;
 const CREDIT_INODES_MAX: u64 = 8192;
+/// And never more than one part in this number of what is free,
+const FREE_SHARE: u64 = 8;
+/// one in this number of that for inodes.
+const INODES_SHARE: u64 = 4;
+/// What space is counted in.
+const BLOCK: u64 = 4096;
 
 /// Of one session.
 #[derive(Default)]
@@ -43,10 +49,11 @@ struct Space {
 }
 
 /// The most that a change takes of the credit.
-fn price(op: &Op) -> (u64, u64) {
+pub(super) fn price(op: &Op) -> (u64, u64) {
     match op {
         Op::Write { data, .. } => (Aside::of_write(data.len()), 0),
         Op::Setattr { set, .. } if set.size.is_some() => (Aside::of_write(0), 0),
+        Op::Open { flags, .. } if flags & libc::O_TRUNC != 0 => (Aside::of_write(0), 0),
         Op::Symlink { target, .. } => (Aside::of_target(target.len()), 1),
         Op::Mknod { .. }
         | Op::Mkdir { .. }
@@ -123,31 +130,61 @@ impl Provisions {
         self.space.lock().aside.as_ref().map(Aside::id)
     }
 
-    /// A promised change comes out of the credit, whatever becomes of it.
-    pub(super) fn spend(&self, op: &Op) {
-        let (bytes, inodes) = price(op);
+    /// A promised change comes out of the credit, whatever became of it. Behind it: what it has drawn is missing from the space before it is
+    /// missing from the credit, never the other way round.
+    pub(super) fn spend(&self, (bytes, inodes): (u64, u64)) {
         let mut space = self.space.lock();
         space.credit = (space.credit.0.saturating_sub(bytes), space.credit.1.saturating_sub(inodes));
     }
 
-    /// Gives the client more credit, and sets aside what is missing for that; gives the bytes, 0 if there is not so much.
-    pub(super) fn credit(&self, fs: &dyn Filesystem, bytes: u64, inodes: u64) -> u64 {
+    /// Gives the client so much more credit, or what there is; `free` bytes are nobody's. Sets aside what is missing for it.
+    /// `asks`: the connection on which it asks is still the one that counts.
+    pub(super) fn credit(
+        &self,
+        fs: &dyn Filesystem,
+        (bytes, inodes): (u64, u64),
+        free: u64,
+        asks: impl FnOnce() -> bool,
+    ) -> (u64, u64) {
         let mut space = self.space.lock();
-        let more = |credit: u64, more: u64, most: u64| credit.checked_add(more).filter(|sum| *sum <= most);
-        let credit =
-            (more(space.credit.0, bytes, CREDIT_BYTES_MAX), more(space.credit.1, inodes, CREDIT_INODES_MAX));
-        let ((Some(all_bytes), Some(all_inodes)), false) = (credit, space.over) else { return 0 };
+        if space.over || !asks() {
+            return (0, 0);
+        }
         let left = space.aside.as_ref().map_or((0, 0), Aside::left);
-        let missing = (all_bytes.saturating_sub(left.0), all_inodes.saturating_sub(left.1));
+        let most = (free + left.0 + left.1 * BLOCK) / FREE_SHARE;
+        let most_inodes = CREDIT_INODES_MAX.min(most / INODES_SHARE / BLOCK);
+        let most_bytes = CREDIT_BYTES_MAX.min((most - most / INODES_SHARE) / BLOCK * BLOCK);
+        let more = (
+            bytes.min(most_bytes.saturating_sub(space.credit.0)),
+            inodes.min(most_inodes.saturating_sub(space.credit.1)),
+        );
+        let credit = (space.credit.0 + more.0, space.credit.1 + more.1);
+        let missing = (credit.0.saturating_sub(left.0), credit.1.saturating_sub(left.1));
         let added = match &space.aside {
+            _ if more == (0, 0) => return more,
             Some(aside) => aside.add(missing.0, missing.1),
             None => fs.set_aside(missing.0, missing.1).map(|new| space.aside = Some(new)),
         };
         if added.is_err() {
-            return 0;
+            return (0, 0);
         }
-        space.credit = (all_bytes, all_inodes);
-        bytes
+        space.credit = credit;
+        more
+    }
+
+    /// The client has no more left than this, in its place in the stream: the rest is given back.
+    pub(super) fn keep_only(&self, bytes: u64, inodes: u64) {
+        let mut space = self.space.lock();
+        space.credit = (space.credit.0.min(bytes), space.credit.1.min(inodes));
+        if let Some(aside) = &space.aside {
+            aside.keep_only(space.credit.0, space.credit.1);
+        }
+    }
+
+    /// The credit, and what is set aside for it.
+    pub(super) fn figures(&self) -> [(u64, u64); 2] {
+        let space = self.space.lock();
+        [space.credit, space.aside.as_ref().map_or((0, 0), Aside::left)]
     }
 
     /// The session has ended: what is left is given back.

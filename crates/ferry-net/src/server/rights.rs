@@ -137,6 +137,7 @@ impl Applying<'_> {
             | Op::Numbered { .. }
             | Op::Redone {}
             | Op::Settled {}
+            | Op::Spare { .. }
             | Op::Nothing {} => return Ok(()),
             Op::Read { .. }
             | Op::Lseek { .. }

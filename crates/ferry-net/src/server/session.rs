@@ -657,6 +657,7 @@ impl Session {
 
     /// For `ferry clients`.
     pub(super) fn json(&self, now: Duration) -> Value {
+        let [(credit_bytes, credit_inodes), (aside_bytes, aside_inodes)] = self.provisions.figures();
         let state = self.state.lock();
         let under_way = state.under_way;
         let bytes = state.queued + under_way.map_or(0, |(_, bytes)| bytes);
@@ -682,6 +683,10 @@ impl Session {
                 "promised_not_durable_ms",
                 state.unsynced_since.map(|at| now.saturating_sub(at).as_millis() as u64).into(),
             ),
+            ("credit_bytes", credit_bytes.into()),
+            ("credit_inodes", credit_inodes.into()),
+            ("aside_bytes", aside_bytes.into()),
+            ("aside_inodes", aside_inodes.into()),
             ("inodes", state.known.len().into()),
             ("open_files", state.handles.len().into()),
         ])

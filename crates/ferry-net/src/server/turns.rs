@@ -8,7 +8,7 @@ use ferry_fs::{Ino, Mark, Promise};
 use super::apply::Applying;
 use super::leases::{Begin, Place, Progress, Recalls, Turn};
 use super::session::{Applied, Change, Session, wall};
-use super::{Core, durability};
+use super::{Core, durability, provisions};
 use crate::message::{BATCH_MAX, Op, Outcome, Promised};
 
 /// What is told to the file system of a promised change.
@@ -209,10 +209,8 @@ impl Core {
             return;
         }
         let Change { seq, series, promised, who, op, room, .. } = change;
-        if promised.is_some() {
-            session.provisions.spend(&op);
-        }
         let bytes = durability::bytes(&op);
+        let price = promised.map(|_| provisions::price(&op));
         let promise = promised.map(|promised| promise(session, seq, &promised));
         let enlisted = promise.map_or(Ok(()), |_| session.enlist(&*self.fs, true));
         let keeps = promise.is_some() || !turn.inos().is_empty();
@@ -232,6 +230,9 @@ impl Core {
             let made = applied.after_made(session);
             self.fresh.enter(session.number, turn.inos().iter().copied().chain(made));
         }
+        if let Some(price) = price {
+            session.provisions.spend(price);
+        }
         let failed = matches!(applied.outcome, Outcome::Failed { .. });
         if promise.is_some() && failed {
             self.broken(session, series, &applied.outcome);
@@ -246,7 +247,7 @@ impl Core {
     /// Answers a change that is not made.
     fn refuse(&self, session: &Session, change: Change, why: &Progress) {
         if change.promised.is_some() {
-            session.provisions.spend(&change.op);
+            session.provisions.spend(provisions::price(&change.op));
         }
         let outcome = match why {
             Progress::Busy => Outcome::Busy {},

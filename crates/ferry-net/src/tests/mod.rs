@@ -16,6 +16,7 @@ mod redo;
 mod restarts;
 mod sessions;
 mod simulation;
+mod space;
 mod walks;
 
 use std::io;

@@ -389,10 +389,15 @@ fn lies_about_leases_cost_the_liar_its_session_or_nothing() {
     assert_eq!(teller.ping(), (true, 0));
     assert_eq!(world.figure("write_leases"), 0);
     let credit = |bytes, inodes| Op::Credit { bytes, inodes };
+    let free = world.free_bytes();
     for greedy in [credit(u64::MAX, 1), credit(1, u64::MAX), credit(1 << 40, 0)] {
-        assert_eq!(teller.ask(greedy), Outcome::Count { count: 0 });
+        let Outcome::Space { .. } = teller.ask(greedy) else { panic!("what there is") };
+        assert!(free - world.free_bytes() <= free / 8, "no more than an eighth of what is free");
     }
-    assert_eq!(teller.ask(credit(1 << 20, 10)), Outcome::Count { count: 1 << 20 });
+    assert_eq!(teller.change(Op::Spare { bytes: u64::MAX, inodes: u64::MAX }), Outcome::Done {});
+    assert_eq!(teller.change(Op::Spare { bytes: 4096, inodes: 1 }), Outcome::Done {});
+    assert_eq!(free - world.free_bytes(), 2 * 4096);
+    assert_eq!(teller.ask(credit(1 << 20, 10)), Outcome::Space { bytes: 1 << 20, inodes: 10 });
     for _ in 0..20 {
         teller.numbers();
     }

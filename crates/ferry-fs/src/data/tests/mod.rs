@@ -155,7 +155,6 @@ impl Volume {
     /// Drops the file and everything it has.
     pub fn remove(&self, ino: Ino) {
         let inode = self.inodes.inode(ino).unwrap().unwrap();
-        self.store.drop_cache(&inode);
         let room = Credits { keys: 1, bytes: 16, urgent: true };
         self.store.reclaim(&inode, room, &mut |txn| txn.delete(&keys::inode(ino))).unwrap();
         self.inodes.known.lock().remove(&ino);

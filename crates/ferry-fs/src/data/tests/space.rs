@@ -1,6 +1,7 @@
 //! Full volumes: what was promised is kept, the rest is refused at the write, and removing always works.
 
 use super::*;
+use crate::data::segments::Stream;
 
 fn fill(volume: &Volume, ino: Ino) -> u64 {
     let file = volume.create(ino);
@@ -156,5 +157,83 @@ fn write_back_waits_for_a_checkpoint_that_has_taken_all_that_was_free() {
     *volume.client.hoard.lock() = hoard;
     volume.store.write_back_all().unwrap();
     assert_eq!(volume.store.stats().no_room, 0);
+    volume.check();
+}
+
+/// Who had a whole segment and wrote nothing to it gives it back, though others have closed it meanwhile.
+#[test]
+fn a_segment_that_was_closed_before_anything_was_written_to_it_is_free_again() {
+    let volume = Volume::new(64, 256 << 10, 4 << 20, false);
+    let (table, space) = (&volume.store.table, &volume.store.space);
+    let free = |volume: &Volume| {
+        volume.store.make_room().unwrap();
+        volume.journal.force_stamped().unwrap();
+        space.reap_now().0
+    };
+    let before = free(&volume);
+    for _ in 0..20 {
+        let first = table.allocate(Stream::New, 1000, space).unwrap();
+        let second = table.allocate(Stream::New, 1000, space).unwrap();
+        assert_ne!(first.segment, second.segment);
+        table.done(&first, true);
+        table.done(&second, true);
+        volume.store.tidy().unwrap();
+    }
+    assert!(free(&volume) + 2 >= before, "{} of {before} segments are free", free(&volume));
+    fill(&volume, 10);
+    volume.store.write_back_all().unwrap();
+    assert_eq!(volume.store.stats().no_room, 0);
+    volume.check();
+}
+
+/// Who makes room waits for those who have taken it and may not need it.
+#[test]
+fn write_back_waits_for_chunks_that_others_have_and_do_not_need() {
+    let volume = Volume::new(64, 256 << 10, 64 << 20, false);
+    let (table, space) = (&volume.store.table, &volume.store.space);
+    fill(&volume, 10);
+    let taken: Vec<_> = std::iter::from_fn(|| table.allocate(Stream::New, 1000, space)).collect();
+    assert!(!taken.is_empty());
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| volume.store.write_back_all());
+        for chunk in &taken {
+            while table.waiting() == 0 && !writing.is_finished() {
+                std::thread::yield_now();
+            }
+            table.done(chunk, true);
+        }
+        writing.join().unwrap().unwrap();
+    });
+    assert_eq!(volume.store.stats().no_room, 0);
+    volume.check();
+}
+
+/// What could not be cleaned has been removed since, and its segments hold something else.
+#[test]
+fn a_segment_that_could_not_be_cleaned_is_another_one_when_it_is_filled_again() {
+    let volume = Volume::new(20, 256 << 10, 64 << 20, false);
+    let clean_all = || (0..20).for_each(|_| volume.store.clean_once().unwrap());
+    let size = fill(&volume, 10);
+    volume.store.write_back_all().unwrap();
+    let file = volume.inodes.inode(10).unwrap().unwrap();
+    // As one whose removal has failed.
+    file.file.dead.store(true, Ordering::Release);
+    clean_all();
+    assert_eq!(volume.store.stats().moved_bytes, 0);
+    file.file.dead.store(false, Ordering::Release);
+    volume.remove(10);
+    // Two files share each segment, and one of them goes.
+    for n in 0..size / BLOCK / 12 {
+        for ino in [20 + 2 * n, 21 + 2 * n] {
+            let file = volume.create(ino);
+            volume.write(&file, 0, &pattern(ino, 9000));
+        }
+    }
+    volume.store.write_back_all().unwrap();
+    (0..size / BLOCK / 12).for_each(|n| volume.remove(20 + 2 * n));
+    let full = volume.store.table.live_and_dead().1;
+    clean_all();
+    let dead = volume.store.table.live_and_dead().1;
+    assert!(dead < full / 2, "{dead} of {full} blocks are still dead");
     volume.check();
 }

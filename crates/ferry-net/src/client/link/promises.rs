@@ -7,6 +7,8 @@
 //!   whoever depends on them is told (`lost`), and the others are made again in the next series.
 //! * P4: no more is unanswered than the window holds, and no more kept than is allowed: beyond it who asks has the answer when there is room
 //!   again.
+//! * P5: what is left of the space that was given is said in the stream (`Spare`), numbered in one piece with finding out; space is asked for
+//!   behind that. Each connection begins with it, for the answer to such a question may be lost with the one before.
 
 use std::io;
 use std::sync::Arc;
@@ -64,6 +66,13 @@ impl State {
     pub(super) fn forget_changes(&mut self) {
         self.touching.clear();
         (self.promised, self.newest_promised, self.queued_bytes) = (0, 0, 0);
+    }
+
+    fn say_what_is_left(&mut self, spare: Op) {
+        self.spare = self.push(Pending::new(Who::default(), spare, Arc::new(Nobody)));
+        for request in self.requests.values_mut().filter(|r| matches!(r.pending.op, Op::Credit { .. })) {
+            request.after = self.spare;
+        }
     }
 
     /// A change is answered.
@@ -133,6 +142,7 @@ impl State {
                 pending.file(*fh).map_or(0, |ino| self.newest(ino))
             }
             Op::Lease { inodes } => inodes.0.iter().map(|ino| self.newest(*ino)).max().unwrap_or(0),
+            Op::Credit { .. } => self.spare,
             _ => 0,
         }
     }
@@ -204,6 +214,28 @@ impl Link {
         let state = self.state.lock();
         let may = state.line.is_some() && state.over.is_none() && !state.read_only;
         may.then_some(Promising(state))
+    }
+
+    /// Gives back space that was not needed.
+    pub(super) fn spare(&self) {
+        let mut cache = self.cache.lock();
+        let mut state = self.state.lock();
+        if state.line.is_some()
+            && state.over.is_none()
+            && let Some(op) = cache.purse.spare()
+        {
+            state.say_what_is_left(op);
+            pump(&mut state);
+        }
+    }
+
+    /// A session goes on, on a new connection.
+    pub(super) fn say_what_is_left(&self) {
+        let cache = self.cache.lock();
+        let mut state = self.state.lock();
+        if let Some(op) = cache.purse.kept() {
+            state.say_what_is_left(op);
+        }
     }
 
     /// Sends what waits for company.
@@ -449,9 +481,11 @@ impl Link {
                 let change = Change { sent, units, ..Change::new(nothing, series) };
                 state.changes.insert(seq, Box::new(change));
             }
-            match change.pending.promised {
-                Some(_) => gone.promised.push(change),
-                None => again.push(change),
+            match (change.pending.promised, &change.pending.op) {
+                (Some(_), _) => gone.promised.push(change),
+                // It was true in its place only.
+                (None, Op::Spare { .. }) => gone.dropped.push(change),
+                (None, _) => again.push(change),
             }
         }
         for change in again {
@@ -463,6 +497,7 @@ impl Link {
         for request in state.requests.values_mut() {
             (request.after, request.covers) = (request.after.min(newest), request.covers.min(sent));
         }
+        state.spare = state.spare.min(newest);
         state.returns.iter_mut().for_each(|(after, _)| *after = (*after).min(sent));
         let at_once = to_forget == ToForget::default();
         if at_once {

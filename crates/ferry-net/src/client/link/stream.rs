@@ -41,6 +41,8 @@ pub(super) fn begin_anew(
             _ if change.pending.promised.is_some() => gone.add(change),
             // The new session knows nothing yet that could be forgotten.
             Op::Forget { .. } => gone.add(change),
+            // Nor has it given any space.
+            Op::Spare { .. } => gone.dropped.push(change),
             _ if change.abandoned || change.restores => gone.dropped.push(change),
             Op::Release { .. } | Op::Unlock { .. } => kept.push(change),
             _ if change.sent && !clean => gone.add(change),
@@ -72,7 +74,7 @@ pub(super) fn begin_anew(
     for change in restored {
         let _place = state.push_again(change);
     }
-    state.after = state.next_change - 1;
+    (state.after, state.spare) = (state.next_change - 1, 0);
     state.kept.keep_claims(claims, state.after);
     // Those that are no more had been asked for of a server that is no more.
     state.requests.retain(|_, request| !matches!(request.pending.op, Op::Settle { .. } | Op::Settled {}));

@@ -39,6 +39,7 @@ impl Restore for OneFile {
     fn differs(&self, ino: Ino) {
         panic!("{ino}")
     }
+    fn tick(&self) {}
 }
 
 /// A connection to the server in its given session: what was sent on it.
@@ -173,6 +174,7 @@ impl Restore for Told {
     fn differs(&self, ino: Ino) {
         panic!("{ino}")
     }
+    fn tick(&self) {}
 }
 
 fn mkdir(name: &str) -> Op {

@@ -1,0 +1,141 @@
+//! Space of several clients: what is set aside for one is what it needs, and comes back when it does not need it any more, whatever becomes
+//! of connections between.
+
+use super::*;
+
+/// Nobody takes longer, on however slow a machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+impl World {
+    /// Bytes that are free on the volume.
+    pub(super) fn free_bytes(&self) -> u64 {
+        let totals = InProcess::default().call(|cx| self.fs.statfs(cx)).unwrap();
+        totals.blocks_available * u64::from(totals.block_size)
+    }
+
+    /// Clients say every 50 ms that they are there, and what they do not need.
+    fn of_short_terms(seed: u64, bytes: u64) -> Self {
+        let options = ServerOptions { lease_term: Duration::from_millis(150), ..server_options() };
+        Self::on(Arc::new(MemDevice::new(bytes)), seed, options)
+    }
+
+    fn aside(&self) -> (u64, u64) {
+        (self.figure("aside_bytes"), self.figure("aside_inodes"))
+    }
+}
+
+fn wait_until(what: &str, done: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Makes files of `len` bytes in a directory until there is no room, or there are so many; gives what fsync has said is there.
+fn make_files(client: &Client, dir: Ino, len: usize, count: usize) -> Vec<(String, Ino)> {
+    let mut made = Vec::new();
+    for n in 0..count {
+        let name = format!("{n}");
+        let (ino, fh) = match client.create(dir, &name) {
+            Err(Errno(libc::ENOSPC)) => break,
+            created => created.unwrap(),
+        };
+        let written = client.write(ino, fh, 0, &vec![n as u8; len]);
+        assert_eq!(client.fsync(ino, fh), Ok(()), "what was answered is kept");
+        client.close(ino, fh);
+        made.push((name, ino));
+        match written {
+            Err(Errno(libc::ENOSPC)) => break,
+            written => assert_eq!(written, Ok(len as u64)),
+        }
+    }
+    made
+}
+
+fn remove_files(client: &Client, dir: Ino, made: &[(String, Ino)]) {
+    for (name, ino) in made {
+        client.unlink(dir, name).unwrap();
+        client.fs.forget(*ino, 1);
+    }
+}
+
+#[test]
+fn what_clients_were_given_and_do_not_need_comes_back() {
+    let world = World::of_short_terms(801, 96 << 20);
+    let clients: Vec<_> = (0..3).map(|_| world.client()).collect();
+    let dirs: Vec<_> = (0..3).map(|n| clients[n].mkdir(ROOT, &format!("d{n}")).unwrap()).collect();
+    wait_until("it does not come back", || world.aside() == (0, 0));
+    let free = world.free_bytes();
+    for round in 0..3 {
+        let made: Vec<_> = std::thread::scope(|scope| {
+            let each = |(client, dir)| scope.spawn(move || make_files(client, dir, 9000, 300));
+            let all: Vec<_> = clients.iter().zip(dirs.iter().copied()).map(each).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(made.iter().all(|made| made.len() == 300), "round {round}: there is room for all");
+        wait_until("it does not come back", || world.aside() == (0, 0));
+        assert!(clients.iter().all(|client| client.fs.credit() == (0, 0)));
+        for ((client, dir), made) in clients.iter().zip(&dirs).zip(&made) {
+            remove_files(client, *dir, made);
+        }
+        wait_until("removed files keep their space", || {
+            clients.iter().for_each(|client| client.sync().unwrap());
+            world.free_bytes() + (3 << 20) >= free && world.aside() == (0, 0)
+        });
+    }
+    assert_eq!(
+        clients.iter().map(|client| client.fs.connection()["series"].as_u64().unwrap()).sum::<u64>(),
+        0
+    );
+}
+
+#[test]
+fn a_small_volume_is_for_who_needs_it() {
+    let world = World::of_short_terms(802, 64 << 20);
+    let clients: Vec<_> = (0..3).map(|_| world.client()).collect();
+    let dirs: Vec<_> = (0..3).map(|n| clients[n].mkdir(ROOT, &format!("d{n}")).unwrap()).collect();
+    let free = world.free_bytes() + world.aside().0;
+    for (client, dir) in clients.iter().zip(&dirs) {
+        // The others had it all just before.
+        wait_until("what was removed is not free", || world.free_bytes() + (4 << 20) >= free);
+        let made = make_files(client, *dir, 1_000_000, usize::MAX);
+        let stored = made.len() as u64 * 1_000_000;
+        assert!(stored > free / 4 * 3, "{stored} bytes of {free}");
+        remove_files(client, *dir, &made);
+    }
+    drop(clients);
+    wait_until("who is gone has nothing", || world.aside() == (0, 0));
+}
+
+/// The client never believes in more than the server has set aside for it; and what was lost on the way comes back.
+#[test]
+fn credit_does_not_leak_over_connections_that_end() {
+    let world = World::of_short_terms(803, 128 << 20);
+    let client = world.client();
+    let dir = client.mkdir(ROOT, "d").unwrap();
+    let is_quiet = || {
+        let now = client.fs.connection();
+        now["connected"] == true && now["unanswered_changes"] == 0 && now["unanswered_requests"] == 0
+    };
+    for round in 0..40_u64 {
+        world.net.cut_below.store(if round % 2 == 0 { 20_000 + 1000 * round } else { 0 }, Ordering::Relaxed);
+        world.net.cut_all();
+        for n in 0..40 {
+            let (ino, fh) = client.create(dir, &format!("{round} {n}")).unwrap();
+            client.write(ino, fh, 0, &[1; 5000]).unwrap();
+            client.close(ino, fh);
+        }
+        let (before, quiet) = (client.fs.credit(), is_quiet());
+        let credit = (world.figure("credit_bytes"), world.figure("credit_inodes"));
+        let aside = world.aside();
+        if quiet && is_quiet() && client.fs.credit() == before {
+            assert!(credit.0 >= before.0 && credit.1 >= before.1, "{round}: {before:?} of {credit:?}");
+            assert!(aside.0 >= credit.0 && aside.1 >= credit.1, "{round}: {credit:?} of {aside:?}");
+        }
+    }
+    world.net.cut_below.store(0, Ordering::Relaxed);
+    wait_until("it leaks", || is_quiet() && world.aside() == (0, 0) && client.fs.credit() == (0, 0));
+    client.sync().unwrap();
+    assert_eq!(client.list(dir).unwrap().len(), 40 * 40);
+}
