@@ -5,7 +5,7 @@ use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, Timestamp, XAT
 use crate::codec::{List, wire_enum, wire_fields};
 
 /// The version of the protocol: both sides must have the same.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Bytes of the largest read and write.
 pub const IO_MAX: usize = 1 << 20;
 /// Bytes of the longest message: the largest write and what goes before it.
