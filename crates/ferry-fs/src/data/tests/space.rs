@@ -207,33 +207,3 @@ fn write_back_waits_for_chunks_that_others_have_and_do_not_need() {
     assert_eq!(volume.store.stats().no_room, 0);
     volume.check();
 }
-
-/// What could not be cleaned has been removed since, and its segments hold something else.
-#[test]
-fn a_segment_that_could_not_be_cleaned_is_another_one_when_it_is_filled_again() {
-    let volume = Volume::new(20, 256 << 10, 64 << 20, false);
-    let clean_all = || (0..20).for_each(|_| volume.store.clean_once().unwrap());
-    let size = fill(&volume, 10);
-    volume.store.write_back_all().unwrap();
-    let file = volume.inodes.inode(10).unwrap().unwrap();
-    // As one whose removal has failed.
-    file.file.dead.store(true, Ordering::Release);
-    clean_all();
-    assert_eq!(volume.store.stats().moved_bytes, 0);
-    file.file.dead.store(false, Ordering::Release);
-    volume.remove(10);
-    // Two files share each segment, and one of them goes.
-    for n in 0..size / BLOCK / 12 {
-        for ino in [20 + 2 * n, 21 + 2 * n] {
-            let file = volume.create(ino);
-            volume.write(&file, 0, &pattern(ino, 9000));
-        }
-    }
-    volume.store.write_back_all().unwrap();
-    (0..size / BLOCK / 12).for_each(|n| volume.remove(20 + 2 * n));
-    let full = volume.store.table.live_and_dead().1;
-    clean_all();
-    let dead = volume.store.table.live_and_dead().1;
-    assert!(dead < full / 2, "{dead} of {full} blocks are still dead");
-    volume.check();
-}
