@@ -271,6 +271,10 @@ impl Kept {
 
     /// Changes up to this one are durable.
     pub(super) fn advance(&mut self, durable: u64) {
+        // A new session has nothing to say yet of what the one before has left.
+        if durable == 0 {
+            return;
+        }
         self.older.retain(|_, seq| *seq > durable);
         self.overflow = self.overflow.filter(|seq| *seq > durable);
         if durable <= self.durable {
@@ -480,6 +484,7 @@ mod tests {
         let mut kept = Kept::default();
         change(&mut kept, 7, &[5]);
         kept.give_up();
+        kept.advance(0);
         change(&mut kept, 1, &[6]);
         assert_eq!(lost(&mut kept), (vec![1], vec![5]));
         change(&mut kept, 7, &[5]);
