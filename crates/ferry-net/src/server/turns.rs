@@ -226,6 +226,10 @@ impl Core {
             Ok(()) => Applying { told, ..self.applying(session, who, promise) }.change(op, turn.inos()),
             Err(errno) => Applied::failed(errno),
         };
+        // It was fenced just before, and the mark that went then is there again.
+        if soon && !session.is_enlisted() {
+            self.fs.unmark(session.id);
+        }
         if !turn.inos().is_empty() {
             let made = applied.after_made(session);
             self.fresh.enter(session.number, turn.inos().iter().copied().chain(made));

@@ -81,9 +81,9 @@ impl Client {
         }
     }
 
-    /// Until it may promise: what goes before is decided by the server, and not kept.
+    /// Until it promises: what goes before is decided by the server.
     pub(super) fn warm_up(self) -> Self {
-        while self.kept() == 0 {
+        while self.figures("connection", "promised") == 0 {
             self.mkdir(ROOT, "warm").unwrap();
             self.me.call(|cx| self.fs.rmdir(cx, ROOT, b"warm")).unwrap();
         }
@@ -92,7 +92,10 @@ impl Client {
     }
 
     fn kept(&self) -> u64 {
-        self.figures("connection", "kept_changes") + self.figures("connection", "promised")
+        // Both at one time.
+        let connection = self.fs.connection();
+        let of = |key: &str| connection[key].as_u64().expect("a number");
+        of("kept_changes") + of("promised")
     }
 }
 

@@ -144,6 +144,7 @@ fn matters(op: &Op) -> bool {
         | Op::Nothing {}
         | Op::Reclaim { .. }
         | Op::Numbered { .. }
+        | Op::Spare { .. }
         | Op::Redone {} => false,
         _ => true,
     }
@@ -391,6 +392,8 @@ impl Kept {
             of_inodes.clear();
         }
         self.later.clear();
+        // Numbers begin anew behind the mark. What was not marked may have been durable beyond it.
+        self.durable = mark.unwrap_or(0);
         let named = changes.iter().filter(|change| change.number() > 0).filter_map(|change| change.named);
         let claims = self.claims.drain(..).map(|(_, claim)| claim).chain(named).collect();
         let numbers = self.numbers.iter().copied().collect();
@@ -452,6 +455,15 @@ mod tests {
         change(&mut kept, 5, &[5]);
         kept.advance(4);
         assert_eq!(lost(&mut kept), (vec![5], vec![]));
+    }
+
+    #[test]
+    fn what_is_numbered_anew_behind_a_mark_is_kept_though_more_was_durable() {
+        let mut kept = Kept::default();
+        kept.advance(10);
+        assert_eq!(kept.take(Some(8), Vec::new()).changes.len(), 0);
+        change(&mut kept, 9, &[5]);
+        assert_eq!(lost(&mut kept).0, [9]);
     }
 
     #[test]

@@ -295,6 +295,9 @@ impl Program {
             Err(Errno(libc::ENOENT)) => self.must(moved.is_none(), "not there to be renamed"),
             done => {
                 if moved.is_some() {
+                    // A loss that nobody was told of yet may have brought back what was there before.
+                    let states = self.names[&from].clone();
+                    states.into_iter().filter(Option::is_some).for_each(|state| self.becomes(to, state));
                     self.becomes(from, None);
                     self.becomes(to, moved.clone());
                 }
