@@ -337,10 +337,11 @@ print([(c['client'], c['connected'], c['locks']) for c in mine[0]['clients']])")
   remote_over "$a" "$b"
 }
 
-remote_git() {
+# remote_program COMMAND…: it works in $scratch/mnt.
+remote_program() {
   serve_volume "$scratch/remote.ferry"
   mount_remote "$scratch/mnt"
-  program_git "$1"
+  "$@"
   remote_over "$scratch/mnt"
 }
 
@@ -375,7 +376,10 @@ suite_remote() {
   git -C "$scratch/git-source" add .
   git -C "$scratch/git-source" -c user.name=test -c user.email=test commit -qm first
   git -C "$scratch/git-source" -c user.name=test -c user.email=test commit -qm second --allow-empty
-  check "git clone, fsck, gc on a remote mount" 120 remote_git "$scratch/git-source"
+  check "git clone, fsck, gc on a remote mount" 120 remote_program program_git "$scratch/git-source"
+  check "tar, cp -a, rsync with xattrs, ACLs, devices, holes, remote" 120 remote_program program_archive
+  check "sqlite3, killed and recovered, remote" 120 remote_program program_sqlite 4000
+  check "fsync under a rain of signals, remote" 60 remote_program program_signals
   check "fsx on a remote mount" 120 remote_fsx "$1"
   serve_volume "$scratch/remote.ferry"
   mount_remote "$scratch/mnt"
