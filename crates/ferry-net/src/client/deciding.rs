@@ -228,7 +228,7 @@ impl RemoteFs {
 }
 
 /// The names that a change looks up.
-fn names_of(op: &Op) -> impl Iterator<Item = (Ino, &[u8])> {
+pub(super) fn names_of(op: &Op) -> impl Iterator<Item = (Ino, &[u8])> {
     let (first, second) = match op {
         Op::Mknod { parent, name, .. }
         | Op::Mkdir { parent, name, .. }
@@ -289,6 +289,8 @@ impl Waiter for Asked {
                     None => Vec::new(),
                 };
                 fs.link.give_back(&refused);
+                // Something of ours came between, in the same slot perhaps: nobody else has them.
+                fs.ask_again(fs.link.moved_among(&refused));
             }
             (Op::Lookup { parent, name }, Outcome::Entry { known }) => {
                 let mut surplus = Vec::new();

@@ -40,6 +40,8 @@ pub(super) struct Plan {
     pub(super) losses: Vec<Loss>,
     /// Inodes of which something is lost.
     broken: HashSet<Ino>,
+    /// Those of them that may not be there.
+    unmade: HashSet<Ino>,
     /// Inodes of which no answer will come: the change that would have named them is there.
     pub(super) unnamed: Vec<Ino>,
     /// The server waits for it.
@@ -76,11 +78,13 @@ impl Plan {
             lost: Vec::new(),
             losses: Vec::new(),
             broken: HashSet::new(),
+            unmade: HashSet::new(),
             unnamed: Vec::new(),
             at_all: mark.is_some(),
         };
         plan.losses.extend(older.iter().copied().map(Loss::some_of));
         plan.broken.extend(&older);
+        plan.unmade.extend(&older);
         plan.lost.extend(older);
         if overflow {
             tables.damage_open_files();
@@ -122,6 +126,10 @@ impl Plan {
     fn lose(&mut self, change: KeptChange) {
         self.losses.push(Loss::of(&change.op, change.file.or(change.touched.first().copied())));
         self.broken.extend(&change.touched);
+        if makes(&change.op) {
+            self.unmade.extend(change.split().1);
+            self.unmade.insert(change.number());
+        }
         self.lost.extend(change.touched);
     }
 
@@ -146,7 +154,12 @@ impl Plan {
             // Nobody else can have made durable what is newer of an inode that was not there.
             let anew = (content || sets) && ino.is_some_and(|ino| fresh.contains(&ino));
             let moved = change.moved && !adds && !anew;
-            if change.lost || moved || change.touched.iter().any(|ino| self.broken.contains(ino)) {
+            let (dirs, others) = change.split();
+            let broken = |ino: &Ino| self.broken.contains(ino);
+            let builds_on_it = dirs.iter().any(broken)
+                || others.iter().any(|ino| self.unmade.contains(ino))
+                || change.needs(&others) && others.iter().any(broken);
+            if change.lost || moved || builds_on_it {
                 self.lose(change);
                 continue;
             }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use ferry_fs::Ino;
 
 use super::{Pending, decided};
+use crate::client::deciding::names_of;
 use crate::message::{Claim, Made, Numbers, Op, Outcome, Promised, Who};
 
 /// Changes that are kept, answered or not, and bytes of them.
@@ -81,6 +82,18 @@ impl KeptChange {
     /// The number of what it makes.
     pub(in crate::client) fn number(&self) -> Ino {
         self.promised.map_or(0, |promised| promised.ino)
+    }
+
+    /// The directories in which it changes names, and what else it touches.
+    pub(in crate::client) fn split(&self) -> (Vec<Ino>, Vec<Ino>) {
+        let dirs: Vec<Ino> = names_of(&self.op).map(|(dir, _)| dir).collect();
+        let others = self.touched.iter().copied().filter(|ino| !dirs.contains(ino)).collect();
+        (dirs, others)
+    }
+
+    /// Whether the others must be as they were: what has a name may get another one, whatever is in it, but replaces nothing then.
+    pub(in crate::client) fn needs(&self, others: &[Ino]) -> bool {
+        names_of(&self.op).next().is_none() || others.len() > 1
     }
 
     fn bytes(&self) -> usize {
@@ -218,6 +231,12 @@ impl Kept {
         for ino in inos {
             self.moved.remove(ino);
         }
+    }
+
+    /// Those of these inodes of which something is moved, and not durable.
+    pub(super) fn moved_among(&self, inos: &[Ino]) -> Vec<Ino> {
+        let moved = |ino: &&Ino| self.moved.get(ino).is_some_and(|seq| *seq > self.durable);
+        inos.iter().filter(moved).copied().collect()
     }
 
     /// Keeps fewer changes one by one.
@@ -380,8 +399,9 @@ impl Kept {
             all.into_iter().filter(|change| !self.is_covered(change)).collect();
         changes.extend(unanswered.into_iter().map(|change| KeptChange { unanswered: true, ..change }));
         for change in &mut changes {
-            let moved = |ino| self.moved.get(ino).is_some_and(|seq| *seq >= change.seq);
-            change.moved = change.touched.iter().any(moved);
+            let moved = |ino: &Ino| self.moved.get(ino).is_some_and(|seq| *seq >= change.seq);
+            let (dirs, others) = change.split();
+            change.moved = dirs.iter().any(moved) || change.needs(&others) && others.iter().any(moved);
             change.lost = change.seq <= self.ended || change.promised.is_none();
         }
         changes.retain(|change| matters(&change.op));
@@ -425,6 +445,8 @@ pub(super) fn is_made(outcome: &Outcome) -> bool {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use ferry_fs::{RenameFlags, Timestamp};
 
     use super::*;
     use crate::client::waiting::Nobody;
@@ -484,11 +506,37 @@ mod tests {
         change(&mut kept, 1, &[5, 6]);
         change(&mut kept, 2, &[7]);
         assert_eq!(kept.newest_of(&[5, 6, 7]), None, "others may have seen it");
+        assert_eq!(kept.moved_among(&[5, 6, 7, 8]), [5, 6, 7]);
         kept.owns(&[5, 6]);
+        assert_eq!(kept.moved_among(&[5, 6, 7, 8]), [7]);
         assert_eq!(kept.newest_of(&[5, 7]), Some(1));
         let moved: Vec<bool> =
             kept.take(Some(0), Vec::new()).changes.iter().map(|change| change.moved).collect();
         assert_eq!(moved, [false, true]);
+    }
+
+    #[test]
+    fn a_name_is_its_directorys_and_replaces_nothing_with_what_may_not_be_whole() {
+        let rename = |kept: &mut Kept, seq, touched: &[Ino]| {
+            let (parent, name, flags) = (5, b"a".to_vec(), RenameFlags::default());
+            let op = Op::Rename { parent, name, new_parent: 6, new_name: b"b".to_vec(), flags };
+            let pending = Pending::new(Who::default(), op, Arc::new(Nobody));
+            let pending = Pending { touched: touched.to_vec(), ..pending };
+            kept.promised(seq, &pending);
+            kept.keep(seq, pending, Promised { at: Timestamp(0), ino: 0 }, Duration::ZERO);
+        };
+        let mut kept = Kept::default();
+        rename(&mut kept, 1, &[5, 6, 7]);
+        rename(&mut kept, 2, &[5, 6, 7, 8]);
+        rename(&mut kept, 3, &[5, 6, 9]);
+        kept.give_away(&[7], 4);
+        let moved = |kept: &mut Kept| -> Vec<bool> {
+            kept.take(Some(0), Vec::new()).changes.iter().map(|change| change.moved).collect()
+        };
+        assert_eq!(moved(&mut kept), [false, true, false]);
+        rename(&mut kept, 1, &[5, 6, 7]);
+        kept.give_away(&[6], 2);
+        assert_eq!(moved(&mut kept), [true], "others may have used the directory");
     }
 
     #[test]

@@ -209,6 +209,11 @@ impl Link {
         self.state.lock().kept.owns(inos);
     }
 
+    /// Those of these inodes of which something is kept that is not made again without a lease.
+    pub(in crate::client) fn moved_among(&self, inos: &[Ino]) -> Vec<Ino> {
+        self.state.lock().kept.moved_among(inos)
+    }
+
     /// Leave to promise changes. The cache's lock is held.
     pub(in crate::client) fn promising(&self) -> Option<Promising<'_>> {
         let state = self.state.lock();
