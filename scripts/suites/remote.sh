@@ -240,7 +240,8 @@ server_never_comes_back() {
   mount_remote "$a"
   mkdir "$a/forced"; echo x >"$a/forced/x"
   stop_server KILL
-  timeout 5 "$ferry" stats "$a" | grep -E 'connected +no'
+  # It may take a moment until that is noticed.
+  until timeout 5 "$ferry" stats "$a" | grep -E 'connected +no'; do sleep 0.1; done
   status=0; said=$(timeout 5 "$ferry" umount --force "$a" 2>&1) || status=$?
   [ "$status" = 1 ]; [ -z "$(mounts_below "$a")" ]
   grep -F 'unmounted without its server' <<<"$said"
