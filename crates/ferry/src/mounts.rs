@@ -74,7 +74,10 @@ pub fn find(target_or_source: &Path) -> io::Result<Option<Mount>> {
 
 /// The mount that a file or directory is on, by its path.
 pub fn above(path: &Path) -> Option<Mount> {
-    let (path, mounts) = (resolve(path).ok()?, list().ok()?);
+    let (absolute, mounts) = (std::path::absolute(path).ok()?, list().ok()?);
+    // A mount point itself is not looked at: whoever is behind it may be away.
+    let is_mount = mounts.iter().any(|mount| mount.target == absolute);
+    let path = if is_mount { absolute } else { resolve(path).ok()? };
     let above = mounts.into_iter().filter(|mount| path.starts_with(&mount.target));
     // Of those at the same place the newest is seen, which is the last.
     above.max_by_key(|mount| mount.target.as_os_str().len())
