@@ -44,8 +44,8 @@ pub struct HomeFile {
     links: Links,
     /// Held over a sync, so that the slots are written one at a time; readers do not want it.
     syncing: Mutex<()>,
-    /// Users of an older epoch have failed and write no more.
-    epoch: AtomicU64,
+    /// Users of an older epoch have failed and write no more. Read-locked while one writes, and any thread that reads may.
+    epoch: RwLock<u64>,
     /// A write found no segment to attach.
     lacked_space: AtomicBool,
     /// Another file has taken its place.
@@ -245,7 +245,7 @@ impl HomeFile {
             buffer: WriteBuffer::default(),
             links: Links::default(),
             syncing: Mutex::new(()),
-            epoch: AtomicU64::new(0),
+            epoch: RwLock::new(0),
             lacked_space: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             in_order: AtomicBool::new(false),
@@ -260,12 +260,12 @@ impl HomeFile {
 
     /// The file for one more database; only the newest user may write.
     pub fn user(self: &Arc<Self>) -> FileUser {
-        FileUser { file: self.clone(), epoch: self.epoch.load(Ordering::Acquire) }
+        FileUser { file: self.clone(), epoch: *self.epoch.read() }
     }
 
-    /// From now on all present users fail.
+    /// From now on all present users fail; none is writing when this returns.
     pub fn detach_users(&self) {
-        self.epoch.fetch_add(1, Ordering::AcqRel);
+        *self.epoch.write() += 1;
     }
 
     /// Takes the map from the device again, after a failed database. What the lost one had attached becomes spare.
@@ -292,6 +292,11 @@ impl HomeFile {
         drop(state);
         self.lacked_space.store(false, Ordering::Release);
         Ok(())
+    }
+
+    /// A transaction begins. What a thread that only reads could not write before, for lack of space, is of no account.
+    pub fn begin(&self) {
+        self.lacked_space.store(false, Ordering::Release);
     }
 
     /// Tells "no space" from other failures of the database: redb does not hand our reason on.
@@ -425,14 +430,12 @@ impl HomeFile {
 
     fn drain(&self, sums_of: Option<&[u32]>) -> io::Result<()> {
         let sums_of = sums_of.filter(|_| self.state.read().in_memory.is_none());
-        self.pages.write(self.buffer.runs(), sums_of).map_err(|e| match e {
+        self.buffer.drain(|runs| self.pages.write(runs, sums_of)).map_err(|e| match e {
             JournalError::Io { source, .. } => source
                 .raw_os_error()
                 .map_or_else(|| io::Error::from(source.kind()), io::Error::from_raw_os_error),
             other => io::Error::other(other),
-        })?;
-        self.buffer.clear();
-        Ok(())
+        })
     }
 
     /// The slot to write in this sync and its bytes, if the map changed or the other slot is behind; `None` if
@@ -686,7 +689,11 @@ pub fn error_of(error: io::Error) -> JournalError {
 
 impl FileUser {
     fn file(&self) -> io::Result<&HomeFile> {
-        if self.epoch == self.file.epoch.load(Ordering::Acquire) {
+        self.of_epoch(*self.file.epoch.read())
+    }
+
+    fn of_epoch(&self, epoch: u64) -> io::Result<&HomeFile> {
+        if self.epoch == epoch {
             Ok(&self.file)
         } else {
             Err(io::Error::other("the home store was opened anew after a failure"))
@@ -715,14 +722,17 @@ impl StorageBackend for FileUser {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.file()?.set_len(len)
+        let epoch = self.file.epoch.read();
+        self.of_epoch(*epoch)?.set_len(len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.file()?.sync()
+        let epoch = self.file.epoch.read();
+        self.of_epoch(*epoch)?.sync()
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file()?.write(offset, data)
+        let epoch = self.file.epoch.read();
+        self.of_epoch(*epoch)?.write(offset, data)
     }
 }

@@ -2,21 +2,30 @@
 //!
 //! redb writes page by page, in no order. Collected and sorted, neighbours become one write, and all are under way at
 //! the same time. Until the writes completed, readers find the blocks here.
+//!
+//! Not only checkpoints write: while a thread reads, redb may make room in its cache by writing what the last commit, or the one under way,
+//! has put there. So blocks may come while others are under way to the device, also newer ones of the same place.
 
 use crate::JournalError;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Blocks collected before they are written.
 const BLOCKS_MAX: usize = 2048;
 /// Longest write, in blocks.
 const RUN_MAX: usize = 256;
 
-/// The blocks, by their place on the device in bytes. One thread at a time writes; any may read.
+/// The blocks, by their place on the device in bytes. A block never changes: a newer one takes its place.
+type Blocks = BTreeMap<u64, Arc<[u8]>>;
+
+/// What any thread may write and read.
 #[derive(Default)]
 pub struct WriteBuffer {
-    blocks: RwLock<BTreeMap<u64, Box<[u8]>>>,
+    blocks: RwLock<Blocks>,
+    /// Held while blocks are under way: an older one must not come to the device after a newer one.
+    draining: Mutex<()>,
 }
 
 impl WriteBuffer {
@@ -24,10 +33,7 @@ impl WriteBuffer {
     pub fn put(&self, place: u64, bytes: &[u8]) -> bool {
         let mut blocks = self.blocks.write();
         for (at, block) in (place..).step_by(BLOCK_SIZE).zip(bytes.chunks_exact(BLOCK_SIZE)) {
-            match blocks.get_mut(&at) {
-                Some(there) => there.copy_from_slice(block),
-                None => drop(blocks.insert(at, block.into())),
-            }
+            blocks.insert(at, block.into());
         }
         blocks.len() >= BLOCKS_MAX
     }
@@ -41,7 +47,7 @@ impl WriteBuffer {
         out: &mut AlignedBuf,
         read: impl FnOnce(&mut AlignedBuf) -> Result<(), JournalError>,
     ) -> Result<(), JournalError> {
-        let here: Vec<(usize, Box<[u8]>)> = {
+        let here: Vec<(usize, Arc<[u8]>)> = {
             let blocks = self.blocks.read();
             let range = blocks.range(place..place + out.len() as u64);
             range.map(|(at, block)| ((at - place) as usize, block.clone())).collect()
@@ -60,19 +66,66 @@ impl WriteBuffer {
         self.blocks.write().clear();
     }
 
-    /// The blocks as few long pieces.
-    pub fn runs(&self) -> Vec<(u64, AlignedBuf)> {
-        let blocks = self.blocks.read();
-        let places: Vec<u64> = blocks.keys().copied().collect();
-        let next_to = |a: &u64, b: &u64| a + BLOCK_SIZE as u64 == *b;
-        let mut runs = Vec::new();
-        for run in places.chunk_by(next_to).flat_map(|run| run.chunks(RUN_MAX)) {
-            let mut buf = AlignedBuf::zeroed(run.len() * BLOCK_SIZE);
-            for (block, into) in blocks.range(run[0]..).zip(buf.chunks_exact_mut(BLOCK_SIZE)) {
-                into.copy_from_slice(block.1);
+    /// Hands the blocks to `write`, as few long pieces. When it has written them, they are not here any more, but those that came
+    /// meanwhile.
+    pub fn drain<E>(&self, write: impl FnOnce(Vec<(u64, AlignedBuf)>) -> Result<(), E>) -> Result<(), E> {
+        let _one_at_a_time = self.draining.lock();
+        let taken = self.blocks.read().clone();
+        write(runs(&taken))?;
+        let mut blocks = self.blocks.write();
+        for (place, written) in taken {
+            if blocks.get(&place).is_some_and(|there| Arc::ptr_eq(there, &written)) {
+                blocks.remove(&place);
             }
-            runs.push((run[0], buf));
         }
-        runs
+        Ok(())
+    }
+}
+
+/// The blocks as few long pieces.
+fn runs(blocks: &Blocks) -> Vec<(u64, AlignedBuf)> {
+    let places: Vec<u64> = blocks.keys().copied().collect();
+    let next_to = |a: &u64, b: &u64| a + BLOCK_SIZE as u64 == *b;
+    let mut runs = Vec::new();
+    for run in places.chunk_by(next_to).flat_map(|run| run.chunks(RUN_MAX)) {
+        let mut buf = AlignedBuf::zeroed(run.len() * BLOCK_SIZE);
+        for (block, into) in blocks.range(run[0]..).zip(buf.chunks_exact_mut(BLOCK_SIZE)) {
+            into.copy_from_slice(block.1);
+        }
+        runs.push((run[0], buf));
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(buffer: &WriteBuffer, place: u64) -> u8 {
+        let mut out = AlignedBuf::zeroed(BLOCK_SIZE);
+        buffer.read_through(place, &mut out, |_| Ok(())).unwrap();
+        out[0]
+    }
+
+    #[test]
+    fn what_comes_while_others_are_written_stays() {
+        const BLOCK: u64 = BLOCK_SIZE as u64;
+        let buffer = WriteBuffer::default();
+        buffer.put(0, &[1; 2 * BLOCK_SIZE]);
+        let written = buffer.drain(|runs| {
+            assert_eq!(runs.len(), 1);
+            buffer.put(BLOCK, &[2; BLOCK_SIZE]);
+            buffer.put(7 * BLOCK, &[3; BLOCK_SIZE]);
+            Ok::<_, ()>(())
+        });
+        written.unwrap();
+        assert_eq!([0, 1, 7].map(|block| at(&buffer, block * BLOCK)), [0, 2, 3]);
+        buffer.drain(|_| Err(())).unwrap_err();
+        let written = buffer.drain(|runs| {
+            assert_eq!(runs.iter().map(|(place, _)| place / BLOCK).collect::<Vec<_>>(), [1, 7]);
+            Ok::<_, ()>(())
+        });
+        written.unwrap();
+        assert_eq!([1, 7].map(|block| at(&buffer, block * BLOCK)), [0, 0]);
     }
 }

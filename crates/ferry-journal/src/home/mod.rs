@@ -204,6 +204,7 @@ impl Home {
         let before = i128::from(self.live_bytes.load(Ordering::Relaxed));
         let changes = changes.map(|(key, change)| (&**key, change.as_deref()));
         let written = self.with_db(|db| {
+            self.file().begin();
             write_batch(db, &self.hash_key, changes, |grown| {
                 let live_bytes = u64::try_from(before + grown).unwrap_or(0);
                 HomeState { point, clean, live_bytes }

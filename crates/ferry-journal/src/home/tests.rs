@@ -7,6 +7,7 @@ use crate::disk::Disk;
 use ferry_device::MemDevice;
 use redb::StorageBackend;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const SEGMENT: u64 = 64 * 1024;
 
@@ -53,4 +54,42 @@ fn what_the_reloaded_map_names_is_not_given_back() {
     file.user().read(2 * unit, &mut bytes).unwrap();
     assert_eq!(bytes, page(3));
     assert_eq!(file.segments().len(), 4);
+}
+
+/// redb makes room in its cache while threads read: they write, beside a checkpoint and its syncs.
+#[test]
+fn nothing_is_lost_of_what_threads_write_beside_syncs() {
+    const PAGES: u64 = 6;
+    let geo = geometry();
+    let disk = Arc::new(Disk::new(Arc::new(MemDevice::new(9 * SEGMENT))));
+    let file = HomeFile::format(&disk, &geo, &[0, 1, 2, 3, 4, 5]).unwrap();
+    file.user().set_len(4 * PAGES * 4096).unwrap();
+    let written = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let syncing = scope.spawn(|| {
+            while !written.load(Ordering::Acquire) {
+                file.user().sync_data().unwrap();
+            }
+        });
+        let write = |thread: u64, round: u64| {
+            for n in 0..PAGES {
+                let (at, content) = ((thread * PAGES + n) * 4096, page((thread * 7 + n + round) as u8));
+                file.user().write(at, &content).unwrap();
+                let mut bytes = [0; 4096];
+                file.user().read(at, &mut bytes).unwrap();
+                assert!(bytes == content, "round {round}, thread {thread}, page {n}");
+            }
+        };
+        let writing: Vec<_> =
+            (1..4).map(|t| scope.spawn(move || (0..2000).for_each(|round| write(t, round)))).collect();
+        let ended: Vec<_> = writing.into_iter().map(|thread| thread.join()).collect();
+        written.store(true, Ordering::Release);
+        syncing.join().unwrap();
+        ended.into_iter().for_each(|ended| ended.unwrap());
+    });
+    for n in PAGES..4 * PAGES {
+        let mut bytes = [0; 4096];
+        file.user().read(n * 4096, &mut bytes).unwrap();
+        assert!(bytes == page((n / PAGES * 7 + n % PAGES + 1999) as u8), "page {n}");
+    }
 }

@@ -168,11 +168,19 @@ impl World {
         names
     }
 
-    /// Every rule that a stored volume keeps; what is only in memory is written back first.
+    /// Every rule that a stored volume keeps; what is only in memory is written back first. Beside threads in the background it is looked
+    /// again where something seems wrong: a checkpoint may be under way, and damage stays.
     fn check(&self) {
-        self.fs.sync().unwrap();
-        let report = fsck(&self.dev, FsckOptions::default(), &Env::real()).unwrap();
-        assert!(report.clean, "{:#?}", report.findings);
+        let mut looks = if self.options.background { 10 } else { 1 };
+        loop {
+            self.fs.sync().unwrap();
+            let report = fsck(&self.dev, FsckOptions::default(), &Env::real()).unwrap();
+            looks -= 1;
+            assert!(report.clean || looks > 0, "{:#?}", report.findings);
+            if report.clean {
+                return;
+            }
+        }
     }
 
     /// Whether the volume holds such an inode, with a name or without.

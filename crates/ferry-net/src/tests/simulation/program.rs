@@ -286,18 +286,19 @@ impl Program {
             return;
         }
         let (moved, replaced) = (self.newest(from), self.newest(to));
+        // A loss that nobody was told of yet may have brought back what was there before.
+        let may_be_moved: Vec<Held> =
+            self.names[&from].iter().filter(|state| state.is_some()).cloned().collect();
         let (old, new) = (name(self.who, from), name(self.who, to));
-        if let (Some(_), Some(replaced)) = (&moved, &replaced) {
-            self.durable.remove(replaced);
-        }
         let done = self.client.move_to(self.dirs[from.0], &old, self.dirs[to.0], &new);
         match done {
             Err(Errno(libc::ENOENT)) => self.must(moved.is_none(), "not there to be renamed"),
             done => {
+                if let (false, Some(replaced)) = (may_be_moved.is_empty(), &replaced) {
+                    self.durable.remove(replaced);
+                }
+                may_be_moved.into_iter().for_each(|state| self.becomes(to, state));
                 if moved.is_some() {
-                    // A loss that nobody was told of yet may have brought back what was there before.
-                    let states = self.names[&from].clone();
-                    states.into_iter().filter(Option::is_some).for_each(|state| self.becomes(to, state));
                     self.becomes(from, None);
                     self.becomes(to, moved.clone());
                 }
