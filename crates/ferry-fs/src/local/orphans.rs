@@ -32,7 +32,7 @@ const PROGRESS_EVERY: u64 = 10_000;
 
 #[derive(Default)]
 struct Queue {
-    /// Left over from before the mount.
+    /// Left over from before the mount, or removed while somebody may still know what is.
     leftovers: BTreeSet<Ino>,
     /// Somebody may still know them.
     held: bool,
@@ -105,10 +105,19 @@ impl Reclaimer {
         }
     }
 
-    /// Whether the inode is left over from before the mount, and somebody may still know it.
+    /// Whether the inode has no name, and somebody who is not back yet may know it.
     pub(super) fn holds(&self, ino: Ino) -> bool {
         let queue = self.queue.lock();
         queue.held && queue.leftovers.contains(&ino)
+    }
+
+    /// An inode has lost its last name, and nobody knows it; `true`: somebody who is not back yet may, so it is left over, too.
+    fn takes_in(&self, ino: Ino) -> bool {
+        let mut queue = self.queue.lock();
+        if queue.held {
+            queue.leftovers.insert(ino);
+        }
+        queue.held
     }
 
     pub(super) fn waiting(&self) -> usize {
@@ -227,6 +236,7 @@ impl LocalFs {
                 && !inode.is_known()
                 && !self.options.read_only
                 && !self.keeping_removed.load(Ordering::Acquire)
+                && !self.reclaimer.takes_in(inode.ino)
                 && !inode.set_flag(Inode::GONE)
         };
         if !gone {

@@ -164,6 +164,36 @@ fn what_somebody_has_open_outlives_a_mount_that_keeps_it() {
     }
 }
 
+/// Of two clients that are not back yet, one comes first, and removes what the other has open.
+#[test]
+fn what_is_removed_before_all_are_back_waits_for_them() {
+    let mut world = World::with(FsOptions {
+        background: false,
+        keeps_removed: true,
+        cache_bytes: 8 << 20,
+        ..FsOptions::default()
+    });
+    let (open, fh) = world.create(ROOT, "open").unwrap();
+    world.write(open, fh, 0, b"contents").unwrap();
+    let nobodys = world.file(ROOT, "nobody's").unwrap();
+    world.fs.keep_removed();
+    world.reopen();
+    world.unlink(ROOT, "open").unwrap();
+    world.unlink(ROOT, "nobody's").unwrap();
+    assert_eq!(world.lookup(open, ".").unwrap().map(|attr| attr.nlink), Some(0));
+    let fh = world.open(open).unwrap();
+    assert_eq!(world.read(open, fh, 100).unwrap(), b"contents");
+    world.fs.reclaim_removed();
+    assert!(world.stored(open) && !world.stored(nobodys));
+    world.release(open, fh);
+    world.fs.forget(open, 1);
+    assert!(!world.stored(open));
+    let later = world.file(ROOT, "later").unwrap();
+    world.unlink(ROOT, "later").unwrap();
+    assert!(!world.stored(later), "nobody is missing any more");
+    world.check();
+}
+
 #[test]
 fn the_mounts_end_forgets_everything() {
     let world = World::new();
