@@ -351,7 +351,10 @@ fn a_recall_while_the_log_is_full_waits_and_nothing_is_lost() {
                 made.fetch_add(1, Ordering::SeqCst);
             }
         });
-        until("the log is full", || lab.figure("unanswered") >= 800 || making.is_finished());
+        // On a busy machine the client promises no more because of the age of what is not answered, before there is so much of it.
+        let is_stuck =
+            || lab.figure("unanswered") >= 800 || client.figures("connection", "unanswered_ms") >= 3000;
+        until("the log is full", || is_stuck() || making.is_finished());
         assert!(!making.is_finished(), "the log has room for all");
         let least = made.load(Ordering::SeqCst);
         let wanting = scope.spawn(|| {
