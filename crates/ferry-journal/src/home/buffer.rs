@@ -98,6 +98,7 @@ fn runs(blocks: &Blocks) -> Vec<(u64, AlignedBuf)> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 mod tests {
     use super::*;
 
