@@ -176,7 +176,7 @@ impl LocalFs {
         let inode = {
             let state = dir.state.read();
             // "." is asked of anything by who has only its number: an NFS server, a client of a server that was restarted.
-            if name == b"." && state.rec.nlink == 0 && !dir.is_known() && !self.reclaimer.holds(parent) {
+            if name == b"." && state.rec.nlink == 0 && !dir.is_known() && !self.reclaimer.holds() {
                 return Err(errno(libc::ESTALE));
             }
             if name != b"." && !is_dir(state.rec.mode) {

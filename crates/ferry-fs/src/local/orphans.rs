@@ -105,10 +105,9 @@ impl Reclaimer {
         }
     }
 
-    /// Whether the inode has no name, and somebody who is not back yet may know it.
-    pub(super) fn holds(&self, ino: Ino) -> bool {
-        let queue = self.queue.lock();
-        queue.held && queue.leftovers.contains(&ino)
+    /// Whether somebody who is not back yet may know what has no name any more.
+    pub(super) fn holds(&self) -> bool {
+        self.queue.lock().held
     }
 
     /// An inode has lost its last name, and nobody knows it; `true`: somebody who is not back yet may, so it is left over, too.

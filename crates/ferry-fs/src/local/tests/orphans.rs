@@ -1,6 +1,7 @@
 //! Files without names: while they are open, and after a mount that ended without closing them.
 
 use super::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[test]
 fn an_open_file_outlives_its_name() {
@@ -191,6 +192,39 @@ fn what_is_removed_before_all_are_back_waits_for_them() {
     let later = world.file(ROOT, "later").unwrap();
     world.unlink(ROOT, "later").unwrap();
     assert!(!world.stored(later), "nobody is missing any more");
+    world.check();
+}
+
+/// Whoever is back asks for what it has open, at the moment when others remove it.
+#[test]
+fn what_is_being_removed_is_found_by_who_comes_back() {
+    const FILES: usize = 10_000;
+    let options = FsOptions { background: false, keeps_removed: true, ..FsOptions::default() };
+    let world = World::with(options);
+    let inos: Vec<Ino> = (0..FILES).map(|n| world.file(ROOT, &format!("{n}")).unwrap()).collect();
+    let (asked, mut missing) = (AtomicUsize::new(0), Vec::<Ino>::new());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..FILES {
+                while asked.load(Ordering::Acquire) < n {
+                    std::hint::spin_loop();
+                }
+                world.unlink(ROOT, &format!("{n}")).unwrap();
+            }
+        });
+        for (n, ino) in inos.iter().enumerate() {
+            asked.store(n, Ordering::Release);
+            // Now here, now there in what the other does meanwhile.
+            (0..n % 97 * 20).for_each(|_| std::hint::spin_loop());
+            match world.lookup(*ino, ".") {
+                Ok(_) => world.fs.forget(*ino, 1),
+                Err(_) => missing.push(*ino),
+            }
+        }
+    });
+    assert!(missing.is_empty(), "{missing:?} are not found");
+    world.fs.reclaim_removed();
+    assert!(!inos.iter().any(|ino| world.stored(*ino)));
     world.check();
 }
 
