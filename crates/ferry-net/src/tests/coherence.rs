@@ -124,9 +124,7 @@ fn what_a_client_forgets_the_server_forgets() {
     assert!(left < 64, "only what is not told yet, not {left}");
     assert_eq!(world.figure("open_files"), 0);
     a.fs.close();
-    while !world.server().control().clients().as_array().unwrap().is_empty() {
-        std::thread::yield_now();
-    }
+    world.until_nobody_is_there();
 }
 
 /// One file, as all clients must see it.

@@ -288,6 +288,13 @@ impl World {
         self.net.server.lock().clone().unwrap()
     }
 
+    /// Returns when the server knows that all clients are gone.
+    fn until_nobody_is_there(&self) {
+        while !self.server().control().clients().as_array().unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+    }
+
     fn take_server(&self) -> Server {
         let mut server = self.net.server.lock().take().unwrap();
         // A connection that is just being made holds it for a moment.

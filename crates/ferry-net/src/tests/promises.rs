@@ -188,9 +188,7 @@ impl World {
         let (ino, fh) = maker.create(dir, "f").unwrap();
         maker.close(ino, fh);
         maker.fs.close();
-        while !self.server().control().clients().as_array().unwrap().is_empty() {
-            std::thread::yield_now();
-        }
+        self.until_nobody_is_there();
         (dir, ino)
     }
 }

@@ -56,9 +56,7 @@ fn a_server_begins_at_once_after_one_that_has_stopped_in_order() {
         assert_eq!(reader.list(reader.ino(ROOT, &format!("d{round}"))).unwrap(), ["after", "before"]);
         // Who goes without a word would be waited for.
         [reader, writer].iter().for_each(|client| client.fs.close());
-        while !world.server().control().clients().as_array().unwrap().is_empty() {
-            std::thread::yield_now();
-        }
+        world.until_nobody_is_there();
     }
 }
 

@@ -202,6 +202,7 @@ fn a_holder_that_does_not_answer_holds_no_walk_up() {
     let b = world.client().program(7);
     let top = b.make_tree("t", 6, 2);
     b.fs.close();
+    world.until_nobody_is_there();
     drop(b);
     let b = world.client().program(7);
     let mut raw = Raw::greeted(&world);
@@ -331,6 +332,7 @@ fn an_answer_is_as_long_as_one_may_be_and_says_what_had_no_room() {
         a.me.call(|cx| a.fs.mknod(cx, wide, name.as_bytes(), libc::S_IFREG | 0o644, 0)).unwrap();
     }
     a.fs.close();
+    world.until_nobody_is_there();
     hand.later();
     let mut raw = Raw::greeted(&world);
     let (inodes, dirs, rest) = seen(walk(&mut raw, &[ROOT], Purpose::Look {}));
@@ -452,6 +454,7 @@ fn ends_at(message: u64, ends: Ends) -> bool {
     let a = world.client();
     a.make_tree("t", 4, 1);
     a.fs.close();
+    world.until_nobody_is_there();
     world.net.messages.cut_at.store(message, Ordering::SeqCst);
     let at = format!("message {message}");
     let over = std::sync::atomic::AtomicBool::new(false);
