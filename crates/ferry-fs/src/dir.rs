@@ -2,17 +2,21 @@
 //!
 //! A cache is *complete* or absent, so that a name that is not in it does not exist, and creating or missing a name
 //! never reaches the home store. It is born complete with its directory, or by a whole listing of a directory of at most
-//! [`LOAD_MAX`] entries; the owner of the inodes drops it when all caches together are too large.
+//! [`LOAD_MAX`] entries; the owner of the inodes drops it when all caches together are too large. Names of a directory
+//! without a cache are looked up one by one in the journal until that has cost what a listing does: whoever uses more
+//! directories than the caches hold pays at most twice what each way alone would have cost.
 
 use crate::api::Ino;
 use crate::keys::Dentry;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A directory with more entries than this is read from the journal, entry by entry.
 pub const LOAD_MAX: u64 = 1 << 16;
+/// To look up one name in the journal costs as much as to list so many.
+const LISTED_PER_LOOKUP: u64 = 4;
 
 /// An entry as the cache holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +35,8 @@ type Entries = BTreeMap<u64, DirName>;
 pub struct DirData {
     entries: Mutex<Option<Box<Entries>>>,
     used: AtomicBool,
+    /// Names looked up in the journal since there was a cache.
+    stored_lookups: AtomicU64,
 }
 
 /// What the cache knows of a name.
@@ -60,6 +66,17 @@ impl DirData {
             }
         }
         Cached::Absent((free < base + 256).then_some(free))
+    }
+
+    /// A name is looked up and there is no cache: whether to fill it first, in a directory of `size` entries. One of many
+    /// that ask at once is told so.
+    pub fn is_worth_loading(&self, size: u64) -> bool {
+        let lookups = self.stored_lookups.fetch_add(1, Ordering::Relaxed) + 1;
+        let worth = size <= LOAD_MAX && lookups * LISTED_PER_LOOKUP >= size;
+        if worth {
+            self.stored_lookups.store(0, Ordering::Relaxed);
+        }
+        worth
     }
 
     /// Whether there is a cache.

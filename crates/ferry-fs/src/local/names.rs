@@ -2,7 +2,7 @@
 
 use super::{LocalFs, VALID, errno, is_dir};
 use crate::api::{Entry, Errno, Ino, NAME_MAX};
-use crate::dir::{Cached, DirName, LOAD_MAX};
+use crate::dir::{Cached, DirName};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, BadRecord, Dentry, Key};
@@ -84,13 +84,13 @@ impl LocalFs {
             match dir.dir.find(base, name) {
                 Cached::Present(cookie, target) => return Ok(Found::Present(cookie, target)),
                 Cached::Absent(cookie) => return Ok(Found::Absent(cookie)),
-                Cached::Unknown if state.rec.size > LOAD_MAX => return self.find_stored(dir.ino, base, name),
-                Cached::Unknown => self.load_dir(dir)?,
+                Cached::Unknown if dir.dir.is_worth_loading(state.rec.size) => self.load_dir(dir)?,
+                Cached::Unknown => return self.find_stored(dir.ino, base, name),
             }
         }
     }
 
-    /// Finds a name of a directory that is too large for the cache.
+    /// Finds a name of a directory that is not cached.
     pub(super) fn find_stored(&self, dir: Ino, base: u64, name: &[u8]) -> Result<Found, FsError> {
         let (mut found, mut free, mut bad) = (None, base, None);
         let (from, to) = (keys::dentry_from(dir, base), keys::dentry_from(dir, base + DISAMBIGUATORS));

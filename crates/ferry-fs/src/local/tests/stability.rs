@@ -91,6 +91,22 @@ fn a_directory_too_large_for_the_cache() {
 }
 
 #[test]
+fn a_directory_is_loaded_once_lookups_have_cost_as_much() {
+    let world = World::new();
+    let dir = world.mkdir(ROOT, "d").unwrap();
+    for i in 0..1000 {
+        world.mknod(dir, &format!("{i}"), libc::S_IFIFO).unwrap();
+    }
+    let inode = world.fs.table.get(dir).unwrap().unwrap();
+    for _ in 0..2 {
+        assert_eq!(inode.dir.clear(), 1000);
+        let looked_up = (0..).take_while(|i| world.exists(dir, &i.to_string()) && !inode.dir.is_complete());
+        assert_eq!(looked_up.count(), 249, "four listed for each");
+    }
+    world.check();
+}
+
+#[test]
 fn equal_hashes_share_a_cookie_base() {
     // 54 bits do not collide by chance: entries are planted with the base of another name's hash.
     let world = World::new();
