@@ -159,7 +159,6 @@ shown_by_mount() {
 # suite_sync FILES: so many fsyncs pending.
 suite_sync() {
   say "--- fsyncs on a device that stalls, fails or is full"
-  check "cargo build --release: its programs" 900 cargo build --release --quiet --package ferry-bench --examples
   check "what is durable has been flushed below" 120 durable_is_flushed
   check "$1 fsyncs wait for a device that stalls" 180 stalled_fsyncs "$1" 2
   check "$1 fsyncs wait, and the device is gone" 180 lost_device "$1" 1

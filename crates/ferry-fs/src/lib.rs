@@ -2,6 +2,15 @@
 //!
 //! [`Filesystem`] is what a transport (FUSE, later the server) calls; [`LocalFs`] implements it on a volume.
 
+/// Asserts what costs too much where it is used: in debug builds and in this crate's own tests.
+macro_rules! checked {
+    ($($what:tt)*) => {
+        if cfg!(any(test, debug_assertions)) {
+            assert!($($what)*);
+        }
+    };
+}
+
 pub mod api;
 pub mod data;
 pub mod dir;

@@ -1,5 +1,5 @@
-//! The order of locks (`docs/locking.md`), asserted in debug builds: a thread that waits for a lock holds none that comes behind it.
-//! In release builds nothing of this remains.
+//! The order of locks (`docs/locking.md`), asserted in debug builds and in this crate's own tests: a thread that waits for a lock holds none
+//! that comes behind it. In other release builds nothing of this remains.
 
 use crate::api::Ino;
 use std::ops::{Deref, DerefMut};
@@ -28,11 +28,11 @@ pub enum Rank {
 /// That this thread holds a lock.
 #[derive(Debug)]
 pub struct Held {
-    #[cfg(debug_assertions)]
+    #[cfg(any(test, debug_assertions))]
     rank: Rank,
 }
 
-#[cfg(debug_assertions)]
+#[cfg(any(test, debug_assertions))]
 mod held {
     use super::{Held, Rank};
     use std::cell::RefCell;
@@ -69,7 +69,7 @@ mod held {
     }
 }
 
-#[cfg(not(debug_assertions))]
+#[cfg(not(any(test, debug_assertions)))]
 impl Held {
     /// The thread is about to wait for a lock.
     pub fn wait(_rank: Rank) -> Self {
@@ -121,7 +121,7 @@ impl<G: DerefMut> DerefMut for Guard<G> {
     }
 }
 
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
 mod tests {
     use super::{Held, Rank};
 

@@ -32,7 +32,7 @@ pub struct Frame {
 impl Frame {
     /// `len` zeros from byte `first` of folio `index` on. `len` is a multiple of 8.
     pub fn new(index: u64, first: usize, len: usize) -> Self {
-        debug_assert!(len.is_multiple_of(WORD), "frames are made of words");
+        checked!(len.is_multiple_of(WORD), "frames are made of words");
         Self {
             index,
             first,
@@ -73,7 +73,7 @@ impl Frame {
     /// A change of bytes begins.
     pub fn begin(&self) {
         let seq = self.seq.load(Ordering::Relaxed);
-        debug_assert!(seq.is_multiple_of(2), "two change a frame at a time");
+        checked!(seq.is_multiple_of(2), "two change a frame at a time");
         self.seq.store(seq + 1, Ordering::Relaxed);
         fence(Ordering::Release);
     }
@@ -81,7 +81,7 @@ impl Frame {
     /// The change is over.
     pub fn end(&self) {
         let seq = self.seq.load(Ordering::Relaxed);
-        debug_assert!(seq % 2 == 1, "a change ends that did not begin");
+        checked!(seq % 2 == 1, "a change ends that did not begin");
         self.seq.store(seq + 1, Ordering::Release);
     }
 

@@ -411,7 +411,7 @@ impl Table {
         let (mut dev, mut left) = (dev, by.unsigned_abs());
         while left > 0 {
             let Some((segment, at)) = self.locate(dev) else {
-                debug_assert!(false, "device block {dev} lies in no segment");
+                checked!(false, "device block {dev} lies in no segment");
                 return;
             };
             let here = left.min(u64::from(self.blocks - at));
@@ -420,7 +420,7 @@ impl Table {
                 record.live += here as u32;
                 state.live += here;
             } else {
-                debug_assert!(u64::from(record.live) >= here, "segment {segment} has too few live blocks");
+                checked!(u64::from(record.live) >= here, "segment {segment} has too few live blocks");
                 record.live = record.live.saturating_sub(here as u32);
                 state.live = state.live.saturating_sub(here);
             }

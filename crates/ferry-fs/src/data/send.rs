@@ -363,7 +363,7 @@ impl DataStore {
         }
         show_blocks(&mut state, &pages);
         let inline = state.logged.inline.as_ref().map(|i| i.len() as u64);
-        debug_assert!(inline.is_none_or(|len| len == state.logged.size), "contents and size belong together");
+        checked!(inline.is_none_or(|len| len == state.logged.size), "contents and size belong together");
         txn.put(&keys::inode(inode.ino), &state.record().encode());
         let seq = self.table.commit(txn, &delta, work.held, chunk, &self.space);
         self.note_seq(Some(inode), seq);

@@ -69,7 +69,7 @@ fn kind_name(kind: u8) -> &'static str {
 impl Tree {
     /// Adds an inode; they come in ascending order.
     pub(super) fn inode(&mut self, ino: Ino, record: &InodeRecord) {
-        debug_assert!(self.rows.last().is_none_or(|last| last.ino < ino), "the view is scanned in order");
+        checked!(self.rows.last().is_none_or(|last| last.ino < ino), "the view is scanned in order");
         self.rows.push(Row {
             ino,
             parent: record.parent,

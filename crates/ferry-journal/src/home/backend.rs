@@ -692,6 +692,12 @@ impl FileUser {
         self.of_epoch(*self.file.epoch.read())
     }
 
+    /// The epoch ends when nobody is here.
+    fn writing(&self, write: impl FnOnce(&HomeFile) -> io::Result<()>) -> io::Result<()> {
+        let epoch = self.file.epoch.read();
+        write(self.of_epoch(*epoch)?)
+    }
+
     fn of_epoch(&self, epoch: u64) -> io::Result<&HomeFile> {
         if self.epoch == epoch {
             Ok(&self.file)
@@ -722,17 +728,14 @@ impl StorageBackend for FileUser {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        let epoch = self.file.epoch.read();
-        self.of_epoch(*epoch)?.set_len(len)
+        self.writing(|file| file.set_len(len))
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        let epoch = self.file.epoch.read();
-        self.of_epoch(*epoch)?.sync()
+        self.writing(|file| file.sync())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let epoch = self.file.epoch.read();
-        self.of_epoch(*epoch)?.write(offset, data)
+        self.writing(|file| file.write(offset, data))
     }
 }

@@ -197,8 +197,7 @@ impl<'a> Connection<'a> {
             };
             match message {
                 ToServer::Bye {} => {
-                    self.core.end(self.session);
-                    self.core.leases.end(self.session.number);
+                    self.core.leave(self.session);
                     return Ok(());
                 }
                 message => self.take(message, len).await.map_err(|Violation(rule)| {

@@ -236,7 +236,14 @@ impl Core {
         self.end_if_left(session, None);
     }
 
-    /// The same, but not if its client is there or was there after `left`.
+    /// The same for one whose client relies on nothing any more: when it is not there, nor are its leases.
+    fn leave(&self, session: &Arc<Session>) {
+        session.end(None, &self.locks);
+        self.leases.end(session.number);
+        self.end(session);
+    }
+
+    /// [`Core::end`], but not if its client is there or was there after `left`.
     fn end_if_left(&self, session: &Arc<Session>, left: Option<Duration>) -> bool {
         let ended = self.close(session, left);
         if ended {
