@@ -72,6 +72,32 @@ two_clients() {
   remote_over "$a" "$b"
 }
 
+# Bytes that are free on a mount.
+free_on() { df --output=avail -B1 "$1" | tail -n 1; }
+
+# What one client has made and another removes is free again, though the maker's kernel has kept it; but not while it is open.
+removed_by_another() {
+  serve_volume "$scratch/remote.ferry"
+  local a=$scratch/a b=$scratch/b before tries
+  mount_remote "$a"; mount_remote "$b"
+  mkdir "$a/made"
+  before=$(free_on "$b")
+  head -c 40M /dev/urandom | split -b 1M - "$a/made/"
+  sync -f "$a"
+  mv "$b/made/aa" "$b/made/moved"
+  exec 8<"$a/made/ab"
+  rm "$b"/made/*
+  for ((tries = 0; tries < 100; tries++)); do
+    [ "$(free_on "$b")" -lt $((before - (3 << 20))) ] || break
+    sleep 0.1
+  done
+  echo "free after $((tries / 10)) s"
+  [ "$tries" -lt 100 ]
+  [ "$(head -c 1M <&8 | wc -c)" = $((1 << 20)) ]
+  exec 8<&-
+  remote_over "$a" "$b"
+}
+
 # Random operations of three, every answer checked against one order; and it is leases that answer most questions.
 one_order() {
   serve_volume "$scratch/remote.ferry"
@@ -363,6 +389,7 @@ suite_remote() {
   check "mappings see what others write" 120 mapped_at_two 40
   check "a client stands still" 60 a_client_stands_still
   check "the server stops and crashes under work" 120 server_goes_away
+  check "what another client removes is free" 60 removed_by_another
   check "the server is killed under work that is synced" 120 server_is_killed
   check "the server is killed under work that is not synced" 120 server_is_killed_and_nothing_is_lost
   check "a file that is removed while open outlives the server" 120 removed_while_open

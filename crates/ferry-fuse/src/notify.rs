@@ -161,7 +161,7 @@ impl Notifier {
                     attributes(device, ino);
                 }
                 Notice::Entry { parent, name } => entry(device, parent, &name, 0),
-                Notice::Forget { what: ToForget { mut inodes, names, contents }, done } => {
+                Notice::Forget { what: ToForget { mut inodes, names, gone, contents }, done } => {
                     inodes.retain(|ino| !attributes(device, *ino));
                     for _ in 0..AGAIN_MAX {
                         if inodes.is_empty() {
@@ -171,6 +171,7 @@ impl Notifier {
                         inodes.retain(|ino| !attributes(device, *ino));
                     }
                     names.iter().for_each(|(parent, name)| entry(device, *parent, name, abi::EXPIRE_ONLY));
+                    gone.iter().for_each(|(parent, name)| entry(device, *parent, name, 0));
                     done();
                     let contents = contents.into_iter().map(|ino| Notice::Inode { ino, offset: 0, len: 0 });
                     contents.for_each(|notice| self.lane(Kind::Contents).push_over(notice));

@@ -5,7 +5,7 @@ use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, Timestamp, XAT
 use crate::codec::{List, wire_enum, wire_fields};
 
 /// The version of the protocol: both sides must have the same.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Bytes of the largest read and write.
 pub const IO_MAX: usize = 1 << 20;
 /// Bytes of the longest message: the largest write and what goes before it.
@@ -485,6 +485,12 @@ wire_enum! {
         9 => Durable {
             /// The newest of them.
             seq: u64,
+        },
+        /// Before `Pong`: names of inodes that the client knows and that other clients have taken away. While its kernel keeps them, what has
+        /// no other name takes space.
+        10 => Gone {
+            /// Which, [`BATCH_MAX`] at most.
+            names: List<Place>,
         },
     }
 }

@@ -700,6 +700,10 @@ impl Link {
                 self.return_leases(&inodes.0, true);
                 restore.given_up(Some(&inodes.0));
             }
+            ToClient::Gone { names } => {
+                let gone = names.0.into_iter().map(|place| (place.parent, place.name.into())).collect();
+                self.kernel.forget_unasked(ToForget { gone, ..ToForget::default() });
+            }
             ToClient::Goodbye {} => {
                 self.state.lock().said_goodbye = true;
                 return Ok(false);

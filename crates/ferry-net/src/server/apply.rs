@@ -131,11 +131,13 @@ impl Applying<'_> {
         }
         let makes_directory = matches!(op, Op::Mkdir { .. });
         let writes = matches!(op, Op::Write { .. });
+        let taken = self.names_taken(&op);
         let permitted = self.permit(&mut op).and_then(|()| self.promised(&op));
         let outcome = match permitted.and_then(|()| self.make(op)) {
             Ok(outcome) => outcome,
             Err(errno) => return Applied::failed(errno),
         };
+        self.names_lost(inos, &taken);
         let file = inos.first().filter(|_| writes && self.told.is_some());
         let size = file.and_then(|ino| self.attr_now(*ino).ok()).map(|attr| attr.size);
         let made = match &outcome {

@@ -15,6 +15,7 @@ use super::apply::Told;
 use super::requests::Request;
 use super::session::{Change, Line, Room, Session, Violation};
 use super::{Core, Refusal, Stage};
+use crate::codec::List;
 use crate::frame::{self, Frames, Stream};
 use crate::limits::Peer;
 use crate::message::{
@@ -232,8 +233,12 @@ impl<'a> Connection<'a> {
             ToServer::Ping {} => {
                 let (renewed, series) = self.core.leases.renew(self.session.number);
                 let durable = self.session.durable();
-                let _gone =
-                    self.line.send((frame::encode(&ToClient::Pong { renewed, series, durable }), Vec::new()));
+                let names = self.session.take_lost_names();
+                let gone =
+                    names.chunks(BATCH_MAX).map(|batch| ToClient::Gone { names: List(batch.to_vec()) });
+                let mut frames = gone.flat_map(|message| frame::encode(&message)).collect::<Vec<u8>>();
+                frames.extend(frame::encode(&ToClient::Pong { renewed, series, durable }));
+                let _closed = self.line.send((frames, Vec::new()));
                 Ok(())
             }
             ToServer::Returned { inodes, after } => {

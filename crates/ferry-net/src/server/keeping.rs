@@ -3,7 +3,7 @@
 use ferry_fs::{Attr, Errno, InProcess, Ino, ROOT};
 
 use super::apply::Applying;
-use crate::message::{LEASED, LEASED_FOUND, Op, Outcome};
+use crate::message::{LEASED, LEASED_FOUND, Op, Outcome, Place};
 
 /// What became of a lookup.
 pub(super) enum Found {
@@ -80,6 +80,43 @@ impl Applying<'_> {
             })
         });
         listed.is_ok() && empty
+    }
+
+    /// The names that a change takes away from what they mean, which is no directory; the new one of a rename last.
+    pub(super) fn names_taken(&self, op: &Op) -> Vec<Place> {
+        let place = |dir: &Ino, name: &Vec<u8>| {
+            Some(Place { parent: self.session.inward(*dir)?, name: name.clone() })
+        };
+        let names = match op {
+            _ if self.core.is_alone() => [None, None],
+            Op::Unlink { parent, name } => [place(parent, name), None],
+            Op::Rename { parent, name, new_parent, new_name, flags } if !flags.exchange => {
+                [place(parent, name), place(new_parent, new_name)]
+            }
+            _ => [None, None],
+        };
+        names.into_iter().flatten().collect()
+    }
+
+    /// The names were taken from these inodes (and their directories are among them): who knows them is told, with his next ping. Not of
+    /// directories: programs at work in one that was moved find it by what their kernel knows.
+    pub(super) fn names_lost(&self, inos: &[Ino], names: &[Place]) {
+        if names.is_empty() || matches!(names, [_, new] if self.is_directory(new)) {
+            return;
+        }
+        for other in self.core.all() {
+            if other.number != self.session.number {
+                other.lose_names(inos, names);
+            }
+        }
+    }
+
+    fn is_directory(&self, Place { parent, name }: &Place) -> bool {
+        let found = InProcess::default().call(|cx| self.fs().lookup(cx, *parent, name));
+        found.ok().and_then(|entry| entry.attr).is_some_and(|attr| {
+            self.fs().forget(attr.ino, 1);
+            attr.mode & libc::S_IFMT == libc::S_IFDIR
+        })
     }
 
     /// The inodes that a change touches, of unlink, rmdir, rename and create also those that the names mean; in order.

@@ -311,6 +311,11 @@ impl Core {
         self.leases.end_series(session.number, self.leases.series(session.number));
     }
 
+    /// Whether there is no second session.
+    fn is_alone(&self) -> bool {
+        self.sessions.lock().len() < 2
+    }
+
     fn all(&self) -> Vec<Arc<Session>> {
         self.sessions.lock().values().cloned().collect()
     }

@@ -30,7 +30,7 @@ use super::provisions::Provisions;
 use crate::codec::List;
 use crate::frame;
 use crate::limits::Peer;
-use crate::message::{Made, Op, Outcome, Promised, ToClient, WINDOW_OPS, Who};
+use crate::message::{Made, Op, Outcome, Place, Promised, ToClient, WINDOW_OPS, Who};
 
 /// No more answers wait for company,
 const OUTBOX_ANSWERS_MAX: usize = 64;
@@ -38,6 +38,10 @@ const OUTBOX_ANSWERS_MAX: usize = 64;
 const OUTBOX_BYTES_MAX: usize = 32 << 10;
 /// Files that a client may have open.
 const OPEN_MAX: usize = 1 << 20;
+/// Of names that others have taken away between two pings a client is told of the newest, so many bytes of them.
+const GONE_BYTES_MAX: usize = 2 << 20;
+/// Bytes of such a name beside the name itself.
+const GONE_BYTES: usize = 64;
 
 /// Room in the window, held from a message's arrival until its answer is on its way.
 pub(super) type Room = (OwnedSemaphorePermit, OwnedSemaphorePermit);
@@ -136,6 +140,8 @@ struct State {
     /// Bytes of changes in the queue.
     queued: usize,
     delayed: Vec<Delayed>,
+    /// Names of inodes in `known` that others have taken away since the last ping, and their bytes.
+    gone: (VecDeque<Place>, usize),
     /// The session was taken up, with this mark, and no change has come yet: the client may not have heard of it.
     taken_up: Option<u64>,
     /// A thread applies the queue.
@@ -530,6 +536,32 @@ impl Session {
         stamp
     }
 
+    /// Another client has taken these names away from some of these inodes.
+    pub(super) fn lose_names(&self, inos: &[Ino], names: &[Place]) {
+        let mut state = self.state.lock();
+        let knows = |ino: &Ino| *ino == self.root || state.known.contains_key(ino);
+        let is_dir = |ino: &Ino| names.iter().any(|name| name.parent == *ino);
+        if state.over || !inos.iter().any(|ino| !is_dir(ino) && knows(ino)) {
+            return;
+        }
+        let known: Vec<&Place> = names.iter().filter(|name| knows(&name.parent)).collect();
+        for Place { parent, name } in known {
+            let (gone, bytes) = &mut state.gone;
+            gone.push_back(Place { parent: self.outward(*parent), name: name.clone() });
+            *bytes += GONE_BYTES + name.len();
+            while *bytes > GONE_BYTES_MAX
+                && let Some(oldest) = gone.pop_front()
+            {
+                *bytes -= GONE_BYTES + oldest.name.len();
+            }
+        }
+    }
+
+    /// The names that others have taken away since this was asked last.
+    pub(super) fn take_lost_names(&self) -> Vec<Place> {
+        std::mem::take(&mut self.state.lock().gone).0.into()
+    }
+
     /// The client forgets an inode, unless an answer that it had not seen has named it again.
     pub(super) fn forget(&self, fs: &dyn Filesystem, ino: Ino, stamp: u64) {
         let gone = {
@@ -603,6 +635,7 @@ impl Session {
             state.queue.clear();
             state.queued = 0;
             state.delayed.clear();
+            state.gone = (VecDeque::new(), 0);
         }
         *locker = None;
         self.provisions.end();

@@ -24,6 +24,26 @@ impl World {
     }
 }
 
+/// A kernel that keeps names, and what they mean with them.
+#[derive(Default)]
+struct Names(Mutex<Vec<(Ino, Box<[u8]>)>>);
+
+impl ferry_fs::Host for Names {
+    fn invalidate_inode(&self, _ino: Ino, _offset: u64, _len: u64) {}
+    fn invalidate_attributes(&self, _ino: Ino) {}
+    fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
+    fn forget(&self, what: ferry_fs::ToForget, done: Box<dyn FnOnce() + Send>) {
+        self.0.lock().extend(what.gone);
+        done();
+    }
+    fn forgets_names(&self) -> bool {
+        true
+    }
+    fn stats(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+}
+
 fn wait_until(what: &str, done: impl Fn() -> bool) {
     let start = std::time::Instant::now();
     while !done() {
@@ -138,4 +158,48 @@ fn credit_does_not_leak_over_connections_that_end() {
     wait_until("it leaks", || is_quiet() && world.aside() == (0, 0) && client.fs.credit() == (0, 0));
     client.sync().unwrap();
     assert_eq!(client.list(dir).unwrap().len(), 40 * 40);
+}
+
+#[test]
+fn a_kernel_does_not_keep_what_others_have_taken_the_name_of() {
+    let world = World::of_short_terms(804, 64 << 20);
+    let (maker, other, third) = (world.client(), world.client(), world.client());
+    let (kernel, idle) = (Arc::new(Names::default()), Arc::new(Names::default()));
+    maker.fs.attach(Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>);
+    third.fs.attach(Arc::clone(&idle) as Arc<dyn ferry_fs::Host>);
+    let dir = maker.mkdir(ROOT, "d").unwrap();
+    let free = world.free_bytes();
+    let mut known = Vec::new();
+    for name in ["removed", "moved", "kept"] {
+        let (ino, fh) = maker.create(dir, name).unwrap();
+        for mib in 0..4 {
+            assert_eq!(maker.write(ino, fh, mib << 20, &vec![1; 1 << 20]), Ok(1 << 20));
+        }
+        maker.fsync(ino, fh).unwrap();
+        maker.close(ino, fh);
+        known.push(ino);
+    }
+    maker.mkdir(dir, "directory").unwrap();
+    let dir = other.ino(ROOT, "d");
+    other.unlink(dir, "removed").unwrap();
+    other.rename(dir, "moved", "elsewhere").unwrap();
+    other.unlink(dir, "elsewhere").unwrap();
+    other.rename(dir, "directory", "elsewhere").unwrap();
+    let (its, fh) = other.create(dir, "its own").unwrap();
+    other.close(its, fh);
+    other.unlink(dir, "its own").unwrap();
+    let gone = ["removed", "moved", "elsewhere", "elsewhere"].map(|name| (dir, name.as_bytes().into()));
+    wait_until("the maker's kernel is not told", || kernel.0.lock().len() >= gone.len());
+    known[..2].iter().for_each(|ino| maker.fs.forget(*ino, 1));
+    let ours = |client: &Client| {
+        client.sync().unwrap();
+        client.fs.credit().0 + world.aside().0
+    };
+    wait_until("what was removed is not free", || {
+        [&maker, &other, &third].iter().all(|client| ours(client) == 0)
+            && world.free_bytes() + (5 << 20) >= free
+    });
+    assert_eq!(*kernel.0.lock(), gone, "nothing of directories, and of what it does not know");
+    assert_eq!(*idle.0.lock(), [], "who knows nothing is not told");
+    assert!(maker.lookup(dir, "kept").unwrap().is_some());
 }
