@@ -851,7 +851,9 @@ mod tests {
                 fenced.fence(&*volume);
             }
         }));
-        std::thread::sleep(Duration::from_millis(10));
+        while leases.relied_on().0 {
+            std::thread::yield_now();
+        }
         let (done, all) = channel();
         let (of_both, told) = (Arc::clone(&leases), done.clone());
         std::thread::spawn(move || {
@@ -866,13 +868,17 @@ mod tests {
             pushing.push(epoch, change(1), 0, &of_push).expect("in order");
             told.send("pushed")
         });
-        std::thread::sleep(Duration::from_millis(100));
+        while session.state.try_lock().is_some() {
+            std::thread::yield_now();
+        }
         let (enlisting, volume) = (Arc::clone(&session), Arc::clone(&fs));
         std::thread::spawn(move || {
             enlisting.enlist(&*volume, true).expect("it may");
             done.send("entered")
         });
-        std::thread::sleep(Duration::from_millis(100));
+        while session.enlisted.try_lock().is_some_and(|enlisted| *enlisted == Enlisted::No) {
+            std::thread::yield_now();
+        }
         go_on.send(()).expect("it is waited for");
         let mut ended = Vec::new();
         while ended.len() < 3 {
