@@ -21,8 +21,10 @@ const FRAME_SMALL: usize = 256;
 const READ_MIN: usize = 16 << 10;
 /// and so much memory is kept where nothing has begun to come.
 const KEPT_MAX: usize = 64 << 10;
-/// Who does not take a message for so long is gone.
+/// Who does not take a message for so long is gone;
 const WRITE_TIME_MAX: Duration = Duration::from_secs(30);
+/// nor, where more come all the time, so many bytes of them.
+const WRITE_BYTES_MAX: usize = 1 << 20;
 
 /// Both ends of a connection, plain or TLS.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -196,12 +198,13 @@ pub(crate) async fn write_all<T>(
     let mut writer = BufWriter::with_capacity(64 << 10, writer);
     while let Some(mut next) = frames.recv().await {
         let sent = timeout(WRITE_TIME_MAX, async {
+            let mut bytes = 0;
             loop {
                 writer.write_all(&next.0).await?;
-                match frames.try_recv() {
-                    Ok(another) => next = another,
-                    Err(_) => return writer.flush().await,
-                }
+                bytes += next.0.len();
+                let more = if bytes < WRITE_BYTES_MAX { frames.try_recv().ok() } else { None };
+                let Some(another) = more else { return writer.flush().await };
+                next = another;
             }
         });
         if !matches!(sent.await, Ok(Ok(()))) {
@@ -260,5 +263,25 @@ mod tests {
                 assert_eq!(frames.ready().await.map_err(|error| error.kind()), Err(kind));
             });
         }
+    }
+
+    #[test]
+    fn who_takes_frames_slowly_but_always_is_not_gone() {
+        const FRAMES: usize = 8000;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.expect("there are threads").block_on(async {
+            let (near, mut far) = tokio::io::duplex(1 << 16);
+            let (line, frames) = tokio::sync::mpsc::unbounded_channel();
+            (0..FRAMES).for_each(|_| line.send((vec![1; 1024], ())).expect("it listens"));
+            drop(line);
+            let writing = tokio::spawn(write_all(near, frames));
+            let (mut taken, mut piece) = (0, vec![0; 1024]);
+            while let Ok(n @ 1..) = far.read(&mut piece).await {
+                taken += n;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            writing.await.expect("it does not panic");
+            assert_eq!(taken, FRAMES * 1024, "a frame every 10 ms is a sign of life");
+        });
     }
 }

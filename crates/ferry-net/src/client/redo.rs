@@ -68,7 +68,7 @@ fn makes(op: &Op) -> bool {
 
 impl Plan {
     pub(super) fn new(redo: Redo, tables: &mut Tables) -> Self {
-        let Redo { changes, mark, older, overflow, claims, numbers } = redo;
+        let Redo { changes, mark, older, overflow, claims, numbers, made: mut made_before } = redo;
         let mut plan = Self {
             numbers: Vec::new(),
             claims,
@@ -91,6 +91,7 @@ impl Plan {
         }
         let Some(mark) = mark else {
             plan.claims.clear();
+            plan.unnamed = made_before;
             changes.into_iter().for_each(|change| plan.lose(change));
             return plan;
         };
@@ -101,7 +102,8 @@ impl Plan {
             .filter(|change| matches!(change.op, Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. }))
             .flat_map(|change| change.touched.iter().copied())
             .collect();
-        let (again, made) = plan.choose(changes, mark);
+        let (again, mut made) = plan.choose(changes, mark);
+        made.append(&mut made_before);
         let fresh: Vec<Ino> = again.iter().map(KeptChange::number).filter(|ino| *ino != 0).collect();
         for range in numbers {
             let within = |ino: &&Ino| (range.first..range.first + Ino::from(range.count)).contains(*ino);

@@ -29,8 +29,10 @@ const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// The other side has so long to take the last words and to hang up.
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
-/// Requests of a client that wait for locks.
+/// Requests of a client that wait for locks, or whose late answers are not on their way.
 const LOCK_WAITS_MAX: usize = 4096;
+/// Pings whose answers are not on their way; more are not answered: who does not read has no use for them.
+const PINGS_MAX: usize = 16;
 
 type Messages = Frames<ReadHalf<Box<dyn Stream>>>;
 
@@ -118,6 +120,13 @@ impl Drop for Unanswered {
     }
 }
 
+/// Room for one more, if there is any.
+fn one_of(semaphore: &Arc<Semaphore>) -> Option<Room> {
+    let one = Arc::clone(semaphore).try_acquire_owned().ok()?;
+    let nothing = Arc::clone(semaphore).try_acquire_many_owned(0).ok()?;
+    Some((one, nothing))
+}
+
 /// Requests for locks that are not answered, and whether they are cancelled: a cancel may come before its request stands in line.
 type Locking = Arc<Mutex<HashMap<u64, bool>>>;
 
@@ -152,6 +161,9 @@ struct Connection<'a> {
     ops: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
     locking: Locking,
+    /// Room for those who wait for locks, and for pings.
+    lock_waits: Arc<Semaphore>,
+    pings: Arc<Semaphore>,
 }
 
 impl<'a> Connection<'a> {
@@ -159,7 +171,10 @@ impl<'a> Connection<'a> {
         let ops = Arc::new(Semaphore::new(WINDOW_OPS));
         let bytes = Arc::new(Semaphore::new(WINDOW_BYTES / WINDOW_UNIT));
         let due = Due { core, session, any: false };
-        Self { core, session, epoch, line, due, ops, bytes, locking: Locking::default() }
+        let (lock_waits, pings) =
+            (Arc::new(Semaphore::new(LOCK_WAITS_MAX)), Arc::new(Semaphore::new(PINGS_MAX)));
+        let locking = Locking::default();
+        Self { core, session, epoch, line, due, ops, bytes, locking, lock_waits, pings }
     }
 
     /// Takes messages until the connection ends; an error is told to the other side.
@@ -232,13 +247,15 @@ impl<'a> Connection<'a> {
             ToServer::Hello { .. } | ToServer::Bye {} => Err(Violation("a second greeting")),
             ToServer::Ping {} => {
                 let (renewed, series) = self.core.leases.renew(self.session.number);
-                let durable = self.session.durable();
-                let names = self.session.take_lost_names();
-                let gone =
-                    names.chunks(BATCH_MAX).map(|batch| ToClient::Gone { names: List(batch.to_vec()) });
-                let mut frames = gone.flat_map(|message| frame::encode(&message)).collect::<Vec<u8>>();
-                frames.extend(frame::encode(&ToClient::Pong { renewed, series, durable }));
-                let _closed = self.line.send((frames, Vec::new()));
+                if let Some(room) = one_of(&self.pings) {
+                    let durable = self.session.durable();
+                    let names = self.session.take_lost_names();
+                    let gone =
+                        names.chunks(BATCH_MAX).map(|batch| ToClient::Gone { names: List(batch.to_vec()) });
+                    let mut frames = gone.flat_map(|message| frame::encode(&message)).collect::<Vec<u8>>();
+                    frames.extend(frame::encode(&ToClient::Pong { renewed, series, durable }));
+                    let _closed = self.line.send((frames, vec![room]));
+                }
                 Ok(())
             }
             ToServer::Returned { inodes, after } => {
@@ -271,9 +288,9 @@ impl<'a> Connection<'a> {
                 let room = self.room(&op, len).await;
                 if !matches!(op, Op::Lock { .. }) {
                     self.request((id, after), who, op, room);
-                } else if self.locking.lock().len() < LOCK_WAITS_MAX {
+                } else if let Some(place) = one_of(&self.lock_waits) {
                     self.locking.lock().insert(id, false);
-                    self.request_lock((id, after), who, op, room);
+                    self.request_lock((id, after), who, op, (room, place));
                 } else {
                     let refused = Outcome::Failed { errno: libc::ENOLCK };
                     self.session.reply((self.epoch, id), 0, refused, Some(room));
@@ -296,8 +313,8 @@ impl<'a> Connection<'a> {
         self.session.when_applied(after, Box::new(run));
     }
 
-    /// A lock may be waited for without end: those who wait leave their room in the window to others.
-    fn request_lock(&self, (id, after): (u64, u64), who: Who, op: Op, room: Room) {
+    /// A lock may be waited for without end: those who wait leave their room in the window to others. Their answers have another place.
+    fn request_lock(&self, (id, after): (u64, u64), who: Who, op: Op, (room, place): (Room, Room)) {
         let (core, session, epoch) = (Arc::clone(self.core), Arc::clone(self.session), self.epoch);
         let locking = Arc::clone(&self.locking);
         let runtime = core.runtime.clone();
@@ -308,7 +325,7 @@ impl<'a> Connection<'a> {
                 let answer = Unanswered::new(&session, (epoch, id));
                 let told: Told = Box::new(move |outcome, leased| {
                     answered.lock().remove(&id);
-                    answer.reply(leased, outcome, None);
+                    answer.reply(leased, outcome, Some(place));
                 });
                 let is_cancelled = || locking.lock().get(&id) == Some(&true);
                 if is_cancelled() {

@@ -76,8 +76,11 @@ impl Provisions {
     /// Numbers that the session had before the server crashed; whether there are not too many.
     pub(super) fn add_old(&self, more: Range<Ino>) -> bool {
         let mut old = self.old.lock();
-        old.push(more);
-        old.len() <= OLD_RANGES_MAX
+        let room = old.len() < OLD_RANGES_MAX;
+        if room {
+            old.push(more);
+        }
+        room
     }
 
     /// The session knew an inode that is not there.

@@ -14,6 +14,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ferry_device::Clock;
@@ -186,8 +187,11 @@ pub(super) struct Session {
     state: Mutex<State>,
     /// What it promises out of.
     pub(super) provisions: Provisions,
-    /// Whether it has a mark on the volume. Locked before `state`.
+    /// Whether it has a mark on the volume. Locked behind the leases, by whoever fences it, and `state` comes before those: so nothing of the
+    /// session is locked under it.
     enlisted: Mutex<Enlisted>,
+    /// It has ended, as `state` says.
+    over: AtomicBool,
     /// It makes again what it had promised to a server that crashed. Held while one of these changes is made.
     redoing: RwLock<bool>,
 }
@@ -202,8 +206,23 @@ impl Session {
         read_only: bool,
     ) -> Self {
         let (locker, state, provisions) = (RwLock::new(Some(0)), Mutex::default(), Provisions::default());
-        let (enlisted, redoing) = (Mutex::new(Enlisted::No), RwLock::new(false));
-        Self { id, number, name, peer, path, root, read_only, locker, state, provisions, enlisted, redoing }
+        let (enlisted, over, redoing) =
+            (Mutex::new(Enlisted::No), AtomicBool::new(false), RwLock::new(false));
+        Self {
+            id,
+            number,
+            name,
+            peer,
+            path,
+            root,
+            read_only,
+            locker,
+            state,
+            provisions,
+            enlisted,
+            over,
+            redoing,
+        }
     }
 
     /// The same session as at a server that crashed, which has left this mark.
@@ -630,6 +649,7 @@ impl Session {
                 return false;
             }
             state.over = true;
+            self.over.store(true, Ordering::SeqCst);
             state.line = None;
             state.outbox = (Vec::new(), Vec::new());
             state.queue.clear();
@@ -669,7 +689,7 @@ impl Session {
 
     /// Whether it has ended.
     pub(super) fn is_over(&self) -> bool {
-        self.state.lock().over
+        self.over.load(Ordering::SeqCst)
     }
 
     /// Gives back what it holds of the file system. It has ended, so nothing is added any more.
@@ -835,5 +855,68 @@ mod tests {
         assert!(!session.push(epoch, change(2), 0, &leases).expect("not heard"));
         assert_eq!(session.next().map(|c| c.seq), Some(1));
         assert!(session.next().is_none() && !session.is_busy());
+    }
+
+    #[test]
+    fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() {
+        use std::sync::mpsc::{channel, sync_channel};
+        let dev: Arc<dyn ferry_device::BlockDevice> = Arc::new(ferry_device::MemDevice::new(64 << 20));
+        let env = ferry_device::Env::real;
+        ferry_fs::mkfs(&dev, &ferry_fs::MkfsOptions::default(), &env()).expect("it is new");
+        let fs = ferry_fs::LocalFs::open(dev, ferry_fs::FsOptions::default(), env()).expect("it is there");
+        let leases = Arc::new(Leases::new(env().clock, Duration::from_millis(1), Duration::ZERO));
+        let (session, locks, greeting) = (Arc::new(session()), Locks::default(), greeting());
+        let (line, _frames) = unbounded_channel();
+        let epoch = session.connect(&line, &greeting, (false, 0), (&locks, &leases)).expect("it lives");
+        leases.begin(2);
+        leases.begin(3);
+        assert!(leases.bear(2, 20) && leases.bear(session.number, 10));
+        // The first to be fenced takes a while: there is no room in the log.
+        let (begun, has_begun) = sync_channel(1);
+        let (go_on, goes_on) = channel();
+        let goes_on = Mutex::new(goes_on);
+        let (fenced, volume) = (Arc::clone(&session), Arc::clone(&fs));
+        leases.on_fence(Box::new(move |number| {
+            if number == 2 {
+                begun.send(()).expect("it is waited for");
+                goes_on.lock().recv().expect("it goes on");
+            } else {
+                fenced.fence(&*volume);
+            }
+        }));
+        while leases.relied_on().0 {
+            std::thread::yield_now();
+        }
+        let (done, all) = channel();
+        let (of_both, told) = (Arc::clone(&leases), done.clone());
+        std::thread::spawn(move || {
+            let place = of_both.ask(3, super::super::leases::Wants::Lease, vec![20, 10]);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("there are threads").block_on(place.wait(|_| {}));
+            told.send("fenced")
+        });
+        has_begun.recv().expect("it begins");
+        let (pushing, of_push, told) = (Arc::clone(&session), Arc::clone(&leases), done.clone());
+        std::thread::spawn(move || {
+            pushing.push(epoch, change(1), 0, &of_push).expect("in order");
+            told.send("pushed")
+        });
+        while session.state.try_lock().is_some() {
+            std::thread::yield_now();
+        }
+        let (enlisting, volume) = (Arc::clone(&session), Arc::clone(&fs));
+        std::thread::spawn(move || {
+            enlisting.enlist(&*volume, true).expect("it may");
+            done.send("entered")
+        });
+        while session.enlisted.try_lock().is_some_and(|enlisted| *enlisted == Enlisted::No) {
+            std::thread::yield_now();
+        }
+        go_on.send(()).expect("it is waited for");
+        let mut ended = Vec::new();
+        while ended.len() < 3 {
+            let one = all.recv_timeout(Duration::from_secs(10));
+            ended.push(one.unwrap_or_else(|_| panic!("the others wait for each other: {ended:?}")));
+        }
     }
 }

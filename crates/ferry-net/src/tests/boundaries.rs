@@ -43,6 +43,13 @@ impl Raw {
         self.send_bytes(&frame::encode(message));
     }
 
+    /// Whether the server has taken it, or has room for it, after a while.
+    pub(super) fn send_soon(&mut self, message: &ToServer) -> bool {
+        let (bytes, stream) = (frame::encode(message), &mut self.stream);
+        let sent = async { tokio::time::timeout(Duration::from_secs(5), stream.write_all(&bytes)).await };
+        matches!(self.runtime.block_on(sent), Ok(Ok(())))
+    }
+
     fn send_bytes(&mut self, bytes: &[u8]) {
         // A server that has hung up hears nothing more.
         let _gone = self.runtime.block_on(self.stream.write_all(bytes));

@@ -7,6 +7,7 @@ mod certificates;
 mod coherence;
 mod crashes;
 mod fuzz;
+mod hostile;
 mod leases;
 mod many;
 mod panics;

@@ -42,6 +42,18 @@ impl Crashing {
         std::mem::forget(std::mem::replace(&mut self.world.fs, fs));
     }
 
+    /// The same, of a server that nobody reaches any more.
+    fn crash_unreachable(&mut self, server: Arc<Server>) {
+        self.sim.set_hold(true);
+        let image = self.sim.crash_image(self.sim.trace_len(), &mut self.rng);
+        drop(server);
+        self.world.net.cut_all();
+        self.sim = Arc::new(image);
+        self.world.dev = self.sim.clone();
+        let fs = LocalFs::open(self.world.dev.clone(), fs_options(), Env::real()).unwrap();
+        std::mem::forget(std::mem::replace(&mut self.world.fs, fs));
+    }
+
     pub(super) fn crash_and_start(&mut self) {
         self.crash();
         self.world.start();
@@ -381,4 +393,56 @@ fn what_is_promised_becomes_durable_without_being_asked_for() {
     assert_eq!((found.ino, found.size), (ino, 1));
     fs.detach();
     fs.close().unwrap();
+}
+
+/// A file is made, durable, and its client was not told, when the server crashes; and so is what was written to it.
+#[test]
+fn what_was_made_without_an_answer_is_there_whatever_ends_while_it_is_claimed() {
+    let mut tried = 0;
+    for (message, crashes) in (1..9).flat_map(|message| [(message, false), (message, true)]) {
+        let at = format!("message {message}, again: {crashes}");
+        let mut crashing = Crashing::new(4000 + message);
+        let messages = Arc::clone(&crashing.world.net.messages);
+        messages.cut_at.store(u64::MAX, Ordering::SeqCst);
+        let client = crashing.world.client().warm_up();
+        let dir = client.mkdir(ROOT, "d").unwrap();
+        client.create(dir, "before").unwrap();
+        client.sync().unwrap();
+        // The change comes through, its answer does not.
+        let server = crashing.world.net.server.lock().take().unwrap();
+        let local = InProcess::default();
+        let fs = Arc::clone(&crashing.world.fs);
+        messages.cut_at.store(messages.so_far.load(Ordering::SeqCst) + 3, Ordering::SeqCst);
+        let (ino, fh) = client.create(dir, "f").unwrap();
+        client.write(ino, fh, 0, b"goes on").unwrap();
+        let mut there = false;
+        for _ in 0..2000 {
+            there = local.call(|cx| fs.lookup(cx, dir, b"f")).unwrap().attr.is_some();
+            if there && client.fs.connection()["connected"] == false {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if !there || client.fs.connection()["promised"] != 2 {
+            // Another message came between.
+            *crashing.world.net.server.lock() = Some(server);
+            continue;
+        }
+        tried += 1;
+        local.call(|cx| fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0)).map(drop).unwrap();
+        drop(fs);
+        crashing.crash_unreachable(server);
+        let mut cuts = crashing.world.net.cuts.subscribe();
+        messages.cut_at.store(messages.so_far.load(Ordering::SeqCst) + message, Ordering::SeqCst);
+        crashing.world.start();
+        crashing.world.net.runtime.block_on(cuts.changed()).unwrap();
+        if crashes {
+            crashing.crash_and_start();
+        }
+        assert_eq!(client.fsync(ino, fh), Ok(()), "{at}");
+        assert_eq!(client.read(ino, fh, 100).unwrap(), b"goes on", "{at}");
+        assert_eq!(client.sync(), Ok(()), "{at}");
+        assert_eq!(client.ino(dir, "f"), ino, "{at}");
+    }
+    assert!(tried >= 6, "{tried} of 16");
 }

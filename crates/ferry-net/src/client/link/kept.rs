@@ -116,6 +116,8 @@ pub(in crate::client) struct Redo {
     pub(in crate::client) claims: Vec<Claim>,
     /// Under which they make inodes.
     pub(in crate::client) numbers: Vec<Numbers>,
+    /// Inodes that were made without an answer, as a session said that came to its end before it knew them.
+    pub(in crate::client) made: Vec<Ino>,
 }
 
 /// What is kept.
@@ -359,7 +361,11 @@ impl Kept {
     /// A series has ended: the leases on all inodes may have gone to others. What comes now has the numbers behind `newest`.
     pub(super) fn end_series(&mut self, newest: u64) {
         self.ended = newest;
-        self.synced.values_mut().for_each(|seq| *seq = newest.min(*seq));
+        // What was not sent is never made, and others have its numbers.
+        for of_inodes in [&mut self.synced, &mut self.touching, &mut self.moved] {
+            of_inodes.values_mut().for_each(|seq| *seq = newest.min(*seq));
+        }
+        self.later.iter_mut().for_each(|(seq, _)| *seq = newest.min(*seq));
     }
 
     /// The kernel forgets an inode.
@@ -417,7 +423,7 @@ impl Kept {
         let named = changes.iter().filter(|change| change.number() > 0).filter_map(|change| change.named);
         let claims = self.claims.drain(..).map(|(_, claim)| claim).chain(named).collect();
         let numbers = self.numbers.iter().copied().collect();
-        Redo { changes, mark, older, overflow, claims, numbers }
+        Redo { changes, mark, older, overflow, claims, numbers, made: Vec::new() }
     }
 
     /// What was claimed is claimed again if that server crashes, too, before the change `newest` is durable.
@@ -551,5 +557,19 @@ mod tests {
         kept.give_up();
         kept.advance(1);
         assert_eq!(lost(&mut kept), (vec![], vec![]));
+    }
+
+    #[test]
+    fn what_was_never_sent_when_a_series_ends_is_not_waited_for() {
+        let mut kept = Kept::default();
+        for seq in 1..=5 {
+            let op = Op::Unlink { parent: 10 + seq, name: b"n".to_vec() };
+            let touched = vec![10 + seq];
+            let pending = Pending { touched, ..Pending::new(Who::default(), op, Arc::new(Nobody)) };
+            kept.promised(seq, &pending);
+        }
+        // Three were sent; the numbers of the others are those of whatever comes next.
+        kept.end_series(3);
+        assert_eq!(kept.newest_of(&[11, 12, 13, 14, 15]), None, "nothing of them can become durable");
     }
 }

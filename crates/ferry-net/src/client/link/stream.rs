@@ -12,7 +12,7 @@ use crate::frame;
 use crate::message::{Op, ToServer, WINDOW_BYTES, WINDOW_OPS, WINDOW_UNIT};
 
 use super::promises::Gone;
-use super::{Before, Change, KeptChange, Request, Restore, State};
+use super::{Before, Change, KeptChange, Redo, Request, Restore, State};
 
 /// More bytes do not wait for company.
 const OUTBOX_MAX: usize = 32 << 10;
@@ -29,12 +29,16 @@ pub(super) fn begin_anew(
 ) -> Gone {
     let clean = state.said_goodbye;
     let (mut kept, mut gone) = (Vec::new(), Gone::new(Errno(libc::EIO)));
-    let mut again = Vec::new();
+    let (mut again, mut unnamed) = (Vec::new(), Vec::new());
     for (seq, change) in std::mem::take(&mut state.changes) {
         let change = *change;
         if let (Some(promised), Some(_)) = (change.pending.promised, mark) {
             again.push(KeptChange::new(seq, change.pending, Some(promised), now));
             continue;
+        }
+        // What is said of it again cannot be found in what is kept: the mark covers that.
+        if let Op::Numbered { made, .. } = &change.pending.op {
+            unnamed.extend(&made.0);
         }
         match change.pending.op {
             // What it makes has a number of the session that is gone.
@@ -58,7 +62,7 @@ pub(super) fn begin_anew(
         }
         Before::Clean
     } else {
-        let redo = state.kept.take(mark, again);
+        let redo = Redo { made: unnamed, ..state.kept.take(mark, again) };
         if mark.is_some() {
             claims.clone_from(&redo.claims);
         } else {

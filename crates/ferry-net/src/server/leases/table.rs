@@ -321,7 +321,11 @@ impl Table {
         }
         if let (Some(after), Some(holder), false) = (after, self.holders.get_mut(&session), later.is_empty())
         {
-            holder.returning.push_back((after, later));
+            // As many entries as changes, whatever a client says: they are gone through.
+            match holder.returning.back_mut() {
+                Some((last, inos)) if *last == after => inos.extend(later),
+                _ => holder.returning.push_back((after, later)),
+            }
         }
     }
 

@@ -288,3 +288,17 @@ fn a_server_that_stops_has_all_leases_back_or_knows_that_it_has_not() {
     hand.set(5);
     assert_eq!(leases.relied_on(), (false, true), "what it has promised it may still send");
 }
+
+#[test]
+fn what_is_given_back_again_and_again_is_one_entry() {
+    let mut table = Table::default();
+    table.begin(1, Duration::from_secs(5));
+    for ino in 0..1000 {
+        table.give_back(1, &[10 + ino], Some(7));
+    }
+    assert_eq!(table.holders[&1].returning.len(), 1);
+    table.give_back(1, &[9], Some(8));
+    assert_eq!(table.holders[&1].returning.len(), 2);
+    table.end_change(1, Some(8));
+    assert!(table.holders[&1].returning.is_empty());
+}
