@@ -122,7 +122,7 @@ impl Purse {
             ops.push(Op::Numbers {});
         }
         let (bytes, inodes) = amount(self.level);
-        let low = self.bytes < bytes / 4 * 3 || self.inodes < inodes / 4 * 3;
+        let low = self.bytes < enough(bytes) || self.inodes < enough(inodes);
         if low && !std::mem::replace(&mut self.asked_space, true) {
             ops.push(self.space(Price::default(), now));
         }
@@ -144,9 +144,14 @@ impl Purse {
         }
         self.asking += 1;
         let (bytes, inodes) = amount(self.level);
+        // Of what there is enough of, the server may have no more to give: that says nothing of the rest.
+        let lacking = |has: u64, most: u64, needed: u64| {
+            let more = if has < enough(most) { most } else { 0 };
+            more.max(needed.saturating_sub(has))
+        };
         Op::Credit {
-            bytes: bytes.max(price.bytes.saturating_sub(self.bytes)),
-            inodes: inodes.max(price.inodes.saturating_sub(self.inodes)),
+            bytes: lacking(self.bytes, bytes, price.bytes),
+            inodes: lacking(self.inodes, inodes, price.inodes),
         }
     }
 
@@ -220,6 +225,11 @@ impl Purse {
         let Self { asked_numbers, asked_space, asking, .. } = *self;
         *self = Self { asked_numbers, asked_space, asking, ..Self::default() };
     }
+}
+
+/// Of so much as is asked for, what is left when more is.
+fn enough(most: u64) -> u64 {
+    most / 4 * 3
 }
 
 /// Bytes and inodes that are asked for.
@@ -300,5 +310,22 @@ mod tests {
             purse.pay(make, true);
         }
         assert!(!purse.has(make) && matches!(purse.lacks(make, at(0)), Some(Op::Numbers {})));
+    }
+
+    /// Changes that take inodes and no bytes: the server gives what it may, and has no more bytes to give.
+    #[test]
+    fn what_there_is_enough_of_is_not_asked_for() {
+        const MOST: (u64, u64) = (128 << 20, 8192);
+        let mut purse = Purse::default();
+        let inode = Price { inodes: 1, ..Price::default() };
+        for now in 0..100_000 {
+            let ask = purse.wants(at(now / 10)).into_iter().find(|op| matches!(op, Op::Credit { .. }));
+            if let Some(Op::Credit { bytes, inodes }) = ask {
+                let given = (bytes.min(MOST.0 - purse.bytes), inodes.min(MOST.1 - purse.inodes));
+                purse.take_space((bytes, inodes), given, at(now / 10));
+            }
+            assert!(purse.has(inode) && !purse.is_refused(at(now / 10)), "after {now}");
+            purse.pay(inode, false);
+        }
     }
 }
