@@ -2,6 +2,13 @@
 //! (`docs/locking.md`, rules F1 to F6).
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
+/// Here it is always asserted.
+macro_rules! checked {
+    ($($what:tt)*) => {
+        assert!($($what)*)
+    };
+}
+
 #[path = "../src/data/frame.rs"]
 #[allow(dead_code, reason = "the model needs a part of it")]
 mod frame;

@@ -19,7 +19,7 @@ pub enum NetError {
         error: io::Error,
     },
     /// The server cannot be reached.
-    #[error("cannot reach {server}: {error}")]
+    #[error("cannot reach {server}: {error}{}", hint(error))]
     Reach {
         /// Which.
         server: String,
@@ -45,4 +45,15 @@ pub enum NetError {
         /// Why.
         detail: String,
     },
+}
+
+/// What to do about it, where that is likely.
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "; does it want a certificate? -o tls=DIR",
+        io::ErrorKind::InvalidData => {
+            "; with -o tls=DIR, ca.pem there must be that of the authority which has issued the server's certificate (`ferry cert`)"
+        }
+        _ => "",
+    }
 }

@@ -91,6 +91,8 @@ impl fmt::Display for Limits {
 pub(crate) struct Peer {
     /// The certificate that was shown, empty if none was.
     pub(crate) certificate: Vec<u8>,
+    /// Whom that was issued to.
+    pub(crate) name: Option<String>,
     /// `None`: it may act as anybody.
     pub(crate) limits: Option<Limits>,
 }

@@ -492,5 +492,12 @@ wire_enum! {
             /// Which, [`BATCH_MAX`] at most.
             names: List<Place>,
         },
+        /// Another client has synced an inode: changes of the session up to this one that touch it are durable. Not each time.
+        11 => Synced {
+            /// The inode.
+            ino: Ino,
+            /// The newest of the changes.
+            seq: u64,
+        },
     }
 }

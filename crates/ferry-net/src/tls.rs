@@ -61,7 +61,7 @@ impl ServerTls {
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let certificate = certificate.map(|c| c.to_vec()).ok_or(io::ErrorKind::PermissionDenied)?;
         let told = certificate::read(&certificate).ok_or(io::ErrorKind::PermissionDenied)?;
-        let peer = Peer { certificate, limits: told.limits };
+        let peer = Peer { certificate, name: told.name, limits: told.limits };
         Ok((Box::new(stream), peer))
     }
 }
@@ -110,6 +110,10 @@ fn identity(
     name: &str,
 ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), NetError> {
     let key = dir.join(format!("{name}.key"));
+    if !key.exists() {
+        let maker = if name == "client" { "issue" } else { "init" };
+        return Err(unusable(&key, &format!("there is no such file: `ferry cert {maker}` makes it")));
+    }
     let private = PrivateKeyDer::from_pem_file(&key).map_err(|e| unusable(&key, &e))?;
     Ok((certificates(&dir.join(format!("{name}.pem")))?, private))
 }

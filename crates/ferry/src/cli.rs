@@ -146,7 +146,8 @@ Stays in the foreground; SIGTERM and SIGINT end it: what has come is answered an
 Whoever shows a certificate that was issued without --users or --groups acts as any user that its machine names, root too: give it only to
 machines whose root may read and change everything that is exported. With them the server checks ids and permissions itself.
 `ferry cert revoke` takes a certificate back: the list `revoked` in --tls DIR is read whenever somebody connects.
-Clients keep names and attributes under leases, and no contents yet: each read and each change is a round trip to the server.
+Clients keep names, attributes and the contents of small files under leases, and answer changes before the server has made them
+(`-o async=off` at a mount turns that off); each read of a larger file is a round trip to the server.
 First steps:
   ferry cert init /etc/ferry/tls --host files.example.org
   ferry cert issue /etc/ferry/tls laptop --users 1000   (bring /etc/ferry/tls/laptop there)
@@ -190,7 +191,7 @@ pub struct ClientsArgs {
 What the client has been told is done stays done; what it has under way may be done or not, and fails there with EIO. It may mount again: to keep
 it out, revoke its certificate first (`ferry cert revoke`).")]
 pub struct EvictArgs {
-    /// The client's name, or its number, as `ferry clients` shows them; a name means all of that name
+    /// The client's name, that of its certificate, or its number, as `ferry clients` shows them; a name means all of that name
     pub client: String,
     /// The volume that its server serves, where clients of several are called so
     #[arg(long)]

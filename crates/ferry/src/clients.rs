@@ -71,7 +71,8 @@ fn for_people(server: &Value) -> String {
 pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
     let volume = args.volume.as_deref().map(shown).transpose()?;
     let is_meant = |client: &Value| {
-        client["name"].as_str() == Some(&args.client) || client["client"].as_u64() == args.client.parse().ok()
+        let named = ["name", "certificate"].iter().any(|key| client[key].as_str() == Some(&args.client));
+        named || client["client"].as_u64() == args.client.parse().ok()
     };
     let has = |name: &String| {
         ask(name, "clients").is_some_and(|server| {

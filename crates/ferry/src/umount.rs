@@ -40,7 +40,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         } else {
             "not everything could be written"
         };
-        CliError::Failed(format!("{target}: unmounted, but {but} ({why}); what was synced before is safe"))
+        CliError::Failed(format!("{target}: unmounted, but {but} ({why}): the mount's log names what is lost; what was synced before is safe"))
     })
 }
 

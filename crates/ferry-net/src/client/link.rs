@@ -700,6 +700,7 @@ impl Link {
                 self.return_leases(&inodes.0, true);
                 restore.given_up(Some(&inodes.0));
             }
+            ToClient::Synced { ino, seq } => self.state.lock().kept.synced(ino, seq),
             ToClient::Gone { names } => {
                 let gone = names.0.into_iter().map(|place| (place.parent, place.name.into())).collect();
                 self.kernel.forget_unasked(ToForget { gone, ..ToForget::default() });

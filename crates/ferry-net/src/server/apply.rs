@@ -526,6 +526,20 @@ impl Applying<'_> {
         Ok(Outcome::Space { bytes, inodes })
     }
 
+    /// An inode is synced: other clients need not take what they have changed of it for lost.
+    fn tells_others(&self, ino: Ino, told: Told) -> Told {
+        let noted = self.core.note_of(ino, self.session);
+        if noted.is_empty() {
+            return told;
+        }
+        Box::new(move |outcome, leased| {
+            if !matches!(outcome, Outcome::Failed { .. }) {
+                noted.iter().for_each(|(other, seq)| other.was_synced(ino, *seq));
+            }
+            told(outcome, leased);
+        })
+    }
+
     /// Answers a request that waits for nobody; and what may be kept of the answer.
     fn answer(&self, op: Op) -> Result<(Outcome, u8), Errno> {
         match op {
@@ -599,11 +613,17 @@ impl Applying<'_> {
                 _ => told(failed(Errno(libc::EINVAL)), 0),
             },
             Op::Fsync { fh, data_only } => match self.open(fh) {
-                Ok(open) => self.later(told, |cx| fs.fsync(cx, open.ino, open.fh, data_only)),
+                Ok(open) => {
+                    let told = self.tells_others(open.ino, told);
+                    self.later(told, |cx| fs.fsync(cx, open.ino, open.fh, data_only));
+                }
                 Err(errno) => told(failed(errno), 0),
             },
             Op::Fsyncdir { ino, data_only } => match self.ino(ino) {
-                Ok(ino) => self.later(told, |cx| fs.fsyncdir(cx, ino, 0, data_only)),
+                Ok(ino) => {
+                    let told = self.tells_others(ino, told);
+                    self.later(told, |cx| fs.fsyncdir(cx, ino, 0, data_only));
+                }
                 Err(errno) => told(failed(errno), 0),
             },
             Op::Sync {} => {

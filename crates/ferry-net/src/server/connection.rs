@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::apply::Told;
 use super::requests::Request;
-use super::session::{Change, Line, Room, Session, Violation};
+use super::session::{Change, Line, Room, Session, Violation, one_of};
 use super::{Core, Refusal, Stage};
 use crate::codec::List;
 use crate::frame::{self, Frames, Stream};
@@ -118,13 +118,6 @@ impl Drop for Unanswered {
             session.reply(self.1, 0, Outcome::Failed { errno: libc::EIO }, None);
         }
     }
-}
-
-/// Room for one more, if there is any.
-fn one_of(semaphore: &Arc<Semaphore>) -> Option<Room> {
-    let one = Arc::clone(semaphore).try_acquire_owned().ok()?;
-    let nothing = Arc::clone(semaphore).try_acquire_many_owned(0).ok()?;
-    Some((one, nothing))
 }
 
 /// Requests for locks that are not answered, and whether they are cancelled: a cancel may come before its request stands in line.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferry_fs::{Errno, InProcess, ROOT, ioctl};
+use ferry_fs::{Errno, InProcess, Ino, ROOT, ioctl};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
@@ -126,6 +126,15 @@ impl Core {
         let (fresh, noted) = (Arc::clone(&self.fresh), self.fresh.note());
         let all = self.all().into_iter();
         Noted(all.filter_map(|session| session.note(now).map(|seq| (session, seq))).collect(), fresh, noted)
+    }
+
+    /// The same for an inode that one client syncs: the other clients that may keep changes of it.
+    pub(super) fn note_of(&self, ino: Ino, by: &Session) -> Vec<(Arc<Session>, u64)> {
+        if self.is_alone() {
+            return Vec::new();
+        }
+        let others = self.all().into_iter().filter(|other| other.number != by.number);
+        others.filter_map(|other| other.note_of(ino).map(|seq| (other, seq))).collect()
     }
 
     /// A client is about to give leases back, and makes sure that it need not make anything again that others may see or overwrite.

@@ -286,10 +286,13 @@ impl Core {
         self.gate.open();
     }
 
-    /// Ends the sessions of that name or number for good; gives how many.
+    /// Ends the sessions of that name or number, or with a certificate of that name, for good; gives how many.
     fn evict(&self, which: &str) -> usize {
         let mut all = self.all();
-        all.retain(|session| session.name == which || session.number.to_string() == which);
+        all.retain(|session| {
+            let certificate = session.peer.name.as_deref();
+            session.name == which || certificate == Some(which) || session.number.to_string() == which
+        });
         for session in &all {
             {
                 let mut evicted = self.evicted.lock();
@@ -407,6 +410,12 @@ impl Server {
             stopping: watch::Sender::new(Stage::Serving),
             writing: Arc::default(),
         });
+        for export in core.exports.iter().filter(|export| core.resolve(&export.path).is_none()) {
+            let path = String::from_utf8_lossy(&export.path);
+            tracing::warn!(
+                "{path} is exported and is no directory of the volume: nobody can mount it until it is"
+            );
+        }
         let graceful = Arc::clone(&core);
         runtime.spawn(async move {
             tokio::time::sleep(options.grace).await;

@@ -21,8 +21,8 @@ use ferry_device::Clock;
 use ferry_fs::{Attr, Errno, Filesystem, Ino, ROOT, Timestamp};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use serde_json::Value;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::durability::{MUCH_BYTES, MUCH_CHANGES};
 use super::leases::Leases;
@@ -37,6 +37,8 @@ use crate::message::{Made, Op, Outcome, Place, Promised, ToClient, WINDOW_OPS, W
 const OUTBOX_ANSWERS_MAX: usize = 64;
 /// and no more bytes of them.
 const OUTBOX_BYTES_MAX: usize = 32 << 10;
+/// So much that a client is told unasked is on its way; more is not said.
+const NOTICES_MAX: usize = 16;
 /// Files that a client may have open.
 const OPEN_MAX: usize = 1 << 20;
 /// Of names that others have taken away between two pings a client is told of the newest, so many bytes of them.
@@ -46,6 +48,13 @@ const GONE_BYTES: usize = 64;
 
 /// Room in the window, held from a message's arrival until its answer is on its way.
 pub(super) type Room = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+
+/// Room for one more, if there is any.
+pub(super) fn one_of(semaphore: &Arc<Semaphore>) -> Option<Room> {
+    let one = Arc::clone(semaphore).try_acquire_owned().ok()?;
+    let nothing = Arc::clone(semaphore).try_acquire_many_owned(0).ok()?;
+    Some((one, nothing))
+}
 /// Frames to be sent.
 pub(super) type Line = UnboundedSender<(Vec<u8>, Vec<Room>)>;
 
@@ -192,6 +201,8 @@ pub(super) struct Session {
     enlisted: Mutex<Enlisted>,
     /// It has ended, as `state` says.
     over: AtomicBool,
+    /// Room for what it is told unasked.
+    notices: Arc<Semaphore>,
     /// It makes again what it had promised to a server that crashed. Held while one of these changes is made.
     redoing: RwLock<bool>,
 }
@@ -221,6 +232,7 @@ impl Session {
             provisions,
             enlisted,
             over,
+            notices: Arc::new(Semaphore::new(NOTICES_MAX)),
             redoing,
         }
     }
@@ -299,6 +311,23 @@ impl Session {
         state.unsynced = (0, 0);
         state.unsynced_since = Some(now);
         Some(state.applied)
+    }
+
+    /// Another client is about to sync an inode: the newest change that this covers, if this client may keep some that touch it.
+    pub(super) fn note_of(&self, ino: Ino) -> Option<u64> {
+        let state = self.state.lock();
+        let knows = ino == self.root || state.known.contains_key(&ino);
+        (state.promised > state.durable && knows).then_some(state.applied)
+    }
+
+    /// It has: the client is told, unless it hears too much already. All becomes durable soon, and it is told of that.
+    pub(super) fn was_synced(&self, ino: Ino, seq: u64) {
+        let Some(room) = one_of(&self.notices) else { return };
+        let mut state = self.state.lock();
+        if seq > state.durable {
+            let synced = ToClient::Synced { ino: self.outward(ino), seq };
+            send(&mut state, frame::encode(&synced), Some(room));
+        }
     }
 
     /// Changes up to this one are durable: the client is told.
@@ -719,6 +748,7 @@ impl Session {
         Value::from_iter([
             ("client", Value::from(self.number)),
             ("name", self.name.as_str().into()),
+            ("certificate", self.peer.name.as_deref().into()),
             ("path", String::from_utf8_lossy(&self.path).into()),
             ("read_only", self.read_only.into()),
             ("connected", state.line.is_some().into()),
@@ -767,7 +797,6 @@ pub(super) type Sessions = Mutex<HashMap<u128, Arc<Session>>>;
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::Semaphore;
     use tokio::sync::mpsc::unbounded_channel;
 
     use super::*;

@@ -9,7 +9,7 @@ use crate::{Address, ClientTls, Limits, ServerTls, TcpConnector, authority};
 
 pub(super) fn limited(users: &str, groups: &str) -> Peer {
     let limits = Limits { users: users.parse().unwrap(), groups: groups.parse().unwrap() };
-    Peer { certificate: b"a certificate".to_vec(), limits: Some(limits) }
+    Peer { certificate: b"a certificate".to_vec(), name: None, limits: Some(limits) }
 }
 
 /// A change of a file's contents, by its number and that of the open file.

@@ -56,6 +56,30 @@ fn what_is_synced_after_it_was_given_away_is_not_told_as_lost() {
 }
 
 #[test]
+fn what_another_client_has_synced_is_not_told_as_lost() {
+    let mut crashing = Crashing::new(610);
+    let (client, d, e) = prepared(&crashing);
+    let other = crashing.world.client();
+    let (ino, fh) = client.create(d, "f").unwrap();
+    client.write(ino, fh, 0, b"first").unwrap();
+    client.fsync(ino, fh).unwrap();
+    let dir = other.ino(ROOT, "d");
+    assert_eq!(other.ino(dir, "f"), ino);
+    let theirs = other.open(ino).unwrap();
+    assert_eq!(other.read(ino, theirs, 100).unwrap(), b"first");
+    // Its lease has just gone: the server decides this, and others see it.
+    client.write(ino, fh, 0, b"second").unwrap();
+    assert_eq!(other.read(ino, theirs, 100).unwrap(), b"second");
+    assert_eq!(other.fsync(ino, theirs), Ok(()));
+    // What the server has said before that has come, too.
+    client.me.call(|cx| client.fs.statfs(cx)).unwrap();
+    crashing.crash_and_start();
+    assert_eq!(client.read(ino, fh, 100).unwrap(), b"second");
+    client.assert_nothing_told(&[(ino, fh)], &[d, e]);
+    assert_eq!(other.fsync(ino, theirs), Ok(()));
+}
+
+#[test]
 fn what_came_before_a_sync_is_not_told_as_lost_because_of_what_came_behind_it() {
     let mut crashing = Crashing::new(601);
     let (client, d, e) = prepared(&crashing);

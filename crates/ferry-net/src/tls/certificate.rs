@@ -8,6 +8,8 @@ use crate::limits::{Limits, SCHEME};
 pub(super) struct Told {
     /// Its number, in hexadecimal digits.
     pub(super) serial: String,
+    /// Whom it was issued to.
+    pub(super) name: Option<String>,
     pub(super) limits: Option<Limits>,
 }
 
@@ -15,6 +17,8 @@ pub(super) struct Told {
 pub(super) fn read(der: &[u8]) -> Option<Told> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let serial = certificate.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect();
+    let common = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+    let name = common.map(str::to_owned);
     let names = certificate.subject_alternative_name().ok()?;
     let names = names.iter().flat_map(|names| &names.value.general_names);
     let mut ours = names.filter_map(|name| match name {
@@ -26,5 +30,5 @@ pub(super) fn read(der: &[u8]) -> Option<Told> {
         None => None,
         Some(limits) => Some(limits?),
     };
-    ours.next().is_none().then_some(Told { serial, limits })
+    ours.next().is_none().then_some(Told { serial, name, limits })
 }
