@@ -158,7 +158,11 @@ impl RemoteFs {
             Decision::Made(outcome, false) => parked.waiting.answer(outcome, 0),
             Decision::Fails(errno) => parked.waiting.fail(errno),
             Decision::Ask(what) if questions < QUESTIONS_MAX => self.ask(what, Some((parked, questions + 1))),
-            Decision::Ask(_) | Decision::Wait => self.send_parked(parked),
+            Decision::Ask(what) => {
+                self.cache.lock().purse.not_asked(&what);
+                self.send_parked(parked);
+            }
+            Decision::Wait => self.send_parked(parked),
         }
     }
 

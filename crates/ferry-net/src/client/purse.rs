@@ -183,6 +183,13 @@ impl Purse {
         }
     }
 
+    /// What [`Purse::lacks`] has said is not asked for after all.
+    pub(super) fn not_asked(&mut self, op: &Op) {
+        if matches!(op, Op::Credit { .. }) {
+            self.answered();
+        }
+    }
+
     fn answered(&mut self) {
         self.asked_space = false;
         self.asking -= 1;
@@ -327,5 +334,20 @@ mod tests {
             assert!(purse.has(inode) && !purse.is_refused(at(now / 10)), "after {now}");
             purse.pay(inode, false);
         }
+    }
+
+    #[test]
+    fn what_is_not_asked_for_after_all_keeps_nothing_from_going_back() {
+        let mut purse = Purse::default();
+        purse.take_numbers(10, 1);
+        let price = Price { bytes: 1, inodes: 1, number: false };
+        let asks = |purse: &mut Purse| purse.lacks(price, at(0)).expect("there may be some");
+        let given = (BYTES_FIRST, INODES_FIRST);
+        asks(&mut purse);
+        purse.take_space(given, given, at(0));
+        let dropped = asks(&mut purse);
+        assert_eq!((purse.spare(), purse.spare()), (None, None), "an answer is awaited");
+        purse.not_asked(&dropped);
+        assert!(purse.spare().is_some());
     }
 }
