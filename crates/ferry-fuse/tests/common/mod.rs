@@ -2,7 +2,8 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ferry_bench::null::{NullFs, NullOptions};
 use ferry_device::Env;
@@ -72,10 +73,15 @@ impl Mounted {
         self.waiting.0.lock().host.clone().expect("attached")
     }
 
-    /// Unmounts and waits until all is over.
+    /// Unmounts and waits until all is over. A program that another test is starting has all files of this process until it runs, also
+    /// those that were closed meanwhile: as long the mount is busy.
     pub fn end(mut self, how: Unmount) {
         let session = self.session.take().expect("not ended before");
-        session.handle().unmount(how).expect("unmounts");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while let Err(error) = session.handle().unmount(how) {
+            assert!(Instant::now() < deadline, "{error}");
+            thread::sleep(Duration::from_millis(1));
+        }
         session.wait();
         assert!(self.waiting.0.lock().detached);
     }
