@@ -4,6 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use tokio_rustls::rustls;
+
 /// Why it does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
@@ -49,9 +51,10 @@ pub enum NetError {
 
 /// What to do about it, where that is likely.
 fn hint(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => "; does it want a certificate? -o tls=DIR",
-        io::ErrorKind::InvalidData => {
+    let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    match (error.kind(), tls) {
+        (io::ErrorKind::UnexpectedEof, _) => "; does it want a certificate? -o tls=DIR",
+        (_, Some(rustls::Error::InvalidCertificate(_))) => {
             "; with -o tls=DIR, ca.pem there must be that of the authority which has issued the server's certificate (`ferry cert`)"
         }
         _ => "",

@@ -68,7 +68,7 @@ fn makes(op: &Op) -> bool {
 
 impl Plan {
     pub(super) fn new(redo: Redo, tables: &mut Tables) -> Self {
-        let Redo { changes, mark, older, overflow, claims, numbers, made: mut made_before } = redo;
+        let Redo { changes, mark, older, overflow, claims, numbers, made: made_before } = redo;
         let mut plan = Self {
             numbers: Vec::new(),
             claims,
@@ -103,7 +103,7 @@ impl Plan {
             .flat_map(|change| change.touched.iter().copied())
             .collect();
         let (again, mut made) = plan.choose(changes, mark);
-        made.append(&mut made_before);
+        made.extend(made_before);
         let fresh: Vec<Ino> = again.iter().map(KeptChange::number).filter(|ino| *ino != 0).collect();
         for range in numbers {
             let within = |ino: &&Ino| (range.first..range.first + Ino::from(range.count)).contains(*ino);

@@ -29,6 +29,16 @@ type Done = Result<Outcome, Errno>;
 /// Takes an answer, now or later, and what the client may keep of it.
 pub(super) type Told = Box<dyn FnOnce(Outcome, u8) + Send>;
 
+/// Does this before the answer, unless that is an error.
+fn if_done(this: impl FnOnce() + Send + 'static, told: Told) -> Told {
+    Box::new(move |outcome, leased| {
+        if !matches!(outcome, Outcome::Failed { .. }) {
+            this();
+        }
+        told(outcome, leased);
+    })
+}
+
 /// Says that a client was given an inode, to a server that has forgotten it.
 pub(super) fn ticket(key: &[u8; 16], path: &[u8], ino: Ino) -> u128 {
     let mut hasher = SipHasher24::new_with_key(key);
@@ -532,12 +542,7 @@ impl Applying<'_> {
         if noted.is_empty() {
             return told;
         }
-        Box::new(move |outcome, leased| {
-            if !matches!(outcome, Outcome::Failed { .. }) {
-                noted.iter().for_each(|(other, seq)| other.was_synced(ino, *seq));
-            }
-            told(outcome, leased);
-        })
+        if_done(move || noted.iter().for_each(|(other, seq)| other.was_synced(ino, *seq)), told)
     }
 
     /// Answers a request that waits for nobody; and what may be kept of the answer.
@@ -628,12 +633,7 @@ impl Applying<'_> {
             },
             Op::Sync {} => {
                 let noted = self.core.note();
-                let told: Told = Box::new(move |outcome, leased| {
-                    if !matches!(outcome, Outcome::Failed { .. }) {
-                        noted.are_durable();
-                    }
-                    told(outcome, leased);
-                });
+                let told = if_done(move || noted.are_durable(), told);
                 self.later(told, |cx| fs.ioctl(cx, self.session.root, ferry_fs::ioctl::SYNC, &[], 0));
             }
             Op::Stats {} => {

@@ -133,8 +133,7 @@ impl Core {
         if self.is_alone() {
             return Vec::new();
         }
-        let others = self.all().into_iter().filter(|other| other.number != by.number);
-        others.filter_map(|other| other.note_of(ino).map(|seq| (other, seq))).collect()
+        self.others(by).filter_map(|other| other.note_of(ino).map(|seq| (other, seq))).collect()
     }
 
     /// A client is about to give leases back, and makes sure that it need not make anything again that others may see or overwrite.

@@ -1,6 +1,6 @@
 //! What a client may keep of what it is told, and what a change makes others give back.
 
-use ferry_fs::{Attr, Errno, InProcess, Ino, ROOT};
+use ferry_fs::{Attr, Errno, Ino, ROOT};
 
 use super::apply::Applying;
 use crate::message::{LEASED, LEASED_FOUND, Op, Outcome, Place};
@@ -88,9 +88,10 @@ impl Applying<'_> {
             Some(Place { parent: self.session.inward(*dir)?, name: name.clone() })
         };
         let names = match op {
-            _ if self.core.is_alone() => [None, None],
-            Op::Unlink { parent, name } => [place(parent, name), None],
-            Op::Rename { parent, name, new_parent, new_name, flags } if !flags.exchange => {
+            Op::Unlink { parent, name } if !self.core.is_alone() => [place(parent, name), None],
+            Op::Rename { parent, name, new_parent, new_name, flags }
+                if !flags.exchange && !self.core.is_alone() =>
+            {
                 [place(parent, name), place(new_parent, new_name)]
             }
             _ => [None, None],
@@ -101,33 +102,18 @@ impl Applying<'_> {
     /// The names were taken from these inodes (and their directories are among them): who knows them is told, with his next ping. Not of
     /// directories: programs at work in one that was moved find it by what their kernel knows.
     pub(super) fn names_lost(&self, inos: &[Ino], names: &[Place]) {
-        if names.is_empty() || matches!(names, [_, new] if self.is_directory(new)) {
+        let is_dir = |Place { parent, name }: &Place| {
+            self.core.named(*parent, name).is_some_and(|attr| attr.mode & libc::S_IFMT == libc::S_IFDIR)
+        };
+        if names.is_empty() || matches!(names, [_, new] if is_dir(new)) {
             return;
         }
-        for other in self.core.all() {
-            if other.number != self.session.number {
-                other.lose_names(inos, names);
-            }
-        }
-    }
-
-    fn is_directory(&self, Place { parent, name }: &Place) -> bool {
-        let found = InProcess::default().call(|cx| self.fs().lookup(cx, *parent, name));
-        found.ok().and_then(|entry| entry.attr).is_some_and(|attr| {
-            self.fs().forget(attr.ino, 1);
-            attr.mode & libc::S_IFMT == libc::S_IFDIR
-        })
+        self.core.others(self.session).for_each(|other| other.lose_names(inos, names));
     }
 
     /// The inodes that a change touches, of unlink, rmdir, rename and create also those that the names mean; in order.
     pub(super) fn touched(&self, op: &Op) -> Vec<Ino> {
-        let named = |dir: &Ino, name: &[u8]| {
-            let dir = self.session.inward(*dir)?;
-            let found = InProcess::default().call(|cx| self.fs().lookup(cx, dir, name)).ok()?;
-            let ino = found.attr?.ino;
-            self.fs().forget(ino, 1);
-            Some(ino)
-        };
+        let named = |dir: &Ino, name: &[u8]| Some(self.core.named(self.session.inward(*dir)?, name)?.ino);
         let file = |fh: &u64| self.session.handle(*fh).map(|open| open.ino);
         let inward = |ino: &Ino| self.session.inward(*ino);
         let all = match op {

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferry_device::Env;
-use ferry_fs::{Filesystem, InProcess, Ino, ROOT};
+use ferry_fs::{Attr, Filesystem, InProcess, Ino, ROOT};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Handle, Runtime};
@@ -220,15 +220,18 @@ impl Core {
 
     /// The directory at `path`. Symbolic links are not followed.
     fn resolve(&self, path: &[u8]) -> Option<Ino> {
-        let caller = InProcess::default();
         let mut ino = ROOT;
         for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
-            let entry = caller.call(|cx| self.fs.lookup(cx, ino, name)).ok()?;
-            ino = entry.attr?.ino;
-            self.fs.forget(ino, 1);
+            ino = self.named(ino, name)?.ino;
         }
-        let (attr, _) = caller.call(|cx| self.fs.getattr(cx, ino, None)).ok()?;
+        let (attr, _) = InProcess::default().call(|cx| self.fs.getattr(cx, ino, None)).ok()?;
         (attr.mode & libc::S_IFMT == libc::S_IFDIR).then_some(ino)
+    }
+
+    /// What a name means, for nobody who would then know it.
+    fn named(&self, dir: Ino, name: &[u8]) -> Option<Attr> {
+        let found = InProcess::default().call(|cx| self.fs.lookup(cx, dir, name)).ok()?;
+        found.attr.inspect(|attr| self.fs.forget(attr.ino, 1))
     }
 
     /// Ends a session: what it holds is given back.
@@ -317,6 +320,12 @@ impl Core {
     /// Whether there is no second session.
     fn is_alone(&self) -> bool {
         self.sessions.lock().len() < 2
+    }
+
+    /// The sessions but one.
+    fn others(&self, than: &Session) -> impl Iterator<Item = Arc<Session>> {
+        let number = than.number;
+        self.all().into_iter().filter(move |session| session.number != number)
     }
 
     fn all(&self) -> Vec<Arc<Session>> {

@@ -174,7 +174,6 @@ struct State {
     left_at: Option<Duration>,
     /// Changes that come now are for the next server.
     deaf: bool,
-    over: bool,
 }
 
 /// The session.
@@ -199,7 +198,7 @@ pub(super) struct Session {
     /// Whether it has a mark on the volume. Locked behind the leases, by whoever fences it, and `state` comes before those: so nothing of the
     /// session is locked under it.
     enlisted: Mutex<Enlisted>,
-    /// It has ended, as `state` says.
+    /// It has ended. Set under the lock of `state`, so that it stays as it is for who has that.
     over: AtomicBool,
     /// Room for what it is told unasked.
     notices: Arc<Semaphore>,
@@ -316,8 +315,7 @@ impl Session {
     /// Another client is about to sync an inode: the newest change that this covers, if this client may keep some that touch it.
     pub(super) fn note_of(&self, ino: Ino) -> Option<u64> {
         let state = self.state.lock();
-        let knows = ino == self.root || state.known.contains_key(&ino);
-        (state.promised > state.durable && knows).then_some(state.applied)
+        (state.promised > state.durable && self.knows(&state, ino)).then_some(state.applied)
     }
 
     /// It has: the client is told, unless it hears too much already. All becomes durable soon, and it is told of that.
@@ -364,7 +362,7 @@ impl Session {
     ) -> Option<u64> {
         let mut locker = self.locker.write();
         let mut state = self.state.lock();
-        if state.over {
+        if self.is_over() {
             return None;
         }
         // Where it is taken up, its changes go on counting from those that the server before was told of, or would have been.
@@ -476,7 +474,7 @@ impl Session {
         leases: &Leases,
     ) -> Result<bool, Violation> {
         let mut state = self.state.lock();
-        if state.over {
+        if self.is_over() {
             return Err(Violation("the session has ended"));
         }
         if state.epoch != epoch || state.deaf {
@@ -512,7 +510,7 @@ impl Session {
     /// The next change to apply; `None`: there is none, and nobody applies any more.
     pub(super) fn next(&self) -> Option<Change> {
         let mut state = self.state.lock();
-        let change = if state.over { None } else { state.queue.pop_front() };
+        let change = if self.is_over() { None } else { state.queue.pop_front() };
         state.busy = change.is_some();
         state.under_way = change.as_ref().map(|change| (change.came, change.bytes));
         state.queued -= change.as_ref().map_or(0, |change| change.bytes);
@@ -538,7 +536,7 @@ impl Session {
         let Applied { outcome, after, empty, made } = applied;
         let ready: Vec<Delayed> = {
             let mut state = self.state.lock();
-            if state.over || state.applied >= seq {
+            if self.is_over() || state.applied >= seq {
                 return;
             }
             state.applied = seq;
@@ -561,7 +559,7 @@ impl Session {
     pub(super) fn when_applied(&self, after: u64, run: Box<dyn FnOnce() + Send>) {
         {
             let mut state = self.state.lock();
-            if after > state.applied && !state.over {
+            if after > state.applied && !self.is_over() {
                 state.delayed.push(Delayed { after, run });
                 return;
             }
@@ -575,7 +573,7 @@ impl Session {
             let mut state = self.state.lock();
             state.stamp += 1;
             let stamp = state.stamp;
-            let surplus = state.over || ino == self.root || state.known.insert(ino, stamp).is_some();
+            let surplus = self.is_over() || ino == self.root || state.known.insert(ino, stamp).is_some();
             (stamp, surplus)
         };
         if surplus {
@@ -587,9 +585,9 @@ impl Session {
     /// Another client has taken these names away from some of these inodes.
     pub(super) fn lose_names(&self, inos: &[Ino], names: &[Place]) {
         let mut state = self.state.lock();
-        let knows = |ino: &Ino| *ino == self.root || state.known.contains_key(ino);
+        let knows = |ino: &Ino| self.knows(&state, *ino);
         let is_dir = |ino: &Ino| names.iter().any(|name| name.parent == *ino);
-        if state.over || !inos.iter().any(|ino| !is_dir(ino) && knows(ino)) {
+        if self.is_over() || !inos.iter().any(|ino| !is_dir(ino) && knows(ino)) {
             return;
         }
         let known: Vec<&Place> = names.iter().filter(|name| knows(&name.parent)).collect();
@@ -625,6 +623,11 @@ impl Session {
         }
     }
 
+    /// Whether the client knows an inode, by the volume's number.
+    fn knows(&self, state: &State, ino: Ino) -> bool {
+        ino == self.root || state.known.contains_key(&ino)
+    }
+
     /// The volume's number of an inode that the client may use.
     pub(super) fn inward(&self, ino: Ino) -> Option<Ino> {
         if ino == ROOT {
@@ -641,7 +644,7 @@ impl Session {
     /// Enters an open file, unless its number is in use or there are too many.
     pub(super) fn open(&self, number: u64, open: Open) -> Result<(), Errno> {
         let mut state = self.state.lock();
-        if state.over || state.handles.contains_key(&number) {
+        if self.is_over() || state.handles.contains_key(&number) {
             return Err(Errno(libc::EIO));
         }
         if state.handles.len() >= OPEN_MAX {
@@ -677,7 +680,6 @@ impl Session {
             if left.is_some_and(|deadline| state.left_at.is_none_or(|at| at > deadline)) {
                 return false;
             }
-            state.over = true;
             self.over.store(true, Ordering::SeqCst);
             state.line = None;
             state.outbox = (Vec::new(), Vec::new());
@@ -713,7 +715,7 @@ impl Session {
     /// Whether it goes on, on the connection with this number.
     pub(super) fn is_at(&self, epoch: u64) -> bool {
         let state = self.state.lock();
-        state.epoch == epoch && !state.over
+        state.epoch == epoch && !self.is_over()
     }
 
     /// Whether it has ended.
@@ -796,156 +798,4 @@ fn send(state: &mut State, frame: Vec<u8>, room: Option<Room>) {
 pub(super) type Sessions = Mutex<HashMap<u128, Arc<Session>>>;
 
 #[cfg(test)]
-mod tests {
-    use tokio::sync::mpsc::unbounded_channel;
-
-    use super::*;
-
-    fn change(seq: u64) -> Change {
-        let permit = || Arc::new(Semaphore::new(1)).try_acquire_owned().expect("one is free");
-        let (series, promised, who, op) = (0, None, Who::default(), Op::Nothing {});
-        let (came, bytes) = (Duration::ZERO, 1);
-        Change { seq, series, promised, came, bytes, who, op, room: (permit(), permit()) }
-    }
-
-    fn greeting() -> Greeting {
-        Greeting { boot: 1, term_ms: 1000, clock: ferry_device::Env::real().clock }
-    }
-
-    fn leases() -> Leases {
-        Leases::new(ferry_device::Env::real().clock, Duration::from_secs(1), Duration::ZERO)
-    }
-
-    fn session() -> Session {
-        Session::new((1, 1), "test".into(), Peer::default(), b"/".to_vec(), ROOT, false)
-    }
-
-    #[test]
-    fn an_older_connection_changes_nothing_and_takes_no_lock() {
-        let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
-        let both = (&locks, &leases);
-        let (line, _frames) = unbounded_channel();
-        let old = session.connect(&line, &greeting, (false, 0), both).expect("it lives");
-        assert!(session.may_lock(Some(old)).is_some());
-        let new = session.connect(&line, &greeting, (true, 0), both).expect("it lives");
-        assert!(session.may_lock(Some(old)).is_none());
-        assert!(!session.push(old, change(1), 0, &leases).expect("late, not against the rules"));
-        assert!(session.next().is_none());
-        assert!(session.push(new, change(1), 0, &leases).expect("it comes again"));
-        session.disconnect(old, Duration::ZERO, &locks);
-        assert!(!session.end(Some(Duration::MAX), &locks), "the newer connection is there");
-        session.disconnect(new, Duration::ZERO, &locks);
-        assert!(session.end(Some(Duration::ZERO), &locks));
-        assert!(session.may_lock(Some(new)).is_none() && session.may_lock(None).is_none());
-        assert!(session.connect(&line, &greeting, (true, 0), both).is_none());
-    }
-
-    #[test]
-    fn answers_that_nobody_waits_for_go_together_and_before_all_that_comes_later() {
-        let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
-        let (line, mut frames) = unbounded_channel();
-        let epoch = session.connect(&line, &greeting, (false, 0), (&locks, &leases)).expect("it lives");
-        let mut sent =
-            || frames.try_recv().ok().map(|(bytes, rooms): (Vec<u8>, Vec<Room>)| (bytes.len(), rooms.len()));
-        assert!(sent().is_some_and(|(_, rooms)| rooms == 0), "the welcome");
-        for seq in 1..=5 {
-            session.push(epoch, change(seq), 0, &leases).expect("in order");
-        }
-        let made = |promised: bool| {
-            let Change { seq, room, .. } = session.next().expect("it has come");
-            let applied = Applied::alone(Outcome::Done {});
-            session.applied(seq, applied, room, promised);
-        };
-        made(true);
-        assert_eq!(sent(), None, "there are more to come");
-        session.send_answers();
-        let (one, rooms) = sent().expect("it was told to");
-        assert_eq!(rooms, 1);
-        made(true);
-        made(true);
-        assert_eq!(sent(), None);
-        session.reply((epoch, 1), 0, Outcome::Done {}, None);
-        let (more, rooms) = sent().expect("a reply never waits");
-        assert!(more > 2 * one && rooms == 2 && sent().is_none());
-        made(false);
-        assert_eq!(sent(), Some((one, 1)), "somebody waits for it");
-        made(true);
-        assert_eq!(sent(), Some((one, 1)), "no more are to come");
-    }
-
-    #[test]
-    fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
-        let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
-        let both = (&locks, &leases);
-        let (line, _frames) = unbounded_channel();
-        let epoch = session.connect(&line, &greeting, (false, 0), both).expect("it lives");
-        assert!(session.push(epoch, change(1), 0, &leases).expect("in order"));
-        session.close_ears();
-        assert!(!session.push(epoch, change(2), 0, &leases).expect("not heard"));
-        assert_eq!(session.next().map(|c| c.seq), Some(1));
-        assert!(session.next().is_none() && !session.is_busy());
-    }
-
-    #[test]
-    fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() {
-        use std::sync::mpsc::{channel, sync_channel};
-        let dev: Arc<dyn ferry_device::BlockDevice> = Arc::new(ferry_device::MemDevice::new(64 << 20));
-        let env = ferry_device::Env::real;
-        ferry_fs::mkfs(&dev, &ferry_fs::MkfsOptions::default(), &env()).expect("it is new");
-        let fs = ferry_fs::LocalFs::open(dev, ferry_fs::FsOptions::default(), env()).expect("it is there");
-        let leases = Arc::new(Leases::new(env().clock, Duration::from_millis(1), Duration::ZERO));
-        let (session, locks, greeting) = (Arc::new(session()), Locks::default(), greeting());
-        let (line, _frames) = unbounded_channel();
-        let epoch = session.connect(&line, &greeting, (false, 0), (&locks, &leases)).expect("it lives");
-        leases.begin(2);
-        leases.begin(3);
-        assert!(leases.bear(2, 20) && leases.bear(session.number, 10));
-        // The first to be fenced takes a while: there is no room in the log.
-        let (begun, has_begun) = sync_channel(1);
-        let (go_on, goes_on) = channel();
-        let goes_on = Mutex::new(goes_on);
-        let (fenced, volume) = (Arc::clone(&session), Arc::clone(&fs));
-        leases.on_fence(Box::new(move |number| {
-            if number == 2 {
-                begun.send(()).expect("it is waited for");
-                goes_on.lock().recv().expect("it goes on");
-            } else {
-                fenced.fence(&*volume);
-            }
-        }));
-        while leases.relied_on().0 {
-            std::thread::yield_now();
-        }
-        let (done, all) = channel();
-        let (of_both, told) = (Arc::clone(&leases), done.clone());
-        std::thread::spawn(move || {
-            let place = of_both.ask(3, super::super::leases::Wants::Lease, vec![20, 10]);
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("there are threads").block_on(place.wait(|_| {}));
-            told.send("fenced")
-        });
-        has_begun.recv().expect("it begins");
-        let (pushing, of_push, told) = (Arc::clone(&session), Arc::clone(&leases), done.clone());
-        std::thread::spawn(move || {
-            pushing.push(epoch, change(1), 0, &of_push).expect("in order");
-            told.send("pushed")
-        });
-        while session.state.try_lock().is_some() {
-            std::thread::yield_now();
-        }
-        let (enlisting, volume) = (Arc::clone(&session), Arc::clone(&fs));
-        std::thread::spawn(move || {
-            enlisting.enlist(&*volume, true).expect("it may");
-            done.send("entered")
-        });
-        while session.enlisted.try_lock().is_some_and(|enlisted| *enlisted == Enlisted::No) {
-            std::thread::yield_now();
-        }
-        go_on.send(()).expect("it is waited for");
-        let mut ended = Vec::new();
-        while ended.len() < 3 {
-            let one = all.recv_timeout(Duration::from_secs(10));
-            ended.push(one.unwrap_or_else(|_| panic!("the others wait for each other: {ended:?}")));
-        }
-    }
-}
+mod tests;

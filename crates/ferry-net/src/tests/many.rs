@@ -99,14 +99,10 @@ async fn hear(
 /// Stops the server, which asks for all leases: seconds until it knows that nobody has any, and until it has stopped.
 fn stopped(world: &World) -> (f64, f64) {
     let control = world.server().control();
-    let held = || -> u64 {
-        let clients = control.clients();
-        clients.as_array().unwrap().iter().map(|c| c["leases"].as_u64().unwrap()).sum()
-    };
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let recalled = scope.spawn(|| {
-            while held() > 0 {
+            while sum_of(&control, "leases") > 0 {
                 std::thread::sleep(Duration::from_millis(5));
             }
             begun.elapsed()

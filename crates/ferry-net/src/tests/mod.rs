@@ -33,7 +33,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
 use crate::{
-    ClientOptions, Connecting, Connector, Export, NetError, RemoteFs, Server, ServerOptions, Stream,
+    ClientOptions, Connecting, Connector, Control, Export, NetError, RemoteFs, Server, ServerOptions, Stream,
 };
 
 type Done<T = ()> = Result<T, Errno>;
@@ -350,8 +350,13 @@ impl World {
     }
 
     fn figure(&self, of: &str) -> u64 {
-        self.server().control().clients().as_array().unwrap().iter().map(|c| c[of].as_u64().unwrap()).sum()
+        sum_of(&self.server().control(), of)
     }
+}
+
+/// What all clients of a server have of something.
+fn sum_of(control: &Control, of: &str) -> u64 {
+    control.clients().as_array().unwrap().iter().map(|c| c[of].as_u64().unwrap()).sum()
 }
 
 /// Whatever was answered.

@@ -30,10 +30,15 @@ impl Crashing {
 
     /// Kills the server, and the machine that it runs on.
     pub(super) fn crash(&mut self) {
+        self.crash_by(|world| drop(world.take_server()));
+    }
+
+    /// The same; `end` takes the server away.
+    fn crash_by(&mut self, end: impl FnOnce(&World)) {
         // From here on nothing becomes durable, so nobody is told that anything is.
         self.sim.set_hold(true);
         let image = self.sim.crash_image(self.sim.trace_len(), &mut self.rng);
-        drop(self.world.take_server());
+        end(&self.world);
         self.world.net.cut_all();
         self.sim = Arc::new(image);
         self.world.dev = self.sim.clone();
@@ -42,16 +47,17 @@ impl Crashing {
         std::mem::forget(std::mem::replace(&mut self.world.fs, fs));
     }
 
-    /// The same, of a server that nobody reaches any more.
-    fn crash_unreachable(&mut self, server: Arc<Server>) {
-        self.sim.set_hold(true);
-        let image = self.sim.crash_image(self.sim.trace_len(), &mut self.rng);
-        drop(server);
-        self.world.net.cut_all();
-        self.sim = Arc::new(image);
-        self.world.dev = self.sim.clone();
-        let fs = LocalFs::open(self.world.dev.clone(), fs_options(), Env::real()).unwrap();
-        std::mem::forget(std::mem::replace(&mut self.world.fs, fs));
+    /// Behind a crash: the connection ends at this message from here, and the next server crashes, too, or goes on.
+    fn start_and_cut(&mut self, message: u64, crashes: bool) {
+        let messages = Arc::clone(&self.world.net.messages);
+        let mut cuts = self.world.net.cuts.subscribe();
+        messages.cut_at.store(messages.so_far.load(Ordering::SeqCst) + message, Ordering::SeqCst);
+        self.world.start();
+        self.world.net.runtime.block_on(cuts.changed()).unwrap();
+        // Otherwise the connection alone is lost.
+        if crashes {
+            self.crash_and_start();
+        }
     }
 
     pub(super) fn crash_and_start(&mut self) {
@@ -217,21 +223,13 @@ fn whatever_ends_while_everything_is_made_again_nothing_is_lost() {
     for (message, crashes) in (1..24).flat_map(|message| [(message, true), (message, false)]) {
         let at = format!("message {message}, again: {crashes}");
         let mut crashing = Crashing::new(50 + message);
-        let messages = Arc::clone(&crashing.world.net.messages);
-        messages.cut_at.store(u64::MAX, Ordering::SeqCst);
+        crashing.world.net.messages.cut_at.store(u64::MAX, Ordering::SeqCst);
         let client = crashing.world.client().warm_up();
         let mut history = History::new();
         (0..STEPS).for_each(|step| history.step(&client, step));
         let before = client.see();
         crashing.crash();
-        let mut cuts = crashing.world.net.cuts.subscribe();
-        messages.cut_at.store(messages.so_far.load(Ordering::SeqCst) + message, Ordering::SeqCst);
-        crashing.world.start();
-        crashing.world.net.runtime.block_on(cuts.changed()).unwrap();
-        // Otherwise the connection alone is lost.
-        if crashes {
-            crashing.crash_and_start();
-        }
+        crashing.start_and_cut(message, crashes);
         assert_all_there(&crashing.world, &client, &history, &before, &at);
     }
 }
@@ -431,14 +429,8 @@ fn what_was_made_without_an_answer_is_there_whatever_ends_while_it_is_claimed() 
         tried += 1;
         local.call(|cx| fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0)).map(drop).unwrap();
         drop(fs);
-        crashing.crash_unreachable(server);
-        let mut cuts = crashing.world.net.cuts.subscribe();
-        messages.cut_at.store(messages.so_far.load(Ordering::SeqCst) + message, Ordering::SeqCst);
-        crashing.world.start();
-        crashing.world.net.runtime.block_on(cuts.changed()).unwrap();
-        if crashes {
-            crashing.crash_and_start();
-        }
+        crashing.crash_by(|_| drop(server));
+        crashing.start_and_cut(message, crashes);
         assert_eq!(client.fsync(ino, fh), Ok(()), "{at}");
         assert_eq!(client.read(ino, fh, 100).unwrap(), b"goes on", "{at}");
         assert_eq!(client.sync(), Ok(()), "{at}");
