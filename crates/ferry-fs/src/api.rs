@@ -568,6 +568,15 @@ pub trait Filesystem: Send + Sync + 'static {
     fn marked(&self) -> Result<Vec<u128>, Errno> {
         Err(Errno(libc::ENOSYS))
     }
+    /// Makes everything durable, and with it the word that all is durable that these sessions have changed up to these numbers, contents
+    /// too. Waits for the device. One at a time: what is said later counts.
+    fn sync_sessions(&self, _upto: &[Mark]) -> Result<(), Errno> {
+        Err(Errno(libc::ENOSYS))
+    }
+    /// The newest such word of a session that has a mark, or 0.
+    fn synced(&self, _session: u128) -> Result<u64, Errno> {
+        Err(Errno(libc::ENOSYS))
+    }
     /// Nobody will ask for the session's mark again.
     fn unmark(&self, _session: u128) {}
     /// The inode has no extended attributes, and so no ACLs.

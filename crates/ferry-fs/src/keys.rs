@@ -20,6 +20,7 @@ const SPACE_SEGMENT: u8 = 0x20;
 const SPACE_ORPHAN: u8 = 0x30;
 const SPACE_INTENT: u8 = 0x31;
 const SPACE_MARK: u8 = 0x32;
+const SPACE_SYNCED: u8 = 0x33;
 
 const PART_RECORD: u8 = 1;
 const PART_XATTR: u8 = 2;
@@ -156,6 +157,18 @@ pub fn mark_end() -> Vec<u8> {
     vec![SPACE_MARK + 1]
 }
 
+/// The key that says up to which change of a client's session everything is durable, contents too.
+pub fn synced(session: u128) -> Vec<u8> {
+    let mut key = vec![SPACE_SYNCED];
+    key.extend_from_slice(&session.to_be_bytes());
+    key
+}
+
+/// The first key behind all of those.
+pub fn synced_end() -> Vec<u8> {
+    vec![SPACE_SYNCED + 1]
+}
+
 /// A key taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key<'k> {
@@ -179,6 +192,8 @@ pub enum Key<'k> {
     Intent(Ino),
     /// The newest change of a session.
     Mark(u128),
+    /// Changes of a session that are durable.
+    Synced(u128),
 }
 
 /// Takes a key apart; `None` for one that no version of this code wrote.
@@ -191,6 +206,7 @@ pub fn parse(key: &[u8]) -> Option<Key<'_>> {
         [SPACE_ORPHAN, rest @ ..] => Some(Key::Orphan(be64(rest)?)),
         [SPACE_INTENT, rest @ ..] => Some(Key::Intent(be64(rest)?)),
         [SPACE_MARK, rest @ ..] => Some(Key::Mark(u128::from_be_bytes(rest.try_into().ok()?))),
+        [SPACE_SYNCED, rest @ ..] => Some(Key::Synced(u128::from_be_bytes(rest.try_into().ok()?))),
         [SPACE_INODE, rest @ ..] => {
             let ino = be64(rest.get(..8)?)?;
             match (*rest.get(8)?, &rest[9..]) {
@@ -534,6 +550,7 @@ mod tests {
             (orphan(9), Key::Orphan(9)),
             (intent(9), Key::Intent(9)),
             (mark(1 << 100), Key::Mark(1 << 100)),
+            (synced(1 << 100), Key::Synced(1 << 100)),
         ];
         for (bytes, key) in &keys {
             assert_eq!(parse(bytes).as_ref(), Some(key));

@@ -33,6 +33,8 @@ pub enum Bug {
     UncheckedRead,
     /// A mark is durable before the change that it belongs to is made.
     EarlyMark,
+    /// The word that a session's changes are durable is so before they are.
+    EarlySynced,
     /// Inode numbers are set aside beyond the limit that is stored.
     UnraisedLimit,
 }

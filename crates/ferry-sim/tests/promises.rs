@@ -21,9 +21,16 @@ const CHANGES: u64 = 1000;
 /// What a session has in its directory: the inode and the mode of each name.
 type Names = BTreeMap<String, (Ino, u32)>;
 
+/// Blocks of each session's file that are written.
+const BLOCKS: u64 = 8;
+const BLOCK: usize = 4096;
+
 struct Session {
     id: u128,
     dir: Ino,
+    /// Its file, and which change has written each block of it when.
+    file: (Ino, u64),
+    writes: Vec<(u64, u64)>,
     numbers: Range<Ino>,
     seq: u64,
     /// After each change.
@@ -34,6 +41,31 @@ impl Session {
     fn promise(&self, ino: Option<Ino>) -> Promise {
         let mark = Some(Mark { session: self.id, seq: self.seq });
         Promise { at: Timestamp::new(self.seq as i64, 5), ino, mark, aside: None }
+    }
+
+    /// Writes the number of the change into a block. That leaves no mark.
+    fn write(&mut self, fs: &LocalFs, rng: &mut SimRng) {
+        self.seq += 1;
+        let block = rng.index(BLOCKS as usize) as u64;
+        let contents = self.seq.to_le_bytes().repeat(BLOCK / 8);
+        let caller = InProcess { promise: Some(self.promise(None)), ..ME };
+        let (ino, fh) = self.file;
+        caller.call(|cx| fs.write(cx, ino, fh, block * BLOCK as u64, &contents, false, false)).unwrap();
+        self.writes.push((self.seq, block));
+        self.states.push(self.states.last().unwrap().clone());
+    }
+
+    /// Which change has written each block last, of those that are there.
+    fn written(&self, fs: &LocalFs) -> Vec<u64> {
+        let fh = ME.call(|cx| fs.open(cx, self.file.0, libc::O_RDONLY, false)).unwrap().fh;
+        let mut contents = vec![0; BLOCKS as usize * BLOCK];
+        ME.call(|cx| fs.read(cx, self.file.0, fh, 0, &mut contents)).unwrap();
+        ME.call(|cx| {
+            fs.release(cx, self.file.0, fh);
+            Ok(())
+        })
+        .unwrap();
+        contents.chunks(BLOCK).map(|block| u64::from_le_bytes(block[..8].try_into().unwrap())).collect()
     }
 
     /// Makes the next change.
@@ -115,7 +147,7 @@ fn a_crash_leaves_a_mark_and_what_it_says_or_neither() {
 #[test]
 fn each_planted_bug_is_found() {
     use ferry_journal::planted::{Bug, plant};
-    for bug in [Bug::EarlyMark, Bug::UnraisedLimit] {
+    for bug in [Bug::EarlyMark, Bug::EarlySynced, Bug::UnraisedLimit] {
         plant(bug);
         assert!(std::panic::catch_unwind(crash_everywhere).is_err(), "{bug:?} is not found");
     }
@@ -131,7 +163,13 @@ fn crash_everywhere() {
     let mut sessions = SESSIONS.map(|id| {
         let made = ME.call(|cx| fs.mkdir(cx, ROOT, format!("{id:x}").as_bytes(), 0o755)).unwrap();
         let numbers = fs.numbers(CHANGES as u32).unwrap();
-        Session { id, dir: made.attr.unwrap().ino, numbers, seq: 0, states: vec![Names::new()] }
+        let name = format!("written by {id:x}");
+        let flags = libc::O_RDWR | libc::O_CREAT;
+        let (file, opened) = ME.call(|cx| fs.create(cx, ROOT, name.as_bytes(), 0o644, flags)).unwrap();
+        let file = (file.attr.unwrap().ino, opened.fh);
+        let dir = made.attr.unwrap().ino;
+        fs.enlist(id).unwrap();
+        Session { id, dir, file, writes: Vec::new(), numbers, seq: 0, states: vec![Names::new()] }
     });
     sync(&fs);
     device.restart_trace();
@@ -140,7 +178,12 @@ fn crash_everywhere() {
     // Changes that were made durable, of each session, and when.
     let mut durable = vec![(0, [0, 0])];
     for n in 0..2 * CHANGES {
-        sessions[rng.index(2)].change(&fs, &mut rng);
+        let session = &mut sessions[rng.index(2)];
+        if rng.index(3) == 0 {
+            session.write(&fs, &mut rng)
+        } else {
+            session.change(&fs, &mut rng)
+        }
         if n % 97 == 0 {
             // More than the limit runs ahead, with no change between that would raise it.
             for _ in 0..10 {
@@ -149,7 +192,8 @@ fn crash_everywhere() {
             }
         }
         if n % 60 == 0 {
-            sync(&fs);
+            fs.sync_sessions(&[0, 1].map(|n| Mark { session: sessions[n].id, seq: sessions[n].seq }))
+                .unwrap();
             durable.push((device.trace_len(), [sessions[0].seq, sessions[1].seq]));
         }
     }
@@ -165,7 +209,16 @@ fn crash_everywhere() {
         let synced = durable.iter().rev().find(|(at, _)| *at <= point).unwrap().1;
         for (n, session) in sessions.iter().enumerate() {
             let mark = fs.mark(session.id).unwrap().unwrap_or(0);
-            assert!((synced[n]..=session.seq).contains(&mark), "{mark} after a crash at {point}");
+            let said = fs.synced(session.id).unwrap();
+            assert!((synced[n]..=session.seq).contains(&said), "{said} after a crash at {point}");
+            for (block, found) in (0..).zip(session.written(&fs)) {
+                let newest = session.writes.iter().rev().find(|(seq, of)| *of == block && *seq <= said);
+                let least = newest.map_or(0, |(seq, _)| *seq);
+                assert!(found >= least, "{found} for {least} in block {block} after a crash at {point}");
+            }
+            let names = session.states.iter().rposition(|state| *state == listed(&fs, session.dir)).unwrap();
+            assert!(names as u64 >= said, "what is durable is there after a crash at {point}");
+            assert!(mark <= session.seq, "{mark} after a crash at {point}");
             assert_eq!(listed(&fs, session.dir), session.states[mark as usize], "a crash at {point}");
             met[usize::from(mark > synced[n])] += 1;
         }

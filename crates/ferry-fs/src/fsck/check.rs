@@ -84,7 +84,7 @@ impl<'c> Checker<'c> {
             Key::Dentry(dir, cookie, name) => self.dentry(dir, cookie, name, value),
             Key::Extent(ino, offset) => self.extent(ino, offset, value),
             Key::Segment(index) => self.segment(index, value),
-            Key::Mark(_) => Number::decode(value).map(drop),
+            Key::Mark(_) | Key::Synced(_) => Number::decode(value).map(drop),
             Key::Orphan(ino) => {
                 self.holdings.orphans += 1;
                 self.tree.orphan(ino, &mut self.findings);

@@ -153,6 +153,7 @@ fn each_damage_has_its_code() {
     let cases: &[Case] = &[
         ("unknown key", |v| v.set(vec![0x77, 1], b""), &[UnknownKey]),
         ("mark cut short", |v| v.set(keys::mark(7), &[1, 9]), &[BadRecord]),
+        ("mark of a sync cut short", |v| v.set(keys::synced(7), &[1, 9]), &[BadRecord]),
         ("counters gone", |v| drop(v.0.remove(&keys::counters())), &[NoCounters]),
         (
             "next_ino low",

@@ -162,7 +162,7 @@ impl LocalFs {
     }
 
     /// Puts all that is only in memory into contexts; all of it is durable when the returned one is.
-    fn commit_everything(&self, busy: Busy) -> Result<Seq, FsError> {
+    pub(super) fn commit_everything(&self, busy: Busy) -> Result<Seq, FsError> {
         self.log_lazy_times(busy)?;
         let seq = self.data.write_back_everything(busy)?;
         Ok(seq.max(Seq(self.newest.load(Ordering::Acquire))))

@@ -171,6 +171,8 @@ pub struct LocalFs {
     keeping_removed: AtomicBool,
     readers: Arc<Pool<Wanted>>,
     scrubs: Scrubs,
+    /// Held while marks of sessions are removed, or what is said beside them, behind the reservation.
+    marking: Mutex<()>,
     /// Held while the log grows.
     growing: Mutex<()>,
     late: Arc<Pool<Late>>,
@@ -260,6 +262,7 @@ impl LocalFs {
             keeping_removed: AtomicBool::new(false),
             readers: Arc::default(),
             scrubs: Scrubs::default(),
+            marking: Mutex::default(),
             growing: Mutex::default(),
             late: Arc::default(),
             long: Arc::default(),

@@ -7,7 +7,7 @@
 //! * Its space was set aside (`data/aside.rs`).
 
 use super::{LocalFs, errno};
-use crate::api::{Aside, AsideId, Cx, Errno, Ino, Promise, Timestamp};
+use crate::api::{Aside, AsideId, Cx, Errno, Ino, Mark, Promise, Timestamp};
 use crate::data::Busy;
 use crate::error::FsError;
 use crate::keys::{self, INODE_HAS_XATTRS, Key, Number};
@@ -20,6 +20,8 @@ const NUMBERS_MAX: u64 = 1 << 16;
 const HANDED_OVER: u128 = 0;
 /// A mark's key and value, in bytes.
 const MARK_BYTES: u32 = 32;
+/// Sessions of which one transaction says how far they are durable.
+const MARKS_MAX: usize = 64;
 
 /// What a transaction takes that stores a mark, too.
 pub(super) const fn with_mark(Credits { keys, bytes, urgent }: Credits) -> Credits {
@@ -121,8 +123,44 @@ impl LocalFs {
     }
 
     pub(super) fn do_mark(&self, session: u128) -> Result<Option<u64>, FsError> {
-        let stored = self.journal.get(&keys::mark(session))?;
+        self.number_at(&keys::mark(session))
+    }
+
+    pub(super) fn do_synced(&self, session: u128) -> Result<u64, FsError> {
+        Ok(self.number_at(&keys::synced(session))?.unwrap_or(0))
+    }
+
+    fn number_at(&self, key: &[u8]) -> Result<Option<u64>, FsError> {
+        let stored = self.journal.get(key)?;
         Ok(stored.map(|value| Number::decode(&value)).transpose()?.map(|number| number.0))
+    }
+
+    /// The word stands behind all that it tells of, in the log, too.
+    pub(super) fn do_sync_sessions(&self, upto: &[Mark]) -> Result<(), FsError> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        #[cfg(feature = "planted")]
+        if ferry_journal::planted::is(ferry_journal::planted::Bug::EarlySynced) {
+            let mut early =
+                self.journal.begin(Credits { keys: 64, bytes: 64 * MARK_BYTES, urgent: false })?;
+            upto.iter().for_each(|mark| early.put(&keys::synced(mark.session), &Number(mark.seq).encode()));
+            self.force(early.commit())?;
+        }
+        let mut seq = self.commit_everything(Busy::Wait)?;
+        for some in upto.chunks(MARKS_MAX) {
+            let keys = some.len() as u32;
+            let mut txn = self.journal.begin(Credits { keys, bytes: keys * MARK_BYTES, urgent: false })?;
+            // A mark that is removed meanwhile leaves no word behind.
+            let _marking = self.marking.lock();
+            for Mark { session, seq } in some {
+                if self.do_mark(*session)?.is_some() {
+                    txn.put(&keys::synced(*session), &Number(*seq).encode());
+                }
+            }
+            seq = seq.max(txn.commit());
+        }
+        self.force(seq)
     }
 
     pub(super) fn do_marked(&self) -> Result<Vec<u128>, FsError> {
@@ -137,12 +175,13 @@ impl LocalFs {
     }
 
     pub(super) fn do_unmark(&self, session: u128) -> Result<(), FsError> {
-        let key = keys::mark(session);
-        if self.options.read_only || self.journal.get(&key)?.is_none() {
+        let both = [keys::mark(session), keys::synced(session)];
+        if self.options.read_only || self.number_at(&both[0])?.or(self.number_at(&both[1])?).is_none() {
             return Ok(());
         }
-        let mut txn = self.journal.begin(Credits { keys: 1, bytes: MARK_BYTES, urgent: true })?;
-        txn.delete(&key);
+        let mut txn = self.journal.begin(Credits { keys: 2, bytes: 2 * MARK_BYTES, urgent: true })?;
+        let _marking = self.marking.lock();
+        both.iter().for_each(|key| txn.delete(key));
         txn.commit();
         Ok(())
     }

@@ -348,6 +348,14 @@ impl Filesystem for LocalFs {
         self.do_marked().map_err(|error| self.report("reading marks", ROOT, error))
     }
 
+    fn sync_sessions(&self, upto: &[Mark]) -> Result<(), Errno> {
+        self.do_sync_sessions(upto).map_err(|error| self.not_durable("sync", ROOT, error))
+    }
+
+    fn synced(&self, session: u128) -> Result<u64, Errno> {
+        self.do_synced(session).map_err(|error| self.report("reading a mark", ROOT, error))
+    }
+
     fn unmark(&self, session: u128) {
         if let Err(error) = self.do_unmark(session) {
             self.report("removing a mark", ROOT, error);

@@ -33,6 +33,9 @@ fn of(key: &Key<'_>, value: &[u8]) -> Result<Value, BadRecord> {
         Key::Mark(session) => {
             object!({ "type": "mark", "session": format!("{session:032x}"), "change": Number::decode(value)?.0 })
         }
+        Key::Synced(session) => {
+            object!({ "type": "synced", "session": format!("{session:032x}"), "change": Number::decode(value)?.0 })
+        }
         Key::Orphan(ino) => object!({ "type": "orphan", "inode": *ino }),
         Key::Segment(index) => {
             let record = Segment::decode(value)?;

@@ -174,7 +174,7 @@ fn of_gap(gap: &LostKeys) -> Repair {
         Some(Key::Extent(ino, offset)) => format!("byte {offset} of inode {ino}"),
         Some(Key::Segment(segment)) => format!("the record of segment {segment}"),
         Some(Key::Orphan(ino) | Key::Intent(ino)) => format!("the mark of inode {ino}"),
-        Some(Key::Mark(session)) => format!("the mark of session {session:032x}"),
+        Some(Key::Mark(session) | Key::Synced(session)) => format!("the mark of session {session:032x}"),
         Some(Key::Counters | Key::Reserved) => "the counters".to_owned(),
         None => none.to_owned(),
     };

@@ -98,7 +98,7 @@ impl Inodes<'_, '_> {
         let ino = match parsed {
             Key::Inode(ino) | Key::Xattr(ino, _) | Key::Dentry(ino, ..) | Key::Extent(ino, _) => ino,
             Key::Intent(ino) => return self.intent(ino, key, value),
-            Key::Mark(_) if Number::decode(value).is_err() => {
+            Key::Mark(_) | Key::Synced(_) if Number::decode(value).is_err() => {
                 let what = "removed a mark of what a remote client has changed";
                 self.writer.say(Repair::new(Code::BadRecord, what));
                 return self.writer.delete(key);

@@ -158,6 +158,7 @@ fn forget_marks(
 ) -> Result<(), VolumeError> {
     let (journal, _) = open(dev, sb, false, env)?;
     let mut writer = Writer::new(&journal, repairs);
+    writer.delete_range(&keys::synced(0), &keys::synced_end())?;
     let marks = writer.delete_range(&keys::mark(0), &keys::mark_end())?;
     if marks > 0 {
         let what =

@@ -190,6 +190,24 @@ fn a_session_that_is_enlisted_has_a_mark_before_its_first_change() {
     world.check();
 }
 
+#[test]
+fn a_sync_says_of_each_session_that_has_a_mark_how_far_it_is_durable() {
+    let mut world = World::new();
+    let upto = |session, seq| Mark { session, seq };
+    world.fs.enlist(SESSION).unwrap();
+    world.fs.sync_sessions(&[upto(SESSION, 4), upto(SESSION + 1, 9)]).unwrap();
+    assert_eq!((world.fs.synced(SESSION), world.fs.synced(SESSION + 1)), (Ok(4), Ok(0)));
+    let many: Vec<Mark> = (1..200).map(|session| upto(session, session as u64)).collect();
+    many.iter().for_each(|mark| world.fs.enlist(mark.session).unwrap());
+    world.fs.sync_sessions(&many).unwrap();
+    world.check();
+    world.reopen();
+    assert!(many.iter().all(|mark| world.fs.synced(mark.session) == Ok(mark.seq)));
+    many.iter().for_each(|mark| world.fs.unmark(mark.session));
+    assert!(many.iter().all(|mark| world.fs.synced(mark.session) == Ok(0)));
+    world.check();
+}
+
 /// A change that takes two transactions is made when the second one is.
 #[test]
 fn a_mark_comes_with_the_last_step_of_its_change() {

@@ -33,6 +33,7 @@ fn cases() -> Vec<Case> {
         ("promises", ReservedCount, |v| v.put(keys::reserved(), Number(77).encode()), &[]),
         ("promises unreadable", BadRecord, |v| v.put(keys::reserved(), [9]), &[]),
         ("mark unreadable", BadRecord, |v| v.put(keys::mark(7), [9]), &[]),
+        ("mark of a sync unreadable", BadRecord, |v| v.put(keys::synced(7), [9]), &[]),
         ("root gone", NoRoot, |v| v.remove(&keys::inode(ROOT)), &[]),
         ("root is a file", NoRoot, |v| v.record("", |r| r.mode = libc::S_IFREG | 0o644), &[]),
         ("root unreadable", BadRecord, |v| v.put(keys::inode(ROOT), [1]), &[]),
@@ -449,18 +450,20 @@ fn keys_of_unknown_types_stay() {
 fn marks_stay_until_something_is_lost() {
     let volume = Volume::new();
     let marks = |volume: &Volume| mount(&volume.dev, true).marked().unwrap();
+    let synced = |volume: &Volume| mount(&volume.dev, true).synced(8).unwrap();
     volume.edit(|v| {
         v.put(keys::mark(7), Number(70).encode());
         v.put(keys::mark(8), Number(80).encode());
+        v.put(keys::synced(8), Number(79).encode());
         v.put(keys::reserved(), Number(77).encode());
     });
     assert_eq!(volume.repaired("a count").repaired, 1);
-    assert_eq!(marks(&volume), [7, 8]);
+    assert_eq!((marks(&volume), synced(&volume)), (vec![7, 8], 79));
     volume.edit(|v| v.remove(&keys::inode(v.at("n3"))));
     let report = volume.repaired("a lost file");
     let said = report.repairs.last().unwrap();
     assert!(said.what.contains("marks of what 2 remote clients"), "{said:?}");
-    assert_eq!(marks(&volume), [0; 0]);
+    assert_eq!((marks(&volume), synced(&volume)), (Vec::new(), 0));
 }
 
 #[test]
