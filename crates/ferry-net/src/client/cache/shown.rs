@@ -23,7 +23,8 @@ use super::{Moment, State};
 pub(in crate::client) const SHOWN_MAX: Duration = Duration::from_secs(1);
 /// The kernel reckons from the moment at which it takes in an answer, in ticks. What it was shown is over here so much later.
 const LATE: Duration = Duration::from_millis(500);
-/// The name of a directory that others wanted is not shown again for so long.
+/// The name of a directory that others wanted is not shown again for so long, nor those in it: the kernel locks the directory above to forget
+/// a name, and has it locked as long as a change there is under way, which may be what the others wait for.
 const CALM: Duration = Duration::from_secs(10);
 /// So many are remembered before those that are over are taken out.
 const SHOWN_MIN: usize = 4096;
@@ -81,7 +82,8 @@ impl Shown {
 
     /// An inode is dropped; whether somebody else wants it.
     pub(super) fn forget(&mut self, ino: Ino, wanted: bool, now: Duration) {
-        if wanted && self.names.contains_key(&ino) {
+        let is_shown = ino == ROOT || self.names.contains_key(&ino);
+        if wanted && (is_shown || self.wanted.contains_key(&ino)) {
             if self.wanted.len() >= SHOWN_MIN {
                 self.wanted.retain(|_, until| *until > now);
             }
@@ -142,8 +144,8 @@ impl State {
         let left = self.valid_from.map_or(Duration::ZERO, |from| self.term.saturating_sub(now.since(from)));
         let valid = left.saturating_sub(self.term / 8).min(SHOWN_MAX);
         let attr = self.known_attr(ino).filter(|_| !valid.is_zero() && !self.shown.is_withdrawn(ino))?;
-        let calm = self.shown.wanted.get(&ino).is_none_or(|until| *until <= now.monotonic);
-        let name = name.filter(|_| is_dir(&attr) && ino != ROOT && calm);
+        let calm = |ino: Ino| self.shown.wanted.get(&ino).is_none_or(|until| *until <= now.monotonic);
+        let name = name.filter(|(parent, _)| is_dir(&attr) && ino != ROOT && calm(ino) && calm(*parent));
         self.shown.see(ino, now.monotonic + valid + LATE, now.monotonic, name);
         Some(View { attr, valid, name_valid: if name.is_some() { valid } else { Duration::ZERO } })
     }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::message::{Op, Outcome};
-use ferry_fs::ToForget;
+use ferry_fs::{ROOT, ToForget};
 
 /// A clock that stands still until it is set.
 #[derive(Default)]
@@ -236,6 +236,15 @@ fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
     assert!(learn(7).is_empty());
     let view = cache.show(7, Some((5, b"sub"))).expect("it is leased");
     assert_eq!(view.name_valid, Duration::ZERO, "others want it");
+    assert!(learn(9).is_empty());
+    let inside = |now: u64, dir| {
+        hands.0.lock().monotonic = now;
+        assert!(learn(9).is_empty());
+        cache.show(9, Some((dir, b"inside"))).expect("it is leased").name_valid
+    };
+    assert_eq!((inside(0, 7), inside(0, 6)), (Duration::ZERO, SHOWN_MAX), "nor is what is in it");
+    recall(&cache, &[ROOT]);
+    assert_eq!(inside(0, ROOT), Duration::ZERO);
     // What the kernel was shown is over by itself.
     hands.0.lock().monotonic = 2;
     recall(&cache, &[7]);
