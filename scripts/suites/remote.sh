@@ -188,6 +188,33 @@ server_is_killed() {
   remote_over "$a"
 }
 
+# What one client has seen of another is there when the server is back, and nobody's operation fails.
+seen_by_another() {
+  server_grace=10s serve_volume "$scratch/remote.ferry"
+  local a=$scratch/a b=$scratch/b i mnt workers=()
+  mount_remote "$a"; mount_remote "$b"
+  mkdir "$a/shared"; echo zero >"$a/shared/seen"; "$ferry" sync "$a"; cat "$b/shared/seen" >/dev/null
+  for mnt in "$a" "$b"; do
+    # Files come and go under both, and each renames its own.
+    (set -e; for ((i = 0; i < 200; i++)); do
+      mkdir "$mnt/shared/${mnt##*/}-$i"; ln -s x "$mnt/shared/${mnt##*/}-$i/l"
+      mv "$mnt/shared/${mnt##*/}-$i" "$mnt/shared/${mnt##*/}.$i"
+      if ((i % 3)); then rm -r "$mnt/shared/${mnt##*/}.$i"; fi
+      ls "$mnt/shared" >/dev/null
+    done) >"$scratch/side.${mnt##*/}" 2>&1 &
+    workers+=($!)
+  done
+  until [ -e "$a/shared/a.30" ]; do sleep 0.02; done
+  echo first >"$a/shared/seen"; [ "$(cat "$b/shared/seen")" = first ]
+  stop_server KILL
+  server_grace=10s serve_volume "$scratch/remote.ferry"
+  sync "$b/shared/seen"; [ "$(cat "$b/shared/seen")" = first ]
+  for i in "${workers[@]}"; do wait "$i" || { cat "$scratch/side."*; return 1; }; done
+  "$ferry" sync "$a"; "$ferry" sync "$b"
+  for mnt in "$a" "$b"; do [ "$(cd "$mnt/shared" && echo [ab].*)" = "$(cd "$a/shared" && echo [ab].*)" ]; done
+  remote_over "$a" "$b"
+}
+
 # What was answered and never synced is there when the next server has waited for its client.
 server_is_killed_and_nothing_is_lost() {
   serve_volume "$scratch/remote.ferry"
@@ -389,6 +416,7 @@ suite_remote() {
   check "what another client removes is free" 60 removed_by_another
   check "the server is killed under work that is synced" 120 server_is_killed
   check "the server is killed under work that is not synced" 120 server_is_killed_and_nothing_is_lost
+  check "what another client has seen outlives the server" 60 seen_by_another
   check "a file that is removed while open outlives the server" 120 removed_while_open
   check "the server never comes back" 120 server_never_comes_back
   check "commands that are for another machine" 60 said_where

@@ -5,7 +5,7 @@ use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, Timestamp, XAT
 use crate::codec::{List, wire_enum, wire_fields};
 
 /// The version of the protocol: both sides must have the same.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Bytes of the largest read and write.
 pub const IO_MAX: usize = 1 << 20;
 /// Bytes of the longest message: the largest write and what goes before it.
@@ -26,7 +26,7 @@ pub const WALK_DIRS_MAX: usize = 64;
 pub const WALK_ENTRIES: usize = 512;
 /// Bytes of that answer, roughly. A directory that is longer by itself is left out.
 pub const WALK_BYTES_MAX: usize = 256 << 10;
-/// Inodes in one `Forget`, `Claim`, `Numbered`, `Lease`, `Settle`, `Recall` or `Returned`.
+/// Inodes in one `Forget`, `Claim`, `Numbered`, `Lease`, `Recall` or `Returned`.
 pub const BATCH_MAX: usize = 1024;
 
 /// In a reply: the client may keep what it learns of the inode that it asked about.
@@ -88,12 +88,14 @@ pub struct Promised {
 }
 
 /// How the server has made a change that it has decided: so it can be made again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
     /// The time that the change has set.
     pub at: Timestamp,
     /// Of a write: the file's size behind it.
     pub size: u64,
+    /// The inodes that it has touched.
+    pub touched: List<Ino>,
 }
 
 /// An inode of which a client holds the write lease.
@@ -183,7 +185,7 @@ wire_fields! {
     Claim { ino, ticket }
     Forgotten { ino, stamp }
     Promised { at, ino }
-    Made { at, size }
+    Made { at, size, touched }
     Held { attr, plain }
     Numbers { first, count, ticket }
     Name { name, ino, kind, cookie }
@@ -220,11 +222,8 @@ wire_enum! {
         17 => Numbers {},
         /// Asks for space that promised changes draw from, beside what is left of what was given before.
         18 => Credit { bytes: u64, inodes: u64 },
-        /// Makes durable what was changed before of these inodes, which are about to be given back. The answer counts the changes of the
-        /// session that are durable.
-        19 => Settle { inodes: List<Ino> },
         /// Asks for directories before anybody looks at them, with what is below them: what others use is left out.
-        20 => Walk { dirs: List<Place>, purpose: Purpose },
+        19 => Walk { dirs: List<Place>, purpose: Purpose },
 
         32 => Setattr { ino: Ino, fh: Option<u64>, set: SetAttr },
         33 => Mknod { parent: Ino, name: Vec<u8>, mode: u32, rdev: u32 },
@@ -287,7 +286,6 @@ impl Op {
                 | Op::Lease { .. }
                 | Op::Numbers {}
                 | Op::Credit { .. }
-                | Op::Settle { .. }
                 | Op::Walk { .. }
                 | Op::Settled {}
         )
@@ -421,6 +419,8 @@ wire_enum! {
             resumed: bool,
             /// The newest change of the session that was applied.
             applied: u64,
+            /// Its changes up to this one are durable, contents too.
+            durable: u64,
             /// Nothing can be changed.
             read_only: bool,
             /// The client may promise changes. Else it waits for the answer to each, as one must whose certificate limits it.

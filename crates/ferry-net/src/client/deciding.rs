@@ -182,15 +182,6 @@ impl RemoteFs {
         fhs.into_iter().flatten().filter_map(of).collect()
     }
 
-    /// Asks for write leases that went back behind a change: what is kept of these inodes can be made again when they are there.
-    pub(super) fn ask_again(&self, inos: Vec<Ino>) {
-        let mut inos = inos;
-        inos.truncate(BATCH_MAX);
-        if !inos.is_empty() && self.cache.lock().may_ask(&inos, self.cache.now()) {
-            self.ask(Op::Lease { inodes: List(inos) }, None);
-        }
-    }
-
     /// A change was not made, for another session has leases: they are asked for, and it is sent again with them.
     pub(super) fn borrow(&self, change: Pending) {
         let mut inos = change.touched.clone();
@@ -284,17 +275,11 @@ impl Waiter for Asked {
                 let refused = match self.question {
                     Some(question) => {
                         let mut cache = fs.cache.lock();
-                        let refused = cache.granted(question, held, now);
-                        let granted = held.iter().map(|held| held.attr.ino);
-                        let granted: Vec<Ino> = granted.filter(|ino| !refused.contains(ino)).collect();
-                        fs.link.owns(&granted);
-                        refused
+                        cache.granted(question, held, now)
                     }
                     None => Vec::new(),
                 };
                 fs.link.give_back(&refused);
-                // Something of ours came between, in the same slot perhaps: nobody else has them.
-                fs.ask_again(fs.link.moved_among(&refused));
             }
             (Op::Lookup { parent, name }, Outcome::Entry { known }) => {
                 let mut surplus = Vec::new();

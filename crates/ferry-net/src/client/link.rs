@@ -5,7 +5,8 @@
 //! * L2: an operation that nobody waits for any more is not made if it has not been made yet: `Nothing` goes in its place. What gives
 //!   something back (a lock, an open file), and what restores a session, is made in any case.
 //! * L3: when the session is gone, changes that were never sent go to the new one, behind what restores its state. Those that were sent
-//!   fail with `EIO`: they may have been applied or not. After a goodbye they were not, and go to the new one too.
+//!   go there too, where they were not made or come to the same once more (`kept::Unanswered`), and after a goodbye; else they fail with
+//!   `EIO`: they may have been applied or not.
 //!   Promised ones among them are made again, with those that were answered and not durable (`kept`); else they are lost, and that is told
 //!   (`promises`).
 //! * L4: `answer`, `fail` and `moved` are called without the lock held, and nothing that has a [`Touch`] is dropped under it.
@@ -91,27 +92,14 @@ pub(super) struct Pending {
     pub(super) touched: Vec<Ino>,
     /// Write leases that were taken for the change alone.
     pub(super) borrowed: Vec<Ino>,
-    /// Write leases that have gone back behind it, for the server decides it.
-    pub(super) returned: Vec<Ino>,
     /// It is made again after a crash, and nobody has to hear of it if what it touches is gone.
     pub(super) quiet: bool,
 }
 
 impl Pending {
     pub(super) fn new(who: Who, op: Op, waiter: Arc<dyn Waiter>) -> Self {
-        let (files, touched, borrowed, returned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self {
-            who,
-            op,
-            waiter,
-            files,
-            touch: None,
-            promised: None,
-            touched,
-            borrowed,
-            returned,
-            quiet: false,
-        }
+        let (files, touched, borrowed) = (Vec::new(), Vec::new(), Vec::new());
+        Self { who, op, waiter, files, touch: None, promised: None, touched, borrowed, quiet: false }
     }
 
     /// The inode of an open file.
@@ -129,8 +117,6 @@ impl Pending {
 pub(super) trait Restore: Send + Sync {
     /// The operations that bring the new session to where the old one was.
     fn restore(&self, before: Before) -> Vec<Pending>;
-    /// Write leases have gone back behind a change of which the answer is there.
-    fn own_again(&self, inos: Vec<Ino>);
     /// Promised changes are lost.
     fn lost(&self, changes: Vec<Pending>);
     /// Nothing of these (`None`: of any inode) is kept any more, whoever might have asked for it.
@@ -227,7 +213,7 @@ struct State {
     promised: usize,
     newest_promised: u64,
     queued_bytes: usize,
-    /// Promised changes that are answered and not durable.
+    /// Changes that are answered and not durable.
     kept: Kept,
     /// What is promised and shown when there is room in the window again.
     held: Vec<(Arc<Waiting>, Outcome)>,
@@ -347,14 +333,12 @@ impl Link {
         pending.touch = self.cache.begin(&mut cache, &pending.op, |fh| pending.file(fh));
         if let Some(touch) = &mut pending.touch {
             pending.touched.clone_from(&touch.inos().to_vec());
-            pending.returned = touch.take_held();
-            returned.extend(&pending.returned);
+            returned.extend(touch.take_held());
         }
         let seq = state.push(pending);
         if !returned.is_empty() {
             returned.sort_unstable();
             returned.dedup();
-            state.kept.give_away(&returned, seq);
             cache.recall(&returned, false, self.cache.now());
             let to_forget = cache.take_to_forget();
             if to_forget == ToForget::default() {
@@ -365,7 +349,7 @@ impl Link {
                 cache.withdraw(&returned);
                 pump(&mut state);
                 drop((state, cache));
-                self.return_withdrawn(returned, to_forget, (seq, false));
+                self.return_withdrawn(returned, to_forget, seq);
             }
             return Some(Key::Change(seq));
         }
@@ -441,7 +425,6 @@ impl Link {
         Value::from_iter([
             ("kept_changes", Value::from(kept)),
             ("kept_bytes", bytes.into()),
-            ("kept_moved_inodes", state.kept.moved_inodes().into()),
             ("kept_oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("connected", Value::from(state.line.is_some())),
             ("reconnects", state.reconnects.into()),
@@ -601,6 +584,7 @@ impl Link {
                 boot,
                 resumed,
                 applied,
+                durable,
                 read_only,
                 term_ms,
                 series,
@@ -609,7 +593,7 @@ impl Link {
                 ..
             } => {
                 self.cache.welcomed(Duration::from_millis(term_ms.into()), now);
-                (session, boot, resumed, read_only, series, (applied, mark))
+                (session, boot, resumed, read_only, series, (applied, durable, mark))
             }
             ToClient::Refused { reason } => {
                 return Err(io::Error::other(String::from_utf8_lossy(&reason).into_owned()));
@@ -646,7 +630,6 @@ impl Link {
             state.line = Some(line.clone());
             state.window = Window::default();
             state.returns.clear();
-            state.kept.forget_returns();
             state.outbox.clear();
             state.changes.values_mut().for_each(|change| change.units = 0);
             state.requests.values_mut().for_each(|request| request.units = 0);
@@ -677,15 +660,9 @@ impl Link {
                     }
                     request
                 };
-                match request.map(|request| (request.pending, request.covers)) {
-                    Some((Pending { op: Op::Settle { inodes }, .. }, _)) => {
-                        self.settled(&inodes.0, &outcome);
-                    }
-                    Some((pending, covers)) => {
-                        self.synced(&pending, &outcome, covers);
-                        pending.waiter.answer(outcome, leased);
-                    }
-                    None => {}
+                if let Some(Request { pending, covers, .. }) = request {
+                    self.synced(&pending, &outcome, covers);
+                    pending.waiter.answer(outcome, leased);
                 }
             }
             ToClient::Durable { seq } => self.durable(seq),

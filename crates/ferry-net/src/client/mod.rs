@@ -434,12 +434,6 @@ impl Restore for Restorer {
         fs.forget_ahead(&ahead);
     }
 
-    fn own_again(&self, inos: Vec<Ino>) {
-        if let Some(fs) = self.0.upgrade() {
-            fs.ask_again(inos);
-        }
-    }
-
     fn busy(&self, change: Pending) {
         if let Some(fs) = self.0.upgrade() {
             fs.borrow(change);

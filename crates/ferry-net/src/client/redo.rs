@@ -1,8 +1,7 @@
 //! After a crash of the server: which of the kept changes are made again, and how.
 //!
 //! * X1: a change is made again only behind all that came before it of the same inodes: what builds on something that is lost is lost, too.
-//! * X2: of what is moved, others may have made something newer. What only adds a name is made again nevertheless (where that was durable, so
-//!   was this), and so is what a file holds that was not there.
+//! * X2: what is not durable was seen by nobody else, and nobody else has changed anything on top of it.
 //!
 //! What the mark covers is there, with all names and inodes; contents may be missing nevertheless, so writes are made again whether it covers
 //! them or not, and with them the changes of attributes that came behind. That comes to the same however often it is done: writes have
@@ -68,7 +67,7 @@ fn makes(op: &Op) -> bool {
 
 impl Plan {
     pub(super) fn new(redo: Redo, tables: &mut Tables) -> Self {
-        let Redo { changes, mark, older, overflow, claims, numbers, made: made_before } = redo;
+        let Redo { changes, mark, durable, older, overflow, claims, numbers, made: made_before } = redo;
         let mut plan = Self {
             numbers: Vec::new(),
             claims,
@@ -102,7 +101,7 @@ impl Plan {
             .filter(|change| matches!(change.op, Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. }))
             .flat_map(|change| change.touched.iter().copied())
             .collect();
-        let (again, mut made) = plan.choose(changes, mark);
+        let (again, mut made) = plan.choose(changes, (mark, durable));
         made.extend(made_before);
         let fresh: Vec<Ino> = again.iter().map(KeptChange::number).filter(|ino| *ino != 0).collect();
         for range in numbers {
@@ -136,15 +135,19 @@ impl Plan {
     }
 
     /// Those that are made again; and inodes that were made without an answer.
-    fn choose(&mut self, changes: Vec<KeptChange>, mark: u64) -> (Vec<KeptChange>, Vec<Ino>) {
+    fn choose(
+        &mut self,
+        changes: Vec<KeptChange>,
+        (mark, durable): (u64, u64),
+    ) -> (Vec<KeptChange>, Vec<Ino>) {
         let (mut again, mut made) = (Vec::new(), Vec::new());
-        let (mut written, mut fresh) = (HashSet::new(), HashSet::new());
+        let mut written = HashSet::new();
         for change in changes {
             let sets = matches!(change.op, Op::Setattr { .. });
             let content = writes(&change);
             let ino = change.touched.first().copied();
             let behind_a_write = sets && ino.is_some_and(|ino| written.contains(&ino));
-            if change.seq <= mark && !content && !behind_a_write {
+            if change.seq <= durable || change.seq <= mark && !content && !behind_a_write {
                 match &change.op {
                     op if change.unanswered && makes(op) => made.push(change.number()),
                     Op::Link { ino, .. } if change.unanswered => self.unnamed.push(*ino),
@@ -152,24 +155,17 @@ impl Plan {
                 }
                 continue;
             }
-            let adds = makes(&change.op) || matches!(change.op, Op::Link { .. });
-            // Nobody else can have made durable what is newer of an inode that was not there.
-            let anew = (content || sets) && ino.is_some_and(|ino| fresh.contains(&ino));
-            let moved = change.moved && !adds && !anew;
             let (dirs, others) = change.split();
             let broken = |ino: &Ino| self.broken.contains(ino);
             let builds_on_it = dirs.iter().any(broken)
                 || others.iter().any(|ino| self.unmade.contains(ino))
                 || change.needs(&others) && others.iter().any(broken);
-            if change.lost || moved || builds_on_it {
+            if change.lost || builds_on_it {
                 self.lose(change);
                 continue;
             }
             if content {
                 written.extend(ino);
-            }
-            if makes(&change.op) {
-                fresh.insert(change.number());
             }
             again.push(change);
         }

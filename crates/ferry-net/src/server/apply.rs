@@ -2,6 +2,7 @@
 
 use std::hash::Hasher;
 use std::ops::Range;
+use std::sync::Arc;
 
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
@@ -29,16 +30,6 @@ type Done = Result<Outcome, Errno>;
 /// Takes an answer, now or later, and what the client may keep of it.
 pub(super) type Told = Box<dyn FnOnce(Outcome, u8) + Send>;
 
-/// Does this before the answer, unless that is an error.
-fn if_done(this: impl FnOnce() + Send + 'static, told: Told) -> Told {
-    Box::new(move |outcome, leased| {
-        if !matches!(outcome, Outcome::Failed { .. }) {
-            this();
-        }
-        told(outcome, leased);
-    })
-}
-
 /// Says that a client was given an inode, to a server that has forgotten it.
 pub(super) fn ticket(key: &[u8; 16], path: &[u8], ino: Ino) -> u128 {
     let mut hasher = SipHasher24::new_with_key(key);
@@ -50,7 +41,7 @@ pub(super) fn ticket(key: &[u8; 16], path: &[u8], ino: Ino) -> u128 {
 
 /// An operation of one session, on its way.
 pub(super) struct Applying<'a> {
-    pub(super) core: &'a Core,
+    pub(super) core: &'a Arc<Core>,
     pub(super) session: &'a Session,
     pub(super) who: Who,
     /// What the client has shown of it already.
@@ -62,7 +53,7 @@ pub(super) struct Applying<'a> {
 impl Core {
     /// An operation of this session.
     pub(super) fn applying<'a>(
-        &'a self,
+        self: &'a Arc<Self>,
         session: &'a Session,
         who: Who,
         promise: Option<Promise>,
@@ -158,7 +149,10 @@ impl Applying<'_> {
         let after: Vec<Attr> = inos.iter().copied().chain(made).filter_map(|ino| self.leased(ino)).collect();
         let empty = makes_directory
             && made.is_some_and(|made| after.iter().any(|attr| attr.ino == made) && self.is_empty(made));
-        let made = self.told.map(|told| Made { at: told.at, size: size.unwrap_or(0) });
+        let made = self.told.map(|told| {
+            let touched = inos.iter().map(|ino| self.session.outward(*ino)).collect();
+            Made { at: told.at, size: size.unwrap_or(0), touched: List(touched) }
+        });
         Applied { outcome, after, empty, made }
     }
 
@@ -507,6 +501,7 @@ impl Applying<'_> {
             self.request_that_waits((epoch, id), op, told);
             return Asked::Answered;
         }
+        let mut shown: Vec<Ino> = self.reads(&op).into_iter().collect();
         let answer = match op {
             Op::Lookup { parent, name } => match self.look_up(parent, &name) {
                 Ok(Found::Behind(inos)) => {
@@ -518,10 +513,11 @@ impl Applying<'_> {
             Op::Credit { bytes, inodes } => self.credit(epoch, (bytes, inodes)).map(|outcome| (outcome, 0)),
             op => self.answer(op),
         };
-        match answer {
-            Ok((outcome, leased)) => told(outcome, leased),
-            Err(Errno(errno)) => told(Outcome::Failed { errno }, 0),
+        let (outcome, leased) = answer.unwrap_or_else(|Errno(errno)| (Outcome::Failed { errno }, 0));
+        if let Outcome::Entry { known: Some(known) } = &outcome {
+            shown.extend(self.session.inward(known.attr.ino));
         }
+        self.core.show(self.session.number, &shown, move || told(outcome, leased));
         Asked::Answered
     }
 
@@ -542,7 +538,12 @@ impl Applying<'_> {
         if noted.is_empty() {
             return told;
         }
-        if_done(move || noted.iter().for_each(|(other, seq)| other.was_synced(ino, *seq)), told)
+        Box::new(move |outcome, leased| {
+            if !matches!(outcome, Outcome::Failed { .. }) {
+                noted.iter().for_each(|(other, seq)| other.was_synced(ino, *seq));
+            }
+            told(outcome, leased);
+        })
     }
 
     /// Answers a request that waits for nobody; and what may be kept of the answer.
@@ -607,6 +608,10 @@ impl Applying<'_> {
         match op {
             Op::Read { fh, offset, size } => match (self.open(fh), within(offset, u64::from(size))) {
                 (Ok(open), Ok(())) if size as usize <= IO_MAX => {
+                    let (core, number) = (Arc::clone(self.core), self.session.number);
+                    let told: Told = Box::new(move |outcome, leased| {
+                        core.show(number, &[open.ino], move || told(outcome, leased));
+                    });
                     let mut out = vec![0; size as usize];
                     self.later(told, |cx| {
                         let len = fs.read(cx, open.ino, open.fh, offset, &mut out)?;
@@ -631,11 +636,10 @@ impl Applying<'_> {
                 }
                 Err(errno) => told(failed(errno), 0),
             },
-            Op::Sync {} => {
-                let noted = self.core.note();
-                let told = if_done(move || noted.are_durable(), told);
-                self.later(told, |cx| fs.ioctl(cx, self.session.root, ferry_fs::ioctl::SYNC, &[], 0));
-            }
+            Op::Sync {} => self.core.make_durable(Box::new(move |result| {
+                let outcome = result.map_or_else(failed, |()| Outcome::Data { bytes: Vec::new() });
+                told(outcome, 0);
+            })),
             Op::Stats {} => {
                 let most = ferry_fs::ioctl::STATS_LEN as usize;
                 self.later(told, |cx| fs.ioctl(cx, self.session.root, ferry_fs::ioctl::STATS, &[], most));

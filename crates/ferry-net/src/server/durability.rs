@@ -1,20 +1,23 @@
 //! What clients have promised becomes durable, and they are told: until then they keep it.
 //!
-//! * D1: only who promises costs anything. What is promised is durable after two seconds or so, sooner where it is much.
+//! * D1: only who promises costs anything, and who comes to what another has changed (`fresh`, F3). What is promised is durable after two seconds or so, sooner where it is much.
 //! * D2: a sync covers what was applied before it began. Whoever asks meanwhile gets the next one, together with all who ask.
+//! * D3: it leaves a word on the volume of how far each session is durable, so that a client which has not heard of it makes nothing again
+//!   that others may have changed since.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferry_fs::{Errno, InProcess, Ino, ROOT, ioctl};
+use ferry_fs::{Errno, Ino, Mark};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use super::Core;
-use super::fresh::Fresh;
+use super::leases::SessionId;
 use super::session::Session;
-use crate::message::{Op, Outcome};
+use crate::message::Op;
 
 /// What is promised is not durable for so long at least, unless somebody asks for it or it is much.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
@@ -40,10 +43,9 @@ pub(super) struct Durability {
     news: Notify,
     much: Notify,
     asked: Mutex<Asked>,
+    /// Held by who syncs: of two words the later one counts.
+    one: Mutex<()>,
 }
-
-/// How far each session was when a sync began.
-pub(super) struct Noted(Vec<(Arc<Session>, u64)>, Arc<Fresh>, u64);
 
 impl Durability {
     /// A promised change was applied. `much`: its session has much that is not durable.
@@ -102,57 +104,57 @@ impl Core {
                 }
                 std::mem::take(&mut asked.waiting)
             };
-            let result = self.sync();
+            // Whatever panics, others wait for the next one.
+            let result = catch_unwind(AssertUnwindSafe(|| self.sync())).unwrap_or(Err(Errno(libc::EIO)));
             if let Err(error) = &result {
-                tracing::error!(%error, "what clients have promised cannot be made durable");
+                tracing::error!(%error, "what clients have changed cannot be made durable");
             }
-            waiting.into_iter().for_each(|synced| synced(result));
+            for synced in waiting {
+                let _panicked = catch_unwind(AssertUnwindSafe(|| synced(result)));
+            }
         }
     }
 
     /// Makes everything durable that was applied, and tells the sessions. Waits for the device.
     pub(super) fn sync(&self) -> Result<(), Errno> {
-        let noted = self.note();
-        // Parked, it is answered with bytes, though there are none.
-        let _nothing: Vec<u8> =
-            InProcess::default().call(|cx| self.fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0))?;
-        noted.are_durable();
+        let _one = self.durability.one.lock();
+        let now = self.env.clock.monotonic();
+        // What is entered is counted by its session (F2).
+        let entered = self.fresh.note();
+        let sessions: Vec<(Arc<Session>, Mark)> = (self.all().into_iter())
+            .filter_map(|session| {
+                let mark = Mark { session: session.id, seq: session.note(now)? };
+                Some((session, mark))
+            })
+            .collect();
+        let upto: Vec<Mark> = sessions.iter().map(|(_, mark)| *mark).collect();
+        self.fs.sync_sessions(&upto)?;
+        // Who gets a lease then has heard before what need not be made again.
+        sessions.into_iter().for_each(|(session, mark)| session.became_durable(mark.seq));
+        self.fresh.are_durable(entered);
         Ok(())
     }
 
-    /// A sync is about to begin.
-    pub(super) fn note(&self) -> Noted {
-        let now = self.env.clock.monotonic();
-        let (fresh, noted) = (Arc::clone(&self.fresh), self.fresh.note());
-        let all = self.all().into_iter();
-        Noted(all.filter_map(|session| session.note(now).map(|seq| (session, seq))).collect(), fresh, noted)
+    /// Tells what was read of these inodes: when what others have changed there is durable, as far as it can be.
+    pub(super) fn show(
+        self: &Arc<Self>,
+        session: SessionId,
+        inos: &[Ino],
+        tell: impl FnOnce() + Send + 'static,
+    ) {
+        if self.fresh.is_others(session, inos) {
+            self.make_durable(Box::new(move |_| tell()));
+        } else {
+            tell();
+        }
     }
 
-    /// The same for an inode that one client syncs: the other clients that may keep changes of it.
+    /// One client is about to sync an inode: the other clients that may keep changes of it, and how far they are.
     pub(super) fn note_of(&self, ino: Ino, by: &Session) -> Vec<(Arc<Session>, u64)> {
         if self.is_alone() {
             return Vec::new();
         }
         self.others(by).filter_map(|other| other.note_of(ino).map(|seq| (other, seq))).collect()
-    }
-
-    /// A client is about to give leases back, and makes sure that it need not make anything again that others may see or overwrite.
-    pub(super) fn settle(self: &Arc<Self>, session: Arc<Session>, told: Box<dyn FnOnce(Outcome) + Send>) {
-        self.make_durable(Box::new(move |result| {
-            told(match result {
-                Ok(()) => Outcome::Count { count: session.durable() },
-                Err(Errno(errno)) => Outcome::Failed { errno },
-            });
-        }));
-    }
-}
-
-impl Noted {
-    /// The sync has succeeded.
-    pub(super) fn are_durable(self) {
-        // Who gets a lease then has heard before what need not be made again.
-        self.0.into_iter().for_each(|(session, seq)| session.became_durable(seq));
-        self.1.are_durable(self.2);
     }
 }
 

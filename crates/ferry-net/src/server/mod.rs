@@ -196,7 +196,7 @@ impl Core {
         if self.sessions.lock().len() >= SESSIONS_MAX {
             return Err("the server has as many clients as it can take".into());
         }
-        let mark = self.mark_of(id, newest);
+        let mark = self.marks_of(id, newest);
         let id = if mark.is_some() { id } else { random(&self.env) };
         let session = Arc::new(Session::new((id, number), name, peer, path, root, export.read_only));
         if let Some(mark) = mark {
@@ -209,13 +209,14 @@ impl Core {
         Ok((session, epoch))
     }
 
-    /// How far the changes of a session came at a server that crashed, if it may make again what is missing.
-    fn mark_of(&self, id: u128, newest: u64) -> Option<u64> {
+    /// How far the changes of a session came at a server that crashed, and how far they are durable, if it may make again what is missing.
+    fn marks_of(&self, id: u128, newest: u64) -> Option<(u64, u64)> {
         if id == 0 || !self.gate.is_shut() {
             return None;
         }
-        let mark = self.fs.mark(id).ok().flatten().filter(|mark| *mark <= newest);
-        mark.filter(|_| self.gate.come(id))
+        let mark = self.fs.mark(id).ok().flatten().filter(|mark| *mark <= newest)?;
+        let durable = self.fs.synced(id).ok().filter(|durable| *durable <= newest)?;
+        self.gate.come(id).then_some((mark, durable))
     }
 
     /// The directory at `path`. Symbolic links are not followed.
@@ -248,22 +249,26 @@ impl Core {
 
     /// [`Core::end`], but not if its client is there or was there after `left`.
     fn end_if_left(&self, session: &Arc<Session>, left: Option<Duration>) -> bool {
-        let ended = self.close(session, left);
+        let ended = session.end(left, &self.locks);
         if ended {
+            // As long as it has a mark, a sync says how far it is durable.
             session.unmark(&*self.fs);
+            self.remove(session);
             self.gate.done(session.id);
         }
         ended
     }
 
-    /// The same; what it may have promised is still looked for by the next server.
-    fn close(&self, session: &Arc<Session>, left: Option<Duration>) -> bool {
-        let ended = session.end(left, &self.locks);
-        if ended {
-            self.sessions.lock().remove(&session.id);
-            session.clear(&*self.fs);
+    /// Ends a session; what it may have promised is still looked for by the next server.
+    fn close(&self, session: &Arc<Session>) {
+        if session.end(None, &self.locks) {
+            self.remove(session);
         }
-        ended
+    }
+
+    fn remove(&self, session: &Session) {
+        self.sessions.lock().remove(&session.id);
+        session.clear(&*self.fs);
     }
 
     /// The hold is over: clients that have not come by now can make nothing again.
@@ -519,7 +524,7 @@ impl Server {
                 session.say_last(&ToClient::Goodbye {});
                 self.core.end(&session);
             } else {
-                self.core.close(&session, None);
+                self.core.close(&session);
             }
         }
         // The next server may begin at once: no client believes anything, and all that was promised has been made.

@@ -24,7 +24,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn applying<'a>(&'a self, core: &'a Core) -> Applying<'a> {
+    pub(super) fn applying<'a>(&'a self, core: &'a Arc<Core>) -> Applying<'a> {
         core.applying(&self.session, self.who, None)
     }
 }
@@ -46,10 +46,6 @@ impl Core {
             let again = move || drop(runtime.spawn_blocking(move || core.answer(request)));
             return self.gate.wait(Box::new(again));
         }
-        if let Op::Settle { .. } = request.op {
-            let Request { session, told, .. } = request;
-            return self.settle(session, Box::new(move |outcome| told(outcome, 0)));
-        }
         if let Op::Lease { .. } = request.op {
             let core = Arc::clone(self);
             self.runtime.spawn(async move { core.lease(request).await });
@@ -63,7 +59,7 @@ impl Core {
     }
 
     /// Answers a request, or gives it back with what others have write leases on.
-    fn try_answer(&self, request: Request) -> Option<(Request, Vec<Ino>)> {
+    fn try_answer(self: &Arc<Self>, request: Request) -> Option<(Request, Vec<Ino>)> {
         let Request { session, id, who, op, told } = request;
         let applying = self.applying(&session, who, None);
         match applying.request(id, op, told) {
@@ -91,7 +87,7 @@ impl Core {
     }
 
     /// Sees that what others have changed of these inodes is durable; whether it is.
-    async fn is_safe(self: &Arc<Self>, session: &Session, inos: &[Ino]) -> bool {
+    pub(super) async fn is_safe(self: &Arc<Self>, session: &Session, inos: &[Ino]) -> bool {
         if !self.fresh.is_others(session.number, inos) {
             return true;
         }

@@ -133,7 +133,6 @@ impl Applying<'_> {
             | Op::Release { .. }
             | Op::Forget { .. }
             | Op::Claim { .. }
-            | Op::Settle { .. }
             | Op::Numbered { .. }
             | Op::Redone {}
             | Op::Settled {}

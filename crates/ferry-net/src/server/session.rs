@@ -160,7 +160,7 @@ struct State {
     at_gate: bool,
     /// Changes up to this one are durable.
     durable: u64,
-    /// The newest change that was applied and that the client keeps.
+    /// The newest change that was made and that the client keeps.
     promised: u64,
     /// Such changes since a sync began last, their bytes, and when the first came.
     unsynced: (u64, usize),
@@ -204,6 +204,8 @@ pub(super) struct Session {
     notices: Arc<Semaphore>,
     /// It makes again what it had promised to a server that crashed. Held while one of these changes is made.
     redoing: RwLock<bool>,
+    /// One of them could not be made.
+    stumbled: AtomicBool,
 }
 
 impl Session {
@@ -233,14 +235,16 @@ impl Session {
             over,
             notices: Arc::new(Semaphore::new(NOTICES_MAX)),
             redoing,
+            stumbled: AtomicBool::new(false),
         }
     }
 
-    /// The same session as at a server that crashed, which has left this mark.
-    pub(super) fn take_up(&self, mark: u64) {
+    /// The same session as at a server that crashed, which has left this mark, and this word of how far it was durable.
+    pub(super) fn take_up(&self, (mark, durable): (u64, u64)) {
         *self.enlisted.lock() = Enlisted::Yes;
         *self.redoing.write() = true;
-        self.state.lock().taken_up = Some(mark);
+        let mut state = self.state.lock();
+        (state.taken_up, state.durable) = (Some(mark), durable);
     }
 
     /// Whether it makes again what it had promised: as long as the guard lives, if it says so.
@@ -252,6 +256,17 @@ impl Session {
     pub(super) fn redone(&self) {
         *self.redoing.write() = false;
         self.provisions.forget_old();
+        self.stumbled.store(false, Ordering::SeqCst);
+    }
+
+    /// One of the changes that are made again could not be.
+    pub(super) fn stumble(&self) {
+        self.stumbled.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether that is so since it began.
+    pub(super) fn has_stumbled(&self) -> bool {
+        self.stumbled.load(Ordering::SeqCst)
     }
 
     /// Enters it on the volume, so that it is waited for after a crash. Waits for the device, once.
@@ -291,7 +306,7 @@ impl Session {
         }
     }
 
-    /// A change was applied that the client keeps until it is durable. Whether that is much.
+    /// A change was made that the client keeps until it is durable. Whether that is much.
     pub(super) fn promised(&self, seq: u64, bytes: usize, now: Duration) -> bool {
         let mut state = self.state.lock();
         state.promised = seq;
@@ -301,7 +316,8 @@ impl Session {
         state.unsynced.0 >= MUCH_CHANGES || state.unsynced.1 >= MUCH_BYTES
     }
 
-    /// A sync is about to begin: the newest change that it covers. `None`: the client keeps nothing that is not durable.
+    /// A sync is about to begin: the newest change that it covers, and not what was refused behind that. `None`: the client keeps nothing that
+    /// is not durable.
     pub(super) fn note(&self, now: Duration) -> Option<u64> {
         let mut state = self.state.lock();
         if state.promised <= state.durable {
@@ -309,13 +325,13 @@ impl Session {
         }
         state.unsynced = (0, 0);
         state.unsynced_since = Some(now);
-        Some(state.applied)
+        Some(state.promised)
     }
 
     /// Another client is about to sync an inode: the newest change that this covers, if this client may keep some that touch it.
     pub(super) fn note_of(&self, ino: Ino) -> Option<u64> {
         let state = self.state.lock();
-        (state.promised > state.durable && self.knows(&state, ino)).then_some(state.applied)
+        (state.promised > state.durable && self.knows(&state, ino)).then_some(state.promised)
     }
 
     /// It has: the client is told, unless it hears too much already. All becomes durable soon, and it is told of that.
@@ -383,6 +399,7 @@ impl Session {
             boot,
             resumed,
             applied,
+            durable: state.durable,
             read_only,
             promises,
             term_ms,

@@ -3,13 +3,16 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use ferry_fs::{Ino, Mark, Promise};
+use ferry_fs::{Errno, Ino, Mark, Promise};
 
 use super::apply::Applying;
 use super::leases::{Begin, Place, Progress, Recalls, Turn};
 use super::session::{Applied, Change, Session, wall};
 use super::{Core, durability, provisions};
 use crate::message::{BATCH_MAX, Op, Outcome, Promised};
+
+/// No inode has this number.
+const TREE: Ino = 0;
 
 /// What is told to the file system of a promised change.
 fn promise(session: &Session, seq: u64, promised: &Promised) -> Promise {
@@ -33,6 +36,22 @@ impl Fallen {
     fn of(change: &Change) -> Self {
         Self { seq: change.seq, series: change.series, promised: change.promised.is_some() }
     }
+}
+
+/// What a change touches that others may have changed. Of renames from one directory to another this is also what is above which: they are
+/// allowed or not by what others have moved before.
+fn changes(change: &Change, turn: &Turn) -> Vec<Ino> {
+    let moves = matches!(&change.op, Op::Rename { parent, new_parent, .. } if parent != new_parent);
+    let tree = (moves && change.promised.is_none()).then_some(TREE);
+    turn.inos().iter().copied().chain(tree).collect()
+}
+
+/// What a change waits for.
+enum Waits {
+    /// Its turn.
+    Turn(Change, Place),
+    /// Its turn has come, and what others have changed of the same must be durable first.
+    Sync(Change, Turn),
 }
 
 impl Core {
@@ -63,13 +82,36 @@ impl Core {
             }
         }
         let fallen = Fallen::of(&change);
-        if let Some((change, place)) = self.surely(session, fallen, || self.try_apply(session, change)) {
-            session.send_answers();
-            let (core, session) = (Arc::clone(self), Arc::clone(session));
-            self.runtime.spawn(async move { core.apply_later(session, change, place).await });
-            return false;
+        let Some(waits) = self.surely(session, fallen, || self.try_apply(session, change)) else {
+            return true;
+        };
+        session.send_answers();
+        match waits {
+            Waits::Turn(change, place) => {
+                let (core, session) = (Arc::clone(self), Arc::clone(session));
+                self.runtime.spawn(async move { core.apply_later(session, change, place).await });
+            }
+            Waits::Sync(change, turn) => self.apply_when_durable(session, change, turn),
         }
-        true
+        false
+    }
+
+    /// Waits for a sync without a thread. Meanwhile nobody else changes what the turn is on.
+    fn apply_when_durable(self: &Arc<Self>, session: &Arc<Session>, change: Change, turn: Turn) {
+        let (core, session) = (Arc::clone(self), Arc::clone(session));
+        let run = move |result: Result<(), Errno>| {
+            let fallen = Fallen::of(&change);
+            core.surely(&session, fallen, || {
+                match result {
+                    Ok(()) => core.apply(&session, change, turn),
+                    Err(errno) => core.give_up(&session, change, errno),
+                }
+                None::<()>
+            });
+            core.apply_all(&session);
+        };
+        let runtime = self.runtime.clone();
+        self.make_durable(Box::new(move |result| drop(runtime.spawn_blocking(move || run(result)))));
     }
 
     /// Waits for clients that make again what they had promised, without a thread.
@@ -88,7 +130,7 @@ impl Core {
 
     /// Makes a promised change again, for the server to which it was promised has crashed. It needs no lease: nobody has any. Gives
     /// back what is no such change.
-    fn redo(&self, session: &Session, change: Change) -> Option<Change> {
+    fn redo(self: &Arc<Self>, session: &Session, change: Change) -> Option<Change> {
         let redoing = session.redoing();
         if !*redoing || change.promised.is_none() || session.is_over() {
             return Some(change);
@@ -98,14 +140,19 @@ impl Core {
         let bytes = durability::bytes(&op);
         let applied = self.applying(session, who, promise).redo(op);
         drop(redoing);
+        // What comes behind one that cannot be made says nothing of that until its client has heard.
+        if matches!(applied.outcome, Outcome::Failed { .. }) {
+            session.stumble();
+        } else if !session.has_stumbled() {
+            self.was_kept((session, true), seq, bytes);
+        }
+        self.fresh.enter_unknown();
         session.applied(seq, applied, room, true);
         self.leases.refused(session.number, seq);
-        self.was_kept((session, true), seq, bytes);
         None
     }
 
-    /// A change was made that its client keeps: first the session says that it was applied, so that no sync misses it.
-    /// `soon`: it is made durable without being asked for.
+    /// A change was made that its client keeps. `soon`: it is made durable without being asked for.
     fn was_kept(&self, (session, soon): (&Session, bool), seq: u64, bytes: usize) {
         let much = session.promised(seq, bytes, self.env.clock.monotonic());
         if soon {
@@ -113,19 +160,18 @@ impl Core {
         }
     }
 
-    /// Applies a change, refuses it, or gives it back with its place in the line.
-    fn try_apply(self: &Arc<Self>, session: &Session, change: Change) -> Option<(Change, Place)> {
+    /// Applies a change, refuses it, or gives it back with what it waits for.
+    fn try_apply(self: &Arc<Self>, session: &Session, change: Change) -> Option<Waits> {
         loop {
             let inos = self.touched(session, &change);
             let kind = (change.series, change.promised.is_some());
             let recall = |recalls: &Recalls| self.recall(recalls);
             match self.leases.begin_change(session.number, kind, inos, recall) {
                 Begin::Now(turn) if self.is_still(session, &change, &turn) => {
-                    self.apply(session, change, turn);
-                    return None;
+                    return self.apply_or_wait(session, change, turn);
                 }
                 Begin::Now(_another_meaning) => {}
-                Begin::Later(place) => return Some((change, place)),
+                Begin::Later(place) => return Some(Waits::Turn(change, place)),
                 Begin::Not(why) => {
                     self.refuse(session, change, &why);
                     return None;
@@ -147,10 +193,13 @@ impl Core {
                 if again.is_none() {
                     core.apply_all(&session);
                 }
-                again
+                (session, again)
             });
             match applied.await {
-                Ok(Some(again)) => (change, place) = again,
+                Ok((_, Some(Waits::Turn(again, in_line)))) => (change, place) = (again, in_line),
+                Ok((session, Some(Waits::Sync(change, turn)))) => {
+                    return self.apply_when_durable(&session, change, turn);
+                }
                 _ => return,
             }
         }
@@ -163,7 +212,7 @@ impl Core {
         change: Change,
         place: Place,
         progress: &Progress,
-    ) -> Option<(Change, Place)> {
+    ) -> Option<Waits> {
         if !matches!(progress, Progress::Begun(_)) {
             drop(place);
             self.refuse(session, change, progress);
@@ -171,11 +220,19 @@ impl Core {
         }
         let turn = place.into_turn();
         if self.is_still(session, &change, &turn) {
-            self.apply(session, change, turn);
-            return None;
+            return self.apply_or_wait(session, change, turn);
         }
         drop(turn);
         self.try_apply(session, change)
+    }
+
+    /// Its turn has come. What is promised is so under write leases that its client has heard of: then nothing is left of others (F1).
+    fn apply_or_wait(self: &Arc<Self>, session: &Session, change: Change, turn: Turn) -> Option<Waits> {
+        if change.promised.is_none() && self.fresh.is_others(session.number, &changes(&change, &turn)) {
+            return Some(Waits::Sync(change, turn));
+        }
+        self.apply(session, change, turn);
+        None
     }
 
     /// Does something with a change. If that panics, the client hears of an error, and the changes behind it go on: else it would wait for
@@ -199,16 +256,18 @@ impl Core {
     }
 
     /// A name may have come to mean another inode before the turn began, unless the session has the directory's write lease.
-    fn is_still(&self, session: &Session, change: &Change, turn: &Turn) -> bool {
+    fn is_still(self: &Arc<Self>, session: &Session, change: &Change, turn: &Turn) -> bool {
         turn.is_own() || turn.inos() == self.touched(session, change)
     }
 
-    fn apply(&self, session: &Session, change: Change, turn: Turn) {
+    fn apply(self: &Arc<Self>, session: &Session, change: Change, turn: Turn) {
         // It may have waited, and its client may be evicted.
         if session.is_over() {
             return;
         }
+        let inos = changes(&change, &turn);
         let Change { seq, series, promised, who, op, room, .. } = change;
+        let mut making = self.fresh.begin(session.number, inos);
         let bytes = durability::bytes(&op);
         let price = promised.map(|_| provisions::price(&op));
         let promise = promised.map(|promised| promise(session, seq, &promised));
@@ -230,10 +289,7 @@ impl Core {
         if soon && !session.is_enlisted() {
             self.fs.unmark(session.id);
         }
-        if !turn.inos().is_empty() {
-            let made = applied.after_made(session);
-            self.fresh.enter(session.number, turn.inos().iter().copied().chain(made));
-        }
+        making.made = applied.after_made(session);
         if let Some(price) = price {
             session.provisions.spend(price);
         }
@@ -241,10 +297,12 @@ impl Core {
         if promise.is_some() && failed {
             self.broken(session, series, &applied.outcome);
         }
-        session.applied(seq, applied, room, promise.is_some());
+        // Before a lease goes back behind it.
         if keeps && !failed {
             self.was_kept((session, soon), seq, bytes);
         }
+        session.applied(seq, applied, room, promise.is_some());
+        drop(making);
         turn.done(seq);
     }
 
@@ -267,6 +325,12 @@ impl Core {
         self.leases.refused(session.number, change.seq);
     }
 
+    /// Answers a change that is not made, for what others have done before cannot be made durable.
+    fn give_up(&self, session: &Session, change: Change, errno: Errno) {
+        session.applied(change.seq, Applied::failed(errno), change.room, change.promised.is_some());
+        self.leases.refused(session.number, change.seq);
+    }
+
     /// What a client has promised cannot be done: nothing that it has promised behind it is.
     fn broken(&self, session: &Session, series: u32, outcome: &Outcome) {
         tracing::error!(client = session.name, ?outcome, "what it has shown as done cannot be done");
@@ -284,7 +348,7 @@ impl Core {
         }
     }
 
-    fn touched(&self, session: &Session, change: &Change) -> Vec<Ino> {
+    fn touched(self: &Arc<Self>, session: &Session, change: &Change) -> Vec<Ino> {
         // It is promised that the name means nothing; if it does the change fails.
         if let (Some(_), Op::Create { parent, .. }) = (&change.promised, &change.op) {
             return session.inward(*parent).into_iter().collect();

@@ -1,7 +1,7 @@
 //! Walks: what a client asks for ahead of somebody who goes through a tree, many directories in one answer.
 //!
 //! * W1: nobody waits for what nobody has asked for. What its holder uses is left out (`leases/ahead`), and what has not come back after
-//!   [`WAIT_TIME_MAX`].
+//!   [`WAIT_TIME_MAX`]. The answer waits for a sync where it tells of what others have changed (`fresh`, F3).
 //! * W2: leases on all of a step are recalled at once; a step is what the one before has listed. Each is entered before what it covers is
 //!   read. Write leases take the place of read leases at the end, so that nobody who wants one waits for the walk; and only where nothing
 //!   of others is left to be made durable (`fresh`, F1).
@@ -115,6 +115,10 @@ impl Core {
             if late {
                 break;
             }
+        }
+        let shown: Vec<Ino> = walk.seen.iter().map(|(ino, _)| *ino).collect();
+        if !self.is_safe(&session, &shown).await {
+            walk = Walk::new(walk.purpose);
         }
         let _answered = tokio::task::spawn_blocking(move || self.tell_of_walk(request, walk)).await;
     }

@@ -16,6 +16,7 @@ mod promises;
 mod redo;
 mod restarts;
 mod sessions;
+mod side_by_side;
 mod simulation;
 mod space;
 mod walks;

@@ -100,3 +100,13 @@ fn a_promise_that_panics_is_broken_and_what_was_given_back_behind_it_is_free() {
     assert!(other.mkdir(ROOT, "free").is_ok());
     assert_eq!(other.lookup(ROOT, "behind"), Ok(None));
 }
+
+#[test]
+fn a_sync_that_panics_is_not_the_last_one() {
+    let (world, trap) = trapped(603);
+    let client = world.waiting_client();
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.write(ino, fh, 0, b"x").unwrap();
+    assert_eq!(sprung(&trap, || client.sync()), Err(Errno(libc::EIO)));
+    assert_eq!(client.sync(), Ok(()));
+}

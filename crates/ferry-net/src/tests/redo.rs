@@ -60,6 +60,41 @@ impl Crashing {
         }
     }
 
+    /// Begins `act`, which waits for something to become durable, and does `then` meanwhile: nothing does before that.
+    pub(super) fn held<T: Send>(
+        &mut self,
+        act: impl FnOnce() -> T + Send,
+        then: impl FnOnce(&mut Self),
+    ) -> T {
+        self.sim.set_hold(true);
+        let sim = Arc::clone(&self.sim);
+        std::thread::scope(|scope| {
+            let acting = scope.spawn(act);
+            while sim.held() == 0 {
+                std::thread::yield_now();
+            }
+            then(self);
+            self.sim.set_hold(false);
+            while !acting.is_finished() {
+                self.sim.release_all(&mut self.rng);
+                std::thread::yield_now();
+            }
+            acting.join().unwrap()
+        })
+    }
+
+    /// The first client does not hear any more of what `act` makes durable.
+    pub(super) fn unheard_by_the_first<T: Send>(&mut self, act: impl FnOnce() -> T + Send) -> T {
+        self.held(act, |crashing| {
+            crashing.world.net.silent_below.send_replace(1);
+        })
+    }
+
+    /// The server crashes while `act` waits for something to become durable.
+    pub(super) fn crash_under<T: Send>(&mut self, act: impl FnOnce() -> T + Send) -> T {
+        self.held(act, |crashing| crashing.crash_and_start())
+    }
+
     pub(super) fn crash_and_start(&mut self) {
         self.crash();
         self.world.start();
@@ -273,7 +308,7 @@ fn what_another_has_written_since_is_not_written_over() {
     first.write(ino, fh, 0, b"first").unwrap();
     assert_eq!(second.ino(ROOT, "f"), ino);
     let theirs = second.open(ino).unwrap();
-    // The lease goes when what was promised under it is durable.
+    // What was promised under the lease is durable before.
     second.write(ino, theirs, 0, b"SECOND").unwrap();
     assert_eq!(second.fsync(ino, theirs), Ok(()));
     crashing.crash_and_start();

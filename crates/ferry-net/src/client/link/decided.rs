@@ -4,7 +4,7 @@ use super::kept::KeptChange;
 use crate::message::{Known, Made, Op, Outcome, Promised};
 
 /// Its time, and the number of what it has made; `None`: it cannot be made again. An append gets its place in the file.
-pub(super) fn as_made(change: &mut KeptChange, outcome: &Outcome, made: Made) -> Option<Promised> {
+pub(super) fn as_made(change: &mut KeptChange, outcome: &Outcome, made: &Made) -> Option<Promised> {
     let ino = match (&mut change.op, outcome) {
         (Op::Mknod { .. } | Op::Mkdir { .. } | Op::Symlink { .. }, Outcome::Entry { known: Some(known) }) => {
             known.attr.ino

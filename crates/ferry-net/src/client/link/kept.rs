@@ -2,13 +2,11 @@
 //!
 //! * R1: what was changed is kept, in order, until the server says that it is durable; no more is promised than fits. Of what the server has
 //!   decided and what does not fit only the inodes are remembered.
-//! * R2: a write lease on an inode with such changes goes back when they are durable: the server is asked for that if somebody wants the
-//!   lease, else the client waits for it. So nothing is ever made again that others have seen, or written over.
-//! * R3: where that cannot be, behind a change that the server decides, and where there was no lease, the changes are *moved*: others may have made
-//!   something newer, so they are not made again, but told as lost. They are no longer when the client gets the write lease: what is not
-//!   durable of an inode whose lease the server grants is the client's own. Of what came before the end of a series nothing is made again.
+//! * R2: nothing is ever made again that others have seen, or written over: before that the server makes it durable, and leaves a word of it
+//!   on the volume, which a client that comes back after a crash is told.
+//! * R3: of what came before the end of a series nothing is made again.
 //! * R4: nothing is told as lost that is there. What came before a sync, `Durable` says of itself; what touches an inode, its fsync too: a change
-//!   is one transaction, of all that it touches. What is newer is not covered, whatever it touches.
+//!   is one transaction, of all that it touches (a copy touches what it writes). What is newer is not covered, whatever it touches.
 //! * R5: what the server has decided is made again as it was: with the time, the number and the place in the file that the answer has named.
 
 use std::collections::{HashMap, VecDeque};
@@ -51,9 +49,7 @@ pub(in crate::client) struct KeptChange {
     pub(in crate::client) quiet: bool,
     /// Its answer is yet to come.
     pub(in crate::client) unanswered: bool,
-    /// Others may have seen what it touches, and changed it.
-    pub(in crate::client) moved: bool,
-    /// It is not made again: its series has ended, and others may have changed anything since.
+    /// It is not made again: its series has ended, or how it was made is not known.
     pub(in crate::client) lost: bool,
     since: Duration,
 }
@@ -73,7 +69,6 @@ impl KeptChange {
             file,
             quiet,
             unanswered: false,
-            moved: false,
             lost: false,
             since,
         }
@@ -108,6 +103,8 @@ pub(in crate::client) struct Redo {
     pub(in crate::client) changes: Vec<KeptChange>,
     /// Names and inodes are there as the changes up to this one have left them. `None`: nothing can be made again, and nothing is known.
     pub(in crate::client) mark: Option<u64>,
+    /// All that was changed up to this one is there, contents too.
+    pub(in crate::client) durable: u64,
     /// Inodes with older changes, which are not among these.
     pub(in crate::client) older: Vec<Ino>,
     /// There may be others.
@@ -131,8 +128,6 @@ pub(super) struct Kept {
     durable: u64,
     /// The newest promised change of each inode, answered or not. Those that are durable may be among them.
     touching: HashMap<Ino, u64>,
-    /// Changes of an inode up to this one are moved.
-    moved: HashMap<Ino, u64>,
     /// Changes that touch the inode, up to this one, are durable.
     synced: HashMap<Ino, u64>,
     /// The newest change of each inode of those that are not kept one by one.
@@ -144,8 +139,19 @@ pub(super) struct Kept {
     /// Inodes that the kernel has forgotten, each with the newest change of that time.
     claims: VecDeque<(u64, Claim)>,
     numbers: VecDeque<Numbers>,
-    /// Leases that go back when the change is durable.
-    later: Vec<(u64, Vec<Ino>)>,
+    /// Changes from this one on leave marks at the server: the first that was promised in the series.
+    marked_from: Option<u64>,
+}
+
+/// What becomes of a change that a server has not answered before it crashed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unanswered {
+    /// It was not made, or comes to the same once more, and nobody has seen it: it is sent again.
+    Again,
+    /// It was, and the answer says nothing else.
+    Made,
+    /// It may have been made, or not.
+    Unknown,
 }
 
 /// Whether it changes anything that may be lost.
@@ -168,6 +174,7 @@ fn matters(op: &Op) -> bool {
 impl Kept {
     /// A change is promised.
     pub(super) fn promised(&mut self, seq: u64, pending: &Pending) {
+        self.marked_from.get_or_insert(seq);
         if matters(&pending.op) {
             for ino in &pending.touched {
                 self.touching.insert(*ino, seq);
@@ -204,15 +211,21 @@ impl Kept {
                 change.touched.push(known.attr.ino);
             }
         }
-        if let Some(made) = made.filter(|_| !self.is_full(0, change.bytes())) {
-            change.promised = decided::as_made(&mut change, outcome, made);
+        // Of a copy only what is written is lost with it, and of a file without a name nothing else.
+        let is_one_transaction = !matches!(change.op, Op::Copy { .. } | Op::Tmpfile { .. });
+        if let Some(made) = made.filter(|_| is_one_transaction) {
+            let unknown = made.touched.0.iter().filter(|ino| !change.touched.contains(ino));
+            let unknown: Vec<Ino> = unknown.copied().collect();
+            change.touched.extend(unknown);
+            if !self.is_full(0, change.bytes()) {
+                change.promised = decided::as_made(&mut change, outcome, &made);
+            }
         }
         if let (Op::Write { data, .. }, None) = (&mut change.op, change.promised) {
             *data = Vec::new();
         }
         for ino in &change.touched {
             self.touching.insert(*ino, seq);
-            self.moved.insert(*ino, seq);
         }
         // Where that gives a file its only name, the server has synced it.
         let published = known.map(|known| known.attr).filter(|attr| attr.nlink == 1);
@@ -226,19 +239,6 @@ impl Kept {
         if let Some(attr) = published {
             self.synced(attr.ino, seq);
         }
-    }
-
-    /// The client has got the write leases of these: what is kept of them is its own.
-    pub(super) fn owns(&mut self, inos: &[Ino]) {
-        for ino in inos {
-            self.moved.remove(ino);
-        }
-    }
-
-    /// Those of these inodes of which something is moved, and not durable.
-    pub(super) fn moved_among(&self, inos: &[Ino]) -> Vec<Ino> {
-        let moved = |ino: &&Ino| self.moved.get(ino).is_some_and(|seq| *seq > self.durable);
-        inos.iter().filter(moved).copied().collect()
     }
 
     /// Keeps fewer changes one by one.
@@ -311,27 +311,11 @@ impl Kept {
         let done = self.claims.partition_point(|(seq, _)| *seq <= durable);
         self.claims.drain(..done);
         let most = STALE_MAX.max(2 * self.changes.len());
-        for stale in [&mut self.touching, &mut self.moved, &mut self.synced] {
+        for stale in [&mut self.touching, &mut self.synced] {
             if stale.len() > most {
                 stale.retain(|_, seq| *seq > durable);
             }
         }
-    }
-
-    /// Leases that may go back now.
-    pub(super) fn due(&mut self) -> Vec<Vec<Ino>> {
-        let durable = self.durable;
-        self.later.extract_if(.., |(seq, _)| *seq <= durable).map(|(_, inos)| inos).collect()
-    }
-
-    /// These go back when `seq` is durable.
-    pub(super) fn return_later(&mut self, seq: u64, inos: &[Ino]) {
-        self.later.push((seq, inos.to_vec()));
-    }
-
-    /// A connection without leases begins.
-    pub(super) fn forget_returns(&mut self) {
-        self.later.clear();
     }
 
     /// With `more` that are not answered, no more may be promised.
@@ -339,33 +323,14 @@ impl Kept {
         self.changes.len() + more >= KEPT_MAX || self.bytes + more_bytes >= KEPT_BYTES_MAX
     }
 
-    /// The newest change of these inodes that others must not see before it is durable.
-    pub(super) fn newest_of(&self, inos: &[Ino]) -> Option<u64> {
-        let newest = |ino| {
-            let known = |map: &HashMap<Ino, u64>| map.get(ino).copied().unwrap_or(0);
-            let settled = known(&self.moved).max(known(&self.synced)).max(self.ended).max(self.durable);
-            self.touching.get(ino).copied().filter(|seq| *seq > settled)
-        };
-        inos.iter().filter_map(newest).max()
-    }
-
-    /// Leases on these go back behind the change `seq`, durable or not.
-    pub(super) fn give_away(&mut self, inos: &[Ino], seq: u64) {
-        for ino in inos {
-            if self.touching.get(ino).is_some_and(|newest| *newest > self.durable) {
-                self.moved.insert(*ino, seq);
-            }
-        }
-    }
-
     /// A series has ended: the leases on all inodes may have gone to others. What comes now has the numbers behind `newest`.
     pub(super) fn end_series(&mut self, newest: u64) {
         self.ended = newest;
+        self.marked_from = None;
         // What was not sent is never made, and others have its numbers.
-        for of_inodes in [&mut self.synced, &mut self.touching, &mut self.moved] {
+        for of_inodes in [&mut self.synced, &mut self.touching] {
             of_inodes.values_mut().for_each(|seq| *seq = newest.min(*seq));
         }
-        self.later.iter_mut().for_each(|(seq, _)| *seq = newest.min(*seq));
     }
 
     /// The kernel forgets an inode.
@@ -390,7 +355,7 @@ impl Kept {
 
     /// The session is gone, the server is not: what it has made is there, and made again by nobody.
     pub(super) fn give_up(&mut self) {
-        let Redo { changes, older, overflow, .. } = self.take(None, Vec::new());
+        let Redo { changes, older, overflow, .. } = self.take(None, 0, Vec::new());
         let inos = changes.into_iter().flat_map(|change| change.touched).chain(older);
         // Whatever becomes durable of the new session is newer.
         let older = inos.map(|ino| (ino, 0)).collect();
@@ -399,41 +364,64 @@ impl Kept {
 
     /// The server has crashed: gives what may be lost, with the promised changes that it has not answered. All of that is kept
     /// anew as it is made again.
-    pub(super) fn take(&mut self, mark: Option<u64>, unanswered: Vec<KeptChange>) -> Redo {
+    pub(super) fn take(&mut self, mark: Option<u64>, durable: u64, unanswered: Vec<KeptChange>) -> Redo {
+        self.advance(durable);
         let all = std::mem::take(&mut self.changes);
         let mut changes: Vec<KeptChange> =
             all.into_iter().filter(|change| !self.is_covered(change)).collect();
         changes.extend(unanswered.into_iter().map(|change| KeptChange { unanswered: true, ..change }));
         for change in &mut changes {
-            let moved = |ino: &Ino| self.moved.get(ino).is_some_and(|seq| *seq >= change.seq);
-            let (dirs, others) = change.split();
-            change.moved = dirs.iter().any(moved) || change.needs(&others) && others.iter().any(moved);
             change.lost = change.seq <= self.ended || change.promised.is_none();
         }
         changes.retain(|change| matters(&change.op));
         let older = std::mem::take(&mut self.older).into_keys().collect();
         let overflow = self.overflow.take().is_some();
         (self.bytes, self.waited, self.ended) = (0, 0, 0);
-        for of_inodes in [&mut self.touching, &mut self.moved, &mut self.synced] {
+        for of_inodes in [&mut self.touching, &mut self.synced] {
             of_inodes.clear();
         }
-        self.later.clear();
-        // Numbers begin anew behind the mark. What was not marked may have been durable beyond it.
+        // Numbers go on behind the newest. What was not marked may have been durable beyond it.
         self.durable = mark.unwrap_or(0);
         let named = changes.iter().filter(|change| change.number() > 0).filter_map(|change| change.named);
         let claims = self.claims.drain(..).map(|(_, claim)| claim).chain(named).collect();
         let numbers = self.numbers.iter().copied().collect();
-        Redo { changes, mark, older, overflow, claims, numbers, made: Vec::new() }
+        Redo { changes, mark, durable, older, overflow, claims, numbers, made: Vec::new() }
+    }
+
+    /// What becomes of a change that was sent to a server which crashed and has not answered: the next one has found this mark, and this word
+    /// of what is durable.
+    pub(super) fn unanswered(&self, seq: u64, op: &Op, (mark, durable): (u64, u64)) -> Unanswered {
+        match op {
+            op if !matters(op) => return Unanswered::Again,
+            Op::Write { append: true, .. } | Op::Copy { .. } | Op::Tmpfile { .. } => {
+                return Unanswered::Unknown;
+            }
+            _ => {}
+        }
+        let leaves_mark = match op {
+            Op::Write { .. } | Op::Fallocate { .. } | Op::Open { .. } => false,
+            Op::Setattr { set, .. } => set.size.is_none(),
+            _ => true,
+        };
+        let marked = self.marked_from.is_some_and(|from| seq >= from);
+        let tells_nothing = matches!(
+            op,
+            Op::Unlink { .. }
+                | Op::Rmdir { .. }
+                | Op::Rename { .. }
+                | Op::Setxattr { .. }
+                | Op::Removexattr { .. }
+        );
+        match () {
+            () if marked && seq > durable && (seq > mark || !leaves_mark) => Unanswered::Again,
+            () if marked && seq == mark && tells_nothing => Unanswered::Made,
+            () => Unanswered::Unknown,
+        }
     }
 
     /// What was claimed is claimed again if that server crashes, too, before the change `newest` is durable.
     pub(super) fn keep_claims(&mut self, claims: Vec<Claim>, newest: u64) {
         self.claims = claims.into_iter().map(|claim| (newest, claim)).collect();
-    }
-
-    /// For `ferry stats`: inodes with changes that cannot be made again.
-    pub(super) fn moved_inodes(&self) -> usize {
-        self.moved.values().filter(|seq| **seq > self.durable).count()
     }
 
     /// For `ferry stats`: changes, bytes, and the age of the oldest.
@@ -452,8 +440,6 @@ pub(super) fn is_made(outcome: &Outcome) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use ferry_fs::{RenameFlags, Timestamp};
-
     use super::*;
     use crate::client::waiting::Nobody;
 
@@ -465,7 +451,7 @@ mod tests {
     }
 
     fn lost(kept: &mut Kept) -> (Vec<u64>, Vec<Ino>) {
-        let redo = kept.take(None, Vec::new());
+        let redo = kept.take(None, 0, Vec::new());
         let mut older = redo.older;
         older.sort_unstable();
         (redo.changes.iter().map(|change| change.seq).collect(), older)
@@ -489,7 +475,7 @@ mod tests {
     fn what_is_numbered_anew_behind_a_mark_is_kept_though_more_was_durable() {
         let mut kept = Kept::default();
         kept.advance(10);
-        assert_eq!(kept.take(Some(8), Vec::new()).changes.len(), 0);
+        assert_eq!(kept.take(Some(8), 0, Vec::new()).changes.len(), 0);
         change(&mut kept, 9, &[5]);
         assert_eq!(lost(&mut kept).0, [9]);
     }
@@ -507,45 +493,6 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_away_is_the_clients_own_again_with_the_lease() {
-        let mut kept = Kept::default();
-        change(&mut kept, 1, &[5, 6]);
-        change(&mut kept, 2, &[7]);
-        assert_eq!(kept.newest_of(&[5, 6, 7]), None, "others may have seen it");
-        assert_eq!(kept.moved_among(&[5, 6, 7, 8]), [5, 6, 7]);
-        kept.owns(&[5, 6]);
-        assert_eq!(kept.moved_among(&[5, 6, 7, 8]), [7]);
-        assert_eq!(kept.newest_of(&[5, 7]), Some(1));
-        let moved: Vec<bool> =
-            kept.take(Some(0), Vec::new()).changes.iter().map(|change| change.moved).collect();
-        assert_eq!(moved, [false, true]);
-    }
-
-    #[test]
-    fn a_name_is_its_directorys_and_replaces_nothing_with_what_may_not_be_whole() {
-        let rename = |kept: &mut Kept, seq, touched: &[Ino]| {
-            let (parent, name, flags) = (5, b"a".to_vec(), RenameFlags::default());
-            let op = Op::Rename { parent, name, new_parent: 6, new_name: b"b".to_vec(), flags };
-            let pending = Pending::new(Who::default(), op, Arc::new(Nobody));
-            let pending = Pending { touched: touched.to_vec(), ..pending };
-            kept.promised(seq, &pending);
-            kept.keep(seq, pending, Promised { at: Timestamp(0), ino: 0 }, Duration::ZERO);
-        };
-        let mut kept = Kept::default();
-        rename(&mut kept, 1, &[5, 6, 7]);
-        rename(&mut kept, 2, &[5, 6, 7, 8]);
-        rename(&mut kept, 3, &[5, 6, 9]);
-        kept.give_away(&[7], 4);
-        let moved = |kept: &mut Kept| -> Vec<bool> {
-            kept.take(Some(0), Vec::new()).changes.iter().map(|change| change.moved).collect()
-        };
-        assert_eq!(moved(&mut kept), [false, true, false]);
-        rename(&mut kept, 1, &[5, 6, 7]);
-        kept.give_away(&[6], 2);
-        assert_eq!(moved(&mut kept), [true], "others may have used the directory");
-    }
-
-    #[test]
     fn a_session_that_ends_at_a_server_that_lives_leaves_its_inodes() {
         let mut kept = Kept::default();
         change(&mut kept, 7, &[5]);
@@ -560,16 +507,28 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_sent_when_a_series_ends_is_not_waited_for() {
+    fn what_is_not_answered_is_sent_again_where_it_was_not_made_or_comes_to_the_same() {
         let mut kept = Kept::default();
-        for seq in 1..=5 {
-            let op = Op::Unlink { parent: 10 + seq, name: b"n".to_vec() };
-            let touched = vec![10 + seq];
-            let pending = Pending { touched, ..Pending::new(Who::default(), op, Arc::new(Nobody)) };
-            kept.promised(seq, &pending);
-        }
-        // Three were sent; the numbers of the others are those of whatever comes next.
-        kept.end_series(3);
-        assert_eq!(kept.newest_of(&[11, 12, 13, 14, 15]), None, "nothing of them can become durable");
+        let unlink = Op::Unlink { parent: 1, name: b"n".to_vec() };
+        let mkdir = Op::Mkdir { parent: 1, name: b"n".to_vec(), mode: 0o755 };
+        let write = |append| Op::Write { fh: 1, offset: 0, data: vec![1], append, kill_suidgid: false };
+        let found = (7, 6);
+        assert_eq!(kept.unanswered(9, &unlink, found), Unanswered::Unknown, "it may have left no mark");
+        let promised = Pending { touched: vec![1], ..Pending::new(Who::default(), mkdir, Arc::new(Nobody)) };
+        kept.promised(5, &promised);
+        assert_eq!(kept.unanswered(4, &unlink, (3, 0)), Unanswered::Unknown, "so may this");
+        assert_eq!(kept.unanswered(8, &unlink, found), Unanswered::Again);
+        assert_eq!(kept.unanswered(7, &unlink, found), Unanswered::Made);
+        assert_eq!(kept.unanswered(6, &unlink, found), Unanswered::Unknown, "it may have failed");
+        assert_eq!(kept.unanswered(7, &promised.op, found), Unanswered::Unknown, "its answer says more");
+        assert_eq!(kept.unanswered(7, &write(false), found), Unanswered::Again);
+        assert_eq!(
+            kept.unanswered(6, &write(false), found),
+            Unanswered::Unknown,
+            "others may have written since"
+        );
+        assert_eq!(kept.unanswered(8, &write(true), found), Unanswered::Unknown);
+        kept.end_series(8);
+        assert_eq!(kept.unanswered(9, &unlink, found), Unanswered::Unknown);
     }
 }

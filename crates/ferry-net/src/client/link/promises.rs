@@ -22,7 +22,6 @@ use super::stream::{pump, pump_requests};
 use super::{Change, Key, Link, Pending, Request, Restore, State, Waiter, Waiting, kept};
 use crate::client::cache::{self, Touch};
 use crate::client::waiting::Nobody;
-use crate::codec::List;
 use crate::frame;
 use crate::message::{BATCH_MAX, Made, Op, Outcome, Who};
 
@@ -128,7 +127,7 @@ impl State {
         match &pending.op {
             // A lock is taken behind what was given back before.
             // A walk tells of what nobody can name yet.
-            Op::Lock { .. } | Op::Sync {} | Op::Settle { .. } | Op::Walk { .. } => self.next_change - 1,
+            Op::Lock { .. } | Op::Sync {} | Op::Walk { .. } => self.next_change - 1,
             // The name may mean an inode with unanswered changes.
             Op::Lookup { parent, .. } => self.newest(*parent).max(self.newest_promised),
             Op::Getattr { ino }
@@ -159,6 +158,8 @@ impl State {
 pub(super) struct Gone {
     /// Somebody waits for them.
     pub(super) failed: Vec<Change>,
+    /// Somebody waits for them, and they were made.
+    pub(super) made: Vec<Change>,
     pub(super) promised: Vec<Change>,
     /// Nobody has to hear of them.
     pub(super) dropped: Vec<Change>,
@@ -171,8 +172,8 @@ pub(super) struct Gone {
 impl Gone {
     /// Those who wait hear this.
     pub(super) fn new(errno: Errno) -> Self {
-        let (failed, promised, dropped) = (Vec::new(), Vec::new(), Vec::new());
-        Self { failed, promised, dropped, moved: Vec::new(), held: Vec::new(), errno }
+        let (failed, made, promised, dropped) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { failed, made, promised, dropped, moved: Vec::new(), held: Vec::new(), errno }
     }
 
     pub(super) fn add(&mut self, change: Change) {
@@ -183,6 +184,7 @@ impl Gone {
     pub(super) fn tell(self, restore: &dyn Restore) {
         self.moved.into_iter().for_each(|(waiter, key)| waiter.moved(key));
         self.failed.iter().for_each(|change| change.pending.waiter.fail(self.errno));
+        self.made.iter().for_each(|change| change.pending.waiter.answer(Outcome::Done {}, 0));
         if !self.promised.is_empty() {
             restore.lost(self.promised.into_iter().map(|change| change.pending).collect());
         }
@@ -204,16 +206,6 @@ impl Promising<'_> {
 }
 
 impl Link {
-    /// Write leases have been granted. The cache's lock is held, so none of them is given back meanwhile.
-    pub(in crate::client) fn owns(&self, inos: &[Ino]) {
-        self.state.lock().kept.owns(inos);
-    }
-
-    /// Those of these inodes of which something is kept that is not made again without a lease.
-    pub(in crate::client) fn moved_among(&self, inos: &[Ino]) -> Vec<Ino> {
-        self.state.lock().kept.moved_among(inos)
-    }
-
     /// Leave to promise changes. The cache's lock is held.
     pub(in crate::client) fn promising(&self) -> Option<Promising<'_>> {
         let state = self.state.lock();
@@ -276,7 +268,7 @@ impl Link {
         self.return_leases(inos, false);
     }
 
-    /// The same; `wanted`: for the server has asked for it. Changes of these that are kept must be durable first.
+    /// The same; `wanted`: for the server has asked for it.
     pub(super) fn return_leases(&self, inos: &[Ino], wanted: bool) {
         if inos.is_empty() {
             return;
@@ -285,45 +277,20 @@ impl Link {
         cache.recall(inos, wanted, self.cache.now());
         let to_forget = cache.take_to_forget();
         if to_forget == ToForget::default() {
-            return self.tell_returned(&mut cache, inos, (0, wanted));
+            return self.tell_returned(&mut cache, inos, 0);
         }
         cache.withdraw(inos);
         drop(cache);
-        self.return_withdrawn(inos.to_vec(), to_forget, (0, wanted));
+        self.return_withdrawn(inos.to_vec(), to_forget, 0);
     }
 
-    /// The server is told that these are dropped, behind the change `after` and the newest that touches them; when what is kept of them is
-    /// durable.
-    fn tell_returned(&self, cache: &mut cache::State, inos: &[Ino], (after, wanted): (u64, bool)) {
+    /// The server is told that these are dropped, behind the change `after` and the newest that touches them.
+    fn tell_returned(&self, cache: &mut cache::State, inos: &[Ino], after: u64) {
         let mut state = self.state.lock();
-        if let Some(newest) = state.kept.newest_of(inos) {
-            if !wanted {
-                state.kept.return_later(newest, inos);
-            } else if state.line.is_some() {
-                for batch in inos.chunks(BATCH_MAX) {
-                    let op = Op::Settle { inodes: List(batch.to_vec()) };
-                    state.ask(Pending::new(Who::default(), op, Arc::new(Nobody)));
-                }
-            }
-            return cache.given_back();
-        }
         let after = inos.iter().map(|ino| state.newest(*ino)).max().unwrap_or(0).max(after);
         state.give_back(inos, after);
         pump(&mut state);
         cache.given_back();
-    }
-
-    /// The server has made durable what was changed of these, or cannot.
-    pub(super) fn settled(&self, inos: &[Ino], outcome: &Outcome) {
-        if let Outcome::Count { count } = outcome {
-            self.durable(*count);
-        } else {
-            tracing::error!(?outcome, "what was promised cannot be made durable before others may see it");
-            let mut state = self.state.lock();
-            let newest = state.next_change - 1;
-            state.kept.give_away(inos, newest);
-        }
-        self.return_leases(inos, true);
     }
 
     /// A request of the kernel that makes something durable has been answered: no change that it covers is lost any more.
@@ -344,28 +311,23 @@ impl Link {
 
     /// Changes up to this one are durable.
     pub(in crate::client) fn durable(&self, seq: u64) {
-        let (held, due) = {
+        let held = {
             let mut state = self.state.lock();
             state.kept.advance(seq);
-            (state.take_held(), state.kept.due())
+            state.take_held()
         };
-        for inos in due {
-            // What has been asked for again meanwhile stays.
-            let unheld: Vec<Ino> = inos.into_iter().filter(|ino| !self.cache.holds(*ino)).collect();
-            self.return_leases(&unheld, false);
-        }
         held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
     }
 
     /// Gives back what is withdrawn, when the kernel has forgotten it. No lock may be held.
-    pub(super) fn return_withdrawn(&self, inos: Vec<Ino>, to_forget: ToForget, (after, wanted): (u64, bool)) {
+    pub(super) fn return_withdrawn(&self, inos: Vec<Ino>, to_forget: ToForget, after: u64) {
         let this = self.this.clone();
         self.kernel.forget(to_forget, move || {
             let Some(link) = this.upgrade() else { return };
             let mut cache = link.cache.lock();
             cache.recall(&inos, false, link.cache.now());
             cache.withdrawn(&inos);
-            link.tell_returned(&mut cache, &inos, (after, wanted));
+            link.tell_returned(&mut cache, &inos, after);
         });
     }
 
@@ -435,15 +397,12 @@ impl Link {
                             }
                         }
                         None => {
-                            let returned = std::mem::take(&mut change.pending.returned);
                             // Whoever hears of it may sync it at once.
                             if is_made && !change.restores {
-                                // What it has touched besides, others may have changed.
-                                let answer = (&outcome, made.filter(|_| !blind));
+                                let answer = (&outcome, made);
                                 self.state.lock().kept.keep_waited(seq, change.pending, answer, now);
                             }
                             waiter.answer(outcome, 0);
-                            restore.own_again(returned);
                         }
                     }
                 }
@@ -516,7 +475,7 @@ impl Link {
         drop(state);
         drop(cache);
         if !at_once {
-            self.return_withdrawn(held, to_forget, (sent, false));
+            self.return_withdrawn(held, to_forget, sent);
         }
         self.drained.notify_waiters();
         gone

@@ -11,6 +11,7 @@ use crate::codec::List;
 use crate::frame;
 use crate::message::{Op, ToServer, WINDOW_BYTES, WINDOW_OPS, WINDOW_UNIT};
 
+use super::kept::Unanswered;
 use super::promises::Gone;
 use super::{Before, Change, KeptChange, Redo, Request, Restore, State};
 
@@ -19,11 +20,12 @@ const OUTBOX_MAX: usize = 32 << 10;
 /// Operations and bytes of the window that changes leave to requests.
 pub(super) const FOR_REQUESTS: (usize, usize) = (64, 3 << 20);
 
-/// Numbers the changes of a new session, behind `applied`; gives those that are lost. With a mark, promised ones are made again.
+/// Numbers the changes of a new session, behind `applied`; gives those that are lost. With a mark, promised ones are made again that are not
+/// durable.
 pub(super) fn begin_anew(
     state: &mut State,
     boot: u128,
-    (applied, mark): (u64, Option<u64>),
+    (applied, durable, mark): (u64, u64, Option<u64>),
     now: Duration,
     restore: &dyn Restore,
 ) -> Gone {
@@ -49,7 +51,14 @@ pub(super) fn begin_anew(
             Op::Spare { .. } => gone.dropped.push(change),
             _ if change.abandoned || change.restores => gone.dropped.push(change),
             Op::Release { .. } | Op::Unlock { .. } => kept.push(change),
-            _ if change.sent && !clean => gone.add(change),
+            _ if change.sent && !clean => {
+                let op = &change.pending.op;
+                match mark.map(|mark| state.kept.unanswered(seq, op, (mark, durable))) {
+                    Some(Unanswered::Again) => kept.push(change),
+                    Some(Unanswered::Made) => gone.made.push(change),
+                    Some(Unanswered::Unknown) | None => gone.failed.push(change),
+                }
+            }
             _ => kept.push(change),
         }
     }
@@ -62,7 +71,7 @@ pub(super) fn begin_anew(
         }
         Before::Clean
     } else {
-        let redo = Redo { made: unnamed, ..state.kept.take(mark, again) };
+        let redo = Redo { made: unnamed, ..state.kept.take(mark, durable, again) };
         if mark.is_some() {
             claims.clone_from(&redo.claims);
         } else {
@@ -81,7 +90,7 @@ pub(super) fn begin_anew(
     (state.after, state.spare) = (state.next_change - 1, 0);
     state.kept.keep_claims(claims, state.after);
     // Those that are no more had been asked for of a server that is no more.
-    state.requests.retain(|_, request| !matches!(request.pending.op, Op::Settle { .. } | Op::Settled {}));
+    state.requests.retain(|_, request| !matches!(request.pending.op, Op::Settled {}));
     for change in kept {
         gone.moved.push((Arc::clone(&change.pending.waiter), state.push_again(change)));
     }

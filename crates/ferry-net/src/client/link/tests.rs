@@ -32,7 +32,6 @@ impl Restore for OneFile {
     fn restore(&self, _before: Before) -> Vec<Pending> {
         vec![pending(open())]
     }
-    fn own_again(&self, _inos: Vec<Ino>) {}
     fn lost(&self, _changes: Vec<Pending>) {}
     fn busy(&self, _change: Pending) {}
     fn given_up(&self, _inos: Option<&[Ino]>) {}
@@ -50,6 +49,7 @@ fn connect(link: &Link, session: u128, resumed: bool) -> UnboundedReceiver<(Vec<
         boot: 1,
         resumed,
         applied: 0,
+        durable: 0,
         read_only: false,
         promises: true,
         term_ms: 1000,
@@ -163,7 +163,6 @@ impl Restore for Told {
     fn restore(&self, _before: Before) -> Vec<Pending> {
         Vec::new()
     }
-    fn own_again(&self, _inos: Vec<Ino>) {}
     fn lost(&self, changes: Vec<Pending>) {
         self.lost.lock().extend(changes.into_iter().map(|change| change.op));
     }
@@ -240,48 +239,15 @@ fn leases_are_given_back_and_requests_made_behind_the_changes_of_their_inodes() 
     link.request(pending(Op::Getattr { ino: 20 })).expect("connected");
     assert!(link.take(ToClient::Recall { inodes: List(vec![1]) }, &Told::default()).expect("in order"));
     link.give_back(&[20]);
-    let rest: Vec<_> =
-        sent(&link, &mut line).into_iter().filter(|m| !matches!(m, ToServer::Change { .. })).collect();
-    let afters: Vec<u64> = rest
-        .iter()
-        .map(|message| match message {
-            ToServer::Request { after, .. } | ToServer::Returned { after, .. } => *after,
+    let afters: Vec<u64> = sent(&link, &mut line)
+        .into_iter()
+        .filter_map(|message| match message {
+            ToServer::Change { .. } => None,
+            ToServer::Request { after, .. } | ToServer::Returned { after, .. } => Some(after),
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(afters, [1, 0, 3, 0]);
-    // What was promised under a lease is durable before that goes back.
-    let settle = &rest[2];
-    assert!(matches!(settle, ToServer::Request { id: 3, op: Op::Settle { inodes }, .. } if inodes.0 == [1]));
-    (1..=3).for_each(|seq| assert!(link.take(answer(seq), &Told::default()).expect("in order")));
-    let settled = ToClient::Reply { id: 3, leased: 0, outcome: Outcome::Count { count: 3 } };
-    assert!(link.take(settled, &Told::default()).expect("in order"));
-    assert_eq!(sent(&link, &mut line), [ToServer::Returned { inodes: List(vec![1]), after: 0 }]);
-}
-
-#[test]
-fn leases_that_nobody_wants_go_back_when_what_was_promised_under_them_is_durable() {
-    let (link, told) = (link(), Told::default());
-    let mut line = connect(&link, 1, false);
-    promise(&link, "a", 10);
-    promise(&link, "b", 11);
-    link.give_back(&[10]);
-    let returned = |messages: Vec<ToServer>| {
-        let given_back = |m| if let ToServer::Returned { inodes, .. } = m { Some(inodes.0) } else { None };
-        messages.into_iter().filter_map(given_back).flatten().collect::<Vec<Ino>>()
-    };
-    assert!(returned(sent(&link, &mut line)).is_empty());
-    (1..=2).for_each(|seq| assert!(link.take(answer(seq), &told).expect("in order")));
-    assert_eq!(link.json()["kept_changes"], 2);
-    assert!(link.take(ToClient::Durable { seq: 1 }, &told).expect("in order"));
-    assert_eq!(returned(sent(&link, &mut line)), [10]);
-    assert_eq!(link.json()["kept_changes"], 1);
-    // Behind a change that the server decides it goes at once: what was promised may be seen, and changed, by others.
-    let waited = Pending { borrowed: vec![11], ..pending(Op::Nothing {}) };
-    link.change(waited).expect("connected");
-    assert_eq!(returned(sent(&link, &mut line)), [11]);
-    link.give_back(&[11]);
-    assert_eq!(returned(sent(&link, &mut line)), [11], "nothing is waited for any more");
+    assert_eq!(afters, [1, 0, 2, 0]);
 }
 
 #[test]

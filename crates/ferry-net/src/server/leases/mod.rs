@@ -4,7 +4,7 @@
 //! * E2: who waits stands in line for all of its inodes at once, in the order of asking: so no two wait for each other.
 //! * E3: a change begins when no other session has a read lease on what it touches: each has given it back, or its term is over. Giving
 //!   that back needs nothing but the client's word, which waits for no other operation: so the ordered stream waits for others no longer
-//!   than a term. It never waits for a write lease, nor for who waits for one: it is answered that it is busy.
+//!   than a term (and then for a sync, which waits for nobody). It never waits for a write lease, nor for who waits for one: it is answered that it is busy.
 //! * E4: a session's term goes on with each sign of life, but not while it owes an answer to a recall.
 //! * E5: a write lease is the only lease on its inode. Its session's changes of it wait for nobody; what it gives back is free when all of
 //!   its changes that came before have been applied.
