@@ -22,6 +22,8 @@ const LISTING_MIN: usize = 4096;
 const ENTRY_BYTES: usize = 128 + 24;
 /// A file that is no longer is read as a whole, whatever is asked for first.
 const READ_WHOLE_MAX: u64 = 64 << 10;
+/// A file of which no more than this is to be copied is read and written: so the client has what it has written, and nobody waits for it.
+const COPY_MIN: u64 = 1 << 20;
 /// Bytes that one request copies within the server: others wait behind it.
 const COPY_MAX: u64 = 16 << 20;
 
@@ -515,7 +517,7 @@ impl Filesystem for RemoteFs {
     fn copy_file_range(
         &self,
         cx: &Cx,
-        _ino_in: Ino,
+        ino_in: Ino,
         fh_in: u64,
         off_in: u64,
         _ino_out: Ino,
@@ -525,6 +527,10 @@ impl Filesystem for RemoteFs {
     ) -> Answer<u64> {
         self.usable(fh_in)?;
         self.usable(fh_out)?;
+        let left = self.cache.attr(ino_in).map(|(attr, _)| attr.size.saturating_sub(off_in));
+        if left.is_some_and(|left| left.min(len) <= COPY_MIN) {
+            return Err(Errno(libc::EOPNOTSUPP).into());
+        }
         let len = len.min(COPY_MAX);
         let op = Op::Copy { fh_in, off_in, fh_out, off_out, len };
         self.send(cx, op, Box::new(|_, outcome| count(outcome)))

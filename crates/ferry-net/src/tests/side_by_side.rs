@@ -263,26 +263,31 @@ fn what_the_server_decides_under_a_lease_that_is_being_granted_waits_for_the_oth
 }
 
 #[test]
-fn a_copy_that_is_lost_is_told_and_its_source_goes_on() {
-    for synced in [false, true] {
-        let mut crashing = Crashing::with(950, options());
-        let client = crashing.world.client().warm_up();
-        let (a, fa) = client.create(ROOT, "a").unwrap();
-        let (b, fb) = client.create(ROOT, "b").unwrap();
-        client.write(a, fa, 0, &[5; 20_000]).unwrap();
-        client.sync().unwrap();
-        let copied = client.me.call(|cx| client.fs.copy_file_range(cx, a, fa, 0, b, fb, 0, 20_000));
-        assert_eq!(copied, Ok(20_000));
-        if synced {
-            client.fsync(a, fa).unwrap();
-        } else {
-            client.write(a, fa, 0, &[6; 20_000]).unwrap();
-        }
-        crashing.crash_and_start();
-        let told = [client.fsync(b, fb), client.sync()].contains(&Err(Errno(libc::EIO)));
-        assert!(told || client.contents(ROOT, "b").unwrap() == [5; 20_000], "lost, and not told");
-        assert!(client.contents(ROOT, "a").unwrap() == [6 - u8::from(synced); 20_000]);
+fn a_copy_by_the_server_is_durable_and_its_source_goes_on() {
+    const LEN: usize = 3 << 20;
+    let mut crashing = Crashing::with(950, options());
+    let client = crashing.world.client().warm_up();
+    let (a, fa) = client.create(ROOT, "a").unwrap();
+    let (b, fb) = client.create(ROOT, "b").unwrap();
+    for n in 0..6 {
+        client.write(a, fa, n << 19, &[5; 1 << 19]).unwrap();
     }
+    client.sync().unwrap();
+    let copy = |from, len| client.me.call(|cx| client.fs.copy_file_range(cx, a, fa, from, b, fb, 0, len));
+    assert_eq!(
+        copy(LEN as u64 - 1000, 1 << 30),
+        Err(Errno(libc::EOPNOTSUPP)),
+        "the kernel reads and writes it"
+    );
+    client.write(b, fb, 0, b"before").unwrap();
+    assert_eq!(copy(0, LEN as u64), Ok(LEN as u64));
+    client.write(a, fa, 0, &[6; 20_000]).unwrap();
+    crashing.crash_and_start();
+    let size = |name| client.lookup(ROOT, name).unwrap().unwrap().size;
+    assert_eq!((size("a"), size("b")), (LEN as u64, LEN as u64));
+    assert!(client.read(b, fb, 1 << 20).unwrap() == [5; 1 << 20]);
+    assert!(client.read(a, fa, 20_001).unwrap() == [&[6; 20_000][..], &[5]].concat());
+    assert_eq!((client.fsync(b, fb), client.sync()), (Ok(()), Ok(())));
 }
 
 #[test]

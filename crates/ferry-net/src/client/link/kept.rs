@@ -6,7 +6,7 @@
 //!   on the volume, which a client that comes back after a crash is told.
 //! * R3: of what came before the end of a series nothing is made again.
 //! * R4: nothing is told as lost that is there. What came before a sync, `Durable` says of itself; what touches an inode, its fsync too: a change
-//!   is one transaction, of all that it touches (a copy touches what it writes). What is newer is not covered, whatever it touches.
+//!   is one transaction, of all that it touches. What is newer is not covered, whatever it touches.
 //! * R5: what the server has decided is made again as it was: with the time, the number and the place in the file that the answer has named.
 
 use std::collections::{HashMap, VecDeque};
@@ -203,6 +203,10 @@ impl Kept {
         if !matters(&pending.op) || seq <= self.durable {
             return;
         }
+        if let (Op::Copy { .. }, Some(ino)) = (&pending.op, pending.touched.first()) {
+            // The server has synced it.
+            return self.synced(*ino, seq);
+        }
         let mut change = KeptChange { waited: true, ..KeptChange::new(seq, pending, None, now) };
         let known = if let Outcome::Entry { known } = outcome { known.as_ref() } else { None };
         if let Some(known) = known {
@@ -211,9 +215,8 @@ impl Kept {
                 change.touched.push(known.attr.ino);
             }
         }
-        // Of a copy only what is written is lost with it, and of a file without a name nothing else.
-        let is_one_transaction = !matches!(change.op, Op::Copy { .. } | Op::Tmpfile { .. });
-        if let Some(made) = made.filter(|_| is_one_transaction) {
+        // With a file without a name nothing else is lost.
+        if let Some(made) = made.filter(|_| !matches!(change.op, Op::Tmpfile { .. })) {
             let unknown = made.touched.0.iter().filter(|ino| !change.touched.contains(ino));
             let unknown: Vec<Ino> = unknown.copied().collect();
             change.touched.extend(unknown);
