@@ -191,6 +191,8 @@ impl LocalFs {
     fn reclaim_leftover(&self, ino: Ino) {
         match self.table.get(ino) {
             Ok(Some(inode)) if inode.state.read().rec.nlink == 0 => self.reclaim_if_unknown(&inode),
+            // Who had it open has closed it meanwhile.
+            Ok(_) if matches!(self.journal.get(&keys::orphan(ino)), Ok(None)) => {}
             Ok(_) => tracing::error!(
                 volume = self.name,
                 inode = ino,
