@@ -48,6 +48,13 @@ pub fn reserved() -> Vec<u8> {
     vec![SPACE_RESERVED]
 }
 
+fn numbered<const N: usize>(space: u8, number: [u8; N]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(1 + N);
+    key.push(space);
+    key.extend_from_slice(&number);
+    key
+}
+
 fn of_inode(ino: Ino, part: u8, room: usize) -> Vec<u8> {
     let mut key = Vec::with_capacity(10 + room);
     key.push(SPACE_INODE);
@@ -111,9 +118,7 @@ pub fn inode_end(ino: Ino) -> Vec<u8> {
 
 /// A segment record's key.
 pub fn segment(index: u32) -> Vec<u8> {
-    let mut key = vec![SPACE_SEGMENT];
-    key.extend_from_slice(&index.to_be_bytes());
-    key
+    numbered(SPACE_SEGMENT, index.to_be_bytes())
 }
 
 /// The first key behind all segments.
@@ -123,9 +128,7 @@ pub fn segment_end() -> Vec<u8> {
 
 /// The key that says: `ino` has no name left and waits to be reclaimed.
 pub fn orphan(ino: Ino) -> Vec<u8> {
-    let mut key = vec![SPACE_ORPHAN];
-    key.extend_from_slice(&ino.to_be_bytes());
-    key
+    numbered(SPACE_ORPHAN, ino.to_be_bytes())
 }
 
 /// The first key behind all orphans.
@@ -135,9 +138,7 @@ pub fn orphan_end() -> Vec<u8> {
 
 /// The key that says: a truncation of `ino` was begun; extents behind the size in its value are still to be dropped.
 pub fn intent(ino: Ino) -> Vec<u8> {
-    let mut key = vec![SPACE_INTENT];
-    key.extend_from_slice(&ino.to_be_bytes());
-    key
+    numbered(SPACE_INTENT, ino.to_be_bytes())
 }
 
 /// The first key behind all intents.
@@ -147,9 +148,7 @@ pub fn intent_end() -> Vec<u8> {
 
 /// The key that says which change of a client's session was made last, of those that left a mark.
 pub fn mark(session: u128) -> Vec<u8> {
-    let mut key = vec![SPACE_MARK];
-    key.extend_from_slice(&session.to_be_bytes());
-    key
+    numbered(SPACE_MARK, session.to_be_bytes())
 }
 
 /// The first key behind all marks.
@@ -159,9 +158,7 @@ pub fn mark_end() -> Vec<u8> {
 
 /// The key that says up to which change of a client's session everything is durable, contents too.
 pub fn synced(session: u128) -> Vec<u8> {
-    let mut key = vec![SPACE_SYNCED];
-    key.extend_from_slice(&session.to_be_bytes());
-    key
+    numbered(SPACE_SYNCED, session.to_be_bytes())
 }
 
 /// The first key behind all of those.

@@ -481,8 +481,8 @@ impl Applying<'_> {
     /// Answers a request, now or when what it waits for has come; unless others have promised something that it would not see.
     pub(super) fn request(&self, (epoch, id): (u64, u64), op: Op, told: Told) -> Asked {
         let mut op = op;
-        let behind =
-            self.reads(&op).filter(|ino| !self.core.leases.is_readable(self.session.number, &[*ino]));
+        let reads = self.reads(&op);
+        let behind = reads.filter(|ino| !self.core.leases.is_readable(self.session.number, &[*ino]));
         if let Some(ino) = behind {
             return Asked::Behind(vec![ino], Box::new(op), told);
         }
@@ -503,7 +503,7 @@ impl Applying<'_> {
             self.request_that_waits((epoch, id), op, told);
             return Asked::Answered;
         }
-        let mut shown: Vec<Ino> = self.reads(&op).into_iter().collect();
+        let mut shown: Vec<Ino> = reads.into_iter().collect();
         let answer = match op {
             Op::Lookup { parent, name } => match self.look_up(parent, &name) {
                 Ok(Found::Behind(inos)) => {

@@ -1,6 +1,7 @@
 //! What clients have promised becomes durable, and they are told: until then they keep it.
 //!
-//! * D1: only who promises costs anything, and who comes to what another has changed (`fresh`, F3). What is promised is durable after two seconds or so, sooner where it is much.
+//! * D1: only who promises costs anything, and who comes to what another has changed (`fresh`, F3). What is promised is durable after two
+//!   seconds or so, sooner where it is much.
 //! * D2: a sync covers what was applied before it began. Whoever asks meanwhile gets the next one, together with all who ask.
 //! * D3: it leaves a word on the volume of how far each session is durable, so that a client which has not heard of it makes nothing again
 //!   that others may have changed since.

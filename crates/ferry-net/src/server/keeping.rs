@@ -9,7 +9,7 @@ use crate::message::{LEASED, LEASED_FOUND, Op, Outcome, Place};
 pub(super) enum Found {
     /// The answer, and what may be kept of it.
     Entry(Outcome, u8),
-    /// Others have write leases on one of these.
+    /// Others have write leases on these.
     Behind(Vec<Ino>),
 }
 
@@ -39,11 +39,13 @@ impl Applying<'_> {
         let id = self.session.number;
         let of_dir = name != b"." && name != b".." && leases.grant(id, dir);
         let mut entry = self.call(|cx| self.fs().lookup(cx, dir, name))?;
-        if let Some(attr) = &entry.attr
-            && !leases.is_readable(self.session.number, &[dir, attr.ino])
-        {
-            self.fs().forget(attr.ino, 1);
-            return Ok(Found::Behind(vec![dir, attr.ino]));
+        if let Some(attr) = &entry.attr {
+            let behind = |ino: &Ino| !leases.is_readable(id, &[*ino]);
+            let behind: Vec<Ino> = [dir, attr.ino].into_iter().filter(behind).collect();
+            if !behind.is_empty() {
+                self.fs().forget(attr.ino, 1);
+                return Ok(Found::Behind(behind));
+            }
         }
         let mut leased = if of_dir { LEASED } else { 0 };
         if let Some(attr) = &mut entry.attr

@@ -112,7 +112,7 @@ struct Core {
     locks: Locks,
     leases: Arc<Leases>,
     durability: Durability,
-    fresh: Arc<Fresh>,
+    fresh: Fresh,
     gate: Gate,
     sessions: Sessions,
     /// Held while a session is found or made.
@@ -403,7 +403,7 @@ impl Server {
         let core = Arc::new(Core {
             fs,
             durability: Durability::default(),
-            fresh: Arc::default(),
+            fresh: Fresh::default(),
             gate: Gate::new(awaited),
             entering: Mutex::default(),
             greeting: Greeting {

@@ -33,7 +33,7 @@ impl Request {
 pub(super) enum Asked {
     /// It is answered, or will be.
     Answered,
-    /// Others have write leases on one of these.
+    /// Others have write leases on these.
     Behind(Vec<Ino>, Box<Op>, Told),
 }
 
@@ -71,7 +71,7 @@ impl Core {
     async fn answer_later(self: Arc<Self>, request: Request, inos: Vec<Ino>) {
         let (mut request, mut inos) = (request, inos);
         loop {
-            let place = self.leases.ask(request.session.number, Wants::Read, inos);
+            let place = self.leases.ask(request.session.number, Wants::Read, inos.clone());
             let _begun = place.wait(|recalls| self.recall(recalls)).await;
             let core = Arc::clone(&self);
             let answered = tokio::task::spawn_blocking(move || {
@@ -80,7 +80,14 @@ impl Core {
                 again
             });
             match answered.await {
-                Ok(Some(again)) => (request, inos) = again,
+                Ok(Some((again, behind))) => {
+                    request = again;
+                    // At first it asks for what it lacks alone, for who reads a directory may keep its holder from what it would give
+                    // back first. Who lacks something else each time would never have all at once.
+                    inos.extend(behind);
+                    inos.sort_unstable();
+                    inos.dedup();
+                }
                 _ => return,
             }
         }

@@ -415,10 +415,12 @@ impl Kept {
                 | Op::Setxattr { .. }
                 | Op::Removexattr { .. }
         );
-        match () {
-            () if marked && seq > durable && (seq > mark || !leaves_mark) => Unanswered::Again,
-            () if marked && seq == mark && tells_nothing => Unanswered::Made,
-            () => Unanswered::Unknown,
+        if marked && seq > durable && (seq > mark || !leaves_mark) {
+            Unanswered::Again
+        } else if marked && seq == mark && tells_nothing {
+            Unanswered::Made
+        } else {
+            Unanswered::Unknown
         }
     }
 
