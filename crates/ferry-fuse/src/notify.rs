@@ -1,8 +1,8 @@
 //! What the file system asks of the kernel: to forget what it has cached.
 //!
-//! A notification may block in the kernel until requests are answered (it takes the inode's lock), so it is sent from a
-//! thread of its own; for contents of another one: the kernel writes back what programs have stored there before it forgets them, and waits
-//! for pages that are being read. A queue is bounded: a caller that outruns the kernel waits, and must therefore hold no lock that a
+//! A notification may block in the kernel until requests are answered (that of a name takes the directory's lock), so it is sent from a
+//! thread of its own: one for attributes, which waits for nothing; one for names; and one for contents, where the kernel writes back what
+//! programs have stored there before it forgets them, and waits for pages that are being read. A queue is bounded: a caller that outruns the kernel waits, and must therefore hold no lock that a
 //! request may want. [`Host::forget`] alone does not wait: its callers are as many as there are leases.
 
 use std::collections::VecDeque;
@@ -68,13 +68,13 @@ struct Lane {
 /// What a thread of the notifier sends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// All that is no contents.
-    Metadata,
+    Attributes,
+    Names,
     Contents,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 2] = [Self::Metadata, Self::Contents];
+    pub(crate) const ALL: [Self; 3] = [Self::Attributes, Self::Names, Self::Contents];
 }
 
 impl Lane {
@@ -120,7 +120,7 @@ impl Lane {
 /// The file system's side of the mount.
 #[derive(Debug)]
 pub(crate) struct Notifier {
-    lanes: [Lane; 2],
+    lanes: [Lane; Kind::ALL.len()],
     counters: Arc<AllCounters>,
     parked: Weak<ParkTable>,
     idle: Arc<IdlePoll>,
@@ -161,23 +161,37 @@ impl Notifier {
                     attributes(device, ino);
                 }
                 Notice::Entry { parent, name } => entry(device, parent, &name, 0),
-                Notice::Forget { what: ToForget { mut inodes, names, gone, contents }, done } => {
-                    inodes.retain(|ino| !attributes(device, *ino));
-                    for _ in 0..AGAIN_MAX {
-                        if inodes.is_empty() {
-                            break;
-                        }
-                        pause(AGAIN_AFTER);
-                        inodes.retain(|ino| !attributes(device, *ino));
-                    }
-                    names.iter().for_each(|(parent, name)| entry(device, *parent, name, abi::EXPIRE_ONLY));
-                    gone.iter().for_each(|(parent, name)| entry(device, *parent, name, 0));
-                    done();
-                    let contents = contents.into_iter().map(|ino| Notice::Inode { ino, offset: 0, len: 0 });
-                    contents.for_each(|notice| self.lane(Kind::Contents).push_over(notice));
-                }
+                Notice::Forget { what, done } => self.forget_now(device, kind, what, done),
             }
         }
+    }
+
+    /// Names are left to their own thread.
+    fn forget_now(&self, device: &Device, kind: Kind, what: ToForget, done: Box<dyn FnOnce() + Send>) {
+        let ToForget { inodes, names, gone, contents } = what;
+        forget_attributes(device, inodes);
+        if !(matches!(kind, Kind::Names) || names.is_empty() && gone.is_empty()) {
+            let what = ToForget { inodes: Vec::new(), names, gone, contents };
+            return self.lane(Kind::Names).push_over(Notice::Forget { what, done });
+        }
+        names.iter().for_each(|(parent, name)| entry(device, *parent, name, abi::EXPIRE_ONLY));
+        gone.iter().for_each(|(parent, name)| entry(device, *parent, name, 0));
+        done();
+        let contents = contents.into_iter().map(|ino| Notice::Inode { ino, offset: 0, len: 0 });
+        contents.for_each(|notice| self.lane(Kind::Contents).push_over(notice));
+    }
+}
+
+/// Attributes, also of what the kernel is just about to learn.
+fn forget_attributes(device: &Device, inodes: Vec<Ino>) {
+    let mut inodes = inodes;
+    inodes.retain(|ino| !attributes(device, *ino));
+    for _ in 0..AGAIN_MAX {
+        if inodes.is_empty() {
+            break;
+        }
+        pause(AGAIN_AFTER);
+        inodes.retain(|ino| !attributes(device, *ino));
     }
 }
 
@@ -237,16 +251,16 @@ impl Host for Notifier {
     }
 
     fn invalidate_attributes(&self, ino: Ino) {
-        self.lane(Kind::Metadata).push(Notice::Attributes { ino });
+        self.lane(Kind::Attributes).push(Notice::Attributes { ino });
     }
 
     fn invalidate_entry(&self, parent: Ino, name: &[u8]) {
         assert!(name.len() <= NAME_MAX, "the name is that of an entry");
-        self.lane(Kind::Metadata).push(Notice::Entry { parent, name: name.into() });
+        self.lane(Kind::Names).push(Notice::Entry { parent, name: name.into() });
     }
 
     fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>) {
-        self.lane(Kind::Metadata).push_over(Notice::Forget { what, done });
+        self.lane(Kind::Attributes).push_over(Notice::Forget { what, done });
     }
 
     fn forgets_names(&self) -> bool {

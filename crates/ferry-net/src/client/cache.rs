@@ -38,7 +38,7 @@ use ahead::Walks;
 use asking::Asking;
 pub(super) use changes::Touch;
 use shown::Shown;
-pub(super) use shown::{FullName, SHOWN_MAX, View};
+pub(super) use shown::{FullName, NAME_SHOWN_MAX, SHOWN_MAX, View};
 
 /// Inodes and names that are kept; beyond this half of the inodes are given back.
 const KEPT_MAX: usize = 1 << 17;

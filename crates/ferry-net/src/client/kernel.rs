@@ -9,10 +9,12 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::cache::SHOWN_MAX;
+use super::cache::{NAME_SHOWN_MAX, SHOWN_MAX};
 
-/// What the kernel was shown is over after this time, whatever keeps it from forgetting.
+/// What the kernel was shown is over after this time, whatever keeps it from forgetting,
 const OVER: Duration = SHOWN_MAX.saturating_mul(2);
+/// and names after this.
+const NAMES_OVER: Duration = NAME_SHOWN_MAX.saturating_mul(3);
 
 /// Whichever comes first calls it.
 struct Once(Mutex<Option<Box<dyn FnOnce() + Send>>>);
@@ -53,13 +55,17 @@ impl Kernel {
     /// told is over. No lock may be held.
     pub(super) fn forget(&self, what: ToForget, done: impl FnOnce() + Send + 'static) {
         let Some((host, runtime)) = self.0.read().clone() else { return done() };
-        let once = Arc::new(Once(Mutex::new(Some(Box::new(done)))));
-        let late = Arc::clone(&once);
-        host.forget(what, Box::new(move || once.call()));
-        runtime.spawn(async move {
-            tokio::time::sleep(OVER).await;
-            late.call();
-        });
+        let (names, gone) = (what.names, what.gone);
+        let rest = ToForget { names: Vec::new(), gone: Vec::new(), ..what };
+        if names.is_empty() && gone.is_empty() {
+            return forget(&host, &runtime, rest, OVER, done);
+        }
+        let names = ToForget { names, gone, ..ToForget::default() };
+        if rest == ToForget::default() {
+            return forget(&host, &runtime, names, NAMES_OVER, done);
+        }
+        let (then, on) = (Arc::clone(&host), runtime.clone());
+        forget(&host, &runtime, rest, OVER, move || forget(&then, &on, names, NAMES_OVER, done));
     }
 
     /// The same, for who may wait.
@@ -77,4 +83,20 @@ impl Kernel {
             host.forget(what, Box::new(|| {}));
         }
     }
+}
+
+fn forget(
+    host: &Arc<dyn Host>,
+    runtime: &Handle,
+    what: ToForget,
+    over: Duration,
+    done: impl FnOnce() + Send + 'static,
+) {
+    let once = Arc::new(Once(Mutex::new(Some(Box::new(done)))));
+    let late = Arc::clone(&once);
+    host.forget(what, Box::new(move || once.call()));
+    runtime.spawn(async move {
+        tokio::time::sleep(over).await;
+        late.call();
+    });
 }

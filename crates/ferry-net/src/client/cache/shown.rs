@@ -1,13 +1,14 @@
 //! What the kernel is told that it may keep for a moment: attributes, and the names of directories; and contents of files that are mapped
 //! into memory.
 //!
-//! * N1: only what is under a lease, no longer than the term lasts, and a second at most: while this program stands still, or the machine has
-//!   just woken up, nobody can be told to forget.
+//! * N1: only what is under a lease, no longer than the term lasts, and a second at most, a name for a tenth of that: while this program
+//!   stands still, or the machine has just woken up, nobody can be told to forget. And the kernel may not be able to forget a name: it
+//!   locks the directory above to do so, and has it locked as long as a change there is under way, which may be what the others wait for.
 //! * N2: what is given back is dropped here, then forgotten by the kernel, and then the server is told. In between nothing of it is kept or
 //!   shown again: it is being *withdrawn*.
 //! * N3: a reply may not have been taken in when the kernel is told to forget. Attributes that it had asked for before, it discards then. Those
 //!   of an inode that it does not know yet are taken back again a little later. With the name of a directory a process that gets no
-//!   time to run may keep an old one for a second: only if that directory has just been moved or removed by somebody else.
+//!   time to run may keep an old one for a moment: only if that directory has just been moved or removed by somebody else.
 //! * N4: contents for a mapping are kept only if there is a lease when they are asked for. They are dropped behind the word to the server, not
 //!   before: what programs have stored there is written on the way, and that may have to wait for the very change that wants the lease. So a
 //!   mapping shows what others have written a moment later.
@@ -19,12 +20,13 @@ use ferry_fs::{Attr, Ino, ROOT, RenameFlags, ToForget};
 
 use super::{Moment, State};
 
-/// The kernel is told nothing for longer.
+/// The kernel is told nothing for longer,
 pub(in crate::client) const SHOWN_MAX: Duration = Duration::from_secs(1);
+/// and no name: somebody may have to wait until it is over.
+pub(in crate::client) const NAME_SHOWN_MAX: Duration = Duration::from_millis(100);
 /// The kernel reckons from the moment at which it takes in an answer, in ticks. What it was shown is over here so much later.
 const LATE: Duration = Duration::from_millis(500);
-/// The name of a directory that others wanted is not shown again for so long, nor those in it: the kernel locks the directory above to forget
-/// a name, and has it locked as long as a change there is under way, which may be what the others wait for.
+/// The name of a directory that others wanted is not shown again for so long, nor those in it (N1).
 const CALM: Duration = Duration::from_secs(10);
 /// So many are remembered before those that are over are taken out.
 const SHOWN_MIN: usize = 4096;
@@ -65,15 +67,17 @@ impl Shown {
         !self.withdrawn.is_empty() && self.withdrawn.contains_key(&ino)
     }
 
-    fn see(&mut self, ino: Ino, until: Duration, now: Duration, name: Option<(Ino, &[u8])>) {
+    fn see(&mut self, ino: Ino, valid: Duration, now: Duration, name: Option<(Ino, &[u8])>) {
         if self.seen.len() >= self.thin_at {
             self.seen.retain(|_, until| *until > now);
             self.names.retain(|_, (until, _, _)| *until > now);
             self.thin_at = (self.seen.len() * 2).max(SHOWN_MIN);
         }
+        let until = |valid: Duration| now + valid + LATE;
         let seen = self.seen.entry(ino).or_default();
-        *seen = until.max(*seen);
+        *seen = until(valid).max(*seen);
         let Some((parent, name)) = name else { return };
+        let until = until(valid.min(NAME_SHOWN_MAX));
         match self.names.get_mut(&ino) {
             Some((seen, dir, known)) if *dir == parent && **known == *name => *seen = until.max(*seen),
             _ => drop(self.names.insert(ino, (until, parent, name.into()))),
@@ -146,8 +150,9 @@ impl State {
         let attr = self.known_attr(ino).filter(|_| !valid.is_zero() && !self.shown.is_withdrawn(ino))?;
         let calm = |ino: Ino| self.shown.wanted.get(&ino).is_none_or(|until| *until <= now.monotonic);
         let name = name.filter(|(parent, _)| is_dir(&attr) && ino != ROOT && calm(ino) && calm(*parent));
-        self.shown.see(ino, now.monotonic + valid + LATE, now.monotonic, name);
-        Some(View { attr, valid, name_valid: if name.is_some() { valid } else { Duration::ZERO } })
+        self.shown.see(ino, valid, now.monotonic, name);
+        let name_valid = if name.is_some() { valid.min(NAME_SHOWN_MAX) } else { Duration::ZERO };
+        Some(View { attr, valid, name_valid })
     }
 
     /// The kernel asks for contents to keep them; `false`: there is no lease under which it may.

@@ -208,7 +208,7 @@ fn the_kernel_keeps_what_is_leased_a_second_and_never_beyond_the_term() {
     assert_eq!((view.attr, view.valid), (attr(7, 1), SHOWN_MAX));
     assert_eq!(view.name_valid, Duration::ZERO, "it is no directory");
     assert!(cache.learn_attr(cache.sight(), &dir(8)).is_empty());
-    assert_eq!(cache.show(8, Some((5, b"sub"))).map(|view| view.name_valid), Some(SHOWN_MAX));
+    assert_eq!(cache.show(8, Some((5, b"sub"))).map(|view| view.name_valid), Some(NAME_SHOWN_MAX));
     hands.0.lock().monotonic = 5;
     let view = cache.show(7, None).expect("the term lasts 6 s");
     assert_eq!(view.valid, Duration::from_millis(250), "with an eighth to spare");
@@ -242,7 +242,7 @@ fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
         assert!(learn(9).is_empty());
         cache.show(9, Some((dir, b"inside"))).expect("it is leased").name_valid
     };
-    assert_eq!((inside(0, 7), inside(0, 6)), (Duration::ZERO, SHOWN_MAX), "nor is what is in it");
+    assert_eq!((inside(0, 7), inside(0, 6)), (Duration::ZERO, NAME_SHOWN_MAX), "nor is what is in it");
     recall(&cache, &[ROOT]);
     assert_eq!(inside(0, ROOT), Duration::ZERO);
     // What the kernel was shown is over by itself.

@@ -4,7 +4,7 @@ use ferry_device::Env;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
-use crate::client::cache::SHOWN_MAX;
+use crate::client::cache::{NAME_SHOWN_MAX, SHOWN_MAX};
 use crate::client::waiting::Nobody;
 use crate::codec::{List, decode};
 use crate::message::WINDOW_OPS;
@@ -329,9 +329,9 @@ async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown()
     link.cache.drop_all();
     let mut line = connect(&link, 1, false);
     sent(&link, &mut line);
-    let learn = |ino| {
+    let learn_as = |kind, ino| {
         let time = ferry_fs::Timestamp(0);
-        let (mode, nlink, uid, gid, rdev, size, blocks) = (libc::S_IFREG | 0o644, 1, 0, 0, 0, 0, 0);
+        let (mode, nlink, uid, gid, rdev, size, blocks) = (kind | 0o644, 1, 0, 0, 0, 0, 0);
         let attr = ferry_fs::Attr {
             ino,
             mode,
@@ -347,6 +347,7 @@ async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown()
         };
         link.cache.learn_attr(link.cache.sight(), &attr);
     };
+    let learn = |ino| learn_as(libc::S_IFREG, ino);
     learn(5);
     link.take(recall_of(5), &OneFile).expect("a recall");
     assert_eq!(returned(&sent(&link, &mut line)), [5], "the kernel was not shown it");
@@ -368,6 +369,18 @@ async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown()
     assert_eq!(returned(&sent(&link, &mut line)), [5]);
     kernel.go_on();
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "once");
+    // A name is forgotten behind the attributes, and not waited for as long.
+    learn_as(libc::S_IFDIR, 6);
+    assert!(link.cache.show(6, Some((1, b"name"))).is_some());
+    link.take(recall_of(6), &OneFile).expect("a recall");
+    tokio::time::sleep(SHOWN_MAX).await;
+    assert_eq!(kernel.go_on(), [6]);
+    assert_eq!(returned(&sent(&link, &mut line)), [0; 0]);
+    tokio::time::sleep(NAME_SHOWN_MAX).await;
+    assert_eq!(returned(&sent(&link, &mut line)), [0; 0]);
+    tokio::time::sleep(3 * NAME_SHOWN_MAX).await;
+    assert_eq!(returned(&sent(&link, &mut line)), [6]);
+    assert_eq!(kernel.go_on(), [0; 0], "the name");
 }
 
 /// Seconds that somebody sets.
