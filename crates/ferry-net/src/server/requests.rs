@@ -124,8 +124,7 @@ impl Core {
             match place.wait(|recalls| self.recall(recalls)).await {
                 Progress::Begun(granted) if self.is_safe(&session, &granted).await => granted,
                 Progress::Begun(unsafe_still) => {
-                    self.leases.told(session.number, &unsafe_still);
-                    self.leases.give_back(session.number, &unsafe_still, None);
+                    self.recall(&self.leases.not_told(session.number, &unsafe_still));
                     Vec::new()
                 }
                 _ => Vec::new(),
@@ -148,8 +147,7 @@ impl Core {
         });
         if answered.await.is_err() {
             // It has panicked. What nobody was told of is not recalled, and others would wait for it.
-            self.leases.told(number, &all);
-            self.leases.give_back(number, &all, None);
+            self.recall(&self.leases.not_told(number, &all));
         }
     }
 }

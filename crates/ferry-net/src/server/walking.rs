@@ -60,7 +60,7 @@ impl Walk {
     }
 }
 
-/// Write leases that are about to be told of. Whatever happens, they are recalled then; and given back if nobody was told.
+/// Write leases that are about to be told of. Whatever happens, they are recalled then; at once if nobody was told.
 struct Telling<'a> {
     core: &'a Core,
     session: u64,
@@ -70,9 +70,10 @@ struct Telling<'a> {
 
 impl Drop for Telling<'_> {
     fn drop(&mut self) {
-        self.core.leases.told(self.session, &self.inos);
-        if !self.told {
-            self.core.leases.give_back(self.session, &self.inos, None);
+        if self.told {
+            self.core.leases.told(self.session, &self.inos);
+        } else {
+            self.core.recall(&self.core.leases.not_told(self.session, &self.inos));
         }
     }
 }

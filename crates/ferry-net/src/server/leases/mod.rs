@@ -173,9 +173,14 @@ impl Leases {
         self.with(|table| table.is_readable(session, inos))
     }
 
-    /// The answer that grants these write leases is on its way, or nobody hears it.
+    /// The answer that grants these write leases is on its way.
     pub(super) fn told(&self, session: SessionId, inos: &[Ino]) {
         self.with(|table| table.told(session, inos));
+    }
+
+    /// Nobody hears it. Gives what is to be recalled.
+    pub(super) fn not_told(&self, session: SessionId, inos: &[Ino]) -> Recalls {
+        Recalls::from([(session, self.with(|table| table.not_told(session, inos)))])
     }
 
     /// Begins a change, at once if it may; `recall` asks sessions to give back what is in the way.
@@ -206,7 +211,8 @@ impl Leases {
         }
     }
 
-    /// Makes read leases of a session write leases where nobody else has one or waits for one; gives those. [`Leases::told`] must follow.
+    /// Makes read leases of a session write leases where nobody else has one or waits for one; gives those. [`Leases::told`] or [`Leases::not_told`]
+    /// must follow.
     pub(super) fn upgrade(&self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
         let now = self.clock.monotonic();
         if now < self.held_until { Vec::new() } else { self.with(|table| table.upgrade(session, inos, now)) }

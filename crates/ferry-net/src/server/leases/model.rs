@@ -101,6 +101,8 @@ struct World {
     owed: BTreeMap<Ino, u64>,
     applied: BTreeMap<Ino, u64>,
     woken: BTreeSet<Ticket>,
+    /// So often nobody is told of leases that were granted.
+    failures: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,10 +115,12 @@ enum Event {
     End(usize),
     Asked(usize),
     Told(usize),
+    NotTold(usize),
     /// A walk tries to go on, or has waited long enough.
     Walk(usize),
     Late(usize),
     Walked(usize),
+    NotWalked(usize),
 }
 
 const TERM: Duration = Duration::from_secs(5);
@@ -125,8 +129,8 @@ const NOW: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(3);
 
 impl World {
-    fn new(scripts: &[&[Act]]) -> Self {
-        let mut world = World::default();
+    fn new(scripts: &[&[Act]], failures: usize) -> Self {
+        let mut world = World { failures, ..World::default() };
         for (client, script) in scripts.iter().enumerate() {
             world.table.begin(client as SessionId, TERM);
             world.clients.push(Client { script: script.iter().cloned().collect(), ..Client::default() });
@@ -161,6 +165,7 @@ impl World {
             }
             if client.telling.is_some() {
                 events.push(Event::Told(at));
+                events.extend((self.failures > 0).then_some(Event::NotTold(at)));
             }
             if let Some((ticket, ..)) = client.walk {
                 events.push(Event::Late(at));
@@ -170,6 +175,7 @@ impl World {
             }
             if client.walked.is_some() {
                 events.push(Event::Walked(at));
+                events.extend((self.failures > 0).then_some(Event::NotWalked(at)));
             }
         }
         events
@@ -187,6 +193,19 @@ impl World {
                 let inos = self.clients[at].telling.take().expect("to be told");
                 self.clients[at].down.push_back(Down::Leases(inos.clone()));
                 self.table.told(at as SessionId, &inos);
+            }
+            Event::NotTold(at) => {
+                self.failures -= 1;
+                let inos = self.clients[at].telling.take().expect("to be told");
+                self.clients[at].down.push_back(Down::Leases(Vec::new()));
+                let recalled = self.table.not_told(at as SessionId, &inos);
+                self.recall(Recalls::from([(at as SessionId, recalled)]));
+            }
+            Event::NotWalked(at) => {
+                self.failures -= 1;
+                let (_, held) = self.clients[at].walked.take().expect("to be told");
+                let recalled = self.table.not_told(at as SessionId, &held);
+                self.recall(Recalls::from([(at as SessionId, recalled)]));
             }
             Event::Walk(at) => self.walk(at, false),
             Event::Late(at) => self.walk(at, true),
@@ -531,7 +550,7 @@ impl World {
             );
         }
         let woken: Vec<_> = self.woken.iter().filter_map(place).collect();
-        let _ok = write!(key, "{:?}{:?}{woken:?}", self.owed, self.applied);
+        let _ok = write!(key, "{:?}{:?}{woken:?}{}", self.owed, self.applied, self.failures);
         key
     }
 }
@@ -562,7 +581,12 @@ impl Table {
 
 /// Goes through every order of events; gives the number of states.
 fn explore(scripts: &[&[Act]]) -> usize {
-    let (mut seen, mut open) = (HashSet::new(), vec![World::new(scripts)]);
+    explore_failures(scripts, 0)
+}
+
+/// The same, where so many times nobody is told.
+fn explore_failures(scripts: &[&[Act]], failures: usize) -> usize {
+    let (mut seen, mut open) = (HashSet::new(), vec![World::new(scripts, failures)]);
     while let Some(world) = open.pop() {
         let events = world.events();
         if events.is_empty() {
@@ -667,4 +691,16 @@ fn two_that_walk_towards_each_other_both_go_on() {
     let vanishing: &[Act] = &[promise(&[1]), promise(&[1]), Act::Vanish];
     let states = explore(&[vanishing, &[Act::Walk(vec![1], true), change(&[1]), promise(&[1])]]);
     assert!(states > 200, "{states}");
+}
+
+/// It relies on what it had read before it asked.
+#[test]
+fn leases_that_nobody_is_told_of_take_nothing_from_who_has_read_before() {
+    let other: &[Act] = &[change(&[1]), promise(&[1])];
+    let asking: &[Act] = &[read(&[1]), promise(&[1]), read(&[1])];
+    let states = explore_failures(&[asking, other], 1);
+    assert!(states > 1000, "{states}");
+    let walking: &[Act] = &[read(&[1]), Act::Walk(vec![1], true), promise(&[1])];
+    let states = explore_failures(&[walking, other], 1);
+    assert!(states > 1000, "{states}");
 }

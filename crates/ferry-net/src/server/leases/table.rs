@@ -630,7 +630,7 @@ impl Table {
         (self.holders.values().any(relies), self.holders.values().any(|holder| holder.writes > 0))
     }
 
-    /// The answer that grants these is on its way, or nobody hears it.
+    /// The answer that grants these is on its way.
     pub(super) fn told(&mut self, session: SessionId, inos: &[Ino]) {
         for ino in inos {
             if let Some(hold) = self.hold_mut(session, *ino) {
@@ -638,6 +638,17 @@ impl Table {
             }
             self.wake(*ino);
         }
+    }
+
+    /// Nobody will hear that these are write leases. The session may have had read leases before and relies on those, or hears of the same
+    /// in another answer: so it is asked to give back what it has. Gives those.
+    pub(super) fn not_told(&mut self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
+        self.told(session, inos);
+        let is_asked = |hold: &Hold| hold.recalled || hold.returning || hold.telling > 0;
+        let held = |ino: &Ino| self.hold(session, *ino).is_some_and(|hold| !is_asked(hold));
+        let asked: Vec<Ino> = inos.iter().copied().filter(held).collect();
+        asked.iter().for_each(|ino| self.recall(session, *ino));
+        asked
     }
 
     /// Whether a request of a session sees all that was promised of these.
