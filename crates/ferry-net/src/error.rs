@@ -54,9 +54,32 @@ fn hint(error: &io::Error) -> &'static str {
     let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     match (error.kind(), tls) {
         (io::ErrorKind::UnexpectedEof, _) => "; does it want a certificate? -o tls=DIR",
+        (io::ErrorKind::ConnectionRefused, _) => "; does `ferry serve` run there, and listen at that port?",
+        (io::ErrorKind::TimedOut, _) => {
+            "; is it `ferry serve` that listens at that port, and does no firewall keep it away?"
+        }
         (_, Some(rustls::Error::InvalidCertificate(_))) => {
             "; with -o tls=DIR, ca.pem there must be that of the authority which has issued the server's certificate (`ferry cert`)"
         }
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_nobody_answers_it_says_what_to_look_for() {
+        for kind in [io::ErrorKind::ConnectionRefused, io::ErrorKind::TimedOut] {
+            let error = NetError::Reach { server: "ferry://host/".into(), error: kind.into() };
+            let said = error.to_string();
+            assert!(
+                said.starts_with("cannot reach ferry://host/: ") && said.contains("`ferry serve`"),
+                "{said}"
+            );
+        }
+        let error = NetError::Reach { server: "ferry://host/".into(), error: io::ErrorKind::NotFound.into() };
+        assert!(error.to_string().ends_with("not found"), "{error}");
     }
 }
