@@ -5,7 +5,7 @@ use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, Timestamp, XAT
 use crate::codec::{List, wire_enum, wire_fields};
 
 /// The version of the protocol: both sides must have the same.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Bytes of the largest read and write.
 pub const IO_MAX: usize = 1 << 20;
 /// Bytes of the longest message: the largest write and what goes before it.
@@ -151,6 +151,15 @@ pub struct Seen {
     pub plain: bool,
 }
 
+/// What a name means by which a walk was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Which of those that were asked for.
+    pub place: u32,
+    /// What it means.
+    pub ino: Ino,
+}
+
 /// All names of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
@@ -191,6 +200,7 @@ wire_fields! {
     Name { name, ino, kind, cookie }
     Place { parent, name }
     Seen { known, writes, plain }
+    Found { place, ino }
     Listed { ino, names }
 }
 
@@ -338,8 +348,8 @@ wire_enum! {
         14 => Claimed { claims: List<Claim>, stamp: u64 },
         /// So much was set aside: what was asked for, or less.
         15 => Space { bytes: u64, inodes: u64 },
-        /// What a walk has come by, each inode leased and each directory whole; and which of those that were asked for had no room.
-        18 => Walked { inodes: List<Seen>, dirs: List<Listed>, rest: List<u32> },
+        /// What a walk has come by, each inode leased and each directory whole; what it was asked for; and what of that had no room.
+        18 => Walked { inodes: List<Seen>, dirs: List<Listed>, found: List<Found>, rest: List<u32> },
     }
 }
 

@@ -16,7 +16,7 @@ use super::RemoteFs;
 use super::cache::State;
 use super::link::{Pending, Waiter};
 use crate::codec::List;
-use crate::message::{Listed, Name, Op, Outcome, Place, Purpose, Seen, WALK_DIRS_MAX, Who};
+use crate::message::{Found, Listed, Name, Op, Outcome, Place, Purpose, Seen, WALK_DIRS_MAX, Who};
 
 /// Directories behind the first that make a walk.
 const WALKS_FROM: u32 = 2;
@@ -230,7 +230,7 @@ impl RemoteFs {
                 return;
             }
             thread.under_way += 1;
-            (cache.begin_walk(&places, &dirs), Op::Walk { dirs: List(places), purpose }, purpose, dirs)
+            (cache.begin_walk(&places), Op::Walk { dirs: List(places), purpose }, purpose, dirs)
         };
         let waiter = Walked { fs: self.this.clone(), number, who, purpose, dirs };
         self.link.request(Pending::new(who, op, Arc::new(waiter)));
@@ -246,8 +246,9 @@ impl RemoteFs {
     }
 
     /// Keeps what a walk has brought.
-    fn keep_ahead(&self, walk: (u64, Purpose), seen: &[Seen], dirs: &[Listed]) {
-        let (kept, back) = self.cache.lock().learn_walk(walk, seen, dirs, self.cache.now());
+    fn keep_ahead(&self, walk: (u64, Purpose), brought: (&[Seen], &[Listed], &[Found])) {
+        let (seen, ..) = brought;
+        let (kept, back) = self.cache.lock().learn_walk(walk, brought, self.cache.now());
         let (forgotten, surplus) = {
             let mut tables = self.tables.lock();
             let both = seen.iter().zip(kept);
@@ -279,8 +280,8 @@ impl Waiter for Walked {
     fn answer(&self, outcome: Outcome, _leased: u8) {
         let Some(fs) = self.fs.upgrade() else { return };
         match outcome {
-            Outcome::Walked { inodes, dirs, rest } => {
-                fs.keep_ahead((self.number, self.purpose), &inodes.0, &dirs.0);
+            Outcome::Walked { inodes, dirs, found, rest } => {
+                fs.keep_ahead((self.number, self.purpose), (&inodes.0, &dirs.0, &found.0));
                 let rest = rest.0.iter().filter_map(|at| self.dirs.get(*at as usize).copied());
                 fs.walked(self.who, &rest.collect::<Vec<_>>());
                 fs.walk_ahead(self.who);

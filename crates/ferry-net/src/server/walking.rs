@@ -22,7 +22,7 @@ use super::leases::Wants;
 use super::requests::Request;
 use crate::codec::List;
 use crate::message::{
-    Listed, Op, Outcome, Place, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
+    Found, Listed, Op, Outcome, Place, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
 };
 
 /// Leases are waited for so long, all steps together. Tests count what comes of it, on machines that are busy.
@@ -126,7 +126,7 @@ impl Core {
 
     /// Answers it.
     fn tell_of_walk(&self, request: Request, walk: Walk) {
-        let Walk { purpose, mut seen, dirs, rest, .. } = walk;
+        let Walk { purpose, mut seen, asked, dirs, rest, .. } = walk;
         let session = &request.session;
         let mut telling = Telling { core: self, session: session.number, inos: Vec::new(), told: false };
         if purpose == (Purpose::Remove {}) && !session.is_over() {
@@ -138,6 +138,7 @@ impl Core {
                 let outcome = Outcome::Walked {
                     inodes: List(Vec::new()),
                     dirs: List(Vec::new()),
+                    found: List(Vec::new()),
                     rest: List(Vec::new()),
                 };
                 return (request.told)(outcome, 0);
@@ -150,7 +151,9 @@ impl Core {
         let inodes = List(seen.into_iter().map(|(_, seen)| seen).collect());
         // Who is gone has no use for leases.
         telling.told = !session.is_over();
-        (request.told)(Outcome::Walked { inodes, dirs: List(dirs), rest: List(rest) }, 0);
+        let found =
+            asked.into_iter().map(|(ino, place)| Found { place, ino: session.outward(ino) }).collect();
+        (request.told)(Outcome::Walked { inodes, dirs: List(dirs), found: List(found), rest: List(rest) }, 0);
     }
 }
 

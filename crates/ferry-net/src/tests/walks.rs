@@ -255,7 +255,7 @@ fn walk(raw: &mut Raw, dirs: &[Ino], purpose: Purpose) -> Outcome {
 
 fn seen(outcome: Outcome) -> (Vec<Seen>, Vec<Listed>, Vec<u32>) {
     match outcome {
-        Outcome::Walked { inodes, dirs, rest } => (inodes.0, dirs.0, rest.0),
+        Outcome::Walked { inodes, dirs, rest, .. } => (inodes.0, dirs.0, rest.0),
         other => panic!("{other:?}"),
     }
 }
@@ -319,6 +319,27 @@ fn a_walk_tells_of_nothing_that_its_client_may_not_name() {
     assert!(listed.contains(&open) && !listed.contains(&closed), "{listed:?}");
     let (_, dirs, _) = seen(raw.ask_as(Who { uid: 1001, ..alice }, op));
     assert!(dirs.is_empty(), "a user of somebody else's");
+}
+
+/// One that was asked for by an old name is brought for another reason, if it is there.
+#[test]
+fn a_walk_says_what_the_names_mean_by_which_it_was_asked_for() {
+    let world = World::with(713, server_options());
+    let me = InProcess::default();
+    let make = |name: &[u8]| me.call(|cx| world.fs.mkdir(cx, ROOT, name, 0o755)).unwrap().attr.unwrap().ino;
+    let (b, moved) = (make(b"b"), make(b"x"));
+    let flags = ferry_fs::RenameFlags::default();
+    me.call(|cx| world.fs.rename(cx, ROOT, b"x", b, b"y", flags)).unwrap();
+    let mut raw = Raw::at(&world, Peer::default(), b"/");
+    let dirs = ["x", "b"].map(|name| Place { parent: ROOT, name: name.into() });
+    let outcome = raw.ask(Op::Walk { dirs: List(dirs.into()), purpose: Purpose::Look {} });
+    let Outcome::Walked { inodes, found, .. } = outcome else { panic!("{outcome:?}") };
+    let mut brought: Vec<Ino> = inodes.0.iter().map(|seen| seen.known.attr.ino).collect();
+    brought.sort_unstable();
+    let mut both = vec![b, moved];
+    both.sort_unstable();
+    assert_eq!(brought, both);
+    assert_eq!(found.0, [Found { place: 1, ino: b }]);
 }
 
 #[test]

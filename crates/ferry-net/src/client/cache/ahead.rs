@@ -9,7 +9,7 @@ use ferry_fs::Ino;
 
 use super::{Moment, State};
 use crate::client::model::{Name, Whole};
-use crate::message::{Listed, Place, Purpose, Seen};
+use crate::message::{Found, Listed, Place, Purpose, Seen};
 
 /// Beyond so many nothing is taken from the answer.
 const STALE_MAX: usize = 1 << 16;
@@ -21,8 +21,8 @@ struct UnderWay {
     stale: HashSet<Ino>,
     /// Inodes that were changed here since.
     changed: HashSet<Ino>,
-    /// What was asked for: names, and what each meant, in directories that were leased then.
-    names: Vec<(Place, Ino)>,
+    /// What was asked for; whether the directory was leased then.
+    places: Vec<(Place, bool)>,
 }
 
 /// Walks under way; `None`: nothing is taken from its answer.
@@ -72,14 +72,14 @@ pub(in crate::client) struct Stage {
 }
 
 impl State {
-    /// A walk is about to be asked for, by these names of these inodes; gives its number.
-    pub(in crate::client) fn begin_walk(&mut self, places: &[Place], inos: &[Ino]) -> u64 {
+    /// A walk is about to be asked for, by these names; gives its number.
+    pub(in crate::client) fn begin_walk(&mut self, places: &[Place]) -> u64 {
         self.walks.next += 1;
         self.walks.asked += 1;
-        let named = places.iter().cloned().zip(inos.iter().copied());
-        let names = named.filter(|(place, _)| place.name != b"." && self.is_leased(place.parent)).collect();
+        let leased = |place: &Place| place.name != b"." && self.is_leased(place.parent);
+        let places = places.iter().map(|place| (place.clone(), leased(place))).collect();
         let number = self.walks.next;
-        self.walks.under_way.insert(number, Some(UnderWay { names, ..UnderWay::default() }));
+        self.walks.under_way.insert(number, Some(UnderWay { places, ..UnderWay::default() }));
         number
     }
 
@@ -92,8 +92,7 @@ impl State {
     pub(in crate::client) fn learn_walk(
         &mut self,
         (walk, purpose): (u64, Purpose),
-        seen: &[Seen],
-        dirs: &[Listed],
+        (seen, dirs, found): (&[Seen], &[Listed], &[Found]),
         now: Moment,
     ) -> (Vec<bool>, Vec<Ino>) {
         let under_way = self.walks.under_way.remove(&walk).flatten();
@@ -135,11 +134,12 @@ impl State {
         // The server has found these inodes under these names, in directories that nobody else has changed meanwhile. Names that were changed
         // here since are known.
         if let Some(walk) = under_way {
-            for (Place { parent, name }, ino) in walk.names {
-                let still = !walk.stale.contains(&parent)
-                    && (self.model.holds(parent) || !walk.changed.contains(&parent));
-                if still && fresh.contains(&ino) && self.name(parent, &name) == Name::Unknown {
-                    self.set_name(parent, &name, Name::Is(ino));
+            for Found { place, ino } in found {
+                let Some((Place { parent, name }, true)) = walk.places.get(*place as usize) else { continue };
+                let still = !walk.stale.contains(parent)
+                    && (self.model.holds(*parent) || !walk.changed.contains(parent));
+                if still && fresh.contains(ino) && self.name(*parent, name) == Name::Unknown {
+                    self.set_name(*parent, name, Name::Is(*ino));
                 }
             }
         }

@@ -385,3 +385,29 @@ fn contents_that_are_read_under_a_write_lease_are_kept_unless_they_are_changed_m
     recall(&cache, &[7]);
     assert_eq!(contents_of(&cache, 0), None);
 }
+
+/// The name was that of a listing; meanwhile somebody has moved it, and a walk comes to it where it is now.
+#[test]
+fn what_a_walk_brings_has_the_names_that_the_server_has_found() {
+    use crate::message::{Found, Listed, Place, Purpose, Seen};
+    let (cache, _hands) = cache();
+    assert!(cache.learn_attr(cache.sight(), &dir(5)).is_empty());
+    let places = [b"x", b"b"].map(|name| Place { parent: 5, name: name.to_vec() });
+    let walk = cache.lock().begin_walk(&places);
+    let seen = [7, 8].map(|ino| {
+        let known = Known { attr: dir(ino), stamp: 1, ticket: 0 };
+        Seen { known, writes: false, plain: false }
+    });
+    let y = crate::message::Name { name: b"y".to_vec(), ino: 7, kind: libc::S_IFDIR, cookie: 1 };
+    let listed = [Listed { ino: 8, names: crate::codec::List(vec![y]) }];
+    let found = [Found { place: 1, ino: 8 }];
+    let (kept, _) = cache.lock().learn_walk((walk, Purpose::List {}), (&seen, &listed, &found), cache.now());
+    assert_eq!(kept, [true, true]);
+    assert_eq!(cache.lookup(5, b"x"), None, "nobody has found it there");
+    assert_eq!(cache.lookup(5, b"b").flatten().map(|attr| attr.ino), Some(8));
+    // Whatever a server says of what was not asked for.
+    let walk = cache.lock().begin_walk(&places[..1]);
+    let found = [Found { place: 1, ino: 7 }];
+    cache.lock().learn_walk((walk, Purpose::List {}), (&seen, &[], &found), cache.now());
+    assert_eq!(cache.lookup(5, b"x"), None);
+}
