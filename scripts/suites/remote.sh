@@ -109,6 +109,16 @@ one_order() {
   remote_over "${mounts[@]}"
 }
 
+# Directories are where the client that moved them last has put them, for who knows them from elsewhere too.
+moved_by_others() {
+  serve_volume "$scratch/remote.ferry"
+  local mounts=("$scratch/a" "$scratch/b" "$scratch/c") mount
+  for mount in "${mounts[@]}"; do mount_remote "$mount"; done
+  mkdir "${mounts[0]}/moved"
+  timeout 100 python3 "$repo/scripts/suites/moved.py" 8 "${FERRY_SEED:-$RANDOM}" "${mounts[@]/%//moved}"
+  remote_over "${mounts[@]}"
+}
+
 # Readers everywhere while one writes: nobody sees less than what had returned.
 what_has_returned() {
   serve_volume "$scratch/remote.ferry"
@@ -409,6 +419,7 @@ suite_remote() {
   say "--- remote mounts"
   check "two clients" 120 two_clients
   check "three clients, one order" 60 one_order
+  check "directories are where others have moved them" 120 moved_by_others
   check "readers see what has returned" 120 what_has_returned
   check "mappings see what others write" 120 mapped_at_two 40
   check "a client stands still" 60 a_client_stands_still

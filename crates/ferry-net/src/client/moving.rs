@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferry_fs::{RenameFlags, ToForget};
+use ferry_fs::{Attr, Ino, RenameFlags, ToForget};
 
 use super::RemoteFs;
 use super::cache::{Cache, FullName};
 use super::kernel::Kernel;
+use super::requests::is_dir;
 
 /// Dropped without [`Moving::end`], nobody waits any more.
 pub(super) struct Moving {
@@ -30,6 +31,22 @@ impl Moving {
         if !self.ended.swap(true, Ordering::Relaxed) {
             let names = self.cache.lock().moved(&self.from, &self.to, done);
             self.kernel.forget_unasked(ToForget { names, ..ToForget::default() });
+        }
+    }
+}
+
+impl RemoteFs {
+    /// The kernel is told of an inode by this name. A directory that it knows by another one was moved by another client, and it takes both for
+    /// the same; but not within a rename, which has locked what it would need for that (`ESTALE`), for as long as it knows the old one.
+    pub(super) fn is_found(&self, attr: &Attr, parent: Ino, name: &[u8]) {
+        let old = {
+            let mut tables = self.tables.lock();
+            let old = tables.name(attr.ino, parent, name).filter(|_| is_dir(attr));
+            // Somebody may be at work in what has that name now.
+            old.filter(|old| !tables.has_name(old))
+        };
+        if let Some((dir, name)) = old {
+            self.kernel.forget_unasked(ToForget { gone: vec![(dir, name.into())], ..ToForget::default() });
         }
     }
 }

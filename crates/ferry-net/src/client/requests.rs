@@ -11,7 +11,7 @@ use super::link::Pending;
 use super::moving::Moving;
 use super::tables::{Dir, Handle};
 use super::waiting::{Finish, Keep, Waiting};
-use super::{RemoteFs, who};
+use super::{RemoteFs, model, who};
 use crate::message::{IO_MAX, Known, LEASED, LEASED_FOUND, Name, Op, Outcome, Purpose, Who};
 
 /// What the kernel may not keep.
@@ -42,7 +42,7 @@ fn shown(fs: &RemoteFs, attr: Attr, name: Option<(Ino, &[u8])>) -> Entry {
     }
 }
 
-fn is_dir(attr: &Attr) -> bool {
+pub(super) fn is_dir(attr: &Attr) -> bool {
     attr.mode & libc::S_IFMT == libc::S_IFDIR
 }
 
@@ -287,7 +287,7 @@ impl Filesystem for RemoteFs {
         match self.cache.lookup(parent, name) {
             Some(None) => return Ok(entry(None)),
             Some(Some(attr)) if self.tables.lock().learn_again(attr.ino) => {
-                self.tables.lock().name(attr.ino, parent, name);
+                self.is_found(&attr, parent, name);
                 self.looks_at(who(cx), parent, &attr);
                 return Ok(shown(self, attr, Some((parent, name))));
             }
@@ -311,10 +311,8 @@ impl Filesystem for RemoteFs {
         let (found, who) = (name.to_vec(), who(cx));
         let finish: Finish = Box::new(move |fs, outcome| match outcome {
             Outcome::Entry { known: Some(known) } => {
-                let mut tables = fs.tables.lock();
-                tables.learn(&known);
-                tables.name(known.attr.ino, parent, &found);
-                drop(tables);
+                fs.tables.lock().learn(&known);
+                fs.is_found(&known.attr, parent, &found);
                 fs.looks_at(who, parent, &known.attr);
                 Ok(Reply::Entry(shown(fs, known.attr, Some((parent, &found)))))
             }
@@ -394,11 +392,15 @@ impl Filesystem for RemoteFs {
         let op = Op::Rename { parent, name: name.into(), new_parent, new_name: new_name.into(), flags };
         let moving = Moving::begin(self, (parent, name.into()), (new_parent, new_name.into()));
         let moved = self.cache.lock().name(parent, name);
-        let to = new_name.to_vec();
+        let (from, to) = (name.to_vec(), new_name.to_vec());
         let finish: Finish = Box::new(move |fs, outcome| {
             moving.end(matches!(outcome, Outcome::Done {}).then_some(flags));
-            if let (super::model::Name::Is(ino), Outcome::Done {}) = (moved, &outcome) {
-                fs.tables.lock().name(ino, new_parent, &to);
+            if matches!(outcome, Outcome::Done {}) {
+                let mut tables = fs.tables.lock();
+                match moved {
+                    model::Name::Is(ino) if !flags.exchange => drop(tables.name(ino, new_parent, &to)),
+                    _ => tables.rename((parent, &from), (new_parent, &to), flags.exchange),
+                }
             }
             done(outcome)
         });

@@ -135,10 +135,25 @@ impl Tables {
         }
     }
 
-    /// The kernel knows an inode by this name.
-    pub(super) fn name(&mut self, ino: Ino, dir: Ino, name: &[u8]) {
-        if self.nodes.contains_key(&ino) && self.names.get(&ino).is_none_or(|(d, n)| *d != dir || n != name) {
-            self.names.insert(ino, (dir, name.to_vec()));
+    /// The kernel knows an inode by this name. Gives the one by which it knew it before, if that was another.
+    pub(super) fn name(&mut self, ino: Ino, dir: Ino, name: &[u8]) -> Option<(Ino, Vec<u8>)> {
+        let is_new = self.names.get(&ino).is_none_or(|(d, n)| *d != dir || n != name);
+        (is_new && self.nodes.contains_key(&ino)).then(|| self.names.insert(ino, (dir, name.to_vec())))?
+    }
+
+    /// Whether the kernel knows anything by this name.
+    pub(super) fn has_name(&self, name: &(Ino, Vec<u8>)) -> bool {
+        self.names.values().any(|other| other == name)
+    }
+
+    /// The kernel has renamed what it knew by the first name, whatever that is.
+    pub(super) fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), exchange: bool) {
+        for (dir, name) in self.names.values_mut() {
+            if (*dir, &**name) == from {
+                (*dir, *name) = (to.0, to.1.into());
+            } else if exchange && (*dir, &**name) == to {
+                (*dir, *name) = (from.0, from.1.into());
+            }
         }
     }
 
