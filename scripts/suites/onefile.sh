@@ -3,6 +3,9 @@
 
 one_file() { python3 "$repo/scripts/suites/onefile.py" "$@"; }
 
+# asynchronous DIRECTORY SECONDS: asynchronous direct writes of a file that others read.
+asynchronous() { timeout 50 python3 "$repo/scripts/suites/asynchronous.py" "$@"; }
+
 # one_file_on MODE COMMAND…: on a new volume, mounted with cache=MODE; clean afterwards.
 one_file_on() {
   local mode=$1; shift
@@ -36,6 +39,12 @@ suite_onefile() {
   for mode in strict kernel writeback; do
     check "appends of any length by processes, cache=$mode" 120 one_file_on "$mode" one_file append "$scratch/mnt" 3
     check "direct I/O, mmap and plain I/O agree, cache=$mode" 120 one_file_on "$mode" one_file coherent "$scratch/mnt" 2
+    check "writes beside stores lose nothing, cache=$mode" 120 one_file_on "$mode" beside "$scratch/mnt" 9
+  done
+  for mode in strict kernel writeback; do
+    check "asynchronous direct writes are read at once, cache=$mode" 60 one_file_on "$mode" asynchronous "$scratch/mnt" 4
+    check "attributes beside changes by others, cache=$mode" 60 one_file_on "$mode" attributes local "$scratch/mnt"
+    check "an overlay has its upper directory here, cache=$mode" 60 one_file_on "$mode" overlay "$scratch/mnt"
   done
   # cache_size and 300 MiB: buffers under way, the log's contexts, inodes that the kernel knows, and the daemon itself.
   check "a sparse file stays inside cache_size" $(($1 + 200)) one_file_on strict stays_small 364 sparse "$1"

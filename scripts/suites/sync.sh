@@ -65,7 +65,7 @@ PY
   umount -l "$scratch/null"
   say "$said"
   mountpoint -q "$scratch/mnt" && return 1
-  [ "$status" = 1 ] && [[ $said == *"not everything could be written"* ]]
+  [ "$status" = 1 ] && [[ $said == *"the volume was not closed cleanly"*"I/O error"* ]]
 }
 
 # requests_of_null OPERATION: so many of them the null file system has been asked for.

@@ -1,11 +1,12 @@
-//! Mounts the null file system: `null MOUNTPOINT [WORD…]`, with the words below. Counters go to stderr at the end.
+//! Mounts the null file system: `null MOUNTPOINT [WORD…]`, with the words below. Counters go to
+//! stderr at the end.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferry_bench::null::{Cache, NullFs, NullOptions};
-use ferry_device::Env;
+use ferry_env::Env;
 use ferry_fuse::{MountOptions, Session, Transport};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

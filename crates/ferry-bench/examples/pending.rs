@@ -1,8 +1,10 @@
-//! Many fsyncs that wait for a device that stalls, and what else goes on meanwhile: `pending DIR FILES SECONDS BEGIN END [PID]`.
+//! Many fsyncs that wait for a device that stalls, and what else goes on meanwhile: `pending DIR
+//! FILES SECONDS BEGIN END [PID]`.
 //!
-//! Makes FILES files of 4 KiB in DIR, runs the shell command BEGIN (the device stalls), calls fsync for each file on a thread of its own,
-//! makes, looks up and reads other files for SECONDS, and runs END (the stall ends, or the device is gone). Prints one line of JSON; PID is
-//! the daemon whose memory is told.
+//! Makes FILES files of 4 KiB in DIR, runs the shell command BEGIN (the device stalls), calls fsync
+//! for each file on a thread of its own, makes, looks up and reads other files for SECONDS, and
+//! runs END (the stall ends, or the device is gone). Prints one line of JSON; PID is the daemon
+//! whose memory is told.
 
 #![expect(clippy::disallowed_methods, reason = "it measures a mount in real time, and json! unwraps")]
 
@@ -104,7 +106,8 @@ fn memory_kib(pid: &str) -> Outcome<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// Makes, looks up and reads for so long; how often, and the longest and the middle time of each, in microseconds.
+/// Makes, looks up and reads for so long; how often, and the longest and the middle time of each,
+/// in microseconds.
 fn others(dir: &Path, files: usize, time: Duration) -> Outcome<serde_json::Value> {
     let (mut creates, mut lookups, mut reads) = (Vec::new(), Vec::new(), Vec::new());
     let begun = Instant::now();

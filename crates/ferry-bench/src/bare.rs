@@ -1,10 +1,10 @@
-//! A journal on a device of its own, without a file system above it.
+//! Makes a journal on a device of its own, without a file system above it.
 
 use ferry_device::BLOCK_SIZE;
 use ferry_journal::{Geometry, JournalClient, JournalError, Seq};
 use parking_lot::Mutex;
 
-/// Where everything is, on a device with such a log and so many segments of such a length.
+/// The layout of a device with a log of this size and this many segments of this length.
 pub(crate) fn geometry(
     volume_id: [u8; 16],
     log_len: u64,
@@ -29,7 +29,7 @@ pub(crate) fn geometry(
 pub(crate) struct Owner(Mutex<Vec<u32>>);
 
 impl Owner {
-    /// These are free.
+    /// Segments that are free.
     pub(crate) fn of(segments: impl Iterator<Item = u32>) -> Self {
         Self(Mutex::new(segments.collect()))
     }

@@ -1,28 +1,29 @@
-//! What a turn cost: what FerryFS counted meanwhile, and processor time.
+//! The cost of a turn: the differences of FerryFS's counters, and processor time.
 
 use crate::error::BenchError;
 use crate::place::{CpuTime, Place};
 use serde_json::Value;
 
-/// Counters and processor time of one moment.
+/// The counters and the processor time at one time.
 pub struct Counters {
     stats: Option<Value>,
     cpu: CpuTime,
 }
 
-/// The difference of two moments.
+/// The difference between two times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spent {
-    /// Processor time of callers, and of the file system where it is in this process or a known daemon, in seconds.
+    /// Processor time of the callers, and of the file system if it is in this process or a known
+    /// daemon, in seconds.
     pub cpu_s: f64,
-    /// Flushes of the device; `None` where no FerryFS is.
+    /// Flushes of the device; `None`: the place is no FerryFS.
     pub flushes: Option<f64>,
     /// Contexts that became durable: commits.
     pub commits: Option<f64>,
 }
 
 impl Counters {
-    /// Now.
+    /// The counters and the processor time of now.
     pub fn of(place: &Place) -> Result<Self, BenchError> {
         Ok(Self { stats: place.stats()?, cpu: place.cpu_time()? })
     }
@@ -32,12 +33,12 @@ impl Counters {
         self.stats.as_ref()?.pointer(pointer)?.as_f64()
     }
 
-    /// How much a counter has grown since an earlier moment.
+    /// How much a counter has grown since an earlier time.
     pub fn grown(&self, earlier: &Self, pointer: &str) -> Option<f64> {
         Some(self.get(pointer)? - earlier.get(pointer)?)
     }
 
-    /// What was spent since an earlier moment.
+    /// What was spent since an earlier time.
     pub fn since(&self, earlier: &Self) -> Spent {
         Spent {
             cpu_s: self.cpu.total().saturating_sub(earlier.cpu.total()).as_secs_f64(),

@@ -1,5 +1,6 @@
-//! As many creates as go: threads make files without a pause, while readers ask for files that were made before. What counts is how long
-//! the slowest of them take: checkpoints come again and again, and neither creates nor readers should feel them.
+//! Creates at full speed: threads make files without a pause, while readers read files that were
+//! made before. The longest latencies count: checkpoints run repeatedly, and should delay neither
+//! creates nor readers.
 
 use crate::counters::Counters;
 use crate::error::BenchError;
@@ -8,11 +9,11 @@ use crate::place::{Dir, Place, VolumeOptions};
 use crate::run::{Bench, Case, Metric, Sample, Variant};
 use crate::stats::Histogram;
 use crate::threads::{now, threads};
-use ferry_device::Entropy;
+use ferry_env::Entropy;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Files in one directory.
+/// The number of files in one directory.
 const PER_DIR: u32 = 10_000;
 
 const METRICS: [Metric; 10] = [
@@ -28,18 +29,18 @@ const METRICS: [Metric; 10] = [
     Metric { name: "log_rounds", label: "times round the log", more_is_better: false },
 ];
 
-/// What is run.
+/// The options of the workload.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Files of a turn.
+    /// The number of files of a turn.
     pub files: u32,
-    /// Bytes of each.
+    /// Bytes of each file.
     pub size: usize,
     /// Threads that make them, each in directories of its own.
     pub threads: u32,
-    /// Threads that look up files which are there already, and read them.
+    /// Threads that look up and read existing files.
     pub readers: u32,
-    /// Rounds.
+    /// How often each variant has its turn.
     pub rounds: u32,
 }
 
@@ -62,7 +63,7 @@ impl Options {
     }
 }
 
-/// On mounted file systems, in turn.
+/// Runs on mounted file systems, in turn.
 pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
     let variants = places.iter().map(|place| {
         let options = options.clone();
@@ -71,7 +72,7 @@ pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
     options.bench(variants.collect())
 }
 
-/// In process, each turn on a new volume.
+/// Runs in process, each turn on a new volume.
 pub fn in_process(options: &Options, volume: &VolumeOptions) -> Bench<'static> {
     let (turns, volume) = (options.clone(), volume.clone());
     options.bench(vec![Variant::new("in process", move |_| turn(&Place::in_process(&volume)?, &turns))])

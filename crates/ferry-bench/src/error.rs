@@ -1,4 +1,4 @@
-//! What can go wrong in a benchmark.
+//! The errors of a benchmark.
 
 use ferry_fs::VolumeError;
 use ferry_journal::JournalError;
@@ -6,46 +6,46 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a benchmark came to no result.
+/// Why a benchmark has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The journal.
+    /// The journal failed.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// The volume in memory.
+    /// The volume in memory failed.
     #[error("cannot make a volume in memory: {0}")]
     Volume(#[from] VolumeError),
-    /// A request to a device or a file system.
+    /// A request to a device or a file system failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A place that was named on the command line.
+    /// A path of the command line cannot be used.
     #[error("{}: {what}: {source}", path.display())]
     Path {
-        /// The place.
+        /// The path of the place.
         path: PathBuf,
-        /// What was tried.
+        /// What could not be done.
         what: &'static str,
         /// The kernel's answer.
         source: io::Error,
     },
-    /// What was asked for is not possible here.
+    /// The options are not possible here.
     #[error("{0}")]
     Option(String),
-    /// Whoever started it has ended it.
+    /// The user has interrupted it.
     #[error("interrupted")]
     Interrupted,
-    /// Callers wait and nothing will happen any more.
+    /// Callers wait, and no event is left that would wake them.
     #[error("nobody sails any more: {answered} calls were answered at {at:?}")]
     Stuck {
-        /// Calls answered until then.
+        /// The calls answered until then.
         answered: u64,
-        /// Virtual time.
+        /// The virtual time of the standstill.
         at: Duration,
     },
 }
 
 impl BenchError {
-    /// `map_err` for something that was tried at a place.
+    /// `map_err` for an operation on a path.
     pub fn path(path: impl Into<PathBuf>, what: &'static str) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Path { path, what, source }

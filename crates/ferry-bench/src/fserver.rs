@@ -1,7 +1,8 @@
-//! A file server: many workers, each with files of its own and some in a directory that all share, on a small log.
+//! A file server: many workers, each with files of its own and some in a shared directory, on a
+//! small log.
 //!
-//! The mix is in the spirit of AIM7's file-server load: a job is 100 operations ([`MIX`]) in an order of chance. As many names are
-//! made as removed, so that the number of files stays about the same.
+//! The mix follows AIM7's file-server load: a job is 100 operations ([`MIX`]) in random order. As
+//! many names are made as removed, so that the number of files stays about the same.
 
 use crate::counters::Counters;
 use crate::error::BenchError;
@@ -10,12 +11,12 @@ use crate::place::{Dir, Place, VolumeOptions};
 use crate::run::{Bench, Case, Metric, Sample, Variant};
 use crate::stats::Histogram;
 use crate::threads::{now, threads};
-use ferry_device::Entropy;
+use ferry_env::Entropy;
 use ferry_fs::{LogOptions, Wake};
 use std::io;
 use std::time::Duration;
 
-/// What a worker does.
+/// An operation of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Makes a file of 1 to 8 KiB.
@@ -36,7 +37,7 @@ pub enum Op {
     Fsync,
 }
 
-/// A job.
+/// The operations of a job, and how often each occurs.
 pub const MIX: [(Op, u32); 8] = [
     (Op::Create, 12),
     (Op::Write, 16),
@@ -47,13 +48,13 @@ pub const MIX: [(Op, u32); 8] = [
     (Op::Unlink, 16),
     (Op::Fsync, 1),
 ];
-/// Operations of a job.
+/// The number of operations of a job.
 const JOB: u32 = 100;
-/// Names of each worker at the beginning; unlinking is left out while there are fewer than half of them.
+/// The number of names of each worker at the beginning; below half of it unlinks are skipped.
 const NAMES: usize = 30;
-/// Bytes of a write and of a read.
+/// The length of a write and of a read, in bytes.
 const PIECE: usize = 4096;
-/// Pieces of a file that are written.
+/// The number of chunks of a file that are written.
 const PIECES: u64 = 8;
 
 const METRICS: [Metric; 13] = [
@@ -72,16 +73,16 @@ const METRICS: [Metric; 13] = [
     Metric { name: "cpu_us_per_op", label: "CPU µs/op", more_is_better: false },
 ];
 
-/// What is run.
+/// The options of the workload.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Workers.
+    /// The number of workers.
     pub workers: u32,
-    /// Every file that was made or written is made durable at once, too.
+    /// Syncs every file that was made or written, at once.
     pub fsync_each: bool,
-    /// How long a turn is.
+    /// The duration of a turn.
     pub time: Duration,
-    /// Rounds.
+    /// How often each variant has its turn.
     pub rounds: u32,
 }
 
@@ -103,7 +104,7 @@ impl Options {
     }
 }
 
-/// On mounted file systems, in turn.
+/// Runs on mounted file systems, in turn.
 pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
     let variants = places.iter().map(|place| {
         let options = options.clone();
@@ -112,7 +113,8 @@ pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
     options.bench(Case::new("fserver", variants.collect()))
 }
 
-/// In process, a volume for each way to drive the log. `all` is what the other ways to wake are compared with.
+/// Runs in process, with a volume for each way to drive the log. The other ways to wake are
+/// compared with `all`.
 pub fn in_process(options: &Options, volume: &VolumeOptions, logs: &[LogOptions]) -> Bench<'static> {
     let one = |field: fn(&LogOptions) -> String| logs.windows(2).all(|two| field(&two[0]) == field(&two[1]));
     let (one_wake, one_buffers) = (one(|log| log.wake.to_string()), one(|log| log.buffers.to_string()));
@@ -206,7 +208,7 @@ fn sample(times: &Histogram, took: f64, before: &Counters, after: &Counters) -> 
     sample
 }
 
-/// A name, and in which of the worker's directories it is.
+/// A name, and the worker's directory that has it.
 struct Name {
     dir: usize,
     name: String,
@@ -214,7 +216,7 @@ struct Name {
 
 struct Worker {
     number: u32,
-    /// Its own, and the one that all share.
+    /// The worker's own directory, and the shared one.
     dirs: [Dir; 2],
     names: Vec<Name>,
     made: u64,
@@ -232,7 +234,7 @@ impl Worker {
         (self.numbers.next_u64() % n.max(1) as u64) as usize
     }
 
-    /// Jobs until the time has come; how long each operation took.
+    /// Runs jobs until the time is over; returns how long each operation took.
     fn run(mut self, until: Duration, fsync_each: bool) -> io::Result<Histogram> {
         let mut times = Histogram::default();
         let mut begun = now();

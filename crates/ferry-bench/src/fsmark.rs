@@ -1,7 +1,8 @@
-//! Many small files, as fs_mark makes them: made by some threads, and made durable in one of four ways.
+//! Many small files, as fs_mark makes them: made by some threads, and made durable in one of four
+//! ways.
 //!
-//! Two of the ways belong to making them; the other two are a pass over files that were made before, as a storage application's
-//! after a checkpoint. A pass is measured by itself.
+//! Two of the ways are part of making the files. The other two are a pass over files that were made
+//! before, as a storage application does after a checkpoint. A pass is measured by itself.
 
 use crate::counters::Counters;
 use crate::error::BenchError;
@@ -27,10 +28,10 @@ pub enum SyncMode {
 }
 
 impl SyncMode {
-    /// All of them.
+    /// All ways.
     pub const ALL: [Self; 4] = [Self::None, Self::Each, Self::Pass, Self::AsyncPass];
 
-    /// The word that options use.
+    /// The name in options.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -69,22 +70,22 @@ const METRICS: [Metric; 6] = [
     Metric { name: "dirty_bytes_per_file", label: "dirty B/file before", more_is_better: true },
 ];
 
-/// What is run.
+/// The options of the workload.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Files of one turn.
+    /// The number of files of one turn.
     pub files: u32,
-    /// Bytes of each.
+    /// Bytes of each file.
     pub size: usize,
     /// Threads, each with a directory of its own.
     pub threads: u32,
     /// How they become durable.
     pub modes: Vec<SyncMode>,
-    /// Rounds.
+    /// How often each variant has its turn.
     pub rounds: u32,
 }
 
-/// On all places in turn.
+/// Runs on all places in turn.
 pub fn bench<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
     let files = options.files;
     let kinds = [(false, format!("make {files} files")), (true, format!("sync {files} files made before"))];

@@ -1,20 +1,26 @@
-//! Workloads, measured.
+//! Workloads for benchmarks, and their measurement.
 //!
 //! # How a workload is written
 //!
-//! A workload is a module with options, a function that makes one turn at a [`Place`], and one that makes a [`Bench`] of them:
+//! A workload is a module with options, a function that makes one turn at a [`Place`], and one that
+//! makes a [`Bench`] of them:
 //!
-//! * [`Place`] is where it runs: [`Place::on`] a directory of any mounted file system, or [`Place::in_process`] on a volume in
-//!   memory over a [`ModelDevice`](model::ModelDevice), which takes the times of a [`DeviceModel`] and no processor time. A turn
-//!   makes a directory of its own in [`Place::root`], works in it through [`Dir`] and [`File`] from as many threads as it likes (each
-//!   thread is a caller of its own, [`threads`] starts them together), and removes it with [`Dir::remove_tree`].
-//! * A turn returns a [`Sample`]: values by the names of [`Metric`]s, the first of which is compared. [`Counters`] gives what
-//!   FerryFS itself counted and the processor time between two moments. A turn that counts rates leaves its beginning out.
-//! * [`Bench`] has [`Case`]s of [`Variant`]s. [`Bench::run`] lets the variants of a case have turns for some rounds, and gives a
-//!   [`Report`]: every value, medians, ratios to a reference variant with intervals, as a table, JSON or HTML.
+//! * [`Place`] is where it runs: [`Place::on`] a directory of any mounted file system, or
+//!   [`Place::in_process`] on a volume in memory over a [`ModelDevice`](model::ModelDevice), which
+//!   takes the times of a [`DeviceModel`] and no processor time. A turn makes a directory of its
+//!   own in [`Place::root`], works in it through [`Dir`] and [`File`] from as many threads as it
+//!   likes (each thread is a caller of its own, [`threads`] starts them together), and removes it
+//!   with [`Dir::remove_tree`].
+//! * A turn returns a [`Sample`]: values by the names of [`Metric`]s, the first of which is
+//!   compared. [`Counters`] gives what FerryFS itself counted and the processor time between two
+//!   moments. A turn that counts rates leaves its beginning out.
+//! * [`Bench`] has [`Case`]s of [`Variant`]s. [`Bench::run`] lets the variants of a case have turns
+//!   for some rounds, and gives a [`Report`]: every value, medians, ratios to a reference variant
+//!   with intervals, as a table, JSON or HTML.
 //!
-//! The command `ferry bench` (`crates/ferry/src/bench/`) reads options, runs the bench with a progress bar and shows the report:
-//! a workload adds its arguments there, and calls `show` with its bench.
+//! The command `ferry bench` (`src/command/`, a program of its own) reads options, runs the bench
+//! with a progress bar and shows the report: a workload adds its arguments there, and calls `show`
+//! with its bench.
 //!
 //! ```no_run
 //! use ferry_bench::{Bench, BenchError, Case, Metric, Place, Sample, Variant, VolumeOptions, now};
@@ -60,6 +66,7 @@ pub mod overwrite;
 mod place;
 pub mod programs;
 pub mod randrw;
+pub mod relay;
 mod report;
 mod run;
 pub mod stats;

@@ -1,14 +1,14 @@
-//! Which machine a report is of.
+//! The machine that a report was made on.
 
 use serde::Serialize;
 use std::fs;
 
-/// The machine.
+/// The machine that ran the benchmark.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// Processors that this process may use.
     pub cpus: usize,
-    /// What they call themselves.
+    /// The processors' model name.
     pub cpu: String,
     /// Bytes of memory.
     pub memory_bytes: u64,
@@ -19,7 +19,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one, now.
+    /// The machine of this process, now.
     pub fn this() -> Self {
         let uname = rustix::system::uname();
         let text = |words: &std::ffi::CStr| words.to_string_lossy().into_owned();
@@ -36,7 +36,7 @@ impl Machine {
         }
     }
 
-    /// In one line.
+    /// The machine in one line.
     pub fn line(&self) -> String {
         let memory = self.memory_bytes as f64 / f64::from(1 << 30);
         format!(

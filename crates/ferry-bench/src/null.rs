@@ -1,5 +1,6 @@
-//! A file system in memory, without a journal: what is left of an operation's cost when the file system itself costs
-//! next to nothing. It is the floor that the real one is compared with, so it tells the kernel to cache the same.
+//! A file system in memory, without a journal. It shows what remains of an operation's cost if the
+//! file system itself costs next to nothing. FerryFS is compared with this floor, so it tells the
+//! kernel to cache the same.
 
 mod node;
 mod ops;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ferry_device::{Clock, Env};
+use ferry_env::{Clock, Env};
 use ferry_fs::{Attr, Entry, Errno, Host, Ino, Opened, ROOT, Timestamp};
 use ferry_fuse::{MountOptions, Session};
 use parking_lot::{Mutex, RwLock};
@@ -20,10 +21,10 @@ use parking_lot::{Mutex, RwLock};
 use node::{Body, Node};
 use slow::Slow;
 
-/// How long the kernel may keep names and attributes: nothing changes behind it.
+/// How long the kernel may cache names and attributes: only the kernel changes them.
 const FOREVER: Duration = Duration::MAX;
 
-/// All inodes.
+/// All inodes by number.
 type Tree = HashMap<Ino, Arc<Node>>;
 
 /// What the kernel caches of a file's contents.
@@ -43,21 +44,24 @@ pub enum Cache {
 pub struct NullOptions {
     /// As the mount option of the same name.
     pub cache: Cache,
-    /// A file made for writing only is written through the page cache too, unlike on a FerryFS mount.
+    /// A file made for writing only is written through the page cache too, unlike on a FerryFS
+    /// mount.
     pub cached_create: bool,
     /// Extended attributes are said not to exist at all, so the kernel never asks again.
     pub no_xattrs: bool,
-    /// An fsync takes so long, one after the other: a file here is a slow device to put a volume on.
+    /// The time of an fsync; they run one after the other. So a file of this file system is a slow
+    /// device for a volume.
     pub flush_time: Duration,
     /// While a file called `stall` is in the root directory, no write and no fsync is answered.
     pub stalls: bool,
 }
 
-/// The file system.
+/// The null file system.
 pub struct NullFs {
     options: NullOptions,
     clock: Arc<dyn Clock>,
-    /// Every inode that has a name or is known to the kernel. Namespace changes hold it for writing.
+    /// Every inode that has a name or is known to the kernel. Namespace changes hold it for
+    /// writing.
     tree: RwLock<Tree>,
     next_ino: AtomicU64,
     host: Mutex<Option<Arc<dyn Host>>>,
@@ -65,7 +69,7 @@ pub struct NullFs {
 }
 
 impl NullFs {
-    /// An empty one.
+    /// Makes an empty file system.
     pub fn new(env: &Env, options: NullOptions) -> Self {
         let clock = Arc::clone(&env.clock);
         let fs = Self {
@@ -96,7 +100,7 @@ impl NullFs {
         self.tree.read().get(&ino).cloned().ok_or(Errno(libc::ESTALE))
     }
 
-    /// A name came or went: the one that stands for a stall begins or ends it.
+    /// A name was made or removed: the name `stall` begins or ends a stall.
     fn stall(&self, parent: Ino, name: &[u8], stalls: bool) {
         if self.options.stalls && parent == ROOT && name == b"stall" {
             self.slow.stall(stalls);
@@ -107,7 +111,7 @@ impl NullFs {
         self.next_ino.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The node as an answer to a lookup, which counts.
+    /// The node as the answer to a lookup, which is counted.
     fn entry(node: &Node) -> Entry {
         let mut state = node.state.lock();
         state.lookups += 1;
@@ -118,7 +122,7 @@ impl NullFs {
         Entry { attr: None, entry_valid: FOREVER, attr_valid: FOREVER }
     }
 
-    /// `flags`: of open(2) if the file was just made.
+    /// Opens a node; `flags`: those of open(2) if the file was just made.
     fn opened(&self, made: Option<i32>) -> Opened {
         let strict = self.options.cache == Cache::Strict;
         let bypass = self.options.cache == Cache::Kernel && !self.options.cached_create;

@@ -1,6 +1,7 @@
-//! A file of much of a volume, overwritten at random, beside another that fills the volume further: every block that is written anew leaves a
-//! dead one somewhere, and the cleaner has to gather what is still live. Nothing may be lost, nobody may be told that the volume is full, and
-//! no write should wait for long.
+//! Overwrites at random a file that takes much of a volume, beside another file that fills the
+//! volume further. Every overwritten block leaves a dead one, and the cleaner must gather the live
+//! ones. Nothing may be lost, no write may fail for lack of space, and no write should wait for
+//! long.
 
 use crate::counters::Counters;
 use crate::error::BenchError;
@@ -9,15 +10,15 @@ use crate::place::{File, Place, VolumeOptions};
 use crate::run::{Bench, Case, Metric, Sample, Variant};
 use crate::stats::Histogram;
 use crate::threads::{now, threads};
-use ferry_device::Entropy;
+use ferry_env::Entropy;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bytes of a write.
+/// The length of a write, in bytes.
 const BLOCK: usize = 4096;
-/// Bytes by which files are filled and read.
+/// The length of the writes and reads that fill and check files, in bytes.
 const CHUNK: usize = 1 << 20;
-/// Blocks of them.
+/// The number of blocks in that length.
 const CHUNK_BLOCKS: u64 = (CHUNK / BLOCK) as u64;
 
 const METRICS: [Metric; 6] = [
@@ -29,18 +30,19 @@ const METRICS: [Metric; 6] = [
     Metric { name: "cleaned", label: "segments cleaned", more_is_better: false },
 ];
 
-/// What is run.
+/// The options of the workload.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How full the volume is, in percent; several take turns.
     pub full: Vec<u32>,
-    /// The part of its size that is overwritten, in percent: the rest is filled once and left alone.
+    /// The part of its size that is overwritten, in percent: the rest is filled once and left
+    /// alone.
     pub file: u32,
     /// How often the file's size is written.
     pub times: u32,
     /// Threads that write.
     pub threads: u32,
-    /// Rounds.
+    /// How often each variant has its turn.
     pub rounds: u32,
 }
 
@@ -59,7 +61,7 @@ impl Options {
     }
 }
 
-/// On mounted file systems, in turn.
+/// Runs on mounted file systems, in turn.
 pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
     options.bench(|full| {
         let variants = places.iter().map(|place| {
@@ -70,7 +72,7 @@ pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
     })
 }
 
-/// In process, each turn on a new volume.
+/// Runs in process, each turn on a new volume.
 pub fn in_process(options: &Options, volume: &VolumeOptions) -> Bench<'static> {
     options.bench(|full| {
         let (turns, volume) = (options.clone(), volume.clone());
@@ -99,7 +101,7 @@ fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sampl
         let numbers = Numbers::new((u64::from(round) << 32) | u64::from(me + 1));
         let (mut times, mut data) = (Histogram::default(), [0; BLOCK]);
         for _ in 0..each {
-            // Each block is one thread's.
+            // Each block belongs to one thread.
             let block =
                 numbers.next_u64() % (blocks / u64::from(writers)) * u64::from(writers) + u64::from(me);
             let version = versions[block as usize].fetch_add(1, Ordering::Relaxed) + 1;
@@ -135,7 +137,7 @@ fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sampl
     Ok(sample)
 }
 
-/// Writes version 0 of all; the blocks have the numbers from `first` on.
+/// Writes version 0 of all blocks; their numbers begin at `first`.
 fn fill(file: &File, first: u64, chunks: u64) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK];
     for number in 0..chunks {
@@ -147,7 +149,7 @@ fn fill(file: &File, first: u64, chunks: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Every block has its newest version.
+/// Checks that every block has its newest version.
 fn compare(file: &File, first: u64, chunks: u64, version: impl Fn(u64) -> u32) -> Result<(), BenchError> {
     let (mut chunk, mut expected) = (vec![0; CHUNK], [0; BLOCK]);
     for number in 0..chunks {
@@ -164,7 +166,7 @@ fn compare(file: &File, first: u64, chunks: u64, version: impl Fn(u64) -> u32) -
     Ok(())
 }
 
-/// What a block holds in a version.
+/// The contents of a block in a version.
 fn contents(block: u64, version: u32, out: &mut [u8]) {
     let start = (block << 32 | u64::from(version)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for (i, word) in (0_u64..).zip(out.chunks_exact_mut(8)) {

@@ -1,5 +1,5 @@
-//! What people's programs do, one request after the other: a shell makes small files, tar unpacks a tree, any other makes what it makes, rm
-//! removes it.
+//! Runs programs that users run, which send one request after the other: a shell makes small files,
+//! tar unpacks a tree, any other command makes its files, and rm removes them.
 
 use crate::error::BenchError;
 use crate::place::Place;
@@ -30,7 +30,8 @@ const SHELL_METRICS: [Metric; 3] = [
 /// What the shell runs.
 const SCRIPT: &str = "for ((i = 1; i <= $2; i++)); do echo foobarbaz >\"$1/$i\" || exit; done";
 
-/// One shell makes `files` small files in one directory, and rm removes them, on each of the places in turn.
+/// One shell makes `files` small files in one directory, and rm removes them, on each of the places
+/// in turn.
 pub fn by_shell(files: u32, rounds: u32, places: &[Place]) -> Bench<'_> {
     let make = move |top: &Path| {
         let mut shell = Command::new("bash");
@@ -56,7 +57,8 @@ pub fn by_shell(files: u32, rounds: u32, places: &[Place]) -> Bench<'_> {
     }
 }
 
-/// A shell runs `command` in a new directory, and rm removes what it has left there, on each of the places in turn.
+/// A shell runs `command` in a new directory, and rm removes what it has left there, on each of the
+/// places in turn.
 pub fn by_command<'a>(command: &str, rounds: u32, places: &'a [Place]) -> Bench<'a> {
     let run = command.to_owned();
     let variants = turns(places, "program_s", move |top| {
@@ -93,7 +95,7 @@ pub fn untar<'a>(tar: &Path, rounds: u32, places: &'a [Place]) -> Bench<'a> {
     }
 }
 
-/// A turn on each of the places; `metric` is the time of the program that `make` gives.
+/// Runs a turn on each of the places; `metric` is the time of the program that `make` returns.
 fn turns<'a>(
     places: &'a [Place],
     metric: &'static str,
@@ -110,7 +112,7 @@ fn turns<'a>(
     variants.collect()
 }
 
-/// Seconds, and how many entries there were.
+/// Seconds, and the number of entries.
 struct Turn {
     made: f64,
     synced: f64,
@@ -118,7 +120,7 @@ struct Turn {
     entries: u64,
 }
 
-/// A program makes something in a new directory, and rm removes it.
+/// Runs a program in a new directory, then rm, which removes the directory.
 fn turn(place: &Place, make: impl Fn(&Path) -> Command) -> Result<Turn, BenchError> {
     let Some(root) = place.path() else {
         return Err(BenchError::Option("programs work on mounted file systems only".into()));

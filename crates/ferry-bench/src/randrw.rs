@@ -1,4 +1,4 @@
-//! Random readers and random writers on one file: alone, and against each other.
+//! Random readers and random writers on one file: alone, and at the same time.
 
 use crate::counters::Counters;
 use crate::error::BenchError;
@@ -21,10 +21,10 @@ const METRICS: [Metric; 9] = [
     Metric { name: "cpu_us_per_op", label: "CPU µs/op", more_is_better: false },
 ];
 
-/// Bytes by which the file is filled and read before.
+/// The length of the writes and reads that prepare the file, in bytes.
 const CHUNK: usize = 1 << 20;
 
-/// What is run.
+/// The options of the workload.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Threads that read.
@@ -37,11 +37,11 @@ pub struct Options {
     pub size: u64,
     /// How long each of the three parts of a turn is counted.
     pub time: Duration,
-    /// Rounds.
+    /// How often each variant has its turn.
     pub rounds: u32,
 }
 
-/// On all places in turn, each with a name.
+/// Runs on all places in turn, each with a name.
 pub fn bench<'a>(options: &Options, places: &'a [(String, Place)]) -> Bench<'a> {
     let cases = options.blocks.iter().map(|&block| {
         let variants = places.iter().map(|(name, place)| {
@@ -67,7 +67,7 @@ pub fn bench<'a>(options: &Options, places: &'a [(String, Place)]) -> Bench<'a> 
     }
 }
 
-/// Bytes a second of each thread.
+/// The bytes a second of each thread.
 #[derive(Default)]
 struct Rates(Vec<f64>);
 
@@ -110,7 +110,7 @@ fn turn(place: &Place, block: usize, round: u32, options: &Options) -> Result<Sa
     ]))
 }
 
-/// Writes the file and reads it: where it fits, it is in memory then.
+/// Writes the file and reads it: if it fits, it is in memory then.
 fn fill(file: &File, size: u64) -> io::Result<()> {
     let mut chunk = vec![0x5a; CHUNK];
     for offset in (0..size).step_by(CHUNK) {
@@ -122,7 +122,7 @@ fn fill(file: &File, size: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Readers and writers for the time of one part.
+/// Runs readers and writers for the time of one part.
 fn part(
     file: &File,
     block: usize,
@@ -135,7 +135,7 @@ fn part(
     let work = |me: u32| -> io::Result<f64> {
         let mut random = u64::from(round) << 32 | u64::from(me) << 8 | 1;
         let mut buf = vec![me as u8; block];
-        // All stop at one time, which the first to begin has set.
+        // All stop at the same time, which the first thread to begin sets.
         let end = now() + options.time;
         let end = until
             .compare_exchange(0, nanos(end), Ordering::AcqRel, Ordering::Acquire)

@@ -1,41 +1,42 @@
-//! Variants in turn, for some rounds: what a machine does besides, and how it changes with time, hits all of them.
+//! Runs variants in turn, for some rounds: other load of the machine, and its changes over time,
+//! affect all of them.
 
 use crate::error::BenchError;
 use crate::machine::Machine;
-use crate::stats::{Interval, median, ratio};
+use crate::stats::{Ratio, median, ratio};
 use serde::Serialize;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-/// Rounds by default.
+/// The default number of rounds.
 pub const ROUNDS: u32 = 5;
-/// An interval of a ratio holds the truth so often; all intervals of one case together do.
+/// The probability with which all intervals of one case together hold the true ratios.
 pub const CONFIDENCE: f64 = 0.95;
 
-/// Something that is measured in each turn.
+/// A quantity that is measured in each turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Metric {
-    /// For programs: lower-case words with underscores.
+    /// The name for programs: lower-case words with underscores.
     pub name: &'static str,
-    /// For people.
+    /// The name for people.
     pub label: &'static str,
     /// Whether more of it is better.
     pub more_is_better: bool,
 }
 
-/// What one turn came to, by the names of metrics; a metric may be missing.
+/// The results of one turn, by the names of metrics; a metric may be missing.
 pub type Sample = BTreeMap<&'static str, f64>;
 
-/// One of the things compared in a case.
+/// One of the variants compared in a case.
 pub struct Variant<'a> {
-    /// What it is called.
+    /// Its name in reports.
     pub name: String,
-    /// One turn; it is told the number of the round.
+    /// Runs one turn; the argument is the number of the round.
     pub turn: Box<dyn FnMut(u32) -> Result<Sample, BenchError> + 'a>,
 }
 
 impl<'a> Variant<'a> {
-    /// A variant.
+    /// Makes a variant.
     pub fn new(name: impl Into<String>, turn: impl FnMut(u32) -> Result<Sample, BenchError> + 'a) -> Self {
         Self { name: name.into(), turn: Box::new(turn) }
     }
@@ -43,24 +44,24 @@ impl<'a> Variant<'a> {
 
 /// Variants that are compared with each other under the same circumstances.
 pub struct Case<'a> {
-    /// What it is called.
+    /// Its name in reports.
     pub name: String,
     /// Cases of one group with an `x` make one plot.
     pub group: String,
     /// The number that differs between the cases of a group.
     pub x: Option<f64>,
-    /// What that number is.
+    /// The label of that number.
     pub x_label: &'static str,
-    /// Which variant the others are compared with; the first, or where there is none, none.
+    /// The index of the variant that the others are compared with; if there is none, nothing is compared.
     pub reference: usize,
-    /// How many variants there will be.
+    /// The number of variants.
     pub variants: usize,
-    /// Makes ready what the variants need, which lives as long as they do.
+    /// Prepares what the variants need, which lives as long as they do.
     pub open: Box<dyn FnOnce() -> Result<Vec<Variant<'a>>, BenchError> + 'a>,
 }
 
 impl<'a> Case<'a> {
-    /// A case that stands for itself, compared with its first variant.
+    /// A case of its own, whose variants are compared with its first one.
     pub fn new(name: impl Into<String>, variants: Vec<Variant<'a>>) -> Self {
         let count = variants.len();
         let open = Box::new(move || Ok(variants));
@@ -76,7 +77,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// What is run.
+/// The options of the workload.
 pub struct Bench<'a> {
     /// The workload's name.
     pub workload: &'static str,
@@ -84,7 +85,7 @@ pub struct Bench<'a> {
     pub about: String,
     /// What is measured; the first one is compared and plotted.
     pub metrics: Vec<Metric>,
-    /// How it was asked for: names and values.
+    /// The options: names and values.
     pub options: Vec<(&'static str, String)>,
     /// What is compared.
     pub cases: Vec<Case<'a>>,
@@ -92,52 +93,52 @@ pub struct Bench<'a> {
     pub rounds: u32,
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Debug)]
 pub struct Progress {
-    /// Set to end the run before that turn: what it has made is removed, and it comes to no result.
+    /// Set it to end the run before the next turn: its files are removed, and it has no result.
     pub stop: Cell<bool>,
-    /// Turns that are over.
+    /// The turns that have ended.
     pub done: u64,
-    /// All turns.
+    /// The number of all turns.
     pub all: u64,
     /// The turn that begins.
     pub now: String,
 }
 
-/// What a run came to.
+/// The results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The workload's name.
     pub workload: &'static str,
     /// What it does.
     pub about: String,
-    /// On which machine.
+    /// The machine that ran it.
     pub machine: Machine,
-    /// How it was asked for.
+    /// The options: names and values.
     pub options: BTreeMap<&'static str, String>,
     /// What was measured; the first one is compared.
     pub metrics: Vec<Metric>,
     /// How often each variant had its turn.
     pub rounds: u32,
-    /// How often the intervals of a case hold the truth, all of them together.
+    /// The probability with which all intervals of a case together hold the true ratios.
     pub confidence: f64,
     /// What was compared.
     pub cases: Vec<CaseReport>,
-    /// What a reader should know besides.
+    /// Notes for the reader.
     pub notes: Vec<String>,
 }
 
-/// What a case came to.
+/// The results of a case.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseReport {
-    /// Its name.
+    /// The name in reports.
     pub name: String,
-    /// Its group.
+    /// The group that it belongs to.
     pub group: String,
-    /// Its place in the group.
+    /// Its value of `x` in the group.
     pub x: Option<f64>,
-    /// What that place is.
+    /// The label of `x`.
     pub x_label: &'static str,
     /// The variant that the others are compared with.
     pub reference: String,
@@ -145,21 +146,22 @@ pub struct CaseReport {
     pub variants: Vec<VariantReport>,
 }
 
-/// What a variant came to.
+/// The results of a variant.
 #[derive(Clone, Debug, Serialize)]
 pub struct VariantReport {
-    /// Its name.
+    /// The name in reports.
     pub name: String,
     /// Every value of each metric, in the order of the rounds.
     pub values: BTreeMap<&'static str, Vec<f64>>,
     /// The median of each metric.
     pub medians: BTreeMap<&'static str, f64>,
     /// The first metric divided by that of the reference in the same rounds.
-    pub ratio: Option<Interval>,
+    pub ratio: Option<Ratio>,
 }
 
 impl Bench<'_> {
-    /// Runs all cases, one after the other; in each round every variant has a turn, and each round another one is first.
+    /// Runs all cases, one after the other; in each round every variant has a turn, and each round
+    /// another one is first.
     pub fn run(self, mut progress: impl FnMut(&Progress)) -> Result<Report, BenchError> {
         let machine = Machine::this();
         let turns = |case: &Case<'_>| case.variants as u64 * u64::from(self.rounds);
@@ -217,7 +219,8 @@ impl CaseReport {
         let of = |index: usize, metric| -> Vec<f64> {
             samples[index].iter().filter_map(|sample| sample.get(metric).copied()).collect()
         };
-        // Bonferroni: each interval is a little wider, so that all of them together hold.
+        // Bonferroni correction: each interval is a little wider, so that all of them together
+        // hold.
         let confidence = 1.0 - (1.0 - CONFIDENCE) / (names.len().max(2) - 1) as f64;
         let reference_name = names.get(reference).cloned().unwrap_or_default();
         let variants = names.into_iter().enumerate().map(|(index, name)| {
@@ -232,7 +235,7 @@ impl CaseReport {
         Self { variants: variants.collect(), name, group, x, x_label, reference: reference_name }
     }
 
-    /// What a variant came to.
+    /// The results of a variant.
     pub fn of(&self, variant: &str) -> Option<&VariantReport> {
         self.variants.iter().find(|v| v.name == variant)
     }
@@ -276,7 +279,7 @@ mod tests {
         assert_eq!(b.values["rate"], [2.0, 4.0, 6.0]);
         assert_eq!(b.medians["rate"], 4.0);
         let ratio = b.ratio.expect("three rounds");
-        assert!((ratio.low - 2.0).abs() < 1e-9 && (ratio.high - 2.0).abs() < 1e-9, "{ratio:?}");
+        assert!((ratio.value - 2.0).abs() < 1e-9 && ratio.interval.is_none(), "{ratio:?}");
         assert_eq!(report.cases[0].of("a").and_then(|a| a.ratio), None, "it is the reference");
     }
 

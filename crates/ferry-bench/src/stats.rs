@@ -1,9 +1,10 @@
-//! What repeated measurements say: medians, and intervals that hold the truth with a stated probability.
+//! Statistics of repeated measurements: medians, and intervals that hold the true value with a
+//! stated probability.
 
 use serde::Serialize;
 use std::time::Duration;
 
-/// Times in buckets whose borders are a tenth apart; the count of each, and the largest.
+/// A histogram of times, with bucket borders about a tenth apart, and the largest time.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
     counts: Vec<u64>,
@@ -15,7 +16,7 @@ pub struct Histogram {
 const BUCKETS_PER_DOUBLING: f64 = 8.0;
 
 impl Histogram {
-    /// Counts one.
+    /// Adds one time.
     pub fn add(&mut self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let bucket = ((ns.max(1) as f64).log2() * BUCKETS_PER_DOUBLING) as usize;
@@ -27,7 +28,7 @@ impl Histogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// Takes over what another one has counted.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         if other.counts.len() > self.counts.len() {
             self.counts.resize(other.counts.len(), 0);
@@ -39,17 +40,18 @@ impl Histogram {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// How many were counted.
+    /// The number of times counted.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The largest, in nanoseconds.
+    /// The largest time, in nanoseconds.
     pub fn max(&self) -> u64 {
         self.max_ns
     }
 
-    /// The upper border of the bucket that holds the quantile `q`, in nanoseconds; never above the largest.
+    /// The upper border of the bucket that holds the quantile `q`, in nanoseconds; never above the
+    /// largest.
     pub fn quantile(&self, q: f64) -> u64 {
         let wanted = (q * self.count as f64).ceil() as u64;
         let mut seen = 0;
@@ -63,18 +65,31 @@ impl Histogram {
     }
 }
 
-/// An estimate and the interval that holds the truth with the probability asked for.
+/// With fewer rounds an interval means nothing: Student's t of one degree of freedom makes it span
+/// many orders of magnitude.
+pub const INTERVAL_ROUNDS_MIN: usize = 5;
+
+/// An estimate and, with enough rounds, the interval that holds the true value with the requested
+/// probability.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Ratio {
+    /// The estimated value.
+    pub value: f64,
+    /// The interval; `None` below [`INTERVAL_ROUNDS_MIN`] rounds.
+    pub interval: Option<Interval>,
+}
+
+/// The two ends of an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Interval {
-    /// The estimate.
-    pub value: f64,
-    /// Lower end.
+    /// The lower end.
     pub low: f64,
-    /// Upper end.
+    /// The upper end.
     pub high: f64,
 }
 
-/// The middle one, or the mean of the two in the middle; `None` of nothing.
+/// The median: the middle value, or the mean of the two in the middle; `None` if there are no
+/// values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -86,22 +101,26 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// The ratio of what was measured in the same rounds: the mean of the logarithms, and Student's interval of it. `None` where there
-/// are fewer than two rounds, or values that have no ratio.
-pub fn ratio(of: &[f64], to: &[f64], confidence: f64) -> Option<Interval> {
+/// The ratio of what was measured in the same rounds: the mean of the logarithms, and Student's
+/// interval of it. `None` where there are fewer than two rounds, or values that have no ratio.
+pub fn ratio(of: &[f64], to: &[f64], confidence: f64) -> Option<Ratio> {
     let rounds = of.len().min(to.len());
     let logs: Vec<f64> = of.iter().zip(to).map(|(of, to)| (of / to).ln()).collect();
     if rounds < 2 || logs.iter().any(|log| !log.is_finite()) {
         return None;
     }
     let mean = logs.iter().sum::<f64>() / rounds as f64;
-    let squares = logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
-    let error = (squares / (rounds - 1) as f64 / rounds as f64).sqrt();
-    let half = t_quantile(f64::midpoint(1.0, confidence), rounds as u32 - 1) * error;
-    Some(Interval { value: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp() })
+    let interval = || {
+        let squares = logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
+        let error = (squares / (rounds - 1) as f64 / rounds as f64).sqrt();
+        let half = t_quantile(f64::midpoint(1.0, confidence), rounds as u32 - 1) * error;
+        Interval { low: (mean - half).exp(), high: (mean + half).exp() }
+    };
+    Some(Ratio { value: mean.exp(), interval: (rounds >= INTERVAL_ROUNDS_MIN).then(interval) })
 }
 
-/// The probability that Student's t with `freedom` degrees stays between -t and t (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+/// The probability that Student's t with `freedom` degrees stays between -t and t (Abramowitz and
+/// Stegun, 26.7.3 and 26.7.4).
 fn t_within(t: f64, freedom: u32) -> f64 {
     let theta = (t / f64::from(freedom).sqrt()).atan();
     let (sin, cos) = theta.sin_cos();
@@ -116,7 +135,8 @@ fn t_within(t: f64, freedom: u32) -> f64 {
     if odd { std::f64::consts::FRAC_2_PI * (theta + sin * sum) } else { sin * sum }
 }
 
-/// The t below which Student's t with `freedom` degrees stays with this probability, of at least one half.
+/// The t below which Student's t with `freedom` degrees stays with this probability, of at least
+/// one half.
 fn t_quantile(probability: f64, freedom: u32) -> f64 {
     let within = 2.0 * probability - 1.0;
     let (mut low, mut high) = (0.0, 1.0);
@@ -158,15 +178,20 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0]), Some(2.5));
         assert_eq!(median(&[]), None);
-        let same = ratio(&[2.0, 4.0, 6.0], &[1.0, 2.0, 3.0], 0.95).expect("three rounds");
+        let same = ratio(&[2.0, 4.0, 6.0, 8.0, 10.0], &[1.0, 2.0, 3.0, 4.0, 5.0], 0.95).expect("five rounds");
         close(same.value, 2.0);
-        close(same.low, 2.0);
-        close(same.high, 2.0);
+        let interval = same.interval.expect("five rounds have one");
+        close(interval.low, 2.0);
+        close(interval.high, 2.0);
         let e = std::f64::consts::E;
-        let wide = ratio(&[1.0, e], &[1.0, 1.0], 0.95).expect("two rounds");
+        let wide = ratio(&[1.0, e, 1.0, e, 1.0, e], &[1.0; 6], 0.95).expect("six rounds");
         close(wide.value, 0.5_f64.exp());
-        close(wide.high, (0.5 + 12.706 * 0.5_f64).exp());
+        // The standard error of three zeros and three ones is the root of 0.3 / 6; Student's t of
+        // five degrees is 2.571.
+        close(wide.interval.expect("six rounds have one").high, (0.5 + 2.571 * 0.05_f64.sqrt()).exp());
         assert_eq!(ratio(&[1.0], &[1.0], 0.95), None);
+        let few = ratio(&[2.0; 4], &[1.0; 4], 0.95).expect("four rounds");
+        assert_eq!(few.interval, None, "four rounds are too few for an interval");
         assert_eq!(ratio(&[1.0, 0.0], &[1.0, 1.0], 0.95), None);
     }
 

@@ -1,18 +1,18 @@
 //! The callers of a workload, and their clock.
 
 use crate::error::BenchError;
-use ferry_device::{Clock, Env};
+use ferry_env::{Clock, Env};
 use std::sync::{Arc, Barrier, LazyLock};
 use std::time::Duration;
 
-/// The time, from some start.
+/// The time since an arbitrary start.
 pub fn now() -> Duration {
     static CLOCK: LazyLock<Arc<dyn Clock>> = LazyLock::new(|| Env::real().clock);
     CLOCK.monotonic()
 }
 
-/// Lets so many threads do `work` at the same time, each told its number from 0; they begin together. Returns what each came to, or
-/// the first error.
+/// Runs `work` in this many threads at the same time; each gets its number, from 0, and they begin
+/// together. Returns their results, or the first error.
 pub fn threads<T: Send, E: Into<BenchError> + Send>(
     count: u32,
     work: impl Fn(u32) -> Result<T, E> + Sync,

@@ -1,11 +1,15 @@
-//! A checker for torn reads: many threads write slots that carry their own version and checksum, and read across them.
+//! A checker for torn reads: many threads write slots that carry their own version and checksum,
+//! and read across them.
 //!
-//! The file is a row of slots of 1 byte to 1 MiB, most of them not aligned to anything. A slot is always written whole, by one call, and
-//! every word of it follows from its version. A read that finds words of two versions in one slot is torn. In the first third of the file
-//! each version must also be no older than what had been written when the read began; in the second third holes are punched beside. The last
-//! one belongs to a thread that cuts the file there and lets it grow again, by appends, by writes behind the end, by setting its size.
+//! The file is a row of slots of 1 byte to 1 MiB, most of them unaligned. A slot is always written
+//! whole, by one call, and its version determines every word of it. A read that finds words of two
+//! versions in one slot is torn. In the first third of the file a version must also be no older
+//! than what had been written when the read began. In the second third, holes are punched at the
+//! same time. The last third belongs to a thread that truncates the file there and extends it
+//! again: by appends, by writes behind the end, and by setting its size.
 //!
-//! Small slots are read and written more often than large ones, so that all sizes take about as much time.
+//! Small slots are read and written more often than large ones, so that all sizes take about as
+//! much time.
 
 use crate::place::File;
 use crate::threads::now;
@@ -34,45 +38,46 @@ const SIZES: [u64; 16] = [
     300_001,
     1 << 20,
 ];
-/// Rows of all sizes.
+/// The number of rows, each with slots of all sizes.
 const ROWS: u64 = 12;
 /// The largest read and write in process.
 pub const MOST: usize = 1 << 20;
-/// The same on a path: the kernel passes 256 pages in one request, and a buffer need not begin at a page.
+/// The same on a path: the kernel passes 256 pages in one request, and a buffer need not begin at a
+/// page.
 pub const MOST_ON_PATH: usize = MOST - 4096;
-/// Threads that do something else beside reading slots: one punches, one cuts.
+/// The number of threads that do something besides reading slots: one punches holes, one truncates.
 const OTHERS: u32 = 2;
-/// Reads between two things that they do.
+/// The reads between two of their operations.
 const READS_BETWEEN: u32 = 16;
-/// What a slot costs whatever its size, in bytes.
+/// The fixed cost of a slot, as a number of bytes.
 const SLOT_COST: u64 = 4096;
-/// Bytes within which a read goes on to the slots behind the first: picked at random.
+/// The limits, in bytes, up to which a read continues to the next slots: one is picked at random.
 const SPANS: [u64; 16] = {
     let (one, few, many) = (0, 16 << 10, 128 << 10);
     [one, one, one, one, one, few, few, few, few, few, few, few, few, many, many, 1 << 20]
 };
 
-/// What to run.
+/// The options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Threads, at least 4.
     pub threads: u32,
-    /// It ends when so many slots have been read,
+    /// The run ends when this many slots have been read,
     pub reads: u64,
     /// or after this time.
     pub time: Duration,
     /// The largest read and write in bytes: [`MOST`] or [`MOST_ON_PATH`].
     pub most: usize,
-    /// What is random follows from it.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
-/// What was seen.
+/// The results of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Slots read and checked.
     pub reads: u64,
-    /// Slots written.
+    /// The slots written.
     pub writes: u64,
     /// Holes punched, and sizes set.
     pub cuts: u64,
@@ -80,18 +85,18 @@ pub struct Seen {
     pub torn: u64,
     /// Reads of something older than what had been written before they began.
     pub stale: u64,
-    /// What the first of them looked like.
+    /// A description of the first such read.
     pub first: Option<String>,
 }
 
-/// One slot.
+/// A slot of the file.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     offset: u64,
     len: usize,
 }
 
-/// What all threads share.
+/// The state that all threads share.
 struct Run<'t> {
     target: &'t File,
     slots: Vec<Slot>,
@@ -305,7 +310,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Cuts the file at the border of two slots, and lets it grow again.
+    /// Truncates the file between two slots, and extends it again.
     fn cut(&self, random: &mut Random, buf: &mut [u8]) -> io::Result<()> {
         let third = self.third(2);
         let at = third.start + random.below(third.len() as u64) as usize;
@@ -323,7 +328,7 @@ impl Run<'_> {
         }
         let beyond = last + random.below(4) as usize;
         match self.slots.get(beyond) {
-            // What lies between is a hole.
+            // The range in between is a hole.
             Some(_) if random.below(2) == 0 => {
                 self.put(beyond, buf, |data, slot| self.target.write_at(data, slot.offset))
             }

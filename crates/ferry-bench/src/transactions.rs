@@ -1,7 +1,8 @@
-//! Transactions without anyone who waits for them: threads rewrite the same keys again and again, in the journal alone.
+//! Transactions that nothing waits for: threads rewrite the same keys repeatedly, in the journal
+//! alone.
 //!
-//! A transaction reserves log space for one key, puts a value that it draws from all of them, and commits: what a file system does to
-//! change one inode. Checkpoints and the commits that time asks for go on meanwhile.
+//! A transaction reserves log space for one key, which it picks at random, puts a value and
+//! commits, as a file system does to change one inode. Checkpoints and timed commits run meanwhile.
 
 use crate::bare::{Owner, geometry};
 use crate::error::BenchError;
@@ -10,7 +11,8 @@ use crate::model::{DeviceModel, ModelDevice};
 use crate::place::own_cpu_time;
 use crate::run::{Bench, Case, Metric, Sample, Variant};
 use crate::threads::{now, threads};
-use ferry_device::{BLOCK_SIZE, BlockDevice, Entropy, Env};
+use ferry_device::{BLOCK_SIZE, BlockDevice};
+use ferry_env::{Entropy, Env};
 use ferry_journal::format::LOG_MIN;
 use ferry_journal::{Credits, Journal, JournalError, JournalOptions};
 use std::sync::Arc;
@@ -18,9 +20,9 @@ use std::time::Duration;
 
 const SEGMENT_LEN: u64 = 8 << 20;
 const SEGMENTS: u32 = 128;
-/// The home store's first ones.
+/// The first segments of the home store.
 const FIRST_SEGMENTS: [u32; 2] = [0, 1];
-/// Transactions between two looks at the clock.
+/// The transactions between two reads of the clock.
 const BETWEEN_LOOKS: u32 = 256;
 
 const METRICS: [Metric; 5] = [
@@ -31,26 +33,26 @@ const METRICS: [Metric; 5] = [
     Metric { name: "checkpoints", label: "checkpoints", more_is_better: false },
 ];
 
-/// What is run.
+/// The options of the workload.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Threads.
+    /// The number of threads.
     pub threads: u32,
-    /// Keys that they rewrite.
+    /// The number of keys that they rewrite.
     pub keys: u64,
     /// Bytes of a value.
     pub bytes: usize,
     /// Size of the log in bytes.
     pub log_size: u64,
-    /// A context is sealed at the latest so long after its first change.
+    /// A context is sealed at the latest this long after its first change.
     pub commit_interval: Duration,
-    /// How long a turn is.
+    /// The duration of a turn.
     pub time: Duration,
-    /// Rounds.
+    /// How often each variant has its turn.
     pub rounds: u32,
 }
 
-/// Each turn on a new journal.
+/// Runs each turn on a new journal.
 pub fn bench(options: &Options, device: &DeviceModel) -> Bench<'static> {
     let (turns, device) = (options.clone(), device.clone());
     Bench {

@@ -1,4 +1,5 @@
-//! The flush policies in virtual time: counts of flushes and times are exact, the same in every run.
+//! The flush policies in virtual time: counts of flushes and times are exact, the same in every
+//! run.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_bench::fsync_happy::{Cell, DeviceModel, Load};
@@ -31,7 +32,7 @@ fn adaptive_is_as_good_as_the_best_and_a_lone_caller_never_waits() {
         assert!(adaptive.rate() >= 0.98 * cell.best(), "{what}");
         if callers == 1 {
             assert!(adaptive.rate() >= 0.98 * each.rate(), "{what}");
-            assert_eq!(adaptive.holds, 0, "C4: {what}");
+            assert_eq!(adaptive.holds, 0, "POLICY-2: {what}");
         }
     }
 }
@@ -73,7 +74,8 @@ fn delay_waits_for_company_only_where_flushes_are_slow() {
     assert_eq!(alone.of(FlushPolicy::Delay).unwrap().holds, 0);
 }
 
-/// Callers who cannot be relied upon are not waited for: `adaptive` loses next to nothing to `gather`.
+/// Callers who cannot be relied upon are not waited for: `adaptive` loses next to nothing to
+/// `gather`.
 #[test]
 fn holds_in_vain_cost_little() {
     for callers in [2, 8, 16] {
@@ -86,7 +88,8 @@ fn holds_in_vain_cost_little() {
     }
 }
 
-/// Where two callers take about as long as a fast flush to come back, flushes follow each other: `adaptive` is as good as `each`.
+/// Where two callers take about as long as a fast flush to come back, flushes follow each other:
+/// `adaptive` is as good as `each`.
 #[test]
 fn two_callers_with_pauses_keep_a_fast_device_busy() {
     let flush_time = Duration::from_micros(50);

@@ -1,4 +1,5 @@
-//! The device that takes real time: what it does and in which order; never sooner than it says, and without processor time.
+//! The device that takes real time: what it does and in which order; never sooner than it says, and
+//! without processor time.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_bench::model::ModelDevice;
@@ -101,7 +102,8 @@ fn waiting_takes_no_processor_time() {
     device.begin();
     let before = used();
     device.flush().unwrap();
-    // Other tests of this process run beside, and do next to nothing; a thread that spins would use 300 ms.
+    // Other tests of this process run beside, and do next to nothing; a thread that spins would use
+    // 300 ms.
     let spent = used() - before;
     assert!(spent < Duration::from_millis(150), "{spent:?}");
 }

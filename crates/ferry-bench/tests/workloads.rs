@@ -37,7 +37,8 @@ fn fsmark_counts_files_flushes_and_commits() {
 
 #[test]
 fn fserver_waits_for_log_space_and_hands_it_over() {
-    // A checkpoint takes several flushes, and half of the log is less than what so many workers bring meanwhile, on a slow machine too.
+    // A checkpoint takes several flushes, and half of the log is less than what so many workers
+    // bring meanwhile, on a slow machine too.
     let device = DeviceModel { flush_time: Duration::from_millis(200), ..DeviceModel::default() };
     let volume = VolumeOptions {
         device,

@@ -1,11 +1,13 @@
 //! Memory that O_DIRECT accepts.
 #![expect(unsafe_code, reason = "std has no safe way to allocate with an alignment chosen at run time")]
 
-use crate::BLOCK_SIZE;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+
+/// Unit of every transfer: offsets, lengths and memory are multiples of it, in bytes.
+pub const BLOCK_SIZE: usize = 4096;
 
 /// A zeroed byte buffer, aligned to [`BLOCK_SIZE`] and a multiple of it long.
 pub struct AlignedBuf {

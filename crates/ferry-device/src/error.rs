@@ -1,4 +1,5 @@
-//! Why a device could not be opened or made. What goes wrong later is a plain [`std::io::Error`], with its errno.
+//! Why a device could not be opened or made. What goes wrong later is a plain [`std::io::Error`],
+//! with its errno.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +7,8 @@ use std::path::PathBuf;
 /// Why a device could not be opened or made.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// Another process (or this one, through another handle) uses it in a way that excludes this use.
+    /// Another process (or this one, through another handle) uses it in a way that excludes this
+    /// use.
     #[error("{} is in use by process {pid}{}", path.display(), if *writing { "" } else { " (reading)" })]
     InUse {
         /// What was asked for.
@@ -30,19 +32,19 @@ pub enum DeviceError {
     Size {
         /// What was asked for.
         path: PathBuf,
-        /// Bytes asked for.
+        /// The size that the caller asked for, in bytes.
         size: u64,
         /// The largest size possible, in bytes.
         limit: u64,
     },
-    /// The host failed.
+    /// A call to the host failed.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
         /// What was attempted, as an infinitive.
         what: &'static str,
-        /// On which file.
+        /// The file or device that it concerns.
         path: PathBuf,
-        /// The host's error.
+        /// The error that the host returned.
         source: io::Error,
     },
 }

@@ -1,111 +1,44 @@
 //! Block devices: where bytes live and how they become durable.
 //!
-//! The crate knows nothing of transactions or files. It gives [`BlockDevice`], its implementations, and the
-//! [`FlushCoordinator`] through which every flush of the log, the segments and the home store goes.
+//! The crate knows nothing of transactions or files. It has the trait [`BlockDevice`], its
+//! implementations, and the [`FlushCoordinator`], through which every flush of the log, the
+//! segments and the home store goes.
+//!
+//! The modules form layers. Each uses those below it and none above:
+//!
+//! ```text
+//! composite/   linear, stripe, mirror; a composite volume by the path of its descriptor
+//!   volume        CompositeVolume: descriptor, components, device
+//!   mirror/       MirrorDevice > recover > rebuild > worker > shared > map, regions
+//!   span          SpanDevice: linear and stripe
+//!   component     one device of a composite > gather
+//!   descriptor, header > error > kind; layout > kind
+//! flush/       FlushCoordinator > waiter > sync
+//! file/        FileDevice > engine > ring > inbox > host > cached, lock > sys
+//! memory       MemDevice                hooked  HookedDevice, for tests
+//! device       BlockDevice, Io          error   DeviceError
+//! buffer       AlignedBuf               timing  FlushTimer, FlushTiming
+//! ```
 
 mod buffer;
 mod composite;
-mod coordinator;
-mod env;
+mod device;
 mod error;
 mod file;
-mod mem;
-mod sync;
+mod flush;
+mod hooked;
+mod memory;
 mod timing;
 
-pub use buffer::AlignedBuf;
+pub use buffer::{AlignedBuf, BLOCK_SIZE};
 pub use composite::{
-    COMPONENTS_MAX, ComponentHeader, ComponentState, ComponentStats, CompositeError, CompositeOptions,
-    CompositeVolume, HEAD_LEN, Kind, MirrorDevice, Observer, SIDES_MAX, STRIPE_CHUNK, Side, SpanDevice,
+    COMPONENTS_MAX, ComponentHeader, CompositeError, CompositeOptions, CompositeVolume, HEAD_LEN, Kind,
+    MirrorDevice, Observer, SIDES_MAX, STRIPE_CHUNK, Side, SpanDevice,
 };
-pub use coordinator::{FlushCoordinator, FlushStats, Target};
-pub use env::{Clock, Entropy, Env};
+pub use device::{BlockDevice, ComponentState, ComponentStats, Io, IoDone};
 pub use error::DeviceError;
-pub(crate) use file::on_io_thread;
 pub use file::{FileDevice, OpenMode};
-pub use mem::MemDevice;
+pub use flush::{FlushCoordinator, FlushStats, Target};
+pub use hooked::{Asked, HookedDevice, Op, Request, Serve};
+pub use memory::MemDevice;
 pub use timing::{FlushTimer, FlushTiming};
-
-use std::io;
-use std::path::Path;
-use std::sync::Arc;
-
-/// Unit of every transfer: offsets, lengths and memory are multiples of it, in bytes.
-pub const BLOCK_SIZE: usize = 4096;
-
-/// Called once, when an I/O has ended, on whatever thread found that out. It must not block.
-pub type IoDone = Box<dyn FnOnce(io::Result<()>) + Send>;
-
-/// One asynchronous request. The buffer stays alive until `done` has been called.
-pub enum Io {
-    /// Writes the whole of `buf` at `offset` (bytes).
-    Write {
-        /// First byte on the device, a multiple of [`BLOCK_SIZE`].
-        offset: u64,
-        /// What to write.
-        buf: Arc<AlignedBuf>,
-        /// Told when the write completed (not: is durable).
-        done: IoDone,
-    },
-    /// Makes every write completed before this call durable.
-    Flush {
-        /// Told when those writes are durable.
-        done: IoDone,
-    },
-}
-
-/// A block device. All methods may be called from any thread.
-///
-/// Writes are durable only after a later flush that started after they completed. Errors are not sticky here:
-/// the owner of the volume decides what an error means.
-pub trait BlockDevice: Send + Sync {
-    /// Size in bytes, a multiple of [`BLOCK_SIZE`].
-    fn capacity(&self) -> u64;
-    /// Reads `buf.len()` bytes at `offset`; both are multiples of [`BLOCK_SIZE`]. Waits.
-    /// A never written range of a sparse device reads as zeros.
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()>;
-    /// Reads into each buffer from its place, in any order or beside each other. Waits for all; one result for each.
-    fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
-        reads.iter_mut().map(|(offset, buf)| self.read(*offset, buf)).collect()
-    }
-    /// Writes and waits until the write completed (not: is durable).
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()>;
-    /// Waits until all writes that completed before the call are durable. It fails if one of them is lost, also where another flush
-    /// has been told so before.
-    fn flush(&self) -> io::Result<()>;
-    /// Starts a batch; each request's `done` is called once. May complete before it returns.
-    fn submit(&self, batch: Vec<Io>);
-    /// Gives the range's space back to the host; it reads as zeros afterwards or as before.
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Takes the range's space from the host now, so that later writes to it cannot fail for want of space.
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Bytes the host could still give, `None` where the question has no meaning (a real block device).
-    fn host_free(&self) -> Option<u64>;
-    /// How long flushes took that reached hardware. A composite answers with the slowest of those components that
-    /// a flush was sent to; a device without hardware below has no samples.
-    fn flush_timing(&self) -> FlushTiming {
-        FlushTiming::default()
-    }
-    /// Forgets all flush samples, of every component.
-    fn reset_flush_timing(&self) {}
-    /// The first byte at or behind `offset` that may hold anything but zeros; the capacity if there is none.
-    fn next_data(&self, offset: u64) -> u64 {
-        offset
-    }
-    /// What a composite is made of; nothing for a single device.
-    fn components(&self) -> Vec<ComponentStats> {
-        Vec::new()
-    }
-    /// Begins to build a mirror's new side on `new` (a path) in place of `old`; [`BlockDevice::components`] shows how far it is.
-    /// `EOPNOTSUPP` where there is no mirror.
-    fn replace(&self, _old: &Path, _new: &Path) -> io::Result<()> {
-        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
-    }
-}
-
-/// Refuses a transfer that is not whole blocks inside the device: a caller's mistake, not a failure of the device.
-fn check_range(capacity: u64, offset: u64, len: u64) -> io::Result<()> {
-    let whole = offset.is_multiple_of(BLOCK_SIZE as u64) && len.is_multiple_of(BLOCK_SIZE as u64);
-    let inside = offset.checked_add(len).is_some_and(|end| end <= capacity);
-    if whole && inside { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
-}

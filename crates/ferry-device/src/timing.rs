@@ -30,8 +30,8 @@ impl FlushTiming {
     }
 }
 
-/// Averages flush times without a lock: the average (times 256, so that small differences are not lost to rounding)
-/// and the count share one word.
+/// Averages flush times without a lock: the average (times 256, so that small differences are not
+/// lost to rounding) and the count share one word.
 #[derive(Debug, Default)]
 pub struct FlushTimer(AtomicU64);
 

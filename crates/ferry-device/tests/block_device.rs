@@ -1,9 +1,11 @@
-//! A volume on a block device: a loop device, where the tests may make one (root, and a kernel with free loop devices).
+//! A volume on a block device: a loop device, where the tests may make one (root, and a kernel with
+//! free loop devices).
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_device::{
-    AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FileDevice, FlushCoordinator, OpenMode,
+    AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, FileDevice, FlushCoordinator, OpenMode,
 };
+use ferry_env::Env;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};

@@ -4,23 +4,24 @@
 mod composite_support;
 
 use composite_support::*;
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, HEAD_LEN, Io, Kind, MemDevice, SpanDevice};
+use ferry_device::{
+    AlignedBuf, BLOCK_SIZE, BlockDevice, HEAD_LEN, HookedDevice, Io, Kind, MemDevice, SpanDevice,
+};
 use proptest::prelude::*;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 const CHUNK: u64 = 2 * BLOCK;
 
-fn span(kind: Kind, devices: &[Arc<Faulty>]) -> SpanDevice {
-    let part = |(i, dev): (usize, &Arc<Faulty>)| {
+fn span(kind: Kind, devices: &[Arc<HookedDevice>]) -> SpanDevice {
+    let part = |(i, dev): (usize, &Arc<HookedDevice>)| {
         (NAMES[i].to_owned(), dev.clone() as Arc<dyn BlockDevice>, dev.capacity() - HEAD_LEN)
     };
     SpanDevice::new(kind, devices.iter().enumerate().map(part).collect(), CHUNK)
 }
 
-fn devices(lens: &[u64]) -> Vec<Arc<Faulty>> {
-    lens.iter().map(|blocks| Faulty::new(HEAD_LEN + blocks * BLOCK)).collect()
+fn devices(lens: &[u64]) -> Vec<Arc<HookedDevice>> {
+    lens.iter().map(|blocks| device(HEAD_LEN + blocks * BLOCK)).collect()
 }
 
 /// What both are asked to do; places and lengths in blocks.
@@ -126,7 +127,7 @@ fn a_flush_goes_to_those_that_were_written_since_their_last() {
     for kind in [Kind::Linear, Kind::Stripe] {
         let parts = devices(&[16, 16, 16]);
         let dev = span(kind, &parts);
-        let flushes = || parts.iter().map(|p| p.flushes.load(Ordering::SeqCst)).collect::<Vec<_>>();
+        let flushes = || parts.iter().map(|part| flushes(part)).collect::<Vec<_>>();
         // What an earlier process wrote may not be durable.
         dev.flush().unwrap();
         assert_eq!(flushes(), [1, 1, 1]);
@@ -150,7 +151,7 @@ fn a_flush_that_failed_is_needed_still() {
     let dev = span(Kind::Linear, &parts);
     dev.flush().unwrap();
     dev.write(0, &filled(BLOCK_SIZE, 1)).unwrap();
-    parts[0].fail_after(Fail::Changes, 0);
+    parts[0].fail_after(CHANGES, 0);
     assert_eq!(dev.flush().unwrap_err().raw_os_error(), Some(libc::EIO));
     assert_eq!(flush_asynchronously(&dev).unwrap_err().raw_os_error(), Some(libc::EIO));
     assert_eq!(dev.write(0, &filled(BLOCK_SIZE, 1)).unwrap_err().raw_os_error(), Some(libc::EIO));
@@ -158,7 +159,7 @@ fn a_flush_that_failed_is_needed_still() {
     dev.write(16 * BLOCK, &filled(BLOCK_SIZE, 1)).unwrap();
     parts[0].heal();
     dev.flush().unwrap();
-    assert_eq!(parts[0].flushes.load(Ordering::SeqCst), 2);
+    assert_eq!(flushes(&parts[0]), 2);
     let stats = dev.components();
     assert_eq!((stats[0].write_errors, stats[1].write_errors), (3, 0));
 }
@@ -166,7 +167,7 @@ fn a_flush_that_failed_is_needed_still() {
 #[test]
 fn the_timing_is_that_of_the_slowest_that_a_flush_was_sent_to() {
     let times = [1, 16, 4].map(Duration::from_millis);
-    let parts: Vec<_> = times.iter().map(|t| Faulty::with_flush_time(HEAD_LEN + 16 * BLOCK, *t)).collect();
+    let parts: Vec<_> = times.iter().map(|t| device_with_flush_time(HEAD_LEN + 16 * BLOCK, *t)).collect();
     let dev = span(Kind::Linear, &parts);
     assert_eq!(dev.flush_timing().samples, 0);
     dev.flush().unwrap();

@@ -2,9 +2,10 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_device::{
-    AlignedBuf, BLOCK_SIZE, BlockDevice, CompositeError, CompositeOptions, CompositeVolume, DeviceError, Env,
+    AlignedBuf, BLOCK_SIZE, BlockDevice, CompositeError, CompositeOptions, CompositeVolume, DeviceError,
     HEAD_LEN, Kind, OpenMode,
 };
+use ferry_env::Env;
 use std::fs;
 use std::path::{Path, PathBuf};
 

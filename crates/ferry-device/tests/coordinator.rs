@@ -1,67 +1,25 @@
-//! The flush coordinator over a device whose flushes end when the test says so, and over a real file.
+//! The flush coordinator over a device whose flushes end when the test says so, and over a real
+//! file.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_device::{
-    AlignedBuf, BLOCK_SIZE, BlockDevice, Env, FileDevice, FlushCoordinator, FlushStats, Io, IoDone, MemDevice,
+    AlignedBuf, BLOCK_SIZE, FileDevice, FlushCoordinator, FlushStats, HookedDevice, IoDone, MemDevice, Op,
 };
+use ferry_env::Env;
 use std::io;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 
-/// Keeps submitted flushes until they are let go; a synchronous flush waits in the same way.
-struct Held {
-    memory: MemDevice,
-    flushes: Mutex<Vec<IoDone>>,
-    arrived: mpsc::Sender<()>,
+/// A device whose flushes wait until the test ends them.
+fn held_device() -> Arc<HookedDevice> {
+    let held = HookedDevice::new(Arc::new(MemDevice::new(1 << 20)));
+    held.hold(|request| request.op == Op::Flush);
+    Arc::new(held)
 }
 
-impl Held {
-    fn new() -> (Arc<Self>, mpsc::Receiver<()>) {
-        let (arrived, arrivals) = mpsc::channel();
-        (Arc::new(Self { memory: MemDevice::new(1 << 20), flushes: Mutex::default(), arrived }), arrivals)
-    }
-
-    fn end_flush(&self, result: io::Result<()>) {
-        let done = self.flushes.lock().unwrap().pop().expect("a flush in flight");
-        assert!(self.flushes.lock().unwrap().is_empty(), "one flush in flight");
-        done(result);
-    }
-}
-
-impl BlockDevice for Held {
-    fn capacity(&self) -> u64 {
-        self.memory.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        self.memory.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.memory.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        let (tx, rx) = mpsc::channel();
-        self.submit(vec![Io::Flush { done: Box::new(move |result| tx.send(result).unwrap()) }]);
-        rx.recv().unwrap()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        for io in batch {
-            match io {
-                Io::Flush { done } => {
-                    self.flushes.lock().unwrap().push(done);
-                    self.arrived.send(()).unwrap();
-                }
-                write @ Io::Write { .. } => self.memory.submit(vec![write]),
-            }
-        }
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.memory.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.memory.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        None
-    }
+/// Ends the flush in flight.
+fn end_flush(held: &HookedDevice, result: io::Result<()>) {
+    assert_eq!(held.held(), 1, "one flush is in flight");
+    held.release(result);
 }
 
 /// A `done` that reports to a channel under a name.
@@ -72,7 +30,7 @@ fn report<T: Send + 'static>(tx: &mpsc::Sender<(T, Option<i32>)>, name: T) -> Io
 
 #[test]
 fn callers_share_the_flush_that_covers_them_and_board_the_next_otherwise() {
-    let (held, _arrivals) = Held::new();
+    let held = held_device();
     let shared = FlushCoordinator::new(held.clone());
     let (tx, rx) = mpsc::channel();
 
@@ -86,7 +44,7 @@ fn callers_share_the_flush_that_covers_them_and_board_the_next_otherwise() {
     }
     assert!(rx.try_recv().is_err(), "told before any flush ended");
 
-    held.end_flush(Ok(()));
+    end_flush(&held, Ok(()));
     let mut landed: Vec<_> = rx.try_iter().collect();
     landed.sort_unstable();
     assert_eq!(landed, [(1, None), (2, None)]);
@@ -94,23 +52,23 @@ fn callers_share_the_flush_that_covers_them_and_board_the_next_otherwise() {
     shared.flush(also_early, report(&tx, 3));
     assert_eq!(rx.try_recv(), Ok((3, None)));
 
-    held.end_flush(Ok(()));
+    end_flush(&held, Ok(()));
     let mut landed: Vec<_> = rx.try_iter().collect();
     landed.sort_unstable();
     assert_eq!(landed, (10..20).map(|name| (name, None)).collect::<Vec<_>>());
     assert_eq!(shared.stats(), FlushStats { flushes: 2, shared: 10, at_once: 1 });
-    assert!(held.flushes.lock().unwrap().is_empty(), "a third flush that nobody asked for");
+    assert_eq!(held.held(), 0, "a third flush that nobody asked for");
 }
 
 #[test]
 fn a_failed_flush_fails_all_on_board_and_at_the_dock() {
-    let (held, _arrivals) = Held::new();
+    let held = held_device();
     let shared = FlushCoordinator::new(held.clone());
     let (tx, rx) = mpsc::channel();
 
     let durable = shared.write_completed();
     shared.flush(durable, report(&tx, 0));
-    held.end_flush(Ok(()));
+    end_flush(&held, Ok(()));
     assert_eq!(rx.try_recv(), Ok((0, None)));
 
     let lost = shared.write_completed();
@@ -118,7 +76,7 @@ fn a_failed_flush_fails_all_on_board_and_at_the_dock() {
     shared.flush(lost, report(&tx, 2));
     let after = shared.write_completed();
     shared.flush(after, report(&tx, 3));
-    held.end_flush(Err(io::Error::from_raw_os_error(libc::ENOSPC)));
+    end_flush(&held, Err(io::Error::from_raw_os_error(libc::ENOSPC)));
     let mut landed: Vec<_> = rx.try_iter().collect();
     landed.sort_unstable();
     assert_eq!(landed, [1, 2, 3].map(|name| (name, Some(libc::ENOSPC))));
@@ -127,17 +85,17 @@ fn a_failed_flush_fails_all_on_board_and_at_the_dock() {
     assert_eq!(shared.flush_wait(lost).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     assert_eq!(shared.flush_wait(shared.write_completed()).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     shared.flush_wait(durable).unwrap();
-    assert!(held.flushes.lock().unwrap().is_empty());
+    assert_eq!(held.held(), 0);
 }
 
 #[test]
 fn threads_that_came_while_a_flush_was_in_flight_cross_together() {
     const THREADS: u64 = 16;
-    let (held, arrivals) = Held::new();
+    let held = held_device();
     let shared = FlushCoordinator::new(held.clone());
     let (tx, rx) = mpsc::channel();
     shared.flush(shared.write_completed(), report(&tx, 0));
-    arrivals.recv().unwrap();
+    held.wait_for_held();
     std::thread::scope(|scope| {
         let boarded = Arc::new(std::sync::Barrier::new(THREADS as usize + 1));
         for _ in 0..THREADS {
@@ -150,9 +108,9 @@ fn threads_that_came_while_a_flush_was_in_flight_cross_together() {
         }
         // All targets are taken: one more flush covers them, whoever of them gets to the dock when.
         boarded.wait();
-        held.end_flush(Ok(()));
-        arrivals.recv().unwrap();
-        held.end_flush(Ok(()));
+        end_flush(&held, Ok(()));
+        held.wait_for_held();
+        end_flush(&held, Ok(()));
     });
     assert_eq!(rx.try_recv(), Ok((0, None)));
     let stats = shared.stats();

@@ -1,7 +1,8 @@
 //! What every device must do, on each implementation.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env, FileDevice, Io, MemDevice, OpenMode};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FileDevice, Io, MemDevice, OpenMode};
+use ferry_env::Env;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -20,7 +21,8 @@ fn file_in(name: &'static str, dir: tempfile::TempDir, len: u64) -> Case {
     Case { name, dev: Arc::new(dev), _dir: Some(dir) }
 }
 
-/// A directory on a file system with O_DIRECT (the build's own), and one in memory if the machine has it.
+/// A directory on a file system with O_DIRECT (the build's own), and one in memory if the machine
+/// has it.
 fn cases(len: u64) -> Vec<Case> {
     let mut cases = vec![
         Case { name: "memory", dev: Arc::new(MemDevice::new(len)), _dir: None },

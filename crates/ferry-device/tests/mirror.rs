@@ -5,12 +5,14 @@ mod composite_support;
 
 use composite_support::*;
 use ferry_device::{
-    BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, CompositeError, HEAD_LEN, Io, MirrorDevice,
+    BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, CompositeError, HEAD_LEN, HookedDevice, Io,
+    MirrorDevice,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-/// Writes and flushes in several regions, synchronous and not; what is there afterwards is what `check` expects.
+/// Writes and flushes in several regions, synchronous and not; what is there afterwards is what
+/// `check` expects.
 fn work(dev: &dyn BlockDevice) -> std::io::Result<()> {
     for n in 0..6 {
         let offset = n * (5 << 20);
@@ -42,7 +44,7 @@ fn states(dev: &dyn BlockDevice) -> Vec<ComponentState> {
     dev.components().iter().map(|one| one.state).collect()
 }
 
-fn refused(devices: &[Arc<Faulty>], these: &[usize], generation: u64) -> CompositeError {
+fn refused(devices: &[Arc<HookedDevice>], these: &[usize], generation: u64) -> CompositeError {
     let opened = MirrorDevice::open(sides(devices, these), false, generation, Arc::<Memory>::default());
     opened.err().expect("it must not open")
 }
@@ -64,7 +66,7 @@ fn the_sides_are_equal_and_a_clean_mirror_starts_without_a_look() {
     drop(dev);
     devices.iter().for_each(|side| check(&**side, HEAD_LEN));
     // A difference in a place that nobody wrote since: a clean mirror does not look.
-    devices[0].inner.write(HEAD_LEN + (20 << 20), &filled(BLOCK_SIZE, 9)).unwrap();
+    devices[0].inner().write(HEAD_LEN + (20 << 20), &filled(BLOCK_SIZE, 9)).unwrap();
     drop(open(&devices, &[0, 1, 2], &memory));
     assert!(contents(&*devices[1], HEAD_LEN + (20 << 20), BLOCK_SIZE) != *filled(BLOCK_SIZE, 9));
 }
@@ -74,9 +76,9 @@ fn a_side_may_fail_at_any_request() {
     let count = {
         let devices = new_mirror(2);
         let dev = open(&devices, &[0, 1], &Arc::default());
-        let before = devices[1].requests.load(Ordering::SeqCst);
+        let before = changes(&devices[1]);
         work(&dev).unwrap();
-        devices[1].requests.load(Ordering::SeqCst) - before
+        changes(&devices[1]) - before
     };
     assert!(count > 30, "{count} requests");
     for failing in [0, 1] {
@@ -84,7 +86,7 @@ fn a_side_may_fail_at_any_request() {
             let devices = new_mirror(2);
             let memory: Arc<Memory> = Arc::default();
             let dev = open(&devices, &[0, 1], &memory);
-            devices[failing].fail_after(Fail::Changes, after as i64);
+            devices[failing].fail_after(CHANGES, after);
             work(&dev).unwrap();
             check(&dev, 0);
             let other = 1 - failing;
@@ -111,14 +113,14 @@ fn an_answer_comes_after_the_others_know_who_is_out() {
     let devices = new_mirror(3);
     let dev = open(&devices, &[0, 1, 2], &Arc::default());
     dev.write(0, &filled(BLOCK_SIZE, 1)).unwrap();
-    devices[2].fail_after(Fail::Changes, 0);
+    devices[2].fail_after(CHANGES, 0);
     dev.write(0, &filled(BLOCK_SIZE, 2)).unwrap();
     for side in [0, 1] {
         let header = ComponentHeader::read(&*devices[side]).unwrap().unwrap();
         assert_eq!((header.generation, header.active), (2, vec![100, 101]));
     }
     // The last but one fails while it is to be told.
-    devices[1].fail_after(Fail::Changes, 0);
+    devices[1].fail_after(CHANGES, 0);
     dev.discard(0, BLOCK).unwrap();
     let header = ComponentHeader::read(&*devices[0]).unwrap().unwrap();
     assert_eq!((header.generation, header.active), (3, vec![100]));
@@ -131,18 +133,18 @@ fn when_all_sides_fail_so_does_the_mirror() {
     let memory: Arc<Memory> = Arc::default();
     let dev = open(&devices, &[0, 1], &memory);
     work(&dev).unwrap();
-    devices.iter().for_each(|side| side.fail_after(Fail::Changes, 0));
+    devices.iter().for_each(|side| side.fail_after(CHANGES, 0));
     let eio = |result: std::io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
     eio(dev.write(0, &filled(BLOCK_SIZE, 1)));
     eio(dev.flush());
     eio(dev.write(31 << 20, &filled(BLOCK_SIZE, 1)));
     eio(dev.discard(0, BLOCK));
-    devices.iter().for_each(|side| side.fail_after(Fail::Reads, 0));
+    devices.iter().for_each(|side| side.fail_after(READS, 0));
     eio(dev.read(0, &mut filled(BLOCK_SIZE, 1)));
     devices.iter().for_each(|side| side.heal());
     drop(dev);
     // Nobody was put out, and where the write failed the sides are made equal.
-    devices[0].inner.write(HEAD_LEN, &filled(BLOCK_SIZE, 7)).unwrap();
+    devices[0].inner().write(HEAD_LEN, &filled(BLOCK_SIZE, 7)).unwrap();
     let dev = open(&devices, &[0, 1], &memory);
     assert_eq!(dev.live_sides(), 2);
     assert!(contents(&*devices[1], HEAD_LEN, BLOCK_SIZE) == *filled(BLOCK_SIZE, 7));
@@ -154,8 +156,8 @@ fn what_cannot_be_read_comes_from_another_side_and_is_written_anew() {
     let dev = open(&devices, &[0, 1], &Arc::default());
     work(&dev).unwrap();
     // Bytes below 1 MiB are read from the first side.
-    devices[0].inner.write(HEAD_LEN, &filled(BLOCK_SIZE, 66)).unwrap();
-    devices[0].fail_after(Fail::Reads, 0);
+    devices[0].inner().write(HEAD_LEN, &filled(BLOCK_SIZE, 66)).unwrap();
+    devices[0].fail_after(READS, 0);
     check(&dev, 0);
     until(|| dev.components()[0].repairs >= 1);
     devices[0].heal();
@@ -164,8 +166,8 @@ fn what_cannot_be_read_comes_from_another_side_and_is_written_anew() {
     assert_eq!(dev.live_sides(), 2);
     assert!(dev.components()[0].read_errors >= 1);
     // A side that cannot be written either is put out.
-    devices[0].fail_after(Fail::Reads, 0);
-    devices[0].fail_after(Fail::Changes, 0);
+    devices[0].fail_after(READS, 0);
+    devices[0].fail_after(CHANGES, 0);
     check(&dev, 0);
     until(|| dev.live_sides() == 1);
     check(&dev, 0);
@@ -205,8 +207,8 @@ fn after_a_crash_the_dirty_regions_are_made_equal_before_anything_else() {
     // A crash: what the sides hold at this moment.
     let crashed: Vec<_> = devices.iter().map(|side| copy_of(side)).collect();
     drop(dev);
-    crashed[1].inner.write(HEAD_LEN + (9 << 20), &filled(BLOCK_SIZE, 2)).unwrap();
-    crashed[1].inner.write(HEAD_LEN + (1 << 20), &filled(BLOCK_SIZE, 3)).unwrap();
+    crashed[1].inner().write(HEAD_LEN + (9 << 20), &filled(BLOCK_SIZE, 2)).unwrap();
+    crashed[1].inner().write(HEAD_LEN + (1 << 20), &filled(BLOCK_SIZE, 3)).unwrap();
     let dev = open(&crashed, &[0, 1], &memory);
     assert!(contents(&dev, 9 << 20, BLOCK_SIZE) == *filled(BLOCK_SIZE, 1));
     assert!(contents(&*crashed[1], HEAD_LEN + (9 << 20), BLOCK_SIZE) == *filled(BLOCK_SIZE, 1));
@@ -217,32 +219,32 @@ fn after_a_crash_the_dirty_regions_are_made_equal_before_anything_else() {
     // Without a map that is whole all is looked at.
     drop(dev);
     for place in [BLOCK, 2 * BLOCK] {
-        crashed[0].inner.write(place, &filled(BLOCK_SIZE, 5)).unwrap();
+        crashed[0].inner().write(place, &filled(BLOCK_SIZE, 5)).unwrap();
     }
     drop(open(&crashed, &[0, 1], &memory));
     assert!(contents(&*crashed[1], HEAD_LEN + (1 << 20), BLOCK_SIZE) == vec![0; BLOCK_SIZE]);
 }
 
-fn copy_of(side: &Faulty) -> Arc<Faulty> {
-    let copy = Faulty::new(side.capacity());
+fn copy_of(side: &HookedDevice) -> Arc<HookedDevice> {
+    let copy = device(side.capacity());
     for at in (0..side.capacity()).step_by(1 << 20) {
         let mut buf = filled(1 << 20, 0);
-        side.inner.read(at, &mut buf).unwrap();
+        side.inner().read(at, &mut buf).unwrap();
         if buf.iter().any(|byte| *byte != 0) {
-            copy.inner.write(at, &buf).unwrap();
+            copy.inner().write(at, &buf).unwrap();
         }
     }
     copy
 }
 
-fn rebuild(dev: &MirrorDevice, old: &str, new: usize, devices: &[Arc<Faulty>]) -> std::io::Result<()> {
+fn rebuild(dev: &MirrorDevice, old: &str, new: usize, devices: &[Arc<HookedDevice>]) -> std::io::Result<()> {
     dev.rebuild(old, NAMES[new].into(), devices[new].clone(), 900 + new as u64, false)
 }
 
 #[test]
 fn a_side_is_rebuilt_while_work_goes_on() {
     let mut devices = new_mirror(2);
-    devices.push(Faulty::new(HEAD_LEN + MIRROR_LEN));
+    devices.push(device(HEAD_LEN + MIRROR_LEN));
     let memory: Arc<Memory> = Arc::default();
     let dev = Arc::new(open(&devices, &[0, 1], &memory));
     work(&*dev).unwrap();
@@ -285,12 +287,12 @@ fn a_side_is_rebuilt_while_work_goes_on() {
 #[test]
 fn a_rebuild_that_did_not_end_counts_for_nothing_and_can_be_started_again() {
     let mut devices = new_mirror(2);
-    devices.push(Faulty::new(HEAD_LEN + MIRROR_LEN));
+    devices.push(device(HEAD_LEN + MIRROR_LEN));
     let memory: Arc<Memory> = Arc::default();
     let dev = open(&devices, &[0, 1], &memory);
     work(&dev).unwrap();
     // The new side fails in the middle: given up, and the others do not care.
-    devices[2].fail_after(Fail::Changes, 15);
+    devices[2].fail_after(CHANGES, 15);
     rebuild(&dev, "b", 2, &devices).unwrap();
     until(|| !dev.is_rebuilding());
     assert_eq!(states(&dev), [ComponentState::Active, ComponentState::Active, ComponentState::Failed]);
@@ -315,12 +317,12 @@ fn a_rebuild_that_did_not_end_counts_for_nothing_and_can_be_started_again() {
 fn a_rebuild_may_be_cut_off_at_any_request_of_the_new_side() {
     for after in [0, 1, 2, 3, 4, 5, 20, 35, 36, 37, 38, 39, 40, 41, 42, 43] {
         let mut devices = new_mirror(2);
-        devices.push(Faulty::new(HEAD_LEN + MIRROR_LEN));
+        devices.push(device(HEAD_LEN + MIRROR_LEN));
         let memory: Arc<Memory> = Arc::default();
         let dev = open(&devices, &[0, 1], &memory);
         work(&dev).unwrap();
-        devices[1].fail_after(Fail::Changes, 0);
-        devices[2].fail_after(Fail::Changes, after);
+        devices[1].fail_after(CHANGES, 0);
+        devices[2].fail_after(CHANGES, after);
         let started = rebuild(&dev, "b", 2, &devices);
         until(|| !dev.is_rebuilding());
         let complete = !memory.rebuilt.lock().unwrap().is_empty();
@@ -339,22 +341,22 @@ fn a_rebuild_may_be_cut_off_at_any_request_of_the_new_side() {
 #[test]
 fn a_device_that_is_too_small_is_refused() {
     let mut devices = new_mirror(2);
-    devices.push(Faulty::new(HEAD_LEN + MIRROR_LEN - BLOCK));
+    devices.push(device(HEAD_LEN + MIRROR_LEN - BLOCK));
     let dev = open(&devices, &[0, 1], &Arc::default());
     assert_eq!(rebuild(&dev, "b", 2, &devices).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     assert!(!dev.is_rebuilding());
     check_unused(&devices[2]);
 }
 
-fn check_unused(device: &Faulty) {
-    assert_eq!(device.requests.load(Ordering::SeqCst), 0);
+fn check_unused(device: &HookedDevice) {
+    assert_eq!(changes(device), 0);
 }
 
 #[test]
 fn to_read_only_changes_nothing() {
     let devices = new_mirror(2);
     work(&open(&devices, &[0, 1], &Arc::default())).unwrap();
-    let before: Vec<u64> = devices.iter().map(|side| side.requests.load(Ordering::SeqCst)).collect();
+    let before: Vec<u64> = devices.iter().map(|side| changes(side)).collect();
     let dev = MirrorDevice::open(sides(&devices, &[1]), true, 1, Arc::<Memory>::default()).unwrap();
     check(&dev, 0);
     let erofs =
@@ -364,6 +366,6 @@ fn to_read_only_changes_nothing() {
     erofs(rebuild(&dev, "a", 0, &devices));
     dev.flush().unwrap();
     drop(dev);
-    let after: Vec<u64> = devices.iter().map(|side| side.requests.load(Ordering::SeqCst)).collect();
+    let after: Vec<u64> = devices.iter().map(|side| changes(side)).collect();
     assert_eq!(before, after);
 }

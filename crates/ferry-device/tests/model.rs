@@ -1,7 +1,8 @@
 //! Any sequence of operations leaves on every device what it leaves in a plain array of bytes.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env, FileDevice, Io, MemDevice};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FileDevice, Io, MemDevice};
+use ferry_env::Env;
 use proptest::prelude::*;
 use std::sync::{Arc, mpsc};
 

@@ -1,7 +1,8 @@
 //! Who may open a volume, what is told to those who may not, and how it comes into being.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FileDevice, Io, OpenMode};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, FileDevice, Io, OpenMode};
+use ferry_env::Env;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -31,7 +32,8 @@ fn holder(result: Result<FileDevice, DeviceError>) -> (u32, bool) {
     }
 }
 
-/// Not a test of its own: what a second process does in `another_process_is_refused_with_the_pid_of_the_holder`.
+/// Not a test of its own: what a second process does in
+/// `another_process_is_refused_with_the_pid_of_the_holder`.
 #[test]
 #[ignore = "run by other tests, as their second process"]
 fn child_that_holds() {

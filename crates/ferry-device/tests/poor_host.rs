@@ -1,8 +1,10 @@
-//! A volume on host file systems that have little: ramfs has neither O_DIRECT nor hole punching nor reservations, a
-//! small tmpfs has no space. Where the tests may not mount (they are not root) they say so.
+//! A volume on host file systems that have little: ramfs has neither O_DIRECT nor hole punching nor
+//! reservations, a small tmpfs has no space. Where the tests may not mount (they are not root) they
+//! say so.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FileDevice, Io, OpenMode};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, FileDevice, Io, OpenMode};
+use ferry_env::Env;
 use std::process::Command;
 use std::sync::{Arc, mpsc};
 
@@ -23,7 +25,8 @@ impl Mounted {
 }
 
 impl Drop for Mounted {
-    /// A process that another test has just begun keeps the files of this one open until it runs its own program: it is tried again.
+    /// A process that another test has just begun keeps the files of this one open until it runs
+    /// its own program: it is tried again.
     fn drop(&mut self) {
         let again = "for i in $(seq 300); do umount \"$1\" && exit; sleep 0.1; done; exit 1";
         let unmounted = Command::new("sh").args(["-c", again, "sh"]).arg(self.0.path()).status();

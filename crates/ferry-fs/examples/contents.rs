@@ -1,7 +1,8 @@
 //! Rates of the data half alone, on a device in memory: `cargo run --release -p ferry-fs --example contents [FILES] [BYTES]`.
 
-use ferry_device::{BlockDevice, Env, MemDevice};
-use ferry_fs::data::{At, DataOptions, DataStore, InodeSource, Locking, Touch};
+use ferry_device::{BlockDevice, MemDevice};
+use ferry_env::Env;
+use ferry_fs::data::{At, DataOptions, DataStore, InodeSource, Touch};
 use ferry_fs::error::FsError;
 use ferry_fs::inode::Inode;
 use ferry_fs::keys::{self, InodeRecord};
@@ -55,7 +56,8 @@ fn open() -> Result<Run, Any> {
         writeback_age: Duration::from_secs(5),
         background: true,
         read_only: false,
-        locking: Locking::Range,
+        #[cfg(feature = "compare")]
+        locking: ferry_fs::Locking::Range,
     };
     let store = DataStore::new(dev.clone(), geometry, options, env.clone());
     let options = JournalOptions {

@@ -4,7 +4,8 @@
 //! short write and release, look up, list with attributes, unlink with the kernel's forgetting, and everything again after
 //! the volume was opened anew.
 
-use ferry_device::{BlockDevice, Env, MemDevice};
+use ferry_device::{BlockDevice, MemDevice};
+use ferry_env::Env;
 use ferry_fs::{Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT, mkfs};
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,11 +6,8 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-
-pub use crate::data::Aside;
 
 /// An inode number. 1 is the root; 0 means "none".
 pub type Ino = u64;
@@ -132,6 +129,11 @@ pub trait Park {
     fn may_wait(&self) -> bool {
         false
     }
+    /// What the maker of the change was told before the change came here. Only a server's caller
+    /// answers more than `None`.
+    fn early_ack(&self) -> Option<EarlyAck> {
+        None
+    }
 }
 
 /// A request whose answer comes later. Dropping it without an answer answers `EIO`.
@@ -168,44 +170,49 @@ pub struct Cx<'a> {
     pub pid: u32,
     /// The process's umask, for operations that make a name (it applies only without a default ACL).
     pub umask: u32,
-    /// Somebody was told that the change is made before it came here.
-    pub promise: Option<Promise>,
     /// How to park.
     pub park: &'a dyn Park,
 }
 
-/// A change that was answered before it came here: what its maker was told.
+/// What a client has told a program about a change that it acknowledged before the change came here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Promise {
-    /// The time of the change: what it sets to the time of the call gets exactly this one.
+pub struct EarlyAck {
+    /// The time of the change: whatever it sets to "now" gets exactly this time.
     pub at: Timestamp,
-    /// The number of the inode that it makes, one of those that [`Filesystem::numbers`] set aside; each is used once. `EEXIST`: it is
-    /// not one of them, or was used.
+    /// The number of the inode that it makes, a reserved one
+    /// ([`SessionStore::reserve_numbers`](crate::SessionStore::reserve_numbers)). Each can be used once.
+    /// `EEXIST`: the number is not reserved, or was used.
     pub ino: Option<Ino>,
-    /// What is to be found in the volume if the change is: it is stored in the change's own transaction. Changes of a session that have
-    /// marks are made one after the other. Changes that may as well be made again have none: write, fallocate, copies, and a change of size.
-    pub mark: Option<Mark>,
+    /// The change's place in its session, stored in the change's own transaction. Changes of a session
+    /// that have one are made one after the other. Changes that may as well be applied twice have
+    /// none: write, fallocate, copies, and a change of size.
+    pub seq: Option<SessionSeq>,
     /// Where the change takes its space from, if there is enough.
-    pub aside: Option<AsideId>,
+    pub reservation: Option<ReservationId>,
 }
 
-/// Which change of a session was made last.
+/// A sequence number of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct SessionSeq {
     /// The session.
     pub session: u128,
     /// The number of its change.
     pub seq: u64,
 }
 
-/// Names an [`Aside`].
+/// Names a [`Reservation`](crate::Reservation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AsideId(pub u64);
+pub struct ReservationId(pub u64);
 
 impl Cx<'_> {
     /// Parks the request.
     pub fn park<T: Into<Reply>>(&self, interrupt: Option<Interrupt>) -> Parked<T> {
         Parked { complete: Some(self.park.park(interrupt)), answer: PhantomData }
+    }
+
+    /// Says whether the change was acknowledged before it came here, and how. Never, with a mount.
+    pub(crate) fn early_ack(&self) -> Option<EarlyAck> {
+        self.park.early_ack()
     }
 }
 
@@ -368,14 +375,10 @@ pub struct FileLock {
 
 /// What a mounted file system may ask of the transport.
 pub trait Host: Send + Sync {
-    /// The kernel must forget the cached attributes and, in `[offset, offset + len)` (`len` 0: to the end), contents.
-    fn invalidate_inode(&self, ino: Ino, offset: u64, len: u64);
     /// The kernel must forget the cached attributes.
     fn invalidate_attributes(&self, ino: Ino);
-    /// The kernel must forget the name.
-    fn invalidate_entry(&self, parent: Ino, name: &[u8]);
     /// The kernel must forget attributes, and look up names again before it uses them; then `done` is called, by another thread.
-    /// Not if the mount ends before. Unlike the others this never waits.
+    /// Not if the mount ends before.
     fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>);
     /// Whether [`Host::forget`] can be done for names.
     fn forgets_names(&self) -> bool;
@@ -403,6 +406,8 @@ pub struct RenameFlags {
     pub no_replace: bool,
     /// Swap the two names.
     pub exchange: bool,
+    /// The old name leads to a new character device 0/0 (an overlay's mark that nothing is there).
+    pub whiteout: bool,
 }
 
 /// Extended attributes: how `setxattr` treats an existing one.
@@ -433,6 +438,14 @@ pub trait Filesystem: Send + Sync + 'static {
     fn forget(&self, ino: Ino, count: u64);
     /// Reads attributes; the duration is how long they may be cached.
     fn getattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>) -> Answer<(Attr, Duration)>;
+    /// When the inode was made, where that is known.
+    fn birth_time(&self, _ino: Ino) -> Option<Timestamp> {
+        None
+    }
+    /// Whether a change of its contents by somebody who is not privileged may take set-id bits of the inode.
+    fn loses_privileges(&self, _ino: Ino) -> bool {
+        false
+    }
     /// Changes attributes.
     fn setattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)>;
     /// A symbolic link's target.
@@ -472,6 +485,11 @@ pub trait Filesystem: Send + Sync + 'static {
     fn read_pages(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
         self.read(cx, ino, fh, offset, out)
     }
+    /// Whether the kernel may have read pages of the file ([`Filesystem::read_pages`]) though this handle writes past them. The answer
+    /// is asked for behind a write: a read of pages that it does not know of begins after the write.
+    fn keeps_pages(&self, _ino: Ino, _fh: u64) -> bool {
+        false
+    }
     /// Writes all of `data`, or fails. `append`: at the end, whatever `offset` says.
     #[expect(clippy::too_many_arguments, reason = "the request's own shape")]
     fn write(
@@ -490,7 +508,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn release(&self, cx: &Cx, ino: Ino, fh: u64);
     /// Makes the file durable. Parks.
     fn fsync(&self, cx: &Cx, ino: Ino, fh: u64, data_only: bool) -> Answer<()>;
-    /// Allocates, punches or zeroes; `mode` as fallocate(2).
+    /// Allocates, punches or zeroes; `mode` as fallocate(2). Set-id bits go as on a write, unless root asks; so with copies.
     fn fallocate(&self, cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()>;
     /// `SEEK_DATA` or `SEEK_HOLE`.
     fn lseek(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64>;
@@ -546,66 +564,25 @@ pub trait Filesystem: Send + Sync + 'static {
     fn setlk(&self, cx: &Cx, ino: Ino, fh: u64, lock: &FileLock, wait: bool) -> Answer<()>;
     /// Others change the files, too: locks go through `getlk` and `setlk`. Otherwise the kernel keeps them, for this mount alone.
     fn is_shared(&self) -> bool;
+    /// Most files go through the kernel's page cache.
+    fn kernel_caches(&self) -> bool {
+        !self.is_shared()
+    }
     /// The kernel should use its write-back cache.
     fn writeback_cache(&self) -> bool;
     /// FerryFS's own requests (see [`ioctl`]); the answer's bytes, at most `out_max`. Unknown: `ENOTTY`.
     fn ioctl(&self, cx: &Cx, ino: Ino, cmd: u32, input: &[u8], out_max: usize) -> Answer<Vec<u8>>;
-
-    /// Sets inode numbers aside for promised changes: `count` of them, or fewer. Nobody else ever gets one of them, not after a crash
-    /// either: those that are not used are lost. May wait for the device.
-    fn numbers(&self, _count: u32) -> Result<Range<Ino>, Errno> {
-        Err(Errno(libc::ENOSYS))
-    }
-    /// The session has a mark from now on, which says 0 as long as no change of it was made with one. It is durable when this returns.
-    fn enlist(&self, _session: u128) -> Result<(), Errno> {
-        Err(Errno(libc::ENOSYS))
-    }
-    /// The number of the newest change of the session that was made with a mark and is there.
-    fn mark(&self, _session: u128) -> Result<Option<u64>, Errno> {
-        Err(Errno(libc::ENOSYS))
-    }
-    /// The sessions that have marks.
-    fn marked(&self) -> Result<Vec<u128>, Errno> {
-        Err(Errno(libc::ENOSYS))
-    }
-    /// Makes everything durable, and with it the word that all is durable that these sessions have changed up to these numbers, contents
-    /// too. Waits for the device. One at a time: what is said later counts.
-    fn sync_sessions(&self, _upto: &[Mark]) -> Result<(), Errno> {
-        Err(Errno(libc::ENOSYS))
-    }
-    /// The newest such word of a session that has a mark, or 0.
-    fn synced(&self, _session: u128) -> Result<u64, Errno> {
-        Err(Errno(libc::ENOSYS))
-    }
-    /// Nobody will ask for the session's mark again.
-    fn unmark(&self, _session: u128) {}
-    /// The inode has no extended attributes, and so no ACLs.
-    fn is_plain(&self, _ino: Ino) -> Result<bool, Errno> {
-        Ok(false)
-    }
-    /// Sets space aside for promised changes that name it: `bytes` of contents and what `inodes` new names and inodes take. `ENOSPC`: there is
-    /// not so much.
-    fn set_aside(&self, _bytes: u64, _inodes: u64) -> Result<Aside, Errno> {
-        Err(Errno(libc::ENOSYS))
-    }
-    /// Programs outlive the mount, which is about to end: what they have open and has no name stays for the next one.
-    fn keep_removed(&self) {}
-    /// Those who had something open that was removed before the mount have had time to come: what nobody knows again goes.
-    fn reclaim_removed(&self) {}
-    /// Makes durable that nobody relies on anything that was told here any more. Nothing is changed afterwards. Waits for the device.
-    fn hand_over(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-    /// Whoever had the volume before has handed it over: nobody relies on what he was told then.
-    fn was_handed_over(&self) -> bool {
-        false
-    }
 }
 
-/// FerryFS's own ioctl numbers, `_IOC(dir, 'F', nr, size)`, on any file or directory of a mount.
+/// FerryFS's own requests, numbered as ioctls are, `_IOC(dir, 'F', nr, size)`: on any file or directory of a mount, or over the control socket
+/// of a server.
 pub mod ioctl {
     const fn ioc(dir: u32, nr: u32, size: u32) -> u32 {
         dir << 30 | size << 16 | (b'F' as u32) << 8 | nr
+    }
+    /// Bytes of a request's message and of its answer, at most: its number says so.
+    pub const fn message_len(request: u32) -> usize {
+        (request >> 16 & 0x3fff) as usize
     }
     /// Makes everything on the volume durable; parks. `_IO('F', 1)`.
     pub const SYNC: u32 = ioc(0, 1, 0);
@@ -653,4 +630,10 @@ pub mod ioctl {
     /// [`TUNE`]. Parks. `EINVAL`: no log of that length, or the log is as long already; `ENOSPC`: the end of the volume is in use.
     /// `_IOW('F', 25, char[8])`.
     pub const GROW_LOG: u32 = ioc(1, 25, 8);
+    /// Gives the space of free segments back to the host; answers with the bytes, `u64`. For those who may [`TUNE`]. Parks.
+    /// `_IOR('F', 26, char[8])`.
+    pub const TRIM: u32 = ioc(2, 26, 8);
+    /// The same as fstrim(8) asks for it: `u64 start, u64 len, u64 minlen`, answered with the bytes in `len`. All that is free is given
+    /// back, whatever the range. `FITRIM`, `_IOWR('X', 121, struct fstrim_range)`.
+    pub const FITRIM: u32 = 3 << 30 | 24 << 16 | (b'X' as u32) << 8 | 121;
 }

@@ -3,6 +3,7 @@
 use crate::api::{Attr, Ino};
 use crate::data::FileData;
 use crate::dir::DirData;
+use crate::errseq::ErrorSequence;
 use crate::keys::{BLOCK, INODE_INLINE, InodeRecord};
 use crate::statelock::StateLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -28,8 +29,8 @@ pub struct Inode {
     pub opens: AtomicU32,
     /// Those of them that write past the kernel's page cache.
     pub bypassing: AtomicU32,
-    /// Writes of the kernel's own cache that failed: how many, and the last errno (`local/behind.rs`).
-    pub failed_behind: AtomicU64,
+    /// Writes of the kernel's own cache that failed (`local/behind.rs`).
+    pub failed_behind: ErrorSequence,
     flags: AtomicU32,
 }
 
@@ -46,6 +47,11 @@ impl Inode {
     /// Its entries are cached, and it is in the queue of such directories.
     pub const DIR_CACHED: u32 = 8;
 
+    /// The kernel has read pages of it through a handle that bypasses its page cache: somebody has mapped it.
+    pub const MAPPED: u32 = 16;
+    /// It has lost its last name, or was made without one.
+    pub const NAMELESS: u32 = 32;
+
     /// As the journal has it; nobody knows it yet.
     pub fn new(ino: Ino, rec: InodeRecord) -> Self {
         Self {
@@ -57,7 +63,7 @@ impl Inode {
             lookups: AtomicU64::new(0),
             opens: AtomicU32::new(0),
             bypassing: AtomicU32::new(0),
-            failed_behind: AtomicU64::new(0),
+            failed_behind: ErrorSequence::default(),
             flags: AtomicU32::new(0),
         }
     }
@@ -65,6 +71,11 @@ impl Inode {
     /// Whether the kernel or a handle knows it.
     pub fn is_known(&self) -> bool {
         self.lookups.load(Ordering::Acquire) > 0 || self.opens.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether a handle knows it.
+    pub fn is_open(&self) -> bool {
+        self.opens.load(Ordering::Acquire) > 0
     }
 
     /// Sets a flag; says whether it was set before.
@@ -109,6 +120,7 @@ impl InodeState {
     pub fn from_record(mut rec: InodeRecord) -> Self {
         // A damaged volume may say anything; this much can be counted with.
         rec.blocks = rec.blocks.min(BLOCKS_MAX);
+        rec.size = rec.size.min(i64::MAX as u64);
         let inline =
             (rec.flags & INODE_INLINE != 0).then(|| std::mem::take(&mut rec.inline).into_boxed_slice());
         rec.flags &= !INODE_INLINE;
@@ -156,10 +168,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_damaged_count_of_blocks_can_be_counted_with() {
-        let inode = Inode::new(7, InodeRecord { blocks: u64::MAX, ..InodeRecord::default() });
+    fn a_damaged_record_can_be_counted_with() {
+        let inode = Inode::new(7, InodeRecord { blocks: u64::MAX, size: u64::MAX, ..InodeRecord::default() });
         let state = inode.state.read();
-        assert_eq!(state.attr(7).blocks, BLOCKS_MAX * 8);
+        assert_eq!((state.attr(7).blocks, state.attr(7).size), (BLOCKS_MAX * 8, i64::MAX as u64));
         assert_eq!(state.logged.blocks, BLOCKS_MAX);
     }
 }

@@ -16,8 +16,8 @@ pub struct InProcess {
     /// Tells the callers in one process apart, as thread numbers do for a mount (the flush policy wants to know); 0: one of
     /// many.
     pub caller: u32,
-    /// The change was answered before it came here.
-    pub promise: Option<Promise>,
+    /// What the maker of the change was told before it came here.
+    pub ack: Option<EarlyAck>,
 }
 
 impl InProcess {
@@ -30,9 +30,9 @@ impl InProcess {
     /// }
     /// ```
     pub fn call<T: FromReply>(&self, request: impl FnOnce(&Cx) -> Answer<T>) -> Result<T, Errno> {
-        let waiter = Waiter::default();
-        let Self { uid, gid, umask, caller: pid, promise } = *self;
-        let cx = Cx { uid, gid, pid, umask, promise, park: &waiter };
+        let Self { uid, gid, umask, caller: pid, ack } = *self;
+        let waiter = Waiter { outcome: Arc::default(), ack };
+        let cx = Cx { uid, gid, pid, umask, park: &waiter };
         match request(&cx) {
             Ok(answer) => Ok(answer),
             Err(Stop::Errno(error)) => Err(error),
@@ -43,9 +43,9 @@ impl InProcess {
 
 type Outcome = (Mutex<Option<Result<Reply, Errno>>>, Condvar);
 
-#[derive(Default)]
 struct Waiter {
     outcome: Arc<Outcome>,
+    ack: Option<EarlyAck>,
 }
 
 impl Waiter {
@@ -72,6 +72,10 @@ impl Park for Waiter {
 
     fn may_wait(&self) -> bool {
         true
+    }
+
+    fn early_ack(&self) -> Option<EarlyAck> {
+        self.ack
     }
 }
 

@@ -4,7 +4,7 @@
 //! belongs to one inode stands together: its record, its attributes, its names (a directory) or its extents (a file).
 //! The first byte of every value is the version of its type.
 
-use crate::api::{Ino, Timestamp};
+use crate::api::{Ino, ROOT, Timestamp};
 
 /// Version byte of every value that this code writes.
 pub const VALUE_VERSION: u8 = 1;
@@ -21,12 +21,16 @@ const SPACE_ORPHAN: u8 = 0x30;
 const SPACE_INTENT: u8 = 0x31;
 const SPACE_MARK: u8 = 0x32;
 const SPACE_SYNCED: u8 = 0x33;
+const SPACE_LOCKER: u8 = 0x34;
+const SPACE_EVICTED: u8 = 0x35;
 
 const PART_RECORD: u8 = 1;
 const PART_XATTR: u8 = 2;
 const PART_DENTRY: u8 = 3;
 const PART_EXTENT: u8 = 4;
 
+/// The first number that a new volume gives to an inode.
+pub const INO_FIRST: Ino = ROOT + 1;
 /// No inode number is so high: numbers are given one after the other, and there must always be a next one.
 pub const INO_END: Ino = u64::MAX - (1 << 40);
 
@@ -166,6 +170,26 @@ pub fn synced_end() -> Vec<u8> {
     vec![SPACE_SYNCED + 1]
 }
 
+/// The key that says: a client's session may hold file locks, and may reclaim them from the next server.
+pub fn locker(session: u128) -> Vec<u8> {
+    numbered(SPACE_LOCKER, session.to_be_bytes())
+}
+
+/// The first key behind all of those.
+pub fn locker_end() -> Vec<u8> {
+    vec![SPACE_LOCKER + 1]
+}
+
+/// The key that says: a client's session was evicted by an administrator, and nobody goes on with it.
+pub fn evicted(session: u128) -> Vec<u8> {
+    numbered(SPACE_EVICTED, session.to_be_bytes())
+}
+
+/// The first key behind all of those.
+pub fn evicted_end() -> Vec<u8> {
+    vec![SPACE_EVICTED + 1]
+}
+
 /// A key taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key<'k> {
@@ -191,6 +215,10 @@ pub enum Key<'k> {
     Mark(u128),
     /// Changes of a session that are durable.
     Synced(u128),
+    /// A session that may hold file locks.
+    Locker(u128),
+    /// A session that was evicted.
+    Evicted(u128),
 }
 
 /// Takes a key apart; `None` for one that no version of this code wrote.
@@ -204,6 +232,8 @@ pub fn parse(key: &[u8]) -> Option<Key<'_>> {
         [SPACE_INTENT, rest @ ..] => Some(Key::Intent(be64(rest)?)),
         [SPACE_MARK, rest @ ..] => Some(Key::Mark(u128::from_be_bytes(rest.try_into().ok()?))),
         [SPACE_SYNCED, rest @ ..] => Some(Key::Synced(u128::from_be_bytes(rest.try_into().ok()?))),
+        [SPACE_LOCKER, rest @ ..] => Some(Key::Locker(u128::from_be_bytes(rest.try_into().ok()?))),
+        [SPACE_EVICTED, rest @ ..] => Some(Key::Evicted(u128::from_be_bytes(rest.try_into().ok()?))),
         [SPACE_INODE, rest @ ..] => {
             let ino = be64(rest.get(..8)?)?;
             match (*rest.get(8)?, &rest[9..]) {
@@ -548,6 +578,8 @@ mod tests {
             (intent(9), Key::Intent(9)),
             (mark(1 << 100), Key::Mark(1 << 100)),
             (synced(1 << 100), Key::Synced(1 << 100)),
+            (locker(1 << 100), Key::Locker(1 << 100)),
+            (evicted(1 << 100), Key::Evicted(1 << 100)),
         ];
         for (bytes, key) in &keys {
             assert_eq!(parse(bytes).as_ref(), Some(key));

@@ -9,8 +9,9 @@ use std::ops::{Deref, DerefMut};
 pub enum Rank {
     /// The rename lock.
     Rename,
-    /// `DataStore::old_locks`.
-    Old,
+    /// `DataStore::inode_locks`.
+    #[cfg(feature = "compare")]
+    Compared,
     /// `FileData::tail`.
     Tail,
     /// The row of those who wait for space.

@@ -95,9 +95,14 @@ impl StateLock {
     }
 
     /// Notes a read, where that moves the access time: if it is not newer than the last change, or is a day old. `true`: the caller
-    /// sees to it that the time is logged some day, and says so by [`StateLock::unlist`] before. Called without the lock.
-    pub fn note_read(&self, now: Timestamp) -> bool {
+    /// sees to it that the time is logged some day, and says so by [`StateLock::unlist`] before. Called without the lock. `always`: each
+    /// read moves it.
+    pub fn note_read(&self, now: Timestamp, always: bool) -> bool {
         let now = nanos(now);
+        if always {
+            self.accessed.store(now, Ordering::Release);
+            return !self.listed.swap(true, Ordering::AcqRel);
+        }
         let (written, accessed) =
             (self.written.load(Ordering::Acquire), self.accessed.load(Ordering::Acquire));
         if accessed != 0 && accessed > written {

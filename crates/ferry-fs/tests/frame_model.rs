@@ -1,5 +1,5 @@
 //! Models of frames under loom, which tries every interleaving and every order in which memory may show the stores of others
-//! (`docs/locking.md`, rules F1 to F6).
+//! (`docs/locking.md`, rules FRAME-1 to FRAME-6).
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 /// Here it is always asserted.

@@ -1,7 +1,7 @@
-//! The kernel's FUSE interface, version 7.45: numbers and structures as they travel.
+//! The kernel's FUSE interface, version 7.45: its numbers and structures.
 //!
-//! Every structure has the kernel's size and layout, in the machine's byte order; `tests` below hold the sizes and the
-//! offsets that matter against the kernel's header.
+//! Every structure has the kernel's size and layout, in the machine's byte order; `tests` below
+//! hold the sizes and the offsets that matter against the kernel's header.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -9,12 +9,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub(crate) const MAJOR: u32 = 7;
 /// The newest minor version whose messages this crate knows.
 pub(crate) const MINOR: u32 = 45;
-/// The oldest minor version that it serves (Linux 4.20: every structure has today's size or grew compatibly since).
+/// The oldest minor version that it serves (Linux 4.20: since then every structure has kept its
+/// size or grown compatibly).
 pub(crate) const MINOR_MIN: u32 = 28;
-/// Bytes that a read of the device must have room for besides a write's data.
+/// Bytes of room that a read of the device needs beyond a write's data.
 pub(crate) const READ_BUFFER_MIN: usize = 8192;
 
-/// Operation codes.
+/// The codes of the operations.
 pub(crate) mod op {
     pub(crate) const LOOKUP: u32 = 1;
     pub(crate) const FORGET: u32 = 2;
@@ -90,7 +91,7 @@ pub(crate) mod init {
     pub(crate) const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// `setattr_in.valid` bits.
+/// The bits of `setattr_in.valid`.
 pub(crate) mod fattr {
     pub(crate) const MODE: u32 = 1 << 0;
     pub(crate) const UID: u32 = 1 << 1;
@@ -105,7 +106,7 @@ pub(crate) mod fattr {
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// `open_out.open_flags` bits.
+/// The bits of `open_out.open_flags`.
 pub(crate) mod fopen {
     pub(crate) const DIRECT_IO: u32 = 1 << 0;
     pub(crate) const KEEP_CACHE: u32 = 1 << 1;
@@ -114,11 +115,14 @@ pub(crate) mod fopen {
     pub(crate) const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
+/// The fields that statx(2) gets: those of stat(2), and the birth time.
+pub(crate) const STATX_MASK: u32 = 0xfff;
 pub(crate) const GETATTR_FH: u32 = 1 << 0;
 pub(crate) const OPEN_KILL_SUIDGID: u32 = 1 << 0;
-/// Set where a program reads, and not the page cache.
+/// Set if a program reads directly; not set if the page cache reads.
 pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
 pub(crate) const WRITE_CACHE: u32 = 1 << 0;
+pub(crate) const WRITE_LOCKOWNER: u32 = 1 << 1;
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 pub(crate) const FSYNC_FDATASYNC: u32 = 1 << 0;
@@ -128,12 +132,14 @@ pub(crate) const IOCTL_UNRESTRICTED: u32 = 1 << 1;
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
 pub(crate) const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub(crate) const NOTIFY_RETRIEVE: i32 = 5;
-/// The name stays what it is; it is looked up before it is used again.
+/// Keep the name, but look it up before its next use.
 pub(crate) const EXPIRE_ONLY: u32 = 1 << 0;
-/// The version that knows [`EXPIRE_ONLY`]; one before it takes it for a name that is gone, with all that is mounted below.
+/// The first version that knows [`EXPIRE_ONLY`]; an older one takes it for a removed name, and
+/// detaches everything mounted below.
 pub(crate) const EXPIRE_ONLY_MINOR: u32 = 38;
 
-/// Declares structures of the interface: all fields are integers or structures of them, without padding.
+/// Declares structures of the interface: all fields are integers or structures of them, without
+/// padding.
 macro_rules! wire {
     ($($name:ident { $($field:ident: $ty:ty),* $(,)? })*) => {$(
         #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -159,6 +165,14 @@ wire! {
     BatchForgetIn { count: u32, dummy: u32 }
     GetattrIn { flags: u32, dummy: u32, fh: u64 }
     AttrOut { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attr }
+    StatxIn { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
+    SxTime { sec: i64, nsec: u32, reserved: i32 }
+    Statx {
+        mask: u32, blksize: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16, spare: u16, ino: u64, size: u64,
+        blocks: u64, attributes_mask: u64, atime: SxTime, btime: SxTime, ctime: SxTime, mtime: SxTime, rdev_major: u32,
+        rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
+    }
+    StatxOut { attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Statx }
     MknodIn { mode: u32, rdev: u32, umask: u32, padding: u32 }
     MkdirIn { mode: u32, umask: u32 }
     RenameIn { newdir: u64 }
@@ -216,18 +230,20 @@ wire! {
 /// `FUSE_IO_URING_CMD_…`: register an entry; answer it and fetch the next request.
 pub(crate) const URING_REGISTER: u32 = 1;
 pub(crate) const URING_COMMIT_AND_FETCH: u32 = 2;
-/// Where the parts of an io_uring entry's header buffer are, and its size.
+/// Offsets of the parts of an io_uring entry's header buffer, and its size.
 pub(crate) const URING_OP_IN: usize = 128;
 pub(crate) const URING_RING_ENT: usize = 256;
 pub(crate) const URING_HEADER: usize = 288;
 
-/// Bytes of a request's own structure: what precedes names and data. (`SETXATTR` depends on what was negotiated.)
+/// Bytes of a request's own structure, which precedes names and data. (That of `SETXATTR` depends
+/// on what was negotiated.)
 pub(crate) fn op_len(opcode: u32, setxattr_ext: bool) -> usize {
     match opcode {
         op::FORGET => size_of::<ForgetIn>(),
         op::BATCH_FORGET => size_of::<BatchForgetIn>(),
         op::GETATTR => size_of::<GetattrIn>(),
         op::SETATTR => size_of::<SetattrIn>(),
+        op::STATX => size_of::<StatxIn>(),
         op::MKNOD => size_of::<MknodIn>(),
         op::MKDIR => size_of::<MkdirIn>(),
         op::RENAME => size_of::<RenameIn>(),
@@ -325,6 +341,9 @@ mod tests {
             (size_of::<ForgetOne>(), 16),
             (size_of::<GetattrIn>(), 16),
             (size_of::<AttrOut>(), 104),
+            (size_of::<StatxIn>(), 24),
+            (size_of::<Statx>(), 256),
+            (size_of::<StatxOut>(), 288),
             (size_of::<MknodIn>(), 16),
             (size_of::<MkdirIn>(), 8),
             (size_of::<Rename2In>(), 16),
@@ -375,5 +394,7 @@ mod tests {
         assert_eq!(offset_of!(WriteIn, write_flags), 20);
         assert_eq!(offset_of!(UringCmdReq, qid), 16);
         assert_eq!(offset_of!(StatfsOut, frsize), 48);
+        assert_eq!(offset_of!(Statx, btime), 80);
+        assert_eq!(offset_of!(Statx, rdev_major), 128);
     }
 }

@@ -1,5 +1,6 @@
-//! The caller's side of FerryFS's own ioctls: what `ferry sync`, `ferry stats`, `ferry scrub`, `ferry replace` and `ferry tune` ask of a
-//! mounted volume.
+//! The caller's side of FerryFS's own requests, which `ferry sync`, `ferry stats`, `ferry scrub`,
+//! `ferry replace`, `ferry trim` and `ferry tune` send to the process that has a volume open.
+//! [`ferry_fs::Filesystem::ioctl`] answers them all; [`Ask`] is the way there.
 
 #![expect(unsafe_code, reason = "ioctl(2) has no safe wrapper")]
 
@@ -12,60 +13,79 @@ use std::time::Duration;
 
 use ferry_fs::FlushPolicy;
 use ferry_fs::ioctl::{
-    GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP, STATS, STATS_LEN,
-    SYNC, TUNE, TUNE_FAST_FLUSH, TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME,
+    GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP, STATS, SYNC, TRIM,
+    TUNE, TUNE_FAST_FLUSH, TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME, message_len,
 };
 
-/// Makes everything on the volume durable; `file` is any file or directory of it. Waits.
-pub fn sync(file: &File) -> io::Result<()> {
-    // SAFETY: the request carries no memory.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(SYNC)) })
+/// A connection to the process that has a volume open.
+pub trait Ask {
+    /// Sends one of the requests of [`ferry_fs::ioctl`], with its message, and waits for the
+    /// answer, which may have any bytes behind its end.
+    fn ask(&self, request: u32, message: &[u8]) -> io::Result<Vec<u8>>;
 }
 
-/// The counters of the mount that `file` is on, as JSON.
-pub fn stats(file: &File) -> io::Result<Vec<u8>> {
-    text(file, STATS, 0)
+/// Through a mount: any file or directory of it.
+impl Ask for File {
+    fn ask(&self, request: u32, message: &[u8]) -> io::Result<Vec<u8>> {
+        let mut memory = message.to_vec();
+        memory.resize(message_len(request).max(message.len()), 0);
+        // SAFETY: the kernel reads and writes at most as many bytes as the request's number says;
+        // `memory` has that many and outlives the call. Other file systems that define such numbers
+        // obey that, too.
+        let result =
+            unsafe { libc::ioctl(self.as_raw_fd(), libc::c_ulong::from(request), memory.as_mut_ptr()) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(memory) }
+    }
 }
 
-/// Starts a scrub that reads at most so many bytes a second (0: as many as it can); its number. `EBUSY`: one is on its way, `EPERM`:
-/// the caller is neither root nor who has mounted the volume.
-pub fn scrub_start(file: &File, rate: u64) -> io::Result<u64> {
-    let mut number = rate;
-    // SAFETY: the request's number says that the kernel reads and writes 8 bytes, which `number` has and outlives the call.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(SCRUB_START), &raw mut number) })?;
-    Ok(number)
+/// Makes everything on the volume durable; waits until it is.
+pub fn sync(volume: &impl Ask) -> io::Result<()> {
+    volume.ask(SYNC, &[]).map(drop)
 }
 
-/// Stops the scrub that is on its way; does not wait for its end.
-pub fn scrub_stop(file: &File) -> io::Result<()> {
-    // SAFETY: the request carries no memory.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(SCRUB_STOP)) })
+/// The statistics of the volume, as JSON.
+pub fn stats(volume: &impl Ask) -> io::Result<Vec<u8>> {
+    text(volume, STATS, 0)
 }
 
-/// What the newest scrub is at, as JSON.
-pub fn scrub_status(file: &File) -> io::Result<Vec<u8>> {
-    text(file, SCRUB_STATUS, 0)
+/// Starts a scrub that reads at most `rate` bytes a second (0: as many as it can); returns its
+/// number. `EBUSY`: a scrub is running. `EPERM`: the caller is neither root nor the user who
+/// mounted the volume.
+pub fn scrub_start(volume: &impl Ask, rate: u64) -> io::Result<u64> {
+    volume.ask(SCRUB_START, &rate.to_ne_bytes()).and_then(|answer| number(&answer))
 }
 
-/// Damage that the newest scrub found, from this place in its list on, as a JSON list; empty: no more.
-pub fn scrub_damage(file: &File, from: u64) -> io::Result<Vec<u8>> {
-    text(file, SCRUB_DAMAGE, from)
+/// Stops the scrub that is running; does not wait for its end.
+pub fn scrub_stop(volume: &impl Ask) -> io::Result<()> {
+    volume.ask(SCRUB_STOP, &[]).map(drop)
 }
 
-/// A request that may say a number and is answered with text.
-fn text(file: &File, request: u32, number: u64) -> io::Result<Vec<u8>> {
-    let mut answer = vec![0_u8; STATS_LEN as usize];
-    answer[..8].copy_from_slice(&number.to_ne_bytes());
-    // SAFETY: each of these requests' numbers says that the kernel reads and writes at most STATS_LEN bytes, which `answer` has and
-    // outlives the call.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(request), answer.as_mut_ptr()) })?;
+/// The progress of the newest scrub, as JSON.
+pub fn scrub_status(volume: &impl Ask) -> io::Result<Vec<u8>> {
+    text(volume, SCRUB_STATUS, 0)
+}
+
+/// The damage that the newest scrub found, from index `from` of its list on, as a JSON list; empty:
+/// no more.
+pub fn scrub_damage(volume: &impl Ask, from: u64) -> io::Result<Vec<u8>> {
+    text(volume, SCRUB_DAMAGE, from)
+}
+
+/// A request that carries a number and is answered with text.
+fn text(volume: &impl Ask, request: u32, number: u64) -> io::Result<Vec<u8>> {
+    let mut answer = volume.ask(request, &number.to_ne_bytes())?;
     let end = answer.iter().position(|b| *b == 0).unwrap_or(answer.len());
     answer.truncate(end);
     Ok(answer)
 }
 
-/// Begins to rebuild a mirror's side `old` on `new`, both absolute paths.
-pub fn replace(file: &File, old: &Path, new: &Path) -> io::Result<()> {
+fn number(answer: &[u8]) -> io::Result<u64> {
+    let number = answer.first_chunk().ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok(u64::from_ne_bytes(*number))
+}
+
+/// Begins to rebuild a mirror's side `old` on `new`. Both are absolute paths.
+pub fn replace(volume: &impl Ask, old: &Path, new: &Path) -> io::Result<()> {
     let mut message = Vec::with_capacity(REPLACE_LEN as usize);
     for path in [old, new] {
         message.extend_from_slice(path.as_os_str().as_bytes());
@@ -74,24 +94,23 @@ pub fn replace(file: &File, old: &Path, new: &Path) -> io::Result<()> {
     if message.len() > REPLACE_LEN as usize {
         return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
     }
-    message.resize(REPLACE_LEN as usize, 0);
-    // SAFETY: the request's number says that the kernel reads REPLACE_LEN bytes, which `message` has and outlives the call.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(REPLACE), message.as_ptr()) })
+    volume.ask(REPLACE, &message).map(drop)
 }
 
-/// What [`tune`] changes.
+/// The changes that [`tune`] asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tune {
+pub struct TuneRequest {
     /// The flush policy.
     pub flush: Option<FlushPolicy>,
-    /// Below this average time of a flush the policy `delay` does not wait.
+    /// If flushes take less than this on average, the policy `delay` does not wait.
     pub fast_flush: Option<Duration>,
-    /// Forget how long flushes took.
+    /// Discard the measured flush times.
     pub reset_flush_time: bool,
 }
 
-/// Changes how the volume that `file` is on flushes. `EPERM`: the caller is neither root nor who has mounted the volume.
-pub fn tune(file: &File, asked: &Tune) -> io::Result<()> {
+/// Changes how the volume flushes. `EPERM`: the caller is neither root nor the user who mounted the
+/// volume.
+pub fn tune(volume: &impl Ask, asked: &TuneRequest) -> io::Result<()> {
     let (mut what, mut message) = (0, [0_u8; TUNE_LEN as usize]);
     if let Some(policy) = asked.flush {
         what |= TUNE_FLUSH;
@@ -107,18 +126,18 @@ pub fn tune(file: &File, asked: &Tune) -> io::Result<()> {
         what |= TUNE_RESET_FLUSH_TIME;
     }
     message[..4].copy_from_slice(&what.to_ne_bytes());
-    // SAFETY: the request's number says that the kernel reads TUNE_LEN bytes, which `message` has and outlives the call.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(TUNE), message.as_ptr()) })
+    volume.ask(TUNE, &message).map(drop)
 }
 
-/// Has the log of the volume that `file` is on grow to `bytes`; returns when it has. Errors: [`ferry_fs::ioctl::GROW_LOG`].
-pub fn grow_log(file: &File, bytes: u64) -> io::Result<()> {
-    // SAFETY: the request's number says that the kernel reads 8 bytes, which `bytes` has and outlives the call.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(GROW_LOG), std::ptr::from_ref(&bytes)) })
+/// Grows the volume's log to `bytes`; returns when it has grown. Errors:
+/// [`ferry_fs::ioctl::GROW_LOG`].
+pub fn grow_log(volume: &impl Ask, bytes: u64) -> io::Result<()> {
+    volume.ask(GROW_LOG, &bytes.to_ne_bytes()).map(drop)
 }
 
-fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+/// Returns the space of free segments to the host; gives the number of bytes. `EPERM`: as [`tune`].
+pub fn trim(volume: &impl Ask) -> io::Result<u64> {
+    volume.ask(TRIM, &[]).and_then(|answer| number(&answer))
 }
 
 #[cfg(test)]
@@ -131,7 +150,10 @@ mod tests {
         assert_eq!(sync(&here).expect_err("not ours").raw_os_error(), Some(libc::ENOTTY));
         let (old, new) = (Path::new("/a"), Path::new("/b"));
         assert_eq!(replace(&here, old, new).expect_err("not ours").raw_os_error(), Some(libc::ENOTTY));
-        assert_eq!(tune(&here, &Tune::default()).expect_err("not ours").raw_os_error(), Some(libc::ENOTTY));
+        assert_eq!(
+            tune(&here, &TuneRequest::default()).expect_err("not ours").raw_os_error(),
+            Some(libc::ENOTTY)
+        );
         assert_eq!(stats(&here).expect_err("not ours").raw_os_error(), Some(libc::ENOTTY));
         assert_eq!(scrub_start(&here, 1).expect_err("not ours").raw_os_error(), Some(libc::ENOTTY));
         assert_eq!(scrub_stop(&here).expect_err("not ours").raw_os_error(), Some(libc::ENOTTY));

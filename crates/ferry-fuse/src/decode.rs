@@ -1,19 +1,20 @@
-//! From a request's bytes to an operation, with every bound checked: a malformed request is an error, never a panic.
+//! Decodes a request's bytes into an operation and checks every bound: a malformed request is an
+//! error, never a panic.
 
 use ferry_fs::{Errno, FileLock, Ino, NAME_MAX, SYMLINK_MAX, SetAttr, SetTime, Timestamp, XattrFlags};
 use zerocopy::FromBytes;
 
 use crate::abi::{self, InHeader, fattr, op};
 
-/// A request's body: the operation's own structure, and the names and data that follow it. (Through io_uring the two
-/// arrive in different places.)
+/// A request's body: the operation's own structure, and the names and data that follow it. (Over
+/// io_uring the two arrive in different buffers.)
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Args<'a> {
+pub(crate) struct RequestArgs<'a> {
     pub(crate) fixed: &'a [u8],
     pub(crate) data: &'a [u8],
 }
 
-impl<'a> Args<'a> {
+impl<'a> RequestArgs<'a> {
     /// Splits a body that came in one piece.
     pub(crate) fn split(opcode: u32, setxattr_ext: bool, body: &'a [u8]) -> Self {
         let (fixed, data) = body.split_at(abi::op_len(opcode, setxattr_ext).min(body.len()));
@@ -21,9 +22,9 @@ impl<'a> Args<'a> {
     }
 }
 
-/// An operation, decoded.
+/// A decoded operation.
 #[derive(Debug)]
-pub(crate) enum Op<'a> {
+pub(crate) enum FuseOp<'a> {
     Lookup {
         name: &'a [u8],
     },
@@ -36,6 +37,7 @@ pub(crate) enum Op<'a> {
     Getattr {
         fh: Option<u64>,
     },
+    Statx,
     Setattr {
         fh: Option<u64>,
         set: SetAttr,
@@ -80,7 +82,7 @@ pub(crate) enum Op<'a> {
         fh: u64,
         offset: u64,
         size: u32,
-        /// For the page cache.
+        /// The kernel reads into its page cache.
         pages: bool,
     },
     Write {
@@ -89,8 +91,9 @@ pub(crate) enum Op<'a> {
         data: &'a [u8],
         append: bool,
         kill_suidgid: bool,
-        /// To be durable before it is answered.
+        /// It must be durable before it is answered.
         sync: bool,
+        from: WriteSource,
     },
     Statfs,
     Release {
@@ -183,10 +186,21 @@ pub(crate) enum Op<'a> {
         len: u64,
         wide: bool,
     },
-    /// An answer to a notification that expects none.
+    /// The answer to a notification. It needs no answer itself.
     NotifyReply,
-    /// Nothing that is served; the kernel does without.
+    /// An operation that is not served; the kernel manages without it.
     Unsupported,
+}
+
+/// Where the data of a WRITE comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteSource {
+    /// Dirty pages of the kernel's page cache.
+    WriteBack,
+    /// A program's write that went through the page cache, which keeps a copy.
+    Through,
+    /// A program's direct write, past the page cache.
+    Direct,
 }
 
 /// The inodes of a `BATCH_FORGET`.
@@ -203,7 +217,7 @@ impl<'a> Forgets<'a> {
 
 const MALFORMED: Errno = Errno(libc::EIO);
 
-fn fixed<T: FromBytes>(args: Args<'_>) -> Result<T, Errno> {
+fn fixed<T: FromBytes>(args: RequestArgs<'_>) -> Result<T, Errno> {
     T::read_from_prefix(args.fixed).map(|(value, _)| value).map_err(|_| MALFORMED)
 }
 
@@ -231,111 +245,124 @@ fn xattr_name<'a>(data: &mut &'a [u8]) -> Result<&'a [u8], Errno> {
     if name.is_empty() { Err(MALFORMED) } else { Ok(name) }
 }
 
-/// Open flags travel as the kernel's `int` in an unsigned field.
+/// Open flags are the kernel's `int` in an unsigned field.
 fn open_flags(flags: u32) -> i32 {
     flags.cast_signed()
 }
 
 /// Decodes one request.
-pub(crate) fn decode<'a>(head: &InHeader, args: Args<'a>, setxattr_ext: bool) -> Result<Op<'a>, Errno> {
+pub(crate) fn decode<'a>(
+    head: &InHeader,
+    args: RequestArgs<'a>,
+    setxattr_ext: bool,
+) -> Result<FuseOp<'a>, Errno> {
     let mut data = args.data;
     Ok(match head.opcode {
-        op::LOOKUP => Op::Lookup { name: name(&mut data)? },
-        op::FORGET => Op::Forget { count: fixed::<abi::ForgetIn>(args)?.nlookup },
+        op::LOOKUP => FuseOp::Lookup { name: name(&mut data)? },
+        op::FORGET => FuseOp::Forget { count: fixed::<abi::ForgetIn>(args)?.nlookup },
         op::BATCH_FORGET => batch_forget(args)?,
         op::GETATTR => {
             let a: abi::GetattrIn = fixed(args)?;
-            Op::Getattr { fh: (a.flags & abi::GETATTR_FH != 0).then_some(a.fh) }
+            FuseOp::Getattr { fh: (a.flags & abi::GETATTR_FH != 0).then_some(a.fh) }
         }
+        op::STATX => FuseOp::Statx,
         op::SETATTR => setattr(&fixed(args)?),
-        op::READLINK => Op::Readlink,
+        op::READLINK => FuseOp::Readlink,
         op::SYMLINK => symlink(&mut data)?,
         op::MKNOD => {
             let a: abi::MknodIn = fixed(args)?;
-            Op::Mknod { name: name(&mut data)?, mode: a.mode, rdev: a.rdev, umask: a.umask }
+            FuseOp::Mknod { name: name(&mut data)?, mode: a.mode, rdev: a.rdev, umask: a.umask }
         }
         op::MKDIR => {
             let a: abi::MkdirIn = fixed(args)?;
-            Op::Mkdir { name: name(&mut data)?, mode: a.mode, umask: a.umask }
+            FuseOp::Mkdir { name: name(&mut data)?, mode: a.mode, umask: a.umask }
         }
-        op::UNLINK => Op::Unlink { name: name(&mut data)? },
-        op::RMDIR => Op::Rmdir { name: name(&mut data)? },
+        op::UNLINK => FuseOp::Unlink { name: name(&mut data)? },
+        op::RMDIR => FuseOp::Rmdir { name: name(&mut data)? },
         op::RENAME => {
             let a: abi::RenameIn = fixed(args)?;
-            Op::Rename { name: name(&mut data)?, new_parent: a.newdir, new_name: name(&mut data)?, flags: 0 }
+            FuseOp::Rename {
+                name: name(&mut data)?,
+                new_parent: a.newdir,
+                new_name: name(&mut data)?,
+                flags: 0,
+            }
         }
         op::RENAME2 => {
             let a: abi::Rename2In = fixed(args)?;
-            Op::Rename {
+            FuseOp::Rename {
                 name: name(&mut data)?,
                 new_parent: a.newdir,
                 new_name: name(&mut data)?,
                 flags: a.flags,
             }
         }
-        op::LINK => Op::Link { ino: fixed::<abi::LinkIn>(args)?.oldnodeid, name: name(&mut data)? },
-        op::STATFS => Op::Statfs,
+        op::LINK => FuseOp::Link { ino: fixed::<abi::LinkIn>(args)?.oldnodeid, name: name(&mut data)? },
+        op::STATFS => FuseOp::Statfs,
         op::CREATE | op::TMPFILE => create(head.opcode, &fixed(args)?, &mut data)?,
         op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR => {
             xattr(head.opcode, args, setxattr_ext)?
         }
-        op::OPENDIR => Op::Opendir,
+        op::OPENDIR => FuseOp::Opendir,
         op::GETLK | op::SETLK | op::SETLKW => lock(head.opcode, &fixed(args)?),
-        op::INTERRUPT => Op::Interrupt { unique: fixed::<abi::InterruptIn>(args)?.unique },
-        op::DESTROY => Op::Destroy,
+        op::INTERRUPT => FuseOp::Interrupt { unique: fixed::<abi::InterruptIn>(args)?.unique },
+        op::DESTROY => FuseOp::Destroy,
         op::IOCTL => ioctl(&fixed(args)?, data)?,
-        op::NOTIFY_REPLY => Op::NotifyReply,
+        op::NOTIFY_REPLY => FuseOp::NotifyReply,
         _ => return on_handle(head.opcode, args),
     })
 }
 
 /// Operations on an open file.
-fn on_handle<'a>(opcode: u32, args: Args<'a>) -> Result<Op<'a>, Errno> {
+fn on_handle<'a>(opcode: u32, args: RequestArgs<'a>) -> Result<FuseOp<'a>, Errno> {
     Ok(match opcode {
         op::OPEN => {
             let a: abi::OpenIn = fixed(args)?;
-            Op::Open { flags: open_flags(a.flags), kill_suidgid: a.open_flags & abi::OPEN_KILL_SUIDGID != 0 }
+            FuseOp::Open {
+                flags: open_flags(a.flags),
+                kill_suidgid: a.open_flags & abi::OPEN_KILL_SUIDGID != 0,
+            }
         }
         op::READ => {
             let a: abi::ReadIn = fixed(args)?;
             let pages = a.read_flags & abi::READ_LOCKOWNER == 0;
-            Op::Read { fh: a.fh, offset: a.offset, size: a.size, pages }
+            FuseOp::Read { fh: a.fh, offset: a.offset, size: a.size, pages }
         }
         op::READDIR | op::READDIRPLUS => {
             let a: abi::ReadIn = fixed(args)?;
-            Op::Readdir { fh: a.fh, cookie: a.offset, size: a.size, plus: opcode == op::READDIRPLUS }
+            FuseOp::Readdir { fh: a.fh, cookie: a.offset, size: a.size, plus: opcode == op::READDIRPLUS }
         }
         op::WRITE => write(&fixed(args)?, args.data)?,
         op::RELEASE => {
             let a: abi::ReleaseIn = fixed(args)?;
             let unlock = a.release_flags & abi::RELEASE_FLOCK_UNLOCK != 0;
-            Op::Release { fh: a.fh, flock_unlock: unlock.then_some(a.lock_owner) }
+            FuseOp::Release { fh: a.fh, flock_unlock: unlock.then_some(a.lock_owner) }
         }
-        op::RELEASEDIR => Op::Releasedir { fh: fixed::<abi::ReleaseIn>(args)?.fh },
+        op::RELEASEDIR => FuseOp::Releasedir { fh: fixed::<abi::ReleaseIn>(args)?.fh },
         op::FSYNC | op::FSYNCDIR => {
             let a: abi::FsyncIn = fixed(args)?;
             let data_only = a.fsync_flags & abi::FSYNC_FDATASYNC != 0;
             if opcode == op::FSYNC {
-                Op::Fsync { fh: a.fh, data_only }
+                FuseOp::Fsync { fh: a.fh, data_only }
             } else {
-                Op::Fsyncdir { fh: a.fh, data_only }
+                FuseOp::Fsyncdir { fh: a.fh, data_only }
             }
         }
         op::FLUSH => {
             let a: abi::FlushIn = fixed(args)?;
-            Op::Flush { fh: a.fh, lock_owner: a.lock_owner }
+            FuseOp::Flush { fh: a.fh, lock_owner: a.lock_owner }
         }
         op::FALLOCATE => {
             let a: abi::FallocateIn = fixed(args)?;
-            Op::Fallocate { fh: a.fh, mode: a.mode.cast_signed(), offset: a.offset, len: a.length }
+            FuseOp::Fallocate { fh: a.fh, mode: a.mode.cast_signed(), offset: a.offset, len: a.length }
         }
         op::LSEEK => {
             let a: abi::LseekIn = fixed(args)?;
-            Op::Lseek { fh: a.fh, offset: a.offset, whence: a.whence.cast_signed() }
+            FuseOp::Lseek { fh: a.fh, offset: a.offset, whence: a.whence.cast_signed() }
         }
         op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
             let a: abi::CopyFileRangeIn = fixed(args)?;
-            Op::CopyFileRange {
+            FuseOp::CopyFileRange {
                 fh_in: a.fh_in,
                 off_in: a.off_in,
                 ino_out: a.nodeid_out,
@@ -345,19 +372,19 @@ fn on_handle<'a>(opcode: u32, args: Args<'a>) -> Result<Op<'a>, Errno> {
                 wide: opcode == op::COPY_FILE_RANGE_64,
             }
         }
-        // STATX: GETATTR says all there is (no birth time is kept); ACCESS: the kernel judges itself
-        // (default_permissions); BMAP, POLL, SYNCFS: nothing to say. Each is asked once, then never again.
-        _ => Op::Unsupported,
+        // ACCESS: the kernel checks permissions itself (default_permissions). BMAP, POLL, SYNCFS:
+        // not needed. The kernel sends each of them once, then never again.
+        _ => FuseOp::Unsupported,
     })
 }
 
-fn batch_forget(args: Args<'_>) -> Result<Op<'_>, Errno> {
+fn batch_forget(args: RequestArgs<'_>) -> Result<FuseOp<'_>, Errno> {
     let count = usize::try_from(fixed::<abi::BatchForgetIn>(args)?.count).map_err(|_| MALFORMED)?;
     let bytes = count.checked_mul(size_of::<abi::ForgetOne>()).ok_or(MALFORMED)?;
-    Ok(Op::BatchForget { all: Forgets(args.data.get(..bytes).ok_or(MALFORMED)?) })
+    Ok(FuseOp::BatchForget { all: Forgets(args.data.get(..bytes).ok_or(MALFORMED)?) })
 }
 
-fn setattr<'a>(a: &abi::SetattrIn) -> Op<'a> {
+fn setattr<'a>(a: &abi::SetattrIn) -> FuseOp<'a> {
     let has = |bit: u32| a.valid & bit != 0;
     let time = |bit: u32, now: u32, secs: u64, nanos: u32| {
         let at = SetTime::At(Timestamp::new(secs.cast_signed(), nanos));
@@ -373,10 +400,10 @@ fn setattr<'a>(a: &abi::SetattrIn) -> Op<'a> {
         ctime: has(fattr::CTIME).then(|| Timestamp::new(a.ctime.cast_signed(), a.ctimensec)),
         kill_suidgid: has(fattr::KILL_SUIDGID),
     };
-    Op::Setattr { fh: has(fattr::FH).then_some(a.fh), set }
+    FuseOp::Setattr { fh: has(fattr::FH).then_some(a.fh), set }
 }
 
-fn symlink<'a>(data: &mut &'a [u8]) -> Result<Op<'a>, Errno> {
+fn symlink<'a>(data: &mut &'a [u8]) -> Result<FuseOp<'a>, Errno> {
     let name = name(data)?;
     let target = string(data)?;
     if target.is_empty() {
@@ -385,33 +412,40 @@ fn symlink<'a>(data: &mut &'a [u8]) -> Result<Op<'a>, Errno> {
     if target.len() > SYMLINK_MAX {
         return Err(Errno(libc::ENAMETOOLONG));
     }
-    Ok(Op::Symlink { name, target })
+    Ok(FuseOp::Symlink { name, target })
 }
 
-fn create<'a>(opcode: u32, a: &abi::CreateIn, data: &mut &'a [u8]) -> Result<Op<'a>, Errno> {
+fn create<'a>(opcode: u32, a: &abi::CreateIn, data: &mut &'a [u8]) -> Result<FuseOp<'a>, Errno> {
     let flags = open_flags(a.flags);
     if opcode == op::TMPFILE {
-        return Ok(Op::Tmpfile { mode: a.mode, umask: a.umask, flags });
+        return Ok(FuseOp::Tmpfile { mode: a.mode, umask: a.umask, flags });
     }
-    Ok(Op::Create { name: name(data)?, mode: a.mode, umask: a.umask, flags })
+    Ok(FuseOp::Create { name: name(data)?, mode: a.mode, umask: a.umask, flags })
 }
 
-fn write<'a>(a: &abi::WriteIn, data: &'a [u8]) -> Result<Op<'a>, Errno> {
+fn write<'a>(a: &abi::WriteIn, data: &'a [u8]) -> Result<FuseOp<'a>, Errno> {
     let size = usize::try_from(a.size).map_err(|_| MALFORMED)?;
-    // A page written back has its place, whatever the descriptor that is borrowed for it was opened with.
-    let flags = if a.write_flags & abi::WRITE_CACHE == 0 { open_flags(a.flags) } else { 0 };
-    Ok(Op::Write {
+    // A page that is written back has its own offset, whatever the flags of the descriptor that the
+    // kernel uses for it.
+    let has = |bit: u32| a.write_flags & bit != 0;
+    let flags = if has(abi::WRITE_CACHE) { 0 } else { open_flags(a.flags) };
+    Ok(FuseOp::Write {
         fh: a.fh,
         offset: a.offset,
         data: data.get(..size).ok_or(MALFORMED)?,
         append: flags & libc::O_APPEND != 0,
-        kill_suidgid: a.write_flags & abi::WRITE_KILL_SUIDGID != 0,
+        kill_suidgid: has(abi::WRITE_KILL_SUIDGID),
         // `O_SYNC` contains it.
         sync: flags & libc::O_DSYNC != 0,
+        from: match (has(abi::WRITE_CACHE), has(abi::WRITE_LOCKOWNER)) {
+            (true, _) => WriteSource::WriteBack,
+            (_, true) => WriteSource::Direct,
+            _ => WriteSource::Through,
+        },
     })
 }
 
-fn xattr<'a>(opcode: u32, args: Args<'a>, setxattr_ext: bool) -> Result<Op<'a>, Errno> {
+fn xattr<'a>(opcode: u32, args: RequestArgs<'a>, setxattr_ext: bool) -> Result<FuseOp<'a>, Errno> {
     let mut data = args.data;
     Ok(match opcode {
         op::SETXATTR => {
@@ -430,17 +464,17 @@ fn xattr<'a>(opcode: u32, args: Args<'a>, setxattr_ext: bool) -> Result<Op<'a>, 
                 replace: flags & libc::XATTR_REPLACE != 0,
                 acl_kill_sgid: ext & abi::SETXATTR_ACL_KILL_SGID != 0,
             };
-            Op::Setxattr { name, value: data.get(..size).ok_or(MALFORMED)?, flags }
+            FuseOp::Setxattr { name, value: data.get(..size).ok_or(MALFORMED)?, flags }
         }
         op::GETXATTR => {
-            Op::Getxattr { size: fixed::<abi::GetxattrIn>(args)?.size, name: xattr_name(&mut data)? }
+            FuseOp::Getxattr { size: fixed::<abi::GetxattrIn>(args)?.size, name: xattr_name(&mut data)? }
         }
-        op::LISTXATTR => Op::Listxattr { size: fixed::<abi::GetxattrIn>(args)?.size },
-        _ => Op::Removexattr { name: xattr_name(&mut data)? },
+        op::LISTXATTR => FuseOp::Listxattr { size: fixed::<abi::GetxattrIn>(args)?.size },
+        _ => FuseOp::Removexattr { name: xattr_name(&mut data)? },
     })
 }
 
-fn lock<'a>(opcode: u32, a: &abi::LkIn) -> Op<'a> {
+fn lock<'a>(opcode: u32, a: &abi::LkIn) -> FuseOp<'a> {
     let lock = FileLock {
         start: a.lk.start,
         end: a.lk.end,
@@ -450,18 +484,18 @@ fn lock<'a>(opcode: u32, a: &abi::LkIn) -> Op<'a> {
         flock: a.lk_flags & abi::LK_FLOCK != 0,
     };
     match opcode {
-        op::GETLK => Op::Getlk { fh: a.fh, lock },
-        _ => Op::Setlk { fh: a.fh, lock, wait: opcode == op::SETLKW },
+        op::GETLK => FuseOp::Getlk { fh: a.fh, lock },
+        _ => FuseOp::Setlk { fh: a.fh, lock, wait: opcode == op::SETLKW },
     }
 }
 
-fn ioctl<'a>(a: &abi::IoctlIn, data: &'a [u8]) -> Result<Op<'a>, Errno> {
+fn ioctl<'a>(a: &abi::IoctlIn, data: &'a [u8]) -> Result<FuseOp<'a>, Errno> {
     if a.flags & abi::IOCTL_UNRESTRICTED != 0 {
         return Err(Errno(libc::ENOTTY)); // only a character device may send these
     }
     let size = usize::try_from(a.in_size).map_err(|_| MALFORMED)?;
     let out_max = usize::try_from(a.out_size).map_err(|_| MALFORMED)?;
-    Ok(Op::Ioctl { cmd: a.cmd, input: data.get(..size).ok_or(MALFORMED)?, out_max })
+    Ok(FuseOp::Ioctl { cmd: a.cmd, input: data.get(..size).ok_or(MALFORMED)?, out_max })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What can go wrong around a mount (not inside one: there it is an errno for the program that asked).
+//! Errors around a mount. (Inside a mount an error is an errno for the calling program.)
 
 use std::io;
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ pub enum Error {
     /// The device is missing or may not be opened.
     #[error("cannot open /dev/fuse: {0}")]
     Device(#[source] io::Error),
-    /// mount(2) refused.
+    /// mount(2) refused to mount.
     #[error("cannot mount on {}: {error}", mountpoint.display())]
     Mount {
-        /// Where.
+        /// The mount point.
         mountpoint: PathBuf,
-        /// Why.
+        /// The kernel's answer.
         #[source]
         error: io::Error,
     },
@@ -24,16 +24,16 @@ pub enum Error {
     /// umount2(2) refused; `EBUSY`: files are open.
     #[error("cannot unmount {}: {error}", mountpoint.display())]
     Unmount {
-        /// Where.
+        /// The mount point.
         mountpoint: PathBuf,
-        /// Why.
+        /// The kernel's answer.
         #[source]
         error: io::Error,
     },
     /// Nothing of type FUSE is mounted there.
     #[error("{} is not a FUSE mount", .0.display())]
     NotMounted(PathBuf),
-    /// The kernel speaks another version of the protocol.
+    /// The kernel uses another version of the protocol.
     #[error("the kernel speaks FUSE {major}.{minor}; 7.28 or newer is needed")]
     Version {
         /// Its major version.

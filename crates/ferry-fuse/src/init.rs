@@ -1,66 +1,76 @@
-//! The first exchange: which version, which capabilities, which limits.
+//! INIT, the first exchange: negotiates the version, the capabilities and the limits.
 
 use zerocopy::FromBytes;
 
 use crate::abi::{self, InitIn, InitInExt, InitOut, init};
-use crate::decode::Args;
+use crate::decode::RequestArgs;
 use crate::error::Error;
 
 /// Bytes of the largest read and write.
 pub const IO_MAX: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// Requests without a waiting process (read-ahead, write-back, asynchronous direct I/O, RELEASE) that the kernel sends
-/// before it holds more back. Its own 12 is less than two readers' read-ahead.
-const BACKGROUND_MAX: u16 = 64;
-/// From here on the kernel considers the mount congested and reads ahead less.
+/// Requests without a waiting process (read-ahead, write-back, asynchronous direct I/O, RELEASE)
+/// that the kernel sends at a time. Its default of 12 is less than the read-ahead of two readers.
+pub(crate) const BACKGROUND_MAX: u16 = 64;
+/// From this number on the kernel considers the mount congested and reads ahead less.
 const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 
 /// Capabilities that are taken whenever the kernel offers them, and why each may be.
-const ALWAYS: [u64; 14] = [
+const ALWAYS: [u64; 13] = [
     init::ASYNC_READ, // read-ahead of one file in parallel: requests are served in any order anyway
     init::EXPORT_SUPPORT, // lookup answers "." and "..", and numbers are never reused: NFS may export the mount
     init::BIG_WRITES,     // writes of more than a page
     init::DONT_MASK,      // the umask comes with the request, for directories with a default ACL
     init::DO_READDIRPLUS, // entries with attributes,
     init::READDIRPLUS_AUTO, // when the kernel sees that they are used
-    init::ASYNC_DIO,      // a large direct read or write as parallel requests
     init::PARALLEL_DIROPS, // lookups and listings of one directory in parallel: the file system locks for itself
     init::POSIX_ACL,       // the kernel judges ACLs, the file system stores and inherits them
     init::MAX_PAGES,       // requests of IO_MAX instead of 128 KiB
     init::CACHE_SYMLINKS,  // targets never change
-    // set-id bits are dropped by the file system on write, truncate and chown when the kernel says so; the kernel then
-    // need not ask for security.capability before each first write of an inode that it knows to have no such bits
+    // set-id bits are dropped by the file system on write, truncate and chown when the kernel says
+    // so; the kernel then need not ask for security.capability before each first write of an inode
+    // that it knows to have no such bits
     init::HANDLE_KILLPRIV_V2,
     init::SETXATTR_EXT,         // says when setting an ACL clears the set-group-id bit
     init::DIRECT_IO_ALLOW_MMAP, // shared mappings of files that are open for direct I/O
 ];
-// Not taken: AUTO_INVAL_DATA (drops a file's cached pages whenever its mtime is new to the kernel: here the kernel makes every change,
-// or is told; and where others change files, too, it reads stale pages all the same when two answers about one file cross); EXPLICIT_INVAL_DATA (a changed size shall still drop cached pages); ABORT_ERROR (ENODEV says as much);
-// ATOMIC_O_TRUNC (the kernel would send OPEN with O_TRUNC before it finds the file to be a running program: the file would be
-// emptied, and then the open refused); SPLICE_* (payloads are copied once, into place); NO_OPEN_SUPPORT (orphans and errors hang on OPEN);
-// NO_OPENDIR_SUPPORT (a listing needs its handle); HANDLE_KILLPRIV (V2 is more exact); SECURITY_CTX and CREATE_SUPP_GROUP
-// (extensions that `Filesystem` does not take); PASSTHROUGH, SUBMOUNTS, DAX; HAS_RESEND, ALLOW_IDMAP, REQUEST_TIMEOUT.
+// Not taken:
+// * AUTO_INVAL_DATA drops a file's cached pages whenever its mtime is new to the kernel. Here the
+//   kernel makes every change itself or is notified; and if other clients change files, too, it
+//   would still read stale pages when two answers about one file cross.
+// * EXPLICIT_INVAL_DATA: a changed size shall still drop cached pages.
+// * ABORT_ERROR: ENODEV says as much.
+// * ATOMIC_O_TRUNC: the kernel would send OPEN with O_TRUNC before it finds that the file is a
+//   running program: the file would be emptied, and then the open refused.
+// * SPLICE_*: payloads are copied once, to where they are needed.
+// * NO_OPEN_SUPPORT: orphans and deferred errors depend on OPEN.
+// * NO_OPENDIR_SUPPORT: a listing needs its handle.
+// * HANDLE_KILLPRIV: V2 is more exact.
+// * SECURITY_CTX and CREATE_SUPP_GROUP: extensions that `Filesystem` does not take.
+// * PASSTHROUGH, SUBMOUNTS, DAX, HAS_RESEND, ALLOW_IDMAP, REQUEST_TIMEOUT: not needed.
 
-/// What this side would like.
+/// What the file system asks the kernel for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wishes {
     pub(crate) writeback_cache: bool,
-    /// Others change the files, too.
+    /// Other clients change the files, too.
     pub(crate) is_shared: bool,
+    /// The kernel's page cache holds most files.
+    pub(crate) caches: bool,
     pub(crate) io_uring: bool,
 }
 
-/// What was agreed.
+/// What kernel and file system agreed on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Agreed {
     pub(crate) setxattr_ext: bool,
     pub(crate) io_uring: bool,
-    /// A name can be told to be looked up again.
+    /// The kernel knows a notification that makes it look a name up again.
     pub(crate) expires_names: bool,
 }
 
 /// Answers the kernel's `INIT`.
-pub(crate) fn negotiate(args: Args<'_>, wishes: Wishes) -> Result<(InitOut, Agreed), Error> {
+pub(crate) fn negotiate(args: RequestArgs<'_>, wishes: Wishes) -> Result<(InitOut, Agreed), Error> {
     let (hello, _) = InitIn::read_from_prefix(args.fixed).map_err(|_| Error::Handshake)?;
     if hello.major != abi::MAJOR || hello.minor < abi::MINOR_MIN {
         return Err(Error::Version { major: hello.major, minor: hello.minor });
@@ -73,6 +83,12 @@ pub(crate) fn negotiate(args: Args<'_>, wishes: Wishes) -> Result<(InitOut, Agre
     let mut wanted = init::INIT_EXT | ALWAYS.iter().fold(0, |all, flag| all | flag);
     if wishes.writeback_cache {
         wanted |= init::WRITEBACK_CACHE;
+    }
+    // Makes a large direct read or write parallel requests. If files are cached, the kernel would
+    // keep pages that are older than an asynchronous direct write: it drops pages before such a
+    // write, and once more only after a synchronous one.
+    if !wishes.caches {
+        wanted |= init::ASYNC_DIO;
     }
     if wishes.is_shared {
         wanted |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
@@ -107,7 +123,7 @@ mod tests {
     use super::*;
     use zerocopy::IntoBytes;
 
-    const PLAIN: Wishes = Wishes { writeback_cache: false, is_shared: false, io_uring: false };
+    const PLAIN: Wishes = Wishes { writeback_cache: false, is_shared: false, caches: true, io_uring: false };
 
     fn hello(minor: u32, flags: u64) -> Vec<u8> {
         let base = InitIn { major: 7, minor, max_readahead: 131_072, flags: flags as u32 };
@@ -116,7 +132,7 @@ mod tests {
     }
 
     fn answer(minor: u32, flags: u64, wishes: Wishes) -> Result<(InitOut, Agreed), Error> {
-        negotiate(Args::split(abi::op::INIT, false, &hello(minor, flags)), wishes)
+        negotiate(RequestArgs::split(abi::op::INIT, false, &hello(minor, flags)), wishes)
     }
 
     #[test]
@@ -127,7 +143,7 @@ mod tests {
         assert_eq!(out.flags2, 0);
         assert!(!agreed.setxattr_ext && !agreed.io_uring);
 
-        let all = Wishes { writeback_cache: true, is_shared: true, io_uring: true };
+        let all = Wishes { writeback_cache: true, is_shared: true, caches: true, io_uring: true };
         let (out, agreed) = answer(45, offered, all).expect("a current kernel");
         assert_eq!(u64::from(out.flags), offered & u64::from(u32::MAX));
         assert_eq!(u64::from(out.flags2) << 32, init::OVER_IO_URING);
@@ -135,12 +151,20 @@ mod tests {
     }
 
     #[test]
-    fn the_older_minor_version_is_spoken_and_too_old_ones_are_refused() {
+    fn direct_writes_are_asynchronous_only_where_nothing_is_cached() {
+        for caches in [false, true] {
+            let (out, _) = answer(45, init::ASYNC_DIO, Wishes { caches, ..PLAIN }).expect("a current kernel");
+            assert_eq!(u64::from(out.flags) & init::ASYNC_DIO != 0, !caches);
+        }
+    }
+
+    #[test]
+    fn the_older_minor_version_is_used_and_too_old_kernels_are_refused() {
         assert_eq!(answer(31, 0, PLAIN).expect("old but served").0.minor, 31);
         assert_eq!(answer(99, 0, PLAIN).expect("newer than this crate").0.minor, abi::MINOR);
         assert!(matches!(answer(12, 0, PLAIN), Err(Error::Version { minor: 12, .. })));
         let short = [0_u8; 7];
-        let args = Args::split(abi::op::INIT, false, &short);
+        let args = RequestArgs::split(abi::op::INIT, false, &short);
         assert!(matches!(negotiate(args, PLAIN), Err(Error::Handshake)));
     }
 }

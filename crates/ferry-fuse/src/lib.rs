@@ -1,26 +1,38 @@
-//! The kernel's FUSE protocol: mounts a [`ferry_fs::Filesystem`] and serves it. No policy lives here.
+//! The kernel's FUSE protocol: mounts a [`ferry_fs::Filesystem`] and serves it. No policy lives
+//! here.
 //!
-//! Where to start reading: [`Session`] mounts and starts the threads; `transport` moves messages; `core` decodes one,
-//! calls the file system and encodes its answer; `park` keeps requests that wait.
+//! The modules are layers. Each uses only what stands below it, or to its left in its own line:
+//!
+//! ```text
+//! session                                   mounts, starts the threads, ends them
+//! transport/   buffer  dev  uring           moves messages between the kernel and `request`
+//! notify       mount                        tells the kernel what to forget;  mount(2), fusermount3
+//! request/     counters  idle_poll  parked  one request: decode, call the file system, encode,
+//!              chain  direct_write          or park it until its answer arrives
+//!              dispatch
+//! decode       encode  device  init         bytes to an operation, an answer to bytes, /dev/fuse, INIT
+//! abi          sys  error                   the kernel's numbers and structures; system calls
+//! ```
+//!
+//! [`control`] stands beside them: it is the caller's side of FerryFS's own ioctl requests.
+//!
+//! Where to start reading: `request/dispatch.rs`, then [`Session`].
 
 mod abi;
 pub mod control;
-mod core;
-mod counters;
 mod decode;
+mod device;
 mod encode;
 mod error;
-mod idle;
 mod init;
 mod mount;
 mod notify;
-mod park;
+mod request;
 mod session;
-mod synced;
 mod sys;
 mod transport;
 
 pub use error::Error;
 pub use init::IO_MAX;
 pub use mount::{MountOptions, Transport, Unmount, unmount};
-pub use session::{Handle, Session};
+pub use session::{MountHandle, Session};

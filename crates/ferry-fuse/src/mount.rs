@@ -1,6 +1,6 @@
-//! Attaching to and detaching from a directory.
+//! Mounts on a directory, and unmounts.
 //!
-//! Root calls mount(2) and umount2(2); everyone else asks `fusermount3`, which may.
+//! Root calls mount(2) and umount2(2); other users run `fusermount3`, which is set-user-id root.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,38 +9,44 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::device::FuseDevice;
 use crate::error::Error;
 use crate::init::IO_MAX;
 use crate::sys;
-use crate::transport::dev::Device;
 
 const HELPER: &str = "fusermount3";
 /// How the mount's type is shown: FUSE, and which file system.
 const SUBTYPE: &str = "ferry";
 
-/// How to mount.
+/// The options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// What is shown as the mount's source.
+    /// The mount's source, as `mount` shows it.
     pub fsname: String,
     /// Nothing can be changed.
     pub read_only: bool,
-    /// Users other than the one who mounts may use it (as the permission bits allow, which the kernel checks).
-    /// `None`: if root mounts. Others than root need `user_allow_other` in /etc/fuse.conf.
+    /// Users other than the one who mounts may use it (as the permission bits allow, which the
+    /// kernel checks). `None`: yes if root mounts. Other users need `user_allow_other` in
+    /// /etc/fuse.conf.
     pub allow_other: Option<bool>,
     /// Set-user-id and set-group-id bits have no effect (always so if not root mounts).
     pub nosuid: bool,
     /// Device nodes have no effect (always so if not root mounts).
     pub nodev: bool,
-    /// Programs on it cannot be run.
+    /// Programs on the mount cannot be executed.
     pub noexec: bool,
-    /// Access times are not kept.
+    /// Reads do not update access times.
     pub noatime: bool,
-    /// Which transport.
+    /// Each read updates the access time.
+    pub strictatime: bool,
+    /// Listings do not update the access times of directories.
+    pub nodiratime: bool,
+    /// How requests travel between the kernel and this process.
     pub transport: Transport,
     /// Threads that serve /dev/fuse; `None`: by the number of cores.
     pub threads: Option<usize>,
-    /// While requests come closely, a thread at the scheduler's idle priority keeps a core from halting, so that answers wake programs sooner.
+    /// While requests follow each other closely, a thread at the scheduler's idle priority keeps a
+    /// core from halting, so that answers wake programs sooner.
     pub idle_poll: bool,
 }
 
@@ -54,6 +60,8 @@ impl Default for MountOptions {
             nodev: false,
             noexec: false,
             noatime: false,
+            strictatime: false,
+            nodiratime: false,
             transport: Transport::Auto,
             threads: None,
             idle_poll: true,
@@ -61,12 +69,13 @@ impl Default for MountOptions {
     }
 }
 
-/// How requests travel.
+/// How requests travel between the kernel and this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Per-core io_uring queues where the kernel offers them (6.14 and later, with the module's parameter `enable_uring`), else /dev/fuse.
+    /// Per-core io_uring queues if the kernel offers them (6.14 and later, with the module's
+    /// parameter `enable_uring`), else /dev/fuse.
     Auto,
-    /// /dev/fuse.
+    /// /dev/fuse only.
     Device,
 }
 
@@ -75,20 +84,20 @@ pub enum Transport {
 pub enum Unmount {
     /// Only if nothing is in use (`EBUSY` otherwise).
     Normal,
-    /// Out of sight now; gone when the last user is.
+    /// Detach it now; it ends when its last file is closed.
     Lazy,
-    /// Now: every request, waiting or to come, fails. Works without the daemon.
+    /// End it now: every request, waiting or to come, fails. Works without the daemon.
     Force,
 }
 
 /// Mounts on `mountpoint`, which is absolute, and gives the mount's descriptor.
-pub(crate) fn mount(mountpoint: &Path, options: &MountOptions) -> Result<Device, Error> {
+pub(crate) fn mount(mountpoint: &Path, options: &MountOptions) -> Result<FuseDevice, Error> {
     let (uid, gid) = sys::ids();
     if uid == 0 { mount_as_root(mountpoint, options, uid, gid) } else { mount_by_helper(mountpoint, options) }
 }
 
-fn mount_as_root(mountpoint: &Path, options: &MountOptions, uid: u32, gid: u32) -> Result<Device, Error> {
-    let device = Device::open().map_err(Error::Device)?;
+fn mount_as_root(mountpoint: &Path, options: &MountOptions, uid: u32, gid: u32) -> Result<FuseDevice, Error> {
+    let device = FuseDevice::open().map_err(Error::Device)?;
     let fd = device.file().as_raw_fd();
     let allow_other = if options.allow_other.unwrap_or(true) { ",allow_other" } else { "" };
     let data = format!(
@@ -100,6 +109,8 @@ fn mount_as_root(mountpoint: &Path, options: &MountOptions, uid: u32, gid: u32) 
         (options.nodev, libc::MS_NODEV),
         (options.noexec, libc::MS_NOEXEC),
         (options.noatime, libc::MS_NOATIME),
+        (options.strictatime, libc::MS_STRICTATIME),
+        (options.nodiratime, libc::MS_NODIRATIME),
     ];
     let flags = flags.iter().filter(|(set, _)| *set).fold(0, |all, (_, flag)| all | flag);
     sys::mount(&options.fsname, mountpoint, c"fuse.ferry", flags, &data)
@@ -107,7 +118,7 @@ fn mount_as_root(mountpoint: &Path, options: &MountOptions, uid: u32, gid: u32) 
     Ok(device)
 }
 
-fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<Device, Error> {
+fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<FuseDevice, Error> {
     let helper = |e: io::Error| Error::Helper(e.to_string());
     let (ours, theirs) = UnixStream::pair().map_err(helper)?;
     sys::keep_on_exec(theirs.as_fd()).map_err(helper)?;
@@ -133,13 +144,13 @@ fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<Device, 
         return Err(Error::Helper(String::from_utf8_lossy(&output.stderr).trim().into()));
     }
     match sys::receive_fd(&ours).map_err(helper)? {
-        Some(fd) => Ok(Device::from_file(File::from(fd))),
+        Some(fd) => Ok(FuseDevice::from_file(File::from(fd))),
         None => Err(Error::Helper("it sent no descriptor".into())),
     }
 }
 
-/// Unmounts what is mounted on `mountpoint`. Never asks the file system anything, so it works on a mount whose daemon
-/// hangs or is gone.
+/// Unmounts what is mounted on `mountpoint`. Never asks the file system anything, so it works on a
+/// mount whose daemon hangs or is gone.
 pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), Error> {
     let mountpoint =
         absolute(mountpoint).map_err(|error| Error::Unmount { mountpoint: mountpoint.into(), error })?;
@@ -147,7 +158,7 @@ pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), Error> {
     let connection = connection(&mountpoint).map_err(fail)?;
     let Some(connection) = connection else { return Err(Error::NotMounted(mountpoint)) };
     if how == Unmount::Force {
-        // Where this is not permitted or not mounted, MNT_FORCE does the same for root.
+        // If sysfs does not permit it or is not mounted, MNT_FORCE does the same for root.
         let aborted = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
         tracing::debug!(?aborted, connection, "aborted the FUSE connection");
     }
@@ -172,7 +183,7 @@ pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), Error> {
     }
 }
 
-/// The path with everything above its last component resolved: asking about the last one could hang.
+/// The path with everything above its last component resolved: looking at the last one could hang.
 pub(crate) fn absolute(path: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     match (path.parent(), path.file_name()) {
@@ -187,7 +198,8 @@ fn connection(mountpoint: &Path) -> io::Result<Option<u32>> {
     Ok(table.lines().rev().find_map(|line| connection_of(line, mountpoint)))
 }
 
-/// `ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS… - TYPE SOURCE …`, with `\ooo` for spaces and the like.
+/// `ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS… - TYPE SOURCE …`, with `\ooo` for spaces and the
+/// like.
 fn connection_of(line: &str, mountpoint: &Path) -> Option<u32> {
     let (place, kind) = line.split_once(" - ")?;
     let mut fields = place.split(' ');
@@ -241,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_mounted_is_said() {
+    fn unmounting_a_directory_without_a_mount_is_an_error() {
         let dir = tempfile::tempdir().expect("a directory");
         assert!(matches!(unmount(dir.path(), Unmount::Normal), Err(Error::NotMounted(_))));
     }

@@ -1,11 +1,17 @@
-//! What the file system asks of the kernel: to forget what it has cached.
+//! Notifications: tell the kernel to forget what it has cached.
 //!
-//! A notification may block in the kernel until requests are answered (that of a name takes the directory's lock), so it is sent from a
-//! thread of its own: one for attributes, which waits for nothing; one for names; and one for contents, where the kernel writes back what
-//! programs have stored there before it forgets them, and waits for pages that are being read. A queue is bounded: a caller that outruns the kernel waits, and must therefore hold no lock that a
-//! request may want. [`Host::forget`] alone does not wait: its callers are as many as there are leases.
+//! A notification may block in the kernel until requests are answered (that of a name takes the
+//! directory's lock), so threads of their own send them. One thread sends notifications of
+//! attributes, which wait for nothing. One sends those of names. One sends those of contents:
+//! before the kernel forgets pages, it writes back what programs have stored there, and it waits
+//! for pages that are being read.
+//!
+//! Queuing a notification never waits: the thread that queues may be one that answers requests, and
+//! a notification may be waiting for just such an answer. The queues are bounded all the same: an
+//! inode's attributes are queued once, and there are as many of the others as leases and parked
+//! requests.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::io::{self, IoSlice, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,103 +19,97 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use ferry_fs::{Host, Ino, NAME_MAX, ToForget};
+use ferry_fs::{Host, Ino, ToForget};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::IntoBytes;
 
 use crate::abi;
-use crate::counters::AllCounters;
-use crate::idle::IdlePoll;
+use crate::device::FuseDevice;
 use crate::init::Agreed;
-use crate::park::ParkTable;
-use crate::transport::dev::Device;
+use crate::request::counters::MountCounters;
+use crate::request::direct_write::DropPages;
+use crate::request::idle_poll::IdlePoll;
+use crate::request::parked::ParkTable;
 
-/// Notifications waiting to be sent.
-const QUEUE_MAX: usize = 4096;
-/// An inode that the kernel does not know may be one that it is just about to learn: it is told again so often,
-const AGAIN_MAX: usize = 10;
-/// each time after this.
-const AGAIN_AFTER: Duration = Duration::from_millis(1);
+/// If the kernel does not know an inode, it may be about to learn it: the notification is repeated
+/// this often.
+const REPEATS_MAX: usize = 10;
+/// The pause before each repetition.
+const REPEAT_INTERVAL: Duration = Duration::from_millis(1);
 
 enum Notice {
-    Inode { ino: Ino, offset: u64, len: u64 },
+    Contents { ino: Ino },
     Attributes { ino: Ino },
-    Entry { parent: Ino, name: Box<[u8]> },
     Forget { what: ToForget, done: Box<dyn FnOnce() + Send> },
+    Pages { ino: Ino, offset: u64, len: u64, done: Box<dyn FnOnce() + Send> },
 }
 
 impl fmt::Debug for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Inode { ino, .. } => write!(f, "Inode({ino})"),
+            Self::Contents { ino } => write!(f, "Contents({ino})"),
             Self::Attributes { ino } => write!(f, "Attributes({ino})"),
-            Self::Entry { parent, .. } => write!(f, "Entry({parent})"),
             Self::Forget { what, .. } => write!(f, "Forget({what:?})"),
+            Self::Pages { ino, .. } => write!(f, "Pages({ino})"),
         }
     }
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct QueuedNotices {
     waiting: VecDeque<Notice>,
+    /// Inodes for which a [`Notice::Attributes`] is queued.
+    attributes: HashSet<Ino>,
     closed: bool,
 }
 
-/// Notifications for one thread.
+/// The notifications that one thread sends.
 #[derive(Debug, Default)]
-struct Lane {
-    queue: Mutex<Queue>,
-    /// Something was queued, or the queue was closed.
+struct NoticeQueue {
+    notices: Mutex<QueuedNotices>,
+    /// Signalled when a notification is queued or the queue is closed.
     filled: Condvar,
-    /// Something was taken from a full queue, or the queue was closed.
-    drained: Condvar,
 }
 
-/// What a thread of the notifier sends.
+/// What one thread of the notifier sends.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum NoticeKind {
     Attributes,
     Names,
     Contents,
 }
 
-impl Kind {
+impl NoticeKind {
     pub(crate) const ALL: [Self; 3] = [Self::Attributes, Self::Names, Self::Contents];
 }
 
-impl Lane {
+impl NoticeQueue {
+    /// Queues a notification; never waits.
     fn push(&self, notice: Notice) {
-        let mut queue = self.queue.lock();
-        while queue.waiting.len() >= QUEUE_MAX && !queue.closed {
-            self.drained.wait(&mut queue);
-        }
-        drop(queue);
-        self.push_over(notice);
-    }
-
-    /// The same, however many there are.
-    fn push_over(&self, notice: Notice) {
-        let mut queue = self.queue.lock();
-        if !queue.closed {
+        let mut queue = self.notices.lock();
+        let waits = matches!(notice, Notice::Attributes { ino } if !queue.attributes.insert(ino));
+        if !queue.closed && !waits {
             queue.waiting.push_back(notice);
             self.filled.notify_one();
         }
     }
 
     fn close(&self) {
-        self.queue.lock().closed = true;
+        self.notices.lock().closed = true;
         self.filled.notify_all();
-        self.drained.notify_all();
     }
 
     fn next(&self) -> Option<Notice> {
-        let mut queue = self.queue.lock();
+        let mut queue = self.notices.lock();
         loop {
             if queue.closed {
                 return None;
             }
             if let Some(notice) = queue.waiting.pop_front() {
-                self.drained.notify_one();
+                if let Notice::Attributes { ino } = notice {
+                    // A later change needs another notification.
+                    queue.attributes.remove(&ino);
+                }
                 return Some(notice);
             }
             self.filled.wait(&mut queue);
@@ -117,20 +117,20 @@ impl Lane {
     }
 }
 
-/// The file system's side of the mount.
+/// The kernel of a mount, as the file system sees it.
 #[derive(Debug)]
 pub(crate) struct Notifier {
-    lanes: [Lane; Kind::ALL.len()],
-    counters: Arc<AllCounters>,
+    queues: [NoticeQueue; NoticeKind::ALL.len()],
+    counters: Arc<MountCounters>,
     parked: Weak<ParkTable>,
     idle: Arc<IdlePoll>,
     expires_names: AtomicBool,
 }
 
 impl Notifier {
-    pub(crate) fn new(counters: Arc<AllCounters>, parked: &Arc<ParkTable>, idle: Arc<IdlePoll>) -> Self {
+    pub(crate) fn new(counters: Arc<MountCounters>, parked: &Arc<ParkTable>, idle: Arc<IdlePoll>) -> Self {
         Self {
-            lanes: Default::default(),
+            queues: Default::default(),
             counters,
             parked: Arc::downgrade(parked),
             idle,
@@ -138,99 +138,110 @@ impl Notifier {
         }
     }
 
-    /// The kernel has said what it can.
+    /// The kernel has agreed to these capabilities.
     pub(crate) fn agreed(&self, agreed: &Agreed) {
         self.expires_names.store(agreed.expires_names, Ordering::Relaxed);
     }
 
-    fn lane(&self, kind: Kind) -> &Lane {
-        &self.lanes[kind as usize]
+    fn queue(&self, kind: NoticeKind) -> &NoticeQueue {
+        &self.queues[kind as usize]
     }
 
-    /// The mount is gone; what is queued has no receiver.
+    /// The mount is gone: what is queued has no receiver.
     pub(crate) fn close(&self) {
-        self.lanes.iter().for_each(Lane::close);
+        self.queues.iter().for_each(NoticeQueue::close);
     }
 
     /// Sends until closed.
-    pub(crate) fn run(&self, device: &Device, kind: Kind) {
-        while let Some(notice) = self.lane(kind).next() {
+    pub(crate) fn run(&self, device: &FuseDevice, kind: NoticeKind) {
+        while let Some(notice) = self.queue(kind).next() {
             match notice {
-                Notice::Inode { ino, offset, len } => inode(device, ino, offset, len),
+                Notice::Contents { ino } => invalidate_inode(device, ino, 0, 0),
                 Notice::Attributes { ino } => {
-                    attributes(device, ino);
+                    invalidate_attributes(device, ino);
                 }
-                Notice::Entry { parent, name } => entry(device, parent, &name, 0),
-                Notice::Forget { what, done } => self.forget_now(device, kind, what, done),
+                Notice::Forget { what, done } => self.send_forget(device, kind, what, done),
+                Notice::Pages { ino, offset, len, done } => {
+                    invalidate_inode(device, ino, offset, len);
+                    done();
+                }
             }
         }
     }
 
-    /// Names are left to their own thread.
-    fn forget_now(&self, device: &Device, kind: Kind, what: ToForget, done: Box<dyn FnOnce() + Send>) {
+    /// Sends one request of the file system; hands names on to their own thread.
+    fn send_forget(
+        &self,
+        device: &FuseDevice,
+        kind: NoticeKind,
+        what: ToForget,
+        done: Box<dyn FnOnce() + Send>,
+    ) {
         let ToForget { inodes, names, gone, contents } = what;
         forget_attributes(device, inodes);
-        if !(matches!(kind, Kind::Names) || names.is_empty() && gone.is_empty()) {
+        if matches!(kind, NoticeKind::Attributes) && !(names.is_empty() && gone.is_empty()) {
             let what = ToForget { inodes: Vec::new(), names, gone, contents };
-            return self.lane(Kind::Names).push_over(Notice::Forget { what, done });
+            return self.queue(NoticeKind::Names).push(Notice::Forget { what, done });
         }
-        names.iter().for_each(|(parent, name)| entry(device, *parent, name, abi::EXPIRE_ONLY));
-        gone.iter().for_each(|(parent, name)| entry(device, *parent, name, 0));
+        names.iter().for_each(|(parent, name)| invalidate_entry(device, *parent, name, abi::EXPIRE_ONLY));
+        gone.iter().for_each(|(parent, name)| invalidate_entry(device, *parent, name, 0));
         done();
-        let contents = contents.into_iter().map(|ino| Notice::Inode { ino, offset: 0, len: 0 });
-        contents.for_each(|notice| self.lane(Kind::Contents).push_over(notice));
+        contents.into_iter().for_each(|ino| self.queue(NoticeKind::Contents).push(Notice::Contents { ino }));
     }
 }
 
-/// Attributes, also of what the kernel is just about to learn.
-fn forget_attributes(device: &Device, inodes: Vec<Ino>) {
+/// Invalidates attributes, also those that the kernel is about to learn.
+fn forget_attributes(device: &FuseDevice, inodes: Vec<Ino>) {
     let mut inodes = inodes;
-    inodes.retain(|ino| !attributes(device, *ino));
-    for _ in 0..AGAIN_MAX {
+    inodes.retain(|ino| !invalidate_attributes(device, *ino));
+    for _ in 0..REPEATS_MAX {
         if inodes.is_empty() {
             break;
         }
-        pause(AGAIN_AFTER);
-        inodes.retain(|ino| !attributes(device, *ino));
+        pause(REPEAT_INTERVAL);
+        inodes.retain(|ino| !invalidate_attributes(device, *ino));
     }
 }
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "the kernel tells nobody when a process has taken an answer in"
+    reason = "the kernel does not say when a process has processed an answer"
 )]
 fn pause(time: Duration) {
     thread::sleep(time);
 }
 
-/// Attributes and contents. A length of 0 (or less) is "to the end" for the kernel too.
-fn inode(device: &Device, ino: Ino, offset: u64, len: u64) {
+/// Invalidates attributes and contents. A length of 0 (or less) means "to the end", as for the
+/// kernel.
+fn invalidate_inode(device: &FuseDevice, ino: Ino, offset: u64, len: u64) {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let out = abi::NotifyInvalInode { ino, off: signed(offset), len: signed(len) };
     let _known = send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
 }
 
-/// Attributes of an inode; `false`: the kernel does not know it.
-fn attributes(device: &Device, ino: Ino) -> bool {
-    // No contents: that is what an offset below 0 says.
+/// Invalidates the attributes of an inode; `false`: the kernel does not know the inode.
+fn invalidate_attributes(device: &FuseDevice, ino: Ino) -> bool {
+    // An offset below 0 excludes the contents.
     let out = abi::NotifyInvalInode { ino, off: -1, len: 0 };
     send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()])
 }
 
-fn entry(device: &Device, parent: Ino, name: &[u8], flags: u32) {
+/// Invalidates a name.
+fn invalidate_entry(device: &FuseDevice, parent: Ino, name: &[u8], flags: u32) {
     let out = abi::NotifyInvalEntry { parent, namelen: name.len() as u32, flags };
     send(device, abi::NOTIFY_INVAL_ENTRY, &[out.as_bytes(), name, &[0]]);
 }
 
-/// Has the kernel send a request (NOTIFY_REPLY, with no data) of this number, to the queue of the core that this runs on. `file` is a
-/// regular file that the kernel knows.
-pub(crate) fn ask_for_request(device: &Device, file: Ino, unique: u64) {
+/// Makes the kernel send a request (NOTIFY_REPLY, without data) of this number to the queue of the
+/// calling thread's core. `file` is a regular file that the kernel knows.
+pub(crate) fn ask_for_request(device: &FuseDevice, file: Ino, unique: u64) {
     let out = abi::NotifyRetrieve { notify_unique: unique, nodeid: file, ..abi::NotifyRetrieve::default() };
     let _known = send(device, abi::NOTIFY_RETRIEVE, &[out.as_bytes()]);
 }
 
-/// `false`: the kernel does not know the inode or name, so there is nothing to forget.
-fn send(device: &Device, code: i32, parts: &[&[u8]]) -> bool {
+/// Sends a notification; `false`: the kernel does not know the inode or name, so it has nothing to
+/// forget.
+fn send(device: &FuseDevice, code: i32, parts: &[&[u8]]) -> bool {
     let len = size_of::<abi::OutHeader>() + parts.iter().map(|p| p.len()).sum::<usize>();
     let head = abi::OutHeader { len: len as u32, error: code, unique: 0 };
     let mut slices = vec![IoSlice::new(head.as_bytes())];
@@ -245,22 +256,19 @@ fn send(device: &Device, code: i32, parts: &[&[u8]]) -> bool {
     }
 }
 
+impl DropPages for Notifier {
+    fn drop_pages(&self, ino: Ino, offset: u64, len: u64, done: Box<dyn FnOnce() + Send>) {
+        self.queue(NoticeKind::Contents).push(Notice::Pages { ino, offset, len, done });
+    }
+}
+
 impl Host for Notifier {
-    fn invalidate_inode(&self, ino: Ino, offset: u64, len: u64) {
-        self.lane(Kind::Contents).push(Notice::Inode { ino, offset, len });
-    }
-
     fn invalidate_attributes(&self, ino: Ino) {
-        self.lane(Kind::Attributes).push(Notice::Attributes { ino });
-    }
-
-    fn invalidate_entry(&self, parent: Ino, name: &[u8]) {
-        assert!(name.len() <= NAME_MAX, "the name is that of an entry");
-        self.lane(Kind::Names).push(Notice::Entry { parent, name: name.into() });
+        self.queue(NoticeKind::Attributes).push(Notice::Attributes { ino });
     }
 
     fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>) {
-        self.lane(Kind::Attributes).push_over(Notice::Forget { what, done });
+        self.queue(NoticeKind::Attributes).push(Notice::Forget { what, done });
     }
 
     fn forgets_names(&self) -> bool {
@@ -272,5 +280,51 @@ impl Host for Notifier {
         stats["parked"] = self.parked.upgrade().map_or(0, |t| t.len()).into();
         stats["idle_poll"] = self.idle.json();
         stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// A notifier without threads: as if the sending thread waited for a request that the queuing
+    /// thread is to answer.
+    fn notifier() -> Notifier {
+        let counters = Arc::<MountCounters>::default();
+        let parked = Arc::new(ParkTable::new(counters.block()));
+        Notifier::new(Arc::clone(&counters), &parked, Arc::new(IdlePoll::new(counters)))
+    }
+
+    #[test]
+    fn queuing_a_notification_never_waits() {
+        let notifier = Arc::new(notifier());
+        let (done, told) = mpsc::channel();
+        let queuing = Arc::clone(&notifier);
+        thread::spawn(move || {
+            for ino in 0..5000 {
+                queuing.invalidate_attributes(ino);
+            }
+            done.send(()).expect("the test waits");
+        });
+        assert_eq!(
+            told.recv_timeout(Duration::from_secs(20)),
+            Ok(()),
+            "queuing waits for a queue that nobody empties"
+        );
+        notifier.close();
+    }
+
+    #[test]
+    fn attributes_of_an_inode_are_queued_once_until_they_are_sent() {
+        let notifier = notifier();
+        let queue = notifier.queue(NoticeKind::Attributes);
+        for _ in 0..2 {
+            (0..5000).for_each(|n| notifier.invalidate_attributes(n % 3));
+            assert_eq!(queue.notices.lock().waiting.len(), 3);
+            (0..3).for_each(|ino| {
+                assert!(matches!(queue.next(), Some(Notice::Attributes { ino: next }) if next == ino));
+            });
+        }
     }
 }

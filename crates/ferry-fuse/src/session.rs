@@ -1,4 +1,5 @@
-//! A mount and the threads that serve it.
+//! A mount and the threads that serve it, from the handshake with the kernel to the end of the
+//! mount.
 
 use std::fs;
 use std::io;
@@ -11,41 +12,43 @@ use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use crate::abi::op;
-use crate::core::Core;
-use crate::counters::AllCounters;
-use crate::decode::Args;
+use crate::decode::RequestArgs;
+use crate::device::FuseDevice;
 use crate::error::Error;
-use crate::idle::IdlePoll;
 use crate::init::{self, Agreed, Wishes};
 use crate::mount::{self, MountOptions, Transport, Unmount};
-use crate::notify::{Kind, Notifier};
-use crate::park::ParkTable;
-use crate::transport::dev::{self, Device, Worker};
-use crate::transport::uring::Queues;
+use crate::notify::{NoticeKind, Notifier};
+use crate::request::counters::MountCounters;
+use crate::request::direct_write::{DirectWrites, FilesystemTarget};
+use crate::request::dispatch::Dispatcher;
+use crate::request::idle_poll::IdlePoll;
+use crate::request::parked::ParkTable;
+use crate::transport::dev::{self, DeviceWorker};
+use crate::transport::uring::UringQueues;
 
-/// Threads that serve /dev/fuse, for each core: some may be waiting for the disk.
+/// Threads that serve /dev/fuse, for each core: some of them may wait for the disk.
 const THREADS_PER_CORE: usize = 2;
 
 /// A mounted file system. Dropping it unmounts (lazily) and waits.
 #[derive(Debug)]
 pub struct Session {
-    handle: Handle,
+    handle: MountHandle,
     running: Option<Running>,
 }
 
 /// Unmounts from any thread, such as the one that waits for signals.
 #[derive(Clone, Debug)]
-pub struct Handle {
+pub struct MountHandle {
     mountpoint: Arc<PathBuf>,
-    /// The mount is gone: another one in its place is not ours to unmount.
+    /// The mount is gone: another mount at the same mount point is not ours to unmount.
     over: Arc<Mutex<bool>>,
     host: Arc<Notifier>,
 }
 
-impl Handle {
-    /// Unmounts; [`Session::wait`] then returns. No error if that has happened already.
+impl MountHandle {
+    /// Unmounts; [`Session::wait`] then returns. It is no error if the mount is gone already.
     pub fn unmount(&self, how: Unmount) -> Result<(), Error> {
-        // Held over the call, so that the mount cannot end and another begin in between.
+        // Held during the call, so that this mount cannot end and another one begin in between.
         let over = self.over.lock();
         if *over {
             return Ok(());
@@ -56,73 +59,74 @@ impl Handle {
         }
     }
 
-    /// The transport's counters.
+    /// The transport's statistics, as JSON.
     pub fn stats(&self) -> serde_json::Value {
         self.host.stats()
     }
 
-    /// Where it is mounted, as an absolute path.
+    /// The mount point, as an absolute path.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
 }
 
 struct Running {
-    core: Arc<Core>,
+    dispatcher: Arc<Dispatcher>,
     workers: Vec<JoinHandle<()>>,
-    queues: Option<Queues>,
+    queues: Option<UringQueues>,
     notifying: Vec<JoinHandle<()>>,
 }
 
 impl Running {
     fn spawn(
         &mut self,
-        device: Arc<Device>,
+        device: Arc<FuseDevice>,
         host: &Arc<Notifier>,
-        all: &AllCounters,
+        all: &MountCounters,
         options: &MountOptions,
         agreed: Agreed,
     ) -> io::Result<()> {
-        // With queues, these are left with FORGET and INTERRUPT; should the queues fail, the kernel sends everything here.
+        // With io_uring queues these threads serve only FORGET and INTERRUPT; if the queues fail,
+        // the kernel sends every request here.
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = options.threads.unwrap_or(cores * THREADS_PER_CORE).max(1);
-        // What a server answers is parked: no thread waits for it.
-        let lead = self.core.remote.then(Arc::default);
+        // Requests that wait for a server are parked: no thread waits, so one thread may lead.
+        let lead = self.dispatcher.remote.then(Arc::default);
         for i in 0..threads {
             let own = if i == 0 { Arc::clone(&device) } else { another(&device) };
-            let worker = Worker::new(own, Arc::clone(&self.core), all.block(), lead.clone());
+            let worker = DeviceWorker::new(own, Arc::clone(&self.dispatcher), all.block(), lead.clone());
             self.workers.push(spawn(format!("fuse-{i}"), move || worker.run())?);
         }
         if agreed.io_uring {
-            self.queues = Some(Queues::start(&device, &self.core, all)?);
-            self.core.parked.sweep_always()?;
+            self.queues = Some(UringQueues::start(&device, &self.dispatcher, all)?);
+            self.dispatcher.parked.start_sweep()?;
         }
-        for kind in Kind::ALL {
+        for kind in NoticeKind::ALL {
             let (notifier, device) = (Arc::clone(host), Arc::clone(&device));
             self.notifying.push(spawn("fuse-notify".into(), move || notifier.run(&device, kind))?);
         }
         if options.idle_poll && cores > 1 {
-            self.core.idle.start()?;
+            self.dispatcher.idle.start()?;
         }
         Ok(())
     }
 
-    /// Waits until the kernel has ended the mount, then ends the rest.
-    fn finish(self, handle: &Handle) {
+    /// Waits until the kernel has ended the mount, then ends the other threads.
+    fn finish(self, handle: &MountHandle) {
         for worker in self.workers {
             worker.join().expect("a serving thread does not panic");
         }
         *handle.over.lock() = true;
-        self.core.parked.interrupt_all();
+        self.dispatcher.parked.interrupt_all();
         if let Some(queues) = self.queues {
             queues.stop();
         }
         handle.host.close();
-        self.core.idle.stop();
+        self.dispatcher.idle.stop();
         for notifying in self.notifying {
             notifying.join().expect("the notifying thread does not panic");
         }
-        self.core.fs.detach();
+        self.dispatcher.fs.detach();
     }
 }
 
@@ -144,21 +148,22 @@ impl Session {
     fn start(
         fs: Arc<dyn Filesystem>,
         mountpoint: &Path,
-        device: Device,
+        device: FuseDevice,
         options: &MountOptions,
     ) -> Result<Self, Error> {
-        let all = Arc::new(AllCounters::default());
+        let all = Arc::new(MountCounters::default());
         let parked = Arc::new(ParkTable::new(all.block()));
         let idle = Arc::new(IdlePoll::new(Arc::clone(&all)));
         let host = Arc::new(Notifier::new(Arc::clone(&all), &parked, Arc::clone(&idle)));
-        // Before INIT is answered, since requests follow it at once.
+        // Before the answer to INIT, because requests follow it at once.
         fs.attach(Arc::clone(&host) as Arc<dyn Host>);
         let wishes = Wishes {
             writeback_cache: fs.writeback_cache(),
             is_shared: fs.is_shared(),
-            io_uring: options.transport == Transport::Auto && Queues::possible(),
+            caches: fs.kernel_caches(),
+            io_uring: options.transport == Transport::Auto && UringQueues::possible(),
         };
-        let agreed = match greet(&device, wishes) {
+        let agreed = match negotiate(&device, wishes) {
             Ok(agreed) => agreed,
             Err(e) => {
                 let undone = mount::unmount(mountpoint, Unmount::Lazy);
@@ -169,13 +174,23 @@ impl Session {
         };
         host.agreed(&agreed);
         let remote = fs.is_shared();
-        let core = Arc::new(Core { fs, parked, idle, setxattr_ext: agreed.setxattr_ext, remote });
-        let handle = Handle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
-        let mut running = Running { core, workers: Vec::new(), queues: None, notifying: Vec::new() };
+        let direct_writes =
+            DirectWrites::new(Arc::clone(&host) as _, Arc::new(FilesystemTarget(Arc::clone(&fs))));
+        let dispatcher = Arc::new(Dispatcher {
+            fs,
+            parked,
+            idle,
+            setxattr_ext: agreed.setxattr_ext,
+            remote,
+            direct_writes,
+            host: Arc::clone(&host) as _,
+        });
+        let handle = MountHandle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
+        let mut running = Running { dispatcher, workers: Vec::new(), queues: None, notifying: Vec::new() };
         let spawned = running.spawn(Arc::new(device), &handle.host, &all, options, agreed);
         let session = Self { handle, running: Some(running) };
         if let Err(e) = spawned {
-            // By force: with half of its queues the mount would answer nobody.
+            // By force: with some of its queues missing the mount would answer no request.
             let undone = session.handle.unmount(Unmount::Force);
             tracing::debug!(?undone, "unmounted after a failed start");
             return Err(Error::Transport(e));
@@ -183,8 +198,8 @@ impl Session {
         Ok(session)
     }
 
-    /// For threads that may have to end the mount.
-    pub fn handle(&self) -> Handle {
+    /// A handle for threads that may have to end the mount.
+    pub fn handle(&self) -> MountHandle {
         self.handle.clone()
     }
 
@@ -211,13 +226,14 @@ impl Drop for Session {
     }
 }
 
-fn greet(device: &Device, wishes: Wishes) -> Result<Agreed, Error> {
+/// Answers the kernel's INIT.
+fn negotiate(device: &FuseDevice, wishes: Wishes) -> Result<Agreed, Error> {
     let mut agreed = None;
     let answer = |head: &crate::abi::InHeader, body: &[u8]| {
         if head.opcode != op::INIT {
             return Err(Error::Handshake);
         }
-        let (out, terms) = init::negotiate(Args::split(op::INIT, false, body), wishes)?;
+        let (out, terms) = init::negotiate(RequestArgs::split(op::INIT, false, body), wishes)?;
         agreed = Some(terms);
         Ok(out.as_bytes().to_vec())
     };
@@ -229,8 +245,9 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinH
     thread::Builder::new().name(name).spawn(body)
 }
 
-/// Another descriptor of the mount, or the same one where this process may not open the device itself.
-fn another(device: &Arc<Device>) -> Arc<Device> {
+/// Another descriptor of the mount, or the same one where this process may not open the device
+/// itself.
+fn another(device: &Arc<FuseDevice>) -> Arc<FuseDevice> {
     device.try_clone().map_or_else(
         |error| {
             tracing::debug!(%error, "serving threads share a descriptor");

@@ -1,4 +1,5 @@
-//! The system calls that the standard library does not offer: mounting, cloning the device, passing a descriptor.
+//! The system calls that the standard library does not offer: mounting, cloning the device, passing
+//! a descriptor.
 
 #![expect(unsafe_code, reason = "libc offers these calls with raw pointers only")]
 
@@ -20,13 +21,13 @@ fn c_path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// The effective user and group.
+/// The effective user and group of this process.
 pub(crate) fn ids() -> (u32, u32) {
     // SAFETY: both calls take nothing and cannot fail.
     unsafe { (libc::geteuid(), libc::getegid()) }
 }
 
-/// mount(2).
+/// Calls mount(2).
 pub(crate) fn mount(
     source: &str,
     target: &Path,
@@ -41,7 +42,7 @@ pub(crate) fn mount(
     })
 }
 
-/// umount2(2).
+/// Calls umount2(2).
 pub(crate) fn umount(target: &Path, flags: libc::c_int) -> io::Result<()> {
     let target = c_path(target)?;
     // SAFETY: a NUL-terminated string that outlives the call.
@@ -55,7 +56,7 @@ pub(crate) fn clone_device(fresh: BorrowedFd<'_>, session: BorrowedFd<'_>) -> io
     check(unsafe { libc::ioctl(fresh.as_raw_fd(), DEV_IOC_CLONE, &raw const number) })
 }
 
-/// Lets programs that are started from now on inherit the descriptor.
+/// Lets child programs inherit the descriptor.
 pub(crate) fn keep_on_exec(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the descriptor is open, and F_SETFD takes an int.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) })
@@ -92,7 +93,7 @@ pub(crate) fn receive_fd(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(Some(fd))
 }
 
-/// Runs the calling thread on one core from now on.
+/// Pins the calling thread to one core.
 pub(crate) fn pin_to_core(core: usize) -> io::Result<()> {
     // SAFETY: cpu_set_t is plain data; zero is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -105,21 +106,23 @@ pub(crate) fn pin_to_core(core: usize) -> io::Result<()> {
     check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) })
 }
 
-/// Runs the calling thread only where a core has nothing else to do, from now on.
+/// Gives the calling thread the scheduler's idle priority: it runs only on a core that is idle
+/// otherwise.
 pub(crate) fn idle_priority() -> io::Result<()> {
     let param = libc::sched_param { sched_priority: 0 };
     // SAFETY: the parameter outlives the call; 0 is the calling thread.
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param) })
 }
 
-/// Leaves the calling thread without open files, from now on; other threads keep theirs.
+/// Leaves the calling thread without open files; other threads keep theirs.
 pub(crate) fn forget_files() -> io::Result<()> {
     let flags = libc::CLOSE_RANGE_UNSHARE as libc::c_int;
-    // SAFETY: takes numbers; what is closed is a table of this thread's own, which nothing in it uses.
+    // SAFETY: takes numbers; what is closed is a table of this thread's own, which nothing in it
+    // uses.
     check(unsafe { libc::close_range(0, libc::c_uint::MAX, flags) })
 }
 
-/// A counter that one thread waits on and others raise, eventfd(2).
+/// eventfd(2): a counter that one thread waits for and others increment.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: takes two numbers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };

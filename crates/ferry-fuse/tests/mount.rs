@@ -194,7 +194,8 @@ fn hundreds_of_parked_requests_leave_the_mount_usable() {
     });
 }
 
-/// Requests that come while the thread of their core's queue is busy take all of its slots, and more: the kernel queues those.
+/// Requests that come while the thread of their core's queue is busy take all of its slots, and
+/// more: the kernel queues those.
 #[test]
 fn a_burst_of_parked_requests_leaves_the_mount_usable() {
     const MANY: usize = 1800;
@@ -277,8 +278,7 @@ fn what_is_invalidated_is_asked_for_again() {
         let before = asked();
         fs::metadata(m.path("f")).expect("stats");
         assert_eq!(asked(), before, "cached for ever");
-        m.host().invalidate_inode(ino, 0, 0);
-        m.host().invalidate_entry(1, b"f");
+        m.host().invalidate_attributes(ino);
         // Sent in order by another thread: when the mount has seen it, stat asks.
         while asked() == before {
             fs::metadata(m.path("f")).expect("stats");

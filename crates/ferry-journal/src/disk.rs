@@ -2,13 +2,23 @@
 
 use crate::JournalError;
 use ferry_device::{AlignedBuf, BlockDevice, FlushCoordinator, FlushTiming, Io, IoDone};
+use parking_lot::Mutex;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The device and its flushes.
 pub struct Disk {
     dev: Arc<dyn BlockDevice>,
     flushes: Arc<FlushCoordinator>,
+    watch: Option<Watch>,
+}
+
+/// Whether reads fail, but for those of a part of the device.
+struct Watch {
+    but_of: Range<u64>,
+    /// The shortest that failed: its bytes, and where it was.
+    shortest: Mutex<Option<(usize, u64, Arc<io::Error>)>>,
 }
 
 /// An error of the device.
@@ -22,17 +32,49 @@ impl Disk {
         let flushes = FlushCoordinator::new(dev.clone());
         // What an earlier process wrote and never flushed is in the device's cache still: the first flush is a real one.
         flushes.write_completed();
-        Self { dev, flushes }
+        Self { dev, flushes, watch: None }
+    }
+
+    /// The same, and remembers the shortest read that fails but for those of `but_of`.
+    pub fn watched(dev: Arc<dyn BlockDevice>, but_of: Range<u64>) -> Self {
+        Self { watch: Some(Watch { but_of, shortest: Mutex::default() }), ..Self::new(dev) }
+    }
+
+    /// Where a read failed, and how.
+    pub fn unreadable(&self) -> Option<(u64, Arc<io::Error>)> {
+        let shortest = self.watch.as_ref()?.shortest.lock();
+        shortest.as_ref().map(|(_, offset, error)| (*offset, Arc::clone(error)))
+    }
+
+    fn note(&self, (offset, len): (u64, usize), result: &io::Result<()>) {
+        let watch = self.watch.as_ref().filter(|watch| !watch.but_of.contains(&offset));
+        if let (Some(watch), Err(error)) = (watch, result) {
+            let copy = match error.raw_os_error() {
+                Some(code) => io::Error::from_raw_os_error(code),
+                None => io::Error::from(error.kind()),
+            };
+            let mut shortest = watch.shortest.lock();
+            if shortest.as_ref().is_none_or(|(other, ..)| len < *other) {
+                *shortest = Some((len, offset, Arc::new(copy)));
+            }
+        }
     }
 
     /// Reads; waits.
     pub fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        self.dev.read(offset, buf)
+        let result = self.dev.read(offset, buf);
+        self.note((offset, buf.len()), &result);
+        result
     }
 
     /// Reads into each buffer from its place, in any order; waits. One result for each.
     pub fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
-        self.dev.read_many(reads)
+        let results = self.dev.read_many(reads);
+        reads
+            .iter()
+            .zip(&results)
+            .for_each(|((offset, buf), result)| self.note((*offset, buf.len()), result));
+        results
     }
 
     /// Writes; waits until the write completed.

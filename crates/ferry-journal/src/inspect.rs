@@ -1,11 +1,14 @@
 //! What a volume that nobody has open holds, told record by record, as far as it can be read. Nothing is written.
 
-use crate::disk::{Disk, io_error};
-use crate::format::{BlockStamp, LOG_BLOCK, RECORD_HEADER, RecordHeader};
+use crate::disk::Disk;
 use crate::home::map::HomeMap;
-use crate::home::{Home, HomeState, Opening, Point};
-use crate::record::{LogArea, append_payload};
-use crate::recovery::{Reader, replay};
+use crate::home::{Home, HomeState, Opening};
+use crate::log::format::{BlockStamp, RECORD_HEADER, RecordHeader};
+use crate::log::reader::Reader;
+use crate::log::record::append_payload;
+use crate::log::recovery::replay;
+use crate::log::ring::LogArea;
+use crate::types::Point;
 use crate::{Geometry, JournalError, Seq};
 use ferry_device::{AlignedBuf, BlockDevice};
 use std::sync::Arc;
@@ -118,12 +121,12 @@ pub fn log_records(
     visit: &mut dyn FnMut(&LogRecord) -> bool,
 ) -> Result<(), JournalError> {
     let (disk, area) = (Disk::new(dev.clone()), LogArea::new(geo));
-    let Some(newest) = newest_position(&disk, &area)? else { return Ok(()) };
+    let Some(newest) = newest_position(&disk, &area) else { return Ok(()) };
     let tail = (newest + 1).saturating_sub(area.blocks);
-    let mut reader = Reader::new(&disk, &area, tail, true);
+    let mut reader = Reader::new(&disk, &area, tail);
     let mut position = tail;
     while position <= newest {
-        let Some(header) = reader.header(position)? else {
+        let Ok(Some(header)) = reader.header(position) else {
             position += 1;
             continue;
         };
@@ -137,11 +140,12 @@ pub fn log_records(
                 record_id: header.id,
                 index: u32::try_from(index).unwrap_or(u32::MAX),
             };
-            if at >= tail + area.blocks || BlockStamp::decode(reader.block(at)?) != Some(want) {
+            let block = Some(at).filter(|at| *at < tail + area.blocks).and_then(|at| reader.block(at).ok());
+            let Some(block) = block.filter(|block| BlockStamp::decode(block) == Some(want)) else {
                 state = Wholeness::Missing(index);
                 break;
-            }
-            append_payload(reader.block(at)?, &mut payload);
+            };
+            append_payload(block, &mut payload);
         }
         let body = payload.get(RECORD_HEADER..RECORD_HEADER + header.body_len as usize);
         if state == Wholeness::Whole && body.map(crc32c::crc32c) != Some(header.body_crc) {
@@ -157,22 +161,15 @@ pub fn log_records(
 }
 
 /// The newest position that any whole block stamp in the ring names.
-fn newest_position(disk: &Disk, area: &LogArea) -> Result<Option<u64>, JournalError> {
-    const READ_BLOCKS: u64 = 256;
+fn newest_position(disk: &Disk, area: &LogArea) -> Option<u64> {
+    let mut reader = Reader::new(disk, area, 0);
     let mut newest = None;
-    let mut at = 0;
-    while at < area.blocks {
-        let n = READ_BLOCKS.min(area.blocks - at);
-        let mut buf = AlignedBuf::zeroed(n as usize * LOG_BLOCK);
-        disk.read(area.place(at), &mut buf).map_err(io_error("log"))?;
-        for (i, block) in (at..).zip(buf.chunks_exact(LOG_BLOCK)) {
-            let stamp = BlockStamp::decode(block);
-            let ours = stamp.filter(|s| s.volume_id == area.volume_id && s.position % area.blocks == i);
-            newest = newest.max(ours.map(|s| s.position));
-        }
-        at += n;
+    for at in 0..area.blocks {
+        let stamp = reader.block(at).ok().and_then(BlockStamp::decode);
+        let ours = stamp.filter(|s| s.volume_id == area.volume_id && s.position % area.blocks == at);
+        newest = newest.max(ours.map(|s| s.position));
     }
-    Ok(newest)
+    newest
 }
 
 /// Both copies of the home store's map, or what is wrong with each.

@@ -1,31 +1,27 @@
 //! The journal as its owner sees it.
 
-use crate::checkpoint::{Checkpoint, SPARE_KEPT};
-use crate::context::{Head, Joining, TransactionWrites};
-use crate::core::{Core, payload_max};
+use crate::commit::policy::{Caller, FlushPolicy};
+use crate::commit::stats::JournalStats;
+use crate::completion::Wait;
 use crate::disk::{Disk, io_error};
-use crate::format::{KEY_MAX, LOG_BLOCK, LOG_MIN, RecordKind};
-use crate::grow::{Growth, lay_out};
-use crate::hold::HoldTimer;
-use crate::home::{Home, HomeView, Opening, Point};
-use crate::layers::{Changes, Key, Layer, View};
-use crate::pipeline::Pipe;
-use crate::policy::{Caller, Dispatcher, FlushPolicy};
-use crate::record::{ExtentEntry, LogArea, RecordPlan, encode};
-use crate::recovery::{Replay, erase_behind, replay, tell};
-use crate::salvage::LostKeys;
-use crate::space::Space;
-use crate::stats::{Counters, JournalStats};
-use crate::wait::Wait;
-use crate::work::Signal;
-use crate::{
-    Completion, Credits, DataExtent, Geometry, JournalClient, JournalError, JournalOptions, Recovered, Seq,
-    Value,
-};
-use ferry_device::{AlignedBuf, BlockDevice, Env};
-use parking_lot::{Mutex, RwLock};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use crate::engine::checkpoint::{Checkpoint, SPARE_KEPT};
+use crate::engine::core::Core;
+use crate::engine::options::JournalOptions;
+use crate::home::{Home, HomeView, Opening};
+use crate::log::format::{LOG_BLOCK, LOG_MIN};
+use crate::log::recovery::{replay, tell};
+use crate::log::ring::{LogArea, lay_out};
+use crate::log::settle::settle;
+use crate::transaction::Transaction;
+use crate::types::{Changes, Point};
+use crate::view::layers::View;
+use crate::view::salvage::LostKeys;
+use crate::{Completion, Credits, Geometry, JournalClient, JournalError, Recovered, Seq, Value};
+use ferry_device::BlockDevice;
+use ferry_env::Env;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -38,16 +34,6 @@ pub struct Journal {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// What the first [`Journal::close`] came to.
     outcome: Mutex<Option<Result<(), JournalError>>>,
-}
-
-/// Changes that become visible together. Dropping it without [`Transaction::commit`] forgets them.
-pub struct Transaction<'j> {
-    core: &'j Arc<Core>,
-    changes: Changes,
-    extents: Vec<ExtentEntry>,
-    writes: Option<Arc<TransactionWrites>>,
-    /// Bytes of log space; 0 once they have been passed on.
-    reserved: u64,
 }
 
 impl Journal {
@@ -97,7 +83,7 @@ impl Journal {
         if !options.read_only {
             settle(&disk, &area, &mut replayed, state.point, &env)?;
         }
-        let core = core(disk, area, home, state.point, replayed, options, env, client)?;
+        let core = Core::new(disk, area, home, state.point, replayed, options, env, client)?;
         let journal = Self { core, threads: Mutex::default(), outcome: Mutex::new(None) };
         if journal.core.options.background {
             journal.start("ferry-journal", Core::run)?;
@@ -218,11 +204,11 @@ impl Journal {
             return Ok(());
         }
         if self.core.space.try_take(LOG_BLOCK as u64, true) {
-            Wait::until(|done| self.core.write_stamp(seq, done))
+            Wait::until(|done| self.core.write_durable_point(seq, done))
         } else {
             // A home store that has a context is a better stamp than any record.
             self.core.checkpoint(Checkpoint::Log)?;
-            Wait::until(|done| self.core.when_stamped(seq, done))
+            Wait::until(|done| self.core.when_durable_point(seq, done))
         }
     }
 
@@ -257,6 +243,17 @@ impl Journal {
         self.force_all()?;
         self.core.checkpoint(Checkpoint::Volume)?;
         Ok(true)
+    }
+
+    /// Newest context that the home store has.
+    pub fn home_seq(&self) -> Seq {
+        self.core.head.read().view.home.point.seq
+    }
+
+    /// Segments that the home store will have at most once [`Journal::make_room`] has been called, if `less` bytes of the keys and values in
+    /// it are removed.
+    pub fn home_segments_wanted(&self, less: u64) -> u32 {
+        self.core.home.wanted(less, SPARE_KEPT)
     }
 
     /// Does due background work (a hold or `commit_interval` is over, log idle); only for `background: false`.
@@ -324,8 +321,8 @@ impl Journal {
         // No stamp: the checkpoint below covers every context, as a stamp would.
         self.force_all()?;
         // Behind the end that the home store names there must not be any record.
-        if let Some(seq) = self.core.stamp_under_way() {
-            Wait::until(|done| self.core.when_stamped(seq, done))?;
+        if let Some(seq) = self.core.durable_point_in_flight() {
+            Wait::until(|done| self.core.when_durable_point(seq, done))?;
         }
         self.core.checkpoint(Checkpoint::Close)
     }
@@ -374,154 +371,5 @@ impl Drop for Journal {
         self.core.drive();
         // Here, not where the last completion lets go of the rest.
         self.core.home.end();
-    }
-}
-
-/// Makes what recovery found durable and says so in the log, so that it cannot end earlier the next time, and so that
-/// whatever lay behind it is gone.
-fn settle(
-    disk: &Disk,
-    area: &LogArea,
-    replayed: &mut Replay,
-    start: Point,
-    env: &Env,
-) -> Result<(), JournalError> {
-    let end = replayed.end;
-    if replayed.damage.is_some() {
-        erase_behind(disk, area, start, end)?;
-    } else {
-        let zeros = AlignedBuf::zeroed(LOG_BLOCK);
-        for place in &replayed.strange {
-            disk.write(*place, &zeros).map_err(io_error("log"))?;
-        }
-    }
-    disk.flush_wait().map_err(io_error("log"))?;
-    if end.position >= start.position + area.blocks {
-        // No block is left for it. Nothing was cut off either: the ring is full of records that are whole.
-        return Ok(());
-    }
-    let plan = RecordPlan {
-        kind: RecordKind::Stamp,
-        position: end.position,
-        id: env.entropy.next_u64(),
-        prev: end.id,
-        seq: end.seq.0,
-        stamp: end.seq.0,
-        body_len: 0,
-    };
-    for (offset, buf) in encode(area, &plan, &[], std::iter::empty()) {
-        disk.write(offset, &buf).map_err(io_error("log"))?;
-    }
-    disk.flush_wait().map_err(io_error("log"))?;
-    replayed.end = Point { seq: end.seq, position: end.position + 1, id: plan.id };
-    Ok(())
-}
-
-#[expect(clippy::too_many_arguments, reason = "the parts that a journal is put together from, once")]
-fn core(
-    disk: Arc<Disk>,
-    area: LogArea,
-    home: Home,
-    start: Point,
-    replayed: Replay,
-    options: JournalOptions,
-    env: Env,
-    client: Arc<dyn JournalClient>,
-) -> Result<Arc<Core>, JournalError> {
-    let end = replayed.end;
-    let layer = Layer { changes: replayed.changes, first: Seq(start.seq.0 + 1), last: end.seq };
-    let layers = if layer.changes.is_empty() { Vec::new() } else { vec![Arc::new(layer)] };
-    let view = Arc::new(View { layers, home: home.view()? });
-    home.file().set_owner(client.clone());
-    let total = area.blocks * LOG_BLOCK as u64;
-    let used = (end.position - start.position) * LOG_BLOCK as u64;
-    Ok(Arc::new(Core {
-        disk,
-        payload_max: AtomicU64::new(payload_max(area.blocks)),
-        area: RwLock::new(area),
-        growth: Growth::default(),
-        home,
-        // One block is kept for the stamp of the next recovery. Where this one's took it, the next checkpoint gives it back.
-        space: Space::new((total - used).saturating_sub(LOG_BLOCK as u64), total / 8, options.log.wake),
-        owed: AtomicU64::new((LOG_BLOCK as u64).saturating_sub(total - used)),
-        head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
-        pipe: Mutex::new(Pipe::new(end, start.position, Dispatcher::new(options.flush, options.fast_flush))),
-        checkpointing: Mutex::new(None),
-        tidying: Mutex::new(()),
-        hold_timer: HoldTimer::default(),
-        durable: AtomicU64::new(end.seq.0),
-        stamped: AtomicU64::new(end.seq.0),
-        sealed_at: AtomicU64::new(0),
-        failed: OnceLock::new(),
-        closed: AtomicBool::new(false),
-        signal: Signal::default(),
-        stats: Counters::default(),
-        options,
-        env,
-        client,
-    }))
-}
-
-impl Transaction<'_> {
-    /// The value as this transaction sees it: its own change, else the newest committed one.
-    pub fn get(&self, key: &[u8]) -> Result<Option<Value>, JournalError> {
-        match self.changes.get(key) {
-            Some(change) => Ok(change.clone()),
-            None => self.core.get(key),
-        }
-    }
-
-    /// Sets `key`.
-    ///
-    /// # Panics
-    /// When the key is longer than 65535 bytes.
-    pub fn put(&mut self, key: &[u8], value: &[u8]) {
-        self.change(key, Some(Value::from(value)));
-    }
-
-    /// Removes `key`, if it is there.
-    pub fn delete(&mut self, key: &[u8]) {
-        self.change(key, None);
-    }
-
-    fn change(&mut self, key: &[u8], change: Option<Value>) {
-        assert!(key.len() <= KEY_MAX, "a key of {} bytes", key.len());
-        match self.changes.get_mut(key) {
-            Some(earlier) => *earlier = change,
-            None => drop(self.changes.insert(Key::from(key), change)),
-        }
-    }
-
-    /// Data that the keys of this transaction map. The journal starts the device write itself at once, holds the
-    /// context's flush until it completed, and logs its checksum; `written` is called when the write completed.
-    pub fn write_data(&mut self, extent: DataExtent, written: Completion) {
-        let DataExtent { offset, buf, crc } = extent;
-        self.extents.push(ExtentEntry { offset, len: buf.len() as u32, crc });
-        let writes = self.writes.get_or_insert_default().clone();
-        writes.started();
-        let request = self.core.disk.write_request("data", offset, buf, move |result| {
-            let result = result.map_err(io_error("data"));
-            writes.completed(result.clone());
-            written(result);
-        });
-        self.core.disk.submit(vec![request]);
-    }
-
-    /// Merges the changes into the current context (memory only). Returns the context's number.
-    pub fn commit(mut self) -> Seq {
-        #[cfg(feature = "planted")]
-        self.core.commit_first_half(&mut self.changes);
-        let joining = Joining {
-            changes: std::mem::take(&mut self.changes),
-            extents: std::mem::take(&mut self.extents),
-            writes: self.writes.take(),
-        };
-        self.core.commit(joining, std::mem::take(&mut self.reserved))
-    }
-}
-
-impl Drop for Transaction<'_> {
-    fn drop(&mut self) {
-        self.core.release(self.reserved);
     }
 }

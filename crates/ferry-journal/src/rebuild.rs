@@ -5,13 +5,14 @@
 
 use crate::disk::{Disk, io_error};
 use crate::home::map::HomeMap;
-use crate::home::{Batches, HomeFile, HomeState, Opening, Point, Salvage, Search, Tree, Weight};
-use crate::layers::Changes;
-use crate::record::LogArea;
-use crate::recovery::{Replay, beyond, newest_row, replay, tell};
-use crate::salvage::{LostKeys, Range, walk};
+use crate::home::{Batches, HomeFile, HomeState, Opening, PageSource, Salvage, Search, Tree, Weight};
+use crate::log::recovery::{Beyond, Replay, beyond, newest_row, replay, tell};
+use crate::log::ring::LogArea;
+use crate::types::{Changes, Point};
+use crate::view::salvage::{LostKeys, Range, walk};
 use crate::{Geometry, JournalError, LogDamage, Seq, Value};
-use ferry_device::{BlockDevice, Env};
+use ferry_device::BlockDevice;
+use ferry_env::Env;
 use std::sync::Arc;
 
 /// Greater than any key.
@@ -46,16 +47,26 @@ pub struct Rebuilt {
 /// Writes all that is readable, of the home store and of the log, into a new home store in `free_segments`, which
 /// nothing may use, and then makes it the volume's. The journal must not be open.
 ///
+/// Without `give_up_unreadable`, [`JournalError::Unreadable`] says that something would be lost because the device cannot read it; nothing
+/// has changed then.
+///
 /// [`JournalError::HomeNeeds`] says how many segments are needed, if these do not suffice; nothing has changed then.
 pub fn rebuild_home(
     device: Arc<dyn BlockDevice>,
     geometry: Geometry,
     env: &Env,
     free_segments: &[u32],
+    give_up_unreadable: bool,
 ) -> Result<Rebuilt, JournalError> {
-    let disk = Arc::new(Disk::new(device));
+    let log = geometry.log_offset..geometry.log_offset + geometry.log_len;
+    let disk = Arc::new(Disk::watched(device, log));
     let area = LogArea::new(&geometry);
     let old = Old::open(&disk, &geometry, &area, env)?;
+    if let Some(LogDamage { offset, unreadable: Some(source), .. }) = &old.log_damage
+        && !give_up_unreadable
+    {
+        return Err(JournalError::Unreadable { what: "log", offset: *offset, source: source.clone() });
+    }
     let mut out =
         Rebuilt { found: old.source.found, log_damage: old.log_damage.clone(), ..Rebuilt::default() };
     let kept = old.file.as_ref();
@@ -64,7 +75,7 @@ pub fn rebuild_home(
         return Err(JournalError::Home(format!("segment {segment} is the home store's").into()));
     }
     let new = HomeFile::unpublished(&disk, &geometry, free_segments, kept.map(|file| &**file));
-    let needed = old.needed(new.unit_bytes());
+    let (needed, begins) = (old.needed(new.unit_bytes()), old.source.start.is_some());
     let written = copy(&new, old, &mut out);
     let room = |error| match new.explain(error) {
         JournalError::NoSpace => {
@@ -73,6 +84,11 @@ pub fn rebuild_home(
         other => other,
     };
     written.map_err(room)?;
+    // Whether it is what could not be read that is missing, or what is damaged beside it, nobody can tell.
+    let missing = !begins || !out.lost.is_empty() || out.found.is_some_and(|found| !found.complete);
+    if let Some((offset, source)) = disk.unreadable().filter(|_| missing && !give_up_unreadable) {
+        return Err(JournalError::Unreadable { what: "home store", offset, source });
+    }
     HomeMap::mark(&disk, &geometry, false)?;
     new.publish(SPARE)?;
     new.come_to_rest()?;
@@ -172,7 +188,7 @@ impl Source {
             offset: copy.place(0),
             detail: "its newest state is lost".into(),
         };
-        let row = newest_row(log.disk, log.area)?;
+        let row = newest_row(log.disk, log.area);
         let row = row.map(|start| Ok::<_, JournalError>((start, log.replay(start)?.reach()))).transpose()?;
         // Made again over a store that is newer, it would bring back what is gone.
         let row = row.filter(|(_, reach)| reach.end.seq >= newest.max(log.newest));
@@ -284,7 +300,7 @@ struct Old {
 impl Old {
     fn open(disk: &Arc<Disk>, geo: &Geometry, area: &LogArea, env: &Env) -> Result<Self, JournalError> {
         disk.flush_wait().map_err(io_error("log"))?;
-        let (position, newest) = beyond(disk, area)?;
+        let Beyond { position, seq: newest, unreadable } = beyond(disk, area);
         let opened = HomeFile::open(disk, geo, Opening { read_only: true, in_order: true });
         let at_rest = opened.as_ref().is_ok_and(|file| file.is_at_rest());
         let log = Log { disk, area, newest, at_rest, env };
@@ -298,8 +314,10 @@ impl Old {
             Err(error) => (None, Source::named(Err(error))),
         };
         // What begins at 0 is all that ever happened: only a new volume's log does.
-        let seq = newest.max(source.newest);
-        let mut end = Point { seq, position: position.max(1), id: env.entropy.next_u64() };
+        let seq = Seq(newest.max(source.newest).0 + unreadable);
+        // Blocks that cannot be read may be of later positions: those of the ring, if it ends with them.
+        let unseen = if unreadable > 0 { area.blocks } else { 0 };
+        let mut end = Point { seq, position: position.max(1) + unseen, id: env.entropy.next_u64() };
         let (changes, log_damage) = match source.start {
             Some(start) => {
                 let replayed = log.replay(start)?;
@@ -312,6 +330,7 @@ impl Old {
                 let lost = LogDamage {
                     offset: area.offset,
                     detail: "where it begins is not known".into(),
+                    unreadable: None,
                     lost_from: Seq(1),
                     lost_to: newest,
                 };

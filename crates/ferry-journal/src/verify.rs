@@ -1,35 +1,14 @@
 //! Reading what the journal keeps on the device, while everything goes on, to see whether it is still what was written.
 
 use crate::disk::{Disk, io_error};
-use crate::format::LOG_BLOCK;
 use crate::home::map::HomeMap;
 use crate::home::{HomeFile, Suspect};
-use crate::recovery::Reader;
-use crate::{Geometry, Journal, JournalError};
+use crate::journal::Journal;
+use crate::log::format::LOG_BLOCK;
+use crate::log::reader::Reader;
+use crate::{BadPlace, Geometry, JournalError, Step};
 use ferry_device::BlockDevice;
 use std::sync::Arc;
-
-/// Called after each read with the bytes that it took; may wait. `false` ends the reading.
-pub type Step<'s> = &'s mut dyn FnMut(u64) -> bool;
-
-/// A place of the device that cannot be read, or does not hold what was written there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadPlace {
-    /// Which part of the volume.
-    pub what: &'static str,
-    /// First byte on the device.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-    /// What is wrong.
-    pub detail: String,
-}
-
-impl BadPlace {
-    pub(crate) fn unreadable(what: &'static str, offset: u64, len: u64, error: &std::io::Error) -> Self {
-        Self { what, offset, len, detail: format!("the device cannot read it: {error}") }
-    }
-}
 
 /// Where a slot of the home store's map is that is damaged while the other one is whole, and what is wrong with it. One that a crash may
 /// have left so is not damaged.
@@ -58,7 +37,7 @@ impl Journal {
             let start = core.head.read().view.home.point;
             let durable = core.pipe.lock().end.seq;
             let area = core.area();
-            let mut reader = Reader::new(&core.disk, &area, start.position, false);
+            let mut reader = Reader::new(&core.disk, &area, start.position);
             let mut end = start;
             let mut broken = None;
             while broken.is_none() && end.seq < durable {

@@ -4,67 +4,24 @@
 mod common;
 
 use common::{Volume, assert_same, credits, device_len, geometry, options, put};
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env, Io, MemDevice};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, HookedDevice, MemDevice, Op};
+use ferry_env::Env;
 use ferry_journal::*;
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 const KEYS: u64 = 6000;
-
-/// Counts reads, many at once as one, and the bytes that they read.
-struct Counting {
-    below: MemDevice,
-    reads: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl BlockDevice for Counting {
-    fn capacity(&self) -> u64 {
-        self.below.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(buf.len() as u64, Ordering::Relaxed);
-        self.below.read(offset, buf)
-    }
-    fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(reads.iter().map(|(_, buf)| buf.len() as u64).sum(), Ordering::Relaxed);
-        self.below.read_many(reads)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.below.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.below.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        self.below.submit(batch);
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        None
-    }
-}
 
 fn value(i: u64, salt: u64) -> Vec<u8> {
     vec![(i + salt) as u8; 600 + (i % 800) as usize]
 }
 
 /// A volume whose keys were put in no order, over several checkpoints.
-fn volume() -> (Arc<Counting>, Volume, Model) {
+fn volume() -> (Arc<HookedDevice>, Volume, Model) {
     let geo = geometry(16 << 20, 256);
-    let below = MemDevice::new(device_len(&geo));
-    let device = Arc::new(Counting { below, reads: AtomicU64::new(0), bytes: AtomicU64::new(0) });
+    let device = Arc::new(HookedDevice::new(Arc::new(MemDevice::new(device_len(&geo)))));
     let volume = Volume::on(device.clone(), geo, Env::real());
     let mut model = Model::new();
     let (journal, ..) = volume.open_owned(options(false)).unwrap();
@@ -85,9 +42,9 @@ fn reader(reads_all: bool) -> JournalOptions {
     JournalOptions { reads_all, home_cache_bytes: 1 << 20, ..JournalOptions::offline(0) }
 }
 
-/// Scans everything: reads, bytes read, keys seen.
-fn scan(device: &Counting, journal: &Journal) -> (u64, u64, u64) {
-    let before = [&device.reads, &device.bytes].map(|count| count.load(Ordering::Relaxed));
+/// Scans everything: reads (many at once as one), bytes read, keys seen.
+fn scan(device: &HookedDevice, journal: &Journal) -> (u64, u64, u64) {
+    let before = device.asked(Op::Read);
     let mut keys = 0;
     journal
         .scan(b"", &[0xff; 8], &mut |_, _| {
@@ -95,8 +52,8 @@ fn scan(device: &Counting, journal: &Journal) -> (u64, u64, u64) {
             true
         })
         .unwrap();
-    let after = [&device.reads, &device.bytes].map(|count| count.load(Ordering::Relaxed));
-    (after[0] - before[0], after[1] - before[1], keys)
+    let after = device.asked(Op::Read);
+    (after.requests - before.requests, after.bytes - before.bytes, keys)
 }
 
 #[test]
@@ -156,13 +113,13 @@ fn shorter(i: u64, round: u64) -> Vec<u8> {
 }
 
 /// Places of blocks of pages with our values in the home store's file, first copies.
-fn blocks(device: &Counting, geo: &Geometry, segments: &[u32]) -> Vec<u64> {
+fn blocks(device: &HookedDevice, geo: &Geometry, segments: &[u32]) -> Vec<u64> {
     let blocks = home_unit_bytes(geo.segment_len) / BLOCK_SIZE as u64;
     let place = |segment: &u32| geo.segments_offset + u64::from(*segment) * geo.segment_len;
     let all = segments.iter().flat_map(|s| (0..blocks).map(move |b| place(s) + b * BLOCK_SIZE as u64));
     let is_leaf = |place: &u64| {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        device.below.read(*place, &mut block).unwrap();
+        device.inner().read(*place, &mut block).unwrap();
         let inside = &block[1990..2010];
         block[0] == 1 && inside[0] > 0 && inside.iter().all(|byte| *byte == inside[0])
     };
@@ -177,9 +134,9 @@ fn damage_is_met_as_without_reading_ahead() {
     let copy = volume.geo.segment_len / 2;
     let ruin = |place: u64| {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        device.below.read(place, &mut block).unwrap();
+        device.inner().read(place, &mut block).unwrap();
         block[2000] ^= 0x55;
-        device.below.write(place, &block).unwrap();
+        device.inner().write(place, &block).unwrap();
     };
     let leaves = blocks(&device, &volume.geo, &recovered.home_segments);
     assert!(leaves.len() > 500, "{}", leaves.len());

@@ -8,7 +8,8 @@
 mod common;
 
 use common::{Owner, device_len, geometry, options};
-use ferry_device::{AlignedBuf, BlockDevice, Env};
+use ferry_device::{AlignedBuf, BlockDevice};
+use ferry_env::Env;
 use ferry_journal::*;
 use ferry_sim::device::{SimClock, SimDevice, SimRng, sim_env};
 use parking_lot::Mutex;

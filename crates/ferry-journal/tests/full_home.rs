@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Owner, SEGMENT, Volume, credits, options};
-use ferry_device::{Env, MemDevice};
+use ferry_device::MemDevice;
+use ferry_env::Env;
 use ferry_journal::*;
 use ferry_sim::device::SimRng;
 use std::collections::{BTreeMap, HashSet};

@@ -37,7 +37,7 @@ fn one_bad_copy_of_any_block_costs_nothing() {
                 assert!(damage == 2 || setup.block(place)[..] != before[..] || seen == 0, "only read");
                 let mended = setup.check(JournalOptions { home_cache_bytes: 0, ..options(false) });
                 assert!(mended > 0 || seen == 0, "{damage} of {block}");
-                setup.bad.set(&[]);
+                setup.bad.set_unreadable([]);
                 if seen > 0 {
                     counted += 1;
                     headers += u32::from(header);
@@ -124,7 +124,7 @@ fn a_lost_leaf_costs_its_keys_only() {
             }
             assert_eq!(journal.scan(b"", &[0xff; 8], &mut |_, _| true).is_err(), !lost.is_empty());
             drop(journal);
-            setup.bad.set(&[]);
+            setup.bad.set_unreadable([]);
             copies.iter().for_each(|(p, bytes)| setup.write(*p, bytes));
         }
     }
@@ -264,7 +264,7 @@ fn an_accepted_log_ends_at_its_damage() {
         assert_eq!((newest(&journal), damage.offset), (Some(2), third));
         assert_eq!((damage.lost_from.0, damage.lost_to.0), (first.last.0 + 3, first.last.0 + 6));
         drop(journal);
-        setup.bad.set(&[]);
+        setup.bad.set_unreadable([]);
         assert!(setup.volume.open_with(options(false)).is_err() || unreadable, "nothing was written");
         if unreadable {
             setup.garbage(third);
@@ -444,7 +444,7 @@ fn a_home_map_that_cannot_be_read_is_not_needed() {
     for slot in geo.home_map_offsets {
         setup.unreadable(slot);
         assert_eq!(setup.check(reader()), 0);
-        setup.bad.set(&[]);
+        setup.bad.set_unreadable([]);
     }
 }
 

@@ -7,8 +7,8 @@ use common::home::{
     APART, BLOCK, LOG, Model, PAGES, Setup, free_of, header_of, leaves_with, lose_both, open_on, places,
     reader, rebuild, setup, wipe_log,
 };
-use common::{BadBlocks, Volume, assert_same, device_len, geometry, options, put};
-use ferry_device::{AlignedBuf, BlockDevice};
+use common::{Volume, assert_same, device_len, geometry, options, put};
+use ferry_device::{AlignedBuf, BlockDevice, HookedDevice};
 use ferry_journal::inspect::home_map;
 use ferry_journal::*;
 use ferry_sim::device::{SimDevice, sim_env};
@@ -48,7 +48,7 @@ fn a_part_of_a_copy_is_not_a_state() {
     let geo = geometry(LOG, 600);
     let (env, _) = sim_env(7);
     let device = Arc::new(SimDevice::new(device_len(&geo)));
-    let bad = Arc::new(BadBlocks::below(device.clone()));
+    let bad = Arc::new(HookedDevice::new(device.clone()));
     let volume = Volume::on(bad.clone(), geo, env);
     let (journal, _) = volume.open();
     for i in 0..14_000_u32 {

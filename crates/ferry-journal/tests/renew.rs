@@ -4,11 +4,11 @@
 mod common;
 
 use common::{Volume, assert_same, device_len, force, geometry, options, put};
-use ferry_device::{AlignedBuf, BlockDevice, Env, Io, MemDevice};
+use ferry_device::{AlignedBuf, BlockDevice, HookedDevice, MemDevice, Op};
+use ferry_env::Env;
 use ferry_journal::*;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -164,60 +164,28 @@ fn power_may_be_lost_at_any_moment_of_an_unmount() {
     crash_everywhere(true);
 }
 
-/// A device whose next read of a segment waits until it is let go.
+/// A device whose next read of a segment, once it is armed, waits until it is let go.
 struct Stalling {
-    below: MemDevice,
-    segments: u64,
-    armed: AtomicBool,
-    reached: (Sender<()>, Mutex<Receiver<()>>),
-    go: (Sender<()>, Mutex<Receiver<()>>),
+    armed: Arc<AtomicBool>,
+    reached: Receiver<()>,
+    go: Sender<()>,
 }
 
-impl BlockDevice for Stalling {
-    fn capacity(&self) -> u64 {
-        self.below.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        if offset >= self.segments && self.armed.swap(false, Ordering::SeqCst) {
-            self.reached.0.send(()).unwrap();
-            self.go.1.lock().unwrap().recv().unwrap();
-        }
-        self.below.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.below.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.below.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        self.below.submit(batch);
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        None
-    }
-}
-
-fn stalling() -> (Arc<Stalling>, Volume) {
+fn stalling() -> (Stalling, Volume) {
     let geo = geometry(16 << 20, 256);
-    let (below, channel) = (MemDevice::new(device_len(&geo)), || {
-        let (send, receive) = channel();
-        (send, Mutex::new(receive))
+    let device = HookedDevice::new(Arc::new(MemDevice::new(device_len(&geo))));
+    let armed = Arc::new(AtomicBool::new(false));
+    let ((reach, reached), (go, gone)) = (channel(), channel());
+    let (stalls, gone) = (Arc::clone(&armed), Mutex::new(gone));
+    device.set_hook(move |request, serve| {
+        let segment = request.op == Op::Read && request.offset >= geo.segments_offset;
+        if segment && stalls.swap(false, Ordering::SeqCst) {
+            reach.send(()).unwrap();
+            gone.lock().unwrap().recv().unwrap();
+        }
+        serve()
     });
-    let device = Arc::new(Stalling {
-        below,
-        segments: geo.segments_offset,
-        armed: AtomicBool::new(false),
-        reached: channel(),
-        go: channel(),
-    });
-    (device.clone(), Volume::on(device, geo, Env::real()))
+    (Stalling { armed, reached, go }, Volume::on(Arc::new(device), geo, Env::real()))
 }
 
 /// Takes log space until there is little left.
@@ -237,10 +205,10 @@ fn a_copy_gives_way_to_whoever_needs_the_log() {
     device.armed.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
         let checkpoint = scope.spawn(|| journal.checkpoint());
-        device.reached.1.lock().unwrap().recv().unwrap();
+        device.reached.recv().unwrap();
         let taken = press(&journal);
         assert!(taken.len() > 10);
-        device.go.0.send(()).unwrap();
+        device.go.send(()).unwrap();
         checkpoint.join().unwrap().unwrap();
     });
     assert!(journal.stats().home_bytes >= large, "the copy went on");
@@ -279,7 +247,7 @@ fn what_changes_during_a_long_checkpoint_is_durable_in_time() {
     // The journal's own thread makes a checkpoint when nothing happens, and stays in it.
     device.armed.store(true, Ordering::SeqCst);
     (0..2000).step_by(100).for_each(|i| set(&journal, &mut model, i, 1000));
-    device.reached.1.lock().unwrap().recv().unwrap();
+    device.reached.recv().unwrap();
     let begun = Instant::now();
     let mut durable = true;
     for i in 0..3 {
@@ -291,7 +259,7 @@ fn what_changes_during_a_long_checkpoint_is_durable_in_time() {
             std::thread::yield_now();
         }
     }
-    device.go.0.send(()).unwrap();
+    device.go.send(()).unwrap();
     assert!(durable, "nobody sealed what was collected");
     assert_same(&journal, &model);
     journal.close().unwrap();

@@ -1,7 +1,7 @@
 //! Model of the log's space under shuttle: every interleaving it can find of takers, releases, and the end.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-#[path = "../src/space.rs"]
+#[path = "../src/log/space.rs"]
 #[allow(dead_code, reason = "the model needs a part of it")]
 mod space;
 
@@ -201,7 +201,7 @@ fn turned_away_takers_may_come_again() {
             (first, second)
         });
         wait_until(|| space.has_waiters());
-        space.turn_away();
+        space.fail_waiters();
         space.release(4);
         let (first, second) = taker.join().unwrap();
         assert_eq!((first, second), (Err(NoGrant::Full), Ok(())));

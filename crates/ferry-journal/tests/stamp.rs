@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Volume, credits, device_len, force, geometry, options, put};
-use ferry_device::{AlignedBuf, BlockDevice, Env, FileDevice};
+use ferry_device::{AlignedBuf, BlockDevice, FileDevice};
+use ferry_env::Env;
 use ferry_journal::*;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use std::sync::Arc;

@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Volume, credits, device_len, force, geometry, options, put};
-use ferry_device::{AlignedBuf, Env, FileDevice};
+use ferry_device::{AlignedBuf, FileDevice};
+use ferry_env::Env;
 use ferry_journal::{DataExtent, Geometry, LogOptions, Wake};
 use std::collections::BTreeMap;
 use std::sync::Arc;

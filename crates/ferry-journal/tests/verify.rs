@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{BadBlocks, Volume, device_len, force, geometry, options, put};
-use ferry_device::{AlignedBuf, Env, MemDevice};
+use common::{Volume, device_len, force, geometry, options, put};
+use ferry_device::{AlignedBuf, HookedDevice, MemDevice};
+use ferry_env::Env;
 use ferry_journal::inspect::{LogRecord, Wholeness, home_map, log_end, log_records, log_start};
 use ferry_journal::*;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
@@ -191,7 +192,7 @@ fn garbage_in_every_place_is_shown_or_refused_and_nothing_panics() {
 #[test]
 fn blocks_of_the_home_store_that_cannot_be_read_are_found_each() {
     let geo = geometry(LOG, 256);
-    let dev = Arc::new(BadBlocks::below(Arc::new(MemDevice::new(device_len(&geo)))));
+    let dev = Arc::new(HookedDevice::new(Arc::new(MemDevice::new(device_len(&geo)))));
     let volume = Volume::on(dev.clone(), geo, Env::real());
     let (journal, recovered) = volume.open();
     for i in 0..200_u64 {
@@ -213,15 +214,15 @@ fn blocks_of_the_home_store_that_cannot_be_read_are_found_each() {
     assert_eq!(read, units * geo.segment_len + 2 * geo.home_map_len);
     let first = geo.segments_offset + u64::from(recovered.home_segments[0]) * geo.segment_len;
     for bad in [first, first + 5 * 4096, first + geo.segment_len - 4096] {
-        dev.set(&[bad]);
+        dev.set_unreadable([bad]);
         assert_eq!(verify().0, [("home store", bad)]);
     }
     let slots = geo.home_map_offsets;
     for slot in slots {
-        dev.set(&[slot]);
+        dev.set_unreadable([slot]);
         assert_eq!(verify().0, [("home map", slot)]);
     }
-    dev.set(&[]);
+    dev.set_unreadable([]);
     damage(&volume, slots[1], 30);
     assert_eq!(verify().0, [("home map", slots[1])]);
     let mut steps = 0;

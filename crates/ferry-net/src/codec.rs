@@ -171,7 +171,7 @@ wire_fields! {
     SetAttr { mode, uid, gid, size, atime, mtime, ctime, kill_suidgid }
     Statfs { block_size, blocks, blocks_free, blocks_available, files, files_free }
     FileLock { start, end, kind, pid, owner, flock }
-    RenameFlags { no_replace, exchange }
+    RenameFlags { no_replace, exchange, whiteout }
     XattrFlags { create, replace, acl_kill_sgid }
 }
 

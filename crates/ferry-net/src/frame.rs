@@ -1,30 +1,34 @@
 //! Messages on a stream of bytes: the length as `u32`, then as many bytes.
+//!
+//! A long message may be cut into pieces, each a frame: the length of each but the last says that more follows ([`MORE`]). Other messages may
+//! come between two pieces, whole ones, and say so ([`BETWEEN`]). `lanes` decides what is cut.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufWriter};
-use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::time::timeout;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::codec::{Malformed, Wire, decode};
 use crate::message::{Op, Promised, Who};
 
-/// A message that has begun must be complete after this time: whoever sends a byte a minute is cut off.
+/// A frame that has begun must be complete after this time: whoever sends a byte a minute is cut off.
 pub(crate) const FRAME_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Bytes of a message's length.
-const HEAD: usize = 4;
+/// Bytes of a frame's length.
+pub(crate) const HEAD: usize = 4;
+/// In the length: the message goes on in another frame.
+const MORE: u32 = 1 << 31;
+/// In the length: a message between two pieces of another.
+const BETWEEN: u32 = 1 << 30;
 /// Most messages are no longer.
 const FRAME_SMALL: usize = 256;
 /// There is room for so many bytes at least where something is read,
 const READ_MIN: usize = 16 << 10;
 /// and so much memory is kept where nothing has begun to come.
 const KEPT_MAX: usize = 64 << 10;
-/// Who does not take a message for so long is gone;
-const WRITE_TIME_MAX: Duration = Duration::from_secs(30);
-/// nor, where more come all the time, so many bytes of them.
-const WRITE_BYTES_MAX: usize = 1 << 20;
 
 /// Both ends of a connection, plain or TLS.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -73,6 +77,39 @@ fn framed(put: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     frame
 }
 
+/// The length of the message that begins here.
+pub(crate) fn len_of(frames: &[u8]) -> usize {
+    frames.first_chunk::<HEAD>().map_or(0, |head| u32::from_le_bytes(*head) as usize)
+}
+
+/// Bytes of the whole frames at the beginning that come to no more than `max`.
+pub(crate) fn whole_within(frames: &[u8], max: usize) -> usize {
+    let mut whole = 0;
+    while whole < frames.len() {
+        let next = whole + HEAD + len_of(&frames[whole..]);
+        if next > max {
+            break;
+        }
+        whole = next;
+    }
+    whole
+}
+
+/// The head of a piece.
+pub(crate) fn piece_head(len: usize, more: bool) -> [u8; HEAD] {
+    (len as u32 | if more { MORE } else { 0 }).to_le_bytes()
+}
+
+/// These messages go between two pieces of another.
+pub(crate) fn mark_between(frames: &mut [u8]) {
+    let mut at = 0;
+    while at < frames.len() {
+        let len = len_of(&frames[at..]);
+        frames[at..at + HEAD].copy_from_slice(&(len as u32 | BETWEEN).to_le_bytes());
+        at += HEAD + len;
+    }
+}
+
 /// Messages as they come: what has arrived together is taken in together. Memory is taken as bytes arrive, not as they are promised.
 pub(crate) struct Frames<R> {
     stream: R,
@@ -81,11 +118,20 @@ pub(crate) struct Frames<R> {
     bytes: Vec<u8>,
     /// Those before it were given out.
     start: usize,
+    /// Counts bytes as they arrive.
+    heard: Arc<AtomicU64>,
+    /// The pieces of a message that has not come as a whole.
+    pieces: Vec<u8>,
+    /// One that was put together, while it is looked at.
+    whole: Vec<u8>,
+    /// When the frame that has begun must be complete.
+    deadline: Option<Instant>,
 }
 
 impl<R: AsyncRead + Unpin> Frames<R> {
     pub(crate) fn new(stream: R, max: usize) -> Self {
-        Self { stream, max, bytes: Vec::new(), start: 0 }
+        let (bytes, pieces, whole) = (Vec::new(), Vec::new(), Vec::new());
+        Self { stream, max, bytes, start: 0, pieces, whole, deadline: None, heard: Arc::default() }
     }
 
     /// From now on messages may be so long.
@@ -93,46 +139,87 @@ impl<R: AsyncRead + Unpin> Frames<R> {
         self.max = max;
     }
 
-    /// How long the next message is, as far as that has arrived.
-    fn len(&self) -> Option<usize> {
-        let head = self.bytes[self.start..].first_chunk::<HEAD>()?;
-        Some(u32::from_le_bytes(*head) as usize)
+    /// From now on bytes are counted there.
+    pub(crate) fn count_in(&mut self, heard: &Arc<AtomicU64>) {
+        self.heard = Arc::clone(heard);
+    }
+
+    /// How long the next frame is, as far as that has arrived, and what it says of itself.
+    fn head(&self) -> Option<(usize, u32)> {
+        let head = u32::from_le_bytes(*self.bytes[self.start..].first_chunk::<HEAD>()?);
+        Some(((head & !(MORE | BETWEEN)) as usize, head & (MORE | BETWEEN)))
+    }
+
+    /// What has come is a message, or the beginning of one.
+    fn check(&self) -> io::Result<()> {
+        let Some((len, kind)) = self.head() else { return Ok(()) };
+        let before = if kind == BETWEEN { 0 } else { self.pieces.len() };
+        let sense = kind != MORE | BETWEEN && (kind == 0 || kind == MORE || !self.pieces.is_empty());
+        if before + len <= self.max && sense { Ok(()) } else { Err(malformed()) }
     }
 
     /// The next message, if it is there as a whole.
     pub(crate) fn next(&mut self) -> Option<&[u8]> {
-        let len = self.len().filter(|_| self.is_ready())?;
+        if !self.is_ready() {
+            return None;
+        }
+        let (len, kind) = self.head()?;
         let from = self.start + HEAD;
-        self.start = from + len;
-        Some(&self.bytes[from..self.start])
+        (self.start, self.deadline) = (from + len, None);
+        let frame = &self.bytes[from..self.start];
+        if kind == BETWEEN || self.pieces.is_empty() {
+            return Some(frame);
+        }
+        self.pieces.extend_from_slice(frame);
+        self.whole = std::mem::take(&mut self.pieces);
+        Some(&self.whole)
     }
 
-    /// Whether a whole message is there.
-    pub(crate) fn is_ready(&self) -> bool {
-        let there = self.bytes.len() - self.start;
-        self.len().is_some_and(|len| len <= self.max && there - HEAD >= len)
+    /// Whether a whole message is there. Pieces that are there are put together.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        loop {
+            let Some((len, kind)) = self.head() else { return false };
+            let there = self.bytes.len() - self.start - HEAD;
+            if there < len || self.check().is_err() {
+                return false;
+            }
+            if kind != MORE {
+                return true;
+            }
+            let from = self.start + HEAD;
+            self.pieces.extend_from_slice(&self.bytes[from..from + len]);
+            (self.start, self.deadline) = (from + len, None);
+        }
     }
 
     /// Waits until a whole message is there; `false` at the end of the stream.
     pub(crate) async fn ready(&mut self) -> io::Result<bool> {
-        if self.is_ready() {
-            return Ok(true);
-        }
-        if self.bytes.len() == self.start && self.fill().await? == 0 {
-            return Ok(false);
-        }
-        let rest = async {
-            while !self.is_ready() {
-                if self.len().is_some_and(|len| len > self.max) {
-                    return Err(malformed());
-                }
-                if self.fill().await? == 0 {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
+        while !self.is_ready() {
+            if !self.more().await? {
+                return Ok(false);
             }
-            Ok(true)
+        }
+        Ok(true)
+    }
+
+    /// Waits until something more is there, be it a part of a message; `false` at the end of the stream.
+    pub(crate) async fn more(&mut self) -> io::Result<bool> {
+        self.check()?;
+        let begun = self.bytes.len() > self.start;
+        let come = if begun {
+            let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + FRAME_TIME_MAX);
+            timeout_at(deadline, self.fill())
+                .await
+                .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??
+        } else {
+            self.fill().await?
         };
-        timeout(FRAME_TIME_MAX, rest).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+        if come == 0 {
+            let between = !begun && self.pieces.is_empty();
+            return if between { Ok(false) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+        }
+        self.check()?;
+        Ok(true)
     }
 
     /// Takes in what has arrived.
@@ -141,10 +228,13 @@ impl<R: AsyncRead + Unpin> Frames<R> {
         if self.bytes.is_empty() && self.bytes.capacity() > KEPT_MAX {
             self.bytes = Vec::new();
         }
+        self.whole = Vec::new();
         if self.bytes.capacity() == self.bytes.len() {
             self.bytes.reserve(READ_MIN.max(self.bytes.len()));
         }
-        self.stream.read_buf(&mut self.bytes).await
+        let len = self.stream.read_buf(&mut self.bytes).await?;
+        self.heard.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(len)
     }
 
     /// What comes now is nobody's.
@@ -153,25 +243,42 @@ impl<R: AsyncRead + Unpin> Frames<R> {
     }
 }
 
-/// The next message's bytes, and not one behind them; `None` at the end of the stream. A length beyond `max` is an error before anything is read or kept.
+/// The next message's bytes, and not one behind them; `None` at the end of the stream. A length beyond `max` is an error before anything is
+/// read or kept, and so is one that was cut.
 pub(crate) async fn read_bytes(
     stream: &mut (impl AsyncRead + Unpin),
     max: usize,
 ) -> io::Result<Option<Vec<u8>>> {
-    let mut head = [0; 4];
+    match read_frame(stream, max).await? {
+        Some((0, bytes)) => Ok(Some(bytes)),
+        Some(_) => Err(malformed()),
+        None => Ok(None),
+    }
+}
+
+/// The same of a frame, which may be a piece: with what its head says beside the length.
+pub(crate) async fn read_frame(
+    stream: &mut (impl AsyncRead + Unpin),
+    max: usize,
+) -> io::Result<Option<(u32, Vec<u8>)>> {
+    let mut head = [0; HEAD];
     if stream.read(&mut head[..1]).await? == 0 {
         return Ok(None);
     }
     let rest = async {
         stream.read_exact(&mut head[1..]).await?;
-        let len = u32::from_le_bytes(head) as usize;
+        let head = u32::from_le_bytes(head);
+        let len = (head & !(MORE | BETWEEN)) as usize;
         if len > max {
             return Err(malformed());
         }
         // Memory is taken as bytes arrive, not as they are promised.
         let mut bytes = Vec::new();
         stream.take(len as u64).read_to_end(&mut bytes).await?;
-        if bytes.len() < len { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(Some(bytes)) }
+        if bytes.len() < len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Some((head & (MORE | BETWEEN), bytes)))
     };
     timeout(FRAME_TIME_MAX, rest).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
@@ -189,33 +296,10 @@ pub(crate) fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, Malformed)
 }
 
-/// Sends frames as they come, several at once where they come fast, until nobody can send any more or the other side does not
-/// take them. What travels with a frame is dropped when the frame is on its way.
-pub(crate) async fn write_all<T>(
-    writer: impl AsyncWrite + Unpin,
-    mut frames: UnboundedReceiver<(Vec<u8>, T)>,
-) {
-    let mut writer = BufWriter::with_capacity(64 << 10, writer);
-    while let Some(mut next) = frames.recv().await {
-        let sent = timeout(WRITE_TIME_MAX, async {
-            let mut bytes = 0;
-            loop {
-                writer.write_all(&next.0).await?;
-                bytes += next.0.len();
-                let more = if bytes < WRITE_BYTES_MAX { frames.try_recv().ok() } else { None };
-                let Some(another) = more else { return writer.flush().await };
-                next = another;
-            }
-        });
-        if !matches!(sent.await, Ok(Ok(()))) {
-            break;
-        }
-    }
-    let _closed = timeout(WRITE_TIME_MAX, writer.shutdown()).await;
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt;
+
     use super::*;
 
     fn run<T>(future: impl Future<Output = T>) -> T {
@@ -263,25 +347,5 @@ mod tests {
                 assert_eq!(frames.ready().await.map_err(|error| error.kind()), Err(kind));
             });
         }
-    }
-
-    #[test]
-    fn who_takes_frames_slowly_but_always_is_not_gone() {
-        const FRAMES: usize = 8000;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-        runtime.expect("there are threads").block_on(async {
-            let (near, mut far) = tokio::io::duplex(1 << 16);
-            let (line, frames) = tokio::sync::mpsc::unbounded_channel();
-            (0..FRAMES).for_each(|_| line.send((vec![1; 1024], ())).expect("it listens"));
-            drop(line);
-            let writing = tokio::spawn(write_all(near, frames));
-            let (mut taken, mut piece) = (0, vec![0; 1024]);
-            while let Ok(n @ 1..) = far.read(&mut piece).await {
-                taken += n;
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-            writing.await.expect("it does not panic");
-            assert_eq!(taken, FRAMES * 1024, "a frame every 10 ms is a sign of life");
-        });
     }
 }

@@ -1,12 +1,14 @@
 //! Several machines on one volume: [`Server`] gives a file system to clients, [`RemoteFs`] is that file system at a client.
 //!
-//! Where to start reading: `docs/protocol.md`, then `message` (what travels), `server/session.rs` (the rules), `client/link.rs`.
+//! Where to start reading: `docs/protocol.md`, then `message` (what travels), `message/info.rs` (the
+//! facts of each operation), `server/session.rs` (the rules), `client/link.rs`.
 
 mod address;
 mod client;
 mod codec;
 mod error;
 mod frame;
+mod lanes;
 mod limits;
 mod message;
 mod server;
@@ -18,7 +20,7 @@ pub use address::Address;
 pub use client::{ClientOptions, Connecting, Connector, RemoteFs};
 pub use error::NetError;
 pub use frame::Stream;
-pub use limits::{IdSet, Limits};
+pub use limits::{Export, IdSet, Limits, Terms};
 pub use message::VERSION;
-pub use server::{Control, Export, Server, ServerOptions};
+pub use server::{Control, Server, ServerOptions, panic_is_answered};
 pub use tls::{ClientTls, ServerTls, TcpConnector, authority};

@@ -56,8 +56,7 @@ impl fmt::Display for IdSet {
     }
 }
 
-/// What a certificate may act as. It stands in the certificate itself, as a name of the form `ferryfs:users=1000;groups=1000`; one
-/// without such a name may act as anybody.
+/// Whom a certificate may act as: `ferryfs:users=1000;groups=1000`, a part of its [`Terms`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Users.
@@ -86,15 +85,124 @@ impl fmt::Display for Limits {
     }
 }
 
+/// A directory that clients may mount, with all that is below it; written as `/path:ro` or `/path:rw`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Its path on the volume, `/` for all of it.
+    pub path: Vec<u8>,
+    /// Clients can change nothing.
+    pub read_only: bool,
+}
+
+impl FromStr for Export {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (path, mode) = text.rsplit_once(':').ok_or("PATH:ro or PATH:rw is wanted")?;
+        let read_only = match mode {
+            "ro" => true,
+            "rw" => false,
+            _ => return Err("PATH:ro or PATH:rw is wanted".into()),
+        };
+        if !path.starts_with('/') {
+            return Err("the path begins at the volume's root: /…".into());
+        }
+        Ok(Self { path: path.as_bytes().to_vec(), read_only })
+    }
+}
+
+impl fmt::Display for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mode = if self.read_only { "ro" } else { "rw" };
+        write!(f, "{}:{mode}", String::from_utf8_lossy(&self.path))
+    }
+}
+
+/// What a certificate says of its client, in a name of the form `ferryfs:users=1000;groups=1000;exports=/a:rw,/b:ro`. Each of the two parts
+/// may be missing; a certificate without such a name is for everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Whom it may act as; `None`: anybody.
+    pub limits: Option<Limits>,
+    /// What it may mount; none: whatever the server exports.
+    pub exports: Vec<Export>,
+}
+
+/// In a name each byte of a path that could mean something else there is written as `%` and two hexadecimal digits.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"/._-".contains(&byte)
+}
+
+fn export_from_name(text: &str) -> Option<Export> {
+    let (path, mode) = text.rsplit_once(':')?;
+    let (mut bytes, mut rest) = (Vec::new(), path.as_bytes());
+    while let Some((&first, behind)) = rest.split_first() {
+        rest = behind;
+        if first != b'%' {
+            bytes.push(Some(first).filter(|byte| is_plain(*byte))?);
+            continue;
+        }
+        let (digits, behind) = rest.split_first_chunk::<2>()?;
+        let byte = std::str::from_utf8(digits).ok().and_then(|digits| u8::from_str_radix(digits, 16).ok())?;
+        bytes.push(Some(byte).filter(|byte| !is_plain(*byte) && *byte != 0)?);
+        rest = behind;
+    }
+    let read_only = ["rw", "ro"].iter().position(|known| *known == mode)? == 1;
+    bytes.starts_with(b"/").then_some(Export { path: bytes, read_only })
+}
+
+impl FromStr for Terms {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const EXPORTS: &str = "exports=";
+        let rest = text.strip_prefix(SCHEME).ok_or("not terms of a certificate")?;
+        let (limits, exports) = match rest.rsplit_once(&format!(";{EXPORTS}")) {
+            Some((limits, exports)) => (Some(limits), Some(exports)),
+            None => match rest.strip_prefix(EXPORTS) {
+                Some(exports) => (None, Some(exports)),
+                None => (Some(rest), None),
+            },
+        };
+        let limits = limits.map(|limits| format!("{SCHEME}{limits}").parse()).transpose()?;
+        let exports = exports.map(|all| all.split(',').map(export_from_name).collect::<Option<Vec<_>>>());
+        let exports = exports.unwrap_or_else(|| Some(Vec::new())).ok_or("not exports")?;
+        Ok(Self { limits, exports })
+    }
+}
+
+impl fmt::Display for Terms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.limits {
+            Some(limits) => write!(f, "{limits}{}", if self.exports.is_empty() { "" } else { ";" })?,
+            None => f.write_str(SCHEME)?,
+        }
+        for (at, Export { path, read_only }) in self.exports.iter().enumerate() {
+            f.write_str(if at == 0 { "exports=" } else { "," })?;
+            for byte in path {
+                if is_plain(*byte) { write!(f, "{}", char::from(*byte))? } else { write!(f, "%{byte:02x}")? }
+            }
+            f.write_str(if *read_only { ":ro" } else { ":rw" })?;
+        }
+        Ok(())
+    }
+}
+
 /// Who is at the other end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Peer {
     /// The certificate that was shown, empty if none was.
     pub(crate) certificate: Vec<u8>,
+    /// Its number, in hexadecimal digits.
+    pub(crate) serial: String,
+    /// It is good up to this second of Unix time.
+    pub(crate) until: Option<u64>,
     /// Whom that was issued to.
     pub(crate) name: Option<String>,
     /// `None`: it may act as anybody.
     pub(crate) limits: Option<Limits>,
+    /// What it may mount; none: whatever the server exports.
+    pub(crate) exports: Vec<Export>,
 }
 
 #[cfg(test)]
@@ -129,6 +237,40 @@ mod tests {
             ["ferryfs:", "ferryfs:users=1", "ferryfs:users=;groups=1", "ferryfs:users=1;groups=1;more=2"]
         {
             assert!(text.parse::<Limits>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn terms_are_read_as_they_are_written() {
+        let limits = || "ferryfs:users=1000;groups=7".parse::<Limits>().ok();
+        let export = |path: &str, read_only| Export { path: path.into(), read_only };
+        for (limits, exports, text) in [
+            (limits(), vec![], "ferryfs:users=1000;groups=7"),
+            (None, vec![export("/", false)], "ferryfs:exports=/:rw"),
+            (
+                limits(),
+                vec![export("/a b;c,d:e%", true), export("/\u{e4}", false)],
+                "ferryfs:users=1000;groups=7;exports=/a%20b%3bc%2cd%3ae%25:ro,/%c3%a4:rw",
+            ),
+        ] {
+            let terms = Terms { limits, exports };
+            assert_eq!(terms.to_string(), text);
+            assert_eq!(text.parse(), Ok(terms));
+        }
+        for text in [
+            "ferryfs:",
+            "ferryfs:exports=",
+            "ferryfs:exports=/a",
+            "ferryfs:exports=a:ro",
+            "ferryfs:exports=/a:rx",
+            "ferryfs:exports=/a b:ro",
+            "ferryfs:exports=/%61:ro",
+            "ferryfs:exports=/%00:ro",
+            "ferryfs:exports=/%6:ro",
+            "ferryfs:exports=/a:ro;users=1;groups=1",
+            "ferryfs:users=1;groups=1;exports=/a:ro;exports=/b:ro",
+        ] {
+            assert!(text.parse::<Terms>().is_err(), "{text}");
         }
     }
 }

@@ -1,11 +1,17 @@
 //! The messages, and the limits on them. `docs/protocol.md` says what they mean.
 
-use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, Timestamp, XATTR_SIZE_MAX, XattrFlags};
+use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, Timestamp, XattrFlags};
 
 use crate::codec::{List, wire_enum, wire_fields};
 
+mod info;
+
+pub(crate) use info::{
+    Behind, Check, Cost, Effect, Info, Makes, Naming, Replay, Stream, Use, opens_for_writing,
+};
+
 /// The version of the protocol: both sides must have the same.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 10;
 /// Bytes of the largest read and write.
 pub const IO_MAX: usize = 1 << 20;
 /// Bytes of the longest message: the largest write and what goes before it.
@@ -18,6 +24,8 @@ pub const WINDOW_OPS: usize = 1024;
 pub const WINDOW_BYTES: usize = 32 << 20;
 /// The window counts bytes in units of so many.
 pub const WINDOW_UNIT: usize = 1024;
+/// Files that a session may have open.
+pub const OPEN_MAX: usize = 1 << 20;
 /// Bytes of names that one answer to `Readdir` holds.
 pub const LISTING_MAX: usize = 32 << 10;
 /// Directories that one `Walk` names.
@@ -274,51 +282,9 @@ wire_enum! {
 }
 
 impl Op {
-    /// Whether it belongs to the ordered stream.
-    pub fn is_ordered(&self) -> bool {
-        !matches!(
-            self,
-            Op::Lookup { .. }
-                | Op::Getattr { .. }
-                | Op::Readlink { .. }
-                | Op::Read { .. }
-                | Op::Fsync { .. }
-                | Op::Lseek { .. }
-                | Op::Readdir { .. }
-                | Op::Fsyncdir { .. }
-                | Op::Statfs {}
-                | Op::Getxattr { .. }
-                | Op::Listxattr { .. }
-                | Op::Getlk { .. }
-                | Op::Lock { .. }
-                | Op::Sync {}
-                | Op::Stats {}
-                | Op::Lease { .. }
-                | Op::Numbers {}
-                | Op::Credit { .. }
-                | Op::Walk { .. }
-                | Op::Settled {}
-        )
-    }
-}
-
-impl Op {
-    /// Bytes that it holds in the window: what came, or what goes back.
-    pub(crate) fn weight(&self, message: usize) -> usize {
-        let answer = match self {
-            Op::Read { size, .. } => *size as usize,
-            Op::Readdir { .. } => LISTING_MAX,
-            Op::Getxattr { .. } | Op::Listxattr { .. } => XATTR_SIZE_MAX,
-            Op::Lease { inodes } => inodes.0.len() * ANSWER_MIN,
-            Op::Walk { .. } => WALK_BYTES_MAX,
-            _ => ANSWER_MIN,
-        };
-        message.max(answer).min(2 * IO_MAX)
-    }
-
-    /// The same in units of the window.
+    /// Units that it holds in the window: of what came, or of what goes back.
     pub(crate) fn units(&self, message: usize) -> usize {
-        self.weight(message) / WINDOW_UNIT + 1
+        message.max(self.info().answer_bytes_max).min(2 * IO_MAX) / WINDOW_UNIT + 1
     }
 }
 
@@ -401,15 +367,18 @@ wire_enum! {
             /// Its number.
             id: u64,
         },
-        /// Is the server there?
-        5 => Ping {},
+        /// Is the server there? And has what was sent before arrived?
+        5 => Ping {
+            /// The client's number for it.
+            number: u64,
+        },
         /// The session ends; nothing of it is needed any more.
         6 => Bye {},
         /// What was kept of these inodes is kept no more: asked for by `Recall`, or not.
         7 => Returned {
             /// Which.
             inodes: List<Ino>,
-            /// The newest change that was sent: they are given back when it has been applied.
+            /// They are given back when this change has been applied. It may still be on its way.
             after: u64,
         },
     }
@@ -474,6 +443,8 @@ wire_enum! {
         },
         /// Answers `Ping`.
         5 => Pong {
+            /// Its number.
+            number: u64,
             /// The term of the leases goes on.
             renewed: bool,
             /// The series of changes that goes on. It may have ended without a change that says so: with the leases of a client of which
@@ -481,11 +452,16 @@ wire_enum! {
             series: u32,
             /// Changes of the session up to this one are durable.
             durable: u64,
+            /// The server's clock.
+            now: Timestamp,
         },
         /// The server stops. What it has answered is durable, what it has not answered was not applied.
         6 => Goodbye {},
         /// Somebody has ended this session for good (`ferry evict`): whoever goes on with it does not know what was done meanwhile.
-        7 => Evicted {},
+        7 => Evicted {
+            /// For a person.
+            reason: Vec<u8>,
+        },
         /// Somebody else is about to change these inodes: nothing of them may be kept, and `Returned` says so.
         8 => Recall {
             /// Which.
@@ -501,6 +477,13 @@ wire_enum! {
         10 => Gone {
             /// Which, [`BATCH_MAX`] at most.
             names: List<Place>,
+        },
+        /// Another client finds no space: what this one has and does not need is to be given back at once.
+        13 => Lack {},
+        /// The server ends, for a change has panicked there: nobody knows whether it was made. It is not to be sent again.
+        12 => Fatal {
+            /// The change.
+            seq: u64,
         },
         /// Another client has synced an inode: changes of the session up to this one that touch it are durable. Not each time.
         11 => Synced {

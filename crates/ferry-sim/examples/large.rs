@@ -5,7 +5,8 @@
 //! `large fill VOLUME LOG_BYTES`: a volume whose log is as full as it can get when the program dies;
 //! `large open VOLUME`: how long recovery takes (nothing is written, so it can be repeated) and how much memory.
 
-use ferry_device::{BlockDevice, Env, FileDevice, OpenMode};
+use ferry_device::{BlockDevice, FileDevice, OpenMode};
+use ferry_env::Env;
 use ferry_fs::keys::{self, Dentry, Extent, InodeRecord, Key};
 use ferry_fs::volume::read_superblock;
 use ferry_fs::{Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT, SetAttr, mkfs};

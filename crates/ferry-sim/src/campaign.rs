@@ -2,7 +2,7 @@
 
 use crate::crash::{Plan, Tally};
 use crate::shrink::{describe, shrink};
-use ferry_device::Env;
+use ferry_env::Env;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;

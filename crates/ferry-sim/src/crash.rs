@@ -13,9 +13,10 @@ use crate::observe::Space;
 use crate::ops::{Alloc, Op, Path, Which};
 pub use crate::plan::{Failure, Plan, Tally};
 use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
+use ferry_check::fsck::Holdings;
+use ferry_check::{FsckOptions, Report, fsck};
 use ferry_device::BlockDevice;
-use ferry_fs::fsck::Holdings;
-use ferry_fs::{FsckOptions, Ino, Report, fsck};
+use ferry_fs::Ino;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -434,7 +435,7 @@ impl<'p> Life<'p> {
     fn check(&self, device: &Arc<SimDevice>, stage: &str, closed: bool) -> Result<Holdings, Failure> {
         let (env, _) = sim_env(self.plan.seed);
         let device: Arc<dyn BlockDevice> = device.clone();
-        let options = FsckOptions { verify_data: true, progress: None };
+        let options = FsckOptions { verify_data: true, ..FsckOptions::default() };
         let report: Report = match fsck(&device, options, &env) {
             Ok(report) => report,
             Err(error) => return self.fail(stage, format!("cannot check: {error}")),

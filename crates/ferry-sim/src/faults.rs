@@ -11,9 +11,9 @@ use crate::history::{History, difference};
 use crate::model::{Effects, Model, Outcome};
 use crate::ops::{Alloc, FILE_MAX, Generator, Op, SLOTS};
 use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
+use ferry_check::{FsckOptions, fsck};
 use ferry_device::BlockDevice;
 use ferry_fs::volume::LOG_MIN;
-use ferry_fs::{FsckOptions, fsck};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -368,7 +368,7 @@ impl<'w> Run<'w> {
     fn check(&self, device: &Arc<SimDevice>) -> Result<(), String> {
         let (env, _) = sim_env(self.workload.seed);
         let device: Arc<dyn BlockDevice> = device.clone();
-        let options = FsckOptions { verify_data: true, progress: None };
+        let options = FsckOptions { verify_data: true, ..FsckOptions::default() };
         let report = fsck(&device, options, &env).map_err(|error| format!("cannot check: {error}"))?;
         if report.clean {
             return Ok(());
@@ -388,6 +388,7 @@ fn changes(op: &Op) -> bool {
             | Op::Fsync(..)
             | Op::FsyncDir(_)
             | Op::Sync
+            | Op::Trim
             | Op::Tick(_)
     )
 }

@@ -151,7 +151,7 @@ impl Late {
         let dir = matches!(op, Op::FsyncDir(_));
         let caller = *self.callers.front().expect("not all of them wait");
         let asked = Asked { answer: Waiter::default(), ino, fh, dir, held, caller, known, pledge };
-        let cx = Cx { uid: 0, gid: 0, pid: caller, umask: 0, promise: None, park: &asked.answer };
+        let cx = Cx { uid: 0, gid: 0, pid: caller, umask: 0, park: &asked.answer };
         let data_only = matches!(op, Op::Fsync(_, true));
         let answer = if dir { fs.fsyncdir(&cx, ino, fh, false) } else { fs.fsync(&cx, ino, fh, data_only) };
         match answer {
@@ -219,7 +219,7 @@ impl Life<'_> {
             }
         }
         let waits = match op {
-            Op::Sync | Op::Release(_) => true,
+            Op::Sync | Op::Trim | Op::Release(_) => true,
             Op::Tick(_) => late.rng.chance(1, 4) || !world.collecting().map_err(text)?,
             _ => false,
         };

@@ -297,7 +297,7 @@ impl Model {
                 let ino = self.resolve(path)?;
                 if self.nodes[&ino].kind == Kind::Dir { Done } else { Skip }
             }
-            Op::Sync | Op::Tick(_) => Done,
+            Op::Sync | Op::Trim | Op::Tick(_) => Done,
         })
     }
 
@@ -385,7 +385,9 @@ impl Model {
                 self.forget(ino);
                 Effects::default()
             }
-            Op::Read(..) | Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Tick(_) => Effects::default(),
+            Op::Read(..) | Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Trim | Op::Tick(_) => {
+                Effects::default()
+            }
         }
     }
 

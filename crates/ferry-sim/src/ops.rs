@@ -141,6 +141,8 @@ pub enum Op {
     FsyncDir(Path),
     /// Sync of the whole volume.
     Sync,
+    /// Free space is given back to the host.
+    Trim,
     /// So many milliseconds pass, and background work is due.
     Tick(u16),
 }
@@ -155,7 +157,7 @@ impl Op {
     pub fn may_lack_space(&self) -> bool {
         let gives_back =
             matches!(self, Op::Unlink(_) | Op::Rmdir(_) | Op::RemoveXattr(..) | Op::Truncate(_, 0));
-        let promised = matches!(self, Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Tick(_));
+        let promised = matches!(self, Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Trim | Op::Tick(_));
         !gives_back && !promised && !matches!(self, Op::Read(..) | Op::Hold(..) | Op::Release(_))
     }
 }
@@ -253,6 +255,8 @@ impl Generator {
             80..89 => Op::Fsync(self.file(rng), rng.below(3) == 0),
             89..93 => Op::FsyncDir(self.existing(rng, Kind::Dir)),
             93..95 => Op::Sync,
+            // Where segments come and go.
+            95 if self.heavy => Op::Trim,
             _ => Op::Tick(rng.below(1500) as u16),
         }
     }
@@ -363,6 +367,7 @@ impl fmt::Display for Op {
             Op::Fsync(which, true) => write!(f, "fdatasync {which}"),
             Op::FsyncDir(path) => write!(f, "fsync directory {path}"),
             Op::Sync => write!(f, "sync the volume"),
+            Op::Trim => write!(f, "give free space back"),
             Op::Tick(ms) => write!(f, "{ms} ms pass"),
         }
     }

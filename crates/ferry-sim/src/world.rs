@@ -6,7 +6,7 @@ use crate::ops::{Move, Op, Path, SLOTS, Which};
 use ferry_device::BlockDevice;
 use ferry_fs::{
     Answer, CacheMode, Complete, Cx, Errno, Filesystem, FlushPolicy, FsOptions, Ino, Interrupt, LocalFs,
-    Park, ROOT, RenameFlags, Reply, SetAttr, Stop, XattrFlags,
+    Park, ROOT, RenameFlags, Reply, SetAttr, Stop, XattrFlags, ioctl,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ impl World {
         unpark: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, Trouble> {
         let waiter = Waiter::default();
-        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &waiter };
+        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &waiter };
         match question(&cx) {
             Ok(answer) => return Ok(answer),
             Err(Stop::Errno(errno)) => return Err(errno.into()),
@@ -118,7 +118,7 @@ impl World {
     /// Tells what has no answer.
     pub(crate) fn tell(&self, notice: impl FnOnce(&Cx)) {
         let waiter = Waiter::default();
-        notice(&Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &waiter });
+        notice(&Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &waiter });
     }
 
     /// Looks a path up, name by name, and hands the inode to `act`; forgets it all afterwards.
@@ -187,8 +187,11 @@ impl World {
             Op::Unlink(path) => self.in_parent(path, |dir, name| self.done(|cx| fs.unlink(cx, dir, name)))?,
             Op::Rmdir(path) => self.in_parent(path, |dir, name| self.done(|cx| fs.rmdir(cx, dir, name)))?,
             Op::Rename(from, to, how) => {
-                let flags =
-                    RenameFlags { no_replace: *how == Move::NoReplace, exchange: *how == Move::Exchange };
+                let flags = RenameFlags {
+                    no_replace: *how == Move::NoReplace,
+                    exchange: *how == Move::Exchange,
+                    whiteout: false,
+                };
                 self.in_parent(from, |dir, name| {
                     self.in_parent(to, |to_dir, to_name| {
                         self.done(|cx| fs.rename(cx, dir, name, to_dir, to_name, flags))
@@ -244,6 +247,7 @@ impl World {
                 result
             })?,
             Op::Sync => fs.sync().map_err(|error| Trouble::Errno(error.errno().0))?,
+            Op::Trim => drop(self.now(|cx| fs.ioctl(cx, ROOT, ioctl::TRIM, &[], 8))?),
             Op::Tick(ms) => {
                 self.clock.advance(Duration::from_millis(u64::from(*ms)));
                 fs.tick().map_err(|error| Trouble::Errno(error.errno().0))?;

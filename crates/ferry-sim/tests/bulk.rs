@@ -1,10 +1,11 @@
 //! Many files made durable together: whatever a crash leaves, what was answered is there; and what waits, waits on no thread.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
+use ferry_check::{FsckOptions, fsck};
 use ferry_device::BlockDevice;
 use ferry_fs::{
-    Answer, Complete, Cx, Errno, Filesystem, FsOptions, FsckOptions, InProcess, Ino, Interrupt, LocalFs,
-    MkfsOptions, Park, ROOT, Stop, fsck, ioctl, mkfs,
+    Answer, Complete, Cx, Errno, Filesystem, FsOptions, InProcess, Ino, Interrupt, LocalFs, MkfsOptions,
+    Park, ROOT, Stop, ioctl, mkfs,
 };
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use parking_lot::Mutex;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0, promise: None };
+const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0, ack: None };
 
 fn open(device: &Arc<SimDevice>, background: bool) -> Arc<LocalFs> {
     let options = FsOptions { background, ..FsOptions::default() };
@@ -141,7 +142,7 @@ fn stalled(broken: bool) -> (Arc<SimDevice>, OneThread) {
     let files: Vec<_> = (0..FILES).map(|i| make(&fs, ROOT, &i.to_string(), &[i as u8; 12288])).collect();
     device.set_hold(true);
     let transport = OneThread::default();
-    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &transport };
+    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &transport };
     for (ino, fh) in &files[..FILES - 1000] {
         assert!(matches!(fs.fsync(&cx, *ino, *fh, false), Err(Stop::Parked)));
     }
@@ -208,7 +209,7 @@ fn fsyncs_that_find_the_log_full_wait_on_no_thread() {
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &transport };
+            let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &transport };
             for (ino, fh) in &files {
                 assert!(matches!(fs.fsync(&cx, *ino, *fh, false), Err(Stop::Parked)));
             }

@@ -1,6 +1,6 @@
 //! The crash simulation as it runs in CI, and that it sees what it is there to see.
 
-use ferry_device::Env;
+use ferry_env::Env;
 use ferry_fs::FlushPolicy;
 use ferry_sim::campaign::{Done, Limits, run};
 use ferry_sim::crash::Plan;

@@ -3,13 +3,16 @@
 //! less room than the one before.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_device::{BlockDevice, Env};
-use ferry_fs::{Errno, Filesystem, FsOptions, FsckOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT};
-use ferry_fs::{fsck, ioctl, mkfs};
+use ferry_check::FsckOptions;
+use ferry_check::fsck;
+use ferry_device::BlockDevice;
+use ferry_env::Env;
+use ferry_fs::{Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT};
+use ferry_fs::{ioctl, mkfs};
 use ferry_sim::device::{Op, SimDevice};
 use std::sync::{Arc, Mutex};
 
-const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0, promise: None };
+const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0, ack: None };
 const VOLUME: u64 = 48 << 20;
 const ROUNDS: u32 = 6;
 const PEOPLE: u64 = 4;

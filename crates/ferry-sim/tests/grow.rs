@@ -5,7 +5,7 @@
 mod grow_support;
 
 use ferry_device::BlockDevice;
-use ferry_fs::volume::{LOG_MIN, SUPERBLOCK_PLACES, read_superblock_copies};
+use ferry_fs::volume::{LOG_MIN, read_superblock_copies};
 use ferry_fs::{Errno, Filesystem, LocalFs, ROOT};
 use ferry_sim::device::{SimDevice, SimRng};
 use grow_support::{Files, ME, assert_clean, contents, format, grow, log_len, make, open, read, sync};
@@ -67,7 +67,8 @@ fn a_crash_while_the_log_grows_leaves_one_log_with_everything() {
         }
         sync(&fs);
         let copies = read_superblock_copies(&*image);
-        assert!(copies[1].is_err() || copies[0].is_err() || copies[0] == copies[1], "{copies:?}");
+        let whole: Vec<_> = copies.iter().filter_map(|(_, copy)| copy.as_ref().ok()).collect();
+        assert!(whole.windows(2).all(|pair| pair[0] == pair[1]), "{copies:?}");
         drop(fs);
         let image = Arc::new(image.crash_image(image.trace_len(), &mut rng));
         let fs = open(image.clone(), false);
@@ -154,7 +155,7 @@ fn a_full_volume_keeps_its_log() {
     }
     fs.close().unwrap();
     drop(fs);
-    let places = read_superblock_copies(&*device).map(|copy| copy.unwrap().log_len);
-    assert_eq!(places, [LOG_MIN; 2], "at {SUPERBLOCK_PLACES:?}");
+    let copies = read_superblock_copies(&*device);
+    assert!(copies.len() == 3 && copies.iter().all(|(_, copy)| copy.as_ref().unwrap().log_len == LOG_MIN));
     assert_clean(&as_device(&device));
 }

@@ -5,7 +5,7 @@
 mod grow_support;
 
 use ferry_device::{
-    AlignedBuf, BlockDevice, ComponentHeader, FlushTiming, HEAD_LEN, Io, Kind, MirrorDevice, Observer,
+    BlockDevice, ComponentHeader, HEAD_LEN, HookedDevice, Kind, MirrorDevice, Observer, Op as HookedOp,
     STRIPE_CHUNK, Side, SpanDevice,
 };
 use ferry_fs::volume::LOG_MIN;
@@ -33,8 +33,9 @@ struct Set {
 struct Generation(AtomicU64);
 
 impl Observer for Generation {
-    fn raised(&self, generation: u64) {
+    fn raised(&self, generation: u64) -> io::Result<()> {
         self.0.store(generation, Ordering::SeqCst);
+        Ok(())
     }
     fn rebuilt(&self, _old: &str, _new: &str) {}
 }
@@ -178,70 +179,39 @@ fn a_request_fails_while_the_log_grows() {
     }
 }
 
-/// Notes where each side's trace is before and after each request of the volume.
-struct Watched {
-    device: Arc<dyn BlockDevice>,
-    sides: Vec<Arc<SimDevice>>,
-    moments: Mutex<Vec<Vec<usize>>>,
-}
+/// How far each side's trace was, at each moment.
+type Moments = Arc<Mutex<Vec<Vec<usize>>>>;
 
-impl Watched {
-    fn note(&self) {
-        self.moments.lock().unwrap().push(self.sides.iter().map(|side| side.trace_len()).collect());
-    }
-
-    fn noted<T>(&self, act: impl FnOnce() -> T) -> T {
-        self.note();
-        let result = act();
-        self.note();
+/// The set's device, which notes where each side's trace is before and after each request that changes something.
+fn watched(set: &Set, moments: &Moments) -> Arc<dyn BlockDevice> {
+    let device = HookedDevice::new(set.device());
+    let (sides, moments) = (set.sides.clone(), Arc::clone(moments));
+    let note = move || moments.lock().unwrap().push(sides.iter().map(|side| side.trace_len()).collect());
+    device.set_hook(move |request, serve| {
+        if !matches!(request.op, HookedOp::Write | HookedOp::Flush | HookedOp::Discard) {
+            return serve();
+        }
+        note();
+        let result = serve();
+        note();
         result
-    }
-}
-
-impl BlockDevice for Watched {
-    fn capacity(&self) -> u64 {
-        self.device.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        self.device.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.noted(|| self.device.write(offset, buf))
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.noted(|| self.device.flush())
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        self.noted(|| self.device.submit(batch));
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.noted(|| self.device.discard(offset, len))
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.device.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        None
-    }
-    fn flush_timing(&self) -> FlushTiming {
-        FlushTiming::default()
-    }
+    });
+    Arc::new(device)
 }
 
 #[test]
 fn power_is_lost_while_the_log_of_a_set_grows() {
     for kind in KINDS {
         let (set, mut files) = prepared(kind);
-        let device =
-            Arc::new(Watched { device: set.device(), sides: set.sides.clone(), moments: Mutex::default() });
-        let fs = open(device.clone(), false);
+        let moments = Moments::default();
+        let fs = open(watched(&set, &moments), false);
         make(&fs, &mut files, "just before".into(), contents(2));
         sync(&fs);
         set.sides.iter().for_each(|side| side.restart_trace());
-        device.moments.lock().unwrap().clear();
+        moments.lock().unwrap().clear();
         grow(&fs, GROWN).unwrap();
         drop(fs);
-        let moments = std::mem::take(&mut *device.moments.lock().unwrap());
+        let moments = std::mem::take(&mut *moments.lock().unwrap());
         let (mut rng, generation) = (SimRng::new(11), set.generation.0.load(Ordering::SeqCst));
         let mut lens = [0; 2];
         for crash in 0..CRASHES {

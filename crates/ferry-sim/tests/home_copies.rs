@@ -6,9 +6,10 @@
 
 mod grow_support;
 
+use ferry_check::{FsckOptions, fsck};
 use ferry_device::BlockDevice;
 use ferry_fs::volume::{LOG_MIN, read_superblock};
-use ferry_fs::{Filesystem, FsckOptions, LocalFs, ROOT, fsck};
+use ferry_fs::{Filesystem, LocalFs, ROOT};
 use ferry_journal::inspect::home_map;
 use ferry_journal::planted::{Bug, plant};
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
@@ -37,7 +38,7 @@ fn none(fs: &LocalFs) {
 /// What a check, both copies read, finds wrong.
 fn wrong(image: Arc<SimDevice>) -> Option<String> {
     let device: Arc<dyn BlockDevice> = image;
-    let options = FsckOptions { verify_data: true, progress: None };
+    let options = FsckOptions { verify_data: true, ..FsckOptions::default() };
     match fsck(&device, options, &sim_env(1).0) {
         Ok(report) if report.clean => None,
         Ok(report) => Some(format!("{}", report.findings[0])),

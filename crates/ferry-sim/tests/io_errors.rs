@@ -1,10 +1,11 @@
 //! The device fails at each request in turn: no hang, no panic, no false success, the errors of the contract, and nothing lost
 //! that was acknowledged. `faults` (the program) tries them all.
 
-use ferry_device::{BlockDevice, Env};
-use ferry_fs::{
-    Errno, Filesystem, FsOptions, FsckOptions, InProcess, LocalFs, MkfsOptions, ROOT, fsck, mkfs,
-};
+use ferry_check::{FsckOptions, fsck};
+use ferry_device::BlockDevice;
+use ferry_env::Env;
+use ferry_fs::volume::LOG_MIN;
+use ferry_fs::{Errno, Filesystem, FsOptions, InProcess, LocalFs, MkfsOptions, ROOT, mkfs};
 use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
 use ferry_sim::faults::{KINDS, campaign};
 use std::sync::{Arc, mpsc};
@@ -61,6 +62,91 @@ fn contents_that_could_not_be_written_stay_readable() {
     assert_eq!(told, Err(Errno(libc::EIO)));
     assert!(read(&fs, other, 4 << 20).expect("reading goes on") == vec![7; 4 << 20]);
     assert!(read(&fs, file, bytes.len()).expect("reading goes on") == bytes);
+}
+
+/// Blocks of a file that is overwritten until the cleaner has to work.
+const CLEANED_BLOCKS: u64 = 1000;
+/// Writes that are made to fail, spread over all of them.
+const CLEANED_FAULTS: u64 = if cfg!(debug_assertions) { 20 } else { 150 };
+
+/// Block `block` as of its `version`th write.
+fn versioned(block: u64, version: u64) -> Vec<u8> {
+    let mut bytes = vec![0; 4096];
+    bytes.chunks_exact_mut(16).for_each(|words| {
+        words[..8].copy_from_slice(&block.to_le_bytes());
+        words[8..].copy_from_slice(&version.to_le_bytes());
+    });
+    bytes
+}
+
+/// Overwrites blocks of the file at random, with an fsync now and then, until an error comes or segments enough were cleaned. How often
+/// each block was written, and whether an error came.
+fn overwrite(fs: &LocalFs, (ino, fh): (u64, u64)) -> (Vec<u64>, bool) {
+    let me = InProcess::default();
+    let mut versions = vec![0; CLEANED_BLOCKS as usize];
+    let mut rng = SimRng::new(7);
+    for step in 0..12 * CLEANED_BLOCKS {
+        let block = rng.below(CLEANED_BLOCKS);
+        let next = versions[block as usize] + 1;
+        let bytes = versioned(block, next);
+        if me.call(|cx| fs.write(cx, ino, fh, block * 4096, &bytes, false, false)).is_err() {
+            return (versions, true);
+        }
+        versions[block as usize] = next;
+        if step % 50 == 0 && me.call(|cx| fs.fsync(cx, ino, fh, false)).is_err() {
+            return (versions, true);
+        }
+    }
+    (versions, false)
+}
+
+fn cleaned_segments(fs: &LocalFs) -> u64 {
+    fs.stats()["data"]["cleaned_segments"].as_u64().expect("it is counted")
+}
+
+/// An error that passes, at one write after the other while the cleaner moves data: all that was written can be read.
+#[test]
+fn what_the_cleaner_moves_stays_readable_whatever_write_fails() {
+    let base = Arc::new(SimDevice::new(16 << 20));
+    let dyn_base: Arc<dyn BlockDevice> = base.clone();
+    let (env, _) = sim_env(1);
+    mkfs(&dyn_base, &MkfsOptions { log_size: Some(LOG_MIN), ..MkfsOptions::default() }, &env)
+        .expect("there is room");
+    let options = FsOptions { background: false, cache_bytes: 1 << 20, ..FsOptions::default() };
+    let open = |device: &Arc<SimDevice>| {
+        let device: Arc<dyn BlockDevice> = device.clone();
+        LocalFs::open(device, options.clone(), sim_env(2).0).expect("it is sound")
+    };
+    let fs = open(&base);
+    let all: Vec<u8> = (0..CLEANED_BLOCKS).flat_map(|block| versioned(block, 0)).collect();
+    let (ino, _) = write(&fs, b"file", &all).expect("there is room");
+    fs.sync().expect("no faults");
+    fs.detach();
+    fs.close().expect("no faults");
+    drop(fs);
+
+    let run = |fault: Option<u64>| {
+        let device = Arc::new(base.copy());
+        let fs = open(&device);
+        let fh =
+            InProcess::default().call(|cx| fs.open(cx, ino, libc::O_RDWR, false)).expect("it is there").fh;
+        let before = device.asked(Op::Write);
+        if let Some(after) = fault {
+            device.inject(Fault { op: Op::Write, after, errno: libc::EIO, sticky: false });
+        }
+        let (versions, failed) = overwrite(&fs, (ino, fh));
+        let (writes, cleaned) = (device.asked(Op::Write) - before, cleaned_segments(&fs));
+        assert_eq!(failed, fault.is_some(), "{fault:?}");
+        let found = read(&fs, (ino, fh), all.len()).unwrap_or_else(|errno| panic!("{fault:?}: {errno}"));
+        for (block, bytes) in (0..).zip(found.chunks(4096)) {
+            assert!(bytes == versioned(block, versions[block as usize]), "{fault:?}: block {block}");
+        }
+        (writes, cleaned)
+    };
+    let (writes, cleaned) = run(None);
+    assert!(cleaned > 20, "{cleaned} segments cleaned");
+    let in_cleaning = (0..CLEANED_FAULTS).filter(|n| run(Some(n * writes / CLEANED_FAULTS)).1 > 0).count();
+    assert!(in_cleaning as u64 > CLEANED_FAULTS / 4, "{in_cleaning}");
 }
 
 /// Storms: threads at work while the device fails.
@@ -137,7 +223,7 @@ fn storm(seed: u64) {
     let healed = device.crash_image(device.trace_len(), &mut rng);
     for device in [crashed, healed] {
         let device: Arc<dyn BlockDevice> = Arc::new(device);
-        let report = fsck(&device, FsckOptions { verify_data: true, progress: None }, &Env::real());
+        let report = fsck(&device, FsckOptions { verify_data: true, ..FsckOptions::default() }, &Env::real());
         let report = report.expect("it can be checked");
         assert!(report.clean, "{:#?}", report.findings);
         let fs = LocalFs::open(device, options.clone(), Env::real()).expect("it is sound");

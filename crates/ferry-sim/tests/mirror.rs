@@ -1,10 +1,11 @@
 //! A mirror of two simulated devices, crashed at every request: the sides are equal again before anything is read, nothing that was
-//! flushed is lost, and what was not is old or new, sector by sector.
+//! flushed is lost, and what was not is old or new, sector by sector. Also while a third one takes the place of the second, and with
+//! an error that passes at every request.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_device::{
-    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, FlushTiming, HEAD_LEN, Io, Kind, MirrorDevice,
-    Observer, Side,
+    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, HEAD_LEN, HookedDevice, Kind,
+    MirrorDevice, Observer, Op as HookedOp, Side,
 };
 use ferry_sim::device::{Fault, Op, SimDevice, SimRng};
 use std::collections::BTreeMap;
@@ -18,11 +19,12 @@ const REGION_LEN: u64 = 64 << 10;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 const SECTOR: usize = 512;
 const EIO: i32 = 5;
+const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// A moment of a run: how far each side's trace was, and what was known outside.
 #[derive(Clone, Copy)]
 struct Moment {
-    points: [usize; 2],
+    points: [usize; 3],
     generation: u64,
     /// Of the steps, so many had begun.
     begun: usize,
@@ -32,7 +34,9 @@ struct Moment {
 
 /// What a run leaves behind.
 struct Run {
-    sides: [Arc<SimDevice>; 2],
+    sides: [Arc<SimDevice>; 3],
+    /// Held during each request, so that a moment is one of all sides.
+    turn: Mutex<()>,
     moments: Mutex<Vec<Moment>>,
     generation: AtomicU64,
     begun: AtomicUsize,
@@ -42,7 +46,7 @@ struct Run {
 impl Run {
     fn note(&self) {
         let moment = Moment {
-            points: [self.sides[0].trace_len(), self.sides[1].trace_len()],
+            points: [0, 1, 2].map(|i| self.sides[i].trace_len()),
             generation: self.generation.load(Ordering::SeqCst),
             begun: self.begun.load(Ordering::SeqCst),
             durable: self.durable.load(Ordering::SeqCst),
@@ -52,69 +56,38 @@ impl Run {
 }
 
 impl Observer for Run {
-    fn raised(&self, generation: u64) {
+    fn raised(&self, generation: u64) -> io::Result<()> {
+        let _turn = self.turn.lock().unwrap();
         self.generation.store(generation, Ordering::SeqCst);
         self.note();
+        Ok(())
     }
     fn rebuilt(&self, _old: &str, _new: &str) {}
 }
 
-/// A side that notes the moment before and after each request. Requests end before the call returns, and the mirror makes them one
-/// after the other, so that these are all the moments there are.
-struct Watched {
-    side: Arc<SimDevice>,
-    run: Arc<Run>,
-}
-
-impl Watched {
-    fn noted<T>(&self, act: impl FnOnce() -> T) -> T {
-        self.run.note();
-        let result = act();
-        self.run.note();
-        result
-    }
-}
-
-impl BlockDevice for Watched {
-    fn capacity(&self) -> u64 {
-        self.side.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        self.side.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.noted(|| self.side.write(offset, buf))
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.noted(|| self.side.flush())
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        for io in batch {
-            match io {
-                Io::Write { offset, buf, done } => done(self.write(offset, &buf)),
-                Io::Flush { done } => done(self.flush()),
-            }
+/// A side that notes the moment before and after each request that changes something. Requests end before the call
+/// returns, one after the other, so that these are all the moments there are.
+fn watched(run: &Arc<Run>, side: usize) -> Arc<dyn BlockDevice> {
+    let (device, run) = (HookedDevice::new(run.sides[side].clone()), run.clone());
+    device.set_hook(move |request, serve| {
+        if !matches!(request.op, HookedOp::Write | HookedOp::Flush | HookedOp::Discard) {
+            return serve();
         }
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.noted(|| self.side.discard(offset, len))
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.side.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        None
-    }
-    fn flush_timing(&self) -> FlushTiming {
-        FlushTiming::default()
-    }
+        let _turn = run.turn.lock().unwrap();
+        run.note();
+        let result = serve();
+        run.note();
+        result
+    });
+    Arc::new(device)
 }
 
-/// A write of blocks that all hold the step's number, or a flush.
+/// A write of blocks that all hold the step's number, a flush, or the third device begins to take the second's place.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Write { block: u64, blocks: u64 },
     Flush,
+    Replace,
 }
 
 fn steps(rng: &mut SimRng, count: usize) -> Vec<Step> {
@@ -142,9 +115,9 @@ fn side(name: &str, device: Arc<dyn BlockDevice>) -> Option<Side> {
 }
 
 /// Makes the mirror, does the steps, and notes every moment.
-fn perform(steps: &[Step], faults: [Option<Fault>; 2]) -> Arc<Run> {
-    let sides = [(); 2].map(|()| Arc::new(SimDevice::new(HEAD_LEN + LEN)));
-    for (slot, side) in sides.iter().enumerate() {
+fn perform(steps: &[Step], faults: [Option<Fault>; 3]) -> Arc<Run> {
+    let sides = [(); 3].map(|()| Arc::new(SimDevice::new(HEAD_LEN + LEN)));
+    for (slot, side) in sides[..2].iter().enumerate() {
         let header = ComponentHeader {
             kind: Kind::Mirror,
             set: *b"a set of sides..",
@@ -160,15 +133,13 @@ fn perform(steps: &[Step], faults: [Option<Fault>; 2]) -> Arc<Run> {
     }
     let run = Arc::new(Run {
         sides,
+        turn: Mutex::default(),
         moments: Mutex::default(),
         generation: AtomicU64::new(1),
         begun: AtomicUsize::new(0),
         durable: AtomicUsize::new(0),
     });
-    let watched = |i: usize| -> Arc<dyn BlockDevice> {
-        Arc::new(Watched { side: run.sides[i].clone(), run: run.clone() })
-    };
-    let both = (0..2).map(|i| side(["a", "b"][i], watched(i)).unwrap()).collect();
+    let both = (0..2).map(|i| side(NAMES[i], watched(&run, i)).unwrap()).collect();
     let dev = MirrorDevice::open(both, false, 1, run.clone()).unwrap();
     for (side, fault) in run.sides.iter().zip(faults) {
         side.restart_trace();
@@ -185,8 +156,14 @@ fn perform(steps: &[Step], faults: [Option<Fault>; 2]) -> Arc<Run> {
                 dev.flush().unwrap();
                 run.durable.store(number, Ordering::SeqCst);
             }
+            // Where it fails at once there is none.
+            Step::Replace => drop(dev.rebuild(NAMES[1], NAMES[2].into(), watched(&run, 2), 102, true)),
         }
+        let _turn = run.turn.lock().unwrap();
         run.note();
+    }
+    while dev.is_rebuilding() {
+        std::thread::yield_now();
     }
     drop(dev);
     run
@@ -210,11 +187,12 @@ fn crash_and_check(run: &Run, steps: &[Step], moment: Moment, rng: &mut SimRng) 
         .zip(moment.points)
         .map(|(side, point)| Arc::new(side.crash_image(point, rng)))
         .collect();
-    let found = images.iter().zip(["a", "b"]).filter_map(|(image, name)| side(name, image.clone()));
+    let found = images.iter().zip(NAMES).filter_map(|(image, name)| side(name, image.clone()));
     let memory = Arc::new(Nobody);
     let dev = MirrorDevice::open(found.collect(), false, moment.generation, memory).unwrap();
-    let live = dev.live_sides();
-    let states: Vec<_> = dev.components().into_iter().map(|one| one.name).collect();
+    let states: Vec<_> = dev.components().into_iter().map(|one| (one.name, one.state)).collect();
+    let active = |i: &usize| states.contains(&(NAMES[*i].into(), ComponentState::Active));
+    let active: Vec<usize> = (0..3).filter(active).collect();
     for (block, writers) in history(steps) {
         let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
         dev.read(block * BLOCK, &mut buf).unwrap();
@@ -232,12 +210,10 @@ fn crash_and_check(run: &Run, steps: &[Step], moment: Moment, rng: &mut SimRng) 
                 moment.begun
             );
         }
-        if live == 2 {
-            for image in &images {
-                let mut other = AlignedBuf::zeroed(BLOCK_SIZE);
-                image.read(HEAD_LEN + block * BLOCK, &mut other).unwrap();
-                assert!(other[..] == buf[..], "the sides differ in block {block}");
-            }
+        for i in &active {
+            let mut other = AlignedBuf::zeroed(BLOCK_SIZE);
+            images[*i].read(HEAD_LEN + block * BLOCK, &mut other).unwrap();
+            assert!(other[..] == buf[..], "the sides differ in block {block}");
         }
     }
 }
@@ -245,24 +221,34 @@ fn crash_and_check(run: &Run, steps: &[Step], moment: Moment, rng: &mut SimRng) 
 struct Nobody;
 
 impl Observer for Nobody {
-    fn raised(&self, _generation: u64) {}
+    fn raised(&self, _generation: u64) -> io::Result<()> {
+        Ok(())
+    }
     fn rebuilt(&self, _old: &str, _new: &str) {}
 }
 
-fn every_moment(seed: u64, count: usize, faults: [Option<Fault>; 2]) -> usize {
+fn every_moment(seed: u64, count: usize, faults: [Option<Fault>; 3]) -> usize {
     let mut rng = SimRng::new(seed);
     let steps = steps(&mut rng, count);
-    let run = perform(&steps, faults);
+    some_moments(&steps, faults, 1, &mut rng)
+}
+
+/// One of so many moments, and the end.
+fn some_moments(steps: &[Step], faults: [Option<Fault>; 3], one_of: u64, rng: &mut SimRng) -> usize {
+    let run = perform(steps, faults);
     let moments = std::mem::take(&mut *run.moments.lock().unwrap());
-    for moment in &moments {
-        crash_and_check(&run, &steps, *moment, &mut rng);
+    let last = *moments.last().unwrap();
+    let mut chosen: Vec<Moment> = moments.into_iter().filter(|_| rng.chance(1, one_of)).collect();
+    chosen.push(last);
+    for moment in &chosen {
+        crash_and_check(&run, steps, *moment, rng);
     }
-    moments.len()
+    chosen.len()
 }
 
 #[test]
 fn nothing_flushed_is_lost_and_the_sides_are_equal_after_a_crash_at_any_moment() {
-    let moments: usize = (0..60).map(|seed| every_moment(seed, 30, [None, None])).sum();
+    let moments: usize = (0..60).map(|seed| every_moment(seed, 30, [None; 3])).sum();
     assert!(moments > 5_000, "{moments} moments");
 }
 
@@ -271,7 +257,7 @@ fn a_side_that_fails_is_stale_after_a_crash_at_any_moment() {
     for seed in 0..20 {
         for failing in 0..2 {
             for op in [Op::Write, Op::Flush] {
-                let mut faults = [None; 2];
+                let mut faults = [None; 3];
                 faults[failing] = Some(Fault { op, after: 3 + seed * 2, errno: EIO, sticky: true });
                 assert!(every_moment(100 + seed, 20, faults) > 50);
             }
@@ -283,6 +269,37 @@ fn a_side_that_fails_is_stale_after_a_crash_at_any_moment() {
 fn a_side_that_fails_once_is_out_too() {
     for seed in 0..20 {
         let fault = Fault { op: Op::Flush, after: 4, errno: EIO, sticky: false };
-        every_moment(200 + seed, 20, [None, Some(fault)]);
+        every_moment(200 + seed, 20, [None, Some(fault), None]);
+    }
+}
+
+/// Steps with a replacement among the first of them, which copies while the others go on.
+fn steps_with_replace(rng: &mut SimRng, count: usize) -> Vec<Step> {
+    let mut steps = steps(rng, count);
+    steps[rng.below(count as u64 / 3) as usize] = Step::Replace;
+    steps
+}
+
+#[test]
+fn nothing_flushed_is_lost_after_a_crash_while_a_side_is_replaced() {
+    for seed in 0..40 {
+        let mut rng = SimRng::new(300 + seed);
+        let steps = steps_with_replace(&mut rng, 30);
+        some_moments(&steps, [None; 3], 2, &mut rng);
+    }
+}
+
+#[test]
+fn an_error_that_passes_at_any_request_of_a_replacement_loses_nothing() {
+    for side in 0..3 {
+        for op in [Op::Read, Op::Write, Op::Flush] {
+            for after in 0..24 {
+                let mut rng = SimRng::new(400 + after);
+                let steps = steps_with_replace(&mut rng, 24);
+                let mut faults = [None; 3];
+                faults[side] = Some(Fault { op, after, errno: EIO, sticky: false });
+                some_moments(&steps, faults, 8, &mut rng);
+            }
+        }
     }
 }

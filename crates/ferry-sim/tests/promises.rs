@@ -7,7 +7,8 @@ mod grow_support;
 use ferry_device::BlockDevice;
 use ferry_fs::volume::LOG_MIN;
 use ferry_fs::{
-    Cx, Filesystem, InProcess, Ino, LocalFs, Mark, Promise, ROOT, RenameFlags, SetAttr, Timestamp,
+    Cx, EarlyAck, Filesystem, InProcess, Ino, LocalFs, ROOT, RenameFlags, SessionSeq, SessionStore, SetAttr,
+    Timestamp,
 };
 use ferry_sim::device::{SimDevice, SimRng};
 use grow_support::{ME, assert_clean, format, open, sync};
@@ -38,9 +39,9 @@ struct Session {
 }
 
 impl Session {
-    fn promise(&self, ino: Option<Ino>) -> Promise {
-        let mark = Some(Mark { session: self.id, seq: self.seq });
-        Promise { at: Timestamp::new(self.seq as i64, 5), ino, mark, aside: None }
+    fn promise(&self, ino: Option<Ino>) -> EarlyAck {
+        let seq = Some(SessionSeq { session: self.id, seq: self.seq });
+        EarlyAck { at: Timestamp::new(self.seq as i64, 5), ino, seq, reservation: None }
     }
 
     /// Writes the number of the change into a block. That leaves no mark.
@@ -48,7 +49,7 @@ impl Session {
         self.seq += 1;
         let block = rng.index(BLOCKS as usize) as u64;
         let contents = self.seq.to_le_bytes().repeat(BLOCK / 8);
-        let caller = InProcess { promise: Some(self.promise(None)), ..ME };
+        let caller = InProcess { ack: Some(self.promise(None)), ..ME };
         let (ino, fh) = self.file;
         caller.call(|cx| fs.write(cx, ino, fh, block * BLOCK as u64, &contents, false, false)).unwrap();
         self.writes.push((self.seq, block));
@@ -75,7 +76,7 @@ impl Session {
         let some =
             |names: &Names, rng: &mut SimRng| names.keys().nth(rng.index(names.len())).cloned().unwrap();
         let call = |promise, act: &dyn Fn(&Cx<'_>) -> ferry_fs::Answer<()>| {
-            InProcess { promise: Some(promise), ..ME }.call(|cx| act(cx)).unwrap();
+            InProcess { ack: Some(promise), ..ME }.call(|cx| act(cx)).unwrap();
         };
         match rng.index(6) {
             0 if names.len() > 3 => {
@@ -162,13 +163,13 @@ fn crash_everywhere() {
     let mut rng = SimRng::new(11);
     let mut sessions = SESSIONS.map(|id| {
         let made = ME.call(|cx| fs.mkdir(cx, ROOT, format!("{id:x}").as_bytes(), 0o755)).unwrap();
-        let numbers = fs.numbers(CHANGES as u32).unwrap();
+        let numbers = fs.reserve_numbers(CHANGES as u32).unwrap();
         let name = format!("written by {id:x}");
         let flags = libc::O_RDWR | libc::O_CREAT;
         let (file, opened) = ME.call(|cx| fs.create(cx, ROOT, name.as_bytes(), 0o644, flags)).unwrap();
         let file = (file.attr.unwrap().ino, opened.fh);
         let dir = made.attr.unwrap().ino;
-        fs.enlist(id).unwrap();
+        fs.add_session(id).unwrap();
         Session { id, dir, file, writes: Vec::new(), numbers, seq: 0, states: vec![Names::new()] }
     });
     sync(&fs);
@@ -187,12 +188,12 @@ fn crash_everywhere() {
         if n % 97 == 0 {
             // More than the limit runs ahead, with no change between that would raise it.
             for _ in 0..10 {
-                let range = fs.numbers(250_000).unwrap();
+                let range = fs.reserve_numbers(250_000).unwrap();
                 handed.push((device.trace_len(), range.end));
             }
         }
         if n % 60 == 0 {
-            fs.sync_sessions(&[0, 1].map(|n| Mark { session: sessions[n].id, seq: sessions[n].seq }))
+            fs.sync_sessions(&[0, 1].map(|n| SessionSeq { session: sessions[n].id, seq: sessions[n].seq }))
                 .unwrap();
             durable.push((device.trace_len(), [sessions[0].seq, sessions[1].seq]));
         }
@@ -208,8 +209,8 @@ fn crash_everywhere() {
         let fs = open(image.clone(), false);
         let synced = durable.iter().rev().find(|(at, _)| *at <= point).unwrap().1;
         for (n, session) in sessions.iter().enumerate() {
-            let mark = fs.mark(session.id).unwrap().unwrap_or(0);
-            let said = fs.synced(session.id).unwrap();
+            let mark = fs.last_applied(session.id).unwrap().unwrap_or(0);
+            let said = fs.durable_watermark(session.id).unwrap();
             assert!((synced[n]..=session.seq).contains(&said), "{said} after a crash at {point}");
             for (block, found) in (0..).zip(session.written(&fs)) {
                 let newest = session.writes.iter().rev().find(|(seq, of)| *of == block && *seq <= said);
@@ -223,7 +224,7 @@ fn crash_everywhere() {
             met[usize::from(mark > synced[n])] += 1;
         }
         let limit = handed.iter().rev().find(|(at, _)| *at <= point).unwrap().1;
-        let again = fs.numbers(1000).unwrap();
+        let again = fs.reserve_numbers(1000).unwrap();
         assert!(again.start >= limit, "{again:?} after a crash at {point}, {limit} was next");
         let made = ME.call(|cx| fs.mkdir(cx, ROOT, b"new", 0o755)).unwrap().attr.unwrap();
         assert!(made.ino >= limit && !again.contains(&made.ino));

@@ -1,11 +1,13 @@
 //! A repair that is killed at any moment, and run again, comes to the same as one that was not, and loses nothing else.
 
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
+use ferry_check::Code;
+use ferry_check::{FsckOptions, Report, fsck, repair};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
+use ferry_env::Env;
 use ferry_fs::api::*;
-use ferry_fs::fsck::Code;
 use ferry_fs::keys::{self, Dentry, Extent, InodeRecord, Key};
 use ferry_fs::volume::{LOG_MIN, read_superblock};
-use ferry_fs::{FsOptions, FsckOptions, InProcess, LocalFs, MkfsOptions, Report, fsck, mkfs, repair};
+use ferry_fs::{FsOptions, InProcess, LocalFs, MkfsOptions, mkfs};
 use ferry_journal::inspect::home_map;
 use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, Seq, home_unit_bytes};
 use ferry_sim::crash::Plan;
@@ -164,7 +166,8 @@ fn shown(device: &Arc<dyn BlockDevice>) -> Shown {
 }
 
 fn repaired(device: &Arc<dyn BlockDevice>) -> Report {
-    repair(device, FsckOptions { verify_data: true, progress: None }, &env()).expect("it can be repaired")
+    repair(device, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env())
+        .expect("it can be repaired")
 }
 
 fn dentry(keys: &Keys, dir: Ino, name: &[u8]) -> (Vec<u8>, Dentry) {
@@ -266,7 +269,7 @@ fn a_repair_may_be_killed_anywhere() {
             let report = repaired(&image);
             assert!(report.clean, "{name}, killed at {point}: {:#?}", report.findings);
             assert!(shown(&image) == expected, "{name}, killed at {point}: another result");
-            let report = fsck(&image, FsckOptions { verify_data: true, progress: None }, &env());
+            let report = fsck(&image, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env());
             assert!(report.expect("it can be checked").clean, "{name}, killed at {point}");
         }
     }
@@ -397,7 +400,7 @@ fn whatever_its_blocks_hold_a_volume_is_repaired_or_left_alone() {
                 image.write(at, &buf).expect("no faults");
             }
             let image: Arc<dyn BlockDevice> = Arc::new(image);
-            let all = || FsckOptions { verify_data: true, progress: None };
+            let all = || FsckOptions { verify_data: true, ..FsckOptions::default() };
             match repair(&image, all(), &env()) {
                 Ok(report) if report.clean => {
                     clean += 1;

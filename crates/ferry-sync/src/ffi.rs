@@ -1,4 +1,4 @@
-//! The library for C: `include/ferry_sync.h` is its description.
+//! The library for C, which `include/ferry_sync.h` describes.
 #![expect(unsafe_code, reason = "C calls with pointers; the header says what they must be")]
 
 use crate::{Options, Summary};
@@ -8,22 +8,22 @@ use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 
-/// `FERRY_SYNC_DATA`.
+/// The flag `FERRY_SYNC_DATA` of the header.
 const DATA: c_uint = 1;
 
-/// `ferry_sync_done`.
-type Done = extern "C" fn(context: *mut c_void, index: usize, error: c_int);
+/// `ferry_sync_done` of the header.
+type DoneCallback = extern "C" fn(context: *mut c_void, index: usize, error: c_int);
 
-/// `ferry_sync_pending`.
-pub struct Pending(JoinHandle<Summary>);
+/// `ferry_sync_pending` of the header.
+pub struct PendingSync(JoinHandle<Summary>);
 
-/// The caller's context, which it lets another thread have.
-struct Context(*mut c_void);
+/// The caller's context pointer, which another thread passes to `done`.
+struct CallerContext(*mut c_void);
 
-// SAFETY: the header says that `done` is called on another thread with it.
-unsafe impl Send for Context {}
+// SAFETY: the header says that another thread calls `done` with it.
+unsafe impl Send for CallerContext {}
 
-/// Options for the flags, if they are known.
+/// The options for `flags`; `None`: an unknown flag is set.
 fn options(flags: c_uint) -> Option<Options> {
     // The caller's files are open already.
     (flags & !DATA == 0).then(|| Options {
@@ -33,14 +33,16 @@ fn options(flags: c_uint) -> Option<Options> {
     })
 }
 
-/// Those that are open. To be asked before anything is opened here: it might get the number of one that is not.
+/// Borrows the descriptors that are open. Call it before this process opens anything: a new
+/// descriptor might get the number of one that is closed.
 fn borrow(fds: Vec<c_int>) -> Vec<io::Result<BorrowedFd<'static>>> {
     let borrow_one = |fd| {
         // SAFETY: carries no memory.
         if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: open, therefore not -1; the header says that files stay open until they are answered.
+        // SAFETY: open, therefore not -1; the header says that files stay open until they are
+        // answered.
         Ok(unsafe { BorrowedFd::borrow_raw(fd) })
     };
     fds.into_iter().map(borrow_one).collect()
@@ -65,7 +67,7 @@ unsafe fn numbers(fds: *const c_int, n: usize) -> Option<Vec<c_int>> {
     }
 }
 
-/// See the header.
+/// See `include/ferry_sync.h`.
 ///
 /// # Safety
 /// `fds` points to `n` numbers of open files, `errs` to `n` numbers or nowhere.
@@ -92,18 +94,19 @@ pub unsafe extern "C" fn ferry_sync_files(
     synced.map_or(-libc::EIO, failed)
 }
 
-/// See the header.
+/// See `include/ferry_sync.h`.
 ///
 /// # Safety
-/// `fds` points to `n` numbers of files that stay open until they are answered, `pending` to a pointer; `context` is what `done` wants.
+/// `fds` points to `n` numbers of files that stay open until they are answered, `pending` to a
+/// pointer; `done` accepts `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_sync_start(
     fds: *const c_int,
     n: usize,
     flags: c_uint,
-    done: Option<Done>,
+    done: Option<DoneCallback>,
     context: *mut c_void,
-    pending: *mut *mut Pending,
+    pending: *mut *mut PendingSync,
 ) -> c_int {
     // SAFETY: as above.
     let (Some(options), Some(fds), Some(done)) = (options(flags), unsafe { numbers(fds, n) }, done) else {
@@ -112,28 +115,28 @@ pub unsafe extern "C" fn ferry_sync_start(
     if pending.is_null() {
         return -libc::EINVAL;
     }
-    let context = Context(context);
+    let context = CallerContext(context);
     let files = borrow(fds).into_iter().enumerate();
     let tell = move |at, result: io::Result<()>| {
-        let Context(context) = &context;
+        let CallerContext(context) = &context;
         done(*context, at, errno(&result));
     };
     match crate::start(files, options, tell) {
         Ok(thread) => {
             // SAFETY: as above.
-            unsafe { pending.write(Box::into_raw(Box::new(Pending(thread)))) };
+            unsafe { pending.write(Box::into_raw(Box::new(PendingSync(thread)))) };
             0
         }
         Err(error) => -error.raw_os_error().unwrap_or(libc::EAGAIN),
     }
 }
 
-/// See the header.
+/// See `include/ferry_sync.h`.
 ///
 /// # Safety
 /// `pending` comes from [`ferry_sync_start`] and is not used after this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ferry_sync_wait(pending: *mut Pending) -> c_int {
+pub unsafe extern "C" fn ferry_sync_wait(pending: *mut PendingSync) -> c_int {
     if pending.is_null() {
         return -libc::EINVAL;
     }

@@ -1,37 +1,38 @@
-//! Everybody else's way: one fsync a file, many in flight.
+//! Syncs files one by one, with many fsyncs in flight: the path for directories and for file
+//! systems other than FerryFS.
 
-use crate::pool::Pool;
-use crate::ring::Ring;
+use crate::pool::FsyncPool;
+use crate::ring::FsyncRing;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-enum Way {
-    Ring(Box<Ring>),
-    /// Where the process may have no io_uring.
-    Pool(Pool),
+enum FsyncBackend {
+    Ring(Box<FsyncRing>),
+    /// Used if the process may not use io_uring.
+    Pool(FsyncPool),
 }
 
-/// Fsyncs in flight: at most as many as it has slots.
-pub struct Lane<T, F> {
+/// Fsyncs in flight, at most `jobs`; each has a slot.
+pub struct FsyncLane<T, F> {
     jobs: usize,
     data_only: bool,
-    way: Option<Way>,
+    backend: Option<FsyncBackend>,
     slots: Vec<Option<(T, F)>>,
     free: Vec<usize>,
     ended: Vec<(usize, io::Result<()>)>,
 }
 
-impl<T, F: AsFd> Lane<T, F> {
+impl<T, F: AsFd> FsyncLane<T, F> {
     pub fn new(jobs: usize, data_only: bool) -> Self {
-        Self { jobs, data_only, way: None, slots: Vec::new(), free: Vec::new(), ended: Vec::new() }
+        Self { jobs, data_only, backend: None, slots: Vec::new(), free: Vec::new(), ended: Vec::new() }
     }
 
-    /// Syncs a file; waits only if all slots are taken.
+    /// Starts the fsync of a file; waits only if `jobs` are in flight.
     pub fn push(&mut self, name: T, file: F, done: &mut impl FnMut(T, io::Result<()>)) {
         let (jobs, data_only) = (self.jobs, self.data_only);
-        let way = self.way.get_or_insert_with(|| match Ring::new(jobs, data_only) {
-            Ok(ring) => Way::Ring(Box::new(ring)),
-            Err(_) => Way::Pool(Pool::new(jobs, data_only)),
+        let backend = self.backend.get_or_insert_with(|| match FsyncRing::new(jobs, data_only) {
+            Ok(ring) => FsyncBackend::Ring(Box::new(ring)),
+            Err(_) => FsyncBackend::Pool(FsyncPool::new(jobs, data_only)),
         });
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -42,16 +43,16 @@ impl<T, F: AsFd> Lane<T, F> {
         };
         let fd = file.as_fd().as_raw_fd();
         self.slots[slot] = Some((name, file));
-        match way {
-            Way::Ring(ring) => ring.push(fd, slot),
-            Way::Pool(pool) => pool.push(fd, slot, &mut self.ended),
+        match backend {
+            FsyncBackend::Ring(ring) => ring.push(fd, slot),
+            FsyncBackend::Pool(pool) => pool.push(fd, slot, &mut self.ended),
         }
         if self.in_flight() >= self.jobs {
             self.reap(done);
         }
     }
 
-    /// Waits for all.
+    /// Waits until none is in flight.
     pub fn drain(&mut self, done: &mut impl FnMut(T, io::Result<()>)) {
         while self.in_flight() > 0 {
             self.reap(done);
@@ -62,11 +63,11 @@ impl<T, F: AsFd> Lane<T, F> {
         self.slots.len() - self.free.len()
     }
 
-    /// Waits for at least one, and tells all that have ended.
+    /// Waits for at least one, and reports every fsync that has ended.
     fn reap(&mut self, done: &mut impl FnMut(T, io::Result<()>)) {
-        match &mut self.way {
-            Some(Way::Ring(ring)) => ring.reap(&mut self.ended),
-            Some(Way::Pool(pool)) => pool.reap(&mut self.ended),
+        match &mut self.backend {
+            Some(FsyncBackend::Ring(ring)) => ring.reap(&mut self.ended),
+            Some(FsyncBackend::Pool(pool)) => pool.reap(&mut self.ended),
             None => {}
         }
         for (slot, result) in self.ended.drain(..) {
@@ -83,15 +84,14 @@ mod tests {
     use super::*;
     use std::fs::File;
 
-    /// Both kinds of lane give every file its own answer.
     #[test]
-    fn each_file_gets_its_own_answer_whatever_carries_it() {
+    fn each_file_gets_its_own_answer_from_either_backend() {
         let dir = tempfile::tempdir().expect("a directory");
         for pool in [false, true] {
             for jobs in [1, 3, 64] {
-                let mut lane = Lane::new(jobs, false);
+                let mut lane = FsyncLane::new(jobs, false);
                 if pool {
-                    lane.way = Some(Way::Pool(Pool::new(jobs, false)));
+                    lane.backend = Some(FsyncBackend::Pool(FsyncPool::new(jobs, false)));
                 }
                 let mut answers = vec![0; 200];
                 let mut done = |name: usize, result: io::Result<()>| {

@@ -1,8 +1,9 @@
 //! Makes many files durable at a time.
 //!
-//! On FerryFS up to 2,000 open files become durable as one commit, by one ioctl (`docs/bulk-sync.md`). On any other file
-//! system, and for directories, many fsyncs are in flight at a time. Which way a file goes is found out once for each
-//! mounted file system; a file that FerryFS does not answer for is settled by fsync on its own descriptor.
+//! On FerryFS up to 2,000 open files become durable as one commit, by one ioctl
+//! (`docs/bulk-sync.md`). On any other file system, and for directories, many fsyncs are in flight
+//! at a time. The library finds out once for each mounted file system whether it is FerryFS. If
+//! FerryFS does not report a file as durable, an fsync of its own descriptor decides.
 //!
 //! ```no_run
 //! # fn main() -> std::io::Result<()> {
@@ -17,8 +18,15 @@
 //! # }
 //! ```
 //!
-//! Where to start reading: `engine` decides who goes which way, `bulk` is FerryFS's, `lane` everybody else's; `paths` opens and
-//! walks; `ffi` is the library for C (`include/ferry_sync.h`).
+//! The modules are layers; each uses only those below it:
+//!
+//! ```text
+//! ffi              the library for C (include/ferry_sync.h)
+//! engine           decides how each file is synced; bounds the open files
+//! bulk   lane      batches on FerryFS;  one fsync a file elsewhere
+//!        ring  pool    its backends: io_uring, threads
+//! paths  sys       opens files and walks trees;  system calls
+//! ```
 
 mod bulk;
 mod engine;
@@ -36,19 +44,19 @@ use std::io;
 use std::os::fd::AsFd;
 use std::thread::{Builder, JoinHandle};
 
-/// Fsyncs in flight by default: measured, more gain nothing on the disks tried (`docs/performance.md`).
+/// Fsyncs in flight by default: more gained nothing on the disks measured (`docs/performance.md`).
 pub const JOBS: usize = 256;
-/// Fsyncs in flight, at most: each has a kernel thread.
+/// The most fsyncs in flight: each has a kernel thread.
 pub const JOBS_MAX: usize = 4096;
 
-/// How to sync.
+/// How files are synced.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// As fdatasync(2): times may be left out.
+    /// As fdatasync(2): timestamps need not become durable.
     pub data_only: bool,
-    /// Fsyncs in flight at a time, where files are synced one by one.
+    /// Fsyncs in flight at a time, for files that are synced one by one.
     pub jobs: usize,
-    /// Descriptors held at a time, at most. By default three quarters of what the process may open.
+    /// The most descriptors open at a time. By default three quarters of what the process may open.
     pub open_files: usize,
 }
 
@@ -58,17 +66,17 @@ impl Default for Options {
     }
 }
 
-/// What became of all files.
+/// How many files were synced, and how many were not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Durable.
+    /// Files that are durable.
     pub synced: u64,
-    /// Not known to be durable.
+    /// Files that are not known to be durable.
     pub failed: u64,
 }
 
-/// Makes open files durable and waits for it. Each comes with a name of the caller's choice, and is answered under that name, in any
-/// order. A file is dropped when it is answered.
+/// Makes open files durable; returns when they are. Each file has a name that the caller chooses,
+/// and is answered under that name, in any order. A file is dropped when it is answered.
 pub fn sync_files<T, F>(
     files: impl IntoIterator<Item = (T, F)>,
     options: &Options,
@@ -82,8 +90,9 @@ where
     results
 }
 
-/// The same for any number of files, in bounded memory: `done` is called with each file's result, on this thread. The iterator opens
-/// files as they are asked for; one that it could not open is answered with its error.
+/// As [`sync_files`], for any number of files in bounded memory: calls `done` with each file's
+/// result, on the calling thread. The iterator opens each file when its turn comes; a file that it
+/// could not open is answered with that error.
 pub fn sync_each<T, F>(
     files: impl IntoIterator<Item = (T, io::Result<F>)>,
     options: &Options,
@@ -95,7 +104,8 @@ where
     engine::run(files.into_iter(), options, done)
 }
 
-/// The same without waiting: on one thread of its own for all the files, which calls `done` for each. The thread ends after the last.
+/// As [`sync_each`], without waiting: starts one thread, which calls `done` for each file and ends
+/// after the last.
 pub fn start<T, F, I>(
     files: I,
     options: Options,

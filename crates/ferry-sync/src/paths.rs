@@ -1,8 +1,9 @@
-//! From paths to open files.
+//! Opens the files to sync: named paths, or whole trees.
 //!
-//! Symbolic links are not followed. What is neither a file nor a directory (a link, a device, a FIFO, a socket) has nothing of its own to
-//! sync: its directory is synced, which makes its name durable. Directories come last, so that on FerryFS and on journalling file
-//! systems the commits of their files have made them durable already. Only one directory is held open at a time.
+//! Symbolic links are not followed. Links, devices, FIFOs and sockets have no contents to sync:
+//! their directory is synced, which makes their names durable. Directories come last, so that on
+//! FerryFS and on journalling file systems the commits of their files have made them durable
+//! already. Only one directory is open at a time.
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -13,32 +14,33 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Opened files and directories with their paths: what [`crate::sync_each`] takes.
+/// An iterator of opened files and directories with their paths, for [`crate::sync_each`].
 pub struct Paths<I> {
     given: I,
     recursive: bool,
     /// Directories to be listed.
     unlisted: Vec<PathBuf>,
-    listing: Option<Listing>,
-    /// Names, and the directories to be synced for them.
+    listing: Option<OpenListing>,
+    /// Directories to be synced, each with the path under which it is answered.
     directories: Vec<(PathBuf, PathBuf)>,
 }
 
-struct Listing {
+struct OpenListing {
     path: PathBuf,
     dir: Dir,
     fd: Arc<OwnedFd>,
 }
 
-/// Opens what is named; with `recursive`, all that lies below named directories too, on other file systems as well. Files that are removed
-/// while a tree is walked are left out.
+/// Opens the `given` paths; with `recursive` also everything below given directories, on other file
+/// systems as well. Files that are removed during the walk are skipped.
 pub fn paths<I: IntoIterator<Item = PathBuf>>(given: I, recursive: bool) -> Paths<I::IntoIter> {
     let given = given.into_iter();
     Paths { given, recursive, unlisted: Vec::new(), listing: None, directories: Vec::new() }
 }
 
-/// For reading, else for writing: fsync wants an open file, whatever for. Nothing is ever waited for, and nothing happens to a device that
-/// took the file's place.
+/// Opens for reading, else for writing: fsync needs an open file, in whichever mode. The flags
+/// ensure that the open never waits, and that it has no effect on a device that has replaced the
+/// file.
 fn open(at: BorrowedFd<'_>, name: &Path, also: OFlags) -> Result<OwnedFd, Errno> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | also;
     match rustix::fs::openat(at, name, flags | OFlags::RDONLY, Mode::empty()) {
@@ -53,16 +55,16 @@ fn open_dir(path: &Path) -> Result<OwnedFd, Errno> {
     open(CWD, path, OFlags::DIRECTORY)
 }
 
-/// The type alone, which the file system need not be asked for.
+/// The type alone, which statx(2) returns without asking the file system.
 fn kind(at: BorrowedFd<'_>, name: &Path) -> Result<FileType, Errno> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
     let stat = rustix::fs::statx(at, name, flags, StatxFlags::TYPE)?;
     Ok(FileType::from_raw_mode(stat.stx_mode.into()))
 }
 
-fn list(path: &Path) -> Result<Listing, Errno> {
+fn list(path: &Path) -> Result<OpenListing, Errno> {
     let fd = open_dir(path)?;
-    Ok(Listing { path: path.into(), dir: Dir::read_from(&fd)?, fd: Arc::new(fd) })
+    Ok(OpenListing { path: path.into(), dir: Dir::read_from(&fd)?, fd: Arc::new(fd) })
 }
 
 /// The directory that a name is in.
@@ -73,11 +75,11 @@ fn parent(path: &Path) -> PathBuf {
     }
 }
 
-type Item = (PathBuf, io::Result<OwnedFd>);
+type OpenedPath = (PathBuf, io::Result<OwnedFd>);
 
 impl<I: Iterator<Item = PathBuf>> Paths<I> {
     /// A named file, opened; others are kept for later.
-    fn named(&mut self, path: PathBuf) -> Option<Item> {
+    fn named(&mut self, path: PathBuf) -> Option<OpenedPath> {
         match kind(CWD, &path) {
             Ok(FileType::RegularFile) => {
                 let opened = open(CWD, &path, OFlags::empty());
@@ -95,7 +97,7 @@ impl<I: Iterator<Item = PathBuf>> Paths<I> {
     }
 
     /// Begins to list a directory, which is synced itself at the end.
-    fn descend(&mut self, path: PathBuf) -> Option<Item> {
+    fn descend(&mut self, path: PathBuf) -> Option<OpenedPath> {
         match list(&path) {
             Ok(listing) => self.listing = Some(listing),
             Err(Errno::NOENT) => return None,
@@ -106,7 +108,7 @@ impl<I: Iterator<Item = PathBuf>> Paths<I> {
     }
 
     /// The next file of the directory that is being listed.
-    fn listed(&mut self) -> Option<Item> {
+    fn listed(&mut self) -> Option<OpenedPath> {
         let listing = self.listing.as_mut()?;
         let (entry, fd) = (listing.dir.read(), Arc::clone(&listing.fd));
         let entry = match entry {
@@ -147,9 +149,9 @@ impl<I: Iterator<Item = PathBuf>> Paths<I> {
 }
 
 impl<I: Iterator<Item = PathBuf>> Iterator for Paths<I> {
-    type Item = Item;
+    type Item = OpenedPath;
 
-    fn next(&mut self) -> Option<Item> {
+    fn next(&mut self) -> Option<OpenedPath> {
         loop {
             let item = if self.listing.is_some() {
                 self.listed()

@@ -1,4 +1,4 @@
-//! Fsyncs on threads of our own, where there is no io_uring.
+//! Runs fsyncs on threads, if io_uring is not available.
 
 use crate::sys;
 use parking_lot::Mutex;
@@ -8,20 +8,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{Builder, JoinHandle};
 
-type Ended = (usize, io::Result<()>);
+type FsyncEnded = (usize, io::Result<()>);
 
-pub struct Pool {
+pub struct FsyncPool {
     jobs: usize,
     data_only: bool,
     work: Option<Sender<(RawFd, usize)>>,
     queue: Arc<Mutex<Receiver<(RawFd, usize)>>>,
-    answer: Sender<Ended>,
-    answers: Receiver<Ended>,
+    answer: Sender<FsyncEnded>,
+    answers: Receiver<FsyncEnded>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Pool {
-    /// `jobs`: threads, at most.
+impl FsyncPool {
+    /// `jobs`: the most threads.
     pub fn new(jobs: usize, data_only: bool) -> Self {
         let (work, queue) = mpsc::channel();
         let (answer, answers) = mpsc::channel();
@@ -29,8 +29,8 @@ impl Pool {
         Self { jobs, data_only, work: Some(work), queue, answer, answers, threads: Vec::new() }
     }
 
-    /// The descriptor stays open until the slot has ended.
-    pub fn push(&mut self, file: RawFd, slot: usize, ended: &mut Vec<Ended>) {
+    /// Starts an fsync. The descriptor must stay open until the slot has ended.
+    pub fn push(&mut self, file: RawFd, slot: usize, ended: &mut Vec<FsyncEnded>) {
         if self.threads.len() < self.jobs {
             let (queue, answer, data_only) = (Arc::clone(&self.queue), self.answer.clone(), self.data_only);
             let started =
@@ -41,13 +41,13 @@ impl Pool {
             Some(work) if !self.threads.is_empty() => {
                 work.send((file, slot)).expect("the queue lives as long as the pool");
             }
-            // Not even one thread: here, then.
+            // No thread could be started: sync here.
             _ => ended.push((slot, sys::fsync(file, self.data_only))),
         }
     }
 
     /// Waits until at least one has ended.
-    pub fn reap(&mut self, ended: &mut Vec<Ended>) {
+    pub fn reap(&mut self, ended: &mut Vec<FsyncEnded>) {
         if ended.is_empty() {
             ended.push(self.answers.recv().expect("the pool itself holds a sender"));
         }
@@ -55,7 +55,7 @@ impl Pool {
     }
 }
 
-fn serve(queue: &Mutex<Receiver<(RawFd, usize)>>, answer: &Sender<Ended>, data_only: bool) {
+fn serve(queue: &Mutex<Receiver<(RawFd, usize)>>, answer: &Sender<FsyncEnded>, data_only: bool) {
     loop {
         let work = queue.lock().recv();
         let Ok((file, slot)) = work else { return };
@@ -65,11 +65,11 @@ fn serve(queue: &Mutex<Receiver<(RawFd, usize)>>, answer: &Sender<Ended>, data_o
     }
 }
 
-impl Drop for Pool {
+impl Drop for FsyncPool {
     fn drop(&mut self) {
         self.work = None;
         for thread in self.threads.drain(..) {
-            // It runs nothing that panics; if it did, its answer is missing and somebody has said so.
+            // It runs nothing that panics; if it did, the missing answer has been reported.
             let _ended = thread.join();
         }
     }

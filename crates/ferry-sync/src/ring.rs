@@ -6,28 +6,29 @@ use io_uring::{IoUring, opcode};
 use std::io;
 use std::os::fd::RawFd;
 
-pub struct Ring {
+pub struct FsyncRing {
     uring: IoUring,
     flags: FsyncFlags,
-    /// Descriptor of each slot, to try again.
+    /// The descriptor of each slot, for retries.
     slots: Vec<RawFd>,
-    /// Pushed, and the kernel does not know yet; and how many of them are worth a system call.
+    /// Entries that were pushed and not submitted.
     unsubmitted: usize,
+    /// This many are submitted together.
     submit_at: usize,
 }
 
-impl Ring {
-    /// `jobs`: fsyncs in flight, at most.
+impl FsyncRing {
+    /// `jobs`: the most fsyncs in flight.
     pub fn new(jobs: usize, data_only: bool) -> io::Result<Self> {
         let uring = IoUring::new(u32::try_from(jobs.next_power_of_two()).unwrap_or(u32::MAX))?;
         let workers = u32::try_from(jobs).unwrap_or(u32::MAX);
-        // By default there are four for each core. Linux before 5.15 cannot be told otherwise.
+        // The default is four workers for each core. Linux before 5.15 cannot change it.
         let _at_its_own_pace = uring.submitter().register_iowq_max_workers(&mut [workers, workers]);
         let flags = if data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
         Ok(Self { uring, flags, slots: Vec::new(), unsubmitted: 0, submit_at: (jobs / 4).clamp(1, 16) })
     }
 
-    /// The descriptor stays open until the slot has ended.
+    /// Starts an fsync. The descriptor must stay open until the slot has ended.
     pub fn push(&mut self, file: RawFd, slot: usize) {
         if self.slots.len() <= slot {
             self.slots.resize(slot + 1, -1);
@@ -43,7 +44,7 @@ impl Ring {
         let entry = opcode::Fsync::new(Fd(self.slots[slot])).flags(self.flags).build().user_data(slot as u64);
         // SAFETY: an fsync refers to no memory.
         let pushed = unsafe { self.uring.submission().push(&entry) };
-        pushed.expect("the queue has a place for each slot");
+        pushed.expect("the queue has an entry for each slot");
         self.unsubmitted += 1;
     }
 
@@ -52,7 +53,7 @@ impl Ring {
         match self.uring.submit_and_wait(want) {
             Ok(taken) => self.unsubmitted -= taken,
             Err(error) => match error.raw_os_error() {
-                // What the kernel did not take goes with the next call.
+                // The next call submits what the kernel did not take.
                 Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
                 _ => panic!("io_uring_enter: {error}"),
             },

@@ -1,4 +1,5 @@
-//! The library as C sees it: the example is compiled against the header and linked with the static library.
+//! The library as C sees it: the example is compiled against the header and linked with the static
+//! library.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -11,7 +12,7 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The library, which cargo has built for this test, beside it.
+/// The library, which cargo has built beside this test.
 fn library() -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a path");
     let deps = test.parent().expect("it lies in a directory");
@@ -20,7 +21,7 @@ fn library() -> PathBuf {
     library
 }
 
-/// As strict as compilers are asked to be; none of GNU's own.
+/// Compiles with strict warnings, and without GNU extensions.
 fn compile(source: &Path, program: &Path) {
     let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
     run(Command::new("cc")
@@ -47,9 +48,9 @@ fn the_example_in_c_syncs_files() {
     assert_eq!(ends, ["absent: Bad file descriptor", "one: durable", "two: durable"]);
 }
 
-/// The library opens files of its own: they must not be taken for one of the caller's that is closed.
+/// The library opens files of its own: none may be mistaken for a closed descriptor of the caller.
 #[test]
-fn each_descriptor_is_told_what_fsync_says_of_it() {
+fn each_descriptor_gets_the_error_of_its_own_fsync() {
     let text = r#"
 #define _POSIX_C_SOURCE 200809L
 #include "ferry_sync.h"

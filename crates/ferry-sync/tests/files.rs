@@ -1,4 +1,5 @@
-//! Syncing on an ordinary file system: every file is answered once, with its own answer, and few are open at a time.
+//! Syncing on an ordinary file system: every file is answered once, with its own answer, and few
+//! are open at a time.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_sync::{Options, Summary, paths, sync_each, sync_files};
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 
 type Results = BTreeMap<PathBuf, Result<(), i32>>;
 
-/// What became of each path; one that is answered twice fails the test.
+/// The result of each path. A path that is answered twice fails the test.
 fn sync(given: &[PathBuf], recursive: bool, options: &Options) -> (Results, Summary) {
     let mut results = Results::new();
     let summary = sync_each(paths(given.to_vec(), recursive), options, |path, result| {
@@ -40,7 +41,7 @@ fn tree() -> TempDir {
 }
 
 #[test]
-fn a_tree_is_walked_without_following_links_or_opening_what_is_no_file() {
+fn a_tree_is_walked_without_following_links_or_opening_special_files() {
     let dir = tree();
     let (results, summary) = sync(&[dir.path().into()], true, &Options::default());
     assert_eq!(relative(&results, dir.path()), ["", "1", "a", "a/2", "a/b", "a/b/3"]);
@@ -48,7 +49,7 @@ fn a_tree_is_walked_without_following_links_or_opening_what_is_no_file() {
 }
 
 #[test]
-fn without_recursion_only_what_is_named_is_synced() {
+fn without_recursion_only_named_paths_are_synced() {
     let dir = tree();
     let given = ["a", "1", "a/link", "a/fifo", "absent"].map(|n| dir.path().join(n));
     let (results, summary) = sync(&given, false, &Options::default());
@@ -57,7 +58,7 @@ fn without_recursion_only_what_is_named_is_synced() {
 }
 
 #[test]
-fn a_tree_that_cannot_be_read_is_said_and_the_rest_is_synced() {
+fn an_unreadable_tree_is_reported_and_the_rest_is_synced() {
     let dir = tree();
     // Root may read anything; a file where the path wants a directory stops it too.
     let given = [dir.path().join("1/below"), dir.path().join("a")];
@@ -114,7 +115,7 @@ fn open_files_are_answered_under_their_names() {
 }
 
 #[test]
-fn what_was_started_calls_back_for_each_file() {
+fn a_started_sync_calls_back_for_each_file() {
     let dir = TempDir::new().unwrap();
     let files = (0..100).map(|i| (i, File::create(dir.path().join(i.to_string()))));
     let files: Vec<(i32, io::Result<File>)> = files.collect();

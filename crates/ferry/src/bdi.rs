@@ -1,17 +1,20 @@
-//! How far the kernel reads ahead on a mount, and how much it holds back of what was written: a FUSE server may only ask for less than
-//! the kernel's default, its administrator sets what he likes.
+//! Sets how far the kernel reads ahead on a mount, and how much dirty data it gathers. A FUSE
+//! server may only ask for less than the kernel's default; an administrator may set any value.
 
 use std::path::Path;
 
 use crate::mounts;
 
-/// Two requests of the largest size: one is on its way while the other is used (`docs/performance.md`, reading with dd).
+/// Two requests of the largest size: one is in flight while the program uses the other
+/// (`docs/performance.md`, reading with dd).
 const READ_AHEAD: (&str, &str) = ("read_ahead_kb", "2048");
-/// What `cache=writeback` gathers counts among what all file systems may hold back (`vm.dirty_ratio`), as a local disk's does. The
-/// default for FUSE is a hundredth of that: a writer at random waits for FerryFS as if nothing were gathered.
+/// With `cache=writeback`, dirty data may use all of the limit for all file systems
+/// (`vm.dirty_ratio`), as a local disk's may. FUSE's default is a hundredth of it: a random writer
+/// then waits for FerryFS as if nothing were gathered.
 const WRITE_BACK: [(&str, &str); 2] = [("strict_limit", "0"), ("max_ratio", "100")];
 
-/// Sets it for the mount at `mountpoint`, where we are allowed to. The mount is not asked anything.
+/// Sets the values for the mount at `mountpoint`, if this process may. Sends no request to the
+/// mount.
 pub fn raise(mountpoint: &Path, writeback: bool) {
     let mount = match mounts::find(mountpoint) {
         Ok(Some(mount)) => mount,

@@ -1,6 +1,6 @@
 //! `ferry cert`: a small certificate authority for servers and clients.
 
-use ferry_net::{IdSet, Limits, authority};
+use ferry_net::{IdSet, Limits, Terms, authority};
 
 use crate::cli::CertCommand;
 use crate::error::CliError;
@@ -9,30 +9,39 @@ use crate::error::CliError;
 pub fn run(command: &CertCommand) -> Result<(), CliError> {
     let failed = |e: ferry_net::NetError| CliError::Failed(e.to_string());
     match command {
-        CertCommand::Init { dir, host } => {
+        CertCommand::Init { dir, host, days } => {
             let hosts = if host.is_empty() { own_names() } else { host.clone() };
-            authority::init(dir, &hosts).map_err(failed)?;
+            authority::init(dir, &hosts, *days).map_err(failed)?;
             println!(
-                "made an authority and a server's certificate for {}: {}",
+                "made a server's certificate for {}, good for {days} days: {}",
                 hosts.join(", "),
                 dir.display()
             );
+            println!(
+                "{} has the authority's secret key, which the server does not need: you may keep it elsewhere",
+                dir.join("authority").display()
+            );
         }
-        CertCommand::Issue { dir, name, users, groups } => {
+        CertCommand::Issue { dir, name, users, groups, export, days } => {
             let limits = limits(users.as_ref(), groups.as_ref());
-            let made = authority::issue(dir, name, limits.as_ref()).map_err(failed)?;
-            println!("made a client's certificate: bring {} to that machine, for -o tls=", made.display());
+            let terms = Terms { limits, exports: export.clone() };
+            let made = authority::issue(dir, name, &terms, *days).map_err(failed)?;
+            println!(
+                "made a client's certificate, good for {days} days: bring {} to that machine, for -o tls=",
+                made.display()
+            );
         }
         CertCommand::Revoke { dir, name } => {
             let revoked = authority::revoke(dir, name).map_err(failed)?;
             let what = if revoked == 0 { "was revoked before".into() } else { format!("revoked: {revoked}") };
-            println!("{what}; `ferry evict` ends what a client has now (`ferry clients` lists them)");
+            println!("{what}; servers with this list end the client's sessions within seconds");
         }
     }
     Ok(())
 }
 
-/// Whom a certificate may act as; `None`: anybody. Who names only users means groups of the same numbers.
+/// The users and groups that a certificate may act as; `None`: all. If only users are named, groups
+/// of the same numbers are meant.
 fn limits(users: Option<&IdSet>, groups: Option<&IdSet>) -> Option<Limits> {
     let (users, groups) = match (users, groups) {
         (None, None) => return None,
@@ -43,7 +52,7 @@ fn limits(users: Option<&IdSet>, groups: Option<&IdSet>) -> Option<Limits> {
     Some(Limits { users, groups })
 }
 
-/// What this machine is called, here and by itself.
+/// The names of this machine: its host name, and the names of its loopback interface.
 fn own_names() -> Vec<String> {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];

@@ -1,4 +1,4 @@
-//! `ferry clients` and `ferry evict`: servers of this machine are asked over a [`socket`].
+//! `ferry clients` and `ferry evict`: ask the servers of this machine over a [`socket`].
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use crate::cli::{ClientsArgs, EvictArgs};
 use crate::error::CliError;
 use crate::{socket, table};
 
-/// Names of the sockets, before the process number.
+/// Prefix of the sockets' names; the process number follows.
 pub const PREFIX: &str = "ferry-serve-";
 
-/// Answers from now on, in a thread that lives as long as the process.
+/// Answers questions from now on, in a thread that lives as long as the process.
 pub fn answer(control: Control, volume: &Path, address: SocketAddr) -> io::Result<()> {
     let volume = std::path::absolute(volume)?.display().to_string();
     let address = address.to_string();
@@ -24,6 +24,7 @@ pub fn answer(control: Control, volume: &Path, address: SocketAddr) -> io::Resul
                 ("volume", volume.clone().into()),
                 ("address", address.clone().into()),
                 ("clients", control.clients()),
+                ("refused", control.refused()),
             ])),
             Some(("evict", client)) => Some(socket::object([("evicted", control.evict(client).into())])),
             _ => None,
@@ -31,13 +32,17 @@ pub fn answer(control: Control, volume: &Path, address: SocketAddr) -> io::Resul
     })
 }
 
-/// Asks one server; `None`: it is gone, or another user's.
+/// Asks one server; `None`: it has ended, or belongs to another user.
 fn ask(name: &str, question: &str) -> Option<Value> {
     let answer = socket::ask(name, question);
-    answer.inspect_err(|error| eprintln!("ferry: the server at {name} does not answer: {error}")).ok()
+    answer
+        .inspect_err(|error| {
+            eprintln!("ferry: the server at {} does not answer: {error}", socket::printable(name))
+        })
+        .ok()
 }
 
-/// `ferry clients`.
+/// Runs `ferry clients`.
 pub fn show(args: &ClientsArgs) -> Result<(), CliError> {
     let answers: Vec<Value> = socket::names(PREFIX)?.iter().filter_map(|name| ask(name, "clients")).collect();
     let mut text = String::new();
@@ -47,27 +52,64 @@ pub fn show(args: &ClientsArgs) -> Result<(), CliError> {
         text.push_str("no server runs here (`ferry serve`)\n");
     } else {
         for server in &answers {
-            text.push_str(&for_people(server));
+            text.push_str(&for_people(server, args.details));
         }
     }
     io::stdout().write_all(text.as_bytes()).map_err(CliError::path("stdout", "cannot write"))
 }
 
-fn for_people(server: &Value) -> String {
-    let of = |key: &str| server[key].as_str().unwrap_or_default().to_owned();
+/// The columns of a client's line.
+const COLUMNS: [&str; 7] = ["client", "name", "certificate", "address", "path", "state", "oldest change"];
+
+fn cells(client: &Value) -> [String; 7] {
+    let text = |key: &str| socket::printable(client[key].as_str().unwrap_or("-"));
+    let state = if client["connected"] == true { "connected" } else { "away" };
+    let read_only = if client["read_only"] == true { ", ro" } else { "" };
+    let oldest = match (client["oldest_ms"].as_u64(), client["unanswered"].as_u64().unwrap_or_default()) {
+        (Some(ms), unanswered) => format!("{}.{} s of {unanswered}", ms / 1000, ms % 1000 / 100),
+        (None, _) => "-".into(),
+    };
+    let number = client["client"].to_string();
+    let state = format!("{state}{read_only}");
+    [number, text("name"), text("certificate"), text("address"), text("path"), state, oldest]
+}
+
+/// A line for each client, under the columns' names.
+fn lines(clients: &[Value]) -> String {
+    let rows: Vec<_> = std::iter::once(COLUMNS.map(str::to_owned)).chain(clients.iter().map(cells)).collect();
+    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
+    let line = |row: &[String; 7]| {
+        let cells = row.iter().enumerate().map(|(at, cell)| format!("{cell:<width$}", width = width(at)));
+        format!("  {}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+fn for_people(server: &Value, details: bool) -> String {
+    let of = |key: &str| socket::printable(server[key].as_str().unwrap_or_default());
     let mut text = format!("{} at {}\n", of("volume"), of("address"));
     let clients = server["clients"].as_array().map(Vec::as_slice).unwrap_or_default();
     if clients.is_empty() {
         text.push_str("  no clients\n");
     }
-    for client in clients {
-        let title = format!("{} {}", client["client"], client["name"].as_str().unwrap_or_default());
+    if !details && !clients.is_empty() {
+        text.push_str(&lines(clients));
+    }
+    for client in clients.iter().filter(|_| details) {
+        let name = socket::printable(client["name"].as_str().unwrap_or_default());
+        let title = format!("{} {name}", client["client"]);
         text.push_str(&table::render(&socket::object([(title.as_str(), client.clone())])));
+    }
+    let refused = server["refused"].as_object().into_iter().flatten();
+    let refused = refused.filter_map(|(cause, times)| Some((cause, times.as_u64().filter(|n| *n > 0)?)));
+    let refused: Vec<String> = refused.map(|(cause, times)| format!("{cause} {times}")).collect();
+    if !refused.is_empty() {
+        text.push_str(&format!("  refused: {}\n", refused.join(", ")));
     }
     text
 }
 
-/// `ferry evict`.
+/// Runs `ferry evict`.
 pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
     let volume = args.volume.as_deref().map(shown).transpose()?;
     let is_meant = |client: &Value| {
@@ -96,8 +138,47 @@ pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
     }
 }
 
-/// A volume's path as servers show it.
+/// The path of a volume, as servers show it.
 fn shown(volume: &Path) -> Result<String, CliError> {
     let path = std::path::absolute(volume).map_err(CliError::path(volume, "no path"))?;
     Ok(path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_one_line_unless_details_are_asked_for() {
+        let client = |number: u64, certificate: Option<&str>, connected: bool, oldest: Option<u64>| {
+            socket::object([
+                ("client", number.into()),
+                ("name", "laptop".into()),
+                ("certificate", certificate.into()),
+                ("address", connected.then_some("10.0.0.7:5555").into()),
+                ("path", "/home".into()),
+                ("read_only", (!connected).into()),
+                ("connected", connected.into()),
+                ("unanswered", 3.into()),
+                ("oldest_ms", oldest.into()),
+            ])
+        };
+        let clients = vec![client(1, Some("alice"), true, Some(1260)), client(12, None, false, None)];
+        let server = socket::object([
+            ("volume", "/v".into()),
+            ("address", "10.0.0.1:7373".into()),
+            ("clients", clients.into()),
+            ("refused", socket::object([("certificate_revoked", 3.into()), ("version", 0.into())])),
+        ]);
+        let expected = "\
+/v at 10.0.0.1:7373
+  client  name    certificate  address        path   state      oldest change
+  1       laptop  alice        10.0.0.7:5555  /home  connected  1.2 s of 3
+  12      laptop  -            -              /home  away, ro   -
+  refused: certificate_revoked 3
+";
+        assert_eq!(for_people(&server, false), expected);
+        let details = for_people(&server, true);
+        assert!(details.contains("oldest_ms") || details.contains("oldest ms"), "{details}");
+    }
 }

@@ -1,99 +1,199 @@
-//! Questions to the daemon behind a mount, asked through ioctl(2) on any file of it: `ferry stats`, `ferry tune`, a volume's sync, and
-//! what `ferry scrub` shares with them.
+//! Requests to the process that has a volume open. `ferry stats` asks over a socket if it can
+//! (`asked`). Otherwise it sends a [`Control`] request, as `ferry tune`, `ferry trim`, `ferry
+//! sync`, `ferry scrub` and `ferry replace` do.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use ferry_fuse::control::Tune;
+use ferry_fuse::control::{Ask, TuneRequest};
 
-use crate::cli::{StatsArgs, TuneArgs};
+use crate::cli::{StatsArgs, TrimArgs, TuneArgs};
 use crate::error::CliError;
 use crate::options::{fast_flush_word, flush_word};
 use crate::size::format_bytes;
-use crate::{mounts, remote, shown, table};
+use crate::{asked, mounts, remote, served, shown, socket, table};
 
-/// Makes everything on the volume durable that a file or directory is on.
-pub fn sync_volume(path: &Path) -> Result<(), CliError> {
-    let file = open(path)?;
-    // The kernel hands over what it holds: stores to mapped memory and, with cache=writeback, any write.
-    rustix::fs::syncfs(&file).map_err(|e| explain(path, "cannot sync", e.into()))?;
-    ferry_fuse::control::sync(&file).map_err(|e| explain(path, "cannot sync", e))
+/// The question that asks for the statistics.
+pub const STATS: &str = "stats";
+
+/// The process that has a volume open; [`ferry_fuse::control`] sends requests to it.
+pub struct Control {
+    /// The path that the user gave.
+    target: PathBuf,
+    way: Way,
 }
 
-/// `ferry stats`.
+enum Way {
+    /// An ioctl on a file of a mount.
+    Mount(File),
+    /// A server's socket.
+    Server(String),
+}
+
+impl Control {
+    /// Finds the process; `target`: a volume, or any file or directory of a mount.
+    pub fn of(target: &Path) -> Result<Self, CliError> {
+        Self::find(target)?.ok_or_else(|| CliError::NotMounted(target.into()))
+    }
+
+    /// As [`Control::of`]; `None`: no process serves the volume, and it is not mounted.
+    pub fn find(target: &Path) -> Result<Option<Self>, CliError> {
+        let control = |way| Some(Self { target: target.into(), way });
+        if let Some(socket) = served::at(target)? {
+            return Ok(control(Way::Server(socket)));
+        }
+        let mount =
+            mounts::find(target).map_err(CliError::path(target, "cannot read the table of mounts"))?;
+        if let Some(mount) = mount.filter(mounts::Mount::is_ferry) {
+            mounts::must_be_reached(&mount)?;
+            return Ok(control(Way::Mount(open(&mount.target)?)));
+        }
+        let file = open(target)?;
+        let mounted = mounts::above(target).is_some_and(|mount| mount.is_ferry()) || target.is_dir();
+        Ok(if mounted { control(Way::Mount(file)) } else { None })
+    }
+
+    /// Makes the kernel write back its dirty pages of the volume: stores to mapped memory and, with
+    /// cache=writeback, any write.
+    fn hand_over(&self) -> io::Result<()> {
+        match &self.way {
+            Way::Mount(file) => Ok(rustix::fs::syncfs(file)?),
+            Way::Server(_) => Ok(()),
+        }
+    }
+
+    /// The message for the error of a request. `what` says what could not be done.
+    pub fn explain(&self, what: &'static str, error: io::Error) -> CliError {
+        match (&self.way, error.raw_os_error()) {
+            (_, Some(libc::EPERM)) => {
+                CliError::Failed(format!("{self}: {what}: only root and who has mounted it may"))
+            }
+            (Way::Mount(_), _) => explain(&self.target, what, error),
+            (Way::Server(_), Some(_)) => CliError::path(&self.target, what)(error),
+            (Way::Server(_), None) => {
+                CliError::Failed(format!("{self}: {what}: its server has ended, or does not answer: {error}"))
+            }
+        }
+    }
+}
+
+/// Shows the path that the user gave.
+impl fmt::Display for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.target.display().fmt(f)
+    }
+}
+
+impl Ask for Control {
+    fn ask(&self, request: u32, message: &[u8]) -> io::Result<Vec<u8>> {
+        match &self.way {
+            Way::Mount(file) => file.ask(request, message),
+            Way::Server(socket) => served::ask(socket, request, message),
+        }
+    }
+}
+
+/// Makes everything durable on the volume that `path` is, or is on. On a served volume that covers
+/// the changes of clients that have arrived here.
+pub fn sync_volume(path: &Path) -> Result<(), CliError> {
+    let control = Control::of(path)?;
+    let synced = control.hand_over().and_then(|()| ferry_fuse::control::sync(&control));
+    synced.map_err(|e| control.explain("cannot sync", e))
+}
+
+/// Runs `ferry stats`.
 pub fn stats(args: &StatsArgs) -> Result<(), CliError> {
-    let value = match own_figures(&args.mountpoint) {
+    let shown = show_stats(args);
+    if let (true, Err(error)) = (args.json, &shown) {
+        print(&format!("{:#}\n", socket::object([("error", error.to_string().into())])))?;
+    }
+    shown
+}
+
+fn show_stats(args: &StatsArgs) -> Result<(), CliError> {
+    let value = match own_figures(&args.target)? {
         Some(figures) => {
             eprintln!(
                 "ferry: {}: its server is away: these are this machine's own figures",
-                args.mountpoint.display()
+                args.target.display()
             );
             figures
         }
-        None => read_stats(&args.mountpoint)?,
+        None => read_stats(&args.target)?,
     };
     let text = if args.json { format!("{value:#}\n") } else { table::render(&value) };
     print(&text)
 }
 
-/// What a remote mount says whose server is away: nobody waits for that to be told so.
-fn own_figures(path: &Path) -> Option<Value> {
-    let mount = mounts::above(path)?;
-    remote::figures(&mount.target).filter(|figures| figures["connection"]["connected"] == false)
+/// The figures of a remote mount whose server is away. They need no answer of the server.
+fn own_figures(path: &Path) -> Result<Option<Value>, CliError> {
+    let Some(mount) = mounts::above(path) else { return Ok(None) };
+    Ok(remote::figures(&mount)?.filter(|figures| figures["connection"]["connected"] == false))
 }
 
-/// The statistics of the mount that a file or directory is on.
+/// The statistics of the volume that `path` is, or is on.
 pub fn read_stats(path: &Path) -> Result<Value, CliError> {
-    let json = ferry_fuse::control::stats(&open(path)?)
-        .map_err(|e| explain(path, "cannot read the statistics", e))?;
-    serde_json::from_slice(&json).map_err(|e| {
-        CliError::Failed(format!("{}: the daemon's statistics are not JSON: {e}", path.display()))
-    })
+    let mount = mounts::above(path).filter(|mount| mount.is_ferry() && !mount.is_remote());
+    if let Some(stats) = mount.map(|mount| asked::ask(&mount, STATS)).transpose()?.flatten() {
+        return Ok(stats);
+    }
+    stats_of(&Control::of(path)?)
 }
 
-/// `ferry tune`.
+/// The statistics, by a [`Control`] request.
+pub fn stats_of(control: &Control) -> Result<Value, CliError> {
+    let json =
+        ferry_fuse::control::stats(control).map_err(|e| control.explain("cannot read the statistics", e))?;
+    serde_json::from_slice(&json)
+        .map_err(|e| CliError::Failed(format!("{control}: the statistics are not JSON: {e}")))
+}
+
+/// Runs `ferry trim`.
+pub fn trim(args: &TrimArgs) -> Result<(), CliError> {
+    let control = Control::of(&args.target)?;
+    let given = ferry_fuse::control::trim(&control).map_err(|e| control.explain("cannot trim", e))?;
+    let (target, given) = (args.target.display(), format_bytes(given));
+    print(&format!("{target}: {given} of free space went back to the disk below\n"))
+}
+
+/// Runs `ferry tune`.
 pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
-    let asked =
-        Tune { flush: args.flush, fast_flush: args.fast_flush, reset_flush_time: args.reset_flush_time };
-    if asked == Tune::default() && args.log_size.is_none() {
+    let asked = TuneRequest {
+        flush: args.flush,
+        fast_flush: args.fast_flush,
+        reset_flush_time: args.reset_flush_time,
+    };
+    if asked == TuneRequest::default() && args.log_size.is_none() {
         return Err(CliError::Usage(
             "nothing to change: say --flush, --fast-flush, --reset-flush-time or --log-size".into(),
         ));
     }
-    let file = open(&args.mountpoint)?;
-    if asked != Tune::default() {
-        ferry_fuse::control::tune(&file, &asked)
-            .map_err(|e| refused_tune(&args.mountpoint, "cannot tune", e))?;
+    let control = Control::of(&args.target)?;
+    if asked != TuneRequest::default() {
+        ferry_fuse::control::tune(&control, &asked).map_err(|e| control.explain("cannot tune", e))?;
         show_policy(args);
     }
-    args.log_size.map_or(Ok(()), |bytes| grow_log(&args.mountpoint, &file, bytes))
+    args.log_size.map_or(Ok(()), |bytes| grow_log(&control, bytes))
 }
 
-/// In the list that `mount` gives.
+/// Updates the options that `mount` lists.
 fn show_policy(args: &TuneArgs) {
     let words: Vec<_> =
         args.flush.map(flush_word).into_iter().chain(args.fast_flush.map(fast_flush_word)).collect();
-    if let Ok(Some(mount)) = mounts::find(&args.mountpoint) {
+    if let Ok(Some(mount)) = mounts::find(&args.target) {
         shown::change(&mount.target, &words);
     }
 }
 
-fn refused_tune(path: &Path, what: &'static str, error: io::Error) -> CliError {
-    match error.raw_os_error() {
-        Some(libc::EPERM) => {
-            CliError::Failed(format!("{}: only root and who has mounted it may tune it", path.display()))
-        }
-        _ => explain(path, what, error),
-    }
-}
-
-/// `ferry tune --log-size`; says what the log has then, as it is in whole segments.
-fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
+/// Runs `ferry tune --log-size`; prints the log's new size, which is in whole segments.
+fn grow_log(control: &Control, bytes: u64) -> Result<(), CliError> {
+    let path = &control.target;
     let log = |stats: &Value| stats["log"]["bytes"].as_u64().unwrap_or_default();
-    let before = read_stats(path)?;
+    let before = stats_of(control)?;
     let most = before["volume"]["size"].as_u64().unwrap_or_default() / 4;
     let refused = |why: String| Err(CliError::Failed(format!("{}: {why}", path.display())));
     let shrinks =
@@ -104,27 +204,27 @@ fn grow_log(path: &Path, file: &File, bytes: u64) -> Result<(), CliError> {
     if bytes > most {
         return refused(format!("a log of this volume has at most {}", format_bytes(most)));
     }
-    match ferry_fuse::control::grow_log(file, bytes) {
+    match ferry_fuse::control::grow_log(control, bytes) {
         Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => refused(
             "there is no room for the longer log: the end of the volume, where it would be, is in use or needed, or what the \
              volume lies on is full. Choose a smaller log, or make room"
                 .into(),
         ),
-        Err(e) => match log(&read_stats(path)?) {
-            // Somebody else was quicker.
+        Err(e) => match log(&stats_of(control)?) {
+            // Another process has grown it meanwhile.
             now if bytes <= now => shrinks(now),
-            _ => Err(refused_tune(path, "cannot grow the log", e)),
+            _ => Err(control.explain("cannot grow the log", e)),
         },
-        Ok(()) => print(&format!("{}: log {}\n", path.display(), format_bytes(log(&read_stats(path)?)))),
+        Ok(()) => print(&format!("{}: log {}\n", path.display(), format_bytes(log(&stats_of(control)?)))),
     }
 }
 
-/// To stdout; a reader that has seen enough (`| head`) is no error.
+/// Prints to stdout. It is no error if the reader has stopped reading (`| head`).
 pub fn print(text: &str) -> Result<(), CliError> {
     is_read(text).map(drop)
 }
 
-/// As [`print`]; `false` when nobody reads any more.
+/// As [`print`]; `false`: the reader has stopped reading.
 pub fn is_read(text: &str) -> Result<bool, CliError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Ok(()) => Ok(true),
@@ -133,12 +233,13 @@ pub fn is_read(text: &str) -> Result<bool, CliError> {
     }
 }
 
-/// Any file or directory of a mount.
+/// Opens a file or directory of a mount whose daemon answers.
 pub fn open(path: &Path) -> Result<File, CliError> {
+    asked::must_answer(path)?;
     File::open(path).map_err(|e| explain(path, "cannot open", e))
 }
 
-/// What an error of such a question means.
+/// The message for an error of such a request.
 pub fn explain(path: &Path, what: &'static str, error: io::Error) -> CliError {
     match error.raw_os_error() {
         Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => match mounts::above(path) {

@@ -1,4 +1,5 @@
-//! A mount's life: started in the foreground or behind the caller's back, served until it is unmounted or told to stop.
+//! The life of a mount: started in the foreground or as a daemon, served until it is unmounted or
+//! told to stop.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -13,42 +14,48 @@ use std::thread;
 use std::time::Duration;
 
 use ferry_fs::Filesystem;
-use ferry_fuse::{Handle, Session, Unmount};
-use rustix::process::{Resource, Rlimit};
+use ferry_fuse::{MountHandle, Session, Unmount};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, Signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::asked::{Answers, Asked};
 use crate::error::CliError;
 use crate::logging;
 use crate::mounts::{self, Mount};
 use crate::{bdi, shown, uring};
 
-/// What a daemon says on its standard output when the mount can be used.
+/// What a daemon prints when the mount can be used.
 const READY: &str = "ready";
-/// A mount that was ended by force is waited for so long.
+/// How long to wait for a mount that was ended by force.
 const FORCED: Duration = Duration::from_secs(5);
-/// Raised to this, so that a volume with many open files does not run out of descriptors for its own needs.
+/// The limit of open files is raised to this, so that a volume with many open files does not run
+/// out of descriptors.
 const OPEN_FILES: u64 = 1 << 16;
-/// The kernel should end almost anything before the process that holds unwritten data; but the machine matters more.
+/// When memory runs out, the kernel should kill almost any process before one that holds unwritten
+/// data; but the machine matters more.
 const OOM_SCORE_ADJ: &str = "-250";
 
-/// What every kind of mount needs.
+/// What every kind of mount needs to be served.
 pub struct Service<'a> {
-    /// Where.
+    /// The mount point.
     pub mountpoint: &'a Path,
-    /// How it is mounted.
+    /// The options of the mount.
     pub options: ferry_fuse::MountOptions,
-    /// Words that `mount` shows beside the kernel's own.
+    /// Options that `mount` shows beside the kernel's own.
     pub shown: Option<String>,
-    /// This process was started by [`spawn`].
+    /// [`spawn`] has started this process.
     pub daemon: bool,
-    /// Messages of a daemon go here instead of the system log.
+    /// The file for a daemon's messages, instead of the system log.
     pub log: Option<&'a Path>,
-    /// How long a busy mount is served on after the first signal.
+    /// How long a busy mount is still served after the first signal.
     pub stop_timeout: Duration,
+    /// Answers questions over a socket.
+    pub asked: &'a Asked,
 }
 
-/// Starts this program again with `args` as a daemon, and returns when its mount can be used.
+/// Starts this program again with `args`, as a daemon; returns when its mount can be used.
 pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliError> {
     let start = |e| CliError::Failed(format!("cannot start the daemon: {e}"));
     let mut daemon = Command::new("/proc/self/exe")
@@ -70,7 +77,7 @@ pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliE
         }
         return Ok(());
     }
-    // It has said why on the stderr that it shares with us.
+    // It has printed the reason on the stderr that it shares with this process.
     let status = daemon.wait().map_err(start)?;
     match status.code() {
         Some(_) => Err(CliError::Daemon),
@@ -78,10 +85,28 @@ pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliE
     }
 }
 
-/// What the process asks of the kernel before it serves. None of it is worth failing for.
+/// If the process that started this daemon gives up waiting for the mount (Ctrl-C), the daemon
+/// ends, too. The daemon is in another session, and gets no signal of that terminal.
+fn end_with_starter() {
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::TERM)) {
+        tracing::debug!(%error, "PR_SET_PDEATHSIG");
+    }
+    // That process may have ended before: then nothing reads this daemon's output.
+    let stdout = rustix::stdio::stdout();
+    let mut reader = [PollFd::new(&stdout, PollFlags::empty())];
+    let looked = poll(&mut reader, Some(&Timespec::default()));
+    if looked.is_ok() && reader[0].revents().contains(PollFlags::ERR) {
+        std::process::exit(1);
+    }
+}
+
+/// Prepares the process before it serves a mount. A failure of any step is no reason to fail.
 pub fn prepare(daemon: bool) {
     if daemon && let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "no session of its own");
+    }
+    if daemon {
+        end_with_starter();
     }
     // Memory that the daemon needs to write back dirty data must not wait for that very data.
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
@@ -100,8 +125,8 @@ pub fn prepare(daemon: bool) {
     }
 }
 
-/// Mounts `fs` and serves it until the mount is gone.
-pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliError> {
+/// Mounts `fs` and serves it until the mount is gone. `answers` answers questions over a socket.
+pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>, answers: Answers) -> Result<(), CliError> {
     let (events, received) = mpsc::channel();
     watch_signals(events.clone())?;
     uring::offer();
@@ -110,6 +135,7 @@ pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliEr
         .map_err(|e| CliError::Failed(e.to_string()))?;
     bdi::raise(service.mountpoint, writeback);
     let handle = session.handle();
+    service.asked.listen(service.mountpoint, answers);
     let serving = thread::Builder::new().name("session".into()).spawn(move || {
         session.wait();
         // The receiver is gone only if the process ends anyway.
@@ -119,11 +145,11 @@ pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliEr
     if let Some(words) = &service.shown {
         shown::show(Path::new(&service.options.fsname), service.mountpoint, words);
     }
-    announce(service)?;
+    announce(service).inspect_err(|_| stop(&handle, FORCED))?;
     tracing::info!(volume = service.options.fsname, mountpoint = %service.mountpoint.display(), "mounted");
 
     await_end(&handle, &received, service.stop_timeout);
-    // The next mount may be at this place already.
+    // The next mount may use this mount point already.
     if service.shown.is_some()
         && matches!(mounts::at(service.mountpoint), Ok(mount) if !mount.as_ref().is_some_and(Mount::is_ferry))
     {
@@ -133,8 +159,9 @@ pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>) -> Result<(), CliEr
     Ok(())
 }
 
-/// Returns when the mount has ended, or must: a first signal asks for it, a second one or the timeout forces it.
-fn await_end(handle: &Handle, received: &Receiver<Event>, stop_timeout: Duration) {
+/// Returns when the mount has ended or must end: a first signal asks for it, a second one or the
+/// timeout forces it.
+fn await_end(handle: &MountHandle, received: &Receiver<Event>, stop_timeout: Duration) {
     let mut stage = Stage::Serving;
     loop {
         let event = match stage {
@@ -154,7 +181,8 @@ fn await_end(handle: &Handle, received: &Receiver<Event>, stop_timeout: Duration
                 Stage::Forced
             }
             (_, Stage::Forced) => {
-                // The kernel ends the connection when this process does, which is when the volume is closed.
+                // The kernel ends the connection when this process ends, after it has closed the
+                // volume.
                 tracing::warn!("still in use: closing the volume under it");
                 return;
             }
@@ -162,7 +190,7 @@ fn await_end(handle: &Handle, received: &Receiver<Event>, stop_timeout: Duration
     }
 }
 
-/// How far the end of a mount has come.
+/// The stages of ending a mount.
 #[derive(Clone, Copy)]
 enum Stage {
     Serving,
@@ -175,7 +203,7 @@ enum Event {
     Ended,
 }
 
-/// SIGTERM and SIGINT become events; SIGHUP (the terminal has gone) is no reason to end.
+/// Turns SIGTERM and SIGINT into events. SIGHUP (the terminal is gone) is no reason to end.
 fn watch_signals(events: Sender<Event>) -> Result<(), CliError> {
     let failed = |e| CliError::Failed(format!("cannot handle signals: {e}"));
     signal_hook::flag::register(SIGHUP, Arc::new(AtomicBool::new(false))).map_err(failed)?;
@@ -190,8 +218,9 @@ fn watch_signals(events: Sender<Event>) -> Result<(), CliError> {
     watching.map(drop).map_err(failed)
 }
 
-/// Unmounts if nobody uses it; otherwise takes it out of sight, and the kernel ends it with its last user.
-fn stop(handle: &Handle, timeout: Duration) {
+/// Unmounts if the mount is not in use; otherwise detaches it, and the kernel ends it with its last
+/// user.
+fn stop(handle: &MountHandle, timeout: Duration) {
     tracing::info!("asked to stop");
     if let Err(error) = handle.unmount(Unmount::Normal) {
         tracing::warn!(%error, "in use: detached, and served until its last user is gone or {} s have passed", timeout.as_secs());
@@ -199,13 +228,13 @@ fn stop(handle: &Handle, timeout: Duration) {
     }
 }
 
-fn end(handle: &Handle, how: Unmount) {
+fn end(handle: &MountHandle, how: Unmount) {
     if let Err(error) = handle.unmount(how) {
         tracing::error!(%error, ?how, "cannot unmount");
     }
 }
 
-/// Tells whoever started us that the mount can be used.
+/// Tells the process that started this daemon that the mount can be used.
 fn announce(service: &Service<'_>) -> Result<(), CliError> {
     notify_systemd("READY=1");
     if !service.daemon {
@@ -213,7 +242,10 @@ fn announce(service: &Service<'_>) -> Result<(), CliError> {
     }
     let failed = |e| CliError::Failed(format!("cannot become a daemon: {e}"));
     logging::detach(service.log).map_err(failed)?;
-    // Nothing below keeps the caller's directory or terminal busy.
+    if let Err(error) = rustix::process::set_parent_process_death_signal(None) {
+        tracing::debug!(%error, "PR_SET_PDEATHSIG");
+    }
+    // From here on the daemon uses neither the caller's directory nor its terminal.
     rustix::process::chdir("/").map_err(|e| failed(e.into()))?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{READY}").and_then(|()| out.flush()).map_err(failed)?;
@@ -221,7 +253,8 @@ fn announce(service: &Service<'_>) -> Result<(), CliError> {
     rustix::stdio::dup2_stdout(&null).map_err(|e| failed(e.into()))
 }
 
-/// sd_notify(3): one datagram to the socket that systemd names. Without systemd nothing happens.
+/// As sd_notify(3): sends one datagram to the socket that systemd names. Without systemd nothing
+/// happens.
 pub fn notify_systemd(state: &str) {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match name.as_encoded_bytes() {

@@ -1,4 +1,5 @@
-//! `ferry debug`: shows what is stored in a volume that nobody has mounted, piece by piece and as far as it can be read.
+//! `ferry debug`: shows what is stored in a volume that is not mounted, item by item, as far as it
+//! can be read.
 
 mod describe;
 mod inode;
@@ -9,9 +10,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use ferry_device::{BlockDevice, Env, OpenMode};
-use ferry_fs::inspect::{Inspector, SegmentInfo, SegmentUse};
-use ferry_fs::volume::{SUPERBLOCK_PLACES, VolumeError, read_superblock_copies};
+use ferry_check::inspect::{Inspector, SegmentInfo, SegmentUse};
+use ferry_device::{BlockDevice, OpenMode};
+use ferry_env::Env;
+use ferry_fs::volume::{VolumeError, read_superblock_copies};
 use ferry_fs::{LocalFs, Superblock, keys};
 use serde_json::Value;
 
@@ -22,7 +24,7 @@ use crate::object;
 use crate::table;
 use describe::{describe, hex, one_line};
 
-/// Something that was asked for is damaged or cannot be read; what can be read was shown.
+/// The exit code if a requested item is damaged or unreadable; what can be read was shown.
 const EXIT_DAMAGE: u8 = 4;
 
 /// Runs the command.
@@ -42,7 +44,7 @@ pub fn run(args: &DebugArgs) -> Result<ExitCode, CliError> {
     Ok(if shown? { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DAMAGE) })
 }
 
-/// Shows what was asked for. `false`: some of it is damaged.
+/// Shows the requested items. `false`: some are damaged.
 fn show(volume: &Volume<'_>, what: &DebugCommand, out: &mut Output) -> Result<bool, CliError> {
     match what {
         DebugCommand::Superblock => superblock(volume, out),
@@ -87,27 +89,27 @@ impl Volume<'_> {
         CliError::CouldNotRead(format!("{}: {error}", self.path.display()))
     }
 
-    /// Its keys, as recovery would leave them.
+    /// The keys of the volume, as recovery would leave them.
     fn open(&self) -> Result<Inspector, CliError> {
         Inspector::open(&self.device, &self.env).map_err(|e| self.failed(&e))
     }
 
-    /// The superblock that counts.
+    /// The superblock that is in effect.
     fn superblock(&self) -> Result<Superblock, CliError> {
         LocalFs::read_superblock(&self.device).map_err(|e| self.failed(&e))
     }
 }
 
-/// Where it is shown: a line for each thing.
+/// The output: a line for each item.
 struct Output {
     to: BufWriter<io::StdoutLock<'static>>,
     json: bool,
-    /// The reader has seen enough.
+    /// The reader has stopped reading.
     closed: bool,
 }
 
 impl Output {
-    /// One thing; `false`: nobody reads on.
+    /// Shows one item; `false`: the reader has stopped reading.
     fn item(&mut self, value: &Value) -> Result<bool, CliError> {
         let line = if self.json { value.to_string() } else { one_line(value) };
         self.line(&line)
@@ -133,18 +135,18 @@ impl Output {
         Ok(())
     }
 
-    /// Something that cannot be read, among the rest.
+    /// Shows an item that cannot be read.
     fn damage(&mut self, what: &dyn std::fmt::Display) -> Result<(), CliError> {
         self.item(&object!({ "type": "damage", "what": what.to_string() })).map(drop)
     }
 }
 
-/// Visits for as long as somebody reads; keeps the first error that showing had.
+/// Visits items until the reader stops; keeps the first error of the output.
 #[derive(Default)]
 struct Shown(Option<CliError>);
 
 impl Shown {
-    /// Whether to go on.
+    /// Shows one item; says whether to continue.
     fn note(&mut self, result: Result<bool, CliError>) -> bool {
         match result {
             Ok(go_on) => go_on,
@@ -160,16 +162,16 @@ impl Shown {
     }
 }
 
-/// Both copies. `false`: one is not whole, or they differ, or the volume was cut off.
+/// Shows all copies. `false`: one is damaged, or they differ, or the volume was truncated.
 fn superblock(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
     let read = LocalFs::read_superblock(&volume.device);
     if let Err(error @ (VolumeError::Empty | VolumeError::TooShort | VolumeError::Foreign)) = read {
         return Err(volume.failed(&error));
     }
     let copies = read_superblock_copies(&*volume.device);
-    let same = matches!(&copies, [Ok(first), Ok(second)] if first == second);
+    let same = copies.iter().all(|(_, copy)| copy.is_ok() && *copy == copies[0].1);
     let mut all = object!({ "device_size_bytes": volume.device.capacity(), "copies_agree": same });
-    for (number, (place, copy)) in SUPERBLOCK_PLACES.iter().zip(&copies).enumerate() {
+    for (number, (place, copy)) in copies.iter().enumerate() {
         all[format!("copy_{}", number + 1)] = match copy {
             Ok(sb) => object!({
                 "offset": *place,
@@ -197,7 +199,7 @@ fn superblock(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
     Ok(same && read.is_ok())
 }
 
-/// Keys from `from` on. `false`: not all could be decoded.
+/// Shows the keys from `from` on. `false`: not all could be decoded.
 fn all_keys(
     volume: &Volume<'_>,
     from: &[u8],
@@ -241,7 +243,7 @@ fn all_keys(
     Ok(whole)
 }
 
-/// Those keys in `range` that are left of a volume that cannot be opened, which is `error`.
+/// Shows the keys in `range` that are left of a volume that cannot be opened because of `error`.
 fn readable_keys(
     volume: &Volume<'_>,
     range: &(Vec<u8>, Vec<u8>),
@@ -265,7 +267,7 @@ fn readable_keys(
     Ok(false)
 }
 
-/// All segments. `false`: not all of it could be read.
+/// Shows all segments. `false`: not all could be read.
 fn segments(volume: &Volume<'_>, summary: bool, out: &mut Output) -> Result<bool, CliError> {
     let inspector = volume.open()?;
     let (mut whole, mut shown) = (true, Shown::default());

@@ -1,4 +1,4 @@
-//! What can go wrong, as one line that says what to do; and the exit codes.
+//! The errors of the command, each as one line that says what to do; and the exit codes.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,15 +6,15 @@ use std::path::PathBuf;
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// The command line makes no sense.
+    /// The command line is wrong.
     #[error("{0}")]
     Usage(String),
     /// A file or directory could not be used.
     #[error("{}: {what}: {source}", path.display())]
     Path {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What was tried.
+        /// What could not be done.
         what: &'static str,
         /// The kernel's answer.
         source: io::Error,
@@ -22,19 +22,19 @@ pub enum CliError {
     /// No FerryFS is mounted there.
     #[error("{}: no FerryFS is mounted here; `findmnt -t fuse.ferry` lists those that are", .0.display())]
     NotMounted(PathBuf),
-    /// Somebody has files open there.
+    /// A process has files open there.
     #[error("{}: busy: a process works in it (`fuser -vm` shows which); --lazy detaches it now, --force ends it at once", .0.display())]
     Busy(PathBuf),
-    /// Anything with a message that is already complete.
+    /// Any other failure; the message is complete.
     #[error("{0}")]
     Failed(String),
     /// The volume could not be checked (fsck, scrub).
     #[error("could not check the volume: {0}")]
     CouldNotCheck(String),
-    /// The volume could not be looked into (debug).
+    /// The volume could not be read (debug).
     #[error("could not read the volume: {0}")]
     CouldNotRead(String),
-    /// The daemon that was started has already said why it ended.
+    /// The daemon that was started has already printed why it ended.
     #[error("the daemon did not start")]
     Daemon,
 }
@@ -46,7 +46,7 @@ impl CliError {
         move |source| Self::Path { path, what, source }
     }
 
-    /// The process's exit code.
+    /// The exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,

@@ -1,6 +1,6 @@
-//! The name under which mount(8) calls this program, and what it says:
-//! `mount.fuse.ferry SOURCE TARGET [-sfnv] [-N namespace] [-o options] [-t type]`. (umount(8) has no use for a helper: of a mounted
-//! FUSE file system it does not know the subtype.)
+//! The helper of mount(8), which calls this program as `mount.fuse.ferry SOURCE TARGET [-sfnv] [-N
+//! namespace] [-o options] [-t type]`. (umount(8) calls no helper: it does not know the subtype of
+//! a mounted FUSE file system.)
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -8,12 +8,12 @@ use std::path::Path;
 use crate::cli::MountArgs;
 use crate::error::CliError;
 
-/// What a helper's command line asks for.
+/// What the helper's command line asks for.
 #[derive(Debug)]
 pub enum Asked {
-    /// A mount; the flag says that unknown mount options are to be skipped.
+    /// A mount; if the flag is set, unknown mount options are skipped.
     Mount(MountArgs, bool),
-    /// `-f`: go through the motions only.
+    /// Nothing: `-f` asks for a dry run.
     Nothing,
 }
 
@@ -52,7 +52,8 @@ impl Words {
         Ok(words)
     }
 
-    /// A cluster of one-letter flags; the rest of the cluster, or the next word, is the value of a letter that wants one.
+    /// Reads a cluster of one-letter flags. The rest of the cluster, or the next word, is the value
+    /// of a letter that takes one.
     fn take_flags(
         &mut self,
         cluster: &str,

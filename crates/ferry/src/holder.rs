@@ -1,12 +1,13 @@
-//! The process that has a volume open: who it is, and waiting until it is done.
+//! The process that has a volume open: finds it, and waits until it has closed the volume.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferry_device::{
-    BlockDevice, ComponentHeader, CompositeError, CompositeVolume, DeviceError, Env, FileDevice, OpenMode,
+    BlockDevice, ComponentHeader, CompositeError, CompositeVolume, DeviceError, FileDevice, OpenMode,
 };
+use ferry_env::Env;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -14,37 +15,39 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::error::CliError;
 use crate::{clients, mounts, socket};
 
-/// How long to wait between two looks at who has the volume.
+/// The interval between two checks of which process has the volume.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// So often a volume that somebody reads is looked at again.
+/// How often a volume that a process reads is checked again.
 const READER_LOOKS: u32 = 20;
-/// How long a daemon whose mount is gone is given to close its volume before the volume counts as in use.
+/// How long a daemon whose mount is gone may take to close its volume before the volume counts as
+/// in use.
 const CLOSING: Duration = Duration::from_secs(30);
 
-/// The same for a server, which mostly stays.
+/// The same for a server, which usually keeps running.
 const STOPPING: Duration = Duration::from_secs(3);
 
 /// A process that has a volume open.
 pub struct Holder {
-    /// Its number in its own pid namespace.
+    /// The process number in its own pid namespace.
     pub pid: u32,
     volume: PathBuf,
     env: Env,
-    /// It only reads: others may do the same, and the lock does not name this one.
+    /// It only reads: other processes may read, too, and the lock does not name this one.
     reading: bool,
-    /// `None` where the number means nothing here: another namespace, or it is gone.
+    /// `None`: the number is not valid here, because of another namespace or because the process
+    /// has ended.
     process: Option<OwnedFd>,
 }
 
 impl Holder {
-    /// Whoever may write to the volume, if anybody.
+    /// The process that may write to the volume, if there is one.
     pub fn of(volume: &Path) -> Option<Self> {
         let env = Env::real();
         let pid = holder_pid(volume, &env)?;
         Some(Self { pid, volume: volume.into(), env, reading: false, process: process(pid) })
     }
 
-    /// Process `pid`, which reads the volume.
+    /// The process `pid`, which reads the volume.
     pub fn reader(volume: &Path, pid: u32) -> Self {
         Self { pid, volume: volume.into(), env: Env::real(), reading: true, process: process(pid) }
     }
@@ -57,7 +60,8 @@ impl Holder {
         }
     }
 
-    /// The process has the volume among its open files; one whose files cannot be seen has none.
+    /// Whether the process has the volume open. If its open files cannot be listed, it counts as
+    /// not open.
     fn has_it_open(&self) -> bool {
         let files = std::fs::read_dir(format!("/proc/{}/fd", self.pid));
         files.is_ok_and(|files| {
@@ -65,7 +69,8 @@ impl Holder {
         })
     }
 
-    /// Waits until it has given the volume up, which is when everything is on disk; `false`: it did not in this time.
+    /// Waits until the process has closed the volume, when everything is on disk; `false`: the time
+    /// ran out.
     pub fn wait(&self, timeout: Duration) -> Result<bool, CliError> {
         let end = self.env.clock.monotonic() + timeout;
         while self.holds() {
@@ -73,14 +78,15 @@ impl Holder {
             if left.is_zero() {
                 return Ok(false);
             }
-            // A process of another namespace may carry the same number, so its end is a hint and the lock decides.
+            // A process of another namespace may have the same number: the end of a process is a
+            // hint, and the lock decides.
             pause(left.min(LOOK_AGAIN), self.process.as_ref())
                 .map_err(|e| self.failed("cannot wait for", e))?;
         }
         Ok(true)
     }
 
-    /// Ends it at once. Only a process that has this very volume open is ever ended.
+    /// Kills the process. Only a process that has this very volume open is ever killed.
     pub fn kill(&self) -> Result<(), CliError> {
         match &self.process {
             Some(process) if self.has_it_open() => {
@@ -99,8 +105,9 @@ impl Holder {
     }
 }
 
-/// Opens a volume, in a single file or of several components. One whose mount is gone but whose daemon still writes back (umount(8) does not wait for that) is waited for;
-/// one that is mounted is refused at once.
+/// Opens a volume, in a single file or of several components. One whose mount is gone but whose
+/// daemon still writes back (umount(8) does not wait for that) is waited for; one that is mounted
+/// is refused at once.
 pub fn open_when_free(
     volume: &Path,
     mode: OpenMode,
@@ -130,7 +137,7 @@ fn pause(time: Duration, process: Option<&OwnedFd>) -> std::io::Result<()> {
 }
 
 fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> Result<T, CompositeError> {
-    // By a writer, or by a reader.
+    // A writer or a reader has it open.
     let in_use = |opened: &Result<T, CompositeError>| match opened {
         Err(CompositeError::Device(DeviceError::InUse { writing, .. })) => Some(*writing),
         _ => None,
@@ -139,7 +146,8 @@ fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> 
     if in_use(&opened).is_none() || mounted(volume) {
         return opened;
     }
-    // The lock does not name who reads. It may be about to end: the daemon of a read-only mount that umount(8) took away.
+    // The lock does not name readers. The reader may be about to end: the daemon of a read-only
+    // mount that umount(8) has ended.
     for _ in 0..READER_LOOKS {
         if in_use(&opened) != Some(false) {
             break;
@@ -152,7 +160,15 @@ fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> 
     if in_use(&opened) != Some(true) {
         return opened;
     }
-    if let Some(holder) = Holder::of(volume)
+    let holder = Holder::of(volume);
+    if let Some(holder) = &holder {
+        eprintln!(
+            "ferry: {}: waits for process {}, which still has it open; Ctrl-C gives up",
+            volume.display(),
+            holder.pid
+        );
+    }
+    if let Some(holder) = holder
         && let Err(error) = holder.wait(if is_served(holder.pid) { STOPPING } else { CLOSING })
     {
         tracing::debug!(%error, "waiting for the last user of a volume");
@@ -165,14 +181,15 @@ fn open(volume: &Path, mode: OpenMode, env: &Env) -> Result<Arc<dyn BlockDevice>
         return Ok(Arc::new(CompositeVolume::open(volume, mode, env)?));
     }
     let device = FileDevice::open(volume, mode, env)?;
-    // Whatever else cannot be read there, the volume's own messages say it better.
+    // Opening the volume reports any other read error better.
     if matches!(ComponentHeader::read(&device), Ok(Some(_))) {
         return Err(CompositeError::OneComponent(volume.into()));
     }
     Ok(Arc::new(device))
 }
 
-/// What to say of a volume that could not be opened: who has it, and where it is mounted.
+/// The message for a volume that could not be opened: which process has it, and where it is
+/// mounted.
 pub fn explain(volume: &Path, error: &CompositeError) -> CliError {
     CliError::Failed(match error {
         CompositeError::Device(DeviceError::InUse { writing: true, pid, .. }) => match mounts::find(volume) {
@@ -191,13 +208,14 @@ fn is_served(pid: u32) -> bool {
     socket::names(clients::PREFIX).is_ok_and(|names| names.contains(&format!("{}{pid}", clients::PREFIX)))
 }
 
-/// Whether a mount of it can be seen from here. If the table cannot be read, it may be.
+/// Whether this process sees a mount of it. If the table of mounts cannot be read, the answer is
+/// yes.
 pub fn mounted(volume: &Path) -> bool {
     let volume = volume.canonicalize().unwrap_or_else(|_| volume.into());
     mounts::list().map_or(true, |all| all.iter().any(|m| m.is_ferry() && m.source == volume))
 }
 
-/// Who has the volume open for writing, if anybody.
+/// The process that has the volume open for writing, if there is one.
 fn holder_pid(volume: &Path, env: &Env) -> Option<u32> {
     match FileDevice::open(volume, OpenMode::ReadOnly, env) {
         Err(DeviceError::InUse { pid, .. }) => Some(pid),

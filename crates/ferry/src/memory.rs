@@ -1,9 +1,10 @@
-//! The allocator of every program here, the daemon first of all.
+//! The allocator of `ferry`, chosen for the daemon, and of `ferry-bench`.
 //!
-//! A checkpoint frees millions of small pieces at once, while the threads that answer programs make others. glibc joins what was freed with
-//! what lies beside it, all at once, under the lock of its arena: one such moment kept every request of a mount waiting for 1.1 s, and so did
-//! giving memory back to the system. Here a lock covers pieces of one size in one arena, for as long as a few of them take, and a
-//! thread that does nothing else gives back what was not used for a second.
+//! A checkpoint frees millions of small allocations at once, while the threads that answer programs
+//! make others. glibc merges freed memory with its neighbours all at once, under the lock of its
+//! arena: one such merge kept every request of a mount waiting for 1.1 s, and so did returning
+//! memory to the system. jemalloc's locks cover allocations of one size in one arena, for as long
+//! as a few of them take. A background thread returns memory that was not used for a second.
 
 #![expect(unsafe_code, reason = "the name under which the allocator looks for its options")]
 
@@ -12,19 +13,21 @@ use tikv_jemallocator::Jemalloc;
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
-/// What is freed goes back to the system after a second. By default there are four arenas for each core: what lies unused in each adds up.
-// SAFETY: the allocator reads it as a pointer to a C string, when the process starts; it has no other user.
+/// Freed memory returns to the system after a second. The default is four arenas for each core,
+/// whose unused memory adds up; here there are four arenas in all.
+// SAFETY: the allocator reads it as a pointer to a C string, when the process starts; it has no
+// other user.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: Option<&'static u8> =
     Some(&b"background_thread:true,narenas:4,dirty_decay_ms:1000,muzzy_decay_ms:0\0"[0]);
 
 #[cfg(test)]
 mod tests {
-    use ferry_device::Env;
+    use ferry_env::Env;
     use std::time::Duration;
     use std::{fs, thread};
 
-    /// Bytes of this process in memory.
+    /// Resident bytes of this process.
     fn resident() -> u64 {
         let words = fs::read_to_string("/proc/self/statm").expect("/proc is there");
         let pages = words.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());

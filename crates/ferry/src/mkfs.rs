@@ -1,12 +1,13 @@
-//! `ferry mkfs`.
+//! `ferry mkfs`: makes a new volume.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use ferry_device::{
-    BLOCK_SIZE, BlockDevice, CompositeOptions, CompositeVolume, DeviceError, Env, FileDevice, Kind, OpenMode,
+    BLOCK_SIZE, BlockDevice, CompositeOptions, CompositeVolume, DeviceError, FileDevice, Kind, OpenMode,
 };
-use ferry_fs::volume::{MkfsOptions, SIZE_MIN, Superblock, VolumeError, mkfs};
+use ferry_env::Env;
+use ferry_fs::volume::{MkfsOptions, SIZE_MIN, Superblock, VolumeError, check_options, mkfs};
 
 use crate::cli::MkfsArgs;
 use crate::control::print;
@@ -14,7 +15,8 @@ use crate::error::CliError;
 use crate::holder::explain;
 use crate::size::format_bytes;
 
-/// Size of a volume in a file, in bytes, if nobody says another: it is sparse, so what counts is what is used.
+/// The default size of a volume in a file, in bytes: the file is sparse, and takes space as it is
+/// used.
 const DEFAULT_SIZE: u64 = 64 << 30;
 
 /// Runs the command.
@@ -29,7 +31,7 @@ pub fn run(args: &MkfsArgs) -> Result<(), CliError> {
     ))
 }
 
-/// Makes the volume with the defaults, if there is no file of that name. Says whether it did.
+/// Makes the volume with the defaults, if there is no file of that name; returns whether it did.
 pub fn make_if_absent(volume: &Path) -> Result<bool, CliError> {
     if volume.exists() {
         return Ok(false);
@@ -54,20 +56,68 @@ fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
             args.volume.display()
         )));
     }
+    for path in std::iter::once(&args.volume).chain(&args.components) {
+        refuse_device_directory(path)?;
+    }
     if let Some(kind) = args.device {
+        // Block devices keep their size, and the volume has that size.
+        let of_files =
+            !args.components.iter().any(|path| std::fs::metadata(path).is_ok_and(|m| !m.is_file()));
+        if args.size.is_some() || of_files {
+            let checked = check_options(whole(args.size.unwrap_or(DEFAULT_SIZE)), &options(args), &env);
+            checked.map_err(|error| refused(&args.volume, &error))?;
+        }
         return make_composite(args, kind, &env);
+    }
+    if gets_its_size(args) {
+        let checked = check_options(whole(args.size.unwrap_or(DEFAULT_SIZE)), &options(args), &env);
+        checked.map_err(|error| refused(&args.volume, &error))?;
     }
     let (device, created) = open(args, &env)?;
     let device: Arc<dyn BlockDevice> = Arc::new(device);
-    mkfs(&device, &options(args), &env).map_err(|error| {
+    let made = mkfs(&device, &options(args), &env);
+    made.inspect(|made| warn_of_small_host(&args.volume, made.size, &*device)).map_err(|error| {
         if created {
-            // Half a volume under the name that the user chose would only be in the way.
+            // A half-made volume under the name that the user chose would block the next attempt.
             if let Err(error) = std::fs::remove_file(&args.volume) {
                 tracing::warn!(%error, "cannot remove {}", args.volume.display());
             }
         }
         refused(&args.volume, &error)
     })
+}
+
+/// Whether the volume is a file that has no size yet, or loses its size.
+fn gets_its_size(args: &MkfsArgs) -> bool {
+    let found = std::fs::metadata(&args.volume);
+    found.map_or(true, |found| found.is_file() && (args.force || found.len() == 0))
+}
+
+/// Warns if the host has less space than the volume may come to need. That is often intended, so it
+/// is said once; a mount warns again only if the host is nearly full.
+fn warn_of_small_host(volume: &Path, size: u64, device: &dyn BlockDevice) {
+    let Some(has) = device.host_free().filter(|has| *has < size) else { return };
+    tracing::warn!(
+        "{}: the volume takes space as it fills, up to {}, and the file system on which it lies has {} left",
+        volume.display(),
+        format_bytes(size),
+        format_bytes(has)
+    );
+}
+
+/// A missing name below /dev is a typing error: the volume would be a file in memory, in place of a
+/// device. /dev/shm is for files.
+fn refuse_device_directory(path: &Path) -> Result<(), CliError> {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    let parent = absolute.parent().unwrap_or(&absolute);
+    let parent = parent.canonicalize().unwrap_or_else(|_| parent.into());
+    if path.exists() || !parent.starts_with("/dev") || parent.starts_with("/dev/shm") {
+        return Ok(());
+    }
+    Err(CliError::Failed(format!(
+        "{}: there is no such device, and no file is made below /dev: look at `lsblk` for the right name",
+        path.display()
+    )))
 }
 
 fn refused(volume: &Path, error: &VolumeError) -> CliError {
@@ -78,7 +128,7 @@ fn refused(volume: &Path, error: &VolumeError) -> CliError {
     CliError::Failed(format!("{}: {error}{more}", volume.display()))
 }
 
-/// A volume of several components.
+/// Makes a volume of several components.
 fn make_composite(args: &MkfsArgs, kind: Kind, env: &Env) -> Result<Superblock, CliError> {
     let composite = CompositeOptions {
         kind,
@@ -89,9 +139,13 @@ fn make_composite(args: &MkfsArgs, kind: Kind, env: &Env) -> Result<Superblock, 
     let made = CompositeVolume::create(&args.volume, &composite, env);
     let volume = Arc::new(made.map_err(|e| explain(&args.volume, &e))?);
     let device: Arc<dyn BlockDevice> = volume.clone();
-    // The devices were looked at; what an earlier volume has left behind their heads is not in the way. `size` was shared out.
+    // The devices were checked; leftovers of an earlier volume behind their headers do no harm.
+    // `size` is divided among them already.
     let options = MkfsOptions { size: 0, force: true, ..options(args) };
     let made = mkfs(&device, &options, env);
+    if let Ok(made) = &made {
+        warn_of_small_host(&args.volume, made.size, &*device);
+    }
     drop(device);
     made.map_err(|error| {
         if let Some(volume) = Arc::into_inner(volume) {
@@ -112,39 +166,48 @@ fn options(args: &MkfsArgs) -> MkfsOptions {
     }
 }
 
-/// The device, and whether its file was made just now. A file that is there is used only if it is empty or `--force` was given.
+/// Opens or makes the device; says whether it made the file. An existing file is used only if it is
+/// empty or `--force` was given.
 fn open(args: &MkfsArgs, env: &Env) -> Result<(FileDevice, bool), CliError> {
     let path = &args.volume;
     let size = whole(args.size.unwrap_or(DEFAULT_SIZE));
     match FileDevice::create(path, size, false, env) {
         Ok(device) => Ok((device, true)),
         Err(DeviceError::Exists(_)) => reopen(args, env).map(|device| (device, false)),
-        Err(error) => Err(failed(path, error)),
+        Err(error) => Err(failed(path, size, error)),
     }
 }
 
-/// Opens what is there already. A file that `--force` gives up, or that is empty, gets the size that was asked for; a block
-/// device, and a file that somebody has made large enough, keep theirs.
+/// Opens an existing file or device. An empty file, or one that `--force` gives up, gets the
+/// requested size; a block device, and a file that is large enough already, keep theirs.
 fn reopen(args: &MkfsArgs, env: &Env) -> Result<FileDevice, CliError> {
     let path = &args.volume;
+    let size = whole(args.size.unwrap_or(DEFAULT_SIZE));
     let file = std::fs::metadata(path).is_ok_and(|m| m.is_file());
-    let empty = std::fs::metadata(path).is_ok_and(|m| m.len() == 0);
-    if file && (args.force || empty) {
-        return FileDevice::create(path, whole(args.size.unwrap_or(DEFAULT_SIZE)), true, env)
-            .map_err(|e| failed(path, e));
+    if gets_its_size(args) {
+        return FileDevice::create(path, size, true, env).map_err(|e| failed(path, size, e));
     }
-    let device = FileDevice::open(path, OpenMode::ReadWrite, env).map_err(|e| failed(path, e))?;
+    let device = FileDevice::open(path, OpenMode::ReadWrite, env).map_err(|e| failed(path, size, e))?;
     if file && device.capacity() < SIZE_MIN {
         return Err(refused(path, &VolumeError::Foreign));
     }
     Ok(device)
 }
 
-/// A size in whole blocks.
+/// Rounds a size to whole blocks.
 fn whole(size: u64) -> u64 {
     size - size % BLOCK_SIZE as u64
 }
 
-fn failed(volume: &Path, error: DeviceError) -> CliError {
-    explain(volume, &error.into())
+fn failed(volume: &Path, size: u64, error: DeviceError) -> CliError {
+    match &error {
+        DeviceError::Io { source, .. } if source.raw_os_error() == Some(libc::EFBIG) => {
+            CliError::Failed(format!(
+                "{}: the file system there takes no file of {}: choose a smaller --size, or another file system (ext4 takes 16 TiB, XFS 8 EiB)",
+                volume.display(),
+                format_bytes(size)
+            ))
+        }
+        _ => explain(volume, &error.into()),
+    }
 }

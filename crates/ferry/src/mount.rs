@@ -1,26 +1,31 @@
-//! `ferry mount` and `ferry bench null`.
+//! `ferry mount`, and mounts of file systems that need no volume.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ferry_bench::null::{Cache, NullFs, NullOptions};
-use ferry_device::{Env, OpenMode};
-use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs};
+use ferry_device::OpenMode;
+use ferry_env::Env;
+use ferry_fs::{AccessTimes, CacheMode, Filesystem, FsOptions, LocalFs, SessionStore};
 
-use crate::bench::NullArgs;
+use crate::asked::Asked;
 use crate::cli::MountArgs;
+use crate::control::STATS;
 use crate::daemon::{self, Service};
 use crate::error::CliError;
 use crate::holder::{explain, open_when_free};
 use crate::options::MountOptions;
+use crate::size::format_bytes;
 use crate::{logging, mkfs, mounts, remote, shown, umount};
 
-/// What a mount of nothing but memory shows as its source.
-const NULL_NAME: &str = "null";
+/// A host is short of space if it has less than this, or less than the volume's size divided by
+/// `HOST_LOW_SHARE`.
+const HOST_LOW_BYTES: u64 = 1 << 30;
+const HOST_LOW_SHARE: u64 = 20;
 
-/// `ferry mount`, all of it or one of its halves: the one that starts a daemon, and the daemon.
+/// Runs `ferry mount`: in the foreground, or one of two halves: the process that starts a daemon,
+/// and the daemon.
 pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) -> Result<(), CliError> {
     start_log(args.foreground, args.daemon, options, log_level)?;
     if options.remount {
@@ -58,7 +63,7 @@ pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) ->
     in_background(volume.into(), mountpoint, args, options, log_level)
 }
 
-/// Starts the daemon.
+/// Starts the daemon, and returns when the mount can be used.
 fn in_background(
     source: OsString,
     mountpoint: PathBuf,
@@ -72,31 +77,51 @@ fn in_background(
     daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref())
 }
 
-/// `ferry bench null`.
-pub fn run_null(args: &NullArgs, options: &MountOptions, log_level: Option<&str>) -> Result<(), CliError> {
-    start_log(args.foreground, args.daemon, options, log_level)?;
-    if !args.daemon {
-        clear_place(&args.mountpoint)?;
+/// A mount of a file system that needs no volume.
+pub struct Plain<'a> {
+    /// The mount point.
+    pub mountpoint: &'a Path,
+    /// The mount's source, as `mount` shows it; also the subcommand of this program that mounts it.
+    pub name: &'a str,
+    /// This process serves the mount, instead of starting a daemon.
+    pub foreground: bool,
+    /// This process is the daemon.
+    pub daemon: bool,
+}
+
+/// Mounts the file system that `make` returns for the cache mode.
+pub fn run_plain(
+    mount: &Plain<'_>,
+    options: &MountOptions,
+    log_level: Option<&str>,
+    make: impl FnOnce(CacheMode) -> Arc<dyn Filesystem>,
+) -> Result<(), CliError> {
+    start_log(mount.foreground, mount.daemon, options, log_level)?;
+    if !mount.daemon {
+        clear_place(mount.mountpoint)?;
     }
-    let mountpoint = place(&args.mountpoint)?;
-    if !args.foreground {
-        let command = vec![OsString::from("bench"), "null".into(), mountpoint.into()];
+    let mountpoint = place(mount.mountpoint)?;
+    if !mount.foreground {
+        let command = vec![OsString::from(mount.name), mountpoint.into()];
         return daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref());
     }
-    daemon::prepare(args.daemon);
-    let fs: Arc<dyn Filesystem> = Arc::new(NullFs::new(&Env::real(), null_options(options)));
-    let log = log_path(options)?;
-    daemon::serve(
-        fs,
+    daemon::prepare(mount.daemon);
+    let (log, asked) = (log_path(options)?, Asked::new());
+    let served = daemon::serve(
+        make(options.cache),
         &Service {
             mountpoint: &mountpoint,
-            options: fuse_options(NULL_NAME.into(), options),
+            options: fuse_options(mount.name.into(), options, false),
             shown: None,
-            daemon: args.daemon,
+            daemon: mount.daemon,
             log: log.as_deref(),
             stop_timeout: std::time::Duration::from_secs(1),
+            asked: &asked,
         },
-    )
+        Box::new(|_| None),
+    );
+    asked.ended(&served);
+    served
 }
 
 fn serve(
@@ -114,17 +139,29 @@ fn serve(
     let fs_options = fs_options(options);
     let shown = options.shown_words(fs_options.flush, fs_options.fast_flush);
     let fs = LocalFs::open(device, fs_options, env).map_err(|e| failed(&e))?;
+    warn_of_small_host(volume, &fs);
+    let asked = Asked::new();
+    let answering = Arc::downgrade(&fs);
     let served = daemon::serve(
         Arc::clone(&fs) as Arc<dyn Filesystem>,
         &Service {
             mountpoint,
-            options: fuse_options(volume.to_string_lossy().into_owned(), options),
+            options: fuse_options(volume.to_string_lossy().into_owned(), options, false),
             shown: Some(shown),
             daemon: args.daemon,
             log,
             stop_timeout: args.stop_timeout,
+            asked: &asked,
         },
+        Box::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
     );
+    // A mount gives no leases. If no server had any out before it, the next server begins at once.
+    if served.is_ok()
+        && fs.was_handed_over()
+        && let Err(error) = fs.hand_over()
+    {
+        tracing::warn!(%error, "the next server of the volume will begin with a grace period");
+    }
     let closed = fs.close().map_err(|e| failed(&e));
     match &closed {
         Ok(()) if served.is_ok() => {
@@ -133,16 +170,31 @@ fn serve(
         Ok(()) => {}
         Err(error) => tracing::error!(%error, "the volume could not be closed cleanly"),
     }
+    asked.ended(&closed);
     served.and(closed)
 }
 
-fn null_options(options: &MountOptions) -> NullOptions {
-    let cache = match options.cache {
-        CacheMode::Kernel => Cache::Kernel,
-        CacheMode::Writeback => Cache::Writeback,
-        CacheMode::Strict => Cache::Strict,
+/// Warns if the host may soon lack the space that the volume takes as it fills.
+fn warn_of_small_host(volume: &Path, fs: &LocalFs) {
+    let size = fs.superblock().size;
+    let Some((needs, has)) = fs.host_needs().filter(|(needs, has)| is_short(*needs, *has, size)) else {
+        return;
     };
-    NullOptions { cache, ..NullOptions::default() }
+    tracing::warn!(
+        "{}: it may come to need {} more, and the file system on which it lies has {} left: when that is full, nothing more can be \
+         written to the volume; make room there",
+        volume.display(),
+        format_bytes(needs),
+        format_bytes(has)
+    );
+}
+
+/// Whether the host has less than the volume may come to need, and less than a twentieth of the
+/// volume or 1 GiB, so that it may be full soon. A sparse volume that is larger than its host is
+/// often intended. `ferry mkfs` has warned of it, and a warning at each mount would hide what
+/// matters.
+fn is_short(needs: u64, has: u64, size: u64) -> bool {
+    needs > has && has < HOST_LOW_BYTES.max(size / HOST_LOW_SHARE)
 }
 
 fn fs_options(options: &MountOptions) -> FsOptions {
@@ -150,6 +202,12 @@ fn fs_options(options: &MountOptions) -> FsOptions {
     FsOptions {
         read_only: options.read_only,
         cache: options.cache,
+        access_times: match (options.noatime, options.strictatime) {
+            (true, _) => AccessTimes::Never,
+            (_, true) => AccessTimes::Always,
+            _ => AccessTimes::Relative,
+        },
+        directory_access_times: !options.nodiratime,
         cache_bytes: options
             .cache_bytes
             .and_then(|bytes| usize::try_from(bytes).ok())
@@ -164,22 +222,25 @@ fn fs_options(options: &MountOptions) -> FsOptions {
     }
 }
 
-/// What the kernel's side of the mount is told.
-pub fn fuse_options(fsname: String, options: &MountOptions) -> ferry_fuse::MountOptions {
+/// The options for the kernel; `remote`: the mount is of a server's volume.
+pub fn fuse_options(fsname: String, options: &MountOptions, remote: bool) -> ferry_fuse::MountOptions {
+    let (nosuid, nodev) = options.distrusts(remote);
     ferry_fuse::MountOptions {
         fsname,
         read_only: options.read_only,
         allow_other: options.allow_other.then_some(true),
-        nosuid: options.nosuid,
-        nodev: options.nodev,
+        nosuid,
+        nodev,
         idle_poll: options.idle_poll,
         noexec: options.noexec,
         noatime: options.noatime,
+        strictatime: options.strictatime,
+        nodiratime: options.nodiratime,
         ..ferry_fuse::MountOptions::default()
     }
 }
 
-/// The daemon's command line behind its subcommand and places.
+/// The daemon's command line: `command` (subcommand, source and mount point) and the options.
 fn daemon_args(mut command: Vec<OsString>, options: &MountOptions, log_level: Option<&str>) -> Vec<OsString> {
     command.extend(["--foreground".into(), "--daemon".into(), "-o".into(), options.to_words().into()]);
     if let Some(log) = &options.log {
@@ -198,7 +259,7 @@ fn daemon_args(mut command: Vec<OsString>, options: &MountOptions, log_level: Op
     command
 }
 
-/// A log file that cannot be written is said before anything is mounted.
+/// Checks, before anything is mounted, that the log file can be written.
 pub fn log_path(options: &MountOptions) -> Result<Option<PathBuf>, CliError> {
     let Some(log) = &options.log else { return Ok(None) };
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(log);
@@ -206,7 +267,7 @@ pub fn log_path(options: &MountOptions) -> Result<Option<PathBuf>, CliError> {
     Ok(Some(log.clone()))
 }
 
-/// A mount whose daemon was killed is in the way of the next one.
+/// Clears the mount of a killed daemon, which would block the next mount.
 fn clear_place(mountpoint: &Path) -> Result<(), CliError> {
     let resolved =
         mounts::resolve(mountpoint).map_err(CliError::path(mountpoint, "cannot find the mount point"))?;
@@ -227,7 +288,7 @@ fn place(mountpoint: &Path) -> Result<PathBuf, CliError> {
             resolved.display()
         )));
     }
-    // One would hide the other, and whatever is asked of the hidden one would reach the other.
+    // One mount would hide the other, and requests to the hidden one would reach the other.
     let there =
         mounts::at(&resolved).map_err(CliError::path(&resolved, "cannot read the table of mounts"))?;
     if let Some(mount) = there.filter(mounts::Mount::is_ferry) {
@@ -240,20 +301,24 @@ fn place(mountpoint: &Path) -> Result<PathBuf, CliError> {
     Ok(resolved)
 }
 
-/// `mount -o remount`: only what the kernel itself keeps can change.
+/// Runs `mount -o remount`: only options that the kernel itself keeps can change.
 fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
     use rustix::mount::{MountFlags, mount_remount};
     let mut flags = MountFlags::empty();
     flags.set(MountFlags::RDONLY, options.read_only);
-    flags.set(MountFlags::NOSUID, options.nosuid);
-    flags.set(MountFlags::NODEV, options.nodev);
     flags.set(MountFlags::NOEXEC, options.noexec);
+    // The daemon maintains access times, as its first options said; these flags only show that.
     flags.set(MountFlags::NOATIME, options.noatime);
+    flags.set(MountFlags::STRICTATIME, options.strictatime);
+    flags.set(MountFlags::NODIRATIME, options.nodiratime);
     let mount =
         mounts::find(mountpoint).map_err(CliError::path(mountpoint, "cannot read the table of mounts"))?;
     let mount =
         mount.filter(mounts::Mount::is_ferry).ok_or_else(|| CliError::NotMounted(mountpoint.into()))?;
-    // mount(8) repeats what it shows.
+    let (nosuid, nodev) = options.distrusts(mount.is_remote());
+    flags.set(MountFlags::NOSUID, nosuid);
+    flags.set(MountFlags::NODEV, nodev);
+    // mount(8) repeats the options that it shows.
     let shown = MountOptions::parse(&[shown::words(&mount.target)], true).unwrap_or_default();
     if options.cache != CacheMode::Kernel && options.cache != shown.cache
         || changes(options.cache_bytes, shown.cache_bytes)
@@ -262,19 +327,20 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
         || changes(options.fast_flush, shown.fast_flush)
     {
         return Err(CliError::Usage(
-            "a remount can change ro, rw, nosuid, nodev, noexec and noatime, `ferry tune` the flush policy; for others unmount first".into(),
+            "a remount can change ro, rw, nosuid, nodev and noexec, `ferry tune` the flush policy; for others unmount first".into(),
         ));
     }
     mount_remount(&mount.target, flags, "")
         .map_err(|e| CliError::path(mountpoint, "cannot remount")(e.into()))
 }
 
-/// Something was asked for, and something else holds.
+/// Whether an option was given that differs from the one in effect.
 fn changes<T: PartialEq>(asked: Option<T>, holds: Option<T>) -> bool {
     asked.is_some() && asked != holds
 }
 
-/// Messages of a mount: more of them than a single command has, and with the time where nobody else adds it.
+/// Starts the log of a mount: at a more verbose level than other commands, and with the time if the
+/// system log does not add it.
 fn start_log(
     foreground: bool,
     daemon: bool,
@@ -285,5 +351,22 @@ fn start_log(
         (foreground && !daemon && std::env::var_os("JOURNAL_STREAM").is_none()) || options.log.is_some();
     logging::start(level, "info", stamped).map_err(CliError::Usage)?;
     logging::log_panics();
+    if daemon && level.is_none() {
+        logging::show_warnings_only(options.log.as_deref());
+    }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_warns_when_the_host_is_nearly_full_and_not_because_a_volume_is_sparse() {
+        const GIB: u64 = 1 << 30;
+        assert!(!is_short(64 * GIB, 40 * GIB, 64 * GIB), "a default volume on a smaller disk");
+        assert!(is_short(64 * GIB, 3 * GIB, 64 * GIB), "less than a twentieth");
+        assert!(is_short(GIB, GIB - 1, 2 * GIB), "less than 1 GiB");
+        assert!(!is_short(GIB / 2, GIB / 2, 64 * GIB), "all that it may need is there");
+    }
 }

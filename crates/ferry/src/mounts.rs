@@ -1,4 +1,4 @@
-//! The kernel's table of mounts: which FerryFS is mounted where.
+//! Reads the kernel's table of mounts: which FerryFS is mounted where.
 
 use std::ffi::OsString;
 use std::io;
@@ -15,33 +15,43 @@ pub const FS_TYPE: &str = "fuse.ferry";
 /// A line of `/proc/self/mountinfo`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// Its number, and that of the mount on which it is.
+    /// The number of the mount.
     pub id: u64,
-    /// See `id`.
+    /// The number of the mount on which this one is mounted.
     pub parent: u64,
-    /// Where it is mounted.
+    /// The mount point.
     pub target: PathBuf,
-    /// What is mounted: for FerryFS the volume's path.
+    /// The source: for FerryFS the volume's path.
     pub source: PathBuf,
     /// The file system's type.
     pub fs_type: String,
     /// The device number, `major:minor`; of a FUSE mount, `minor` is also its connection's number.
     pub device: String,
+    /// The user who runs the daemon of a FUSE mount.
+    pub owner: Option<u32>,
+    /// The mount is read-only: its daemon writes nothing.
+    pub read_only: bool,
 }
 
 impl Mount {
-    /// Whether it is one of ours.
+    /// Whether it is a FerryFS mount.
     pub fn is_ferry(&self) -> bool {
         self.fs_type == FS_TYPE
     }
 
-    /// Whether the volume is a server's: no daemon of this machine has it open.
+    /// Whether it mounts a volume of this machine; `ferry bench null` has no volume.
+    pub fn is_local(&self) -> bool {
+        !self.is_remote() && self.source.is_absolute()
+    }
+
+    /// Whether it mounts a server's volume: no daemon of this machine has that open.
     pub fn is_remote(&self) -> bool {
         self.is_ferry() && self.source.to_str().is_some_and(Address::is_meant)
     }
 }
 
-/// Whether the error of a question to a mount says that its daemon is gone. In the moment of its death the kernel cancels what its queues hold.
+/// Whether the error of a request to a mount means that its daemon has died. When a daemon dies,
+/// the kernel cancels the requests in its queues.
 pub fn says_dead(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED))
 }
@@ -51,13 +61,13 @@ pub fn list() -> io::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// The topmost mount at exactly this place.
+/// The topmost mount at exactly this mount point.
 pub fn at(target: &Path) -> io::Result<Option<Mount>> {
     Ok(list()?.into_iter().rev().find(|m| m.target == target))
 }
 
-/// What `umount` was given: a mount point, or else the volume mounted somewhere (its last mount, one that can be reached if there is
-/// one). Asks nothing of the mount itself, whose daemon may hang.
+/// Finds a mount by its mount point, or else by its volume (the last mount of it, preferably one
+/// that is not hidden). Sends no request to the mount, whose daemon may hang.
 pub fn find(target_or_source: &Path) -> io::Result<Option<Mount>> {
     let mut mounts = list()?;
     let place = |path: &Path| {
@@ -75,15 +85,16 @@ pub fn find(target_or_source: &Path) -> io::Result<Option<Mount>> {
 /// The mount that a file or directory is on, by its path.
 pub fn above(path: &Path) -> Option<Mount> {
     let (absolute, mounts) = (std::path::absolute(path).ok()?, list().ok()?);
-    // A mount point itself is not looked at: whoever is behind it may be away.
+    // A mount point itself is not resolved: its daemon or server may not answer.
     let is_mount = mounts.iter().any(|mount| mount.target == absolute);
     let path = if is_mount { absolute } else { resolve(path).ok()? };
     let above = mounts.into_iter().filter(|mount| path.starts_with(&mount.target));
-    // Of those at the same place the newest is seen, which is the last.
+    // Of several mounts at one mount point the newest is visible, which is the last.
     above.max_by_key(|mount| mount.target.as_os_str().len())
 }
 
-/// Refuses a mount that is hidden by another one made at its place: every path there leads to that one.
+/// Refuses a mount that another mount at the same mount point hides: every path there leads to the
+/// other.
 pub fn must_be_reached(mount: &Mount) -> Result<(), CliError> {
     let mounts = list().map_err(CliError::path(&mount.target, "cannot read the table of mounts"))?;
     match cover(mount, &mounts) {
@@ -102,12 +113,14 @@ fn cover<'m>(mount: &Mount, mounts: &'m [Mount]) -> Option<&'m Mount> {
     mounts.iter().find(|m| m.parent == mount.id && m.id != mount.id && m.target == mount.target)
 }
 
-/// The absolute path without symbolic links. The last component is not opened: behind it may be a mount whose daemon has died.
+/// The absolute path without symbolic links. The last component is not opened: it may be a mount
+/// whose daemon has died.
 pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     if path.file_name().is_none() {
         return path.canonicalize();
     }
-    // The last component may itself be a symbolic link; a dead mount answers that question with an error, and is none.
+    // The last component may be a symbolic link. A dead mount answers readlink(2) with an error,
+    // and is no link.
     if path.symlink_metadata().is_ok_and(|m| m.is_symlink()) {
         return path.canonicalize();
     }
@@ -122,7 +135,8 @@ fn parse(text: &[u8]) -> Vec<Mount> {
     text.split(|b| *b == b'\n').filter_map(parse_line).collect()
 }
 
-/// `36 35 98:0 /root /target options… - type source superoptions`, blanks in names written as `\040`.
+/// Parses lines such as `36 35 98:0 /root /target options… - type source superoptions`, with blanks
+/// in names written as `\040`.
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|b| *b == b' ');
     let number = |field: &[u8]| std::str::from_utf8(field).ok()?.parse().ok();
@@ -132,7 +146,10 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     fields.find(|f| *f == b"-")?;
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = unescape(fields.next()?);
-    Some(Mount { id, parent, target, source, fs_type, device })
+    let options = String::from_utf8_lossy(fields.next().unwrap_or_default()).into_owned();
+    let owner = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+    let read_only = options.split(',').any(|option| option == "ro");
+    Some(Mount { id, parent, target, source, fs_type, device, owner, read_only })
 }
 
 fn unescape(field: &[u8]) -> PathBuf {
@@ -157,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_line_is_taken_apart() {
-        let text = b"36 35 0:52 / /mnt/my\\040data rw,nosuid shared:1 master:2 - fuse.ferry /srv/a\\134b.vol rw,user_id=0\n\nbroken\n";
+        let text = b"36 35 0:52 / /mnt/my\\040data rw,nosuid shared:1 master:2 - fuse.ferry /srv/a\\134b.vol ro,user_id=70,group_id=0\n\nbroken\n";
         let mounts = parse(text);
         assert_eq!(
             mounts,
@@ -167,7 +184,9 @@ mod tests {
                 target: "/mnt/my data".into(),
                 source: "/srv/a\\b.vol".into(),
                 fs_type: "fuse.ferry".into(),
-                device: "0:52".into()
+                device: "0:52".into(),
+                owner: Some(70),
+                read_only: true,
             }]
         );
         assert!(mounts[0].is_ferry());

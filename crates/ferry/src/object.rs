@@ -1,7 +1,7 @@
-//! JSON objects in place.
+//! A macro for JSON objects.
 
-/// `object!({ "name": value, … })`, each value being anything that a [`serde_json::Value`] is made from: unlike `json!`, nothing here
-/// can fail.
+/// `object!({ "name": value, … })`. Each value is anything that converts to a
+/// [`serde_json::Value`]. Unlike `json!`, this cannot fail.
 #[macro_export]
 macro_rules! object {
     ({ $($name:literal : $value:expr),* $(,)? }) => {

@@ -1,4 +1,5 @@
-//! The words of `-o`: FerryFS's own, and those that mount(8) and /etc/fstab hand to every file system.
+//! Mount options (`-o`): FerryFS's own, and those that mount(8) and /etc/fstab pass to every file
+//! system.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,9 +8,9 @@ use std::time::Duration;
 use ferry_fs::CacheMode;
 use ferry_journal::FlushPolicy;
 
-use crate::size::{parse_bytes, parse_duration};
+use crate::size::{format_bytes, parse_bytes, parse_duration};
 
-/// Shown by `--help` and when a word is not known.
+/// Shown by `--help` and for an unknown option.
 pub const HELP: &str = "\
 ro, rw              read only, or not (the default)
 cache=kernel        the kernel caches reads; writes reach the daemon at once (the default)
@@ -28,51 +29,61 @@ timeout=T           of ferry://: operations wait so long for a server that is go
 async=off           of ferry://: each change waits for the server (the default is on: where nobody else uses a directory or file, changes
                     are answered at once, and sent to the server afterwards; see docs/semantics.md)
 tls=DIR             of ferry://: the client's certificate and key (ferry cert issue makes such a directory)
-insecure            of ferry://: no TLS, though the server is another machine
-noatime             access times are not kept (the default is relatime)
+insecure            of ferry://: no TLS: everybody on the way, and every user of this machine where the server is on it too, may read and change
+                    everything, and may be taken for the server
+suid, dev           of ferry://: set-user-id bits and device nodes have an effect (without these words a mount of a server is nosuid and nodev;
+                    for root only)
+noatime             reads move no access time (the default is relatime: at most once after a change, and once a day)
+strictatime         each read that reaches the daemon moves it; not of ferry://
+nodiratime          listings move no access time; not of ferry://
 nodev, nosuid, noexec and their opposites, as for any file system
 fstab's own words (defaults, auto, noauto, nofail, user, _netdev, comment=, x-…) are accepted and have no effect here";
 
-/// Everything that `-o` says.
+/// The parsed options of `-o`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MountOptions {
-    /// No change of the volume.
+    /// The volume is not changed.
     pub read_only: bool,
-    /// Who caches.
+    /// How the kernel caches contents.
     pub cache: CacheMode,
-    /// Bytes of the daemon's data cache; `None`: its default.
+    /// Bytes of the daemon's data cache; `None`: the default.
     pub cache_bytes: Option<u64>,
-    /// Age at which changes are committed; `None`: the default.
+    /// The age at which changes are committed; `None`: the default.
     pub commit_interval: Option<Duration>,
-    /// When those who asked for durability are flushed; `None`: the default.
+    /// The flush policy; `None`: the default.
     pub flush: Option<FlushPolicy>,
-    /// Below this average time of a flush `flush=delay` does not wait; `None`: the default.
+    /// If flushes take less than this on average, `flush=delay` does not wait; `None`: the default.
     pub fast_flush: Option<Duration>,
-    /// A core is kept awake while requests come closely.
+    /// A thread keeps a core awake while requests follow each other closely.
     pub idle_poll: bool,
     /// Other users may use the mount.
     pub allow_other: bool,
-    /// Where messages go instead of the system log.
+    /// The file for messages, instead of the system log.
     pub log: Option<PathBuf>,
-    /// How long operations wait for a server that is gone; `None`: the default.
+    /// How long operations wait for an unreachable server; `None`: the default.
     pub timeout: Option<Duration>,
-    /// Changes need not wait for the server.
+    /// Changes are acknowledged early, before the server answers.
     pub asynchronous: bool,
-    /// Where the client's certificate is.
+    /// The directory of the client's certificate.
     pub tls: Option<PathBuf>,
-    /// No TLS, wherever the server is.
+    /// The connection uses no TLS, wherever the server is.
     pub insecure: bool,
-    /// Programs on it cannot be run.
+    /// Programs on the mount cannot be executed.
     pub noexec: bool,
-    /// Set-user-id and set-group-id bits have no effect.
-    pub nosuid: bool,
-    /// Device nodes have no effect.
-    pub nodev: bool,
-    /// Access times are not kept.
+    /// Set-user-id and set-group-id bits have no effect; `None`: not given
+    /// ([`MountOptions::distrusts`]).
+    pub nosuid: Option<bool>,
+    /// Device nodes have no effect; `None`: not given.
+    pub nodev: Option<bool>,
+    /// Reads do not update access times.
     pub noatime: bool,
-    /// An existing mount is to be changed, none made.
+    /// Each read updates the access time.
+    pub strictatime: bool,
+    /// Listings do not update the access times of directories.
+    pub nodiratime: bool,
+    /// Changes an existing mount, instead of making one.
     pub remount: bool,
-    /// Unknown words are skipped (`-s` of mount(8)).
+    /// Skips unknown options (`-s` of mount(8)).
     pub sloppy: bool,
 }
 
@@ -93,9 +104,11 @@ impl Default for MountOptions {
             tls: None,
             insecure: false,
             noexec: false,
-            nosuid: false,
-            nodev: false,
+            nosuid: None,
+            nodev: None,
             noatime: false,
+            strictatime: false,
+            nodiratime: false,
             remount: false,
             sloppy: false,
         }
@@ -103,7 +116,7 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Takes the words of each list in order; a later word overrides an earlier one.
+    /// Parses the options of each list in order; a later option overrides an earlier one.
     pub fn parse<S: AsRef<str>>(lists: &[S], sloppy: bool) -> Result<Self, String> {
         let mut options = Self { sloppy, ..Self::default() };
         for word in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|w| !w.is_empty()) {
@@ -123,7 +136,7 @@ impl MountOptions {
             ("allow_other" | "allow_root", None) => self.allow_other = true,
             ("remount", None) => self.remount = true,
             ("cache", Some(mode)) => self.cache = parse_cache(mode)?,
-            ("cache_size", Some(size)) => self.cache_bytes = Some(parse_bytes(size)?),
+            ("cache_size", Some(size)) => self.cache_bytes = Some(parse_cache_size(size)?),
             ("commit_interval", Some(time)) => self.commit_interval = Some(parse_duration(time)?),
             ("flush", Some(policy)) => self.flush = Some(policy.parse()?),
             ("fast_flush", Some(time)) => self.fast_flush = Some(parse_duration(time)?),
@@ -135,8 +148,8 @@ impl MountOptions {
             ("log", Some(file)) if !file.is_empty() => {
                 self.log = Some(PathBuf::from_str(file).unwrap_or_else(|never| match never {}));
             }
-            // Taking these and not doing what they say would be a lie.
-            ("sync" | "dirsync" | "strictatime" | "nodiratime" | "mand", None) if !self.sloppy => {
+            // These are refused, because FerryFS does not do what they ask for.
+            ("sync" | "dirsync" | "mand", None) if !self.sloppy => {
                 return Err(format!("mount option {word:?} is not supported"));
             }
             _ if self.sloppy => {}
@@ -145,27 +158,38 @@ impl MountOptions {
         Ok(())
     }
 
-    /// Words that set or clear a flag of the kernel.
+    /// Options that set or clear a flag of the kernel.
     fn take_flag(&mut self, word: &str) -> bool {
         match word {
             "noexec" | "exec" => self.noexec = word == "noexec",
-            "nosuid" | "suid" => self.nosuid = word == "nosuid",
-            "nodev" | "dev" => self.nodev = word == "nodev",
-            "noatime" => self.noatime = true,
-            "atime" | "relatime" => self.noatime = false,
-            // What fstab's words imply unless a later one says otherwise.
-            "user" | "users" => (self.noexec, self.nosuid, self.nodev) = (true, true, true),
-            "owner" | "group" => (self.nosuid, self.nodev) = (true, true),
+            "nosuid" | "suid" => self.nosuid = Some(word == "nosuid"),
+            "nodev" | "dev" => self.nodev = Some(word == "nodev"),
+            "noatime" | "atime" => self.noatime = word == "noatime",
+            "strictatime" => (self.noatime, self.strictatime) = (false, true),
+            "relatime" => (self.noatime, self.strictatime) = (false, false),
+            "nostrictatime" => self.strictatime = false,
+            "nodiratime" | "diratime" => self.nodiratime = word == "nodiratime",
+            // Flags that fstab's options imply, unless a later option says otherwise.
+            "user" | "users" => (self.noexec, self.nosuid, self.nodev) = (true, Some(true), Some(true)),
+            "owner" | "group" => (self.nosuid, self.nodev) = (Some(true), Some(true)),
             _ => return false,
         }
         true
     }
 
-    /// The words that `mount` shows although the kernel does not know them, with the flush policy that holds.
+    /// The options that `mount` shows although the kernel does not know them, with the flush policy
+    /// in effect.
     pub fn shown_words(&self, flush: FlushPolicy, fast_flush: Duration) -> String {
         let mut words = self.cache_words();
         words.extend([flush_word(flush), fast_flush_word(fast_flush)]);
         words.join(",")
+    }
+
+    /// Whether set-id bits, and whether device nodes, have no effect. By default they have an
+    /// effect on this machine's own volumes, and none on a server's: its files give no privileges
+    /// here.
+    pub fn distrusts(&self, remote: bool) -> (bool, bool) {
+        (self.nosuid.unwrap_or(remote), self.nodev.unwrap_or(remote))
     }
 
     fn cache_words(&self) -> Vec<String> {
@@ -175,7 +199,7 @@ impl MountOptions {
         words
     }
 
-    /// The words again, for the daemon that a mount starts.
+    /// The options as text again, for the daemon that a mount starts.
     pub fn to_words(&self) -> String {
         let mut words = vec![if self.read_only { "ro" } else { "rw" }.to_owned()];
         words.extend(self.cache_words());
@@ -186,23 +210,25 @@ impl MountOptions {
         words.extend((!self.asynchronous).then(|| "async=off".to_owned()));
         words.extend(self.insecure.then(|| "insecure".to_owned()));
         words.extend(self.allow_other.then(|| "allow_other".to_owned()));
+        words.extend(self.nosuid.map(|off| if off { "nosuid" } else { "suid" }.to_owned()));
+        words.extend(self.nodev.map(|off| if off { "nodev" } else { "dev" }.to_owned()));
         let flags = [
             (self.noexec, "noexec"),
-            (self.nosuid, "nosuid"),
-            (self.nodev, "nodev"),
+            (self.strictatime, "strictatime"),
             (self.noatime, "noatime"),
+            (self.nodiratime, "nodiratime"),
         ];
         words.extend(flags.iter().filter(|(on, _)| *on).map(|(_, word)| (*word).to_owned()));
         words.join(",")
     }
 }
 
-/// `flush=POLICY`.
+/// The option `flush=POLICY`.
 pub fn flush_word(policy: FlushPolicy) -> String {
     format!("flush={policy}")
 }
 
-/// `fast_flush=TIME`, to the microsecond.
+/// The option `fast_flush=TIME`, in microseconds.
 pub fn fast_flush_word(time: Duration) -> String {
     match time.as_micros() {
         micros if micros.is_multiple_of(1000) => format!("fast_flush={}ms", micros / 1000),
@@ -210,7 +236,8 @@ pub fn fast_flush_word(time: Duration) -> String {
     }
 }
 
-/// Words for mount(8), fstab, systemd or libfuse, which mean nothing to the file system itself. `default_permissions` is always on.
+/// Whether an option is for mount(8), fstab, systemd or libfuse, and means nothing to the file
+/// system itself. `default_permissions` is always on.
 fn ignored(word: &str) -> bool {
     const WORDS: [&str; 18] = [
         "defaults",
@@ -232,7 +259,7 @@ fn ignored(word: &str) -> bool {
         "nomand",
         "default_permissions",
     ];
-    // The second line is what mount(8) reads off a mount that it is to remount.
+    // The second line has options that mount(8) reads from a mount before it remounts it.
     const PREFIXES: [&str; 12] = [
         "x-",
         "X-",
@@ -248,6 +275,28 @@ fn ignored(word: &str) -> bool {
         "fd=",
     ];
     WORDS.contains(&word) || PREFIXES.iter().any(|p| word.starts_with(p))
+}
+
+/// Parses the size of the cache. A size that is too small to work with, or larger than the
+/// machine's memory, is a typing error.
+fn parse_cache_size(text: &str) -> Result<u64, String> {
+    const CACHE_SIZE_MIN: u64 = 1 << 20;
+    let bytes = parse_bytes(text)?;
+    let memory = memory_bytes();
+    if bytes < CACHE_SIZE_MIN {
+        return Err(format!("cache_size={text} is {bytes} bytes: it must be at least 1M"));
+    }
+    if bytes > memory {
+        let memory = format_bytes(memory);
+        return Err(format!("cache_size={text} is more than the memory of this machine, {memory}"));
+    }
+    Ok(bytes)
+}
+
+/// Bytes of the machine's memory.
+fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(u64::from(info.mem_unit))
 }
 
 fn parse_cache(mode: &str) -> Result<CacheMode, String> {
@@ -268,7 +317,25 @@ mod tests {
         let words =
             "defaults,noauto,nofail,_netdev,x-systemd.automount,comment=mine,rw,relatime,dev,suid,exec";
         let options = MountOptions::parse(&[words], false).expect("all are known");
-        assert_eq!(options, MountOptions::default());
+        let expected = MountOptions { nosuid: Some(false), nodev: Some(false), ..MountOptions::default() };
+        assert_eq!(options, expected);
+    }
+
+    #[test]
+    fn a_servers_files_give_no_privileges_unless_that_was_asked_for() {
+        for (words, local, remote) in [
+            ("rw", (false, false), (true, true)),
+            ("defaults", (false, false), (true, true)),
+            ("suid", (false, false), (false, true)),
+            ("dev", (false, false), (true, false)),
+            ("suid,dev", (false, false), (false, false)),
+            ("suid,user", (true, true), (true, true)),
+            ("nosuid,nodev", (true, true), (true, true)),
+        ] {
+            let options = MountOptions::parse(&[words], false).expect(words);
+            assert_eq!((options.distrusts(false), options.distrusts(true)), (local, remote), "{words}");
+            assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options), "{words}");
+        }
     }
 
     #[test]
@@ -286,6 +353,15 @@ mod tests {
     }
 
     #[test]
+    fn a_cache_that_cannot_be_is_refused() {
+        for (text, part) in [("cache_size=12", "at least 1M"), ("cache_size=1000T", "more than the memory")] {
+            let error = MountOptions::parse(&[text], false).expect_err("nonsense");
+            assert!(error.contains(text) && error.contains(part), "{error}");
+        }
+        assert!(MountOptions::parse(&["cache_size=1M"], false).is_ok());
+    }
+
+    #[test]
     fn what_a_remount_brings_along_is_accepted() {
         let words =
             "remount,ro,noatime,user_id=0,group_id=0,default_permissions,allow_other,max_read=1048576";
@@ -294,9 +370,23 @@ mod tests {
     }
 
     #[test]
+    fn access_times_are_as_the_last_word_says() {
+        let parse = |words: &str| MountOptions::parse(&[words], false).expect("all are known");
+        let kept = |words: &str| {
+            let options = parse(words);
+            (options.noatime, options.strictatime, options.nodiratime)
+        };
+        assert_eq!(kept("noatime,strictatime"), (false, true, false));
+        assert_eq!(kept("strictatime,relatime,nodiratime"), (false, false, true));
+        assert_eq!(kept("nodiratime,diratime,noatime"), (true, false, false));
+        let strict = parse("strictatime,nodiratime");
+        assert_eq!(MountOptions::parse(&[strict.to_words()], false), Ok(strict));
+    }
+
+    #[test]
     fn user_means_nosuid_nodev_noexec_until_overridden() {
         let options = MountOptions::parse(&["user,exec"], false).expect("known");
-        assert!(options.nosuid && options.nodev && !options.noexec);
+        assert!(options.nosuid == Some(true) && options.nodev == Some(true) && !options.noexec);
     }
 
     #[test]
@@ -312,7 +402,7 @@ mod tests {
 
     #[test]
     fn the_daemon_gets_what_the_user_said() {
-        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,noatime";
+        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }

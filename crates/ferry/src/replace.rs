@@ -1,28 +1,28 @@
-//! `ferry replace`: a new side for a mirror, with progress; through the daemon where the volume is mounted.
+//! `ferry replace`: rebuilds a side of a mirror and shows progress; through the daemon or server
+//! that has the volume open, if there is one.
 
-use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ferry_device::{BlockDevice, ComponentState, ComponentStats, CompositeError, CompositeVolume, Env};
+use ferry_device::{BlockDevice, ComponentState, ComponentStats, CompositeError, CompositeVolume};
+use ferry_env::Env;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::event::{Timespec, poll};
-use serde_json::Value;
 
 use crate::cli::ReplaceArgs;
-use crate::control::print;
+use crate::control::{Control, print, stats_of};
 use crate::error::CliError;
-use crate::holder::{self, mounted, open_composite_when_free};
-use crate::mounts;
+use crate::holder::{self, open_composite_when_free};
 
-/// How often progress is looked at.
+/// The interval between two looks at the progress.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// How far a rebuild is.
+/// The progress of a rebuild.
 enum Progress {
     Copied(u64, u64),
-    Complete,
+    /// The number of blocks that no side could read.
+    Complete(u64),
     Failed,
 }
 
@@ -35,41 +35,43 @@ pub fn run(args: &ReplaceArgs) -> Result<(), CliError> {
         return Err(CliError::Failed(format!("{}: {what}", args.volume.display())));
     }
     let new = std::path::absolute(&args.new).map_err(CliError::path(&args.new, "cannot find"))?;
-    if mounted(&volume) {
-        while_mounted(args, &volume, &old, &new)?;
-    } else {
-        alone(args, &volume, &old, &new)?;
+    let unreadable = match Control::find(&volume)? {
+        Some(control) => while_in_use(args, &control, &old, &new)?,
+        None => alone(args, &volume, &old, &new)?,
+    };
+    let shown = args.volume.display();
+    if unreadable > 0 {
+        eprintln!(
+            "ferry: {shown}: no side could read {unreadable} blocks of 4 KiB. {} has zeros there, which count as damage; \
+             `ferry scrub {shown}` says which files they belong to",
+            new.display()
+        );
     }
-    print(&format!("{}: {} has taken the place of {}\n", args.volume.display(), new.display(), old.display()))
+    print(&format!("{shown}: {} has taken the place of {}\n", new.display(), old.display()))
 }
 
-/// The daemon does it.
-fn while_mounted(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> Result<(), CliError> {
-    let unreadable = || CliError::path(volume, "cannot ask the daemon of");
-    let mount = mounts::find(volume).map_err(unreadable())?;
-    let mount = mount.ok_or_else(|| CliError::NotMounted(volume.into()))?;
-    mounts::must_be_reached(&mount)?;
-    let root = File::open(&mount.target).map_err(CliError::path(&mount.target, "cannot open"))?;
-    ferry_fuse::control::replace(&root, old, new).map_err(|error| explain(args, &error))?;
-    // By its name without symbolic links, as the volume's file has it.
+/// Has the daemon or server rebuild. Returns how many blocks could not be read.
+fn while_in_use(args: &ReplaceArgs, control: &Control, old: &Path, new: &Path) -> Result<u64, CliError> {
+    ferry_fuse::control::replace(control, old, new).map_err(|error| explain(args, &error))?;
+    // The path without symbolic links, as in the volume's file.
     let name = new.canonicalize().unwrap_or_else(|_| PathBuf::from(new));
     watch(args, || {
-        let stats = ferry_fuse::control::stats(&root).map_err(unreadable())?;
-        let stats: Value = serde_json::from_slice(&stats).map_err(|e| unreadable()(e.into()))?;
+        let stats = stats_of(control)?;
         let devices = stats["devices"].as_object();
         let device =
             devices.and_then(|all| all.iter().find(|(path, _)| name.to_string_lossy().ends_with(*path)));
         let number = |key: &str| device.and_then(|(_, one)| one[key].as_u64()).unwrap_or_default();
         Ok(match device.and_then(|(_, one)| one["state"].as_str()) {
             Some("rebuilding") => Progress::Copied(number("rebuilt_bytes"), number("rebuild_bytes")),
-            Some("active") => Progress::Complete,
+            Some("active") => Progress::Complete(number("unreadable_blocks")),
             _ => Progress::Failed,
         })
     })
 }
 
-/// Nobody has it mounted: this process does it.
-fn alone(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> Result<(), CliError> {
+/// Rebuilds in this process, if the volume is not mounted. Returns how many blocks could not be
+/// read.
+fn alone(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> Result<u64, CliError> {
     let env = Env::real();
     let device = open_composite_when_free(volume, &env).map_err(|e| holder::explain(volume, &e))?;
     device.begin_replace(old, new).map_err(|error| match error {
@@ -79,20 +81,20 @@ fn alone(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> Result<()
     let name = new.canonicalize().map_err(CliError::path(new, "cannot find"))?;
     watch(args, || {
         let is_new = |one: &ComponentStats| Path::new(&one.name) == name;
-        let state = device.components().into_iter().find(is_new).map(|one| (one.state, one.rebuilt));
-        Ok(match state {
-            Some((ComponentState::Rebuilding, copied)) => {
-                let (done, total) = copied.unwrap_or_default();
+        let Some(side) = device.components().into_iter().find(is_new) else { return Ok(Progress::Failed) };
+        Ok(match side.state {
+            ComponentState::Rebuilding => {
+                let (done, total) = side.rebuilt.unwrap_or_default();
                 Progress::Copied(done, total)
             }
-            Some((ComponentState::Active, _)) => Progress::Complete,
+            ComponentState::Active => Progress::Complete(side.unreadable),
             _ => Progress::Failed,
         })
     })
 }
 
-/// Shows a bar to people until the rebuild has ended.
-fn watch(args: &ReplaceArgs, mut look: impl FnMut() -> Result<Progress, CliError>) -> Result<(), CliError> {
+/// Shows a progress bar until the rebuild has ended. Returns how many blocks could not be read.
+fn watch(args: &ReplaceArgs, mut look: impl FnMut() -> Result<Progress, CliError>) -> Result<u64, CliError> {
     let bar = progress_bar();
     loop {
         match look()? {
@@ -100,9 +102,9 @@ fn watch(args: &ReplaceArgs, mut look: impl FnMut() -> Result<Progress, CliError
                 bar.set_length(total);
                 bar.set_position(done);
             }
-            Progress::Complete => {
+            Progress::Complete(unreadable) => {
                 bar.finish_and_clear();
-                return Ok(());
+                return Ok(unreadable);
             }
             Progress::Failed => {
                 bar.finish_and_clear();
@@ -131,7 +133,7 @@ fn holds_data(new: &Path) -> CliError {
     CliError::Failed(format!("{}: {what}", new.display()))
 }
 
-/// What the daemon's answer means; its log says more.
+/// The message for the daemon's answer; its log has the details.
 fn explain(args: &ReplaceArgs, error: &io::Error) -> CliError {
     let (volume, old, new) = (args.volume.display(), args.old.display(), args.new.display());
     CliError::Failed(match error.raw_os_error() {

@@ -1,6 +1,6 @@
-//! `ferry scrub`: has everything on a volume read and verified, by the daemon that has it mounted or by this process.
+//! `ferry scrub`: reads and verifies everything on a volume, in the daemon or server that has it
+//! open, or in this process.
 
-use std::fs::File;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferry_device::{Env, OpenMode};
+use ferry_device::OpenMode;
+use ferry_env::Env;
 use ferry_fs::scrub::{ScrubOptions, ScrubProgress, Watch, scrub};
 use ferry_fuse::control;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -17,21 +18,20 @@ use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::cli::ScrubArgs;
-use crate::control::{explain, open, print};
+use crate::control::{Control, print};
 use crate::error::CliError;
 use crate::fsck::error_as_json;
 use crate::holder::{explain as explain_open, open_when_free};
-use crate::mounts;
 use crate::object;
 use crate::size::{format_bytes, format_nanos};
 
-/// Damage was found.
+/// The exit code if damage was found.
 const EXIT_DAMAGE: u8 = 4;
-/// It was stopped before the end, and no damage was found until then.
+/// The exit code if the scrub was stopped, and had found no damage until then.
 const EXIT_STOPPED: u8 = 1;
-/// How often the daemon is asked how far it is.
+/// The interval between two questions about the progress.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
-/// The same once it was told to stop.
+/// The same after the scrub was told to stop.
 const STOPPING: Duration = Duration::from_millis(10);
 
 /// Runs the command.
@@ -40,16 +40,16 @@ pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
 }
 
 fn look(args: &ScrubArgs) -> Result<ExitCode, CliError> {
-    let mounted = mounted_at(&args.target)?;
+    let control = Control::find(&args.target)?;
     if args.stop {
-        let at = mounted.ok_or_else(|| CliError::NotMounted(args.target.clone()))?;
-        control::scrub_stop(&open(&at)?).map_err(|e| refused(&at, e))?;
+        let control = control.ok_or_else(|| CliError::NotMounted(args.target.clone()))?;
+        control::scrub_stop(&control).map_err(|e| refused(&control, e))?;
         return Ok(ExitCode::SUCCESS);
     }
     let stop = stop_on_signals()?;
     let bar = progress_bar(args.json);
-    let report = match &mounted {
-        Some(at) => on_mount(at, args.rate.unwrap_or(ScrubArgs::RATE_MOUNTED), &bar, &stop),
+    let report = match &control {
+        Some(control) => on_mount(control, args.rate.unwrap_or(ScrubArgs::RATE_MOUNTED), &bar, &stop),
         None => on_volume(&args.target, args.rate.filter(|rate| *rate > 0), &bar, &stop),
     };
     bar.finish_and_clear();
@@ -67,18 +67,7 @@ fn look(args: &ScrubArgs) -> Result<ExitCode, CliError> {
     })
 }
 
-/// A directory of the mount to be scrubbed, if the target is one or is mounted somewhere.
-fn mounted_at(target: &Path) -> Result<Option<std::path::PathBuf>, CliError> {
-    if std::fs::metadata(target).map_err(CliError::path(target, "cannot open"))?.is_dir() {
-        return Ok(Some(target.into()));
-    }
-    let mount = mounts::find(target).map_err(CliError::path(target, "cannot read the table of mounts"))?;
-    let mount = mount.filter(mounts::Mount::is_ferry);
-    mount.as_ref().map_or(Ok(()), mounts::must_be_reached)?;
-    Ok(mount.map(|mount| mount.target))
-}
-
-/// Ctrl-C and SIGTERM ask for an end.
+/// Ctrl-C and SIGTERM ask the scrub to stop.
 fn stop_on_signals() -> Result<Arc<AtomicBool>, CliError> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -88,47 +77,38 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>, CliError> {
     Ok(stop)
 }
 
-/// The daemon does it; this process looks on.
-fn on_mount(at: &Path, rate: u64, bar: &ProgressBar, stop: &AtomicBool) -> Result<Value, CliError> {
-    let file = open(at)?;
-    let number = control::scrub_start(&file, rate).map_err(|e| refused(at, e))?;
+/// Has the daemon or server scrub, and shows its progress.
+fn on_mount(control: &Control, rate: u64, bar: &ProgressBar, stop: &AtomicBool) -> Result<Value, CliError> {
+    let number = control::scrub_start(control, rate).map_err(|e| refused(control, e))?;
     let mut told = false;
     loop {
-        let status = status(&file, at)?;
+        let status = parse(control, control::scrub_status(control))?;
         if status["number"] != number {
-            return Err(CliError::Failed(format!(
-                "{}: another scrub has taken this one's place",
-                at.display()
-            )));
+            return Err(CliError::Failed(format!("{control}: another scrub has taken this one's place")));
         }
         if status["state"] != "running" {
-            return mounted_report(&file, at, status);
+            return mounted_report(control, status);
         }
         show(bar, &status);
         if stop.load(Ordering::Relaxed) && !told {
-            control::scrub_stop(&file).map_err(|e| refused(at, e))?;
+            control::scrub_stop(control).map_err(|e| refused(control, e))?;
             told = true;
         }
         doze(if told { STOPPING } else { ASK_AGAIN });
     }
 }
 
-fn status(file: &File, at: &Path) -> Result<Value, CliError> {
-    let json = control::scrub_status(file).map_err(|e| refused(at, e))?;
-    parse(at, &json)
+fn parse(control: &Control, answer: std::io::Result<Vec<u8>>) -> Result<Value, CliError> {
+    let json = answer.map_err(|e| refused(control, e))?;
+    serde_json::from_slice(&json)
+        .map_err(|e| CliError::Failed(format!("{control}: the daemon's answer is not JSON: {e}")))
 }
 
-fn parse(at: &Path, json: &[u8]) -> Result<Value, CliError> {
-    serde_json::from_slice(json)
-        .map_err(|e| CliError::Failed(format!("{}: the daemon's answer is not JSON: {e}", at.display())))
-}
-
-/// The same form as a report that was made in this process.
-fn mounted_report(file: &File, at: &Path, mut status: Value) -> Result<Value, CliError> {
+/// Converts the answer to the form of a report that was made in this process.
+fn mounted_report(control: &Control, mut status: Value) -> Result<Value, CliError> {
     let mut damage = Vec::new();
     loop {
-        let json = control::scrub_damage(file, damage.len() as u64).map_err(|e| refused(at, e))?;
-        match parse(at, &json)? {
+        match parse(control, control::scrub_damage(control, damage.len() as u64))? {
             Value::Array(page) if !page.is_empty() => damage.extend(page),
             _ => break,
         }
@@ -145,18 +125,16 @@ fn mounted_report(file: &File, at: &Path, mut status: Value) -> Result<Value, Cl
     }))
 }
 
-fn refused(at: &Path, error: std::io::Error) -> CliError {
-    let what = match error.raw_os_error() {
-        Some(libc::EBUSY) => {
-            "a scrub is on its way already: `ferry stats` shows how far it is, `ferry scrub --stop` ends it"
-        }
-        Some(libc::EPERM) => "only root and the user who has mounted it may scrub it",
-        _ => return explain(at, "cannot scrub", error),
-    };
-    CliError::Failed(format!("{}: {what}", at.display()))
+fn refused(control: &Control, error: std::io::Error) -> CliError {
+    match error.raw_os_error() {
+        Some(libc::EBUSY) => CliError::Failed(format!(
+            "{control}: a scrub is on its way already: `ferry stats` shows how far it is, `ferry scrub --stop` ends it"
+        )),
+        _ => control.explain("cannot scrub", error),
+    }
 }
 
-/// This process does it: nobody has the volume mounted.
+/// Scrubs in this process: the volume is not mounted.
 fn on_volume(
     volume: &Path,
     rate: Option<u64>,
@@ -177,7 +155,7 @@ fn on_volume(
     Ok(report)
 }
 
-/// Shows how far a scrub of this process is, and lets signals end it.
+/// Shows the progress of a scrub in this process; signals stop the scrub.
 struct Onlooker<'o> {
     bar: &'o ProgressBar,
     stop: &'o AtomicBool,
@@ -192,7 +170,7 @@ impl Watch for Onlooker<'_> {
     }
     fn wait(&mut self, time: Duration) -> bool {
         let mut left = time;
-        // In slices: a signal may come just before the wait.
+        // In slices: a signal may arrive just before the wait.
         while !left.is_zero() && !self.stop.load(Ordering::Relaxed) {
             let slice = left.min(ASK_AGAIN);
             doze(slice);
@@ -202,14 +180,15 @@ impl Watch for Onlooker<'_> {
     }
 }
 
-/// Waits so long, but no longer than until one would ask again, or until a signal comes.
+/// Waits for the given time, at most for the interval between two questions, or until a signal
+/// arrives.
 fn doze(time: Duration) {
     let time = Timespec { tv_sec: 0, tv_nsec: i64::from(time.min(ASK_AGAIN).subsec_nanos()) };
-    // Nothing is watched: it ends with the time or with a signal, and either is fine.
+    // It watches no descriptor: it ends with the time or with a signal, and both are fine.
     let _ = poll(&mut [], Some(&time));
 }
 
-/// Only people look at bars.
+/// Shows a progress bar only on a terminal.
 fn progress_bar(json: bool) -> ProgressBar {
     if json || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -262,7 +241,7 @@ fn text(name: &str, report: &Value) -> String {
     out
 }
 
-/// One damaged place: whose, where, what.
+/// One item of damage: its file, its location, its kind.
 fn damage_line(damage: &Value) -> String {
     let mut line = match (damage["path"].as_str(), damage["ino"].as_u64()) {
         (Some(path), _) => path.to_owned(),

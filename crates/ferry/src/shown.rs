@@ -1,7 +1,8 @@
-//! Options that mount(8) shows beside those that the kernel keeps: it reads them from libmount's table, `/run/mount/utab`.
+//! Options that mount(8) shows beside the kernel's. It reads them from libmount's table,
+//! `/run/mount/utab`.
 //!
-//! Only root may write that table, and nothing but `mount` without arguments reads these words of it: what goes wrong here is no
-//! reason to fail.
+//! Only root may write that table, and only `mount` without arguments reads these options: an error
+//! here is no reason to fail.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,15 +13,15 @@ use rustix::event::{Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// Where libmount keeps its table.
+/// The directory of libmount's table.
 const DIRECTORY: &str = "/run/mount";
-/// Another program that holds the table's lock is waited for so often, and so long each time.
+/// How often to try for the table's lock, and the pause after each try.
 const TRIES: u32 = 100;
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-/// Before the words of a line; a path has no blank.
+/// What precedes the options of a line; blanks in paths are escaped.
 const OPTIONS: &[u8] = b" OPTS=";
 
-/// From now on `mount` shows these words for what is mounted at `target`.
+/// Makes `mount` show these options for the mount at `target`.
 pub fn show(source: &Path, target: &Path, words: &str) {
     let line = entry(source, target, words);
     tell(edit(Path::new(DIRECTORY), |lines| {
@@ -29,7 +30,7 @@ pub fn show(source: &Path, target: &Path, words: &str) {
     }));
 }
 
-/// Changes the words of the same keys, where the table has this mount.
+/// Replaces the options with the same keys, if the table has this mount.
 pub fn change(target: &Path, words: &[String]) {
     tell(edit(Path::new(DIRECTORY), |lines| {
         for line in lines.iter_mut().filter(|line| is_at(line, target)) {
@@ -38,7 +39,7 @@ pub fn change(target: &Path, words: &[String]) {
     }));
 }
 
-/// What `mount` shows for the mount at `target`.
+/// The options that `mount` shows for the mount at `target`.
 pub fn words(target: &Path) -> String {
     let text = std::fs::read(Path::new(DIRECTORY).join("utab")).unwrap_or_default();
     let line = text.split(|b| *b == b'\n').find(|line| is_at(line, target)).unwrap_or_default();
@@ -46,7 +47,7 @@ pub fn words(target: &Path) -> String {
     String::from_utf8_lossy(words).into_owned()
 }
 
-/// The mount is gone.
+/// Removes the line of an ended mount.
 pub fn forget(target: &Path) {
     tell(edit(Path::new(DIRECTORY), |lines| lines.retain(|line| !is_at(line, target))));
 }
@@ -57,7 +58,7 @@ fn tell(done: io::Result<()>) {
     }
 }
 
-/// Under the table's lock: reads it, and replaces it if that changed anything.
+/// Edits the table under its lock; replaces the file only if something changed.
 fn edit(directory: &Path, change: impl FnOnce(&mut Vec<Vec<u8>>)) -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -81,7 +82,8 @@ fn edit(directory: &Path, change: impl FnOnce(&mut Vec<Vec<u8>>)) -> io::Result<
     std::fs::rename(&beside, &table)
 }
 
-/// mount(8) and umount(8) hold it for moments only; but any program may hold it for ever.
+/// Locks the table. mount(8) and umount(8) hold the lock only briefly, but any program may hold it
+/// for ever.
 fn lock(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
     for _ in 0..TRIES {
@@ -103,13 +105,13 @@ fn is_at(line: &[u8], target: &Path) -> bool {
     line.split(|b| *b == b' ').any(|found| found == field)
 }
 
-/// What stands before the words of a line, and the words.
+/// Splits a line into what precedes its options, and the options.
 fn split(line: &[u8]) -> (&[u8], &[u8]) {
     let at = line.windows(OPTIONS.len()).position(|found| found == OPTIONS);
     line.split_at(at.map_or(line.len(), |at| at + OPTIONS.len()))
 }
 
-/// The line with these `key=value` in the place of those with the same keys.
+/// The line with these `key=value` options in place of those with the same keys.
 fn changed(line: &[u8], words: &[String]) -> Vec<u8> {
     let key = |word: &str| word.split('=').next().map(str::to_owned);
     let (before, options) = split(line);
@@ -120,7 +122,7 @@ fn changed(line: &[u8], words: &[String]) -> Vec<u8> {
     [before, options.join(",").as_bytes()].concat()
 }
 
-/// As in the kernel's tables: `\040` for a blank.
+/// Escapes a path as the kernel's tables do: `\040` for a blank.
 fn escape(path: &Path) -> Vec<u8> {
     let octal = |byte: &u8| match byte {
         b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),

@@ -1,10 +1,11 @@
-//! Sizes and durations as people write them: `64M`, `1T`, `500ms`.
+//! Parses and formats sizes and durations: `64M`, `1T`, `500ms`.
 
 use std::time::Duration;
 
 const UNITS: [(char, u32); 6] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P', 50), ('E', 60)];
 
-/// Bytes from `123`, `64K`, `64M`, `64MiB`, `1.5G`: units are powers of 1024, in either case.
+/// Parses bytes from `123`, `64K`, `64M`, `64MiB`, `1.5G`: units are powers of 1024, in upper or
+/// lower case.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong =
         || format!("{text:?} is not a size: write a number with K, M, G or T behind it, for example 64G");
@@ -35,7 +36,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     u64::try_from(bytes).map_err(|_| format!("{text:?} is more than 16 EiB"))
 }
 
-/// Bytes for people: three digits and a unit.
+/// Formats bytes with a unit, in three or four digits.
 pub fn format_bytes(bytes: u64) -> String {
     let unit = UNITS.iter().rev().find(|(_, shift)| bytes >> shift > 0);
     match unit {
@@ -51,13 +52,13 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// A time in which something is to happen: a duration, but not none at all.
+/// Parses a duration that is not zero.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     let time = parse_duration(text)?;
     if time.is_zero() { Err("nothing happens in no time".into()) } else { Ok(time) }
 }
 
-/// A duration from `5`, `5s` (seconds), `500ms`, `50us`, `2m` or `1h`.
+/// Parses a duration from `5`, `5s` (seconds), `500ms`, `50us`, `2m` or `1h`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a duration: write for example 500ms, 5s, 2m or 1h");
     let text = text.trim();
@@ -73,7 +74,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A duration for people.
+/// Formats a duration with a unit.
 pub fn format_nanos(nanos: u64) -> String {
     match nanos {
         0..1_000 => format!("{nanos} ns"),

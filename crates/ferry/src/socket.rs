@@ -1,28 +1,86 @@
-//! Questions to another process of this machine, over a Unix socket in the abstract name space, which leaves no file behind; the kernel
-//! says who speaks. A line asks, JSON answers.
+//! Questions to another process of this machine, over a Unix socket in the abstract namespace,
+//! which leaves no file behind. The kernel identifies the peer. A question is a line, an answer is
+//! JSON.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
 
 use crate::error::CliError;
 
-/// Neither side waits longer for the other.
-const TIME_MAX: Duration = Duration::from_secs(10);
-/// Bytes of a question, which ends with a line's end.
-const QUESTION_MAX: usize = 1024;
+/// The longest that either side waits for the other: a healthy process answers within milliseconds.
+pub const TIME_MAX: Duration = Duration::from_secs(5);
+/// The most bytes of a question, which ends with a newline.
+const QUESTION_MAX: usize = 64 << 10;
+/// The most questions answered at a time, if each has a thread.
+const ASKING_MAX: usize = 16;
 
-/// Answers under that name from now on, in a thread that lives as long as the process. `None`: the question is not understood.
+/// Answers questions under that name from now on, in a thread that lives as long as the process.
+/// `answer` returns `None` for an unknown question.
 pub fn answer(name: &str, answer: impl Fn(&str) -> Option<Value> + Send + 'static) -> io::Result<()> {
+    listen(name, move |stream| answer_one(&answer, stream))
+}
+
+/// As [`answer`]; the connection of a caller that asks the question `kept` goes to `keep`, to be
+/// answered later.
+pub fn answer_or_keep(
+    name: &str,
+    answer: impl Fn(&str) -> Option<Value> + Send + 'static,
+    kept: &'static str,
+    keep: Sender<UnixStream>,
+) -> io::Result<()> {
+    listen(name, move |mut stream| {
+        bound(&stream)?;
+        if !is_trusted(&stream)? {
+            return refuse(stream);
+        }
+        let question = line(&mut stream)?;
+        if question == kept {
+            // The receiver is gone only if the process ends anyway.
+            return keep.send(stream).map_err(|_| io::ErrorKind::NotConnected.into());
+        }
+        say(stream, answer(&question))
+    })
+}
+
+/// As [`answer`], for questions that may take long: each has a thread of its own.
+pub fn answer_each(
+    name: &str,
+    answer: impl Fn(&str) -> Option<Value> + Send + Sync + 'static,
+) -> io::Result<()> {
+    // Each thread holds a reference, so the count is the number of questions.
+    let answer = Arc::new(answer);
+    listen(name, move |stream| {
+        bound(&stream)?;
+        if !is_trusted(&stream)? {
+            return refuse(stream);
+        }
+        if Arc::strong_count(&answer) > ASKING_MAX {
+            return say(stream, Some(object([("error", "too many ask at a time".into())])));
+        }
+        let answer = Arc::clone(&answer);
+        let answering = move || {
+            if let Err(error) = answer_one(&*answer, stream) {
+                tracing::debug!(%error, "a question of another process");
+            }
+        };
+        std::thread::Builder::new().name("ferry-answer".into()).spawn(answering).map(drop)
+    })
+}
+
+fn listen(name: &str, one: impl Fn(UnixStream) -> io::Result<()> + Send + 'static) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     std::thread::Builder::new().name("ferry-control".into()).spawn(move || {
         for stream in listener.incoming().flatten() {
-            if let Err(error) = answer_one(&answer, stream) {
+            if let Err(error) = one(stream) {
                 tracing::debug!(%error, "a question of another process");
             }
         }
@@ -32,38 +90,100 @@ pub fn answer(name: &str, answer: impl Fn(&str) -> Option<Value> + Send + 'stati
 
 fn answer_one(answer: &impl Fn(&str) -> Option<Value>, mut stream: UnixStream) -> io::Result<()> {
     bound(&stream)?;
-    let answer = if is_trusted(&stream)? {
-        answer(&line(&mut stream)?)
-            .unwrap_or_else(|| object([("error", "another version of ferry asks".into())]))
-    } else {
-        object([("error", "only its own user and root may ask".into())])
-    };
+    if !is_trusted(&stream)? {
+        return refuse(stream);
+    }
+    let question = line(&mut stream)?;
+    say(stream, answer(&question))
+}
+
+fn say(mut stream: UnixStream, answer: Option<Value>) -> io::Result<()> {
+    let answer = answer.unwrap_or_else(|| object([("error", "another version of ferry asks".into())]));
     stream.write_all(answer.to_string().as_bytes())
 }
 
-/// Names that begin like this, under which somebody answers.
+fn refuse(stream: UnixStream) -> io::Result<()> {
+    say(stream, Some(object([("error", "only its own user and root may ask".into())])))
+}
+
+/// The names with this prefix under which a process listens.
 pub fn names(prefix: &str) -> Result<BTreeSet<String>, CliError> {
     let path = Path::new("/proc/net/unix");
-    let table = std::fs::read_to_string(path).map_err(CliError::path(path, "cannot look for processes"))?;
+    let table = std::fs::read(path).map_err(CliError::path(path, "cannot look for processes"))?;
+    // Any user may bind any name, so it need not be UTF-8.
+    let table = String::from_utf8_lossy(&table);
     let names = table.lines().filter_map(|line| line.rsplit_once(" @").map(|(_, name)| name));
     Ok(names.filter(|name| name.starts_with(prefix)).map(str::to_owned).collect())
 }
 
-/// Asks whoever answers under that name, if it is of this user or root's.
+/// Asks the process that listens under that name, if it belongs to this user or to root.
 pub fn ask(name: &str, question: &str) -> io::Result<Value> {
-    let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+    ask_on(connect(name)?, question)
+}
+
+/// Connects to the process that listens under that name, if it belongs to this user or to root.
+fn connect(name: &str) -> io::Result<UnixStream> {
+    connect_or_of(name, None)
+}
+
+/// As [`connect`]; root also trusts a process of `owner`.
+pub fn connect_or_of(name: &str, owner: Option<u32>) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    // Another user's socket, whose queue is full, must not block this process.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::connect(&socket, &address)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
     bound(&stream)?;
-    if !is_trusted(&stream)? {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    writeln!(stream, "{question}")?;
-    stream.shutdown(std::net::Shutdown::Write)?;
+    let is_owner = || {
+        let peer = net::sockopt::socket_peercred(&stream)?.uid;
+        Ok::<_, io::Error>(rustix::process::geteuid().is_root() && owner == Some(peer.as_raw()))
+    };
+    let trusted = is_trusted(&stream)? || is_owner()?;
+    if trusted { Ok(stream) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
+/// Escapes the control characters in another process's text, which a terminal would obey.
+pub fn printable(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut shown, char| {
+        if char.is_control() {
+            shown.extend(char.escape_default());
+        } else {
+            shown.push(char);
+        }
+        shown
+    })
+}
+
+/// The process at the other end.
+pub fn peer(stream: &UnixStream) -> Option<i32> {
+    rustix::net::sockopt::socket_peercred(stream).ok().map(|peer| peer.pid.as_raw_nonzero().get())
+}
+
+/// As [`ask`], for a question that may take long: waits for the answer, or until the other process
+/// ends.
+pub fn ask_patiently(name: &str, question: &str) -> io::Result<Value> {
+    let stream = connect(name)?;
+    stream.set_read_timeout(None)?;
+    ask_on(stream, question)
+}
+
+/// Asks over a connection. An `errno` in the answer becomes this side's error.
+pub fn ask_on(mut stream: UnixStream, question: &str) -> io::Result<Value> {
+    // A peer that refuses does not read the question: sending it may fail although the refusal
+    // arrives.
+    let asked = writeln!(stream, "{question}").and_then(|()| stream.shutdown(std::net::Shutdown::Write));
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
+    let read = stream.read_to_end(&mut answer);
+    if answer.is_empty() {
+        asked.and(read)?;
+    }
     let answer: Value = serde_json::from_slice(&answer)?;
-    match answer["error"].as_str() {
-        Some(error) => Err(io::Error::other(error.to_owned())),
-        None => Ok(answer),
+    match (answer["error"].as_str(), answer["errno"].as_i64().and_then(|errno| i32::try_from(errno).ok())) {
+        (Some(error), _) => Err(io::Error::other(printable(error))),
+        (None, Some(errno)) => Err(io::Error::from_raw_os_error(errno)),
+        (None, None) => Ok(answer),
     }
 }
 
@@ -72,7 +192,7 @@ pub fn object<const N: usize>(members: [(&str, Value); N]) -> Value {
     Value::from_iter(members)
 }
 
-/// A question, without the end of its line.
+/// Reads a question; returns it without its newline.
 fn line(stream: &mut UnixStream) -> io::Result<String> {
     let mut bytes = Vec::new();
     stream.take(QUESTION_MAX as u64).read_to_end(&mut bytes)?;
@@ -89,4 +209,14 @@ fn bound(stream: &UnixStream) -> io::Result<()> {
 fn is_trusted(stream: &UnixStream) -> io::Result<bool> {
     let peer = rustix::net::sockopt::socket_peercred(stream)?.uid;
     Ok(peer.is_root() || peer == rustix::process::geteuid())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_is_not_told_what_to_do() {
+        assert_eq!(printable("a \u{1b}[2J\n\u{9b}é\"'"), "a \\u{1b}[2J\\n\\u{9b}é\"'");
+    }
 }

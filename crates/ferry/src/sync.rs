@@ -15,11 +15,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::cli::SyncArgs;
 use crate::control::sync_volume;
 use crate::error::CliError;
-use crate::mounts;
+use crate::{mounts, served};
 
 const _: () = assert!(ferry_sync::SYNC_FILES == ferry_fs::ioctl::SYNC_FILES, "one request, described twice");
 
-/// A list whose names are separated by NUL has one within so many bytes: the kernel takes no longer path.
+/// A list whose names are separated by NUL has a NUL within this many bytes: the kernel accepts no
+/// longer path.
 const SEPARATOR_WITHIN: u64 = 2 * libc::PATH_MAX as u64;
 
 /// Runs the command.
@@ -47,8 +48,9 @@ pub fn run(args: &SyncArgs) -> Result<ExitCode, CliError> {
         }
         None => {
             let mut files = Vec::new();
+            let served = !args.recursive && served::is_any()?;
             for path in &args.paths {
-                match place(path, args.recursive) {
+                match place(path, args.recursive, served) {
                     Place::Files(path) => files.push(path),
                     Place::Volume => sync_volume(path).unwrap_or_else(|e| complain(path, e)),
                 }
@@ -83,18 +85,29 @@ enum Place {
     Volume,
 }
 
-/// What an argument means. Links that a user names are followed, others are not.
-fn place(path: &Path, recursive: bool) -> Place {
+/// Decides what an argument means; `served`: it may be a served volume. Links that the user names
+/// are followed, others are not.
+fn place(path: &Path, recursive: bool, served: bool) -> Place {
+    // The request to the volume reports a daemon that does not answer; looking at the mount would
+    // wait for it.
+    let is_mount = || std::path::absolute(path).ok().and_then(|path| mounts::at(&path).ok()?);
+    if !recursive && is_mount().is_some_and(|mount| mount.is_ferry()) {
+        return Place::Volume;
+    }
+    // A user who may not ask the server gets that error.
+    if served && !matches!(served::at(path), Ok(None)) {
+        return Place::Volume;
+    }
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() && !recursive => Place::Volume,
-        // The mount's daemon is gone: the question to the volume says so best.
+        // The mount's daemon has died: the request to the volume reports that best.
         Err(e) if mounts::says_dead(&e) => Place::Volume,
         _ if path.is_symlink() => Place::Files(path.canonicalize().unwrap_or_else(|_| path.into())),
         _ => Place::Files(path.into()),
     }
 }
 
-/// A file's name may hold anything; a message is one line.
+/// Keeps a message on one line: a file's name may contain any byte.
 fn one_line(path: &Path, error: &CliError) -> String {
     let text = error.to_string();
     if path.to_str().is_some_and(|p| !p.contains(char::is_control)) {
@@ -104,7 +117,7 @@ fn one_line(path: &Path, error: &CliError) -> String {
     }
 }
 
-/// Names to be synced, from a file or stdin.
+/// The names to be synced, from a file or stdin.
 struct List {
     input: Box<dyn BufRead>,
     separator: u8,
@@ -142,7 +155,7 @@ impl List {
     }
 }
 
-/// As many open files as we may have: on FerryFS they are synced by the thousand.
+/// Raises the limit of open files as far as allowed: on FerryFS files are synced by the thousand.
 pub fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum.or(current), maximum }) {
@@ -150,7 +163,7 @@ pub fn raise_open_files() {
     }
 }
 
-/// Only people look at bars.
+/// Shows a progress bar only on a terminal.
 fn progress_bar(args: &SyncArgs) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,4 +1,4 @@
-//! Statistics for people: a JSON object as a table, one section for each object in it.
+//! Renders statistics: a JSON object as a table, with one section for each object in it.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::size::{format_bytes, format_nanos};
 
-/// Renders `value`; the names say the units (`…_bytes`, `…_ns`).
+/// Renders `value`; the names contain the units (`…_bytes`, `…_ns`).
 pub fn render(value: &Value) -> String {
     let mut out = String::new();
     match value {
@@ -45,7 +45,7 @@ fn heading(out: &mut String, title: &str) {
     }
 }
 
-/// The keys that all members have in common, if they are objects of one shape: these make one table.
+/// The keys of the members, if all are objects with the same keys: they make one table.
 fn common_columns(map: &Map<String, Value>) -> Option<Vec<String>> {
     let mut shapes = map.values().map(|v| v.as_object().map(|row| row.keys().cloned().collect::<Vec<_>>()));
     let first = shapes.next()??;
@@ -64,7 +64,7 @@ fn grid(out: &mut String, map: &Map<String, Value>, columns: &[String]) {
     }
 }
 
-/// The name without its unit, which the value carries.
+/// The name without its unit, which the value shows.
 fn label(key: &str) -> String {
     let key = key.strip_suffix("_bytes").or_else(|| key.strip_suffix("_ns")).unwrap_or(key);
     key.replace('_', " ")
@@ -82,14 +82,14 @@ fn cell(key: &str, value: &Value) -> String {
         Value::Array(items) => {
             items.iter().map(|v| cell(key, v).trim().to_owned()).collect::<Vec<_>>().join(" ")
         }
-        // Of nothing there is no average.
+        // There is no average of nothing.
         Value::Null => format!("{:>12}", "-"),
         Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
         other => other.to_string(),
     }
 }
 
-/// 1234567 as `1,234,567`.
+/// Formats 1234567 as `1,234,567`.
 pub fn thousands(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);

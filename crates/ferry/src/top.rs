@@ -1,4 +1,4 @@
-//! `ferry top`: what a mounted volume does in a second, again and again.
+//! `ferry top`: shows repeatedly what a mounted volume does in a second.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferry_device::Env;
+use ferry_env::Env;
 use rustix::event::{Timespec, poll};
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
@@ -19,17 +19,17 @@ use crate::error::CliError;
 use crate::size::{format_bytes, format_nanos};
 use crate::table::thousands;
 
-/// Kinds of requests that are shown, the most frequent first.
+/// How many kinds of requests are shown, the most frequent first.
 const REQUESTS_SHOWN: usize = 8;
-/// Shorter intervals would show what the looking costs.
+/// The shortest interval: with shorter ones the cost of measuring would show.
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
-/// Characters of the bar that shows how full the log is.
+/// The width of the bar that shows how full the log is, in characters.
 const BAR: u64 = 40;
-/// The terminal's second screen, without a cursor; and back.
+/// Switches the terminal to its alternate screen, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// Runs until it is told to stop, the mount goes, or it has shown enough.
+/// Runs until a signal stops it, the mount ends, or it has shown enough frames.
 pub fn run(args: &TopArgs) -> Result<(), CliError> {
     if args.interval < INTERVAL_MIN {
         return Err(CliError::Usage(format!("--interval: at least {}ms", INTERVAL_MIN.as_millis())));
@@ -40,8 +40,8 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
             .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
     }
     let clock = Env::real().clock;
-    // The mount is opened for each look only: this must not keep it busy.
-    let mut before = (read_stats(&args.mountpoint)?, clock.monotonic());
+    // The mount is opened for each frame only, so that this process does not keep it busy.
+    let mut before = (read_stats(&args.target)?, clock.monotonic());
     let volume = before.0["volume"]["id"].clone();
     let screen = Screen::enter(std::io::stdout().is_terminal())?;
     let mut left = args.count;
@@ -49,16 +49,16 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
         if !doze(args.interval, &stop) {
             return Ok(());
         }
-        let now = match read_stats(&args.mountpoint) {
+        let now = match read_stats(&args.target) {
             Ok(stats) if stats["volume"]["id"] == volume => (stats, clock.monotonic()),
             Err(error) if !matches!(error, CliError::NotMounted(_)) => return Err(error),
             _ => {
                 drop(screen);
-                return print(&format!("{}: the volume was unmounted\n", args.mountpoint.display()));
+                return print(&format!("{}: the volume was unmounted\n", args.target.display()));
             }
         };
         let rates = Rates { before: &before.0, now: &now.0, seconds: (now.1 - before.1).as_secs_f64() };
-        if !screen.show(&frame(&args.mountpoint, &rates))? {
+        if !screen.show(&frame(&args.target, &rates))? {
             return Ok(());
         }
         before = now;
@@ -67,7 +67,7 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The terminal while it is drawn on.
+/// The terminal while frames are drawn.
 struct Screen {
     terminal: bool,
 }
@@ -80,8 +80,8 @@ impl Screen {
         Ok(Self { terminal })
     }
 
-    /// Shows a frame in place of the last one, as much of it as there is room for; where no terminal is, below it. `false` when
-    /// nobody reads it any more.
+    /// Shows a frame in place of the last one, as far as there is room; without a terminal, below
+    /// it. `false`: the reader has stopped reading.
     fn show(&self, frame: &str) -> Result<bool, CliError> {
         if !self.terminal {
             return is_read(&format!("{frame}\n"));
@@ -93,7 +93,7 @@ impl Screen {
     }
 }
 
-/// The first lines and characters of a frame; a line that went on in the next one would shift all below it.
+/// Cuts a frame to the terminal's size: a line that wraps would shift all lines below it.
 fn cropped(frame: &str, rows: usize, columns: usize) -> String {
     let crop = |line: &str| line.chars().take(columns).chain("\x1b[K".chars()).collect::<String>();
     frame.lines().take(rows).map(crop).collect::<Vec<_>>().join("\r\n")
@@ -102,13 +102,13 @@ fn cropped(frame: &str, rows: usize, columns: usize) -> String {
 impl Drop for Screen {
     fn drop(&mut self) {
         if self.terminal {
-            // The last chance to put the terminal right; there is nobody to tell that it failed.
+            // The last chance to restore the terminal; a failure cannot be reported.
             let _ = print(LEAVE);
         }
     }
 }
 
-/// `false` when a signal has ended it.
+/// Waits; `false`: a signal has ended the wait.
 fn doze(time: Duration, stop: &AtomicBool) -> bool {
     let clock = Env::real().clock;
     let until = clock.monotonic() + time;
@@ -120,15 +120,16 @@ fn doze(time: Duration, stop: &AtomicBool) -> bool {
         if left.is_zero() {
             return true;
         }
-        // Between the look at the flag and the sleep a signal may come: it is seen at the latest after a part of a second.
+        // A signal may arrive between the check of the flag and the sleep: it is noticed after a
+        // part of a second.
         let part = left.min(Duration::from_millis(200));
         let part = Timespec { tv_sec: 0, tv_nsec: i64::from(part.subsec_nanos()) };
-        // Nothing is watched: it ends with the time or with a signal, and either is fine.
+        // It watches no descriptor: it ends with the time or with a signal, and both are fine.
         let _ = poll(&mut [], Some(&part));
     }
 }
 
-/// Two moments of the statistics.
+/// The statistics at two times.
 struct Rates<'a> {
     before: &'a Value,
     now: &'a Value,
@@ -145,7 +146,7 @@ impl Rates<'_> {
         self.of(pointer).saturating_sub(before)
     }
 
-    /// In a second.
+    /// The difference for a second.
     fn rate(&self, pointer: &str) -> u64 {
         (self.grown(pointer) as f64 / self.seconds).round() as u64
     }

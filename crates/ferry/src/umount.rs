@@ -1,20 +1,31 @@
-//! `ferry umount`: the mount goes, and the daemon behind it has closed the volume when the command returns.
+//! `ferry umount`: ends the mount; when the command returns, the daemon behind it has closed the
+//! volume.
 //!
-//! Nobody hears what becomes of a mount that is gone, so whether all that is in memory can be written is asked before.
+//! An ended mount reports no errors. So the command asks before whether everything in memory can be
+//! written.
 
 use std::io;
 use std::path::Path;
 use std::sync::mpsc;
+use std::time::Duration;
 
+use ferry_device::OpenMode;
+use ferry_env::Env;
+use ferry_fs::LocalFs;
 use ferry_fuse::Unmount;
+use ferry_journal::inspect::log_start;
 use serde_json::Value;
 
+use crate::asked::{self, End};
 use crate::cli::UmountArgs;
 use crate::control::{explain, open, read_stats};
 use crate::error::CliError;
-use crate::holder::Holder;
+use crate::holder::{self, Holder, open_when_free};
 use crate::mounts::{self, Mount};
 use crate::remote;
+
+/// If the wait takes longer than this, the command says what it waits for.
+const SILENT_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Result<(), CliError> {
@@ -23,8 +34,21 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(place.clone()))?;
     mounts::must_be_reached(&mount)?;
     let writer = Holder::of(&mount.source);
-    let (synced, daemon) = if args.force || args.lazy { (Ok(()), None) } else { sync(&mount, args)? };
-    let unsent = if args.force { remote::figures(&mount.target).filter(is_away) } else { None };
+    let waits = !(args.force || args.lazy);
+    if writer.is_none() && has_died(&mount) {
+        detach(&mount, args)?;
+        return say_died(&mount, waits);
+    }
+    if waits {
+        asked::must_answer(&mount.target)?;
+    }
+    let (synced, daemon) = if waits { sync(&mount, args)? } else { (Ok(()), None) };
+    let unsent = if args.force { remote::figures(&mount).ok().flatten().filter(is_away) } else { None };
+    if args.force {
+        remote::abandon(&mount);
+    }
+    let timeout = args.timeout.unwrap_or(UmountArgs::TIMEOUT);
+    let end = (waits && !mount.is_remote()).then(|| End::of(&mount, timeout)).flatten();
     let holder = writer.or_else(|| daemon.map(|pid| Holder::reader(&mount.source, pid)));
     detach(&mount, args)?;
     match holder {
@@ -32,6 +56,13 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         Some(holder) if !args.lazy => wait(&holder, &mount, args),
         _ => Ok(()),
     }?;
+    match end.map(End::told) {
+        Some(Err(why)) => return Err(not_closed(&mount, &why)),
+        // No daemon answers, so the volume is checked. A process that only read it has closed
+        // nothing.
+        None if waits && mount.is_local() && !mount.read_only => must_be_closed(&mount)?,
+        _ => {}
+    }
     unsent.as_ref().map_or(Ok(()), |figures| may_be_lost(&mount, figures))?;
     synced.map_err(|why| {
         let target = mount.target.display();
@@ -44,14 +75,66 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     })
 }
 
+fn not_closed(mount: &Mount, why: &str) -> CliError {
+    CliError::Failed(format!(
+        "{}: unmounted, but the volume was not closed cleanly: {why}; what was synced before is safe if the disk has it: `ferry fsck {}` looks",
+        mount.target.display(),
+        mount.source.display()
+    ))
+}
+
+/// Whether the volume was closed cleanly: it is marked so until the next write.
+fn must_be_closed(mount: &Mount) -> Result<(), CliError> {
+    let said = open_when_free(&mount.source, OpenMode::ReadOnly, &Env::real())
+        .map_err(|error| holder::explain(&mount.source, &error).to_string())
+        .and_then(|device| {
+            let sb = LocalFs::read_superblock(&device).map_err(|error| error.to_string())?;
+            log_start(&device, &sb.geometry()).map_err(|error| error.to_string())
+        });
+    let why = match said {
+        Ok(start) if start.clean => return Ok(()),
+        Ok(_) => "it is as after a crash".to_owned(),
+        Err(why) => why,
+    };
+    Err(CliError::Failed(format!(
+        "{}: unmounted, but its daemon could not be asked how it closed the volume, and the volume does not say that it was closed cleanly: \
+         {why}; what was synced before is safe if the disk has it: `ferry fsck {}` looks",
+        mount.target.display(),
+        mount.source.display()
+    )))
+}
+
+/// Reports that the result of the daemon's last writes is unknown: an ordinary unmount must not
+/// hide that.
+fn say_died(mount: &Mount, fails: bool) -> Result<(), CliError> {
+    let safe = if mount.is_remote() {
+        "what was synced is safe on its server".to_owned()
+    } else {
+        format!(
+            "what was synced is safe in {}, which recovers when it is mounted again",
+            mount.source.display()
+        )
+    };
+    let said = format!(
+        "{}: unmounted; its daemon has died before, so what was not synced may be lost; {safe}",
+        mount.target.display()
+    );
+    if fails {
+        return Err(CliError::Failed(said));
+    }
+    eprintln!("ferry: {said}");
+    Ok(())
+}
+
 fn is_away(figures: &Value) -> bool {
     figures["connection"]["connected"] == false
 }
 
-/// Nobody brings to a server any more what the mount still had.
+/// Warns of changes that the mount can no longer send to its server.
 fn may_be_lost(mount: &Mount, figures: &Value) -> Result<(), CliError> {
     let of = |key: &str| figures["connection"][key].as_u64().unwrap_or_default();
-    let (kept, unanswered) = (of("kept_changes"), of("unanswered_changes"));
+    // A request that only returns something is no loss, and a caller that waits gets an error.
+    let (kept, unanswered) = (of("kept_changes"), of("promised"));
     if kept + unanswered == 0 {
         return Ok(());
     }
@@ -63,8 +146,8 @@ fn may_be_lost(mount: &Mount, figures: &Value) -> Result<(), CliError> {
     )))
 }
 
-/// Whether all that is in memory is on disk now, and which process is the daemon, where it says so. The outer error: nobody answers, and
-/// nothing was done.
+/// Whether everything in memory is on disk now, and which process is the daemon, if it says so. The
+/// outer error: no daemon answers, and nothing was done.
 fn sync(mount: &Mount, args: &UmountArgs) -> Result<(Result<(), CliError>, Option<u32>), CliError> {
     let (tell, told) = mpsc::channel();
     let (target, timeout) = (mount.target.clone(), args.timeout.unwrap_or(UmountArgs::TIMEOUT));
@@ -77,8 +160,16 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<(Result<(), CliError>, Optio
         .name("ferry-sync".into())
         .spawn(asking)
         .map_err(|e| CliError::Failed(format!("cannot start a thread: {e}")))?;
-    match told.recv_timeout(timeout) {
-        // Root itself may not look into another user's mount.
+    // The user is told what the command waits for: at once if it is known to take time.
+    let away = remote::figures(mount).ok().flatten().is_some_and(|figures| is_away(&figures));
+    let silent = if away { Duration::ZERO } else { SILENT_TIME_MAX.min(timeout) };
+    let answer = told.recv_timeout(silent).or_else(|_| {
+        say_sync(mount, away, timeout);
+        told.recv_timeout(timeout.saturating_sub(silent))
+    });
+    match answer {
+        // Even root may not look into another user's mount; the daemon or the volume says how
+        // closing ended.
         Ok((Err(CliError::Path { source, .. }), daemon))
             if source.kind() == io::ErrorKind::PermissionDenied =>
         {
@@ -98,8 +189,9 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<(Result<(), CliError>, Optio
     }
 }
 
-/// As `ferry sync`; but write-back that failed before, of which each descriptor of the file has been told, does not count. The kernel would
-/// report it once more, so the daemon is asked whether it took all that the kernel has handed over now.
+/// As `ferry sync`, except for earlier write-back errors, which each descriptor of the file has
+/// reported. The kernel would report them once more. So the daemon is asked whether it accepted
+/// everything that the kernel has written back now.
 fn write_everything(target: &Path) -> Result<(), CliError> {
     if is_dead(target) {
         return Ok(());
@@ -117,9 +209,32 @@ fn write_everything(target: &Path) -> Result<(), CliError> {
     ferry_fuse::control::sync(&file).map_err(|e| explain(target, "cannot sync", e))
 }
 
+fn say_sync(mount: &Mount, away: bool, timeout: Duration) {
+    let what = match (mount.is_remote(), away) {
+        (true, true) => "its server is away, and may not have everything: waits for it",
+        (true, false) => "waits until its server has everything",
+        (false, _) => "waits until everything is written",
+    };
+    eprintln!(
+        "ferry: {}: {what}, up to {} s; Ctrl-C gives up and leaves it mounted, --force ends it without waiting",
+        mount.target.display(),
+        timeout.as_secs()
+    );
+}
+
 fn wait(holder: &Holder, mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {
     let timeout = args.timeout.unwrap_or(UmountArgs::TIMEOUT);
-    if holder.wait(timeout)? {
+    let silent = SILENT_TIME_MAX.min(timeout);
+    if holder.wait(silent)? {
+        return Ok(());
+    }
+    eprintln!(
+        "ferry: {}: unmounted; waits until its daemon (process {}) has closed {}",
+        mount.target.display(),
+        holder.pid,
+        mount.source.display()
+    );
+    if holder.wait(timeout.saturating_sub(silent))? {
         return Ok(());
     }
     Err(CliError::Failed(format!(
@@ -133,8 +248,9 @@ fn wait(holder: &Holder, mount: &Mount, args: &UmountArgs) -> Result<(), CliErro
     )))
 }
 
-/// The mount is gone; a daemon that works now writes back what it holds and ends. One that does not is killed: as long as it
-/// lives, requests that it has taken and not answered keep their callers.
+/// Waits for the daemon of an ended mount. A healthy daemon writes back what it holds and ends. A
+/// daemon that hangs is killed: as long as it lives, the requests that it has not answered block
+/// their callers.
 fn end_hung(holder: &Holder, mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {
     if holder.wait(args.timeout.unwrap_or(UmountArgs::TIMEOUT_FORCED))? {
         return Ok(());
@@ -148,7 +264,7 @@ fn end_hung(holder: &Holder, mount: &Mount, args: &UmountArgs) -> Result<(), Cli
     wait(holder, mount, args)
 }
 
-/// Takes a mount away whose daemon has died. Says whether there was one.
+/// Removes a mount whose daemon has died. Returns whether there was one.
 pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
     let Some(mount) =
         mounts::at(target).map_err(CliError::path(target, "cannot read the table of mounts"))?
@@ -165,9 +281,23 @@ pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
     Ok(dead)
 }
 
-/// Whether the daemon behind a mount is gone. Attributes would come from the kernel's cache, as if it were alive; totals are always asked for.
+/// Whether the daemon behind a mount has died. Attributes may come from the kernel's cache, as if
+/// it were alive; statfs(2) always asks the daemon.
 fn is_dead(target: &Path) -> bool {
     rustix::fs::statvfs(target).is_err_and(|e| mounts::says_dead(&e.into()))
+}
+
+/// As [`is_dead`], without waiting for a daemon that hangs: a daemon that listens is alive.
+fn has_died(mount: &Mount) -> bool {
+    if asked::listens(mount) {
+        return false;
+    }
+    let (tell, told) = mpsc::channel();
+    let target = mount.target.clone();
+    // A caller that has waited long enough no longer listens.
+    let asking = move || tell.send(is_dead(&target)).unwrap_or_default();
+    let started = std::thread::Builder::new().name("ferry-dead".into()).spawn(asking);
+    started.is_ok() && told.recv_timeout(SILENT_TIME_MAX).unwrap_or(false)
 }
 
 fn detach(mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {

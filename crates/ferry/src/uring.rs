@@ -1,14 +1,15 @@
-//! Requests through io_uring: the kernel offers them only where its administrator has said so.
+//! FUSE over io_uring: the kernel offers it only if its administrator has enabled it.
 
 use std::fs;
 use std::io;
 
-/// The switch, for all FUSE servers of the machine; `N` unless somebody set it. It lets a server ask, and changes nothing for those
-/// that do not.
+/// The switch, for all FUSE servers of the machine; `N` by default. It permits io_uring, and
+/// changes nothing for servers that do not ask for it.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Switches the offer on, if it is off and we are allowed to. A request through io_uring is answered on the core that made it, which
-/// makes it about twice as fast on a machine with few cores (`docs/decisions.md`); without it the mount works through /dev/fuse.
+/// Sets the switch, if it is off and this process may. A request over io_uring is answered on the
+/// core that made it, which is about twice as fast on a machine with few cores
+/// (`docs/decisions.md`). Without it the mount works through /dev/fuse.
 pub fn offer() {
     // A kernel before 6.14 has no such switch.
     let Ok(state) = fs::read_to_string(SWITCH) else { return };

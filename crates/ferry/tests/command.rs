@@ -1,4 +1,5 @@
-//! The command as a user calls it: exit codes, messages, and mounts (these need root and /dev/fuse).
+//! The command as a user calls it: exit codes, messages, and mounts (these need root and
+//! /dev/fuse).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -275,21 +276,6 @@ fn the_log_is_grown_by_several_at_once() {
 }
 
 #[test]
-fn the_virtual_bench_prints_each_cell() {
-    let line =
-        ["bench", "fsync-happy", "--virtual", "--flush-time", "2ms", "--callers", "1,4", "--json", "-"];
-    let done = ferry(&line);
-    ok(&done);
-    let cells: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
-    assert_eq!(cells.as_array().map(Vec::len), Some(2));
-    let policies = &cells[1]["policies"];
-    assert_eq!(policies["adaptive"]["callers_per_flush"], 4.0);
-    assert_eq!(policies["each"]["callers_per_flush"], 1.0);
-    let table = ferry(&line[..line.len() - 2]);
-    assert_eq!(String::from_utf8_lossy(&table.stdout).lines().count(), 4, "two lines of heading");
-}
-
-#[test]
 fn a_volume_is_mounted_used_and_unmounted() {
     let place = Place::new();
     place.mount();
@@ -334,7 +320,6 @@ fn a_mount_point_takes_one_volume() {
         let called = Command::new(&helper).args([volume, &mnt]).output().expect("the helper runs");
         fails(&called, 1, "is mounted here already");
     }
-    fails(&ferry(&["bench", "null", path(&mnt)]), 1, "is mounted here already");
     ok(&ferry(&["scrub", path(&place.volume())]));
     ok(&ferry(&["umount", path(&place.volume())]));
     fails(&ferry(&["umount", path(&second)]), 1, "no FerryFS is mounted here");
@@ -382,15 +367,6 @@ fn a_dead_daemons_mount_is_cleared_by_the_next() {
 }
 
 #[test]
-fn the_null_file_system_is_mounted_like_any_other() {
-    let place = Place::new();
-    ok(&ferry(&["bench", "null", path(&place.mnt()), "-o", &place.log_option()]));
-    std::fs::write(place.mnt().join("file"), "in memory").expect("writable");
-    assert_eq!(std::fs::read(place.mnt().join("file")).expect("readable"), b"in memory");
-    ok(&ferry(&["umount", path(&place.mnt())]));
-}
-
-#[test]
 fn a_mount_in_the_foreground_ends_with_sigterm() {
     let place = Place::new();
     ok(&ferry(&["mkfs", path(&place.volume()), "--size", "256M"]));
@@ -413,7 +389,8 @@ fn a_mount_in_the_foreground_ends_with_sigterm() {
     ok(&ferry(&["umount", path(&place.mnt())]));
 }
 
-/// Flips bits of a volume where `what` stands in it for the first time, behind the superblocks and the log.
+/// Flips bits of a volume where `what` stands in it for the first time, behind the superblocks and
+/// the log.
 fn spoil(volume: &Path, what: &[u8]) {
     use std::os::unix::fs::FileExt;
     let bytes = std::fs::read(volume).expect("readable");
@@ -469,6 +446,150 @@ fn fsck_repairs_and_says_what_is_lost() {
         let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
         assert_eq!((&json["clean"], &json["data_read"]), (&true.into(), &read.into()));
     }
+}
+
+/// Makes a volume that holds a file of 100,000 bytes.
+fn volume_with_a_file(place: &Place) -> Vec<u8> {
+    place.mount();
+    let data: Vec<u8> = (0..100_000_u32).map(|at| (at / 3) as u8).collect();
+    std::fs::write(place.mnt().join("file"), &data).expect("writable");
+    ok(&ferry(&["umount", path(&place.mnt())]));
+    data
+}
+
+#[test]
+fn a_volume_whose_front_is_zeros_is_repaired_and_never_made_anew() {
+    use std::os::unix::fs::FileExt;
+    let place = Place::new();
+    let data = volume_with_a_file(&place);
+    let (volume, mnt) = (place.volume(), place.mnt());
+    let file = std::fs::OpenOptions::new().write(true).open(&volume).expect("writable");
+    file.write_all_at(&vec![0; 2 << 20], 0).expect("writable");
+    drop(file);
+    fails(&ferry(&["mkfs", path(&volume)]), 1, "a FerryFS volume here already");
+    fails(&ferry(&["mount", path(&volume), path(&mnt)]), 1, "ferry fsck --repair");
+    let checked = ferry(&["fsck", path(&volume)]);
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(
+        checked.status.code() == Some(4) && !said.contains("mkfs") && checked.stderr.is_empty(),
+        "{said}"
+    );
+    assert_eq!(ferry(&["fsck", path(&volume), "--repair"]).status.code(), Some(1));
+    ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", &place.log_option()]));
+    assert!(std::fs::read(mnt.join("file")).expect("readable") == data);
+    ok(&ferry(&["umount", path(&mnt)]));
+
+    // Nothing is left: no advice to make a volume.
+    std::fs::write(&volume, vec![0; 20 << 20]).expect("writable");
+    let nothing = ferry(&["fsck", path(&volume)]);
+    fails(&nothing, 8, "it is empty");
+    assert!(!String::from_utf8_lossy(&nothing.stderr).contains("mkfs"));
+}
+
+#[test]
+fn a_volume_that_was_cut_off_gets_its_length_again() {
+    let place = Place::new();
+    let data = volume_with_a_file(&place);
+    let (volume, mnt) = (place.volume(), place.mnt());
+    let length = std::fs::metadata(&volume).expect("there").len();
+    let file = std::fs::OpenOptions::new().write(true).open(&volume).expect("writable");
+    file.set_len(200 << 20).expect("it can be cut");
+    drop(file);
+    let advice = format!("truncate -s {length} {}", volume.display());
+    fails(&ferry(&["fsck", path(&volume)]), 8, &advice);
+    let repaired = ferry(&["fsck", path(&volume), "--repair"]);
+    let said = String::from_utf8_lossy(&repaired.stdout).into_owned();
+    assert_eq!(repaired.status.code(), Some(1), "{repaired:?}");
+    assert!(said.contains("repaired cut-off") && said.contains("lost: what was stored from byte"), "{said}");
+    assert_eq!(std::fs::metadata(&volume).expect("there").len(), length);
+    ok(&ferry(&["fsck", path(&volume)]));
+    ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", &place.log_option()]));
+    assert!(std::fs::read(mnt.join("file")).expect("readable") == data, "it lay before the cut");
+    ok(&ferry(&["umount", path(&mnt)]));
+}
+
+#[test]
+fn neighbouring_bad_blocks_are_one_line() {
+    use std::os::unix::fs::FileExt;
+    let place = Place::new();
+    let data = volume_with_a_file(&place);
+    let bytes = std::fs::read(place.volume()).expect("readable");
+    let at = bytes.windows(64).position(|window| window == &data[..64]).expect("it is there");
+    let file = std::fs::OpenOptions::new().write(true).open(place.volume()).expect("writable");
+    file.write_all_at(&[0x55; 5 * 4096], at as u64 + 4096).expect("writable");
+    let checked = ferry(&["fsck", path(&place.volume())]);
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(checked.status.code() == Some(4) && checked.stderr.is_empty(), "{checked:?}");
+    let range = format!("at byte 4096, {} bytes", 5 * 4096);
+    assert!(
+        said.contains(&range) && said.lines().count() == 3,
+        "a range, what it means, the verdict: {said}"
+    );
+}
+
+/// A limit on the length of files stands for a file system that has one.
+#[test]
+fn a_size_that_the_host_refuses_leaves_what_was_there() {
+    let place = Place::new();
+    let (new, old) = (place.volume(), place.dir.path().join("old"));
+    std::fs::write(&old, "kept").expect("writable");
+    for (volume, force) in [(&new, ""), (&old, "--force")] {
+        // In units of 1 KiB. The signal that comes with it is ignored, as where the file system
+        // refuses.
+        let limited = "trap '' XFSZ; ulimit -f 102400; exec \"$0\" mkfs \"$1\" --size 200M $2";
+        let made = Command::new("bash").args(["-c", limited, FERRY, path(volume), force]).output();
+        fails(&made.expect("a shell"), 1, "takes no file of 200");
+    }
+    assert!(!new.exists(), "half a volume is left over");
+    assert_eq!(std::fs::read(&old).expect("there"), b"kept");
+}
+
+#[test]
+fn mkfs_with_an_option_that_cannot_be_leaves_what_it_would_overwrite() {
+    let dir = TempDir::new().expect("a directory");
+    let (data, absent, set) = (dir.path().join("data"), dir.path().join("absent"), dir.path().join("set"));
+    let contents = vec![7; 5 << 20];
+    std::fs::write(&data, &contents).expect("it fits");
+    for bad in [["--size", "64M", "--log-size", "64M"], ["--size", "1M", "--log-size", "1M"]] {
+        fails(&ferry(&[&["mkfs", path(&data), "--force"], &bad[..]].concat()), 1, "a ");
+        fails(&ferry(&[&["mkfs", path(&absent)], &bad[..]].concat()), 1, "a ");
+        let of_files = ["mkfs", path(&set), "--force", "--device", "mirror", path(&data), path(&absent)];
+        fails(&ferry(&[&of_files[..], &bad[..]].concat()), 1, "a ");
+    }
+    fails(
+        &ferry(&["mkfs", path(&data), "--force", "--log-size", "1K"]),
+        1,
+        "a log of this volume has between",
+    );
+    assert!(std::fs::read(&data).expect("it is there") == contents);
+    assert!(!absent.exists() && !set.exists());
+}
+
+#[test]
+fn mkfs_says_that_a_volume_may_come_to_need_more_than_there_is() {
+    let dir = TempDir::new().expect("a directory");
+    let host = rustix::fs::statvfs(dir.path()).expect("it is there");
+    let more = (host.f_bavail * host.f_frsize + (64 << 30)).to_string();
+    for (size, warns) in [(more.as_str(), true), ("64M", false)] {
+        let made = ferry(&["mkfs", path(&dir.path().join(size)), "--size", size]);
+        ok(&made);
+        let said = String::from_utf8_lossy(&made.stderr);
+        assert_eq!(said.contains("the file system on which it lies has"), warns, "{said}");
+    }
+}
+
+#[test]
+fn no_file_is_made_in_the_place_of_a_device() {
+    let absent = Path::new("/dev/ferry-no-such-device");
+    for args in [vec!["mkfs", path(absent)], vec!["mkfs", path(absent), "--force", "--size", "64M"]] {
+        fails(&ferry(&args), 1, "no file is made below /dev");
+        assert!(!absent.exists());
+    }
+    let place = Place::new();
+    let volume = place.volume();
+    let set = ["mkfs", path(&volume), "--size", "64M", "--device", "linear", path(absent)];
+    fails(&ferry(&set), 1, "no file is made below /dev");
+    assert!(!absent.exists() && !volume.exists());
 }
 
 /// The process that has a volume open.
@@ -528,7 +649,12 @@ fn a_mirror_outlives_a_killed_daemon_and_a_lost_side_and_gets_a_new_one() {
     ok(&replace(&b, &c));
     assert_eq!(device_state(&mnt, &c).as_deref(), Some("active"));
     ok(&ferry(&["umount", path(&mnt)]));
-    ok(&ferry(&["fsck", path(&volume)]));
+    let said_by_fsck = |option: &[&str]| {
+        let checked = ferry(&[&["fsck", path(&volume)], option].concat());
+        ok(&checked);
+        String::from_utf8_lossy(&checked.stdout).into_owned()
+    };
+    assert!(!said_by_fsck(&[]).contains("mirror"));
 
     // The new side alone has everything; the lost one alone is refused.
     std::fs::rename(&a, dir.join("gone")).expect("it is a file");
@@ -536,6 +662,10 @@ fn a_mirror_outlives_a_killed_daemon_and_a_lost_side_and_gets_a_new_one() {
     all_there();
     assert!(std::fs::read(file(41)).expect("kept") == contents(41));
     ok(&ferry(&["umount", path(&mnt)]));
+    let said = said_by_fsck(&[]);
+    assert!(said.contains(path(&a)) && said.contains("clean, the mirror is degraded"), "{said}");
+    let said: serde_json::Value = serde_json::from_str(&said_by_fsck(&["--json"])).expect("JSON");
+    assert_eq!(said["missing_sides"].as_array().expect("a list"), &[path(&a).into()] as &[serde_json::Value]);
     std::fs::remove_file(&c).expect("there");
     std::fs::rename(dir.join("lost"), &c).expect("it is a file");
     let stale = mount();

@@ -8,7 +8,8 @@ const EACH: usize = 12;
 /// From a few bytes to several requests' worth.
 const LENS: [usize; 4] = [13, 5_000, 70_001, 2_500_000];
 
-/// Every record says who wrote it and how long it is, so that one which was cut or mixed with another is seen.
+/// Every record says who wrote it and how long it is, so that one which was cut or mixed with
+/// another is seen.
 fn record(thread: usize, n: usize) -> Vec<u8> {
     let len = LENS[(thread + n) % LENS.len()];
     let mut record = vec![(thread * EACH + n) as u8; len];

@@ -1,4 +1,5 @@
-//! `ferry scrub` and `ferry debug` as a user calls them, on a volume that is mounted (as root, with /dev/fuse) and then is not.
+//! `ferry scrub` and `ferry debug` as a user calls them, on a volume that is mounted (as root, with
+//! /dev/fuse) and then is not.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,5 @@
-//! `ferry sync` of many files: on a mount as one commit for two thousand, on any other file system one by one, and both at a time.
+//! `ferry sync` of many files: on a mount as one commit for two thousand, on any other file system
+//! one by one, and both at a time.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use std::fs;
@@ -112,7 +113,8 @@ fn ten_thousand_files_are_a_few_commits_and_survive_the_daemons_death() {
         } else {
             ok(sync_from(&list(&files, "\0"), &["--data"]));
         }
-        // Each request carries 2,000 files; the directory has been read, which moved its access time.
+        // Each request carries 2,000 files; the directory has been read, which moved its access
+        // time.
         let (commits, most) = (mounted.contexts() - before, if recursive { 6 } else { 5 });
         assert!((1..=most).contains(&commits), "{name}: {commits} commits");
         mounted.crash();
@@ -152,7 +154,8 @@ fn stores_to_mapped_memory_are_synced() {
 fn store_through_a_mapping(file: &fs::File, contents: &[u8]) {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     let (len, prot) = (contents.len(), ProtFlags::READ | ProtFlags::WRITE);
-    // SAFETY: a new mapping of `len` bytes, which nobody else knows, written to inside its bounds, and unmapped once.
+    // SAFETY: a new mapping of `len` bytes, which nobody else knows, written to inside its bounds,
+    // and unmapped once.
     unsafe {
         let at = mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0).unwrap();
         std::ptr::copy_nonoverlapping(contents.as_ptr(), at.cast::<u8>(), len);
@@ -160,7 +163,8 @@ fn store_through_a_mapping(file: &fs::File, contents: &[u8]) {
     }
 }
 
-/// What `O_SYNC`, `O_DSYNC` and `RWF_DSYNC` have acknowledged is there, whoever is to see to it: the kernel or the daemon.
+/// What `O_SYNC`, `O_DSYNC` and `RWF_DSYNC` have acknowledged is there, whoever is to see to it:
+/// the kernel or the daemon.
 #[test]
 fn synchronous_writes_are_durable_when_they_return() {
     use rustix::fs::{Mode, OFlags, open};

@@ -1,9 +1,8 @@
 //! A device whose requests take virtual time.
 
 use crate::model::DeviceModel;
-use ferry_device::{
-    AlignedBuf, BlockDevice, Clock, Entropy, Env, FlushTimer, FlushTiming, Io, IoDone, MemDevice,
-};
+use ferry_device::{AlignedBuf, BlockDevice, FlushTimer, FlushTiming, Io, IoDone, MemDevice};
+use ferry_env::{Clock, Entropy, Env};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -118,12 +117,12 @@ impl World {
         self.live.store(false, Ordering::Relaxed);
     }
 
-    /// The time.
+    /// The virtual time.
     pub fn now(&self) -> Duration {
         self.clock.monotonic()
     }
 
-    /// Flushes begun.
+    /// The number of flushes begun.
     pub fn flushes(&self) -> u64 {
         self.state.lock().flushes
     }
@@ -143,7 +142,8 @@ impl World {
         self.clock.0.fetch_max(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Lets time pass until the next thing happens, and lets that happen; a caller that is ready is returned.
+    /// Lets time pass until the next thing happens, and lets that happen; a caller that is ready is
+    /// returned.
     pub fn step(&self) -> io::Result<Option<u32>> {
         let first = self.state.lock().events.pop_first();
         let Some(((at, _), event)) = first else { return Ok(None) };

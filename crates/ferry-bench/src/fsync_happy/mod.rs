@@ -1,8 +1,10 @@
 //! Callers that overwrite a block of their own file and fsync it, again and again.
 //!
-//! [`real`] does it in real time on any place. The rest of this module does it in virtual time: the journal is the real one. The device ([`device`]) and the callers are events of one queue, run by one thread: what they take
-//! is added to a clock and not waited for, so counts and times are exact and the same in every run. What the journal does
-//! besides (reads, checkpoints, its own computing) takes no time.
+//! [`real`] does it in real time on any place. The rest of this module does it in virtual time: the
+//! journal is the real one. The device ([`device`]) and the callers are events of one queue, run by
+//! one thread: what they take is added to a clock and not waited for, so counts and times are exact
+//! and the same in every run. What the journal does besides (reads, checkpoints, its own computing)
+//! takes no time.
 
 pub(crate) mod device;
 pub mod real;
@@ -29,9 +31,9 @@ pub const CALLERS: [u32; 6] = [1, 2, 4, 8, 16, 64];
 /// One device and number of callers under each policy.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// The device.
+    /// The device that the model describes.
     pub device: DeviceModel,
-    /// The callers.
+    /// The load of the callers.
     pub load: Load,
     /// One for each policy that was asked for, in that order.
     pub outcomes: Vec<(FlushPolicy, Outcome)>,

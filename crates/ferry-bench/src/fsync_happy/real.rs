@@ -1,4 +1,5 @@
-//! The workload in real time: threads that overwrite blocks of their own files, on mounted paths or on a modelled device.
+//! The workload in real time: threads that overwrite blocks of their own files, on mounted paths or
+//! on a modelled device.
 
 use super::{Load, device::Numbers};
 use crate::counters::Counters;
@@ -8,14 +9,15 @@ use crate::place::{Dir, Place, VolumeOptions};
 use crate::run::{Bench, Case, Metric, Report, Sample, Variant};
 use crate::stats::Histogram;
 use crate::threads::{now, threads};
-use ferry_device::{BLOCK_SIZE, Entropy};
+use ferry_device::BLOCK_SIZE;
+use ferry_env::Entropy;
 use ferry_fs::FlushPolicy;
 use std::time::Duration;
 
 /// Blocks of each caller's file.
 const BLOCKS: u64 = 16;
-/// Calls of each caller before those that are counted, at most: by then `adaptive` knows the callers. Where a call takes longer than a
-/// turn is counted, one.
+/// Calls of each caller before those that are counted, at most: by then `adaptive` knows the
+/// callers. Where a call takes longer than a turn is counted, one.
 const WARM_UP_CALLS: u64 = 6;
 /// A device in memory for this is so large, in bytes: what was overwritten is soon used again.
 const CAPACITY: u64 = 1 << 30;
@@ -29,7 +31,7 @@ const METRICS: [Metric; 6] = [
     Metric { name: "device_late_us", label: "device late µs", more_is_better: false },
 ];
 
-/// What is run.
+/// The options of the workload.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Flush policies, where there are any.
@@ -42,7 +44,7 @@ pub struct Options {
     pub think_time: Duration,
     /// So much more, at random.
     pub jitter: Duration,
-    /// Rounds.
+    /// How often each variant has its turn.
     pub rounds: u32,
 }
 
@@ -190,7 +192,8 @@ fn turn(
     Ok(sample)
 }
 
-/// One caller. Its rate is that of whole calls, from the first after the warm-up to the one under way when time is up.
+/// One caller. Its rate is that of whole calls, from the first after the warm-up to the one under
+/// way when time is up.
 fn call(dir: &Dir, caller: u32, load: &Load, time: Duration) -> Result<Counted, BenchError> {
     let file = dir.open(&caller.to_string())?;
     let numbers = Numbers::new(u64::from(caller));
@@ -231,10 +234,11 @@ pub fn verdict(report: &Report) -> Vec<String> {
     for case in report.cases.iter().filter(|case| case.reference.ends_with(adaptive)) {
         let ferry = |name: &str| FlushPolicy::ALL.iter().any(|policy| name.ends_with(policy.name()));
         for variant in case.variants.iter().filter(|variant| ferry(&variant.name)) {
-            if let Some(ratio) = variant.ratio.filter(|ratio| ratio.low > 1.0) {
+            let Some(ratio) = variant.ratio else { continue };
+            if let Some(interval) = ratio.interval.filter(|interval| interval.low > 1.0) {
                 notes.push(format!(
                     "{}: {} is distinguishably faster than {}: {:.3} [{:.3}, {:.3}]",
-                    case.name, variant.name, case.reference, ratio.value, ratio.low, ratio.high
+                    case.name, variant.name, case.reference, ratio.value, interval.low, interval.high
                 ));
             }
         }

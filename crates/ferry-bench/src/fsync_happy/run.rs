@@ -28,10 +28,10 @@ const WARM_UP: u64 = 12;
 const CALLS_MIN: u64 = 400;
 const SEED: u64 = 2010;
 
-/// Who calls.
+/// The load: the callers and their pauses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// How many.
+    /// The number of callers.
     pub callers: u32,
     /// How long each takes between an answer and the next call.
     pub think_time: Duration,
@@ -55,7 +55,7 @@ pub struct Outcome {
     pub time: Duration,
     /// Flushes of the device.
     pub flushes: u64,
-    /// Commits held.
+    /// How often a commit was held back.
     pub holds: u64,
     /// Those held in vain.
     pub holds_in_vain: u64,

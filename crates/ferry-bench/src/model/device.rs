@@ -41,9 +41,9 @@ struct Write {
 /// Requests that reached the device since it takes time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Flushes begun.
+    /// The number of flushes begun.
     pub flushes: u64,
-    /// Writes begun.
+    /// The number of writes begun.
     pub writes: u64,
 }
 
@@ -116,7 +116,8 @@ impl ModelDevice {
         }
     }
 
-    /// A write ends. The next one has begun when the model says that this one ended: that the thread is late slows nothing down.
+    /// A write ends. The next one has begun when the model says that this one ended: that the
+    /// thread is late slows nothing down.
     fn written(&self, write: Write, ended: Duration) {
         let result = self.contents.write(write.offset, &write.buf);
         let mut queue = self.queue.lock();

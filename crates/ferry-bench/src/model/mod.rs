@@ -11,9 +11,9 @@ use std::time::Duration;
 /// What a device's requests take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceModel {
-    /// A flush.
+    /// The time of a flush.
     pub flush_time: Duration,
-    /// A write.
+    /// The time of a write.
     pub write_time: Duration,
     /// Writes that it works on at the same time.
     pub queue_depth: u32,

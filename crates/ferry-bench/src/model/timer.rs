@@ -1,7 +1,8 @@
-//! A thread that does things at their time. It sleeps until then, so what is to happen is a little late; how late is counted.
+//! A thread that does things at their time. It sleeps until then, so what is to happen is a little
+//! late; how late is counted.
 
 use crate::stats::Histogram;
-use ferry_device::{Clock, Env};
+use ferry_env::{Clock, Env};
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::set_current_timer_slack;
 use serde::Serialize;
@@ -24,7 +25,7 @@ pub struct Lateness {
     pub median_ns: u64,
     /// 99 of 100 were so late or less (within 10 %).
     pub p99_ns: u64,
-    /// The latest.
+    /// The largest lateness, in nanoseconds.
     pub max_ns: u64,
 }
 

@@ -8,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 /// The first cookie after those of `.` (1) and `..` (2).
 pub(super) const COOKIE_FIRST: u64 = 3;
 
-/// An inode.
+/// An inode of the null file system.
 pub(super) struct Node {
     pub(super) state: Mutex<State>,
     pub(super) body: Body,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ferry_fs::{
     Answer, Attr, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, Host, Ino, Mode, Opened, RenameFlags,
-    SetAttr, SetTime, Statfs, XattrFlags, ioctl,
+    SetAttr, Statfs, XattrFlags, ioctl, posix,
 };
 
 use super::node::{Body, Node};
@@ -73,23 +73,9 @@ impl Filesystem for NullFs {
         }
         let now = self.now();
         let mut state = node.state.lock();
-        let attr = &mut state.attr;
-        if set.kill_suidgid || set.uid.is_some() || set.gid.is_some() {
-            kill_suidgid(attr);
-        }
-        if let Some(mode) = set.mode {
-            attr.mode = attr.mode & libc::S_IFMT | mode;
-        }
-        attr.uid = set.uid.unwrap_or(attr.uid);
-        attr.gid = set.gid.unwrap_or(attr.gid);
-        let time = |t: SetTime| match t {
-            SetTime::Now => now,
-            SetTime::At(at) => at,
-        };
-        attr.atime = set.atime.map_or(attr.atime, time);
-        attr.mtime = set.mtime.map_or(attr.mtime, time);
-        attr.ctime = set.ctime.unwrap_or(now);
-        Ok((*attr, FOREVER))
+        // The size is set already, with its time.
+        posix::set_attributes(&mut state.attr, &SetAttr { size: None, ..*set }, now);
+        Ok((state.attr, FOREVER))
     }
 
     fn readlink(&self, _cx: &Cx<'_>, ino: Ino) -> Answer<Vec<u8>> {
@@ -161,7 +147,7 @@ impl Filesystem for NullFs {
             let node = self.node(ino)?;
             self.truncate(&node, 0)?;
             if kill {
-                kill_suidgid(&mut node.state.lock().attr);
+                clear_set_ids(&node);
             }
         }
         Ok(self.opened(None))
@@ -232,7 +218,7 @@ impl Filesystem for NullFs {
         }
         self.written(&node, file.len());
         if kill {
-            kill_suidgid(&mut node.state.lock().attr);
+            clear_set_ids(&node);
         }
         drop(file);
         self.slow.answer(cx, data.len() as u64)
@@ -384,12 +370,7 @@ impl Filesystem for NullFs {
     }
 }
 
-fn kill_suidgid(attr: &mut Attr) {
-    if attr.mode & libc::S_IFMT != libc::S_IFREG {
-        return;
-    }
-    attr.mode &= !libc::S_ISUID;
-    if attr.mode & libc::S_IXGRP != 0 {
-        attr.mode &= !libc::S_ISGID;
-    }
+fn clear_set_ids(node: &Node) {
+    let attr = &mut node.state.lock().attr;
+    attr.mode = posix::without_set_ids(attr.mode);
 }

@@ -1,4 +1,5 @@
-//! Answers that take their time, as a slow device's do, or that do not come while the device stalls.
+//! Answers that take their time, as a slow device's do, or that do not come while the device
+//! stalls.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferry_fs::{Answer, Cx, DirEntry, Errno, Ino, RenameFlags};
+use ferry_fs::{Answer, Cx, DirEntry, Errno, Ino, RenameFlags, posix};
 
 use super::node::{Body, Dir, Node};
 use super::ops::{errno, place};
@@ -27,11 +27,8 @@ impl NullFs {
         }
         let ino = self.fresh_ino();
         let above = dir.state.lock().attr;
-        let is_dir = mode & libc::S_IFMT == libc::S_IFDIR;
-        let setgid = above.mode & libc::S_ISGID != 0;
-        let gid = if setgid { above.gid } else { cx.gid };
-        let mode = mode & !cx.umask | if setgid && is_dir { libc::S_ISGID } else { 0 };
-        let mut attr = self.attr(ino, mode, (cx.uid, gid), if is_dir { 2 } else { 1 });
+        let (mode, gid) = posix::inherit_group((above.mode, above.gid), (mode & !cx.umask, cx.gid));
+        let mut attr = self.attr(ino, mode, (cx.uid, gid), posix::first_links(mode));
         attr.rdev = rdev;
         if let Body::Symlink(target) = &body {
             attr.size = target.len() as u64;
@@ -39,7 +36,7 @@ impl NullFs {
         let node = Arc::new(Node::new(attr, body));
         tree.insert(ino, Arc::clone(&node));
         names.insert(name, ino);
-        self.touch(&dir, i32::from(is_dir));
+        self.touch(&dir, i32::from(posix::is_dir(mode)));
         Ok(node)
     }
 
@@ -47,17 +44,13 @@ impl NullFs {
     pub(super) fn touch(&self, dir: &Node, subdirs: i32) {
         let now = self.now();
         let mut state = dir.state.lock();
-        state.attr.mtime = now;
-        state.attr.ctime = now;
-        state.attr.nlink = state.attr.nlink.saturating_add_signed(subdirs);
+        posix::count_entries(&mut state.attr, 0, subdirs, now);
     }
 
     /// Takes one name off an inode, and the inode if nothing holds it any more.
     pub(super) fn drop_name(&self, tree: &mut Tree, node: &Node) {
         let mut state = node.state.lock();
-        let gone = if node.is_dir() { 2 } else { 1 };
-        state.attr.nlink = state.attr.nlink.saturating_sub(gone);
-        state.attr.ctime = self.now();
+        posix::drop_link(&mut state.attr, self.now());
         if state.attr.nlink == 0 && state.lookups == 0 {
             tree.remove(&state.attr.ino);
         }
@@ -69,12 +62,7 @@ impl NullFs {
         let mut names = above.dir()?.write();
         let ino = names.get(name).ok_or(Errno(libc::ENOENT))?;
         let node = Arc::clone(tree.get(&ino).ok_or(Errno(libc::ESTALE))?);
-        match (&node.body, dir) {
-            (Body::Dir(_), false) => return errno(libc::EISDIR),
-            (Body::Dir(below), true) if !below.read().is_empty() => return errno(libc::ENOTEMPTY),
-            (Body::Dir(_), true) | (_, false) => {}
-            (_, true) => return errno(libc::ENOTDIR),
-        }
+        check_removable(&node, dir)?;
         names.remove(name);
         self.touch(&above, -i32::from(dir));
         self.drop_name(&mut tree, &node);
@@ -107,6 +95,9 @@ impl NullFs {
         (to, new_name): (&Node, &[u8]),
         flags: RenameFlags,
     ) -> Answer<()> {
+        if flags.whiteout {
+            return errno(libc::EINVAL);
+        }
         let get = |dir: &Node, name: &[u8]| -> Result<Option<Ino>, Errno> { Ok(dir.dir()?.read().get(name)) };
         let ino = get(from, name)?.ok_or(Errno(libc::ENOENT))?;
         let node = Arc::clone(tree.get(&ino).ok_or(Errno(libc::ESTALE))?);
@@ -120,13 +111,7 @@ impl NullFs {
         };
         let victim_ino = victim.as_ref().map(|v| v.state.lock().attr.ino);
         if let (Some(victim), false) = (&victim, flags.exchange) {
-            match (node.is_dir(), &victim.body) {
-                (true, Body::Dir(dir)) if !dir.read().is_empty() => return errno(libc::ENOTEMPTY),
-                (true, Body::Dir(_)) => {}
-                (true, _) => return errno(libc::ENOTDIR),
-                (false, Body::Dir(_)) => return errno(libc::EISDIR),
-                (false, _) => {}
-            }
+            check_removable(victim, node.is_dir())?;
         }
         from.dir()?.write().remove(name);
         to.dir()?.write().remove(new_name);
@@ -156,6 +141,11 @@ impl NullFs {
         node.state.lock().attr.ctime = self.now();
         Ok(())
     }
+}
+
+fn check_removable(node: &Node, as_dir: bool) -> Result<(), Errno> {
+    let empty = !matches!(&node.body, Body::Dir(below) if !below.read().is_empty());
+    posix::check_removable(node.state.lock().attr.mode, u64::from(!empty), as_dir)
 }
 
 /// Gives a directory's entries after `cookie` to `sink` until it has enough.

@@ -1,5 +1,6 @@
-//! Where a workload runs: below a directory of any mounted file system, or in process on a volume in memory whose device takes
-//! real time. Both look the same to a workload: a [`Place`] has an empty [`Dir`], which has [`Dir`]s and [`File`]s.
+//! Where a workload runs: below a directory of any mounted file system, or in process on a volume
+//! in memory whose device takes real time. Both look the same to a workload: a [`Place`] has an
+//! empty [`Dir`], which has [`Dir`]s and [`File`]s.
 
 mod mounted;
 mod volume;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use volume::{Owned, Volume};
 
-/// One place.
+/// A place where a workload runs.
 pub struct Place {
     name: String,
     kind: Kind,
@@ -48,10 +49,17 @@ impl CpuTime {
 }
 
 impl Place {
-    /// A directory on any file system. A new directory is made in it, and removed with all that is in it at the end.
-    /// `daemon`: the process that serves the mount, whose processor time counts, too.
+    /// A directory on any file system. A new directory is made in it, and removed with all that is
+    /// in it at the end. `daemon`: the process that serves the mount, whose processor time counts,
+    /// too.
     pub fn on(path: &Path, daemon: Option<u32>) -> Result<Self, BenchError> {
         Ok(Self { name: path.display().to_string(), kind: Kind::Mounted(Mounted::new(path, daemon)?) })
+    }
+
+    /// The same, called otherwise in reports.
+    #[must_use]
+    pub fn called(self, name: String) -> Self {
+        Self { name, ..self }
     }
 
     /// A new volume in memory, in this process.
@@ -64,7 +72,8 @@ impl Place {
         &self.name
     }
 
-    /// A directory in which nobody else works. Make one of your own in it for each turn, and [`Dir::remove_tree`] it after.
+    /// A directory in which nobody else works. Make one of your own in it for each turn, and
+    /// [`Dir::remove_tree`] it after.
     pub fn root(&self) -> Dir {
         match &self.kind {
             Kind::Mounted(place) => Dir::Mounted(place.root()),
@@ -93,7 +102,8 @@ impl Place {
         Ok(self.stats()?.is_some())
     }
 
-    /// Sets the flush policy, and forgets how long flushes took so far. An error where no FerryFS is.
+    /// Sets the flush policy, and forgets how long flushes took so far. An error where no FerryFS
+    /// is.
     pub fn tune(&self, policy: FlushPolicy) -> Result<(), BenchError> {
         match &self.kind {
             Kind::Mounted(place) => place.tune(policy),
@@ -109,8 +119,8 @@ impl Place {
         }
     }
 
-    /// Makes many files durable at a time, the asynchronous way of `ferry sync`; they are opened as they are asked for. The first
-    /// error, if any file failed.
+    /// Makes many files durable at a time, the asynchronous way of `ferry sync`; they are opened as
+    /// they are asked for. The first error, if any file failed.
     pub fn sync_files(&self, files: impl Iterator<Item = io::Result<File>>) -> io::Result<()> {
         match &self.kind {
             Kind::Mounted(_) => mounted::sync_files(files),
@@ -151,7 +161,7 @@ pub enum Dir {
     /// On a mounted file system.
     #[doc(hidden)]
     Mounted(Arc<mounted::MountedDir>),
-    /// In process.
+    /// A volume in this process.
     #[doc(hidden)]
     Volume(Arc<Owned>),
 }
@@ -161,7 +171,7 @@ pub enum File {
     /// On a mounted file system.
     #[doc(hidden)]
     Mounted(std::fs::File),
-    /// In process.
+    /// A volume in this process.
     #[doc(hidden)]
     Volume(volume::OpenFile),
 }
@@ -259,7 +269,8 @@ impl File {
         }
     }
 
-    /// Writes all of `data` at the end by one call; returns where it ends, if nobody else moves the end.
+    /// Writes all of `data` at the end by one call; returns where it ends, if nobody else moves the
+    /// end.
     pub fn append(&self, data: &[u8]) -> io::Result<u64> {
         match self {
             Self::Mounted(file) => {

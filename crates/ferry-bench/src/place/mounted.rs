@@ -3,7 +3,7 @@
 use super::File;
 use crate::error::BenchError;
 use ferry_fs::FlushPolicy;
-use ferry_fuse::control::{self, Tune};
+use ferry_fuse::control::{self, TuneRequest};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags, linkat, mkdirat, openat, renameat, statat, unlinkat};
@@ -67,7 +67,7 @@ impl Mounted {
     }
 
     fn set_policy(&self, policy: FlushPolicy) -> Result<(), BenchError> {
-        let asked = Tune { flush: Some(policy), fast_flush: None, reset_flush_time: true };
+        let asked = TuneRequest { flush: Some(policy), fast_flush: None, reset_flush_time: true };
         let failed = BenchError::path(&self.root.path, "cannot set the flush policy");
         control::tune(&self.file()?, &asked).map_err(failed)
     }

@@ -1,9 +1,11 @@
-//! A volume in memory, in this process: the whole file system below the kernel's interface, on a device that takes real time.
+//! A volume in memory, in this process: the whole file system below the kernel's interface, on a
+//! device that takes real time.
 
 use super::File;
 use crate::error::BenchError;
 use crate::model::{DeviceModel, Lateness, ModelDevice};
-use ferry_device::{BlockDevice, Env};
+use ferry_device::BlockDevice;
+use ferry_env::Env;
 use ferry_fs::{
     Answer, At, Cx, Errno, Filesystem, FlushPolicy, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, Opened,
     ROOT, RenameFlags, SetAttr, inprocess::FromReply, ioctl, mkfs,
@@ -17,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// What volume, on what device.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
-    /// The device.
+    /// The device that the model describes.
     pub device: DeviceModel,
     /// Its size in bytes; only what is written takes memory.
     pub capacity: u64,
@@ -33,7 +35,7 @@ impl Default for VolumeOptions {
     }
 }
 
-/// The volume.
+/// A volume in memory.
 pub struct Volume {
     device: Arc<ModelDevice>,
     fs: Arc<LocalFs>,

@@ -1,7 +1,7 @@
 //! One page: what was run, plots, a table.
 
 use super::table::shown;
-use super::{number, plot, ratio, ratio_title};
+use super::{intervals, number, plot, ratio, ratio_title};
 use crate::run::Report;
 use std::fmt::Write;
 
@@ -22,10 +22,10 @@ pub fn render(report: &Report) -> String {
     let options: Vec<_> = report.options.iter().map(|(name, value)| format!("{name} {value}")).collect();
     let _ = writeln!(
         out,
-        "<p>{}; rounds: {}, in turn; a dot is one turn, a bar or line the median; ratios with {:.0} % intervals.</p>",
+        "<p>{}; rounds: {}, in turn; a dot is one turn, a bar or line the median; ratios {}.</p>",
         escape(&options.join(", ")),
         report.rounds,
-        100.0 * report.confidence
+        intervals(report)
     );
     out.push_str(&plot::all(report));
     out.push_str(&table(report));

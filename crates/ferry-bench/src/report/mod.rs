@@ -5,7 +5,7 @@ mod plot;
 mod table;
 
 use crate::run::{Report, VariantReport};
-use crate::stats::Interval;
+use crate::stats::{INTERVAL_ROUNDS_MIN, Interval, Ratio};
 
 impl Report {
     /// For a terminal.
@@ -18,7 +18,7 @@ impl Report {
         serde_json::to_value(self).expect("numbers and strings are JSON")
     }
 
-    /// For people.
+    /// The name for people.
     pub fn to_html(&self) -> String {
         html::render(self)
     }
@@ -45,12 +45,23 @@ fn number(value: f64) -> String {
     out + fraction
 }
 
-/// A ratio with its interval.
+/// A ratio, with its interval where there were enough rounds.
 fn ratio(variant: &VariantReport) -> String {
     match variant.ratio {
-        Some(Interval { value, low, high }) => format!("{value:.3} [{low:.3}, {high:.3}]"),
+        Some(Ratio { value, interval: Some(Interval { low, high }) }) => {
+            format!("{value:.3} [{low:.3}, {high:.3}]")
+        }
+        Some(Ratio { value, interval: None }) => format!("{value:.3}"),
         None => String::new(),
     }
+}
+
+/// What the ratios of a report come with.
+fn intervals(report: &Report) -> String {
+    if report.rounds as usize >= INTERVAL_ROUNDS_MIN {
+        return format!("with {:.0} % intervals", 100.0 * report.confidence);
+    }
+    format!("without intervals, for which {INTERVAL_ROUNDS_MIN} rounds are needed")
 }
 
 /// What the last column of a table says.
@@ -73,7 +84,8 @@ mod tests {
             name: name.into(),
             values: [("rate", rates.to_vec())].into(),
             medians: [("rate", rates[0])].into(),
-            ratio: (name == "b").then_some(Interval { value: 2.0, low: 1.5, high: 2.5 }),
+            ratio: (name == "b")
+                .then_some(Ratio { value: 2.0, interval: Some(Interval { low: 1.5, high: 2.5 }) }),
         }
     }
 
@@ -125,7 +137,7 @@ mod tests {
     fn json_has_every_value() {
         let json = report(&[Some(1.0)]).to_json();
         assert_eq!(json["cases"][0]["variants"][0]["values"]["rate"][1], 1300.0);
-        assert_eq!(json["cases"][0]["variants"][1]["ratio"]["low"], 1.5);
+        assert_eq!(json["cases"][0]["variants"][1]["ratio"]["interval"]["low"], 1.5);
         assert_eq!(json["options"]["files"], "3");
     }
 

@@ -1,4 +1,5 @@
-//! Plots as inline SVG: bars for cases that stand for themselves, lines over `x` for those of a group.
+//! Plots as inline SVG: bars for cases that stand for themselves, lines over `x` for those of a
+//! group.
 
 use super::html::escape;
 use super::number;

@@ -1,6 +1,6 @@
 //! A table for a terminal.
 
-use super::{number, ratio, ratio_title};
+use super::{intervals, number, ratio, ratio_title};
 use crate::run::{CaseReport, Metric, Report};
 use std::fmt::Write;
 
@@ -12,9 +12,9 @@ pub fn render(report: &Report) -> String {
     let count = if report.rounds == 1 { String::new() } else { format!("{} ", report.rounds) };
     let _ = writeln!(
         out,
-        "medians of {count}{rounds}; ratios of {} with {:.0} % intervals\n",
+        "medians of {count}{rounds}; ratios of {} {}\n",
         report.metrics.first().map_or("", |metric| metric.label),
-        100.0 * report.confidence
+        intervals(report)
     );
     let rows = rows(report);
     let widths: Vec<usize> = (0..rows[0].len())

@@ -1,72 +1,34 @@
-//! One device of a composite: its bytes behind the head, what it was asked for, and whether a flush would do anything.
+//! One device of a composite: its bytes behind the head, what it was asked for, and whether a flush
+//! would do anything.
 
 use super::gather::{Gather, Outcome, wait_for};
 use super::header::HEAD_LEN;
-use crate::{AlignedBuf, BlockDevice, FlushTiming, Io, IoDone};
+use crate::buffer::AlignedBuf;
+use crate::device::{BlockDevice, ComponentState, ComponentStats, Io, IoDone};
+use crate::timing::FlushTiming;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// What a component is good for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ComponentState {
-    /// In use.
-    Active,
-    /// A mirror's side that failed and is left alone since.
-    Failed,
-    /// A mirror's side that gets a copy of the others.
-    Rebuilding,
-    /// A mirror's side that another one has taken the place of.
-    Replaced,
-    /// Listed, but not there, stale, or not completely rebuilt when the volume was opened.
-    Absent,
-}
-
-/// One component, for people.
-#[derive(Clone, Debug)]
-pub struct ComponentStats {
-    /// Its path, or what it was called when the composite was made.
-    pub name: String,
-    /// What it is good for.
-    pub state: ComponentState,
-    /// Reads that failed.
-    pub read_errors: u64,
-    /// Writes and flushes that failed.
-    pub write_errors: u64,
-    /// Reads whose data was written anew from another side.
-    pub repairs: u64,
-    /// Its own flushes.
-    pub flush: FlushTiming,
-    /// Bytes that a rebuild has copied, and of how many; only while it is being rebuilt.
-    pub rebuilt: Option<(u64, u64)>,
-}
-
-impl ComponentStats {
-    /// Of a component that could not be opened.
-    pub(super) fn absent(name: String) -> Self {
-        Self {
-            name,
-            state: ComponentState::Absent,
-            read_errors: 0,
-            write_errors: 0,
-            repairs: 0,
-            flush: FlushTiming::default(),
-            rebuilt: None,
-        }
-    }
-}
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A device, the bytes behind its head. Offsets are counted from there.
 pub(super) struct Component {
     pub name: String,
     dev: Arc<dyn BlockDevice>,
-    /// Changes that completed. Begins at 1: what an earlier process wrote may still be in the device's cache.
+    /// Changes that completed. Begins at 1: what an earlier process wrote may still be in the
+    /// device's cache.
     written: AtomicU64,
     /// Of these, those that a flush has made durable.
     flushed: AtomicU64,
     read_errors: AtomicU64,
     write_errors: AtomicU64,
     pub repairs: AtomicU64,
+    pub unreadable: AtomicU64,
+    /// Writes and flushes that failed and that the mirror's worker has not judged yet. While there
+    /// are any, the device may lack what the other sides have: nothing is copied from it. Counted
+    /// before the request's caller is told.
+    unjudged: AtomicU32,
+    /// All of them so far.
+    failures: AtomicU64,
 }
 
 impl Component {
@@ -79,6 +41,9 @@ impl Component {
             read_errors: AtomicU64::new(0),
             write_errors: AtomicU64::new(0),
             repairs: AtomicU64::new(0),
+            unreadable: AtomicU64::new(0),
+            unjudged: AtomicU32::new(0),
+            failures: AtomicU64::new(0),
         })
     }
 
@@ -93,6 +58,11 @@ impl Component {
             self.read_errors.fetch_add(1, Ordering::Relaxed);
         }
         result
+    }
+
+    /// It can read its own head, so that it is there.
+    pub fn answers(&self) -> bool {
+        self.dev.read(0, &mut AlignedBuf::zeroed(crate::BLOCK_SIZE)).is_ok()
     }
 
     pub fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
@@ -112,9 +82,17 @@ impl Component {
         self.dev.next_data(HEAD_LEN + offset).saturating_sub(HEAD_LEN)
     }
 
-    /// A write behind the head, to be submitted to [`Component::device`].
+    /// A write behind the head, to be submitted to [`Component::device`]. If it fails, the
+    /// component is suspect.
     pub fn write_request(self: &Arc<Self>, offset: u64, buf: Arc<AlignedBuf>, done: IoDone) -> Io {
-        self.raw_write_request(HEAD_LEN + offset, buf, done)
+        let me = Arc::clone(self);
+        let done = move |result: io::Result<()>| {
+            if result.is_err() {
+                me.suspect();
+            }
+            done(me.changed(result));
+        };
+        Io::Write { offset: HEAD_LEN + offset, buf, done: Box::new(done) }
     }
 
     /// A write anywhere on the device.
@@ -123,13 +101,36 @@ impl Component {
         Io::Write { offset, buf, done: Box::new(move |result| done(me.changed(result))) }
     }
 
+    /// A change failed: the device may lack what others have, until [`Component::judged`] is called
+    /// as often.
+    pub fn suspect(&self) {
+        self.failures.fetch_add(1, Ordering::SeqCst);
+        self.unjudged.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Of one failure all that follows has been done.
+    pub fn judged(&self) {
+        let before = self.unjudged.fetch_sub(1, Ordering::SeqCst);
+        debug_assert!(before > 0, "each failure is judged once");
+    }
+
+    /// How often it became suspect.
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::SeqCst)
+    }
+
+    pub fn is_suspect(&self) -> bool {
+        self.unjudged.load(Ordering::SeqCst) > 0
+    }
+
     /// What a flush that starts now would make durable; `None`: it is durable already.
     pub fn unflushed(&self) -> Option<u64> {
         let start = self.written.load(Ordering::SeqCst);
         (start > self.flushed.load(Ordering::SeqCst)).then_some(start)
     }
 
-    /// A flush that began when [`Component::unflushed`] said `start`.
+    /// A flush that began when [`Component::unflushed`] said `start`. If it fails, the component is
+    /// suspect.
     pub fn flush_request(self: &Arc<Self>, start: u64, done: IoDone) -> Io {
         let me = Arc::clone(self);
         Io::Flush { done: Box::new(move |result| done(me.landed(start, result))) }
@@ -143,7 +144,10 @@ impl Component {
     fn landed(&self, start: u64, result: io::Result<()>) -> io::Result<()> {
         match &result {
             Ok(()) => self.flushed.fetch_max(start, Ordering::SeqCst),
-            Err(_) => self.write_errors.fetch_add(1, Ordering::Relaxed),
+            Err(_) => {
+                self.suspect();
+                self.write_errors.fetch_add(1, Ordering::Relaxed)
+            }
         };
         result
     }
@@ -165,6 +169,7 @@ impl Component {
             repairs: self.repairs.load(Ordering::Relaxed),
             flush: self.dev.flush_timing(),
             rebuilt: None,
+            unreadable: self.unreadable.load(Ordering::Relaxed),
         }
     }
 }
@@ -184,7 +189,8 @@ pub(super) fn flush_each(these: &[Unflushed], gather: &Arc<Gather>) {
     }
 }
 
-/// Flushes all of `these` at the same time and waits. One of them is flushed on this thread, the shortest way there is.
+/// Flushes all of `these` at the same time and waits. One of them is flushed on this thread, the
+/// shortest way there is.
 pub(super) fn flush_and_wait(these: &[Unflushed]) -> Outcome {
     let Some(((mine, one, start), others)) = these.split_first() else {
         return Outcome { failed: 0, error: None };
@@ -200,7 +206,8 @@ pub(super) fn slowest<'a>(components: impl Iterator<Item = &'a Arc<Component>>) 
     components.fold(FlushTiming::default(), |slowest, one| slowest.slower(one.device().flush_timing()))
 }
 
-/// Bytes that every host could still give. Components may share one, so that a sum would count it twice.
+/// Bytes that every host could still give. Components may share one, so that a sum would count it
+/// twice.
 pub(super) fn host_free<'a>(components: impl Iterator<Item = &'a Arc<Component>>) -> Option<u64> {
     components.filter_map(|one| one.device().host_free()).min()
 }

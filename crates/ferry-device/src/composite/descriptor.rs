@@ -1,17 +1,22 @@
-//! The volume's own file: text that lists where the components are. Every component says itself what it is; this file says where to
-//! look, and, for a mirror, the newest generation, so that a stale side that is found alone is known as stale.
+//! The volume's own file: text that lists where the components are. Every component says itself
+//! what it is; this file says where to look, and, for a mirror, the newest generation, so that a
+//! stale side that is found alone is known as stale.
 //!
-//! It is replaced as a whole (a new file, renamed). Whoever has it open owns the volume, as with a volume in a single file.
+//! It is replaced as a whole (a new file, renamed). Whoever has it open owns the volume, as with a
+//! volume in a single file.
 
+use super::error::CompositeError;
 use super::header::hex;
-use super::{CompositeError, Kind};
-use crate::{DeviceError, Env, FileDevice, OpenMode};
+use super::kind::Kind;
+use crate::error::DeviceError;
+use crate::file::{FileDevice, OpenMode};
+use ferry_env::Env;
 use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// The first line.
+/// The first line of every descriptor.
 const MAGIC: &str = "FerryFS composite volume 1";
 /// A longest descriptor, in bytes.
 const LEN_MAX: u64 = 256 << 10;
@@ -21,7 +26,7 @@ const LEN_MAX: u64 = 256 << 10;
 pub(super) struct Descriptor {
     pub set: [u8; 16],
     pub kind: Kind,
-    /// A mirror's newest.
+    /// The newest generation of a mirror.
     pub generation: u64,
     /// Where components are, or may be.
     pub components: Vec<String>,
@@ -77,7 +82,7 @@ pub(super) fn is_descriptor(path: &Path) -> bool {
     read && front == *MAGIC.as_bytes()
 }
 
-/// The file, owned.
+/// The descriptor file, owned by this handle.
 pub(super) struct DescriptorFile {
     path: PathBuf,
     env: Env,
@@ -115,7 +120,7 @@ impl DescriptorFile {
         self.state.lock().descriptor.clone()
     }
 
-    /// Changes it, durably.
+    /// Replaces the descriptor durably.
     pub fn change(&self, change: impl FnOnce(&mut Descriptor)) -> Result<(), CompositeError> {
         let mut state = self.state.lock();
         let mut changed = state.descriptor.clone();

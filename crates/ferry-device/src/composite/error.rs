@@ -1,7 +1,7 @@
 //! Why a composite could not be made or opened.
 
-use super::Kind;
-use crate::DeviceError;
+use super::kind::Kind;
+use crate::error::DeviceError;
 use std::io;
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ pub enum CompositeError {
     /// Not a descriptor, or one that makes no sense.
     #[error("{}: {detail}", path.display())]
     Descriptor {
-        /// The descriptor.
+        /// Path of the descriptor.
         path: PathBuf,
         /// What is wrong with it.
         detail: String,
@@ -28,7 +28,7 @@ pub enum CompositeError {
     /// Only a mirror has sides.
     #[error("not a mirror: only a mirror's side can be replaced")]
     NoMirror,
-    /// Not listed.
+    /// The descriptor lists no such side.
     #[error("{}: not a side of this mirror (the volume's file lists them)", .0.display())]
     NoSide(PathBuf),
     /// One side is being rebuilt already.
@@ -40,12 +40,12 @@ pub enum CompositeError {
     /// A component of some set, used as if it were a volume.
     #[error("{}: this is one component of a composite volume: use the volume's own file, which lists all of them", .0.display())]
     OneComponent(PathBuf),
-    /// Components without which nothing goes.
+    /// A linear or striped volume needs all of its components.
     #[error("a {kind} volume needs all of its components; missing: {}", names.join(", "))]
     Missing {
         /// What kind of set.
         kind: Kind,
-        /// Which, and why.
+        /// The names of those that are missing, each with the reason.
         names: Vec<String>,
     },
     /// No side has all that was written.
@@ -67,12 +67,12 @@ pub enum CompositeError {
     /// The same component under two names.
     #[error("{first} and {second} are the same component")]
     Twice {
-        /// One name.
+        /// One name of the component.
         first: String,
-        /// The other.
+        /// Its other name.
         second: String,
     },
-    /// The device failed.
+    /// A call to the device failed.
     #[error("cannot {what} {name}: {source}")]
     Io {
         /// What was attempted, as an infinitive.

@@ -1,6 +1,6 @@
 //! One request that became several: its caller is told when the last of them has ended.
 
-use crate::IoDone;
+use crate::device::IoDone;
 use parking_lot::Mutex;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use std::sync::{Arc, mpsc};
 pub(super) struct Outcome {
     /// One bit for each part that failed.
     pub failed: u64,
-    /// The first error.
+    /// The error of the part that failed first.
     pub error: Option<io::Error>,
 }
 

@@ -1,13 +1,15 @@
 //! A component's header: which set it belongs to, and as what. `docs/format.md` draws it.
 
-use super::CompositeError;
-use crate::{AlignedBuf, BLOCK_SIZE, BlockDevice};
-use std::fmt;
+use super::error::CompositeError;
+use super::kind::Kind;
+use crate::buffer::{AlignedBuf, BLOCK_SIZE};
+use crate::device::BlockDevice;
 use std::io;
-use std::str::FromStr;
 
 /// Bytes at the start of each component that are not the composite's.
 pub const HEAD_LEN: u64 = 1 << 20;
+/// Most components of a set; one bit of a word stands for each.
+pub const COMPONENTS_MAX: usize = 32;
 /// Most sides of a mirror.
 pub const SIDES_MAX: usize = 16;
 /// Where the two copies of the header are, in bytes.
@@ -24,52 +26,18 @@ const CRC_AT: usize = BLOCK_SIZE - 4;
 const _: () = assert!(8 + 4 + 4 + 16 + 8 + 4 + 4 + 8 + 8 + 8 + 4 + 4 == ACTIVE_AT);
 const _: () = assert!(ACTIVE_AT + 8 * SIDES_MAX <= CRC_AT);
 
-/// How the components make one device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// One behind the other.
-    Linear,
-    /// In turns, a chunk each.
-    Stripe,
-    /// A copy on each.
-    Mirror,
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Linear => "linear",
-            Self::Stripe => "stripe",
-            Self::Mirror => "mirror",
-        })
-    }
-}
-
-impl FromStr for Kind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "linear" => Ok(Self::Linear),
-            "stripe" => Ok(Self::Stripe),
-            "mirror" => Ok(Self::Mirror),
-            _ => Err(format!("{text:?} is none of linear, stripe, mirror")),
-        }
-    }
-}
-
 /// What a component says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentHeader {
     /// How the components make one device.
     pub kind: Kind,
-    /// The set; random.
+    /// Random id of the set, the same in all of its components.
     pub set: [u8; 16],
-    /// This component; random, never used twice.
+    /// Random id of this component. It is never used twice.
     pub id: u64,
     /// Its place among the components, from 0.
     pub slot: u32,
-    /// Number of places.
+    /// Number of components in the set.
     pub slots: u32,
     /// Bytes behind the head.
     pub len: u64,
@@ -77,12 +45,13 @@ pub struct ComponentHeader {
     pub unit: u64,
     /// A mirror's: raised when the list of sides that have everything changes.
     pub generation: u64,
-    /// A mirror's: the ids of the sides that have everything, as of that generation. Empty in a side that is being built.
+    /// A mirror's: the ids of the sides that have everything, as of that generation. Empty in a
+    /// side that is being built.
     pub active: Vec<u64>,
 }
 
 impl ComponentHeader {
-    /// The block.
+    /// The block that is stored.
     ///
     /// # Panics
     /// When there are more than [`SIDES_MAX`] active sides.
@@ -134,7 +103,7 @@ impl ComponentHeader {
         };
         let whole = |bytes: u64| bytes > 0 && bytes.is_multiple_of(BLOCK_SIZE as u64);
         let sound = header.slot < header.slots
-            && header.slots as usize <= super::COMPONENTS_MAX
+            && header.slots as usize <= COMPONENTS_MAX
             && sides <= SIDES_MAX
             && whole(header.len)
             && (kind == Kind::Linear || whole(header.unit))
@@ -142,7 +111,8 @@ impl ComponentHeader {
         sound.then_some(header)
     }
 
-    /// Reads a device's header: of the copies that are whole the one of the higher generation. `None`: there is none.
+    /// Reads a device's header: of the copies that are whole the one of the higher generation.
+    /// `None`: there is none.
     pub fn read(dev: &dyn BlockDevice) -> io::Result<Option<Self>> {
         if dev.capacity() <= HEAD_LEN {
             return Ok(None);
@@ -184,7 +154,7 @@ impl ComponentHeader {
 }
 
 /// A random id of a set or a component.
-pub(super) fn random_set(env: &crate::Env) -> [u8; 16] {
+pub(super) fn random_set(env: &ferry_env::Env) -> [u8; 16] {
     let mut set = [0; 16];
     set[..8].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
     set[8..].copy_from_slice(&env.entropy.next_u64().to_le_bytes());

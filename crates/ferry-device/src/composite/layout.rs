@@ -1,10 +1,10 @@
 //! Where each byte of a linear or striped composite is.
 
-use super::Kind;
+use super::kind::Kind;
 
-/// Bytes that a stripe puts on one component before it goes on to the next. A small commit (a log record and its data) should
-/// touch few components, for each one that it touches is flushed; what is written or read ahead in bulk (2 to 4 MiB) should touch
-/// many.
+/// Bytes that a stripe puts on one component before it goes on to the next. A small commit (a log
+/// record and its data) should touch few components, for each one that it touches is flushed; what
+/// is written or read ahead in bulk (2 to 4 MiB) should touch many.
 pub const STRIPE_CHUNK: u64 = 512 << 10;
 
 /// The places of a composite's bytes.

@@ -1,12 +1,13 @@
 //! `linear` and `stripe`: every byte is on one component. What fails there fails here.
 
-use super::component::{
-    Component, ComponentState, ComponentStats, flush_and_wait, flush_each, host_free, slowest, unflushed,
-};
+use super::component::{Component, flush_and_wait, flush_each, host_free, slowest, unflushed};
 use super::gather::Gather;
+use super::header::COMPONENTS_MAX;
+use super::kind::Kind;
 use super::layout::{Layout, Piece};
-use super::{COMPONENTS_MAX, Kind};
-use crate::{AlignedBuf, BlockDevice, FlushTiming, Io, IoDone, check_range};
+use crate::buffer::AlignedBuf;
+use crate::device::{BlockDevice, ComponentState, ComponentStats, Io, IoDone, check_range};
+use crate::timing::FlushTiming;
 use std::io;
 use std::sync::Arc;
 
@@ -17,8 +18,8 @@ pub struct SpanDevice {
 }
 
 impl SpanDevice {
-    /// `parts` are devices with their names and the bytes behind their heads that may be used, in their order. `chunk` is a
-    /// stripe's, in bytes.
+    /// `parts` are devices with their names and the bytes behind their heads that may be used, in
+    /// their order. `chunk` is a stripe's, in bytes.
     ///
     /// # Panics
     /// For a mirror, for no part and for more than [`COMPONENTS_MAX`].
@@ -61,8 +62,8 @@ impl SpanDevice {
     }
 }
 
-/// The bytes of one piece. A request has a buffer of its own, so a transfer that spans components is copied: at memory's speed,
-/// and only where it does.
+/// The bytes of one piece. A request has a buffer of its own, so a transfer that spans components
+/// is copied: at memory's speed, and only where it does.
 fn copy_of(buf: &AlignedBuf, piece: Piece) -> AlignedBuf {
     let mut part = AlignedBuf::zeroed(piece.len as usize);
     part.copy_from_slice(&buf[piece.at as usize..(piece.at + piece.len) as usize]);

@@ -1,11 +1,20 @@
 //! A composite volume by its path: makes and opens the components that its descriptor lists.
 
 use super::descriptor::{Descriptor, DescriptorFile, is_descriptor};
-use super::header::{HEADER_PLACES, MAP_PLACES, io_error, random_set};
-use super::mirror::{Observer, Side, clean_map, region_len};
-use super::{COMPONENTS_MAX, ComponentHeader, ComponentStats, CompositeError, HEAD_LEN, Kind};
-use super::{MirrorDevice, SIDES_MAX, STRIPE_CHUNK, SpanDevice};
-use crate::{AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FileDevice, FlushTiming, Io, OpenMode};
+use super::error::CompositeError;
+use super::header::{
+    COMPONENTS_MAX, ComponentHeader, HEAD_LEN, HEADER_PLACES, MAP_PLACES, SIDES_MAX, io_error, random_set,
+};
+use super::kind::Kind;
+use super::layout::STRIPE_CHUNK;
+use super::mirror::{MirrorDevice, Observer, Side, clean_map, region_len};
+use super::span::SpanDevice;
+use crate::buffer::{AlignedBuf, BLOCK_SIZE};
+use crate::device::{BlockDevice, ComponentStats, Io};
+use crate::error::DeviceError;
+use crate::file::{FileDevice, OpenMode};
+use crate::timing::FlushTiming;
+use ferry_env::Env;
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -19,7 +28,8 @@ pub struct CompositeOptions {
     pub kind: Kind,
     /// The components: files, made where absent, or block devices.
     pub paths: Vec<PathBuf>,
-    /// Bytes of the composite, as far as its components are files. A block device is used to its end.
+    /// Bytes of the composite, as far as its components are files. A block device is used to its
+    /// end.
     pub size: u64,
     /// Overwrite what is there.
     pub overwrite: bool,
@@ -43,22 +53,25 @@ pub struct CompositeVolume {
 struct Keeper(Arc<DescriptorFile>);
 
 impl Keeper {
-    fn change(&self, change: impl FnOnce(&mut Descriptor)) {
-        if let Err(error) = self.0.change(change) {
+    fn change(&self, change: impl FnOnce(&mut Descriptor)) -> io::Result<()> {
+        self.0.change(change).map_err(|error| {
             tracing::error!(%error, "the volume's file could not be brought up to date; the components know better");
-        }
+            errno_of(error)
+        })
     }
 }
 
 impl Observer for Keeper {
-    fn raised(&self, generation: u64) {
-        self.change(|descriptor| descriptor.generation = generation);
+    fn raised(&self, generation: u64) -> io::Result<()> {
+        self.change(|descriptor| descriptor.generation = generation)
     }
 
     fn rebuilt(&self, old: &str, new: &str) {
-        self.change(|descriptor| {
+        // A side that is listed and stale is left alone.
+        let removed = self.change(|descriptor| {
             descriptor.components.retain(|path| path != old || path == new);
         });
+        drop(removed);
     }
 }
 
@@ -68,7 +81,8 @@ impl CompositeVolume {
         is_descriptor(path)
     }
 
-    /// Makes the components and the descriptor at `path`. What is on the components behind their heads is not touched.
+    /// Makes the components and the descriptor at `path`. What is on the components behind their
+    /// heads is not touched.
     pub fn create(path: &Path, options: &CompositeOptions, env: &Env) -> Result<Self, CompositeError> {
         let mut created = Vec::new();
         let made = create(path, options, env, &mut created)
@@ -134,8 +148,9 @@ impl CompositeVolume {
         matches!(&self.device, Device::Mirror(mirror) if mirror.is_rebuilding())
     }
 
-    /// The device for a new side, and whether it holds zeros everywhere. Only what is empty, or was a side of this mirror and is none
-    /// now (stale, or left by a rebuild that did not end), is taken. Sides that are in use are locked.
+    /// The device for a new side, and whether it holds zeros everywhere. Only what is empty, or was
+    /// a side of this mirror and is none now (stale, or left by a rebuild that did not end), is
+    /// taken. Sides that are in use are locked.
     fn open_new(&self, path: &Path, listed: &Descriptor) -> Result<(FileDevice, bool), CompositeError> {
         let size = self.inner().capacity() + HEAD_LEN;
         let Ok(found) = fs::metadata(path) else {
@@ -164,7 +179,8 @@ impl CompositeVolume {
         Ok((device, false))
     }
 
-    /// Begins to build `new` in the place of the side `old`, as [`BlockDevice::replace`] does, and says more of what is wrong.
+    /// Begins to build `new` in the place of the side `old`, as [`BlockDevice::replace`] does, and
+    /// says more of what is wrong.
     pub fn begin_replace(&self, old: &Path, new: &Path) -> Result<(), CompositeError> {
         let Device::Mirror(mirror) = &self.device else { return Err(CompositeError::NoMirror) };
         if mirror.is_rebuilding() {
@@ -341,7 +357,8 @@ fn remove(created: &[PathBuf]) {
     }
 }
 
-/// A component, or why there is none. Errors are those that no mirror may go on with: somebody uses it.
+/// A component, or why there is none. Errors are those that no mirror may go on with: somebody uses
+/// it.
 fn open_component(
     name: &str,
     listed: &Descriptor,

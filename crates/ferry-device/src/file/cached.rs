@@ -1,8 +1,8 @@
 //! Flushes through the host's page cache.
 //!
-//! The host tells of a page that it could not write once for each open file: to whichever flush asks first. Another one under way
-//! beside it, or right behind it, would hear of a success that is none. So they go one at a time, and after a failure no later one
-//! succeeds.
+//! The host tells of a page that it could not write once for each open file: to whichever flush
+//! asks first. Another one under way beside it, or right behind it, would hear of a success that is
+//! none. So they go one at a time, and after a failure no later one succeeds.
 
 use parking_lot::Mutex;
 use std::io;

@@ -1,22 +1,25 @@
 //! The I/O thread of a file device: it alone issues asynchronous requests and completes them.
 //!
-//! Requests are handed to one thread and not put into the ring by their callers: the kernel ties an io_uring request to the thread
-//! that issued it, cancels what is queued when that thread exits (a flush that fails for such a reason would stop the
-//! volume), and interrupts the thread to complete what it issued. A ring with a single issuer needs none of this
-//! and no lock. The hand-over is cheap: the bell is rung only when the I/O thread sleeps, and what a completion submits
-//! needs no bell at all.
+//! Requests are handed to one thread and not put into the ring by their callers: the kernel ties an
+//! io_uring request to the thread that issued it, cancels what is queued when that thread exits (a
+//! flush that fails for such a reason would stop the volume), and interrupts the thread to complete
+//! what it issued. A ring with a single issuer needs none of this and no lock. The hand-over is
+//! cheap: the bell is rung only when the I/O thread sleeps, and what a completion submits needs no
+//! bell at all.
 //!
-//! A caller is never made to wait for room in the ring (it might be a completion, on the I/O thread itself). What does not fit waits in
-//! the inbox: its buffers exist already, so callers bound it by what they hold.
+//! A caller is never made to wait for room in the ring (it might be a completion, on the I/O thread
+//! itself). What does not fit waits in the inbox: its buffers exist already, so callers bound it by
+//! what they hold.
 
+use super::host::{HostFile, write_all};
+use super::inbox::Shared;
 use super::ring::{Ring, Turn};
-use super::{HostFile, sys, write_all};
-use crate::Io;
+use super::sys;
+use crate::device::Io;
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -26,50 +29,17 @@ pub(super) struct Engine {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What callers and the I/O thread share.
-pub(super) struct Shared {
-    pub host: Arc<HostFile>,
-    inbox: Mutex<Inbox>,
-    /// An eventfd: a write to it ends the I/O thread's sleep.
-    pub bell: File,
-}
-
-#[derive(Default)]
-struct Inbox {
-    queue: VecDeque<Io>,
-    /// The I/O thread sleeps, or is about to without looking here again.
-    asleep: bool,
-    closing: bool,
-}
-
-impl Shared {
-    /// Moves everything that has arrived to the end of `to`; tells whether the device is closing. Afterwards the I/O
-    /// thread counts as asleep, so that the next caller rings the bell.
-    pub fn take_arrivals(&self, to: &mut VecDeque<Io>) -> bool {
-        let mut inbox = self.inbox.lock();
-        inbox.asleep = true;
-        to.append(&mut inbox.queue);
-        inbox.closing
-    }
-
-    /// From here on callers need not ring: the I/O thread will look into the inbox before it sleeps.
-    pub fn awake(&self) {
-        self.inbox.lock().asleep = false;
-    }
-
-    fn ring_bell(&self) {
-        // The counter cannot overflow: it is read each time the I/O thread wakes, and rung at most once per sleep.
-        (&self.bell).write_all(&1_u64.to_ne_bytes()).expect("an eventfd takes a write of 8 bytes");
-    }
-}
-
 impl Engine {
-    /// Starts the I/O thread of `host`, with io_uring if the kernel grants it.
+    /// Starts the I/O thread of `host`, with io_uring if the kernel grants it and the host has
+    /// `O_DIRECT`.
     pub fn start(host: Arc<HostFile>) -> io::Result<Self> {
         Self::start_with(host, true)
     }
 
     fn start_with(host: Arc<HostFile>, uring: bool) -> io::Result<Self> {
+        // A flush of the host's page cache goes alone, and no later one succeeds if it fails: the
+        // ring would issue it beside others.
+        let uring = uring && host.cached.is_none();
         let shared = Arc::new(Shared { host, inbox: Mutex::default(), bell: sys::eventfd()? });
         let theirs = Arc::clone(&shared);
         let thread = thread::Builder::new().name("ferry-io".into()).spawn(move || run(&theirs, uring))?;
@@ -96,16 +66,17 @@ impl Drop for Engine {
         self.shared.inbox.lock().closing = true;
         self.shared.ring_bell();
         let Some(thread) = self.thread.take() else { return };
-        // A completion may hold the last handle of the device. The I/O thread cannot wait for itself; it ends on its own
-        // once all is done, and keeps the file (and its lock) until then.
+        // A completion may hold the last handle of the device. The I/O thread cannot wait for
+        // itself; it ends on its own once all is done, and keeps the file (and its lock) until
+        // then.
         if thread.thread().id() != thread::current().id() {
             thread.join().expect("the I/O thread aborts the process rather than panic");
         }
     }
 }
 
-/// Ends the process if a completion panics: requests in flight still use buffers that unwinding would free, and
-/// callers would wait for ever.
+/// Ends the process if a completion panics: requests in flight still use buffers that unwinding
+/// would free, and callers would wait for ever.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -120,7 +91,8 @@ thread_local! {
     static ON_IO_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this is the I/O thread of some device: it must not wait for anything that such a thread completes.
+/// Whether this is the I/O thread of some device: it must not wait for anything that such a thread
+/// completes.
 pub(crate) fn on_io_thread() -> bool {
     ON_IO_THREAD.get()
 }
@@ -140,7 +112,8 @@ fn run(shared: &Arc<Shared>, uring: bool) {
     run_one_by_one(shared);
 }
 
-/// The way without io_uring (containers often forbid it): the I/O thread executes each request itself.
+/// The way without io_uring (containers often forbid it) and through the host's page cache: the I/O
+/// thread executes each request itself.
 fn run_one_by_one(shared: &Shared) {
     let mut work = VecDeque::new();
     loop {

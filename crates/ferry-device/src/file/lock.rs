@@ -1,14 +1,17 @@
 //! Who owns a volume: one writer or several readers, and the pid of whoever is in the way.
 //!
-//! The lock belongs to the open file description, so it lasts as long as any process has it open (through fork and
-//! exec too), and another handle in the same process is refused like a stranger. Such locks do not tell their holder's
-//! pid (`F_OFD_GETLK` answers -1), a classic POSIX lock is dropped when the process closes *any* descriptor of the
-//! file, and a pid written into the volume can be stale. So the range itself says it: every holder locks `pid` bytes
-//! that start at [`LOCK_START`]. All ranges share the first byte, so they exclude each other as one lock would, and
-//! whoever is refused reads the pid off the length of the lock in the way. Lock and pid are one and cannot disagree.
+//! The lock belongs to the open file description, so it lasts as long as any process has it open
+//! (through fork and exec too), and another handle in the same process is refused like a stranger.
+//! Such locks do not tell their holder's pid (`F_OFD_GETLK` answers -1), a classic POSIX lock is
+//! dropped when the process closes *any* descriptor of the file, and a pid written into the volume
+//! can be stale. So the range itself says it: every holder locks `pid` bytes that start at
+//! [`LOCK_START`]. All ranges share the first byte, so they exclude each other as one lock would,
+//! and whoever is refused reads the pid off the length of the lock in the way. Lock and pid are one
+//! and cannot disagree.
 //!
-//! The lock of a killed process lives on until the device is through with the writes that it had in flight; that is
-//! as it must be, and short. Who comes in between waits for it rather than report a holder that is no more.
+//! The lock of a killed process lives on until the device is through with the writes that it had in
+//! flight; that is as it must be, and short. Who comes in between waits for it rather than report a
+//! holder that is no more.
 
 use super::sys::{self, RangeLock};
 use std::fs::{self, File};
@@ -17,7 +20,8 @@ use std::time::Duration;
 
 /// First byte of the lock, beyond any byte of a volume.
 const LOCK_START: i64 = 1 << 62;
-/// How often to ask again while the lock has no holder that one could name, or a dying one: 5 seconds in all.
+/// How often to ask again while the lock has no holder that one could name, or a dying one: 5
+/// seconds in all.
 const ATTEMPTS: u32 = 1_000;
 /// Time between two attempts.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(5);
@@ -73,7 +77,8 @@ fn pause() {
 fn is_dying(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => {
-            // Between taking the signal and being marked as exiting a thread shows neither; the process shows the signal to its end.
+            // Between taking the signal and being marked as exiting a thread shows neither; the
+            // process shows the signal to its end.
             stat_is_dying(&stat)
                 || fs::read_to_string(format!("/proc/{pid}/status"))
                     .is_ok_and(|status| status_is_killed(&status))
@@ -87,7 +92,8 @@ fn is_dying(pid: u32) -> bool {
 fn stat_is_dying(stat: &str) -> bool {
     /// `PF_EXITING` of the kernel's task flags.
     const EXITING: u64 = 4;
-    // The command's name may hold anything, spaces and parentheses too. Behind it, the state is field 3.
+    // The command's name may hold anything, spaces and parentheses too. Behind it, the state is
+    // field 3.
     let Some((_, fields)) = stat.rsplit_once(')') else { return false };
     let fields: Vec<_> = fields.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3).copied().unwrap_or_default();
@@ -96,7 +102,8 @@ fn stat_is_dying(stat: &str) -> bool {
     matches!(field(3), "Z" | "X") || bits(9) & EXITING != 0 || killed
 }
 
-/// Looks for SIGKILL among the signals that are pending for the whole process, in `/proc/PID/status`.
+/// Looks for SIGKILL among the signals that are pending for the whole process, in
+/// `/proc/PID/status`.
 fn status_is_killed(status: &str) -> bool {
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
     let mask = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();

@@ -1,22 +1,28 @@
 //! A volume in a regular file or on a block device.
 //!
-//! Synchronous calls run on the caller's thread; [`BlockDevice::submit`] hands its batch to the one I/O thread of
-//! the device ([`engine`]). Transfers bypass the host's page cache where the host can (`O_DIRECT`): the volume has a cache
-//! of its own, and a flush is then one of the disk's cache only. Where it cannot (some network file systems),
-//! the page cache is between, and `fdatasync` writes it out as part of the flush.
+//! Synchronous calls run on the caller's thread; [`BlockDevice::submit`] hands its batch to the one
+//! I/O thread of the device ([`engine`]). Transfers bypass the host's page cache where the host can
+//! (`O_DIRECT`): the volume has a cache of its own, and a flush is then one of the disk's cache
+//! only. Where it cannot (some network file systems), the page cache is between, and `fdatasync`
+//! writes it out as part of the flush.
 
 mod cached;
 mod engine;
+mod host;
+mod inbox;
 mod lock;
 mod ring;
 mod sys;
 
-use crate::{
-    AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, Env, FlushTimer, FlushTiming, Io, check_range,
-};
+use crate::buffer::{AlignedBuf, BLOCK_SIZE};
+use crate::device::{BlockDevice, Io, check_range};
+use crate::error::DeviceError;
+use crate::timing::{FlushTimer, FlushTiming};
 use cached::CachedFlushes;
 use engine::Engine;
 pub(crate) use engine::on_io_thread;
+use ferry_env::Env;
+use host::{HostFile, write_all};
 use parking_lot::Mutex;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -45,46 +51,13 @@ pub enum OpenMode {
 ///
 /// Open it in the process that will use it: its I/O thread does not survive `fork`.
 pub struct FileDevice {
-    /// First, so that it has ended all I/O before the files are closed. `None` when opened to read only.
+    /// First, so that it has ended all I/O before the files are closed. `None` when opened to read
+    /// only.
     engine: Option<Engine>,
     host: Arc<HostFile>,
     capacity: u64,
     path: PathBuf,
     warned_no_allocate: AtomicBool,
-}
-
-/// The open file and what every flush of it needs.
-struct HostFile {
-    file: File,
-    /// For a block device: the handle whose `O_EXCL` keeps the kernel from mounting it.
-    _claim: Option<File>,
-    block_device: bool,
-    timer: FlushTimer,
-    /// Where transfers go through the host's page cache.
-    cached: Option<CachedFlushes>,
-    env: Env,
-}
-
-impl HostFile {
-    /// Flushes and takes the time of it.
-    fn flush(&self) -> io::Result<()> {
-        let begun = self.env.clock.monotonic();
-        match &self.cached {
-            None => self.file.sync_data(),
-            Some(cached) => cached.flush(|| self.file.sync_data()),
-        }?;
-        self.timer.record(self.env.clock.monotonic().saturating_sub(begun));
-        Ok(())
-    }
-}
-
-impl Drop for HostFile {
-    fn drop(&mut self) {
-        // A process forked from this one may still have the file open, but nobody uses the volume any more.
-        if let Err(error) = lock::release(&self.file) {
-            tracing::warn!(%error, "cannot give up the ownership of a volume");
-        }
-    }
 }
 
 impl FileDevice {
@@ -100,9 +73,10 @@ impl FileDevice {
         Self::finish(file, path, mode, env)
     }
 
-    /// Makes a sparse file of `size` bytes, all zeros; its name is durable. With `overwrite` what was there is lost,
-    /// unless it is in use; only then may `path` be a block device, which keeps its own size and contents (at least
-    /// `size` bytes are asked of it). Without `overwrite` anything that is there is refused.
+    /// Makes a sparse file of `size` bytes, all zeros; its name is durable. With `overwrite` what
+    /// was there is lost, unless it is in use; only then may `path` be a block device, which keeps
+    /// its own size and contents (at least `size` bytes are asked of it). Without `overwrite`
+    /// anything that is there is refused.
     pub fn create(path: &Path, size: u64, overwrite: bool, env: &Env) -> Result<Self, DeviceError> {
         let possible = size > 0 && size.is_multiple_of(BLOCK_SIZE as u64) && size <= SIZE_MAX;
         if !possible {
@@ -125,7 +99,8 @@ impl FileDevice {
         own(&file, path, OpenMode::ReadWrite)?;
         let result = size_file(&file, path, size);
         if new && result.is_err() {
-            // What is left over would be taken for a volume of somebody else; the first error is the one to tell.
+            // What is left over would be taken for a volume of somebody else; the first error is
+            // the one to tell.
             drop(fs::remove_file(path));
         }
         result?;
@@ -247,7 +222,7 @@ impl BlockDevice for FileDevice {
         };
         for at in (0..batch.len()).rev() {
             if let Err(error) = self.check_request(&batch[at]) {
-                done_of(batch.remove(at))(Err(error));
+                Io::into_done(batch.remove(at))(Err(error));
             }
         }
         engine.submit(batch);
@@ -277,7 +252,8 @@ impl BlockDevice for FileDevice {
         if !is_unsupported(&result) {
             return result;
         }
-        // Hosts that copy on write cannot promise space. Going on is what one asks for who puts a volume there.
+        // Hosts that copy on write cannot promise space. Going on is what one asks for who puts a
+        // volume there.
         if !self.warned_no_allocate.swap(true, Ordering::Relaxed) {
             tracing::warn!(path = %self.path.display(), "the host cannot reserve space: a full host shows at the write");
         }
@@ -308,18 +284,6 @@ impl BlockDevice for FileDevice {
 
     fn reset_flush_timing(&self) {
         self.host.timer.reset();
-    }
-}
-
-/// Writes all of `buf`, however many calls it takes.
-fn write_all(file: &File, offset: u64, buf: &[u8]) -> io::Result<()> {
-    // std goes on after short writes and signals, and keeps the errno of the write that failed.
-    file.write_all_at(buf, offset)
-}
-
-fn done_of(io: Io) -> crate::IoDone {
-    match io {
-        Io::Write { done, .. } | Io::Flush { done } => done,
     }
 }
 
@@ -369,7 +333,8 @@ fn claim(path: &Path) -> Result<File, DeviceError> {
     })
 }
 
-/// Empties the file and gives it its size; checks that of a block device. The file is owned already.
+/// Empties the file and gives it its size; checks that of a block device. The file is owned
+/// already.
 fn size_file(file: &File, path: &Path, size: u64) -> Result<(), DeviceError> {
     if is_block_device(file, path)? {
         let limit = (&*file).seek(SeekFrom::End(0)).map_err(|e| failed("find the size of", path, e))?;
@@ -379,13 +344,16 @@ fn size_file(file: &File, path: &Path, size: u64) -> Result<(), DeviceError> {
             Err(DeviceError::Size { path: path.into(), size, limit })
         };
     }
-    let resized = file.set_len(0).and_then(|()| file.set_len(size)).and_then(|()| file.sync_all());
+    // A size that the host refuses leaves what was there.
+    let possible = file.set_len(size).and_then(|()| file.set_len(0));
+    let resized = possible.and_then(|()| file.set_len(size)).and_then(|()| file.sync_all());
     resized.map_err(|e| failed("resize", path, e))?;
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(parent).and_then(|dir| dir.sync_all()).map_err(|e| failed("sync the directory of", path, e))
 }
 
-/// Turns `O_DIRECT` on if the host has it and takes transfers of our alignment. Tells whether it is on.
+/// Turns `O_DIRECT` on if the host has it and takes transfers of our alignment. Tells whether it is
+/// on.
 fn bypass_page_cache(file: &File) -> io::Result<bool> {
     if let Err(error) = sys::set_direct(file, true) {
         return if error.raw_os_error() == Some(libc::EINVAL) { Ok(false) } else { Err(error) };

@@ -1,8 +1,9 @@
 //! The io_uring of a file device, driven by the I/O thread alone.
 #![expect(unsafe_code, reason = "io_uring reads buffers through raw pointers while a request is in flight")]
 
-use super::engine::Shared;
-use crate::{BLOCK_SIZE, Io};
+use super::inbox::Shared;
+use crate::buffer::BLOCK_SIZE;
+use crate::device::Io;
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, opcode, squeue};
 use std::collections::VecDeque;
@@ -11,8 +12,8 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Entries of the submission queue. Every slot and the bell have at most one entry queued, so it never overflows;
-/// the completion queue is twice as long.
+/// Entries of the submission queue. Every slot and the bell have at most one entry queued, so it
+/// never overflows; the completion queue is twice as long.
 const ENTRIES: u32 = 256;
 /// Requests in flight at most.
 const SLOTS: usize = ENTRIES as usize - 1;
@@ -42,9 +43,10 @@ struct InFlight {
 pub(super) struct Ring {
     uring: IoUring,
     shared: Arc<Shared>,
-    /// The device's file. It is not registered with the ring: that would hold it, and the volume's lock, until the
-    /// kernel gets round to taking the ring apart, well after the process has exited or was killed. As it is, the
-    /// lock outlives a killed process just as long as its last writes do.
+    /// The device's file. It is not registered with the ring: that would hold it, and the volume's
+    /// lock, until the kernel gets round to taking the ring apart, well after the process has
+    /// exited or was killed. As it is, the lock outlives a killed process just as long as its last
+    /// writes do.
     file: Fd,
     slots: Vec<Option<InFlight>>,
     free: Vec<usize>,
@@ -57,7 +59,8 @@ pub(super) struct Ring {
 impl Ring {
     /// Makes the ring; to be called on the thread that will drive it.
     pub fn new(shared: Arc<Shared>) -> io::Result<Self> {
-        // Completions then run on this thread only, when it asks for them. Linux 6.1 and later; before, a plain ring.
+        // Completions then run on this thread only, when it asks for them. Linux 6.1 and later;
+        // before, a plain ring.
         let uring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(ENTRIES);
         let uring = match uring {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::new(ENTRIES)?,
@@ -126,8 +129,9 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the memory an entry points to lives until its completion is reaped: a slot keeps its buffer that
-        // long, `bell_count` lives as long as the ring, and neither is dropped with requests in flight (see `Drop`).
+        // SAFETY: the memory an entry points to lives until its completion is reaped: a slot keeps
+        // its buffer that long, `bell_count` lives as long as the ring, and neither is dropped with
+        // requests in flight (see `Drop`).
         let pushed = unsafe { self.uring.submission().push(entry) };
         pushed.expect("one queue entry for each slot and the bell");
     }
@@ -135,7 +139,8 @@ impl Ring {
     /// Submits what is queued and waits for at least one completion.
     fn enter(&self) {
         if let Err(error) = self.uring.submit_and_wait(1) {
-            // Nothing was lost: what the kernel did not take is still queued and goes with the next call.
+            // Nothing was lost: what the kernel did not take is still queued and goes with the next
+            // call.
             match error.raw_os_error() {
                 Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
                 _ => panic!("io_uring_enter: {error}"),
@@ -181,7 +186,7 @@ impl Ring {
                 let request = self.slots[slot].take().expect("still occupied");
                 self.free.push(slot);
                 // The buffer may be the caller's to reuse in `done`, so our share of it goes first.
-                let done = super::done_of(request.io);
+                let done = request.io.into_done();
                 done(result);
             }
         }

@@ -54,7 +54,8 @@ pub(super) fn try_lock(file: &File, lock: RangeLock) -> io::Result<bool> {
 /// The lock of another open file description that `lock` would conflict with, if any.
 pub(super) fn conflicting_lock(file: &File, lock: RangeLock) -> io::Result<Option<RangeLock>> {
     let mut flock = lock.to_flock();
-    // SAFETY: `flock` is a valid structure that outlives the call; the kernel overwrites it with another valid one.
+    // SAFETY: `flock` is a valid structure that outlives the call; the kernel overwrites it with
+    // another valid one.
     retry(|| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut flock) })?;
     let kind = i32::from(flock.l_type);
     Ok((kind != libc::F_UNLCK).then_some(RangeLock { kind, start: flock.l_start, len: flock.l_len }))

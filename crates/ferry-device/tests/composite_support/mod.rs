@@ -1,122 +1,58 @@
-//! A device for the tests of composites: in memory, counts what it is asked for, fails when told to.
+//! Devices and mirrors for the tests of composites.
+#![allow(dead_code, reason = "each file of tests uses its share")]
 
 use ferry_device::{
-    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, FlushTimer, FlushTiming, HEAD_LEN, Io, Kind,
-    MemDevice, MirrorDevice, Observer, Side,
+    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, HEAD_LEN, HookedDevice, Kind, MemDevice,
+    MirrorDevice, Observer, Op, Side,
 };
 use std::io;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// What fails, and for how long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fail {
-    Reads,
-    Changes,
+/// Requests that read.
+pub const READS: &[Op] = &[Op::Read];
+/// Requests that change something, or make it durable.
+pub const CHANGES: &[Op] = &[Op::Write, Op::Flush, Op::Discard];
+
+/// A side or a component in memory.
+pub fn device(capacity: u64) -> Arc<HookedDevice> {
+    device_with_flush_time(capacity, Duration::from_millis(1))
 }
 
-/// The device.
-pub struct Faulty {
-    pub inner: MemDevice,
-    pub flushes: AtomicU64,
-    pub requests: AtomicU64,
-    /// Writes and flushes that succeed before all fail; negative: none ever fails.
-    changes_left: AtomicI64,
-    reads_left: AtomicI64,
-    flush_time: Duration,
-    timer: FlushTimer,
+/// One that says that each flush takes this long.
+pub fn device_with_flush_time(capacity: u64, flush_time: Duration) -> Arc<HookedDevice> {
+    let device = HookedDevice::new(Arc::new(MemDevice::new(capacity))).with_flush_time(flush_time);
+    device.heal_by_writing();
+    Arc::new(device)
 }
 
-impl Faulty {
-    pub fn new(capacity: u64) -> Arc<Self> {
-        Self::with_flush_time(capacity, Duration::from_millis(1))
-    }
-
-    /// Says that each flush takes this long.
-    pub fn with_flush_time(capacity: u64, flush_time: Duration) -> Arc<Self> {
-        Arc::new(Self {
-            inner: MemDevice::new(capacity),
-            flushes: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
-            changes_left: AtomicI64::new(-1),
-            reads_left: AtomicI64::new(-1),
-            flush_time,
-            timer: FlushTimer::default(),
-        })
-    }
-
-    /// After so many more, all of them fail.
-    pub fn fail_after(&self, what: Fail, count: i64) {
-        match what {
-            Fail::Reads => self.reads_left.store(count, Ordering::SeqCst),
-            Fail::Changes => self.changes_left.store(count, Ordering::SeqCst),
-        }
-    }
-
-    pub fn heal(&self) {
-        self.fail_after(Fail::Reads, -1);
-        self.fail_after(Fail::Changes, -1);
-    }
-
-    fn count(left: &AtomicI64) -> io::Result<()> {
-        let step = |left: i64| Some(if left > 0 { left - 1 } else { left });
-        match left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, step) {
-            Ok(0) => Err(io::Error::from_raw_os_error(libc::EIO)),
-            _ => Ok(()),
-        }
-    }
-
-    fn change(&self) -> io::Result<()> {
-        self.requests.fetch_add(1, Ordering::SeqCst);
-        Self::count(&self.changes_left)
-    }
+/// The block at this offset of the mirror cannot be read until it is written.
+pub fn spoil(side: &HookedDevice, offset: u64) {
+    side.add_unreadable(HEAD_LEN + offset);
 }
 
-impl BlockDevice for Faulty {
-    fn capacity(&self) -> u64 {
-        self.inner.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        Self::count(&self.reads_left)?;
-        self.inner.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.change()?;
-        self.inner.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.change()?;
-        self.flushes.fetch_add(1, Ordering::SeqCst);
-        self.timer.record(self.flush_time);
-        Ok(())
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        for io in batch {
-            match io {
-                Io::Write { offset, buf, done } => done(self.write(offset, &buf)),
-                Io::Flush { done } => done(self.flush()),
-            }
-        }
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.change()?;
-        self.inner.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        None
-    }
-    fn flush_timing(&self) -> FlushTiming {
-        self.timer.get()
-    }
-    fn reset_flush_timing(&self) {
-        self.timer.reset();
-    }
+/// From now on submitted writes wait until [`release`] or [`HookedDevice::release_all`].
+pub fn hold(side: &HookedDevice) {
+    side.hold(|request| request.submitted && request.op == Op::Write);
+}
+
+/// Ends the oldest write that was held, and holds no more: the write happens, or fails.
+pub fn release(side: &HookedDevice, well: bool) {
+    side.stop_holding();
+    side.release(if well { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EIO)) });
+}
+
+/// Requests so far that change something, or make it durable.
+pub fn changes(side: &HookedDevice) -> u64 {
+    CHANGES.iter().map(|op| side.asked(*op).requests).sum()
+}
+
+/// Flushes that succeeded.
+pub fn flushes(side: &HookedDevice) -> u32 {
+    side.flush_timing().samples
 }
 
 /// What a mirror's descriptor would remember.
@@ -124,11 +60,17 @@ impl BlockDevice for Faulty {
 pub struct Memory {
     pub generation: AtomicU64,
     pub rebuilt: Mutex<Vec<(String, String)>>,
+    /// It cannot write anything down.
+    pub refuses: AtomicBool,
 }
 
 impl Observer for Memory {
-    fn raised(&self, generation: u64) {
+    fn raised(&self, generation: u64) -> io::Result<()> {
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
         self.generation.store(generation, Ordering::SeqCst);
+        Ok(())
     }
     fn rebuilt(&self, old: &str, new: &str) {
         self.rebuilt.lock().expect("no panic").push((old.into(), new.into()));
@@ -141,7 +83,7 @@ pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 pub const MIRROR_LEN: u64 = 32 << 20;
 
 /// Writes the headers of a new mirror.
-pub fn format_mirror(devices: &[Arc<Faulty>]) {
+pub fn format_mirror(devices: &[Arc<HookedDevice>]) {
     let ids: Vec<u64> = (0..devices.len() as u64).map(|i| 100 + i).collect();
     for (slot, device) in devices.iter().enumerate() {
         let header = ComponentHeader {
@@ -160,7 +102,7 @@ pub fn format_mirror(devices: &[Arc<Faulty>]) {
 }
 
 /// The sides as an opener finds them.
-pub fn sides(devices: &[Arc<Faulty>], these: &[usize]) -> Vec<Side> {
+pub fn sides(devices: &[Arc<HookedDevice>], these: &[usize]) -> Vec<Side> {
     let side = |&i: &usize| Side {
         name: NAMES[i].into(),
         device: devices[i].clone(),
@@ -169,14 +111,14 @@ pub fn sides(devices: &[Arc<Faulty>], these: &[usize]) -> Vec<Side> {
     these.iter().map(side).collect()
 }
 
-pub fn open(devices: &[Arc<Faulty>], these: &[usize], memory: &Arc<Memory>) -> MirrorDevice {
+pub fn open(devices: &[Arc<HookedDevice>], these: &[usize], memory: &Arc<Memory>) -> MirrorDevice {
     let generation = memory.generation.load(Ordering::SeqCst);
     MirrorDevice::open(sides(devices, these), false, generation, memory.clone()).expect("it opens")
 }
 
 /// `count` new devices that are a mirror.
-pub fn new_mirror(count: usize) -> Vec<Arc<Faulty>> {
-    let devices: Vec<_> = (0..count).map(|_| Faulty::new(HEAD_LEN + MIRROR_LEN)).collect();
+pub fn new_mirror(count: usize) -> Vec<Arc<HookedDevice>> {
+    let devices: Vec<_> = (0..count).map(|_| device(HEAD_LEN + MIRROR_LEN)).collect();
     format_mirror(&devices);
     devices
 }

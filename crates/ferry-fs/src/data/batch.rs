@@ -1,5 +1,6 @@
 //! A batch: data of one or many files on its way to the device in one write.
 
+use crate::api::Errno;
 use crate::inode::Inode;
 use crate::keys::BLOCK;
 use ferry_device::AlignedBuf;
@@ -61,7 +62,7 @@ impl Batch {
             self.failed.store(true, Ordering::Release);
             for inode in &inodes {
                 tracing::error!(inode = inode.ino, %error, "data could not be written");
-                inode.file.set_error(libc::EIO);
+                inode.file.errors.add(Errno(libc::EIO));
             }
         }
         if !self.landed.swap(true, Ordering::AcqRel) {

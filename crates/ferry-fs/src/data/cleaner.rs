@@ -6,7 +6,7 @@
 
 use super::extents::{Place, WINDOW_BLOCKS};
 use super::file::ExtentsGuard;
-use super::read::MISMATCH;
+use super::read::{MISMATCH, Run};
 use super::segments::{Stream, Victim};
 use super::send::{Cargo, Contents, Work};
 use super::space::{Need, usable_blocks};
@@ -19,6 +19,7 @@ use crate::order::{Guard, Rank};
 use ferry_device::AlignedBuf;
 use ferry_journal::{Credits, Journal};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -51,12 +52,16 @@ enum Going {
     Leave,
 }
 
-/// A live block found in a segment.
-struct Live {
-    ino: u64,
-    block: u64,
-    at: u32,
-    len: u32,
+/// Live blocks of a file that stand together in a segment.
+pub(super) struct Live {
+    /// The file.
+    pub ino: u64,
+    /// First block of the file.
+    pub block: u64,
+    /// First block within the segment.
+    pub at: u32,
+    /// Number of blocks.
+    pub len: u32,
 }
 
 impl DataStore {
@@ -127,13 +132,18 @@ impl DataStore {
     /// The background thread's share: frees what is dead, gives space back to the host, cleans ahead of need: when few
     /// segments are free, or when so much is dead that the host could have it back.
     pub(super) fn tidy(&self) -> Result<(), FsError> {
+        self.tidy_beyond(DEAD_BLOCKS_MAX)
+    }
+
+    /// The same where so many dead blocks may lie about beside as many as are live.
+    pub(super) fn tidy_beyond(&self, dead_max: u64) -> Result<(), FsError> {
         let journal = self.journal()?;
         self.free_closed(&journal)?;
         for _ in 0..SEGMENTS_AT_ONCE {
             let (free, kept) = self.space.reap_now();
             let few = free <= kept + AHEAD_SEGMENTS;
             let (live, dead) = self.table.live_and_dead();
-            let wasted = dead > live + DEAD_BLOCKS_MAX;
+            let wasted = dead > live + dead_max;
             if !(few || wasted) || (few && self.space.has_pending()) {
                 return Ok(());
             }
@@ -332,7 +342,7 @@ impl DataStore {
     }
 
     /// Moves the last pieces of `live`, as many as one batch and one transaction take.
-    fn move_some(
+    pub(super) fn move_some(
         &self,
         guard: ExtentsGuard,
         segment: u32,
@@ -384,7 +394,11 @@ impl DataStore {
                 let (block, at) = (piece.block + u64::from(len), piece.at + len);
                 live.push(Live { ino: piece.ino, block, at, len: piece.len - len });
             }
-            self.load_piece(&inode, segment, &Live { len, ..piece }, &mut cargo, &mut work)?;
+            let loaded = self.load_piece(&inode, segment, &Live { len, ..piece }, &mut cargo, &mut work);
+            if loaded.is_err() {
+                self.cancel(cargo);
+                return loaded;
+            }
         }
         if work.runs.is_empty() {
             self.cancel(cargo);
@@ -406,58 +420,58 @@ impl DataStore {
         work: &mut Work,
     ) -> Result<(), FsError> {
         let dev = self.table.first_block(segment) + u64::from(piece.at);
-        // What is not where it was when this began has no checksum here, and stays where it is.
-        let mut places = Vec::with_capacity(piece.len as usize);
+        // What is not where it was when this began is left alone. It is not even read: its place may be in use anew, by the batch
+        // that is being loaded here (`read_again`).
+        let mut run = Run { block: piece.block, dev, crcs: Vec::new() };
         for i in 0..u64::from(piece.len) {
             let block = piece.block + i;
-            let place = self.window(inode, block / WINDOW_BLOCKS)?.place(block % WINDOW_BLOCKS);
-            places.push(match place {
-                Place::Data(there, crc) if there == dev + i => Some(crc),
-                _ => None,
-            });
-        }
-        let crcs: Vec<u32> = places.iter().map(|p| p.unwrap_or(0)).collect();
-        let mut buf = AlignedBuf::zeroed(crcs.len() * BLOCK_BYTES);
-        let bad = self.read_checked(dev, &crcs, &mut buf);
-        let mut from = 0;
-        for (i, place) in (0..piece.len).zip(&places) {
-            let bad = bad.iter().find(|(at, _)| *at == i as usize).filter(|_| place.is_some());
-            let block = piece.block + u64::from(i);
-            match (place, bad) {
-                (Some(_), None) => {}
-                (Some(crc), Some((_, detail))) if detail == MISMATCH => {
-                    self.damaged(
-                        inode,
-                        block,
-                        dev + u64::from(i),
-                        format!("{MISMATCH}; it is moved as it is"),
-                    );
-                    work.kept_crcs.push((cargo.position() + (i - from), *crc));
-                }
+            match self.window(inode, block / WINDOW_BLOCKS)?.place(block % WINDOW_BLOCKS) {
+                Place::Data(there, crc) if there == dev + i => run.crcs.push(crc),
                 _ => {
-                    self.load_blocks(inode, piece, &buf, from..i, cargo, work);
-                    from = i + 1;
+                    self.load_run(inode, &run, cargo, work);
+                    run = Run { block: block + 1, dev: dev + i + 1, crcs: Vec::new() };
                 }
             }
         }
-        self.load_blocks(inode, piece, &buf, from..piece.len, cargo, work);
+        self.load_run(inode, &run, cargo, work);
         Ok(())
     }
 
+    /// The same for blocks that are all where they are said to be. What cannot be read stays there.
+    fn load_run(&self, inode: &Arc<Inode>, run: &Run, cargo: &mut Cargo, work: &mut Work) {
+        if run.crcs.is_empty() {
+            return;
+        }
+        let mut buf = AlignedBuf::zeroed(run.crcs.len() * BLOCK_BYTES);
+        let bad = self.read_checked(run.dev, &run.crcs, &mut buf);
+        let mut from = 0;
+        for (i, detail) in bad {
+            if detail == MISMATCH {
+                let (block, dev) = (run.block + i as u64, run.dev + i as u64);
+                self.damaged(inode, block, dev, format!("{MISMATCH}; it is moved as it is"));
+                work.kept_crcs.push((cargo.position() + (i - from) as u32, run.crcs[i]));
+            } else {
+                Self::load_blocks(inode, run, &buf, from..i, cargo, work);
+                from = i + 1;
+            }
+        }
+        Self::load_blocks(inode, run, &buf, from..run.crcs.len(), cargo, work);
+    }
+
     fn load_blocks(
-        &self,
         inode: &Arc<Inode>,
-        piece: &Live,
+        run: &Run,
         buf: &AlignedBuf,
-        part: std::ops::Range<u32>,
+        part: Range<usize>,
         cargo: &mut Cargo,
         work: &mut Work,
     ) {
         if part.is_empty() {
             return;
         }
-        let data = &buf[part.start as usize * BLOCK_BYTES..part.end as usize * BLOCK_BYTES];
-        work.runs.extend(Self::load_moved(cargo, inode, piece.block + u64::from(part.start), data));
+        let data = &buf[part.start * BLOCK_BYTES..part.end * BLOCK_BYTES];
+        let first = part.start as u64;
+        work.runs.extend(Self::load_moved(cargo, inode, run.block + first, run.dev + first, data));
     }
 
     /// At the end of a mount: summaries for what no summary names yet.

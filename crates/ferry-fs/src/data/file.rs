@@ -6,6 +6,7 @@ use super::cache::{Cache, Item, Verdict};
 use super::extents::{Place, WINDOW_BLOCKS, Window};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, Folio, mask};
 use super::front::Front;
+use crate::errseq::ErrorSequence;
 use crate::inode::{Inode, InodeState};
 use crate::keys::BLOCK;
 use crate::order::{Guard, Held, Rank};
@@ -34,8 +35,8 @@ pub struct FileData {
     pub(super) ticket: AtomicU64,
     /// Dirty blocks, for guesses without a lock.
     pub(super) dirty_hint: AtomicU32,
-    /// Count of write-back errors << 32 | [`ERROR_TOLD`] | the last one's errno.
-    errors: AtomicU64,
+    /// Writes of this file's data that failed.
+    pub errors: ErrorSequence,
     /// The last name and handle are gone: nothing is to be logged any more, but by reclaim.
     pub(super) dead: AtomicBool,
     /// Where reading got, in bytes; whether it goes from front to back; up to which block it is being read ahead.
@@ -71,9 +72,6 @@ impl PagesLock {
         Some(Guard::tried(Rank::Pages, self.0.try_write()?))
     }
 }
-
-/// Somebody has been told of the newest error.
-const ERROR_TOLD: u64 = 1 << 31;
 
 /// A mutex whose guard keeps the inode alive, so that write-back can hold many.
 #[derive(Default)]
@@ -123,37 +121,9 @@ impl Drop for ExtentsGuard {
 }
 
 impl FileData {
-    /// A write of this file's data failed.
-    pub fn set_error(&self, errno: i32) {
-        let next = |old: u64| Some(((old >> 32) + 1) << 32 | u64::from(errno.unsigned_abs()));
-        let _ = self.errors.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
-    }
     /// Notes the number of dirty blocks for those who only guess.
     pub(super) fn set_hint(&self, dirty_blocks: u64) {
         self.dirty_hint.store(u32::try_from(dirty_blocks).unwrap_or(u32::MAX), Ordering::Relaxed);
-    }
-    /// Where a new handle begins: behind the errors that somebody has been told. One that nobody was told is its business too.
-    pub fn error_cursor(&self) -> u64 {
-        let errors = self.errors.load(Ordering::Acquire);
-        let untold = errors != 0 && errors & ERROR_TOLD == 0;
-        (errors >> 32) - u64::from(untold)
-    }
-    /// The error that [`FileData::error_since`] would tell.
-    pub fn untold(&self, cursor: &AtomicU64) -> Option<i32> {
-        let errors = self.errors.load(Ordering::Acquire);
-        (cursor.load(Ordering::Acquire) < errors >> 32).then_some((errors & (ERROR_TOLD - 1)) as i32)
-    }
-    /// An error newer than `cursor`, which is told once.
-    pub fn error_since(&self, cursor: &AtomicU64) -> Option<i32> {
-        let errors = self.errors.load(Ordering::Acquire);
-        let count = errors >> 32;
-        // Of two that ask at the same time, one may have seen a newer error: the cursor never goes back, or that is told twice.
-        (cursor.fetch_max(count, Ordering::AcqRel) < count).then(|| {
-            // A newer one that came meanwhile nobody has been told.
-            let told = errors | ERROR_TOLD;
-            let _ = self.errors.compare_exchange(errors, told, Ordering::AcqRel, Ordering::Acquire);
-            (errors & (ERROR_TOLD - 1)) as i32
-        })
     }
 
     /// `item` is there and has this place in the clock (or somebody is at it). Waits for nobody.
@@ -529,26 +499,5 @@ pub fn zero_tail(pages: &mut Pages, size: u64) {
     if at != 0 && pages.has(block) {
         let from = (size as usize) % FOLIO_BYTES;
         pages.with_folio(block / FOLIO_BLOCKS, |f| f.zero(from, from.next_multiple_of(BLOCK as usize)));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Whoever asks with what it saw of the errors before the newest one came.
-    #[test]
-    fn an_error_that_was_told_is_not_told_again_by_who_saw_an_older_one() {
-        let file = FileData::default();
-        let cursor = AtomicU64::new(file.error_cursor());
-        file.set_error(libc::EIO);
-        cursor.store(2, Ordering::Release);
-        assert_eq!(file.untold(&cursor), None);
-        assert_eq!(file.error_since(&cursor), None);
-        assert_eq!(cursor.load(Ordering::Acquire), 2, "the cursor does not go back");
-        file.set_error(libc::ENOSPC);
-        assert_eq!(file.error_since(&cursor), None, "the second was told");
-        file.set_error(libc::EIO);
-        assert_eq!(file.error_since(&cursor), Some(libc::EIO));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Busy;
 use super::DataStore;
+use super::trim::Quiet;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -27,7 +28,7 @@ pub struct Signal {
 }
 
 /// The longest sleep, so that old data is found in time.
-const ROUND: Duration = Duration::from_millis(500);
+pub(super) const ROUND: Duration = Duration::from_millis(500);
 
 impl Signal {
     /// There is something to do now.
@@ -113,7 +114,7 @@ pub fn start(store: &Arc<DataStore>) {
 }
 
 fn run(store: &Weak<DataStore>, signal: &Signal) {
-    let (mut stuck, mut untidy) = (false, false);
+    let (mut stuck, mut untidy, mut quiet) = (false, false, Quiet::default());
     while let Some(wanted) = signal.wait() {
         let Some(store) = store.upgrade() else { return };
         let result = store.round(wanted);
@@ -122,7 +123,7 @@ fn run(store: &Weak<DataStore>, signal: &Signal) {
         }
         stuck = result.is_err();
         signal.end_round(stuck);
-        let result = if stuck { Ok(()) } else { store.tidy() };
+        let result = if stuck { Ok(()) } else { store.idle_work(&mut quiet, store.env.clock.monotonic()) };
         if let (Err(error), false) = (&result, untidy) {
             tracing::error!(%error, "the cleaner failed");
         }
@@ -134,6 +135,12 @@ impl DataStore {
     /// Does what the background thread would do now; only for `background: false`.
     pub fn tick(&self) -> Result<(), crate::error::FsError> {
         if self.options.read_only { Ok(()) } else { self.round(false) }
+    }
+
+    /// What follows a round of write-back.
+    pub(super) fn idle_work(&self, quiet: &mut Quiet, now: Duration) -> Result<(), crate::error::FsError> {
+        self.tidy()?;
+        self.give_back_when_quiet(quiet, now)
     }
 
     /// One round of write-back.

@@ -5,10 +5,11 @@
 //! `docs/locking.md` states the order of locks, `docs/format.md` what is on the device.
 
 mod ahead;
-mod aside;
 mod batch;
 mod cache;
 mod cleaner;
+#[cfg(feature = "compare")]
+mod compare;
 mod extents;
 mod falloc;
 mod file;
@@ -17,41 +18,50 @@ mod folio;
 mod frame;
 mod front;
 mod map;
+mod moved;
 mod queue;
 mod read;
+mod removed;
+mod reservation;
 mod resize;
 mod row;
+#[cfg(feature = "compare")]
 mod rwsem;
 mod segments;
 mod send;
 mod share;
 mod space;
-pub(crate) mod summary;
+pub mod summary;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod trim;
 mod write;
 mod writeback;
 
-pub use aside::Aside;
-pub(crate) use extents::WINDOW_BLOCKS;
+#[cfg(feature = "compare")]
+pub use compare::Locking;
+pub use extents::WINDOW_BLOCKS;
 pub use file::FileData;
+pub use reservation::{target_cost, write_cost};
 pub(crate) use writeback::Busy;
 
 use crate::api::{Errno, Ino, Timestamp};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{BLOCK, InodeRecord};
-use crate::order::{Guard, Rank};
 use batch::Traffic;
 use cache::Cache;
-use ferry_device::{BlockDevice, Env};
+use ferry_device::BlockDevice;
+use ferry_env::Env;
 use ferry_journal::{Geometry, Journal, JournalClient, JournalError, Recovered, Seq};
 use file::ExtentsGuard;
 use flusher::Signal;
+use moved::Moves;
 use parking_lot::Mutex;
 use queue::Queue;
-use rwsem::{Reading, Rwsem, Writing};
+use removed::Removed;
+use row::Want;
 use segments::Table;
 use space::Space;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -78,48 +88,8 @@ pub struct DataOptions {
     /// Nothing is ever written.
     pub read_only: bool,
     /// Who excludes whom on one file.
+    #[cfg(feature = "compare")]
     pub locking: Locking,
-}
-
-/// Who excludes whom on one file. All but the default are for comparison.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Locking {
-    /// Who touches the same folios.
-    #[default]
-    Range,
-    /// The same for writes inside one folio; longer ones exclude everybody, and readers take the lock.
-    Folio,
-    /// A writer everybody, by the rules of the lock that XFS uses.
-    Inode,
-}
-
-impl Locking {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Range, Self::Folio, Self::Inode];
-
-    /// The word that options use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Range => "range",
-            Self::Folio => "folio",
-            Self::Inode => "inode",
-        }
-    }
-}
-
-impl std::fmt::Display for Locking {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl std::str::FromStr for Locking {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|locking| locking.name() == word);
-        found.ok_or_else(|| format!("{word:?} is no rule: use range, folio or inode"))
-    }
 }
 
 /// What a write changes beside contents and size.
@@ -164,6 +134,8 @@ pub struct SpaceTotals {
     pub available: u64,
     /// Bytes that extents refer to.
     pub live: u64,
+    /// What data has: bytes that extents refer to or promise, dirty ones, and what is set aside; without what is on its way back.
+    pub used: u64,
 }
 
 /// Counters for `stats`.
@@ -237,8 +209,10 @@ pub struct DataStore {
     space: Space,
     table: Table,
     queue: Queue,
+    removed: Removed,
     /// Data being written, and its buffers.
     traffic: Arc<Traffic>,
+    moves: Moves,
     /// Buffers of reads.
     reads: Traffic,
     /// The journal owns us, so we must not own it.
@@ -253,8 +227,8 @@ pub struct DataStore {
     signal: Arc<Signal>,
     ahead: Arc<ahead::Jobs>,
     counters: Counters,
-    /// Of `Locking::Inode`; an inode has one of them by its number.
-    old_locks: Box<[Rwsem]>,
+    #[cfg(feature = "compare")]
+    inode_locks: compare::InodeLocks,
 }
 
 impl DataStore {
@@ -265,7 +239,9 @@ impl DataStore {
             space: Space::new(Arc::clone(&dev), geometry),
             table: Table::new(geometry),
             queue: Queue::default(),
+            removed: Removed::default(),
             traffic: Arc::default(),
+            moves: Moves::default(),
             reads: Traffic::default(),
             journal: OnceLock::new(),
             inodes: OnceLock::new(),
@@ -275,26 +251,12 @@ impl DataStore {
             signal: Arc::default(),
             ahead: Arc::default(),
             counters: Counters::default(),
-            old_locks: match options.locking {
-                Locking::Inode => (0..OLD_LOCKS).map(|_| Rwsem::default()).collect(),
-                Locking::Range | Locking::Folio => Box::default(),
-            },
+            #[cfg(feature = "compare")]
+            inode_locks: compare::InodeLocks::new(options.locking),
             dev,
             options,
             env,
         })
-    }
-
-    /// Under `Locking::Inode`: no writer comes between.
-    fn old_read(&self, inode: &Inode) -> Option<Guard<Reading<'_>>> {
-        let old = self.old_locks.get(inode.ino as usize % OLD_LOCKS)?;
-        Some(Guard::wait(Rank::Old, || old.read()))
-    }
-
-    /// Under `Locking::Inode`: nobody comes between.
-    fn old_write(&self, inode: &Inode) -> Option<Guard<Writing<'_>>> {
-        let old = self.old_locks.get(inode.ino as usize % OLD_LOCKS)?;
-        Some(Guard::wait(Rank::Old, || old.write()))
     }
 
     /// Loads the segment table, finishes interrupted truncations and starts the background thread. Neither `journal` nor
@@ -386,6 +348,21 @@ impl DataStore {
         self.queue.leave(inode);
     }
 
+    /// Files without a name whose space is on its way back.
+    pub(crate) fn removed(&self) -> &Removed {
+        &self.removed
+    }
+
+    /// What the host would have to give if the volume became full, and what it has; both in bytes. `None`: it need not be asked.
+    pub fn host_needs(&self) -> Option<(u64, u64)> {
+        self.space.host_needs()
+    }
+
+    /// Less than `bytes` can be written anew without waiting for space.
+    pub fn is_short_of(&self, bytes: u64) -> bool {
+        !self.space.has(Want::new(bytes.div_ceil(BLOCK).saturating_add(SHORT_BLOCKS)))
+    }
+
     /// The device below all caches.
     pub(crate) fn device(&self) -> &dyn BlockDevice {
         &*self.dev
@@ -413,23 +390,13 @@ impl DataStore {
 
     /// Totals for statfs.
     pub fn totals(&self) -> SpaceTotals {
-        let (total, free, available) = self.space.totals();
-        SpaceTotals { total, free, available, live: self.table.used().0 * BLOCK }
-    }
-
-    /// What a new handle's error cursor starts from.
-    pub fn error_cursor(&self, inode: &Inode) -> u64 {
-        inode.file.error_cursor()
-    }
-
-    /// A write-back error that the handle with this cursor has not been told.
-    pub fn error_since(&self, inode: &Inode, cursor: &AtomicU64) -> Option<Errno> {
-        inode.file.error_since(cursor).map(Errno)
-    }
-
-    /// The same; the handle still has to be told.
-    pub fn untold_error(&self, inode: &Inode, cursor: &AtomicU64) -> Option<Errno> {
-        inode.file.untold(cursor).map(Errno)
+        let (journal, blocks) = (self.journal(), self.removed.blocks());
+        let home = journal.map_or(u32::MAX, |journal| {
+            let less = self.removed.metadata_since(journal.home_seq());
+            journal.home_segments_wanted(less)
+        });
+        let (total, free, available, used) = self.space.totals(blocks, home);
+        SpaceTotals { total, free, available, live: self.table.used().0 * BLOCK, used }
     }
 
     /// Counters.
@@ -470,7 +437,8 @@ impl DataStore {
             return Ok(());
         }
         self.write_back_all()?;
-        self.name_everything()
+        self.name_everything()?;
+        self.give_back_at_unmount()
     }
 }
 
@@ -483,6 +451,7 @@ impl Drop for DataStore {
 
 impl JournalClient for DataStore {
     fn stamped(&self, seq: Seq) {
+        self.moves.stamped(seq);
         self.space.stamped(seq);
     }
 
@@ -505,8 +474,8 @@ impl JournalClient for DataStore {
 const RECORD_BYTES: u32 = 256 + crate::keys::INLINE_MAX as u32;
 /// Largest piece of a read or write that happens under one lock, in bytes.
 const PIECE: usize = 1 << 20;
-/// So many inodes can be read and written at a time under `Locking::Inode`.
-const OLD_LOCKS: usize = 64;
+/// A change may take so many blocks beside those that it says: of what it cuts, and of what leaves the record.
+const SHORT_BLOCKS: u64 = 4;
 
 /// Changes attributes under the inode lock.
 type AttrEdit<'a> = &'a mut dyn FnMut(&mut InodeRecord);

@@ -3,6 +3,7 @@
 //! Each block is checked against its CRC32C when it comes from the device. A block that does not match may still be on its way
 //! there (the cleaner's blocks are in no folio): that is waited for, and it is read again. If it does not match then, it is
 //! looked up again, since it may have been moved and its segment reused meanwhile. Only if it is still mapped there, it is damaged.
+//! What was moved and did not arrive is read from where it was (`moved.rs`).
 
 use super::extents::{Place, WINDOW_BLOCKS, Window};
 use super::file::{Known, Pages, PagesShared};
@@ -27,6 +28,8 @@ pub(super) const DIRECT_BLOCKS: u64 = 64;
 pub(super) const MISMATCH: &str = "its checksum does not match";
 /// How often a read waits for others' reads of the same blocks before it reads for itself.
 const WAITS_MAX: u32 = 4;
+/// A block is looked for in so many of its old places, from one to the next.
+const MOVES_MAX: u32 = 16;
 /// What is said of a block that repair had to give up.
 const LOST: &str = "its contents were lost to damage that was repaired";
 
@@ -72,7 +75,8 @@ enum Lack {
 impl DataStore {
     /// Reads at `offset`; fewer bytes than asked only at the end of the file.
     pub fn read(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Result<usize, FsError> {
-        let _old = self.old_read(inode);
+        #[cfg(feature = "compare")]
+        let _compared = self.inode_locks.read(inode.ino);
         let mut done = 0;
         while done < out.len() {
             let want = (out.len() - done).min(PIECE);
@@ -95,7 +99,8 @@ impl DataStore {
 
     /// The same if all of it is in memory; otherwise `None`, and nothing was asked of the device.
     pub fn read_cached(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Option<usize> {
-        let _old = self.old_read(inode);
+        #[cfg(feature = "compare")]
+        let _compared = self.inode_locks.read(inode.ino);
         if out.len() <= PIECE && self.read_free(inode, offset, out) {
             self.read_on(inode, offset, out.len(), inode.file.readable.load(Ordering::Relaxed), false);
             return Some(out.len());
@@ -224,17 +229,34 @@ impl DataStore {
         bad
     }
 
-    /// Reads one block again, alone, when nobody writes it any more.
+    /// Reads one block again, alone, when nobody writes it any more; where it was before it was moved, too, as long as that counts. On a
+    /// mismatch `out` is what the device has at `dev`.
+    ///
+    /// Whoever has a right to extents, or a batch that is not sent, asks only for what is mapped: the data of a mapped block is on its
+    /// way already, and waits for nobody. Of any other place it might be their own batch, or one that waits for that right.
     fn read_again(&self, dev: u64, crc: u32, out: &mut [u8]) -> Result<(), String> {
         self.traffic.wait_for(dev..dev + 1);
         let mut one = AlignedBuf::zeroed(BLOCK_BYTES);
-        match self.dev.read(dev * BLOCK, &mut one) {
+        let what = match self.dev.read(dev * BLOCK, &mut one) {
             Ok(()) => {
                 out.copy_from_slice(&one);
-                if crc32c::crc32c(out) == crc { Ok(()) } else { Err(MISMATCH.to_owned()) }
+                if crc32c::crc32c(out) == crc {
+                    return Ok(());
+                }
+                MISMATCH.to_owned()
             }
-            Err(error) => Err(format!("the device cannot read it: {error}")),
+            Err(error) => format!("the device cannot read it: {error}"),
+        };
+        let mut place = dev;
+        for _ in 0..MOVES_MAX {
+            let Some(old) = self.moves.old_place(place) else { break };
+            if self.dev.read(old * BLOCK, &mut one).is_ok() && crc32c::crc32c(&one) == crc {
+                out.copy_from_slice(&one);
+                return Ok(());
+            }
+            place = old;
         }
+        Err(what)
     }
 
     fn still_there(&self, inode: &Arc<Inode>, block: u64, dev: u64, crc: u32) -> Result<bool, FsError> {

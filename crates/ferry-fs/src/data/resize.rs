@@ -6,7 +6,7 @@ use super::file::{ExtentsGuard, Pages, show_blocks, zero_tail};
 use super::row::{Claim, Want};
 use super::write::{Ready, apply, prepare};
 use super::{AttrEdit, DataStore, RECORD_BYTES};
-use crate::api::{AsideId, Errno, Ino};
+use crate::api::{Errno, Ino, ReservationId};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, BLOCK, InodeRecord, Key, Number};
@@ -46,10 +46,10 @@ impl DataStore {
         self.set_size_from(None, inode, size, edit)
     }
 
-    /// The same; its space is taken from what was set aside, if there is enough.
+    /// The same; its space is taken from a reservation, if that has enough.
     pub fn set_size_from(
         &self,
-        aside: Option<AsideId>,
+        reservation: Option<ReservationId>,
         inode: &Arc<Inode>,
         size: u64,
         edit: &mut dyn FnMut(&mut InodeRecord),
@@ -58,7 +58,7 @@ impl DataStore {
         if size > i64::MAX as u64 {
             return Err(Errno(libc::EFBIG).into());
         }
-        self.resize(self.space.claim_from(self.purse(aside)), inode, size, true, edit)
+        self.resize(self.space.claim_from(self.purse(reservation)), inode, size, true, edit)
     }
 
     /// Extends the file to `size`; one that is as long already stays as it is.
@@ -252,7 +252,7 @@ impl DataStore {
         edits: Vec<Edit>,
         delta: &Delta,
     ) {
-        state.logged.blocks = state.logged.blocks.wrapping_add_signed(delta.counted());
+        state.logged.blocks = state.logged.blocks.saturating_add_signed(delta.counted());
         pages.map_version += 1;
         let (empty, rest): (Vec<_>, Vec<_>) =
             edits.into_iter().partition(|e| e.window.next_mapped(0).is_none());

@@ -168,7 +168,9 @@ impl Table {
             return Err(bad.into());
         }
         if let Some(value) = journal.get(&keys::reserved())? {
-            state.reserved = Number::decode(&value)?.0;
+            // A damaged volume may say anything; this much can be counted with.
+            let all = u64::from(self.blocks) * u64::from(self.geometry.segment_count);
+            state.reserved = Number::decode(&value)?.0.min(all);
         }
         let mut partly: Vec<_> =
             used.iter().copied().filter(|&s| state.segments[s as usize].filled < self.blocks).collect();
@@ -364,7 +366,7 @@ impl Table {
         touched.sort_unstable();
         touched.dedup();
         if delta.reserved != 0 {
-            state.reserved = state.reserved.wrapping_add_signed(delta.reserved);
+            state.reserved = state.reserved.saturating_add_signed(delta.reserved);
             txn.put(&keys::reserved(), &Number(state.reserved).encode());
         }
         let mut freed = Vec::new();
@@ -411,7 +413,7 @@ impl Table {
         let (mut dev, mut left) = (dev, by.unsigned_abs());
         while left > 0 {
             let Some((segment, at)) = self.locate(dev) else {
-                checked!(false, "device block {dev} lies in no segment");
+                sound!(false, "device block {dev} lies in no segment");
                 return;
             };
             let here = left.min(u64::from(self.blocks - at));
@@ -420,7 +422,7 @@ impl Table {
                 record.live += here as u32;
                 state.live += here;
             } else {
-                checked!(u64::from(record.live) >= here, "segment {segment} has too few live blocks");
+                sound!(u64::from(record.live) >= here, "segment {segment} has too few live blocks");
                 record.live = record.live.saturating_sub(here as u32);
                 state.live = state.live.saturating_sub(here);
             }
@@ -519,6 +521,13 @@ impl Table {
     /// Segments that are being filled.
     pub fn open_segments(&self) -> Vec<u32> {
         self.state.lock().open.iter().flatten().map(|o| o.segment).collect()
+    }
+
+    /// Segments that hold data, or are being filled.
+    #[cfg(test)]
+    pub fn segments_in_use(&self) -> BTreeSet<u32> {
+        let state = self.state.lock();
+        (0..self.geometry.segment_count).filter(|segment| state.has(*segment)).collect()
     }
 
     /// Live blocks, and blocks promised by extents.

@@ -64,6 +64,8 @@ pub(super) struct Taken {
     pub at: u32,
     /// Number of blocks.
     pub len: u32,
+    /// If they are moved, the first device block of where they are.
+    pub from: Option<u64>,
 }
 
 /// What becomes of a small file's contents.
@@ -193,7 +195,7 @@ impl DataStore {
             pages.settle(&inode, index);
             match work.runs.last_mut().filter(|_| joins) {
                 Some(last) => last.len += len,
-                None => work.runs.push(Taken { block: run.start, at, len }),
+                None => work.runs.push(Taken { block: run.start, at, len, from: None }),
             }
             cargo.used += len;
             cursor = run.end;
@@ -237,11 +239,12 @@ impl DataStore {
         }
     }
 
-    /// Adds blocks that are moved, not written: `data` is what the device has of them.
+    /// Adds blocks that are moved, not written: `data` is what the device has of them, from device block `from` on.
     pub(super) fn load_moved(
         cargo: &mut Cargo,
         inode: &Arc<Inode>,
         block: u64,
+        from: u64,
         data: &[u8],
     ) -> Option<Taken> {
         let (at, len) = (cargo.used, (data.len() / BLOCK_BYTES) as u32);
@@ -250,7 +253,7 @@ impl DataStore {
         out.copy_from_slice(data);
         cargo.used += len;
         cargo.entries.push((inode.ino, block, len));
-        Some(Taken { block, at, len })
+        Some(Taken { block, at, len, from: Some(from) })
     }
 
     /// Writes the batch and logs each inode's share. On an error everything that was not logged is dirty again.
@@ -366,6 +369,14 @@ impl DataStore {
         checked!(inline.is_none_or(|len| len == state.logged.size), "contents and size belong together");
         txn.put(&keys::inode(inode.ino), &state.record().encode());
         let seq = self.table.commit(txn, &delta, work.held, chunk, &self.space);
+        if let Some(chunk) = chunk {
+            let first = self.table.first_block(chunk.segment) + u64::from(chunk.at);
+            for run in &work.runs {
+                run.from.into_iter().for_each(|from| {
+                    self.moves.note(from, first + u64::from(run.at), run.len, seq);
+                });
+            }
+        }
         self.note_seq(Some(inode), seq);
         self.leave_if_clean(inode, &state, &pages);
         Ok(())
@@ -451,7 +462,7 @@ fn clean_run(pages: &mut Pages, run: Range<u64>, work: &mut Work) {
 /// Brings the inode in line with what was logged. Returns the blocks of space that must be taken for blocks which were dirtied
 /// again meanwhile, over promises that are now used up.
 fn apply_logged(state: &mut InodeState, pages: &mut Pages, work: &Work, counted: i64) -> i64 {
-    state.logged.blocks = state.logged.blocks.wrapping_add_signed(counted);
+    state.logged.blocks = state.logged.blocks.saturating_add_signed(counted);
     let mut taken_anew = 0;
     match &work.contents {
         Contents::Inline(contents) => {

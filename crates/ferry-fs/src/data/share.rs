@@ -10,7 +10,7 @@ use super::frame::{Frame, copied};
 use super::row::{Claim, Purse, Want};
 use super::space::Space;
 use super::write::{Plan, Ready, dirty_blocks, prepare};
-use super::{DataStore, Locking, PIECE, Touch};
+use super::{Busy, DataStore, PIECE, Touch};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{BLOCK, INLINE_MAX};
@@ -76,7 +76,11 @@ enum Try {
 impl DataStore {
     /// Reads from memory without a lock; `false`: something is not in memory, not known, or does not come to rest.
     pub(super) fn read_free(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> bool {
-        if self.options.locking != Locking::Range || out.is_empty() {
+        #[cfg(feature = "compare")]
+        if !self.options.locking.reads_free() {
+            return false;
+        }
+        if out.is_empty() {
             return false;
         }
         let last = (offset + out.len() as u64 - 1) / FOLIO_BYTES as u64;
@@ -90,15 +94,15 @@ impl DataStore {
     /// Writes up to 1 MiB at `offset` under the shared inode lock; `false`: this takes the exclusive one.
     pub(super) fn write_shared(
         &self,
+        busy: Busy,
         purse: &Option<Arc<Purse>>,
         inode: &Arc<Inode>,
         offset: u64,
         data: &[u8],
         touch: &Touch<'_>,
     ) -> Result<bool, FsError> {
-        if self.options.locking == Locking::Inode
-            || (self.options.locking == Locking::Folio && parts(offset, data.len()).nth(1).is_some())
-        {
+        #[cfg(feature = "compare")]
+        if !self.options.locking.shares(parts(offset, data.len()).count()) {
             return Ok(false);
         }
         let (mut waits, mut claim) = (0, self.space.claim_from(purse.clone()));
@@ -108,7 +112,7 @@ impl DataStore {
                 Try::Exclusive => return Ok(false),
                 Try::Load(window) => self.load_window(inode, window)?,
                 Try::Fetch(block) => self.fetch_block(inode, block)?,
-                Try::Space(want) => self.find_space(want, &mut claim)?,
+                Try::Space(want) => self.find_space_or_refuse(busy, want, &mut claim)?,
                 Try::Busy(frame) => {
                     waits += 1;
                     frame.wait();

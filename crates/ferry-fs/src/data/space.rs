@@ -11,11 +11,12 @@ use ferry_device::BlockDevice;
 use ferry_journal::{Geometry, Seq, home_unit_bytes};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use super::row::{Claim, Free, Purse, Want};
-use crate::api::AsideId;
+use crate::api::ReservationId;
 use crate::keys::BLOCK;
 
 /// Segments that only the cleaner takes.
@@ -30,6 +31,8 @@ const SLACK_MIN: u32 = 2;
 const GROW_BYTES: u64 = 64 << 20;
 /// So many bytes of free segments are kept before the rest is given back to the host.
 const KEEP_BYTES: u64 = 64 << 20;
+/// So many segments go back to the host in one call, at most: who wants a segment waits for it.
+const DISCARDED_AT_ONCE: u32 = 32;
 /// What the host keeps when the volume asks for more.
 const HOST_SLACK_BYTES: u64 = 16 << 20;
 
@@ -50,6 +53,10 @@ struct Pool {
     backed: BTreeSet<u32>,
     /// Free, without space of the host.
     bare: BTreeSet<u32>,
+    /// Those of them of which the host may still hold something: all, when the volume is opened.
+    stale: BTreeSet<u32>,
+    /// Bytes of free segments that are kept beside the reserves: none once the volume is quiet or being closed.
+    keep_bytes: u64,
     /// The home store's.
     home: BTreeSet<u32>,
     /// Segments that the host has given since the mount (or that a live block proves).
@@ -58,6 +65,8 @@ struct Pool {
     backed_total: u32,
     /// Capacity that `Space::free` was computed from, in blocks.
     capacity: i64,
+    /// Segments taken since the mount, but for the cleaner.
+    taken: u64,
     /// Where the log is, and how many segments it has taken from the end since the mount.
     log: (u64, u64),
     lost: u32,
@@ -79,9 +88,9 @@ pub struct Space {
     pool: Mutex<Pool>,
     /// Free as soon as the context is stamped. Commits add to it, so it is held over nothing.
     pending: Mutex<VecDeque<(Seq, u32)>>,
-    /// What was set aside; nothing is locked inside it.
-    pub(super) asides: Mutex<BTreeMap<AsideId, Arc<Purse>>>,
-    newest_aside: AtomicU64,
+    /// Reservations of clients. No other lock is taken inside it.
+    pub(super) reservations: Mutex<BTreeMap<ReservationId, Arc<Purse>>>,
+    newest_reservation: AtomicU64,
 }
 
 /// Blocks of a segment that can hold data, the least that its summaries leave.
@@ -90,16 +99,24 @@ pub fn usable_blocks(geometry: &Geometry) -> i64 {
     blocks - 2 - blocks / 128
 }
 
+/// Segments that a home store of `home` needs to write anew what it has.
+fn copying(home: u32) -> u32 {
+    2 + home / 4
+}
+
 impl Space {
     /// Knows nothing yet: nothing is free before [`Space::start`].
     pub fn new(dev: Arc<dyn BlockDevice>, geometry: Geometry) -> Self {
         let pool = Pool {
             backed: BTreeSet::new(),
             bare: BTreeSet::new(),
+            stale: BTreeSet::new(),
+            keep_bytes: KEEP_BYTES,
             home: BTreeSet::new(),
             given: BTreeSet::new(),
             backed_total: 0,
             capacity: 0,
+            taken: 0,
             log: (geometry.log_offset, geometry.log_len),
             lost: 0,
         };
@@ -112,8 +129,8 @@ impl Space {
             stamped: AtomicU64::new(0),
             pool: Mutex::new(pool),
             pending: Mutex::default(),
-            asides: Mutex::default(),
-            newest_aside: AtomicU64::new(0),
+            reservations: Mutex::default(),
+            newest_reservation: AtomicU64::new(0),
         }
     }
 
@@ -124,6 +141,7 @@ impl Space {
         pool.bare = (0..self.geometry.segment_count)
             .filter(|s| !used.contains(s) && !pool.home.contains(s))
             .collect();
+        pool.stale = pool.bare.clone();
         pool.backed_total = used.len() as u32;
         self.committed(0, blocks as i64);
         self.rebase(&mut pool);
@@ -140,15 +158,15 @@ impl Space {
     /// Segments kept for the home store where data has `total`: what one log can bring it, and room to copy what it has; and so many of them, with
     /// what it has already, that large files can be overwritten until each of their blocks has an extent of its own.
     fn home_reserve(&self, pool: &Pool, total: u32) -> u32 {
-        let log = (pool.log.1 / home_unit_bytes(self.geometry.segment_len)) as u32;
-        let share = (total / HOME_SHARE).saturating_sub(pool.home.len() as u32);
-        let wanted = (log + self.copying(pool)).max(share);
-        wanted.clamp(2, (self.geometry.segment_count / 4).max(2))
+        self.reserve_beside(pool.home.len() as u32, total, pool.log.1)
     }
 
-    /// Segments that the home store needs to write anew what it has.
-    fn copying(&self, pool: &Pool) -> u32 {
-        2 + pool.home.len() as u32 / 4
+    /// The same where the home store has `home` segments.
+    fn reserve_beside(&self, home: u32, total: u32, log_len: u64) -> u32 {
+        let log = (log_len / home_unit_bytes(self.geometry.segment_len)) as u32;
+        let share = (total / HOME_SHARE).saturating_sub(home);
+        let wanted = (log + copying(home)).max(share);
+        wanted.clamp(2, (self.geometry.segment_count / 4).max(2))
     }
 
     /// Free segments that must remain when one is taken for `need`.
@@ -171,7 +189,14 @@ impl Space {
 
     /// Blocks that `total` segments can promise.
     fn capacity(&self, total: u32, pool: &Pool) -> i64 {
-        let kept = self.home_reserve(pool, total) + CLEANER_RESERVE + (total / SLACK_SHARE).max(SLACK_MIN);
+        self.capacity_beside(pool.home.len() as u32, total, pool.log.1)
+    }
+
+    /// The same where the home store has `home` segments.
+    fn capacity_beside(&self, home: u32, total: u32, log_len: u64) -> i64 {
+        let kept = self.reserve_beside(home, total, log_len)
+            + CLEANER_RESERVE
+            + (total / SLACK_SHARE).max(SLACK_MIN);
         (i64::from(total) - i64::from(kept)) * usable_blocks(&self.geometry)
     }
 
@@ -180,7 +205,7 @@ impl Space {
         let capacity = self.capacity(pool.backed_total, pool);
         self.free.add(capacity - pool.capacity);
         pool.capacity = capacity;
-        let lent = self.home_reserve(pool, pool.backed_total).saturating_sub(self.copying(pool));
+        let lent = self.home_reserve(pool, pool.backed_total).saturating_sub(copying(pool.home.len() as u32));
         self.lent.store(i64::from(lent) * usable_blocks(&self.geometry), Ordering::Relaxed);
     }
 
@@ -197,6 +222,7 @@ impl Space {
                 break;
             }
             pool.bare.remove(&first);
+            pool.stale.remove(&first);
             pool.backed.insert(first);
             pool.given.insert(first);
             pool.backed_total += 1;
@@ -215,16 +241,16 @@ impl Space {
         Claim::new(&self.free, None)
     }
 
-    /// The same, for one that takes from what was set aside first.
+    /// The same, for a change that draws from a reservation first.
     pub fn claim_from(&self, purse: Option<Arc<Purse>>) -> Claim<'_> {
         Claim::new(&self.free, purse)
     }
 
-    /// A place to set space aside in.
-    pub fn new_purse(&self) -> (AsideId, Arc<Purse>) {
-        let id = AsideId(self.newest_aside.fetch_add(1, Ordering::Relaxed) + 1);
+    /// An empty reservation.
+    pub fn new_purse(&self) -> (ReservationId, Arc<Purse>) {
+        let id = ReservationId(self.newest_reservation.fetch_add(1, Ordering::Relaxed) + 1);
         let purse = Arc::<Purse>::default();
-        self.asides.lock().insert(id, purse.clone());
+        self.reservations.lock().insert(id, purse.clone());
         (id, purse)
     }
 
@@ -322,6 +348,10 @@ impl Space {
             return None;
         }
         let segment = pool.backed.pop_first()?;
+        if need != Need::Clean {
+            pool.taken += 1;
+            pool.keep_bytes = KEEP_BYTES;
+        }
         if need == Need::Home {
             pool.home.insert(segment);
             pool.backed_total -= 1;
@@ -396,6 +426,7 @@ impl Space {
                 pool.backed.insert(segment);
             } else {
                 pool.bare.insert(segment);
+                pool.stale.insert(segment);
                 pool.backed_total -= 1;
             }
         }
@@ -407,19 +438,75 @@ impl Space {
 
     /// Gives free segments back to the host, the last ones first, as far as nothing promised needs them.
     fn trim(&self, pool: &mut Pool) {
-        let keep = (KEEP_BYTES / self.geometry.segment_len).max(2) as u32 + CLEANER_RESERVE + SLACK_MIN;
-        while pool.backed.len() as u32 > keep + self.home_reserve(pool, pool.backed_total) {
-            let loss = pool.capacity - self.capacity(pool.backed_total - 1, pool);
-            let taken = self.free.take(Want { blocks: loss, leave: 0 });
-            let Some(segment) = taken.then(|| pool.backed.pop_last()).flatten() else { return };
-            pool.capacity -= loss;
-            pool.backed_total -= 1;
-            pool.given.remove(&segment);
-            pool.bare.insert(segment);
-            if let Err(error) = self.dev.discard(self.segment_offset(segment), self.geometry.segment_len) {
-                tracing::warn!(segment, %error, "the space of a free segment stays with the host file");
+        while self.trim_one(pool) {}
+    }
+
+    /// Gives one back; `false`: none is to spare.
+    ///
+    /// The lock of the pool is held over it, so nobody takes the segment meanwhile. Its being free is durable: nothing else is in the pool.
+    fn trim_one(&self, pool: &mut Pool) -> bool {
+        let spare =
+            (pool.keep_bytes / self.geometry.segment_len).max(if pool.keep_bytes > 0 { 2 } else { 0 });
+        let keep = spare as u32 + CLEANER_RESERVE + SLACK_MIN;
+        if pool.backed.len() as u32 <= keep + self.home_reserve(pool, pool.backed_total) {
+            return false;
+        }
+        let loss = pool.capacity - self.capacity(pool.backed_total - 1, pool);
+        let taken = self.free.take(Want { blocks: loss, leave: 0 });
+        let Some(segment) = taken.then(|| pool.backed.pop_last()).flatten() else { return false };
+        pool.capacity -= loss;
+        pool.backed_total -= 1;
+        pool.given.remove(&segment);
+        pool.bare.insert(segment);
+        if let Err(error) = self.dev.discard(self.segment_offset(segment), self.geometry.segment_len) {
+            tracing::warn!(segment, %error, "the space of a free segment stays with the host file");
+            pool.stale.insert(segment);
+        }
+        true
+    }
+
+    /// Nothing is kept beside the reserves until the next segment is taken.
+    pub fn keep_no_spare(&self) {
+        self.pool.lock().keep_bytes = 0;
+    }
+
+    /// Gives one segment back to the host that is to spare, or some that the host may hold although they are free. Returns how many
+    /// segments; `None`: there are none left. An error leaves the rest for another time.
+    pub fn trim_some(&self) -> io::Result<Option<u32>> {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        if self.trim_one(&mut pool) {
+            return Ok(Some(1));
+        }
+        let Some(first) = pool.stale.pop_first() else { return Ok(None) };
+        let mut count = 1;
+        while count < DISCARDED_AT_ONCE && pool.stale.remove(&(first + count)) {
+            count += 1;
+        }
+        let len = u64::from(count) * self.geometry.segment_len;
+        match self.dev.discard(self.segment_offset(first), len) {
+            Ok(()) => Ok(Some(count)),
+            Err(error) => {
+                pool.stale.extend(first..first + count);
+                Err(error)
             }
         }
+    }
+
+    /// The host tells how much it has: the volume is a file (or several), and not a device of its own.
+    pub fn is_hosted(&self) -> bool {
+        self.dev.host_free().is_some()
+    }
+
+    /// Segments taken since the mount, but for the cleaner.
+    pub fn taken(&self) -> u64 {
+        self.pool.lock().taken
+    }
+
+    /// What the host would have to give if the volume became full, and what it has; both in bytes. `None`: it need not be asked.
+    pub fn host_needs(&self) -> Option<(u64, u64)> {
+        let bare = self.pool.lock().bare.len() as u64;
+        Some((bare * self.geometry.segment_len, self.dev.host_free()?))
     }
 
     /// The places of the volume, as they are since the log has grown.
@@ -449,6 +536,7 @@ impl Space {
                 pool.backed_total -= 1;
             }
             pool.bare.remove(&segment);
+            pool.stale.remove(&segment);
             pool.given.remove(&segment);
         }
         let before = (pool.log, pool.lost);
@@ -485,17 +573,23 @@ impl Space {
         true
     }
 
-    /// For statfs, in bytes: total, free, available.
-    pub fn totals(&self) -> (u64, u64, u64) {
+    /// For statfs, in bytes: total, free, available, what data has. `removed` blocks are on their way back, and the home store needs no more than
+    /// `home_wanted` segments, if somebody asks for the others.
+    pub fn totals(&self, removed: u64, home_wanted: u32) -> (u64, u64, u64, u64) {
         let pool = self.pool.lock();
-        let home = pool.home.len() as u32;
-        let most = self.capacity(self.geometry.segment_count - pool.lost - home, &pool);
-        let free = self.free.get();
-        let all_free = (free + most - pool.capacity).max(0) as u64 * BLOCK;
-        let backed = free.max(0) as u64 * BLOCK;
+        let (segments, usable) = (self.geometry.segment_count - pool.lost, usable_blocks(&self.geometry));
+        let home_now = pool.home.len() as u32;
+        let home = home_now.min(home_wanted);
+        // What data has, dirty and set aside included, when all is back that is on its way.
+        let held = (pool.capacity - self.free.get() - removed as i64).max(0);
+        let total = i64::from(segments) * usable;
+        let free = (total - i64::from(home) * usable - held).max(0) as u64 * BLOCK;
+        let most = self.capacity_beside(home, segments - home, pool.log.1);
+        let available = (most - held).max(0) as u64 * BLOCK;
+        let backed = (pool.capacity - held + i64::from(home_now - home) * usable).max(0) as u64 * BLOCK;
         let host = self.dev.host_free().map_or(u64::MAX, |h| h.saturating_sub(HOST_SLACK_BYTES));
-        let total = most.max(0) as u64 * BLOCK + u64::from(home) * self.geometry.segment_len;
-        (total, all_free, all_free.min(backed.saturating_add(host)))
+        let available = available.min(free).min(backed.saturating_add(host));
+        (total as u64 * BLOCK, free, available, held as u64 * BLOCK)
     }
 
     /// What may still be promised, and what could be if nothing were used.

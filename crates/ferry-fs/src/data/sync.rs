@@ -3,9 +3,11 @@
 
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(feature = "compare")]
 use std::time::Duration;
 
 /// How often a writer looks for the lock of `rwsem.rs` before it sleeps; while others write 4 KiB it gets it earlier.
+#[cfg(feature = "compare")]
 pub const LOOKS: u32 = 20_000;
 
 /// Takes the lock.
@@ -30,6 +32,7 @@ pub fn wait_for<'a, T>(condvar: &Condvar, mut guard: MutexGuard<'a, T>) -> Mutex
 }
 
 /// The same, for no longer than `most`; and whether it took so long.
+#[cfg(feature = "compare")]
 pub fn wait_at_most<'a, T>(
     condvar: &Condvar,
     mut guard: MutexGuard<'a, T>,
@@ -40,6 +43,7 @@ pub fn wait_at_most<'a, T>(
 }
 
 /// Between two looks at what another thread is about to change.
+#[cfg(feature = "compare")]
 pub fn pause() {
     std::hint::spin_loop();
 }

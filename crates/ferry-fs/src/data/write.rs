@@ -5,8 +5,8 @@ use super::file::{Known, Pages, show_blocks};
 use super::folio::{FOLIO_BLOCKS, mask};
 use super::row::{Claim, Purse, Want};
 use super::share::{begin, fill_in, finish, parts};
-use super::{At, DataStore, PIECE, Touch, count};
-use crate::api::{AsideId, Errno};
+use super::{At, Busy, DataStore, PIECE, Touch, count};
+use crate::api::{Errno, ReservationId};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{BLOCK, INLINE_MAX};
@@ -44,21 +44,24 @@ impl DataStore {
     /// Writes all of `data` into memory, with its space reserved. Returns the offset behind the last byte. Of more than 1 MiB a part
     /// may have been written when it fails.
     pub fn write(&self, inode: &Arc<Inode>, at: At, data: &[u8], touch: Touch<'_>) -> Result<u64, FsError> {
-        self.write_from(None, inode, at, data, touch)
+        self.write_from(Busy::Wait, None, inode, at, data, touch)
     }
 
-    /// The same; its space is taken from what was set aside, if there is enough.
+    /// The same; its space is taken from a reservation, if that has enough. Who refuses to wait for space gets
+    /// [`FsError::WouldWait`]; then nothing was written.
     pub fn write_from(
         &self,
-        aside: Option<AsideId>,
+        busy: Busy,
+        reservation: Option<ReservationId>,
         inode: &Arc<Inode>,
         at: At,
         data: &[u8],
         touch: Touch<'_>,
     ) -> Result<u64, FsError> {
         self.writable()?;
-        let _old = self.old_write(inode);
-        let (purse, mut touch) = (self.purse(aside), touch);
+        #[cfg(feature = "compare")]
+        let _compared = self.inode_locks.write(inode.ino);
+        let (purse, mut touch) = (self.purse(reservation), touch);
         // One append at a time, of whatever length: what the next one writes begins behind all of it.
         let appends = (at == At::End).then(|| Guard::wait(Rank::Tail, || inode.file.tail.lock()));
         let mut at = at;
@@ -66,9 +69,12 @@ impl DataStore {
             At::Offset(offset) => offset,
             At::End => inode.state.share().rec.size,
         };
+        let mut busy = busy;
         for piece in data.chunks(PIECE) {
             self.throttle()?;
-            end = self.write_piece(&purse, inode, at, piece, &mut touch)?;
+            end = self.write_piece(busy, &purse, inode, at, piece, &mut touch)?;
+            // A part of it is there: it cannot be made again by somebody else.
+            busy = Busy::Wait;
             at = At::Offset(end);
         }
         drop(appends);
@@ -116,6 +122,7 @@ impl DataStore {
 
     fn write_piece(
         &self,
+        busy: Busy,
         purse: &Option<Arc<Purse>>,
         inode: &Arc<Inode>,
         at: At,
@@ -124,7 +131,7 @@ impl DataStore {
     ) -> Result<u64, FsError> {
         if let (At::Offset(offset), Touch::Nothing | Touch::Times(_) | Touch::Exactly(_)) = (at, &touch)
             && let Some(end) = offset.checked_add(data.len() as u64)
-            && self.write_shared(purse, inode, offset, data, touch)?
+            && self.write_shared(busy, purse, inode, offset, data, touch)?
         {
             return Ok(end);
         }
@@ -155,7 +162,7 @@ impl DataStore {
             let want = plan.wants(&self.space);
             if !claim.take(want) {
                 drop((state, pages));
-                self.find_space(want, &mut claim)?;
+                self.find_space_or_refuse(busy, want, &mut claim)?;
                 continue;
             }
             let size = state.rec.size.max(end);
@@ -186,6 +193,16 @@ impl DataStore {
         Err(Errno(libc::ENOSPC).into())
     }
 
+    /// The same, for a caller that may not be able to wait.
+    pub(super) fn find_space_or_refuse(
+        &self,
+        busy: Busy,
+        want: Want,
+        claim: &mut Claim<'_>,
+    ) -> Result<(), FsError> {
+        if busy == Busy::Refuse { Err(FsError::WouldWait) } else { self.find_space(want, claim) }
+    }
+
     /// Waits while the background thread writes back, until there is so much or it has come to its end.
     fn await_space(&self, want: Want) -> Result<(), FsError> {
         // The round under way may have passed by what is dirty.
@@ -200,8 +217,17 @@ impl DataStore {
         self.writable()
     }
 
+    /// Waits for the space of removed files, until there is so much.
+    pub(super) fn await_removed(&self, want: Want) {
+        if self.options.background {
+            let lacking = || !self.space.has(want) && self.writable().is_ok();
+            self.removed.wait_while(&*self.env.clock, lacking);
+        }
+    }
+
     /// Makes everything free that can be.
     fn free_all(&self, want: Want) -> Result<(), FsError> {
+        self.await_removed(want);
         self.write_back_all()?;
         if let Some(journal) = self.space.has_pending().then(|| self.journal()).transpose()? {
             self.force_stamped(&journal)?;
@@ -209,6 +235,8 @@ impl DataStore {
         }
         if !self.space.grow_for(want) {
             self.shrink_home()?;
+            // What it gave back may have gone on to the host.
+            self.space.grow_for(want);
         }
         Ok(())
     }

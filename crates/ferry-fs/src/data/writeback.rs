@@ -156,7 +156,7 @@ impl DataStore {
         match self.write_back_one(inode, busy) {
             Err(error) if error.is_of_one_file() => {
                 tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
-                inode.file.set_error(error.errno().0);
+                inode.file.errors.add(error.errno());
                 *failed = Err(error);
                 Ok(())
             }
@@ -204,7 +204,7 @@ impl DataStore {
                     Err(error) => {
                         // The others are not to suffer; whoever asks for this one gets the error again.
                         tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
-                        inode.file.set_error(error.errno().0);
+                        inode.file.errors.add(error.errno());
                         failed = Err(error);
                     }
                 }

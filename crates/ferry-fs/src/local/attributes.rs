@@ -3,13 +3,14 @@
 use super::acl;
 use super::change::Change;
 use super::make::FULL_RECORD_BYTES;
-use super::promised::How;
-use super::{LocalFs, errno, is_dir, is_regular, put_inode};
-use crate::api::{Attr, Ino, SetAttr, SetTime, Timestamp};
+use super::transaction::How;
+use super::{AccessTimes, LocalFs, errno, put_inode};
+use crate::api::{Attr, Ino, SetAttr};
 use crate::data::Busy;
 use crate::error::FsError;
 use crate::inode::Inode;
-use crate::keys::{self, INODE_HAS_XATTRS, InodeRecord};
+use crate::keys::{self, INODE_HAS_XATTRS};
+use crate::posix::{self, is_dir, is_regular};
 use ferry_journal::Credits;
 use std::sync::Arc;
 
@@ -17,39 +18,6 @@ use std::sync::Arc;
 const LAZY_MAX: usize = 4096;
 /// A largest file.
 const SIZE_MAX: u64 = i64::MAX as u64;
-
-/// What a write by somebody who is not privileged takes away.
-pub(super) fn kill_suidgid(rec: &mut InodeRecord) {
-    if is_dir(rec.mode) {
-        return;
-    }
-    rec.mode &= !libc::S_ISUID;
-    if rec.mode & libc::S_IXGRP != 0 {
-        rec.mode &= !libc::S_ISGID;
-    }
-}
-
-/// Applies all changes but the size.
-fn apply(rec: &mut InodeRecord, set: &SetAttr, now: Timestamp) {
-    let resolve = |t: SetTime| match t {
-        SetTime::Now => now,
-        SetTime::At(at) => at,
-    };
-    if set.kill_suidgid || set.uid.is_some() || set.gid.is_some() {
-        kill_suidgid(rec);
-    }
-    rec.uid = set.uid.unwrap_or(rec.uid);
-    rec.gid = set.gid.unwrap_or(rec.gid);
-    if let Some(mode) = set.mode {
-        rec.mode = rec.mode & libc::S_IFMT | mode & 0o7777;
-    }
-    if set.size.is_some() {
-        rec.mtime = now;
-    }
-    rec.atime = set.atime.map_or(rec.atime, resolve);
-    rec.mtime = set.mtime.map_or(rec.mtime, resolve);
-    rec.ctime = set.ctime.unwrap_or(now);
-}
 
 impl LocalFs {
     pub(super) fn do_getattr(&self, ino: Ino) -> Result<Attr, FsError> {
@@ -97,9 +65,21 @@ impl LocalFs {
         }
         let now = self.time(how);
         let set = SetAttr { size: Some(size), ..*set };
-        let seq = self.data.set_size_from(how.aside(), inode, size, &mut |rec| apply(rec, &set, now))?;
+        let seq = self.data.set_size_from(how.reservation(), inode, size, &mut |rec| {
+            posix::set_attributes(rec, &set, now)
+        })?;
         self.committed(seq, &[inode]);
         Ok(())
+    }
+
+    /// What a write by somebody who is not privileged takes away, where the change itself does not.
+    pub(super) fn take_privileges(&self, how: How, inode: &Inode) -> Result<(), FsError> {
+        self.drop_capability(how, inode)?;
+        if inode.state.share().rec.mode & (libc::S_ISUID | libc::S_ISGID) == 0 {
+            return Ok(());
+        }
+        let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
+        self.change_attributes(how.without_seq(), inode, &set)
     }
 
     fn change_attributes(&self, how: How, inode: &Inode, set: &SetAttr) -> Result<(), FsError> {
@@ -120,7 +100,7 @@ impl LocalFs {
                     txn.put(&keys::xattr(inode.ino, acl::ACCESS), &list.encode());
                 }
             }
-            apply(&mut state.rec, set, self.time(how));
+            posix::set_attributes(&mut state.rec, set, self.time(how));
             put_inode(&mut txn, inode.ino, &mut state);
             self.committed(txn.commit(), &[inode]);
             return Ok(());
@@ -130,10 +110,10 @@ impl LocalFs {
     /// A read happened: the access time moves if it is not newer than the last change, or is a day old. Only in memory;
     /// it is logged with the next other change, or by a sync.
     pub(super) fn touch_atime(&self, inode: &Arc<Inode>) {
-        if self.options.read_only {
+        if self.options.read_only || self.options.access_times == AccessTimes::Never {
             return;
         }
-        if !inode.state.note_read(self.now()) {
+        if !inode.state.note_read(self.now(), self.options.access_times == AccessTimes::Always) {
             return;
         }
         let overflow = {
@@ -170,7 +150,7 @@ impl LocalFs {
     pub(super) fn log_times(&self, inodes: &[Arc<Inode>], busy: Busy) -> usize {
         for (number, inode) in inodes.iter().enumerate() {
             let credits = Credits { keys: 1, bytes: FULL_RECORD_BYTES, urgent: false };
-            let mut txn = match self.begin(How::unpromised(busy), credits) {
+            let mut txn = match self.begin(How::unacknowledged(busy), credits) {
                 Ok(txn) => txn,
                 Err(FsError::WouldWait) => return number,
                 // Access times are no reason to fail; that the journal did is logged where it happened.

@@ -8,7 +8,6 @@
 
 use super::{CacheMode, LocalFs};
 use crate::api::{Errno, Ino};
-use std::sync::atomic::Ordering;
 
 impl LocalFs {
     /// A write by this handle failed, perhaps one of the kernel's own.
@@ -17,13 +16,8 @@ impl LocalFs {
             return;
         }
         let Some(handle) = self.handles.get(ino, fh) else { return };
-        let next =
-            |before: u64| Some((before >> 32).wrapping_add(1) << 32 | u64::from(error.0.unsigned_abs()));
-        // The closure always gives a value.
-        let _ = handle.inode.failed_behind.fetch_update(Ordering::AcqRel, Ordering::Relaxed, next);
-        // Not under a lock: the queue of such notices is bounded.
-        let host = self.host.read().clone();
-        if let Some(host) = host {
+        handle.inode.failed_behind.add(error);
+        if let Some(host) = &*self.host.read() {
             host.invalidate_attributes(ino);
         }
     }
@@ -31,10 +25,6 @@ impl LocalFs {
     /// The error of a failure that this handle was not told yet.
     pub(super) fn tell_of_failure_behind(&self, ino: Ino, fh: u64) -> Result<(), Errno> {
         let Some(handle) = self.handles.get(ino, fh).filter(|handle| handle.writes) else { return Ok(()) };
-        let now = handle.inode.failed_behind.load(Ordering::Acquire);
-        if handle.failed_behind.swap(now, Ordering::AcqRel) == now {
-            return Ok(());
-        }
-        Err(Errno((now & u64::from(u32::MAX)) as i32))
+        handle.inode.failed_behind.tell(&handle.failed_behind).map_or(Ok(()), Err)
     }
 }

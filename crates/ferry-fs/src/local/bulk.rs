@@ -8,7 +8,7 @@ use super::handles::Handle;
 use super::late::Late;
 use super::{CacheMode, LocalFs};
 use crate::api::{Answer, Cx, Errno, Ino, Parked, Stop, ioctl};
-use crate::data::{Busy, DataStore};
+use crate::data::Busy;
 use crate::error::FsError;
 use crate::inode::Inode;
 use ferry_journal::{JournalError, Seq};
@@ -42,7 +42,7 @@ impl LocalFs {
         let is_long = self.is_long(cx, asked.handles.iter().map(|(_, handle)| &handle.inode));
         if !is_long && self.log_files(&mut asked, self.patience(cx)).is_ok() {
             return match asked.newest() {
-                None => Ok(asked.answer(&self.data)),
+                None => Ok(asked.answer()),
                 Some(newest) => {
                     self.force_files(asked, newest, cx.park::<Vec<u8>>(None));
                     Err(Stop::Parked)
@@ -54,7 +54,7 @@ impl LocalFs {
             // What can be refused was refused above.
             let _waited = fs.log_files(&mut asked, Busy::Wait);
             match asked.newest() {
-                None => parked.complete(Ok(asked.answer(&fs.data))),
+                None => parked.complete(Ok(asked.answer())),
                 Some(newest) => fs.force_files(asked, newest, parked),
             }
         };
@@ -90,12 +90,11 @@ impl LocalFs {
 
     /// Answers once `newest` is durable.
     fn force_files(&self, mut asked: Asked, newest: Seq, parked: Parked<Vec<u8>>) {
-        let data = self.data.clone();
         let done = move |forced: Result<(), JournalError>| {
             if forced.is_err() {
                 asked.waiting.iter().for_each(|(file, _)| asked.errnos[*file] = libc::EIO);
             }
-            parked.complete(Ok(asked.answer(&data)));
+            parked.complete(Ok(asked.answer()));
         };
         self.journal.force(newest, Box::new(done));
     }
@@ -128,9 +127,9 @@ impl Asked {
         self.waiting.iter().map(|(_, seq)| *seq).max()
     }
 
-    fn answer(mut self, data: &DataStore) -> Vec<u8> {
+    fn answer(mut self) -> Vec<u8> {
         for (file, handle) in &self.handles {
-            if let Some(error) = data.untold_error(&handle.inode, &handle.error_cursor) {
+            if let Some(error) = handle.inode.file.errors.untold(&handle.error_cursor) {
                 self.errnos[*file] = error.0;
             }
         }

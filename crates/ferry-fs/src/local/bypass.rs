@@ -4,15 +4,17 @@
 //! page borders, and the kernel asks nothing before the first one (`docs/decisions.md` has the figures). What such a
 //! writer changes must not be cached behind its back:
 //!
-//! * B1: a handle that caches is never open together with a writer that bypasses. The maker bypasses only if nobody else has the
+//! * BYPASS-1: a handle that caches is never open together with a writer that bypasses. The maker bypasses only if nobody else has the
 //!   file open yet; whoever opens it while such a writer has it open bypasses the cache too.
-//! * B2: the kernel drops cached pages before a bypassing write, not after it, so a mapping could bring an old page back in between.
-//!   After a write to a file that others have open, the kernel is told to drop the range once more.
+//! * BYPASS-2: the kernel drops cached pages before a bypassing write, not after it, so a mapping could bring an old page back in between.
+//!   Whoever maps the file has the kernel read pages of it through a handle that bypasses, too. From then on writes past the cache
+//!   are made beside the mapping: the transport sees to it that no page is older than a write that was answered. The same holds for all
+//!   files where nothing goes through the cache (`cache=strict`).
 
-use super::handles::Handle;
 use super::{CacheMode, LocalFs};
+use crate::api::Ino;
 use crate::inode::Inode;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 impl LocalFs {
     /// Whether the file's maker, whose handle is counted already, bypasses the cache. If so it is counted as such.
@@ -35,13 +37,21 @@ impl LocalFs {
         inode.bypassing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, joined).is_ok()
     }
 
-    /// A bypassing writer's write to `[offset, offset + len)` is done.
-    pub(super) fn written_past_cache(&self, handle: &Handle, offset: u64, len: u64) {
-        if handle.bypassing && handle.inode.opens.load(Ordering::Acquire) > 1 {
-            let host = self.host.read().clone();
-            if let Some(host) = host {
-                host.invalidate_inode(handle.inode.ino, offset, len);
-            }
+    /// The kernel reads pages of a file through a handle that bypasses its cache.
+    pub(super) fn has_mapped(&self, inode: &Inode) {
+        if !inode.has_flag(Inode::MAPPED) {
+            self.some_mapped.store(true, Ordering::SeqCst);
+            inode.set_flag(Inode::MAPPED);
         }
+        // Either the read that follows sees a write, or who has written sees the flag.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether the kernel may have pages of a file behind the back of this handle, which bypasses its cache.
+    pub(super) fn is_mapped_past(&self, ino: Ino, fh: u64) -> bool {
+        if !self.some_mapped.load(Ordering::SeqCst) {
+            return false;
+        }
+        self.handles.get(ino, fh).is_some_and(|h| h.direct && h.inode.has_flag(Inode::MAPPED))
     }
 }

@@ -73,8 +73,8 @@ impl LocalFs {
         cx: &Cx,
         change: impl FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
     ) -> Answer<T> {
-        let Cx { uid, gid, umask, pid: caller, promise, .. } = *cx;
-        let caller = InProcess { uid, gid, umask, caller, promise };
+        let Cx { uid, gid, umask, pid: caller, .. } = *cx;
+        let caller = InProcess { uid, gid, umask, caller, ack: cx.early_ack() };
         let progress = Arc::new(Mutex::new(Progress::Waiting));
         let parked: Parked<Reply> = cx.park(Some(self.when_given_up(&progress)));
         self.changes.push(Change::new(move |fs| {

@@ -1,22 +1,22 @@
 //! Opening, reading and writing files.
 
-use super::attributes::kill_suidgid;
 use super::handles::Handle;
-use super::promised::How;
 use super::readers::Wanted;
-use super::{LocalFs, errno, is_dir};
-use crate::api::{Answer, Cx, Errno, Ino, Opened, Promise, Reply, SetAttr, Stop};
-use crate::data::{At, Touch};
+use super::transaction::How;
+use super::{CacheMode, LocalFs, errno};
+use crate::api::{Answer, Cx, EarlyAck, Errno, Ino, Opened, Reply, SetAttr, Stop};
+use crate::data::{At, Busy, Touch};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::InodeRecord;
+use crate::posix::{is_dir, without_set_ids};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// `copy_file_range` copies so much at a time.
 const COPY_CHUNK: usize = 1 << 20;
 /// It returns after so many bytes: the caller goes on, or is killed.
-const COPY_MAX: u64 = 64 << 20;
+pub(super) const COPY_MAX: u64 = 64 << 20;
 
 /// An open file of a process that has the volume itself. It does not keep the handle open.
 pub struct OpenFile(Arc<Handle>);
@@ -27,12 +27,22 @@ impl LocalFs {
         inode.opens.fetch_add(1, Ordering::SeqCst);
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let bypass = (maker && self.bypass_by_maker(inode, flags)) || self.bypass_with_others(inode, writes);
-        let error_cursor = AtomicU64::new(self.data.error_cursor(inode));
+        let error_cursor = inode.file.errors.sample();
         let bypassing = bypass && writes;
-        let failed_behind = AtomicU64::new(inode.failed_behind.load(Ordering::Relaxed));
-        let handle =
-            Handle { inode: inode.clone(), uid: cx.uid, error_cursor, bypassing, writes, failed_behind };
-        self.opened(self.handles.add(handle), bypass)
+        let direct = bypass || self.options.cache == CacheMode::Strict;
+        let noatime = flags & libc::O_NOATIME != 0;
+        let failed_behind = inode.failed_behind.end();
+        let handle = Handle {
+            inode: inode.clone(),
+            uid: cx.uid,
+            error_cursor,
+            noatime,
+            direct,
+            bypassing,
+            writes,
+            failed_behind,
+        };
+        self.opened(self.handles.add(handle), direct)
     }
 
     fn handle(&self, ino: Ino, fh: u64) -> Result<Arc<Handle>, FsError> {
@@ -55,10 +65,10 @@ impl LocalFs {
         }
         if flags & libc::O_TRUNC != 0 {
             if kill {
-                self.drop_capability(How::waiting(cx.promise), inode)?;
+                self.drop_capability(How::waiting(cx.early_ack()), inode)?;
             }
             self.resize(
-                How::waiting(cx.promise),
+                How::waiting(cx.early_ack()),
                 inode,
                 0,
                 &SetAttr { kill_suidgid: kill, ..SetAttr::default() },
@@ -82,10 +92,20 @@ impl LocalFs {
 
     /// What is in memory is answered at once. What must come from the device is read by one of the readers, so that no other
     /// request waits behind it.
-    pub(super) fn do_read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+    pub(super) fn do_read(
+        &self,
+        cx: &Cx,
+        (ino, fh): (Ino, u64),
+        offset: u64,
+        out: &mut [u8],
+        pages: bool,
+    ) -> Answer<usize> {
         let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
+        if pages && handle.direct {
+            self.has_mapped(&handle.inode);
+        }
         if let Some(read) = self.data.read_cached(&handle.inode, offset, out) {
-            self.touch_atime(&handle.inode);
+            self.was_read(&handle);
             return Ok(read);
         }
         if cx.park.may_wait() || !self.options.background {
@@ -100,7 +120,7 @@ impl LocalFs {
         let inode = &handle.inode;
         let shared = self.data.read_shared(inode, offset, len);
         if let Some(bytes) = shared.map_err(|error| self.report("read", inode.ino, error))? {
-            self.touch_atime(inode);
+            self.was_read(handle);
             return Ok(Reply::Shared(bytes));
         }
         let mut bytes = vec![0; len];
@@ -113,13 +133,20 @@ impl LocalFs {
         let inode = &handle.inode;
         let read =
             self.data.read(inode, offset, out).map_err(|error| self.report("read", inode.ino, error))?;
-        self.touch_atime(inode);
+        self.was_read(handle);
         Ok(read)
+    }
+
+    /// Something was read through a handle.
+    fn was_read(&self, handle: &Handle) {
+        if !handle.noatime {
+            self.touch_atime(&handle.inode);
+        }
     }
 
     pub(super) fn do_write(
         &self,
-        promise: Option<Promise>,
+        how: How,
         ino: Ino,
         fh: u64,
         at: At,
@@ -127,14 +154,14 @@ impl LocalFs {
         kill: bool,
     ) -> Result<u64, FsError> {
         let handle = self.handle(ino, fh)?;
-        self.write_handle(promise, &handle, at, data, kill)?;
+        self.write_handle(how, &handle, at, data, kill)?;
         Ok(data.len() as u64)
     }
 
     /// Returns the offset behind the last byte.
     fn write_handle(
         &self,
-        promise: Option<Promise>,
+        how: How,
         handle: &Handle,
         at: At,
         data: &[u8],
@@ -146,25 +173,22 @@ impl LocalFs {
         {
             return Err(errno(libc::EFBIG));
         }
-        let how = How::waiting(promise);
         if kill {
-            self.drop_capability(how, &handle.inode)?;
+            self.drop_capability(How { busy: Busy::Wait, ..how }, &handle.inode)?;
         }
         let now = self.time(how);
         let mut edit = |rec: &mut InodeRecord| {
             (rec.mtime, rec.ctime) = (now, now);
             if kill {
-                kill_suidgid(rec);
+                rec.mode = without_set_ids(rec.mode);
             }
         };
-        let touch = match promise {
+        let touch = match how.ack {
             None if !kill => Touch::Times(now),
             Some(_) if !kill && (1..=i128::from(i64::MAX)).contains(&now.0) => Touch::Exactly(now),
             _ => Touch::Edit(&mut edit),
         };
-        let end = self.data.write_from(how.aside(), &handle.inode, at, data, touch)?;
-        self.written_past_cache(handle, end - data.len() as u64, data.len() as u64);
-        Ok(end)
+        self.data.write_from(how.busy, how.reservation(), &handle.inode, at, data, touch)
     }
 
     /// An open handle, to read and write in process.
@@ -179,14 +203,14 @@ impl LocalFs {
 
     /// Writes all of `data`; returns the offset behind its last byte.
     pub fn write_at(&self, file: &OpenFile, at: At, data: &[u8]) -> Result<u64, Errno> {
-        self.write_handle(None, &file.0, at, data, false)
+        self.write_handle(How::waiting(None), &file.0, at, data, false)
             .map_err(|error| self.report("write", file.0.inode.ino, error))
     }
 
     /// A write error that this handle was not told yet.
     pub(super) fn do_flush(&self, ino: Ino, fh: u64) -> Result<(), FsError> {
         let handle = self.handle(ino, fh)?;
-        match self.data.error_since(&handle.inode, &handle.error_cursor) {
+        match handle.inode.file.errors.tell(&handle.error_cursor) {
             Some(error) => Err(error.into()),
             None => Ok(()),
         }
@@ -194,12 +218,11 @@ impl LocalFs {
 
     pub(super) fn do_fallocate(
         &self,
-        promise: Option<Promise>,
-        ino: Ino,
-        fh: u64,
+        ack: Option<EarlyAck>,
+        (ino, fh): (Ino, u64),
         mode: i32,
-        offset: u64,
-        len: u64,
+        (offset, len): (u64, u64),
+        kill: bool,
     ) -> Result<(), FsError> {
         self.writable()?;
         let handle = self.handle(ino, fh)?;
@@ -209,7 +232,11 @@ impl LocalFs {
         if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
             return Err(errno(libc::EFBIG));
         }
-        let now = self.time(How::waiting(promise));
+        let how = How::waiting(ack);
+        if kill {
+            self.take_privileges(how, &handle.inode)?;
+        }
+        let now = self.time(how);
         self.data.fallocate(&handle.inode, mode, offset, len, &mut |rec| {
             rec.mtime = now;
             rec.ctime = now;
@@ -227,10 +254,11 @@ impl LocalFs {
     /// Copies through memory: data is immutable where it is, but not yet shared between files.
     pub(super) fn do_copy(
         &self,
-        promise: Option<Promise>,
+        ack: Option<EarlyAck>,
         (ino_in, fh_in, off_in): (Ino, u64, u64),
         (ino_out, fh_out, off_out): (Ino, u64, u64),
         len: u64,
+        kill: bool,
     ) -> Result<u64, FsError> {
         self.writable()?;
         let source = self.handle(ino_in, fh_in)?;
@@ -247,7 +275,7 @@ impl LocalFs {
                 let got = self.data.read(&source.inode, off_in + copied, &mut buf[..want])?;
                 if got > 0 {
                     let at = At::Offset(off_out + copied);
-                    self.do_write(promise, ino_out, fh_out, at, &buf[..got], false)?;
+                    self.do_write(How::waiting(ack), ino_out, fh_out, at, &buf[..got], kill)?;
                 }
                 Ok(got)
             })();
@@ -259,7 +287,7 @@ impl LocalFs {
             }
         }
         if copied > 0 {
-            self.touch_atime(&source.inode);
+            self.was_read(&source);
         }
         Ok(copied)
     }

@@ -1,10 +1,11 @@
 //! Inode numbers and the number of inodes.
 //!
 //! The counters' key says the newest of both in every context: it is put and committed under one lock, so that commits
-//! happen in the order of the counts. Numbers are handed out without it: the stored limit runs ahead of them. It is made
-//! durable at the mount and raised when half of what it allows is used, by operations that the log cannot hold as many of
-//! before it becomes durable; so a number that anybody saw before a crash is not given to another inode after it.
-//! Who sets numbers aside needs no operations for that: it waits until a limit so far ahead is durable.
+//! happen in the order of the counts. Numbers are handed out without it: the stored limit runs ahead of them. A number that
+//! anybody saw before a crash is not given to another inode after it, for none is handed out that is not below a *durable* limit. That
+//! as many operations make the limit durable does not follow: what is made and removed again leaves nothing in the log, and a flush may
+//! take long. So whoever is about to make an inode, and holds nothing yet, looks how far the durable limit is and raises it where that is
+//! near; whoever reserves numbers does the same.
 
 use crate::api::{Errno, Ino};
 use crate::error::FsError;
@@ -17,16 +18,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How far the stored limit runs ahead.
 const AHEAD: u64 = 1 << 20;
+/// Numbers that the durable limit is ahead, at least, when an operation begins that takes one: more than there are such operations at a time.
+const MARGIN: u64 = 1 << 16;
+
+/// Commits a transaction with a higher limit.
+pub(super) type Commit<'c> = dyn FnMut(Transaction<'_>) -> Seq + 'c;
 
 /// The volume's counters in memory.
 pub(super) struct VolumeCounters {
     first: Ino,
     next: AtomicU64,
     logged: Mutex<Counters>,
-    /// A durable limit. The lock is held while a higher one is made durable.
-    durable: Mutex<Ino>,
-    /// Set aside and not used: the first number of each range, and the one behind it.
-    aside: Mutex<BTreeMap<Ino, Ino>>,
+    /// A durable limit.
+    durable: AtomicU64,
+    /// Held while a higher one is made durable.
+    raising: Mutex<()>,
+    /// Reserved and not used: the first number of each range, and the one behind it.
+    reserved: Mutex<BTreeMap<Ino, Ino>>,
 }
 
 impl VolumeCounters {
@@ -35,9 +43,10 @@ impl VolumeCounters {
             first: stored.next_ino,
             next: AtomicU64::new(stored.next_ino),
             logged: Mutex::new(stored),
-            durable: Mutex::new(stored.next_ino),
-            // What earlier mounts set aside nobody knows; they handed out nothing behind this.
-            aside: Mutex::new(BTreeMap::from([(1, stored.next_ino)])),
+            durable: AtomicU64::new(stored.next_ino),
+            raising: Mutex::new(()),
+            // Nobody knows what earlier mounts reserved; they handed out nothing behind this.
+            reserved: Mutex::new(BTreeMap::from([(1, stored.next_ino)])),
         }
     }
 
@@ -50,7 +59,7 @@ impl VolumeCounters {
     pub(super) fn commit_limit(&self, txn: Transaction<'_>) -> Seq {
         let (seq, limit) = self.commit_ahead(txn);
         // Nobody asks before the mount has waited for it.
-        *self.durable.lock() = limit;
+        self.durable.store(limit, Ordering::SeqCst);
         seq
     }
 
@@ -62,58 +71,85 @@ impl VolumeCounters {
         (txn.commit(), counters.next_ino)
     }
 
-    /// A number that no inode ever had.
+    /// A number that no inode ever had. The operation has asked [`VolumeCounters::is_short`] before it began.
     pub(super) fn next_ino(&self) -> Ino {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sets `count` numbers aside, no more than a quarter of what the limit runs ahead. `make_durable` commits by the function that it is given, and waits.
-    pub(super) fn set_aside(
+    /// No number may be taken before [`VolumeCounters::raise`].
+    pub(super) fn is_short(&self) -> bool {
+        self.next.load(Ordering::Relaxed) + MARGIN > self.durable.load(Ordering::Relaxed)
+    }
+
+    /// Makes a limit durable that is far ahead, unless another thread has. `make_durable` as for [`VolumeCounters::reserve`].
+    pub(super) fn raise(
+        &self,
+        make_durable: impl Fn(&mut Commit<'_>) -> Result<(), FsError>,
+    ) -> Result<(), FsError> {
+        let _raising = self.raising.lock();
+        while self.is_short() {
+            self.raise_once(&make_durable)?;
+        }
+        Ok(())
+    }
+
+    /// The caller is the only one who raises.
+    fn raise_once(
+        &self,
+        make_durable: &impl Fn(&mut Commit<'_>) -> Result<(), FsError>,
+    ) -> Result<(), FsError> {
+        let mut limit = 0;
+        make_durable(&mut |txn| {
+            let (seq, committed) = self.commit_ahead(txn);
+            limit = committed;
+            seq
+        })?;
+        self.durable.store(limit, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Reserves `count` numbers, no more than a quarter of what the limit runs ahead. `make_durable` commits by the function that it is given, and waits.
+    pub(super) fn reserve(
         &self,
         count: u64,
-        make_durable: impl Fn(&mut dyn FnMut(Transaction<'_>) -> Seq) -> Result<(), FsError>,
+        make_durable: impl Fn(&mut Commit<'_>) -> Result<(), FsError>,
     ) -> Result<Range<Ino>, FsError> {
-        let mut durable = self.durable.lock();
+        let _raising = self.raising.lock();
         #[cfg(feature = "planted")]
         if ferry_journal::planted::is(ferry_journal::planted::Bug::UnraisedLimit) {
-            *durable = INO_END;
+            self.durable.store(INO_END, Ordering::SeqCst);
         }
         loop {
-            // Half of what it runs ahead stays for who hands out numbers without looking at it.
-            while self.next.load(Ordering::Relaxed) + count + AHEAD / 2 > *durable {
-                let mut limit = 0;
-                make_durable(&mut |txn| {
-                    let (seq, committed) = self.commit_ahead(txn);
-                    limit = committed;
-                    seq
-                })?;
-                *durable = limit;
+            // Half of what it runs ahead stays for who takes one number at a time, and looks before.
+            while self.next.load(Ordering::Relaxed) + count + AHEAD / 2 > self.durable.load(Ordering::SeqCst)
+            {
+                self.raise_once(&make_durable)?;
             }
             let first = self.next.fetch_add(count, Ordering::Relaxed);
             let range = first..first + count;
             if range.end >= INO_END {
                 return Err(Errno(libc::ENOSPC).into());
             }
-            if range.end <= *durable {
-                self.aside.lock().insert(range.start, range.end);
+            if range.end <= self.durable.load(Ordering::SeqCst) {
+                self.reserved.lock().insert(range.start, range.end);
                 return Ok(range);
             }
         }
     }
 
-    /// Uses a number that was set aside; `false`: it was not, or it was used.
+    /// Uses a number that was reserved; `false`: it was not, or it was used.
     pub(super) fn use_number(&self, ino: Ino) -> bool {
-        let mut aside = self.aside.lock();
-        let Some((&start, &end)) = aside.range(..=ino).next_back() else { return false };
+        let mut reserved = self.reserved.lock();
+        let Some((&start, &end)) = reserved.range(..=ino).next_back() else { return false };
         if ino >= end {
             return false;
         }
-        aside.remove(&start);
+        reserved.remove(&start);
         if start < ino {
-            aside.insert(start, ino);
+            reserved.insert(start, ino);
         }
         if ino + 1 < end {
-            aside.insert(ino + 1, end);
+            reserved.insert(ino + 1, end);
         }
         true
     }
@@ -121,6 +157,12 @@ impl VolumeCounters {
     /// No number that was handed out is so high.
     pub(super) fn limit(&self) -> Ino {
         self.logged.lock().next_ino
+    }
+
+    /// Nobody has so many inodes in a test: as if they had been made and removed.
+    #[cfg(test)]
+    pub(super) fn skip_to_last(&self, left: u64) {
+        self.next.store(self.durable.load(Ordering::SeqCst) - left, Ordering::SeqCst);
     }
 
     /// Inodes that exist.
@@ -131,7 +173,7 @@ impl VolumeCounters {
     /// Commits a transaction that makes one inode.
     pub(super) fn commit_made(&self, mut txn: Transaction<'_>) -> Seq {
         let mut counters = self.logged.lock();
-        counters.inodes += 1;
+        counters.inodes = counters.inodes.saturating_add(1);
         if self.next.load(Ordering::Relaxed) + AHEAD / 2 > counters.next_ino {
             counters.next_ino += AHEAD;
         }

@@ -26,6 +26,8 @@ pub(super) struct Device {
     rebuilt_bytes: u64,
     /// How many `rebuilt_bytes` there will be; 0 of others.
     rebuild_bytes: u64,
+    /// Blocks that no side could read when this one was built: it has zeros there.
+    unreadable_blocks: u64,
 }
 
 impl LocalFs {
@@ -42,6 +44,7 @@ impl LocalFs {
                 flush_samples: one.flush.samples,
                 rebuilt_bytes,
                 rebuild_bytes,
+                unreadable_blocks: one.unreadable,
             };
             let hidden = one.name.chars().count().saturating_sub(NAME_MAX);
             (one.name.chars().skip(hidden).collect(), device)

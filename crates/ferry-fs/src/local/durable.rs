@@ -72,9 +72,8 @@ impl LocalFs {
 
     /// Answers once `seq` is durable, or with the handle's own error.
     fn force_for(&self, caller: Caller, handle: Arc<Handle>, seq: Seq, parked: Parked<()>) {
-        let data = self.data.clone();
         let done = move |forced: Result<(), JournalError>| {
-            let pending = data.error_since(&handle.inode, &handle.error_cursor);
+            let pending = handle.inode.file.errors.tell(&handle.error_cursor);
             parked.complete(match (forced, pending) {
                 (_, Some(error)) => Err(error),
                 (Err(_), None) => Err(Errno(libc::EIO)),
@@ -93,7 +92,7 @@ impl LocalFs {
     }
 
     fn pending_error(&self, handle: &Handle) -> Option<Errno> {
-        self.data.error_since(&handle.inode, &handle.error_cursor)
+        handle.inode.file.errors.tell(&handle.error_cursor)
     }
 
     /// fsync(2) of a directory: its entries survive.
@@ -212,6 +211,7 @@ impl LocalFs {
             return Ok(());
         }
         self.scrubs.close();
+        self.data.removed().stop();
         self.reclaimer.stop();
         self.readers.stop();
         self.late.stop();
@@ -245,6 +245,7 @@ impl Drop for LocalFs {
     fn drop(&mut self) {
         // Whoever cares for the outcome closes the volume; threads must end in any case.
         self.scrubs.close();
+        self.data.removed().stop();
         self.reclaimer.stop();
         self.readers.stop();
         self.late.stop();

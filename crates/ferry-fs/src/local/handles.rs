@@ -1,11 +1,11 @@
 //! Open files.
 
 use crate::api::Ino;
+use crate::errseq::ErrorCursor;
 use crate::inode::Inode;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 const SHARDS: usize = 8;
 
@@ -15,13 +15,17 @@ pub(super) struct Handle {
     /// Who opened it.
     pub(super) uid: u32,
     /// Which write error this handle was told last.
-    pub(super) error_cursor: AtomicU64,
+    pub(super) error_cursor: ErrorCursor,
+    /// Reads move no access time (`O_NOATIME`).
+    pub(super) noatime: bool,
+    /// Reads and writes bypass the kernel's page cache.
+    pub(super) direct: bool,
     /// Counted in [`Inode::bypassing`].
     pub(super) bypassing: bool,
     /// Not for reading only.
     pub(super) writes: bool,
     /// What it was told of [`Inode::failed_behind`].
-    pub(super) failed_behind: AtomicU64,
+    pub(super) failed_behind: ErrorCursor,
 }
 
 #[derive(Default)]

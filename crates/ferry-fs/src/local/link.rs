@@ -3,12 +3,13 @@
 use super::locks::Locked;
 use super::make::{DENTRY_BYTES, FULL_RECORD_BYTES, LINK_MAX, RECORD_BYTES, SMALL_BYTES};
 use super::names::{check_dir, check_name};
-use super::promised::How;
-use super::{LocalFs, change_entries, errno, is_dir, put_inode};
+use super::transaction::How;
+use super::{LocalFs, change_entries, errno, put_inode};
 use crate::api::{Attr, Ino};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{self, Dentry};
+use crate::posix::is_dir;
 use ferry_journal::Credits;
 use std::sync::atomic::Ordering;
 
@@ -39,6 +40,8 @@ impl LocalFs {
             if !inode.clear_flag(Inode::LINKABLE) {
                 return Err(errno(libc::ENOENT));
             }
+            inode.clear_flag(Inode::NAMELESS);
+            self.data.removed().leave(ino);
             txn.delete(&keys::orphan(ino));
         }
         state.rec.nlink += 1;
@@ -49,7 +52,7 @@ impl LocalFs {
         let attr = state.attr(ino);
 
         let dir_state = locked.state(&dir);
-        change_entries(dir_state, 1, now);
+        change_entries(dir_state, 1, 0, now);
         put_inode(&mut txn, dir.ino, dir_state);
         txn.put(&keys::dentry(dir.ino, cookie, name), &target.encode());
         if dir.dir.insert(cookie, name, target) {

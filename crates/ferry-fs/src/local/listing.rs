@@ -4,12 +4,13 @@
 //! listing that goes on behind a cookie sees every entry that was there all the time exactly once.
 
 use super::names::{FIRST_COOKIE, check_dir};
-use super::{LocalFs, errno, is_dir};
+use super::{LocalFs, errno};
 use crate::api::{DirEntry, Ino, Opened};
 use crate::dir::{DirName, LOAD_MAX};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys;
+use crate::posix::is_dir;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -41,7 +42,9 @@ impl LocalFs {
         if at < FIRST_COOKIE && !self.list_dots(&dir, &mut at, sink)? {
             return Ok(());
         }
-        self.touch_atime(&dir);
+        if self.options.directory_access_times {
+            self.touch_atime(&dir);
+        }
         for batch in std::iter::once(BATCHES[0]).chain(std::iter::repeat(BATCHES[1])) {
             let (entries, inodes) = self.next_entries(&dir, at, batch, plus)?;
             let last = entries.len() < batch;

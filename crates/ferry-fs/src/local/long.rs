@@ -33,12 +33,13 @@ impl LocalFs {
     }
 
     /// The answer to a request that drops extents of a file: now, unless it may be long, or wait for log space, and the thread is a transport's.
-    /// `drops` says whether it drops any, of a file of that size.
+    /// `drops` says whether it drops any, of a file of that size. If less than `takes` bytes of space are free, it may wait for some.
     pub(super) fn answer_dropping<T: Into<Reply> + FromReply + 'static>(
         &self,
         cx: &Cx,
         what: &'static str,
         ino: Ino,
+        takes: u64,
         drops: impl FnOnce(u64) -> bool,
         change: impl FnOnce(&Self) -> Result<T, FsError> + Send + 'static,
     ) -> Answer<T> {
@@ -47,7 +48,8 @@ impl LocalFs {
             (state.logged.blocks, state.rec.size)
         });
         let long = blocks >= self.fits_log(LONG_BLOCKS) && drops(size);
-        if !(long || self.journal.is_short(false)) || self.patience(cx) == Busy::Wait {
+        let short = self.journal.is_short(false) || self.data.is_short_of(takes);
+        if !(long || short) || self.patience(cx) == Busy::Wait {
             return change(self).map_err(|error| Stop::Errno(self.report(what, ino, error)));
         }
         if !long {

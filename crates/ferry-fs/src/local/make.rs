@@ -2,11 +2,12 @@
 
 use super::acl::{self, Acl};
 use super::names::{Found, check_dir, check_name};
-use super::{LocalFs, change_entries, errno, is_dir, put_inode};
+use super::{LocalFs, change_entries, errno, put_inode};
 use crate::api::{Attr, Cx, Ino, NAME_MAX, Opened, SYMLINK_MAX};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, Dentry, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord};
+use crate::posix::{first_links, inherit_group, is_dir};
 use ferry_journal::{Credits, Transaction};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,6 +73,7 @@ impl LocalFs {
         check_name(name)?;
         self.writable()?;
         self.admit(how, new.target.map_or(0, <[u8]>::len))?;
+        self.admit_number(how)?;
         let dir = self.table.need(parent)?;
         let mut inherit = false;
         loop {
@@ -80,7 +82,7 @@ impl LocalFs {
             check_dir(&state)?;
             let cookie = match self.find(&dir, &state, name)? {
                 // Whoever was told that the name is new cannot be given what is there.
-                Found::Present(..) if cx.promise.is_some_and(|promise| promise.ino.is_some()) => {
+                Found::Present(..) if cx.early_ack().is_some_and(|ack| ack.ino.is_some()) => {
                     return Err(errno(libc::EEXIST));
                 }
                 Found::Present(_, target) => {
@@ -112,13 +114,12 @@ impl LocalFs {
             return Err(errno(libc::EMLINK));
         }
         let (rec, inherited) = self.new_record(cx, dir.ino, dir_state, new)?;
-        let ino = self.number_for(cx.promise)?;
+        let ino = self.number_for(cx.early_ack())?;
         let target = Dentry { ino, kind: rec.mode & libc::S_IFMT };
         inherited.put(&mut txn, ino);
         txn.put(&keys::inode(ino), &rec.encode());
         txn.put(&keys::dentry(dir.ino, cookie, name), &target.encode());
-        change_entries(dir_state, 1, rec.ctime);
-        dir_state.rec.nlink += u32::from(subdirectory);
+        change_entries(dir_state, 1, i32::from(subdirectory), rec.ctime);
         put_inode(&mut txn, dir.ino, dir_state);
 
         let inode = self.add_new(ino, rec);
@@ -151,11 +152,12 @@ impl LocalFs {
         new: New<'_>,
     ) -> Result<(InodeRecord, Inherited), FsError> {
         let now = self.time(self.how(cx));
+        let (mode, gid) = inherit_group((dir.rec.mode, dir.rec.gid), (new.mode, cx.gid));
         let mut rec = InodeRecord {
-            mode: new.mode,
+            mode,
             uid: cx.uid,
-            gid: cx.gid,
-            nlink: 1,
+            gid,
+            nlink: first_links(mode),
             rdev: new.rdev,
             atime: now,
             mtime: now,
@@ -163,18 +165,11 @@ impl LocalFs {
             btime: now,
             ..InodeRecord::default()
         };
-        if dir.rec.mode & libc::S_ISGID != 0 {
-            rec.gid = dir.rec.gid;
-            if is_dir(new.mode) {
-                rec.mode |= libc::S_ISGID;
-            }
-        }
         let inherited = self.inherit(cx, parent, dir, &mut rec.mode)?;
         if inherited.access.is_some() || inherited.default.is_some() {
             rec.flags |= INODE_HAS_XATTRS;
         }
         if is_dir(rec.mode) {
-            rec.nlink = 2;
             rec.parent = parent;
         }
         if let Some(target) = new.target {
@@ -289,6 +284,7 @@ impl LocalFs {
         self.writable()?;
         let how = self.how(cx);
         self.admit(how, 0)?;
+        self.admit_number(how)?;
         let dir = self.table.need(parent)?;
         let mut txn = self.begin(how, credits(0, true))?;
         let (mut rec, inherited) = {
@@ -298,12 +294,13 @@ impl LocalFs {
             self.new_record(cx, parent, &dir_state, new)?
         };
         rec.nlink = 0;
-        let ino = self.number_for(cx.promise)?;
+        let ino = self.number_for(cx.early_ack())?;
         inherited.put(&mut txn, ino);
         txn.put(&keys::inode(ino), &rec.encode());
         txn.put(&keys::orphan(ino), &[keys::VALUE_VERSION]);
         let inode = self.add_new(ino, rec);
         let attr = inode.state.read().attr(ino);
+        inode.set_flag(Inode::NAMELESS);
         if flags & libc::O_EXCL == 0 {
             inode.set_flag(Inode::LINKABLE);
         }

@@ -26,30 +26,36 @@ mod make;
 mod names;
 mod orphans;
 mod pool;
-mod promised;
 mod readers;
 mod remove;
 mod rename;
 mod requests;
 mod scrub;
+mod session_store;
 mod stats;
 mod table;
 #[cfg(test)]
 mod tests;
+mod transaction;
+mod trim;
 mod tune;
 mod xattr;
 
 use crate::api::{Attr, Entry, Errno, Host, Ino, Opened, Timestamp};
-use crate::data::{DataOptions, DataStore, InodeSource, Locking};
+#[cfg(feature = "compare")]
+use crate::data::Locking;
+use crate::data::{DataOptions, DataStore, InodeSource};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, Counters};
+use crate::posix;
 use crate::scrub::live::Scrubs;
 use crate::volume::{Superblock, VolumeError, read_superblock, settle_copies};
 use change::Change;
 pub use contents::OpenFile;
 use counters::VolumeCounters;
-use ferry_device::{BlockDevice, Env};
+use ferry_device::BlockDevice;
+use ferry_env::Env;
 use ferry_journal::{
     Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, LogOptions, Recovered, Seq,
     Transaction,
@@ -72,6 +78,17 @@ pub(crate) use xattr::LARGEST_TRANSACTION;
 const VALID: Duration = Duration::from_secs(24 * 60 * 60);
 /// Dirty data is written back at this age, or that of the commit interval where that is longer.
 const WRITEBACK_AGE: Duration = Duration::from_secs(5);
+
+/// When a read moves the access time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessTimes {
+    /// Never.
+    Never,
+    /// Where it is not newer than the last change, or a day old.
+    Relative,
+    /// Each time.
+    Always,
+}
 
 /// What the kernel caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,6 +120,10 @@ pub struct FsOptions {
     pub read_only: bool,
     /// What the kernel caches.
     pub cache: CacheMode,
+    /// When reads move access times.
+    pub access_times: AccessTimes,
+    /// Listings move those of directories.
+    pub directory_access_times: bool,
     /// Memory for contents and metadata, in bytes.
     pub cache_bytes: usize,
     /// Changes become durable after this time at the latest.
@@ -116,11 +137,12 @@ pub struct FsOptions {
     /// `false`: no threads; everything happens on the caller's thread.
     pub background: bool,
     /// Who excludes whom on one file.
+    #[cfg(feature = "compare")]
     pub locking: Locking,
     /// Who has mounted it: may do beside root what concerns the volume as a whole.
     pub owner: u32,
     /// Programs outlive the mount: what was removed while they had it open stays, with its contents, until
-    /// [`Filesystem::reclaim_removed`] is called on the next mount.
+    /// [`SessionStore::reclaim_removed`](crate::SessionStore::reclaim_removed) is called on the next mount.
     pub keeps_removed: bool,
 }
 
@@ -129,12 +151,15 @@ impl Default for FsOptions {
         Self {
             read_only: false,
             cache: CacheMode::Kernel,
+            access_times: AccessTimes::Relative,
+            directory_access_times: true,
             cache_bytes: 512 << 20,
             commit_interval: Duration::from_secs(1),
             flush: FlushPolicy::default(),
             fast_flush: FAST_FLUSH,
             log: LogOptions::default(),
             background: true,
+            #[cfg(feature = "compare")]
             locking: Locking::Range,
             owner: 0,
             keeps_removed: false,
@@ -166,6 +191,8 @@ pub struct LocalFs {
     newest_dir_move: AtomicU64,
     /// Inodes whose access time the journal does not have.
     lazy_times: Mutex<Vec<Arc<Inode>>>,
+    /// Some inode is [`Inode::MAPPED`].
+    some_mapped: AtomicBool,
     reclaimer: Arc<Reclaimer>,
     /// The mount ends: what has no name stays for the next one.
     keeping_removed: AtomicBool,
@@ -174,7 +201,7 @@ pub struct LocalFs {
     /// Held while marks of sessions are removed, or what is said beside them, behind the reservation.
     marking: Mutex<()>,
     /// Held while the log grows.
-    growing: Mutex<()>,
+    growing: Arc<Mutex<()>>,
     late: Arc<Pool<Late>>,
     long: Arc<Pool<Long>>,
     changes: Arc<Pool<Change>>,
@@ -197,6 +224,7 @@ impl LocalFs {
             writeback_age: options.commit_interval.max(WRITEBACK_AGE),
             background: options.background,
             read_only: options.read_only,
+            #[cfg(feature = "compare")]
             locking: options.locking,
         };
         let journal_options = JournalOptions {
@@ -214,6 +242,7 @@ impl LocalFs {
         let opened = Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), data.clone());
         let (journal, recovered) = opened.map_err(|error| match error {
             JournalError::Damaged { .. } => VolumeError::NeedsRepair(error),
+            JournalError::Unreadable { .. } => VolumeError::Unreadable(error),
             other => VolumeError::Journal(other),
         })?;
         if recovered.unclean {
@@ -240,7 +269,7 @@ impl LocalFs {
         let missing = || VolumeError::Damaged { detail: "the counters are missing: run `ferry fsck`".into() };
         let stored = Counters::decode(&stored.ok_or_else(missing)?).map_err(FsError::from)?;
         let next_ino = stored.next_ino;
-        let was_handed_over = promised::was_handed_over(&journal, next_ino);
+        let was_handed_over = session_store::was_handed_over(&journal, next_ino);
         let fs = Arc::new(Self {
             hash: NameHash::new(&sb.hash_key),
             sb,
@@ -258,12 +287,13 @@ impl LocalFs {
             newest: AtomicU64::new(0),
             newest_dir_move: AtomicU64::new(0),
             lazy_times: Mutex::default(),
+            some_mapped: AtomicBool::new(false),
             reclaimer: Arc::default(),
             keeping_removed: AtomicBool::new(false),
             readers: Arc::default(),
             scrubs: Scrubs::default(),
             marking: Mutex::default(),
-            growing: Mutex::default(),
+            growing: Arc::default(),
             late: Arc::default(),
             long: Arc::default(),
             changes: Arc::default(),
@@ -332,13 +362,12 @@ impl LocalFs {
     }
 
     /// The flags of an opened file.
-    fn opened(&self, fh: u64, bypass: bool) -> Opened {
-        let strict = self.options.cache == CacheMode::Strict;
+    fn opened(&self, fh: u64, direct_io: bool) -> Opened {
         Opened {
             fh,
-            direct_io: strict || bypass,
-            parallel_direct_writes: strict,
-            keep_cache: !strict && !bypass,
+            direct_io,
+            parallel_direct_writes: self.options.cache == CacheMode::Strict,
+            keep_cache: !direct_io,
             // Only the write-back cache hands data over at close.
             no_flush: self.options.cache == CacheMode::Kernel,
             cache_dir: false,
@@ -373,18 +402,8 @@ fn put_inode(txn: &mut Transaction<'_>, ino: Ino, state: &mut InodeState) {
     state.times_dirty = false;
 }
 
-fn is_dir(mode: u32) -> bool {
-    mode & libc::S_IFMT == libc::S_IFDIR
-}
-
-fn is_regular(mode: u32) -> bool {
-    mode & libc::S_IFMT == libc::S_IFREG
-}
-
-/// A directory has one entry more, or fewer: its size is their number. On a damaged volume it may have been too small.
-fn change_entries(dir: &mut InodeState, by: i64, now: Timestamp) {
-    dir.rec.size = dir.rec.size.saturating_add_signed(by);
+/// A directory has so many entries and subdirectories more.
+fn change_entries(dir: &mut InodeState, entries: i64, subdirectories: i32, now: Timestamp) {
+    posix::count_entries(&mut dir.rec, entries, subdirectories, now);
     dir.logged.size = dir.rec.size;
-    dir.rec.mtime = now;
-    dir.rec.ctime = now;
 }

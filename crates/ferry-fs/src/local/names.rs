@@ -1,11 +1,12 @@
 //! Finding names: a directory's entries, their cookies, and the answer to a lookup.
 
-use super::{LocalFs, VALID, errno, is_dir};
+use super::{LocalFs, VALID, errno};
 use crate::api::{Entry, Errno, Ino, NAME_MAX};
 use crate::dir::{Cached, DirName};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, BadRecord, Dentry, Key};
+use crate::posix::{self, is_dir};
 use siphasher::sip::SipHasher13;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,13 +60,7 @@ impl Found {
 
 /// Refuses names that cannot be.
 pub(super) fn check_name(name: &[u8]) -> Result<(), FsError> {
-    match name {
-        b"" => Err(errno(libc::ENOENT)),
-        _ if name.len() > NAME_MAX => Err(errno(libc::ENAMETOOLONG)),
-        b"." | b".." => Err(errno(libc::EEXIST)),
-        _ if name.contains(&b'/') || name.contains(&0) => Err(errno(libc::EINVAL)),
-        _ => Ok(()),
-    }
+    Ok(posix::check_name(name)?)
 }
 
 /// Refuses a directory that is none, or that was removed.
@@ -176,8 +171,12 @@ impl LocalFs {
         let inode = {
             let state = dir.state.read();
             // "." is asked of anything by who has only its number: an NFS server, a client of a server that was restarted.
-            if name == b"." && state.rec.nlink == 0 && !dir.is_known() && !self.reclaimer.holds() {
-                return Err(errno(libc::ESTALE));
+            // Of a removed file the kernel may not have taken its lookups back yet: only who has it open keeps it.
+            if name == b"." && state.rec.nlink == 0 && !self.reclaimer.holds() {
+                let is_kept = if is_dir(state.rec.mode) { dir.is_known() } else { dir.is_open() };
+                if !is_kept {
+                    return Err(errno(libc::ESTALE));
+                }
             }
             if name != b"." && !is_dir(state.rec.mode) {
                 return Err(errno(libc::ENOTDIR));

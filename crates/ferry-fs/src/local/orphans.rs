@@ -5,12 +5,13 @@
 //! background. Large files go in the background too: the kernel's forgetting must not wait for them. Where programs on other machines
 //! outlive the mount (`keeps_removed`) its end reclaims nothing, and the next one waits with what is left over until it is told to go on.
 
-use super::{LocalFs, is_regular};
+use super::LocalFs;
 use crate::api::Ino;
 use crate::data::Busy;
 use crate::error::FsError;
-use crate::inode::Inode;
+use crate::inode::{Inode, InodeState};
 use crate::keys::{self, INODE_HAS_XATTRS, Key};
+use crate::posix::is_regular;
 use crate::volume::VolumeError;
 use ferry_journal::{Credits, Transaction};
 use parking_lot::{Condvar, Mutex};
@@ -27,6 +28,12 @@ const QUEUE_MAX: usize = 4096;
 const XATTRS_AT_ONCE: usize = 16;
 /// The record, the orphan's key and the counters.
 const LAST_STEP: Credits = Credits { keys: 3, bytes: 128, urgent: true };
+/// Bytes of an inode's record and of its name, with their keys, at least.
+const RECORD_AND_NAME_BYTES: u64 = 150;
+/// Bytes of an extent with its key, and of the checksum of each of its blocks; and the blocks that one has at most.
+const EXTENT_BYTES: u64 = 27;
+const CHECKSUM_BYTES: u64 = 4;
+const EXTENT_BLOCKS_MAX: u64 = 256;
 /// Progress is logged after so many leftovers.
 const PROGRESS_EVERY: u64 = 10_000;
 
@@ -133,6 +140,7 @@ fn run(reclaimer: &Reclaimer, fs: &Weak<LocalFs>) {
             Job::Removed(inode) => fs.reclaim(&inode),
             Job::Leftover(ino, left) => {
                 fs.reclaim_leftover(ino);
+                fs.data.removed().left_over(left);
                 done += 1;
                 if left == 0 || done % PROGRESS_EVERY == 0 {
                     tracing::info!(
@@ -145,6 +153,13 @@ fn run(reclaimer: &Reclaimer, fs: &Weak<LocalFs>) {
             }
         }
     }
+}
+
+/// What the home store has of an inode and a name of it, at least: record, contents, extents with their checksums.
+fn metadata_bytes(state: &InodeState) -> u64 {
+    let inline = state.logged.inline.as_ref().map_or(0, |inline| inline.len() as u64);
+    let extents = state.logged.blocks.div_ceil(EXTENT_BLOCKS_MAX);
+    RECORD_AND_NAME_BYTES + inline + state.logged.blocks * CHECKSUM_BYTES + extents * EXTENT_BYTES
 }
 
 impl LocalFs {
@@ -162,6 +177,7 @@ impl LocalFs {
         });
         scanned.map_err(FsError::from)?;
         let held = self.options.keeps_removed;
+        self.data.removed().left_over(if held || !self.options.background { 0 } else { leftovers.len() });
         *self.reclaimer.queue.lock() = Queue { leftovers, held, ..Queue::default() };
         if !self.options.background {
             if !held {
@@ -179,7 +195,12 @@ impl LocalFs {
 
     /// What is left over from before the mount goes, but for what is known again.
     pub(super) fn reclaim_leftovers(&self) {
-        self.reclaimer.queue.lock().held = false;
+        let mut queue = self.reclaimer.queue.lock();
+        queue.held = false;
+        if self.options.background {
+            self.data.removed().left_over(queue.leftovers.len());
+        }
+        drop(queue);
         self.reclaimer.wake.notify_one();
         if !self.options.background {
             // Without a background nothing else is in the queue.
@@ -216,6 +237,7 @@ impl LocalFs {
     /// A lookup or a handle went: if it was the last one, the inode is reclaimed, or may leave memory.
     pub(super) fn maybe_unknown(&self, inode: &Arc<Inode>) {
         if inode.is_known() {
+            self.expect_space_of(inode);
             return;
         }
         if inode.state.read().rec.nlink == 0 {
@@ -225,6 +247,17 @@ impl LocalFs {
             let busy = if self.options.background { Busy::Refuse } else { Busy::Wait };
             self.log_times(std::slice::from_ref(&stale), busy);
             drop(self.table.cool(&stale));
+        }
+    }
+
+    /// Whoever needs space waits for that of a file that has just lost its last name, or its last handle.
+    fn expect_space_of(&self, inode: &Arc<Inode>) {
+        let comes_back = inode.has_flag(Inode::NAMELESS)
+            && !self.keeping_removed.load(Ordering::Acquire)
+            && !self.reclaimer.holds()
+            && inode.state.share().rec.blocks > 0;
+        if comes_back {
+            self.data.removed().expect(inode, &*self.env.clock);
         }
     }
 
@@ -241,8 +274,10 @@ impl LocalFs {
                 && !inode.set_flag(Inode::GONE)
         };
         if !gone {
+            self.expect_space_of(inode);
             return;
         }
+        self.data.removed().going(inode);
         // Closing or removing a file is not to wait for log space.
         let long =
             self.journal.is_short(true) || inode.state.read().rec.blocks > self.fits_log(BLOCKS_AT_ONCE);
@@ -259,6 +294,7 @@ impl LocalFs {
                 self.report("reclaiming", inode.ino, error);
             }
         }
+        self.data.removed().leave(inode.ino);
     }
 
     fn try_reclaim(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
@@ -269,6 +305,7 @@ impl LocalFs {
         if flags & INODE_HAS_XATTRS != 0 {
             self.drop_xattrs(inode.ino)?;
         }
+        let metadata = metadata_bytes(&inode.state.read());
         let ino = inode.ino;
         let mut counters = None;
         let mut finish = |txn: &mut Transaction<'_>| {
@@ -284,6 +321,7 @@ impl LocalFs {
             txn.commit()
         };
         drop(counters);
+        self.data.removed().dropped(seq, metadata, || self.journal.home_seq());
         self.committed(seq, &[inode]);
         Ok(())
     }

@@ -3,12 +3,13 @@
 use super::locks::Locked;
 use super::make::{DENTRY_BYTES, RECORD_BYTES, SMALL_BYTES};
 use super::names::{check_dir, check_name};
-use super::promised::How;
-use super::{LocalFs, change_entries, errno, is_dir, is_regular, put_inode};
+use super::transaction::How;
+use super::{LocalFs, change_entries, errno, put_inode};
 use crate::api::{Ino, Timestamp};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, INODE_INLINE, InodeRecord};
+use crate::posix::{self, is_regular};
 use ferry_journal::{Credits, Transaction};
 
 /// What may be removed.
@@ -50,8 +51,7 @@ impl LocalFs {
             let now = self.time(how);
             self.drop_name(&mut txn, &child, locked.state(&child), now);
             let dir_state = locked.state(&dir);
-            change_entries(dir_state, -1, now);
-            dir_state.rec.nlink = dir_state.rec.nlink.saturating_sub(u32::from(kind == Kind::Directory));
+            change_entries(dir_state, -1, -i32::from(kind == Kind::Directory), now);
             put_inode(&mut txn, dir.ino, dir_state);
             txn.delete(&keys::dentry(dir.ino, cookie, name));
             if dir.dir.remove(cookie) {
@@ -72,11 +72,11 @@ impl LocalFs {
         state: &mut InodeState,
         now: Timestamp,
     ) {
-        state.rec.ctime = now;
-        state.rec.nlink = if is_dir(state.rec.mode) { 0 } else { state.rec.nlink - 1 };
+        posix::drop_link(&mut state.rec, now);
         if state.rec.nlink > 0 {
             return put_inode(txn, child.ino, state);
         }
+        child.set_flag(Inode::NAMELESS);
         #[cfg(feature = "planted")]
         let noted = !ferry_journal::planted::is(ferry_journal::planted::Bug::ForgottenOrphan);
         #[cfg(not(feature = "planted"))]
@@ -97,10 +97,5 @@ impl LocalFs {
 
 /// Whether the rules let this inode's name go.
 pub(super) fn check_removable(state: &InodeState, kind: Kind) -> Result<(), FsError> {
-    match (kind, is_dir(state.rec.mode)) {
-        (Kind::File, true) => Err(errno(libc::EISDIR)),
-        (Kind::Directory, false) => Err(errno(libc::ENOTDIR)),
-        (Kind::Directory, true) if state.rec.size > 0 => Err(errno(libc::ENOTEMPTY)),
-        _ => Ok(()),
-    }
+    Ok(posix::check_removable(state.rec.mode, state.rec.size, kind == Kind::Directory)?)
 }

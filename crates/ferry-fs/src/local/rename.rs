@@ -3,17 +3,25 @@
 use super::locks::Locked;
 use super::make::{DENTRY_BYTES, FULL_RECORD_BYTES, LINK_MAX, RECORD_BYTES, SMALL_BYTES};
 use super::names::{Found, check_dir, check_name};
-use super::promised::How;
 use super::remove::{Kind, check_removable};
-use super::{LocalFs, change_entries, errno, is_dir, is_regular, put_inode};
+use super::transaction::How;
+use super::{LocalFs, change_entries, errno, put_inode};
 use crate::api::{Ino, ROOT, RenameFlags, Timestamp};
 use crate::error::FsError;
 use crate::inode::Inode;
-use crate::keys::{self, Dentry};
+use crate::keys::{self, Dentry, InodeRecord};
 use crate::order::{Guard, Rank};
+use crate::posix::{inherit_group, is_dir, is_regular};
 use ferry_journal::{Credits, Seq, Transaction};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// An inode more, and the counters.
+const WHITEOUT_CREDITS: Credits = Credits {
+    keys: CREDITS.keys + 3,
+    bytes: CREDITS.bytes + DENTRY_BYTES + RECORD_BYTES + SMALL_BYTES,
+    urgent: false,
+};
 
 const CREDITS: Credits = Credits {
     keys: 8,
@@ -46,6 +54,7 @@ impl LocalFs {
         (parent, name): (Ino, &[u8]),
         (new_parent, new_name): (Ino, &[u8]),
         flags: RenameFlags,
+        who: (u32, u32),
     ) -> Result<(), FsError> {
         for name in [name, new_name] {
             if matches!(name, b"." | b"..") {
@@ -53,7 +62,7 @@ impl LocalFs {
             }
             check_name(name)?;
         }
-        if flags.exchange && flags.no_replace {
+        if flags.exchange && (flags.no_replace || flags.whiteout) {
             return Err(errno(libc::EINVAL));
         }
         self.writable()?;
@@ -63,7 +72,7 @@ impl LocalFs {
             let to = Side { dir: &dirs.1, name: new_name, inode: self.glance(&dirs.1, new_name)? };
             let done = match flags.exchange {
                 true => self.exchange(how, &from, &to)?,
-                false => self.rename_over(how, &from, &to, flags.no_replace)?,
+                false => self.rename_over(how, &from, &to, flags, who)?,
             };
             if done {
                 return Ok(());
@@ -77,18 +86,22 @@ impl LocalFs {
         how: How,
         from: &Side<'_>,
         to: &Side<'_>,
-        no_replace: bool,
+        flags: RenameFlags,
+        who: (u32, u32),
     ) -> Result<bool, FsError> {
         let source = from.inode.as_deref().ok_or(errno(libc::ENOENT))?;
-        if no_replace && to.inode.is_some() {
+        if flags.no_replace && to.inode.is_some() {
             return Err(errno(libc::EEXIST));
         }
         let source_is_dir = is_dir(source.state.read().rec.mode);
-        if to.inode.is_none() {
+        if to.inode.is_none() || flags.whiteout {
             self.admit(how, 0)?;
         }
+        if flags.whiteout {
+            self.admit_number(how)?;
+        }
         self.write_back_before_replacing(how, from, to)?;
-        let mut txn = self.begin(how, CREDITS)?;
+        let mut txn = self.begin(how, if flags.whiteout { WHITEOUT_CREDITS } else { CREDITS })?;
         let moves_dir = source_is_dir && from.dir.ino != to.dir.ino;
         let _moving = moves_dir.then(|| Guard::wait(Rank::Rename, || self.rename_lock.lock()));
         if moves_dir {
@@ -122,16 +135,38 @@ impl LocalFs {
         }
         put_inode(&mut txn, source.ino, state);
         let target = Dentry { ino: source.ino, kind: state.rec.mode & libc::S_IFMT };
-        self.unset_name(&mut txn, &mut locked, from, (old_cookie, source_is_dir), now);
+        if flags.whiteout {
+            let white = self.put_whiteout(&mut txn, who, &locked.state(from.dir).rec, now)?;
+            self.set_name(&mut txn, &mut locked, from, (old_cookie, white), now);
+        } else {
+            self.unset_name(&mut txn, &mut locked, from, (old_cookie, source_is_dir), now);
+        }
         self.set_name(&mut txn, &mut locked, to, (cookie, target), now);
         let mut changed = vec![from.dir, to.dir, source];
         changed.extend(victim);
-        self.renamed(txn.commit(), source_is_dir, &changed);
+        let seq = if flags.whiteout { self.counters.commit_made(txn) } else { txn.commit() };
+        self.renamed(seq, source_is_dir, &changed);
         drop(locked);
         if let Some(victim) = &to.inode {
             self.reclaim_if_unknown(victim);
         }
         Ok(true)
+    }
+
+    /// A character device 0/0, for a name in the directory of which this is the record.
+    fn put_whiteout(
+        &self,
+        txn: &mut Transaction<'_>,
+        (uid, gid): (u32, u32),
+        dir: &InodeRecord,
+        now: Timestamp,
+    ) -> Result<Dentry, FsError> {
+        let (_, gid) = inherit_group((dir.mode, dir.gid), (libc::S_IFCHR, gid));
+        let times = InodeRecord { atime: now, mtime: now, ctime: now, btime: now, ..InodeRecord::default() };
+        let record = InodeRecord { mode: libc::S_IFCHR, uid, gid, nlink: 1, ..times };
+        let ino = self.number_for(None)?;
+        txn.put(&keys::inode(ino), &record.encode());
+        Ok(Dentry { ino, kind: libc::S_IFCHR })
     }
 
     /// A file that takes the name of another has its contents before the name: after a crash there is the old file or the
@@ -178,8 +213,7 @@ impl LocalFs {
         now: Timestamp,
     ) {
         let state = locked.state(side.dir);
-        change_entries(state, -1, now);
-        state.rec.nlink = state.rec.nlink.saturating_sub(u32::from(subdirectory));
+        change_entries(state, -1, -i32::from(subdirectory), now);
         put_inode(txn, side.dir.ino, state);
         txn.delete(&keys::dentry(side.dir.ino, cookie, side.name));
         if side.dir.dir.remove(cookie) {
@@ -198,8 +232,8 @@ impl LocalFs {
     ) {
         let replaced_dir = side.inode.as_deref().is_some_and(|i| is_dir(locked.state(i).rec.mode));
         let state = locked.state(side.dir);
-        change_entries(state, i64::from(side.inode.is_none()), now);
-        state.rec.nlink = state.rec.nlink + u32::from(is_dir(target.kind)) - u32::from(replaced_dir);
+        let subdirectories = i32::from(is_dir(target.kind)) - i32::from(replaced_dir);
+        change_entries(state, i64::from(side.inode.is_none()), subdirectories, now);
         put_inode(txn, side.dir.ino, state);
         txn.put(&keys::dentry(side.dir.ino, cookie, side.name), &target.encode());
         if side.dir.dir.insert(cookie, side.name, target) {

@@ -1,17 +1,17 @@
 //! The file system as a transport sees it: every request, its checks of the request itself, and its answer.
 
+use super::contents::COPY_MAX;
 use super::make::New;
-use super::promised::How;
 use super::remove::Kind;
+use super::transaction::How;
+use super::trim::fitrim_answer;
 use super::{CacheMode, LocalFs, VALID};
 use crate::api::*;
 use crate::data::{At, Busy};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::inprocess::FromReply;
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl LocalFs {
@@ -67,6 +67,16 @@ impl Filesystem for LocalFs {
         self.answer("getattr", ino, self.do_getattr(ino)).map(|attr| (attr, VALID))
     }
 
+    fn birth_time(&self, ino: Ino) -> Option<Timestamp> {
+        // What is not there is told so when its attributes are asked for.
+        Some(self.table.need(ino).map_or(Timestamp::default(), |inode| inode.state.share().rec.btime))
+    }
+
+    fn loses_privileges(&self, ino: Ino) -> bool {
+        let set_ids = |inode: &Inode| inode.state.share().rec.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+        self.table.peek(ino).is_some_and(|inode| set_ids(&inode))
+    }
+
     fn setattr(&self, cx: &Cx, ino: Ino, _fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
         let Some(new) = set.size else {
             let (set, changed) = (*set, self.do_setattr(self.how(cx), ino, set));
@@ -75,10 +85,10 @@ impl Filesystem for LocalFs {
                 move |fs, cx| fs.setattr(cx, ino, None, &set)
             });
         };
-        let (set, promise) = (*set, cx.promise);
+        let (set, ack) = (*set, cx.early_ack());
         let drops = |size| new < size;
-        self.answer_dropping(cx, "setattr", ino, drops, move |fs| {
-            Ok((fs.do_setattr(How::waiting(promise), ino, &set)?, VALID))
+        self.answer_dropping(cx, "setattr", ino, 0, drops, move |fs| {
+            Ok((fs.do_setattr(How::waiting(ack), ino, &set)?, VALID))
         })
     }
 
@@ -151,7 +161,8 @@ impl Filesystem for LocalFs {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> Answer<()> {
-        let renamed = self.do_rename(self.how(cx), (parent, name), (new_parent, new_name), flags);
+        let renamed =
+            self.do_rename(self.how(cx), (parent, name), (new_parent, new_name), flags, (cx.uid, cx.gid));
         self.answer_change(cx, ("rename", parent), renamed, || {
             let (name, new_name) = (name.to_vec(), new_name.to_vec());
             move |fs, cx| fs.rename(cx, parent, &name, new_parent, &new_name, flags)
@@ -181,7 +192,15 @@ impl Filesystem for LocalFs {
     }
 
     fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
-        self.do_read(cx, ino, fh, offset, out)
+        self.do_read(cx, (ino, fh), offset, out, false)
+    }
+
+    fn read_pages(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        self.do_read(cx, (ino, fh), offset, out, true)
+    }
+
+    fn keeps_pages(&self, ino: Ino, fh: u64) -> bool {
+        self.is_mapped_past(ino, fh)
     }
 
     fn write(
@@ -200,7 +219,15 @@ impl Filesystem for LocalFs {
             return self.later(cx, move |fs, cx| fs.write(cx, ino, fh, offset, &data, append, kill_suidgid));
         }
         let at = if append { At::End } else { At::Offset(offset) };
-        let written = self.answer("write", ino, self.do_write(cx.promise, ino, fh, at, data, kill_suidgid));
+        let how = How { busy: self.patience(cx), ..How::waiting(cx.early_ack()) };
+        let written = match self.do_write(how, ino, fh, at, data, kill_suidgid) {
+            Err(FsError::WouldWait) => {
+                let data = data.to_vec();
+                return self
+                    .later(cx, move |fs, cx| fs.write(cx, ino, fh, offset, &data, append, kill_suidgid));
+            }
+            written => self.answer("write", ino, written),
+        };
         if let Err(Stop::Errno(error)) = &written {
             self.failed_behind(ino, fh, *error);
         }
@@ -221,12 +248,16 @@ impl Filesystem for LocalFs {
 
     fn fallocate(&self, cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
         let drops = |_| mode & !libc::FALLOC_FL_KEEP_SIZE != 0;
-        let promise = cx.promise;
-        let change = move |fs: &Self| fs.do_fallocate(promise, ino, fh, mode, offset, len);
-        self.answer_dropping(cx, "fallocate", ino, drops, change)
+        let (ack, kill) = (cx.early_ack(), cx.uid != 0);
+        let change = move |fs: &Self| fs.do_fallocate(ack, (ino, fh), mode, (offset, len), kill);
+        self.answer_dropping(cx, "fallocate", ino, len, drops, change)
     }
 
     fn lseek(&self, _cx: &Cx, ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {
+        // The kernel does not hand over first what it holds back: that would be called a hole. It takes all of a file for data instead.
+        if self.writeback_cache() {
+            return Err(Errno(libc::ENOSYS).into());
+        }
         self.answer("lseek", ino, self.do_lseek(ino, fh, offset, whence))
     }
 
@@ -241,12 +272,19 @@ impl Filesystem for LocalFs {
         off_out: u64,
         len: u64,
     ) -> Answer<u64> {
-        if self.data.holds_writers() && self.patience(cx) == Busy::Refuse {
+        let waits = self.data.holds_writers() || self.data.is_short_of(len.min(COPY_MAX));
+        if waits && self.patience(cx) == Busy::Refuse {
             return self.later(cx, move |fs, cx| {
                 fs.copy_file_range(cx, ino_in, fh_in, off_in, ino_out, fh_out, off_out, len)
             });
         }
-        let copied = self.do_copy(cx.promise, (ino_in, fh_in, off_in), (ino_out, fh_out, off_out), len);
+        let copied = self.do_copy(
+            cx.early_ack(),
+            (ino_in, fh_in, off_in),
+            (ino_out, fh_out, off_out),
+            len,
+            cx.uid != 0,
+        );
         self.answer("copy_file_range", ino_out, copied)
     }
 
@@ -312,6 +350,10 @@ impl Filesystem for LocalFs {
         false
     }
 
+    fn kernel_caches(&self) -> bool {
+        self.options.cache != CacheMode::Strict
+    }
+
     fn writeback_cache(&self) -> bool {
         self.options.cache == CacheMode::Writeback
     }
@@ -328,61 +370,9 @@ impl Filesystem for LocalFs {
             ioctl::SCRUB_STATUS => self.answer("scrub", ino, self.scrub_status_bytes(out_max)),
             ioctl::TUNE => self.answer("tune", ino, self.do_tune(cx, input)),
             ioctl::GROW_LOG => self.do_grow_log(cx, input),
+            ioctl::TRIM => self.do_trim(cx, |bytes| bytes.to_ne_bytes().to_vec()),
+            ioctl::FITRIM => self.do_trim(cx, fitrim_answer),
             _ => Err(Errno(libc::ENOTTY).into()),
         }
-    }
-
-    fn numbers(&self, count: u32) -> Result<Range<Ino>, Errno> {
-        self.do_numbers(count).map_err(|error| self.report("setting numbers aside", ROOT, error))
-    }
-
-    fn enlist(&self, session: u128) -> Result<(), Errno> {
-        self.do_enlist(session).map_err(|error| self.report("entering a session", ROOT, error))
-    }
-
-    fn mark(&self, session: u128) -> Result<Option<u64>, Errno> {
-        self.do_mark(session).map_err(|error| self.report("reading a mark", ROOT, error))
-    }
-
-    fn marked(&self) -> Result<Vec<u128>, Errno> {
-        self.do_marked().map_err(|error| self.report("reading marks", ROOT, error))
-    }
-
-    fn sync_sessions(&self, upto: &[Mark]) -> Result<(), Errno> {
-        self.do_sync_sessions(upto).map_err(|error| self.not_durable("sync", ROOT, error))
-    }
-
-    fn synced(&self, session: u128) -> Result<u64, Errno> {
-        self.do_synced(session).map_err(|error| self.report("reading a mark", ROOT, error))
-    }
-
-    fn unmark(&self, session: u128) {
-        if let Err(error) = self.do_unmark(session) {
-            self.report("removing a mark", ROOT, error);
-        }
-    }
-
-    fn is_plain(&self, ino: Ino) -> Result<bool, Errno> {
-        self.do_is_plain(ino).map_err(|error| self.report("is_plain", ino, error))
-    }
-
-    fn set_aside(&self, bytes: u64, inodes: u64) -> Result<Aside, Errno> {
-        self.do_set_aside(bytes, inodes)
-    }
-
-    fn keep_removed(&self) {
-        self.keeping_removed.store(true, Ordering::Release);
-    }
-
-    fn reclaim_removed(&self) {
-        self.reclaim_leftovers();
-    }
-
-    fn hand_over(&self) -> Result<(), Errno> {
-        self.do_hand_over().map_err(|error| self.report("handing over", ROOT, error))
-    }
-
-    fn was_handed_over(&self) -> bool {
-        self.was_handed_over
     }
 }

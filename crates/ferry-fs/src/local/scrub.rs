@@ -13,8 +13,12 @@ const DAMAGE_PAGE: usize = 64;
 impl LocalFs {
     /// Starts a scrub of the whole volume on a thread of its own; its number. `EBUSY`: one is on its way.
     pub fn start_scrub(&self, options: ScrubOptions) -> Result<u64, FsError> {
-        let volume =
-            Mounted { journal: self.journal.clone(), data: self.data.clone(), env: self.env.clone() };
+        let volume = Mounted {
+            journal: self.journal.clone(),
+            data: self.data.clone(),
+            growing: self.growing.clone(),
+            env: self.env.clone(),
+        };
         let started = self.scrubs.start(volume, options, self.options.background);
         started.map_err(|why| match why {
             NotStarted::Running => errno(libc::EBUSY),

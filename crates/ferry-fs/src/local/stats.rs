@@ -55,6 +55,7 @@ struct Space {
     total: u64,
     free: u64,
     available: u64,
+    used: u64,
     live: u64,
 }
 
@@ -104,7 +105,7 @@ struct Log {
     in_flight_average: Option<f64>,
     in_flight_max: u64,
     forces: u64,
-    forces_boarded: u64,
+    forces_grouped: u64,
     data_bytes: u64,
     checkpoint_pushes: u64,
     tail_moves: u64,
@@ -166,12 +167,12 @@ struct Flush {
     fast_flush_ns: u64,
     avg_flush_ns: u64,
     flush_samples: u32,
-    crossing_ns: u64,
+    commit_time_ns: u64,
     holds: u64,
     holds_in_vain: u64,
     held_callers: u64,
     hold_time_ns: u64,
-    beside: u64,
+    overlapped: u64,
 }
 
 impl Flush {
@@ -181,12 +182,12 @@ impl Flush {
             fast_flush_ns: nanos(s.flush.fast_flush),
             avg_flush_ns: nanos(s.flush_time),
             flush_samples: s.flush_samples,
-            crossing_ns: nanos(s.flush.crossing),
+            commit_time_ns: nanos(s.flush.commit_time),
             holds: s.flush.holds,
             holds_in_vain: s.flush.holds_in_vain,
             held_callers: s.flush.held_callers,
             hold_time_ns: nanos(s.flush.hold_time),
-            beside: s.flush.beside,
+            overlapped: s.flush.overlapped,
         }
     }
 }
@@ -222,7 +223,7 @@ impl Log {
             in_flight_average: ratio(s.log_in_flight_sum, s.log_records),
             in_flight_max: s.log_in_flight_max,
             forces: s.forces,
-            forces_boarded: s.forces_boarded,
+            forces_grouped: s.forces_grouped,
             data_bytes: s.data_bytes,
             checkpoint_pushes: s.checkpoint_pushes,
             tail_moves: s.tail_moves,
@@ -257,7 +258,7 @@ impl LocalFs {
             blocks: space.total / STATFS_BLOCK,
             blocks_free: space.free / STATFS_BLOCK,
             blocks_available: space.available / STATFS_BLOCK,
-            files: inodes + files_free,
+            files: inodes.saturating_add(files_free),
             files_free,
         }
     }
@@ -282,6 +283,7 @@ impl LocalFs {
                 total: space.total,
                 free: space.free,
                 available: space.available,
+                used: space.used,
                 live: space.live,
             },
             inodes: Inodes {

@@ -5,12 +5,13 @@
 
 use super::acl::{self, Acl};
 use super::make::FULL_RECORD_BYTES;
-use super::promised::{How, with_mark};
-use super::{LocalFs, errno, is_dir, put_inode};
+use super::transaction::{How, with_seq};
+use super::{LocalFs, errno, put_inode};
 use crate::api::{Ino, XATTR_SIZE_MAX, XattrFlags};
 use crate::error::FsError;
 use crate::inode::{Inode, InodeState};
 use crate::keys::{self, INODE_HAS_XATTRS, Key};
+use crate::posix::is_dir;
 use ferry_journal::{Credits, JournalError, Transaction};
 
 /// A longest name, in bytes.
@@ -18,7 +19,7 @@ const NAME_MAX: usize = 255;
 /// Names of one inode, each with its NUL, take at most so many bytes: what listxattr(2) can return.
 const LIST_MAX: usize = 65536;
 /// No operation that is done in one transaction needs a larger one.
-pub(crate) const LARGEST_TRANSACTION: Credits = with_mark(credits(NAME_MAX, XATTR_SIZE_MAX));
+pub(crate) const LARGEST_TRANSACTION: Credits = with_seq(credits(NAME_MAX, XATTR_SIZE_MAX));
 /// The attribute that gives a program privileges; whoever writes to the file takes it away.
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -226,7 +227,7 @@ impl LocalFs {
             return Ok(());
         }
         // A mark comes with the rest of the change, which is still to be made.
-        match self.remove_xattr(how.without_mark(), inode, CAPABILITY) {
+        match self.remove_xattr(how.without_seq(), inode, CAPABILITY) {
             Err(FsError::Errno(e)) if e.0 == libc::ENODATA => Ok(()),
             result => result,
         }

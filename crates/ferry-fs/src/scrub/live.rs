@@ -2,7 +2,8 @@
 
 use super::{ScrubOptions, ScrubProgress, ScrubReport, Source, Watch, scrub_source};
 use crate::data::DataStore;
-use ferry_device::Env;
+use crate::volume::read_superblock_copies;
+use ferry_env::Env;
 use ferry_journal::Journal;
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
@@ -83,6 +84,8 @@ struct Now {
 pub(crate) struct Mounted {
     pub(crate) journal: Arc<Journal>,
     pub(crate) data: Arc<DataStore>,
+    /// Held while the log grows.
+    pub(crate) growing: Arc<Mutex<()>>,
     pub(crate) env: Env,
 }
 
@@ -195,9 +198,14 @@ impl Shared {
     fn run(&self, volume: &Mounted, options: ScrubOptions) {
         tracing::info!(rate = options.rate, "scrubbing");
         let data = &volume.data;
+        // A log that grows moves the geometry before the superblocks, and back if it fails.
+        let at_rest = volume.growing.lock();
+        let (geometry, superblocks) = (data.geometry(), read_superblock_copies(data.device()));
+        drop(at_rest);
         let source = Source {
             device: data.device(),
-            geometry: data.geometry(),
+            geometry,
+            superblocks,
             journal: &volume.journal,
             settled: &|block| data.wait_written(block),
             live_bytes: data.totals().live,

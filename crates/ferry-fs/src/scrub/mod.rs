@@ -15,8 +15,9 @@ mod walk;
 pub use live::{ScrubState, ScrubStatus};
 pub use report::{DAMAGE_MAX, Damage, Part, ScrubReport, Verified};
 
-use crate::volume::{Superblock, VolumeError, read_superblock};
-use ferry_device::{BlockDevice, Env};
+use crate::volume::{Superblock, VolumeError, read_superblock, read_superblock_copies};
+use ferry_device::BlockDevice;
+use ferry_env::Env;
 use ferry_journal::{Bystander, Geometry, Journal, JournalError, JournalOptions};
 use pace::Pace;
 use std::sync::Arc;
@@ -52,10 +53,15 @@ pub trait Watch {
     fn wait(&mut self, time: Duration) -> bool;
 }
 
+/// Each copy's place on the device, and what is there.
+pub(crate) type SuperblockCopies = Vec<(u64, Result<Superblock, String>)>;
+
 /// What a scrub reads.
 pub(crate) struct Source<'s> {
     pub(crate) device: &'s dyn BlockDevice,
     pub(crate) geometry: Geometry,
+    /// As they were when the geometry was this one: a longer log moves both.
+    pub(crate) superblocks: SuperblockCopies,
     pub(crate) journal: &'s Journal,
     /// Waits while somebody writes this device block.
     pub(crate) settled: &'s dyn Fn(u64),
@@ -97,6 +103,7 @@ pub fn scrub(
     let source = Source {
         device: &**device,
         geometry: sb.geometry(),
+        superblocks: read_superblock_copies(&**device),
         journal: &journal,
         settled: &|_| (),
         live_bytes,

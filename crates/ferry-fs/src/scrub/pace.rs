@@ -1,6 +1,6 @@
 //! Keeps a scrub below its rate.
 
-use ferry_device::{Clock, Env};
+use ferry_env::{Clock, Env};
 use std::sync::Arc;
 use std::time::Duration;
 

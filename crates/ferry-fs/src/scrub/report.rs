@@ -27,9 +27,9 @@ pub enum Part {
 
 impl Part {
     /// Which part it is whose damage keeps the journal from being opened, and where, as far as that is known. `None`: the error is none of damage.
-    pub(crate) fn of_error(geometry: &Geometry, error: &JournalError) -> Option<(Self, Option<u64>)> {
+    pub fn of_error(geometry: &Geometry, error: &JournalError) -> Option<(Self, Option<u64>)> {
         match error {
-            JournalError::Damaged { offset, .. } => {
+            JournalError::Damaged { offset, .. } | JournalError::Unreadable { offset, .. } => {
                 let log = geometry.log_offset..geometry.log_offset + geometry.log_len;
                 Some((if log.contains(offset) { Self::Log } else { Self::Home }, Some(*offset)))
             }

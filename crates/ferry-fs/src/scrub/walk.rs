@@ -7,7 +7,6 @@ use super::{ScrubProgress, Source, Watch};
 use crate::api::Ino;
 use crate::error::FsError;
 use crate::keys::{self, BLOCK, Extent, Key, Segment};
-use crate::volume::{SUPERBLOCK_PLACES, read_superblock_copies};
 use ferry_device::AlignedBuf;
 use ferry_journal::{BadPlace, Journal, Value};
 
@@ -76,8 +75,8 @@ impl<'w> Walk<'w> {
 
     /// Both copies. `false`: stopped.
     pub(super) fn superblocks(&mut self) -> bool {
-        let copies = read_superblock_copies(self.source.device);
-        for (place, copy) in SUPERBLOCK_PLACES.iter().zip(&copies) {
+        let copies = &self.source.superblocks;
+        for (place, copy) in copies {
             let what = match copy {
                 Ok(copy) if copy.geometry() == self.source.geometry => {
                     self.report.verified.superblocks += 1;
@@ -89,7 +88,7 @@ impl<'w> Walk<'w> {
             let damage = Damage::of_part(Part::Superblock, what);
             self.report.add(Damage { length: Some(BLOCK), device_offset: Some(*place), ..damage });
         }
-        self.step(2 * BLOCK)
+        self.step(copies.len() as u64 * BLOCK)
     }
 
     /// Everything that recovery would read.

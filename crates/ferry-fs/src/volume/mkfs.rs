@@ -1,11 +1,12 @@
 //! Making a volume.
 
-use super::superblock::SEGMENT_SIZES;
+use super::superblock::{LAST_COPY, SEGMENT_SIZES, clear_superblocks};
 use super::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock, write_superblock};
 use crate::api::{ROOT, Timestamp};
 use crate::keys::{self, Counters, InodeRecord};
 use crate::local::LARGEST_TRANSACTION;
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env};
+use ferry_device::{BLOCK_SIZE, BlockDevice};
+use ferry_env::Env;
 use ferry_journal::{
     Credits, Geometry, Journal, JournalClient, JournalError, JournalOptions, Seq, home_unit_bytes,
     smallest_log,
@@ -48,11 +49,7 @@ pub fn mkfs(dev: &Arc<dyn BlockDevice>, options: &MkfsOptions, env: &Env) -> Res
         refuse_content(dev)?;
     }
     let io = |what| move |source| VolumeError::Io { what, source };
-    let zeros = AlignedBuf::zeroed(BLOCK_SIZE);
-    for place in SUPERBLOCK_PLACES {
-        dev.write(place, &zeros).map_err(io("clear the old superblock"))?;
-    }
-    dev.flush().map_err(io("clear the old superblock"))?;
+    clear_superblocks(&**dev, &sb).map_err(io("clear the old superblock"))?;
     dev.discard(sb.segments_offset, sb.size - sb.segments_offset).map_err(io("discard the old contents"))?;
 
     let geometry = sb.geometry();
@@ -67,6 +64,11 @@ pub fn mkfs(dev: &Arc<dyn BlockDevice>, options: &MkfsOptions, env: &Env) -> Res
 
     write_superblock(&**dev, &sb).map_err(io("write the superblock"))?;
     Ok(sb)
+}
+
+/// Whether [`mkfs`] would take these options on a device of so many bytes: to be asked before a file gets that size, and loses what it had.
+pub fn check_options(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<(), VolumeError> {
+    plan(capacity, options, env).map(drop)
 }
 
 /// Where everything goes.
@@ -106,7 +108,8 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
     let log_offset = (first_map + home_map_len).next_multiple_of(64 << 10);
     let second_map = log_offset + log_len;
     let segments_offset = (second_map + home_map_len).next_multiple_of(64 << 10);
-    let segment_count = size.saturating_sub(segments_offset) / segment_len;
+    // The last block is the superblock's.
+    let segment_count = size.saturating_sub(segments_offset + BLOCK_SIZE as u64) / segment_len;
     if segment_count < 16 {
         return bad(format!("{size} bytes are too few for segments of {segment_len} and a log of {log_len}"));
     }
@@ -121,7 +124,7 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
     };
     Ok(Superblock {
         version: FORMAT_VERSION,
-        compatible: 0,
+        compatible: LAST_COPY,
         incompatible: 0,
         volume_id: random_16(),
         hash_key: random_16(),
@@ -174,7 +177,7 @@ fn write_root(
     };
     let mut txn = journal.begin(Credits { keys: 2, bytes: 512, urgent: false })?;
     txn.put(&keys::inode(ROOT), &root.encode());
-    txn.put(&keys::counters(), &Counters { next_ino: ROOT + 1, inodes: 1 }.encode());
+    txn.put(&keys::counters(), &Counters { next_ino: keys::INO_FIRST, inodes: 1 }.encode());
     txn.commit();
     journal.close()?;
     Ok(())

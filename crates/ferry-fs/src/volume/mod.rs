@@ -5,11 +5,12 @@ mod superblock;
 #[cfg(test)]
 mod tests;
 
-pub use mkfs::{LOG_MIN, MkfsOptions, SIZE_MIN, mkfs};
+pub use mkfs::{LOG_MIN, MkfsOptions, SIZE_MIN, check_options, mkfs};
 pub use superblock::{
-    FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, read_superblock, read_superblock_copies,
+    FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, find_superblock, may_be_torn, read_superblock,
+    read_superblock_copies, rewrite_bad_copies,
 };
-pub(crate) use superblock::{may_be_torn, rewrite_bad_copies, settle_copies, write_superblock};
+pub(crate) use superblock::{settle_copies, write_superblock};
 
 use crate::error::FsError;
 use ferry_journal::JournalError;
@@ -30,8 +31,16 @@ pub enum VolumeError {
     #[error("there is no FerryFS volume here (it is empty): make one with `ferry mkfs`")]
     Empty,
     /// Something else is stored here.
-    #[error("this is not a FerryFS volume, or both of its superblocks are gone: it holds other data")]
+    #[error("this is not a FerryFS volume, or its superblocks are gone: it holds other data")]
     Foreign,
+    /// The superblocks in front are gone, the last one is there.
+    #[error(
+        "the superblocks in front of the volume {name} are gone, the one at its end is whole: run `ferry fsck --repair`"
+    )]
+    LastCopy {
+        /// Its label, or its id.
+        name: String,
+    },
     /// Not even the superblocks would fit.
     #[error("this is not a FerryFS volume: it is too short to be one (`ferry mkfs` makes volumes)")]
     TooShort,
@@ -57,8 +66,8 @@ pub enum VolumeError {
         /// The unknown incompatible feature bits.
         bits: u64,
     },
-    /// Both superblocks are damaged.
-    #[error("both superblocks are damaged: {detail}")]
+    /// All superblocks are damaged.
+    #[error("all superblocks of this volume are damaged: {detail}")]
     Damaged {
         /// What is wrong.
         detail: String,
@@ -79,6 +88,11 @@ pub enum VolumeError {
     /// The log or the home store is damaged where it matters for a mount.
     #[error("{0}: run `ferry fsck --repair`; `ferry mount -o ro` may show what is readable")]
     NeedsRepair(JournalError),
+    /// What has to be known for a mount or a repair cannot be read.
+    #[error(
+        "{0}: try again, the next time the device may read it; else copy the volume to another disk; `ferry mount -o ro` may show what is readable, `ferry fsck --repair --give-up-unreadable` does without what cannot be read"
+    )]
+    Unreadable(JournalError),
     /// The journal could not be made or opened.
     #[error(transparent)]
     Journal(#[from] JournalError),

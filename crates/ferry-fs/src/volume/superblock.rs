@@ -1,8 +1,10 @@
-//! The superblock: one block at two fixed places that says how the rest of the device is laid out.
+//! The superblock: one block that says how the rest of the device is laid out, at two fixed places in front and, since volumes are made
+//! so, in the volume's last block.
 
 use super::VolumeError;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::Geometry;
+use ferry_journal::inspect::home_map;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -10,10 +12,18 @@ use std::sync::Arc;
 const MAGIC: [u8; 8] = *b"FERRYVOL";
 /// The format that this code reads and writes.
 pub const FORMAT_VERSION: u32 = 4;
-/// Where the two copies are, in bytes.
+/// Where the two copies in front are, in bytes.
 pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
-/// Something else is looked for in so much of the front, in bytes: where both superblocks are gone, what comes behind them in a volume, too.
-const FRONT: usize = 2 << 20;
+/// Compatible feature: a third copy is in the volume's last block. Who loses the front finds it there.
+pub(super) const LAST_COPY: u64 = 1;
+/// What has no superblock is called empty if so many bytes that the host does not call a hole are zeros, and the last block is.
+const LOOKED_AT: u64 = 256 << 20;
+/// The last copy is looked for so far back, in bytes that the host does not call a hole: whoever makes a volume's file longer leaves a hole
+/// behind it.
+const SEARCHED: u64 = 1 << 30;
+/// Bytes read at once.
+const PIECE: u64 = 1 << 20;
+const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Incompatible feature: the log lies behind the segments, because it has grown.
 pub(super) const LOG_BEHIND: u64 = 1;
 /// Incompatible features that this code knows.
@@ -99,6 +109,12 @@ impl Superblock {
     pub fn id(&self) -> String {
         let hex: String = self.volume_id.iter().map(|b| format!("{b:02x}")).collect();
         format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    }
+
+    /// Where its copies are, in bytes.
+    pub fn places(&self) -> Vec<u64> {
+        let last = (self.compatible & LAST_COPY != 0).then(|| self.size - BLOCK);
+        SUPERBLOCK_PLACES.into_iter().chain(last).collect()
     }
 
     /// What to call the volume in messages: its label, else its id.
@@ -209,19 +225,18 @@ impl Superblock {
         .iter()
         .all(|v| v.is_multiple_of(BLOCK_SIZE as u64));
         let log_end = end(self.log_offset, self.log_len);
+        let room = self.size.saturating_sub(if self.compatible & LAST_COPY == 0 { 0 } else { BLOCK });
         let log_in_place = match self.incompatible & LOG_BEHIND {
             0 => {
                 map_ends[0].is_some_and(|e| e <= self.log_offset) && log_end.is_some_and(|e| e <= second_map)
             }
-            _ => {
-                segments_end.is_some_and(|e| e <= self.log_offset) && log_end.is_some_and(|e| e <= self.size)
-            }
+            _ => segments_end.is_some_and(|e| e <= self.log_offset) && log_end.is_some_and(|e| e <= room),
         };
         let ordered = first_map >= SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64
             && map_ends[0].is_some_and(|e| e <= second_map)
             && map_ends[1].is_some_and(|e| e <= self.segments_offset)
             && log_in_place
-            && segments_end.is_some_and(|e| e <= self.size);
+            && segments_end.is_some_and(|e| e <= room);
         if !aligned || !ordered || self.home_map_len < map_need || self.segment_count == 0 {
             return Err("its places contradict each other".into());
         }
@@ -235,61 +250,69 @@ impl Superblock {
     }
 }
 
-fn read_copy(dev: &Arc<dyn BlockDevice>, place: u64) -> Result<Result<Superblock, Bad>, VolumeError> {
-    if place + BLOCK_SIZE as u64 > dev.capacity() {
-        return Ok(Err(Bad::Zeros));
+fn read_copy(dev: &dyn BlockDevice, place: u64) -> Result<Superblock, Bad> {
+    if place.saturating_add(BLOCK) > dev.capacity() {
+        return Err(Bad::Zeros);
     }
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-    dev.read(place, &mut block).map_err(|source| VolumeError::Io { what: "read the superblock", source })?;
-    Ok(Superblock::decode(&block))
+    dev.read(place, &mut block).map_err(|e| Bad::Damaged(format!("the device cannot read it: {e}")))?;
+    Superblock::decode(&block)
 }
 
-/// Reads both copies, or what is wrong with each.
-pub fn read_superblock_copies(dev: &dyn BlockDevice) -> [Result<Superblock, String>; 2] {
-    SUPERBLOCK_PLACES.map(|place| {
-        if place + BLOCK_SIZE as u64 > dev.capacity() {
-            return Err("it lies behind the end of the volume".into());
-        }
-        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        dev.read(place, &mut block).map_err(|e| format!("the device cannot read it: {e}"))?;
-        Superblock::decode(&block).map_err(|bad| match bad {
-            Bad::Zeros => "there is nothing but zeros".into(),
-            Bad::NoMagic => "it does not begin as a superblock does".into(),
-            Bad::Damaged(detail) => detail,
-            Bad::Version(found) => format!("format version {found}, which this program does not know"),
-            Bad::Features(bits) => format!("features that this program does not know (bits {bits:#x})"),
-        })
-    })
+/// All copies in front, and the last one if a copy in front says that there is one; each with its place.
+fn copies(dev: &dyn BlockDevice) -> Vec<(u64, Result<Superblock, Bad>)> {
+    let mut copies: Vec<_> = SUPERBLOCK_PLACES.iter().map(|place| (*place, read_copy(dev, *place))).collect();
+    let known = copies.iter().find_map(|(_, copy)| copy.as_ref().ok());
+    let last = known.and_then(|sb| sb.places().get(SUPERBLOCK_PLACES.len()).copied());
+    copies.extend(last.map(|place| (place, read_copy(dev, place))));
+    copies
 }
 
-/// Which of two copies counts: the first that is whole; or the second, where its log has grown and that of the first has not. Then the first was
-/// written before, and the device has lost that.
-fn counting<E>(copies: [&Result<Superblock, E>; 2]) -> Option<usize> {
-    match copies {
-        [Ok(first), Ok(second)] => {
-            let grown = first.volume_id == second.volume_id && second.segment_count < first.segment_count;
-            Some(usize::from(grown))
-        }
-        [first, second] => [first, second].iter().position(|copy| copy.is_ok()),
-    }
-}
-
-/// Reads the volume's superblock: the copy that counts. If the other could not take its place, that is logged, and does no harm.
-pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeError> {
-    let mut copies = SUPERBLOCK_PLACES
-        .map(|place| read_copy(dev, place).unwrap_or_else(|error| Err(Bad::Damaged(error.to_string()))));
-    let [first, second] = &copies;
-    let Some(used) = counting([first, second]) else {
-        let bad: Vec<Bad> = copies.into_iter().filter_map(Result::err).collect();
-        return Err(refusal(dev, &bad));
+/// Reads all copies, or what is wrong with each.
+pub fn read_superblock_copies(dev: &dyn BlockDevice) -> Vec<(u64, Result<Superblock, String>)> {
+    let reason = |bad| match bad {
+        Bad::Zeros => "there is nothing but zeros".into(),
+        Bad::NoMagic => "it does not begin as a superblock does".into(),
+        Bad::Damaged(detail) => detail,
+        Bad::Version(found) => format!("format version {found}, which this program does not know"),
+        Bad::Features(bits) => format!("features that this program does not know (bits {bits:#x})"),
     };
-    copies.swap(0, used);
-    let [Ok(sb), other] = copies else { unreachable!("the copy that counts is whole") };
+    let copies = copies(dev).into_iter().map(|(place, copy)| {
+        let missing = place.saturating_add(BLOCK) > dev.capacity();
+        let copy = if missing {
+            Err("it lies behind the end of the volume".to_owned())
+        } else {
+            copy.map_err(reason)
+        };
+        (place, copy)
+    });
+    copies.collect()
+}
+
+/// Which copy counts: the first that is whole; or another, where its log has grown and that of the first has not. Then the first was
+/// written before, and the device has lost that.
+fn counting(copies: &[(u64, Result<Superblock, Bad>)]) -> Option<usize> {
+    let whole = |at: &usize| copies[*at].1.as_ref().ok();
+    let first = (0..copies.len()).find(|at| whole(at).is_some())?;
+    let grown = |best: usize, at: usize| match (whole(&best), whole(&at)) {
+        (Some(a), Some(b)) if a.volume_id == b.volume_id && b.segment_count < a.segment_count => at,
+        _ => best,
+    };
+    Some((first..copies.len()).fold(first, grown))
+}
+
+/// Reads the volume's superblock: the copy that counts. If another could not take its place, that is logged, and does no harm. The last
+/// copy alone is not enough: what else the front has lost is for a repair to find out.
+pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeError> {
+    let mut copies = copies(&**dev);
+    let Some(used) = counting(&copies) else {
+        return Err(refusal(dev, copies.into_iter().filter_map(|(_, copy)| copy.err()).collect()));
+    };
+    let (_, Ok(sb)) = copies.swap_remove(used) else { unreachable!("the copy that counts is whole") };
     if sb.size > dev.capacity() {
         return Err(VolumeError::Truncated { expected: sb.size, found: dev.capacity() });
     }
-    if other.as_ref() != Ok(&sb) {
-        let offset = SUPERBLOCK_PLACES[1 - used];
+    for (offset, other) in copies.iter().filter(|(_, other)| other.as_ref() != Ok(&sb)) {
         tracing::warn!(
             volume = sb.name(),
             offset,
@@ -300,27 +323,102 @@ pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeE
     Ok(sb)
 }
 
+/// The same for a repair, which the last copy is enough for, where that is a volume's: its home store's map must be there, too. Returns
+/// where the copy is that is used.
+pub fn find_superblock(dev: &Arc<dyn BlockDevice>) -> Result<(Superblock, u64), VolumeError> {
+    let error = match read_superblock(dev) {
+        Ok(sb) => {
+            let copies = copies(&**dev);
+            let used = counting(&copies).map_or(SUPERBLOCK_PLACES[0], |used| copies[used].0);
+            return Ok((sb, used));
+        }
+        Err(
+            error @ (VolumeError::Io { .. } | VolumeError::Version { .. } | VolumeError::Features { .. }),
+        ) => {
+            return Err(error);
+        }
+        Err(error @ VolumeError::Truncated { .. }) => return Err(error),
+        Err(error) => error,
+    };
+    let found = last_copy(&**dev, SEARCHED);
+    let is_volume = |sb: &Superblock| home_map(dev, &sb.geometry()).iter().any(Result::is_ok);
+    found.filter(is_volume).map(|sb| (sb.clone(), sb.size - BLOCK)).ok_or(error)
+}
+
+/// The last copy, where the front does not say how long the volume is: in the device's last block, or before at most `behind` bytes that
+/// are behind the volume's end. A copy says itself where it belongs, so one in a file's contents is not taken for it.
+fn last_copy(dev: &dyn BlockDevice, behind: u64) -> Option<Superblock> {
+    let own = |place: u64, block: &[u8]| {
+        let sb = Superblock::decode(block).ok()?;
+        (sb.places().get(SUPERBLOCK_PLACES.len()) == Some(&place)).then_some(sb)
+    };
+    let last = dev.capacity().checked_sub(BLOCK)?;
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    if dev.read(last, &mut block).is_ok()
+        && let Some(sb) = own(last, &block)
+    {
+        return Some(sb);
+    }
+    let (mut end, mut left) = (dev.capacity(), behind);
+    while end > 0 && left > 0 {
+        let start = (end - 1) / PIECE * PIECE;
+        if dev.next_data(start) < end {
+            left = left.saturating_sub(end - start);
+            let mut piece = AlignedBuf::zeroed((end - start) as usize);
+            let read = dev.read(start, &mut piece).is_ok();
+            for (i, block) in piece.chunks_exact(BLOCK_SIZE).enumerate().rev().filter(|_| read) {
+                if let Some(sb) = own(start + i as u64 * BLOCK, block) {
+                    return Some(sb);
+                }
+            }
+        }
+        end = start;
+    }
+    None
+}
+
 /// Whether a block may be what a crash left of a copy that was being written, when the log grew: each sector is the old one or the new one.
-pub(crate) fn may_be_torn(block: &[u8], sb: &Superblock) -> bool {
+pub fn may_be_torn(block: &[u8], sb: &Superblock) -> bool {
     block[..8] == MAGIC
         && block[32..48] == sb.volume_id
         && block[FIELDS_LEN..CRC_AT].iter().all(|byte| *byte == 0)
 }
 
-/// Writes both copies, one after the other: a crash leaves the old ones, or the new one first.
+/// Writes all copies, one after the other: a crash leaves the old ones, or the new one first. Those in front must be written; without the
+/// last one the volume works.
 pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::io::Result<()> {
-    for place in SUPERBLOCK_PLACES {
-        dev.write(place, &sb.encode())?;
-        dev.flush()?;
+    for place in sb.places() {
+        match dev.write(place, &sb.encode()).and_then(|()| dev.flush()) {
+            Err(error) if !SUPERBLOCK_PLACES.contains(&place) => {
+                tracing::warn!(offset = place, %error, "the last copy of the superblock cannot be written");
+            }
+            written => written?,
+        }
     }
     Ok(())
 }
 
+/// Takes away what would be taken for a volume, before another is made: copies in front, in the last block of the volume that is to be, and
+/// one that an earlier volume has left in the device's last block.
+pub(super) fn clear_superblocks(dev: &dyn BlockDevice, sb: &Superblock) -> std::io::Result<()> {
+    let zeros = AlignedBuf::zeroed(BLOCK_SIZE);
+    let earlier = last_copy(dev, 0).map(|sb| sb.size - BLOCK);
+    for place in sb.places().into_iter().chain(earlier) {
+        dev.write(place, &zeros)?;
+    }
+    dev.flush()
+}
+
 /// Ends a growth of the log that a crash has interrupted: one copy counts, and nothing else may be written before
-/// the other says the same. Also mends a copy that is damaged for another reason.
+/// the other in front says the same. Also mends a copy that is damaged for another reason.
 pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
-    let undecided = || matches!(read_superblock_copies(&**dev), [Ok(first), Ok(second)] if first != second);
-    match rewrite_bad_copies(dev) {
+    let undecided = || {
+        let [first, second] = SUPERBLOCK_PLACES.map(|place| read_copy(&**dev, place));
+        matches!((first, second), (Ok(first), Ok(second)) if first != second)
+    };
+    let copies = copies(&**dev);
+    let Some(used) = counting(&copies).map(|used| copies[used].0) else { return Ok(()) };
+    match rewrite_bad_copies(dev, used) {
         Ok(written) => {
             for place in written {
                 tracing::warn!(offset = place, "a superblock was not like its copy, and is written anew");
@@ -349,34 +447,25 @@ impl Superblock {
     }
 }
 
-/// Makes both copies the same, byte for byte: the one that [`read_superblock`] uses. Returns where one was written.
-pub(crate) fn rewrite_bad_copies(dev: &Arc<dyn BlockDevice>) -> Result<Vec<u64>, VolumeError> {
-    let io = |source| VolumeError::Io { what: "write the superblock", source };
-    let mut blocks = Vec::new();
-    for place in SUPERBLOCK_PLACES {
-        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        let read = dev.read(place, &mut block).is_ok();
-        blocks.push((place, read.then_some(block)));
-    }
-    let [first, second] = [0, 1].map(|copy: usize| {
-        let block: Option<&AlignedBuf> = blocks[copy].1.as_ref();
-        block.map_or(Err(Bad::Zeros), |block| Superblock::decode(block))
-    });
-    let good = counting([&first, &second]).and_then(|copy| blocks[copy].1.as_ref());
-    let Some(good) = good else { return Ok(Vec::new()) };
+/// Makes all copies the same, byte for byte: as the one at `used`. Returns where one was written.
+pub fn rewrite_bad_copies(dev: &Arc<dyn BlockDevice>, used: u64) -> Result<Vec<u64>, VolumeError> {
+    let io = |what| move |source| VolumeError::Io { what, source };
+    let mut good = AlignedBuf::zeroed(BLOCK_SIZE);
+    dev.read(used, &mut good).map_err(io("read the superblock"))?;
+    let Ok(sb) = Superblock::decode(&good) else { return Ok(Vec::new()) };
     let mut written = Vec::new();
-    for (place, block) in &blocks {
-        if block.as_ref().is_none_or(|block| block[..] != good[..]) {
-            dev.write(*place, good).map_err(io)?;
-            dev.flush().map_err(io)?;
-            written.push(*place);
+    for place in sb.places() {
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        if dev.read(place, &mut block).is_err() || block[..] != good[..] {
+            dev.write(place, &good).and_then(|()| dev.flush()).map_err(io("write the superblock"))?;
+            written.push(place);
         }
     }
     Ok(written)
 }
 
 /// The most telling of the reasons.
-fn refusal(dev: &Arc<dyn BlockDevice>, bad: &[Bad]) -> VolumeError {
+fn refusal(dev: &Arc<dyn BlockDevice>, bad: Vec<Bad>) -> VolumeError {
     let telling = |b: &Bad| match b {
         Bad::Version(found) => Some(VolumeError::Version { found: *found }),
         Bad::Features(bits) => Some(VolumeError::Features { bits: *bits }),
@@ -385,24 +474,39 @@ fn refusal(dev: &Arc<dyn BlockDevice>, bad: &[Bad]) -> VolumeError {
     if let Some(error) = bad.iter().find_map(telling) {
         return error;
     }
+    if let Some(sb) = last_copy(&**dev, 0) {
+        return VolumeError::LastCopy { name: sb.name() };
+    }
     let damaged = bad.iter().find_map(|b| if let Bad::Damaged(d) = b { Some(d.clone()) } else { None });
     match damaged {
         Some(detail) => VolumeError::Damaged { detail },
         None if bad.contains(&Bad::NoMagic) => VolumeError::Foreign,
-        None if SUPERBLOCK_PLACES.iter().any(|place| place + BLOCK_SIZE as u64 > dev.capacity()) => {
-            VolumeError::TooShort
-        }
-        None => emptiness(dev),
+        None if SUPERBLOCK_PLACES.iter().any(|place| place + BLOCK > dev.capacity()) => VolumeError::TooShort,
+        None => emptiness(&**dev),
     }
 }
 
-/// Where there is no superblock there may be something else: many formats begin with zeros.
-fn emptiness(dev: &Arc<dyn BlockDevice>) -> VolumeError {
-    let mut front =
-        AlignedBuf::zeroed(FRONT.min(usize::try_from(dev.capacity()).unwrap_or(FRONT)) & !(BLOCK_SIZE - 1));
-    match dev.read(0, &mut front) {
+/// Where there is no superblock there may be something else: many formats begin with zeros, and a volume may have lost its front. What is
+/// empty holds zeros in its last block, and in the first [`LOOKED_AT`] bytes that are no hole.
+fn emptiness(dev: &dyn BlockDevice) -> VolumeError {
+    let is_zeros = |at: u64, len: u64| {
+        let mut piece = AlignedBuf::zeroed(len as usize);
+        dev.read(at, &mut piece).map(|()| piece.iter().all(|byte| *byte == 0))
+    };
+    let (mut at, mut left) = (0, LOOKED_AT);
+    let mut zeros = is_zeros(dev.capacity() - BLOCK, BLOCK);
+    while let Ok(true) = zeros {
+        at = dev.next_data(at) / BLOCK * BLOCK;
+        if at >= dev.capacity() || left == 0 {
+            break;
+        }
+        let len = PIECE.min(dev.capacity() - at).min(left);
+        zeros = is_zeros(at, len);
+        (at, left) = (at + len, left - len);
+    }
+    match zeros {
         Err(source) => VolumeError::Io { what: "read the device", source },
-        Ok(()) if front.iter().all(|b| *b == 0) => VolumeError::Empty,
-        Ok(()) => VolumeError::Foreign,
+        Ok(true) => VolumeError::Empty,
+        Ok(false) => VolumeError::Foreign,
     }
 }

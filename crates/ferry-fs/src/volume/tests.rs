@@ -4,7 +4,9 @@
 use super::*;
 use crate::api::{Errno, Filesystem, ROOT};
 use crate::{FsOptions, InProcess, LocalFs};
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Env, MemDevice};
+use ferry_check::{Code, FsckOptions, fsck, repair};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, MemDevice};
+use ferry_env::Env;
 use std::sync::Arc;
 
 const SIZE: u64 = 32 << 20;
@@ -37,7 +39,8 @@ fn a_volume_says_what_it_is() {
         assert_eq!(read_superblock(&dev).unwrap(), sb);
         assert_eq!(sb.size, size);
         let end = sb.segments_offset + u64::from(sb.segment_count) * sb.segment_len;
-        assert!(end <= size && end + sb.segment_len > size, "segments reach to the end of {size}");
+        let room = size - BLOCK_SIZE as u64;
+        assert!(end <= room && end + sb.segment_len > room, "segments reach to the last block of {size}");
     }
 }
 
@@ -65,8 +68,8 @@ fn either_superblock_is_enough() {
         LocalFs::open(dev, FsOptions { background: false, ..FsOptions::default() }, Env::real()).unwrap();
     }
     let dev = device();
-    made(&dev);
-    SUPERBLOCK_PLACES.iter().for_each(|place| write_at(&dev, *place, |block| block[9] ^= 1));
+    let sb = made(&dev);
+    sb.places().iter().for_each(|place| write_at(&dev, *place, |block| block[9] ^= 1));
     assert!(matches!(read_superblock(&dev), Err(VolumeError::Damaged { .. })));
 }
 
@@ -77,12 +80,14 @@ fn of_two_superblocks_the_one_with_the_longer_log_counts() {
         let dev = device();
         let old = made(&dev);
         let new = old.with_log_behind(3);
-        for place in SUPERBLOCK_PLACES.into_iter().filter(|place| *place != lost) {
+        for place in new.places().into_iter().filter(|place| *place != lost) {
             dev.write(place, &new.encode()).unwrap();
         }
         assert_eq!(read_superblock(&dev).unwrap(), new, "{lost}");
-        assert_eq!(rewrite_bad_copies(&dev).unwrap(), [lost]);
-        assert_eq!(read_superblock_copies(&*dev), [Ok(new.clone()), Ok(new)]);
+        let (found, used) = find_superblock(&dev).unwrap();
+        assert!(found == new && used != lost);
+        assert_eq!(rewrite_bad_copies(&dev, used).unwrap(), [lost]);
+        assert!(read_superblock_copies(&*dev).iter().all(|(_, copy)| copy.as_ref() == Ok(&new)));
     }
     // Another volume's is not asked.
     let dev = device();
@@ -109,6 +114,9 @@ fn what_is_there_is_not_overwritten() {
         write_at(&dev, place, |block| block.fill(0));
     }
     let refused = mkfs(&dev, &options, &Env::real());
+    assert!(matches!(refused, Err(VolumeError::Exists { .. })), "a volume with its last superblock alone");
+    write_at(&dev, SIZE - BLOCK_SIZE as u64, |block| block.fill(0));
+    let refused = mkfs(&dev, &options, &Env::real());
     assert!(matches!(refused, Err(VolumeError::Foreign)), "a volume without superblocks is not overwritten");
     let small: Arc<dyn BlockDevice> = Arc::new(MemDevice::new((1 << 20) + 8192));
     assert!(matches!(read_superblock(&small), Err(VolumeError::Empty)));
@@ -124,8 +132,7 @@ fn what_is_there_is_not_overwritten() {
 fn what_this_program_does_not_know_is_refused_unless_it_may_be_ignored() {
     let change = |at: usize, value: u8| {
         let dev = device();
-        made(&dev);
-        for place in SUPERBLOCK_PLACES {
+        for place in made(&dev).places() {
             write_at(&dev, place, |block| {
                 block[at] = value;
                 reseal(block);
@@ -142,6 +149,122 @@ fn what_this_program_does_not_know_is_refused_unless_it_may_be_ignored() {
     assert!(matches!(change(80 + 2, 6), Err(VolumeError::Damaged { .. })), "segments of no power of two");
     assert!(matches!(change(96 + 2, 1), Err(VolumeError::Damaged { .. })), "a log that is too small");
     assert!(matches!(change(64 + 5, 1), Err(VolumeError::Truncated { .. })), "a volume longer than its file");
+}
+
+/// A volume with a file of 100,000 bytes.
+fn with_a_file(dev: &Arc<dyn BlockDevice>) -> Superblock {
+    let sb = made(dev);
+    let fs = LocalFs::open(dev.clone(), FsOptions { background: false, ..FsOptions::default() }, Env::real());
+    let (fs, me) = (fs.unwrap(), InProcess::default());
+    let (entry, opened) = me.call(|cx| fs.create(cx, ROOT, b"file", 0o644, libc::O_RDWR)).unwrap();
+    let ino = entry.attr.unwrap().ino;
+    me.call(|cx| fs.write(cx, ino, opened.fh, 0, &[7; 100_000], false, false)).unwrap();
+    me.call(|cx| {
+        fs.release(cx, ino, opened.fh);
+        Ok(())
+    })
+    .unwrap();
+    fs.detach();
+    fs.close().unwrap();
+    sb
+}
+
+fn reads_its_file(dev: &Arc<dyn BlockDevice>) -> bool {
+    let options = FsOptions { background: false, read_only: true, ..FsOptions::default() };
+    let (fs, me) = (LocalFs::open(dev.clone(), options, Env::real()).unwrap(), InProcess::default());
+    let ino = me.call(|cx| fs.lookup(cx, ROOT, b"file")).unwrap().attr.unwrap().ino;
+    let fh = me.call(|cx| fs.open(cx, ino, libc::O_RDONLY, false)).unwrap().fh;
+    let mut out = vec![0; 100_000];
+    me.call(|cx| fs.read(cx, ino, fh, 0, &mut out)) == Ok(100_000) && out == [7; 100_000]
+}
+
+/// The whole of `dev` on another device, which is `more` bytes longer.
+fn grown(dev: &Arc<dyn BlockDevice>, more: u64) -> Arc<dyn BlockDevice> {
+    let longer: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(dev.capacity() + more));
+    let mut all = AlignedBuf::zeroed(dev.capacity() as usize);
+    dev.read(0, &mut all).unwrap();
+    longer.write(0, &all).unwrap();
+    longer
+}
+
+#[test]
+fn a_volume_that_has_lost_its_front_is_found_by_its_last_superblock() {
+    let whole = device();
+    let sb = with_a_file(&whole);
+    assert_eq!(sb.places().last(), Some(&(SIZE - BLOCK_SIZE as u64)));
+    // As it is; as its file was made longer; and with other bytes where the front was.
+    for (more, fill) in [(0, 0), (4096, 0), (40 << 20, 0), (0, 0xa5)] {
+        let dev = grown(&whole, more);
+        let mut front = AlignedBuf::zeroed(SUPERBLOCK_PLACES[1] as usize + BLOCK_SIZE);
+        front.fill(fill);
+        dev.write(0, &front).unwrap();
+        let refused = mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap_err();
+        assert!(matches!(refused, VolumeError::Exists { .. } | VolumeError::Foreign), "{more}: {refused}");
+        assert!(LocalFs::open(dev.clone(), FsOptions::default(), Env::real()).is_err(), "{more}");
+        let all = || FsckOptions { verify_data: true, ..FsckOptions::default() };
+        let report = fsck(&dev, all(), &Env::real()).unwrap();
+        assert_eq!(report.findings.iter().map(|f| f.code).collect::<Vec<_>>(), [Code::SuperblockCopy]);
+        let report = repair(&dev, all(), &Env::real()).unwrap();
+        assert!(report.clean && report.repaired == 2, "{more}: {:#?}", report.repairs);
+        assert_eq!(read_superblock(&dev).unwrap(), sb, "{more}");
+        assert!(reads_its_file(&dev), "{more}");
+    }
+}
+
+/// Both slots of the home map lie in the front of a small volume, and what they say is not made up.
+#[test]
+fn a_volume_whose_first_two_mib_are_zeros_is_never_called_empty() {
+    let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(1 << 30));
+    with_a_file(&dev);
+    dev.write(0, &AlignedBuf::zeroed(2 << 20)).unwrap();
+    assert!(matches!(read_superblock(&dev), Err(VolumeError::LastCopy { .. })));
+    let report = repair(&dev, FsckOptions { verify_data: true, ..FsckOptions::default() }, &Env::real());
+    let report = report.unwrap();
+    assert!(report.clean && report.repaired > 0, "{:#?}", report.findings);
+    assert!(reads_its_file(&dev));
+    // One that was made before there was a last copy.
+    let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(1 << 30));
+    let sb = with_a_file(&dev);
+    dev.write(0, &AlignedBuf::zeroed(2 << 20)).unwrap();
+    write_at(&dev, sb.size - BLOCK_SIZE as u64, |block| block.fill(0));
+    assert!(matches!(mkfs(&dev, &MkfsOptions::default(), &Env::real()), Err(VolumeError::Foreign)));
+}
+
+#[test]
+fn a_volume_without_a_last_copy_works_as_before() {
+    let dev = device();
+    let sb = with_a_file(&dev);
+    let old = Superblock { compatible: 0, ..sb.clone() };
+    for place in SUPERBLOCK_PLACES {
+        dev.write(place, &old.encode()).unwrap();
+    }
+    write_at(&dev, SIZE - BLOCK_SIZE as u64, |block| block.fill(0));
+    assert_eq!(read_superblock(&dev).unwrap(), old);
+    assert!(reads_its_file(&dev));
+    let report = repair(&dev, FsckOptions::default(), &Env::real()).unwrap();
+    assert_eq!((report.clean, report.repaired), (true, 0));
+    assert_eq!(read_superblock_copies(&*dev).len(), 2);
+}
+
+/// A copy of a superblock in what a file holds is no volume's.
+#[test]
+fn a_superblock_counts_only_where_it_belongs() {
+    let dev = device();
+    let sb = made(&dev);
+    dev.write(0, &AlignedBuf::zeroed(SIZE as usize)).unwrap();
+    dev.write(SIZE - 2 * BLOCK_SIZE as u64, &sb.encode()).unwrap();
+    assert!(matches!(find_superblock(&dev), Err(VolumeError::Foreign)));
+    // One without a volume before it is not made one.
+    let dev = device();
+    dev.write(SIZE - BLOCK_SIZE as u64, &sb.encode()).unwrap();
+    assert!(matches!(find_superblock(&dev), Err(VolumeError::LastCopy { .. })));
+    assert!(repair(&dev, FsckOptions::default(), &Env::real()).is_err());
+    assert!(matches!(mkfs(&dev, &MkfsOptions::default(), &Env::real()), Err(VolumeError::Exists { .. })));
+    let force = MkfsOptions { force: true, size: SIZE / 2, ..MkfsOptions::default() };
+    let smaller = mkfs(&dev, &force, &Env::real()).unwrap();
+    SUPERBLOCK_PLACES.iter().for_each(|place| write_at(&dev, *place, |block| block.fill(0)));
+    let (found, _) = find_superblock(&dev).unwrap();
+    assert_eq!(found, smaller, "what an earlier volume has left at the end is gone");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Reusable buffers in which a chosen place is page-aligned, so that the payload behind a header is.
+//! Reusable buffers in which a chosen offset is page-aligned, so that the payload behind a header
+//! is.
 #![expect(unsafe_code, reason = "memory from mmap(2)")]
 
 use std::alloc::{Layout, handle_alloc_error};
@@ -8,12 +9,13 @@ const PAGE: usize = 4096;
 
 /// Zeroed memory of a fixed length, whose byte number `front` lies at the start of a page.
 ///
-/// It comes from the kernel itself, in pages of 4 KiB, and takes as much memory as was ever touched of it. Thousands of requests may be parked,
-/// each in a buffer that could hold a large one; an allocator clears part of each new buffer (glibc some 60 KiB), and huge pages would make all
-/// of them resident.
+/// The memory comes from mmap(2) in pages of 4 KiB, and only touched pages become resident.
+/// Thousands of requests may be parked, each in a buffer that could hold a large one. An allocator
+/// would clear part of each new buffer (glibc some 60 KiB), and huge pages would make whole buffers
+/// resident.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// Whole pages, of which the buffer's end is the last byte used.
+    /// Whole pages; the buffer ends within the last one.
     memory: NonNull<u8>,
     pages: usize,
     start: usize,
@@ -24,7 +26,8 @@ pub(crate) struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// `front` bytes before the page boundary (at most a page), `rest` from it on.
+    /// Makes a buffer of `front` bytes before a page boundary (at most a page) and `rest` bytes
+    /// from it on.
     pub(crate) fn new(front: usize, rest: usize) -> Self {
         assert!(front <= PAGE, "a header is shorter than a page");
         let pages = 1 + rest.div_ceil(PAGE);
@@ -35,7 +38,8 @@ impl Buffer {
         let Some(memory) = usable else {
             handle_alloc_error(Layout::from_size_align(pages * PAGE, PAGE).expect("a page is a power of two"))
         };
-        // SAFETY: the whole mapping that was just made. A kernel without huge pages refuses, and needs it not.
+        // SAFETY: the whole mapping that was just made. A kernel without huge pages refuses, and
+        // needs it not.
         let _ = unsafe { libc::madvise(memory.as_ptr().cast(), pages * PAGE, libc::MADV_NOHUGEPAGE) };
         Self { memory, pages, start: PAGE - front, len: front + rest }
     }
@@ -70,9 +74,8 @@ mod tests {
         }
     }
 
-    /// Of a buffer that holds nothing yet, nothing is in memory.
     #[test]
-    fn what_is_not_touched_takes_no_memory() {
+    fn untouched_pages_take_no_memory() {
         let resident = || {
             let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
             pages.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number") * PAGE

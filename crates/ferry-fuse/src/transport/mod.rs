@@ -1,4 +1,4 @@
-//! How requests arrive and answers leave.
+//! Transports: they bring the kernel's requests and send the answers.
 
 pub(crate) mod buffer;
 pub(crate) mod dev;

@@ -1,18 +1,21 @@
-//! FUSE over io_uring (kernel 6.14 and later): one queue for each core, served by a thread pinned to that core, so that a
-//! request and its answer need not wake another core.
+//! FUSE over io_uring (kernel 6.14 and later): one queue for each core, served by a thread pinned
+//! to that core, so that a request and its answer need not wake another core.
 //!
-//! An entry of a queue (here: a slot) is a header buffer and a payload buffer, registered with the kernel. The kernel fills one
-//! with a request and completes its command; the answer is put into the same buffers and committed, which hands the
-//! slot back. A parked request keeps its slot; its answer comes by the queue's mailbox, because only the queue's own thread
-//! touches its ring and its slots.
+//! A ring entry (here: a *slot*) is a header buffer and a payload buffer, registered with the
+//! kernel. The kernel fills a slot with a request and completes the slot's command. The answer goes
+//! into the same buffers and is committed, which returns the slot to the kernel. A parked request
+//! keeps its slot; its answer arrives through the queue's mailbox, because only the queue's own
+//! thread touches its ring and its slots.
 //!
-//! When no slot is free the kernel queues requests, and takes the next from that queue when a slot is committed, but not when one is
-//! registered. So slots are added before the last is taken (`SPARE`). Should a burst be faster, the queue asks the kernel for a request
-//! of no meaning: it comes by one of the new slots, and committing that one brings what was queued (`Ring::make_room`). Beyond
-//! `SLOTS_MAX`, requests wait until a parked one is answered, which every one is but those that wait for locks: a file system that keeps
-//! locks itself must let fewer wait than that.
+//! If no slot is free, the kernel queues requests. It takes the next request from that queue when a
+//! slot is committed, but not when a slot is registered. So slots are added before the last one is
+//! taken ([`SPARE_SLOTS`]). If a burst is faster, the queue sends a *probe*: it makes the kernel
+//! send a request without a meaning, which arrives in one of the new slots, and whose commit
+//! fetches what was queued ([`QueueRing::make_room`]). Beyond [`SLOTS_MAX`], requests wait until a
+//! parked one is answered. Every parked request is answered in time except those that wait for
+//! locks: a file system that keeps locks itself must let fewer requests wait than that.
 //!
-//! FORGET, INTERRUPT and notifications still travel through /dev/fuse.
+//! FORGET, INTERRUPT and notifications still go through /dev/fuse.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -26,80 +29,81 @@ use parking_lot::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::buffer::Buffer;
-use super::dev::Device;
 use crate::abi::{
     self, InHeader, OutHeader, URING_HEADER, URING_OP_IN, URING_RING_ENT, UringCmdReq, UringEntInOut, op,
 };
-use crate::core::{Core, Origin, Outcome};
-use crate::counters::{AllCounters, Counters};
-use crate::decode::Args;
-use crate::encode::{Body, Bytes, SMALL_MAX};
+use crate::decode::RequestArgs;
+use crate::device::FuseDevice;
+use crate::encode::{AnswerBody, AnswerBytes, SMALL_MAX};
 use crate::init::IO_MAX;
 use crate::notify::ask_for_request;
-use crate::park::Port;
+use crate::request::counters::{MountCounters, ThreadCounters};
+use crate::request::dispatch::{Dispatcher, Origin, ServeResult};
+use crate::request::parked::AnswerPort;
 use crate::sys;
 
 /// Slots that a queue starts with.
 const SLOTS_START: usize = 1024;
-/// When fewer than so many are left, as many are added.
-const SPARE: usize = 512;
-/// Slots that a queue may grow to: 16,384 parked requests.
+/// If fewer slots than this are free, this many are added.
+const SPARE_SLOTS: usize = 512;
+/// Slots that a queue has at most: 16,384 parked requests.
 const SLOTS_MAX: usize = 1 << 14;
 /// Entries of the submission ring; more are submitted in several system calls.
 const SUBMIT_MAX: u32 = 128;
-/// Numbers of the requests that are asked for: the kernel counts its own from 2 up.
-const ASKED: u64 = 1 << 62;
-/// The completion that says "look into the mailbox".
-const BELL: u64 = u64::MAX;
+/// Set in the numbers of probes: the kernel counts its own requests from 2 up.
+const PROBE: u64 = 1 << 62;
+/// The completion of the doorbell: the mailbox has answers.
+const DOORBELL: u64 = u64::MAX;
 
 /// The answer of a parked request.
-struct Letter {
+struct ParkedAnswer {
     slot: u32,
     unique: u64,
     error: i32,
-    body: Bytes<'static>,
+    body: AnswerBytes<'static>,
 }
 
 #[derive(Default)]
-struct Mail {
-    letters: Vec<Letter>,
+struct Mailbox {
+    answers: Vec<ParkedAnswer>,
     stop: bool,
 }
 
-/// What others see of a queue.
-struct Queue {
+/// A queue, as other threads see it.
+struct UringQueue {
     number: u16,
-    mail: Mutex<Mail>,
-    bell: File,
+    mailbox: Mutex<Mailbox>,
+    doorbell: File,
 }
 
-impl Queue {
-    fn ring_bell(&self) {
-        if let Err(error) = (&self.bell).write(&1_u64.to_ne_bytes()) {
-            tracing::error!(%error, queue = self.number, "ringing a queue's bell");
+impl UringQueue {
+    fn ring_doorbell(&self) {
+        if let Err(error) = (&self.doorbell).write(&1_u64.to_ne_bytes()) {
+            tracing::error!(%error, queue = self.number, "cannot ring the doorbell of a FUSE queue");
         }
     }
 }
 
-impl Port for Queue {
-    fn answer(&self, unique: u64, slot: u32, error: i32, body: Bytes<'_>) {
-        let mut mail = self.mail.lock();
-        let first = mail.letters.is_empty();
-        mail.letters.push(Letter { slot, unique, error, body: body.keep() });
-        drop(mail);
+impl AnswerPort for UringQueue {
+    fn answer(&self, unique: u64, slot: u32, error: i32, body: AnswerBytes<'_>) {
+        let mut mailbox = self.mailbox.lock();
+        let first = mailbox.answers.is_empty();
+        mailbox.answers.push(ParkedAnswer { slot, unique, error, body: body.keep() });
+        drop(mailbox);
         if first {
-            self.ring_bell();
+            self.ring_doorbell();
         }
     }
 }
 
 /// The queues of a mount.
-pub(crate) struct Queues {
-    all: Vec<(Arc<Queue>, JoinHandle<()>)>,
+pub(crate) struct UringQueues {
+    all: Vec<(Arc<UringQueue>, JoinHandle<()>)>,
 }
 
-impl Queues {
-    /// Whether this process may have rings at all. To be asked before the kernel is told that they are coming: it then waits for them.
+impl UringQueues {
+    /// Whether this process may create rings at all. Ask before INIT promises queues: the kernel
+    /// then waits for them.
     pub(crate) fn possible() -> bool {
         match builder().build(1) {
             Ok(_) => true,
@@ -110,12 +114,17 @@ impl Queues {
         }
     }
 
-    /// Starts a queue for each core that the machine may have; the kernel holds requests back until all are there.
-    pub(crate) fn start(device: &Arc<Device>, core: &Arc<Core>, counters: &AllCounters) -> io::Result<Self> {
+    /// Starts a queue for each core that the machine may have. The kernel holds requests back until
+    /// all queues are registered.
+    pub(crate) fn start(
+        device: &Arc<FuseDevice>,
+        dispatcher: &Arc<Dispatcher>,
+        counters: &MountCounters,
+    ) -> io::Result<Self> {
         let mut queues = Self { all: Vec::new() };
         for number in 0..possible_cores()? {
             let counters = counters.block();
-            if let Err(e) = queues.add(number, Arc::clone(device), Arc::clone(core), counters) {
+            if let Err(e) = queues.add(number, Arc::clone(device), Arc::clone(dispatcher), counters) {
                 queues.stop();
                 return Err(e);
             }
@@ -126,13 +135,14 @@ impl Queues {
     fn add(
         &mut self,
         number: u16,
-        device: Arc<Device>,
-        core: Arc<Core>,
-        counters: Arc<Counters>,
+        device: Arc<FuseDevice>,
+        dispatcher: Arc<Dispatcher>,
+        counters: Arc<ThreadCounters>,
     ) -> io::Result<()> {
-        let queue = Arc::new(Queue { number, mail: Mutex::default(), bell: File::from(sys::eventfd()?) });
+        let queue =
+            Arc::new(UringQueue { number, mailbox: Mutex::default(), doorbell: File::from(sys::eventfd()?) });
         let (ready, is_ready) = sync_channel(1);
-        let serving = Serving { queue: Arc::clone(&queue), device, core, counters };
+        let serving = QueueThread { queue: Arc::clone(&queue), device, dispatcher, counters };
         let name = format!("fuse-ring-{number}");
         let thread = thread::Builder::new().name(name).spawn(move || serving.run(&ready))?;
         self.all.push((queue, thread));
@@ -142,8 +152,8 @@ impl Queues {
     /// The mount is gone: ends the threads.
     pub(crate) fn stop(self) {
         for (queue, _) in &self.all {
-            queue.mail.lock().stop = true;
-            queue.ring_bell();
+            queue.mailbox.lock().stop = true;
+            queue.ring_doorbell();
         }
         for (_, thread) in self.all {
             thread.join().expect("a queue's thread does not panic");
@@ -151,8 +161,8 @@ impl Queues {
     }
 }
 
-/// Only its own thread submits to a ring, and the kernel's part of a command runs when that thread asks for completions, not as
-/// an interruption.
+/// A ring to which only its own thread submits. The kernel's part of a command runs when that
+/// thread asks for completions, and does not interrupt it.
 fn builder() -> io_uring::Builder<squeue::Entry128, cqueue::Entry> {
     let mut builder = IoUring::builder();
     builder.setup_single_issuer().setup_defer_taskrun().setup_clamp();
@@ -166,14 +176,14 @@ fn possible_cores() -> io::Result<u16> {
     last.and_then(|n| n.checked_add(1)).ok_or_else(|| io::Error::other("unreadable list of cores"))
 }
 
-/// The buffers of one entry. Boxed: the kernel has their addresses.
-struct Slot {
+/// The buffers of one ring entry. Boxed: the kernel has their addresses.
+struct RequestSlot {
     headers: Box<[u8; URING_HEADER]>,
     payload: Buffer,
     parts: Box<[libc::iovec; 2]>,
 }
 
-impl Slot {
+impl RequestSlot {
     fn new() -> Self {
         let mut headers = Box::new([0_u8; URING_HEADER]);
         let mut payload = Buffer::new(0, IO_MAX);
@@ -193,30 +203,30 @@ impl Slot {
     }
 
     fn set_body(&mut self, body: &[u8]) -> Result<usize, i32> {
-        let place = self.payload.bytes().get_mut(..body.len()).ok_or(libc::EIO)?;
-        place.copy_from_slice(body);
+        let payload = self.payload.bytes().get_mut(..body.len()).ok_or(libc::EIO)?;
+        payload.copy_from_slice(body);
         Ok(body.len())
     }
 }
 
-/// What a queue's thread starts with.
-struct Serving {
-    queue: Arc<Queue>,
-    device: Arc<Device>,
-    core: Arc<Core>,
-    counters: Arc<Counters>,
+/// What the thread of a queue starts with.
+struct QueueThread {
+    queue: Arc<UringQueue>,
+    device: Arc<FuseDevice>,
+    dispatcher: Arc<Dispatcher>,
+    counters: Arc<ThreadCounters>,
 }
 
-impl Serving {
+impl QueueThread {
     fn run(self, ready: &SyncSender<io::Result<()>>) {
         let number = self.queue.number;
         if let Err(error) = sys::pin_to_core(usize::from(number)) {
-            tracing::debug!(%error, number, "a queue's core is not there to run on");
+            tracing::debug!(%error, number, "cannot pin a FUSE queue to its core");
         }
-        let mut ring = match Ring::new(self) {
+        let mut ring = match QueueRing::new(self) {
             Ok(ring) => ring,
             Err(e) => {
-                // Nobody listens only if the mount was given up.
+                // It fails only if the mount was given up.
                 let _given_up = ready.send(Err(e));
                 return;
             }
@@ -228,44 +238,46 @@ impl Serving {
     }
 }
 
-/// A queue's ring and slots, owned by its thread.
-struct Ring {
-    /// Dropped before the slots: then the kernel has let go of them.
+/// The ring and the slots of a queue, owned by its thread.
+struct QueueRing {
+    /// Dropped before the slots: the kernel then no longer uses them.
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
-    slots: Vec<Slot>,
+    slots: Vec<RequestSlot>,
     /// Slots that hold a parked request.
     parked: usize,
-    /// The kernel may have queued requests for want of a slot: ask for one that brings the first of them.
-    ask: bool,
-    /// Requests asked for, and a regular file that the kernel knows to name in them: one of which a request is parked.
-    asked: u64,
+    /// The kernel may have queued requests because no slot was free: send a probe.
+    probe_due: bool,
+    /// Probes sent so far.
+    probes: u64,
+    /// A regular file that the kernel knows, which probes name: the file of a parked request.
     file: u64,
-    /// The slot whose last commit brings what the kernel has queued, if anything: with the next completions, or not at all.
+    /// The slot of the last probe: its commit fetches what the kernel has queued, with the next
+    /// completions or not at all.
     fetching: Option<usize>,
     small: Box<[u8; SMALL_MAX]>,
-    bell_value: Box<[u8; 8]>,
+    doorbell_value: Box<[u8; 8]>,
     completed: Vec<(u64, i32)>,
-    letters: Vec<Letter>,
-    port: Arc<dyn Port>,
-    from: Serving,
+    answers: Vec<ParkedAnswer>,
+    port: Arc<dyn AnswerPort>,
+    from: QueueThread,
 }
 
-impl Ring {
-    fn new(from: Serving) -> io::Result<Self> {
+impl QueueRing {
+    fn new(from: QueueThread) -> io::Result<Self> {
         let ring = builder().setup_cqsize(2 * SLOTS_MAX as u32).build(SUBMIT_MAX)?;
-        let port = Arc::clone(&from.queue) as Arc<dyn Port>;
+        let port = Arc::clone(&from.queue) as Arc<dyn AnswerPort>;
         let mut this = Self {
             ring,
             slots: Vec::new(),
             parked: 0,
-            ask: false,
-            asked: 0,
+            probe_due: false,
+            probes: 0,
             file: 0,
             fetching: None,
             small: Box::new([0; SMALL_MAX]),
-            bell_value: Box::new([0; 8]),
+            doorbell_value: Box::new([0; 8]),
             completed: Vec::new(),
-            letters: Vec::new(),
+            answers: Vec::new(),
             port,
             from,
         };
@@ -278,7 +290,8 @@ impl Ring {
     fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
         loop {
             #[expect(unsafe_code, reason = "the ring takes addresses")]
-            // SAFETY: the buffers that entries name belong to this struct, are boxed, and outlive the ring.
+            // SAFETY: the buffers that entries name belong to this struct, are boxed, and outlive
+            // the ring.
             let pushed = unsafe { self.ring.submission().push(entry) };
             match pushed {
                 Ok(()) => return Ok(()),
@@ -289,11 +302,11 @@ impl Ring {
         }
     }
 
-    /// Waits for the bell.
+    /// Submits a read of the doorbell, which completes when the mailbox has answers.
     fn listen(&mut self) -> io::Result<()> {
-        let fd = types::Fd(self.from.queue.bell.as_raw_fd());
-        let len = self.bell_value.len() as u32;
-        let read = opcode::Read::new(fd, self.bell_value.as_mut_ptr(), len).build().user_data(BELL);
+        let fd = types::Fd(self.from.queue.doorbell.as_raw_fd());
+        let len = self.doorbell_value.len() as u32;
+        let read = opcode::Read::new(fd, self.doorbell_value.as_mut_ptr(), len).build().user_data(DOORBELL);
         self.push(&read.into())
     }
 
@@ -309,7 +322,7 @@ impl Ring {
 
     fn grow(&mut self, count: usize) -> io::Result<()> {
         for _ in 0..count {
-            self.slots.push(Slot::new());
+            self.slots.push(RequestSlot::new());
             let slot = self.slots.len() - 1;
             self.push(&self.command(abi::URING_REGISTER, 0, slot))?;
         }
@@ -331,8 +344,8 @@ impl Ring {
             completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
             let fetching = self.fetching.take();
             for (token, result) in completed.drain(..) {
-                if token == BELL {
-                    if !self.open_mail()? {
+                if token == DOORBELL {
+                    if !self.send_parked_answers()? {
                         return Ok(());
                     }
                     continue;
@@ -341,7 +354,7 @@ impl Ring {
                 self.arrived(slot, result)?;
                 if fetching == Some(slot) {
                     let keeps_slot = self.parked > parked;
-                    self.ask |= keeps_slot;
+                    self.probe_due |= keeps_slot;
                     self.fetching = (!keeps_slot).then_some(slot);
                 }
             }
@@ -350,55 +363,56 @@ impl Ring {
         }
     }
 
-    /// Slots for what comes next. Whenever some are added, or none was left, the kernel may have queued requests before; it hands over
-    /// one whenever a slot is committed. Those that are answered at once bring the next one by themselves; after each that parks, and
-    /// at the beginning, a request is asked for, until one brings nothing.
+    /// Adds slots before the last one is taken. If slots are added, or none was free, the kernel
+    /// may have queued requests before. It sends one of them whenever a slot is committed. A
+    /// request that is answered at once fetches the next one itself; at the beginning, and after
+    /// each request that parks, a probe does, until a probe fetches nothing.
     fn make_room(&mut self) -> io::Result<()> {
         let free = self.slots.len() - self.parked;
-        self.ask |= free == 0;
-        if free < SPARE && self.slots.len() < SLOTS_MAX {
-            self.grow(SPARE)?;
-            self.ask = true;
+        self.probe_due |= free == 0;
+        if free < SPARE_SLOTS && self.slots.len() < SLOTS_MAX {
+            self.grow(SPARE_SLOTS)?;
+            self.probe_due = true;
         }
-        if self.ask && self.slots.len() > self.parked && self.file != 0 {
-            self.ask = false;
-            self.asked += 1;
+        if self.probe_due && self.slots.len() > self.parked && self.file != 0 {
+            self.probe_due = false;
+            self.probes += 1;
             self.ring.submit()?;
             let queue = u64::from(self.from.queue.number);
-            ask_for_request(&self.from.device, self.file, ASKED | queue << 40 | self.asked << 1);
+            ask_for_request(&self.from.device, self.file, PROBE | queue << 40 | self.probes << 1);
         }
         Ok(())
     }
 
-    /// Sends the answers of parked requests; `false`: the mount is gone.
-    fn open_mail(&mut self) -> io::Result<bool> {
-        let mut mail = self.from.queue.mail.lock();
-        if mail.stop {
+    /// Commits the answers of parked requests; `false`: the mount is gone.
+    fn send_parked_answers(&mut self) -> io::Result<bool> {
+        let mut mailbox = self.from.queue.mailbox.lock();
+        if mailbox.stop {
             return Ok(false);
         }
-        std::mem::swap(&mut mail.letters, &mut self.letters);
-        drop(mail);
-        let mut letters = std::mem::take(&mut self.letters);
-        for letter in letters.drain(..) {
+        std::mem::swap(&mut mailbox.answers, &mut self.answers);
+        drop(mailbox);
+        let mut answers = std::mem::take(&mut self.answers);
+        for answer in answers.drain(..) {
             self.parked -= 1;
-            let slot = letter.slot as usize;
-            let (error, len) = match self.slots[slot].set_body(&letter.body) {
-                Ok(len) => (letter.error, len),
+            let slot = answer.slot as usize;
+            let (error, len) = match self.slots[slot].set_body(&answer.body) {
+                Ok(len) => (answer.error, len),
                 Err(errno) => (-errno, 0),
             };
-            self.slots[slot].set_answer(letter.unique, error, len);
-            self.commit(slot, letter.unique)?;
+            self.slots[slot].set_answer(answer.unique, error, len);
+            self.commit(slot, answer.unique)?;
         }
-        self.letters = letters;
+        self.answers = answers;
         self.listen()?;
         Ok(true)
     }
 
-    /// A slot holds a request, or has come to its end.
+    /// A slot holds a request, or its command has ended.
     fn arrived(&mut self, slot: usize, result: i32) -> io::Result<()> {
         match -result {
             0 => self.request(slot),
-            // The mount is ending; the bell will say so.
+            // The mount is ending; the doorbell will say so.
             libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV | libc::ECANCELED => Ok(()),
             errno => {
                 let error = io::Error::from_raw_os_error(errno);
@@ -422,24 +436,30 @@ impl Ring {
             self.fetching = Some(number);
             return self.commit(number, head.unique);
         }
-        let fixed_len = abi::op_len(head.opcode, from.core.setxattr_ext).min(URING_RING_ENT - URING_OP_IN);
+        let fixed_len =
+            abi::op_len(head.opcode, from.dispatcher.setxattr_ext).min(URING_RING_ENT - URING_OP_IN);
         let fixed = &slot.headers[URING_OP_IN..URING_OP_IN + fixed_len];
         let payload = slot.payload.bytes();
         let origin = Origin { port, slot: number as u32, counters: &from.counters };
-        // These send nothing but their structure, and want their answer where it belongs.
+        // These requests have no payload, and their answer is written into the slot directly.
         let bulk = matches!(head.opcode, op::READ | op::READDIR | op::READDIRPLUS);
         let outcome = if bulk {
-            from.core.serve(&head, Args { fixed, data: &[] }, payload, &origin)
+            from.dispatcher.serve(&head, RequestArgs { fixed, data: &[] }, payload, &origin)
         } else {
             let len = (entry.payload_sz as usize).min(payload.len());
-            from.core.serve(&head, Args { fixed, data: &payload[..len] }, &mut small[..], &origin)
+            from.dispatcher.serve(
+                &head,
+                RequestArgs { fixed, data: &payload[..len] },
+                &mut small[..],
+                &origin,
+            )
         };
         let answer = match outcome {
-            Outcome::Answer(Body::Out(n)) if bulk => Ok(n),
-            Outcome::Answer(Body::Out(n)) => slot.set_body(&small[..n]),
-            Outcome::Answer(Body::Bytes(bytes)) => slot.set_body(&bytes),
-            Outcome::Error(errno) => Err(errno.0),
-            Outcome::Nothing => {
+            ServeResult::Answer(AnswerBody::Out(n)) if bulk => Ok(n),
+            ServeResult::Answer(AnswerBody::Out(n)) => slot.set_body(&small[..n]),
+            ServeResult::Answer(AnswerBody::Bytes(bytes)) => slot.set_body(&bytes),
+            ServeResult::Error(errno) => Err(errno.0),
+            ServeResult::Nothing => {
                 self.parked += 1;
                 if matches!(head.opcode, op::FSYNC | op::READ) {
                     self.file = head.nodeid;
@@ -456,14 +476,15 @@ impl Ring {
     }
 }
 
-/// Sets an entry's length field, which the builder of this command does not offer.
+/// Sets the length field of a submission entry, which the builder of this command does not offer.
 fn with_len(mut entry: squeue::Entry128, len: u32) -> squeue::Entry128 {
-    /// Where `struct io_uring_sqe` has it.
+    /// The field's offset in `struct io_uring_sqe`.
     const LEN_AT: usize = 24;
     const { assert!(size_of::<squeue::Entry128>() == 128, "an entry is the kernel's structure and nothing else") };
     let bytes = (&raw mut entry).cast::<u8>();
     #[expect(unsafe_code, reason = "the field is private")]
-    // SAFETY: the entry is 128 bytes long, so four bytes at 24 are inside it; any value is valid there.
+    // SAFETY: the entry is 128 bytes long, so four bytes at 24 are inside it; any value is valid
+    // there.
     unsafe {
         bytes.add(LEN_AT).cast::<u32>().write_unaligned(len);
     }

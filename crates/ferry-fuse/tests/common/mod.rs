@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ferry_bench::null::{NullFs, NullOptions};
-use ferry_device::Env;
+use ferry_env::Env;
 use ferry_fs::{
     Answer, Attr, Cx, DirEntry, Entry, FileLock, Filesystem, Host, Ino, Mode, Opened, Parked, RenameFlags,
     SetAttr, Statfs, Stop, XattrFlags,
@@ -26,7 +26,7 @@ pub struct Waiting {
     pub asked: usize,
     /// A lookup of "held" waits on the thread that serves it, while this says so.
     pub holds: bool,
-    /// One does.
+    /// A lookup of "held" waits now.
     pub held: bool,
 }
 
@@ -73,8 +73,9 @@ impl Mounted {
         self.waiting.0.lock().host.clone().expect("attached")
     }
 
-    /// Unmounts and waits until all is over. A program that another test is starting has all files of this process until it runs, also
-    /// those that were closed meanwhile: as long the mount is busy.
+    /// Unmounts and waits until all is over. A program that another test is starting has all files
+    /// of this process until it runs, also those that were closed meanwhile: as long the mount is
+    /// busy.
     #[expect(clippy::disallowed_methods, reason = "nothing says when that process runs")]
     pub fn end(mut self, how: Unmount) {
         let session = self.session.take().expect("not ended before");

@@ -1,8 +1,9 @@
 //! Filling a new home store, in transactions of bounded size.
 
-use super::backend::HomeFile;
+use super::database::{database, end, write_batch};
+use super::file::HomeFile;
 use super::state::{HashKey, HomeState};
-use super::{Point, database, end, write_batch};
+use crate::types::Point;
 use crate::{JournalError, Value};
 use redb::Database;
 use std::sync::Arc;

@@ -22,9 +22,9 @@
 //! | 60..64 | CRC32C of bytes 0..60 |
 //! | 4096.. | an entry of 4 bytes for each segment: 0 not ours, `u32::MAX` ours and spare, else the unit's number + 1 |
 
-use super::unit::unit_bytes;
+use super::segments::unit_bytes;
+use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::disk::{Disk, io_error};
-use crate::format::{u16_at, u32_at, u64_at};
 use crate::{Geometry, JournalError};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 
@@ -180,7 +180,10 @@ impl HomeMap {
             Ok(Slots { map, behind: Some(slot), problem: Some(what) })
         };
         match (first, second) {
-            (Ok(a), Ok(b)) if a.generation == b.generation => newer(a, None),
+            // Where only one slot could be unmarked, the store is not at rest.
+            (Ok(a), Ok(b)) if a.generation == b.generation => {
+                newer(Self { at_rest: a.at_rest && b.at_rest, ..a }, None)
+            }
             (Ok(a), Ok(b)) if a.generation > b.generation => newer(a, Some(1)),
             (Ok(_), Ok(b)) => newer(b, Some(0)),
             (Ok(a), Err(what)) => only(a, 1, what),

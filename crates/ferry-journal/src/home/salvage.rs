@@ -3,12 +3,12 @@
 //! What is in a page that is not the one which belongs there is kept where it can be right: keys that the pages above it allow there, in
 //! their order. The rest is a gap.
 
-use super::backend::HomeFile;
-use super::tree::{Header, Page, Tree, Walk};
-use super::{HomeState, META_POINT};
-use crate::layers::Key;
-use crate::verify::Step;
-use crate::{BadPlace, JournalError, Value};
+use super::file::HomeFile;
+use super::state::HomeState;
+use super::tables::{KEYS, META, META_POINT};
+use super::tree::{Header, Page, PageSource, Tree, Walk};
+use crate::types::Key;
+use crate::{BadPlace, JournalError, Step, Value};
 use ferry_device::BLOCK_SIZE;
 use redb::TableHandle;
 use std::collections::{HashSet, VecDeque};
@@ -36,7 +36,7 @@ pub enum Found {
 pub struct Salvage {
     /// The tree that it is over.
     pub keys: Tree,
-    walk: Walk,
+    walk: Walk<HomeFile>,
     ready: VecDeque<Found>,
     newest: Option<Key>,
     /// What the store says of itself.
@@ -66,8 +66,8 @@ impl Salvage {
         });
         let tree = |name: &str| tables.iter().find(|tree| *tree.name == *name.as_bytes());
         let missing = || problem.clone().unwrap_or_else(|| damaged(0, "the table of tables lacks one"));
-        let keys = tree(super::KEYS.name()).ok_or_else(missing)?.clone();
-        let state = tree(super::META.name()).ok_or_else(missing).and_then(|tree| state(&copy, tree));
+        let keys = tree(KEYS.name()).ok_or_else(missing)?.clone();
+        let state = tree(META.name()).ok_or_else(missing).and_then(|tree| state(&copy, tree));
         Ok(Self::of(file, copy, keys, state, header))
     }
 

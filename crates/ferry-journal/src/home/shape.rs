@@ -4,9 +4,9 @@
 //! then destructors that look at the same page panic once more, which ends the process. So a page that leads out of itself is
 //! damaged, and redb never sees it.
 
-use super::META_POINT;
+use super::tables::META_POINT;
 use super::unit::header::REGION_PAGES;
-use crate::format::{u16_at, u32_at, u64_at};
+use crate::bytes::{u16_at, u32_at, u64_at};
 use ferry_device::BLOCK_SIZE;
 use std::ops::Range;
 

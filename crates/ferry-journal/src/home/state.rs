@@ -1,8 +1,9 @@
 //! What the home store says about itself, signed: a search for lost trees meets bytes that users chose, and must not believe them.
 
-use super::Point;
 use crate::Seq;
-use crate::format::{POSITION_END, u64_at};
+use crate::bytes::u64_at;
+use crate::log::format::POSITION_END;
+use crate::types::Point;
 use siphasher::sip::SipHasher24;
 
 /// The volume's secret.

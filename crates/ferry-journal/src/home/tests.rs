@@ -1,7 +1,7 @@
 //! What only a failure at one moment of redb's shows.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use super::backend::HomeFile;
+use super::file::HomeFile;
 use crate::Geometry;
 use crate::disk::Disk;
 use ferry_device::MemDevice;

@@ -4,14 +4,11 @@
 //! checksums say; redb looks at them only when it must. A page that fails them may be an old one, another tree's, or nobody's. Its
 //! branches may still lead to pages that are whole, and its entries may still be right: what to believe, the reader decides.
 
-pub mod search;
-
-use super::backend::HomeFile;
 use super::shape::{
     BRANCH, BRANCH_HEADER, CHECKSUM as SUM, CHILD, KEY_WIDTHS, LEAF, LEAF_HEADER, NUMBER, page_at,
 };
 use crate::JournalError;
-use crate::format::{u16_at, u32_at, u64_at};
+use crate::bytes::{u16_at, u32_at, u64_at};
 use ferry_device::BLOCK_SIZE;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -39,13 +36,13 @@ pub const NOT_THE_ONE: &str = "it is not the page that belongs there";
 /// A page has at most 2^12 blocks: the longest value of ours, or of the allocator's state, takes far fewer.
 const ORDER_MAX: u32 = 12;
 /// Levels on the way to the first key below a page.
-const DEPTH_MAX: usize = 32;
+pub const DEPTH_MAX: usize = 32;
 
 /// Where a page is, and what it should hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    number: u64,
-    sum: u128,
+    pub number: u64,
+    pub sum: u128,
 }
 
 impl Link {
@@ -55,7 +52,7 @@ impl Link {
     }
 
     /// Its bytes in the file: some bits of a number mean nothing.
-    fn range(self) -> (u64, u64) {
+    pub fn range(self) -> (u64, u64) {
         let Range { start, end } = page_at(self.number);
         (start, end)
     }
@@ -69,8 +66,8 @@ impl Link {
 /// The lengths of all keys and of all values of a tree, where they do not vary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Widths {
-    key: Option<usize>,
-    value: Option<usize>,
+    pub key: Option<usize>,
+    pub value: Option<usize>,
 }
 
 /// A tree of redb's.
@@ -79,13 +76,13 @@ pub struct Tree {
     /// The table that it is of.
     pub name: Box<[u8]>,
     /// `None`: it is empty.
-    root: Option<Link>,
-    widths: Widths,
+    pub root: Option<Link>,
+    pub widths: Widths,
 }
 
 impl Tree {
     /// As a table of tables describes one: its kind, the number of its entries, its root, the widths.
-    fn decode(name: &[u8], value: &[u8]) -> Option<Self> {
+    pub fn decode(name: &[u8], value: &[u8]) -> Option<Self> {
         const KIND: u8 = 3;
         const AT: usize = 9;
         let width = |at: usize| (value[at] != 0).then(|| u32_at(value, at + 1) as usize);
@@ -138,7 +135,7 @@ impl Header {
     }
 
     /// The number of the commit that it leads to, if the first pages of its trees are there.
-    pub fn commit(&self, file: &HomeFile) -> Option<u64> {
+    pub fn commit(&self, file: &impl PageSource) -> Option<u64> {
         let is_there = |link: &Link| {
             let mut bytes = Vec::new();
             let read =
@@ -163,7 +160,7 @@ pub fn judge(page: &[u8], sum: u128) -> Option<Vec<(u64, u128)>> {
 }
 
 /// Where a page begins in the file, and its length, in bytes; `None`: no page of ours is so large.
-fn place(number: u64) -> Option<(u64, usize)> {
+pub fn place(number: u64) -> Option<(u64, usize)> {
     let Range { start, end } = page_at(number);
     (end - start <= BLOCK << ORDER_MAX).then_some((start, (end - start) as usize))
 }
@@ -182,14 +179,14 @@ pub struct Page {
     bounds: [Option<Arc<[u8]>>; 2],
     /// Empty if it cannot be read.
     bytes: Vec<u8>,
-    widths: Widths,
+    pub widths: Widths,
 }
 
 /// The bytes of a page, of a tree of these widths.
 #[derive(Clone, Copy)]
-struct Node<'p> {
-    bytes: &'p [u8],
-    widths: Widths,
+pub struct Node<'p> {
+    pub bytes: &'p [u8],
+    pub widths: Widths,
 }
 
 impl Node<'_> {
@@ -197,11 +194,11 @@ impl Node<'_> {
         self.bytes.get(at..at + 4).map(|bytes| u32_at(bytes, 0) as usize)
     }
 
-    fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         if self.bytes.len() < BLOCK_SIZE { 0 } else { usize::from(u16_at(self.bytes, 2)) }
     }
 
-    fn is(&self, kind: u8) -> bool {
+    pub fn is(&self, kind: u8) -> bool {
         self.bytes.first() == Some(&kind)
     }
 
@@ -223,7 +220,7 @@ impl Node<'_> {
         self.part(n, self.widths.key, from, ends)
     }
 
-    fn entry(&self, n: usize) -> Option<(Range<usize>, Range<usize>)> {
+    pub fn entry(&self, n: usize) -> Option<(Range<usize>, Range<usize>)> {
         let list = |width: Option<usize>| if width.is_none() { 4 * self.count() } else { 0 };
         let (keys_at, values_at) = (LEAF_HEADER, LEAF_HEADER + list(self.widths.key));
         let from = values_at + list(self.widths.value);
@@ -233,7 +230,7 @@ impl Node<'_> {
     }
 
     /// All of it that is used, if it makes sense.
-    fn used(&self) -> Option<&[u8]> {
+    pub fn used(&self) -> Option<&[u8]> {
         let last = self.count().checked_sub(1)?;
         let end = match self.bytes[0] {
             LEAF => self.entry(last)?.1.end,
@@ -244,11 +241,11 @@ impl Node<'_> {
     }
 
     /// It matches this checksum, which covers all of it that is used.
-    fn matches(&self, sum: u128) -> bool {
+    pub fn matches(&self, sum: u128) -> bool {
         self.used().is_some_and(|used| XxHash3_128::oneshot(used) == sum)
     }
 
-    fn children(&self) -> Vec<Link> {
+    pub fn children(&self) -> Vec<Link> {
         if !self.is(BRANCH) {
             return Vec::new();
         }
@@ -293,10 +290,18 @@ struct Step {
     doubtful: bool,
 }
 
+/// A file of redb's that pages are read from.
+pub trait PageSource {
+    /// Reads a page of the database's.
+    fn page(&self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), JournalError>;
+    /// Where a byte of the file is on the device; 0: nowhere.
+    fn place(&self, offset: u64) -> u64;
+}
+
 /// All pages of a tree, those of greater keys later.
-pub struct Walk {
-    file: Arc<HomeFile>,
-    widths: Widths,
+pub struct Walk<F> {
+    file: Arc<F>,
+    pub widths: Widths,
     todo: Vec<Step>,
     /// Pages that a whole page led to, by their bytes in the file. Somebody may have made a tree that leads to the same pages again and
     /// again, and would never end: no tree of redb's does.
@@ -305,13 +310,13 @@ pub struct Walk {
     strays: HashSet<(u64, u64)>,
 }
 
-impl Walk {
-    pub fn new(file: &Arc<HomeFile>, tree: &Tree) -> Self {
+impl<F: PageSource> Walk<F> {
+    pub fn new(file: &Arc<F>, tree: &Tree) -> Self {
         Self::after(HashSet::new(), file, tree)
     }
 
     /// After walks over other trees of the same state, which have met these.
-    fn after(mut met: HashSet<(u64, u64)>, file: &Arc<HomeFile>, tree: &Tree) -> Self {
+    fn after(mut met: HashSet<(u64, u64)>, file: &Arc<F>, tree: &Tree) -> Self {
         let first = tree.root.map(|link| {
             let twice = !met.insert(link.range());
             Step { link, twice, bounds: [None, None], doubtful: false }
@@ -321,7 +326,7 @@ impl Walk {
     }
 
     /// All pages of these trees of one state; `false`: `visit` ended it.
-    pub fn over(file: &Arc<HomeFile>, trees: &[Tree], visit: &mut dyn FnMut(&Page) -> bool) -> bool {
+    pub fn over(file: &Arc<F>, trees: &[Tree], visit: &mut dyn FnMut(&Page) -> bool) -> bool {
         let mut met = HashSet::new();
         for tree in trees {
             let mut walk = Self::after(met, file, tree);
@@ -334,12 +339,7 @@ impl Walk {
     }
 
     /// The trees of our tables, or of redb's own, and to `seen` the pages that say so.
-    pub fn tables(
-        file: &Arc<HomeFile>,
-        header: &Header,
-        own: bool,
-        seen: &mut dyn FnMut(&Page),
-    ) -> Vec<Tree> {
+    pub fn tables(file: &Arc<F>, header: &Header, own: bool, seen: &mut dyn FnMut(&Page)) -> Vec<Tree> {
         let root = header.roots[usize::from(own)];
         let table = Tree { name: Box::default(), root, widths: Widths::default() };
         let mut trees = Vec::new();
@@ -423,7 +423,7 @@ impl Walk {
     }
 }
 
-impl Iterator for Walk {
+impl<F: PageSource> Iterator for Walk<F> {
     type Item = Page;
 
     fn next(&mut self) -> Option<Page> {

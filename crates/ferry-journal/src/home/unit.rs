@@ -10,32 +10,16 @@
 //! of their own, and the two copies may differ after a crash. A block is good if either copy of it matches either copy
 //! of its checksum.
 
-use super::place::Segments;
+use super::segments::{SUMS, Segments, unit_blocks};
 use crate::BadPlace;
+use crate::bytes::u32_at;
 use crate::disk::Disk;
-use crate::format::u32_at;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 use std::collections::{BTreeSet, HashMap};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Checksums in a block.
-const SUMS: usize = BLOCK_SIZE / 4;
-const _: () = assert!(SUMS == 1024);
 /// Of a block that was never written.
 pub const NEVER: u32 = 0;
-
-/// Blocks of a unit: those that hold pages, and those that hold their checksums.
-fn blocks(segment_len: u64) -> (u64, u64) {
-    let half = segment_len / BLOCK / 2;
-    let sums = half.div_ceil(SUMS as u64 + 1);
-    let pages = half - sums;
-    (pages, pages.div_ceil(SUMS as u64))
-}
-
-/// Bytes of the database's file in one segment.
-pub fn unit_bytes(segment_len: u64) -> u64 {
-    blocks(segment_len).0 * BLOCK
-}
 
 /// The checksum of a block as it is stored.
 pub fn sum_of(block: &[u8]) -> u32 {
@@ -64,7 +48,7 @@ pub struct Sums {
 
 impl Sums {
     fn empty(segments: &Segments, segment: u32) -> Self {
-        let (pages, sums) = blocks(segments.len);
+        let (pages, sums) = unit_blocks(segments.len);
         let first = vec![NEVER; pages as usize].into_boxed_slice();
         let base = segments.place(segment);
         let (second, dirty, unreadable) = (HashMap::new(), BTreeSet::new(), Vec::new());
@@ -210,7 +194,7 @@ impl Sums {
 /// The first block of the file is written in place: redb's header, which relies on a sector never being half written.
 /// Its checksum is in the same sector, behind the bytes that redb uses.
 pub mod header {
-    use crate::format::u32_at;
+    use crate::bytes::u32_at;
 
     /// Pages of a full region: 4 GiB, in every file that we made. Nothing stands between regions.
     pub const REGION_PAGES: u64 = 1 << 20;
@@ -245,20 +229,5 @@ pub mod header {
             () if pages.saturating_mul(page) > len => Some("it describes more pages than the file has"),
             () => None,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_unit_takes_as_much_of_its_segment_as_it_can() {
-        for of_segment in 4..5000_u64 {
-            let (pages, sums) = blocks(of_segment * BLOCK);
-            let fits = |p: u64| 2 * p + 2 * p.div_ceil(SUMS as u64) <= of_segment;
-            assert!(fits(pages) && !fits(pages + 1) && sums == pages.div_ceil(SUMS as u64), "{of_segment}");
-        }
-        assert_eq!(blocks(8 << 20), (1023, 1));
     }
 }

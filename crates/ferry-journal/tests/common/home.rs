@@ -1,6 +1,6 @@
 //! A volume with a home store, to be damaged.
-use super::{BadBlocks, Owner, SEGMENT, Volume, assert_same, device_len, geometry, options, put};
-use ferry_device::{AlignedBuf, BlockDevice};
+use super::{Owner, SEGMENT, Volume, assert_same, device_len, geometry, options, put};
+use ferry_device::{AlignedBuf, BlockDevice, HookedDevice};
 use ferry_journal::inspect::log_start;
 use ferry_journal::*;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
@@ -19,7 +19,7 @@ pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 pub struct Setup {
     pub volume: Volume,
     pub device: Arc<SimDevice>,
-    pub bad: Arc<BadBlocks>,
+    pub bad: Arc<HookedDevice>,
     pub model: Model,
     /// Segments of the home store, as a fresh opening finds them.
     pub home: Vec<u32>,
@@ -30,7 +30,7 @@ pub fn setup(keys: u32, seed: u64) -> Setup {
     let (env, _) = sim_env(seed);
     let device = Arc::new(SimDevice::new(device_len(&geo)));
     device.scribble(0, device_len(&geo), &mut SimRng::new(seed));
-    let bad = Arc::new(BadBlocks::below(device.clone()));
+    let bad = Arc::new(HookedDevice::new(device.clone()));
     let volume = Volume::on(bad.clone(), geo, env);
     let mut model = Model::new();
     let (journal, _) = volume.open();
@@ -59,7 +59,7 @@ impl Setup {
     /// The same on a copy of the device.
     pub fn fork(&self) -> Self {
         let device = Arc::new(self.device.crash_image(self.device.trace_len(), &mut SimRng::new(1)));
-        let bad = Arc::new(BadBlocks::below(device.clone()));
+        let bad = Arc::new(HookedDevice::new(device.clone()));
         let volume = Volume { dev: bad.clone(), geo: self.volume.geo, env: self.volume.env.clone() };
         Self { volume, device, bad, model: self.model.clone(), home: self.home.clone() }
     }
@@ -94,7 +94,7 @@ impl Setup {
     }
 
     pub fn unreadable(&self, place: u64) {
-        self.bad.add(place);
+        self.bad.add_unreadable(place);
     }
 
     /// Opens and reads everything through a walk, then key by key.
@@ -181,7 +181,7 @@ pub fn free_of(setup: &Setup, n: usize) -> Vec<u32> {
 }
 
 pub fn rebuild(setup: &Setup, device: &Arc<SimDevice>, free: &[u32]) -> Result<Rebuilt, JournalError> {
-    rebuild_home(device.clone(), setup.volume.geo, &setup.volume.env, free)
+    rebuild_home(device.clone(), setup.volume.geo, &setup.volume.env, free, true)
 }
 
 pub fn open_on(setup: &Setup, device: &Arc<SimDevice>) -> (Journal, Recovered) {

@@ -3,10 +3,9 @@
 
 pub mod home;
 
-use ferry_device::{AlignedBuf, BlockDevice, Env, Io, MemDevice};
+use ferry_device::{BlockDevice, MemDevice};
+use ferry_env::Env;
 use ferry_journal::*;
-use std::collections::BTreeSet;
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -32,58 +31,6 @@ pub fn geometry(log_len: u64, segments: u32) -> Geometry {
 
 pub fn device_len(geo: &Geometry) -> u64 {
     geo.segments_offset + u64::from(geo.segment_count) * geo.segment_len
-}
-
-/// A device with blocks that cannot be read.
-pub struct BadBlocks {
-    inner: Arc<dyn BlockDevice>,
-    bad: Mutex<BTreeSet<u64>>,
-}
-
-impl BadBlocks {
-    pub fn below(inner: Arc<dyn BlockDevice>) -> Self {
-        Self { inner, bad: Mutex::default() }
-    }
-
-    /// From now on these and no others.
-    pub fn set(&self, places: &[u64]) {
-        *self.bad.lock().unwrap() = places.iter().copied().collect();
-    }
-
-    /// One more.
-    pub fn add(&self, place: u64) {
-        self.bad.lock().unwrap().insert(place);
-    }
-}
-
-impl BlockDevice for BadBlocks {
-    fn capacity(&self) -> u64 {
-        self.inner.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        if self.bad.lock().unwrap().range(offset..offset + buf.len() as u64).next().is_some() {
-            return Err(io::Error::from_raw_os_error(5));
-        }
-        self.inner.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.inner.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        self.inner.submit(batch);
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        self.inner.host_free()
-    }
 }
 
 /// Hands out segments and remembers what it was told.

@@ -19,7 +19,8 @@ impl<T> Lock<T> {
 }
 
 pub mod context {
-    use crate::{JournalError, Seq};
+    use crate::Seq;
+    use crate::completion::Countdown;
     use std::sync::Arc;
 
     pub struct Context {
@@ -32,6 +33,11 @@ pub mod context {
         pub data_bytes: u64,
         pub data: Arc<Countdown>,
     }
+}
+
+pub mod completion {
+    use crate::JournalError;
+    use std::sync::Arc;
 
     type Then = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
 
@@ -61,7 +67,11 @@ pub mod context {
     }
 }
 
-pub mod home {
+pub mod options {
+    pub const IN_FLIGHT_MAX: usize = ferry_journal::IN_FLIGHT_MAX;
+}
+
+pub mod types {
     #[derive(Clone, Copy)]
     pub struct Point {
         pub seq: crate::Seq,
@@ -113,12 +123,12 @@ pub mod stats {
     pub struct FlushStats {
         pub policy: crate::policy::FlushPolicy,
         pub fast_flush: Duration,
-        pub crossing: Duration,
+        pub commit_time: Duration,
         pub holds: u64,
         pub holds_in_vain: u64,
         pub held_callers: u64,
         pub hold_time: Duration,
-        pub beside: u64,
+        pub overlapped: u64,
     }
 
     #[derive(Default)]
@@ -250,14 +260,15 @@ pub mod disk {
 
 pub mod core {
     use super::Lock;
-    use super::context::{Context, Countdown};
+    use super::completion::Countdown;
+    use super::context::Context;
     use super::disk::Disk;
-    use super::home::Point;
     use super::stats::Counters;
+    use super::types::Point;
     use crate::pipeline::Pipe;
     use crate::policy::{Dispatcher, FlushPolicy, Planted};
     use crate::{JournalError, Seq};
-    use ferry_device::{Clock, Entropy, Env};
+    use ferry_env::{Clock, Entropy, Env};
     use shuttle::rand::RngCore;
     use shuttle::sync::{Condvar, Mutex};
     use shuttle::thread;

@@ -1,25 +1,24 @@
 //! What this client keeps of inodes on which it has a lease: attributes, and names in directories.
 //!
-//! * K1: nothing is used when the term is over. It ends a fixed time after the last ping that was answered was *sent*; what was kept
+//! * CACHE-1: nothing is used when the term is over. It ends a fixed time after the last ping that was answered was *sent*; what was kept
 //!   then is gone, also if a later ping is answered.
-//! * K2: an answer is kept only if nothing was given back (recalled, thrown out, a connection lost) since its request was made. `epoch`
+//! * CACHE-2: an answer is kept only if nothing was given back (recalled, thrown out, a connection lost) since its request was made. `epoch`
 //!   counts that, before and after the server is told: a request between the two may have been answered under a lease that is gone.
-//! * K3: a change makes what is kept of the inodes that it touches unknown when it is sent. An answer to a request is not kept if a change of
+//! * CACHE-3: a change makes what is kept of the inodes that it touches unknown when it is sent. An answer to a request is not kept if a change of
 //!   its own touched the inode meanwhile. `slots` say so by a hash of the number: two inodes that share one are kept less often.
-//! * K4: a directory that is `complete` has no names but those that are kept; a name of which nothing is known is kept as that.
-//! * K5: what is under a write lease is in the `model` and not here; nothing that the server says of it is taken over, for our own changes
+//! * CACHE-4: a directory that is `complete` has no names but those that are kept; a name of which nothing is known is kept as that.
+//! * CACHE-5: what is under a write lease is in the `model` and not here; nothing that the server says of it is taken over, for our own changes
 //!   may be on their way.
-//! * K6: this lock comes before that of the link, and that before the one of the tables: what is decided here and what is put into the ordered
+//! * CACHE-6: this lock comes before that of the link, and that before the one of the tables: what is decided here and what is put into the ordered
 //!   stream have the same order.
-//! * K7: a read lease covers contents too: nobody changes a file whose readers have not given their leases back. Contents that were read are
+//! * CACHE-7: a read lease covers contents too: nobody changes a file whose readers have not given their leases back. Contents that were read are
 //!   kept by the same rules as attributes, and go where those become unknown; but not where only the access time has moved.
 
 use std::collections::HashMap;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferry_device::Clock;
+use ferry_env::Clock;
 use ferry_fs::{Attr, Ino, Timestamp, ToForget};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
@@ -27,7 +26,8 @@ use serde_json::Value;
 use super::contents::CONTENTS_MAX;
 use super::model::{Model, Name, Names};
 use super::purse::Purse;
-use crate::message::{self, Known};
+use super::server_clock::ServerClock;
+use crate::message::{self, Known, Op};
 
 mod ahead;
 mod asking;
@@ -38,7 +38,7 @@ use ahead::Walks;
 use asking::Asking;
 pub(super) use changes::Touch;
 use shown::Shown;
-pub(super) use shown::{FullName, NAME_SHOWN_MAX, SHOWN_MAX, View};
+pub(super) use shown::{FullName, NAME_SHOWN_MAX, SHOWN_MAX, View, rename_all};
 
 /// Inodes and names that are kept; beyond this half of the inodes are given back.
 const KEPT_MAX: usize = 1 << 17;
@@ -98,8 +98,8 @@ pub(super) struct State {
     term: Duration,
     /// Leases last for a term from here.
     valid_from: Option<Moment>,
-    /// When the pings were sent that are not answered yet.
-    pings: VecDeque<Moment>,
+    /// When the server was greeted.
+    greeted: Option<Moment>,
     hits: u64,
     misses: u64,
     recalled: u64,
@@ -108,8 +108,7 @@ pub(super) struct State {
     asking: Asking,
     walks: Walks,
     shown: Shown,
-    /// The server's clock is ahead of ours by so many nanoseconds.
-    ahead: i128,
+    clock: ServerClock,
 }
 
 impl State {
@@ -175,8 +174,19 @@ impl State {
     }
 
     /// The time at the server.
-    pub(super) fn server_time(&self, now: Moment) -> Timestamp {
-        Timestamp(i128::try_from(now.wall.as_nanos()).unwrap_or(i128::MAX).saturating_add(self.ahead))
+    pub(super) fn server_time(&mut self, now: Moment) -> Timestamp {
+        self.clock.now(now.monotonic)
+    }
+
+    /// The newest change of what an operation is about to change, as far as that is known.
+    pub(super) fn changed_at(&self, op: &Op, file: Option<Ino>) -> Timestamp {
+        let info = op.info();
+        let named = info.names().flat_map(|(dir, name)| {
+            let target = if let Name::Is(ino) = self.name(dir, name) { Some(ino) } else { None };
+            [Some(dir), target]
+        });
+        let inos = named.flatten().chain(info.inodes()).chain(file);
+        inos.filter_map(|ino| self.known_attr(ino)).map(|attr| attr.ctime).max().unwrap_or_default()
     }
 
     /// A change of ours was decided here: what the server has answered before is not kept.
@@ -258,7 +268,7 @@ impl Cache {
             blind: 0,
             term: Duration::ZERO,
             valid_from: None,
-            pings: VecDeque::new(),
+            greeted: None,
             hits: 0,
             misses: 0,
             recalled: 0,
@@ -267,7 +277,7 @@ impl Cache {
             asking: Asking::default(),
             walks: Walks::default(),
             shown: Shown::default(),
-            ahead: 0,
+            clock: ServerClock::default(),
         };
         Self { state: Mutex::new(state), clock }
     }
@@ -278,30 +288,24 @@ impl Cache {
         let mut state = self.state.lock();
         state.drop_all(now);
         state.valid_from = None;
-        state.pings = VecDeque::from([now]);
+        state.greeted = Some(now);
     }
 
     /// The greeting, sent when [`Cache::drop_all`] was called, is answered: how long a lease lasts, and the server's clock.
     pub(super) fn welcomed(&self, term: Duration, server: Timestamp) {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
-        state.ahead = 0;
-        state.ahead = server.0.saturating_sub(state.server_time(now).0);
         state.term = term;
-        state.valid_from = state.pings.pop_front();
+        state.valid_from = state.greeted.take();
+        let asked = state.valid_from.map_or(now.monotonic, |sent| sent.monotonic);
+        state.clock.heard(asked, now.monotonic, server);
     }
 
-    /// A ping is about to be sent.
-    pub(super) fn pinged(&self) {
-        let now = Moment::now(&*self.clock);
-        self.state.lock().pings.push_back(now);
-    }
-
-    /// A ping was answered. Whether what was kept is gone, for the term was over.
-    pub(super) fn ponged(&self, renewed: bool) -> bool {
+    /// A ping that was sent at this time was answered, with the time at the server. Whether what was kept is gone, for the term was over.
+    pub(super) fn ponged(&self, sent: Moment, renewed: bool, server: Timestamp) -> bool {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
-        let Some(sent) = state.pings.pop_front() else { return false };
+        state.clock.heard(sent.monotonic, now.monotonic, server);
         let over = !state.is_valid(now);
         if over {
             state.drop_all(now);
@@ -384,16 +388,18 @@ impl Cache {
         state.is_valid(now) && state.model.is_plain(ino)
     }
 
-    /// Reads what is known of a file's contents.
-    pub(super) fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Option<usize> {
+    /// Reads what is known of a file's contents; `quiet`: and moves no access time.
+    pub(super) fn read(&self, ino: Ino, offset: u64, out: &mut [u8], quiet: bool) -> Option<usize> {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
         if !state.is_valid(now) || state.blind > 0 && !state.model.holds(ino) {
             return None;
         }
         let len = state.model.read(ino, offset, out)?;
-        let at = state.server_time(now);
-        state.model.was_read(ino, at);
+        if !quiet {
+            let at = state.server_time(now);
+            state.model.was_read(ino, at);
+        }
         Some(len)
     }
 

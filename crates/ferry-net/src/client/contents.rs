@@ -1,8 +1,8 @@
 //! What files contain, as far as it is known under leases: written here, or read.
 //!
-//! * F1: contents are kept of an inode that is leased, write- or read-, and whole. Who drops what is known of the inode, or of its
+//! * CONTENTS-1: contents are kept of an inode that is leased, write- or read-, and whole. Who drops what is known of the inode, or of its
 //!   attributes because it changes, drops them too.
-//! * F2: of small files only, and not too much of all; beyond that those used longest ago go.
+//! * CONTENTS-2: of small files only, and not too much of all; beyond that those used longest ago go.
 
 use std::collections::HashMap;
 

@@ -12,11 +12,10 @@ use parking_lot::Mutex;
 use super::cache::Sight;
 use super::link::{Pending, Waiter};
 use super::model::{Made, Name, Not};
-use super::purse::Price;
 use super::waiting::{Finish, Nobody};
 use super::{Parked, RemoteFs, who};
 use crate::codec::List;
-use crate::message::{BATCH_MAX, LEASED_FOUND, Op, Outcome, Promised};
+use crate::message::{BATCH_MAX, Effect, Info, LEASED_FOUND, Op, Outcome, Promised, Use};
 
 /// A change asks for what it lacks so often, then the server decides it.
 const QUESTIONS_MAX: u32 = 4;
@@ -60,7 +59,9 @@ impl RemoteFs {
     }
 
     fn decide_as(&self, who: &crate::message::Who, op: &mut Op) -> Decision {
-        if !self.asynchronous {
+        // They stay what they are, whatever is filled in below.
+        let Info { is_early, cost, effect, .. } = op.info();
+        if !self.asynchronous || !is_early {
             return Decision::Wait;
         }
         let files = self.files_of(op);
@@ -69,16 +70,22 @@ impl RemoteFs {
         let Some(mut promising) = self.link.promising().filter(|_| cache.is_valid(now)) else {
             return Decision::Wait;
         };
-        let at = cache.server_time(now);
-        let price = Price::of(op);
-        if !cache.purse.has(price) {
-            return cache.purse.lacks(price, now).map_or(Decision::Wait, Decision::Ask);
+        if promising.is_lossy() && self.tables.lock().refuses(op, &files) {
+            return Decision::Fails(Errno(libc::EIO));
+        }
+        // No times go back, however exactly the server's clock is known here.
+        let changed = cache.changed_at(op, files.first().map(|(_, ino)| *ino));
+        let at = cache.server_time(now).max(changed);
+        if !cache.purse.has(cost) {
+            return cache.purse.lacks(cost, now).map_or(Decision::Wait, Decision::Ask);
         }
         let number = cache.purse.number();
         let made = match &mut *op {
-            // It changes nothing: any lease says that the server knows the inode.
+            // It changes nothing: any lease says that the server knows the inode. Only a write lease says that it may be opened for writing.
             Op::Open { ino, flags, kill_suidgid: false, .. } if *flags & libc::O_TRUNC == 0 => {
-                if !cache.is_leased(*ino) {
+                let reads = *flags & libc::O_ACCMODE == libc::O_RDONLY;
+                let knows = cache.model.holds(*ino) || reads && cache.is_leased(*ino);
+                if !knows {
                     return Decision::Wait;
                 }
                 Ok(Made { outcome: Outcome::Done {}, touched: vec![*ino], fresh: false })
@@ -91,7 +98,7 @@ impl RemoteFs {
             Err(Not::Possible(errno)) => return Decision::Fails(Errno(errno)),
             Err(Not::Named(parent, name)) => return Decision::Ask(Op::Lookup { parent, name }),
             Err(Not::Held(mut inos)) => {
-                let children = names_of(op).filter_map(|(dir, name)| match cache.name(dir, name) {
+                let children = op.info().names().filter_map(|(dir, name)| match cache.name(dir, name) {
                     Name::Is(ino) if !cache.model.holds(ino) => Some(ino),
                     _ => None,
                 });
@@ -105,8 +112,8 @@ impl RemoteFs {
             }
             Err(Not::Known) => return Decision::Wait,
         };
-        cache.purse.pay(price, fresh);
-        if !matches!(op, Op::Open { flags, .. } if *flags & libc::O_TRUNC == 0) {
+        cache.purse.pay(cost, fresh);
+        if effect != Effect::Nothing {
             cache.decided(&touched);
         }
         let mut waiter: Arc<dyn Waiter> = Arc::new(Nobody);
@@ -168,29 +175,22 @@ impl RemoteFs {
 
     /// The inodes of the open files that an operation names.
     pub(super) fn files_of(&self, op: &Op) -> Vec<(u64, Ino)> {
-        let fhs = match op {
-            Op::Read { fh, .. }
-            | Op::Fsync { fh, .. }
-            | Op::Lseek { fh, .. }
-            | Op::Write { fh, .. }
-            | Op::Fallocate { fh, .. } => [Some(*fh), None],
-            Op::Copy { fh_in, fh_out, .. } => [Some(*fh_in), Some(*fh_out)],
-            _ => return Vec::new(),
-        };
+        let mut handles = op.info().handles().peekable();
+        if handles.peek().is_none() {
+            return Vec::new();
+        }
         let tables = self.tables.lock();
         let of = |fh: u64| tables.handles.get(&fh).map(|handle| (fh, handle.ino));
-        fhs.into_iter().flatten().filter_map(of).collect()
+        handles.filter_map(of).collect()
     }
 
     /// A change was not made, for another session has leases: they are asked for, and it is sent again with them.
     pub(super) fn borrow(&self, change: Pending) {
         let mut inos = change.touched.clone();
-        match &change.op {
-            Op::Tmpfile { parent, .. } => inos.push(*parent),
-            _ => inos.extend(change.files.iter().map(|(_, ino)| *ino)),
-        }
-        let names: Vec<(Ino, Vec<u8>)> =
-            names_of(&change.op).map(|(dir, name)| (dir, name.to_vec())).collect();
+        let info = change.op.info();
+        inos.extend(info.inodes_with(Use::Read));
+        inos.extend(change.files.iter().map(|(_, ino)| *ino));
+        let names: Vec<(Ino, Vec<u8>)> = info.names().map(|(dir, name)| (dir, name.to_vec())).collect();
         self.borrow_next(Borrowing { change, inos, names, asks: false });
     }
 
@@ -220,24 +220,6 @@ impl RemoteFs {
         }
         Some(ino)
     }
-}
-
-/// The names that a change looks up.
-pub(super) fn names_of(op: &Op) -> impl Iterator<Item = (Ino, &[u8])> {
-    let (first, second) = match op {
-        Op::Mknod { parent, name, .. }
-        | Op::Mkdir { parent, name, .. }
-        | Op::Symlink { parent, name, .. }
-        | Op::Create { parent, name, .. }
-        | Op::Link { parent, name, .. }
-        | Op::Unlink { parent, name }
-        | Op::Rmdir { parent, name } => (Some((*parent, name.as_slice())), None),
-        Op::Rename { parent, name, new_parent, new_name, .. } => {
-            (Some((*parent, name.as_slice())), Some((*new_parent, new_name.as_slice())))
-        }
-        _ => (None, None),
-    };
-    first.into_iter().chain(second)
 }
 
 /// The answer to a promised change will name an inode.

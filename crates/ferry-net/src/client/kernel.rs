@@ -55,17 +55,17 @@ impl Kernel {
     /// told is over. No lock may be held.
     pub(super) fn forget(&self, what: ToForget, done: impl FnOnce() + Send + 'static) {
         let Some((host, runtime)) = self.0.read().clone() else { return done() };
-        let (names, gone) = (what.names, what.gone);
-        let rest = ToForget { names: Vec::new(), gone: Vec::new(), ..what };
-        if names.is_empty() && gone.is_empty() {
-            return forget(&host, &runtime, rest, OVER, done);
+        if what.names.is_empty() && what.gone.is_empty() {
+            return forget(&host, &runtime, what, OVER, done);
         }
-        let names = ToForget { names, gone, ..ToForget::default() };
-        if rest == ToForget::default() {
+        let ToForget { inodes, .. } = what;
+        let names = ToForget { inodes: Vec::new(), ..what };
+        if inodes.is_empty() {
             return forget(&host, &runtime, names, NAMES_OVER, done);
         }
+        let attributes = ToForget { inodes, ..ToForget::default() };
         let (then, on) = (Arc::clone(&host), runtime.clone());
-        forget(&host, &runtime, rest, OVER, move || forget(&then, &on, names, NAMES_OVER, done));
+        forget(&host, &runtime, attributes, OVER, move || forget(&then, &on, names, NAMES_OVER, done));
     }
 
     /// The same, for who may wait.

@@ -1,15 +1,15 @@
 //! The way to the server: operations that wait for their answers, and the connection that is made again when it is lost.
 //!
-//! * L1: a change keeps its number until it is answered or its session is gone; after a reconnect to the same session everything
+//! * LINK-1: a change keeps its number until it is answered or its session is gone; after a reconnect to the same session everything
 //!   unanswered is sent again, in order.
-//! * L2: an operation that nobody waits for any more is not made if it has not been made yet: `Nothing` goes in its place. What gives
+//! * LINK-2: an operation that nobody waits for any more is not made if it has not been made yet: `Nothing` goes in its place. What gives
 //!   something back (a lock, an open file), and what restores a session, is made in any case.
-//! * L3: when the session is gone, changes that were never sent go to the new one, behind what restores its state. Those that were sent
+//! * LINK-3: when the session is gone, changes that were never sent go to the new one, behind what restores its state. Those that were sent
 //!   go there too, where they were not made or come to the same once more (`kept::Unanswered`), and after a goodbye; else they fail with
 //!   `EIO`: they may have been applied or not.
 //!   Promised ones among them are made again, with those that were answered and not durable (`kept`); else they are lost, and that is told
 //!   (`promises`).
-//! * L4: `answer`, `fail` and `moved` are called without the lock held, and nothing that has a [`Touch`] is dropped under it.
+//! * LINK-4: `answer`, `fail` and `moved` are called without the lock held, and nothing that has a [`Touch`] is dropped under it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
@@ -18,12 +18,11 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ferry_device::Clock;
+use ferry_env::Clock;
 use ferry_fs::{Errno, Ino, ToForget};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
-use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{interval, sleep, timeout};
 
 use super::cache::{Cache, Touch};
@@ -31,17 +30,23 @@ use super::kernel::Kernel;
 use super::waiting::Waiting;
 use crate::codec;
 use crate::frame::{self, Frames, Stream};
+use crate::lanes;
 use crate::message::{Claim, FRAME_MAX, Numbers, Op, Outcome, Promised, ToClient, ToServer, VERSION, Who};
+use crate::tls::in_words;
 
 mod decided;
+mod flow;
 mod kept;
 mod promises;
 mod stream;
+mod unclaimed;
 
+use flow::Flow;
 use kept::Kept;
 pub(super) use kept::{KeptChange, Redo};
 use promises::Gone;
 use stream::{Line, Outbox, Window, begin_anew, pump, pump_requests};
+use unclaimed::Unclaimed;
 
 /// A connection and its greeting must be made after this time.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
@@ -55,8 +60,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 const SILENCE_MIN: Duration = Duration::from_secs(5);
 /// After a connection that failed the next is tried after this time, then twice that, and so on,
 const RETRY_FIRST: Duration = Duration::from_millis(50);
-/// up to this.
+/// up to this,
 const RETRY_MAX: Duration = Duration::from_secs(1);
+/// or up to this where the server says that it does not want this client.
+const RETRY_REFUSED_MAX: Duration = Duration::from_secs(30);
 
 /// A connection that is being made.
 pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + 'a>>;
@@ -94,12 +101,25 @@ pub(super) struct Pending {
     pub(super) borrowed: Vec<Ino>,
     /// It is made again after a crash, and nobody has to hear of it if what it touches is gone.
     pub(super) quiet: bool,
+    /// So often the server has found no space for it.
+    pub(super) refusals: u32,
 }
 
 impl Pending {
     pub(super) fn new(who: Who, op: Op, waiter: Arc<dyn Waiter>) -> Self {
         let (files, touched, borrowed) = (Vec::new(), Vec::new(), Vec::new());
-        Self { who, op, waiter, files, touch: None, promised: None, touched, borrowed, quiet: false }
+        Self {
+            who,
+            op,
+            waiter,
+            files,
+            touch: None,
+            promised: None,
+            touched,
+            borrowed,
+            quiet: false,
+            refusals: 0,
+        }
     }
 
     /// The inode of an open file.
@@ -109,30 +129,61 @@ impl Pending {
 
     /// Bytes that it keeps in memory, roughly.
     fn bytes(&self) -> usize {
-        if let Op::Write { data, .. } = &self.op { data.len() } else { 0 }
+        self.op.info().data_bytes
     }
 }
 
 /// What a new session needs to know of the old one.
 pub(super) trait Restore: Send + Sync {
-    /// The operations that bring the new session to where the old one was.
-    fn restore(&self, before: Before) -> Vec<Pending>;
-    /// Promised changes are lost.
+    /// What brings the new session to where the old one was.
+    fn restore(&self, before: Before) -> Restored;
+    /// The server has ended because of something that restores the session: that is not done again.
+    fn fatal(&self, op: &Op);
+    /// These are known in the session, if they are there: named by an answer with this stamp.
+    fn claimed(&self, inos: &[Claim], stamp: u64);
+    /// Whether any file locks are held. Called with the link's lock held.
+    fn has_locks(&self) -> bool {
+        false
+    }
+    /// These promised changes are lost: nothing is changed on top of them before programs are told. Called with the link's lock held.
+    fn damaged(&self, _changes: &[&Pending]) {}
+    /// Whether a change would be made on top of what is lost. Called with the link's lock held.
+    fn refuses(&self, _op: &Op, _files: &[(u64, Ino)]) -> bool {
+        false
+    }
+    /// Promised changes are lost, and [`Restore::damaged`] was told.
     fn lost(&self, changes: Vec<Pending>);
     /// Nothing of these (`None`: of any inode) is kept any more, whoever might have asked for it.
     fn given_up(&self, inos: Option<&[Ino]>);
     /// A change was not made, for another session has write leases on what it touches.
     fn busy(&self, change: Pending);
+    /// A change was not made, for there is no space.
+    fn lacks_space(&self, change: Pending) {
+        change.waiter.answer(Outcome::Failed { errno: libc::ENOSPC }, 0);
+    }
+    /// Another client finds no space: what its files take that have no name any more is to be free soon.
+    fn hurry(&self) {}
     /// Attributes are not what the client had decided.
     fn differs(&self, ino: Ino);
     /// Some time has passed.
     fn tick(&self);
 }
 
+/// What a new session is told.
+#[derive(Default)]
+pub(super) struct Restored {
+    /// Before anything else, in this order.
+    pub(super) first: Vec<Pending>,
+    /// What the kernel knows beside that: it is claimed when it is needed, or when there is time.
+    pub(super) rest: Vec<Claim>,
+}
+
 /// What became of the server before.
 pub(super) enum Before {
     /// All that it had answered is durable.
     Clean,
+    /// It goes on, and has ended the session.
+    Ended,
     /// It has crashed, and this may be lost.
     Crashed(Redo),
 }
@@ -144,8 +195,8 @@ pub(super) enum Key {
     Request(u64),
 }
 
-struct Change {
-    pending: Pending,
+pub(super) struct Change {
+    pub(super) pending: Pending,
     /// It was sent on some connection of this session.
     sent: bool,
     /// What it takes of the window on this connection; 0: it was not sent.
@@ -153,6 +204,8 @@ struct Change {
     abandoned: bool,
     /// It brings a session to where the one before it was.
     restores: bool,
+    /// The server has ended because of it: it is not sent again.
+    fatal: bool,
     /// It ends with the promised change of the same series that fails.
     series: u32,
     /// When it came into the stream.
@@ -162,8 +215,7 @@ struct Change {
 impl Change {
     /// Nobody waits for it.
     fn is_patient(&self) -> bool {
-        self.pending.promised.is_some()
-            || matches!(self.pending.op, Op::Release { .. } | Op::Forget { .. } | Op::Spare { .. })
+        self.pending.promised.is_some() || !self.pending.op.info().is_awaited
     }
 
     fn new(pending: Pending, series: u32) -> Self {
@@ -173,6 +225,7 @@ impl Change {
             units: 0,
             abandoned: false,
             restores: false,
+            fatal: false,
             series,
             since: Duration::ZERO,
         }
@@ -180,11 +233,8 @@ impl Change {
 
     /// Nobody waits for it any more: it is not made, unless it gives something back or the session needs it.
     fn give_up(&mut self) {
-        let gives_back = matches!(
-            self.pending.op,
-            Op::Release { .. } | Op::Unlock { .. } | Op::Reclaim { .. } | Op::Forget { .. }
-        );
-        self.abandoned |= !gives_back && !self.restores && self.pending.promised.is_none();
+        let is_always_made = self.pending.op.info().is_always_made;
+        self.abandoned |= !is_always_made && !self.restores && self.pending.promised.is_none();
     }
 }
 
@@ -215,10 +265,12 @@ struct State {
     queued_bytes: usize,
     /// Changes that are answered and not durable.
     kept: Kept,
+    /// What the kernel knows and the session does not yet.
+    unclaimed: Unclaimed,
     /// What is promised and shown when there is room in the window again.
     held: Vec<(Arc<Waiting>, Outcome)>,
-    /// Leases that are given back behind changes that are not sent yet.
-    returns: Vec<(u64, Vec<Ino>)>,
+    /// The newest change behind which leases were given back: the server waits for it.
+    returned: u64,
     next_request: u64,
     requests: BTreeMap<u64, Request>,
     window: Window,
@@ -229,6 +281,8 @@ struct State {
     /// And those for space behind this one, which says how much is left: what they bring is not counted there.
     spare: u64,
     line: Option<Line>,
+    /// How much the connection carries.
+    flow: Option<Arc<Flow>>,
     outbox: Outbox,
     /// Since when there is no connection.
     gone_at: Option<Duration>,
@@ -238,6 +292,25 @@ struct State {
     reconnects: u64,
     read_only: bool,
     clock: Arc<dyn Clock>,
+    /// Promised changes were lost, once at least.
+    lossy: bool,
+    /// Why the server does not let this client in, if that is what it says.
+    refused: Option<String>,
+}
+
+impl State {
+    /// Promised changes are lost.
+    fn lose(&mut self, gone: &mut Gone, restore: &dyn Restore) {
+        if !gone.promised.is_empty() {
+            self.lossy = true;
+            restore.damaged(&gone.promised.iter().map(|change| &change.pending).collect::<Vec<_>>());
+        }
+    }
+
+    /// Whether a change would be made on top of what was lost, and its program does not know.
+    fn is_damaged(&self, pending: &Pending, restore: Option<&dyn Restore>) -> bool {
+        self.lossy && restore.is_some_and(|owner| owner.refuses(&pending.op, &pending.files))
+    }
 }
 
 /// The way to one server.
@@ -282,8 +355,9 @@ impl Link {
             newest_promised: 0,
             queued_bytes: 0,
             kept: Kept::default(),
+            unclaimed: Unclaimed::default(),
             held: Vec::new(),
-            returns: Vec::new(),
+            returned: 0,
             next_request: 1,
             requests: BTreeMap::new(),
             window: Window::default(),
@@ -291,6 +365,7 @@ impl Link {
             after: 0,
             spare: 0,
             line: None,
+            flow: None,
             outbox: Outbox::default(),
             gone_at: Some(clock.monotonic()),
             said_goodbye: false,
@@ -298,6 +373,8 @@ impl Link {
             reconnects: 0,
             read_only: false,
             clock: Arc::clone(&clock),
+            lossy: false,
+            refused: None,
         };
         Arc::new_cyclic(|this| Self {
             connector,
@@ -324,6 +401,11 @@ impl Link {
         if let Some(errno) = self.hopeless(&state) {
             drop((state, cache));
             pending.waiter.fail(errno);
+            return None;
+        }
+        if state.lossy && state.is_damaged(&pending, self.owner.lock().as_deref()) {
+            drop((state, cache));
+            pending.waiter.fail(Errno(libc::EIO));
             return None;
         }
         let mut returned = std::mem::take(&mut pending.borrowed);
@@ -374,11 +456,12 @@ impl Link {
         self.state.lock().kept.add_numbers(numbers);
     }
 
-    /// The kernel has forgotten an inode: what is kept may need it.
-    pub(super) fn remember(&self, claim: Claim) {
+    /// The kernel has forgotten an inode: what is kept may need it. Whether the session knows it, or will.
+    pub(super) fn remember(&self, claim: Claim) -> bool {
         let mut state = self.state.lock();
         let newest = state.next_change - 1;
         state.kept.remember(claim, newest);
+        !state.unclaim(claim.ino)
     }
 
     /// Nobody waits for it any more.
@@ -397,6 +480,24 @@ impl Link {
                 }
             }
         }
+    }
+
+    /// A file is lost: changes of it that are not sent yet fail.
+    pub(super) fn fail_unsent(&self, ino: Ino) {
+        let mut waiters = Vec::new();
+        {
+            let mut state = self.state.lock();
+            let unsent = state.sent + 1;
+            for change in state.changes.range_mut(unsent..).map(|(_, change)| change) {
+                let Pending { touched, files, .. } = &change.pending;
+                let names_it = touched.contains(&ino) || files.iter().any(|(_, file)| *file == ino);
+                if names_it && !change.abandoned {
+                    change.give_up();
+                    waiters.extend(change.abandoned.then(|| Arc::clone(&change.pending.waiter)));
+                }
+            }
+        }
+        waiters.iter().for_each(|waiter| waiter.fail(Errno(libc::EIO)));
     }
 
     /// The errno for operations that begin when the server has been gone for too long.
@@ -427,6 +528,7 @@ impl Link {
             ("kept_bytes", bytes.into()),
             ("kept_oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("connected", Value::from(state.line.is_some())),
+            ("refused", state.refused.clone().into()),
             ("reconnects", state.reconnects.into()),
             ("changes", (state.next_change - 1).into()),
             ("unanswered_changes", state.changes.len().into()),
@@ -434,6 +536,9 @@ impl Link {
             ("unanswered_requests", state.requests.len().into()),
             ("promised", state.promised.into()),
             ("series", state.series.into()),
+            ("unclaimed", state.unclaimed.len().into()),
+            ("bytes_under_way", state.flow.as_ref().map(|flow| flow.figures().0).into()),
+            ("bytes_under_way_max", state.flow.as_ref().map(|flow| flow.figures().1).into()),
         ])
     }
 
@@ -461,7 +566,9 @@ impl Link {
             let welcome = frame::read(&mut stream, FRAME_MAX).await?;
             Ok((stream, welcome.ok_or(io::ErrorKind::UnexpectedEof)?))
         };
-        timeout(CONNECT_TIME_MAX, greeting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        let greeted = timeout(CONNECT_TIME_MAX, greeting).await;
+        // The server looks at the certificate when this side takes the handshake for done.
+        greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(in_words)
     }
 
     /// When the server has heard that the mount is gone.
@@ -480,32 +587,63 @@ impl Link {
     async fn stay_connected(&self, first: Greeted, restore: Arc<dyn Restore>) {
         let mut greeted = Some(first);
         let mut retry = RETRY_FIRST;
+        let mut refused = None;
         loop {
-            if let Some((stream, welcome)) = greeted.take() {
-                let refused = !matches!(welcome, ToClient::Welcome { .. });
-                let ended = self.converse(stream, welcome, &*restore).await;
-                if self.leave() {
-                    return;
+            let mut most = RETRY_MAX;
+            match greeted.take() {
+                Some((_, ToClient::Refused { reason })) => {
+                    most = RETRY_REFUSED_MAX;
+                    let reason = String::from_utf8_lossy(&reason).into_owned();
+                    if refused.as_ref() != Some(&reason) {
+                        tracing::error!(
+                            "the server refuses this client: {reason}: operations wait, and fail if that lasts"
+                        );
+                        self.state.lock().refused = Some(reason.clone());
+                        refused = Some(reason);
+                    }
                 }
-                // One that was made may be lost in the middle of a message.
-                if !refused {
-                    retry = RETRY_FIRST;
+                Some((stream, welcome)) => {
+                    let is_welcome = matches!(welcome, ToClient::Welcome { .. });
+                    (refused, self.state.lock().refused) = (None, None);
+                    let ended = self.converse(stream, welcome, &*restore).await;
+                    if self.leave() {
+                        return;
+                    }
+                    // One that was made may be lost in the middle of a message.
+                    if is_welcome {
+                        retry = RETRY_FIRST;
+                    }
+                    if let Err(error) = ended {
+                        tracing::warn!(%error, "the server is gone: operations wait for it");
+                    }
                 }
-                if let Err(error) = ended {
-                    tracing::warn!(%error, "the server is gone: operations wait for it");
-                }
+                None => {}
             }
-            tokio::select! {
-                () = sleep(retry) => {}
-                () = self.closed.notified() => return,
+            if self.waits_to_try(retry).await {
+                return;
             }
-            retry = RETRY_MAX.min(retry * 2);
-            self.give_up_if_late();
+            retry = most.min(retry * 2);
             greeted = tokio::select! {
                 result = self.greet() => result.inspect_err(|error| tracing::debug!(%error, "no connection")).ok(),
                 () = self.late() => None,
                 () = self.closed.notified() => return,
             };
+        }
+    }
+
+    /// Until it is time to try again; whether the mount is gone. Operations that have waited long enough meanwhile fail.
+    async fn waits_to_try(&self, retry: Duration) -> bool {
+        let mut wait = pin!(sleep(retry));
+        loop {
+            let over = tokio::select! {
+                () = &mut wait => Some(false),
+                () = self.late() => None,
+                () = self.closed.notified() => Some(true),
+            };
+            self.give_up_if_late();
+            if let Some(over) = over {
+                return over;
+            }
         }
     }
 
@@ -528,13 +666,18 @@ impl Link {
     ) -> io::Result<()> {
         let (reader, writer) = tokio::io::split(stream);
         let mut messages = Frames::new(reader, FRAME_MAX);
-        let (line, frames) = unbounded_channel();
-        let writing = tokio::spawn(frame::write_all(writer, frames));
+        let (line, outgoing) = lanes::line();
+        let flow = Arc::new(Flow::new(Arc::clone(&self.clock), self.term_of(&welcome)));
+        let paced = Arc::clone(&flow);
+        let writing = tokio::spawn(async move { lanes::write_all(writer, outgoing, &*paced).await });
+        self.state.lock().flow = Some(Arc::clone(&flow));
+        // Before there is anything else: so long takes a ping on an empty connection.
+        line.send_first(flow.ping(), ());
         self.enter(welcome, &line, restore)?;
         tracing::info!("connected to the server");
         let heard = Mutex::new(self.clock.monotonic());
         let mut reading = pin!(async {
-            while messages.ready().await? {
+            while messages.more().await? {
                 *heard.lock() = self.clock.monotonic();
                 while let Some(bytes) = messages.next() {
                     let message = codec::decode(bytes).map_err(|codec::Malformed| frame::malformed())?;
@@ -560,8 +703,7 @@ impl Link {
                         break Err(io::ErrorKind::TimedOut.into());
                     }
                     self.kernel.forget_unasked(self.cache.over());
-                    self.cache.pinged();
-                    let _gone = line.send((frame::encode(&ToServer::Ping {}), ()));
+                    line.send_first(flow.ping(), ());
                     self.spare();
                     restore.tick();
                 }
@@ -574,6 +716,14 @@ impl Link {
         }
         let _written = writing.await;
         ended
+    }
+
+    /// The term of the leases that the server names, as far as it does.
+    fn term_of(&self, welcome: &ToClient) -> Duration {
+        match welcome {
+            ToClient::Welcome { term_ms, .. } => Duration::from_millis((*term_ms).into()),
+            _ => self.cache.term(),
+        }
     }
 
     /// The server has welcomed: everything unanswered is sent.
@@ -595,11 +745,8 @@ impl Link {
                 self.cache.welcomed(Duration::from_millis(term_ms.into()), now);
                 (session, boot, resumed, read_only, series, (applied, durable, mark))
             }
-            ToClient::Refused { reason } => {
-                return Err(io::Error::other(String::from_utf8_lossy(&reason).into_owned()));
-            }
-            ToClient::Evicted {} => {
-                self.evicted();
+            ToClient::Evicted { reason } => {
+                self.evicted(&reason);
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
             _ => return Err(frame::malformed()),
@@ -629,11 +776,11 @@ impl Link {
             state.sent = state.answered;
             state.line = Some(line.clone());
             state.window = Window::default();
-            state.returns.clear();
             state.outbox.clear();
             state.changes.values_mut().for_each(|change| change.units = 0);
             state.requests.values_mut().for_each(|request| request.units = 0);
             state.delayed = state.requests.keys().copied().collect();
+            state.claim_more();
             pump(&mut state);
             pump_requests(&mut state);
             state.outbox.send(line);
@@ -666,10 +813,17 @@ impl Link {
                 }
             }
             ToClient::Durable { seq } => self.durable(seq),
-            ToClient::Pong { renewed, series, durable } => {
+            ToClient::Pong { number, renewed, series, durable, now } => {
+                let flow = self.state.lock().flow.clone();
+                let sent = flow.as_ref().and_then(|flow| flow.ponged(number));
+                if let Some(ping) = flow.and_then(|flow| flow.follow_up())
+                    && let Some(line) = &self.state.lock().line
+                {
+                    line.send_first(ping, ());
+                }
                 self.durable(durable);
                 self.series_over(series, restore);
-                if self.cache.ponged(renewed) {
+                if sent.is_some_and(|sent| self.cache.ponged(sent, renewed, now)) {
                     restore.given_up(None);
                 }
             }
@@ -682,6 +836,11 @@ impl Link {
                 let gone = names.0.into_iter().map(|place| (place.parent, place.name.into())).collect();
                 self.kernel.forget_unasked(ToForget { gone, ..ToForget::default() });
             }
+            ToClient::Lack {} => {
+                self.spare_all();
+                restore.hurry();
+            }
+            ToClient::Fatal { seq } => self.fatal(seq, restore),
             ToClient::Goodbye {} => {
                 self.state.lock().said_goodbye = true;
                 return Ok(false);
@@ -689,13 +848,25 @@ impl Link {
             ToClient::Refused { reason } => {
                 return Err(io::Error::other(String::from_utf8_lossy(&reason).into_owned()));
             }
-            ToClient::Evicted {} => {
-                self.evicted();
+            ToClient::Evicted { reason } => {
+                self.evicted(&reason);
                 return Ok(false);
             }
             ToClient::Welcome { .. } => return Err(frame::malformed()),
         }
         Ok(true)
+    }
+
+    /// The server ends because of a change.
+    fn fatal(&self, seq: u64, restore: &dyn Restore) {
+        let restores = {
+            let mut state = self.state.lock();
+            let Some(change) = state.changes.get_mut(&seq) else { return };
+            change.fatal = true;
+            change.restores.then(|| change.pending.op.clone())
+        };
+        tracing::error!("the server ends because of a change of this client: the change is not sent again");
+        restores.iter().for_each(|op| restore.fatal(op));
     }
 
     /// The connection is gone; `true`: for good.
@@ -731,12 +902,11 @@ impl Link {
         held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
     }
 
-    fn evicted(&self) {
+    fn evicted(&self, reason: &[u8]) {
         self.cache.drop_all();
         send(&mut self.state.lock(), frame::encode(&ToServer::Bye {}));
-        tracing::error!(
-            "evicted by the server's administrator: every operation fails; unmount, and mount again"
-        );
+        let reason = String::from_utf8_lossy(reason);
+        tracing::error!("evicted: {reason}: every operation fails; unmount, and mount again");
         self.end(Errno(libc::EIO));
     }
 
@@ -769,7 +939,10 @@ impl Link {
         gone.held = held;
         let owner = self.owner.lock().clone();
         match owner {
-            Some(owner) => gone.tell(&*owner),
+            Some(owner) => {
+                self.state.lock().lose(&mut gone, &*owner);
+                gone.tell(&*owner);
+            }
             // Nobody had connected yet.
             None => gone.failed.iter().for_each(|change| change.pending.waiter.fail(errno)),
         }

@@ -24,10 +24,29 @@ impl RemoteFs {
         self.send(cx, Op::Getlk { ino, lock }, finish)
     }
 
-    pub(super) fn unlock(&self, cx: &Cx<'_>, ino: Ino, lock: FileLock) -> Answer<()> {
+    pub(super) fn unlock(&self, cx: &Cx<'_>, ino: Ino, fh: u64, lock: FileLock) -> Answer<()> {
         // As soon as it is asked for: a new session would not take it again.
-        self.tables.lock().set_lock(ino, &lock);
-        self.send(cx, Op::Unlock { ino, lock }, Box::new(|_, outcome| done(outcome)))
+        let before = {
+            let mut tables = self.tables.lock();
+            let before = tables.locks_within(ino, &lock);
+            tables.remove_lock(ino, &lock);
+            before
+        };
+        let finish: Finish = Box::new(move |fs, outcome| {
+            // The server has as many locks of the file as it takes, and this would cut one into two.
+            if matches!(outcome, Outcome::Failed { errno: libc::ENOLCK }) {
+                let mut tables = fs.tables.lock();
+                before.iter().for_each(|lock| tables.set_lock(ino, fh, lock));
+            }
+            done(outcome)
+        });
+        self.change(cx, Op::Unlock { ino, lock }, finish)
+    }
+
+    /// The same, and nobody waits for it.
+    pub(super) fn give_back_lock(&self, ino: Ino, lock: FileLock) {
+        self.tables.lock().remove_lock(ino, &lock);
+        self.tell(Op::Unlock { ino, lock });
     }
 
     pub(super) fn lock(&self, cx: &Cx<'_>, ino: Ino, fh: u64, lock: FileLock, wait: bool) -> Answer<()> {
@@ -38,10 +57,10 @@ impl RemoteFs {
             let reply = done(outcome)?;
             let mut tables = fs.tables.lock();
             *kept.lock() = Some(tables.locks_within(ino, &lock));
-            tables.set_lock(ino, &lock);
+            tables.set_lock(ino, fh, &lock);
             Ok(reply)
         });
-        let unsettled = Box::new(Asked { ino, lock, before });
+        let unsettled = Box::new(Asked { ino, fh, lock, before });
         let parked = self.park(cx, Op::Lock { ino, lock, wait }, (finish, None), Some(unsettled));
         let due = self.tables.lock().defer(Owner::of(ino, &lock), parked);
         if let Some(parked) = due {
@@ -54,6 +73,7 @@ impl RemoteFs {
 /// A lock that was asked for.
 struct Asked {
     ino: Ino,
+    fh: u64,
     lock: FileLock,
     /// What its owner had of the range before it was granted.
     before: Arc<Mutex<Option<Vec<FileLock>>>>,
@@ -70,14 +90,17 @@ impl Unsettled for Asked {
         let (pieces, parked): (Vec<FileLock>, Vec<Parked>) = {
             let mut tables = fs.tables.lock();
             if let Some(before) = self.before.lock().take() {
-                tables.set_lock(ino, &FileLock { kind: libc::F_UNLCK, ..lock });
-                before.iter().for_each(|lock| tables.set_lock(ino, lock));
+                tables.remove_lock(ino, &lock);
+                before.iter().for_each(|lock| tables.set_lock(ino, self.fh, lock));
             }
             (tables.pieces(ino, &lock), tables.settle(Owner::of(ino, &lock)))
         };
         for lock in pieces {
-            let unlock = lock.kind == libc::F_UNLCK;
-            fs.tell(if unlock { Op::Unlock { ino, lock } } else { Op::Reclaim { ino, lock } });
+            if lock.kind == libc::F_UNLCK {
+                fs.tell(Op::Unlock { ino, lock });
+            } else {
+                fs.reclaim(ino, lock);
+            }
         }
         parked.into_iter().filter(|p| !p.waiting.is_interrupted()).for_each(|p| fs.send_parked(p));
     }

@@ -3,7 +3,7 @@
 use ferry_fs::{Ino, ROOT};
 
 use super::tables::Tables;
-use crate::message::Op;
+use crate::message::{Op, Use};
 
 /// So many changes are named of each loss, and the others counted.
 const LINES_MAX: usize = 20;
@@ -27,27 +27,11 @@ enum Place {
 impl Loss {
     /// A change, of this inode if it names none.
     pub(super) fn of(op: &Op, ino: Option<Ino>) -> Self {
-        let place = Place::Inode(ino.unwrap_or(0));
-        let one = |what, place| Self { what, place, to: None };
-        let name = |dir: &Ino, name: &[u8]| Place::Name(*dir, name.to_vec());
-        match op {
-            Op::Mknod { parent, name: n, .. }
-            | Op::Mkdir { parent, name: n, .. }
-            | Op::Symlink { parent, name: n, .. }
-            | Op::Create { parent, name: n, .. } => one("make", name(parent, n)),
-            Op::Link { parent, name: n, .. } => one("link", name(parent, n)),
-            Op::Unlink { parent, name: n } | Op::Rmdir { parent, name: n } => one("remove", name(parent, n)),
-            Op::Rename { parent, name: n, new_parent, new_name, .. } => {
-                Self { what: "rename", place: name(parent, n), to: Some(name(new_parent, new_name)) }
-            }
-            Op::Setattr { set, ino, .. } if set.size.is_none() => one("attributes", Place::Inode(*ino)),
-            Op::Setxattr { ino, .. } | Op::Removexattr { ino, .. } => {
-                one("extended attributes", Place::Inode(*ino))
-            }
-            Op::Setattr { ino, .. } | Op::Open { ino, .. } => one("cut off", Place::Inode(*ino)),
-            Op::Write { .. } | Op::Fallocate { .. } | Op::Copy { .. } => one("write", place),
-            _ => one("change", place),
-        }
+        let info = op.info();
+        let mut names = info.names().map(|(dir, name)| Place::Name(dir, name.to_vec()));
+        let named = names.next();
+        let ino = info.inodes_with(Use::Opened).next().filter(|_| info.uses != Use::Read).or(ino);
+        Self { what: info.what, place: named.unwrap_or(Place::Inode(ino.unwrap_or(0))), to: names.next() }
     }
 
     /// Changes of this inode, which are not known one by one.
@@ -90,7 +74,9 @@ pub(super) fn tell(losses: &[Loss], tables: &Tables) {
         tracing::error!(changes = losses.len() - LINES_MAX, "and so many others are lost");
     }
     if !losses.is_empty() {
-        tracing::error!("fsync of these files and directories fails once, and `ferry sync`");
+        tracing::error!(
+            "fsync or close of whoever has these files and directories open fails once, and `ferry sync`"
+        );
     }
 }
 

@@ -18,16 +18,19 @@ mod moving;
 mod purse;
 mod redo;
 mod requests;
+mod server_clock;
+mod space;
 mod tables;
 mod waiting;
 mod walking;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ferry_device::Env;
-use ferry_fs::{Answer, Cx, Errno, Ino, Stop};
+use ferry_env::Env;
+use ferry_fs::{Answer, Cx, Errno, FileLock, Ino, Stop};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
@@ -36,9 +39,9 @@ pub use link::{Connecting, Connector};
 use crate::codec::List;
 use crate::error::NetError;
 use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Op, Outcome, ToClient, Who};
-use cache::Cache;
+use cache::{Cache, Moment};
 use kernel::Kernel;
-use link::{Before, Link, Pending, Restore, Waiter};
+use link::{Before, Link, Pending, Restore, Restored, Waiter};
 use losses::Loss;
 use redo::{Plan, Step};
 use tables::{Node, Tables};
@@ -63,6 +66,8 @@ pub struct ClientOptions {
     pub timeout: Duration,
     /// Changes are answered before the server has made them, where its leases allow that.
     pub asynchronous: bool,
+    /// Reads move no access time.
+    pub noatime: bool,
 }
 
 /// The file system.
@@ -72,9 +77,13 @@ pub struct RemoteFs {
     cache: Arc<Cache>,
     tables: Mutex<Tables>,
     forgotten: Mutex<Vec<Forgotten>>,
+    /// Space is lacking: until then what the kernel forgets is told at once.
+    hurries: Mutex<Option<Moment>>,
     walking: Mutex<Walking>,
     kernel: Arc<Kernel>,
     asynchronous: bool,
+    /// What all files are opened with, besides what programs say.
+    open_flags: i32,
     /// An unmount waits so long until what was promised is made.
     timeout: Duration,
     /// Changes that programs were told of and that are lost, and inodes that were not as was decided here.
@@ -83,6 +92,9 @@ pub struct RemoteFs {
     losses: Mutex<Vec<Loss>>,
     differences: AtomicU64,
     runtime: Mutex<Option<Runtime>>,
+    /// Some file's pages were read by the kernel.
+    some_mapped: AtomicBool,
+    abandoned: AtomicBool,
 }
 
 impl RemoteFs {
@@ -127,13 +139,17 @@ impl RemoteFs {
             cache,
             tables: Mutex::default(),
             forgotten: Mutex::default(),
+            hurries: Mutex::default(),
             walking: Mutex::default(),
             kernel,
             asynchronous,
+            open_flags: if options.noatime { libc::O_NOATIME } else { 0 },
             timeout: options.timeout,
             lost: AtomicU64::new(0),
             losses: Mutex::default(),
             differences: AtomicU64::new(0),
+            some_mapped: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             runtime: Mutex::default(),
         });
         let restore = Arc::new(Restorer(Arc::downgrade(&fs)));
@@ -147,7 +163,14 @@ impl RemoteFs {
     pub fn close(&self) {
         let runtime = self.runtime.lock().take();
         if let Some(runtime) = &runtime {
-            runtime.block_on(async { drop(tokio::time::timeout(self.timeout, self.link.drained()).await) });
+            let patient = !self.abandoned.load(Ordering::SeqCst);
+            runtime.block_on(async {
+                let _late = tokio::time::timeout(self.timeout, self.link.drained(patient)).await;
+                if patient {
+                    // Who does not say goodbye keeps others waiting.
+                    let _late = tokio::time::timeout(FAREWELL_TIME_MAX, self.link.reached()).await;
+                }
+            });
         }
         self.link.close();
         if let Some(runtime) = runtime {
@@ -157,6 +180,11 @@ impl RemoteFs {
             });
             runtime.shutdown_background();
         }
+    }
+
+    /// The mount is to end at once: [`RemoteFs::close`] does not wait for a server that is away.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, Ordering::SeqCst);
     }
 
     /// Whether the server lets this client change anything.
@@ -226,6 +254,10 @@ impl RemoteFs {
 
     fn send_parked(&self, Parked { pending, waiting }: Parked) {
         let ordered = pending.op.is_ordered();
+        // Where there is hardly any space, the server needs what was removed, and hears of it before the change.
+        if ordered && self.cache.lock().purse.is_refused(self.cache.now()) {
+            self.hurry();
+        }
         let key = if ordered { self.link.change(pending) } else { self.link.request(pending) };
         if let Some(key) = key {
             waiting.set_key(key);
@@ -237,6 +269,12 @@ impl RemoteFs {
         self.link.change(Pending::new(Who::default(), op, Arc::new(Nobody)));
     }
 
+    /// A lock that is held is the server's again as it was; if not, it is lost.
+    fn reclaim(&self, ino: Ino, lock: FileLock) {
+        let waiter = Arc::new(Regained { fs: self.this.clone(), ino });
+        self.link.change(Pending::new(Who::default(), Op::Reclaim { ino, lock }, waiter));
+    }
+
     /// The answer to a promised change has named an inode, or never will.
     fn confirm(&self, ino: Ino, known: Option<&Known>) {
         let node = self.tables.lock().confirm(ino, known);
@@ -246,16 +284,16 @@ impl RemoteFs {
     /// The kernel does not know an inode any more.
     fn gone_from_tables(&self, ino: Ino, node: Option<Node>) {
         let Some(Node { stamp, ticket, .. }) = node else { return };
-        if let Some(ticket) = ticket {
-            self.link.remember(Claim { ino, ticket });
+        let known = ticket.is_none_or(|ticket| self.link.remember(Claim { ino, ticket }));
+        if known {
+            self.forgotten(Forgotten { ino, stamp });
         }
-        self.forgotten(Forgotten { ino, stamp });
     }
 
     /// An inode was made again.
     fn known_again(&self, ino: Ino, known: &Known) {
         if !self.tables.lock().known_again(ino, known) {
-            self.link.remember(Claim { ino, ticket: known.ticket });
+            let _known = self.link.remember(Claim { ino, ticket: known.ticket });
         }
     }
 
@@ -263,7 +301,7 @@ impl RemoteFs {
     fn cannot_redo(&self, touched: &[Ino], losses: Vec<Loss>) {
         self.lost.fetch_add(losses.len() as u64, Ordering::Relaxed);
         self.losses.lock().extend(losses);
-        self.tables.lock().damage(touched);
+        self.tables.lock().damage(touched.iter().copied());
     }
 
     /// Names in the log what is lost.
@@ -290,7 +328,7 @@ impl RemoteFs {
         let full = {
             let mut forgotten = self.forgotten.lock();
             forgotten.push(one);
-            forgotten.len() >= FORGET_BATCH
+            forgotten.len() >= FORGET_BATCH || self.hurries()
         };
         if full {
             self.tell_forgotten();
@@ -308,7 +346,10 @@ impl RemoteFs {
     }
 
     fn release_handle(&self, fh: u64) {
-        self.tables.lock().handles.remove(&fh);
+        let ended = self.tables.lock().remove_handle(fh);
+        if let Some((ino, locks)) = ended {
+            locks.into_iter().for_each(|lock| self.tell(Op::Unlock { ino, lock }));
+        }
         self.tell(Op::Release { fh });
     }
 }
@@ -341,8 +382,8 @@ fn who(cx: &Cx<'_>) -> Who {
 struct Restorer(Weak<RemoteFs>);
 
 impl Restore for Restorer {
-    fn restore(&self, before: Before) -> Vec<Pending> {
-        let Some(fs) = self.0.upgrade() else { return Vec::new() };
+    fn restore(&self, before: Before) -> Restored {
+        let Some(fs) = self.0.upgrade() else { return Restored::default() };
         fs.forgotten.lock().clear();
         let mut tables = fs.tables.lock();
         for ino in tables.ahead(None) {
@@ -350,13 +391,22 @@ impl Restore for Restorer {
         }
         let mut plan = match before {
             Before::Clean => None,
+            Before::Ended => {
+                for ino in tables.lose_locked() {
+                    tracing::error!(
+                        inode = ino,
+                        "the lock on an open file is lost, for the server was out of reach too long: using the file fails now"
+                    );
+                }
+                None
+            }
             Before::Crashed(redo) => Some(Plan::new(redo, &mut tables)),
         };
         let pending = |op, waiter| Pending::new(Who::default(), op, waiter);
         let mut all = Vec::new();
         if let Some(plan) = &mut plan {
             fs.lost.fetch_add(plan.losses.len() as u64, Ordering::Relaxed);
-            tables.damage(&plan.lost);
+            tables.damage(plan.lost.iter().copied());
             let mut losses = fs.losses.lock();
             losses.append(&mut plan.losses);
             // Otherwise more may come until everything is made again.
@@ -371,16 +421,22 @@ impl Restore for Restorer {
                 all.push(pending(Op::Numbered { numbers, made: List(made) }, waiter as Arc<dyn Waiter>));
             }
         }
-        let mut claims = Vec::with_capacity(tables.nodes.len());
+        let mut needed: HashSet<Ino> = tables.handles.values().map(|handle| handle.ino).collect();
+        needed.extend(tables.locks.keys());
+        needed.extend(plan.iter().flat_map(|plan| plan.needed.iter()));
+        let (mut claims, mut rest) = (Vec::new(), Vec::with_capacity(tables.nodes.len()));
         for (ino, node) in &mut tables.nodes {
             node.stamp = 0;
-            claims.extend(node.ticket.map(|ticket| Claim { ino: *ino, ticket }));
+            let list = if needed.contains(ino) { &mut claims } else { &mut rest };
+            list.extend(node.ticket.map(|ticket| Claim { ino: *ino, ticket }));
         }
         claims.extend(plan.iter().flat_map(|plan| plan.claims.iter().copied()));
+        claims.sort_unstable_by_key(|claim| claim.ino);
         for claims in claims.chunks(BATCH_MAX) {
-            let inos = claims.iter().map(|c| c.ino).collect();
-            let op = Op::Claim { inodes: List(claims.to_vec()) };
-            all.push(pending(op, Arc::new(Claimed { fs: self.0.clone(), inos }) as Arc<dyn Waiter>));
+            all.push(pending(
+                Op::Claim { inodes: List(claims.to_vec()) },
+                Arc::new(Nobody) as Arc<dyn Waiter>,
+            ));
         }
         for step in plan.iter_mut().flat_map(|plan| std::mem::take(&mut plan.steps)) {
             all.push(match step {
@@ -397,9 +453,9 @@ impl Restore for Restorer {
             let op = Op::Open { ino: handle.ino, fh: *fh, flags, kill_suidgid: false };
             all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino: handle.ino })));
         }
-        for (ino, lock) in tables.locks.iter().flat_map(|(ino, locks)| locks.iter().map(move |l| (ino, l))) {
-            let op = Op::Reclaim { ino: *ino, lock: *lock };
-            all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino: *ino })));
+        for (ino, lock) in tables.all_locks() {
+            let op = Op::Reclaim { ino, lock };
+            all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino })));
         }
         if let Some(plan) = plan {
             let closes = plan.opened.iter().map(|fh| Op::Release { fh: *fh });
@@ -409,7 +465,47 @@ impl Restore for Restorer {
                 all.push(pending(Op::Redone {}, Arc::new(redo::Done(self.0.clone()))));
             }
         }
-        all
+        Restored { first: all, rest }
+    }
+
+    fn fatal(&self, op: &Op) {
+        let Some(fs) = self.0.upgrade() else { return };
+        let mut tables = fs.tables.lock();
+        match op {
+            // Using it says that it is not known.
+            Op::Claim { inodes } => {
+                for claim in &inodes.0 {
+                    tables.nodes.entry(claim.ino).and_modify(|node| node.ticket = None);
+                }
+            }
+            Op::Open { ino, .. } | Op::Reclaim { ino, .. } => drop(tables.lose(*ino)),
+            _ => {}
+        }
+    }
+
+    fn claimed(&self, inos: &[Claim], stamp: u64) {
+        let Some(fs) = self.0.upgrade() else { return };
+        let gone: Vec<Ino> = {
+            let mut tables = fs.tables.lock();
+            let known = |claim: &&Claim| {
+                let node = tables.nodes.get_mut(&claim.ino);
+                node.map(|node| node.stamp = node.stamp.max(stamp)).is_none()
+            };
+            inos.iter().filter(known).map(|claim| claim.ino).collect()
+        };
+        // The kernel has forgotten them meanwhile.
+        gone.into_iter().for_each(|ino| fs.forgotten(Forgotten { ino, stamp }));
+    }
+
+    fn damaged(&self, changes: &[&Pending]) {
+        if let Some(fs) = self.0.upgrade() {
+            let mut tables = fs.tables.lock();
+            changes.iter().for_each(|change| tables.lost(&change.op, &change.touched));
+        }
+    }
+
+    fn has_locks(&self) -> bool {
+        self.0.upgrade().is_some_and(|fs| !fs.tables.lock().locks.is_empty())
     }
 
     fn lost(&self, changes: Vec<Pending>) {
@@ -419,13 +515,16 @@ impl Restore for Restorer {
         fs.cannot_redo(&[], changes.iter().map(loss).collect());
         fs.tell_losses();
         for change in changes {
-            fs.tables.lock().lost(&change.op, &change.touched);
             if let Some(ino) = change.promised.map(|promised| promised.ino).filter(|ino| *ino != 0) {
                 fs.confirm(ino, None);
             } else if let Op::Link { ino, .. } = change.op {
                 fs.confirm(ino, None);
             }
         }
+    }
+
+    fn refuses(&self, op: &Op, files: &[(u64, Ino)]) -> bool {
+        self.0.upgrade().is_some_and(|fs| fs.tables.lock().refuses(op, files))
     }
 
     fn given_up(&self, inos: Option<&[Ino]>) {
@@ -437,6 +536,19 @@ impl Restore for Restorer {
     fn busy(&self, change: Pending) {
         if let Some(fs) = self.0.upgrade() {
             fs.borrow(change);
+        }
+    }
+
+    fn lacks_space(&self, change: Pending) {
+        match self.0.upgrade() {
+            Some(fs) => fs.find_space(change),
+            None => change.waiter.fail(Errno(libc::ENOSPC)),
+        }
+    }
+
+    fn hurry(&self) {
+        if let Some(fs) = self.0.upgrade() {
+            fs.hurry();
         }
     }
 
@@ -452,26 +564,6 @@ impl Restore for Restorer {
             fs.tell_forgotten();
         }
     }
-}
-
-/// Inodes are known in a new session.
-struct Claimed {
-    fs: Weak<RemoteFs>,
-    inos: Vec<Ino>,
-}
-
-impl Waiter for Claimed {
-    fn answer(&self, outcome: Outcome, _leased: u8) {
-        let (Some(fs), Outcome::Count { count: stamp }) = (self.fs.upgrade(), outcome) else { return };
-        let mut tables = fs.tables.lock();
-        for ino in &self.inos {
-            if let Some(node) = tables.nodes.get_mut(ino) {
-                node.stamp = node.stamp.max(stamp);
-            }
-        }
-    }
-
-    fn fail(&self, _errno: Errno) {}
 }
 
 /// Inodes that were made without an answer are known in a new session.
@@ -507,7 +599,9 @@ impl Waiter for Regained {
                 errno,
                 "an open file or a lock on it is lost: using the file fails now"
             );
-            fs.tables.lock().lose(self.ino);
+            let (ino, locks) = (self.ino, fs.tables.lock().lose(self.ino));
+            locks.into_iter().for_each(|lock| fs.tell(Op::Unlock { ino, lock }));
+            fs.link.fail_unsent(ino);
         }
     }
 

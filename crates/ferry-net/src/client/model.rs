@@ -1,13 +1,14 @@
 //! What this client knows of inodes on which it has write leases, and what its own changes make of that: it decides them alone.
 //!
-//! * M1: a change is decided as [`ferry_fs::LocalFs`] decides it, with the same attributes, times and errors; `tests` hold the two against
+//! * MODEL-1: a change is decided as [`ferry_fs::LocalFs`] decides it, with the same attributes, times and errors; `tests` hold the two against
 //!   each other. Where what is known does not suffice, nothing is decided ([`Not`]), and nothing is changed.
-//! * M2: `blocks` and access times are estimates: both change at the server without a change of the protocol.
+//! * MODEL-2: `blocks` and access times are estimates: both change at the server without a change of the protocol.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ferry_fs::{Attr, Ino, NAME_MAX, RenameFlags, SYMLINK_MAX, SetAttr, SetTime, Timestamp};
+use ferry_fs::posix::{self, is_dir};
+use ferry_fs::{Attr, Ino, RenameFlags, SYMLINK_MAX, SetAttr, Timestamp};
 
 use super::contents::Contents;
 use crate::message::{self, Known, Op, Outcome, Purpose, Who};
@@ -164,73 +165,35 @@ impl Made {
 
 type Decided = Result<Made, Not>;
 
-fn is_dir(mode: u32) -> bool {
-    mode & libc::S_IFMT == libc::S_IFDIR
-}
-
-/// What a write by somebody who is not privileged takes away.
-fn kill_suidgid(mode: &mut u32) {
-    if is_dir(*mode) {
-        return;
-    }
-    *mode &= !libc::S_ISUID;
-    if *mode & libc::S_IXGRP != 0 {
-        *mode &= !libc::S_ISGID;
-    }
-}
-
 fn blocks_of(size: u64) -> u64 {
     size.div_ceil(BLOCK) * (BLOCK / SECTOR)
 }
 
 impl Held {
     fn set_attributes(&mut self, set: &SetAttr, at: Timestamp) {
-        let resolve = |time: SetTime| match time {
-            SetTime::Now => at,
-            SetTime::At(time) => time,
-        };
-        let attr = &mut self.attr;
-        if set.kill_suidgid || set.uid.is_some() || set.gid.is_some() {
-            kill_suidgid(&mut attr.mode);
-        }
-        attr.uid = set.uid.unwrap_or(attr.uid);
-        attr.gid = set.gid.unwrap_or(attr.gid);
-        if let Some(mode) = set.mode {
-            attr.mode = attr.mode & libc::S_IFMT | mode & 0o7777;
-        }
-        if let Some(size) = set.size {
-            attr.size = size;
-            attr.blocks = attr.blocks.min(blocks_of(size));
-            attr.mtime = at;
-        }
-        attr.atime = set.atime.map_or(attr.atime, resolve);
-        attr.mtime = set.mtime.map_or(attr.mtime, resolve);
         // A size and a mode are set one after the other, the second without the kernel's own time.
-        let own = set.ctime.filter(|_| set.size.is_none() || set.mode.is_none());
-        attr.ctime = own.unwrap_or(at);
+        let ctime = set.ctime.filter(|_| set.size.is_none() || set.mode.is_none());
+        posix::set_attributes(&mut self.attr, &SetAttr { ctime, ..*set }, at);
+        if let Some(size) = set.size {
+            self.attr.size = size;
+            self.attr.blocks = self.attr.blocks.min(blocks_of(size));
+        }
     }
 
     /// The directory has so many entries and subdirectories more.
     fn count(&mut self, entries: i64, subdirectories: i64, at: Timestamp) {
-        self.attr.size = self.attr.size.saturating_add_signed(entries);
-        self.attr.nlink = self.attr.nlink.saturating_add_signed(subdirectories as i32);
-        (self.attr.mtime, self.attr.ctime) = (at, at);
+        posix::count_entries(&mut self.attr, entries, subdirectories as i32, at);
     }
 
     /// It loses a name.
     fn drop_name(&mut self, at: Timestamp) {
-        self.attr.ctime = at;
-        self.attr.nlink = if is_dir(self.attr.mode) { 0 } else { self.attr.nlink.saturating_sub(1) };
+        posix::drop_link(&mut self.attr, at);
     }
 
     /// Whether its name may go, when it is replaced by a directory or removed as one.
     fn removable(&self, as_dir: bool) -> Result<(), Not> {
-        match (as_dir, is_dir(self.attr.mode)) {
-            (false, true) => Err(Not::Possible(libc::EISDIR)),
-            (true, false) => Err(Not::Possible(libc::ENOTDIR)),
-            (true, true) if self.attr.size > 0 => Err(Not::Possible(libc::ENOTEMPTY)),
-            _ => Ok(()),
-        }
+        let allowed = posix::check_removable(self.attr.mode, self.attr.size, as_dir);
+        allowed.map_err(|errno| Not::Possible(errno.0))
     }
 }
 
@@ -491,11 +454,7 @@ impl Model {
         if !is_dir(held.attr.mode) || held.attr.nlink == 0 {
             return Err(Not::Known);
         }
-        if name.is_empty()
-            || name.len() > NAME_MAX
-            || matches!(name, b"." | b"..")
-            || name.iter().any(|byte| matches!(byte, 0 | b'/'))
-        {
+        if posix::check_name(name).is_err() {
             return Err(Not::Known);
         }
         match held.names.get(name) {
@@ -523,12 +482,8 @@ impl Model {
             return Err(Not::Known);
         }
         let directory = is_dir(new.mode);
-        let mut mode = new.mode;
-        let mut gid = who.gid;
-        if dir.attr.mode & libc::S_ISGID != 0 {
-            gid = dir.attr.gid;
-            mode |= if directory { libc::S_ISGID } else { 0 };
-        }
+        let above = (dir.attr.mode, dir.attr.gid);
+        let (mut mode, gid) = posix::inherit_group(above, (new.mode, who.gid));
         if new.target.is_none() {
             mode &= !(who.umask & 0o777);
         }
@@ -536,7 +491,7 @@ impl Model {
         let attr = Attr {
             ino,
             mode,
-            nlink: if directory { 2 } else { 1 },
+            nlink: posix::first_links(mode),
             uid: who.uid,
             gid,
             rdev: new.rdev,
@@ -602,7 +557,8 @@ impl Model {
     ) -> Decided {
         self.all_held(&[parent, new_parent])?;
         let (from, to) = (self.find(parent, name)?, self.find(new_parent, new_name)?);
-        if flags.exchange && flags.no_replace {
+        // What a whiteout makes at the old name the server numbers.
+        if flags.exchange && flags.no_replace || flags.whiteout {
             return Err(Not::Known);
         }
         let source = from.ok_or(Not::Possible(libc::ENOENT))?;
@@ -690,7 +646,7 @@ impl Model {
         (*offset, *append) = (start, false);
         let attr = &mut held.attr;
         if kill {
-            kill_suidgid(&mut attr.mode);
+            attr.mode = posix::without_set_ids(attr.mode);
         }
         attr.size = attr.size.max(end);
         let written = (end.div_ceil(BLOCK) - start / BLOCK) * (BLOCK / SECTOR);

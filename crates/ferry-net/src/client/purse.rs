@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use ferry_fs::{Aside, Ino};
+use ferry_fs::Ino;
 
 use super::cache::Moment;
-use crate::message::Op;
+use crate::message::{Cost, Op};
 
 /// More numbers are asked for when there are fewer than these.
 const NUMBERS_LOW: u64 = 2048;
@@ -22,35 +22,6 @@ const BYTES_LEAST: u64 = 64 << 10;
 const INODES_LEAST: u64 = 4;
 /// and is not asked again for so long.
 const REFUSED_TIME: Duration = Duration::from_secs(1);
-
-/// What a change takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Price {
-    pub(super) bytes: u64,
-    pub(super) inodes: u64,
-    /// It makes an inode.
-    pub(super) number: bool,
-}
-
-impl Price {
-    /// Of a change, if it is made.
-    pub(super) fn of(op: &Op) -> Self {
-        let made = |bytes| Self { bytes, inodes: 1, number: true };
-        match op {
-            Op::Mknod { .. } | Op::Mkdir { .. } | Op::Create { .. } => made(0),
-            Op::Symlink { target, .. } => made(Aside::of_target(target.len())),
-            Op::Link { .. } | Op::Rename { .. } => Self { inodes: 1, ..Self::default() },
-            Op::Write { data, .. } => Self { bytes: Aside::of_write(data.len()), ..Self::default() },
-            Op::Setattr { set, .. } if set.size.is_some() => {
-                Self { bytes: Aside::of_write(0), ..Self::default() }
-            }
-            Op::Open { flags, .. } if flags & libc::O_TRUNC != 0 => {
-                Self { bytes: Aside::of_write(0), ..Self::default() }
-            }
-            _ => Self::default(),
-        }
-    }
-}
 
 /// What is left.
 #[derive(Debug, Default)]
@@ -80,12 +51,12 @@ pub(super) struct Purse {
 
 impl Purse {
     /// Whether it suffices.
-    pub(super) fn has(&self, price: Price) -> bool {
-        self.open && self.has_space(price) && (!price.number || self.left > 0)
+    pub(super) fn has(&self, cost: Cost) -> bool {
+        self.open && self.has_space(cost) && (!cost.number || self.left > 0)
     }
 
-    fn has_space(&self, price: Price) -> bool {
-        self.bytes >= price.bytes && self.inodes >= price.inodes
+    fn has_space(&self, cost: Cost) -> bool {
+        self.bytes >= cost.bytes && self.inodes >= cost.inodes
     }
 
     /// The number of the next inode that is made.
@@ -94,10 +65,10 @@ impl Purse {
     }
 
     /// Pays; there is enough. `fresh`: the number is taken.
-    pub(super) fn pay(&mut self, price: Price, fresh: bool) {
-        self.bytes -= price.bytes;
-        self.inodes -= price.inodes;
-        self.paid |= price.bytes > 0 || price.inodes > 0;
+    pub(super) fn pay(&mut self, cost: Cost, fresh: bool) {
+        self.bytes -= cost.bytes;
+        self.inodes -= cost.inodes;
+        self.paid |= cost.bytes > 0 || cost.inodes > 0;
         if fresh && let Some(range) = self.numbers.front_mut() {
             range.start += 1;
             self.left -= 1;
@@ -108,7 +79,7 @@ impl Purse {
     }
 
     /// Asking makes no sense.
-    fn is_refused(&self, now: Moment) -> bool {
+    pub(super) fn is_refused(&self, now: Moment) -> bool {
         self.refused.is_some_and(|at| now.since(at) < REFUSED_TIME)
     }
 
@@ -124,21 +95,21 @@ impl Purse {
         let (bytes, inodes) = amount(self.level);
         let low = self.bytes < enough(bytes) || self.inodes < enough(inodes);
         if low && !std::mem::replace(&mut self.asked_space, true) {
-            ops.push(self.space(Price::default(), now));
+            ops.push(self.space(Cost::NOTHING, now));
         }
         ops
     }
 
     /// What to ask for a change; `None`: there is none to be had.
-    pub(super) fn lacks(&mut self, price: Price, now: Moment) -> Option<Op> {
+    pub(super) fn lacks(&mut self, cost: Cost, now: Moment) -> Option<Op> {
         if self.is_refused(now) {
             return None;
         }
-        let number = price.number && self.left == 0;
-        Some(if number { Op::Numbers {} } else { self.space(price, now) })
+        let number = cost.number && self.left == 0;
+        Some(if number { Op::Numbers {} } else { self.space(cost, now) })
     }
 
-    fn space(&mut self, price: Price, now: Moment) -> Op {
+    fn space(&mut self, cost: Cost, now: Moment) -> Op {
         if !self.short && self.given.is_some_and(|at| now.since(at) < LASTS) {
             self.level = LEVEL_MAX.min(self.level + 1);
         }
@@ -150,8 +121,8 @@ impl Purse {
             more.max(needed.saturating_sub(has))
         };
         Op::Credit {
-            bytes: lacking(self.bytes, bytes, price.bytes),
-            inodes: lacking(self.inodes, inodes, price.inodes),
+            bytes: lacking(self.bytes, bytes, cost.bytes),
+            inodes: lacking(self.inodes, inodes, cost.inodes),
         }
     }
 
@@ -221,6 +192,16 @@ impl Purse {
         self.kept()
     }
 
+    /// Somebody else needs it: nothing is kept, and nothing asked for, for a while. Nothing while more is asked for, as above.
+    pub(super) fn spare_all(&mut self, now: Moment) -> Option<Op> {
+        self.refused = Some(now);
+        if self.asking > 0 || (self.bytes, self.inodes) == (0, 0) {
+            return None;
+        }
+        (self.level, self.bytes, self.inodes) = (0, 0, 0);
+        self.kept()
+    }
+
     /// What is left; `None`: the server has not been asked for anything.
     pub(super) fn kept(&self) -> Option<Op> {
         let asked = self.open || self.asking > 0;
@@ -269,7 +250,7 @@ mod tests {
             assert_eq!(asked(&mut purse, at(now)), None, "once");
             assert_eq!(purse.spare(), None, "something is asked for");
             purse.take_space((bytes, inodes), (bytes, inodes), at(now));
-            let all = Price { bytes: purse.bytes, inodes: purse.inodes, number: false };
+            let all = Cost { bytes: purse.bytes, inodes: purse.inodes, number: false };
             purse.pay(all, false);
             now += 100;
         }
@@ -278,7 +259,7 @@ mod tests {
         assert_eq!(purse.spare(), None, "it was given just now");
         let mut last = (bytes, inodes);
         for _ in 0..LEVEL_MAX + 3 {
-            purse.pay(Price { bytes: 4096, ..Price::default() }, false);
+            purse.pay(Cost { bytes: 4096, ..Cost::NOTHING }, false);
             if let Some(Op::Spare { bytes, inodes }) = purse.spare() {
                 assert!(bytes < last.0 && inodes < last.1 && bytes > 0);
                 last = (bytes, inodes);
@@ -293,14 +274,14 @@ mod tests {
     #[test]
     fn a_server_that_has_less_is_asked_for_less() {
         let mut purse = Purse::default();
-        let write = Price { bytes: 16 << 10, ..Price::default() };
+        let write = Cost { bytes: 16 << 10, ..Cost::NOTHING };
         let first = asked(&mut purse, at(0)).expect("it may have as much");
         purse.take_space(first, (200 << 10, 16), at(0));
         assert!(purse.has(write));
         assert_eq!(asked(&mut purse, at(1)), Some(amount(0)), "no more than before");
         purse.take_space(first, (8 << 10, 0), at(1));
         assert_eq!(asked(&mut purse, at(500)), None, "it has none");
-        purse.pay(Price { bytes: purse.bytes, ..Price::default() }, false);
+        purse.pay(Cost { bytes: purse.bytes, ..Cost::NOTHING }, false);
         assert!(!purse.has(write) && purse.lacks(write, at(500)).is_none());
         assert!(purse.lacks(write, at(1001)).is_some(), "it may have some now");
     }
@@ -310,7 +291,7 @@ mod tests {
         let mut purse = Purse::default();
         purse.take_numbers(10, 2);
         purse.take_numbers(50, 1);
-        let make = Price { number: true, ..Price::default() };
+        let make = Cost { number: true, ..Cost::NOTHING };
         for ino in [10, 11, 50] {
             assert!(purse.has(make));
             assert_eq!(purse.number(), Some(ino));
@@ -324,7 +305,7 @@ mod tests {
     fn what_there_is_enough_of_is_not_asked_for() {
         const MOST: (u64, u64) = (128 << 20, 8192);
         let mut purse = Purse::default();
-        let inode = Price { inodes: 1, ..Price::default() };
+        let inode = Cost { inodes: 1, ..Cost::NOTHING };
         for now in 0..100_000 {
             let ask = purse.wants(at(now / 10)).into_iter().find(|op| matches!(op, Op::Credit { .. }));
             if let Some(Op::Credit { bytes, inodes }) = ask {
@@ -340,8 +321,8 @@ mod tests {
     fn what_is_not_asked_for_after_all_keeps_nothing_from_going_back() {
         let mut purse = Purse::default();
         purse.take_numbers(10, 1);
-        let price = Price { bytes: 1, inodes: 1, number: false };
-        let asks = |purse: &mut Purse| purse.lacks(price, at(0)).expect("there may be some");
+        let cost = Cost { bytes: 1, inodes: 1, number: false };
+        let asks = |purse: &mut Purse| purse.lacks(cost, at(0)).expect("there may be some");
         let given = (BYTES_FIRST, INODES_FIRST);
         asks(&mut purse);
         purse.take_space(given, given, at(0));

@@ -1,7 +1,7 @@
 //! After a crash of the server: which of the kept changes are made again, and how.
 //!
-//! * X1: a change is made again only behind all that came before it of the same inodes: what builds on something that is lost is lost, too.
-//! * X2: what is not durable was seen by nobody else, and nobody else has changed anything on top of it.
+//! * REPLAY-1: a change is made again only behind all that came before it of the same inodes: what builds on something that is lost is lost, too.
+//! * REPLAY-2: what is not durable was seen by nobody else, and nobody else has changed anything on top of it.
 //!
 //! What the mark covers is there, with all names and inodes; contents may be missing nevertheless, so writes are made again whether it covers
 //! them or not, and with them the changes of attributes that came behind. That comes to the same however often it is done: writes have
@@ -19,14 +19,17 @@ use super::losses::Loss;
 use super::tables::Tables;
 use super::waiting::Nobody;
 use crate::codec::List;
-use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Numbers, Op, Outcome};
+use crate::message::{BATCH_MAX, Claim, Effect, Forgotten, Known, Numbers, Op, Outcome};
 
 /// What is to be done.
 pub(super) struct Plan {
     /// Numbers under which inodes are made again, or have been made without an answer.
     pub(super) numbers: Vec<(Numbers, Vec<Ino>)>,
-    /// Inodes that are known again for it.
+    /// Inodes that are known again for it, and that the kernel does not know.
     pub(super) claims: Vec<Claim>,
+    /// Inodes that changes touch which are not durable: they are claimed before anything of it is made, so that what loses its last name
+    /// there stays for those who know it.
+    pub(super) needed: HashSet<Ino>,
     /// In their order, with the files opened for them.
     pub(super) steps: Vec<Step>,
     /// To be closed at the end.
@@ -52,25 +55,16 @@ pub(super) enum Step {
     Change(Box<KeptChange>),
 }
 
-/// It changes what a file holds.
-fn writes(change: &KeptChange) -> bool {
-    match &change.op {
-        Op::Write { .. } | Op::Open { .. } | Op::Fallocate { .. } | Op::Copy { .. } => true,
-        Op::Setattr { set, .. } => set.size.is_some(),
-        _ => false,
-    }
-}
-
-fn makes(op: &Op) -> bool {
-    matches!(op, Op::Mknod { .. } | Op::Mkdir { .. } | Op::Symlink { .. } | Op::Create { .. })
-}
-
 impl Plan {
     pub(super) fn new(redo: Redo, tables: &mut Tables) -> Self {
         let Redo { changes, mark, durable, older, overflow, claims, numbers, made: made_before } = redo;
         let mut plan = Self {
             numbers: Vec::new(),
             claims,
+            needed: changes
+                .iter()
+                .flat_map(|change| change.touched.iter().copied().chain(change.op.info().inodes()))
+                .collect(),
             steps: Vec::new(),
             opened: Vec::new(),
             forgotten: Vec::new(),
@@ -98,7 +92,7 @@ impl Plan {
         let gone: HashSet<Ino> = changes
             .iter()
             .filter(|change| change.seq <= mark)
-            .filter(|change| matches!(change.op, Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. }))
+            .filter(|change| change.op.info().naming.takes_names())
             .flat_map(|change| change.touched.iter().copied())
             .collect();
         let (again, mut made) = plan.choose(changes, (mark, durable));
@@ -127,7 +121,7 @@ impl Plan {
     fn lose(&mut self, change: KeptChange) {
         self.losses.push(Loss::of(&change.op, change.file.or(change.touched.first().copied())));
         self.broken.extend(&change.touched);
-        if makes(&change.op) {
+        if change.op.info().makes.is_named_inode() {
             self.unmade.extend(change.split().1);
             self.unmade.insert(change.number());
         }
@@ -144,12 +138,12 @@ impl Plan {
         let mut written = HashSet::new();
         for change in changes {
             let sets = matches!(change.op, Op::Setattr { .. });
-            let content = writes(&change);
+            let content = change.op.info().effect == Effect::Contents;
             let ino = change.touched.first().copied();
             let behind_a_write = sets && ino.is_some_and(|ino| written.contains(&ino));
             if change.seq <= durable || change.seq <= mark && !content && !behind_a_write {
                 match &change.op {
-                    op if change.unanswered && makes(op) => made.push(change.number()),
+                    op if change.unanswered && op.info().makes.is_named_inode() => made.push(change.number()),
                     Op::Link { ino, .. } if change.unanswered => self.unnamed.push(*ino),
                     _ => {}
                 }
@@ -174,8 +168,7 @@ impl Plan {
 
     /// Opens each file that is written, or that programs have open, before the first change that touches it: it may lose its name.
     fn order(&mut self, again: Vec<KeptChange>, gone: &HashSet<Ino>, tables: &mut Tables) {
-        let written =
-            again.iter().filter(|change| matches!(change.op, Op::Write { .. } | Op::Fallocate { .. }));
+        let written = again.iter().filter(|change| change.op.info().to.is_some());
         let mut wanted: HashSet<Ino> = written.filter_map(|change| change.file).collect();
         wanted.extend(tables.handles.values().filter(|handle| !handle.lost).map(|handle| handle.ino));
         let mut files: HashMap<Ino, u64> = HashMap::new();
@@ -190,7 +183,7 @@ impl Plan {
                     fh
                 });
             }
-            let makes = makes(&change.op);
+            let makes = change.op.info().makes.is_named_inode();
             change.op = again_op(change.op, change.file.and_then(|ino| files.get(&ino).copied()));
             if makes {
                 self.steps.push(Step::Change(Box::new(change)));
@@ -239,12 +232,9 @@ pub(super) fn forget(inos: &[Ino]) -> impl Iterator<Item = Op> {
 /// A change as it is sent again.
 pub(super) fn pending(fs: &Weak<RemoteFs>, change: KeptChange) -> Pending {
     let KeptChange { who, op, promised, touched, file, quiet, unanswered, .. } = change;
-    let fh = match &op {
-        Op::Write { fh, .. } | Op::Fallocate { fh, .. } => Some(*fh),
-        _ => None,
-    };
+    let fh = op.info().to;
     let named = match &op {
-        op if makes(op) => promised.map(|promised| promised.ino),
+        op if op.info().makes.is_named_inode() => promised.map(|promised| promised.ino),
         Op::Link { ino, .. } => Some(*ino),
         _ => None,
     };

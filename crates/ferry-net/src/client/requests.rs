@@ -1,6 +1,7 @@
 //! The file system as a transport sees it: each request as a message, and each answer as a reply.
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use ferry_fs::*;
@@ -9,7 +10,7 @@ use serde_json::Value;
 use super::cache::View;
 use super::link::Pending;
 use super::moving::Moving;
-use super::tables::{Dir, Handle};
+use super::tables::Tables;
 use super::waiting::{Finish, Keep, Waiting};
 use super::{RemoteFs, model, who};
 use crate::message::{IO_MAX, Known, LEASED, LEASED_FOUND, Name, Op, Outcome, Purpose, Who};
@@ -129,7 +130,7 @@ fn created(name: Option<(Ino, Vec<u8>)>, fh: u64, flags: i32) -> Finish {
             if let Some((parent, name)) = &name {
                 tables.name(ino, *parent, name);
             }
-            tables.handles.insert(fh, Handle { ino, flags, lost: false });
+            tables.add_handle(fh, ino, flags);
             drop(tables);
             let entry = if known.stamp == 0 { shown(fs, known.attr, None) } else { entry(Some(&known)) };
             Ok(Reply::Created(entry, opened(fh)))
@@ -139,12 +140,27 @@ fn created(name: Option<(Ino, Vec<u8>)>, fh: u64, flags: i32) -> Finish {
 }
 
 impl RemoteFs {
-    pub(super) fn usable(&self, fh: u64) -> Result<(), Errno> {
-        match self.tables.lock().handles.get(&fh) {
-            Some(handle) if handle.lost => Err(Errno(libc::EIO)),
-            Some(_) => Ok(()),
-            None => Err(Errno(libc::EBADF)),
-        }
+    /// What an open file was opened with, if it can be used.
+    pub(super) fn usable(&self, fh: u64) -> Result<i32, Errno> {
+        self.tables.lock().usable(fh)
+    }
+
+    /// Nothing is changed on top of what was lost before the program was told.
+    pub(super) fn writable(&self, fh: u64) -> Result<(), Errno> {
+        self.tables.lock().writable(fh)
+    }
+
+    /// A file handle is opened: the kernel asks for an inode by its number, or for what is above a directory. Neither is a name.
+    fn look_up_handle(&self, cx: &Cx<'_>, ino: Ino, name: &[u8]) -> Answer<Entry> {
+        let finish: Finish = Box::new(|fs, outcome| match outcome {
+            Outcome::Entry { known: Some(known) } => {
+                fs.tables.lock().learn(&known);
+                Ok(Reply::Entry(entry(Some(&known))))
+            }
+            Outcome::Entry { known: None } => Ok(Reply::Entry(entry(None))),
+            other => Err(unfit(other)),
+        });
+        self.send(cx, Op::Lookup { parent: ino, name: name.into() }, finish)
     }
 
     /// A name was looked up.
@@ -154,11 +170,17 @@ impl RemoteFs {
         }
     }
 
-    /// Makes one inode durable.
-    fn sync_one(&self, cx: &Cx<'_>, ino: Ino, op: Op) -> Answer<()> {
+    /// Makes something durable; then the descriptor is told of what was lost.
+    fn sync_one(
+        &self,
+        cx: &Cx<'_>,
+        op: Op,
+        tell: impl Fn(&Tables) -> Result<(), Errno> + Send + Sync + 'static,
+    ) -> Answer<()> {
         let finish: Finish = Box::new(move |fs, outcome| {
             let reply = done(outcome)?;
-            if fs.tables.lock().take_damage(Some(ino)) { Err(Errno(libc::EIO)) } else { Ok(reply) }
+            tell(&fs.tables.lock())?;
+            Ok(reply)
         });
         self.send(cx, op, finish)
     }
@@ -284,6 +306,9 @@ impl Filesystem for RemoteFs {
     }
 
     fn lookup(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        if matches!(name, b"." | b"..") {
+            return self.look_up_handle(cx, parent, name);
+        }
         match self.cache.lookup(parent, name) {
             Some(None) => return Ok(entry(None)),
             Some(Some(attr)) if self.tables.lock().learn_again(attr.ino) => {
@@ -343,7 +368,15 @@ impl Filesystem for RemoteFs {
         self.send_and_keep(cx, Op::Getattr { ino }, finish, keep)
     }
 
+    fn loses_privileges(&self, ino: Ino) -> bool {
+        let set_ids = |attr: Attr| attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+        self.cache.attr(ino).is_none_or(|(attr, _)| set_ids(attr))
+    }
+
     fn setattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
+        if let Some(fh) = fh.filter(|_| set.size.is_some()) {
+            self.writable(fh)?;
+        }
         self.change(cx, Op::Setattr { ino, fh, set: *set }, Box::new(|_, outcome| attributes(outcome)))
     }
 
@@ -408,36 +441,41 @@ impl Filesystem for RemoteFs {
     }
 
     fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened> {
-        let fh = self.tables.lock().fresh_fh();
+        let flags = flags | self.open_flags;
+        let fh = self.tables.lock().open_fh()?;
         let finish: Finish = Box::new(move |fs, outcome| {
             done(outcome)?;
-            fs.tables.lock().handles.insert(fh, Handle { ino, flags, lost: false });
+            fs.tables.lock().add_handle(fh, ino, flags);
             Ok(Reply::Opened(opened(fh)))
         });
         self.change(cx, Op::Open { ino, fh, flags, kill_suidgid }, finish)
     }
 
     fn create(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
-        let fh = self.tables.lock().fresh_fh();
+        let flags = flags | self.open_flags;
+        let fh = self.tables.lock().open_fh()?;
         let op = Op::Create { parent, name: name.into(), mode, flags, fh };
         self.change(cx, op, created(Some((parent, name.into())), fh, flags))
     }
 
     fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
-        let fh = self.tables.lock().fresh_fh();
-        self.send(cx, Op::Tmpfile { parent, mode, flags, fh }, created(None, fh, flags))
+        let flags = flags | self.open_flags;
+        let fh = self.tables.lock().open_fh()?;
+        self.change(cx, Op::Tmpfile { parent, mode, flags, fh }, created(None, fh, flags))
     }
 
     fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
-        self.usable(fh)?;
-        if let Some(len) = self.cache.read(ino, offset, out) {
+        let quiet = self.usable(fh)? & libc::O_NOATIME != 0;
+        if let Some(len) = self.cache.read(ino, offset, out, quiet) {
             return Ok(len);
         }
         let most = out.len().min(IO_MAX);
         let kept = if offset == 0 { self.cache.before_reading(ino) } else { None };
         let Some((size, sight)) = kept else {
             let finish: Finish = Box::new(move |fs, outcome| {
-                fs.cache.was_read(ino);
+                if !quiet {
+                    fs.cache.was_read(ino);
+                }
                 data(outcome, most)
             });
             return self.send(cx, Op::Read { fh, offset, size: most as u32 }, finish);
@@ -450,13 +488,21 @@ impl Filesystem for RemoteFs {
             }
         });
         let finish: Finish = Box::new(move |fs, outcome| {
-            fs.cache.was_read(ino);
+            if !quiet {
+                fs.cache.was_read(ino);
+            }
             data(outcome, asked).map(|reply| cut_off(reply, most))
         });
         self.send_and_keep(cx, Op::Read { fh, offset, size: asked as u32 }, finish, keep)
     }
 
     fn read_pages(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        if let Some(node) = self.tables.lock().nodes.get_mut(&ino) {
+            node.is_mapped = true;
+        }
+        self.some_mapped.store(true, Ordering::SeqCst);
+        // Either the read that follows sees a write, or who has written sees that the file is mapped.
+        fence(Ordering::SeqCst);
         if self.cache.map(ino) {
             return self.read(cx, ino, fh, offset, out);
         }
@@ -471,6 +517,11 @@ impl Filesystem for RemoteFs {
         self.send(cx, Op::Read { fh, offset, size: most as u32 }, finish)
     }
 
+    fn keeps_pages(&self, ino: Ino, _fh: u64) -> bool {
+        self.some_mapped.load(Ordering::SeqCst)
+            && self.tables.lock().nodes.get(&ino).is_some_and(|node| node.is_mapped)
+    }
+
     fn write(
         &self,
         cx: &Cx,
@@ -481,7 +532,7 @@ impl Filesystem for RemoteFs {
         append: bool,
         kill_suidgid: bool,
     ) -> Answer<u64> {
-        self.usable(fh)?;
+        self.writable(fh)?;
         if data.len() > IO_MAX {
             return Err(Errno(libc::EINVAL).into());
         }
@@ -489,26 +540,35 @@ impl Filesystem for RemoteFs {
         self.change(cx, op, Box::new(|_, outcome| count(outcome)))
     }
 
-    fn flush(&self, cx: &Cx, ino: Ino, _fh: u64, lock_owner: u64) -> Answer<()> {
-        if !self.tables.lock().has_locks(ino, lock_owner) {
-            return Ok(());
+    fn flush(&self, cx: &Cx, ino: Ino, fh: u64, lock_owner: u64) -> Answer<()> {
+        let (has_locks, usable) = {
+            let tables = self.tables.lock();
+            let whole = tables.tell_of_loss(fh);
+            (tables.has_locks(ino, lock_owner), tables.usable(fh).and(whole))
+        };
+        if !has_locks {
+            return Ok(usable?);
         }
         let lock = FileLock { end: u64::MAX, kind: libc::F_UNLCK, owner: lock_owner, ..FileLock::default() };
-        self.unlock(cx, ino, lock)
+        if let Err(errno) = usable {
+            self.give_back_lock(ino, lock);
+            return Err(errno.into());
+        }
+        self.unlock(cx, ino, fh, lock)
     }
 
     fn release(&self, _cx: &Cx, _ino: Ino, fh: u64) {
         self.release_handle(fh);
     }
 
-    fn fsync(&self, cx: &Cx, ino: Ino, fh: u64, data_only: bool) -> Answer<()> {
+    fn fsync(&self, cx: &Cx, _ino: Ino, fh: u64, data_only: bool) -> Answer<()> {
         self.usable(fh)?;
-        self.sync_one(cx, ino, Op::Fsync { fh, data_only })
+        self.sync_one(cx, Op::Fsync { fh, data_only }, move |tables| tables.tell_of_loss(fh))
     }
 
     fn fallocate(&self, cx: &Cx, _ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
-        self.usable(fh)?;
-        self.send(cx, Op::Fallocate { fh, mode, offset, len }, Box::new(|_, outcome| done(outcome)))
+        self.writable(fh)?;
+        self.change(cx, Op::Fallocate { fh, mode, offset, len }, Box::new(|_, outcome| done(outcome)))
     }
 
     fn lseek(&self, cx: &Cx, _ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {
@@ -528,20 +588,20 @@ impl Filesystem for RemoteFs {
         len: u64,
     ) -> Answer<u64> {
         self.usable(fh_in)?;
-        self.usable(fh_out)?;
+        self.writable(fh_out)?;
         let left = self.cache.attr(ino_in).map(|(attr, _)| attr.size.saturating_sub(off_in));
         if left.is_some_and(|left| left.min(len) <= COPY_MIN) {
             return Err(Errno(libc::EOPNOTSUPP).into());
         }
         let len = len.min(COPY_MAX);
         let op = Op::Copy { fh_in, off_in, fh_out, off_out, len };
-        self.send(cx, op, Box::new(|_, outcome| count(outcome)))
+        self.change(cx, op, Box::new(|_, outcome| count(outcome)))
     }
 
-    fn opendir(&self, _cx: &Cx, _ino: Ino) -> Answer<Opened> {
+    fn opendir(&self, _cx: &Cx, ino: Ino) -> Answer<Opened> {
         let mut tables = self.tables.lock();
         let fh = tables.fresh_fh();
-        tables.dirs.insert(fh, Dir::default());
+        tables.add_dir(fh, ino);
         Ok(Opened { fh, ..Opened::default() })
     }
 
@@ -569,11 +629,11 @@ impl Filesystem for RemoteFs {
     }
 
     fn releasedir(&self, _cx: &Cx, _ino: Ino, fh: u64) {
-        self.tables.lock().dirs.remove(&fh);
+        self.tables.lock().remove_dir(fh);
     }
 
-    fn fsyncdir(&self, cx: &Cx, ino: Ino, _fh: u64, data_only: bool) -> Answer<()> {
-        self.sync_one(cx, ino, Op::Fsyncdir { ino, data_only })
+    fn fsyncdir(&self, cx: &Cx, ino: Ino, fh: u64, data_only: bool) -> Answer<()> {
+        self.sync_one(cx, Op::Fsyncdir { ino, data_only }, move |tables| tables.tell_of_loss_in(ino, fh))
     }
 
     fn statfs(&self, cx: &Cx) -> Answer<Statfs> {
@@ -586,7 +646,7 @@ impl Filesystem for RemoteFs {
 
     fn setxattr(&self, cx: &Cx, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Answer<()> {
         let op = Op::Setxattr { ino, name: name.into(), value: value.into(), flags };
-        self.send(cx, op, Box::new(|_, outcome| done(outcome)))
+        self.change(cx, op, Box::new(|_, outcome| done(outcome)))
     }
 
     fn getxattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
@@ -605,7 +665,7 @@ impl Filesystem for RemoteFs {
     }
 
     fn removexattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<()> {
-        self.send(cx, Op::Removexattr { ino, name: name.into() }, Box::new(|_, outcome| done(outcome)))
+        self.change(cx, Op::Removexattr { ino, name: name.into() }, Box::new(|_, outcome| done(outcome)))
     }
 
     fn getlk(&self, cx: &Cx, ino: Ino, _fh: u64, lock: &FileLock) -> Answer<FileLock> {
@@ -614,7 +674,7 @@ impl Filesystem for RemoteFs {
 
     fn setlk(&self, cx: &Cx, ino: Ino, fh: u64, lock: &FileLock, wait: bool) -> Answer<()> {
         if lock.kind == libc::F_UNLCK {
-            self.unlock(cx, ino, *lock)
+            self.unlock(cx, ino, fh, *lock)
         } else {
             self.lock(cx, ino, fh, *lock, wait)
         }
@@ -633,7 +693,8 @@ impl Filesystem for RemoteFs {
             ioctl::SYNC => {
                 let finish: Finish = Box::new(move |fs, outcome| {
                     let bytes = data(outcome, 0)?;
-                    if fs.tables.lock().take_damage(None) { Err(Errno(libc::EIO)) } else { Ok(bytes) }
+                    fs.tables.lock().tell_of_any_loss()?;
+                    Ok(bytes)
                 });
                 self.send(cx, Op::Sync {}, finish)
             }

@@ -1,12 +1,13 @@
 //! What a client remembers of its session, so that it can have another one: inodes that its kernel knows, open files, locks.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use ferry_fs::{FileLock, Ino, ROOT};
+use ferry_fs::{Errno, ErrorCursor, ErrorSequence, FileLock, Ino, ROOT};
 
 use super::Parked;
-use crate::message::{Forgotten, Known, Name, Op};
+use super::cache::rename_all;
+use crate::message::{Effect, Forgotten, Known, Makes, Name, OPEN_MAX, Op, WINDOW_OPS};
 use crate::server::set_range;
 
 /// Inodes that walks have brought, and that the kernel has not asked for, at most.
@@ -23,20 +24,29 @@ pub(super) struct Node {
     pub(super) ticket: Option<u128>,
     /// Promised changes whose answers will name it.
     pub(super) expected: u32,
+    /// The kernel has read pages of it: somebody has mapped it.
+    pub(super) is_mapped: bool,
 }
 
 /// An open file.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Handle {
     pub(super) ino: Ino,
     pub(super) flags: i32,
     /// A lock on it, or the file itself, did not outlive a session: everything but closing fails.
     pub(super) lost: bool,
+    /// Which losses of the file's changes it was told of by fsync or close.
+    told: ErrorCursor,
+    /// Those that came before it was opened: what it writes does not build on what was lost.
+    opened: ErrorCursor,
 }
 
 /// An open directory.
 #[derive(Debug, Default)]
 pub(super) struct Dir {
+    ino: Ino,
+    /// Which losses of the directory's changes it was told of.
+    told: ErrorCursor,
     /// Where `names` begin.
     pub(super) cookie: u64,
     /// Names that the server has sent and the kernel has not had yet.
@@ -67,14 +77,21 @@ pub(super) struct Tables {
     pub(super) names: HashMap<Ino, (Ino, Vec<u8>)>,
     pub(super) handles: HashMap<u64, Handle>,
     pub(super) dirs: HashMap<u64, Dir>,
-    pub(super) locks: HashMap<Ino, Vec<FileLock>>,
+    /// By the open file through which each was taken. No lock outlives that: a process that closes it, or ends, gives its `fcntl` locks
+    /// back first. A lock of an open file description is given back by nothing else.
+    pub(super) locks: HashMap<Ino, BTreeMap<u64, Vec<FileLock>>>,
     /// Inodes that a walk has brought: the first lookup of each is counted, though the kernel has not made it yet. Oldest first.
     ahead: HashSet<Ino>,
     aged: VecDeque<Ino>,
     /// Owners of whom it is not known what the server did for them, and what they ask for meanwhile.
     unsettled: HashMap<Owner, Vec<Parked>>,
-    /// Inodes that may have lost changes, which nobody was told yet.
-    damaged: HashSet<Ino>,
+    /// Losses of changes, by inode: told to each descriptor.
+    losses: HashMap<Ino, ErrorSequence>,
+    /// All of them: told to who syncs the mount.
+    any_loss: ErrorSequence,
+    told_of_any: ErrorCursor,
+    /// Files of which something is lost, and which nobody has tried to rename since.
+    broken: HashSet<Ino>,
     next_fh: u64,
 }
 
@@ -83,6 +100,16 @@ impl Tables {
     pub(super) fn fresh_fh(&mut self) -> u64 {
         self.next_fh += 1;
         self.next_fh
+    }
+
+    /// The same for a file that a program opens, if there is room for one more at the server.
+    pub(super) fn open_fh(&mut self) -> Result<u64, Errno> {
+        // Those that are being opened are not in the table yet.
+        if self.handles.len() + WINDOW_OPS >= OPEN_MAX {
+            Err(Errno(libc::ENFILE))
+        } else {
+            Ok(self.fresh_fh())
+        }
     }
 
     /// An answer has named an inode, and the kernel is told. One without a stamp is of a promised change, and counted before.
@@ -148,13 +175,7 @@ impl Tables {
 
     /// The kernel has renamed what it knew by the first name, whatever that is.
     pub(super) fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), exchange: bool) {
-        for (dir, name) in self.names.values_mut() {
-            if (*dir, &**name) == from {
-                (*dir, *name) = (to.0, to.1.into());
-            } else if exchange && (*dir, &**name) == to {
-                (*dir, *name) = (from.0, from.1.into());
-            }
-        }
+        rename_all(self.names.values_mut().map(|(dir, name)| (dir, name)), from, to, exchange);
     }
 
     /// A promised change names an inode to the kernel; its answer is yet to come.
@@ -190,6 +211,7 @@ impl Tables {
             return None;
         }
         self.names.remove(&ino);
+        self.broken.remove(&ino);
         self.nodes.remove(&ino)
     }
 
@@ -210,53 +232,196 @@ impl Tables {
         self.forget(ino, 0)
     }
 
-    /// Changes of these are lost.
-    pub(super) fn damage(&mut self, inos: &[Ino]) {
-        self.damaged.extend(inos);
+    /// An open file has this number from now on.
+    pub(super) fn add_handle(&mut self, fh: u64, ino: Ino, flags: i32) {
+        let losses = self.losses.get(&ino);
+        let told = losses.map(ErrorSequence::sample).unwrap_or_default();
+        let opened = losses.map(ErrorSequence::end).unwrap_or_default();
+        self.handles.insert(fh, Handle { ino, flags, lost: false, told, opened });
     }
 
-    /// Whether changes of the inode (`None`: of any) may have been lost of which nobody was told; whoever asks tells.
-    pub(super) fn take_damage(&mut self, ino: Option<Ino>) -> bool {
-        match ino {
-            Some(ino) => self.damaged.remove(&ino),
-            None => !std::mem::take(&mut self.damaged).is_empty(),
+    /// The file is closed. Gives the locks that end with it.
+    pub(super) fn remove_handle(&mut self, fh: u64) -> Option<(Ino, Vec<FileLock>)> {
+        let ino = self.handles.remove(&fh)?.ino;
+        self.forget_losses(ino);
+        let through = self.locks.get_mut(&ino)?;
+        let locks = through.remove(&fh)?;
+        if through.is_empty() {
+            self.locks.remove(&ino);
         }
+        Some((ino, locks))
+    }
+
+    /// An open directory has this number from now on.
+    pub(super) fn add_dir(&mut self, fh: u64, ino: Ino) {
+        let told = self.losses.get(&ino).map(ErrorSequence::sample).unwrap_or_default();
+        self.dirs.insert(fh, Dir { ino, told, ..Dir::default() });
+    }
+
+    /// The directory is closed.
+    pub(super) fn remove_dir(&mut self, fh: u64) {
+        if let Some(dir) = self.dirs.remove(&fh) {
+            self.forget_losses(dir.ino);
+        }
+    }
+
+    /// What was told, and nobody has open any more, need not be remembered.
+    fn forget_losses(&mut self, ino: Ino) {
+        let is_open = |tables: &Self| {
+            tables.handles.values().any(|handle| handle.ino == ino)
+                || tables.dirs.values().any(|dir| dir.ino == ino)
+        };
+        if self.losses.get(&ino).is_some_and(ErrorSequence::is_told) && !is_open(self) {
+            self.losses.remove(&ino);
+        }
+    }
+
+    /// Changes of these are lost.
+    pub(super) fn damage(&mut self, inos: impl IntoIterator<Item = Ino>) {
+        for ino in inos {
+            self.losses.entry(ino).or_default().add(Errno(libc::EIO));
+            self.any_loss.add(Errno(libc::EIO));
+        }
+    }
+
+    /// Fails if changes of the file may have been lost of which this descriptor was not told; that is told now.
+    pub(super) fn tell_of_loss(&self, fh: u64) -> Result<(), Errno> {
+        let told = self.handles.get(&fh).and_then(|handle| self.losses.get(&handle.ino)?.tell(&handle.told));
+        told.map_or(Ok(()), Err)
+    }
+
+    /// The same of a directory.
+    pub(super) fn tell_of_loss_in(&self, ino: Ino, fh: u64) -> Result<(), Errno> {
+        let Some(losses) = self.losses.get(&ino) else { return Ok(()) };
+        let told = match self.dirs.get(&fh) {
+            Some(dir) => losses.tell(&dir.told),
+            None => losses.tell(&losses.sample()),
+        };
+        told.map_or(Ok(()), Err)
+    }
+
+    /// The same of any changes at all, to whoever syncs the mount.
+    pub(super) fn tell_of_any_loss(&self) -> Result<(), Errno> {
+        self.any_loss.tell(&self.told_of_any).map_or(Ok(()), Err)
+    }
+
+    /// What a descriptor was opened with, if it can be used.
+    pub(super) fn usable(&self, fh: u64) -> Result<i32, Errno> {
+        match self.handles.get(&fh) {
+            Some(handle) if handle.lost => Err(Errno(libc::EIO)),
+            Some(handle) => Ok(handle.flags),
+            None => Err(Errno(libc::EBADF)),
+        }
+    }
+
+    /// Whether it may be written to: not before its program was told of what was lost while it had the file open.
+    pub(super) fn writable(&self, fh: u64) -> Result<(), Errno> {
+        self.usable(fh)?;
+        let untold = |handle: &Handle| {
+            let losses = self.losses.get(&handle.ino)?;
+            losses.untold(&handle.told).and(losses.untold(&handle.opened))
+        };
+        self.handles.get(&fh).and_then(untold).map_or(Ok(()), Err)
     }
 
     /// Changes are lost, of nobody knows what.
     pub(super) fn damage_open_files(&mut self) {
-        self.damaged.extend(self.handles.values().map(|handle| handle.ino));
+        let open: HashSet<Ino> = self.handles.values().map(|handle| handle.ino).collect();
+        self.damage(open);
+        self.any_loss.add(Errno(libc::EIO));
     }
 
     /// A change that was promised is not made.
     pub(super) fn lost(&mut self, op: &Op, touched: &[Ino]) {
-        match op {
-            Op::Open { fh, flags, .. } | Op::Create { fh, flags, .. } => {
-                if let Some(handle) = self.handles.get_mut(fh) {
-                    handle.lost = true;
-                }
-                if matches!(op, Op::Open { .. }) && flags & libc::O_TRUNC == 0 {
-                    return;
-                }
-            }
-            _ => {}
+        let info = op.info();
+        if let Some(handle) = info.opens.and_then(|fh| self.handles.get_mut(&fh)) {
+            handle.lost = true;
         }
-        self.damaged.extend(touched);
+        if info.effect == Effect::Nothing {
+            return;
+        }
+        self.damage(touched.iter().copied());
+        self.breaks(op, touched);
     }
 
-    /// A lock was taken or given back.
-    pub(super) fn set_lock(&mut self, ino: Ino, lock: &FileLock) {
-        let locks = self.locks.entry(ino).or_default();
-        set_range(locks, lock);
-        if locks.is_empty() {
+    /// A change that was promised is lost: the files that it has changed, or made, get no other name before a program was told. Directories
+    /// do.
+    fn breaks(&mut self, op: &Op, touched: &[Ino]) {
+        let info = op.info();
+        let dirs: Vec<Ino> = info.directories().collect();
+        if !dirs.is_empty() && info.makes != Makes::File {
+            return;
+        }
+        self.broken.extend(touched.iter().filter(|ino| !dirs.contains(ino)));
+    }
+
+    /// Whether a change would be made on top of what is lost: through a file that was open then, by a program that was not told, or as a new
+    /// name of it. The new name is refused once: whoever tries again knows.
+    pub(super) fn refuses(&mut self, op: &Op, files: &[(u64, Ino)]) -> bool {
+        let named = if let Op::Setattr { fh, .. } = op { *fh } else { None };
+        let is_always_made = op.info().is_always_made;
+        if !is_always_made
+            && files.iter().map(|(fh, _)| *fh).chain(named).any(|fh| self.writable(fh).is_err())
+        {
+            return true;
+        }
+        let ino = match op {
+            _ if self.broken.is_empty() => None,
+            Op::Link { ino, .. } => Some(*ino),
+            Op::Rename { parent, name, .. } => {
+                let is_named = |ino: &&Ino| {
+                    self.names.get(ino).is_some_and(|(dir, known)| dir == parent && known == name)
+                };
+                self.broken.iter().find(is_named).copied()
+            }
+            _ => None,
+        };
+        ino.is_some_and(|ino| self.broken.remove(&ino))
+    }
+
+    /// A lock was taken through an open file. All that its owner has of the file goes with that one from now on: an owner that comes through
+    /// several is a process, and closing any of them ends all. So there are no more locks here than at the server, where those that touch
+    /// become one. If the open file is gone, nothing would give the lock back, so nobody has it.
+    pub(super) fn set_lock(&mut self, ino: Ino, fh: u64, lock: &FileLock) {
+        if !self.handles.contains_key(&fh) {
+            return self.remove_lock(ino, lock);
+        }
+        let through = self.locks.entry(ino).or_default();
+        let mut own = Vec::new();
+        through.retain(|_, locks| {
+            own.extend(locks.extract_if(.., |l| l.owner == lock.owner && l.flock == lock.flock));
+            !locks.is_empty()
+        });
+        set_range(&mut own, lock);
+        through.entry(fh).or_default().append(&mut own);
+    }
+
+    /// A lock was given back, through whatever open file it was taken.
+    pub(super) fn remove_lock(&mut self, ino: Ino, lock: &FileLock) {
+        let unlock = FileLock { kind: libc::F_UNLCK, ..*lock };
+        let Some(through) = self.locks.get_mut(&ino) else { return };
+        through.retain(|_, locks| {
+            set_range(locks, &unlock);
+            !locks.is_empty()
+        });
+        if through.is_empty() {
             self.locks.remove(&ino);
         }
     }
 
+    /// All locks on a file.
+    fn locks_on(&self, ino: Ino) -> impl Iterator<Item = &FileLock> {
+        self.locks.get(&ino).into_iter().flat_map(BTreeMap::values).flatten()
+    }
+
+    /// All locks.
+    pub(super) fn all_locks(&self) -> impl Iterator<Item = (Ino, FileLock)> {
+        self.locks.keys().flat_map(|ino| self.locks_on(*ino).map(|lock| (*ino, *lock)))
+    }
+
     /// What the owner of `lock` has of its range.
     pub(super) fn locks_within(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
-        let all = self.locks.get(&ino).into_iter().flatten();
-        let own = all.filter(|l| l.owner == lock.owner && l.flock == lock.flock);
+        let own = self.locks_on(ino).filter(|l| l.owner == lock.owner && l.flock == lock.flock);
         let within = own.filter(|l| l.start <= lock.end && lock.start <= l.end);
         within.map(|l| FileLock { start: l.start.max(lock.start), end: l.end.min(lock.end), ..*l }).collect()
     }
@@ -305,11 +470,41 @@ impl Tables {
 
     /// Whether an owner has `fcntl` locks on a file.
     pub(super) fn has_locks(&self, ino: Ino, owner: u64) -> bool {
-        self.locks.get(&ino).is_some_and(|locks| locks.iter().any(|l| l.owner == owner && !l.flock))
+        self.locks_on(ino).any(|l| l.owner == owner && !l.flock)
     }
 
-    /// Open files of this inode can be used no more.
-    pub(super) fn lose(&mut self, ino: Ino) {
+    /// Open files of this inode can be used no more. Gives the locks on it, which are lost, too.
+    pub(super) fn lose(&mut self, ino: Ino) -> Vec<FileLock> {
         self.handles.values_mut().filter(|h| h.ino == ino).for_each(|h| h.lost = true);
+        self.locks.remove(&ino).unwrap_or_default().into_values().flatten().collect()
+    }
+
+    /// The session has ended at a server that goes on: others may have had its locks since. Gives the files that had any.
+    pub(super) fn lose_locked(&mut self) -> Vec<Ino> {
+        let locked: Vec<Ino> = self.locks.keys().copied().collect();
+        for ino in &locked {
+            self.lose(*ino);
+        }
+        locked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_of_one_owner_that_touch_are_one_through_whatever_file() {
+        let mut tables = Tables::default();
+        [1, 2].iter().for_each(|fh| tables.add_handle(*fh, 5, libc::O_RDWR));
+        let byte = |at| FileLock { start: at, end: at, kind: libc::F_WRLCK, owner: 7, ..FileLock::default() };
+        for at in 0..100 {
+            tables.set_lock(5, 1 + at % 2, &byte(at));
+        }
+        assert_eq!(tables.all_locks().collect::<Vec<_>>(), [(5, FileLock { start: 0, ..byte(99) })]);
+        tables.set_lock(5, 1, &FileLock { owner: 8, ..byte(200) });
+        assert_eq!(tables.remove_handle(1), Some((5, vec![FileLock { owner: 8, ..byte(200) }])));
+        assert_eq!(tables.remove_handle(2).map(|(_, locks)| locks.len()), Some(1));
+        assert_eq!(tables.all_locks().count(), 0);
     }
 }

@@ -1,11 +1,11 @@
 //! Somebody goes through a tree: what is next is asked for ahead of it.
 //!
-//! * T1: a thread walks when it has listed [`WALKS_FROM`] directories more, each named by a listing that it had before. One that lists a single
+//! * CLIENT-WALK-1: a thread walks when it has listed [`WALKS_FROM`] directories more, each named by a listing that it had before. One that lists a single
 //!   directory, or several that have nothing to do with each other, costs nothing.
-//! * T2: what is asked for is what the walk comes to next: directories in the order of the listings, each before what stands behind it. Only as
+//! * CLIENT-WALK-2: what is asked for is what the walk comes to next: directories in the order of the listings, each before what stands behind it. Only as
 //!   much as [`AHEAD_ENTRIES`], each once, in [`UNDER_WAY_MAX`] requests at a time; and only what such a walk needs ([`Purpose`]).
-//! * T3: nobody waits for what is under way: who comes there first asks as if there were no walk.
-//! * T4: this lock comes before that of the cache.
+//! * CLIENT-WALK-3: nobody waits for what is under way: who comes there first asks as if there were no walk.
+//! * CLIENT-WALK-4: this lock comes before that of the cache.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
-    Answer, Attr, Complete, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, InProcess, Ino, Interrupt,
-    Park, Promise, ROOT, Reply, SYMLINK_MAX, Stop, XATTR_SIZE_MAX,
+    Answer, Attr, Complete, Cx, DirEntry, EarlyAck, Entry, Errno, FileLock, InProcess, Ino, Interrupt, Park,
+    ROOT, Reply, SYMLINK_MAX, SessionStore, Stop, XATTR_SIZE_MAX,
 };
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -18,7 +18,8 @@ use super::requests::Asked;
 use super::session::{Applied, Open, Session};
 use crate::codec::List;
 use crate::message::{
-    BATCH_MAX, Claim, IO_MAX, Known, LEASED, LISTING_MAX, Made, Name, Numbers, Op, Outcome, Who,
+    BATCH_MAX, Claim, IO_MAX, Info, Known, LEASED, LISTING_MAX, Made, Makes, Name, Naming, Numbers, Op,
+    Outcome, Who, opens_for_writing,
 };
 
 /// The largest offset of a file, and of an entry in a directory.
@@ -30,13 +31,20 @@ type Done = Result<Outcome, Errno>;
 /// Takes an answer, now or later, and what the client may keep of it.
 pub(super) type Told = Box<dyn FnOnce(Outcome, u8) + Send>;
 
-/// Says that a client was given an inode, to a server that has forgotten it.
-pub(super) fn ticket(key: &[u8; 16], path: &[u8], ino: Ino) -> u128 {
+/// Says that a client was given an inode, to a server that has forgotten it; and that it was found in `dir`, which is 0 if it is a directory.
+fn ticket(key: &[u8; 16], path: &[u8], ino: Ino, dir: Ino) -> u128 {
     let mut hasher = SipHasher24::new_with_key(key);
     hasher.write(b"ferry ticket\0");
     hasher.write_u64(ino);
+    hasher.write_u64(dir);
     hasher.write(path);
-    hasher.finish128().as_u128()
+    u128::from(dir) << 64 | u128::from(hasher.finish128().h1)
+}
+
+/// In which directory an inode was found, if the ticket is good.
+fn found_in(key: &[u8; 16], path: &[u8], claim: &Claim) -> Option<Ino> {
+    let dir = (claim.ticket >> 64) as Ino;
+    (claim.ticket == ticket(key, path, claim.ino, dir)).then_some(dir)
 }
 
 /// An operation of one session, on its way.
@@ -45,9 +53,9 @@ pub(super) struct Applying<'a> {
     pub(super) session: &'a Session,
     pub(super) who: Who,
     /// What the client has shown of it already.
-    pub(super) promise: Option<Promise>,
+    pub(super) promise: Option<EarlyAck>,
     /// What it will be told when that is made, and keeps.
-    pub(super) told: Option<Promise>,
+    pub(super) told: Option<EarlyAck>,
 }
 
 impl Core {
@@ -56,7 +64,7 @@ impl Core {
         self: &'a Arc<Self>,
         session: &'a Session,
         who: Who,
-        promise: Option<Promise>,
+        promise: Option<EarlyAck>,
     ) -> Applying<'a> {
         Applying { core: self, session, who, promise, told: None }
     }
@@ -73,13 +81,13 @@ fn numbers_ticket(key: &[u8; 16], path: &[u8], numbers: &Range<Ino>) -> u128 {
 }
 
 impl Applying<'_> {
-    pub(super) fn fs(&self) -> &dyn Filesystem {
+    pub(super) fn fs(&self) -> &dyn SessionStore {
         &*self.core.fs
     }
 
     fn caller(&self) -> InProcess {
         let Who { uid, gid, umask, pid } = self.who;
-        InProcess { uid, gid, umask: umask & 0o777, caller: pid, promise: self.promise.or(self.told) }
+        InProcess { uid, gid, umask: umask & 0o777, caller: pid, ack: self.promise.or(self.told) }
     }
 
     pub(super) fn call<T: FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> Result<T, Errno> {
@@ -91,22 +99,25 @@ impl Applying<'_> {
     }
 
     fn open(&self, fh: u64) -> Result<Open, Errno> {
-        self.session.handle(fh).ok_or(Errno(libc::EBADF))
+        let open = self.session.handle(fh).ok_or(Errno(libc::EBADF))?;
+        if open.lost { Err(Errno(libc::EIO)) } else { Ok(open) }
     }
 
-    fn optional(&self, fh: Option<u64>) -> Option<u64> {
-        fh.and_then(|fh| self.session.handle(fh)).map(|open| open.fh)
+    fn optional(&self, fh: Option<u64>) -> Result<Option<u64>, Errno> {
+        let known = fh.filter(|fh| self.session.is_open(*fh));
+        known.map(|fh| self.open(fh).map(|open| open.fh)).transpose()
     }
 
     pub(super) fn attr(&self, attr: Attr) -> Attr {
         Attr { ino: self.session.outward(attr.ino), ..attr }
     }
 
-    /// An entry as the client gets it; it then knows the inode.
-    pub(super) fn entry(&self, entry: Entry) -> Outcome {
+    /// An entry of `dir` as the client gets it; it then knows the inode.
+    pub(super) fn entry(&self, dir: Ino, entry: Entry) -> Outcome {
         let known = entry.attr.map(|attr| {
-            let stamp = self.session.learn(self.fs(), attr.ino);
-            let ticket = ticket(&self.core.key, &self.session.path, attr.ino);
+            let dir = if attr.mode & libc::S_IFMT == libc::S_IFDIR { 0 } else { dir };
+            let stamp = self.session.learn(self.fs(), attr.ino, dir);
+            let ticket = ticket(&self.core.key, &self.session.path, attr.ino, dir);
             Known { attr: self.attr(attr), stamp, ticket }
         });
         Outcome::Entry { known }
@@ -115,25 +126,14 @@ impl Applying<'_> {
     /// Makes a change whose turn on `inos` has come. It waits for no other client.
     pub(super) fn change(&self, op: Op, inos: &[Ino]) -> Applied {
         let mut op = op;
-        let harmless = matches!(
-            op,
-            Op::Release { .. }
-                | Op::Forget { .. }
-                | Op::Claim { .. }
-                | Op::Nothing {}
-                | Op::Unlock { .. }
-                | Op::Reclaim { .. }
-                | Op::Numbered { .. }
-                | Op::Redone {}
-                | Op::Spare { .. }
-        ) || matches!(op, Op::Open { flags, .. } if !changes(flags));
-        if self.session.read_only && !harmless {
+        let Info { needs_writable, makes, .. } = op.info();
+        let writes = matches!(op, Op::Write { .. });
+        if self.session.read_only && needs_writable {
             return Applied::failed(Errno(libc::EROFS));
         }
-        let makes_directory = matches!(op, Op::Mkdir { .. });
-        let writes = matches!(op, Op::Write { .. });
         let taken = self.names_taken(&op);
-        let permitted = self.permit(&mut op).and_then(|()| self.promised(&op));
+        let permitted =
+            self.stay_inside(&op).and_then(|()| self.permit(&mut op)).and_then(|()| self.promised(&op));
         let outcome = match permitted.and_then(|()| self.make(op)) {
             Ok(outcome) => outcome,
             Err(errno) => return Applied::failed(errno),
@@ -147,7 +147,7 @@ impl Applying<'_> {
         };
         let made = made.filter(|made| !inos.contains(made));
         let after: Vec<Attr> = inos.iter().copied().chain(made).filter_map(|ino| self.leased(ino)).collect();
-        let empty = makes_directory
+        let empty = makes == Makes::Directory
             && made.is_some_and(|made| after.iter().any(|attr| attr.ino == made) && self.is_empty(made));
         let made = self.told.map(|told| {
             let touched = inos.iter().map(|ino| self.session.outward(*ino)).collect();
@@ -159,9 +159,10 @@ impl Applying<'_> {
     /// What is made under a promise is made under a number that was set aside for this client, and leased to it before anybody can find it.
     fn promised(&self, op: &Op) -> Result<(), Errno> {
         let Some(promise) = self.promise else { return Ok(()) };
+        let makes = op.info().makes.is_inode();
         match promise.ino {
-            None if !makes(op) => Ok(()),
-            Some(ino) if makes(op) && self.session.provisions.use_number(ino) => {
+            None if !makes => Ok(()),
+            Some(ino) if makes && self.session.provisions.use_number(ino) => {
                 if self.core.leases.bear(self.session.number, ino) {
                     Ok(())
                 } else {
@@ -174,11 +175,16 @@ impl Applying<'_> {
 
     /// Makes a change again that was promised to a server that crashed: nobody else changes anything meanwhile, or sees it.
     pub(super) fn redo(&self, op: Op) -> Applied {
+        let mut op = op;
+        // Whoever may not promise makes again what the server has decided, and may no more than then.
+        let permitted = self.core.applying(self.session, self.who, None).permit(&mut op);
+        let makes = op.info().makes.is_inode();
         let made = match self.promise.and_then(|promise| promise.ino) {
+            _ if let Err(errno) = permitted => Err(errno),
             _ if self.session.read_only => Err(Errno(libc::EROFS)),
-            Some(ino) if !makes(&op) || !self.session.provisions.is_old(ino) => Err(Errno(libc::EINVAL)),
-            None if makes(&op) => Err(Errno(libc::EINVAL)),
-            _ => self.make_again(op),
+            Some(ino) if !makes || !self.session.provisions.is_old(ino) => Err(Errno(libc::EINVAL)),
+            None if makes => Err(Errno(libc::EINVAL)),
+            _ => self.stay_inside(&op).and_then(|()| self.make_again(op)),
         };
         let outcome = made.unwrap_or_else(|Errno(errno)| Outcome::Failed { errno });
         Applied::alone(outcome)
@@ -186,21 +192,19 @@ impl Applying<'_> {
 
     /// What is there already, for no mark says so of changes that came before the session had one, is made.
     fn make_again(&self, op: Op) -> Done {
-        let named = match &op {
-            Op::Link { ino, parent, name } => Some((*parent, name.clone(), self.ino(*ino).ok())),
-            Op::Mknod { parent, name, .. }
-            | Op::Mkdir { parent, name, .. }
-            | Op::Symlink { parent, name, .. } => {
-                Some((*parent, name.clone(), self.promise.and_then(|promise| promise.ino)))
-            }
-            _ => None,
+        let info = op.info();
+        let ino = match &op {
+            Op::Link { ino, .. } => self.ino(*ino).ok(),
+            _ => self.promise.and_then(|promise| promise.ino),
         };
-        let removes = matches!(op, Op::Unlink { .. } | Op::Rmdir { .. });
+        let named = info.names().next().filter(|_| info.naming == Naming::Adds);
+        let named = named.map(|(parent, name)| (parent, name.to_vec(), ino));
+        let removes = matches!(info.naming, Naming::Removes | Naming::RemovesDirectory);
         match (self.make_any(op), named) {
             (Err(Errno(libc::EEXIST)), Some((parent, name, ino))) => {
                 let parent = self.ino(parent)?;
                 let found = self.call(|cx| self.fs().lookup(cx, parent, &name))?;
-                let outcome = self.entry(found);
+                let outcome = self.entry(parent, found);
                 match &outcome {
                     Outcome::Entry { known: Some(known) } if self.session.inward(known.attr.ino) == ino => {
                         Ok(outcome)
@@ -230,18 +234,18 @@ impl Applying<'_> {
                 if set.size.is_some_and(|size| size > OFFSET_MAX) {
                     return Err(Errno(libc::EFBIG));
                 }
-                let (ino, fh) = (self.ino(ino)?, self.optional(fh));
+                let (ino, fh) = (self.ino(ino)?, self.optional(fh)?);
                 let (attr, _) = self.call(|cx| fs.setattr(cx, ino, fh, &set))?;
                 Ok(Outcome::Attributes { attr: self.attr(attr) })
             }
             Op::Mknod { parent, name, mode, rdev } => {
                 let parent = self.ino(parent)?;
                 let mode = mode & (libc::S_IFMT | PERMISSIONS);
-                Ok(self.entry(self.call(|cx| fs.mknod(cx, parent, &name, mode, rdev))?))
+                Ok(self.entry(parent, self.call(|cx| fs.mknod(cx, parent, &name, mode, rdev))?))
             }
             Op::Mkdir { parent, name, mode } => {
                 let parent = self.ino(parent)?;
-                Ok(self.entry(self.call(|cx| fs.mkdir(cx, parent, &name, mode & PERMISSIONS))?))
+                Ok(self.entry(parent, self.call(|cx| fs.mkdir(cx, parent, &name, mode & PERMISSIONS))?))
             }
             Op::Symlink { parent, name, target } => {
                 if target.is_empty() || target.contains(&0) {
@@ -251,13 +255,13 @@ impl Applying<'_> {
                     return Err(Errno(libc::ENAMETOOLONG));
                 }
                 let parent = self.ino(parent)?;
-                Ok(self.entry(self.call(|cx| fs.symlink(cx, parent, &name, &target))?))
+                Ok(self.entry(parent, self.call(|cx| fs.symlink(cx, parent, &name, &target))?))
             }
             Op::Link { ino, parent, name } => {
                 let (ino, parent) = (self.ino(ino)?, self.ino(parent)?);
                 let nameless = self.attr_now(ino)?.nlink == 0;
                 let linked = self.call(|cx| fs.link(cx, ino, parent, &name))?;
-                let outcome = self.entry(linked);
+                let outcome = self.entry(parent, linked);
                 if nameless {
                     self.publish(ino)?;
                 }
@@ -273,7 +277,11 @@ impl Applying<'_> {
             }
             Op::Rename { parent, name, new_parent, new_name, flags } => {
                 let (parent, new_parent) = (self.ino(parent)?, self.ino(new_parent)?);
-                self.done(|cx| fs.rename(cx, parent, &name, new_parent, &new_name, flags))
+                let renamed = self.done(|cx| fs.rename(cx, parent, &name, new_parent, &new_name, flags));
+                if parent != new_parent {
+                    self.core.moved();
+                }
+                renamed
             }
             Op::Setxattr { ino, name, value, flags } => {
                 if value.len() > XATTR_SIZE_MAX {
@@ -287,12 +295,19 @@ impl Applying<'_> {
                 self.done(|cx| fs.removexattr(cx, ino, &name))
             }
             Op::Unlock { ino, lock } => {
-                self.core.locks.give_back(self.session.id, self.ino(ino)?, &lock);
+                self.core.locks.give_back(self.session.id, self.ino(ino)?, &lock)?;
                 Ok(Outcome::Done {})
             }
             Op::Reclaim { ino, lock } => {
+                let ino = self.ino(ino)?;
+                let before = self.session.had_locks();
+                if before {
+                    self.session.enter_locker(fs);
+                }
                 let _leave = self.session.may_lock(None).ok_or(Errno(libc::EIO))?;
-                self.core.locks.take(self.session.id, self.ino(ino)?, &lock)?;
+                let reclaimed = self.core.locks.reclaim(self.session.id, before, (ino, &lock));
+                // What its client has sent before it hears of that is not made either.
+                reclaimed.inspect_err(|_| self.session.lose(ino))?;
                 Ok(Outcome::Done {})
             }
             Op::Forget { inodes } => {
@@ -339,13 +354,15 @@ impl Applying<'_> {
                 let parent = self.ino(parent)?;
                 // It was promised that this makes the file.
                 let flags = if self.promise.is_some() { flags | libc::O_EXCL } else { flags };
-                self.made(fh, flags, |cx| {
+                self.made(parent, fh, flags, |cx| {
                     fs.create(cx, parent, &name, mode & PERMISSIONS | libc::S_IFREG, flags)
                 })
             }
             Op::Tmpfile { parent, mode, flags, fh } => {
                 let parent = self.ino(parent)?;
-                self.made(fh, flags, |cx| fs.tmpfile(cx, parent, mode & PERMISSIONS | libc::S_IFREG, flags))
+                self.made(parent, fh, flags, |cx| {
+                    fs.tmpfile(cx, parent, mode & PERMISSIONS | libc::S_IFREG, flags)
+                })
             }
             Op::Write { fh, offset, data, append, kill_suidgid } => {
                 let open = self.open_for_writing(fh)?;
@@ -394,6 +411,7 @@ impl Applying<'_> {
 
     fn made(
         &self,
+        dir: Ino,
         fh: u64,
         flags: i32,
         request: impl FnOnce(&Cx<'_>) -> Answer<(Entry, ferry_fs::Opened)>,
@@ -403,7 +421,7 @@ impl Applying<'_> {
         }
         let (entry, opened) = self.call(request)?;
         let attr = entry.attr.ok_or(Errno(libc::EIO))?;
-        let outcome = self.entry(entry);
+        let outcome = self.entry(dir, entry);
         self.enter(fh, opened_as(attr.ino, opened.fh, flags))?;
         Ok(outcome)
     }
@@ -422,18 +440,29 @@ impl Applying<'_> {
         if inodes.0.len() > BATCH_MAX {
             return Err(Errno(libc::EINVAL));
         }
-        let mut stamp = 0;
-        for claim in inodes.0.iter().filter(|c| c.ino != ROOT) {
-            if claim.ticket != ticket(&self.core.key, &self.session.path, claim.ino) {
-                return Err(Errno(libc::EPERM));
-            }
-            if let Some(newer) = self.find_again(claim.ino) {
-                stamp = newer;
+        let found_in = |claim: &Claim| {
+            let dir = found_in(&self.core.key, &self.session.path, claim).ok_or(Errno(libc::EPERM))?;
+            Ok((claim.ino, dir))
+        };
+        let claims = inodes.0.iter().filter(|claim| claim.ino != ROOT);
+        let claims = claims.map(found_in).collect::<Result<Vec<(Ino, Ino)>, Errno>>()?;
+        let mut found = Vec::with_capacity(claims.len());
+        for (ino, dir) in claims {
+            if let Ok(Some(attr)) = self.call(|cx| self.fs().lookup(cx, ino, b".")).map(|entry| entry.attr) {
+                self.session.found_in(attr.ino, dir);
+                if self.core.is_inside(self.session, attr.ino) {
+                    found.push(attr.ino);
+                } else {
+                    let stamp = self.session.learn(self.fs(), attr.ino, dir);
+                    self.session.forget(self.fs(), attr.ino, stamp);
+                }
             } else if *self.session.redoing() {
-                self.session.provisions.add_missing(claim.ino);
+                self.session.provisions.add_missing(ino);
             }
         }
-        Ok(Outcome::Count { count: stamp })
+        // All with one stamp: none with the stamp of an answer to something else that is on its way.
+        let now = self.core.env.clock.monotonic();
+        Ok(Outcome::Count { count: self.session.learn_again(self.fs(), &found, now) })
     }
 
     /// These numbers were given to the client before the server crashed. What it has made under them is its own.
@@ -450,9 +479,9 @@ impl Applying<'_> {
         }
         let (mut claims, mut newest) = (Vec::new(), 0);
         for ino in made.0.iter().filter(|ino| range.contains(ino)) {
-            if let Some(stamp) = self.find_again(*ino) {
+            if let Some(stamp) = self.find_again(*ino, 0) {
                 newest = stamp;
-                let ticket = ticket(&self.core.key, &self.session.path, *ino);
+                let ticket = ticket(&self.core.key, &self.session.path, *ino, 0);
                 claims.push(Claim { ino: *ino, ticket });
             }
         }
@@ -472,10 +501,16 @@ impl Applying<'_> {
         }
     }
 
-    /// The client knows an inode again, if it is there; gives the stamp.
-    fn find_again(&self, ino: Ino) -> Option<u64> {
+    /// The client knows an inode again that it had found in `dir`, if it is there, within its walls; gives the stamp.
+    fn find_again(&self, ino: Ino, dir: Ino) -> Option<u64> {
         let entry = self.call(|cx| self.fs().lookup(cx, ino, b".")).ok()?;
-        Some(self.session.learn(self.fs(), entry.attr?.ino))
+        let ino = entry.attr?.ino;
+        let stamp = self.session.learn(self.fs(), ino, dir);
+        if self.core.is_inside(self.session, ino) {
+            return Some(stamp);
+        }
+        self.session.forget(self.fs(), ino, stamp);
+        None
     }
 
     /// Answers a request, now or when what it waits for has come; unless others have promised something that it would not see.
@@ -483,23 +518,15 @@ impl Applying<'_> {
         let mut op = op;
         let reads = self.reads(&op);
         let behind = reads.filter(|ino| !self.core.leases.is_readable(self.session.number, &[*ino]));
+        let behind = behind.filter(|ino| !self.reads_nothing_promised(&op, *ino));
         if let Some(ino) = behind {
             return Asked::Behind(vec![ino], Box::new(op), told);
         }
-        if let Err(Errno(errno)) = self.permit(&mut op) {
+        if let Err(Errno(errno)) = self.stay_inside(&op).and_then(|()| self.permit(&mut op)) {
             told(Outcome::Failed { errno }, 0);
             return Asked::Answered;
         }
-        let waits = matches!(
-            op,
-            Op::Read { .. }
-                | Op::Fsync { .. }
-                | Op::Fsyncdir { .. }
-                | Op::Sync {}
-                | Op::Stats {}
-                | Op::Lock { .. }
-        );
-        if waits {
+        if op.info().parks {
             self.request_that_waits((epoch, id), op, told);
             return Asked::Answered;
         }
@@ -525,6 +552,9 @@ impl Applying<'_> {
 
     /// Sets space aside for what the client will promise.
     fn credit(&self, epoch: u64, amount: (u64, u64)) -> Done {
+        if !self.session.may_promise() {
+            return Err(Errno(libc::EPERM));
+        }
         let fs = self.fs();
         self.session.enlist(fs, false)?;
         let totals = self.call(|cx| fs.statfs(cx))?;
@@ -570,12 +600,12 @@ impl Applying<'_> {
             }
             Op::Lseek { fh, offset, whence } => {
                 let open = self.open(fh)?;
-                within(offset, 0)?;
+                // A position behind every end (or before the beginning, which the kernel sends as such) is the file system's to refuse.
                 let count = self.call(|cx| fs.lseek(cx, open.ino, open.fh, offset, whence))?;
                 Ok(Outcome::Count { count })
             }
             Op::Readdir { ino, cookie } => self.list(self.ino(ino)?, cookie),
-            Op::Statfs {} => Ok(Outcome::Totals { totals: self.call(|cx| fs.statfs(cx))? }),
+            Op::Statfs {} => Ok(Outcome::Totals { totals: self.core.totals(self.call(|cx| fs.statfs(cx))?) }),
             Op::Getxattr { ino, name } => {
                 let ino = self.ino(ino)?;
                 Ok(Outcome::Data { bytes: self.call(|cx| fs.getxattr(cx, ino, &name))? })
@@ -593,6 +623,7 @@ impl Applying<'_> {
                 self.core.gate.done(self.session.id);
                 Ok(Outcome::Done {})
             }
+            Op::Numbers {} if !self.session.may_promise() => Err(Errno(libc::EPERM)),
             Op::Numbers {} => {
                 self.session.enlist(fs, false)?;
                 let range = self.session.provisions.add_numbers(fs)?;
@@ -655,6 +686,7 @@ impl Applying<'_> {
     }
 
     fn lock(&self, (epoch, id): (u64, u64), what: (Ino, &FileLock, bool), told: Told) {
+        self.session.enter_locker(self.fs());
         let Some(_leave) = self.session.may_lock(Some(epoch)) else {
             return told(Outcome::Failed { errno: libc::EINTR }, 0);
         };
@@ -693,7 +725,7 @@ impl Applying<'_> {
         let complete: Complete = Box::new(move |result| told(outcome(result), 0));
         let parking = Parking(Mutex::new(Some(complete)));
         let Who { uid, gid, umask, pid } = self.who;
-        let cx = Cx { uid, gid, pid, umask, promise: None, park: &parking };
+        let cx = Cx { uid, gid, pid, umask, park: &parking };
         let result = match request(&cx) {
             Ok(answer) => Ok(answer.into()),
             Err(Stop::Errno(errno)) => Err(errno),
@@ -727,21 +759,9 @@ fn outcome(result: Result<Reply, Errno>) -> Outcome {
     }
 }
 
-/// Whether a change makes an inode.
-fn makes(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Mknod { .. } | Op::Mkdir { .. } | Op::Symlink { .. } | Op::Create { .. } | Op::Tmpfile { .. }
-    )
-}
-
 fn opened_as(ino: Ino, fh: u64, flags: i32) -> Open {
     let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
-    Open { ino, fh, writes: changes(flags), reads }
-}
-
-fn changes(flags: i32) -> bool {
-    flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0
+    Open { ino, fh, writes: opens_for_writing(flags), reads, lost: false }
 }
 
 fn within(offset: u64, len: u64) -> Result<(), Errno> {

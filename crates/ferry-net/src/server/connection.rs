@@ -2,31 +2,38 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::ReadHalf;
-use tokio::sync::Semaphore;
-use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::apply::Told;
+use super::door::Stranger;
+use super::panics::answered;
+use super::refusals::{Cause, Refusal};
 use super::requests::Request;
-use super::session::{Change, Line, Room, Session, Violation, one_of};
-use super::{Core, Refusal, Stage};
-use crate::codec::List;
+use super::session::{Change, Line, Room, Session, Violation, one_of, wall};
+use super::{Core, Stage};
 use crate::frame::{self, Frames, Stream};
+use crate::lanes::{self, AsTaken};
 use crate::limits::Peer;
 use crate::message::{
     BATCH_MAX, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS,
     WINDOW_UNIT, Who,
 };
 
+/// The number of a greeting among the messages.
+const HELLO: u8 = 1;
 /// The first message must have come after this time.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
 /// Who says nothing for so long is gone: a client says at least that it is there, more often than that.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// So often it is noted that a client brings something.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 /// The other side has so long to take the last words and to hang up.
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
 /// Requests of a client that wait for locks, or whose late answers are not on their way.
@@ -36,38 +43,42 @@ const PINGS_MAX: usize = 16;
 
 type Messages = Frames<ReadHalf<Box<dyn Stream>>>;
 
-/// Speaks with a client until one of the two goes. `peer` says who it is.
-pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Peer) {
+/// Speaks with a client until one of the two goes. `peer` says who it is, `stranger` that it stands at the door.
+pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Peer, stranger: Option<Stranger>) {
     let (reader, writer) = tokio::io::split(stream);
     let mut messages = Frames::new(reader, HELLO_MAX);
-    let (line, frames) = unbounded_channel();
+    let (line, outgoing) = lanes::line();
     let under_way = Arc::clone(&core.writing);
-    let writing = tokio::spawn(frame::write_all(writer, frames));
-    let ended = match greet(&core, &mut messages, &line, peer).await {
+    let writing = tokio::spawn(async move { lanes::write_all(writer, outgoing, &AsTaken::default()).await });
+    let mut inside = None;
+    let (from, certificate) = (stranger.as_ref().map(|stranger| stranger.from), peer.name.clone());
+    let said = match greet(&core, &mut messages, &line, (peer, from), (stranger, &mut inside)).await {
         Ok((session, epoch)) => {
             let mut connection = Connection::new(&core, &session, epoch, &line);
             messages.set_max(FRAME_MAX);
+            messages.count_in(&session.heard);
             let ended = connection.run(&mut messages).await;
             drop(connection);
             session.disconnect(epoch, core.env.clock.monotonic(), &core.locks);
-            tracing::info!(client = session.name, error = ended.as_ref().err(), "disconnected");
-            ended.map_err(Refusal::Because)
+            session.log_departure(from, ended.as_ref().err().map(String::as_str));
+            ended.err().map(|reason| ToClient::Refused { reason: reason.into_bytes() })
         }
-        Err(refused) => Err(refused),
+        Err(refusal) => {
+            core.refusals.note(&*core.env.clock, (from, certificate.as_deref()), &refusal);
+            let reason = refusal.reason.into_bytes();
+            let is_evicted = refusal.cause == Cause::Evicted;
+            Some(if is_evicted { ToClient::Evicted { reason } } else { ToClient::Refused { reason } })
+        }
     };
-    if let Err(refusal) = ended {
-        let word = match refusal {
-            Refusal::Because(reason) => ToClient::Refused { reason: reason.into_bytes() },
-            Refusal::Evicted => ToClient::Evicted {},
-        };
-        let _gone = line.send((frame::encode(&word), Vec::new()));
+    if let Some(word) = said {
+        line.send_first(frame::encode(&word), Vec::new());
     }
     drop(line);
     // It ends when whoever may still answer has done so, or soon after the other side has stopped to read.
     let _written = writing.await;
     // A connection that is closed with something unread is reset, and the other side may lose the last words.
     let _late = timeout(LAST_WORDS_TIME_MAX, messages.discard()).await;
-    drop(under_way);
+    drop((under_way, inside));
 }
 
 /// Waits for `Hello`, and finds or makes the session.
@@ -75,36 +86,51 @@ async fn greet(
     core: &Arc<Core>,
     messages: &mut Messages,
     line: &Line,
-    peer: Peer,
+    peer: (Peer, Option<SocketAddr>),
+    (stranger, inside): (Option<Stranger>, &mut Option<OwnedSemaphorePermit>),
 ) -> Result<(Arc<Session>, u64), Refusal> {
     let ready = timeout(HELLO_TIME_MAX, messages.ready()).await;
-    let hello = messages.next().filter(|_| matches!(ready, Ok(Ok(true)))).map(crate::codec::decode);
-    let Some(Ok(ToServer::Hello { version, session, path, name, newest })) = hello else {
-        return Err("this is a FerryFS server, and what came was no greeting of a FerryFS client".into());
-    };
-    if version != VERSION {
-        return Err(Refusal::Because(format!(
+    let came = messages.next().filter(|_| matches!(ready, Ok(Ok(true))));
+    let other = came.and_then(version_of).filter(|version| *version != VERSION);
+    if let Some(version) = other {
+        let reason = format!(
             "the client speaks version {version} of the protocol, the server {VERSION}: install the same FerryFS on both"
-        )));
+        );
+        return Err(Refusal::new(Cause::Version, reason));
+    }
+    let Some(Ok(ToServer::Hello { session, path, name, newest, .. })) = came.map(crate::codec::decode) else {
+        let reason = "this is a FerryFS server, and what came was no greeting of a FerryFS client";
+        return Err(Refusal::new(Cause::NoGreeting, reason));
+    };
+    // Not behind this: who enters a session must not be cut off in the middle of it.
+    if let Some(stranger) = stranger {
+        let full = || Refusal::new(Cause::Full, "the server has as many connections as it can take");
+        *inside = Some(stranger.pass().ok_or_else(full)?);
     }
     let name: String = String::from_utf8_lossy(&name).chars().filter(|c| !c.is_control()).take(80).collect();
     let core = Arc::clone(core);
     let line = line.clone();
     let entered =
         tokio::task::spawn_blocking(move || core.enter((session, newest), peer, &path, name, &line)).await;
-    entered.unwrap_or_else(|_| Err("the server stops".into()))
+    entered.unwrap_or_else(|_| Err(Refusal::new(Cause::Server, "the server stops")))
+}
+
+/// The version that a greeting names. It stands at the same place in every version.
+fn version_of(greeting: &[u8]) -> Option<u32> {
+    let (number, rest) = greeting.split_first()?;
+    (*number == HELLO).then(|| rest.first_chunk().map(|version| u32::from_le_bytes(*version)))?
 }
 
 /// A request that is to be answered. If answering it panics, its client hears of an error, and does not wait for ever.
-struct Unanswered(Option<Arc<Session>>, (u64, u64));
+struct Unanswered(Option<(Arc<Core>, Arc<Session>)>, (u64, u64));
 
 impl Unanswered {
-    fn new(session: &Arc<Session>, id: (u64, u64)) -> Self {
-        Self(Some(Arc::clone(session)), id)
+    fn new(core: &Arc<Core>, session: &Arc<Session>, id: (u64, u64)) -> Self {
+        Self(Some((Arc::clone(core), Arc::clone(session))), id)
     }
 
     fn reply(mut self, leased: u8, outcome: Outcome, room: Option<Room>) {
-        if let Some(session) = self.0.take() {
+        if let Some((_, session)) = self.0.take() {
             session.reply(self.1, leased, outcome, room);
         }
     }
@@ -113,9 +139,12 @@ impl Unanswered {
 impl Drop for Unanswered {
     fn drop(&mut self) {
         // Nobody hears it where the session or the server has ended, which is no error.
-        if let Some(session) = self.0.take().filter(|_| std::thread::panicking()) {
+        if let Some((core, session)) = self.0.take().filter(|_| std::thread::panicking()) {
             tracing::error!(client = session.name, "answering a request has panicked");
-            session.reply(self.1, 0, Outcome::Failed { errno: libc::EIO }, None);
+            let reply = |room| session.reply(self.1, 0, Outcome::Failed { errno: libc::EIO }, room);
+            if !core.falls(reply) {
+                reply(None);
+            }
         }
     }
 }
@@ -157,6 +186,8 @@ struct Connection<'a> {
     /// Room for those who wait for locks, and for pings.
     lock_waits: Arc<Semaphore>,
     pings: Arc<Semaphore>,
+    /// When it was noted last that the client brings something, and whether it has since the last ping.
+    progress: (Duration, bool),
 }
 
 impl<'a> Connection<'a> {
@@ -167,7 +198,8 @@ impl<'a> Connection<'a> {
         let (lock_waits, pings) =
             (Arc::new(Semaphore::new(LOCK_WAITS_MAX)), Arc::new(Semaphore::new(PINGS_MAX)));
         let locking = Locking::default();
-        Self { core, session, epoch, line, due, ops, bytes, locking, lock_waits, pings }
+        let progress = (core.env.clock.monotonic(), false);
+        Self { core, session, epoch, line, due, ops, bytes, locking, lock_waits, pings, progress }
     }
 
     /// Takes messages until the connection ends; an error is told to the other side.
@@ -177,23 +209,32 @@ impl<'a> Connection<'a> {
         loop {
             if !messages.is_ready() {
                 self.due.begin();
-            }
-            let ready = tokio::select! {
-                ready = timeout(SILENCE_MAX, messages.ready()) => ready,
-                // Nothing more is taken; what was taken is answered before the end.
-                () = Stage::Draining.reached(&mut stopping) => {
-                    self.due.begin();
-                    Stage::Ended.reached(&mut stopped).await;
-                    return Ok(());
+                let more = tokio::select! {
+                    more = timeout(SILENCE_MAX, messages.more()) => more,
+                    // Nothing more is taken; what was taken is answered before the end.
+                    () = Stage::Draining.reached(&mut stopping) => {
+                        self.due.begin();
+                        Stage::Ended.reached(&mut stopped).await;
+                        return Ok(());
+                    }
+                };
+                match more {
+                    Err(_) => return Err("nothing was heard of the client for a while".into()),
+                    Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                        return Err("the client sent what is no message".into());
+                    }
+                    Ok(Err(_) | Ok(false)) => return Ok(()),
+                    Ok(Ok(true)) => {}
                 }
-            };
-            match ready {
-                Err(_) => return Err("nothing was heard of the client for a while".into()),
-                Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                    return Err("the client sent what is no message".into());
+                if !messages.is_ready() {
+                    // A long message comes slowly.
+                    self.makes_progress();
+                    continue;
                 }
-                Ok(Err(_) | Ok(false)) => return Ok(()),
-                Ok(Ok(true)) => {}
+            } else if Stage::Draining.is_reached(&stopping) {
+                self.due.begin();
+                Stage::Ended.reached(&mut stopped).await;
+                return Ok(());
             }
             let Some(bytes) = messages.next() else { continue };
             let len = bytes.len();
@@ -206,16 +247,35 @@ impl<'a> Connection<'a> {
             };
             match message {
                 ToServer::Bye {} => {
-                    self.core.leave(self.session);
+                    self.end(Core::leave).await;
                     return Ok(());
                 }
-                message => self.take(message, len).await.map_err(|Violation(rule)| {
-                    // Nothing that it says of its session can be believed any more.
-                    self.core.end(self.session);
-                    format!("the client has broken the rules of the protocol: {rule}")
-                })?,
+                message => {
+                    if let Err(Violation(rule)) = self.take(message, len).await {
+                        // Nothing that it says of its session can be believed any more.
+                        self.end(Core::end).await;
+                        return Err(format!("the client has broken the rules of the protocol: {rule}"));
+                    }
+                }
             }
         }
+    }
+
+    /// The client brings what it has to bring, be it slowly. Gives the time.
+    fn makes_progress(&mut self) -> Duration {
+        let now = self.core.env.clock.monotonic();
+        let noted = std::mem::replace(&mut self.progress.1, true);
+        if !noted || now.saturating_sub(self.progress.0) >= PROGRESS_INTERVAL {
+            self.progress.0 = now;
+            self.core.leases.makes_progress(self.session.number);
+        }
+        now
+    }
+
+    /// Ends the session. That may wait for the device.
+    async fn end(&self, how: fn(&Core, &Arc<Session>)) {
+        let (core, session) = (Arc::clone(self.core), Arc::clone(self.session));
+        let _ended = tokio::task::spawn_blocking(move || how(&core, &session)).await;
     }
 
     async fn room(&mut self, op: &Op, message: usize) -> Room {
@@ -238,16 +298,21 @@ impl<'a> Connection<'a> {
     async fn take(&mut self, message: ToServer, len: usize) -> Result<(), Violation> {
         match message {
             ToServer::Hello { .. } | ToServer::Bye {} => Err(Violation("a second greeting")),
-            ToServer::Ping {} => {
-                let (renewed, series) = self.core.leases.renew(self.session.number);
+            ToServer::Ping { number } => {
+                // Who has given leases back behind changes must bring those.
+                let brings = std::mem::take(&mut self.progress.1);
+                let leases = &self.core.leases;
+                let (renewed, series) = if brings || !self.session.owes_changes() {
+                    leases.renew(self.session.number)
+                } else {
+                    (false, leases.fenced_before(self.session.number))
+                };
                 if let Some(room) = one_of(&self.pings) {
                     let durable = self.session.durable();
-                    let names = self.session.take_lost_names();
-                    let gone =
-                        names.chunks(BATCH_MAX).map(|batch| ToClient::Gone { names: List(batch.to_vec()) });
-                    let mut frames = gone.flat_map(|message| frame::encode(&message)).collect::<Vec<u8>>();
-                    frames.extend(frame::encode(&ToClient::Pong { renewed, series, durable }));
-                    let _closed = self.line.send((frames, vec![room]));
+                    let mut frames = self.session.take_lost_names();
+                    let now = wall(&*self.core.env.clock);
+                    frames.extend(frame::encode(&ToClient::Pong { number, renewed, series, durable, now }));
+                    self.line.send_first(frames, vec![room]);
                 }
                 Ok(())
             }
@@ -269,7 +334,7 @@ impl<'a> Connection<'a> {
                     return Err(Violation("a request among the changes"));
                 }
                 let room = self.room(&op, len).await;
-                let came = self.core.env.clock.monotonic();
+                let came = self.makes_progress();
                 let change = Change { seq, series, promised, came, bytes: len, who, op, room };
                 self.due.any |= self.session.push(self.epoch, change, answered, &self.core.leases)?;
                 Ok(())
@@ -298,9 +363,9 @@ impl<'a> Connection<'a> {
         let runtime = core.runtime.clone();
         let run = move || {
             runtime.spawn_blocking(move || {
-                let answer = Unanswered::new(&session, (epoch, id));
+                let answer = Unanswered::new(&core, &session, (epoch, id));
                 let told: Told = Box::new(move |outcome, leased| answer.reply(leased, outcome, Some(room)));
-                core.answer(Request { session, id: (epoch, id), who, op, told });
+                answered(|| core.answer(Request { session, id: (epoch, id), who, op, told }));
             });
         };
         self.session.when_applied(after, Box::new(run));
@@ -314,17 +379,18 @@ impl<'a> Connection<'a> {
         let run = move || {
             runtime.spawn_blocking(move || {
                 drop(room);
-                let answered = Arc::clone(&locking);
-                let answer = Unanswered::new(&session, (epoch, id));
+                let over = Arc::clone(&locking);
+                let answer = Unanswered::new(&core, &session, (epoch, id));
                 let told: Told = Box::new(move |outcome, leased| {
-                    answered.lock().remove(&id);
+                    over.lock().remove(&id);
                     answer.reply(leased, outcome, Some(place));
                 });
                 let is_cancelled = || locking.lock().get(&id) == Some(&true);
                 if is_cancelled() {
                     return told(Outcome::Failed { errno: libc::EINTR }, 0);
                 }
-                core.answer(Request { session: Arc::clone(&session), id: (epoch, id), who, op, told });
+                let request = Request { session: Arc::clone(&session), id: (epoch, id), who, op, told };
+                answered(|| core.answer(request));
                 if is_cancelled() {
                     core.locks.cancel(session.id, Some(id));
                 }

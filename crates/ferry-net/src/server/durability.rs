@@ -1,9 +1,9 @@
 //! What clients have promised becomes durable, and they are told: until then they keep it.
 //!
-//! * D1: only who promises costs anything, and who comes to what another has changed (`fresh`, F3). What is promised is durable after two
+//! * DURABLE-1: only who promises costs anything, and who comes to what another has changed (`fresh`, UNSTABLE-3). What is promised is durable after two
 //!   seconds or so, sooner where it is much.
-//! * D2: a sync covers what was applied before it began. Whoever asks meanwhile gets the next one, together with all who ask.
-//! * D3: it leaves a word on the volume of how far each session is durable, so that a client which has not heard of it makes nothing again
+//! * DURABLE-2: a sync covers what was applied before it began. Whoever asks meanwhile gets the next one, together with all who ask.
+//! * DURABLE-3: it leaves a word on the volume of how far each session is durable, so that a client which has not heard of it makes nothing again
 //!   that others may have changed since.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,14 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferry_fs::{Errno, Ino, Mark};
+use ferry_fs::{Errno, Ino, SessionSeq};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use super::Core;
 use super::leases::SessionId;
 use super::session::Session;
-use crate::message::Op;
 
 /// What is promised is not durable for so long at least, unless somebody asks for it or it is much.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
@@ -119,16 +118,19 @@ impl Core {
     /// Makes everything durable that was applied, and tells the sessions. Waits for the device.
     pub(super) fn sync(&self) -> Result<(), Errno> {
         let _one = self.durability.one.lock();
+        if self.panics.has_fallen() {
+            return Err(Errno(libc::EIO));
+        }
         let now = self.env.clock.monotonic();
-        // What is entered is counted by its session (F2).
+        // What is entered is counted by its session (UNSTABLE-2).
         let entered = self.fresh.note();
-        let sessions: Vec<(Arc<Session>, Mark)> = (self.all().into_iter())
+        let sessions: Vec<(Arc<Session>, SessionSeq)> = (self.all().into_iter())
             .filter_map(|session| {
-                let mark = Mark { session: session.id, seq: session.note(now)? };
+                let mark = SessionSeq { session: session.id, seq: session.note(now)? };
                 Some((session, mark))
             })
             .collect();
-        let upto: Vec<Mark> = sessions.iter().map(|(_, mark)| *mark).collect();
+        let upto: Vec<SessionSeq> = sessions.iter().map(|(_, mark)| *mark).collect();
         self.fs.sync_sessions(&upto)?;
         // Who gets a lease then has heard before what need not be made again.
         sessions.into_iter().for_each(|(session, mark)| session.became_durable(mark.seq));
@@ -157,9 +159,4 @@ impl Core {
         }
         self.others(by).filter_map(|other| other.note_of(ino).map(|seq| (other, seq))).collect()
     }
-}
-
-/// What a promised change adds to what is not durable.
-pub(super) fn bytes(op: &Op) -> usize {
-    if let Op::Write { data, .. } = op { data.len() } else { 0 }
 }

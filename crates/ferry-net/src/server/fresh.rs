@@ -1,11 +1,11 @@
 //! Which inodes have changes that are not durable, and whose these are.
 //!
-//! * F1: what a session decides under a write lease builds on what is durable, and on its own: what others have changed of the inode is made
+//! * UNSTABLE-1: what a session decides under a write lease builds on what is durable, and on its own: what others have changed of the inode is made
 //!   durable before it is told of the lease. So what it promises can be made again after a crash, whether they come back or not; and all that
 //!   it had changed itself before it had the lease it can make again, too.
-//! * F2: a change counts from before it is made until it is durable: while it is being made, and then entered. Before that its session counts
+//! * UNSTABLE-2: a change counts from before it is made until it is durable: while it is being made, and then entered. Before that its session counts
 //!   it as kept, so that a sync which takes it out has told of it. A sync takes out what was entered before it began.
-//! * F3: nobody sees what another has changed, or changes anything on top of it, before that is durable. So what a crash takes away was
+//! * UNSTABLE-3: nobody sees what another has changed, or changes anything on top of it, before that is durable. So what a crash takes away was
 //!   seen by its maker alone, who makes it again: nobody has changed anything since.
 
 use std::collections::HashMap;

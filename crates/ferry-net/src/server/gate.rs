@@ -1,9 +1,10 @@
 //! After a crash: who may have kept something that was promised is waited for, and makes it again, before others see or change anything.
 //!
-//! * G1: as long as the gate is shut, whatever reads waits, and each change but those that are made again, and those that touch no inode.
-//! * G2: it opens when all sessions that had promised anything have said that they are done; those that have not come by the end of the hold
+//! * GRACE-1: as long as the gate is shut, whatever reads waits, and each change but those that are made again, and those that touch no inode.
+//! * GRACE-2: it opens when all sessions that had promised anything have said that they are done; those that have not come by the end of the hold
 //!   are not waited for any longer, and can make nothing again.
-//! * G3: who has come by then has the same time once more. What it has not made again at the end of that is lost, and it is told.
+//! * GRACE-3: who has come by then is waited for as long as it goes on making it again, or the server has something to do for it. Who does nothing
+//!   of that for too long is given up: what it has not made again then is lost, and it is told.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,21 +72,18 @@ impl Gate {
     /// The hold is over: gives those that have not come.
     pub(super) fn give_up_absent(&self) -> Vec<u128> {
         let mut state = self.state.lock();
+        if state.stopped {
+            return Vec::new();
+        }
         let absent = state.awaited.extract_if(|_, come| !*come).map(|(session, _)| session).collect();
         self.open_if_done(state);
         absent
     }
 
-    /// Those that have come and are not done.
+    /// Those that are not done and may be given up: none where the server stops, for they go on at the next one.
     pub(super) fn awaited(&self) -> Vec<u128> {
-        self.state.lock().awaited.keys().copied().collect()
-    }
-
-    /// Opens it, whoever is not done: they make nothing again any more.
-    pub(super) fn open(&self) {
-        let mut state = self.state.lock();
-        state.awaited.clear();
-        self.open_if_done(state);
+        let state = self.state.lock();
+        if state.stopped { Vec::new() } else { state.awaited.keys().copied().collect() }
     }
 
     /// The server stops; `true`: everything that clients had promised to the one before has been made again, or given up.
@@ -137,7 +135,7 @@ mod tests {
         assert!(!gate.come(3), "too late");
         assert!(gate.is_shut() && ran.load(Ordering::SeqCst) == 0);
         assert_eq!(gate.awaited(), [2]);
-        gate.open();
+        gate.done(2);
         gate.wait(run());
         assert!(!gate.is_shut() && ran.load(Ordering::SeqCst) == 2);
         assert!(gate.stop() && !Gate::new(Vec::new()).is_shut());

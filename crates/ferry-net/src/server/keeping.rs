@@ -3,7 +3,7 @@
 use ferry_fs::{Attr, Errno, Ino, ROOT};
 
 use super::apply::Applying;
-use crate::message::{LEASED, LEASED_FOUND, Op, Outcome, Place};
+use crate::message::{LEASED, LEASED_FOUND, Naming, Op, Outcome, Place, Use};
 
 /// What became of a lookup.
 pub(super) enum Found {
@@ -16,24 +16,14 @@ pub(super) enum Found {
 impl Applying<'_> {
     /// The inode that a request reads, beside what a name means that is looked up.
     pub(super) fn reads(&self, op: &Op) -> Option<Ino> {
-        match op {
-            Op::Lookup { parent: ino, .. }
-            | Op::Getattr { ino }
-            | Op::Readlink { ino }
-            | Op::Readdir { ino, .. }
-            | Op::Fsyncdir { ino, .. }
-            | Op::Getxattr { ino, .. }
-            | Op::Listxattr { ino } => self.session.inward(*ino),
-            Op::Read { fh, .. } | Op::Fsync { fh, .. } | Op::Lseek { fh, .. } => {
-                self.session.handle(*fh).map(|open| open.ino)
-            }
-            _ => None,
-        }
+        let info = op.info();
+        let file = || self.session.handle(info.from?).map(|open| open.ino);
+        info.inodes_with(Use::Read).next().and_then(|ino| self.session.inward(ino)).or_else(file)
     }
 
     /// A name, and what may be kept of it: the directory's lease covers which inode it means, the inode's own its attributes.
     pub(super) fn look_up(&self, parent: Ino, name: &[u8]) -> Result<Found, Errno> {
-        let dir = self.ino(parent)?;
+        let dir = if name == b"." { self.ino_of_handle(parent)? } else { self.ino(parent)? };
         let name = if parent == ROOT && name == b".." { b"." } else { name };
         let leases = &self.core.leases;
         let id = self.session.number;
@@ -56,7 +46,22 @@ impl Applying<'_> {
             *attr = now;
             leased |= LEASED_FOUND;
         }
-        Ok(Found::Entry(self.entry(entry), leased))
+        // Of a file that was asked for by its number alone nobody says where it is: where it was found before.
+        let found_in = if name == b"." { self.session.where_found(dir) } else { dir };
+        Ok(Found::Entry(self.entry(found_in, entry), leased))
+    }
+
+    /// Nobody promises extended attributes: of an inode without any, others need not give back what they may change. (`ls -l` asks twice for each
+    /// file, and would wait each time for one that is being written.)
+    pub(super) fn reads_nothing_promised(&self, op: &Op, ino: Ino) -> bool {
+        matches!(op, Op::Getxattr { .. } | Op::Listxattr { .. }) && self.fs().is_plain(ino) == Ok(true)
+    }
+
+    /// An inode by its number alone, which a file handle says (an NFS server's, say): the kernel may have forgotten it. A session that may reach
+    /// all of the volume may have it. Of any other one it could not be said whether a file lies inside, for files do not know their directories.
+    fn ino_of_handle(&self, ino: Ino) -> Result<Ino, Errno> {
+        let reaches_all = self.session.walls.is_none() && self.session.peer.limits.is_none();
+        self.ino(ino).or_else(|errno| if reaches_all { Ok(ino) } else { Err(errno) })
     }
 
     /// What the client may keep of an inode that it may use.
@@ -86,19 +91,15 @@ impl Applying<'_> {
 
     /// The names that a change takes away from what they mean, which is no directory; the new one of a rename last.
     pub(super) fn names_taken(&self, op: &Op) -> Vec<Place> {
-        let place = |dir: &Ino, name: &Vec<u8>| {
-            Some(Place { parent: self.session.inward(*dir)?, name: name.clone() })
+        let info = op.info();
+        let taken = matches!(info.naming, Naming::Removes | Naming::Moves | Naming::MovesLeavingWhiteout);
+        if !taken || self.core.is_alone() {
+            return Vec::new();
+        }
+        let place = |(dir, name): (Ino, &[u8])| {
+            Some(Place { parent: self.session.inward(dir)?, name: name.to_vec() })
         };
-        let names = match op {
-            Op::Unlink { parent, name } if !self.core.is_alone() => [place(parent, name), None],
-            Op::Rename { parent, name, new_parent, new_name, flags }
-                if !flags.exchange && !self.core.is_alone() =>
-            {
-                [place(parent, name), place(new_parent, new_name)]
-            }
-            _ => [None, None],
-        };
-        names.into_iter().flatten().collect()
+        info.names().filter_map(place).collect()
     }
 
     /// The names were taken from these inodes (and their directories are among them): who knows them is told, with his next ping. Not of
@@ -113,36 +114,15 @@ impl Applying<'_> {
         self.core.others(self.session).for_each(|other| other.lose_names(inos, names));
     }
 
-    /// The inodes that a change touches, of unlink, rmdir, rename and create also those that the names mean; in order.
+    /// The inodes that a change reads or writes, in order. If it touches what its names mean, these
+    /// inodes are among them.
     pub(super) fn touched(&self, op: &Op) -> Vec<Ino> {
-        let named = |dir: &Ino, name: &[u8]| Some(self.core.named(self.session.inward(*dir)?, name)?.ino);
-        let file = |fh: &u64| self.session.handle(*fh).map(|open| open.ino);
-        let inward = |ino: &Ino| self.session.inward(*ino);
-        let all = match op {
-            Op::Setattr { ino, .. } | Op::Setxattr { ino, .. } | Op::Removexattr { ino, .. } => {
-                vec![inward(ino)]
-            }
-            Op::Open { ino, flags, kill_suidgid, .. } if *kill_suidgid || flags & libc::O_TRUNC != 0 => {
-                vec![inward(ino)]
-            }
-            Op::Mknod { parent, .. }
-            | Op::Mkdir { parent, .. }
-            | Op::Symlink { parent, .. }
-            | Op::Tmpfile { parent, .. } => {
-                vec![inward(parent)]
-            }
-            Op::Link { ino, parent, .. } => vec![inward(ino), inward(parent)],
-            Op::Unlink { parent, name } | Op::Rmdir { parent, name } | Op::Create { parent, name, .. } => {
-                vec![inward(parent), named(parent, name)]
-            }
-            Op::Rename { parent, name, new_parent, new_name, .. } => {
-                vec![inward(parent), inward(new_parent), named(parent, name), named(new_parent, new_name)]
-            }
-            Op::Write { fh, .. } | Op::Fallocate { fh, .. } => vec![file(fh)],
-            Op::Copy { fh_in, fh_out, .. } => vec![file(fh_in), file(fh_out)],
-            _ => Vec::new(),
-        };
-        let mut inos: Vec<Ino> = all.into_iter().flatten().collect();
+        let info = op.info();
+        let named = |(dir, name): (Ino, &[u8])| Some(self.core.named(self.session.inward(dir)?, name)?.ino);
+        let file = |fh: u64| self.session.handle(fh).map(|open| open.ino);
+        let inodes = info.inodes_with(Use::Read).filter_map(|ino| self.session.inward(ino));
+        let targets = info.names().filter(|_| info.naming.touches_targets()).filter_map(named);
+        let mut inos: Vec<Ino> = inodes.chain(info.handles().filter_map(file)).chain(targets).collect();
         inos.sort_unstable();
         inos.dedup();
         inos

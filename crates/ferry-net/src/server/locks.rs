@@ -2,8 +2,12 @@
 //!
 //! A lock belongs to a session and, within it, to what the client's kernel calls the owner. Who must wait stands in line; each change
 //! of a file's locks looks through its line once, oldest first.
+//!
+//! A session reclaims what it held at the server before this one, in the grace period: nobody else has had it since. Before a session gets
+//! its first lock it is entered on the volume, and before its locks are free for others it is removed there. So the next server
+//! knows who may reclaim: sessions that the one before has not ended, and no older ones.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferry_fs::{Errno, FileLock, Ino};
@@ -11,7 +15,7 @@ use parking_lot::Mutex;
 
 /// A session's number.
 type SessionId = u128;
-/// Locks held or waited for on one file, at most: more fail with `ENOLCK`.
+/// Locks held or waited for on one file, at most: what makes more of them, also by cutting one into two, fails with `ENOLCK`.
 const LOCKS_MAX: usize = 4096;
 
 /// Called with what became of a wait.
@@ -60,21 +64,50 @@ impl File {
         self.held.iter().find(|h| h.conflicts(session, lock)).map(|h| h.lock)
     }
 
-    /// The range is the owner's as `lock` says; nobody is in the way.
-    fn set(&mut self, session: SessionId, lock: &FileLock) {
-        let (own, mut kept): (Vec<Held>, Vec<Held>) = self.held.drain(..).partition(|h| h.session == session);
+    /// Whether the owner has all of the range, by locks of whatever kind.
+    fn has_range(&self, session: SessionId, lock: &FileLock) -> bool {
+        let own = self.held.iter().filter(|h| h.same_owner(session, lock));
+        let mut ranges: Vec<(u64, u64)> = own.map(|h| (h.lock.start, h.lock.end)).collect();
+        ranges.sort_unstable();
+        let mut next = lock.start;
+        for (start, end) in ranges {
+            if start > next || end >= lock.end {
+                return start <= next;
+            }
+            next = next.max(end + 1);
+        }
+        false
+    }
+
+    /// Takes a lock if it is free.
+    fn take(&mut self, session: SessionId, lock: &FileLock) -> Result<(), Errno> {
+        if self.blocker(session, lock).is_some() {
+            return Err(Errno(libc::EAGAIN));
+        }
+        self.set(session, lock)
+    }
+
+    /// The range is the owner's as `lock` says; nobody is in the way. If there would be too many locks then, nothing changes.
+    fn set(&mut self, session: SessionId, lock: &FileLock) -> Result<(), Errno> {
+        let (own, mut kept): (Vec<Held>, Vec<Held>) =
+            self.held.iter().copied().partition(|h| h.session == session);
         let mut own: Vec<FileLock> = own.into_iter().map(|h| h.lock).collect();
         set_range(&mut own, lock);
+        let all = kept.len() + own.len();
+        if all > LOCKS_MAX && all > self.held.len() {
+            return Err(Errno(libc::ENOLCK));
+        }
         kept.extend(own.into_iter().map(|lock| Held { session, lock }));
         self.held = kept;
+        Ok(())
     }
 
     /// Those in line who can have their lock now, or do not want to wait.
     fn wake(&mut self, out: &mut Vec<(Granted, Result<(), Errno>)>) {
         for waiting in std::mem::take(&mut self.line) {
             if self.blocker(waiting.session, &waiting.lock).is_none() {
-                self.set(waiting.session, &waiting.lock);
-                out.push((waiting.granted, Ok(())));
+                let taken = self.set(waiting.session, &waiting.lock);
+                out.push((waiting.granted, taken));
             } else if waiting.patient {
                 self.line.push(waiting);
             } else {
@@ -88,10 +121,16 @@ impl File {
     }
 }
 
-/// Makes a range the owner's as `lock` says (`F_UNLCK`: nobody's), among the locks of one client.
+/// Makes a range the owner's as `lock` says (`F_UNLCK`: nobody's), among the locks of one client. Locks of one kind that touch become one.
 pub(crate) fn set_range(held: &mut Vec<FileLock>, lock: &FileLock) {
+    let mut whole = *lock;
     for old in std::mem::take(held) {
         let other = old.owner != lock.owner || old.flock != lock.flock;
+        let touches = old.start <= lock.end.saturating_add(1) && lock.start <= old.end.saturating_add(1);
+        if !other && touches && old.kind == lock.kind {
+            (whole.start, whole.end) = (whole.start.min(old.start), whole.end.max(old.end));
+            continue;
+        }
         if other || old.end < lock.start || lock.end < old.start {
             held.push(old);
             continue;
@@ -104,7 +143,7 @@ pub(crate) fn set_range(held: &mut Vec<FileLock>, lock: &FileLock) {
         }
     }
     if lock.kind != libc::F_UNLCK {
-        held.push(*lock);
+        held.push(whole);
     }
 }
 
@@ -114,6 +153,10 @@ pub(super) struct Locks {
     files: Mutex<HashMap<Ino, File>>,
     /// Only locks that were held before the server's restart are given.
     grace: AtomicBool,
+    /// Sessions that may have held locks at the server before this one.
+    former: Mutex<HashSet<SessionId>>,
+    /// The server stops: those who hold locks keep them for the next one.
+    closed: AtomicBool,
 }
 
 impl Locks {
@@ -136,9 +179,32 @@ impl Locks {
         result
     }
 
-    /// From now on nobody takes a new lock.
-    pub(super) fn begin_grace(&self) {
+    /// From now on nobody takes a new lock; these sessions may reclaim theirs.
+    pub(super) fn begin_grace(&self, former: Vec<SessionId>) {
+        self.former.lock().extend(former);
         self.grace.store(true, Ordering::SeqCst);
+    }
+
+    /// Sessions that may have held locks at the server before this one.
+    pub(super) fn former(&self) -> Vec<SessionId> {
+        self.former.lock().iter().copied().collect()
+    }
+
+    /// Whether a session may have held locks at the server before this one, and this one is in its grace period.
+    pub(super) fn may_reclaim(&self, session: SessionId) -> bool {
+        self.in_grace() && self.former.lock().contains(&session)
+    }
+
+    /// The server stops: nobody is given a lock any more, whoever gives one back.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        let _files = self.files.lock();
+        self.grace.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the server stops.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
     }
 
     /// Those who have asked meanwhile are answered.
@@ -146,6 +212,9 @@ impl Locks {
         let mut woken = Vec::new();
         {
             let mut files = self.files.lock();
+            if self.is_closed() {
+                return;
+            }
             self.grace.store(false, Ordering::SeqCst);
             files.values_mut().for_each(|file| file.wake(&mut woken));
         }
@@ -165,15 +234,23 @@ impl Locks {
     /// Takes a lock now or fails with `EAGAIN`.
     pub(super) fn take(&self, session: SessionId, ino: Ino, lock: &FileLock) -> Result<(), Errno> {
         check(lock)?;
+        self.with_file(ino, |file| file.take(session, lock))
+    }
+
+    /// A session has a lock again: in the grace period one that it may have held at the server before (`held_before`); later only
+    /// what its owner has, in another way perhaps. If it cannot have it, it has lost all of its locks on the file.
+    pub(super) fn reclaim(
+        &self,
+        session: SessionId,
+        held_before: bool,
+        (ino, lock): (Ino, &FileLock),
+    ) -> Result<(), Errno> {
+        check(lock)?;
         self.with_file(ino, |file| {
-            if file.blocker(session, lock).is_some() {
-                return Err(Errno(libc::EAGAIN));
-            }
-            if file.held.len() >= LOCKS_MAX {
-                return Err(Errno(libc::ENOLCK));
-            }
-            file.set(session, lock);
-            Ok(())
+            // Read under the table's lock: whoever is given a lock when the grace ends comes behind this, or before.
+            let may = held_before && self.in_grace() || file.has_range(session, lock);
+            let taken = if may { file.take(session, lock) } else { Err(Errno(libc::EIO)) };
+            taken.inspect_err(|_| file.held.retain(|h| h.session != session))
         })
     }
 
@@ -204,12 +281,13 @@ impl Locks {
         }
     }
 
-    /// Gives a range back.
-    pub(super) fn give_back(&self, session: SessionId, ino: Ino, lock: &FileLock) {
+    /// Gives a range back; not a piece of one if there would be too many locks then.
+    pub(super) fn give_back(&self, session: SessionId, ino: Ino, lock: &FileLock) -> Result<(), Errno> {
         let lock = FileLock { kind: libc::F_UNLCK, ..*lock };
-        if lock.start <= lock.end && self.files.lock().contains_key(&ino) {
-            self.with_file(ino, |file| file.set(session, &lock));
+        if lock.start > lock.end || !self.files.lock().contains_key(&ino) {
+            return Ok(());
         }
+        self.with_file(ino, |file| file.set(session, &lock))
     }
 
     /// Nobody waits any more for what `which` names: one request of a session, or all of them.
@@ -266,7 +344,7 @@ mod tests {
         assert_eq!(locks.take(1, 5, &write(7, 0, 99)), Ok(()));
         assert_eq!(locks.take(2, 5, &write(7, 50, 60)), Err(Errno(libc::EAGAIN)), "another client's owner 7");
         assert_eq!(locks.take(1, 5, &write(8, 50, 60)), Err(Errno(libc::EAGAIN)));
-        locks.give_back(1, 5, &write(7, 40, 69));
+        assert_eq!(locks.give_back(1, 5, &write(7, 40, 69)), Ok(()));
         assert_eq!(locks.take(2, 5, &write(7, 40, 69)), Ok(()));
         assert_eq!(locks.test(2, 5, &write(7, 70, 70)).start, 70);
         assert_eq!(locks.test(2, 5, &write(7, 39, 39)).end, 39);
@@ -310,18 +388,78 @@ mod tests {
             Box::new(move |how| said.lock().push((id, how))) as Granted
         };
         let all = lock(libc::F_WRLCK, 1, 0, u64::MAX);
-        locks.begin_grace();
+        locks.begin_grace(vec![2]);
         locks.take_or_wait((1, 1), (5, &all, true), tell(1));
         locks.take_or_wait((1, 2), (5, &FileLock { owner: 2, ..all }, false), tell(2));
         locks.take_or_wait((1, 3), (6, &all, false), tell(3));
         locks.take_or_wait((1, 4), (6, &FileLock { kind: 77, ..all }, false), tell(4));
         assert_eq!(*said.lock(), [(4, Err(Errno(libc::EINVAL)))]);
-        assert_eq!(locks.take(2, 5, &all), Ok(()), "it is held again by who had it");
-        locks.give_back(2, 9, &all);
+        assert!(locks.may_reclaim(2) && !locks.may_reclaim(1));
+        assert_eq!(locks.reclaim(3, false, (5, &all)), Err(Errno(libc::EIO)), "it had none");
+        assert_eq!(locks.reclaim(2, true, (5, &all)), Ok(()), "it is held again by who had it");
+        assert_eq!(locks.give_back(2, 9, &all), Ok(()));
         locks.end_grace();
         said.lock().sort_unstable_by_key(|(id, _)| *id);
         assert_eq!(said.lock()[..2], [(2, Err(Errno(libc::EAGAIN))), (3, Ok(()))]);
-        locks.give_back(2, 5, &all);
+        assert_eq!(locks.give_back(2, 5, &all), Ok(()));
         assert_eq!(said.lock().last(), Some(&(1, Ok(()))));
+        assert_eq!(locks.reclaim(2, true, (7, &all)), Err(Errno(libc::EIO)), "the grace is over");
+    }
+
+    #[test]
+    fn behind_the_grace_an_owner_gets_back_only_what_it_has() {
+        let locks = Locks::default();
+        let write = |owner, start, end| lock(libc::F_WRLCK, owner, start, end);
+        for (start, end) in [(0, 9), (20, 29), (10, 19)] {
+            locks.take(1, 5, &lock(libc::F_RDLCK, 7, start, end)).expect("free");
+        }
+        assert_eq!(locks.reclaim(1, true, (5, &write(7, 5, 25))), Ok(()));
+        assert_eq!(locks.take(2, 5, &lock(libc::F_RDLCK, 1, 5, 5)), Err(Errno(libc::EAGAIN)));
+        assert_eq!(locks.reclaim(1, true, (5, &write(8, 40, 50))), Err(Errno(libc::EIO)), "another owner");
+        assert_eq!(locks.held_by(1), 0, "what is left of the file's locks is worth nothing");
+        locks.take(1, 5, &write(7, 0, 9)).expect("free");
+        assert_eq!(locks.reclaim(1, true, (5, &write(7, 0, 10))), Err(Errno(libc::EIO)), "more than it has");
+    }
+
+    #[test]
+    fn a_server_that_stops_gives_no_lock_to_those_who_wait() {
+        let locks = Locks::default();
+        let all = lock(libc::F_WRLCK, 1, 0, u64::MAX);
+        locks.take(1, 5, &all).expect("free");
+        let said = Arc::new(Mutex::new(None));
+        let told = said.clone();
+        locks.take_or_wait((2, 1), (5, &all, true), Box::new(move |how| *told.lock() = Some(how)));
+        locks.close();
+        assert_eq!(locks.give_back(1, 5, &all), Ok(()));
+        locks.end_grace();
+        assert_eq!(*said.lock(), None);
+    }
+
+    #[test]
+    fn unlocking_pieces_of_a_range_does_not_pass_the_limit() {
+        let locks = Locks::default();
+        let whole = lock(libc::F_WRLCK, 7, 0, u64::MAX);
+        locks.take(1, 5, &whole).expect("free");
+        let piece = |at: u64| lock(libc::F_WRLCK, 7, 4 * at + 1, 4 * at + 2);
+        let max = LOCKS_MAX as u64;
+        for at in 0..max - 1 {
+            assert_eq!(locks.give_back(1, 5, &piece(at)), Ok(()));
+        }
+        assert_eq!(locks.held_by(1), LOCKS_MAX);
+        for at in [max, 2 * max] {
+            assert_eq!(locks.give_back(1, 5, &piece(at)), Err(Errno(libc::ENOLCK)));
+            let other = FileLock { kind: libc::F_RDLCK, ..piece(at) };
+            assert_eq!(locks.take(1, 5, &other), Err(Errno(libc::ENOLCK)), "it would be cut, too");
+            assert_eq!(locks.test(2, 5, &piece(at)).kind, libc::F_WRLCK, "it is held as before");
+        }
+        assert_eq!(locks.test(2, 5, &piece(0)).kind, libc::F_UNLCK);
+        // What makes no more of them works.
+        assert_eq!(locks.take(1, 5, &piece(3)), Ok(()), "it closes a gap");
+        assert_eq!(locks.held_by(1), LOCKS_MAX - 1);
+        assert_eq!(locks.give_back(1, 5, &piece(3)), Ok(()));
+        assert_eq!(locks.give_back(1, 5, &lock(libc::F_WRLCK, 7, 0, 99)), Ok(()));
+        assert_eq!(locks.give_back(1, 5, &piece(max)), Ok(()));
+        assert_eq!(locks.give_back(1, 5, &whole), Ok(()));
+        assert_eq!(locks.held_by(1), 0);
     }
 }

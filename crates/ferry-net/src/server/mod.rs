@@ -1,25 +1,29 @@
 //! The server: gives a file system to clients.
 //!
 //! `connection` speaks with one client, `session` is what remains of it between connections, `apply` turns what it asks for into calls
-//! of the file system, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a change waits for them,
-//! `requests` how a request does, `walking` what is asked for ahead, `provisions` are what it may promise out of. `durability` makes durable what was promised, `gate` lets
+//! of the file system, `door` is for who has said nothing yet, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a change waits for them,
+//! `requests` how a request does, `refusals` who is not let in and why, `walking` what is asked for ahead, `walls` what lies within an export, `provisions` are what it may promise out of. `durability` makes durable what was promised, `gate` lets
 //! nobody pass after a crash before those who had promised something have made it again, `fresh` knows whose changes are not durable. `rights` is
 //! what a client may do whose certificate names its users.
 
 mod apply;
 mod connection;
+mod door;
 mod durability;
 mod fresh;
 mod gate;
 mod keeping;
 mod leases;
 mod locks;
+mod panics;
 mod provisions;
+mod refusals;
 mod requests;
 mod rights;
 mod session;
 mod turns;
 mod walking;
+mod walls;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -27,57 +31,62 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ferry_device::Env;
-use ferry_fs::{Attr, Filesystem, InProcess, Ino, ROOT};
+use ferry_env::Env;
+use ferry_fs::{Attr, InProcess, Ino, ROOT, SessionSeq, SessionStore, Statfs};
 use parking_lot::Mutex;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Handle, Runtime};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{oneshot, watch};
 
 use crate::error::NetError;
 use crate::frame::Stream;
-use crate::limits::Peer;
+use crate::limits::{Export, Limits, Peer};
 use crate::message::ToClient;
-use crate::tls::ServerTls;
+use crate::tls::{self, Revocations, ServerTls, ends_soon};
+use door::{Door, Stranger};
 use durability::Durability;
 use fresh::Fresh;
 use gate::Gate;
 use leases::Leases;
 use locks::Locks;
 pub(crate) use locks::set_range;
-use session::{Greeting, Line, Session, Sessions};
+use panics::Panics;
+pub use panics::panic_is_answered;
+use refusals::Refusals;
+pub(crate) use refusals::{Cause, Refusal};
+use session::{Greeting, Line, Mounted, Session, Sessions};
 
-/// Connections at the same time, greeted or not.
-const CONNECTIONS_MAX: usize = 1024;
 /// Sessions at the same time, connected or not.
 const SESSIONS_MAX: usize = 1024;
+/// Of these with one certificate.
+pub(crate) const SESSIONS_OF_CERTIFICATE_MAX: usize = 128;
 /// Evicted sessions that are remembered.
 const EVICTED_MAX: usize = 4096;
 /// Threads that may wait for the device or the log on behalf of clients.
 const THREADS_MAX: usize = 32;
+/// Why an evicted client is not let in.
+const EVICTED: &str = "the session was ended by the server's administrator (`ferry evict`)";
 /// A TLS handshake must be complete after this time.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked whether the server's own certificate ends soon.
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 /// How often sessions are looked at whose client has gone.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A server that stops waits so long for operations that are under way.
 const STOP_TIME_MAX: Duration = Duration::from_secs(30);
-/// So long, before that, for clients to give back their leases and to send what they have promised.
-const RETURN_TIME_MAX: Duration = Duration::from_secs(10);
 /// And so long for clients to take their last answers.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
+/// Who makes something again after a crash is given up after so many holds without anything that it does.
+const STALL_HOLDS: u32 = 2;
+/// How often it is looked for who is given up.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// A client that is not let in has so long to take the last words and to hang up.
+const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
 /// How often it looks.
 const STOP_INTERVAL: Duration = Duration::from_millis(5);
 /// And how many times before it asks for leases again.
 const RECALL_ROUND: u32 = 20;
-
-/// A directory that clients may mount, with all that is below it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Export {
-    /// Its path on the volume, `/` for all of it.
-    pub path: Vec<u8>,
-    /// Clients can change nothing.
-    pub read_only: bool,
-}
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -103,7 +112,7 @@ impl ServerOptions {
 
 /// What all connections share.
 struct Core {
-    fs: Arc<dyn Filesystem>,
+    fs: Arc<dyn SessionStore>,
     env: Env,
     exports: Vec<Export>,
     session_life: Duration,
@@ -114,36 +123,24 @@ struct Core {
     durability: Durability,
     fresh: Fresh,
     gate: Gate,
+    panics: Panics,
     sessions: Sessions,
+    door: Arc<Door>,
     /// Held while a session is found or made.
     entering: Mutex<()>,
+    /// Certificates that are not let in any more.
+    revocations: Revocations,
+    refusals: Refusals,
     /// Sessions so far.
     numbers: AtomicU64,
-    /// Sessions that nobody goes on with.
-    evicted: Mutex<VecDeque<u128>>,
+    /// Names so far that were moved from one directory to another.
+    moves: AtomicU64,
+    /// Sessions that nobody goes on with, as they stand on the volume, oldest first.
+    evicted: Mutex<VecDeque<SessionSeq>>,
     runtime: Handle,
     stopping: watch::Sender<Stage>,
     /// Held by each connection that may still have something to send.
     writing: Arc<()>,
-}
-
-/// Why a client is not let in.
-#[derive(Debug)]
-enum Refusal {
-    Because(String),
-    Evicted,
-}
-
-impl From<String> for Refusal {
-    fn from(reason: String) -> Self {
-        Self::Because(reason)
-    }
-}
-
-impl From<&str> for Refusal {
-    fn from(reason: &str) -> Self {
-        Self::Because(reason.into())
-    }
 }
 
 /// How far the server's end has come.
@@ -157,6 +154,11 @@ enum Stage {
 }
 
 impl Stage {
+    /// Whether the server has come so far.
+    fn is_reached(self, at: &watch::Receiver<Stage>) -> bool {
+        *at.borrow() >= self
+    }
+
     /// Waits until the server has come so far.
     async fn reached(self, at: &mut watch::Receiver<Stage>) {
         // The sender lives as long as the server: an error is an end, too.
@@ -169,43 +171,78 @@ impl Core {
     fn enter(
         &self,
         (id, newest): (u128, u64),
-        peer: Peer,
+        (peer, from): (Peer, Option<SocketAddr>),
         path: &[u8],
         name: String,
         line: &Line,
     ) -> Result<(Arc<Session>, u64), Refusal> {
         let path = normal(path);
         let _entering = self.entering.lock();
+        // Now, not when the connection was made: its client may have let time pass before it said anything.
+        let standing = self.revocations.standing(&peer, self.env.clock.wall());
+        if self.evicted.lock().iter().any(|evicted| evicted.session == id) {
+            let why = standing.err().map_or_else(|| EVICTED.to_owned(), |refusal| refusal.reason);
+            return Err(Refusal::new(Cause::Evicted, why));
+        }
+        standing?;
+        if let Some(ending) = peer.until.and_then(|until| ends_soon(until, self.env.clock.wall())) {
+            tracing::warn!(
+                certificate = peer.name,
+                from = from.map(|from| from.to_string()),
+                "the client's certificate {ending}"
+            );
+        }
         let old = self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
         if let Some(old) = old
             && let Some(epoch) =
-                old.connect(line, &self.greeting, (true, newest), (&self.locks, &self.leases))
+                old.connect((line, from), &self.greeting, (true, newest), (&self.locks, &self.leases))
         {
-            tracing::info!(client = old.name, "connected again");
+            old.log_arrival("connected again");
             return Ok((old, epoch));
         }
-        if self.evicted.lock().contains(&id) {
-            return Err(Refusal::Evicted);
-        }
         let shown = String::from_utf8_lossy(&path).into_owned();
-        let covers = |e: &&Export| is_below(&path, &normal(&e.path));
-        let export = self.exports.iter().filter(covers).max_by_key(|e| normal(&e.path).len());
-        let export = export.ok_or_else(|| format!("the server does not export {shown}"))?;
-        let root = self.resolve(&path).ok_or_else(|| format!("{shown}: no such directory on the server"))?;
+        let of_server = walls::access(&[&self.exports], &path);
+        let not_there = |reason: String| Refusal::new(Cause::Path, reason);
+        of_server.ok_or_else(|| not_there(format!("the server does not export {shown}")))?;
+        let lists = [&self.exports[..], &peer.exports].into_iter().filter(|list| !list.is_empty());
+        let access = walls::access(&lists.collect::<Vec<_>>(), &path).ok_or_else(|| {
+            let exports: Vec<String> = peer.exports.iter().map(Export::to_string).collect();
+            not_there(format!("the client's certificate is not for {shown}, but for {}", exports.join(",")))
+        })?;
+        let root = self.resolve(&path, peer.limits.as_ref()).map_err(not_there)?;
+        let walls = self.walls(&path, root, &access).map_err(not_there)?;
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
-        if self.sessions.lock().len() >= SESSIONS_MAX {
-            return Err("the server has as many clients as it can take".into());
+        let (all, of_certificate) = {
+            let sessions = self.sessions.lock();
+            let same = |session: &&Arc<Session>| session.peer.certificate == peer.certificate;
+            (sessions.len(), sessions.values().filter(same).count())
+        };
+        if all >= SESSIONS_MAX {
+            return Err(Refusal::new(Cause::Full, "the server has as many clients as it can take"));
+        }
+        if !peer.certificate.is_empty() && of_certificate >= SESSIONS_OF_CERTIFICATE_MAX {
+            let reason = format!(
+                "there are {of_certificate} mounts with this client's certificate, and no more are taken: unmount some, or `ferry evict` those that \
+                 are gone"
+            );
+            return Err(Refusal::new(Cause::Full, reason));
         }
         let mark = self.marks_of(id, newest);
+        let had_locks = self.locks.may_reclaim(id);
         let id = if mark.is_some() { id } else { random(&self.env) };
-        let session = Arc::new(Session::new((id, number), name, peer, path, root, export.read_only));
+        let mounted = Mounted { path, root, read_only: access.read_only, walls };
+        let session = Arc::new(Session::new((id, number), name, peer, mounted));
+        if had_locks {
+            session.reclaims_locks(mark.is_some());
+        }
         if let Some(mark) = mark {
-            session.take_up(mark);
+            session.take_up(mark, self.env.clock.monotonic());
         }
         self.sessions.lock().insert(session.id, Arc::clone(&session));
         let both = (&self.locks, &*self.leases);
-        let epoch = session.connect(line, &self.greeting, (false, newest), both).ok_or("the server stops")?;
-        tracing::info!(client = session.name, path = shown, again = mark.is_some(), "connected");
+        let epoch = session.connect((line, from), &self.greeting, (false, newest), both);
+        let epoch = epoch.ok_or_else(|| Refusal::new(Cause::Server, "the server stops"))?;
+        session.log_arrival(if mark.is_some() { "connected again, to another server" } else { "connected" });
         Ok((session, epoch))
     }
 
@@ -214,19 +251,32 @@ impl Core {
         if id == 0 || !self.gate.is_shut() {
             return None;
         }
-        let mark = self.fs.mark(id).ok().flatten().filter(|mark| *mark <= newest)?;
-        let durable = self.fs.synced(id).ok().filter(|durable| *durable <= newest)?;
+        let mark = self.fs.last_applied(id).ok().flatten().filter(|mark| *mark <= newest)?;
+        let durable = self.fs.durable_watermark(id).ok().filter(|durable| *durable <= newest)?;
         self.gate.come(id).then_some((mark, durable))
     }
 
-    /// The directory at `path`. Symbolic links are not followed.
-    fn resolve(&self, path: &[u8]) -> Option<Ino> {
-        let mut ino = ROOT;
+    /// The directory at `path`, for a client with this certificate: some user of it may search each directory on the way. Symbolic links are not
+    /// followed.
+    fn resolve(&self, path: &[u8], limits: Option<&Limits>) -> Result<Ino, String> {
+        let shown = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        let missing = || format!("{}: no such directory on the server", shown(path));
+        let attr = |ino| InProcess::default().call(|cx| self.fs.getattr(cx, ino, None)).map(|(attr, _)| attr);
+        let is_dir = |attr: &Attr| attr.mode & libc::S_IFMT == libc::S_IFDIR;
+        let (mut at, mut way) = (attr(ROOT).map_err(|_| missing())?, Vec::new());
         for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
-            ino = self.named(ino, name)?.ino;
+            if limits.is_some_and(|limits| is_dir(&at) && !rights::may_search(&*self.fs, limits, &at)) {
+                let dir = shown(&normal(&way));
+                return Err(format!(
+                    "the users of the client's certificate may not search {dir}: a certificate for others is needed (`ferry cert issue`), or \
+                     another mode of that directory"
+                ));
+            }
+            at = self.named(at.ino, name).ok_or_else(missing)?;
+            way.push(b'/');
+            way.extend_from_slice(name);
         }
-        let (attr, _) = InProcess::default().call(|cx| self.fs.getattr(cx, ino, None)).ok()?;
-        (attr.mode & libc::S_IFMT == libc::S_IFDIR).then_some(ino)
+        if is_dir(&at) { Ok(at.ino) } else { Err(missing()) }
     }
 
     /// What a name means, for nobody who would then know it.
@@ -253,10 +303,33 @@ impl Core {
         if ended {
             // As long as it has a mark, a sync says how far it is durable.
             session.unmark(&*self.fs);
+            self.free_locks(session);
             self.remove(session);
             self.gate.done(session.id);
         }
         ended
+    }
+
+    /// A session has ended: its locks are free, unless one of its changes is still being made. Then they are when that is over.
+    fn free_locks(&self, session: &Session) {
+        if !session.is_applying() && !self.locks.is_closed() {
+            session.remove_locker(&*self.fs);
+            self.locks.end(session.id);
+        }
+    }
+
+    /// Whoever has held a lock at the server before and has not come loses it.
+    fn end_grace(&self) {
+        let here: HashSet<u128> =
+            self.all().iter().filter(|session| session.is_locker()).map(|session| session.id).collect();
+        let mut absent = self.locks.former();
+        absent.retain(|id| !here.contains(id));
+        if !absent.is_empty()
+            && let Err(error) = self.fs.remove_lock_holders(&absent)
+        {
+            tracing::error!(%error, "clients that have lost their locks may take them for theirs at the next server");
+        }
+        self.locks.end_grace();
     }
 
     /// Ends a session; what it may have promised is still looked for by the next server.
@@ -277,21 +350,46 @@ impl Core {
             tracing::warn!(
                 "a client has not come back in time: what it had promised and was not durable is lost"
             );
-            self.fs.unmark(id);
+            self.fs.remove_session(id);
         }
     }
 
-    /// The time of those who have come is over, too.
-    fn give_up_late(&self) {
+    /// Who has not come in a hold since `began` is not waited for any longer, nor who has come and then done nothing of what is waited for.
+    fn give_up_late(&self, began: Duration, hold: Duration) {
+        let now = self.env.clock.monotonic();
+        if now.saturating_sub(began) >= hold {
+            self.give_up_absent();
+        }
+        let most = hold * STALL_HOLDS;
         for id in self.gate.awaited() {
             let session = self.sessions.lock().get(&id).cloned();
-            if let Some(session) = session {
-                tracing::warn!(client = session.name, "has not made again in time what it had promised");
+            if let Some(session) = session.filter(|session| session.is_stalled(now, most)) {
+                tracing::warn!(client = session.name, "does not go on making again what it had promised");
                 self.disown(&session);
                 session.redone();
+                self.gate.done(id);
             }
         }
-        self.gate.open();
+    }
+
+    /// Until all is made again after a crash, or given up; whether the server still goes on then.
+    async fn made_again(&self) -> bool {
+        let (told, open) = oneshot::channel();
+        self.gate.wait(Box::new(move || {
+            let _gone = told.send(());
+        }));
+        open.await.is_ok()
+    }
+
+    /// Until nobody has claimed anything for so long.
+    async fn all_claimed(&self, quiet: Duration) {
+        let claims = || {
+            let since = self.env.clock.monotonic().saturating_sub(quiet);
+            self.all().iter().any(|session| session.has_claimed(since))
+        };
+        while claims() {
+            tokio::time::sleep(EXPIRY_INTERVAL).await;
+        }
     }
 
     /// Ends the sessions of that name or number, or with a certificate of that name, for good; gives how many.
@@ -301,25 +399,61 @@ impl Core {
             let certificate = session.peer.name.as_deref();
             session.name == which || certificate == Some(which) || session.number.to_string() == which
         });
-        for session in &all {
-            {
-                let mut evicted = self.evicted.lock();
-                evicted.push_back(session.id);
-                if evicted.len() > EVICTED_MAX {
-                    evicted.pop_front();
-                }
-            }
-            session.say_last(&ToClient::Evicted {});
+        self.shut_out(&all, EVICTED);
+        all.len()
+    }
+
+    /// Ends the sessions whose certificate was revoked: they would not come in again, and what they held is for others.
+    fn end_revoked(&self) {
+        let all = self.all();
+        let revoked = self.revocations.revoked(all.iter().map(|session| &session.peer));
+        if revoked.is_empty() {
+            return;
+        }
+        let gone = |session: &Arc<Session>| revoked.contains(&session.peer.serial);
+        let gone: Vec<Arc<Session>> = all.into_iter().filter(gone).collect();
+        for session in &gone {
+            tracing::warn!(
+                client = session.name,
+                certificate = session.peer.name,
+                "its certificate was revoked"
+            );
+        }
+        self.shut_out(&gone, "the client's certificate was revoked");
+    }
+
+    /// Ends these sessions for good. That stands on the volume before anybody gets what they held: none of them makes anything again at the
+    /// next server, whatever becomes of this one.
+    fn shut_out(&self, all: &[Arc<Session>], why: &str) {
+        if all.is_empty() {
+            return;
+        }
+        let noted = {
+            let mut evicted = self.evicted.lock();
+            let newest = evicted.back().map_or(0, |mark| mark.seq);
+            let numbered =
+                (newest + 1..).zip(all).map(|(seq, session)| SessionSeq { session: session.id, seq });
+            let numbered: Vec<SessionSeq> = numbered.collect();
+            evicted.extend(&numbered);
+            let surplus = evicted.len().saturating_sub(EVICTED_MAX);
+            let forgotten: Vec<u128> = evicted.drain(..surplus).map(|mark| mark.session).collect();
+            // Under the lock: what stands there is what is here.
+            self.fs.evict(&numbered, &forgotten)
+        };
+        if let Err(error) = noted {
+            tracing::error!(%error, "an eviction could not be noted on the volume: when the server starts anew the client may come back");
+        }
+        for session in all {
+            session.say_last(&ToClient::Evicted { reason: why.into() });
             self.end(session);
             tracing::warn!(client = session.name, number = session.number, "evicted");
         }
-        all.len()
     }
 
     /// Others may change what a session keeps, and it need not have heard that this is durable: it makes nothing of it again.
     fn disown(&self, session: &Session) {
         session.fence(&*self.fs);
-        self.leases.end_series(session.number, self.leases.series(session.number));
+        self.leases.disown(session.number);
     }
 
     /// Whether there is no second session.
@@ -331,6 +465,18 @@ impl Core {
     fn others(&self, than: &Session) -> impl Iterator<Item = Arc<Session>> {
         let number = than.number;
         self.all().into_iter().filter(move |session| session.number != number)
+    }
+
+    /// What a client is shown of the volume's space: what is reserved for clients is free, for they give it back to who needs it.
+    fn totals(&self, totals: Statfs) -> Statfs {
+        let reserved: u64 = self.all().iter().map(|session| session.provisions.reserved()).sum();
+        let blocks = reserved / u64::from(totals.block_size.max(1));
+        let (free, available) = (totals.blocks_free + blocks, totals.blocks_available + blocks);
+        Statfs {
+            blocks_free: free.min(totals.blocks),
+            blocks_available: available.min(totals.blocks),
+            ..totals
+        }
     }
 
     fn all(&self) -> Vec<Arc<Session>> {
@@ -378,7 +524,7 @@ pub struct Server {
 
 impl Server {
     /// Starts to serve `fs`; clients come with [`Server::listen`].
-    pub fn start(fs: Arc<dyn Filesystem>, options: ServerOptions, env: Env) -> Result<Self, NetError> {
+    pub fn start(fs: Arc<dyn SessionStore>, options: ServerOptions, env: Env) -> Result<Self, NetError> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .max_blocking_threads(THREADS_MAX)
@@ -387,15 +533,24 @@ impl Server {
             .build()
             .map_err(NetError::Start)?;
         let locks = Locks::default();
-        if !options.grace.is_zero() {
-            locks.begin_grace();
+        let lockers = fs.lock_holders();
+        if options.grace.is_zero() {
+            let _reported = fs.remove_lock_holders(&lockers.unwrap_or_default());
+        } else if !matches!(&lockers, Ok(nobody) if nobody.is_empty()) {
+            locks.begin_grace(lockers.unwrap_or_default());
         }
         // Clocks of two machines do not go at quite the same speed.
         let term = options.lease_term + options.lease_term / 8;
         let hold = if fs.was_handed_over() { Duration::ZERO } else { options.grace.min(term) };
-        let marked = fs.marked().unwrap_or_default();
+        let evicted = fs.evicted().unwrap_or_else(|error| {
+            tracing::error!(%error, "the list of evicted clients cannot be read: they may come back");
+            Vec::new()
+        });
+        let is_out = |id: &u128| evicted.iter().any(|mark| mark.session == *id);
+        let (out, marked): (Vec<u128>, _) = fs.sessions().unwrap_or_default().into_iter().partition(is_out);
+        out.iter().for_each(|id| fs.remove_session(*id));
         let awaited = if hold.is_zero() {
-            marked.iter().for_each(|id| fs.unmark(*id));
+            marked.iter().for_each(|id| fs.remove_session(*id));
             Vec::new()
         } else {
             marked
@@ -405,6 +560,7 @@ impl Server {
             durability: Durability::default(),
             fresh: Fresh::default(),
             gate: Gate::new(awaited),
+            panics: Panics::default(),
             entering: Mutex::default(),
             greeting: Greeting {
                 boot: random(&env),
@@ -418,13 +574,17 @@ impl Server {
             key: options.key,
             locks,
             sessions: Mutex::new(HashMap::new()),
+            door: Arc::default(),
+            revocations: Revocations::default(),
+            refusals: Refusals::default(),
             numbers: AtomicU64::new(0),
-            evicted: Mutex::default(),
+            moves: AtomicU64::new(0),
+            evicted: Mutex::new(evicted.into()),
             runtime: runtime.handle().clone(),
             stopping: watch::Sender::new(Stage::Serving),
             writing: Arc::default(),
         });
-        for export in core.exports.iter().filter(|export| core.resolve(&export.path).is_none()) {
+        for export in core.exports.iter().filter(|export| core.resolve(&export.path, None).is_err()) {
             let path = String::from_utf8_lossy(&export.path);
             tracing::warn!(
                 "{path} is exported and is no directory of the volume: nobody can mount it until it is"
@@ -433,28 +593,38 @@ impl Server {
         let graceful = Arc::clone(&core);
         runtime.spawn(async move {
             tokio::time::sleep(options.grace).await;
+            // Who makes something again after a crash opens its files and takes its locks behind that.
+            if !graceful.made_again().await {
+                return;
+            }
             let core = Arc::clone(&graceful);
-            let _done = tokio::task::spawn_blocking(move || core.locks.end_grace()).await;
-            // Who makes something again after a crash opens its files behind that.
+            let _done = tokio::task::spawn_blocking(move || core.end_grace()).await;
+            // And claims what else it knows behind that.
             tokio::time::sleep(hold).await;
+            graceful.all_claimed(options.lease_term).await;
             let _done = tokio::task::spawn_blocking(move || graceful.fs.reclaim_removed()).await;
         });
         let fencing = Arc::downgrade(&core);
-        core.leases.on_fence(Box::new(move |number| {
-            if let Some(core) = fencing.upgrade() {
-                let session = core.sessions.lock().values().find(|session| session.number == number).cloned();
+        core.leases.on_fence(Box::new(move |number, fencing_one| {
+            let Some(core) = fencing.upgrade() else { return };
+            let session = core.sessions.lock().values().find(|session| session.number == number).cloned();
+            let runtime = core.runtime.clone();
+            // It may wait for the device, and whoever has found it must not.
+            runtime.spawn_blocking(move || {
                 session.iter().for_each(|session| session.fence(&*core.fs));
-            }
+                fencing_one.done();
+            });
         }));
         runtime.spawn(Arc::clone(&core).keep_durable());
         if core.gate.is_shut() {
             let waiting = Arc::clone(&core);
+            let began = core.env.clock.monotonic();
             runtime.spawn(async move {
-                tokio::time::sleep(hold).await;
-                let core = Arc::clone(&waiting);
-                let _done = tokio::task::spawn_blocking(move || core.give_up_absent()).await;
-                tokio::time::sleep(hold).await;
-                let _done = tokio::task::spawn_blocking(move || waiting.give_up_late()).await;
+                while waiting.gate.is_shut() {
+                    tokio::time::sleep(LOOK_INTERVAL).await;
+                    let core = Arc::clone(&waiting);
+                    let _done = tokio::task::spawn_blocking(move || core.give_up_late(began, hold)).await;
+                }
             });
         }
         let expiring = Arc::clone(&core);
@@ -463,7 +633,11 @@ impl Server {
             loop {
                 tick.tick().await;
                 let core = Arc::clone(&expiring);
-                let _done = tokio::task::spawn_blocking(move || core.expire()).await;
+                let look = move || {
+                    core.expire();
+                    core.end_revoked();
+                };
+                let _done = tokio::task::spawn_blocking(look).await;
             }
         });
         Ok(Self { core, runtime: Some(runtime) })
@@ -478,6 +652,18 @@ impl Server {
         let failed = |error| NetError::Listen { addr, error };
         let listener = self.runtime().block_on(TcpListener::bind(addr)).map_err(failed)?;
         let bound = listener.local_addr().map_err(failed)?;
+        if let Some(tls) = &tls {
+            self.core.revocations.add(tls.revoked().to_owned());
+            let (tls, clock) = (tls.clone(), Arc::clone(&self.core.env.clock));
+            self.runtime().spawn(async move {
+                loop {
+                    if let Some(ending) = tls.ending(clock.wall()) {
+                        tracing::warn!("the server's certificate {ending}: move server.pem and server.key away, and `ferry cert init` makes new ones");
+                    }
+                    tokio::time::sleep(CERTIFICATE_INTERVAL).await;
+                }
+            });
+        }
         self.runtime().spawn(accept(Arc::clone(&self.core), listener, tls));
         Ok(bound)
     }
@@ -489,7 +675,12 @@ impl Server {
 
     /// The same, of somebody who has proved who it is.
     pub(crate) fn serve_peer(&self, stream: Box<dyn Stream>, peer: Peer) {
-        self.runtime().spawn(connection::serve(Arc::clone(&self.core), stream, peer));
+        self.runtime().spawn(connection::serve(Arc::clone(&self.core), stream, peer, None));
+    }
+
+    /// What ends the process: called when answering a client has panicked and the client was told. Without it the server goes on.
+    pub fn on_panic(&self, end: impl Fn() + Send + Sync + 'static) {
+        self.core.panics.on(Box::new(end));
     }
 
     /// For an administrator.
@@ -500,13 +691,8 @@ impl Server {
     /// Stops: clients give back what they decide alone, what has come is applied and answered, everything is made durable, and the clients
     /// are told.
     pub fn stop(self) {
-        let returned = async { tokio::time::timeout(RETURN_TIME_MAX, self.take_leases_back()).await };
-        let nobody_relies = self.runtime().block_on(returned).unwrap_or(false);
-        if !nobody_relies {
-            tracing::warn!(
-                "stopping: a client does not give its leases back; what it has shown as done and not sent may be lost"
-            );
-        }
+        // As long as they bring what they have promised: the term of one that is silent ends.
+        let nobody_relies = self.runtime().block_on(self.take_leases_back());
         self.core.stopping.send_replace(Stage::Draining);
         // Who still makes something again does so at the next server.
         let nothing_kept = self.core.gate.stop();
@@ -517,10 +703,19 @@ impl Server {
         if let Err(error) = &synced {
             tracing::error!(%error, "stopping: not everything could be made durable");
         }
-        // Their programs go on with the next server.
+        // Their programs go on with the next server, with their locks.
+        self.core.locks.close();
         self.core.fs.keep_removed();
         for session in self.core.all() {
-            if synced.is_ok() && !*session.redoing() {
+            // What it has promised and not brought goes to the next server, as behind a crash: it keeps its mark.
+            let is_owing = session.is_enlisted() && self.core.leases.held_by(session.number).1 > 0;
+            if is_owing {
+                tracing::warn!(
+                    client = session.name,
+                    "stopping: it is silent, and may have shown as done what it has not sent; the next server waits for it"
+                );
+            }
+            if synced.is_ok() && !*session.redoing() && !is_owing {
                 session.say_last(&ToClient::Goodbye {});
                 self.core.end(&session);
             } else {
@@ -602,6 +797,16 @@ impl Control {
         all.iter().map(one).collect()
     }
 
+    /// The number of sessions, those of clients that are away among them.
+    pub fn sessions(&self) -> usize {
+        self.0.sessions.lock().len()
+    }
+
+    /// How often clients were not let in since the server's start, by cause.
+    pub fn refused(&self) -> serde_json::Value {
+        self.0.refusals.json()
+    }
+
     /// Ends the sessions of that name or number: what they hold is free, and their mounts are of no use any more. Gives how many.
     pub fn evict(&self, which: &str) -> usize {
         self.0.evict(which)
@@ -609,23 +814,23 @@ impl Control {
 }
 
 async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut stopping = core.stopping.subscribe();
     loop {
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = Stage::Draining.reached(&mut stopping) => return,
         };
         match accepted {
             Ok((stream, from)) => {
-                let (core, tls) = (Arc::clone(&core), tls.clone());
+                let (stranger, leave) = core.door.come(from);
+                let served = serve(Arc::clone(&core), stream, tls.clone(), stranger);
                 tokio::spawn(async move {
-                    match greet(stream, tls).await {
-                        Ok((stream, peer)) => connection::serve(core, stream, peer).await,
-                        Err(error) => tracing::info!(%from, %error, "no connection"),
+                    tokio::select! {
+                        () = served => {}
+                        () = leave.notified() => {
+                            tracing::info!(%from, "hung up: it had said nothing, and others came");
+                        }
                     }
-                    drop(permit);
                 });
             }
             Err(error) => {
@@ -637,13 +842,86 @@ async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) 
     }
 }
 
-async fn greet(stream: TcpStream, tls: Option<ServerTls>) -> std::io::Result<(Box<dyn Stream>, Peer)> {
+async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, stranger: Stranger) {
+    let from = stranger.from;
+    let greeted = tokio::time::timeout(HANDSHAKE_TIME_MAX, greet(stream, tls)).await;
+    match greeted.unwrap_or_else(|_| Err(Unheard::Gone(std::io::ErrorKind::TimedOut.into()))) {
+        Ok((stream, peer)) => connection::serve(core, stream, peer, Some(stranger)).await,
+        Err(Unheard::Gone(error)) => tracing::info!(%from, %error, "no connection"),
+        Err(Unheard::Refused(refusal, mut stream)) => {
+            core.refusals.note(&*core.env.clock, (Some(from), None), &refusal);
+            // One that does not speak TLS understands this; others have been told by the handshake, or see that this is none.
+            let last_words = async {
+                if matches!(refusal.cause, Cause::Plain | Cause::Tls) {
+                    let word = ToClient::Refused { reason: refusal.reason.into_bytes() };
+                    stream.write_all(&crate::frame::encode(&word)).await?;
+                }
+                stream.shutdown().await?;
+                // A connection that is closed with something unread is reset, and the other side may lose the last words.
+                tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+            };
+            let _late = tokio::time::timeout(LAST_WORDS_TIME_MAX, last_words).await;
+        }
+    }
+}
+
+/// A connection that comes to nothing.
+enum Unheard {
+    Gone(std::io::Error),
+    Refused(Refusal, TcpStream),
+}
+
+impl From<std::io::Error> for Unheard {
+    fn from(error: std::io::Error) -> Self {
+        Self::Gone(error)
+    }
+}
+
+async fn greet(stream: TcpStream, tls: Option<ServerTls>) -> Result<(Box<dyn Stream>, Peer), Unheard> {
     stream.set_nodelay(true)?;
-    match tls {
-        None => Ok((Box::new(stream), Peer::default())),
-        Some(tls) => tokio::time::timeout(HANDSHAKE_TIME_MAX, tls.accept(stream))
-            .await
-            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())),
+    match (tls, begins_tls(&stream).await?) {
+        (None, false) => Ok((Box::new(stream), Peer::default())),
+        (None, true) => Err(Unheard::Refused(
+            Refusal::new(Cause::Tls, "the server does not speak TLS, and the client does"),
+            stream,
+        )),
+        (Some(_), false) => {
+            let reason = "the server speaks TLS: mount with -o tls=DIR, with what `ferry cert issue` has made at the server";
+            Err(Unheard::Refused(Refusal::new(Cause::Plain, reason), stream))
+        }
+        (Some(tls), true) => match tls.accept(stream).await {
+            Ok((stream, peer)) => Ok((stream, peer)),
+            Err((error, stream)) => {
+                let refusal = match tls::Fault::of(&error) {
+                    None => return Err(Unheard::Gone(error)),
+                    Some(tls::Fault::Certificate) => {
+                        let reason =
+                            format!("the client has no certificate of this server's authority ({error})");
+                        Refusal::new(Cause::Unknown, reason)
+                    }
+                    Some(tls::Fault::Handshake) => {
+                        Refusal::new(Cause::NoGreeting, format!("no TLS of a client ({error})"))
+                    }
+                };
+                Err(Unheard::Refused(refusal, stream))
+            }
+        },
+    }
+}
+
+/// Whether the client begins a TLS handshake. A greeting in the clear is short: its length has a zero where TLS has its version.
+async fn begins_tls(stream: &TcpStream) -> std::io::Result<bool> {
+    const HANDSHAKE: u8 = 0x16;
+    let mut first = [0; 3];
+    loop {
+        match (stream.peek(&mut first).await?, first) {
+            (0, _) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            (3.., [HANDSHAKE, 3, minor]) => return Ok(minor != 0),
+            (1..=2, [HANDSHAKE, ..]) => {}
+            _ => return Ok(false),
+        }
+        // The rest of it is on its way.
+        tokio::time::sleep(STOP_INTERVAL).await;
     }
 }
 

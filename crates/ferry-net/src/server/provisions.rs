@@ -3,10 +3,10 @@
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 
-use ferry_fs::{Aside, AsideId, Errno, Filesystem, Ino};
+use ferry_fs::{Errno, Ino, Reservation, ReservationId, SessionStore};
 use parking_lot::Mutex;
 
-use crate::message::Op;
+use crate::message::Cost;
 
 /// Unused inode numbers that a session keeps, in so many ranges; the oldest are lost.
 const NUMBERS_MAX: u64 = 1 << 16;
@@ -41,34 +41,17 @@ pub(super) struct Provisions {
 
 #[derive(Default)]
 struct Space {
-    aside: Option<Aside>,
+    aside: Option<Box<dyn Reservation>>,
     /// What the client may still promise, of bytes and inodes: it counts the most that each change can take. So there is never less aside.
     credit: (u64, u64),
     /// The session has ended.
     over: bool,
 }
 
-/// The most that a change takes of the credit.
-pub(super) fn price(op: &Op) -> (u64, u64) {
-    match op {
-        Op::Write { data, .. } => (Aside::of_write(data.len()), 0),
-        Op::Setattr { set, .. } if set.size.is_some() => (Aside::of_write(0), 0),
-        Op::Open { flags, .. } if flags & libc::O_TRUNC != 0 => (Aside::of_write(0), 0),
-        Op::Symlink { target, .. } => (Aside::of_target(target.len()), 1),
-        Op::Mknod { .. }
-        | Op::Mkdir { .. }
-        | Op::Create { .. }
-        | Op::Tmpfile { .. }
-        | Op::Link { .. }
-        | Op::Rename { .. } => (0, 1),
-        _ => (0, 0),
-    }
-}
-
 impl Provisions {
     /// More inode numbers for what the client makes.
-    pub(super) fn add_numbers(&self, fs: &dyn Filesystem) -> Result<Range<Ino>, Errno> {
-        let more = fs.numbers(NUMBERS)?;
+    pub(super) fn add_numbers(&self, fs: &dyn SessionStore) -> Result<Range<Ino>, Errno> {
+        let more = fs.reserve_numbers(NUMBERS)?;
         self.keep(more.clone());
         Ok(more)
     }
@@ -129,13 +112,13 @@ impl Provisions {
     }
 
     /// What promised changes draw from.
-    pub(super) fn aside(&self) -> Option<AsideId> {
-        self.space.lock().aside.as_ref().map(Aside::id)
+    pub(super) fn aside(&self) -> Option<ReservationId> {
+        self.space.lock().aside.as_ref().map(|aside| aside.id())
     }
 
     /// A promised change comes out of the credit, whatever became of it. Behind it: what it has drawn is missing from the space before it is
     /// missing from the credit, never the other way round.
-    pub(super) fn spend(&self, (bytes, inodes): (u64, u64)) {
+    pub(super) fn spend(&self, Cost { bytes, inodes, .. }: Cost) {
         let mut space = self.space.lock();
         space.credit = (space.credit.0.saturating_sub(bytes), space.credit.1.saturating_sub(inodes));
     }
@@ -144,7 +127,7 @@ impl Provisions {
     /// `asks`: the connection on which it asks is still the one that counts.
     pub(super) fn credit(
         &self,
-        fs: &dyn Filesystem,
+        fs: &dyn SessionStore,
         (bytes, inodes): (u64, u64),
         free: u64,
         asks: impl FnOnce() -> bool,
@@ -153,7 +136,7 @@ impl Provisions {
         if space.over || !asks() {
             return (0, 0);
         }
-        let left = space.aside.as_ref().map_or((0, 0), Aside::left);
+        let left = space.aside.as_ref().map_or((0, 0), |aside| aside.left());
         let most = (free + left.0 + left.1 * BLOCK) / FREE_SHARE;
         let most_inodes = CREDIT_INODES_MAX.min(most / INODES_SHARE / BLOCK);
         let most_bytes = CREDIT_BYTES_MAX.min((most - most / INODES_SHARE) / BLOCK * BLOCK);
@@ -166,7 +149,7 @@ impl Provisions {
         let added = match &space.aside {
             _ if more == (0, 0) => return more,
             Some(aside) => aside.add(missing.0, missing.1),
-            None => fs.set_aside(missing.0, missing.1).map(|new| space.aside = Some(new)),
+            None => fs.reserve_space(missing.0, missing.1).map(|new| space.aside = Some(new)),
         };
         if added.is_err() {
             return (0, 0);
@@ -187,7 +170,13 @@ impl Provisions {
     /// The credit, and what is set aside for it.
     pub(super) fn figures(&self) -> [(u64, u64); 2] {
         let space = self.space.lock();
-        [space.credit, space.aside.as_ref().map_or((0, 0), Aside::left)]
+        [space.credit, space.aside.as_ref().map_or((0, 0), |aside| aside.left())]
+    }
+
+    /// Bytes that are set aside and that nothing is in.
+    pub(super) fn reserved(&self) -> u64 {
+        let [_, (bytes, inodes)] = self.figures();
+        bytes + inodes * BLOCK
     }
 
     /// The session has ended: what is left is given back.

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use super::Core;
 use super::apply::{Applying, Told};
 use super::leases::{Progress, Wants};
+use super::panics::answered;
 use super::session::Session;
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Held, Op, Outcome, Who};
@@ -40,10 +41,14 @@ pub(super) enum Asked {
 impl Core {
     /// Answers a request, now or when what it waits for has come.
     pub(super) fn answer(self: &Arc<Self>, request: Request) {
-        if self.gate.is_shut() && reads(&request.op) {
+        // The next server is asked again.
+        if self.panics.has_fallen() {
+            return;
+        }
+        if self.gate.is_shut() && request.op.info().shows {
             let core = Arc::clone(self);
             let runtime = self.runtime.clone();
-            let again = move || drop(runtime.spawn_blocking(move || core.answer(request)));
+            let again = move || drop(runtime.spawn_blocking(move || answered(|| core.answer(request))));
             return self.gate.wait(Box::new(again));
         }
         if let Op::Lease { .. } = request.op {
@@ -75,7 +80,7 @@ impl Core {
             let _begun = place.wait(|recalls| self.recall(recalls)).await;
             let core = Arc::clone(&self);
             let answered = tokio::task::spawn_blocking(move || {
-                let again = core.try_answer(request);
+                let again = answered(|| core.try_answer(request));
                 drop(place);
                 again
             });
@@ -112,9 +117,10 @@ impl Core {
             return (request.told)(Outcome::Failed { errno: libc::EINVAL }, 0);
         }
         let session = Arc::clone(&request.session);
-        let may = !session.read_only && session.peer.limits.is_none() && !session.is_over();
+        let may = session.may_promise() && !session.is_over() && !self.leases.is_barred(session.number);
         let mut inos: Vec<Ino> =
             inodes.0.iter().filter(|_| may).filter_map(|ino| session.inward(*ino)).collect();
+        inos.retain(|ino| self.is_changeable(&session, *ino));
         inos.sort_unstable();
         inos.dedup();
         let granted = if inos.is_empty() {
@@ -150,24 +156,6 @@ impl Core {
             self.recall(&self.leases.not_told(number, &all));
         }
     }
-}
-
-/// Whether a request would show less than was promised, as long as something may be missing after a crash.
-fn reads(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Lookup { .. }
-            | Op::Getattr { .. }
-            | Op::Readlink { .. }
-            | Op::Read { .. }
-            | Op::Lseek { .. }
-            | Op::Readdir { .. }
-            | Op::Statfs {}
-            | Op::Getxattr { .. }
-            | Op::Listxattr { .. }
-            | Op::Lease { .. }
-            | Op::Walk { .. }
-    )
 }
 
 fn held(applying: &Applying<'_>, ino: Ino) -> Result<Held, Errno> {

@@ -2,23 +2,23 @@
 //!
 //! Permission is otherwise the kernel's to check, at the client (`default_permissions`). Of a client that is limited the server believes
 //! neither who asks nor that anything was checked, so it checks itself, before the file system sees the operation:
-//! * R1: the user and the group of an operation are of the certificate; so are those that `chown` gives.
-//! * R2: it does only what mode bits, ACL, owner and sticky bit allow. A request does not say which other groups its user is in: each of
+//! * RIGHTS-1: the user and the group of an operation are of the certificate; so are those that `chown` gives.
+//! * RIGHTS-2: it does only what mode bits, ACL, owner and sticky bit allow. A request does not say which other groups its user is in: each of
 //!   the certificate's counts where that allows more. So a client that lies gets what some user of its certificate may do, and no more.
-//! * R3: what changes a program's contents takes its privileges away, asked or not; none are given but by the owner, to the
+//! * RIGHTS-3: what changes a program's contents takes its privileges away, asked or not; none are given but by the owner, to the
 //!   certificate's groups. Devices and attributes of the system are root's.
-//! * R4: an open file is used as it was opened, by whomever: the kernel reads and writes for nobody in particular.
-//! * R5: nothing is promised. What the client would decide alone might be refused here.
+//! * RIGHTS-4: an open file is used as it was opened, by whomever: the kernel reads and writes for nobody in particular.
+//! * RIGHTS-5: nothing is promised. What the client would decide alone might be refused here.
 //!
 //! What the client's daemon asks of itself (user 0, group 0, thread 0) looks names up and opens files again that were open: it may
-//! what any user of the certificate may. Who may act as root (user 0) may do everything that R1 lets it.
+//! what any user of the certificate may. Who may act as root (user 0) may do everything that RIGHTS-1 lets it.
 
-use ferry_fs::{Attr, Errno, InProcess, Ino, SetAttr, SetTime};
+use ferry_fs::{Attr, Errno, InProcess, Ino, SessionStore, SetAttr, SetTime};
 
 use super::apply::Applying;
 use super::session::Open;
 use crate::limits::Limits;
-use crate::message::{Op, Who};
+use crate::message::{Check, Op, Who};
 
 const READ: u32 = 4;
 const WRITE: u32 = 2;
@@ -64,7 +64,7 @@ fn entries(list: &[u8]) -> Vec<AclEntry> {
 }
 
 impl Rights<'_> {
-    /// R1.
+    /// RIGHTS-1.
     fn is_named(&self) -> bool {
         self.limits.users.has(self.who.uid) && self.limits.groups.has(self.who.gid)
     }
@@ -81,7 +81,7 @@ impl Rights<'_> {
         if self.daemon { self.limits.users.has(id) } else { self.who.uid == id }
     }
 
-    /// R2: what is allowed, of reading, writing and executing.
+    /// RIGHTS-2: what is allowed, of reading, writing and executing.
     fn allowed(&self, attr: &Attr, list: &[AclEntry]) -> u32 {
         let (owner, group, other) = (attr.mode >> 6 & 7, attr.mode >> 3 & 7, attr.mode & 7);
         if self.is_root() {
@@ -110,6 +110,25 @@ impl Rights<'_> {
     }
 }
 
+/// What the mode and the access list of an inode allow, of reading, writing and executing.
+fn allowed(fs: &dyn SessionStore, rights: &Rights<'_>, attr: &Attr) -> Result<u32, Errno> {
+    let mut list = Vec::new();
+    if !fs.is_plain(attr.ino)? {
+        list = match InProcess::default().call(|cx| fs.getxattr(cx, attr.ino, ACCESS_LIST)) {
+            Ok(list) => list,
+            Err(Errno(libc::ENODATA)) => Vec::new(),
+            Err(errno) => return Err(errno),
+        };
+    }
+    Ok(rights.allowed(attr, &entries(&list)))
+}
+
+/// Whether some user of a certificate may search a directory: it lies on the way to what its client mounts.
+pub(super) fn may_search(fs: &dyn SessionStore, limits: &Limits, dir: &Attr) -> bool {
+    let rights = Rights { limits, who: Who::default(), daemon: true };
+    allowed(fs, &rights, dir).is_ok_and(|allowed| allowed & EXECUTE != 0)
+}
+
 impl Applying<'_> {
     /// Whether this client may do it; what it must not ask for beside is taken out. Of a certificate without limits nothing is checked.
     pub(super) fn permit(&self, op: &mut Op) -> Done {
@@ -117,38 +136,13 @@ impl Applying<'_> {
         let Who { uid, gid, pid, .. } = self.who;
         let daemon = (uid, gid, pid) == (0, 0, 0);
         let rights = Rights { limits, who: self.who, daemon };
-        match op {
-            // What a session is told, keeps and gives back, and what it asks of the whole volume.
-            Op::Getattr { .. }
-            | Op::Statfs {}
-            | Op::Sync {}
-            | Op::Stats {}
-            | Op::Lease { .. }
-            | Op::Numbers {}
-            | Op::Credit { .. }
-            | Op::Getlk { .. }
-            | Op::Lock { .. }
-            | Op::Unlock { .. }
-            | Op::Reclaim { .. }
-            | Op::Release { .. }
-            | Op::Forget { .. }
-            | Op::Claim { .. }
-            | Op::Numbered { .. }
-            | Op::Redone {}
-            | Op::Settled {}
-            | Op::Spare { .. }
-            | Op::Nothing {} => return Ok(()),
-            Op::Read { .. }
-            | Op::Lseek { .. }
-            | Op::Fsync { .. }
-            | Op::Fsyncdir { .. }
-            | Op::Write { .. }
-            | Op::Fallocate { .. }
-            | Op::Copy { .. } => return self.permit_on_file(&rights, op),
-            _ => {}
+        match op.info().check {
+            Check::Nothing => return Ok(()),
+            Check::OpenFile => return self.permit_on_file(&rights, op),
+            Check::Permission => {}
         }
         if self.promise.is_some() {
-            return Err(NOT_THE_OWNER); // R5
+            return Err(NOT_THE_OWNER); // RIGHTS-5
         }
         let for_itself = daemon && (!op.is_ordered() || matches!(op, Op::Open { .. }));
         if !rights.is_named() && !for_itself {
@@ -165,7 +159,7 @@ impl Applying<'_> {
         rights.is_named() && may().is_ok()
     }
 
-    /// R4, and R3 of contents.
+    /// RIGHTS-4, and RIGHTS-3 of contents.
     fn permit_on_file(&self, rights: &Rights<'_>, op: &mut Op) -> Done {
         let reads = |fh: u64| match self.session.handle(fh) {
             Some(open) if !open.reads => Err(Errno(libc::EBADF)),
@@ -217,7 +211,7 @@ impl Applying<'_> {
                     self.may(rights, *parent, EXECUTE)?;
                     let set_ids = attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
                     if set_ids && *flags & libc::O_TRUNC != 0 && !rights.is_root() {
-                        return Err(NOT_ALLOWED); // R3: it could not be taken away here
+                        return Err(NOT_ALLOWED); // RIGHTS-3: it could not be taken away here
                     }
                     self.may_open(rights, attr.ino, *flags)
                 }
@@ -304,15 +298,7 @@ impl Applying<'_> {
     }
 
     fn allowed(&self, rights: &Rights<'_>, attr: &Attr) -> Result<u32, Errno> {
-        let mut list = Vec::new();
-        if !self.fs().is_plain(attr.ino)? {
-            list = match InProcess::default().call(|cx| self.fs().getxattr(cx, attr.ino, ACCESS_LIST)) {
-                Ok(list) => list,
-                Err(Errno(libc::ENODATA)) => Vec::new(),
-                Err(errno) => return Err(errno),
-            };
-        }
-        Ok(rights.allowed(attr, &entries(&list)))
+        allowed(self.fs(), rights, attr)
     }
 
     /// Who may execute a program may read it: it is the client that executes.
@@ -372,7 +358,7 @@ impl Applying<'_> {
         if owners && !owner {
             return Err(NOT_THE_OWNER);
         }
-        // R1: root gives a file to users of the certificate, an owner to nobody.
+        // RIGHTS-1: root gives a file to users of the certificate, an owner to nobody.
         let gives_away = set.uid.is_some_and(|uid| uid != attr.uid && !(root && users.has(uid)));
         if gives_away || set.gid.is_some_and(|gid| gid != attr.gid && !groups.has(gid)) {
             return Err(NOT_THE_OWNER);

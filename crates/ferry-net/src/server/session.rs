@@ -1,37 +1,39 @@
 //! A client's session: what it knows and has open, and the ordered stream.
 //!
 //! Rules, each with a test in `tests/`:
-//! * S1: changes are applied in the order of their numbers, one at a time, each once. A new connection begins with the answers that
+//! * SESSION-1: changes are applied in the order of their numbers, one at a time, each once. A new connection begins with the answers that
 //!   are kept; a number that comes again is not applied again; one that leaves a gap, or whose answer the client has said to have, ends the session.
-//! * S2: an answer is kept until the client says that it has it; it may have no more than `WINDOW_OPS` changes without answer.
-//! * S3: a session outlives its connections. The newest connection is the one that counts: what an older one still brings changes nothing
+//! * SESSION-2: an answer is kept until the client says that it has it; it may have no more than `WINDOW_OPS` changes without answer.
+//! * SESSION-3: a session outlives its connections. The newest connection is the one that counts: what an older one still brings changes nothing
 //!   and takes no lock, for the newer one brings it again.
-//! * S4: the file system counts one lookup for each inode that a session knows, however many answers named it.
-//! * S6: a session that may promise is entered on the volume first, and from then on each change leaves its number there, promised or not: so a server that
+//! * SESSION-4: the file system counts one lookup for each inode that a session knows, however many answers named it.
+//! * SESSION-6: a session that may promise is entered on the volume first, and from then on each change leaves its number there, promised or not: so a server that
 //!   takes the place of one that crashed knows whom to wait for, and what is there already. The session that comes then has the old
 //!   number, and its changes go on counting.
-//! * S5: a promise that cannot be kept ends the series of changes that it belongs to: nothing of that is made behind it.
+//! * SESSION-5: a promise that cannot be kept ends the series of changes that it belongs to: nothing of that is made behind it.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ferry_device::Clock;
-use ferry_fs::{Attr, Errno, Filesystem, Ino, ROOT, Timestamp};
+use ferry_env::Clock;
+use ferry_fs::{Attr, Errno, Filesystem, Ino, ROOT, SessionStore, Timestamp};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use serde_json::Value;
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::durability::{MUCH_BYTES, MUCH_CHANGES};
 use super::leases::Leases;
 use super::locks::Locks;
 use super::provisions::Provisions;
+use super::walls::Walls;
 use crate::codec::List;
 use crate::frame;
 use crate::limits::Peer;
-use crate::message::{Made, Op, Outcome, Place, Promised, ToClient, WINDOW_OPS, Who};
+use crate::message::{BATCH_MAX, Made, OPEN_MAX, Op, Outcome, Place, Promised, ToClient, WINDOW_OPS, Who};
 
 /// No more answers wait for company,
 const OUTBOX_ANSWERS_MAX: usize = 64;
@@ -39,10 +41,17 @@ const OUTBOX_ANSWERS_MAX: usize = 64;
 const OUTBOX_BYTES_MAX: usize = 32 << 10;
 /// So much that a client is told unasked is on its way; more is not said.
 const NOTICES_MAX: usize = 16;
-/// Files that a client may have open.
-const OPEN_MAX: usize = 1 << 20;
+/// Answers of so many bytes do not delay shorter ones.
+const BULK_MIN: usize = 8 << 10;
+/// A client gives leases back behind changes that are so many ahead of what has come.
+const AHEAD_MAX: u64 = 1 << 17;
 /// Of names that others have taken away between two pings a client is told of the newest, so many bytes of them.
 const GONE_BYTES_MAX: usize = 2 << 20;
+/// Changes of a session, and KiB of them, that may restore it after a crash: for what comes beyond them it is not waited for.
+const RESTORING_MAX: u64 = 4 << 20;
+const RESTORING_KIB_MAX: u64 = 1 << 20;
+/// So many bytes that have arrived are progress, too: the next message may be a long one, on a slow line.
+const PROGRESS_BYTES: u64 = 4 << 10;
 /// Bytes of such a name beside the name itself.
 const GONE_BYTES: usize = 64;
 
@@ -56,7 +65,7 @@ pub(super) fn one_of(semaphore: &Arc<Semaphore>) -> Option<Room> {
     Some((one, nothing))
 }
 /// Frames to be sent.
-pub(super) type Line = UnboundedSender<(Vec<u8>, Vec<Room>)>;
+pub(super) type Line = crate::lanes::Line<Vec<Room>>;
 
 /// The client has broken the rules.
 #[derive(Debug)]
@@ -70,6 +79,8 @@ pub(super) struct Open {
     pub(super) fh: u64,
     pub(super) writes: bool,
     pub(super) reads: bool,
+    /// A lock on the file was lost: everything but closing fails.
+    pub(super) lost: bool,
 }
 
 /// What the server says of itself to each connection.
@@ -135,6 +146,19 @@ enum Enlisted {
     Fenced,
 }
 
+/// What a session does of what the server waits for after a crash.
+#[derive(Default)]
+struct Restoring {
+    /// When it came, or came on.
+    at: Duration,
+    /// The newest change that restores it.
+    newest: u64,
+    /// So many more changes of it may count.
+    changes_left: u64,
+    /// Bytes that had arrived when they counted last.
+    counted: u64,
+}
+
 #[derive(Default)]
 struct State {
     /// Inodes, each with the number of the newest answer that named it.
@@ -142,6 +166,8 @@ struct State {
     stamp: u64,
     handles: HashMap<u64, Open>,
     received: u64,
+    /// The newest change behind which leases were given back.
+    owed: u64,
     applied: u64,
     answers: VecDeque<(u64, Outcome)>,
     queue: VecDeque<Change>,
@@ -156,6 +182,10 @@ struct State {
     taken_up: Option<u64>,
     /// A thread applies the queue.
     busy: bool,
+    /// How far it is restored after a crash, while the server waits for that.
+    restoring: Restoring,
+    /// When it claimed anything last.
+    claimed_at: Option<Duration>,
     /// The change that is to be applied waits for clients that make again what they had promised.
     at_gate: bool,
     /// Changes up to this one are durable.
@@ -166,6 +196,8 @@ struct State {
     unsynced: (u64, usize),
     unsynced_since: Option<Duration>,
     line: Option<Line>,
+    /// Where the newest connection comes from.
+    from: Option<SocketAddr>,
     /// Answers that nobody waits for, and their room: they go before whatever is sent next, at the latest when no more changes wait.
     outbox: (Vec<u8>, Vec<Room>),
     /// Counts connections.
@@ -174,6 +206,16 @@ struct State {
     left_at: Option<Duration>,
     /// Changes that come now are for the next server.
     deaf: bool,
+}
+
+/// What a client mounts.
+pub(super) struct Mounted {
+    pub(super) path: Vec<u8>,
+    /// The directory that the client sees as its root.
+    pub(super) root: Ino,
+    pub(super) read_only: bool,
+    /// `None`: there is nothing that they would keep it from.
+    pub(super) walls: Option<Walls>,
 }
 
 /// The session.
@@ -189,6 +231,7 @@ pub(super) struct Session {
     /// The directory that the client sees as its root.
     pub(super) root: Ino,
     pub(super) read_only: bool,
+    pub(super) walls: Option<Walls>,
     /// The connection that may take locks; `None`: the session has ended. Locked before `state`, and held while a lock is taken: no older
     /// connection takes one behind the newest, none outlives the session.
     locker: RwLock<Option<u64>>,
@@ -206,6 +249,12 @@ pub(super) struct Session {
     redoing: RwLock<bool>,
     /// One of them could not be made.
     stumbled: AtomicBool,
+    /// Bytes that have arrived, on whatever connection.
+    pub(super) heard: Arc<AtomicU64>,
+    /// It may have held file locks at the server before.
+    had_locks: AtomicBool,
+    /// It is entered on the volume as one that may hold file locks.
+    locker_entered: Mutex<bool>,
 }
 
 impl Session {
@@ -213,9 +262,7 @@ impl Session {
         (id, number): (u128, u64),
         name: String,
         peer: Peer,
-        path: Vec<u8>,
-        root: Ino,
-        read_only: bool,
+        Mounted { path, root, read_only, walls }: Mounted,
     ) -> Self {
         let (locker, state, provisions) = (RwLock::new(Some(0)), Mutex::default(), Provisions::default());
         let (enlisted, over, redoing) =
@@ -228,6 +275,7 @@ impl Session {
             path,
             root,
             read_only,
+            walls,
             locker,
             state,
             provisions,
@@ -236,15 +284,72 @@ impl Session {
             notices: Arc::new(Semaphore::new(NOTICES_MAX)),
             redoing,
             stumbled: AtomicBool::new(false),
+            heard: Arc::default(),
+            had_locks: AtomicBool::new(false),
+            locker_entered: Mutex::new(false),
         }
     }
 
+    /// It may have held file locks at the server before. `same`: under the same number.
+    pub(super) fn reclaims_locks(&self, same: bool) {
+        self.had_locks.store(true, Ordering::SeqCst);
+        *self.locker_entered.lock() = same;
+    }
+
+    /// Whether it may have held file locks at the server before.
+    pub(super) fn had_locks(&self) -> bool {
+        self.had_locks.load(Ordering::SeqCst)
+    }
+
+    /// It is about to take a file lock: the next server has to know. Waits for the device, once. Where that cannot be noted, it reclaims
+    /// nothing from the next one.
+    pub(super) fn enter_locker(&self, fs: &dyn SessionStore) {
+        let mut entered = self.locker_entered.lock();
+        if !*entered && !self.is_over() {
+            *entered = fs.add_lock_holder(self.id).is_ok();
+        }
+    }
+
+    /// It has ended, and reclaims nothing: that is durable before others get its locks.
+    pub(super) fn remove_locker(&self, fs: &dyn SessionStore) {
+        let mut entered = self.locker_entered.lock();
+        if *entered {
+            *entered = fs.remove_lock_holders(&[self.id]).is_err();
+        }
+    }
+
+    /// Whether it is entered as one that may hold locks.
+    pub(super) fn is_locker(&self) -> bool {
+        *self.locker_entered.lock()
+    }
+
+    /// A lock on this file was lost: what it has open of it is of no use any more.
+    pub(super) fn lose(&self, ino: Ino) {
+        let mut state = self.state.lock();
+        state.handles.values_mut().filter(|open| open.ino == ino).for_each(|open| open.lost = true);
+    }
+
     /// The same session as at a server that crashed, which has left this mark, and this word of how far it was durable.
-    pub(super) fn take_up(&self, (mark, durable): (u64, u64)) {
+    pub(super) fn take_up(&self, (mark, durable): (u64, u64), now: Duration) {
         *self.enlisted.lock() = Enlisted::Yes;
         *self.redoing.write() = true;
         let mut state = self.state.lock();
         (state.taken_up, state.durable) = (Some(mark), durable);
+        state.restoring = Restoring { at: now, changes_left: RESTORING_MAX, ..Restoring::default() };
+    }
+
+    /// Whether nothing of what the server waits for has come for so long. As long as the server itself has something to do, it is not the
+    /// client that is late.
+    pub(super) fn is_stalled(&self, now: Duration, most: Duration) -> bool {
+        let heard = self.heard.load(Ordering::Relaxed);
+        let mut state = self.state.lock();
+        let busy = state.restoring.newest > state.applied && !state.at_gate;
+        let restoring = &mut state.restoring;
+        let arrives = heard - restoring.counted >= PROGRESS_BYTES && heard >> 10 <= RESTORING_KIB_MAX;
+        if restoring.changes_left > 0 && (busy || arrives) {
+            (restoring.at, restoring.counted) = (now, heard);
+        }
+        now.saturating_sub(restoring.at) > most
     }
 
     /// Whether it makes again what it had promised: as long as the guard lives, if it says so.
@@ -271,7 +376,7 @@ impl Session {
 
     /// Enters it on the volume, so that it is waited for after a crash. Waits for the device, once.
     /// `promised`: for a change of the series that goes on.
-    pub(super) fn enlist(&self, fs: &dyn Filesystem, promised: bool) -> Result<(), Errno> {
+    pub(super) fn enlist(&self, fs: &dyn SessionStore, promised: bool) -> Result<(), Errno> {
         let mut enlisted = self.enlisted.lock();
         match *enlisted {
             Enlisted::No => {}
@@ -281,9 +386,14 @@ impl Session {
         if self.is_over() {
             return Err(Errno(libc::EIO));
         }
-        fs.enlist(self.id)?;
+        fs.add_session(self.id)?;
         *enlisted = Enlisted::Yes;
         Ok(())
+    }
+
+    /// Whether its client may promise anything: others get nothing to promise it out of.
+    pub(super) fn may_promise(&self) -> bool {
+        !self.read_only && self.peer.limits.is_none()
     }
 
     /// Whether it is: then all that it changes leaves marks, and is durable soon.
@@ -292,17 +402,17 @@ impl Session {
     }
 
     /// Others may change what it has promised: it makes nothing of it again. Not before it has heard of it and promises anew.
-    pub(super) fn fence(&self, fs: &dyn Filesystem) {
+    pub(super) fn fence(&self, fs: &dyn SessionStore) {
         let mut enlisted = self.enlisted.lock();
         if std::mem::replace(&mut *enlisted, Enlisted::Fenced) == Enlisted::Yes {
-            fs.unmark(self.id);
+            fs.remove_session(self.id);
         }
     }
 
     /// It has ended: nobody waits for it after a crash any more.
-    pub(super) fn unmark(&self, fs: &dyn Filesystem) {
+    pub(super) fn unmark(&self, fs: &dyn SessionStore) {
         if *self.enlisted.lock() == Enlisted::Yes {
-            fs.unmark(self.id);
+            fs.remove_session(self.id);
         }
     }
 
@@ -344,6 +454,20 @@ impl Session {
         }
     }
 
+    /// Another client finds no space: this one is to give back what it does not need, and to forget files that have no name any more. Not if it has
+    /// nothing of either, or hears too much already.
+    pub(super) fn lacks(&self) {
+        let [credit, _] = self.provisions.figures();
+        let mut state = self.state.lock();
+        if credit == (0, 0) && state.gone.0.is_empty() {
+            return;
+        }
+        let Some(room) = one_of(&self.notices) else { return };
+        let names: Vec<Place> = std::mem::take(&mut state.gone).0.into();
+        let frames = [gone(&names), frame::encode(&ToClient::Lack {})].concat();
+        send(&mut state, frames, Some(room));
+    }
+
     /// Changes up to this one are durable: the client is told.
     pub(super) fn became_durable(&self, seq: u64) {
         let mut state = self.state.lock();
@@ -371,7 +495,7 @@ impl Session {
     /// Gives its number; `None`: the session is over.
     pub(super) fn connect(
         &self,
-        line: &Line,
+        (line, from): (&Line, Option<SocketAddr>),
         greeting: &Greeting,
         (resumed, newest): (bool, u64),
         (locks, leases): (&Locks, &Leases),
@@ -388,7 +512,7 @@ impl Session {
         }
         let resumed = resumed && mark.is_none();
         // Its greeting says that it relies on none.
-        let series = leases.begin(self.number);
+        let series = leases.begin(self.number, self.client_id(from));
         let (session, read_only, applied) = (self.id, self.read_only, state.applied);
         let Greeting { boot, term_ms, clock } = greeting;
         let (boot, term_ms) = (*boot, *term_ms);
@@ -407,22 +531,54 @@ impl Session {
             now,
             mark,
         };
-        let _gone = line.send((frame::encode(&welcome), Vec::new()));
+        line.send_first(frame::encode(&welcome), Vec::new());
         // What the last connection may have lost: in order, before any newer one.
         for (seq, outcome) in &state.answers {
             let (after, empty, made, outcome) = (List::default(), false, None, outcome.clone());
             let answer = ToClient::Changed { seq: *seq, after, empty, made, outcome };
-            let _gone = line.send((frame::encode(&answer), Vec::new()));
+            line.send_first(frame::encode(&answer), Vec::new());
         }
         state.epoch += 1;
         state.outbox = (Vec::new(), Vec::new());
         state.line = Some(line.clone());
-        state.left_at = None;
+        (state.from, state.left_at) = (from, None);
         let epoch = state.epoch;
         drop(state);
         *locker = Some(epoch);
         locks.cancel(self.id, None);
         Some(epoch)
+    }
+
+    /// Who it is, whatever session it has: its certificate or, if it has none, its address.
+    fn client_id(&self, from: Option<SocketAddr>) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match from.map(|from| from.ip().to_canonical()) {
+            _ if !self.peer.certificate.is_empty() => self.peer.certificate.hash(&mut hasher),
+            Some(address) => address.hash(&mut hasher),
+            None => self.number.hash(&mut hasher),
+        }
+        hasher.finish()
+    }
+
+    /// Says in the log who has come.
+    pub(super) fn log_arrival(&self, how: &str) {
+        let (number, client, certificate) = (self.number, &self.name, self.peer.name.as_deref());
+        let address = self.state.lock().from.map(|from| from.to_string());
+        let path = String::from_utf8_lossy(&self.path);
+        tracing::info!(number, client, certificate, address, %path, "{how}");
+    }
+
+    /// And who has gone.
+    pub(super) fn log_departure(&self, from: Option<SocketAddr>, error: Option<&str>) {
+        let (number, client, certificate) = (self.number, &self.name, self.peer.name.as_deref());
+        tracing::info!(
+            number,
+            client,
+            certificate,
+            address = from.map(|from| from.to_string()),
+            error,
+            "disconnected"
+        );
     }
 
     /// Leave for a connection (`None`: for a change, whichever brought it) to take a lock, while the guard is held.
@@ -434,8 +590,20 @@ impl Session {
     /// Answers a request of the connection with number `epoch`, unless another has taken over: it will be asked again there.
     pub(super) fn reply(&self, (epoch, id): (u64, u64), leased: u8, outcome: Outcome, room: Option<Room>) {
         let mut state = self.state.lock();
-        if state.epoch == epoch {
-            send(&mut state, frame::encode(&ToClient::Reply { id, leased, outcome }), room);
+        if state.epoch != epoch {
+            return;
+        }
+        let is_bulk =
+            matches!(outcome, Outcome::Data { .. } | Outcome::Listing { .. } | Outcome::Walked { .. });
+        let frame = frame::encode(&ToClient::Reply { id, leased, outcome });
+        if is_bulk && frame.len() >= BULK_MIN {
+            // Nothing else may wait for it: neither a recall nor a ping's answer.
+            send(&mut state, Vec::new(), None);
+            if let Some(line) = &state.line {
+                line.send(frame, room.into_iter().collect());
+            }
+        } else {
+            send(&mut state, frame, room);
         }
     }
 
@@ -453,18 +621,26 @@ impl Session {
         (inodes, after): (&[Ino], u64),
         leases: &Leases,
     ) -> Result<(), Violation> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         if state.epoch != epoch || state.deaf {
             return Ok(());
         }
-        if after > state.received {
-            return Err(Violation("leases that are given back behind a change that has not come"));
+        if after > state.received.saturating_add(AHEAD_MAX) {
+            return Err(Violation("leases that are given back behind a change that is far ahead"));
         }
+        state.owed = state.owed.max(after);
         let inward = |ino: &Ino| if *ino == ROOT { self.root } else { *ino };
         let inodes: Vec<Ino> = inodes.iter().map(inward).collect();
         // Whatever the client says: all that has come counts.
-        leases.give_back(self.number, &inodes, (state.received > state.applied).then_some(state.received));
+        let after = after.max(state.received);
+        leases.give_back(self.number, &inodes, (after > state.applied).then_some(after));
         Ok(())
+    }
+
+    /// Whether it has given leases back behind a change that has not come.
+    pub(super) fn owes_changes(&self) -> bool {
+        let state = self.state.lock();
+        state.owed > state.received
     }
 
     /// The connection with this number has gone, unless another has taken over. Nobody waits for locks any more.
@@ -495,7 +671,7 @@ impl Session {
             return Err(Violation("the session has ended"));
         }
         if state.epoch != epoch || state.deaf {
-            return Ok(false); // S3; and after a goodbye it goes to the next server
+            return Ok(false); // SESSION-3; and after a goodbye it goes to the next server
         }
         if answered > state.applied || change.seq.saturating_sub(answered) > WINDOW_OPS as u64 {
             return Err(Violation("answers that were not given, or more changes than the window holds"));
@@ -517,6 +693,12 @@ impl Session {
         }
         if change.series > leases.series(self.number) {
             return Err(Violation("a series of changes that has not begun"));
+        }
+        if state.restoring.changes_left > 0 {
+            state.restoring.changes_left -= 1;
+            if change.promised.is_some() || change.op.info().restores {
+                (state.restoring.at, state.restoring.newest) = (change.came, seq);
+            }
         }
         (state.received, state.taken_up) = (seq, None);
         state.queued += change.bytes;
@@ -542,6 +724,11 @@ impl Session {
     /// The next change has to wait: what was answered goes now.
     pub(super) fn send_answers(&self) {
         send(&mut self.state.lock(), Vec::new(), None);
+    }
+
+    /// The server ends because of a change: it is not to be sent again.
+    pub(super) fn say_fatal(&self, seq: u64, room: Option<Room>) {
+        send(&mut self.state.lock(), frame::encode(&ToClient::Fatal { seq }), room);
     }
 
     /// A change has panicked, before it was answered or behind that.
@@ -584,8 +771,10 @@ impl Session {
         run();
     }
 
-    /// An answer names `ino`, whose lookup the file system has counted. Gives the stamp.
-    pub(super) fn learn(&self, fs: &dyn Filesystem, ino: Ino) -> u64 {
+    /// An answer names `ino`, whose lookup the file system has counted, and which is no directory and was found in `dir` (0: it is one, or nobody
+    /// knows). Gives the stamp.
+    pub(super) fn learn(&self, fs: &dyn Filesystem, ino: Ino, dir: Ino) -> u64 {
+        self.found_in(ino, dir);
         let (stamp, surplus) = {
             let mut state = self.state.lock();
             state.stamp += 1;
@@ -597,6 +786,41 @@ impl Session {
             fs.forget(ino, 1);
         }
         stamp
+    }
+
+    /// The client has found an inode, which is no directory, in `dir` (0: it is one, or nobody knows).
+    pub(super) fn found_in(&self, ino: Ino, dir: Ino) {
+        if let Some(walls) = self.walls.as_ref().filter(|_| dir != 0) {
+            walls.found(ino, dir);
+        }
+    }
+
+    /// In which directory the client has found an inode that it knows; 0: that is not known, or nobody needs it.
+    pub(super) fn where_found(&self, ino: Ino) -> Ino {
+        self.walls.as_ref().and_then(|walls| walls.where_found(ino)).unwrap_or(0)
+    }
+
+    /// The client has claimed these, whose lookups the file system has counted. Gives the stamp.
+    pub(super) fn learn_again(&self, fs: &dyn Filesystem, inos: &[Ino], now: Duration) -> u64 {
+        let (stamp, surplus) = {
+            let mut state = self.state.lock();
+            state.stamp += 1;
+            let (stamp, over) = (state.stamp, self.is_over());
+            let mut learn =
+                |ino: &Ino| over || *ino == self.root || state.known.insert(*ino, stamp).is_some();
+            let surplus: Vec<Ino> = inos.iter().copied().filter(|ino| learn(ino)).collect();
+            if surplus.len() < inos.len() {
+                state.claimed_at = Some(now);
+            }
+            (stamp, surplus)
+        };
+        surplus.into_iter().for_each(|ino| fs.forget(ino, 1));
+        stamp
+    }
+
+    /// Whether it has claimed anything behind `since`, so that it may claim more.
+    pub(super) fn has_claimed(&self, since: Duration) -> bool {
+        self.state.lock().claimed_at.is_some_and(|at| at > since)
     }
 
     /// Another client has taken these names away from some of these inodes.
@@ -620,9 +844,10 @@ impl Session {
         }
     }
 
-    /// The names that others have taken away since this was asked last.
-    pub(super) fn take_lost_names(&self) -> Vec<Place> {
-        std::mem::take(&mut self.state.lock().gone).0.into()
+    /// Says which names others have taken away since this was said last.
+    pub(super) fn take_lost_names(&self) -> Vec<u8> {
+        let names: Vec<Place> = std::mem::take(&mut self.state.lock().gone).0.into();
+        gone(&names)
     }
 
     /// The client forgets an inode, unless an answer that it had not seen has named it again.
@@ -636,6 +861,9 @@ impl Session {
             gone
         };
         if gone {
+            if let Some(walls) = &self.walls {
+                walls.forget(ino);
+            }
             fs.forget(ino, 1);
         }
     }
@@ -689,7 +917,8 @@ impl Session {
         self.state.lock().handles.remove(&number)
     }
 
-    /// Ends the session, or only if it has been without a connection since `left`. A change that is being applied is the last one.
+    /// Ends the session, or only if it has been without a connection since `left`. A change that is being applied is the last one, and its
+    /// locks are held until then.
     pub(super) fn end(&self, left: Option<Duration>, locks: &Locks) -> bool {
         let mut locker = self.locker.write();
         {
@@ -707,8 +936,13 @@ impl Session {
         }
         *locker = None;
         self.provisions.end();
-        locks.end(self.id);
+        locks.cancel(self.id, None);
         true
+    }
+
+    /// Whether one of its changes is being applied, or waits for its turn.
+    pub(super) fn is_applying(&self) -> bool {
+        self.state.lock().busy
     }
 
     /// Takes no more changes; those that it has are applied.
@@ -768,6 +1002,7 @@ impl Session {
             ("client", Value::from(self.number)),
             ("name", self.name.as_str().into()),
             ("certificate", self.peer.name.as_deref().into()),
+            ("address", state.from.map(|from| from.to_string()).into()),
             ("path", String::from_utf8_lossy(&self.path).into()),
             ("read_only", self.read_only.into()),
             ("connected", state.line.is_some().into()),
@@ -795,6 +1030,12 @@ impl Session {
     }
 }
 
+/// The messages that say which names are gone.
+fn gone(names: &[Place]) -> Vec<u8> {
+    let messages = names.chunks(BATCH_MAX).map(|batch| ToClient::Gone { names: List(batch.to_vec()) });
+    messages.flat_map(|message| frame::encode(&message)).collect()
+}
+
 /// The time of day.
 pub(super) fn wall(clock: &dyn Clock) -> Timestamp {
     Timestamp(i128::try_from(clock.wall().as_nanos()).unwrap_or(i128::MAX))
@@ -807,7 +1048,7 @@ fn send(state: &mut State, frame: Vec<u8>, room: Option<Room>) {
     rooms.extend(room);
     let frames = if answers.is_empty() { frame } else { [answers, frame].concat() };
     if !frames.is_empty() {
-        let _gone = line.send((frames, rooms));
+        line.send_first(frames, rooms);
     }
 }
 

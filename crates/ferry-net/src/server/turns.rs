@@ -3,24 +3,27 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use ferry_fs::{Errno, Ino, Mark, Promise};
+use ferry_fs::{EarlyAck, Errno, Ino, SessionSeq};
 
+use super::Core;
 use super::apply::Applying;
 use super::leases::{Begin, Place, Progress, Recalls, Turn};
+use super::panics::answered;
 use super::session::{Applied, Change, Session, wall};
-use super::{Core, durability, provisions};
-use crate::message::{BATCH_MAX, Op, Outcome, Promised};
+use crate::message::{BATCH_MAX, Info, Op, Outcome, Promised};
 
+/// So many changes of a session are made after a crash before another session has its turn on the thread.
+const SHARE: u32 = 16;
 /// No inode has this number.
 const TREE: Ino = 0;
 
 /// What is told to the file system of a promised change.
-fn promise(session: &Session, seq: u64, promised: &Promised) -> Promise {
-    Promise {
+fn promise(session: &Session, seq: u64, promised: &Promised) -> EarlyAck {
+    EarlyAck {
         at: promised.at,
         ino: (promised.ino != 0).then_some(promised.ino),
-        mark: Some(Mark { session: session.id, seq }),
-        aside: session.provisions.aside(),
+        seq: Some(SessionSeq { session: session.id, seq }),
+        reservation: session.provisions.aside(),
     }
 }
 
@@ -57,12 +60,21 @@ enum Waits {
 impl Core {
     /// Applies a session's changes until there are none, or one has to wait for its turn: then it goes on when that has come.
     pub(super) fn apply_all(self: &Arc<Self>, session: &Arc<Session>) {
+        let mut share = SHARE;
         while let Some(change) = session.next() {
-            if !self.apply_next(session, change) {
+            if self.panics.has_fallen() || !self.apply_next(session, change) {
                 return;
             }
+            share -= 1;
+            // Who comes back with less is not to wait for one that comes back with much.
+            if share == 0 && self.gate.is_shut() {
+                let (core, session) = (Arc::clone(self), Arc::clone(session));
+                return drop(self.runtime.spawn_blocking(move || core.apply_all(&session)));
+            }
+            share = share.max(1);
         }
         if session.is_over() {
+            self.free_locks(session);
             session.clear(&*self.fs);
         }
     }
@@ -137,7 +149,7 @@ impl Core {
         }
         let Change { seq, promised, who, op, room, .. } = change;
         let promise = promised.map(|promised| promise(session, seq, &promised));
-        let bytes = durability::bytes(&op);
+        let bytes = op.info().data_bytes;
         let applied = self.applying(session, who, promise).redo(op);
         drop(redoing);
         // What comes behind one that cannot be made says nothing of that until its client has heard.
@@ -226,7 +238,7 @@ impl Core {
         self.try_apply(session, change)
     }
 
-    /// Its turn has come. What is promised is so under write leases that its client has heard of: then nothing is left of others (F1).
+    /// Its turn has come. What is promised is so under write leases that its client has heard of: then nothing is left of others (UNSTABLE-1).
     fn apply_or_wait(self: &Arc<Self>, session: &Session, change: Change, turn: Turn) -> Option<Waits> {
         if change.promised.is_none() && self.fresh.is_others(session.number, &changes(&change, &turn)) {
             return Some(Waits::Sync(change, turn));
@@ -237,8 +249,13 @@ impl Core {
 
     /// Does something with a change. If that panics, the client hears of an error, and the changes behind it go on: else it would wait for
     /// ever, and so would whoever waits for what it gives back behind them.
-    fn surely<T>(&self, session: &Session, fallen: Fallen, act: impl FnOnce() -> Option<T>) -> Option<T> {
-        if let Ok(done) = catch_unwind(AssertUnwindSafe(act)) {
+    fn surely<T>(
+        self: &Arc<Self>,
+        session: &Session,
+        fallen: Fallen,
+        act: impl FnOnce() -> Option<T>,
+    ) -> Option<T> {
+        if let Ok(done) = catch_unwind(AssertUnwindSafe(|| answered(act))) {
             return done;
         }
         tracing::error!(
@@ -246,6 +263,9 @@ impl Core {
             seq = fallen.seq,
             "a change has panicked: it may be made or not"
         );
+        if self.falls_by(session, fallen.seq) {
+            return None;
+        }
         let outcome = Outcome::Failed { errno: libc::EIO };
         if fallen.promised {
             self.broken(session, fallen.series, &outcome);
@@ -268,17 +288,18 @@ impl Core {
         let inos = changes(&change, &turn);
         let Change { seq, series, promised, who, op, room, .. } = change;
         let mut making = self.fresh.begin(session.number, inos);
-        let bytes = durability::bytes(&op);
-        let price = promised.map(|_| provisions::price(&op));
+        let Info { cost, data_bytes: bytes, .. } = op.info();
         let promise = promised.map(|promised| promise(session, seq, &promised));
-        let enlisted = promise.map_or(Ok(()), |_| session.enlist(&*self.fs, true));
         let keeps = promise.is_some() || !turn.inos().is_empty();
+        // A change that was not promised is made without a mark, too: after a crash it is told as lost, at worst.
+        let enlisted = if keeps { session.enlist(&*self.fs, true) } else { Ok(()) };
+        let enlisted = enlisted.or_else(|errno| if promise.is_some() { Err(errno) } else { Ok(()) });
         let soon = keeps && session.is_enlisted();
-        let told = promise.is_none().then(|| Promise {
+        let told = promise.is_none().then(|| EarlyAck {
             at: wall(&*self.env.clock),
             ino: None,
-            mark: Some(Mark { session: session.id, seq }),
-            aside: None,
+            seq: Some(SessionSeq { session: session.id, seq }),
+            reservation: None,
         });
         let told = told.filter(|_| soon);
         let applied = match enlisted {
@@ -287,15 +308,19 @@ impl Core {
         };
         // It was fenced just before, and the mark that went then is there again.
         if soon && !session.is_enlisted() {
-            self.fs.unmark(session.id);
+            self.fs.remove_session(session.id);
         }
         making.made = applied.after_made(session);
-        if let Some(price) = price {
-            session.provisions.spend(price);
+        if promise.is_some() {
+            session.provisions.spend(cost);
         }
         let failed = matches!(applied.outcome, Outcome::Failed { .. });
         if promise.is_some() && failed {
             self.broken(session, series, &applied.outcome);
+        }
+        // Its client tries again as long as others have space that they do not need.
+        if applied.outcome == (Outcome::Failed { errno: libc::ENOSPC }) {
+            self.others(session).for_each(|other| other.lacks());
         }
         // Before a lease goes back behind it.
         if keeps && !failed {
@@ -308,8 +333,9 @@ impl Core {
 
     /// Answers a change that is not made.
     fn refuse(&self, session: &Session, change: Change, why: &Progress) {
-        if change.promised.is_some() {
-            session.provisions.spend(provisions::price(&change.op));
+        // What is dropped is sent again, perhaps, and costs something then.
+        if change.promised.is_some() && *why != Progress::Dropped {
+            session.provisions.spend(change.op.info().cost);
         }
         let outcome = match why {
             Progress::Busy => Outcome::Busy {},
@@ -331,7 +357,7 @@ impl Core {
         self.leases.refused(session.number, change.seq);
     }
 
-    /// What a client has promised cannot be done: nothing that it has promised behind it is.
+    /// What a client has promised cannot be done: nothing of this series is made behind it. The client sends again what does not depend on it.
     fn broken(&self, session: &Session, series: u32, outcome: &Outcome) {
         tracing::error!(client = session.name, ?outcome, "what it has shown as done cannot be done");
         self.leases.end_series(session.number, series);

@@ -1,13 +1,13 @@
 //! Walks: what a client asks for ahead of somebody who goes through a tree, many directories in one answer.
 //!
-//! * W1: nobody waits for what nobody has asked for. What its holder uses is left out (`leases/ahead`), and what has not come back after
-//!   [`WAIT_TIME_MAX`]. The answer waits for a sync where it tells of what others have changed (`fresh`, F3).
-//! * W2: leases on all of a step are recalled at once; a step is what the one before has listed. Each is entered before what it covers is
+//! * WALK-1: nobody waits for what nobody has asked for. What its holder uses is left out (`leases/ahead`), and what has not come back after
+//!   [`WAIT_TIME_MAX`]. The answer waits for a sync where it tells of what others have changed (`fresh`, UNSTABLE-3).
+//! * WALK-2: leases on all of a step are recalled at once; a step is what the one before has listed. Each is entered before what it covers is
 //!   read. Write leases take the place of read leases at the end, so that nobody who wants one waits for the walk; and only where nothing
-//!   of others is left to be made durable (`fresh`, F1).
-//! * W3: an answer tells of no inode without a lease, and of no directory but whole. It is as long as one answer may be; a client that
+//!   of others is left to be made durable (`fresh`, UNSTABLE-1).
+//! * WALK-3: an answer tells of no inode without a lease, and of no directory but whole. It is as long as one answer may be; a client that
 //!   wants more asks again.
-//! * W4: a directory is listed for who may list and search it; who may promise nothing gets no write leases.
+//! * WALK-4: a directory is listed for who may list and search it; who may promise nothing gets no write leases.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -40,6 +40,8 @@ struct Walk {
     /// Which of those that were asked for they are.
     asked: HashMap<Ino, u32>,
     first: bool,
+    /// Of a session with walls: in which directory each was found.
+    found_in: HashMap<Ino, Ino>,
     /// What was asked for and has no room.
     rest: Vec<u32>,
     /// With the volume's numbers.
@@ -51,8 +53,9 @@ struct Walk {
 
 impl Walk {
     fn new(purpose: Purpose) -> Self {
-        let (next, asked, rest, seen) = (Vec::new(), HashMap::new(), Vec::new(), Vec::new());
-        Self { purpose, next, asked, first: true, rest, seen, dirs: Vec::new(), entries: 0, bytes: 0 }
+        let (next, rest, seen, dirs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (asked, found_in) = (HashMap::new(), HashMap::new());
+        Self { purpose, next, asked, first: true, found_in, rest, seen, dirs, entries: 0, bytes: 0 }
     }
 
     fn is_full(&self) -> bool {
@@ -87,7 +90,7 @@ impl Core {
             return (request.told)(Outcome::Failed { errno: libc::EINVAL }, 0);
         }
         let session = Arc::clone(&request.session);
-        if session.read_only || session.peer.limits.is_some() {
+        if !session.may_promise() || self.leases.is_barred(session.number) {
             purpose = purpose.min(Purpose::Look {});
         }
         request.op = Op::Nothing {};
@@ -131,7 +134,9 @@ impl Core {
         let mut telling = Telling { core: self, session: session.number, inos: Vec::new(), told: false };
         if purpose == (Purpose::Remove {}) && !session.is_over() {
             let others = |ino: &Ino| self.fresh.is_others(session.number, &[*ino]);
-            let inos: Vec<Ino> = seen.iter().map(|(ino, _)| *ino).filter(|ino| !others(ino)).collect();
+            let inos = seen.iter().map(|(ino, _)| *ino);
+            let inos: Vec<Ino> =
+                inos.filter(|ino| !others(ino) && self.is_changeable(session, *ino)).collect();
             telling.inos = self.leases.upgrade(session.number, &inos);
             if telling.inos.iter().any(others) {
                 // Somebody was quicker, between the two: there is nothing to be told of that can be relied on.
@@ -148,12 +153,13 @@ impl Core {
                 (seen.writes, seen.plain) = (true, self.fs.is_plain(*ino).unwrap_or(false));
             }
         }
+        let found =
+            |(ino, _): &(Ino, Seen)| Some(Found { place: *asked.get(ino)?, ino: session.outward(*ino) });
+        let found = List(seen.iter().filter_map(found).collect());
         let inodes = List(seen.into_iter().map(|(_, seen)| seen).collect());
         // Who is gone has no use for leases.
         telling.told = !session.is_over();
-        let found =
-            asked.into_iter().map(|(ino, place)| Found { place, ino: session.outward(ino) }).collect();
-        (request.told)(Outcome::Walked { inodes, dirs: List(dirs), found: List(found), rest: List(rest) }, 0);
+        (request.told)(Outcome::Walked { inodes, dirs: List(dirs), found, rest: List(rest) }, 0);
     }
 }
 
@@ -163,10 +169,15 @@ impl Applying<'_> {
         for (at, Place { parent, name }) in (0..).zip(places) {
             let parent = self.session.inward(*parent).filter(|_| name != b"..");
             let readable = |dir: &Ino| self.core.leases.is_readable(self.session.number, &[*dir]);
-            let Some(parent) = parent.filter(|dir| readable(dir) && self.may_walk(*dir)) else { continue };
+            let may =
+                |dir: &Ino| self.core.is_inside(self.session, *dir) && readable(dir) && self.may_walk(*dir);
+            let Some(parent) = parent.filter(may) else { continue };
             let found = self.call(|cx| self.fs().lookup(cx, parent, name)).ok().and_then(|entry| entry.attr);
             let Some(Attr { ino, .. }) = found else { continue };
             self.fs().forget(ino, 1);
+            if self.session.walls.is_some() {
+                walk.found_in.insert(ino, parent);
+            }
             if walk.asked.insert(ino, at).is_none() {
                 walk.next.push(ino);
             }
@@ -198,7 +209,8 @@ impl Applying<'_> {
             return None;
         }
         let entry = self.call(|cx| self.fs().lookup(cx, ino, b".")).ok()?;
-        let Outcome::Entry { known: Some(known) } = self.entry(entry) else { return None };
+        let dir = walk.found_in.get(&ino).copied().unwrap_or(0);
+        let Outcome::Entry { known: Some(known) } = self.entry(dir, entry) else { return None };
         walk.seen.push((ino, Seen { known, writes: false, plain: false }));
         walk.bytes += SEEN_BYTES;
         Some(known.attr)
@@ -232,6 +244,9 @@ impl Applying<'_> {
             walk.entries += names.len();
             walk.bytes += names.iter().map(|name| NAME_BYTES + name.name.len()).sum::<usize>();
             let room = if lists_only { WALK_DIRS_MAX.saturating_sub(walk.next.len()) } else { inside.len() };
+            if self.session.walls.is_some() {
+                walk.found_in.extend(inside.iter().map(|ino| (*ino, dir)));
+            }
             walk.next.extend(inside.into_iter().take(room));
             walk.dirs.push(Listed { ino: self.session.outward(dir), names: List(names) });
         }

@@ -1,5 +1,6 @@
 //! Clients that answer changes before the server has made them.
 
+use super::certificates::Root;
 use super::*;
 
 impl Client {
@@ -224,4 +225,44 @@ fn alone_in(world: &World, name: &str) -> (Client, Ino) {
     let (ino, fh) = client.create(dir, "first").unwrap();
     client.write(ino, fh, 0, b"first").unwrap();
     (client, dir)
+}
+
+#[test]
+fn an_unmount_while_the_connection_is_gone_brings_all_that_was_promised() {
+    let world = World::new(760);
+    let client = world.client();
+    client.mkdir(ROOT, "before").unwrap();
+    client.sync().unwrap();
+    let connected = || client.fs.connection()["connected"] == true;
+    world.net.silence_all();
+    client.mkdir(ROOT, "promised").unwrap();
+    assert!(Root(&world.fs).names(ROOT) == ["before"], "the server has not heard of it");
+    let server = world.net.server.lock().take();
+    world.net.cut_all();
+    while connected() {
+        std::thread::yield_now();
+    }
+    let (tell, closed) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            client.fs.close();
+            tell.send(()).unwrap();
+        });
+        assert!(closed.recv_timeout(Duration::from_millis(300)).is_err(), "it waits for the server");
+        *world.net.server.lock() = server;
+        closed.recv().unwrap();
+    });
+    assert_eq!(Root(&world.fs).names(ROOT), ["before", "promised"]);
+    world.until_nobody_is_there();
+    // One that is forced waits for nobody.
+    let forced = world.client();
+    forced.mkdir(ROOT, "forced").unwrap();
+    forced.sync().unwrap();
+    world.net.silence_all();
+    forced.mkdir(ROOT, "lost").unwrap();
+    drop(world.take_server());
+    world.net.cut_all();
+    forced.fs.abandon();
+    forced.fs.close();
+    assert_eq!(Root(&world.fs).names(ROOT), ["before", "forced", "promised"]);
 }

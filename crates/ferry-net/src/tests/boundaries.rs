@@ -17,7 +17,7 @@ impl Raw {
         Self::connected(world, Peer::default())
     }
 
-    fn connected(world: &World, peer: Peer) -> Self {
+    pub(super) fn connected(world: &World, peer: Peer) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (ours, theirs) = duplex(1 << 20);
         world.server().serve_peer(Box::new(theirs), peer);
@@ -50,7 +50,7 @@ impl Raw {
         matches!(self.runtime.block_on(sent), Ok(Ok(())))
     }
 
-    fn send_bytes(&mut self, bytes: &[u8]) {
+    pub(super) fn send_bytes(&mut self, bytes: &[u8]) {
         // A server that has hung up hears nothing more.
         let _gone = self.runtime.block_on(self.stream.write_all(bytes));
     }
@@ -111,7 +111,7 @@ impl Raw {
     }
 }
 
-fn hello(path: &[u8]) -> ToServer {
+pub(super) fn hello(path: &[u8]) -> ToServer {
     ToServer::Hello { version: VERSION, session: 0, path: path.into(), name: b"raw".to_vec(), newest: 0 }
 }
 
@@ -162,7 +162,7 @@ fn what_is_no_greeting_or_no_message_ends_the_connection() {
     let honest = world.client();
     for bytes in [
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
-        frame::encode(&ToServer::Ping {}),
+        frame::encode(&ToServer::Ping { number: 1 }),
         [&[0xff; 4][..], &[0; 100]].concat(),
         (HELLO_MAX as u32 + 1).to_le_bytes().to_vec(),
     ] {
@@ -285,16 +285,16 @@ fn a_client_that_floods_and_does_not_read_stops_nobody() {
 
 #[test]
 fn certificates_open_the_door() {
-    use crate::{Address, ClientTls, ServerTls, TcpConnector, authority};
+    use crate::{Address, ClientTls, ServerTls, TcpConnector, Terms, authority};
     let world = World::new(25);
     let dir = tempfile::tempdir().unwrap();
     let (ca, stranger) = (dir.path().join("ca"), dir.path().join("stranger"));
-    authority::init(&ca, &["localhost".into()]).unwrap();
-    authority::init(&stranger, &["localhost".into()]).unwrap();
-    assert!(authority::init(&ca, &[]).is_err(), "nothing is overwritten");
-    assert!(authority::issue(&ca, "../x", None).is_err());
-    let ours = authority::issue(&ca, "laptop", None).unwrap();
-    let theirs = authority::issue(&stranger, "laptop", None).unwrap();
+    authority::init(&ca, &["localhost".into()], authority::DAYS).unwrap();
+    authority::init(&stranger, &["localhost".into()], authority::DAYS).unwrap();
+    assert!(authority::init(&ca, &[], authority::DAYS).is_err(), "nothing is overwritten");
+    assert!(authority::issue(&ca, "../x", &Terms::default(), authority::DAYS).is_err());
+    let ours = authority::issue(&ca, "laptop", &Terms::default(), authority::DAYS).unwrap();
+    let theirs = authority::issue(&stranger, "laptop", &Terms::default(), authority::DAYS).unwrap();
     let server = world.server();
     let bound = server.listen("127.0.0.1:0".parse().unwrap(), Some(ServerTls::load(&ca).unwrap())).unwrap();
     let connect = |host: &str, tls: Option<ClientTls>| {
@@ -305,6 +305,7 @@ fn certificates_open_the_door() {
             name: b"laptop".to_vec(),
             timeout: Duration::from_secs(5),
             asynchronous: true,
+            noatime: false,
         };
         RemoteFs::connect(Arc::new(TcpConnector::new(address, tls)), options, &Env::real())
     };
@@ -335,12 +336,28 @@ fn a_connection_that_another_has_taken_over_from_is_closed() {
     });
     assert!(matches!(new.hear(), Some(ToClient::Welcome { resumed: true, .. })));
     // A greeting may be taken in after the client has given that connection up for another: that one must not seem to live.
-    old.send(&ToServer::Ping {});
+    old.send(&ToServer::Ping { number: 1 });
     assert!(old.hear().is_none(), "neither a lease nor a sign of life");
-    new.send(&ToServer::Ping {});
+    new.send(&ToServer::Ping { number: 1 });
     assert!(matches!(new.hear(), Some(ToClient::Pong { .. })));
     world.server().control().evict("raw");
-    assert!(matches!(new.hear(), Some(ToClient::Evicted {})));
-    new.send(&ToServer::Ping {});
+    assert!(matches!(new.hear(), Some(ToClient::Evicted { .. })));
+    new.send(&ToServer::Ping { number: 1 });
     assert!(new.hear().is_none(), "its session has ended");
+}
+
+/// A position before the beginning comes from the kernel as one behind every end.
+#[test]
+fn no_data_and_no_hole_is_found_behind_the_end_of_a_file() {
+    let world = World::new(28);
+    let client = world.client();
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.write(ino, fh, 0, &[7; 4096]).unwrap();
+    let seek = |offset, whence| client.me.call(|cx| client.fs.lseek(cx, ino, fh, offset, whence));
+    assert_eq!((seek(0, libc::SEEK_DATA), seek(0, libc::SEEK_HOLE)), (Ok(0), Ok(4096)));
+    for offset in [4096, i64::MAX as u64, u64::MAX] {
+        for whence in [libc::SEEK_DATA, libc::SEEK_HOLE] {
+            assert_eq!(seek(offset, whence), Err(Errno(libc::ENXIO)), "{offset}");
+        }
+    }
 }

@@ -5,11 +5,11 @@ use super::*;
 use crate::codec::List;
 use crate::limits::Peer;
 use crate::message::*;
-use crate::{Address, ClientTls, Limits, ServerTls, TcpConnector, authority};
+use crate::{Address, ClientTls, Limits, ServerTls, TcpConnector, Terms, authority};
 
 pub(super) fn limited(users: &str, groups: &str) -> Peer {
     let limits = Limits { users: users.parse().unwrap(), groups: groups.parse().unwrap() };
-    Peer { certificate: b"a certificate".to_vec(), name: None, limits: Some(limits) }
+    Peer { certificate: b"a certificate".to_vec(), limits: Some(limits), ..Peer::default() }
 }
 
 /// A change of a file's contents, by its number and that of the open file.
@@ -21,15 +21,15 @@ fn user(uid: u32, gid: u32) -> Who {
 }
 
 const ALICE: Who = Who { uid: 1000, gid: 1000, pid: 77, umask: 0 };
-const DAEMON: Who = Who { uid: 0, gid: 0, pid: 0, umask: 0 };
+pub(super) const DAEMON: Who = Who { uid: 0, gid: 0, pid: 0, umask: 0 };
 const OPEN: i32 = libc::O_RDONLY;
 
-fn failed(errno: i32) -> Outcome {
+pub(super) fn failed(errno: i32) -> Outcome {
     Outcome::Failed { errno }
 }
 
 /// A client that says what it likes, about its users too.
-struct Liar {
+pub(super) struct Liar {
     raw: Raw,
     seq: u64,
     files: u64,
@@ -37,10 +37,14 @@ struct Liar {
 
 impl Liar {
     fn new(world: &World, peer: Peer) -> Self {
-        Self { raw: Raw::of(world, peer), seq: 0, files: 0 }
+        Self::at(world, peer, "/")
     }
 
-    fn says(&mut self, who: Who, op: Op) -> Outcome {
+    pub(super) fn at(world: &World, peer: Peer, path: &str) -> Self {
+        Self { raw: Raw::at(world, peer, path.as_bytes()), seq: 0, files: 0 }
+    }
+
+    pub(super) fn says(&mut self, who: Who, op: Op) -> Outcome {
         self.says_promised(who, op, None)
     }
 
@@ -62,14 +66,14 @@ impl Liar {
     }
 
     /// Looks a name up, for the daemon.
-    fn ino(&mut self, parent: Ino, name: &str) -> Ino {
+    pub(super) fn ino(&mut self, parent: Ino, name: &str) -> Ino {
         match self.says(DAEMON, Op::Lookup { parent, name: name.into() }) {
             Outcome::Entry { known: Some(known) } => known.attr.ino,
             other => panic!("{name}: {other:?}"),
         }
     }
 
-    fn opens(&mut self, who: Who, ino: Ino, flags: i32) -> Result<u64, i32> {
+    pub(super) fn opens(&mut self, who: Who, ino: Ino, flags: i32) -> Result<u64, i32> {
         self.files += 1;
         let fh = self.files;
         match self.says(who, Op::Open { ino, fh, flags, kill_suidgid: false }) {
@@ -80,26 +84,26 @@ impl Liar {
 }
 
 /// The volume, by root and not over the network.
-struct Root<'a>(&'a LocalFs);
+pub(super) struct Root<'a>(pub(super) &'a LocalFs);
 
 impl Root<'_> {
     fn call<T: ferry_fs::inprocess::FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> T {
         InProcess::default().call(request).unwrap()
     }
 
-    fn set(&self, ino: Ino, (uid, gid): (u32, u32), mode: u32) {
+    pub(super) fn set(&self, ino: Ino, (uid, gid): (u32, u32), mode: u32) {
         let (uid, gid) = (Some(uid), Some(gid));
         self.call(|cx| self.0.setattr(cx, ino, None, &SetAttr { uid, gid, ..SetAttr::default() }));
         self.call(|cx| self.0.setattr(cx, ino, None, &SetAttr { mode: Some(mode), ..SetAttr::default() }));
     }
 
-    fn dir(&self, parent: Ino, name: &str, owner: (u32, u32), mode: u32) -> Ino {
+    pub(super) fn dir(&self, parent: Ino, name: &str, owner: (u32, u32), mode: u32) -> Ino {
         let ino = self.call(|cx| self.0.mkdir(cx, parent, name.as_bytes(), 0)).attr.unwrap().ino;
         self.set(ino, owner, mode);
         ino
     }
 
-    fn file(&self, parent: Ino, name: &str, owner: (u32, u32), mode: u32) -> Ino {
+    pub(super) fn file(&self, parent: Ino, name: &str, owner: (u32, u32), mode: u32) -> Ino {
         let made = self.call(|cx| self.0.mknod(cx, parent, name.as_bytes(), libc::S_IFREG, 0));
         let ino = made.attr.unwrap().ino;
         self.set(ino, owner, mode);
@@ -114,7 +118,7 @@ impl Root<'_> {
         self.attr(ino).mode & 0o7777
     }
 
-    fn names(&self, dir: Ino) -> Vec<String> {
+    pub(super) fn names(&self, dir: Ino) -> Vec<String> {
         let mut names = Vec::new();
         let Any(_) = self.call(|cx| {
             self.0.readdir(cx, dir, 0, 0, false, &mut |entry| {
@@ -446,42 +450,89 @@ fn a_promise_of_a_client_that_is_limited_is_not_kept() {
         liar.says(ALICE, Op::Lease { inodes: List(vec![dir]) }),
         Outcome::Leases { held: List(vec![]) }
     );
-    let first = match liar.says(ALICE, Op::Numbers {}) {
-        Outcome::Numbers { numbers } => numbers.first,
-        other => panic!("{other:?}"),
-    };
-    let promised = Some(Promised { at: Timestamp(1), ino: first });
+    assert_eq!(liar.says(ALICE, Op::Numbers {}), failed(libc::EPERM));
+    assert_eq!(liar.says(ALICE, Op::Credit { bytes: 1 << 20, inodes: 64 }), failed(libc::EPERM));
+    let promised = Some(Promised { at: Timestamp(1), ino: 1 << 40 });
     let make = Op::Mkdir { parent: dir, name: b"d".to_vec(), mode: 0o755 };
     assert!(matches!(liar.says_promised(ALICE, make, promised), Outcome::Failed { .. }));
     assert!(Root(&world.fs).names(dir).is_empty());
 }
 
 /// A volume whose server listens, with an authority.
-struct Listening {
-    world: World,
-    dir: tempfile::TempDir,
-    port: u16,
+pub(super) struct Listening {
+    pub(super) world: World,
+    pub(super) dir: tempfile::TempDir,
+    pub(super) port: u16,
 }
 
 impl Listening {
-    fn new(seed: u64) -> Self {
-        let (world, dir) = (World::new(seed), tempfile::tempdir().unwrap());
-        authority::init(dir.path(), &["localhost".into()]).unwrap();
+    pub(super) fn new(seed: u64) -> Self {
+        Self::of(World::new(seed))
+    }
+
+    pub(super) fn of(world: World) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        authority::init(dir.path(), &["localhost".into()], authority::DAYS).unwrap();
         let tls = ServerTls::load(dir.path()).unwrap();
         let port = world.server().listen("127.0.0.1:0".parse().unwrap(), Some(tls)).unwrap().port();
         Self { world, dir, port }
     }
 
-    fn connect(&self, name: &str) -> Result<Client, NetError> {
-        let address = Address { host: "localhost".into(), port: self.port, path: "/".into() };
+    pub(super) fn connect(&self, name: &str) -> Result<Client, NetError> {
+        self.connect_at(name, "/")
+    }
+
+    /// A connection of somebody who says nothing.
+    pub(super) fn stranger(&self) -> std::net::TcpStream {
+        std::net::TcpStream::connect(("127.0.0.1", self.port)).unwrap()
+    }
+
+    pub(super) fn connect_at(&self, name: &str, path: &str) -> Result<Client, NetError> {
+        let address = Address { host: "localhost".into(), port: self.port, path: path.into() };
         let tls = ClientTls::load(&self.dir.path().join(name)).unwrap();
         let options = ClientOptions {
             name: name.into(),
             timeout: Duration::from_secs(1),
-            ..self.world.client_options("/")
+            ..self.world.client_options(path)
         };
         let fs = RemoteFs::connect(Arc::new(TcpConnector::new(address, Some(tls))), options, &Env::real())?;
         Ok(Client { fs, me: InProcess { uid: 1000, gid: 1000, caller: 5, ..InProcess::default() } })
+    }
+}
+
+#[test]
+fn a_limited_certificate_mounts_nothing_below_a_directory_that_it_may_not_search() {
+    let world = World::new(81);
+    let root = Root(&world.fs);
+    let closed = root.dir(ROOT, "closed", (0, 0), 0o700);
+    let open = root.dir(closed, "open", (0, 0), 0o777);
+    root.dir(open, "below", (1000, 1000), 0o777);
+    let mount = |peer: Peer, path: &str| {
+        *world.net.peer.lock() = peer;
+        world.mount(path).map(drop).map_err(|error| error.to_string())
+    };
+    for path in ["/closed/open", "/closed/open/below", "/closed/missing"] {
+        let said = mount(limited("1000", "1000"), path).unwrap_err();
+        assert!(said.contains("may not search /closed"), "{said}");
+        assert!(!said.contains("no such directory"), "it does not learn what is there: {said}");
+    }
+    // The directory itself is mounted by whoever may come so far: what is in it is checked then.
+    assert_eq!(mount(limited("1000", "1000"), "/closed"), Ok(()));
+    for peer in [limited("0", "0"), Peer::default()] {
+        assert_eq!(mount(peer, "/closed/open"), Ok(()));
+    }
+    // Its owner, its group and everybody else, each by its own bits.
+    for (mode, users, groups, may) in [
+        (0o710, "1000", "7", true),
+        (0o710, "1000", "8", false),
+        (0o701, "1000", "8", true),
+        (0o010, "7", "8", true),
+        (0o100, "1000,7", "8", true),
+        (0o666, "1000", "8", false),
+    ] {
+        root.set(closed, (7, 7), mode);
+        let mounted = mount(limited(users, groups), "/closed/open/below");
+        assert_eq!(mounted.is_ok(), may, "{mode:o} {users} {groups}: {mounted:?}");
     }
 }
 
@@ -497,7 +548,13 @@ fn the_certificate_says_whom_it_may_act_as() {
         ("root", "0,1000", "0-9999", true),
     ] {
         let limits = Limits { users: ids(users), groups: ids(groups) };
-        authority::issue(listening.dir.path(), name, Some(&limits)).unwrap();
+        authority::issue(
+            listening.dir.path(),
+            name,
+            &Terms { limits: Some(limits), exports: vec![] },
+            authority::DAYS,
+        )
+        .unwrap();
         let client = listening.connect(name).unwrap();
         let daemon = Client { me: InProcess::default(), fs: Arc::clone(&client.fs) };
         assert_eq!(daemon.ino(ROOT, "open"), dir);
@@ -506,7 +563,7 @@ fn the_certificate_says_whom_it_may_act_as() {
         assert_eq!(root.mkdir(dir, "root's").is_ok(), name == "root", "{name}");
     }
     // Without limits, as ever.
-    authority::issue(listening.dir.path(), "anybody", None).unwrap();
+    authority::issue(listening.dir.path(), "anybody", &Terms::default(), authority::DAYS).unwrap();
     let client = listening.connect("anybody").unwrap();
     assert!(Client { me: InProcess::default(), fs: client.fs }.mkdir(ROOT, "top").is_ok());
 }
@@ -516,7 +573,7 @@ fn a_certificate_that_is_revoked_opens_no_door() {
     let listening = Listening::new(79);
     let at = listening.dir.path();
     for name in ["laptop", "other"] {
-        authority::issue(at, name, None).unwrap();
+        authority::issue(at, name, &Terms::default(), authority::DAYS).unwrap();
     }
     let (laptop, other) = (listening.connect("laptop").unwrap(), listening.connect("other").unwrap());
     laptop.create(ROOT, "f").unwrap();
@@ -524,16 +581,22 @@ fn a_certificate_that_is_revoked_opens_no_door() {
     assert_eq!(authority::revoke(at, "laptop").unwrap(), 1);
     assert_eq!(authority::revoke(at, "laptop").unwrap(), 0, "already");
     let refused = listening.connect("laptop").err().unwrap().to_string();
-    assert!(refused.contains("CertificateRevoked"), "{refused}");
+    assert!(refused.contains("certificate (laptop) was revoked"), "{refused}");
     // Its session ends, and the connector that had connected before does not get in again.
-    assert_eq!(listening.world.server().control().evict("laptop"), 1);
-    assert!(laptop.sync().is_err(), "it hears of it here at the latest");
+    while laptop.sync().is_ok() {
+        std::thread::yield_now();
+    }
+    assert_eq!(laptop.create(ROOT, "late").map(drop), Err(Errno(libc::EIO)));
+    let control = listening.world.server().control();
+    while control.clients().as_array().unwrap().len() > 1 {
+        std::thread::yield_now();
+    }
     drop(laptop);
     assert!(other.create(ROOT, "h").is_ok());
     assert!(listening.connect("other").is_ok());
     // Another one of the same name is another certificate; the old one stays out though its directory is gone.
     std::fs::rename(at.join("laptop"), at.join("old")).unwrap();
-    authority::issue(at, "laptop", None).unwrap();
+    authority::issue(at, "laptop", &Terms::default(), authority::DAYS).unwrap();
     assert!(listening.connect("laptop").is_ok());
     assert!(listening.connect("old").is_err());
     // Both are known by name, wherever their files are.
@@ -549,20 +612,25 @@ fn a_certificate_that_is_revoked_opens_no_door() {
 fn who_has_connected_before_shows_its_certificate_again() {
     let listening = Listening::new(80);
     let at = listening.dir.path();
-    authority::issue(at, "laptop", None).unwrap();
+    authority::issue(at, "laptop", &Terms::default(), authority::DAYS).unwrap();
     let tls = ClientTls::load(&at.join("laptop")).unwrap();
     let address = Address { host: "localhost".into(), port: listening.port, path: "/".into() };
     let connector = TcpConnector::new(address, Some(tls));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // What the server says to somebody who says nothing that it understands; `None`: not a word.
-    let word = || {
+    // What the server says to this client; it greets when the handshake is over and `then` has been done.
+    let word = |then: &dyn Fn()| {
         runtime.block_on(async {
-            let mut stream = connector.connect().await.ok()?;
-            stream.write_all(&crate::frame::encode(&ToServer::Ping {})).await.ok()?;
-            crate::frame::read::<ToClient>(&mut stream, FRAME_MAX).await.ok().flatten()
+            let mut stream = connector.connect().await.unwrap();
+            then();
+            stream.write_all(&crate::frame::encode(&super::boundaries::hello(b"/"))).await.unwrap();
+            crate::frame::read::<ToClient>(&mut stream, FRAME_MAX).await.unwrap()
         })
     };
-    assert!(matches!(word(), Some(ToClient::Refused { .. })));
-    authority::revoke(at, "laptop").unwrap();
-    assert_eq!(word(), None);
+    assert!(matches!(word(&|| {}), Some(ToClient::Welcome { .. })));
+    // Also one that had made its connection before.
+    let revoked = word(&|| assert_eq!(authority::revoke(at, "laptop").unwrap(), 1));
+    for said in [revoked, word(&|| {})] {
+        let Some(ToClient::Refused { reason }) = said else { panic!("{said:?}") };
+        assert!(String::from_utf8_lossy(&reason).contains("was revoked"));
+    }
 }

@@ -1,8 +1,12 @@
 //! Clients that want to harm.
 
 use super::boundaries::Raw;
+use super::certificates::Listening;
 use super::*;
+use crate::limits::Peer;
 use crate::message::*;
+use crate::server::SESSIONS_OF_CERTIFICATE_MAX;
+use crate::{Terms, authority};
 
 /// What a client may make the server keep for it that it does not read: what the connection itself holds, and a little.
 const ANSWERS_MAX: usize = 100_000;
@@ -12,7 +16,7 @@ fn who_asks_whether_the_server_is_there_and_does_not_listen_takes_no_memory() {
     let world = World::new(900);
     let mut raw = Raw::greeted(&world);
     for _ in 0..4 * ANSWERS_MAX {
-        raw.send(&ToServer::Ping {});
+        raw.send(&ToServer::Ping { number: 1 });
     }
     raw.send(&ToServer::Request { id: 1, after: 0, who: Who::default(), op: Op::Statfs {} });
     let mut pongs = 0;
@@ -40,4 +44,50 @@ fn who_takes_locks_and_does_not_listen_takes_no_memory() {
         sent = id;
     }
     assert!(sent < 4 * ANSWERS_MAX as u64, "the server takes more than it can answer");
+}
+
+#[test]
+fn who_may_change_nothing_gets_nothing_to_promise_out_of() {
+    let exports = vec!["/:ro".parse().unwrap()];
+    let world = World::with(902, ServerOptions { exports, ..server_options() });
+    let free = || InProcess::default().call(|cx| world.fs.statfs(cx)).unwrap().blocks_available;
+    let before = free();
+    let mut raw = Raw::greeted(&world);
+    for op in [Op::Numbers {}, Op::Credit { bytes: 64 << 20, inodes: 4096 }] {
+        assert_eq!(raw.ask(op), Outcome::Failed { errno: libc::EPERM });
+    }
+    assert_eq!((free(), world.figure("credit_bytes"), world.figure("aside_bytes")), (before, 0, 0));
+    assert!(world.fs.sessions().unwrap().is_empty(), "nobody waits for it after a crash");
+}
+
+#[test]
+fn one_certificate_does_not_take_all_sessions() {
+    let world = World::new(903);
+    let peer = |of: &[u8]| Peer { certificate: of.to_vec(), ..Peer::default() };
+    let greedy: Vec<Raw> =
+        (0..SESSIONS_OF_CERTIFICATE_MAX).map(|_| Raw::of(&world, peer(b"greedy"))).collect();
+    *world.net.peer.lock() = peer(b"greedy");
+    let said = world.mount("/").map(drop).unwrap_err().to_string();
+    assert!(said.contains("this client's certificate") && said.contains("ferry evict"), "{said}");
+    drop(Raw::of(&world, peer(b"another")));
+    drop(greedy);
+}
+
+#[test]
+fn who_connects_and_says_nothing_keeps_nobody_out() {
+    const CROWD: usize = 400;
+    let listening = Listening::new(904);
+    authority::issue(listening.dir.path(), "laptop", &Terms::default(), authority::DAYS).unwrap();
+    let client = listening.connect_at("laptop", "/").unwrap();
+    let mut crowd: Vec<std::net::TcpStream> = (0..CROWD).map(|_| listening.stranger()).collect();
+    assert!(client.create(ROOT, "f").is_ok(), "who was there works on");
+    assert!(listening.connect_at("laptop", "/").unwrap().create(ROOT, "g").is_ok());
+    // The oldest has gone for the others; the newest may still say something.
+    let sooner_than_for_its_silence = Duration::from_secs(5);
+    crowd[0].set_read_timeout(Some(sooner_than_for_its_silence)).unwrap();
+    let gone = io::Read::read(&mut crowd[0], &mut [0]);
+    assert!(!matches!(&gone, Err(error) if error.kind() == io::ErrorKind::WouldBlock), "{gone:?}");
+    let newest = crowd.last_mut().unwrap();
+    newest.set_nonblocking(true).unwrap();
+    assert_eq!(io::Read::read(newest, &mut [0]).map_err(|e| e.kind()), Err(io::ErrorKind::WouldBlock));
 }

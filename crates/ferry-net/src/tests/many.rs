@@ -5,12 +5,12 @@ use std::pin::Pin;
 use std::time::Instant;
 
 use tokio::io::{ReadHalf, WriteHalf, split};
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
 use super::*;
 use crate::codec::List;
 use crate::frame;
+use crate::lanes;
 use crate::message::*;
 
 const SESSIONS: usize = 200;
@@ -27,7 +27,7 @@ fn memory() -> u64 {
 
 /// A client that keeps nothing but its word: it gives back what it is asked for.
 struct Idle {
-    out: UnboundedSender<(Vec<u8>, ())>,
+    out: lanes::Line<()>,
     heard: JoinHandle<()>,
     /// Read leases that it was told of, leases that it gave back, and write leases.
     counts: Arc<[AtomicU64; 3]>,
@@ -35,8 +35,8 @@ struct Idle {
     found: Arc<Mutex<Vec<Ino>>>,
 }
 
-fn say(out: &UnboundedSender<(Vec<u8>, ())>, message: &ToServer) {
-    let _gone = out.send((frame::encode(message), ()));
+fn say(out: &lanes::Line<()>, message: &ToServer) {
+    out.send(frame::encode(message), ());
 }
 
 impl Idle {
@@ -44,8 +44,8 @@ impl Idle {
         let (ours, theirs) = duplex(16 << 10);
         server.serve_stream(Box::new(theirs));
         let (reader, writer): (ReadHalf<DuplexStream>, WriteHalf<DuplexStream>) = split(ours);
-        let (out, frames) = unbounded_channel();
-        tokio::spawn(frame::write_all(writer, frames));
+        let (out, outgoing) = lanes::line();
+        tokio::spawn(async { lanes::write_all(writer, outgoing, &lanes::AsTaken::default()).await });
         let name = format!("client {name}").into_bytes();
         say(&out, &ToServer::Hello { version: VERSION, session: 0, path: b"/".to_vec(), name, newest: 0 });
         let (counts, found) = (Arc::<[AtomicU64; 3]>::default(), Arc::<Mutex<Vec<Ino>>>::default());
@@ -72,7 +72,7 @@ impl Idle {
 
 async fn hear(
     mut reader: ReadHalf<DuplexStream>,
-    out: UnboundedSender<(Vec<u8>, ())>,
+    out: lanes::Line<()>,
     (counts, found): (Arc<[AtomicU64; 3]>, Arc<Mutex<Vec<Ino>>>),
 ) {
     while let Ok(Some(message)) = frame::read::<ToClient>(&mut reader, FRAME_MAX).await {
@@ -130,7 +130,7 @@ async fn ask_for_leases(idle: &[Idle], dir: Ino) {
 /// Keeps the terms going.
 async fn ping(idle: &[Idle]) {
     loop {
-        idle.iter().for_each(|client| say(&client.out, &ToServer::Ping {}));
+        idle.iter().for_each(|client| say(&client.out, &ToServer::Ping { number: 1 }));
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }

@@ -4,11 +4,17 @@
 mod asynchronous;
 mod boundaries;
 mod certificates;
+mod claims;
+mod clocks;
 mod coherence;
 mod crashes;
+mod doors;
+mod enlisted;
 mod fuzz;
 mod hostile;
 mod leases;
+mod locks;
+mod losses;
 mod many;
 mod panics;
 mod prefixes;
@@ -18,8 +24,10 @@ mod restarts;
 mod sessions;
 mod side_by_side;
 mod simulation;
+mod slow;
 mod space;
 mod walks;
+mod walls;
 
 use std::io;
 use std::pin::pin;
@@ -27,7 +35,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ferry_device::{BlockDevice, Env, MemDevice};
+use ferry_device::{BlockDevice, MemDevice};
+use ferry_env::Env;
 use ferry_fs::*;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -63,6 +72,8 @@ struct Network {
     random: Random,
     /// A connection carries fewer bytes than this; 0: any number.
     cut_below: AtomicU64,
+    /// Clients send so many bytes a second; 0: as many as they like.
+    up_rate: Arc<AtomicU64>,
     cuts: watch::Sender<u64>,
     /// Connections before this one carry nothing, and nobody is told.
     silent_below: watch::Sender<u64>,
@@ -103,6 +114,7 @@ impl Network {
             server: Mutex::default(),
             random: Random::new(seed),
             cut_below: AtomicU64::new(0),
+            up_rate: Arc::default(),
             cuts,
             silent_below: watch::Sender::new(0),
             connections: AtomicU64::new(0),
@@ -144,7 +156,9 @@ impl Connector for Network {
                 return Ok(Box::new(ours) as Box<dyn Stream>);
             }
             let (budgets, cuts) = ([budget(), budget()], self.cuts.subscribe());
-            self.runtime.spawn(relay(theirs, near, budgets, cuts, (number, self.silent_below.subscribe())));
+            let silent = (number, self.silent_below.subscribe());
+            let rate = Arc::clone(&self.up_rate);
+            self.runtime.spawn(async move { relay(theirs, near, (budgets, &rate), cuts, silent).await });
             Ok(Box::new(ours) as Box<dyn Stream>)
         })
     }
@@ -154,7 +168,7 @@ impl Connector for Network {
 async fn relay(
     a: DuplexStream,
     b: DuplexStream,
-    budgets: [u64; 2],
+    (budgets, up_rate): ([u64; 2], &AtomicU64),
     mut cuts: watch::Receiver<u64>,
     silent: (u64, watch::Receiver<u64>),
 ) {
@@ -162,7 +176,7 @@ async fn relay(
     async fn one(
         mut from: impl AsyncReadExt + Unpin,
         mut to: impl AsyncWriteExt + Unpin,
-        budget: u64,
+        (budget, rate): (u64, &AtomicU64),
         (number, mut silent_below): (u64, watch::Receiver<u64>),
     ) -> bool {
         let mut left = budget;
@@ -173,6 +187,9 @@ async fn relay(
                 Ok(n) if n > 0 => {
                     let _heard = silent_below.wait_for(|below| number >= *below).await.map(drop);
                     tokio::time::sleep(Duration::from_micros(n as u64 % 7 * 30)).await;
+                    if let Some(taken) = (n as u64 * 1_000_000).checked_div(rate.load(Ordering::Relaxed)) {
+                        tokio::time::sleep(Duration::from_micros(taken)).await;
+                    }
                     if to.write_all(&bytes[..n]).await.is_err() {
                         return false;
                     }
@@ -187,9 +204,12 @@ async fn relay(
         true
     }
     let ((ar, aw), (br, bw)) = (tokio::io::split(a), tokio::io::split(b));
+    let any = AtomicU64::new(0);
     let both = async {
-        let (mut up, mut down) =
-            (pin!(one(ar, bw, budgets[0], silent.clone())), pin!(one(br, aw, budgets[1], silent)));
+        let (mut up, mut down) = (
+            pin!(one(ar, bw, (budgets[0], up_rate), silent.clone())),
+            pin!(one(br, aw, (budgets[1], &any), silent)),
+        );
         tokio::select! {
             cut = &mut up => cut || down.await,
             cut = &mut down => cut || up.await,
@@ -213,8 +233,9 @@ async fn relay_messages(
         mut to: impl AsyncWriteExt + Unpin,
         (messages, up): (&Messages, bool),
     ) {
-        while let Ok(Some(bytes)) = crate::frame::read_bytes(&mut from, crate::message::FRAME_MAX).await {
-            let len = (bytes.len() as u32).to_le_bytes();
+        let max = crate::message::FRAME_MAX;
+        while let Ok(Some((kind, bytes))) = crate::frame::read_frame(&mut from, max).await {
+            let len = (bytes.len() as u32 | kind).to_le_bytes();
             // A request begins with its number among the messages.
             messages.requests.fetch_add(u64::from(up && bytes[0] == 2), Ordering::SeqCst);
             if messages.end_here() || to.write_all(&[&len[..], &bytes].concat()).await.is_err() {
@@ -281,7 +302,7 @@ impl World {
     }
 
     fn start(&self) {
-        let fs = self.fs.clone() as Arc<dyn Filesystem>;
+        let fs = self.fs.clone() as Arc<dyn SessionStore>;
         let server = Server::start(fs, self.options.clone(), self.env.clone()).unwrap();
         *self.net.server.lock() = Some(Arc::new(server));
     }
@@ -332,6 +353,7 @@ impl World {
             name: b"test".to_vec(),
             timeout: Duration::from_secs(20),
             asynchronous: true,
+            noatime: false,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use ferry_device::Clock;
+use ferry_env::Clock;
 
 use super::boundaries::assert_well;
 use super::promises::Teller;
@@ -97,7 +97,7 @@ fn a_promise_that_panics_is_broken_and_what_was_given_back_behind_it_is_free() {
         assert_eq!(teller.changed(second), Outcome::Dropped {});
         first
     });
-    assert_eq!(teller.ping(), (true, 1), "change {first} has ended its series");
+    assert_eq!(teller.ping(), (true, 0), "change {first} has ended its series, and the leases stay");
     assert!(other.mkdir(ROOT, "free").is_ok());
     assert_eq!(other.lookup(ROOT, "behind"), Ok(None));
 }

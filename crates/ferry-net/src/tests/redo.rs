@@ -48,7 +48,7 @@ impl Crashing {
     }
 
     /// Behind a crash: the connection ends at this message from here, and the next server crashes, too, or goes on.
-    fn start_and_cut(&mut self, message: u64, crashes: bool) {
+    pub(super) fn start_and_cut(&mut self, message: u64, crashes: bool) {
         let messages = Arc::clone(&self.world.net.messages);
         let mut cuts = self.world.net.cuts.subscribe();
         messages.cut_at.store(messages.so_far.load(Ordering::SeqCst) + message, Ordering::SeqCst);
@@ -144,7 +144,7 @@ impl Client {
         self
     }
 
-    fn kept(&self) -> u64 {
+    pub(super) fn kept(&self) -> u64 {
         // Both at one time.
         let connection = self.fs.connection();
         let of = |key: &str| connection[key].as_u64().expect("a number");
@@ -374,7 +374,7 @@ fn nobody_sees_less_than_before_while_something_is_made_again() {
     first.create(ROOT, "f").unwrap();
     crashing.crash();
     // Another is there before it.
-    let fs = crashing.world.fs.clone() as Arc<dyn Filesystem>;
+    let fs = crashing.world.fs.clone() as Arc<dyn SessionStore>;
     let server = Arc::new(Server::start(fs, crashing.world.options.clone(), Env::real()).unwrap());
     let own = Network::new(10);
     *own.server.lock() = Some(server.clone());
@@ -390,6 +390,24 @@ fn nobody_sees_less_than_before_while_something_is_made_again() {
 }
 
 #[test]
+fn an_open_for_writing_does_not_wait_for_the_terms_of_a_dead_server() {
+    let mut crashing = Crashing::new(14);
+    let client = crashing.world.client().warm_up();
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    client.write(ino, fh, 0, b"contents").unwrap();
+    client.close(ino, fh);
+    client.sync().unwrap();
+    crashing.crash_and_start();
+    assert_eq!(client.lookup(ROOT, "f").unwrap().unwrap().ino, ino, "it has a read lease");
+    let (opened, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| opened.send(client.open(ino)).unwrap());
+        // A write lease is granted when the terms of the dead server are over, after 60 s.
+        assert!(told.recv_timeout(Duration::from_secs(30)).expect("it is open").is_ok());
+    });
+}
+
+#[test]
 fn who_comes_too_late_is_told_once() {
     let mut crashing = Crashing::new(11);
     let client = crashing.world.client().warm_up();
@@ -398,10 +416,10 @@ fn who_comes_too_late_is_told_once() {
     crashing.crash();
     // A hold of a moment, and nobody comes.
     crashing.world.options = ServerOptions { grace: Duration::from_millis(10), ..long_terms() };
-    assert_eq!(crashing.world.fs.marked().unwrap().len(), 1);
-    let fs = crashing.world.fs.clone() as Arc<dyn Filesystem>;
+    assert_eq!(crashing.world.fs.sessions().unwrap().len(), 1);
+    let fs = crashing.world.fs.clone() as Arc<dyn SessionStore>;
     let server = Server::start(fs, crashing.world.options.clone(), Env::real()).unwrap();
-    while !crashing.world.fs.marked().unwrap().is_empty() {
+    while !crashing.world.fs.sessions().unwrap().is_empty() {
         std::thread::yield_now();
     }
     *crashing.world.net.server.lock() = Some(Arc::new(server));

@@ -11,6 +11,7 @@ fn work_goes_on_where_it_was_when_the_server_is_back() {
     client.lock(ino, fh, 1, libc::F_WRLCK, false).unwrap();
     let dir = client.mkdir(ROOT, "d").unwrap();
     world.stop();
+    world.options.grace = Duration::from_secs(1);
     let waiting = {
         let client = client.clone();
         std::thread::spawn(move || client.create(dir, "made while the server was gone"))
@@ -36,6 +37,17 @@ fn work_goes_on_where_it_was_when_the_server_is_back() {
 pub(super) fn long_terms() -> ServerOptions {
     let (grace, lease_term) = (Duration::from_secs(60), Duration::from_secs(60));
     ServerOptions { grace, lease_term, ..server_options() }
+}
+
+#[test]
+fn a_new_volume_is_served_without_a_grace_period_and_not_after_a_crash() {
+    let mut world = World::with(21, long_terms());
+    assert!(world.fs.was_handed_over());
+    let client = world.client();
+    client.create(ROOT, "f").expect("it would have waited for a minute, and been given up");
+    drop(world.take_server());
+    world.reopen();
+    assert!(!world.fs.was_handed_over());
 }
 
 #[test]
@@ -172,8 +184,8 @@ fn a_crash_of_the_server_is_told_by_fsync_of_what_was_not_synced() {
     assert_eq!(client.fsync(unsynced, b), Ok(()), "told once");
     let dir = client.me.call(|cx| client.fs.fsyncdir(cx, ROOT, 0, false));
     assert_eq!(dir, Err(Errno(libc::EIO)), "names may have been lost");
-    let sync = || client.me.call(|cx| client.fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0));
-    assert_eq!(sync(), Ok(Vec::new()), "all of it was told");
+    assert_eq!(client.sync(), Err(Errno(libc::EIO)), "whoever syncs all is told, too");
+    assert_eq!(client.sync(), Ok(()), "once");
 }
 
 #[test]
@@ -185,6 +197,7 @@ fn operations_wait_for_a_server_that_is_gone_and_then_fail() {
         name: b"impatient".to_vec(),
         timeout: Duration::from_millis(300),
         asynchronous: true,
+        noatime: false,
     };
     let fs = RemoteFs::connect(world.net.clone(), options, &Env::real()).unwrap();
     let client = Client { fs, me: InProcess::default() };
@@ -235,7 +248,7 @@ fn who_is_interrupted_leaves_nothing_behind() {
     let client = world.client();
     world.stop();
     let parking = Parking::default();
-    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &parking };
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
     assert!(matches!(client.fs.create(&cx, ROOT, b"never", 0o644, flags), Err(Stop::Parked)));
     parking.interrupt.lock().take().unwrap()();
@@ -244,7 +257,7 @@ fn who_is_interrupted_leaves_nothing_behind() {
 
     // An answer that comes too late is undone.
     let parking = Parking::default();
-    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &parking };
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
     assert!(matches!(client.fs.create(&cx, ROOT, b"made", 0o644, flags), Err(Stop::Parked)));
     let interrupt = parking.interrupt.lock().take().unwrap();
     while parking.answers.lock().is_empty() {
@@ -263,7 +276,7 @@ fn who_is_interrupted_leaves_nothing_behind() {
     let theirs = other.open(ino).unwrap();
     other.lock(ino, theirs, 1, libc::F_WRLCK, false).unwrap();
     let parking = Parking::default();
-    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &parking };
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
     let lock = FileLock { end: u64::MAX, kind: libc::F_WRLCK, pid: 1, owner: 2, ..FileLock::default() };
     assert!(matches!(client.fs.setlk(&cx, ino, fh, &lock, true), Err(Stop::Parked)));
     parking.interrupt.lock().take().unwrap()();
@@ -289,7 +302,7 @@ fn a_lock_that_is_given_back_is_given_back_though_nobody_waits_for_it() {
         std::thread::yield_now();
     }
     let parking = Parking::default();
-    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &parking };
+    let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
     let all = FileLock { end: u64::MAX, kind: libc::F_UNLCK, pid: 1, owner: 1, ..FileLock::default() };
     assert!(matches!(client.fs.setlk(&cx, ino, fh, &all, false), Err(Stop::Parked)));
     parking.interrupt.lock().take().unwrap()();
@@ -317,7 +330,7 @@ fn who_asks_again_for_a_lock_keeps_it() {
     for round in 0..60 {
         set(&other, theirs, rest, true).unwrap();
         let parking = Parking::default();
-        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, promise: None, park: &parking };
+        let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
         assert!(matches!(client.fs.setlk(&cx, ino, fh, &all, true), Err(Stop::Parked)));
         std::thread::scope(|scope| {
             let releasing = scope.spawn(|| set(&other, theirs, unlock(rest), false));
@@ -364,4 +377,35 @@ fn an_evicted_client_is_out_for_good_and_what_it_held_is_free() {
     assert_eq!(away.lookup(ROOT, "f"), Err(Errno(libc::EIO)));
     assert_eq!(other.lookup(ROOT, "late"), Ok(None));
     assert_eq!(control.evict("test"), 1, "by name: the one that is left");
+}
+
+#[test]
+fn an_evicted_client_stays_out_when_the_server_starts_anew() {
+    for crashes in [false, true] {
+        let lease_term = Duration::from_millis(100);
+        let options = ServerOptions { grace: Duration::from_secs(1), lease_term, ..server_options() };
+        let mut world = World::with(19, options);
+        let client = world.client();
+        let (ino, fh) = client.create(ROOT, "f").unwrap();
+        client.write(ino, fh, 0, b"applied").unwrap();
+        client.lock(ino, fh, 1, libc::F_WRLCK, false).unwrap();
+        let server = world.take_server();
+        world.net.cut_all();
+        assert_eq!(server.control().evict("test"), 1);
+        if crashes {
+            drop(server)
+        } else {
+            server.stop()
+        }
+        world.reopen();
+        world.start();
+        assert_eq!(client.mkdir(ROOT, "late"), Err(Errno(libc::EIO)), "crash: {crashes}");
+        assert_eq!(world.figure("locks"), 0);
+        let other = world.client();
+        assert_eq!(other.lookup(ROOT, "late"), Ok(None));
+        let theirs = other.open(other.ino(ROOT, "f")).unwrap();
+        assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
+        // It is only this session: who mounts anew comes in.
+        assert!(world.client().mkdir(ROOT, "anew").is_ok());
+    }
 }

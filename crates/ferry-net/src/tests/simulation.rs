@@ -21,6 +21,8 @@ use program::{Left, Program};
 
 /// Directories, each with a file that all append to.
 const PLACES: usize = 3;
+/// In a grace period of so long all clients come back.
+const GRACE_ENOUGH: Duration = Duration::from_secs(30);
 /// An operation that takes longer is taken for one that is never answered.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 
@@ -122,6 +124,9 @@ struct Plan {
     faults: Faults,
     term: Duration,
     grace: Duration,
+    session_life: Duration,
+    /// Of so many steps one is made under a lock that all want; 0: none is.
+    locked_of: u64,
     /// Bytes of the device, and of the log.
     device: u64,
     log: Option<u64>,
@@ -134,6 +139,10 @@ struct Plan {
     stops: u64,
     /// Of so many steps one is a client's last.
     vanish_of: u64,
+    /// So many files are there that nobody changes, and that each client looks up first.
+    known: u64,
+    /// One of so many clients waits for the answer to each change (`async=off`); 0: none does.
+    waiting_of: u64,
 }
 
 impl Plan {
@@ -141,9 +150,11 @@ impl Plan {
     const GENTLE: Self = Self {
         clients: 3,
         steps: 120,
-        faults: Faults { cut: 60, swallow: 0, hold: 300 },
+        faults: Faults { cut: 60, swallow: 0, hold: 300, rate: 0 },
         term: Duration::from_secs(6),
         grace: Duration::ZERO,
+        session_life: Duration::from_secs(60),
+        locked_of: 0,
         device: 48 << 20,
         log: None,
         lies: false,
@@ -151,21 +162,52 @@ impl Plan {
         crashes: 0,
         stops: 0,
         vanish_of: 0,
+        known: 0,
+        waiting_of: 0,
+    };
+    /// The same on lines that carry less than the programs say: what waits takes longer than a term.
+    const SLOW: Self = Self {
+        steps: 100,
+        faults: Faults { rate: 30_000, hold: 0, cut: 0, ..Self::GENTLE.faults },
+        term: Duration::from_millis(1200),
+        ..Self::GENTLE
     };
     /// Everything that may come.
     const ROUGH: Self = Self {
         clients: 3,
         steps: 150,
-        faults: Faults { cut: 40, swallow: 15, hold: 200 },
+        faults: Faults { cut: 40, swallow: 15, hold: 200, rate: 0 },
         term: Duration::from_millis(500),
         grace: Duration::from_secs(1),
-        device: 48 << 20,
-        log: None,
-        lies: false,
         crash_every: 900,
         crashes: 2,
         stops: 1,
         vanish_of: 200,
+        known: 30,
+        ..Self::GENTLE
+    };
+    /// The server crashes, and waits until all have come back: what a crash has taken they make again.
+    const RETURNING: Self = Self {
+        steps: 60,
+        faults: Faults { cut: 20, ..Self::GENTLE.faults },
+        term: Duration::from_secs(3),
+        grace: GRACE_ENOUGH,
+        crash_every: 500,
+        crashes: 2,
+        known: 20,
+        waiting_of: 2,
+        ..Self::GENTLE
+    };
+    /// Sessions end while their clients are away, and with them their locks.
+    const LOCKS: Self = Self {
+        steps: 50,
+        faults: Faults { cut: 40, swallow: 60, hold: 200, rate: 0 },
+        session_life: Duration::from_millis(100),
+        locked_of: 2,
+        crash_every: 700,
+        crashes: 1,
+        vanish_of: 0,
+        ..Self::ROUGH
     };
 }
 
@@ -195,6 +237,7 @@ fn mount(way: &Arc<Way>, who: u64, asynchronous: bool) -> Client {
             name: format!("p{who}").into_bytes(),
             timeout: Duration::from_secs(60),
             asynchronous,
+            noatime: false,
         };
         match RemoteFs::connect(way.clone(), options, &Env::real()) {
             Ok(fs) => break Client { fs, me: InProcess::default() },
@@ -236,7 +279,16 @@ impl Sim {
         for place in 0..PLACES {
             let name = format!("d{place}");
             let dir = me.call(|cx| fs.mkdir(cx, ROOT, name.as_bytes(), 0o755)).unwrap().attr.unwrap().ino;
-            me.call(|cx| fs.mknod(cx, dir, b"log", libc::S_IFREG | 0o644, 0)).unwrap();
+            for name in [&b"log"[..], b"locked"] {
+                me.call(|cx| fs.mknod(cx, dir, name, libc::S_IFREG | 0o644, 0)).unwrap();
+            }
+        }
+        if plan.known > 0 {
+            let dir = me.call(|cx| fs.mkdir(cx, ROOT, b"known", 0o755)).unwrap().attr.unwrap().ino;
+            for n in 0..plan.known {
+                let name = n.to_string().into_bytes();
+                me.call(|cx| fs.mknod(cx, dir, &name, libc::S_IFREG | 0o644, 0)).unwrap();
+            }
         }
         let _: Vec<u8> = me.call(|cx| fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0)).unwrap();
         let news = news.clone();
@@ -262,13 +314,20 @@ impl Sim {
         faults.swallow > 0 || crashes > 0 || vanish_of > 0
     }
 
+    /// Nothing that was answered may be lost though the server crashes: it waits for all.
+    fn all_come_back(&self) -> bool {
+        let Plan { faults, crashes, vanish_of, grace, .. } = self.plan;
+        crashes > 0 && grace >= GRACE_ENOUGH && faults.swallow == 0 && vanish_of == 0
+    }
+
     fn say(&self, who: u64, what: String) {
         self.doing.lock().insert(who, what);
     }
 
     fn start(&self, grace: Duration) {
-        let options = ServerOptions { lease_term: self.plan.term, grace, ..server_options() };
-        let fs = self.volume.lock().1.clone() as Arc<dyn Filesystem>;
+        let Plan { term: lease_term, session_life, .. } = self.plan;
+        let options = ServerOptions { lease_term, grace, session_life, ..server_options() };
+        let fs = self.volume.lock().1.clone() as Arc<dyn SessionStore>;
         let server = Server::start(fs, options, Env::real()).unwrap();
         *self.net.server.lock() = Some(Arc::new(server));
     }
@@ -412,6 +471,25 @@ fn crashes_silence_and_clients_that_vanish_cost_nothing_that_is_not_told() {
     }
 }
 
+/// What was answered is there or is made again, of clients that wait for each answer (`async=off`), too, and nobody is told of a loss.
+#[test]
+fn crashes_cost_nothing_where_all_clients_come_back() {
+    for seed in 50..52 {
+        run(seed, Plan::RETURNING);
+    }
+}
+
+/// Whoever brings what it has to bring, however slowly, is not taken for gone: else its programs would hear of a loss.
+#[test]
+fn lines_that_carry_little_cost_nothing() {
+    run(40, Plan::SLOW);
+}
+
+#[test]
+fn nothing_lands_under_a_lock_that_was_written_under_one_that_is_lost() {
+    run(40, Plan::LOCKS);
+}
+
 /// The simulation sees what it is there to see.
 #[test]
 fn a_server_that_calls_durable_what_is_not_is_found() {
@@ -493,14 +571,27 @@ fn for_so_many_seconds() {
         let rough = Plan {
             clients: 2 + random.below(3),
             steps: 60 + random.below(200),
-            faults: Faults { cut: random.below(100), swallow: random.below(30), hold: random.below(400) },
+            faults: Faults {
+                cut: random.below(100),
+                swallow: random.below(30),
+                hold: random.below(400),
+                rate: random.below(4) * 40_000,
+            },
             crash_every: 100 + random.below(1500),
             crashes: random.below(4),
             stops: random.below(2),
             vanish_of: random.below(2) * (40 + random.below(200)),
+            known: random.below(2) * random.below(100),
+            session_life: Duration::from_millis([100, 60_000][random.below(2) as usize]),
+            locked_of: random.below(2) * 3,
+            waiting_of: random.below(3),
             ..Plan::ROUGH
         };
-        let plan = if seed % 4 == 0 { Plan::GENTLE } else { rough };
+        let plan = match seed % 4 {
+            0 => Plan { waiting_of: random.below(3), ..Plan::GENTLE },
+            1 => Plan { waiting_of: random.below(3), ..Plan::RETURNING },
+            _ => rough,
+        };
         println!("seed {seed}: {plan:?}");
         let (frames, losses) = run(seed, plan);
         println!("seed {seed}: {frames} frames, {losses} losses told");

@@ -29,9 +29,7 @@ impl World {
 struct Names(Mutex<Vec<(Ino, Box<[u8]>)>>);
 
 impl ferry_fs::Host for Names {
-    fn invalidate_inode(&self, _ino: Ino, _offset: u64, _len: u64) {}
     fn invalidate_attributes(&self, _ino: Ino) {}
-    fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
     fn forget(&self, what: ferry_fs::ToForget, done: Box<dyn FnOnce() + Send>) {
         self.0.lock().extend(what.gone);
         done();
@@ -202,4 +200,119 @@ fn a_kernel_does_not_keep_what_others_have_taken_the_name_of() {
     assert_eq!(*kernel.0.lock(), gone, "nothing of directories, and of what it does not know");
     assert_eq!(*idle.0.lock(), [], "who knows nothing is not told");
     assert!(maker.lookup(dir, "kept").unwrap().is_some());
+}
+
+impl World {
+    /// A volume with room for so many bytes. (What clients write goes over a slow network.)
+    fn with_room(seed: u64, bytes: u64) -> Self {
+        let world = Self::on(Arc::new(MemDevice::new(96 << 20)), seed, server_options());
+        let taken = world.free_bytes() - bytes;
+        let flags = libc::O_RDWR | libc::O_CREAT;
+        let taking = InProcess::default().call(|cx| world.fs.create(cx, ROOT, b"taken", 0o644, flags));
+        let (entry, opened) = taking.unwrap();
+        let ino = entry.attr.unwrap().ino;
+        let all = |cx: &Cx<'_>| world.fs.fallocate(cx, ino, opened.fh, 0, 0, taken);
+        InProcess::default().call(all).unwrap();
+        world
+    }
+}
+
+/// A file that fills the volume, and what was written of it.
+fn fill(client: &Client, dir: Ino, name: &str) -> (Ino, u64, u64) {
+    let (ino, fh) = client.create(dir, name).unwrap();
+    let mut len = 0;
+    loop {
+        match client.write(ino, fh, len, &vec![1; 1 << 20]) {
+            Err(Errno(libc::ENOSPC)) => return (ino, fh, len),
+            written => len += written.unwrap(),
+        }
+    }
+}
+
+#[test]
+fn what_a_client_has_removed_is_free_for_its_next_write() {
+    let world = World::with_room(805, 8 << 20);
+    let client = world.client();
+    let dir = client.mkdir(ROOT, "d").unwrap();
+    for round in 0..2 {
+        let (ino, fh, len) = fill(&client, dir, "large");
+        assert!(len >= 4 << 20, "{len}");
+        client.close(ino, fh);
+        client.unlink(dir, "large").unwrap();
+        // No ping comes in this time that would tell the server of it.
+        client.fs.forget(ino, 1);
+        let (ino, fh) = client.create(dir, "next").unwrap();
+        for mib in 0..3 {
+            assert_eq!(client.write(ino, fh, mib << 20, &vec![2; 1 << 20]), Ok(1 << 20), "round {round}");
+        }
+        client.close(ino, fh);
+        client.unlink(dir, "next").unwrap();
+        client.fs.forget(ino, 1);
+    }
+}
+
+/// The kernel closes and forgets behind the back of the program: a write that is on its way already waits for that.
+#[test]
+fn a_write_waits_for_what_the_kernel_is_about_to_forget() {
+    let world = World::with_room(806, 8 << 20);
+    let (client, waiting) = (world.client(), world.waiting_client());
+    client.mkdir(ROOT, "d").unwrap();
+    for client in [&client, &waiting] {
+        let dir = client.ino(ROOT, "d");
+        let (ino, fh, _) = fill(client, dir, "large");
+        client.unlink(dir, "large").unwrap();
+        let (next, next_fh) = client.create(dir, "next").unwrap();
+        std::thread::scope(|scope| {
+            let changes = client.fs.connection()["changes"].as_u64().unwrap();
+            let written = scope.spawn(|| client.write(next, next_fh, 0, &vec![2; 1 << 20]));
+            wait_until("it is not sent", || client.fs.connection()["changes"].as_u64().unwrap() > changes);
+            client.close(ino, fh);
+            client.fs.forget(ino, 1);
+            assert_eq!(written.join().unwrap(), Ok(1 << 20));
+        });
+        client.close(next, next_fh);
+        client.unlink(dir, "next").unwrap();
+        client.fs.forget(next, 1);
+    }
+}
+
+/// What other clients have reserved, and what their kernels know of what was removed, comes back before anybody hears that there is no space.
+#[test]
+fn who_finds_no_space_gets_what_others_do_not_need() {
+    let world = World::with_room(807, 24 << 20);
+    let (client, other) = (world.client(), world.client());
+    let kernel = Arc::new(Names::default());
+    other.fs.attach(Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>);
+    let dir = client.mkdir(ROOT, "d").unwrap();
+    let its = other.mkdir(ROOT, "other").unwrap();
+    // Small writes, each of which takes more of the reservation than it needs: so there is some left.
+    let (ino, fh) = other.create(its, "f").unwrap();
+    wait_until("it has no reservation", || {
+        other.write(ino, fh, 0, b"x").unwrap();
+        other.fs.credit().0 > 0
+    });
+    let (large, large_fh) = other.create(its, "large").unwrap();
+    for mib in 0..8 {
+        other.write(large, large_fh, mib << 20, &vec![3; 1 << 20]).unwrap();
+    }
+    other.close(large, large_fh);
+    other.sync().unwrap();
+    // It is known to the other's kernel alone, which is told to forget it.
+    client.unlink(client.ino(ROOT, "other"), "large").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            wait_until("its kernel is not told", || !kernel.0.lock().is_empty());
+            other.fs.forget(large, 1);
+        });
+        let (file, file_fh, len) = fill(&client, dir, "mine");
+        assert_eq!(world.aside().0, 0, "{len}: all that was reserved is used");
+        client.close(file, file_fh);
+    });
+    let left = world.free_bytes();
+    assert!(left < 2 << 20, "{left} bytes are left");
+    let shown = client.me.call(|cx| client.fs.statfs(cx)).unwrap();
+    assert!(
+        shown.blocks_available * u64::from(shown.block_size) <= left + (1 << 20),
+        "df says what is there"
+    );
 }

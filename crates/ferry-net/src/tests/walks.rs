@@ -1,6 +1,6 @@
 //! Somebody goes through a tree that another client has made: what is asked for ahead, and that nobody else is the worse for it.
 
-use ferry_device::Clock;
+use ferry_env::Clock;
 
 use super::boundaries::Raw;
 use super::certificates::limited;

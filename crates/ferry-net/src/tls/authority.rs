@@ -1,33 +1,68 @@
-//! A small certificate authority, for those who have none: a directory with its key, the server's, and one directory for each client.
+//! A small certificate authority, for those who have none: a directory with what the server shows and one directory for each client. The
+//! authority's secret key lies apart, in `authority`: whoever has it can make certificates for everybody, and the server does not need it, so an
+//! administrator may take that directory away. Older versions left the key beside the server's; there it is found, too.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use ferry_env::Env;
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
 };
+use x509_parser::time::ASN1Time;
 
 use super::revoked::{REVOKED, entries};
-use super::{CA, certificate, certificates, unusable};
+use super::{CA, certificate, certificates, must_be_private, unusable};
 use crate::error::NetError;
-use crate::limits::Limits;
+use crate::limits::Terms;
 
 /// The authority's secret key.
-const CA_KEY: &str = "ca.key";
+pub(super) const CA_KEY: &str = "ca.key";
+/// The directory where it lies.
+const AUTHORITY: &str = "authority";
+/// A certificate is good for so many days if nobody says otherwise.
+pub const DAYS: u32 = 730;
 /// The clients' certificates that it has made, in the form of the list of those that are revoked.
 const ISSUED: &str = "issued";
 
-/// Makes an authority in `dir`, if there is none, and a certificate for the server under the names `hosts`.
-pub fn init(dir: &Path, hosts: &[String]) -> Result<(), NetError> {
+/// Where the authority of `dir` is: there itself, or apart.
+fn home(dir: &Path) -> PathBuf {
+    if dir.join(CA_KEY).exists() { dir.into() } else { dir.join(AUTHORITY) }
+}
+
+/// Makes an authority in `dir`, if there is none, and a certificate for the server under the names `hosts`, for so many days.
+pub fn init(dir: &Path, hosts: &[String], days: u32) -> Result<(), NetError> {
     fs::create_dir_all(dir).map_err(|e| unusable(dir, &e))?;
-    if !dir.join(CA_KEY).exists() {
-        found(dir)?;
+    let home = home(dir);
+    if !home.join(CA_KEY).exists() {
+        if dir.join(CA).exists() {
+            return Err(is_away(&home));
+        }
+        let mut maker = fs::DirBuilder::new();
+        maker.recursive(true).mode(0o700).create(&home).map_err(|e| unusable(&home, &e))?;
+        found(&home)?;
+        copy_ca(&home, dir)?;
     }
-    issue_to(dir, dir, "server", (hosts, None), ExtendedKeyUsagePurpose::ServerAuth).map(drop)
+    let purpose = ExtendedKeyUsagePurpose::ServerAuth;
+    issue_to(&home, dir, "server", (hosts, &Terms::default(), days), purpose).map(drop)
+}
+
+fn is_away(home: &Path) -> NetError {
+    unusable(
+        &home.join(CA_KEY),
+        &"the authority's key is not here: bring its directory back, or name that directory",
+    )
+}
+
+fn copy_ca(from: &Path, to: &Path) -> Result<(), NetError> {
+    let ca = from.join(CA);
+    let text = fs::read_to_string(&ca).map_err(|e| unusable(&ca, &e))?;
+    write(&to.join(CA), &text, 0o644)
 }
 
 fn found(dir: &Path) -> Result<(), NetError> {
@@ -40,28 +75,30 @@ fn found(dir: &Path) -> Result<(), NetError> {
     write(&dir.join(CA), &certificate.pem(), 0o644)
 }
 
-/// Makes a certificate for the client `name`, which may act as these users and groups (`None`: as anybody); gives the directory to be brought
-/// to its machine.
-pub fn issue(dir: &Path, name: &str, limits: Option<&Limits>) -> Result<PathBuf, NetError> {
+/// Makes a certificate for the client `name`, on these terms, for so many days; gives the directory to be brought to its machine.
+pub fn issue(dir: &Path, name: &str, terms: &Terms, days: u32) -> Result<PathBuf, NetError> {
     let to = dir.join(name);
     let plain = !name.is_empty() && !name.starts_with('.') && !name.contains('/');
-    if !plain || name.contains(char::is_control) || [REVOKED, ISSUED].contains(&name) {
+    if !plain || name.contains(char::is_control) || [REVOKED, ISSUED, AUTHORITY].contains(&name) {
         return Err(unusable(&to, &"a client's name is a plain file name"));
     }
-    if !dir.join(CA_KEY).exists() {
-        return Err(unusable(dir, &"there is no authority: `ferry cert init` makes one"));
+    let home = home(dir);
+    if !home.join(CA_KEY).exists() {
+        let is_there = dir.join(CA).exists();
+        let none = || unusable(dir, &"there is no authority: `ferry cert init` makes one");
+        return Err(if is_there { is_away(&home) } else { none() });
     }
     fs::create_dir_all(&to).map_err(|e| unusable(&to, &e))?;
     let names = [name.to_owned()];
-    let serial = issue_to(dir, &to, "client", (&names, limits), ExtendedKeyUsagePurpose::ClientAuth)?;
+    let purpose = ExtendedKeyUsagePurpose::ClientAuth;
+    let serial = issue_to(&home, &to, "client", (&names, terms, days), purpose)?;
     add(&dir.join(ISSUED), [(serial.as_str(), name)])?;
-    let ca = dir.join(CA);
-    let text = fs::read_to_string(&ca).map_err(|e| unusable(&ca, &e))?;
-    write(&to.join(CA), &text, 0o644)?;
+    copy_ca(&home, &to)?;
     Ok(to)
 }
 
-/// Revokes what was issued to the client `name`; gives how many certificates that were. Servers refuse them at their next handshake.
+/// Revokes what was issued to the client `name`; gives how many certificates that were. Servers refuse them from now on, and end their
+/// sessions.
 pub fn revoke(dir: &Path, name: &str) -> Result<usize, NetError> {
     let read = |path: &Path| entries(path).map_err(|e| unusable(path, &e));
     let (issued, revoked) = (dir.join(ISSUED), dir.join(REVOKED));
@@ -101,13 +138,17 @@ fn params(names: Vec<String>, common: &str) -> Result<CertificateParams, rcgen::
 }
 
 fn issue_to(
-    dir: &Path,
+    home: &Path,
     to: &Path,
     role: &str,
-    (names, limits): (&[String], Option<&Limits>),
+    (names, terms, days): (&[String], &Terms, u32),
     purpose: ExtendedKeyUsagePurpose,
 ) -> Result<String, NetError> {
-    let (ca, ca_key) = (dir.join(CA), dir.join(CA_KEY));
+    let (ca, ca_key) = (home.join(CA), home.join(CA_KEY));
+    must_be_private(&ca_key)?;
+    let until = Env::real().clock.wall() + Duration::from_secs(24 * 60 * 60) * days;
+    let until = i64::try_from(until.as_secs()).ok().and_then(|secs| ASN1Time::from_timestamp(secs).ok());
+    let until = until.ok_or_else(|| unusable(to, &"no certificate can be good for so long"))?.to_datetime();
     let read = |path: &Path| fs::read_to_string(path).map_err(|e| unusable(path, &e));
     let issuer = KeyPair::from_pem(&read(&ca_key)?).map_err(|e| unusable(&ca_key, &e))?;
     let issuer = Issuer::from_ca_cert_pem(&read(&ca)?, issuer).map_err(|e| unusable(&ca, &e))?;
@@ -115,11 +156,12 @@ fn issue_to(
         let key = KeyPair::generate()?;
         let common = names.first().map_or(role, String::as_str);
         let mut params = params(names.to_vec(), common)?;
-        if let Some(limits) = limits {
-            params.subject_alt_names.push(SanType::URI(Ia5String::try_from(limits.to_string())?));
+        if *terms != Terms::default() {
+            params.subject_alt_names.push(SanType::URI(Ia5String::try_from(terms.to_string())?));
         }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![purpose];
+        params.not_after = until;
         Ok((key.serialize_pem(), params.signed_by(&key, &issuer)?))
     })();
     let (key, made) = made.map_err(|e: rcgen::Error| unusable(to, &e))?;

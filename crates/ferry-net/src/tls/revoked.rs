@@ -1,11 +1,18 @@
-//! Certificates that are not let in any more: a file in the server's directory, a line each with the certificate's number and its client's
-//! name. The server reads it at each handshake, so what is added counts from the next one on.
+//! Certificates that are not let in any more: revoked ones stand in a file in the server's directory, a line each with the certificate's number
+//! and its client's name; others have expired.
+//!
+//! * REVOCATION-1: the handshake lets in whom the authority has signed. Whether the certificate is still good is looked at when the session begins, and
+//!   the client is told in words. So nobody gains anything by being slow between the two.
+//! * REVOCATION-2: the sessions of a certificate that is revoked end within a second or two. One that expires keeps its connection, and gets no next one.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;
 use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -14,6 +21,9 @@ use tokio_rustls::rustls::{
 };
 
 use super::certificate;
+use super::validity::date;
+use crate::limits::Peer;
+use crate::server::{Cause, Refusal};
 
 /// The file, in the server's directory.
 pub(super) const REVOKED: &str = "revoked";
@@ -32,16 +42,71 @@ pub(super) fn entries(path: &Path) -> io::Result<Vec<(String, String)>> {
     Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(entry).collect())
 }
 
-/// Lets in whom the authority has signed, but for those that are revoked.
-#[derive(Debug)]
-pub(super) struct Unrevoked {
-    pub(super) signed: Arc<dyn ClientCertVerifier>,
-    pub(super) list: PathBuf,
+/// The lists of a server.
+#[derive(Default)]
+pub(crate) struct Revocations(Mutex<Vec<PathBuf>>);
+
+impl Revocations {
+    /// One more list.
+    pub(crate) fn add(&self, list: PathBuf) {
+        let mut lists = self.0.lock();
+        if !lists.contains(&list) {
+            lists.push(list);
+        }
+    }
+
+    /// Whether this client is let in at this time of day. A list that cannot be read lets nobody in.
+    pub(crate) fn standing(&self, peer: &Peer, wall: Duration) -> Result<(), Refusal> {
+        if peer.certificate.is_empty() {
+            return Ok(());
+        }
+        let name = peer.name.as_deref().unwrap_or("without a name");
+        for list in self.0.lock().iter() {
+            let revoked = entries(list).map_err(|error| {
+                tracing::error!(path = %list.display(), %error, "nobody is let in: the list of revoked certificates cannot be read");
+                Refusal::new(Cause::Server, "the server cannot read its list of revoked certificates: its log says more")
+            })?;
+            if revoked.iter().any(|(serial, _)| *serial == peer.serial) {
+                let reason = format!(
+                    "the client's certificate ({name}) was revoked: `ferry cert issue` at the server makes a new one"
+                );
+                return Err(Refusal::new(Cause::Revoked, reason));
+            }
+        }
+        match peer.until.filter(|until| wall.as_secs() > *until) {
+            Some(until) => {
+                let until = date(until);
+                let reason = format!(
+                    "the client's certificate ({name}) has expired on {until}: `ferry cert issue` at the server makes a new one"
+                );
+                Err(Refusal::new(Cause::Expired, reason))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The numbers of those certificates that were revoked. A list that cannot be read ends nothing that has begun.
+    pub(crate) fn revoked<'a>(&self, peers: impl Iterator<Item = &'a Peer>) -> HashSet<String> {
+        let mut serials: HashSet<String> = peers.map(|peer| peer.serial.clone()).collect();
+        serials.remove("");
+        if serials.is_empty() {
+            return serials;
+        }
+        let lists = self.0.lock();
+        let revoked = lists.iter().filter_map(|list| entries(list).ok()).flatten();
+        let revoked: HashSet<String> = revoked.map(|(serial, _)| serial).collect();
+        serials.retain(|serial| revoked.contains(serial));
+        serials
+    }
 }
 
-impl ClientCertVerifier for Unrevoked {
+/// Lets in whom the authority has signed, at whatever time.
+#[derive(Debug)]
+pub(super) struct Signed(pub(super) Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for Signed {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.signed.root_hint_subjects()
+        self.0.root_hint_subjects()
     }
 
     fn verify_client_cert(
@@ -50,17 +115,11 @@ impl ClientCertVerifier for Unrevoked {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let verified = self.signed.verify_client_cert(end_entity, intermediates, now)?;
         let told = certificate::read(end_entity).ok_or(CertificateError::BadEncoding)?;
-        // A list that cannot be read lets nobody in.
-        let revoked = entries(&self.list).map_err(|error| {
-            tracing::error!(path = %self.list.display(), %error, "nobody is let in: the list of revoked certificates cannot be read");
-            CertificateError::UnknownRevocationStatus
-        })?;
-        if revoked.iter().any(|(serial, _)| *serial == told.serial) {
-            return Err(CertificateError::Revoked.into());
-        }
-        Ok(verified)
+        // If it has expired, was it good once?
+        let until = told.until.map(|until| UnixTime::since_unix_epoch(Duration::from_secs(until)));
+        let at = until.filter(|until| until.as_secs() < now.as_secs()).unwrap_or(now);
+        self.0.verify_client_cert(end_entity, intermediates, at)
     }
 
     fn verify_tls12_signature(
@@ -69,7 +128,7 @@ impl ClientCertVerifier for Unrevoked {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.signed.verify_tls12_signature(message, cert, dss)
+        self.0.verify_tls12_signature(message, cert, dss)
     }
 
     fn verify_tls13_signature(
@@ -78,10 +137,10 @@ impl ClientCertVerifier for Unrevoked {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.signed.verify_tls13_signature(message, cert, dss)
+        self.0.verify_tls13_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.signed.supported_verify_schemes()
+        self.0.supported_verify_schemes()
     }
 }

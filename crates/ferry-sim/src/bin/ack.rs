@@ -1,7 +1,7 @@
 //! `ack run DIR LOG [--seconds N] [--threads N] [--seed S]` works below DIR until the time is up or the mount dies;
 //! `ack verify DIR LOG` says whether all that was acknowledged is there (status 1 if not).
 
-use ferry_device::Env;
+use ferry_env::Env;
 use ferry_sim::ack::{Worker, verify};
 use ferry_sim::device::SimRng;
 use std::fs::OpenOptions;

@@ -5,7 +5,7 @@
 //! together, with each flush policy in turn; `wrapping` the same on a log of 4 MiB with long records; `enumerate` every sequence of N operations, from number N on. `--one` runs one number only, `--all` goes on after a failure.
 //! `--lie` shows that it can fail: the device says that it has flushed, and has not.
 
-use ferry_device::Env;
+use ferry_env::Env;
 use ferry_fs::FlushPolicy;
 use ferry_sim::campaign::{Limits, run};
 use ferry_sim::crash::Plan;

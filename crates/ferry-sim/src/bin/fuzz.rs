@@ -4,7 +4,7 @@
 //! A failure is printed with its seed and ends the program with status 1; with `--all` it goes on. `--one` runs one seed.
 //! `--home` damages the home store, too, and mounts with threads, now and then.
 
-use ferry_device::Env;
+use ferry_env::Env;
 use ferry_sim::fuzz::{self, bases::Bases};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

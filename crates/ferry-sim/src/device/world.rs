@@ -1,6 +1,6 @@
 //! Randomness and time that follow from a seed.
 
-use ferry_device::{Clock, Entropy, Env};
+use ferry_env::{Clock, Entropy, Env};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;

@@ -12,10 +12,9 @@ pub mod walk;
 
 use crate::device::{SimDevice, SimRng, sim_env};
 use bases::Bases;
-use ferry_device::{AlignedBuf, BlockDevice, FlushTiming, Io};
-use ferry_fs::{FsckOptions, fsck};
+use ferry_check::{FsckOptions, fsck};
+use ferry_device::{BlockDevice, HookedDevice};
 pub use repaired::Outcome;
-use std::io;
 use std::sync::Arc;
 
 /// Damages the volume that follows from `seed` and lets everything meet it; tells `step` what comes next.
@@ -46,71 +45,16 @@ pub fn run(bases: &Bases, seed: u64, step: &mut dyn FnMut(&str)) -> Result<Outco
 }
 
 fn cut_off(whole: Arc<SimDevice>, capacity: u64) -> Arc<dyn BlockDevice> {
-    if capacity < whole.capacity() { Arc::new(Short { whole, capacity }) } else { whole }
+    Arc::new(HookedDevice::new(whole).with_capacity(capacity))
 }
 
 /// That it cannot be checked is a finding, too.
 fn check(device: &Arc<dyn BlockDevice>, seed: u64) -> Result<(), String> {
     let (env, _) = sim_env(seed);
-    match fsck(device, FsckOptions { verify_data: true, progress: None }, &env) {
+    match fsck(device, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env) {
         Ok(report) if report.clean != report.findings.is_empty() => {
             Err("a check says that it found nothing, and lists it".into())
         }
         _ => Ok(()),
-    }
-}
-
-/// A device that was cut off.
-struct Short {
-    whole: Arc<SimDevice>,
-    capacity: u64,
-}
-
-impl Short {
-    fn inside(&self, offset: u64, len: u64) -> io::Result<()> {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.capacity);
-        if inside { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
-    }
-}
-
-impl BlockDevice for Short {
-    fn capacity(&self) -> u64 {
-        self.capacity
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        self.inside(offset, buf.len() as u64)?;
-        self.whole.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.inside(offset, buf.len() as u64)?;
-        self.whole.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.whole.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        for request in batch {
-            match request {
-                Io::Write { offset, buf, done } => match self.inside(offset, buf.len() as u64) {
-                    Ok(()) => self.whole.submit(vec![Io::Write { offset, buf, done }]),
-                    Err(error) => done(Err(error)),
-                },
-                flush => self.whole.submit(vec![flush]),
-            }
-        }
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inside(offset, len)?;
-        self.whole.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inside(offset, len)?;
-        self.whole.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        self.whole.host_free()
-    }
-    fn flush_timing(&self) -> FlushTiming {
-        self.whole.flush_timing()
     }
 }

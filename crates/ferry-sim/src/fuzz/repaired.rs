@@ -3,11 +3,9 @@
 
 use super::walk;
 use crate::device::{SimRng, sim_env};
+use ferry_check::{Code, FsckOptions, Report, fsck, repair};
 use ferry_device::BlockDevice;
-use ferry_fs::{
-    Attr, CacheMode, Code, Filesystem, FsOptions, FsckOptions, InProcess, Ino, LocalFs, ROOT, Report, fsck,
-    repair,
-};
+use ferry_fs::{Attr, CacheMode, Filesystem, FsOptions, InProcess, Ino, LocalFs, ROOT};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -140,7 +138,7 @@ pub enum Outcome {
 }
 
 fn all() -> FsckOptions<'static> {
-    FsckOptions { verify_data: true, progress: None }
+    FsckOptions { verify_data: true, ..FsckOptions::default() }
 }
 
 /// Repairs `device`, damaged from a volume that showed `sound`.

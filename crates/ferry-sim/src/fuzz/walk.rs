@@ -1,7 +1,8 @@
 //! Somebody mounts the volume, reads all of it, and works on it; whatever comes is an answer.
 
 use crate::device::{SimRng, sim_env};
-use ferry_device::{BlockDevice, Env};
+use ferry_device::BlockDevice;
+use ferry_env::Env;
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
     Answer, Attr, CacheMode, Cx, Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, ROOT, RenameFlags,
@@ -231,7 +232,7 @@ impl Walk<'_> {
         }
         let (one, two) = (self.rng.pick(&names).clone(), self.rng.pick(&names).clone());
         let exchange = self.rng.chance(1, 2);
-        let flags = RenameFlags { no_replace: false, exchange };
+        let flags = RenameFlags { no_replace: false, exchange, whiteout: false };
         self.ask(|cx| self.fs.rename(cx, dir, &one, ROOT, &two, flags));
         let gone = self.rng.pick(&names).clone();
         self.ask(|cx| self.fs.unlink(cx, dir, &gone));

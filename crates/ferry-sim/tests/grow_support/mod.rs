@@ -1,16 +1,15 @@
 //! A volume with files, whose log grows.
 #![allow(dead_code, reason = "each test crate uses a part of this")]
 
+use ferry_check::{FsckOptions, fsck};
 use ferry_device::BlockDevice;
 use ferry_fs::volume::read_superblock;
-use ferry_fs::{
-    Errno, Filesystem, FsOptions, FsckOptions, InProcess, LocalFs, MkfsOptions, ROOT, fsck, ioctl, mkfs,
-};
+use ferry_fs::{Errno, Filesystem, FsOptions, InProcess, LocalFs, MkfsOptions, ROOT, ioctl, mkfs};
 use ferry_sim::device::sim_env;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0, promise: None };
+pub const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0, ack: None };
 
 pub type Files = BTreeMap<String, Vec<u8>>;
 

@@ -1,7 +1,8 @@
 //! FerryFS, called as the kernel calls it: the kernel's own checks, which come before any file system is asked, are made here.
 
 use super::ops::{Op, Outcome, Path, REFUSED, SLOTS, Stat, System, name, pattern};
-use ferry_device::{BlockDevice, Env, MemDevice};
+use ferry_device::{BlockDevice, MemDevice};
+use ferry_env::Env;
 use ferry_fs::{
     Attr, Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT, RenameFlags, SetAttr,
     SetTime, Timestamp, XattrFlags, mkfs,
@@ -33,8 +34,8 @@ impl Ferry {
         self.close_all();
         self.fs.detach();
         self.fs.close().expect("no faults");
-        let options = ferry_fs::FsckOptions { verify_data: true, progress: None };
-        let report = ferry_fs::fsck(&self.device, options, &Env::real()).expect("it can be checked");
+        let options = ferry_check::FsckOptions { verify_data: true, ..ferry_check::FsckOptions::default() };
+        let report = ferry_check::fsck(&self.device, options, &Env::real()).expect("it can be checked");
         assert!(report.clean, "{:#?}", report.findings);
     }
 
@@ -225,7 +226,11 @@ impl Ferry {
                 self.me.call(|cx| fs.unlink(cx, dir, &last))?;
             }
             Op::Rename { from, to, no_replace, exchange } => {
-                self.rename(from, to, RenameFlags { no_replace: *no_replace, exchange: *exchange })?;
+                self.rename(
+                    from,
+                    to,
+                    RenameFlags { no_replace: *no_replace, exchange: *exchange, whiteout: false },
+                )?;
             }
             Op::Link(from, to) => {
                 self.walk(&from[..from.len() - 1])?;

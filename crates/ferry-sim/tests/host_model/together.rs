@@ -1,7 +1,8 @@
 //! Threads that work on the same few names and files of FerryFS at the same time, and what each was told when.
 
 use super::order::{Answer, DIRS, Event, FILES, How, Op, Place, State};
-use ferry_device::{BlockDevice, Env, MemDevice};
+use ferry_device::{BlockDevice, MemDevice};
+use ferry_env::Env;
 use ferry_fs::{
     Attr, Complete, Cx, Errno, Filesystem, FsOptions, InProcess, Ino, Interrupt, LocalFs, MkfsOptions, Park,
     ROOT, RenameFlags, Reply, SetAttr, Stop, mkfs,
@@ -289,8 +290,11 @@ impl Together {
             }
             Op::Rename { from, to, how } => {
                 let ((from, from_name), (to, to_name)) = (at(from), at(to));
-                let flags =
-                    RenameFlags { no_replace: *how == How::NoReplace, exchange: *how == How::Exchange };
+                let flags = RenameFlags {
+                    no_replace: *how == How::NoReplace,
+                    exchange: *how == How::Exchange,
+                    whiteout: false,
+                };
                 me.call(|cx| fs.rename(cx, from, &from_name, to, &to_name, flags))?;
             }
             Op::Link(file, place) => {
@@ -308,7 +312,7 @@ impl Together {
                 let (ino, fh) = ground.files[*file];
                 let mut out = vec![0xee; *len];
                 let patient = Patient::default();
-                let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &patient };
+                let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &patient };
                 let bytes = match fs.read(&cx, ino, fh, *offset as u64, &mut out) {
                     Ok(got) => {
                         out.truncate(got);

@@ -1,4 +1,4 @@
-//! Keys and values, in words.
+//! Describes keys and values as JSON and text.
 
 use ferry_fs::keys::{
     BLOCK, BadRecord, Counters, Dentry, Extent, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord, Key, Number,
@@ -35,6 +35,10 @@ fn of(key: &Key<'_>, value: &[u8]) -> Result<Value, BadRecord> {
         }
         Key::Synced(session) => {
             object!({ "type": "synced", "session": format!("{session:032x}"), "change": Number::decode(value)?.0 })
+        }
+        Key::Locker(session) => object!({ "type": "locker", "session": format!("{session:032x}") }),
+        Key::Evicted(session) => {
+            object!({ "type": "evicted", "session": format!("{session:032x}"), "number": Number::decode(value)?.0 })
         }
         Key::Orphan(ino) => object!({ "type": "orphan", "inode": *ino }),
         Key::Segment(index) => {
@@ -111,7 +115,7 @@ fn extent(ino: u64, offset: u64, extent: &Extent) -> Value {
     item
 }
 
-/// The type in a mode.
+/// The name of the file type in a mode.
 fn kind(mode: u32) -> &'static str {
     match mode & libc::S_IFMT {
         libc::S_IFREG => "file",
@@ -125,7 +129,7 @@ fn kind(mode: u32) -> &'static str {
     }
 }
 
-/// Bytes as text; what is not printable is escaped.
+/// Bytes as text; unprintable bytes are escaped.
 pub fn printable(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }
@@ -135,7 +139,8 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// An object on one line: its type, then what it says. Checksums and the bytes of keys and values are for programs.
+/// An object on one line: its type, then its members. Checksums and the raw bytes of keys and
+/// values are left out.
 pub fn one_line(value: &Value) -> String {
     let empty = Map::new();
     let object = value.as_object().unwrap_or(&empty);

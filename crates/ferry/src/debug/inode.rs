@@ -1,6 +1,6 @@
-//! One inode: its record, its names, its attributes and entries or extents.
+//! Shows one inode: its record, its names, its attributes and entries or extents.
 
-use ferry_fs::inspect::Inspector;
+use ferry_check::inspect::Inspector;
 use ferry_fs::keys;
 
 use super::describe::{describe, printable};
@@ -8,7 +8,7 @@ use super::{Output, Shown};
 use crate::error::CliError;
 use crate::object;
 
-/// Shows it, a line for each thing. `false`: something of it is damaged.
+/// Shows the inode, a line for each item. `false`: part of it is damaged.
 pub fn show(inspector: &Inspector, ino: u64, out: &mut Output) -> Result<bool, CliError> {
     let (mut whole, mut any, mut shown) = (true, false, Shown::default());
     let geometry = inspector.superblock().geometry();

@@ -1,4 +1,4 @@
-//! The log: each record that is in it, and what recovery would make of it.
+//! Shows the log: each of its records, and where recovery would end.
 
 use ferry_journal::JournalError;
 use ferry_journal::format::RecordKind;
@@ -11,7 +11,8 @@ use super::{Output, Shown, Volume};
 use crate::error::CliError;
 use crate::object;
 
-/// Shows it. `false`: something in it, or in the home store that says where it begins, is damaged.
+/// Shows the log. `false`: part of it is damaged, or of the home store, which says where the log
+/// begins.
 pub fn show(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
     let geometry = volume.superblock()?.geometry();
     let maps = home_map(&volume.device, &geometry);

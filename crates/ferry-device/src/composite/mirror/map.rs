@@ -1,8 +1,9 @@
-//! The write-intent map on the disk: a bit for each region that may differ between the sides. `docs/format.md` draws it.
+//! The write-intent map on the disk: a bit for each region that may differ between the sides.
+//! `docs/format.md` draws it.
 
 use super::super::header::{is_sealed, seal, u32_at, u64_at};
 use super::regions::REGIONS_MAX;
-use crate::{AlignedBuf, BLOCK_SIZE};
+use crate::buffer::{AlignedBuf, BLOCK_SIZE};
 
 const MAGIC: [u8; 8] = *b"FERRYWIM";
 const BITS_AT: usize = 48;

@@ -1,99 +1,49 @@
 //! `mirror`: the same bytes on two or more sides.
 //!
-//! * M1. A write goes to every side, a read to one. A flush goes to every side that was written since its last.
-//! * M2. Before a write is issued, its region is durably marked dirty on every side. After an unclean stop the dirty regions are
-//!   made equal before anything else is read.
-//! * M3. A write or flush that failed on some sides is not acknowledged before the others say durably, in their headers, that these
-//!   sides are out: a higher generation, and the list of who is in. Such a side is stale for ever. If it failed on all
-//!   sides, that is the error of the mirror and nobody is put out.
-//! * M4. A read that fails is answered by another side, and what failed is written anew from there.
-//! * M5. Whoever copies between sides keeps writers out of that region, and waits for those inside.
+//! * MIRROR-1. A write goes to every side, a read to one. A flush goes to every side that was
+//!   written since its last flush.
+//! * MIRROR-2. Before a write is issued, its region is durably marked dirty on every side. After an
+//!   unclean stop the mirror makes the dirty regions equal before it serves any read.
+//! * MIRROR-3. If a write or a flush fails on some sides, it is acknowledged only after the headers
+//!   of the other sides say durably that these sides are out: they hold a higher generation and the
+//!   list of active sides. A side that is out is stale for ever. If the request fails on all sides,
+//!   the mirror returns the error and puts no side out.
+//! * MIRROR-4. If a read fails on one side, another side answers it, and the blocks that failed are
+//!   rewritten from there.
+//! * MIRROR-5. A copy between sides keeps writers out of its region, and waits for those inside.
+//! * MIRROR-6. A side on which a request failed is suspect until MIRROR-3 is done: nothing is copied
+//!   from it, and it serves reads only if all sides are suspect. It becomes suspect before the
+//!   request leaves its regions.
+//! * MIRROR-7. If another request fails on a side during a flush, the flush counts as failed there: a
+//!   device may report lost data once, and it has reported it to the other request.
 //!
-//! The way of a write takes no lock: one word for each region ([`regions`]), and a mask of sides. What must wait for the device, or
-//! happens rarely (marking a region, putting a side out, repair, rebuild), is done by one thread, the worker ([`worker`]).
+//! A write takes no lock. It needs one word for each region ([`regions`]) and a mask of sides. One
+//! thread, the [`worker`], does what must wait for the device or happens rarely: it marks regions,
+//! puts sides out, repairs and rebuilds.
 
 mod map;
 mod rebuild;
 mod recover;
 mod regions;
+mod shared;
 mod worker;
 
 pub use recover::Side;
 pub(super) use regions::region_len;
+pub use shared::Observer;
 
-use super::component::{
-    Component, ComponentState, ComponentStats, flush_and_wait, flush_each, host_free, slowest, unflushed,
-};
-use super::gather::{Gather, Outcome, wait_for};
-use super::{COMPONENTS_MAX, CompositeError, bits};
-use crate::{AlignedBuf, BlockDevice, FlushTiming, Io, IoDone, check_range};
-use parking_lot::{Condvar, Mutex};
-use rebuild::NewSide;
-use regions::Regions;
-use std::collections::VecDeque;
+use super::component::{Component, flush_and_wait, host_free, slowest};
+use super::error::CompositeError;
+use super::gather::wait_for;
+use crate::buffer::AlignedBuf;
+use crate::device::{BlockDevice, ComponentState, ComponentStats, Io, check_range};
+use crate::file::on_io_thread;
+use crate::timing::FlushTiming;
+use shared::{Before, Busy, Job, NewSide, Shared};
 use std::io;
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
-
-/// Reads of neighbouring bytes go to the same side, in pieces of this many bytes, and pieces to each in turn.
-const READ_TURN: u64 = 1 << 20;
-/// Blocks that could not be read wait for repair, so many at most; more are repaired when they are read again.
-const REPAIRS_MAX: usize = 256;
-
-/// Who keeps what must be known of a mirror outside of it, durably, when the call returns. Called by the worker.
-pub trait Observer: Send + Sync {
-    /// From now on only sides of this generation count.
-    fn raised(&self, generation: u64);
-    /// `new` has taken its place among the sides, and `old`, if it is still known, has lost its own.
-    fn rebuilt(&self, old: &str, new: &str);
-}
-
-/// What the worker is asked to do.
-enum Job {
-    /// A write into regions that it cannot enter by itself.
-    Write { offset: u64, buf: Arc<AlignedBuf>, done: IoDone },
-    /// The same for a caller that writes by itself: it is told when it is inside.
-    Enter { range: Range<usize>, inside: IoDone },
-    /// A request that failed on some sides.
-    Failed { failed: u64, error: io::Error, done: IoDone },
-    /// What a side could not read.
-    Repair { side: usize, offset: u64, len: usize },
-    /// Build a new side.
-    Rebuild { new: NewSide, started: mpsc::SyncSender<io::Result<()>> },
-}
-
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    repairs: usize,
-}
-
-/// What callers, completions and the worker share.
-struct Shared {
-    capacity: u64,
-    read_only: bool,
-    regions: Regions,
-    /// Sides are added and never taken away; those that are out stay here until the mirror is closed.
-    sides: [OnceLock<Arc<Component>>; COMPONENTS_MAX],
-    /// Sides that have everything: one bit each.
-    live: AtomicU64,
-    /// Sides that writes go to: those, and one that is being built.
-    written: AtomicU64,
-    /// Sides that another one took the place of.
-    replaced: AtomicU64,
-    /// Writes that ended well on every side that they were sent to.
-    writes: AtomicU64,
-    /// Of these, so many are durable.
-    flushed: AtomicU64,
-    flushes_in_flight: AtomicU64,
-    rebuilt: AtomicU64,
-    /// The mirror's handle was dropped.
-    closing: AtomicBool,
-    queue: Mutex<Queue>,
-    bell: Condvar,
-}
 
 /// The same bytes on two or more sides. Dropping it marks everything clean that is.
 pub struct MirrorDevice {
@@ -109,186 +59,10 @@ pub(super) fn clean_map(set: &[u8; 16], len: u64, region_len: u64) -> AlignedBuf
     map::encode(set, 1, region_len, &vec![false; len.div_ceil(region_len) as usize])
 }
 
-impl Shared {
-    fn side(&self, i: usize) -> &Arc<Component> {
-        self.sides[i].get().expect("masks name sides that there are")
-    }
-
-    fn those(&self, mask: u64) -> impl Iterator<Item = (usize, &Arc<Component>)> {
-        bits(mask).map(|i| (i, self.side(i)))
-    }
-
-    /// M3: what a request failed on is for the worker to judge.
-    fn judge(&self, outcome: Outcome, done: IoDone) {
-        match outcome.error {
-            None => done(Ok(())),
-            Some(error) => self.ask(Job::Failed { failed: outcome.failed, error, done }),
-        }
-    }
-
-    fn ask(&self, job: Job) {
-        let mut queue = self.queue.lock();
-        if let Job::Repair { .. } = job {
-            if queue.repairs == REPAIRS_MAX {
-                return;
-            }
-            queue.repairs += 1;
-        }
-        queue.jobs.push_back(job);
-        drop(queue);
-        self.bell.notify_one();
-    }
-
-    /// With the lock taken in between, so that a worker that looks and then waits does not miss it.
-    fn wake(&self) {
-        drop(self.queue.lock());
-        self.bell.notify_one();
-    }
-
-    fn write(self: &Arc<Self>, offset: u64, buf: Arc<AlignedBuf>, done: IoDone) {
-        let range = self.regions.range(offset, buf.len() as u64);
-        if let Err(wakes) = self.regions.enter(range.clone()) {
-            if wakes {
-                self.wake();
-            }
-            return self.ask(Job::Write { offset, buf, done });
-        }
-        // After entering: see M5.
-        let mask = self.written.load(Ordering::SeqCst);
-        let me = Arc::clone(self);
-        let ended = move |outcome: Outcome| {
-            me.leave(range, outcome.failed == 0);
-            me.judge(outcome, done);
-        };
-        let gather = Gather::new(mask.count_ones() as usize, Box::new(ended));
-        let sides: Vec<_> = self.those(mask).collect();
-        let last = sides.len() - 1;
-        let mut buf = Some(buf);
-        for (n, (i, side)) in sides.into_iter().enumerate() {
-            // Whoever hears of the end may reuse the buffer, so nothing here keeps a share of it.
-            let share = if n == last { buf.take() } else { buf.clone() };
-            let share = share.expect("taken by the last side only");
-            side.device().submit(vec![side.write_request(offset, share, gather.part(i))]);
-        }
-    }
-
-    fn leave(&self, range: Range<usize>, well: bool) {
-        // After every side has counted it: a flush that covers this number covers the write.
-        let count = if well { self.writes.fetch_add(1, Ordering::SeqCst) + 1 } else { u64::MAX };
-        if self.regions.leave(range, count) {
-            self.wake();
-        }
-    }
-
-    fn flush(self: &Arc<Self>, done: IoDone) {
-        let (start, these) = self.begin_flush();
-        if these.is_empty() {
-            self.end_flush(start, true);
-            return done(Ok(()));
-        }
-        let me = Arc::clone(self);
-        let ended = move |outcome: Outcome| {
-            let well = outcome.failed == 0;
-            me.judge(outcome, done);
-            me.end_flush(start, well);
-        };
-        let gather = Gather::new(these.len(), Box::new(ended));
-        flush_each(&these, &gather);
-    }
-
-    /// How many writes a flush that starts now covers, and on which sides.
-    fn begin_flush(&self) -> (u64, Vec<super::component::Unflushed>) {
-        self.flushes_in_flight.fetch_add(1, Ordering::SeqCst);
-        let start = self.writes.load(Ordering::SeqCst);
-        (start, unflushed(self.those(self.written.load(Ordering::SeqCst))))
-    }
-
-    fn end_flush(&self, start: u64, well: bool) {
-        if well {
-            self.flushed.fetch_max(start, Ordering::SeqCst);
-        }
-        if self.flushes_in_flight.fetch_sub(1, Ordering::SeqCst) == 1 && self.closing.load(Ordering::SeqCst) {
-            self.wake();
-        }
-    }
-
-    /// Waits until this thread is inside the regions.
-    fn enter(&self, range: Range<usize>) -> io::Result<()> {
-        if let Err(wakes) = self.regions.enter(range.clone()) {
-            if wakes {
-                self.wake();
-            }
-            return wait_for(1, |gather| self.ask(Job::Enter { range, inside: gather.part(0) })).result();
-        }
-        Ok(())
-    }
-
-    /// Does the same on every side, on this thread. No space is an answer; any other error is a side's own.
-    fn on_each(
-        self: &Arc<Self>,
-        offset: u64,
-        len: u64,
-        act: impl Fn(&Component) -> io::Result<()>,
-    ) -> io::Result<()> {
-        check_range(self.capacity, offset, len)?;
-        if self.read_only {
-            return Err(io::Error::from_raw_os_error(libc::EROFS));
-        }
-        if len == 0 {
-            return Ok(());
-        }
-        let range = self.regions.range(offset, len);
-        self.enter(range.clone())?;
-        let mut outcome = Outcome { failed: 0, error: None };
-        let mut full = None;
-        for (i, side) in self.those(self.written.load(Ordering::SeqCst)) {
-            match act(side) {
-                Ok(()) => {}
-                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => full = Some(error),
-                Err(error) => {
-                    outcome.failed |= 1 << i;
-                    outcome.error.get_or_insert(error);
-                }
-            }
-        }
-        self.leave(range, outcome.failed == 0);
-        if outcome.failed != 0 {
-            wait_for(1, |gather| self.judge(outcome, gather.part(0))).result()?;
-        }
-        full.map_or(Ok(()), Err)
-    }
-
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        let live = self.live.load(Ordering::SeqCst);
-        let sides: Vec<_> = self.those(live).collect();
-        // To read only, the sides may differ where they were not made equal: then all is read from one.
-        let first = if self.read_only { 0 } else { (offset / READ_TURN) as usize % sides.len() };
-        let mut failed = Vec::new();
-        let mut last = None;
-        for n in 0..sides.len() {
-            let (i, side) = sides[(first + n) % sides.len()];
-            match side.read(offset, buf) {
-                Ok(()) => {
-                    if !failed.is_empty() && !self.read_only {
-                        let len = buf.len();
-                        failed.into_iter().for_each(|side| self.ask(Job::Repair { side, offset, len }));
-                    }
-                    return Ok(());
-                }
-                Err(error) => {
-                    tracing::warn!(side = side.name, offset, len = buf.len(), %error, "a mirror's side cannot be read");
-                    failed.push(i);
-                    last = Some(error);
-                }
-            }
-        }
-        Err(last.expect("a mirror has a side"))
-    }
-}
-
 impl MirrorDevice {
-    /// Opens a mirror from those of its sides that are there. `generation` is the newest that anybody knows of. Those sides that
-    /// have everything are made equal where they may differ; the others are left alone and said so in the log.
+    /// Opens a mirror from those of its sides that are there. `generation` is the newest that
+    /// anybody knows of. Those sides that have everything are made equal where they may differ; the
+    /// others are left alone and said so in the log.
     pub fn open(
         sides: Vec<Side>,
         read_only: bool,
@@ -308,9 +82,10 @@ impl MirrorDevice {
         self.shared.live.load(Ordering::SeqCst).count_ones() as usize
     }
 
-    /// Starts to build a side on `dev`, which then takes the place of `old` (the name of a side, live or not). It counts when it is
-    /// complete; [`Observer::rebuilt`] is told. `id` is random. With `zeroed` the device holds zeros everywhere: what
-    /// the other sides never wrote is not written. One at a time: `EBUSY`; a device that is too small: `ENOSPC`.
+    /// Starts to build a side on `dev`, which then takes the place of `old` (the name of a side,
+    /// live or not). It counts when it is complete; [`Observer::rebuilt`] is told. `id` is random.
+    /// With `zeroed` the device holds zeros everywhere: what the other sides never wrote is not
+    /// written. One at a time: `EBUSY`; a device that is too small: `ENOSPC`.
     pub fn rebuild(
         &self,
         old: &str,
@@ -330,7 +105,7 @@ impl MirrorDevice {
             component: Component::new(name, dev),
             id,
             zeroed,
-            _busy: rebuild::Busy(Arc::clone(&self.rebuilding)),
+            _busy: Busy(Arc::clone(&self.rebuilding)),
         };
         let (started, hears) = mpsc::sync_channel(1);
         self.shared.ask(Job::Rebuild { new, started });
@@ -369,7 +144,8 @@ impl BlockDevice for MirrorDevice {
             return Ok(());
         }
         let (start, these) = self.shared.begin_flush();
-        let outcome = flush_and_wait(&these);
+        let before = Before::of(&these);
+        let outcome = before.doubt(flush_and_wait(&these));
         let well = outcome.failed == 0;
         let result = if well {
             Ok(())
@@ -443,9 +219,9 @@ impl Drop for MirrorDevice {
         self.shared.closing.store(true, Ordering::SeqCst);
         self.shared.wake();
         let Some(worker) = self.worker.take() else { return };
-        // A completion may hold the last handle. Neither the worker nor a thread that completes what the worker waits for can wait
-        // for it; it ends on its own then.
-        if worker.thread().id() != thread::current().id() && !crate::on_io_thread() {
+        // A completion may hold the last handle. Neither the worker nor a thread that completes
+        // what the worker waits for can wait for it; it ends on its own then.
+        if worker.thread().id() != thread::current().id() && !on_io_thread() {
             worker.join().expect("the worker aborts the process rather than panic");
         }
     }

@@ -1,12 +1,15 @@
 //! Opening a mirror: which sides have everything, and making these equal.
 
 use super::super::component::Component;
-use super::super::header::{ComponentHeader, MAP_PLACES, SIDES_MAX, io_error};
-use super::super::{CompositeError, Kind, bits};
+use super::super::error::CompositeError;
+use super::super::header::{COMPONENTS_MAX, ComponentHeader, MAP_PLACES, SIDES_MAX, io_error};
+use super::super::kind::Kind;
+use super::map;
 use super::regions::Regions;
+use super::shared::{Observer, Shared, bits};
 use super::worker::Worker;
-use super::{Observer, Shared, map};
-use crate::{AlignedBuf, BLOCK_SIZE, BlockDevice};
+use crate::buffer::{AlignedBuf, BLOCK_SIZE};
+use crate::device::BlockDevice;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -18,9 +21,9 @@ const COMPARE_LEN: u64 = 1 << 20;
 pub struct Side {
     /// What messages call it.
     pub name: String,
-    /// All of it.
+    /// The whole device, with its head.
     pub device: Arc<dyn BlockDevice>,
-    /// What it says.
+    /// The header that was read from it.
     pub header: ComponentHeader,
 }
 
@@ -58,9 +61,11 @@ pub(super) fn open(
         observer,
         headers,
         generation: newest.generation,
+        unnoted: false,
         map_sequence: 0,
         seen: vec![0; regions],
         rebuild: None,
+        stalled: false,
         batches: 0,
     };
     worker
@@ -98,7 +103,7 @@ fn assemble(
 ) -> (Arc<Shared>, Vec<ComponentHeader>) {
     assert!(newest.kind == Kind::Mirror && fresh.len() <= SIDES_MAX, "the opener has looked at the headers");
     let live = (1 << fresh.len()) - 1;
-    let sides = [const { OnceLock::new() }; super::COMPONENTS_MAX];
+    let sides = [const { OnceLock::new() }; COMPONENTS_MAX];
     let mut headers = Vec::new();
     for (place, side) in sides.iter().zip(fresh) {
         headers.push(side.header);
@@ -130,7 +135,7 @@ impl Worker {
         if raise {
             let live = self.shared.live.load(Ordering::SeqCst);
             let failed = self.raise(live);
-            self.observer.raised(self.generation);
+            self.announce(0);
             if failed != 0 && !self.put_out(failed, &dead()) {
                 return Err(dead());
             }
@@ -149,10 +154,10 @@ impl Worker {
                 self.make_equal(i)?;
             }
         }
-        // The map is clean only when the copies are durable; `write_map` flushes what it wrote itself, after them.
-        let these = super::unflushed(self.shared.those(self.shared.live.load(Ordering::SeqCst)));
-        let flushed = super::flush_and_wait(&these);
-        if flushed.failed != 0 && !self.put_out(flushed.failed, &dead()) {
+        // The map is clean only when the copies are durable; `write_map` flushes what it wrote
+        // itself, after them.
+        let failed = self.flush_sides(self.shared.live.load(Ordering::SeqCst));
+        if failed != 0 && !self.put_out(failed, &dead()) {
             return Err(dead());
         }
         self.write_map(&vec![false; dirty.len()], true)
@@ -184,7 +189,8 @@ impl Worker {
         dirty
     }
 
-    /// Copies what differs in a region from one side to the others. Any side will do: all that was flushed is on each.
+    /// Copies what differs in a region from one side to the others. Any side will do: all that was
+    /// flushed is on each.
     fn make_equal(&mut self, region: usize) -> io::Result<()> {
         let len = self.shared.regions.region_len();
         let end = ((region as u64 + 1) * len).min(self.shared.capacity);
@@ -200,27 +206,44 @@ impl Worker {
     fn make_piece_equal(&mut self, at: u64, len: usize) -> io::Result<()> {
         let live = self.shared.live.load(Ordering::SeqCst);
         let mut from = AlignedBuf::zeroed(len);
-        let mut error = io::Error::from_raw_os_error(libc::EIO);
-        let mut source = None;
-        for (i, side) in self.shared.those(live) {
-            match side.read(at, &mut from) {
-                Ok(()) => {
-                    source = Some(i);
-                    break;
-                }
-                Err(e) => error = e,
-            }
-        }
-        let Some(source) = source else { return Err(error) };
-        let mut to = AlignedBuf::zeroed(len);
+        let whole = self.shared.those(live).find(|(_, side)| side.read(at, &mut from).is_ok());
+        let Some((source, _)) = whole else {
+            // A bad block of each side: the others are made equal, one by one.
+            return self.make_blocks_equal(at, len);
+        };
+        self.give_others(source, at, &from)
+    }
+
+    /// Writes `from`, which `source` has, to the other sides where they have something else.
+    fn give_others(&mut self, source: usize, at: u64, from: &AlignedBuf) -> io::Result<()> {
+        let live = self.shared.live.load(Ordering::SeqCst);
+        let mut to = AlignedBuf::zeroed(from.len());
         for i in bits(live & !(1 << source)) {
             let side = Arc::clone(self.shared.side(i));
             let equal = side.read(at, &mut to).is_ok() && to[..] == from[..];
-            if let Some(error) = (!equal).then(|| side.write(at, &from).err()).flatten()
+            if let Some(error) = (!equal).then(|| side.write(at, from).err()).flatten()
                 && !self.put_out(1 << i, &error)
             {
                 return Err(error);
             }
+        }
+        Ok(())
+    }
+
+    /// What no side can read is left as it is: whoever reads it is told.
+    fn make_blocks_equal(&mut self, at: u64, len: usize) -> io::Result<()> {
+        let mut from = AlignedBuf::zeroed(BLOCK_SIZE);
+        let mut unreadable = 0_u64;
+        for at in (at..at + len as u64).step_by(BLOCK_SIZE) {
+            let live = self.shared.live.load(Ordering::SeqCst);
+            let source = self.shared.those(live).find(|(_, side)| side.read(at, &mut from).is_ok());
+            match source.map(|(source, _)| source) {
+                Some(source) => self.give_others(source, at, &from)?,
+                None => unreadable += 1,
+            }
+        }
+        if unreadable > 0 {
+            tracing::error!(offset = at, blocks = unreadable, "no side of the mirror can read some blocks");
         }
         Ok(())
     }

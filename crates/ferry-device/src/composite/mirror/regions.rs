@@ -1,8 +1,10 @@
-//! A mirror's regions: which may differ between the sides, who writes where, and keeping writers out for a moment.
+//! A mirror's regions: which may differ between the sides, who writes where, and keeping writers
+//! out for a moment.
 //!
-//! One word for each region, so that writers of different regions never meet. A writer enters every region that it writes to and
-//! leaves when all sides have completed it. It may enter where the region is durably marked dirty and nobody keeps it out;
-//! otherwise the mirror's worker lets it in.
+//! One word for each region, so that writers of different regions never meet. A writer enters every
+//! region that it writes to and leaves when all sides have completed it. It may enter where the
+//! region is durably marked dirty and nobody keeps it out; otherwise the mirror's worker lets it
+//! in.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -28,8 +30,8 @@ pub fn region_len(capacity: u64) -> u64 {
 
 struct Region {
     word: AtomicU32,
-    /// The mirror's count of writes when the last one to this region ended; `u64::MAX` when one failed, which leaves the sides
-    /// different until they are compared.
+    /// The mirror's count of writes when the last one to this region ended; `u64::MAX` when one
+    /// failed, which leaves the sides different until they are compared.
     last: AtomicU64,
 }
 
@@ -40,7 +42,7 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// None dirty.
+    /// The regions of a mirror, none of them dirty.
     pub fn new(capacity: u64, len: u64) -> Self {
         let region = || Region { word: AtomicU32::new(0), last: AtomicU64::new(0) };
         Self { len, all: (0..capacity.div_ceil(len)).map(|_| region()).collect() }
@@ -73,7 +75,8 @@ impl Regions {
         Ok(())
     }
 
-    /// A write ended well on every side, as the mirror's `count`th. `true`: the worker waits for that.
+    /// A write ended well on every side, as the mirror's `count`th. `true`: the worker waits for
+    /// that.
     pub fn leave(&self, range: Range<usize>, count: u64) -> bool {
         range.fold(false, |wakes, i| {
             self.all[i].last.fetch_max(count, Ordering::SeqCst);
@@ -100,7 +103,7 @@ impl Regions {
         }
     }
 
-    /// Nobody writes there.
+    /// Whether no writer is inside any of them.
     pub fn is_idle(&self, mut range: Range<usize>) -> bool {
         range.all(|i| self.all[i].word.load(Ordering::SeqCst) & WRITERS == 0)
     }
@@ -118,13 +121,15 @@ impl Regions {
         self.all[i].last.load(Ordering::SeqCst)
     }
 
-    /// Makes it clean if nobody writes there and all that was written is among the first `flushed` writes.
+    /// Makes it clean if nobody writes there and all that was written is among the first `flushed`
+    /// writes.
     pub fn clear_if_settled(&self, i: usize, flushed: u64) -> bool {
         let region = &self.all[i];
         let keep = region.word.load(Ordering::SeqCst) & FROZEN;
         let cleared =
             region.word.compare_exchange(DIRTY | keep, keep, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        // Somebody may have written since. Nobody can have entered since it became clean, so this look is the last word.
+        // Somebody may have written since. Nobody can have entered since it became clean, so this
+        // look is the last word.
         if cleared && self.last_write(i) > flushed {
             self.set_dirty(i);
             return false;

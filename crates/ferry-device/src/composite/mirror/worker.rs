@@ -1,13 +1,12 @@
-//! The mirror's thread: marks regions before they are written, puts failed sides out, repairs, rebuilds, and marks regions clean
-//! when they have come to rest.
+//! The mirror's thread: marks regions before they are written, puts failed sides out, repairs,
+//! rebuilds, and marks regions clean when they have come to rest.
 
-use super::super::ComponentHeader;
 use super::super::component::{flush_and_wait, unflushed};
 use super::super::gather::wait_for;
-use super::super::header::{HEADER_PLACES, MAP_PLACES};
-use super::rebuild::Rebuild;
-use super::{Job, Observer, Shared, map};
-use crate::AlignedBuf;
+use super::super::header::{ComponentHeader, HEADER_PLACES, MAP_PLACES};
+use super::map;
+use super::shared::{Job, NewSide, Observer, Shared, bits};
+use crate::buffer::{AlignedBuf, BLOCK_SIZE};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -15,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often to look for regions that have come to rest: one is marked clean when nothing was written to it from one look
-/// to the next.
+/// How often to look for regions that have come to rest: one is marked clean when nothing was
+/// written to it from one look to the next.
 const TIDY_INTERVAL: Duration = Duration::from_secs(5);
 /// The worker may never be idle for so long: it also looks after so many rounds of work.
 const TIDY_BATCHES: u64 = 64;
@@ -28,13 +27,29 @@ pub(super) struct Worker {
     /// A header for each side, by its number.
     pub headers: Vec<ComponentHeader>,
     pub generation: u64,
+    /// The observer could not write the generation down.
+    pub unnoted: bool,
     /// Of the map that was written last.
     pub map_sequence: u64,
     /// For each region its last write when it was looked at last.
     pub seen: Vec<u64>,
     pub rebuild: Option<Rebuild>,
+    /// The rebuild waits until a failure that is known has been judged.
+    pub stalled: bool,
     /// Rounds of work so far.
     pub batches: u64,
+}
+
+/// A side that is being built.
+pub(super) struct Rebuild {
+    pub target: usize,
+    pub new: NewSide,
+    /// Everything before this is copied.
+    pub at: u64,
+    /// Sides that something was copied from.
+    pub sources: u64,
+    /// Blocks (bytes from the start) that no side could read.
+    pub unreadable: Vec<u64>,
 }
 
 /// Ends the process if the worker panics: whoever waits for it would wait for ever.
@@ -55,6 +70,9 @@ impl Worker {
         loop {
             let (jobs, closing) = self.next_jobs();
             self.serve(jobs);
+            if self.unnoted {
+                self.note_generation();
+            }
             self.batches += 1;
             if self.batches.is_multiple_of(TIDY_BATCHES) {
                 self.tidy();
@@ -70,7 +88,8 @@ impl Worker {
     fn next_jobs(&mut self) -> (VecDeque<Job>, bool) {
         let shared = Arc::clone(&self.shared);
         let mut queue = shared.queue.lock();
-        while queue.jobs.is_empty() && !shared.closing.load(Ordering::SeqCst) && self.rebuild.is_none() {
+        let rests = self.rebuild.is_none() || std::mem::take(&mut self.stalled);
+        while queue.jobs.is_empty() && !shared.closing.load(Ordering::SeqCst) && rests {
             if shared.bell.wait_for(&mut queue, TIDY_INTERVAL).timed_out() {
                 drop(queue);
                 self.tidy();
@@ -95,6 +114,7 @@ impl Worker {
                 Job::Enter { range, inside } => inside(self.let_in(range)),
                 Job::Failed { failed, error, done } => {
                     let survived = self.put_out(failed, &error);
+                    self.shared.those(failed).for_each(|(_, side)| side.judged());
                     done(if survived { Ok(()) } else { Err(error) });
                 }
                 Job::Repair { side, offset, len } => self.repair(side, offset, len),
@@ -121,7 +141,7 @@ impl Worker {
         }
     }
 
-    /// M2: returns when the regions are dirty, durably.
+    /// MIRROR-2: returns when the regions are dirty, durably.
     fn mark(&mut self, range: Range<usize>) -> io::Result<()> {
         let mut wanted = vec![false; self.shared.regions.count()];
         wanted[range].fill(true);
@@ -147,7 +167,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Writes the map to every side, and makes it durable if asked. Sides that fail are put out; an error: none is left.
+    /// Writes the map to every side, and makes it durable if asked. Sides that fail are put out; an
+    /// error: none is left.
     pub fn write_map(&mut self, dirty: &[bool], durable: bool) -> io::Result<()> {
         loop {
             self.map_sequence += 1;
@@ -157,7 +178,7 @@ impl Worker {
             let mask = self.shared.written.load(Ordering::SeqCst);
             let mut failed = self.write_heads(mask, place, |_| None, &Arc::new(block));
             if durable && failed != mask {
-                failed |= self.flush_heads(mask & !failed);
+                failed |= self.flush_sides(mask & !failed);
             }
             if failed == 0 {
                 return Ok(());
@@ -169,7 +190,8 @@ impl Worker {
         }
     }
 
-    /// Writes a block to the heads of these sides at the same time: the one that `own` makes, or else `block`. Who failed.
+    /// Writes a block to the heads of these sides at the same time: the one that `own` makes, or
+    /// else `block`. Who failed.
     fn write_heads(
         &self,
         mask: u64,
@@ -189,20 +211,54 @@ impl Worker {
         outcome.failed
     }
 
-    /// Makes the heads of these sides durable at the same time. Who failed.
-    fn flush_heads(&self, mask: u64) -> u64 {
-        flush_and_wait(&unflushed(self.shared.those(mask))).failed
+    /// Makes all that these sides have been told durable, at the same time. Who failed; the caller
+    /// puts these out.
+    pub fn flush_sides(&self, mask: u64) -> u64 {
+        let failed = flush_and_wait(&unflushed(self.shared.those(mask))).failed;
+        self.shared.those(failed).for_each(|(_, side)| side.judged());
+        failed
     }
 
-    /// M3. Raises the generation with only `sides` in the list. Who failed; then it must be raised again.
+    /// MIRROR-3. Raises the generation with only `sides` in the list. Who failed; then it must be
+    /// raised again.
     pub fn raise(&mut self, sides: u64) -> u64 {
         self.generation += 1;
-        let active: Vec<u64> = super::bits(sides).map(|i| self.headers[i].id).collect();
-        for i in super::bits(sides) {
+        let active: Vec<u64> = bits(sides).map(|i| self.headers[i].id).collect();
+        for i in bits(sides) {
             self.headers[i].generation = self.generation;
             self.headers[i].active.clone_from(&active);
         }
         self.write_headers(sides)
+    }
+
+    /// Makes the new generation known to the observer. Where it cannot write it down, the sides
+    /// that are `out` are told themselves, as far as they can be written: or else the next opener,
+    /// who may find them alone, would take them for the newest.
+    pub fn announce(&mut self, out: u64) {
+        if self.note_generation() {
+            return;
+        }
+        let Some(newest) = self.headers.iter().find(|header| header.generation == self.generation) else {
+            return;
+        };
+        let active = newest.active.clone();
+        for i in bits(out) {
+            self.headers[i].generation = self.generation;
+            self.headers[i].active.clone_from(&active);
+        }
+        let untold = self.write_headers(out);
+        for (_, side) in self.shared.those(untold) {
+            tracing::error!(
+                side = side.name,
+                "neither this side nor the volume's file can be told that the side is stale: do not mount it alone"
+            );
+        }
+    }
+
+    /// Whether the observer has it. It is tried again whenever the worker has something to do.
+    fn note_generation(&mut self) -> bool {
+        self.unnoted = self.observer.raised(self.generation).is_err();
+        !self.unnoted
     }
 
     /// Both copies, one after the other. Who failed.
@@ -210,9 +266,9 @@ impl Worker {
         let mut failed = 0;
         for place in HEADER_PLACES {
             let left = sides & !failed;
-            let none = Arc::new(AlignedBuf::zeroed(crate::BLOCK_SIZE));
+            let none = Arc::new(AlignedBuf::zeroed(BLOCK_SIZE));
             failed |= self.write_heads(left, place, |i| Some(self.headers[i].encode()), &none);
-            failed |= self.flush_heads(left & !failed);
+            failed |= self.flush_sides(left & !failed);
         }
         failed
     }
@@ -228,19 +284,24 @@ impl Worker {
         if out == 0 {
             return true;
         }
+        // Nobody reads from them any more; those that are out stay suspect for ever.
+        self.shared.those(out).for_each(|(_, side)| side.suspect());
         loop {
-            let more = self.raise(live & !out);
+            let more = self.raise(live & !out) & !out;
             if more == 0 {
                 break;
             }
+            self.shared.those(more).for_each(|(_, side)| side.suspect());
             out |= more;
             if live & !out == 0 {
+                self.shared.those(out).for_each(|(_, side)| side.judged());
                 return false;
             }
         }
-        self.observer.raised(self.generation);
+        self.announce(out);
         self.shared.live.fetch_and(!out, Ordering::SeqCst);
         self.shared.written.fetch_and(!out, Ordering::SeqCst);
+        self.forget_copies_from(out);
         for (_, side) in self.shared.those(out) {
             let left = (live & !out).count_ones();
             tracing::error!(
@@ -253,33 +314,54 @@ impl Worker {
         true
     }
 
-    /// M4 and M5.
+    /// MIRROR-4, MIRROR-5 and MIRROR-6. What no trusted side can read is left as it is.
     fn repair(&mut self, side: usize, offset: u64, len: usize) {
-        let live = self.shared.live.load(Ordering::SeqCst);
         let range = self.shared.regions.range(offset, len as u64);
-        if live & (1 << side) == 0 || self.mark(range.clone()).is_err() {
+        if self.mark(range.clone()).is_err() {
             return;
         }
         self.keep_out(range.clone());
-        let mut buf = AlignedBuf::zeroed(len);
-        let read =
-            self.shared.those(live & !(1 << side)).any(|(_, other)| other.read(offset, &mut buf).is_ok());
-        let written = if read { Some(self.shared.side(side).write(offset, &buf)) } else { None };
+        let mend = self.copy_to_side(side, offset, len);
         self.shared.regions.unfreeze(range);
-        match written {
-            None => {}
-            Some(Ok(())) => {
-                let side = self.shared.side(side);
-                side.repairs.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(side = side.name, offset, len, "what could not be read was written anew");
-            }
-            Some(Err(error)) => {
-                self.put_out(1 << side, &error);
-            }
+        if let Err(error) = mend {
+            self.put_out(1 << side, &error);
         }
     }
 
-    /// M5: returns when no writer is inside.
+    /// Writes to a live side what the others have. An error: of that side.
+    fn copy_to_side(&mut self, side: usize, offset: u64, len: usize) -> io::Result<()> {
+        let others = |shared: &Shared| shared.trusted(shared.live.load(Ordering::SeqCst)) & !(1 << side);
+        // What another side has not made durable it may still lose, and then this one must not have
+        // copied the loss.
+        let failed = self.flush_sides(others(&self.shared));
+        if failed != 0 {
+            self.put_out(failed, &io::Error::from_raw_os_error(libc::EIO));
+        }
+        let (from, to) = (others(&self.shared), Arc::clone(self.shared.side(side)));
+        if from == 0 || to.is_suspect() || self.shared.live.load(Ordering::SeqCst) & (1 << side) == 0 {
+            return Ok(());
+        }
+        let mut buf = AlignedBuf::zeroed(len);
+        let unreadable = self.shared.read_any(&bits(from).collect::<Vec<_>>(), offset, &mut buf).unreadable;
+        if unreadable.is_empty() {
+            to.write(offset, &buf)?;
+        } else {
+            let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+            for (i, bytes) in buf.chunks_exact(BLOCK_SIZE).enumerate() {
+                if !unreadable.contains(&i) {
+                    block.copy_from_slice(bytes);
+                    to.write(offset + (i * BLOCK_SIZE) as u64, &block)?;
+                }
+            }
+        }
+        if unreadable.len() * BLOCK_SIZE < len {
+            to.repairs.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(side = to.name, offset, len, "what could not be read was written anew");
+        }
+        Ok(())
+    }
+
+    /// MIRROR-5: returns when no writer is inside.
     pub fn keep_out(&self, range: Range<usize>) {
         self.shared.regions.freeze(range.clone());
         let mut queue = self.shared.queue.lock();
@@ -288,9 +370,13 @@ impl Worker {
         }
     }
 
-    /// Marks regions clean where nothing was written since the last look and all is flushed. A region that is clean and marked dirty
-    /// costs a little work after a crash, so nothing waits for this to be durable.
+    /// Marks regions clean where nothing was written since the last look and all is flushed. A
+    /// region that is clean and marked dirty costs a little work after a crash, so nothing waits
+    /// for this to be durable.
     fn tidy(&mut self) {
+        if self.unnoted {
+            self.note_generation();
+        }
         let flushed = self.shared.flushed.load(Ordering::SeqCst);
         let mut cleared = false;
         for i in 0..self.seen.len() {
@@ -312,6 +398,9 @@ impl Worker {
 
     /// Everything has come to rest, for the next start has nothing to compare then.
     fn close(&mut self) {
+        if self.unnoted {
+            self.note_generation();
+        }
         if let Some(rebuild) = self.rebuild.take() {
             tracing::warn!(
                 side = rebuild.name(),
@@ -319,18 +408,24 @@ impl Worker {
             );
         }
         let all = 0..self.shared.regions.count();
-        self.keep_out(all.clone());
         let shared = Arc::clone(&self.shared);
-        let mut queue = shared.queue.lock();
-        while shared.flushes_in_flight.load(Ordering::SeqCst) > 0 {
-            shared.bell.wait(&mut queue);
+        // What is served may fail, and must be judged then.
+        loop {
+            self.keep_out(all.clone());
+            let mut queue = shared.queue.lock();
+            while shared.flushes_in_flight.load(Ordering::SeqCst) > 0 {
+                shared.bell.wait(&mut queue);
+            }
+            let jobs = std::mem::take(&mut queue.jobs);
+            drop(queue);
+            shared.regions.unfreeze(all.clone());
+            if jobs.is_empty() {
+                break;
+            }
+            self.serve(jobs);
         }
-        let jobs = std::mem::take(&mut queue.jobs);
-        drop(queue);
-        shared.regions.unfreeze(all.clone());
-        self.serve(jobs);
         let writes = shared.writes.load(Ordering::SeqCst);
-        if self.flush_heads(shared.live.load(Ordering::SeqCst)) == 0 {
+        if self.flush_sides(shared.live.load(Ordering::SeqCst)) == 0 {
             let cleared = all.filter(|i| shared.regions.clear_if_settled(*i, writes)).count();
             if cleared > 0 {
                 self.write_present_map(true);

@@ -1,7 +1,10 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use super::*;
-use crate::{AlignedBuf, BLOCK_SIZE, Env, FlushTimer};
+use crate::file::cached::CachedFlushes;
+use crate::{AlignedBuf, BLOCK_SIZE, FlushTimer};
+use ferry_env::Env;
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
 
@@ -56,4 +59,17 @@ fn errors_keep_their_errno_on_both_ways() {
             .collect();
         assert_eq!(errnos, [Some(libc::ENOSPC), Some(libc::EINVAL)], "uring {uring}");
     }
+}
+
+#[test]
+fn after_a_failed_flush_of_the_page_cache_no_submitted_one_succeeds() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    let cached = CachedFlushes::default();
+    cached.flush(|| Err(io::Error::from_raw_os_error(libc::EIO))).unwrap_err();
+    let mut host = host(file);
+    Arc::get_mut(&mut host).unwrap().cached = Some(cached);
+    let engine = Engine::start_with(host, true).unwrap();
+    let last = results(&engine, &[0]).pop().unwrap();
+    assert_eq!(last.unwrap_err().raw_os_error(), Some(libc::EIO));
 }

@@ -71,24 +71,24 @@ fn the_cleaner_moves_a_damaged_block_and_it_stays_damaged() {
 fn a_failed_write_is_told_to_each_handle_once() {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
-    let (a, b) = (AtomicU64::new(volume.store.error_cursor(&file)), AtomicU64::new(0));
-    assert_eq!(volume.store.error_since(&file, &a), None);
+    let (a, b) = (file.file.errors.sample(), file.file.errors.sample());
+    assert_eq!(file.file.errors.tell(&a), None);
     let batch = batch::Batch::start(7..8, &Arc::default());
     batch.carries(&file);
     batch.land(Err(JournalError::Closed));
     batch.set_logged();
     assert!(!batch.is_over(), "what the device does not have stays in memory");
-    assert_eq!(volume.store.error_since(&file, &a), Some(Errno(libc::EIO)));
-    assert_eq!(volume.store.error_since(&file, &a), None);
-    assert_eq!(volume.store.error_since(&file, &b), Some(Errno(libc::EIO)));
-    let later = AtomicU64::new(volume.store.error_cursor(&file));
-    assert_eq!(volume.store.error_since(&file, &later), None);
+    assert_eq!(file.file.errors.tell(&a), Some(Errno(libc::EIO)));
+    assert_eq!(file.file.errors.tell(&a), None);
+    assert_eq!(file.file.errors.tell(&b), Some(Errno(libc::EIO)));
+    let later = file.file.errors.sample();
+    assert_eq!(file.file.errors.tell(&later), None);
     // An error that nobody has been told yet is told to who opens the file next.
-    file.file.set_error(libc::ENOSPC);
-    let next = AtomicU64::new(volume.store.error_cursor(&file));
-    assert_eq!(volume.store.error_since(&file, &next), Some(Errno(libc::ENOSPC)));
-    assert_eq!(volume.store.error_since(&file, &next), None);
-    assert_eq!(volume.store.error_since(&file, &later), Some(Errno(libc::ENOSPC)));
+    file.file.errors.add(Errno(libc::ENOSPC));
+    let next = file.file.errors.sample();
+    assert_eq!(file.file.errors.tell(&next), Some(Errno(libc::ENOSPC)));
+    assert_eq!(file.file.errors.tell(&next), None);
+    assert_eq!(file.file.errors.tell(&later), Some(Errno(libc::ENOSPC)));
 }
 
 #[test]

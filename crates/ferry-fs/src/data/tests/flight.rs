@@ -3,99 +3,71 @@
 use super::*;
 use crate::scrub::live::{Mounted, Scrubs};
 use crate::scrub::{Part, ScrubOptions, ScrubState};
-use ferry_device::{AlignedBuf, Io};
+use ferry_device::{HookedDevice, Op};
 use parking_lot::Condvar;
 use std::collections::BTreeSet;
-use std::io;
 
-/// A device whose submitted writes wait until they are let go.
+/// A device that can hold what is submitted, and knows where it was read.
 struct Holding {
-    inner: Arc<MemDevice>,
-    state: Mutex<Held>,
-    read: Condvar,
+    dev: Arc<HookedDevice>,
+    reads: Arc<(Mutex<Reads>, Condvar)>,
 }
 
 #[derive(Default)]
-struct Held {
-    hold: bool,
-    waiting: Vec<Io>,
-    reads: u64,
+struct Reads {
+    count: u64,
     /// Where it was read since it last began to hold, in bytes.
     places: BTreeSet<u64>,
 }
 
 impl Holding {
+    fn around(inner: Arc<MemDevice>) -> Self {
+        let (dev, reads) = (Arc::new(HookedDevice::new(inner)), Arc::<(Mutex<Reads>, Condvar)>::default());
+        let noted = Arc::clone(&reads);
+        dev.set_hook(move |request, serve| {
+            serve()?;
+            if request.op == Op::Read {
+                let mut reads = noted.0.lock();
+                reads.count += 1;
+                reads.places.insert(request.offset);
+                noted.1.notify_all();
+            }
+            Ok(())
+        });
+        Self { dev, reads }
+    }
     fn hold(&self) {
-        let mut state = self.state.lock();
-        state.hold = true;
-        state.places.clear();
+        self.reads.0.lock().places.clear();
+        self.dev.hold(|request| request.submitted);
     }
     fn let_go(&self) {
-        let mut state = self.state.lock();
-        state.hold = false;
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
-        self.inner.submit(waiting);
+        self.dev.release_all();
+    }
+    fn reads(&self) -> u64 {
+        self.reads.0.lock().count
     }
     /// Waits until somebody has read at this byte.
     fn wait_for_read_at(&self, offset: u64) {
-        let mut state = self.state.lock();
-        while !state.places.contains(&offset) {
-            self.read.wait(&mut state);
+        let mut reads = self.reads.0.lock();
+        while !reads.places.contains(&offset) {
+            self.reads.1.wait(&mut reads);
         }
     }
-    /// Waits until the device has been read `reads` times since it began to hold.
-    fn wait_for_reads(&self, reads: u64) {
-        let mut state = self.state.lock();
-        while state.reads < reads {
-            self.read.wait(&mut state);
+    /// Waits until the device has been read so many times.
+    fn wait_for_reads(&self, count: u64) {
+        let mut reads = self.reads.0.lock();
+        while reads.count < count {
+            self.reads.1.wait(&mut reads);
         }
     }
 }
 
-impl BlockDevice for Holding {
-    fn capacity(&self) -> u64 {
-        self.inner.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        self.inner.read(offset, buf)?;
-        let mut state = self.state.lock();
-        state.reads += u64::from(state.hold);
-        state.places.insert(offset);
-        self.read.notify_all();
-        Ok(())
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.inner.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        let mut state = self.state.lock();
-        if state.hold {
-            state.waiting.extend(batch);
-        } else {
-            drop(state);
-            self.inner.submit(batch);
-        }
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        self.inner.host_free()
-    }
-}
-
-fn held_volume(cache: usize) -> (Volume, Arc<Holding>) {
+fn held_volume(cache: usize) -> (Volume, Holding) {
     let mut holding = None;
     let volume = Volume::on(64, 256 << 10, cache, false, |inner| {
-        let dev = Arc::new(Holding { inner, state: Mutex::default(), read: Condvar::new() });
-        holding = Some(dev.clone());
+        let made = Holding::around(inner);
+        let dev = made.dev.clone();
+        holding = Some(made);
         dev
     });
     (volume, holding.expect("made just now"))
@@ -113,7 +85,7 @@ fn a_block_that_the_cleaner_is_moving_is_waited_for_and_not_taken_for_damaged() 
     volume.evict();
     dev.hold();
     volume.store.clean_once().unwrap();
-    let before = dev.state.lock().reads;
+    let before = dev.reads();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| volume.read(&file, 0, 80_000));
         dev.wait_for_reads(before + 1);
@@ -135,7 +107,12 @@ fn a_scrub_waits_for_what_is_on_its_way_and_does_not_call_it_damaged() {
         panic!("the file is mapped")
     };
     let (scrubs, env) = (Scrubs::default(), Env::real());
-    let mounted = Mounted { journal: volume.journal.clone(), data: volume.store.clone(), env: env.clone() };
+    let mounted = Mounted {
+        journal: volume.journal.clone(),
+        data: volume.store.clone(),
+        growing: Arc::default(),
+        env: env.clone(),
+    };
     scrubs.start(mounted, ScrubOptions::default(), true).unwrap();
     dev.wait_for_read_at(first * BLOCK);
     for _ in 0..1000 {
@@ -172,53 +149,22 @@ fn what_is_being_written_stays_in_memory_until_it_is_written() {
     volume.check();
 }
 
-/// A device that calls back when a write was submitted and has completed.
-struct Telling {
-    inner: Arc<MemDevice>,
-    tell: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-}
-
-impl BlockDevice for Telling {
-    fn capacity(&self) -> u64 {
-        self.inner.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        self.inner.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.inner.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        self.inner.submit(batch);
-        let tell = self.tell.lock().take();
-        if let Some(tell) = tell {
-            tell();
-        }
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        self.inner.host_free()
-    }
-}
+/// What is done behind the next write, once.
+type Act = Box<dyn FnOnce() + Send>;
 
 /// Two files travel in one batch. When its data has landed, the second one's new place is not in its extent map yet.
 #[test]
 fn what_has_landed_and_is_not_yet_logged_stays_in_memory() {
-    let mut telling = None;
+    let next: Arc<Mutex<Option<Act>>> = Arc::default();
+    let after_write = Arc::clone(&next);
     let volume = Volume::on(64, 256 << 10, 8 << 20, false, |inner| {
-        let dev = Arc::new(Telling { inner, tell: Mutex::new(None) });
-        telling = Some(dev.clone());
-        dev
+        let dev = HookedDevice::new(inner);
+        dev.set_after_submit(move || {
+            let act = after_write.lock().take();
+            act.into_iter().for_each(|act| act());
+        });
+        Arc::new(dev)
     });
-    let telling = telling.expect("made just now");
     let files: Vec<_> = (5..7).map(|ino| volume.create(ino)).collect();
     for version in 1..4 {
         for file in &files {
@@ -226,7 +172,7 @@ fn what_has_landed_and_is_not_yet_logged_stays_in_memory() {
         }
         let (store, file) = (Arc::clone(&volume.store), Arc::clone(&files[1]));
         let (tell, told) = std::sync::mpsc::channel();
-        *telling.tell.lock() = Some(Box::new(move || {
+        *next.lock() = Some(Box::new(move || {
             file.file.pages.write().evict_all();
             let mut out = vec![0; 20_000];
             let read = store.read(&file, 0, &mut out);

@@ -11,6 +11,7 @@ mod resize;
 mod space;
 mod taken;
 mod threads;
+mod trim;
 
 use super::*;
 use crate::keys;
@@ -122,6 +123,7 @@ impl Volume {
             writeback_age: Duration::from_secs(5),
             background,
             read_only: false,
+            #[cfg(feature = "compare")]
             locking: Locking::Range,
         };
         let store = DataStore::new(block, geometry, options.clone(), env);
@@ -243,7 +245,11 @@ impl Volume {
             self.store.close().unwrap();
             self.check();
         }
-        let dev: Arc<dyn BlockDevice> = self.dev.clone();
+        self.reopen_on(self.dev.clone());
+    }
+
+    /// The same on this device, without a clean end.
+    pub fn reopen_on(&mut self, dev: Arc<dyn BlockDevice>) {
         self.store = DataStore::new(dev, self.geometry, self.options.clone(), Env::real());
         self.inodes = Arc::new(Inodes { journal: Arc::downgrade(&self.journal), known: Mutex::default() });
         let recovered = Recovered { home_segments: vec![0, 1], ..Recovered::default() };

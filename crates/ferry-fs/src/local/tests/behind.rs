@@ -7,11 +7,9 @@ use parking_lot::Mutex;
 struct Told(Mutex<Vec<Ino>>);
 
 impl Host for Told {
-    fn invalidate_inode(&self, _ino: Ino, _offset: u64, _len: u64) {}
     fn invalidate_attributes(&self, ino: Ino) {
         self.0.lock().push(ino);
     }
-    fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
     fn forget(&self, _what: ToForget, done: Box<dyn FnOnce() + Send>) {
         done();
     }

@@ -1,8 +1,7 @@
 //! Bulk sync: many open files, one commit, an answer for each.
 
-use super::durable::{Failing, contents, fsync, kill};
+use super::durable::{contents, fail_writes, failing_world, fsync, kill};
 use super::*;
-use std::sync::atomic::Ordering;
 
 /// The bytes of a request.
 fn message(inos: &[Ino], flags: u32) -> Vec<u8> {
@@ -125,13 +124,13 @@ fn requests_that_cannot_be() {
 
 #[test]
 fn a_failed_write_fails_the_files_it_was_of() {
-    let (dev, world) = Failing::world();
+    let (dev, world) = failing_world();
     let made = files(&world, 3, 5000);
     let inos: Vec<Ino> = made.iter().map(|(ino, _)| *ino).collect();
     assert_eq!(sync(&world, &inos), [0, 0, 0]);
     world.write(made[0].0, made[0].1, 0, &[9; 5000]).unwrap();
     world.write(made[1].0, made[1].1, 0, &[9; 5000]).unwrap();
-    dev.broken.store(true, Ordering::Relaxed);
+    fail_writes(&dev);
     let told = sync(&world, &inos[..2]);
     assert_eq!(told, [libc::EIO as u64; 2]);
     assert_eq!(sync(&world, &inos), [libc::EIO as u64, libc::EIO as u64, 0]);
@@ -146,7 +145,7 @@ fn a_write_error_is_told_until_fsync_has_told_the_descriptor() {
     let (ino, first) = files(&world, 1, 4096)[0];
     let second = world.open(ino).unwrap();
     assert_eq!(sync(&world, &[ino]), [0]);
-    world.fs.table.peek(ino).unwrap().file.set_error(libc::ENOSPC);
+    world.fs.table.peek(ino).unwrap().file.errors.add(Errno(libc::ENOSPC));
     let untold = [libc::ENOSPC as u64];
     assert_eq!(sync(&world, &[ino]), untold);
     assert_eq!(code(fsync(&world, ino, first)), libc::ENOSPC);
@@ -158,12 +157,12 @@ fn a_write_error_is_told_until_fsync_has_told_the_descriptor() {
 
 #[test]
 fn a_volume_that_can_no_longer_be_written_fails_each_dirty_file() {
-    let (dev, world) = Failing::world();
+    let (dev, world) = failing_world();
     let made = files(&world, 2, 5000);
     let (clean, fh) = world.create(ROOT, "clean").unwrap();
     world.write(clean, fh, 0, b"x").unwrap();
     fsync(&world, clean, fh).unwrap();
-    dev.broken.store(true, Ordering::Relaxed);
+    fail_writes(&dev);
     assert_eq!(code(fsync(&world, made[0].0, made[0].1)), libc::EIO);
     let told = sync(&world, &[made[1].0, clean]);
     assert_eq!(told, [libc::EIO as u64, 0]);

@@ -1,27 +1,6 @@
-//! Who bypasses the kernel's page cache, and who is told.
+//! Who bypasses the kernel's page cache, and who is known to have mapped a file nevertheless.
 
 use super::*;
-use parking_lot::Mutex;
-
-#[derive(Default)]
-struct Told(Mutex<Vec<(Ino, u64, u64)>>);
-
-impl Host for Told {
-    fn invalidate_inode(&self, ino: Ino, offset: u64, len: u64) {
-        self.0.lock().push((ino, offset, len));
-    }
-    fn invalidate_attributes(&self, _ino: Ino) {}
-    fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
-    fn forget(&self, _what: ToForget, done: Box<dyn FnOnce() + Send>) {
-        done();
-    }
-    fn forgets_names(&self) -> bool {
-        false
-    }
-    fn stats(&self) -> serde_json::Value {
-        serde_json::Value::Null
-    }
-}
 
 fn create(w: &World, name: &str, flags: i32) -> (Ino, Opened) {
     let (entry, opened) =
@@ -44,18 +23,11 @@ fn release(w: &World, ino: Ino, opened: Opened) {
 #[test]
 fn a_maker_that_only_writes_bypasses_and_so_does_who_joins_it() {
     let w = World::new();
-    let told = Arc::new(Told::default());
-    w.fs.attach(told.clone());
     let (ino, maker) = create(&w, "f", libc::O_WRONLY);
     assert!(maker.direct_io && !maker.keep_cache);
-    w.me.call(|cx| w.fs.write(cx, ino, maker.fh, 0, b"alone", false, false)).unwrap();
-    assert!(told.0.lock().is_empty(), "nobody else has it open");
-
     let reader = open(&w, ino, libc::O_RDONLY);
     let writer = open(&w, ino, libc::O_RDWR);
     assert!(reader.direct_io && writer.direct_io);
-    w.me.call(|cx| w.fs.write(cx, ino, maker.fh, 5, b", not any more", false, false)).unwrap();
-    assert_eq!(*told.0.lock(), [(ino, 5, 14)]);
 
     release(&w, ino, maker);
     assert!(open(&w, ino, libc::O_RDONLY).direct_io, "the other writer still bypasses");
@@ -76,5 +48,32 @@ fn who_may_read_or_finds_the_file_there_caches() {
 
     let options = FsOptions { background: false, cache: CacheMode::Writeback, ..FsOptions::default() };
     let w = World::with(options);
-    assert!(!create(&w, "f", libc::O_WRONLY).1.direct_io, "the write-back cache takes every write");
+    let (ino, cached) = create(&w, "f", libc::O_WRONLY);
+    assert!(!cached.direct_io, "the write-back cache takes every write");
+    let seek = w.me.call(|cx| w.fs.lseek(cx, ino, cached.fh, 0, libc::SEEK_DATA));
+    assert_eq!(code(seek), libc::ENOSYS, "what it holds back is no hole");
+}
+
+#[test]
+fn pages_that_are_read_past_the_cache_are_known_to_who_writes_past_it() {
+    let read = |w: &World, ino, fh| w.me.call(|cx| w.fs.read_pages(cx, ino, fh, 0, &mut [0; 10])).unwrap();
+    let w = World::new();
+    let (ino, maker) = create(&w, "f", libc::O_WRONLY);
+    let (other, others) = create(&w, "g", libc::O_WRONLY);
+    let mapper = open(&w, ino, libc::O_RDWR);
+    w.me.call(|cx| w.fs.read(cx, ino, mapper.fh, 0, &mut [0; 10])).unwrap();
+    assert!(!w.fs.keeps_pages(ino, maker.fh), "a read past the cache leaves no page");
+    read(&w, ino, mapper.fh);
+    assert!(w.fs.keeps_pages(ino, maker.fh) && w.fs.keeps_pages(ino, mapper.fh));
+    assert!(!w.fs.keeps_pages(other, others.fh));
+
+    let (cached, both) = create(&w, "h", libc::O_RDWR);
+    read(&w, cached, both.fh);
+    assert!(!w.fs.keeps_pages(cached, both.fh), "what goes through the cache is never behind it");
+
+    let w = World::with(FsOptions { background: false, cache: CacheMode::Strict, ..FsOptions::default() });
+    let (ino, both) = create(&w, "f", libc::O_RDWR);
+    assert!(!w.fs.keeps_pages(ino, both.fh));
+    read(&w, ino, both.fh);
+    assert!(w.fs.keeps_pages(ino, both.fh));
 }

@@ -1,9 +1,7 @@
 //! What a sync promises: the process dies (nothing is closed, memory is lost) and the volume is opened again.
 
 use super::*;
-use ferry_device::{AlignedBuf, Io};
-use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use ferry_device::{HookedDevice, Op};
 
 /// The process dies: what is on the device is all that is left.
 pub(super) fn kill(world: &mut World) {
@@ -63,7 +61,13 @@ fn fsync_makes_the_new_names_of_directories_above_durable() {
         world.write(ino, fh, 0, b"x").unwrap();
         fsync(&world, ino, fh).unwrap();
         let to = if exchange { "other" } else { "new" };
-        world.rename_with((ROOT, "old"), (ROOT, to), RenameFlags { exchange, no_replace: false }).unwrap();
+        world
+            .rename_with(
+                (ROOT, "old"),
+                (ROOT, to),
+                RenameFlags { exchange, no_replace: false, whiteout: false },
+            )
+            .unwrap();
         fsync(&world, ino, fh).unwrap();
         kill(&mut world);
         assert_eq!(contents(&world, world.ino(world.ino(ROOT, to), "sub"), "file").unwrap(), b"x");
@@ -195,6 +199,18 @@ fn numbers_and_counts_are_right_after_a_crash() {
     assert_eq!(world.list(ROOT).len(), 300);
 }
 
+/// However few of the operations between them the log has.
+#[test]
+fn a_number_is_handed_out_only_below_a_durable_limit() {
+    let mut world = World::new();
+    world.fs.counters.skip_to_last(10);
+    let newest = (0..100).map(|n| world.file(ROOT, &format!("file {n}")).unwrap()).max().unwrap();
+    kill(&mut world);
+    let next = world.file(ROOT, "file").unwrap();
+    assert!(next > newest, "{next} was handed out before the crash, as was {newest}");
+    world.check();
+}
+
 /// Nobody may park here.
 struct NoPark;
 
@@ -211,84 +227,39 @@ fn what_is_durable_already_is_answered_at_once() {
     world.write(ino, fh, 0, b"x").unwrap();
     fsync(&world, ino, fh).unwrap();
     fsyncdir(&world, ROOT).unwrap();
-    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &NoPark };
+    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &NoPark };
     assert!(world.fs.fsync(&cx, ino, fh, false).is_ok());
     assert!(world.fs.fsyncdir(&cx, ROOT, 0, false).is_ok());
 }
 
-/// A device that fails every write when it is told to.
-pub(super) struct Failing {
-    under: MemDevice,
-    pub(super) broken: AtomicBool,
+/// A small volume without threads, on a device that fails writes and flushes after [`fail_writes`].
+pub(super) fn failing_world() -> (Arc<HookedDevice>, std::mem::ManuallyDrop<World>) {
+    let dev = Arc::new(HookedDevice::new(Arc::new(MemDevice::new(64 << 20))));
+    let as_device: Arc<dyn BlockDevice> = dev.clone();
+    mkfs(&as_device, &MkfsOptions::default(), &Env::real()).unwrap();
+    let options = FsOptions { background: false, ..FsOptions::default() };
+    let fs = LocalFs::open(as_device.clone(), options.clone(), Env::real()).unwrap();
+    (dev, std::mem::ManuallyDrop::new(World { dev: as_device, fs, me: InProcess::default(), options }))
 }
 
-impl Failing {
-    /// A small volume on such a device, without threads.
-    pub(super) fn world() -> (Arc<Self>, std::mem::ManuallyDrop<World>) {
-        let dev = Arc::new(Failing { under: MemDevice::new(64 << 20), broken: AtomicBool::new(false) });
-        let as_device: Arc<dyn BlockDevice> = dev.clone();
-        mkfs(&as_device, &MkfsOptions::default(), &Env::real()).unwrap();
-        let options = FsOptions { background: false, ..FsOptions::default() };
-        let fs = LocalFs::open(as_device.clone(), options.clone(), Env::real()).unwrap();
-        (dev, std::mem::ManuallyDrop::new(World { dev: as_device, fs, me: InProcess::default(), options }))
-    }
-
-    fn fails(&self) -> io::Result<()> {
-        if self.broken.load(Ordering::Relaxed) {
-            Err(io::Error::from_raw_os_error(libc::EIO))
-        } else {
-            Ok(())
-        }
-    }
-}
-
-impl BlockDevice for Failing {
-    fn capacity(&self) -> u64 {
-        self.under.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        self.under.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.fails()?;
-        self.under.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.fails()?;
-        self.under.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        for io in batch {
-            match (self.fails(), io) {
-                (Ok(()), io) => self.under.submit(vec![io]),
-                (failed, Io::Write { done, .. } | Io::Flush { done }) => done(failed),
-            }
-        }
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.under.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.under.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        self.under.host_free()
-    }
+/// From now on, until it is healed, the device fails every write and every flush.
+pub(super) fn fail_writes(dev: &HookedDevice) {
+    dev.fail_after(&[Op::Write, Op::Flush], 0);
 }
 
 #[test]
 fn a_failed_write_is_told_to_every_descriptor_and_the_volume_is_read_only() {
-    let (dev, world) = Failing::world();
+    let (dev, world) = failing_world();
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     let second = world.open(ino).unwrap();
     world.write(ino, fh, 0, b"kept").unwrap();
     fsync(&world, ino, fh).unwrap();
 
-    dev.broken.store(true, Ordering::Relaxed);
+    fail_writes(&dev);
     world.write(ino, fh, 0, &[1; 100_000]).unwrap();
     assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
     assert_eq!(code(fsync(&world, ino, second)), libc::EIO);
-    dev.broken.store(false, Ordering::Relaxed);
+    dev.heal();
     assert_eq!(
         code(world.file(ROOT, "another")),
         libc::EROFS,
@@ -305,7 +276,7 @@ fn each_descriptor_hears_of_a_write_error_once() {
         let (ino, first) = world.create(ROOT, "file").unwrap();
         let second = world.open(ino).unwrap();
         world.write(ino, first, 0, b"x").unwrap();
-        world.fs.table.peek(ino).unwrap().file.set_error(errno);
+        world.fs.table.peek(ino).unwrap().file.errors.add(Errno(errno));
         // Nobody has been told yet: it is the business of who opens now, too.
         let third = world.open(ino).unwrap();
         for fh in [first, second, third] {
@@ -319,13 +290,13 @@ fn each_descriptor_hears_of_a_write_error_once() {
 
 #[test]
 fn what_could_not_be_written_is_never_called_durable() {
-    let (dev, world) = Failing::world();
+    let (dev, world) = failing_world();
     let (ino, first) = world.create(ROOT, "file").unwrap();
     let second = world.open(ino).unwrap();
     world.write(ino, first, 0, &[1; 100_000]).unwrap();
-    dev.broken.store(true, Ordering::Relaxed);
+    fail_writes(&dev);
     assert_eq!(code(fsync(&world, ino, first)), libc::EIO);
-    dev.broken.store(false, Ordering::Relaxed);
+    dev.heal();
     let third = world.open(ino).unwrap();
     for fh in [first, second, third, first, second] {
         assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);

@@ -28,7 +28,7 @@ fn what_may_be_long_does_not_keep_the_thread_that_brought_it() {
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     let (sender, answers) = channel();
     let request = Request(sender);
-    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &request };
+    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &request };
     let reserve =
         |blocks: u64| world.me.call(|cx| world.fs.fallocate(cx, ino, fh, 0, 0, blocks * BLOCK)).unwrap();
     let cut =
@@ -99,7 +99,7 @@ fn what_does_not_fit_a_small_log_is_long() {
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     let (sender, answers) = channel();
     let request = Request(sender);
-    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &request, promise: None };
+    let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &request };
     let reserve =
         |blocks: u64| world.me.call(|cx| world.fs.fallocate(cx, ino, fh, 0, 0, blocks * BLOCK)).unwrap();
     let empty = || world.fs.setattr(&cx, ino, None, &SetAttr { size: Some(0), ..SetAttr::default() });

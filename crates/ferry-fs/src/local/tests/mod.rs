@@ -2,7 +2,6 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod acls;
-mod aside;
 mod behind;
 mod bulk;
 mod bypass;
@@ -11,12 +10,14 @@ mod durable;
 mod long;
 mod orphans;
 mod pressure;
-mod promised;
 mod property;
 mod readers;
+mod removed;
 mod renames;
+mod reservation;
 mod rules;
 mod scrub;
+mod session_store;
 mod smallest_log;
 mod stability;
 mod stress;
@@ -24,11 +25,15 @@ mod times;
 mod xattrs;
 
 use super::{CacheMode, FsOptions, LocalFs};
+use crate::InProcess;
 use crate::api::*;
 use crate::keys;
+use crate::session_store::{Reservation, SessionStore};
 use crate::volume::{MkfsOptions, mkfs};
-use crate::{FsckOptions, InProcess, fsck};
-use ferry_device::{BlockDevice, Env, MemDevice};
+use crate::{target_cost, write_cost};
+use ferry_check::{FsckOptions, fsck};
+use ferry_device::{BlockDevice, MemDevice};
+use ferry_env::Env;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

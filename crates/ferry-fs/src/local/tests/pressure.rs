@@ -4,10 +4,9 @@
 use super::super::change::Change;
 use super::super::pool::Work;
 use super::*;
-use ferry_device::{AlignedBuf, Io};
-use parking_lot::{Condvar, Mutex};
+use ferry_device::{HookedDevice, Op};
+use parking_lot::Mutex;
 use std::cell::Cell;
-use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -17,71 +16,11 @@ const FILES: usize = 4200;
 /// Whoever is not done by then waits for the device.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A device that, while it stalls, completes no write behind the log.
-struct Stalling {
-    inner: MemDevice,
-    /// Where the segments begin; `u64::MAX`: it does not stall.
-    from: Mutex<u64>,
-    held: Mutex<Vec<Io>>,
-    changed: Condvar,
-}
-
-impl Stalling {
-    /// Returns when a write is held.
-    fn wait(&self) {
-        let mut held = self.held.lock();
-        while held.is_empty() {
-            self.changed.wait(&mut held);
-        }
-    }
-
-    fn go_on(&self) {
-        *self.from.lock() = u64::MAX;
-        self.inner.submit(std::mem::take(&mut self.held.lock()));
-    }
-}
-
-impl BlockDevice for Stalling {
-    fn capacity(&self) -> u64 {
-        self.inner.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        self.inner.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.inner.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        // Held with the lock: what is let go was held before.
-        let from = self.from.lock();
-        let behind = |io: &Io| matches!(io, Io::Write { offset, .. } if offset >= &*from);
-        let (behind, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(behind);
-        if !behind.is_empty() {
-            self.held.lock().extend(behind);
-            self.changed.notify_all();
-        }
-        drop(from);
-        self.inner.submit(others);
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        None
-    }
-}
-
 /// The number of a request, and what came of it.
-type Answered = (usize, Result<Reply, Errno>);
+pub(super) type Answered = (usize, Result<Reply, Errno>);
 
 /// A transport's thread, which must not wait, and the answers that come later.
-struct Thread {
+pub(super) struct Thread {
     later: Sender<Answered>,
     /// Of the request being made.
     number: usize,
@@ -97,24 +36,20 @@ impl Park for Thread {
 }
 
 impl Thread {
-    fn new() -> (Self, Receiver<Answered>) {
+    pub(super) fn new() -> (Self, Receiver<Answered>) {
         let (later, answers) = channel();
         (Self { later, number: 0, interrupts: Mutex::default() }, answers)
     }
 
-    fn cx(&self) -> Cx<'_> {
-        Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: self }
+    pub(super) fn cx(&self) -> Cx<'_> {
+        Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: self }
     }
 }
 
-/// A volume with files that have been read by nobody; `large` is not in memory, `dirty` nowhere else. The device stalls in a checkpoint.
-fn in_a_checkpoint(test: impl FnOnce(&World, &Stalling) + Send) {
-    let device = Arc::new(Stalling {
-        inner: MemDevice::new(128 << 20),
-        from: Mutex::new(u64::MAX),
-        held: Mutex::default(),
-        changed: Condvar::new(),
-    });
+/// A volume with files that have been read by nobody; `large` is not in memory, `dirty` nowhere else. The device stalls
+/// in a checkpoint: it completes no write behind the log.
+fn in_a_checkpoint(test: impl FnOnce(&World, &HookedDevice) + Send) {
+    let device = Arc::new(HookedDevice::new(Arc::new(MemDevice::new(128 << 20))));
     let dev: Arc<dyn BlockDevice> = device.clone();
     let made = MkfsOptions { log_size: Some(LOG), ..MkfsOptions::default() };
     mkfs(&dev, &made, &Env::real()).unwrap();
@@ -138,9 +73,9 @@ fn in_a_checkpoint(test: impl FnOnce(&World, &Stalling) + Send) {
     world.release(dirty, fh);
     let segments = world.fs.data.geometry().segments_offset;
     std::thread::scope(|scope| {
-        *device.from.lock() = segments;
+        device.hold(move |request| request.op == Op::Write && request.offset >= segments);
         let checkpoint = scope.spawn(|| world.fs.journal.checkpoint());
-        device.wait();
+        device.wait_for_held();
         let (done, ended) = channel();
         let (world, device) = (&world, &device);
         let testing = scope.spawn(move || {
@@ -148,7 +83,7 @@ fn in_a_checkpoint(test: impl FnOnce(&World, &Stalling) + Send) {
             done.send(()).unwrap();
         });
         let ended = ended.recv_timeout(PATIENCE);
-        device.go_on();
+        device.release_all();
         assert!(testing.join().is_ok() && ended.is_ok(), "somebody waits for the checkpoint");
         checkpoint.join().unwrap().unwrap();
     });
@@ -262,7 +197,7 @@ fn changes_go_on_while_the_log_has_room_and_then_leave_the_thread_to_others() {
         assert_eq!(parked.get(), 21, "all of them park once nothing is left");
         look_only(world);
         assert!(answers.try_recv().is_err(), "nobody has room");
-        device.go_on();
+        device.release_all();
         for _ in 0..parked.get() {
             let (number, answer) = answers.recv().unwrap();
             assert!(answer.is_ok(), "request {number}: {answer:?}");
@@ -298,7 +233,7 @@ fn who_is_killed_in_a_change_that_waits_leaves_nothing_behind() {
         for interrupt in std::mem::take(&mut *thread.interrupts.lock()) {
             interrupt();
         }
-        device.go_on();
+        device.release_all();
         // Those who stand in the row for log space are served, and so is whoever comes behind them.
         world.file(ROOT, "last").unwrap();
         while world.fs.handles.len() > open || world.fs.journal.stats().space.waiting > 0 {

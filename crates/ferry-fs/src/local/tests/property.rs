@@ -196,7 +196,7 @@ impl Model {
             }
             Op::Rename((da, na), (db, nb), flags) => {
                 let (da, db) = (self.dir(da), self.dir(db));
-                let as_flags = RenameFlags { no_replace: flags == 1, exchange: flags == 2 };
+                let as_flags = RenameFlags { no_replace: flags == 1, exchange: flags == 2, whiteout: false };
                 let renamed = world.rename_with((da, name(na)), (db, name(nb)), as_flags).map_err(|e| e.0);
                 assert_eq!(renamed, self.rename((da, name(na)), (db, name(nb)), flags), "{op:?}");
             }

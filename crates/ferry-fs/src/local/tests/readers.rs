@@ -3,17 +3,16 @@
 use super::super::pool::Work;
 use super::super::readers::Wanted;
 use super::*;
-use ferry_device::{AlignedBuf, Io};
+use ferry_device::{HookedDevice, Op};
 use parking_lot::{Condvar, Mutex};
-use std::io;
 
 /// Large enough to be answered without a copy, where it stands in one place.
 const PIECE: usize = 512 << 10;
 const PIECES: usize = 20;
 
-/// A device that, while it stalls, answers no large read.
+/// Whether the device stalls: then it answers no large read.
+#[derive(Default)]
 struct Stalling {
-    inner: MemDevice,
     stalls: Mutex<bool>,
     changed: Condvar,
 }
@@ -23,37 +22,12 @@ impl Stalling {
         *self.stalls.lock() = stalls;
         self.changed.notify_all();
     }
-}
 
-impl BlockDevice for Stalling {
-    fn capacity(&self) -> u64 {
-        self.inner.capacity()
-    }
-    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+    fn wait(&self) {
         let mut stalls = self.stalls.lock();
-        while *stalls && buf.len() >= PIECE / 2 {
+        while *stalls {
             self.changed.wait(&mut stalls);
         }
-        drop(stalls);
-        self.inner.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        self.inner.write(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn submit(&self, batch: Vec<Io>) {
-        self.inner.submit(batch);
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.allocate(offset, len)
-    }
-    fn host_free(&self) -> Option<u64> {
-        None
     }
 }
 
@@ -100,12 +74,16 @@ fn piece(number: usize) -> Vec<u8> {
 
 /// A file that is in no memory, opened; the device stalls.
 fn cold() -> (World, Arc<Stalling>, Ino, u64) {
-    let device = Arc::new(Stalling {
-        inner: MemDevice::new(64 << 20),
-        stalls: Mutex::new(false),
-        changed: Condvar::new(),
+    let (device, stalling) =
+        (HookedDevice::new(Arc::new(MemDevice::new(64 << 20))), Arc::<Stalling>::default());
+    let stalls = Arc::clone(&stalling);
+    device.set_hook(move |request, serve| {
+        if request.op == Op::Read && request.len >= PIECE as u64 / 2 {
+            stalls.wait();
+        }
+        serve()
     });
-    let dev: Arc<dyn BlockDevice> = device.clone();
+    let dev: Arc<dyn BlockDevice> = Arc::new(device);
     mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
     let options = FsOptions { cache_bytes: 8 << 20, ..FsOptions::default() };
     let fs = LocalFs::open(dev.clone(), options.clone(), Env::real()).unwrap();
@@ -121,8 +99,8 @@ fn cold() -> (World, Arc<Stalling>, Ino, u64) {
     assert!(!world.exists(ROOT, "warm"));
     let ino = world.lookup(ROOT, "file").unwrap().unwrap().ino;
     let fh = world.open(ino).unwrap();
-    device.stall(true);
-    (world, device, ino, fh)
+    stalling.stall(true);
+    (world, stalling, ino, fh)
 }
 
 /// Asks for all pieces, more than there are readers.
@@ -130,7 +108,7 @@ fn ask(world: &World, ino: Ino, fh: u64) -> Transport {
     let transport = Transport::default();
     for number in 0..PIECES {
         let request = Request(number, transport.clone());
-        let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, promise: None, park: &request };
+        let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &request };
         let answer = world.fs.read(&cx, ino, fh, (number * PIECE) as u64, &mut vec![0; PIECE]);
         assert!(matches!(answer, Err(Stop::Parked)), "piece {number} is not in memory");
     }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-const NO_REPLACE: RenameFlags = RenameFlags { no_replace: true, exchange: false };
-const EXCHANGE: RenameFlags = RenameFlags { no_replace: false, exchange: true };
+const NO_REPLACE: RenameFlags = RenameFlags { no_replace: true, exchange: false, whiteout: false };
+const EXCHANGE: RenameFlags = RenameFlags { no_replace: false, exchange: true, whiteout: false };
 
 /// A root with a file, an empty and a full directory, and a place to move to.
 fn furnished() -> (World, Ino) {
@@ -94,7 +94,7 @@ fn no_replace_and_exchange() {
     world.rename_with((ROOT, "empty"), (place, "empty"), EXCHANGE).unwrap();
     world.rename_with((ROOT, "empty"), (ROOT, "full"), EXCHANGE).unwrap();
     world.check();
-    let both = RenameFlags { no_replace: true, exchange: true };
+    let both = RenameFlags { no_replace: true, exchange: true, whiteout: false };
     assert_eq!(code(world.rename_with((ROOT, "empty"), (ROOT, "full"), both)), libc::EINVAL);
 }
 
@@ -109,5 +109,38 @@ fn what_is_replaced_lives_on_while_it_is_open() {
     world.release(victim, fh);
     world.fs.forget(victim, 1);
     assert!(!world.stored(victim));
+    world.check();
+}
+
+#[test]
+fn a_whiteout_is_left_at_the_old_name() {
+    let world = World::new();
+    let white = RenameFlags { whiteout: true, ..RenameFlags::default() };
+    let (one, two) = (world.mkdir(ROOT, "one").unwrap(), world.mkdir(ROOT, "two").unwrap());
+    let is_white = |dir: Ino, name: &str| {
+        let attr = world.attr(world.list(dir)[name]);
+        (attr.mode, attr.rdev, attr.nlink) == (libc::S_IFCHR, 0, 1)
+    };
+    let file = world.file(one, "file").unwrap();
+    world.rename_with((one, "file"), (two, "new"), white).unwrap();
+    assert!(is_white(one, "file"));
+    assert_eq!(world.list(two)["new"], file);
+    let over = world.file(one, "over").unwrap();
+    world.rename_with((one, "over"), (two, "new"), white).unwrap();
+    assert!(is_white(one, "over"));
+    assert_eq!(world.list(two), [("new".to_owned(), over)].into());
+    let dir = world.mkdir(one, "dir").unwrap();
+    world.rename_with((one, "dir"), (two, "dir"), white).unwrap();
+    assert!(is_white(one, "dir"));
+    assert_eq!(world.list(two)["dir"], dir);
+    assert_eq!((world.attr(one).nlink, world.attr(two).nlink), (2, 3));
+    assert_eq!(world.attr(one).size, 3);
+    // Back over a whiteout, as an overlay does.
+    world.rename_with((two, "dir"), (one, "back"), white).unwrap();
+    world.unlink(one, "file").unwrap();
+    let none = RenameFlags { no_replace: true, whiteout: true, ..RenameFlags::default() };
+    assert_eq!(code(world.rename_with((one, "back"), (one, "dir"), none)), libc::EEXIST);
+    let swap = RenameFlags { exchange: true, whiteout: true, ..RenameFlags::default() };
+    assert_eq!(code(world.rename_with((one, "back"), (one, "dir"), swap)), libc::EINVAL);
     world.check();
 }

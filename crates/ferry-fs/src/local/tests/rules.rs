@@ -103,7 +103,7 @@ fn create_opens_what_is_there() {
 #[test]
 fn owner_group_and_mode_of_what_is_made() {
     let mut world = World::new();
-    world.me = InProcess { uid: 10, gid: 20, umask: 0o027, caller: 0, promise: None };
+    world.me = InProcess { uid: 10, gid: 20, umask: 0o027, caller: 0, ack: None };
     let dir = world.mkdir(ROOT, "dir").unwrap();
     let attr = world.attr(dir);
     assert_eq!((attr.uid, attr.gid, attr.mode), (10, 20, libc::S_IFDIR | 0o750));
@@ -146,6 +146,41 @@ fn chown_and_writes_take_set_id_bits() {
     assert_eq!(world.attr(file).mode & 0o7777, 0o755);
     assert_eq!(code(world.getxattr(file, "security.capability")), libc::ENODATA);
     world.release(file, fh);
+    world.check();
+}
+
+#[test]
+fn allocations_holes_and_copies_by_others_than_root_take_set_id_bits() {
+    let world = World::new();
+    let (file, from) = (world.file(ROOT, "file").unwrap(), world.file(ROOT, "from").unwrap());
+    let (fh, source) = (world.open(file).unwrap(), world.open(from).unwrap());
+    world.me.call(|cx| world.fs.write(cx, from, source, 0, b"data", false, false)).unwrap();
+    let keep = libc::FALLOC_FL_KEEP_SIZE;
+    let modes = [0, keep, keep | libc::FALLOC_FL_PUNCH_HOLE, libc::FALLOC_FL_ZERO_RANGE];
+    for (uid, left) in [(0, 0o6777), (1000, 0o777)] {
+        let set = || {
+            let six = SetAttr { mode: Some(0o6777), ..SetAttr::default() };
+            world.set(file, six).unwrap();
+            world.setxattr(file, "security.capability", b"x").unwrap();
+        };
+        let check = |what: &str| {
+            assert_eq!(world.attr(file).mode & 0o7777, left, "{what}");
+            assert_eq!(world.getxattr(file, "security.capability").is_ok(), uid == 0, "{what}");
+        };
+        for mode in modes {
+            set();
+            world.me.call(|cx| world.fs.fallocate(&Cx { uid, ..*cx }, file, fh, mode, 0, 65536)).unwrap();
+            check("fallocate");
+        }
+        set();
+        world
+            .me
+            .call(|cx| world.fs.copy_file_range(&Cx { uid, ..*cx }, from, source, 0, file, fh, 0, 4))
+            .unwrap();
+        check("copy");
+    }
+    world.release(file, fh);
+    world.release(from, source);
     world.check();
 }
 

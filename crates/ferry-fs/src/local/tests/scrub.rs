@@ -6,7 +6,8 @@ use crate::scrub::{
     Damage, Part, ScrubOptions, ScrubProgress, ScrubReport, ScrubState, Source, Watch, scrub, scrub_source,
 };
 use crate::volume::SUPERBLOCK_PLACES;
-use ferry_device::{AlignedBuf, Clock};
+use ferry_device::AlignedBuf;
+use ferry_env::Clock;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -102,7 +103,7 @@ fn a_scrub_finds_exactly_what_is_damaged() {
     let sound = offline(&world);
     assert!(sound.clean && sound.complete, "{sound:#?}");
     assert_eq!(sound.verified.data_bytes, 728 * BLOCK);
-    assert_eq!((sound.verified.superblocks, sound.passed_blocks), (2, 0));
+    assert_eq!((sound.verified.superblocks, sound.passed_blocks), (3, 0));
     assert!(sound.verified.keys > 10 && sound.verified.home_bytes > 0 && sound.verified.log_bytes > 0);
 
     let planted = [(first, 0), (first, 299), (first, 300), (first, 699), (second, 7), (nameless, 3)];
@@ -314,6 +315,30 @@ fn one_scrub_at_a_time_and_it_ends_with_the_mount() {
     assert_eq!(world.fs.start_scrub(slow).unwrap_err().errno(), Errno(libc::ESHUTDOWN));
 }
 
+/// The log has its segments, and the superblocks do not say so yet.
+#[test]
+fn a_scrub_while_the_log_grows_does_not_call_the_superblocks_damaged() {
+    let world = World::with(FsOptions { background: true, cache_bytes: 8 << 20, ..FsOptions::default() });
+    let sb = crate::volume::read_superblock(&world.dev).unwrap();
+    let growing = world.fs.growing.lock();
+    let segments = u32::try_from(sb.log_len / sb.segment_len).unwrap() + 1;
+    assert!(world.fs.data.take_last_segments(segments));
+    world.fs.start_scrub(ScrubOptions::default()).unwrap();
+    let mut looks = 0..10_000;
+    while looks.next().is_some() && world.fs.scrub_status().state == ScrubState::Running {
+        std::thread::yield_now();
+    }
+    world.fs.data.give_last_segments_back(&sb.geometry());
+    drop(growing);
+    while world.fs.scrub_status().state == ScrubState::Running {
+        std::thread::yield_now();
+    }
+    assert_eq!(world.fs.data.geometry(), sb.geometry());
+    let status = world.fs.scrub_status();
+    assert_eq!((status.state, status.damaged_blocks), (ScrubState::Complete, 0));
+    assert_eq!(status.verified.superblocks, 3);
+}
+
 /// Between looking up where blocks are and reading them, a file is removed, its segment is filled with others' contents, and another
 /// file is moved.
 struct Meddler<'w> {
@@ -352,6 +377,7 @@ fn what_went_away_before_it_was_read_is_not_damaged() {
     let source = Source {
         device: data.device(),
         geometry: data.geometry(),
+        superblocks: crate::volume::read_superblock_copies(&*world.dev),
         journal: &world.fs.journal,
         settled: &|block| data.wait_written(block),
         live_bytes: 0,

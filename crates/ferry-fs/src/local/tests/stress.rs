@@ -40,7 +40,11 @@ fn act(world: &World, dirs: &[Ino], dice: &mut Dice) -> Done {
         5 => world.unlink(da, na),
         6 => world.rmdir(da, na),
         7 => world.rename((da, na), (db, nb)),
-        8 => world.rename_with((da, na), (db, nb), RenameFlags { no_replace: false, exchange: true }),
+        8 => world.rename_with(
+            (da, na),
+            (db, nb),
+            RenameFlags { no_replace: false, exchange: true, whiteout: false },
+        ),
         9 => {
             let Some(attr) = world.lookup(da, na)? else { return Ok(()) };
             let linked = world.link(attr.ino, db, nb);

@@ -1,7 +1,7 @@
 //! Which operation moves which time, with a clock that ticks at every look.
 
 use super::*;
-use ferry_device::Clock;
+use ferry_env::Clock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -120,4 +120,35 @@ fn reading_moves_the_access_time_once_after_a_change_and_once_a_day() {
     let before = [file, link, ROOT].map(|ino| world.attr(ino).atime);
     world.reopen();
     assert_eq!([file, link, ROOT].map(|ino| world.attr(ino).atime), before, "a clean unmount keeps them");
+}
+
+#[test]
+fn access_times_move_as_the_mount_and_the_descriptor_say() {
+    use crate::local::AccessTimes::{Always, Never, Relative};
+    for (access_times, directories) in [(Never, true), (Relative, true), (Relative, false), (Always, true)] {
+        let options = FsOptions {
+            background: false,
+            access_times,
+            directory_access_times: directories,
+            ..FsOptions::default()
+        };
+        let world = World::with(options);
+        let dir = world.mkdir(ROOT, "dir").unwrap();
+        let file = world.file(dir, "file").unwrap();
+        let fh = world.open(file).unwrap();
+        world.me.call(|cx| world.fs.write(cx, file, fh, 0, b"data", false, false)).unwrap();
+        let read = |fh: u64| assert_eq!(world.read(file, fh, 4).unwrap(), b"data");
+        let quiet =
+            world.me.call(|cx| world.fs.open(cx, file, libc::O_RDONLY | libc::O_NOATIME, false)).unwrap().fh;
+        assert_eq!(moves(&world, file, || read(quiet)), NONE, "{access_times:?}");
+        let first = moves(&world, file, || read(fh));
+        assert_eq!(first.0, access_times != Never, "{access_times:?}");
+        let second = moves(&world, file, || read(fh));
+        assert_eq!(second.0, access_times == Always, "{access_times:?}");
+        let listed = moves(&world, dir, || drop(world.list(dir)));
+        assert_eq!(listed.0, access_times != Never && directories, "{access_times:?}");
+        world.release(file, quiet);
+        world.release(file, fh);
+        world.check();
+    }
 }

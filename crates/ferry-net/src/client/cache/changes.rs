@@ -6,7 +6,7 @@ use ferry_fs::{Attr, Ino};
 
 use super::{Cache, Sight, State};
 use crate::client::model::Name;
-use crate::message::{Op, Outcome};
+use crate::message::{Naming, Op, Outcome, Use};
 
 /// A change under way. Dropped without [`Cache::end`], it was not answered and never will be.
 pub(in crate::client) struct Touch {
@@ -79,61 +79,34 @@ impl Cache {
         op: &Op,
         file: impl Fn(u64) -> Option<Ino>,
     ) -> Option<Touch> {
-        let mut blind = false;
-        let (mut inos, mut names) = (Vec::new(), Vec::new());
-        let mut child = |state: &State, dir: Ino, name: &[u8]| {
-            let found = state.name(dir, name);
-            match found {
-                Name::Is(ino) => inos.push(ino),
-                Name::Absent => {}
-                Name::Unknown => blind = true,
-            }
-            found
-        };
-        match op {
-            Op::Setattr { ino, .. } | Op::Setxattr { ino, .. } | Op::Removexattr { ino, .. } => {
-                inos.push(*ino)
-            }
-            Op::Open { ino, flags, kill_suidgid, .. } if *kill_suidgid || flags & libc::O_TRUNC != 0 => {
-                inos.push(*ino);
-            }
-            Op::Mknod { parent, name, .. }
-            | Op::Mkdir { parent, name, .. }
-            | Op::Symlink { parent, name, .. } => {
-                inos.push(*parent);
-                names.push((*parent, name.clone(), Becomes::Made));
-            }
-            Op::Create { parent, name, .. } => {
-                // A name that is there after all may be opened, and cut off.
-                child(state, *parent, name);
-                inos.push(*parent);
-                names.push((*parent, name.clone(), Becomes::Made));
-            }
-            Op::Link { ino, parent, name } => {
-                inos.extend([*ino, *parent]);
-                names.push((*parent, name.clone(), Becomes::Made));
-            }
-            Op::Unlink { parent, name } | Op::Rmdir { parent, name } => {
-                child(state, *parent, name);
-                inos.push(*parent);
-                names.push((*parent, name.clone(), Becomes::Name(Name::Absent)));
-            }
-            Op::Rename { parent, name, new_parent, new_name, flags } => {
-                let old = child(state, *parent, name);
-                let new = child(state, *new_parent, new_name);
-                inos.extend([*parent, *new_parent]);
-                // Two names of one inode both stay.
-                let moves =
-                    matches!(old, Name::Is(_)) && new != Name::Unknown && old != new && !flags.exchange;
-                let (left, taken) = if moves { (Name::Absent, old) } else { (Name::Unknown, Name::Unknown) };
-                names.push((*parent, name.clone(), Becomes::Name(left)));
-                names.push((*new_parent, new_name.clone(), Becomes::Name(taken)));
-            }
-            Op::Write { fh, .. } | Op::Fallocate { fh, .. } | Op::Copy { fh_out: fh, .. } => {
-                inos.extend(file(*fh))
-            }
-            _ => return None,
+        let info = op.info();
+        let written = || info.inodes_with(Use::Written);
+        if written().next().is_none() && info.to.is_none() {
+            return None;
         }
+        let mut inos: Vec<Ino> = written().chain(info.to.and_then(file)).collect();
+        let targets = info.names().filter(|_| info.naming.touches_targets());
+        let targets: Vec<Name> = targets.map(|(dir, name)| state.name(dir, name)).collect();
+        let blind = targets.contains(&Name::Unknown);
+        inos.extend(
+            targets.iter().filter_map(|target| if let Name::Is(ino) = target { Some(*ino) } else { None }),
+        );
+        let becomes = match info.naming {
+            Naming::Nothing => [None, None],
+            // A name that is there after all may be opened, and cut off.
+            Naming::Adds | Naming::AddsOrOpens => [Some(Becomes::Made), None],
+            Naming::Removes | Naming::RemovesDirectory => [Some(Becomes::Name(Name::Absent)), None],
+            Naming::Moves | Naming::MovesLeavingWhiteout | Naming::Exchanges => {
+                let (old, new) = (targets[0], targets[1]);
+                // Two names of one inode both stay.
+                let simple = info.naming == Naming::Moves;
+                let moves = matches!(old, Name::Is(_)) && new != Name::Unknown && old != new && simple;
+                let (left, taken) = if moves { (Name::Absent, old) } else { (Name::Unknown, Name::Unknown) };
+                [Some(Becomes::Name(left)), Some(Becomes::Name(taken))]
+            }
+        };
+        let names = info.names().zip(becomes.into_iter().flatten());
+        let names: Vec<_> = names.map(|((dir, name), becomes)| (dir, name.to_vec(), becomes)).collect();
         inos.sort_unstable();
         inos.dedup();
         state.moments += 1;

@@ -1,15 +1,15 @@
 //! What the kernel is told that it may keep for a moment: attributes, and the names of directories; and contents of files that are mapped
 //! into memory.
 //!
-//! * N1: only what is under a lease, no longer than the term lasts, and a second at most, a name for a tenth of that: while this program
+//! * KERNEL-CACHE-1: only what is under a lease, no longer than the term lasts, and a second at most, a name for a tenth of that: while this program
 //!   stands still, or the machine has just woken up, nobody can be told to forget. And the kernel may not be able to forget a name: it
 //!   locks the directory above to do so, and has it locked as long as a change there is under way, which may be what the others wait for.
-//! * N2: what is given back is dropped here, then forgotten by the kernel, and then the server is told. In between nothing of it is kept or
+//! * KERNEL-CACHE-2: what is given back is dropped here, then forgotten by the kernel, and then the server is told. In between nothing of it is kept or
 //!   shown again: it is being *withdrawn*.
-//! * N3: a reply may not have been taken in when the kernel is told to forget. Attributes that it had asked for before, it discards then. Those
+//! * KERNEL-CACHE-3: a reply may not have been taken in when the kernel is told to forget. Attributes that it had asked for before, it discards then. Those
 //!   of an inode that it does not know yet are taken back again a little later. With the name of a directory a process that gets no
 //!   time to run may keep an old one for a moment: only if that directory has just been moved or removed by somebody else.
-//! * N4: contents for a mapping are kept only if there is a lease when they are asked for. They are dropped behind the word to the server, not
+//! * KERNEL-CACHE-4: contents for a mapping are kept only if there is a lease when they are asked for. They are dropped behind the word to the server, not
 //!   before: what programs have stored there is written on the way, and that may have to wait for the very change that wants the lease. So a
 //!   mapping shows what others have written a moment later.
 
@@ -26,7 +26,7 @@ pub(in crate::client) const SHOWN_MAX: Duration = Duration::from_secs(1);
 pub(in crate::client) const NAME_SHOWN_MAX: Duration = Duration::from_millis(100);
 /// The kernel reckons from the moment at which it takes in an answer, in ticks. What it was shown is over here so much later.
 const LATE: Duration = Duration::from_millis(500);
-/// The name of a directory that others wanted is not shown again for so long, nor those in it (N1).
+/// The name of a directory that others wanted is not shown again for so long, nor those in it (KERNEL-CACHE-1).
 const CALM: Duration = Duration::from_secs(10);
 /// So many are remembered before those that are over are taken out.
 const SHOWN_MIN: usize = 4096;
@@ -126,13 +126,28 @@ impl Shown {
 
     /// The kernel has renamed something: what it keeps has the other name now.
     fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), exchange: bool) {
-        for (_, dir, name) in self.names.values_mut() {
-            if (*dir, &**name) == from {
-                (*dir, *name) = (to.0, to.1.into());
-            } else if exchange && (*dir, &**name) == to {
-                (*dir, *name) = (from.0, from.1.into());
-            }
-        }
+        rename_all(self.names.values_mut().map(|(_, dir, name)| (dir, name)), from, to, exchange);
+    }
+}
+
+/// Among names that are kept, those that a rename has changed.
+pub(in crate::client) fn rename_all<'a, N>(
+    names: impl Iterator<Item = (&'a mut Ino, &'a mut N)>,
+    from: (Ino, &[u8]),
+    to: (Ino, &[u8]),
+    exchange: bool,
+) where
+    N: AsRef<[u8]> + for<'b> From<&'b [u8]> + 'a,
+{
+    for (dir, name) in names {
+        let now = if (*dir, name.as_ref()) == from {
+            to
+        } else if exchange && (*dir, name.as_ref()) == to {
+            from
+        } else {
+            continue;
+        };
+        (*dir, *name) = (now.0, now.1.into());
     }
 }
 

@@ -92,20 +92,19 @@ fn nothing_is_used_when_the_term_is_over_nor_afterwards() {
     let keep = || drop(cache.learn_attr(cache.sight(), &attr(7, 1)));
     keep();
     hands.0.lock().monotonic = 3;
-    cache.pinged();
+    let sent = cache.now();
     hands.0.lock().monotonic = 5;
-    cache.ponged(true);
+    cache.ponged(sent, true, ferry_fs::Timestamp(0));
     hands.0.lock().monotonic = 8;
     assert!(cache.attr(7).is_some(), "from when the ping was sent");
-    cache.pinged();
+    let sent = cache.now();
     hands.0.lock().monotonic = 9;
     assert_eq!(cache.attr(7), None);
-    cache.ponged(true);
+    cache.ponged(sent, true, ferry_fs::Timestamp(0));
     assert_eq!(cache.attr(7), None, "the server may have given it away meanwhile");
     keep();
     assert!(cache.attr(7).is_some());
-    cache.pinged();
-    cache.ponged(false);
+    cache.ponged(cache.now(), false, ferry_fs::Timestamp(0));
     hands.0.lock().monotonic = 13;
     assert!(cache.attr(7).is_some());
     hands.0.lock().wall = 6;
@@ -313,7 +312,7 @@ fn a_directory_that_the_kernel_renames_while_its_lease_is_given_back_is_forgotte
 /// What is kept of the contents of inode 7.
 fn contents_of(cache: &Cache, offset: u64) -> Option<Vec<u8>> {
     let mut out = [0; 100];
-    cache.read(7, offset, &mut out).map(|len| out[..len].to_vec())
+    cache.read(7, offset, &mut out, false).map(|len| out[..len].to_vec())
 }
 
 #[test]

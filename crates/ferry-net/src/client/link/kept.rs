@@ -1,13 +1,13 @@
 //! Changes that the server has made and that are not durable: if it crashes, they are made again, or told as lost.
 //!
-//! * R1: what was changed is kept, in order, until the server says that it is durable; no more is promised than fits. Of what the server has
+//! * REPLAY-LOG-1: what was changed is kept, in order, until the server says that it is durable; no more is promised than fits. Of what the server has
 //!   decided and what does not fit only the inodes are remembered.
-//! * R2: nothing is ever made again that others have seen, or written over: before that the server makes it durable, and leaves a word of it
+//! * REPLAY-LOG-2: nothing is ever made again that others have seen, or written over: before that the server makes it durable, and leaves a word of it
 //!   on the volume, which a client that comes back after a crash is told.
-//! * R3: of what came before the end of a series nothing is made again.
-//! * R4: nothing is told as lost that is there. What came before a sync, `Durable` says of itself; what touches an inode, its fsync too: a change
+//! * REPLAY-LOG-3: of what came before the end of a series nothing is made again.
+//! * REPLAY-LOG-4: nothing is told as lost that is there. What came before a sync, `Durable` says of itself; what touches an inode, its fsync too: a change
 //!   is one transaction, of all that it touches. What is newer is not covered, whatever it touches.
-//! * R5: what the server has decided is made again as it was: with the time, the number and the place in the file that the answer has named.
+//! * REPLAY-LOG-5: what the server has decided is made again as it was: with the time, the number and the place in the file that the answer has named.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -15,8 +15,7 @@ use std::time::Duration;
 use ferry_fs::Ino;
 
 use super::{Pending, decided};
-use crate::client::deciding::names_of;
-use crate::message::{Claim, Made, Numbers, Op, Outcome, Promised, Who};
+use crate::message::{Claim, Effect, Made, Numbers, Op, Outcome, Promised, Replay, Who};
 
 /// Changes that are kept, answered or not, and bytes of them.
 const KEPT_MAX: usize = 65_536;
@@ -81,18 +80,18 @@ impl KeptChange {
 
     /// The directories in which it changes names, and what else it touches.
     pub(in crate::client) fn split(&self) -> (Vec<Ino>, Vec<Ino>) {
-        let dirs: Vec<Ino> = names_of(&self.op).map(|(dir, _)| dir).collect();
+        let dirs: Vec<Ino> = self.op.info().directories().collect();
         let others = self.touched.iter().copied().filter(|ino| !dirs.contains(ino)).collect();
         (dirs, others)
     }
 
     /// Whether the others must be as they were: what has a name may get another one, whatever is in it, but replaces nothing then.
     pub(in crate::client) fn needs(&self, others: &[Ino]) -> bool {
-        names_of(&self.op).next().is_none() || others.len() > 1
+        self.op.info().names().next().is_none() || others.len() > 1
     }
 
     fn bytes(&self) -> usize {
-        if let Op::Write { data, .. } = &self.op { data.len() } else { 0 }
+        self.op.info().data_bytes
     }
 }
 
@@ -156,19 +155,7 @@ pub(super) enum Unanswered {
 
 /// Whether it changes anything that may be lost.
 fn matters(op: &Op) -> bool {
-    match op {
-        Op::Open { flags, kill_suidgid, .. } => *kill_suidgid || flags & libc::O_TRUNC != 0,
-        Op::Release { .. }
-        | Op::Unlock { .. }
-        | Op::Forget { .. }
-        | Op::Claim { .. }
-        | Op::Nothing {}
-        | Op::Reclaim { .. }
-        | Op::Numbered { .. }
-        | Op::Spare { .. }
-        | Op::Redone {} => false,
-        _ => true,
-    }
+    op.info().effect != Effect::Nothing
 }
 
 impl Kept {
@@ -334,6 +321,8 @@ impl Kept {
         for of_inodes in [&mut self.synced, &mut self.touching] {
             of_inodes.values_mut().for_each(|seq| *seq = newest.min(*seq));
         }
+        // They are in the order of these numbers, and go when the numbers are durable.
+        self.claims.iter_mut().for_each(|(seq, _)| *seq = newest.min(*seq));
     }
 
     /// The kernel forgets an inode.
@@ -394,30 +383,17 @@ impl Kept {
     /// What becomes of a change that was sent to a server which crashed and has not answered: the next one has found this mark, and this word
     /// of what is durable.
     pub(super) fn unanswered(&self, seq: u64, op: &Op, (mark, durable): (u64, u64)) -> Unanswered {
-        match op {
-            op if !matters(op) => return Unanswered::Again,
-            Op::Write { append: true, .. } | Op::Copy { .. } | Op::Tmpfile { .. } => {
-                return Unanswered::Unknown;
-            }
+        let info = op.info();
+        match (info.effect, info.replay) {
+            (Effect::Nothing, _) => return Unanswered::Again,
+            (_, Replay::Never) => return Unanswered::Unknown,
             _ => {}
         }
-        let leaves_mark = match op {
-            Op::Write { .. } | Op::Fallocate { .. } | Op::Open { .. } => false,
-            Op::Setattr { set, .. } => set.size.is_none(),
-            _ => true,
-        };
+        let leaves_mark = info.effect == Effect::Metadata;
         let marked = self.marked_from.is_some_and(|from| seq >= from);
-        let tells_nothing = matches!(
-            op,
-            Op::Unlink { .. }
-                | Op::Rmdir { .. }
-                | Op::Rename { .. }
-                | Op::Setxattr { .. }
-                | Op::Removexattr { .. }
-        );
         if marked && seq > durable && (seq > mark || !leaves_mark) {
             Unanswered::Again
-        } else if marked && seq == mark && tells_nothing {
+        } else if marked && seq == mark && info.replay == Replay::AgainOrDone {
             Unanswered::Made
         } else {
             Unanswered::Unknown
@@ -474,6 +450,20 @@ mod tests {
         change(&mut kept, 5, &[5]);
         kept.advance(4);
         assert_eq!(lost(&mut kept), (vec![5], vec![]));
+    }
+
+    #[test]
+    fn what_is_to_be_claimed_again_goes_with_the_changes_of_its_epoch() {
+        let mut kept = Kept::default();
+        let remember = |kept: &mut Kept, ino, newest| {
+            kept.touching.insert(ino, newest);
+            kept.remember(Claim { ino, ticket: 0 }, newest);
+        };
+        remember(&mut kept, 5, 900);
+        kept.end_series(10);
+        remember(&mut kept, 6, 12);
+        kept.advance(11);
+        assert_eq!(kept.claims, [(12, Claim { ino: 6, ticket: 0 })]);
     }
 
     #[test]

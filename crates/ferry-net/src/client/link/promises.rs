@@ -1,15 +1,18 @@
 //! Changes that were answered before the server has made them, and what becomes of them.
 //!
-//! * P1: a change is promised only under write leases on all that it touches, while there is a connection; decided, numbered and put into the
+//! * EARLY-ACK-1: a change is promised only under write leases on all that it touches, while there is a connection; decided, numbered and put into the
 //!   stream in one piece (the cache's lock, then this one).
-//! * P2: requests about an inode with unanswered changes are made behind the newest of them; leases are given back behind it too.
-//! * P3: a promised change that fails ends its series. There is one way to lose promised changes: all that are unanswered are lost together,
-//!   whoever depends on them is told (`lost`), and the others are made again in the next series.
-//! * P4: no more is unanswered than the window holds, and no more kept than is allowed: beyond it who asks has the answer when there is room
+//! * EARLY-ACK-2: requests about an inode with unanswered changes are made behind the newest of them; leases are given back behind it too.
+//! * EARLY-ACK-3: a promised change that fails ends its series. It is lost, and with it the unanswered promised changes that depend on it: those that
+//!   touch an inode that a lost change touches. Their programs are told (`lost`). All other unanswered changes are sent again in the next
+//!   series, under the same leases, which go back behind them. Where the session was fenced the leases are gone, and all unanswered promised
+//!   changes are lost.
+//! * EARLY-ACK-4: no more is unanswered than the window holds, and no more kept than is allowed: beyond it who asks has the answer when there is room
 //!   again.
-//! * P5: what is left of the space that was given is said in the stream (`Spare`), numbered in one piece with finding out; space is asked for
+//! * EARLY-ACK-5: what is left of the space that was given is said in the stream (`Spare`), numbered in one piece with finding out; space is asked for
 //!   behind that. Each connection begins with it, for the answer to such a question may be lost with the one before.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +25,9 @@ use super::stream::{pump, pump_requests};
 use super::{Change, Key, Link, Pending, Request, Restore, State, Waiter, Waiting, kept};
 use crate::client::cache::{self, Touch};
 use crate::client::waiting::Nobody;
+use crate::codec::List;
 use crate::frame;
-use crate::message::{BATCH_MAX, Made, Op, Outcome, Who};
+use crate::message::{BATCH_MAX, Behind, Made, Op, Outcome, Stream, ToServer, Who};
 
 /// Changes that nobody waits for are sent after this time, together.
 const COMPANY_TIME: Duration = Duration::from_millis(3);
@@ -43,6 +47,7 @@ impl State {
 
     /// The same with one that was there before.
     pub(super) fn push_again(&mut self, change: Change) -> Key {
+        self.claim_for(&change.pending.op);
         let seq = self.next_change;
         self.next_change += 1;
         let pending = &change.pending;
@@ -90,8 +95,9 @@ impl State {
     /// No more may be answered before the server has made it.
     fn is_full(&self) -> bool {
         let (changes, bytes) = (self.changes.len(), self.queued_bytes);
-        let full =
-            changes >= UNANSWERED_MAX || bytes >= UNANSWERED_BYTES_MAX || self.kept.is_full(changes, bytes);
+        let carried = self.flow.as_ref().map_or(u64::MAX, |flow| flow.unanswered_max());
+        let bytes_max = UNANSWERED_BYTES_MAX.min(usize::try_from(carried).unwrap_or(usize::MAX));
+        let full = changes >= UNANSWERED_MAX || bytes >= bytes_max || self.kept.is_full(changes, bytes);
         full || self.age() >= UNANSWERED_AGE_MAX
     }
 
@@ -105,11 +111,17 @@ impl State {
     pub(super) fn ask(&mut self, pending: Pending) -> u64 {
         let id = self.next_request;
         self.next_request += 1;
+        self.claim_for(&pending.op);
         let after = self.after_of(&pending).max(self.after);
         let covers = self.next_change - 1;
         self.requests.insert(id, Request { pending, after, covers, units: 0, cancelled: false });
         self.delayed.push(id);
-        pump_requests(self);
+        // With what is claimed for it.
+        if self.unclaimed.is_empty() {
+            pump_requests(self)
+        } else {
+            pump(self)
+        }
         id
     }
 
@@ -124,32 +136,26 @@ impl State {
 
     /// The change behind which a request is made.
     pub(super) fn after_of(&self, pending: &Pending) -> u64 {
-        match &pending.op {
-            // A lock is taken behind what was given back before.
-            // A walk tells of what nobody can name yet.
-            Op::Lock { .. } | Op::Sync {} | Op::Walk { .. } => self.next_change - 1,
-            // The name may mean an inode with unanswered changes.
-            Op::Lookup { parent, .. } => self.newest(*parent).max(self.newest_promised),
-            Op::Getattr { ino }
-            | Op::Readlink { ino }
-            | Op::Readdir { ino, .. }
-            | Op::Fsyncdir { ino, .. }
-            | Op::Getxattr { ino, .. }
-            | Op::Listxattr { ino }
-            | Op::Getlk { ino, .. } => self.newest(*ino),
-            Op::Read { fh, .. } | Op::Fsync { fh, .. } | Op::Lseek { fh, .. } => {
-                pending.file(*fh).map_or(0, |ino| self.newest(ino))
-            }
-            Op::Lease { inodes } => inodes.0.iter().map(|ino| self.newest(*ino)).max().unwrap_or(0),
-            Op::Credit { .. } => self.spare,
-            _ => 0,
+        let info = pending.op.info();
+        let inodes = info.inodes().chain(info.from.and_then(|fh| pending.file(fh)));
+        let newest = || inodes.map(|ino| self.newest(ino)).max().unwrap_or(0);
+        match info.stream {
+            Stream::Requests(Behind::Inodes) => newest(),
+            Stream::Requests(Behind::Early) => newest().max(self.newest_promised),
+            Stream::Requests(Behind::All) => self.next_change - 1,
+            Stream::Requests(Behind::Spare) => self.spare,
+            Stream::Changes => 0,
         }
     }
 
-    /// Says that leases are given back behind `after`, when that is sent. The next connection begins without that word: it is asked for again.
+    /// Says that leases are given back behind `after`, which need not have been sent. The next connection begins without that word: it is asked
+    /// for again.
     pub(super) fn give_back(&mut self, inos: &[Ino], after: u64) {
-        if self.line.is_some() {
-            self.returns.extend(inos.chunks(BATCH_MAX).map(|batch| (after, batch.to_vec())));
+        let Some(line) = &self.line else { return };
+        self.returned = self.returned.max(after);
+        for batch in inos.chunks(BATCH_MAX) {
+            let returned = ToServer::Returned { inodes: List(batch.to_vec()), after };
+            line.send_first(frame::encode(&returned), ());
         }
     }
 }
@@ -192,10 +198,24 @@ impl Gone {
     }
 }
 
+/// Why a series has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The server could not make a promised change. The session has its leases still.
+    Refused,
+    /// The server has taken the session's leases away.
+    Fenced,
+}
+
 /// Leave to promise changes, while it lives.
 pub(in crate::client) struct Promising<'l>(MutexGuard<'l, State>);
 
 impl Promising<'_> {
+    /// Promised changes were lost, once at least.
+    pub(in crate::client) fn is_lossy(&self) -> bool {
+        self.0.lossy
+    }
+
     /// Puts a promised change into the stream; `true`: whoever asked for it has to wait for room.
     pub(in crate::client) fn promise(&mut self, pending: Pending) -> bool {
         debug_assert!(pending.promised.is_some());
@@ -220,6 +240,19 @@ impl Link {
         if state.line.is_some()
             && state.over.is_none()
             && let Some(op) = cache.purse.spare()
+        {
+            state.say_what_is_left(op);
+            pump(&mut state);
+        }
+    }
+
+    /// Gives back all space: somebody lacks it. Not what is asked for just now.
+    pub(in crate::client) fn spare_all(&self) {
+        let mut cache = self.cache.lock();
+        let mut state = self.state.lock();
+        if state.line.is_some()
+            && state.over.is_none()
+            && let Some(op) = cache.purse.spare_all(self.cache.now())
         {
             state.say_what_is_left(op);
             pump(&mut state);
@@ -339,7 +372,7 @@ impl Link {
         outcome: Outcome,
         restore: &dyn Restore,
     ) -> io::Result<bool> {
-        let (mut change, differing, held) = {
+        let (mut change, differing, held, lazy) = {
             let mut cache = self.cache.lock();
             let mut state = self.state.lock();
             if seq <= state.answered {
@@ -352,6 +385,11 @@ impl Link {
             state.sent = state.sent.max(seq);
             let change = *state.changes.remove(&seq).ok_or_else(frame::malformed)?;
             state.answered(seq, &change);
+            let claims = matches!(change.pending.op, Op::Claim { .. });
+            if claims {
+                state.claimed();
+            }
+            let lazy = claims || !state.unclaimed.is_empty();
             // Where no newer change of ours is under way, this is how the inode is.
             let settled: Vec<Attr> =
                 after.iter().filter(|attr| state.newest(attr.ino) == 0).copied().collect();
@@ -361,8 +399,11 @@ impl Link {
                 self.drained.notify_waiters();
             }
             drop(state);
-            (change, cache.settle(&settled), held)
+            (change, cache.settle(&settled), held, lazy)
         };
+        if let (Op::Claim { inodes }, Outcome::Count { count: stamp }) = (&change.pending.op, &outcome) {
+            restore.claimed(&inodes.0, *stamp);
+        }
         let blind = change.pending.touch.as_ref().is_some_and(Touch::is_blind);
         if blind {
             self.give_back(&differing);
@@ -373,12 +414,17 @@ impl Link {
         if let Outcome::Failed { errno } = &outcome
             && promised
         {
-            tracing::error!(errno, op = kind(&change.pending.op), "the server cannot make what was promised");
+            tracing::error!(
+                errno,
+                op = change.pending.op.info().what,
+                "the server cannot make what was promised"
+            );
         }
         // What cannot be made again ends no series: the rest does not depend on it, mostly.
         let broken = promised && !change.restores && matches!(outcome, Outcome::Failed { .. });
         if matches!(outcome, Outcome::Dropped {}) || broken {
-            self.end_series(change.series + 1, Some(change)).tell(restore);
+            let why = if broken { End::Refused } else { End::Fenced };
+            self.end_series(change.series + 1, Some(change), why, restore).tell(restore);
         } else {
             if let Some(touch) = change.pending.touch.take() {
                 let surplus = self.cache.end(touch, &outcome, after, empty);
@@ -387,6 +433,11 @@ impl Link {
             let is_made = kept::is_made(&outcome);
             match outcome {
                 Outcome::Busy {} => restore.busy(change.pending),
+                Outcome::Failed { errno: libc::ENOSPC }
+                    if !promised && !change.restores && !change.abandoned =>
+                {
+                    restore.lacks_space(change.pending);
+                }
                 outcome => {
                     let (now, waiter) = (self.clock.monotonic(), Arc::clone(&change.pending.waiter));
                     match change.pending.promised {
@@ -409,16 +460,20 @@ impl Link {
             }
         }
         held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
+        // Behind what is said of a session that is restored: others wait for that.
+        if lazy {
+            self.claim_more();
+        }
         Ok(true)
     }
 
-    /// The server is in this series.
+    /// The server has taken the leases of all series before this one away.
     pub(super) fn series_over(&self, series: u32, restore: &dyn Restore) {
-        self.end_series(series, None).tell(restore);
+        self.end_series(series, None, End::Fenced, restore).tell(restore);
     }
 
     /// A series has ended before the unanswered changes, and before `first`, which the server has not made.
-    fn end_series(&self, series: u32, first: Option<Change>) -> Gone {
+    fn end_series(&self, series: u32, first: Option<Change>, why: End, restore: &dyn Restore) -> Gone {
         let mut cache = self.cache.lock();
         let mut state = self.state.lock();
         let mut gone = Gone::new(Errno(libc::EIO));
@@ -427,7 +482,8 @@ impl Link {
             return gone;
         }
         state.series = series;
-        let sent = state.sent;
+        // The server waits for those that it was told of, sent or not.
+        let sent = state.sent.max(state.returned);
         state.kept.end_series(sent);
         let changes = std::mem::take(&mut state.changes);
         state.next_change = sent + 1;
@@ -436,6 +492,9 @@ impl Link {
         let held = cache.drop_held(self.cache.now());
         let to_forget = cache.take_to_forget();
         let mut again = Vec::new();
+        let mut lost_inodes = HashSet::new();
+        // The oldest place of a change that gets another one.
+        let mut moved_from = None;
         let unanswered = changes.into_iter().map(|(seq, change)| (Some(seq), *change));
         for (seq, change) in first.map(|change| (None, change)).into_iter().chain(unanswered) {
             if let Some(seq) = seq.filter(|seq| *seq <= sent) {
@@ -445,27 +504,48 @@ impl Link {
                 let change = Change { sent, units, ..Change::new(nothing, series) };
                 state.changes.insert(seq, Box::new(change));
             }
-            match (change.pending.promised, &change.pending.op) {
-                (Some(_), _) => gone.promised.push(change),
+            let promised = change.pending.promised.is_some();
+            let touched = &change.pending.touched;
+            let depends =
+                why == End::Fenced || seq.is_none() || touched.iter().any(|i| lost_inodes.contains(i));
+            match change.pending.op {
+                _ if promised && depends => {
+                    lost_inodes.extend(touched.iter().copied());
+                    gone.promised.push(change);
+                }
                 // It was true in its place only.
-                (None, Op::Spare { .. }) => gone.dropped.push(change),
-                (None, _) => again.push(change),
+                Op::Spare { .. } => gone.dropped.push(change),
+                _ => {
+                    moved_from.get_or_insert(seq.unwrap_or(0));
+                    again.push(change);
+                }
             }
         }
+        state.lose(&mut gone, restore);
         for change in again {
+            if change.pending.promised.is_none() && state.is_damaged(&change.pending, Some(restore)) {
+                gone.failed.push(change);
+                continue;
+            }
             let waiter = Arc::clone(&change.pending.waiter);
             let key = state.push_again(change);
             gone.moved.push((waiter, key));
         }
+        // Places behind the newest are nobody's. What was behind a change that has another place now is behind that.
         let newest = state.next_change - 1;
+        let behind = |after: u64| match moved_from {
+            Some(from) if after >= from => newest,
+            _ => after.min(newest),
+        };
         for request in state.requests.values_mut() {
-            (request.after, request.covers) = (request.after.min(newest), request.covers.min(sent));
+            (request.after, request.covers) = (behind(request.after), request.covers.min(sent));
         }
-        state.spare = state.spare.min(newest);
-        state.returns.iter_mut().for_each(|(after, _)| *after = (*after).min(sent));
+        (state.after, state.spare) = (behind(state.after), state.spare.min(newest));
         let at_once = to_forget == ToForget::default();
+        // What is sent again is made under them.
+        let last = if why == End::Refused { newest } else { sent };
         if at_once {
-            state.give_back(&held, sent);
+            state.give_back(&held, last);
         } else {
             cache.withdraw(&held);
         }
@@ -475,38 +555,36 @@ impl Link {
         drop(state);
         drop(cache);
         if !at_once {
-            self.return_withdrawn(held, to_forget, sent);
+            self.return_withdrawn(held, to_forget, last);
         }
         self.drained.notify_waiters();
         gone
     }
 
-    /// Waits until the server has made all that was promised, or the connection is gone.
-    pub(in crate::client) async fn drained(&self) {
+    /// Waits until the server has made all that was promised. If the connection is gone just now, who is `patient` waits for it as operations do.
+    pub(in crate::client) async fn drained(&self, patient: bool) {
+        self.until(|state| state.promised == 0 || !patient && state.line.is_none()).await;
+    }
+
+    /// Waits until there is a connection, in the same way.
+    pub(in crate::client) async fn reached(&self) {
+        self.until(|state| state.line.is_some()).await;
+    }
+
+    async fn until(&self, is_so: impl Fn(&super::State) -> bool) {
         loop {
             let mut drained = std::pin::pin!(self.drained.notified());
             drained.as_mut().enable();
             {
                 let state = self.state.lock();
-                if state.promised == 0 || state.line.is_none() {
+                if is_so(&state) || self.hopeless(&state).is_some() {
                     return;
                 }
             }
-            drained.await;
+            tokio::select! {
+                () = drained => {}
+                () = self.late() => {}
+            }
         }
-    }
-}
-
-/// The operation's name, without what it carries.
-fn kind(op: &Op) -> &'static str {
-    match op {
-        Op::Setattr { .. } => "setattr",
-        Op::Mknod { .. } | Op::Mkdir { .. } | Op::Symlink { .. } | Op::Create { .. } => "make",
-        Op::Link { .. } => "link",
-        Op::Unlink { .. } | Op::Rmdir { .. } => "remove",
-        Op::Rename { .. } => "rename",
-        Op::Open { .. } => "open",
-        Op::Write { .. } => "write",
-        _ => "change",
     }
 }

@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use ferry_fs::Errno;
 use tokio::sync::Notify;
-use tokio::sync::mpsc::UnboundedSender;
 
-use crate::codec::List;
 use crate::frame;
 use crate::message::{Op, ToServer, WINDOW_BYTES, WINDOW_OPS, WINDOW_UNIT};
 
 use super::kept::Unanswered;
 use super::promises::Gone;
-use super::{Before, Change, KeptChange, Redo, Request, Restore, State};
+use super::unclaimed::Unclaimed;
+use super::{Before, Change, KeptChange, Redo, Request, Restore, Restored, State};
 
 /// More bytes do not wait for company.
 const OUTBOX_MAX: usize = 32 << 10;
@@ -30,12 +29,16 @@ pub(super) fn begin_anew(
     restore: &dyn Restore,
 ) -> Gone {
     let clean = state.said_goodbye;
+    let ended = mark.is_none() && !clean && boot == state.boot;
+    // Others may have had its locks since: what waits may have been meant to be made under one.
+    let unlocked = ended && restore.has_locks();
     let (mut kept, mut gone) = (Vec::new(), Gone::new(Errno(libc::EIO)));
     let (mut again, mut unnamed) = (Vec::new(), Vec::new());
     for (seq, change) in std::mem::take(&mut state.changes) {
         let change = *change;
         if let (Some(promised), Some(_)) = (change.pending.promised, mark) {
-            again.push(KeptChange::new(seq, change.pending, Some(promised), now));
+            let promised = (!change.fatal).then_some(promised);
+            again.push(KeptChange::new(seq, change.pending, promised, now));
             continue;
         }
         // What is said of it again cannot be found in what is kept: the mark covers that.
@@ -50,6 +53,7 @@ pub(super) fn begin_anew(
             // Nor has it given any space.
             Op::Spare { .. } => gone.dropped.push(change),
             _ if change.abandoned || change.restores => gone.dropped.push(change),
+            _ if change.fatal => gone.failed.push(change),
             Op::Release { .. } | Op::Unlock { .. } => kept.push(change),
             _ if change.sent && !clean => {
                 let op = &change.pending.op;
@@ -59,17 +63,23 @@ pub(super) fn begin_anew(
                     Some(Unanswered::Unknown) | None => gone.failed.push(change),
                 }
             }
+            // The new session takes the locks that are held, or has lost them.
+            Op::Reclaim { .. } => gone.dropped.push(change),
+            _ if unlocked => gone.failed.push(change),
             _ => kept.push(change),
         }
     }
+    state.lose(&mut gone, restore);
+    let (on_top, kept): (Vec<_>, Vec<_>) =
+        kept.into_iter().partition(|change| state.is_damaged(&change.pending, Some(restore)));
+    gone.failed.extend(on_top);
     let mut claims = Vec::new();
-    let before = if mark.is_none() && (clean || boot == state.boot) {
-        if clean {
-            state.kept.clear()
-        } else {
-            state.kept.give_up()
-        }
+    let before = if mark.is_none() && clean {
+        state.kept.clear();
         Before::Clean
+    } else if ended {
+        state.kept.give_up();
+        Before::Ended
     } else {
         let redo = Redo { made: unnamed, ..state.kept.take(mark, durable, again) };
         if mark.is_some() {
@@ -79,13 +89,14 @@ pub(super) fn begin_anew(
         }
         Before::Crashed(redo)
     };
-    let restored = restore.restore(before).into_iter();
-    let restored: Vec<_> =
-        restored.map(|pending| Change { restores: true, ..Change::new(pending, 0) }).collect();
+    let Restored { first, rest } = restore.restore(before);
     (state.answered, state.next_change) = (applied, applied + 1);
     state.forget_changes();
-    for change in restored {
-        let _place = state.push_again(change);
+    state.returned = 0;
+    let claims_first = first.iter().filter(|pending| matches!(pending.op, Op::Claim { .. })).count();
+    state.unclaimed = Unclaimed::new(rest, claims_first);
+    for pending in first {
+        let _place = state.push_again(Change { restores: true, ..Change::new(pending, 0) });
     }
     (state.after, state.spare) = (state.next_change - 1, 0);
     state.kept.keep_claims(claims, state.after);
@@ -94,6 +105,9 @@ pub(super) fn begin_anew(
     for change in kept {
         gone.moved.push((Arc::clone(&change.pending.waiter), state.push_again(change)));
     }
+    let requests = std::mem::take(&mut state.requests);
+    requests.values().for_each(|request| state.claim_for(&request.pending.op));
+    state.requests = requests;
     let newest = state.next_change - 1;
     state.requests.values_mut().for_each(|request| (request.after, request.covers) = (newest, newest));
     gone.held = state.take_held();
@@ -128,7 +142,7 @@ impl Window {
 }
 
 /// What a connection is sent through.
-pub(super) type Line = UnboundedSender<(Vec<u8>, ())>;
+pub(super) type Line = crate::lanes::Line<()>;
 
 /// Frames that nobody waits for: they go together, a moment later. Each costs both ends less so.
 #[derive(Default)]
@@ -143,7 +157,7 @@ impl Outbox {
     pub(super) fn put(&mut self, line: &Line, frame: Vec<u8>, now: bool) {
         if self.frames.is_empty() {
             if now {
-                let _gone = line.send((frame, ()));
+                line.send(frame, ());
                 return;
             }
             self.waiting.notify_one();
@@ -162,7 +176,7 @@ impl Outbox {
     /// Sends what waits.
     pub(super) fn send(&mut self, line: &Line) {
         if !self.frames.is_empty() {
-            let _gone = line.send((std::mem::take(&mut self.frames), ()));
+            line.send(std::mem::take(&mut self.frames), ());
         }
     }
 
@@ -188,10 +202,6 @@ pub(super) fn pump(state: &mut State) {
         state.outbox.put(line, frame, !change.is_patient());
         state.sent = seq;
     }
-    let sent = state.sent;
-    for (after, inos) in state.returns.extract_if(.., |(after, _)| *after <= sent) {
-        state.outbox.put(line, frame::encode(&ToServer::Returned { inodes: List(inos), after }), true);
-    }
     pump_requests(state);
 }
 
@@ -212,7 +222,12 @@ pub(super) fn pump_requests(state: &mut State) {
             let Some(taken) = state.window.take(&pending.op, frame.len(), (0, 0)) else { return true };
             *units = taken;
         }
-        state.outbox.put(line, frame, true);
+        if matches!(pending.op, Op::Settled {}) {
+            // Others wait for it.
+            line.send_first(frame, ());
+        } else {
+            state.outbox.put(line, frame, true);
+        }
         if *cancelled {
             state.outbox.put(line, frame::encode(&ToServer::Cancel { id: *id }), true);
         }

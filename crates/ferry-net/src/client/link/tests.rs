@@ -1,7 +1,6 @@
 //! What is sent on a new connection.
 
-use ferry_device::Env;
-use tokio::sync::mpsc::UnboundedReceiver;
+use ferry_env::Env;
 
 use super::*;
 use crate::client::cache::{NAME_SHOWN_MAX, SHOWN_MAX};
@@ -29,9 +28,11 @@ fn open() -> Op {
 }
 
 impl Restore for OneFile {
-    fn restore(&self, _before: Before) -> Vec<Pending> {
-        vec![pending(open())]
+    fn restore(&self, _before: Before) -> Restored {
+        Restored { first: vec![pending(open())], rest: Vec::new() }
     }
+    fn claimed(&self, _inos: &[Claim], _stamp: u64) {}
+    fn fatal(&self, _op: &Op) {}
     fn lost(&self, _changes: Vec<Pending>) {}
     fn busy(&self, _change: Pending) {}
     fn given_up(&self, _inos: Option<&[Ino]>) {}
@@ -42,8 +43,12 @@ impl Restore for OneFile {
 }
 
 /// A connection to the server in its given session: what was sent on it.
-fn connect(link: &Link, session: u128, resumed: bool) -> UnboundedReceiver<(Vec<u8>, ())> {
-    let (line, sent) = unbounded_channel();
+fn connect(link: &Link, session: u128, resumed: bool) -> lanes::Outgoing<()> {
+    connect_with(link, (session, resumed), &OneFile)
+}
+
+fn connect_with(link: &Link, (session, resumed): (u128, bool), restore: &dyn Restore) -> lanes::Outgoing<()> {
+    let (line, sent) = lanes::line();
     let welcome = ToClient::Welcome {
         session,
         boot: 1,
@@ -57,14 +62,14 @@ fn connect(link: &Link, session: u128, resumed: bool) -> UnboundedReceiver<(Vec<
         now: ferry_fs::Timestamp(0),
         mark: None,
     };
-    link.enter(welcome, &line, &OneFile).expect("welcome");
+    link.enter(welcome, &line, restore).expect("welcome");
     sent
 }
 
-fn sent(link: &Link, line: &mut UnboundedReceiver<(Vec<u8>, ())>) -> Vec<ToServer> {
+fn sent(link: &Link, line: &mut lanes::Outgoing<()>) -> Vec<ToServer> {
     link.send_now();
     let mut messages = Vec::new();
-    while let Ok((frames, ())) = line.try_recv() {
+    while let Some((frames, ())) = line.try_recv() {
         let mut rest = frames.as_slice();
         while let Some((head, tail)) = rest.split_first_chunk() {
             let (frame, behind) = tail.split_at(u32::from_le_bytes(*head) as usize);
@@ -83,6 +88,10 @@ fn link_by(clock: Arc<dyn Clock>) -> Arc<Link> {
     let names = (b"/".to_vec(), b"test".to_vec());
     let kept = (Arc::new(Cache::new(Arc::clone(&clock))), Arc::default());
     Link::new(Arc::new(Nowhere), clock, names, Duration::ZERO, kept)
+}
+
+fn pong(series: u32) -> ToClient {
+    ToClient::Pong { number: 1, renewed: true, series, durable: 0, now: ferry_fs::Timestamp(0) }
 }
 
 fn answer(seq: u64) -> ToClient {
@@ -160,9 +169,11 @@ struct Told {
 }
 
 impl Restore for Told {
-    fn restore(&self, _before: Before) -> Vec<Pending> {
-        Vec::new()
+    fn restore(&self, _before: Before) -> Restored {
+        Restored::default()
     }
+    fn claimed(&self, _inos: &[Claim], _stamp: u64) {}
+    fn fatal(&self, _op: &Op) {}
     fn lost(&self, changes: Vec<Pending>) {
         self.lost.lock().extend(changes.into_iter().map(|change| change.op));
     }
@@ -193,39 +204,141 @@ fn failed(seq: u64) -> ToClient {
     ToClient::Changed { seq, after: List::default(), empty: false, made: None, outcome }
 }
 
+/// A directory is made in another directory.
+fn promise_in(link: &Link, parent: Ino, name: &str, ino: Ino) {
+    let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino });
+    let op = Op::Mkdir { parent, name: name.into(), mode: 0 };
+    let pending = Pending { promised, touched: vec![parent, ino], ..pending(op) };
+    let _cache = link.cache.lock();
+    link.promising().expect("connected").promise(pending);
+}
+
+fn dropped(seq: u64) -> ToClient {
+    let outcome = Outcome::Dropped {};
+    ToClient::Changed { seq, after: List::default(), empty: false, made: None, outcome }
+}
+
 #[test]
-fn a_promise_that_fails_ends_its_series_and_what_was_not_promised_is_sent_again() {
+fn a_refused_change_costs_only_what_depends_on_it() {
     let (link, told) = (link(), Told::default());
     let mut line = connect(&link, 1, false);
-    promise(&link, "a", 10);
-    promise(&link, "b", 11);
+    promise_in(&link, 1, "a", 10);
+    promise_in(&link, 1, "b", 11);
     let release = Op::Release { fh: 7 };
     link.change(pending(release.clone())).expect("connected");
-    promise(&link, "c", 12);
-    assert_eq!(changes(sent(&link, &mut line)), [mkdir("a"), mkdir("b"), release.clone(), mkdir("c")]);
+    promise_in(&link, 2, "other", 12);
+    promise_in(&link, 11, "below b", 13);
+    promise_in(&link, 12, "below other", 14);
+    promise_in(&link, 13, "below that", 15);
+    assert_eq!(changes(sent(&link, &mut line)).len(), 7);
     link.take(answer(1), &told).expect("in order");
     link.take(failed(2), &told).expect("in order");
-    assert_eq!(*told.lost.lock(), [mkdir("b"), mkdir("c")]);
-    let again: Vec<_> = sent(&link, &mut line)
-        .into_iter()
-        .filter_map(|m| match m {
-            ToServer::Change { seq, series, op, .. } => Some((seq, series, op)),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(again, [(5, 1, release)]);
-    let dropped = |seq| ToClient::Changed {
-        seq,
-        after: List::default(),
-        empty: false,
-        made: None,
-        outcome: Outcome::Dropped {},
-    };
-    link.take(dropped(3), &told).expect("in order");
-    link.take(dropped(4), &told).expect("in order");
-    link.take(answer(5), &told).expect("in order");
-    assert_eq!(told.lost.lock().len(), 2, "each once");
+    let made = |parent, name: &str| Op::Mkdir { parent, name: name.into(), mode: 0 };
+    let lost = [made(1, "b"), made(11, "below b"), made(13, "below that")];
+    assert_eq!(*told.lost.lock(), lost);
+    // What does not depend on it is sent again in the next series, and the leases go back behind that.
+    let mut again = Vec::new();
+    let mut returned_behind = Vec::new();
+    for message in sent(&link, &mut line) {
+        match message {
+            ToServer::Change { seq, series, op, promised, .. } => {
+                again.push((seq, series, op, promised.map(|promised| promised.ino)));
+            }
+            ToServer::Returned { after, .. } => returned_behind.push(after),
+            _ => {}
+        }
+    }
+    let expected = [
+        (8, 1, release, None),
+        (9, 1, made(2, "other"), Some(12)),
+        (10, 1, made(12, "below other"), Some(14)),
+    ];
+    assert_eq!(again, expected);
+    assert!(returned_behind.iter().all(|after| *after == 10), "{returned_behind:?}");
+    (3..=7).for_each(|seq| assert!(link.take(dropped(seq), &told).expect("in order")));
+    (8..=10).for_each(|seq| assert!(link.take(answer(seq), &told).expect("in order")));
+    assert_eq!(told.lost.lock().len(), 3, "each once");
     assert_eq!(link.json()["promised"], 0);
+}
+
+#[test]
+fn all_that_is_promised_is_lost_where_the_session_was_fenced() {
+    let (link, told) = (link(), Told::default());
+    let mut line = connect(&link, 1, false);
+    promise_in(&link, 1, "a", 10);
+    promise_in(&link, 2, "b", 11);
+    assert_eq!(changes(sent(&link, &mut line)).len(), 2);
+    link.take(dropped(1), &told).expect("in order");
+    assert_eq!(told.lost.lock().len(), 2);
+    assert!(changes(sent(&link, &mut line)).is_empty(), "the leases are gone");
+}
+
+/// More operations restore a session than the window holds; the last ones are not promised.
+struct Much {
+    promised: u64,
+    others: u64,
+}
+
+impl Restore for Much {
+    fn restore(&self, _before: Before) -> Restored {
+        let promised = (0..self.promised).map(|n| {
+            let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino: 100 + n });
+            Pending { promised, touched: vec![1], ..pending(mkdir("again")) }
+        });
+        let first = promised.chain((0..self.others).map(|_| pending(open()))).collect();
+        Restored { first, rest: Vec::new() }
+    }
+    fn claimed(&self, _inos: &[Claim], _stamp: u64) {}
+    fn fatal(&self, _op: &Op) {}
+    fn lost(&self, _changes: Vec<Pending>) {}
+    fn busy(&self, _change: Pending) {}
+    fn given_up(&self, _inos: Option<&[Ino]>) {}
+    fn differs(&self, ino: Ino) {
+        panic!("{ino}")
+    }
+    fn tick(&self) {}
+}
+
+/// The epoch ends while `much` restores a session: the messages that are sent behind that until all changes are answered.
+fn an_epoch_ends_while(much: &Much) -> Vec<ToServer> {
+    let link = link();
+    drop(connect(&link, 1, false));
+    let mut sent_on = connect_with(&link, (2, false), much);
+    link.request(pending(Op::Getattr { ino: 20 })).expect("connected");
+    sent(&link, &mut sent_on);
+    link.take(pong(1), much).expect("a new epoch");
+    link.request(pending(Op::Getattr { ino: 21 })).expect("connected");
+    let mut messages = sent(&link, &mut sent_on);
+    while !link.state.lock().changes.is_empty() {
+        let seq = link.state.lock().answered + 1;
+        link.take(answer(seq), much).expect("in order");
+        messages.extend(sent(&link, &mut sent_on));
+    }
+    messages
+}
+
+#[test]
+fn requests_go_on_where_an_epoch_ends_while_a_session_is_restored() {
+    let much = Much { promised: 3 * WINDOW_OPS as u64, others: 0 };
+    let asked: Vec<Op> = (an_epoch_ends_while(&much).into_iter())
+        .filter_map(|m| if let ToServer::Request { op, .. } = m { Some(op) } else { None })
+        .collect();
+    assert_eq!(asked, [Op::Getattr { ino: 20 }, Op::Getattr { ino: 21 }]);
+}
+
+#[test]
+fn requests_stay_behind_what_restores_a_session_where_an_epoch_ends() {
+    let much = Much { promised: 10, others: 100 };
+    let messages = an_epoch_ends_while(&much);
+    let asked = messages.iter().position(|m| matches!(m, ToServer::Request { .. })).expect("sent");
+    let opens = |m: &&ToServer| matches!(m, ToServer::Change { op: Op::Open { .. }, .. });
+    assert_eq!(messages[..asked].iter().filter(opens).count(), 100);
+    let ToServer::Request { after, .. } = &messages[asked] else { unreachable!("it is one") };
+    let newest = messages.iter().rev().find_map(|m| match m {
+        ToServer::Change { seq, .. } => Some(*seq),
+        _ => None,
+    });
+    assert_eq!(Some(*after), newest);
 }
 
 #[test]
@@ -247,11 +360,11 @@ fn leases_are_given_back_and_requests_made_behind_the_changes_of_their_inodes() 
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(afters, [1, 0, 2, 0]);
+    assert_eq!(afters, [2, 0, 1, 0], "what is given back passes all else, and says behind what");
 }
 
 #[test]
-fn leases_wait_with_the_changes_that_the_window_has_no_room_for() {
+fn leases_are_given_back_before_the_changes_that_the_window_has_no_room_for() {
     let link = link();
     let mut line = connect(&link, 1, false);
     let most = WINDOW_OPS as u64;
@@ -261,12 +374,33 @@ fn leases_wait_with_the_changes_that_the_window_has_no_room_for() {
     // Behind a change that the server decides.
     let borrowed = vec![most + 9];
     link.change(Pending { borrowed, ..pending(Op::Nothing {}) }).expect("connected");
-    let returned = |m: &ToServer| matches!(m, ToServer::Returned { .. });
-    assert!(!sent(&link, &mut line).iter().any(returned), "its change was not sent");
-    (1..=most / 2).for_each(|seq| assert!(link.take(answer(seq), &Told::default()).expect("in order")));
     let messages = sent(&link, &mut line);
-    assert!(messages.last().is_some_and(returned), "behind all of them");
-    assert_eq!(messages.iter().filter(|m| returned(m)).count(), 1);
+    let returned = ToServer::Returned { inodes: List(vec![most + 9]), after: most + 1 };
+    assert_eq!(messages.iter().filter(|message| **message == returned).count(), 1, "at once");
+    let newest = |messages: &[ToServer]| match messages.last() {
+        Some(ToServer::Change { seq, .. }) => *seq,
+        other => panic!("{other:?}"),
+    };
+    let under_way = newest(&messages);
+    assert!(under_way < most);
+    // The server waits for that number, whatever becomes of the changes.
+    let told = Told::default();
+    assert!(link.take(pong(1), &told).expect("in order"));
+    for seq in 1..=under_way {
+        let dropped = Outcome::Dropped {};
+        let (after, empty, made) = (List::default(), false, None);
+        let changed = ToClient::Changed { seq, after, empty, made, outcome: dropped };
+        assert!(link.take(changed, &told).expect("in order"));
+    }
+    let rest = sent(&link, &mut line);
+    let seqs: Vec<u64> = rest
+        .iter()
+        .map(|message| match message {
+            ToServer::Change { seq, op, .. } if *op == Op::Nothing {} => *seq,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(seqs[..(most + 1 - under_way) as usize], Vec::from_iter(under_way + 1..=most + 1));
 }
 
 #[test]
@@ -296,9 +430,7 @@ impl SlowKernel {
 }
 
 impl ferry_fs::Host for SlowKernel {
-    fn invalidate_inode(&self, _ino: Ino, _offset: u64, _len: u64) {}
     fn invalidate_attributes(&self, _ino: Ino) {}
-    fn invalidate_entry(&self, _parent: Ino, _name: &[u8]) {}
     fn forget(&self, what: ferry_fs::ToForget, done: Done) {
         self.0.lock().push((what.inodes, done));
     }
@@ -411,4 +543,138 @@ fn nothing_is_promised_behind_a_change_that_the_server_leaves_unanswered() {
     assert_eq!(link.json()["unanswered_ms"], 3000);
     link.take(answer(1), &OneFile).expect("in order");
     assert!(!promise(13), "the second one is not");
+}
+
+/// A kernel that knows many inodes, and has one file open.
+#[derive(Default)]
+struct Knowing(Mutex<Vec<(Ino, u64)>>);
+
+const KNOWN: std::ops::Range<Ino> = 100..1600;
+
+impl Restore for Knowing {
+    fn restore(&self, _before: Before) -> Restored {
+        let rest = KNOWN.rev().map(|ino| Claim { ino, ticket: ino.into() }).collect();
+        Restored { first: vec![pending(open())], rest }
+    }
+    fn claimed(&self, inos: &[Claim], stamp: u64) {
+        self.0.lock().extend(inos.iter().map(|claim| (claim.ino, stamp)));
+    }
+    fn fatal(&self, _op: &Op) {}
+    fn lost(&self, _changes: Vec<Pending>) {}
+    fn busy(&self, _change: Pending) {}
+    fn given_up(&self, _inos: Option<&[Ino]>) {}
+    fn differs(&self, ino: Ino) {
+        panic!("{ino}")
+    }
+    fn tick(&self) {}
+}
+
+/// The inodes that messages claim, claim by claim, with their places.
+fn claims(messages: &[ToServer]) -> Vec<(u64, Vec<Ino>)> {
+    let claim = |message: &ToServer| match message {
+        ToServer::Change { seq, op: Op::Claim { inodes }, .. } => {
+            assert!(inodes.0.iter().all(|claim| claim.ticket == claim.ino.into()));
+            Some((*seq, inodes.0.iter().map(|claim| claim.ino).collect()))
+        }
+        _ => None,
+    };
+    messages.iter().filter_map(claim).collect()
+}
+
+fn found(seq: u64) -> ToClient {
+    let outcome = Outcome::Count { count: 1000 + seq };
+    ToClient::Changed { seq, after: List::default(), empty: false, made: None, outcome }
+}
+
+/// A link whose first session is gone, and what it says in the second.
+fn anew(knowing: &Knowing) -> (Arc<Link>, lanes::Outgoing<()>) {
+    let link = link();
+    drop(connect(&link, 1, false));
+    let line = connect_with(&link, (2, false), knowing);
+    (link, line)
+}
+
+/// Answers all changes; gives what is sent meanwhile.
+fn answer_all(link: &Link, line: &mut lanes::Outgoing<()>, knowing: &Knowing) -> Vec<ToServer> {
+    let mut messages = sent(link, line);
+    while !link.state.lock().changes.is_empty() {
+        let seq = link.state.lock().answered + 1;
+        link.take(found(seq), knowing).expect("in order");
+        messages.extend(sent(link, line));
+    }
+    messages
+}
+
+#[test]
+fn what_is_not_needed_is_claimed_behind_what_restores_a_session_a_few_batches_at_a_time() {
+    let knowing = Knowing::default();
+    let (link, mut line) = anew(&knowing);
+    assert_eq!(changes(sent(&link, &mut line)), [open()]);
+    link.take(answer(1), &knowing).expect("in order");
+    let under_way = claims(&sent(&link, &mut line));
+    assert!((2..8).contains(&under_way.len()), "{}", under_way.len());
+    link.take(found(2), &knowing).expect("in order");
+    assert_eq!(claims(&sent(&link, &mut line)).len(), 1, "one more for each answer");
+    answer_all(&link, &mut line, &knowing);
+    let mut claimed: Vec<Ino> = knowing.0.lock().iter().map(|(ino, _)| *ino).collect();
+    claimed.sort_unstable();
+    assert!(claimed.into_iter().eq(KNOWN), "each once");
+    assert_eq!(link.json()["unclaimed"], 0);
+}
+
+#[test]
+fn an_inode_is_claimed_before_the_first_operation_that_names_it() {
+    let knowing = Knowing::default();
+    let (link, mut line) = anew(&knowing);
+    sent(&link, &mut line);
+    link.request(pending(Op::Getattr { ino: 200 })).expect("connected");
+    link.request(pending(Op::Lookup { parent: 200, name: b"n".to_vec() })).expect("connected");
+    let remove = Op::Rmdir { parent: 201, name: b"n".to_vec() };
+    link.change(pending(remove.clone())).expect("connected");
+    let messages = sent(&link, &mut line);
+    assert_eq!(claims(&messages), [(2, vec![200]), (3, vec![201])]);
+    let afters = messages.iter().filter_map(|m| match m {
+        ToServer::Request { after, .. } => Some(*after),
+        _ => None,
+    });
+    assert_eq!(afters.collect::<Vec<_>>(), [2, 2], "behind the claim");
+    assert!(matches!(&messages[messages.len() - 1], ToServer::Change { seq: 4, op, .. } if *op == remove));
+    let rest = claims(&answer_all(&link, &mut line, &knowing));
+    let again = |ino: &Ino| rest.iter().any(|(_, inos)| inos.contains(ino));
+    assert!(!again(&200) && !again(&201) && again(&202), "each once");
+}
+
+#[test]
+fn what_the_kernel_forgets_first_is_never_claimed() {
+    let knowing = Knowing::default();
+    let (link, mut line) = anew(&knowing);
+    assert!(!link.remember(Claim { ino: 300, ticket: 300 }), "the session does not know it");
+    assert!(link.remember(Claim { ino: 5, ticket: 5 }), "it may know this one");
+    link.request(pending(Op::Getattr { ino: 301 })).expect("connected");
+    assert!(link.remember(Claim { ino: 301, ticket: 301 }), "it is on its way");
+    let all = claims(&answer_all(&link, &mut line, &knowing));
+    assert_eq!(all.iter().filter(|(_, inos)| inos.contains(&300)).count(), 0);
+    assert_eq!(all.iter().filter(|(_, inos)| inos.contains(&301)).count(), 1);
+}
+
+#[test]
+fn claims_go_on_in_the_next_session_and_the_next_epoch() {
+    let knowing = Knowing::default();
+    let (link, mut line) = anew(&knowing);
+    link.take(answer(1), &knowing).expect("in order");
+    assert!(!claims(&sent(&link, &mut line)).is_empty());
+    link.request(pending(Op::Getattr { ino: 200 })).expect("connected");
+    // The server crashes once more.
+    assert!(!link.leave());
+    let mut line = connect_with(&link, (3, false), &knowing);
+    let messages = sent(&link, &mut line);
+    assert_eq!(changes(messages.clone())[0], open());
+    assert_eq!(claims(&messages), [(2, vec![200])], "the request that was not answered names it");
+    link.take(answer(1), &knowing).expect("in order");
+    link.take(pong(1), &knowing).expect("a new epoch");
+    answer_all(&link, &mut line, &knowing);
+    let claimed: std::collections::BTreeSet<Ino> = knowing.0.lock().iter().map(|(ino, _)| *ino).collect();
+    assert!(claimed.into_iter().eq(KNOWN));
+    let state = link.state.lock();
+    assert!(state.requests.values().all(|request| request.after <= state.sent));
 }

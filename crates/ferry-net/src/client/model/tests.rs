@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferry_device::{BlockDevice, Clock, Env, MemDevice};
+use ferry_device::{BlockDevice, MemDevice};
+use ferry_env::{Clock, Env};
 use ferry_fs::*;
 use parking_lot::Mutex;
 
@@ -103,7 +104,7 @@ impl World {
             8 | 9 => {
                 let no_replace = self.random.below(5) == 0;
                 let exchange = !no_replace && self.random.below(3) == 0;
-                let flags = RenameFlags { no_replace, exchange };
+                let flags = RenameFlags { no_replace, exchange, ..RenameFlags::default() };
                 Op::Rename { parent, name, new_parent, new_name, flags }
             }
             10 | 11 => {

@@ -1,9 +1,9 @@
 //! Leases for who walks through a tree, before they are needed.
 //!
-//! * A1: nothing is recalled that its holder uses: what it was given, or has changed, a moment ago. What somebody else stands in line for is
+//! * WALK-LEASE-1: nothing is recalled that its holder uses: what it was given, or has changed, a moment ago. What somebody else stands in line for is
 //!   left to them.
-//! * A2: who walks takes nothing away from a session whose term is over, and nobody stands behind it in line: whoever really asks passes.
-//! * A3: a write lease takes the place of a read lease, under which everything was read, and which nobody has asked for since.
+//! * WALK-LEASE-2: who walks takes nothing away from a session whose term is over, and nobody stands behind it in line: whoever really asks passes.
+//! * WALK-LEASE-3: a write lease takes the place of a read lease, under which everything was read, and which nobody has asked for since.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ impl Table {
 
     /// Makes those write leases of which the session has the only lease. They are not recalled before [`Table::told`]. Gives them.
     pub(super) fn upgrade(&mut self, session: SessionId, inos: &[Ino], now: Duration) -> Vec<Ino> {
-        let valid = self.holders.get(&session).is_some_and(|holder| holder.until > now);
+        let valid = self.holders.get(&session).is_some_and(|holder| holder.until > now && !holder.fencing);
         let mut granted = Vec::new();
         for ino in inos.iter().filter(|_| valid && !self.closing).copied().collect::<Vec<_>>() {
             let alone = self.inodes.get(&ino).is_some_and(|holds| holds.len() == 1);

@@ -1,17 +1,22 @@
 //! Leases: which sessions keep what they were told of an inode, or decide what becomes of it; and who waits until they no longer do.
 //!
-//! * E1: a lease is entered before what it covers is read, and none is given on an inode that somebody else is about to change.
-//! * E2: who waits stands in line for all of its inodes at once, in the order of asking: so no two wait for each other.
-//! * E3: a change begins when no other session has a read lease on what it touches: each has given it back, or its term is over. Giving
+//! * LEASE-1: a lease is entered before what it covers is read, and none is given on an inode that somebody else is about to change.
+//! * LEASE-2: who waits stands in line for all of its inodes at once, in the order of asking: so no two wait for each other.
+//! * LEASE-3: a change begins when no other session has a read lease on what it touches: each has given it back, or its term is over. Giving
 //!   that back needs nothing but the client's word, which waits for no other operation: so the ordered stream waits for others no longer
 //!   than a term (and then for a sync, which waits for nobody). It never waits for a write lease, nor for who waits for one: it is answered that it is busy.
-//! * E4: a session's term goes on with each sign of life, but not while it owes an answer to a recall.
-//! * E5: a write lease is the only lease on its inode. Its session's changes of it wait for nobody; what it gives back is free when all of
+//! * LEASE-4: a session's term goes on with each sign of life, but not while it owes an answer to a recall: then only with changes that arrive, be it
+//!   slowly, and for two terms at most. One that has given leases back behind changes that have not come must bring those.
+//! * LEASE-5: a write lease is the only lease on its inode. Its session's changes of it wait for nobody; what it gives back is free when all of
 //!   its changes that came before have been applied.
-//! * E6: no request of others is answered from an inode with a write lease. It has it recalled; leases that are asked for later come later.
-//! * E7: a write lease whose term is over stays until somebody wants it. Then its session loses all that it has, and its series ends:
-//!   nothing is applied that it had promised. Not in the middle of a change.
-//! * E8: a write lease is not recalled before the answer that grants it is on its way.
+//! * LEASE-6: no request of others is answered from an inode with a write lease. It has it recalled; leases that are asked for later come later.
+//! * LEASE-7: a write lease whose term is over stays until somebody wants it. Then its session loses all that it has, and its series ends:
+//!   nothing is applied that it had promised. Not in the middle of a change. Nobody gets any of it before the volume says so: that may wait
+//!   for the device, so it is done without the table's lock (`Fencing`), and meanwhile the session has its leases in name only.
+//! * LEASE-8: a write lease is not recalled before the answer that grants it is on its way.
+//!
+//! * LEASE-9: a client whose term ends again and again while it owes an answer to a recall gets no lease for a while, each time for twice as long. An
+//!   answer in time, in the same session, ends the count. A new session of the same client (certificate, or address without one) goes on with it.
 //!
 //! Leases that are asked for ahead, by who walks through a tree, have rules of their own: `ahead`.
 
@@ -19,7 +24,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ferry_device::Clock;
+use ferry_env::Clock;
 use ferry_fs::Ino;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -34,7 +39,7 @@ mod table;
 mod tests;
 
 use table::Table;
-pub(super) use table::{Progress, Recalls, SessionId, Ticket, Wants};
+pub(super) use table::{ClientId, Progress, Recalls, SessionId, Ticket, Wants};
 
 #[derive(Default)]
 struct Shared {
@@ -54,7 +59,21 @@ pub(super) struct Leases {
     on_fence: OnceLock<OnFence>,
 }
 
-type OnFence = Box<dyn Fn(SessionId) + Send + Sync>;
+type OnFence = Box<dyn Fn(SessionId, Fencing) + Send + Sync>;
+
+/// A session is being fenced. If that is never done, nobody gets what it had.
+#[must_use]
+pub(super) struct Fencing {
+    leases: Arc<Leases>,
+    session: SessionId,
+}
+
+impl Fencing {
+    /// It stands on the volume: what the session had is free.
+    pub(super) fn done(self) {
+        self.leases.with(|table| table.fenced(self.session));
+    }
+}
 
 /// How a change begins.
 pub(super) enum Begin {
@@ -69,10 +88,13 @@ impl Leases {
     /// `hold`: how long nothing is changed.
     pub(super) fn new(clock: Arc<dyn Clock>, term: Duration, hold: Duration) -> Self {
         let held_until = clock.monotonic() + hold;
-        Self { shared: Mutex::default(), clock, term, held_until, on_fence: OnceLock::new() }
+        let mut shared = Shared::default();
+        shared.table.term = term;
+        let shared = Mutex::new(shared);
+        Self { shared, clock, term, held_until, on_fence: OnceLock::new() }
     }
 
-    /// `told` hears of each session whose write leases go to others without its word, before they do. It must not ask for leases.
+    /// `told` hears of each session whose write leases go to others without its word, before they do: they go when the [`Fencing`] is done.
     pub(super) fn on_fence(&self, told: OnFence) {
         let _once = self.on_fence.set(told);
     }
@@ -87,25 +109,50 @@ impl Leases {
                 bell.notify_one();
             }
         }
-        for client in table.fenced.drain(..) {
-            tracing::warn!(client, "nothing was heard of it for too long: it has lost its write leases");
-            if let Some(told) = self.on_fence.get() {
-                told(client);
-            }
-        }
         result
     }
 
-    /// A session has a connection that knows of no leases. Gives the series of changes that goes on.
-    pub(super) fn begin(&self, session: SessionId) -> u32 {
-        let until = self.clock.monotonic() + self.term;
-        self.with(|table| table.begin(session, until))
+    /// Sees to it that these sessions lose their leases, which somebody has waited for long enough.
+    fn fence(self: &Arc<Self>, sessions: Vec<SessionId>) {
+        for session in sessions {
+            tracing::warn!(
+                client = session,
+                "nothing was heard of it for too long: it has lost its write leases"
+            );
+            let fencing = Fencing { leases: Arc::clone(self), session };
+            match self.on_fence.get() {
+                Some(told) => told(session, fencing),
+                None => fencing.done(),
+            }
+        }
     }
 
-    /// A sign of life; whether the term goes on, and the series of changes.
+    /// A session has a connection that knows of no leases. Gives the series of changes that goes on.
+    pub(super) fn begin(&self, session: SessionId, client: ClientId) -> u32 {
+        let until = self.clock.monotonic() + self.term;
+        self.with(|table| table.begin(session, client, until))
+    }
+
+    /// A sign of life; whether the term goes on, and the series before which its leases were taken away.
     pub(super) fn renew(&self, session: SessionId) -> (bool, u32) {
         let until = self.clock.monotonic() + self.term;
-        self.with(|table| (table.renew(session, until), table.series(session)))
+        self.with(|table| (table.renew(session, until), table.fenced_before(session)))
+    }
+
+    /// The series before which a session's leases were taken away.
+    pub(super) fn fenced_before(&self, session: SessionId) -> u32 {
+        self.with(|table| table.fenced_before(session))
+    }
+
+    /// All that a session has promised, and not brought yet, is worth nothing any more.
+    pub(super) fn disown(&self, session: SessionId) {
+        self.with(|table| table.disown(session));
+    }
+
+    /// What a session has to bring arrives: its term goes on, and for some time also while it owes an answer to a recall.
+    pub(super) fn makes_progress(&self, session: SessionId) {
+        let now = self.clock.monotonic();
+        self.with(|table| table.makes_progress(session, now, self.term));
     }
 
     /// The series of changes that goes on.
@@ -149,6 +196,12 @@ impl Leases {
     pub(super) fn expire(&self, alive: &HashSet<SessionId>) {
         let now = self.clock.monotonic();
         self.with(|table| table.expire(alive, now));
+    }
+
+    /// Whether a session gets no lease now, for it has left others waiting again and again.
+    pub(super) fn is_barred(&self, session: SessionId) -> bool {
+        let now = self.clock.monotonic();
+        self.with(|table| table.is_barred(session, now))
     }
 
     /// How many a session has, and how many of them are write leases.
@@ -235,9 +288,20 @@ impl Leases {
         Place { leases: Arc::clone(self), session, ticket, wants, inos, bell }
     }
 
-    fn progress(&self, ticket: Ticket) -> Progress {
-        let now = self.clock.monotonic();
-        self.with(|table| table.progress(ticket, now))
+    fn progress(self: &Arc<Self>, ticket: Ticket) -> Progress {
+        let mut asked = Recalls::new();
+        loop {
+            let now = self.clock.monotonic();
+            let try_once =
+                |table: &mut Table| (table.progress(ticket, now), std::mem::take(&mut table.to_fence));
+            let (progress, to_fence) = self.with(try_once);
+            let Progress::Waits(recalls, until) = progress else { return progress };
+            recalls.into_iter().for_each(|(session, inos)| asked.entry(session).or_default().extend(inos));
+            if to_fence.is_empty() {
+                return Progress::Waits(asked, until);
+            }
+            self.fence(to_fence);
+        }
     }
 
     fn leave(&self, ticket: Ticket) {

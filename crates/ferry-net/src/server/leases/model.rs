@@ -101,6 +101,8 @@ struct World {
     owed: BTreeMap<Ino, u64>,
     applied: BTreeMap<Ino, u64>,
     woken: BTreeSet<Ticket>,
+    /// Sessions of which the volume does not say yet that they are fenced.
+    fencing: BTreeSet<SessionId>,
     /// So often nobody is told of leases that were granted.
     failures: usize,
 }
@@ -121,6 +123,8 @@ enum Event {
     Late(usize),
     Walked(usize),
     NotWalked(usize),
+    /// The volume says that a session is fenced.
+    Fenced(SessionId),
 }
 
 const TERM: Duration = Duration::from_secs(5);
@@ -132,7 +136,7 @@ impl World {
     fn new(scripts: &[&[Act]], failures: usize) -> Self {
         let mut world = World { failures, ..World::default() };
         for (client, script) in scripts.iter().enumerate() {
-            world.table.begin(client as SessionId, TERM);
+            world.table.begin(client as SessionId, 0, TERM);
             world.clients.push(Client { script: script.iter().cloned().collect(), ..Client::default() });
         }
         world
@@ -178,6 +182,7 @@ impl World {
                 events.extend((self.failures > 0).then_some(Event::NotWalked(at)));
             }
         }
+        events.extend(self.fencing.iter().copied().map(Event::Fenced));
         events
     }
 
@@ -207,6 +212,10 @@ impl World {
                 let recalled = self.table.not_told(at as SessionId, &held);
                 self.recall(Recalls::from([(at as SessionId, recalled)]));
             }
+            Event::Fenced(session) => {
+                self.fencing.remove(&session);
+                self.table.fenced(session);
+            }
             Event::Walk(at) => self.walk(at, false),
             Event::Late(at) => self.walk(at, true),
             Event::Walked(at) => {
@@ -216,6 +225,7 @@ impl World {
             }
         }
         self.woken.extend(self.table.woken.drain(..));
+        self.fencing.extend(self.table.to_fence.drain(..));
         self.check();
     }
 
@@ -482,6 +492,17 @@ impl World {
 
     fn check(&self) {
         self.table.check();
+        // Nobody changes, or is told of, what a session had that is being fenced.
+        for session in &self.fencing {
+            let had = |ino: &Ino| self.table.hold(*session, *ino).is_some_and(|hold| hold.writes);
+            for (at, client) in self.clients.iter().enumerate().filter(|(at, _)| *at as SessionId != *session)
+            {
+                let under = client.under.iter().filter(|under| under.begun).flat_map(|under| &under.inos);
+                assert!(!under.chain(client.telling.iter().flatten()).any(had), "{at} goes on too early");
+            }
+            let holder = &self.table.holders[session];
+            assert!(holder.fencing && holder.writes > 0, "{session} has lost its leases too early");
+        }
         let mut holders: BTreeMap<Ino, Vec<bool>> = BTreeMap::new();
         for client in &self.clients {
             client.holds.iter().for_each(|(ino, writes)| holders.entry(*ino).or_default().push(*writes));
@@ -514,8 +535,8 @@ impl World {
         }
         for (session, holder) in self.table.holders.iter().collect::<BTreeMap<_, _>>() {
             let behind: Vec<_> = holder.behind.iter().map(place).collect();
-            let Holder { until, returning, series, applying, .. } = holder;
-            let _ok = write!(key, "{session}{until:?}{returning:?}{series}{applying}{behind:?}");
+            let Holder { until, returning, series, applying, fencing, .. } = holder;
+            let _ok = write!(key, "{session}{until:?}{returning:?}{series}{applying}{fencing}{behind:?}");
         }
         for (ticket, waiting) in self.table.waiting.iter().collect::<BTreeMap<_, _>>() {
             let _ok = write!(key, "{:?}{waiting:?}", place(ticket));

@@ -7,6 +7,8 @@ use ferry_fs::Ino;
 
 /// A session's number.
 pub(in crate::server) type SessionId = u64;
+/// A client, whichever of its sessions: its certificate or, without one, its address.
+pub(in crate::server) type ClientId = u64;
 /// The place of somebody who waits: the smaller came first.
 pub(in crate::server) type Ticket = u64;
 
@@ -14,8 +16,16 @@ pub(in crate::server) type Ticket = u64;
 const LEASES_MAX: usize = 1 << 18;
 /// What it makes itself may bring it up to this.
 const BIRTHS_MAX: usize = 2 * LEASES_MAX;
+/// A session that brings changes may owe the answer to a recall for so many terms.
+const OWING_TERMS: u32 = 2;
 /// Leases of all sessions; beyond it only what they make themselves.
 const LEASES_TOTAL_MAX: usize = 1 << 22;
+/// So many terms that end in silence cost nothing: a connection may just have been lost.
+const IGNORED_FREE: u32 = 1;
+/// The longest time without leases is 2 to this many terms.
+const BARRED_DOUBLINGS_MAX: u32 = 6;
+/// After so many terms it is forgotten.
+const FORGIVEN_TERMS: u32 = 2 << BARRED_DOUBLINGS_MAX;
 
 /// A time of the clock in sixteenths of a second: there may be millions of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,14 +70,37 @@ pub(super) struct Holder {
     pub(super) writes: usize,
     /// Those that it was asked to give back, and owes an answer.
     pub(super) recalled: usize,
+    /// Since when it does, as far as that was noted.
+    owing_since: Option<Duration>,
     /// Write leases that end when the change with this number has been applied, in this order.
     pub(super) returning: VecDeque<(u64, Vec<Ino>)>,
     /// Counts the promises that were broken: those made before are worth nothing.
     pub(super) series: u32,
+    /// The oldest series under whose leases it still is: they were taken away when this one began.
+    fenced_before: u32,
     /// A change of its is being made: its write leases stay until it is done.
     pub(super) applying: bool,
-    /// Who waits for that.
+    /// Its term was over and somebody wants what it has. Until [`Table::fenced`] nobody may use that, neither itself nor others.
+    pub(super) fencing: bool,
+    /// Who waits for one of these to end.
     pub(super) behind: Vec<Ticket>,
+    /// The client whose session it is.
+    client: ClientId,
+    /// The last term that has ended while it owed an answer to a recall.
+    ignored: Duration,
+}
+
+/// What a client has done with recalls, in all of its sessions.
+#[derive(Clone, Debug, Default)]
+struct Silence {
+    /// How often in a row a term has ended while it owed an answer,
+    times: u32,
+    /// at last in this session,
+    session: SessionId,
+    /// then.
+    at: Duration,
+    /// It gets no lease before this.
+    barred_until: Duration,
 }
 
 impl Holder {
@@ -136,6 +169,8 @@ impl InTheWay {
 pub(super) struct Table {
     pub(super) inodes: HashMap<Ino, Vec<Hold>>,
     pub(super) holders: HashMap<SessionId, Holder>,
+    /// Those who have left others waiting.
+    silences: HashMap<ClientId, Silence>,
     pub(super) leases: usize,
     /// Who waits for an inode, oldest first.
     pub(super) queues: HashMap<Ino, VecDeque<Ticket>>,
@@ -145,8 +180,10 @@ pub(super) struct Table {
     pub(super) closing: bool,
     /// Who may have come further; whoever calls has them look again.
     pub(super) woken: Vec<Ticket>,
-    /// Sessions whose write leases were given away.
-    pub(super) fenced: Vec<SessionId>,
+    /// Sessions that are to be fenced; whoever calls sees to it, and calls [`Table::fenced`] then.
+    pub(super) to_fence: Vec<SessionId>,
+    /// How long a lease lasts after the last sign of life.
+    pub(super) term: Duration,
 }
 
 impl Table {
@@ -169,7 +206,38 @@ impl Table {
     }
 
     pub(super) fn writes(&self, session: SessionId, ino: Ino) -> bool {
-        self.hold(session, ino).is_some_and(|hold| hold.writes)
+        !self.is_fencing(session) && self.hold(session, ino).is_some_and(|hold| hold.writes)
+    }
+
+    pub(super) fn is_fencing(&self, session: SessionId) -> bool {
+        self.holders.get(&session).is_some_and(|holder| holder.fencing)
+    }
+
+    /// The term of a session is over: if it owed an answer to a recall, others have waited for that in vain.
+    fn count_silence(&mut self, session: SessionId, now: Duration) {
+        let term = self.term;
+        let Some(holder) = self.holders.get_mut(&session) else { return };
+        if holder.recalled == 0 || holder.ignored == holder.until {
+            return;
+        }
+        holder.ignored = holder.until;
+        let silence = self.silences.entry(holder.client).or_default();
+        if let Some(doublings) = silence.times.checked_sub(IGNORED_FREE) {
+            silence.barred_until = now + term * (1 << doublings.min(BARRED_DOUBLINGS_MAX));
+        }
+        (silence.times, silence.session, silence.at) = (silence.times.saturating_add(1), session, now);
+    }
+
+    /// Whether nobody has left others waiting, or that is forgotten.
+    #[cfg(test)]
+    pub(super) fn forgives_all(&self) -> bool {
+        self.silences.is_empty()
+    }
+
+    /// Whether a session gets no lease at this time.
+    pub(super) fn is_barred(&self, session: SessionId, now: Duration) -> bool {
+        let silence = self.holders.get(&session).and_then(|holder| self.silences.get(&holder.client));
+        silence.is_some_and(|silence| silence.barred_until > now)
     }
 
     /// Enters a lease, or makes one that is there a write lease.
@@ -215,7 +283,7 @@ impl Table {
         }
         let inos: Vec<Ino> = holder.inos.iter().copied().collect();
         for ino in inos {
-            if !reads_only || !self.writes(session, ino) {
+            if !reads_only || !self.hold(session, ino).is_some_and(|hold| hold.writes) {
                 self.remove(session, ino);
             }
         }
@@ -223,10 +291,10 @@ impl Table {
 
     /// A session has a connection that knows of no leases: it relies on no read lease. Write leases stay, as long as nobody wants them.
     /// Gives the series that goes on.
-    pub(super) fn begin(&mut self, session: SessionId, until: Duration) -> u32 {
+    pub(super) fn begin(&mut self, session: SessionId, client: ClientId, until: Duration) -> u32 {
         self.remove_all(session, true);
         let holder = self.holders.entry(session).or_default();
-        (holder.until, holder.recalled) = (until, 0);
+        (holder.until, holder.recalled, holder.client) = (until, 0, client);
         let (series, inos) = (holder.series, holder.inos.iter().copied().collect::<Vec<_>>());
         for ino in inos {
             // What was asked on the last connection may not have arrived.
@@ -241,7 +309,18 @@ impl Table {
     /// A sign of life; whether the term goes on.
     pub(super) fn renew(&mut self, session: SessionId, until: Duration) -> bool {
         let holder = self.holders.get_mut(&session).filter(|holder| holder.recalled == 0);
-        holder.map(|holder| holder.until = until).is_some()
+        holder.map(|holder| (holder.until, holder.owing_since) = (until, None)).is_some()
+    }
+
+    /// A session brings changes. Its term goes on for whoever waits; the session hears nothing of that, and relies on its pings alone.
+    pub(super) fn makes_progress(&mut self, session: SessionId, now: Duration, term: Duration) {
+        let Some(holder) = self.holders.get_mut(&session) else { return };
+        if holder.recalled == 0 {
+            holder.owing_since = None;
+        } else if now.saturating_sub(*holder.owing_since.get_or_insert(now)) >= OWING_TERMS * term {
+            return;
+        }
+        holder.until = holder.until.max(now + term);
     }
 
     /// A session is told of an inode, and may keep it if this says so. Before it is read.
@@ -260,15 +339,14 @@ impl Table {
         if self.writer(ino).is_some_and(|writer| writer != session) {
             return false;
         }
-        let Some(holder) = self.holders.get(&session).filter(|holder| holder.until > now) else {
-            return false;
-        };
-        let is_full = holder.inos.len() >= LEASES_MAX;
+        let valid = |holder: &&Holder| holder.until > now && !holder.fencing;
+        let Some(holder) = self.holders.get(&session).filter(valid) else { return false };
+        let (is_full, is_barred) = (holder.inos.len() >= LEASES_MAX, self.is_barred(session, now));
         if let Some(hold) = self.hold_mut(session, ino) {
             hold.used = Coarse::of(now);
             return !hold.recalled && !hold.returning;
         }
-        if self.closing || self.leases >= LEASES_TOTAL_MAX || is_full {
+        if self.closing || self.leases >= LEASES_TOTAL_MAX || is_full || is_barred {
             return false;
         }
         self.enter(session, ino, false, now);
@@ -277,7 +355,8 @@ impl Table {
 
     /// A session is about to make an inode that nobody knows, and gets its write lease; `false`: it has too many, or somebody does know it.
     pub(super) fn bear(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
-        let room = self.holders.get(&session).is_some_and(|holder| holder.inos.len() < BIRTHS_MAX);
+        let has_room = |holder: &Holder| holder.inos.len() < BIRTHS_MAX && !holder.fencing;
+        let room = self.holders.get(&session).is_some_and(has_room);
         let free = room && !self.inodes.contains_key(&ino);
         if free {
             self.enter(session, ino, true, now);
@@ -298,9 +377,21 @@ impl Table {
     /// A session relies on these no more. A write lease ends when the change `after` has been applied (`None`: it has); one that a change
     /// before that brings with what it makes, too.
     pub(super) fn give_back(&mut self, session: SessionId, inos: &[Ino], after: Option<u64>) {
+        if self.is_fencing(session) {
+            // It goes with all the rest, and not before.
+            return;
+        }
         let (mut later, mut returning) =
             (Vec::new(), self.holders.get(&session).map_or(0, Holder::returning));
         for ino in inos {
+            let answers = self.hold(session, *ino).is_some_and(|hold| hold.recalled);
+            if let Some(holder) = self.holders.get(&session).filter(|_| answers)
+                && let Some(silence) = self.silences.get_mut(&holder.client)
+                && silence.session == session
+            {
+                // Another session's answer says nothing of this one.
+                silence.times = 0;
+            }
             let Some(hold) = self.hold_mut(session, *ino) else {
                 if after.is_some() && returning < LEASES_MAX {
                     later.push(*ino);
@@ -323,7 +414,7 @@ impl Table {
         {
             // As many entries as changes, whatever a client says: they are gone through.
             match holder.returning.back_mut() {
-                Some((last, inos)) if *last == after => inos.extend(later),
+                Some((last, inos)) if *last >= after => inos.extend(later),
                 _ => holder.returning.push_back((after, later)),
             }
         }
@@ -339,9 +430,12 @@ impl Table {
 
     /// Forgets read leases that are over, and sessions that are over and not `alive`.
     pub(super) fn expire(&mut self, alive: &HashSet<SessionId>, now: Duration) {
+        let forgiven = self.term * FORGIVEN_TERMS;
+        self.silences.retain(|_, silence| now.saturating_sub(silence.at) < forgiven);
         let late = self.holders.iter().filter(|(_, holder)| holder.until <= now && !holder.applying);
         let late: Vec<SessionId> = late.map(|(session, _)| *session).collect();
         for session in late {
+            self.count_silence(session, now);
             if alive.contains(&session) {
                 self.remove_all(session, true);
             } else {
@@ -357,6 +451,19 @@ impl Table {
     /// How many leases a session has, and how many of them are write leases.
     pub(super) fn held_by(&self, session: SessionId) -> (usize, usize) {
         self.holders.get(&session).map_or((0, 0), |holder| (holder.inos.len(), holder.writes))
+    }
+
+    /// The series before which its leases were taken away.
+    pub(super) fn fenced_before(&self, session: SessionId) -> u32 {
+        self.holders.get(&session).map_or(0, |holder| holder.fenced_before)
+    }
+
+    /// All that a session has promised, and not brought yet, is worth nothing any more.
+    pub(super) fn disown(&mut self, session: SessionId) {
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.series += 1;
+            holder.fenced_before = holder.series;
+        }
     }
 
     /// The promises that a session has made in this series are worth nothing any more.
@@ -536,14 +643,23 @@ impl Table {
             let holds = self.inodes.get(&ino).cloned().unwrap_or_default();
             for hold in holds.into_iter().filter(|hold| matters(ino, hold)) {
                 if hold.session == session {
-                    found.any |= wants == Wants::Lease && hold.writes && (hold.recalled || hold.returning);
+                    let is_fencing = self.is_fencing(session);
+                    found.any |= wants == Wants::Lease
+                        && hold.writes
+                        && (hold.recalled || hold.returning || is_fencing);
                     continue;
                 }
                 let until = self.holders.get(&hold.session).map_or(Duration::ZERO, |holder| holder.until);
-                if until <= now && self.take_away(hold, ticket) {
+                if until <= now {
+                    self.count_silence(hold.session, now);
+                }
+                if (until <= now || self.is_fencing(hold.session)) && self.take_away(hold, ticket) {
                     continue;
                 }
                 found.any = true;
+                if self.is_fencing(hold.session) {
+                    continue;
+                }
                 // At the end of the term of somebody who is making a change one waits for that to end.
                 found.until =
                     [found.until, Some(until).filter(|until| *until > now)].into_iter().flatten().min();
@@ -565,24 +681,31 @@ impl Table {
         }
     }
 
-    /// Takes a lease away whose term is over. With a write lease go all that the session has, and what it has promised; not
-    /// in the middle of a change.
+    /// Takes a lease away whose term is over; whether it is gone. With a write lease go all that the session has, and what it has promised: not
+    /// in the middle of a change, and when that stands on the volume.
     fn take_away(&mut self, hold: Hold, waits: Ticket) -> bool {
         if !hold.writes {
             self.remove_all(hold.session, true);
             return true;
         }
-        if let Some(holder) = self.holders.get_mut(&hold.session) {
-            if holder.applying {
-                holder.behind.push(waits);
-                return false;
-            }
+        let Some(holder) = self.holders.get_mut(&hold.session) else { return false };
+        holder.behind.push(waits);
+        if !holder.applying && !std::mem::replace(&mut holder.fencing, true) {
             holder.series += 1;
+            holder.fenced_before = holder.series;
             holder.returning.clear();
+            self.to_fence.push(hold.session);
         }
-        self.fenced.push(hold.session);
-        self.remove_all(hold.session, false);
-        true
+        false
+    }
+
+    /// That a session is fenced stands on the volume: what it had is free.
+    pub(super) fn fenced(&mut self, session: SessionId) {
+        self.remove_all(session, false);
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.fencing = false;
+            self.woken.append(&mut holder.behind);
+        }
     }
 
     /// Enters the write leases that somebody has waited for, as far as there is room. They are not recalled before [`Table::told`].
@@ -590,7 +713,7 @@ impl Table {
         let mut granted = Vec::new();
         for ino in inos {
             let Some(holder) = self.holders.get(&session).filter(|holder| holder.until > now) else { break };
-            if self.closing {
+            if self.closing || holder.fencing || self.is_barred(session, now) {
                 break;
             }
             let full = self.leases >= LEASES_TOTAL_MAX || holder.inos.len() >= LEASES_MAX;

@@ -28,7 +28,7 @@ fn leases() -> (Arc<Leases>, Arc<Hand>) {
     let hand = Arc::new(Hand::default());
     let leases = Leases::new(hand.clone(), Duration::from_secs(5), Duration::ZERO);
     for session in 1..=3 {
-        leases.begin(session);
+        leases.begin(session, session);
     }
     (Arc::new(leases), hand)
 }
@@ -74,7 +74,7 @@ impl Leases {
         }
     }
     /// How far somebody in line is, and whom it wants to be asked.
-    fn recalls(&self, place: &Place) -> Option<Recalls> {
+    fn recalls(self: &Arc<Self>, place: &Place) -> Option<Recalls> {
         match self.progress(place.ticket) {
             Progress::Waits(recalls, _) => Some(recalls),
             _ => None,
@@ -116,6 +116,45 @@ fn a_change_waits_for_the_word_of_others_and_gives_no_lease_meanwhile() {
 }
 
 #[test]
+fn who_brings_changes_is_waited_for_and_for_two_terms_while_it_owes_its_word() {
+    let (leases, hand) = leases();
+    assert_eq!(leases.lease(1, &[10]), [10]);
+    hand.set(4);
+    leases.makes_progress(1);
+    let reader = leases.ask(2, Wants::Read, vec![10]);
+    hand.set(8);
+    assert_eq!(leases.recalls(&reader), Some(Recalls::from([(1, vec![10])])), "its term went on");
+    for secs in [8, 12, 16] {
+        hand.set(secs);
+        leases.makes_progress(1);
+        assert!(!leases.renew(1).0, "it must not rely on what it was asked for");
+        assert!(leases.recalls(&reader).is_some(), "it is on its way");
+    }
+    hand.set(18);
+    leases.makes_progress(1);
+    hand.set(20);
+    assert!(leases.recalls(&reader).is_some());
+    hand.set(21);
+    leases.makes_progress(1);
+    assert!(leases.recalls(&reader).is_none(), "not for ever");
+    assert_eq!(leases.series(1), 1);
+    // Once it has given its word nothing bounds it but silence.
+    leases.begin(1, 1);
+    assert_eq!(leases.lease(1, &[11]), [11]);
+    let reader = leases.ask(2, Wants::Read, vec![11]);
+    assert!(leases.recalls(&reader).is_some());
+    leases.give_back(1, &[11], Some(9));
+    for secs in [24, 28, 32, 36, 40, 44] {
+        hand.set(secs);
+        leases.makes_progress(1);
+        assert!(leases.recalls(&reader).is_some());
+    }
+    leases.refused(1, 9);
+    assert!(leases.recalls(&reader).is_none());
+    assert_eq!(leases.series(1), 1, "it has lost nothing");
+}
+
+#[test]
 fn a_term_that_is_over_is_not_waited_for() {
     let (leases, hand) = leases();
     assert!(leases.grant(2, 10));
@@ -128,17 +167,18 @@ fn a_term_that_is_over_is_not_waited_for() {
     leases.expire(&HashSet::from([1, 2, 3]));
     assert!(leases.recalls(&place).is_none());
     assert!(!leases.grant(2, 12), "nothing is heard of it");
-    leases.begin(2);
+    leases.begin(2, 2);
     assert!(leases.grant(2, 12));
 }
 
 #[test]
 fn turns_come_in_order_and_never_wait_for_each_other() {
     let (leases, _) = leases();
+    leases.begin(4, 4);
     let first = leases.turn(1, &[1, 2]);
     let second = leases.line(2, &[2, 3]);
     let third = leases.line(3, &[1, 3]);
-    drop(leases.turn(1, &[4]));
+    drop(leases.turn(4, &[4]));
     drop(first);
     assert!(leases.recalls(&third).is_some(), "not before the second");
     assert!(leases.recalls(&second).is_none());
@@ -150,14 +190,14 @@ fn turns_come_in_order_and_never_wait_for_each_other() {
 fn nothing_is_changed_while_leases_of_an_earlier_server_may_last() {
     let hand = Arc::new(Hand::default());
     let leases = Arc::new(Leases::new(hand.clone(), Duration::from_secs(5), Duration::from_secs(5)));
-    leases.begin(1);
+    leases.begin(1, 1);
     drop(leases.line(1, &[1]));
     let (runtime, place) = (runtime(), leases.ask(1, Wants::Lease, vec![1]));
     let _inside = runtime.enter();
     assert!(poll(pin!(place.wait(NO_ONE))).is_none(), "and nobody decides about it alone");
     drop(place);
     hand.set(5);
-    leases.begin(1);
+    leases.begin(1, 1);
     drop(leases.turn(1, &[1]));
 }
 
@@ -216,7 +256,7 @@ fn a_recall_never_overtakes_the_answer_that_grants() {
     leases.told(1, &[10]);
     assert_eq!(leases.recalls(&other), Some(Recalls::from([(1, vec![10])])));
     // The recall may be lost with the connection.
-    leases.begin(1);
+    leases.begin(1, 1);
     assert_eq!(leases.recalls(&other), Some(Recalls::from([(1, vec![10])])));
     let again = leases.ask(1, Wants::Lease, vec![10]);
     assert!(leases.recalls(&again).is_some(), "behind the other");
@@ -229,7 +269,7 @@ fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_
     let (leases, hand) = leases();
     assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
     hand.set(6);
-    leases.begin(2);
+    leases.begin(2, 2);
     leases.expire(&HashSet::from([1, 2, 3]));
     let changing = leases.turn(1, &[11]);
     let reader = leases.ask(2, Wants::Read, vec![10]);
@@ -240,7 +280,7 @@ fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_
     let Begin::Not(Progress::Dropped) = leases.begin_change(1, (0, true), vec![11], NO_ONE) else {
         panic!("of a series that is over")
     };
-    assert_eq!(leases.begin(1), 1);
+    assert_eq!(leases.begin(1, 1), 1);
     leases.end_series(1, 0);
     assert_eq!(leases.series(1), 1, "ended once");
 }
@@ -292,7 +332,7 @@ fn a_server_that_stops_has_all_leases_back_or_knows_that_it_has_not() {
 #[test]
 fn what_is_given_back_again_and_again_is_one_entry() {
     let mut table = Table::default();
-    table.begin(1, Duration::from_secs(5));
+    table.begin(1, 1, Duration::from_secs(5));
     for ino in 0..1000 {
         table.give_back(1, &[10 + ino], Some(7));
     }
@@ -301,4 +341,117 @@ fn what_is_given_back_again_and_again_is_one_entry() {
     assert_eq!(table.holders[&1].returning.len(), 2);
     table.end_change(1, Some(8));
     assert!(table.holders[&1].returning.is_empty());
+}
+
+#[test]
+fn who_ignores_recalls_again_and_again_gets_no_leases_for_a_growing_while() {
+    const TERM: u64 = 5;
+    let (leases, hand) = leases();
+    let mut now = 0;
+    // Session 1 has a lease and says that it is there, but not a word to the recall; session 2 changes the inode.
+    let mut ignores = |answers: bool| {
+        assert!(leases.grant(1, 7), "at {now}");
+        let place = leases.line(2, &[7]);
+        assert!(!leases.renew(1).0);
+        if answers {
+            leases.give_back(1, &[7], None);
+        } else {
+            now += TERM;
+            hand.set(now);
+            assert!(!leases.renew(1).0 && leases.renew(2).0);
+        }
+        assert!(matches!(leases.progress(place.ticket), Progress::Begun(_)));
+        place.into_turn().done(1);
+        assert!(leases.renew(1).0, "it goes on, without what it had");
+        // How long it gets nothing.
+        let begun = now;
+        while !leases.grant(1, 7) {
+            assert!(leases.is_barred(1));
+            let place = leases.ask(1, Wants::Lease, vec![8]);
+            assert_eq!(leases.progress(place.ticket), Progress::Begun(vec![]));
+            now += 1;
+            hand.set(now);
+            leases.renew(1);
+            leases.renew(2);
+        }
+        now - begun
+    };
+    let times = [false; 5].map(&mut ignores);
+    assert_eq!(times, [0, TERM, 2 * TERM, 4 * TERM, 8 * TERM]);
+    // An answer in time, and all is forgotten.
+    assert_eq!([true, false, false].map(&mut ignores), [0, 0, TERM]);
+}
+
+#[test]
+fn who_is_fenced_holds_up_nobody_else_and_nobody_gets_what_it_had_before() {
+    let (leases, hand) = leases();
+    let fencing = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&fencing);
+    leases.on_fence(Box::new(move |session, one| told.lock().push((session, one))));
+    assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
+    assert!(leases.grant(2, 12));
+    hand.set(20);
+    leases.begin(2, 2);
+    leases.begin(3, 3);
+    assert!(leases.grant(2, 12));
+    let place = leases.ask(2, Wants::Lease, vec![10, 12]);
+    let reader = leases.ask(3, Wants::Read, vec![11]);
+    assert_eq!(leases.recalls(&place), Some(Recalls::new()));
+    assert_eq!(leases.recalls(&reader), Some(Recalls::new()));
+    let (session, one) = fencing.lock().pop().unwrap();
+    assert!(session == 1 && fencing.lock().is_empty(), "once");
+    // The volume takes its time. Others go on; it is back, and has nothing.
+    assert!(leases.grant(3, 13) && leases.renew(3).0);
+    assert_eq!(leases.begin(1, 1), 1, "its series has ended");
+    assert!(leases.renew(1).0 && !leases.grant(1, 14) && !leases.bear(1, 15));
+    assert_eq!(leases.refusal(1, true, &[10]), Progress::Broken);
+    assert_eq!(leases.refusal(1, false, &[10]), Progress::Busy);
+    leases.give_back(1, &[10, 11], None);
+    leases.expire(&HashSet::from([1, 2, 3]));
+    assert!(leases.recalls(&place).is_some() && leases.recalls(&reader).is_some());
+    one.done();
+    assert_eq!(leases.progress(place.ticket), Progress::Begun(vec![10, 12]));
+    assert_eq!(leases.progress(reader.ticket), Progress::Begun(Vec::new()));
+    assert_eq!(leases.held_by(1), (0, 0));
+    assert!(leases.grant(1, 14));
+}
+
+#[test]
+fn a_client_that_ignores_recalls_gets_no_leases_in_a_new_session_either() {
+    let (leases, hand) = leases();
+    let alive = HashSet::new();
+    let mut now = 0;
+    let mut ignores = |session: SessionId, client: ClientId| {
+        leases.begin(session, client);
+        assert_eq!(leases.lease(session, &[10]), [10]);
+        let reader = leases.ask(2, Wants::Read, vec![10]);
+        assert!(leases.recalls(&reader).is_some_and(|recalls| recalls.contains_key(&session)));
+        now += 6;
+        hand.set(now);
+        assert!(leases.recalls(&reader).is_none(), "its term is over");
+        leases.end(session);
+        leases.expire(&alive);
+    };
+    let barred = |session: SessionId, client: ClientId| {
+        leases.begin(session, client);
+        leases.is_barred(session)
+    };
+    ignores(11, 7);
+    assert!(!barred(12, 7), "a connection may just have been lost");
+    ignores(13, 7);
+    assert!(barred(14, 7) && !leases.grant(14, 20) && !barred(15, 8));
+    // Who has more sessions answers in one, and ignores in the others.
+    ignores(16, 8);
+    leases.begin(17, 8);
+    assert_eq!(leases.lease(17, &[10]), [10]);
+    let reader = leases.ask(2, Wants::Read, vec![10]);
+    assert!(leases.recalls(&reader).is_some());
+    leases.give_back(17, &[10], None);
+    drop(reader);
+    leases.end(17);
+    ignores(18, 8);
+    assert!(barred(19, 8));
+    hand.set(5000);
+    leases.expire(&alive);
+    assert!(!barred(20, 7) && leases.shared.lock().table.forgives_all());
 }

@@ -1,5 +1,3 @@
-use tokio::sync::mpsc::unbounded_channel;
-
 use super::*;
 
 fn change(seq: u64) -> Change {
@@ -10,25 +8,26 @@ fn change(seq: u64) -> Change {
 }
 
 fn greeting() -> Greeting {
-    Greeting { boot: 1, term_ms: 1000, clock: ferry_device::Env::real().clock }
+    Greeting { boot: 1, term_ms: 1000, clock: ferry_env::Env::real().clock }
 }
 
 fn leases() -> Leases {
-    Leases::new(ferry_device::Env::real().clock, Duration::from_secs(1), Duration::ZERO)
+    Leases::new(ferry_env::Env::real().clock, Duration::from_secs(1), Duration::ZERO)
 }
 
 fn session() -> Session {
-    Session::new((1, 1), "test".into(), Peer::default(), b"/".to_vec(), ROOT, false)
+    let mounted = Mounted { path: b"/".to_vec(), root: ROOT, read_only: false, walls: None };
+    Session::new((1, 1), "test".into(), Peer::default(), mounted)
 }
 
 #[test]
 fn an_older_connection_changes_nothing_and_takes_no_lock() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
     let both = (&locks, &leases);
-    let (line, _frames) = unbounded_channel();
-    let old = session.connect(&line, &greeting, (false, 0), both).expect("it lives");
+    let (line, _frames) = crate::lanes::line();
+    let old = session.connect((&line, None), &greeting, (false, 0), both).expect("it lives");
     assert!(session.may_lock(Some(old)).is_some());
-    let new = session.connect(&line, &greeting, (true, 0), both).expect("it lives");
+    let new = session.connect((&line, None), &greeting, (true, 0), both).expect("it lives");
     assert!(session.may_lock(Some(old)).is_none());
     assert!(!session.push(old, change(1), 0, &leases).expect("late, not against the rules"));
     assert!(session.next().is_none());
@@ -38,16 +37,16 @@ fn an_older_connection_changes_nothing_and_takes_no_lock() {
     session.disconnect(new, Duration::ZERO, &locks);
     assert!(session.end(Some(Duration::ZERO), &locks));
     assert!(session.may_lock(Some(new)).is_none() && session.may_lock(None).is_none());
-    assert!(session.connect(&line, &greeting, (true, 0), both).is_none());
+    assert!(session.connect((&line, None), &greeting, (true, 0), both).is_none());
 }
 
 #[test]
 fn answers_that_nobody_waits_for_go_together_and_before_all_that_comes_later() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
-    let (line, mut frames) = unbounded_channel();
-    let epoch = session.connect(&line, &greeting, (false, 0), (&locks, &leases)).expect("it lives");
+    let (line, mut frames) = crate::lanes::line();
+    let epoch = session.connect((&line, None), &greeting, (false, 0), (&locks, &leases)).expect("it lives");
     let mut sent =
-        || frames.try_recv().ok().map(|(bytes, rooms): (Vec<u8>, Vec<Room>)| (bytes.len(), rooms.len()));
+        || frames.try_recv().map(|(bytes, rooms): (Vec<u8>, Vec<Room>)| (bytes.len(), rooms.len()));
     assert!(sent().is_some_and(|(_, rooms)| rooms == 0), "the welcome");
     for seq in 1..=5 {
         session.push(epoch, change(seq), 0, &leases).expect("in order");
@@ -78,8 +77,8 @@ fn answers_that_nobody_waits_for_go_together_and_before_all_that_comes_later() {
 fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
     let both = (&locks, &leases);
-    let (line, _frames) = unbounded_channel();
-    let epoch = session.connect(&line, &greeting, (false, 0), both).expect("it lives");
+    let (line, _frames) = crate::lanes::line();
+    let epoch = session.connect((&line, None), &greeting, (false, 0), both).expect("it lives");
     assert!(session.push(epoch, change(1), 0, &leases).expect("in order"));
     session.close_ears();
     assert!(!session.push(epoch, change(2), 0, &leases).expect("not heard"));
@@ -91,28 +90,29 @@ fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
 fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() {
     use std::sync::mpsc::{channel, sync_channel};
     let dev: Arc<dyn ferry_device::BlockDevice> = Arc::new(ferry_device::MemDevice::new(64 << 20));
-    let env = ferry_device::Env::real;
+    let env = ferry_env::Env::real;
     ferry_fs::mkfs(&dev, &ferry_fs::MkfsOptions::default(), &env()).expect("it is new");
     let fs = ferry_fs::LocalFs::open(dev, ferry_fs::FsOptions::default(), env()).expect("it is there");
     let leases = Arc::new(Leases::new(env().clock, Duration::from_millis(1), Duration::ZERO));
     let (session, locks, greeting) = (Arc::new(session()), Locks::default(), greeting());
-    let (line, _frames) = unbounded_channel();
-    let epoch = session.connect(&line, &greeting, (false, 0), (&locks, &leases)).expect("it lives");
-    leases.begin(2);
-    leases.begin(3);
+    let (line, _frames) = crate::lanes::line();
+    let epoch = session.connect((&line, None), &greeting, (false, 0), (&locks, &leases)).expect("it lives");
+    leases.begin(2, 2);
+    leases.begin(3, 3);
     assert!(leases.bear(2, 20) && leases.bear(session.number, 10));
     // The first to be fenced takes a while: there is no room in the log.
     let (begun, has_begun) = sync_channel(1);
     let (go_on, goes_on) = channel();
     let goes_on = Mutex::new(goes_on);
     let (fenced, volume) = (Arc::clone(&session), Arc::clone(&fs));
-    leases.on_fence(Box::new(move |number| {
+    leases.on_fence(Box::new(move |number, fencing| {
         if number == 2 {
             begun.send(()).expect("it is waited for");
             goes_on.lock().recv().expect("it goes on");
         } else {
             fenced.fence(&*volume);
         }
+        fencing.done();
     }));
     while leases.relied_on().0 {
         std::thread::yield_now();
@@ -126,26 +126,21 @@ fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() 
         told.send("fenced")
     });
     has_begun.recv().expect("it begins");
+    // Nobody else waits for that.
+    let one = || all.recv_timeout(Duration::from_secs(10)).expect("the others wait for each other");
     let (pushing, of_push, told) = (Arc::clone(&session), Arc::clone(&leases), done.clone());
     std::thread::spawn(move || {
         pushing.push(epoch, change(1), 0, &of_push).expect("in order");
         told.send("pushed")
     });
-    while session.state.try_lock().is_some() {
-        std::thread::yield_now();
-    }
+    assert_eq!(one(), "pushed");
     let (enlisting, volume) = (Arc::clone(&session), Arc::clone(&fs));
     std::thread::spawn(move || {
         enlisting.enlist(&*volume, true).expect("it may");
         done.send("entered")
     });
-    while session.enlisted.try_lock().is_some_and(|enlisted| *enlisted == Enlisted::No) {
-        std::thread::yield_now();
-    }
+    assert_eq!(one(), "entered");
     go_on.send(()).expect("it is waited for");
-    let mut ended = Vec::new();
-    while ended.len() < 3 {
-        let one = all.recv_timeout(Duration::from_secs(10));
-        ended.push(one.unwrap_or_else(|_| panic!("the others wait for each other: {ended:?}")));
-    }
+    assert_eq!(one(), "fenced");
+    assert!(!session.is_enlisted() && fs.sessions().expect("it is read").is_empty());
 }

@@ -6,7 +6,7 @@ use super::*;
 
 /// No faults but those of the case.
 const CASE: Plan =
-    Plan { clients: 0, steps: 0, faults: Faults { cut: 0, swallow: 0, hold: 0 }, ..Plan::GENTLE };
+    Plan { clients: 0, steps: 0, faults: Faults { cut: 0, swallow: 0, hold: 0, rate: 0 }, ..Plan::GENTLE };
 
 /// A server, and clients that come as they are asked for.
 struct Lab {

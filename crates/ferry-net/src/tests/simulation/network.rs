@@ -17,6 +17,8 @@ pub(super) struct Faults {
     pub(super) cut: u64,
     pub(super) swallow: u64,
     pub(super) hold: u64,
+    /// What a client sends arrives at so many bytes a second; 0: as it comes.
+    pub(super) rate: u64,
 }
 
 const OF: u64 = 10_000;
@@ -116,7 +118,7 @@ impl Net {
     }
 
     fn fate(&self, random: &mut SimRng) -> Fate {
-        let Faults { cut, swallow, hold } = self.faults;
+        let Faults { cut, swallow, hold, .. } = self.faults;
         let drawn = random.below(OF);
         if self.calm.load(Ordering::SeqCst) {
             return Fate::Arrives;
@@ -211,10 +213,11 @@ async fn relay(a: DuplexStream, b: DuplexStream, [up, down]: [(SimRng, Ends); 2]
         mut from: impl AsyncReadExt + Unpin,
         mut to: impl AsyncWriteExt + Unpin,
         (mut random, ends): (SimRng, Ends),
-        net: &Net,
+        (net, is_up): (&Net, bool),
     ) {
         let Ends { cuts, vanished, number, mut silent_below } = ends;
-        while let Ok(Some(bytes)) = crate::frame::read_bytes(&mut from, crate::message::FRAME_MAX).await {
+        let max = crate::message::FRAME_MAX;
+        while let Ok(Some((kind, bytes))) = crate::frame::read_frame(&mut from, max).await {
             if net.ends_here() {
                 return;
             }
@@ -228,6 +231,9 @@ async fn relay(a: DuplexStream, b: DuplexStream, [up, down]: [(SimRng, Ends); 2]
                     return;
                 }
             }
+            if let Some(taken) = (bytes.len() as u64 * 1000).checked_div(net.faults.rate).filter(|_| is_up) {
+                tokio::time::sleep(Duration::from_millis(taken)).await;
+            }
             for below in &mut silent_below {
                 let _heard = below.wait_for(|below| number >= *below).await.map(drop);
             }
@@ -236,7 +242,7 @@ async fn relay(a: DuplexStream, b: DuplexStream, [up, down]: [(SimRng, Ends); 2]
                 let _end = nowhere.await;
                 return;
             }
-            let len = (bytes.len() as u32).to_le_bytes();
+            let len = (bytes.len() as u32 | kind).to_le_bytes();
             let whole = [&len[..], &bytes].concat();
             // What was sent behind a crash arrives nowhere.
             if cuts.has_changed().unwrap_or(true) || to.write_all(&whole).await.is_err() {
@@ -251,8 +257,8 @@ async fn relay(a: DuplexStream, b: DuplexStream, [up, down]: [(SimRng, Ends); 2]
     let ((ar, aw), (br, bw)) = (tokio::io::split(a), tokio::io::split(b));
     let mut ended = up.1.cuts.clone();
     tokio::select! {
-        () = one(ar, bw, up, &net) => {}
-        () = one(br, aw, down, &net) => {}
+        () = one(ar, bw, up, (&net, true)) => {}
+        () = one(br, aw, down, (&net, false)) => {}
         _ = ended.changed() => {}
     }
 }

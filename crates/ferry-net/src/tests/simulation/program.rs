@@ -29,7 +29,11 @@ pub(super) struct Program {
     client: Client,
     dirs: Vec<Ino>,
     logs: Vec<(Ino, u64)>,
+    /// The file that is written under a lock.
+    locked: Option<(Ino, u64)>,
     next: u64,
+    /// Files that nobody changes and that its kernel knows, by their numbers in their directory.
+    known: BTreeMap<u64, Ino>,
     /// What its names have had since they were durable, the newest last.
     names: BTreeMap<Slot, Vec<Held>>,
     /// Contents that are durable, and that nothing was asked that ends them.
@@ -51,7 +55,8 @@ fn name(who: u64, slot: Slot) -> String {
 impl Program {
     pub(super) fn new(sim: &Arc<Sim>, who: u64, random: SimRng) -> Self {
         let way = Way::new(&sim.net, who);
-        let client = super::mount(&way, who, true);
+        let waiting_of = sim.plan.waiting_of;
+        let client = super::mount(&way, who, waiting_of == 0 || !who.is_multiple_of(waiting_of));
         let names = (0..PLACES).flat_map(|dir| (0..NAMES).map(move |n| ((dir, n), vec![None]))).collect();
         let (sim, next, done) = (Arc::clone(sim), 0, String::new());
         let mut program = Self {
@@ -62,13 +67,16 @@ impl Program {
             client,
             dirs: Vec::new(),
             logs: Vec::new(),
+            locked: None,
             next,
+            known: BTreeMap::new(),
             names,
             durable: BTreeSet::new(),
             done,
         };
         for _ in 0..TRIES_MAX {
             if program.open_all().is_ok() {
+                (0..program.sim.plan.known).for_each(|n| program.know(n));
                 return program;
             }
         }
@@ -77,7 +85,7 @@ impl Program {
 
     /// Looks up the directories, and opens the shared files.
     fn open_all(&mut self) -> Done {
-        for (ino, fh) in self.logs.drain(..) {
+        for (ino, fh) in self.logs.drain(..).chain(self.locked.take()) {
             self.client.close(ino, fh);
         }
         self.dirs.clear();
@@ -87,6 +95,8 @@ impl Program {
             self.dirs.push(dir);
             self.logs.push((log, self.client.open(log)?));
         }
+        let locked = self.client.lookup(self.dirs[0], "locked")?.expect("it is durable").ino;
+        self.locked = Some((locked, self.client.open(locked)?));
         Ok(())
     }
 
@@ -124,6 +134,9 @@ impl Program {
     /// Something may be lost: all of it is told, then it is looked what is left.
     fn lost(&mut self, error: Errno) {
         assert_eq!(error, Errno(libc::EIO), "{}", self.at());
+        if self.sim.all_come_back() {
+            return self.unknown();
+        }
         assert!(self.sim.is_rough(), "{}: nothing may be lost", self.at());
         self.sim.say(self.who, format!("{}: looks what is left", self.done));
         self.sim.losses.fetch_add(1, Ordering::SeqCst);
@@ -139,6 +152,20 @@ impl Program {
             }
         }
         panic!("{}: losses do not end", self.at());
+    }
+
+    /// A crash came before the answer: whether this one was made nobody knows. All that was answered is there, or is made again.
+    fn unknown(&mut self) {
+        assert_eq!(self.client.sync(), Ok(()), "{}: nothing else may be lost", self.at());
+        self.sim.ledger.lock().synced(self.who, None);
+        for _ in 0..TRIES_MAX {
+            if self.open_all().is_ok()
+                && let Ok(left) = self.look()
+            {
+                return self.believe(&left);
+            }
+        }
+        panic!("{}: nothing can be opened any more", self.at());
     }
 
     /// What its names have now.
@@ -190,7 +217,10 @@ impl Program {
     }
 
     pub(super) fn step(&mut self) {
-        match self.random.below(22) {
+        if self.sim.plan.locked_of > 0 && self.random.chance(1, self.sim.plan.locked_of) {
+            return self.write_locked();
+        }
+        match self.random.below(if self.sim.plan.known > 0 { 26 } else { 22 }) {
             0..6 => self.append(),
             6..8 => self.read_log(),
             8..9 => self.sync_log(),
@@ -199,9 +229,36 @@ impl Program {
             15..16 => self.remove(),
             16..17 => self.look_at_one(),
             17..18 => self.sync(),
-            18..19 => self.lock(),
+            // Whoever wants a lock after a crash waits until the grace period is over.
+            18..19 if !self.sim.all_come_back() => self.lock(),
             19..21 => self.walk(),
-            _ => self.list(),
+            21..22 => self.list(),
+            _ => {
+                let n = self.random.below(self.sim.plan.known);
+                self.know(n);
+            }
+        }
+    }
+
+    /// Looks a file up that nobody changes, or uses its inode: that is known, whatever has become of the server. Or has it forgotten.
+    fn know(&mut self, n: u64) {
+        self.say(format!("knows {n}"));
+        let Some(ino) = self.known.get(&n).copied() else {
+            let dir = self.client.lookup(ROOT, "known");
+            let found =
+                dir.and_then(|dir| self.client.lookup(dir.expect("it is durable").ino, &n.to_string()));
+            if let Some(found) = self.told(found) {
+                self.known.insert(n, found.expect("it is durable").ino);
+            }
+            return;
+        };
+        if self.random.chance(1, 3) {
+            self.known.remove(&n);
+            return self.client.fs.forget(ino, 1);
+        }
+        let attr = self.client.me.call(|cx| self.client.fs.getattr(cx, ino, None));
+        if let Some((attr, _)) = self.told(attr) {
+            assert_eq!(attr.ino, ino, "{}", self.at());
         }
     }
 
@@ -408,6 +465,31 @@ impl Program {
         if opened.is_some() {
             self.told(unlocked);
         }
+    }
+
+    /// Writes under a lock that all want: what it has written is there until it gives the lock back.
+    fn write_locked(&mut self) {
+        self.say("locks, to write".into());
+        let (ino, fh) = self.locked.expect("it is open");
+        let locked = self.client.lock(ino, fh, self.who, libc::F_WRLCK, true);
+        if self.told(locked).is_some() {
+            for _ in 0..3 {
+                let tag = format!("{:>8}:{:>8}", self.who, self.next);
+                self.next += 1;
+                self.say(format!("writes {tag} under the lock"));
+                let done = self.client.write(ino, fh, 0, tag.as_bytes());
+                if self.told(done).is_none() {
+                    break;
+                }
+                let read = self.client.read(ino, fh, 100);
+                let Some(read) = self.told(read) else { break };
+                let read = String::from_utf8_lossy(&read).into_owned();
+                self.must(read == tag, &format!("{read:?} is there instead"));
+            }
+        }
+        let (ino, fh) = self.locked.expect("it is open");
+        let unlocked = self.client.lock(ino, fh, self.who, libc::F_UNLCK, false);
+        self.told(unlocked);
     }
 
     /// Goes without a word.

@@ -1,0 +1,110 @@
+//! Reads blocks of the device, many at once where they are wanted one after the other.
+
+use ferry_device::{AlignedBuf, BlockDevice};
+use ferry_fs::keys::BLOCK;
+use std::io;
+use std::sync::Arc;
+
+/// Blocks read at once at most, and how far behind the last ones the next may be to count as one after the other.
+pub(super) const READ_BLOCKS: u64 = 256;
+
+/// Reads through one buffer.
+pub(super) struct Reader {
+    device: Arc<dyn BlockDevice>,
+    /// Nearly every block is going to be read.
+    all: bool,
+    end: u64,
+    piece: AlignedBuf,
+    /// First block in `piece`, and how many are.
+    from: u64,
+    len: u64,
+    failed: Option<u64>,
+}
+
+impl Reader {
+    /// `all`: nearly every block is going to be read.
+    pub(super) fn new(device: &Arc<dyn BlockDevice>, all: bool) -> Self {
+        Self {
+            device: device.clone(),
+            all,
+            end: device.capacity() / BLOCK,
+            piece: AlignedBuf::zeroed(BLOCK as usize),
+            from: 0,
+            len: 0,
+            failed: None,
+        }
+    }
+
+    /// The block is there and has this checksum.
+    pub(super) fn matches(&mut self, dev: u64, crc: u32) -> bool {
+        match self.blocks(dev, 1) {
+            Ok(bytes) => crc32c::crc32c(bytes) == crc,
+            Err(_) => {
+                self.failed = Some(dev);
+                false
+            }
+        }
+    }
+
+    /// The last attempt to read this block failed.
+    pub(super) fn failed(&self, dev: u64) -> bool {
+        self.failed == Some(dev)
+    }
+
+    /// The contents of up to [`READ_BLOCKS`] blocks.
+    pub(super) fn blocks(&mut self, dev: u64, count: u64) -> io::Result<&[u8]> {
+        let held = self.from..self.from + self.len;
+        if !(held.contains(&dev) && dev + count <= held.end) {
+            let next = self.all && (held.start..=held.end + READ_BLOCKS).contains(&dev);
+            let ahead = READ_BLOCKS.min(self.end.saturating_sub(dev));
+            // A bad block behind those that are wanted is not theirs.
+            if !(next && ahead > count && self.load(dev, ahead).is_ok()) {
+                self.load(dev, count)?;
+            }
+        }
+        let at = ((dev - self.from) * BLOCK) as usize;
+        Ok(&self.piece[at..at + (count * BLOCK) as usize])
+    }
+
+    fn load(&mut self, dev: u64, blocks: u64) -> io::Result<()> {
+        let bytes = (blocks * BLOCK) as usize;
+        if self.piece.len() != bytes {
+            self.piece = AlignedBuf::zeroed(bytes);
+        }
+        self.len = 0;
+        self.device.read(dev * BLOCK, &mut self.piece)?;
+        (self.from, self.len) = (dev, blocks);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+mod tests {
+    use super::*;
+    use ferry_device::MemDevice;
+
+    #[test]
+    fn blocks_are_the_devices_in_whatever_order() {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(1000 * BLOCK));
+        for block in 0..1000 {
+            let mut buf = AlignedBuf::zeroed(BLOCK as usize);
+            buf[..8].copy_from_slice(&u64::to_le_bytes(block));
+            device.write(block * BLOCK, &buf).unwrap();
+        }
+        for all in [false, true] {
+            let mut reader = Reader::new(&device, all);
+            for (dev, count) in
+                [(0, 1), (1, 3), (2, 250), (255, 2), (600, 1), (601, 1), (999, 1), (998, 2), (3, 256)]
+            {
+                let bytes = reader.blocks(dev, count).unwrap();
+                assert_eq!(bytes.len() as u64, count * BLOCK);
+                for (i, block) in bytes.chunks_exact(BLOCK as usize).enumerate() {
+                    assert_eq!(block[..8], u64::to_le_bytes(dev + i as u64), "{dev} {count}");
+                }
+            }
+            assert!(reader.blocks(1000, 1).is_err() && reader.blocks(999, 2).is_err());
+            assert!(!reader.matches(1000, 0) && reader.failed(1000) && !reader.failed(1));
+        }
+    }
+}

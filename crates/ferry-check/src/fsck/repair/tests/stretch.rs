@@ -1,0 +1,87 @@
+//! A stretch of garbage, wherever it is on a volume, costs what lay there and nothing else.
+
+use super::*;
+
+/// The device offset of each block of each file, by path.
+type Places = BTreeMap<String, Vec<(usize, u64)>>;
+
+fn places(volume: &Volume, shown: &Shown) -> Places {
+    let mut places = Places::new();
+    volume.edit(|image| {
+        for (path, _) in shown.iter().filter(|(_, seen)| seen.mode & libc::S_IFMT == libc::S_IFREG) {
+            let of_file = places.entry(path.clone()).or_default();
+            for (offset, extent) in image.extents(path) {
+                if let Extent::Data { block, crcs } = extent {
+                    let blocks =
+                        (0..crcs.len() as u64).map(|n| ((offset / BLOCK + n) as usize, (block + n) * BLOCK));
+                    of_file.extend(blocks);
+                }
+            }
+        }
+    });
+    places
+}
+
+/// Garbage of `len` bytes at each place where there is something, half its length apart.
+fn costs_what_lay_there(volume: &Volume, len: u64) {
+    let whole = volume.shown();
+    let places = places(volume, &whole);
+    let mut garbage = AlignedBuf::zeroed(len as usize);
+    let mut lost = 0;
+    for (n, at) in (0..=volume.dev.capacity() - len).step_by(len as usize / 2).enumerate() {
+        let mut there = AlignedBuf::zeroed(len as usize);
+        volume.dev.read(at, &mut there).unwrap();
+        if there.iter().all(|byte| *byte == 0) {
+            continue;
+        }
+        let mut state = n as u64 + 1;
+        garbage.iter_mut().for_each(|byte| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (state >> 56) as u8;
+        });
+        let damaged = volume.copy();
+        damaged.dev.write(at, &garbage).unwrap();
+        let hit = at..at + len;
+        let expected: Shown = whole
+            .iter()
+            .map(|(path, seen)| {
+                let mut seen = seen.clone();
+                for (block, place) in places.get(path).into_iter().flatten() {
+                    let shown = seen.contents.get_mut(*block).filter(|_| hit.contains(place));
+                    shown.into_iter().for_each(|contents| *contents = None);
+                }
+                (path.clone(), seen)
+            })
+            .collect();
+        lost += usize::from(expected != whole);
+        let what = format!("{len} bytes at {at}");
+        assert!(damaged.shown() == expected, "{what}: before the repair");
+        let report = damaged.repair();
+        assert!(report.clean, "{what}: {:#?}", report.findings);
+        assert!(damaged.shown() == expected, "{what}: after the repair");
+        damaged.works(&what);
+    }
+    assert!(lost > 0, "some of it lay where files are");
+}
+
+#[test]
+fn a_stretch_of_garbage_costs_what_lay_there() {
+    let volume = Volume::new();
+    costs_what_lay_there(&volume, 64 << 10);
+    costs_what_lay_there(&volume, 256 << 10);
+}
+
+#[test]
+fn so_it_does_on_the_smallest_volume_and_where_the_log_has_moved() {
+    let volume = Volume::of(16 << 20);
+    costs_what_lay_there(&volume, 64 << 10);
+    let fs = mount(&volume.dev, false);
+    InProcess::default()
+        .call(|cx| fs.ioctl(cx, ROOT, ioctl::GROW_LOG, &(4_u64 << 20).to_ne_bytes(), 0))
+        .unwrap();
+    fs.detach();
+    fs.close().unwrap();
+    let sb = read_superblock(&volume.dev).unwrap();
+    assert!(sb.log_offset > sb.segments_offset && sb.home_map_offsets == volume.sb.home_map_offsets);
+    costs_what_lay_there(&Volume { sb, ..volume }, 64 << 10);
+}

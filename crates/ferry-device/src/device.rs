@@ -1,0 +1,150 @@
+//! [`BlockDevice`]: what a volume asks of the device that it is on.
+
+use crate::buffer::{AlignedBuf, BLOCK_SIZE};
+use crate::timing::FlushTiming;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Called once, when an I/O has ended, on whatever thread found that out. It must not block.
+pub type IoDone = Box<dyn FnOnce(io::Result<()>) + Send>;
+
+/// One asynchronous request. The buffer stays alive until `done` has been called.
+pub enum Io {
+    /// Writes the whole of `buf` at `offset` (bytes).
+    Write {
+        /// First byte on the device, a multiple of [`BLOCK_SIZE`].
+        offset: u64,
+        /// The bytes to write.
+        buf: Arc<AlignedBuf>,
+        /// Told when the write completed (not: is durable).
+        done: IoDone,
+    },
+    /// Makes every write completed before this call durable.
+    Flush {
+        /// Told when those writes are durable.
+        done: IoDone,
+    },
+}
+
+impl Io {
+    /// Who is told of its end.
+    pub(crate) fn into_done(self) -> IoDone {
+        match self {
+            Self::Write { done, .. } | Self::Flush { done } => done,
+        }
+    }
+}
+
+/// A block device. All methods may be called from any thread.
+///
+/// Writes are durable only after a later flush that started after they completed. Errors are not
+/// sticky here: the owner of the volume decides what an error means.
+pub trait BlockDevice: Send + Sync {
+    /// Size in bytes, a multiple of [`BLOCK_SIZE`].
+    fn capacity(&self) -> u64;
+    /// Reads `buf.len()` bytes at `offset`; both are multiples of [`BLOCK_SIZE`]. Waits.
+    /// A never written range of a sparse device reads as zeros.
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()>;
+    /// Reads into each buffer from its place, in any order or beside each other. Waits for all; one
+    /// result for each.
+    fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
+        reads.iter_mut().map(|(offset, buf)| self.read(*offset, buf)).collect()
+    }
+    /// Writes and waits until the write completed (not: is durable).
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()>;
+    /// Waits until all writes that completed before the call are durable. It fails if one of them
+    /// is lost, also where another flush has been told so before.
+    fn flush(&self) -> io::Result<()>;
+    /// Starts a batch; each request's `done` is called once. May complete before it returns.
+    fn submit(&self, batch: Vec<Io>);
+    /// Gives the range's space back to the host; it reads as zeros afterwards or as before.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Takes the range's space from the host now, so that later writes to it cannot fail for want
+    /// of space.
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Bytes the host could still give, `None` where the question has no meaning (a real block
+    /// device).
+    fn host_free(&self) -> Option<u64>;
+    /// How long flushes took that reached hardware. A composite answers with the slowest of those
+    /// components that a flush was sent to; a device without hardware below has no samples.
+    fn flush_timing(&self) -> FlushTiming {
+        FlushTiming::default()
+    }
+    /// Forgets all flush samples, of every component.
+    fn reset_flush_timing(&self) {}
+    /// The first byte at or behind `offset` that may hold anything but zeros; the capacity if there
+    /// is none.
+    fn next_data(&self, offset: u64) -> u64 {
+        offset
+    }
+    /// The components of a composite; empty for a single device.
+    fn components(&self) -> Vec<ComponentStats> {
+        Vec::new()
+    }
+    /// Begins to build a mirror's new side on `new` (a path) in place of `old`;
+    /// [`BlockDevice::components`] shows how far it is. `EOPNOTSUPP` where there is no mirror.
+    fn replace(&self, _old: &Path, _new: &Path) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+}
+
+/// What a component is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComponentState {
+    /// It is in use.
+    Active,
+    /// A mirror's side that failed and is left alone since.
+    Failed,
+    /// A mirror's side that gets a copy of the others.
+    Rebuilding,
+    /// A mirror's side that another one has taken the place of.
+    Replaced,
+    /// Listed, but not there, stale, or not completely rebuilt when the volume was opened.
+    Absent,
+}
+
+/// One component, for people.
+#[derive(Clone, Debug)]
+pub struct ComponentStats {
+    /// Its path, or what it was called when the composite was made.
+    pub name: String,
+    /// What it is good for.
+    pub state: ComponentState,
+    /// Reads of it that failed.
+    pub read_errors: u64,
+    /// Writes and flushes that failed.
+    pub write_errors: u64,
+    /// Reads whose data was written anew from another side.
+    pub repairs: u64,
+    /// How long flushes of it took.
+    pub flush: FlushTiming,
+    /// Bytes that a rebuild has copied, and of how many; only while it is being rebuilt.
+    pub rebuilt: Option<(u64, u64)>,
+    /// Blocks that no side could read when this one was built: it holds zeros there.
+    pub unreadable: u64,
+}
+
+impl ComponentStats {
+    /// Of a component that could not be opened.
+    pub(crate) fn absent(name: String) -> Self {
+        Self {
+            name,
+            state: ComponentState::Absent,
+            read_errors: 0,
+            write_errors: 0,
+            repairs: 0,
+            flush: FlushTiming::default(),
+            rebuilt: None,
+            unreadable: 0,
+        }
+    }
+}
+
+/// Refuses a transfer that is not whole blocks inside the device: a caller's mistake, not a failure
+/// of the device.
+pub(crate) fn check_range(capacity: u64, offset: u64, len: u64) -> io::Result<()> {
+    let whole = offset.is_multiple_of(BLOCK_SIZE as u64) && len.is_multiple_of(BLOCK_SIZE as u64);
+    let inside = offset.checked_add(len).is_some_and(|end| end <= capacity);
+    if whole && inside { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
+}

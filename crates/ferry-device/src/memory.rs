@@ -1,0 +1,136 @@
+//! A device in memory, for tests and for measurements that leave the disk out. Only what was
+//! written takes memory.
+
+use crate::buffer::{AlignedBuf, BLOCK_SIZE};
+use crate::device::{BlockDevice, Io, check_range};
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::io;
+
+/// Memory is taken in pieces of this many bytes.
+const CHUNK_SIZE: usize = 64 * 1024;
+/// Locks that neighbouring chunks are spread over.
+const SHARDS: usize = 16;
+
+type Shard = RwLock<HashMap<u64, Box<[u8]>>>;
+
+/// A sparse device in memory. Everything completes before the call returns; a flush has nothing to
+/// do.
+pub struct MemDevice {
+    capacity: u64,
+    shards: [Shard; SHARDS],
+}
+
+/// The part of a transfer that lies in one chunk.
+struct Piece {
+    chunk: u64,
+    /// First byte within the chunk.
+    start: usize,
+    len: usize,
+    /// First byte within the transfer.
+    at: usize,
+}
+
+impl MemDevice {
+    /// A device of `capacity` bytes, all zeros.
+    ///
+    /// # Panics
+    /// When `capacity` is not a multiple of [`BLOCK_SIZE`].
+    pub fn new(capacity: u64) -> Self {
+        assert!(capacity.is_multiple_of(BLOCK_SIZE as u64), "capacity {capacity} is not whole blocks");
+        Self { capacity, shards: std::array::from_fn(|_| Shard::default()) }
+    }
+
+    /// Bytes of memory that the contents take.
+    pub fn resident(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.read().len() as u64).sum::<u64>() * CHUNK_SIZE as u64
+    }
+
+    fn shard(&self, chunk: u64) -> &Shard {
+        &self.shards[(chunk % SHARDS as u64) as usize]
+    }
+}
+
+fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at == len {
+            return None;
+        }
+        let start = ((offset + at) % CHUNK_SIZE as u64) as usize;
+        let piece_len = (len - at).min((CHUNK_SIZE - start) as u64);
+        let chunk = (offset + at) / CHUNK_SIZE as u64;
+        let piece = Piece { chunk, start, len: piece_len as usize, at: at as usize };
+        at += piece_len;
+        Some(piece)
+    })
+}
+
+impl BlockDevice for MemDevice {
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        check_range(self.capacity, offset, buf.len() as u64)?;
+        for piece in pieces(offset, buf.len() as u64) {
+            let target = &mut buf[piece.at..piece.at + piece.len];
+            match self.shard(piece.chunk).read().get(&piece.chunk) {
+                Some(chunk) => target.copy_from_slice(&chunk[piece.start..piece.start + piece.len]),
+                None => target.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        check_range(self.capacity, offset, buf.len() as u64)?;
+        for piece in pieces(offset, buf.len() as u64) {
+            let mut shard = self.shard(piece.chunk).write();
+            let chunk = shard.entry(piece.chunk).or_insert_with(|| vec![0; CHUNK_SIZE].into_boxed_slice());
+            chunk[piece.start..piece.start + piece.len].copy_from_slice(&buf[piece.at..piece.at + piece.len]);
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn submit(&self, batch: Vec<Io>) {
+        for io in batch {
+            match io {
+                Io::Write { offset, buf, done } => done(self.write(offset, &buf)),
+                Io::Flush { done } => done(self.flush()),
+            }
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        check_range(self.capacity, offset, len)?;
+        for piece in pieces(offset, len) {
+            let mut shard = self.shard(piece.chunk).write();
+            if piece.len == CHUNK_SIZE {
+                shard.remove(&piece.chunk);
+            } else if let Some(chunk) = shard.get_mut(&piece.chunk) {
+                chunk[piece.start..piece.start + piece.len].fill(0);
+            }
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        check_range(self.capacity, offset, len)
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+
+    fn next_data(&self, offset: u64) -> u64 {
+        let first = offset / CHUNK_SIZE as u64;
+        let of_shard = |shard: &Shard| shard.read().keys().filter(|chunk| **chunk >= first).min().copied();
+        let next = self.shards.iter().filter_map(of_shard).min();
+        next.map_or(self.capacity, |chunk| (chunk * CHUNK_SIZE as u64).max(offset))
+    }
+}

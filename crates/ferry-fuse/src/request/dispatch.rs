@@ -1,0 +1,359 @@
+//! Serves one request: decodes it, calls the file system, encodes the answer. The same for every
+//! transport.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use ferry_fs::{
+    Answer, Complete, Cx, Errno, FileLock, Filesystem, Host, Interrupt, Park, RenameFlags, Reply, Stop,
+    ToForget,
+};
+
+use crate::abi::{InHeader, op};
+use crate::decode::{self, FuseOp, RequestArgs, WriteSource};
+use crate::encode::{self, AnswerBody, AnswerForm, DirListing};
+use crate::request::chain::chain;
+use crate::request::counters::ThreadCounters;
+use crate::request::direct_write::{DirectWriteArgs, DirectWrites};
+use crate::request::idle_poll::IdlePoll;
+use crate::request::parked::{AnswerPort, ParkTable, RequestParker};
+
+/// The answer of an operation that returns nothing but success.
+const EMPTY: AnswerBody = AnswerBody::Out(0);
+/// Bytes, in whole pages, that one answer to the old form of COPY_FILE_RANGE can count at most.
+const COPY_MAX: u64 = 0xffff_f000;
+
+/// What the transport is to do after a request was served.
+#[derive(Debug)]
+pub(crate) enum ServeResult {
+    /// Send this body.
+    Answer(AnswerBody),
+    /// Send this errno.
+    Error(Errno),
+    /// Send nothing now: the request is parked, or its kind has no answer.
+    Nothing,
+}
+
+/// Serves the requests of one mount; all of its threads share it.
+pub(crate) struct Dispatcher {
+    pub(crate) fs: Arc<dyn Filesystem>,
+    pub(crate) parked: Arc<ParkTable>,
+    pub(crate) idle: Arc<IdlePoll>,
+    /// `SETXATTR_EXT` was negotiated.
+    pub(crate) setxattr_ext: bool,
+    /// Other clients change the file system, too.
+    pub(crate) remote: bool,
+    pub(crate) direct_writes: Arc<DirectWrites>,
+    pub(crate) host: Arc<dyn Host>,
+}
+
+/// The transport that a request came from.
+pub(crate) struct Origin<'a> {
+    pub(crate) port: &'a Arc<dyn AnswerPort>,
+    pub(crate) slot: u32,
+    pub(crate) counters: &'a ThreadCounters,
+}
+
+impl Dispatcher {
+    /// Serves one request. `out` has room for the data of a READ or READDIR, and always for a small
+    /// answer.
+    pub(crate) fn serve(
+        &self,
+        head: &InHeader,
+        args: RequestArgs<'_>,
+        out: &mut [u8],
+        from: &Origin<'_>,
+    ) -> ServeResult {
+        from.counters.request(head.opcode);
+        self.idle.request(from.counters);
+        let decoded = decode::decode(head, args, self.setxattr_ext);
+        let outcome = match decoded {
+            Ok(op) => self.run(head, op, out, from),
+            Err(errno) => {
+                if errno.0 == libc::EIO {
+                    tracing::error!(opcode = head.opcode, len = head.len, "a malformed FUSE request");
+                }
+                ServeResult::Error(errno)
+            }
+        };
+        if matches!(head.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::NOTIFY_REPLY) {
+            return ServeResult::Nothing;
+        }
+        if matches!(outcome, ServeResult::Error(_)) {
+            from.counters.error(head.opcode);
+        }
+        outcome
+    }
+
+    fn run(&self, head: &InHeader, op: FuseOp<'_>, out: &mut [u8], from: &Origin<'_>) -> ServeResult {
+        let form = AnswerForm { opcode: head.opcode, size: answer_len_max(&op) };
+        let parker = RequestParker {
+            table: &self.parked,
+            port: from.port,
+            unique: head.unique,
+            slot: from.slot,
+            form,
+            pid: head.pid,
+            parked: AtomicBool::new(false),
+        };
+        let answer = self.call(head, op, out, &parker);
+        let parked = parker.parked.into_inner();
+        if parked {
+            self.parked.settled(head.unique);
+        }
+        match answer {
+            Ok(body) => {
+                assert!(!parked, "a parked request has no answer yet");
+                ServeResult::Answer(body)
+            }
+            Err(Stop::Errno(errno)) if !parked => ServeResult::Error(errno),
+            // Parked: the handle answers, also when it was dropped on the way to an error.
+            Err(_) => {
+                assert!(parked, "an operation that says it parked has parked");
+                ServeResult::Nothing
+            }
+        }
+    }
+
+    fn call(
+        &self,
+        head: &InHeader,
+        op: FuseOp<'_>,
+        out: &mut [u8],
+        parker: &RequestParker<'_>,
+    ) -> Answer<AnswerBody> {
+        let fs = &*self.fs;
+        let ino = head.nodeid;
+        let form = parker.form;
+        let mut cx = Cx { uid: head.uid, gid: head.gid, pid: head.pid, umask: 0, park: parker };
+        let done = |(): ()| Ok(EMPTY);
+        match op {
+            FuseOp::Lookup { name } => Ok(encode::entry(form, out, &fs.lookup(&cx, ino, name)?)?),
+            FuseOp::Forget { count } => {
+                fs.forget(ino, count);
+                Ok(EMPTY)
+            }
+            FuseOp::BatchForget { all } => {
+                all.iter().for_each(|one| fs.forget(one.nodeid, one.nlookup));
+                Ok(EMPTY)
+            }
+            FuseOp::Getattr { fh } => {
+                let (attr, valid) = fs.getattr(&cx, ino, fh)?;
+                Ok(encode::attributes(out, &attr, valid)?)
+            }
+            FuseOp::Statx => {
+                let Some(born) = fs.birth_time(ino) else { return Err(Errno(libc::ENOSYS).into()) };
+                let (attr, valid) = fs.getattr(&cx, ino, None)?;
+                Ok(encode::statx(out, &attr, valid, born)?)
+            }
+            FuseOp::Setattr { fh, set } => {
+                let (attr, valid) = fs.setattr(&cx, ino, fh, &set)?;
+                Ok(encode::attributes(out, &attr, valid)?)
+            }
+            FuseOp::Readlink => Ok(encode::data(form, out, fs.readlink(&cx, ino)?)?),
+            FuseOp::Symlink { name, target } => {
+                Ok(encode::entry(form, out, &fs.symlink(&cx, ino, name, target)?)?)
+            }
+            FuseOp::Mknod { name, mode, rdev, umask } => {
+                cx.umask = umask;
+                Ok(encode::entry(form, out, &fs.mknod(&cx, ino, name, mode, rdev)?)?)
+            }
+            FuseOp::Mkdir { name, mode, umask } => {
+                cx.umask = umask;
+                Ok(encode::entry(form, out, &fs.mkdir(&cx, ino, name, mode)?)?)
+            }
+            FuseOp::Unlink { name } => done(fs.unlink(&cx, ino, name)?),
+            FuseOp::Rmdir { name } => done(fs.rmdir(&cx, ino, name)?),
+            FuseOp::Rename { name, new_parent, new_name, flags } => {
+                done(fs.rename(&cx, ino, name, new_parent, new_name, rename_flags(flags)?)?)
+            }
+            FuseOp::Link { ino: old, name } => Ok(encode::entry(form, out, &fs.link(&cx, old, ino, name)?)?),
+            FuseOp::Statfs => Ok(encode::statfs(out, &fs.statfs(&cx)?)?),
+            FuseOp::Create { name, mode, umask, flags } => {
+                cx.umask = umask;
+                let (entry, opened) = fs.create(&cx, ino, name, mode, flags)?;
+                Ok(encode::created(form, out, &entry, opened)?)
+            }
+            FuseOp::Tmpfile { mode, umask, flags } => {
+                cx.umask = umask;
+                let (entry, opened) = fs.tmpfile(&cx, ino, mode, flags)?;
+                Ok(encode::created(form, out, &entry, opened)?)
+            }
+            FuseOp::Setxattr { name, value, flags } => done(fs.setxattr(&cx, ino, name, value, flags)?),
+            FuseOp::Getxattr { name, .. } => Ok(encode::data(form, out, fs.getxattr(&cx, ino, name)?)?),
+            FuseOp::Listxattr { .. } => Ok(encode::data(form, out, fs.listxattr(&cx, ino)?)?),
+            FuseOp::Removexattr { name } => done(fs.removexattr(&cx, ino, name)?),
+            FuseOp::Ioctl { cmd, input, out_max } => {
+                Ok(encode::data(form, out, fs.ioctl(&cx, ino, cmd, input, out_max)?)?)
+            }
+            FuseOp::Interrupt { unique } => {
+                self.parked.interrupt(unique);
+                Ok(EMPTY)
+            }
+            FuseOp::Destroy | FuseOp::NotifyReply => Ok(EMPTY),
+            FuseOp::Unsupported => Err(Errno(libc::ENOSYS).into()),
+            _ => self.on_handle(&cx, ino, op, out, form),
+        }
+    }
+
+    /// Operations on an open file or directory.
+    fn on_handle(
+        &self,
+        cx: &Cx<'_>,
+        ino: u64,
+        op: FuseOp<'_>,
+        out: &mut [u8],
+        form: AnswerForm,
+    ) -> Answer<AnswerBody> {
+        let fs = &*self.fs;
+        let done = |(): ()| Ok(EMPTY);
+        match op {
+            FuseOp::Open { flags, kill_suidgid } => {
+                Ok(encode::opened(out, fs.open(cx, ino, flags, kill_suidgid)?)?)
+            }
+            FuseOp::Read { fh, offset, size, pages } => {
+                let out = limited(out, size);
+                let read = if pages {
+                    self.direct_writes.reads(ino, offset, out.len() as u64);
+                    fs.read_pages(cx, ino, fh, offset, out)
+                } else {
+                    fs.read(cx, ino, fh, offset, out)
+                };
+                Ok(AnswerBody::Out(read?))
+            }
+            FuseOp::Write { fh, offset, data, append, kill_suidgid, sync, from } => {
+                // If this kernel alone changes the file system, it has chosen the offset itself,
+                // under the inode's lock; and the requests of one long asynchronous write may
+                // arrive in any order. Only with other clients must the file system find the end of
+                // the file.
+                let append = append && self.remote;
+                let write = |cx: &Cx<'_>| match from {
+                    WriteSource::Direct => {
+                        let write = DirectWriteArgs { ino, fh, offset, append, kill_suidgid };
+                        self.direct_writes.write(cx, write, data)
+                    }
+                    WriteSource::WriteBack => {
+                        let data = self.direct_writes.written_back(ino, offset, data);
+                        fs.write(cx, ino, fh, offset, &data, append, kill_suidgid)
+                    }
+                    WriteSource::Through => fs.write(cx, ino, fh, offset, data, append, kill_suidgid),
+                };
+                let clears_set_id = kill_suidgid && fs.loses_privileges(ino);
+                let write =
+                    |cx: &Cx<'_>| if clears_set_id { self.clear_set_id(cx, ino, write) } else { write(cx) };
+                let n = if sync {
+                    let fs = Arc::clone(&self.fs);
+                    chain(cx, write, move |cx| fs.fsync(cx, ino, fh, false))?
+                } else {
+                    write(cx)?
+                };
+                Ok(encode::count(form, out, n)?)
+            }
+            FuseOp::Release { fh, flock_unlock } => {
+                if let Some(owner) = flock_unlock {
+                    let lock = FileLock {
+                        end: u64::MAX,
+                        kind: libc::F_UNLCK,
+                        owner,
+                        flock: true,
+                        ..FileLock::default()
+                    };
+                    // Whether it succeeds or not, the handle is released, and close(2) has
+                    // returned.
+                    let cx = Cx { park: &NoReply, ..*cx };
+                    let _unlocked = fs.setlk(&cx, ino, fh, &lock, false);
+                }
+                fs.release(cx, ino, fh);
+                Ok(EMPTY)
+            }
+            FuseOp::Fsync { fh, data_only } => done(fs.fsync(cx, ino, fh, data_only)?),
+            FuseOp::Flush { fh, lock_owner } => done(fs.flush(cx, ino, fh, lock_owner)?),
+            FuseOp::Opendir => Ok(encode::opened(out, fs.opendir(cx, ino)?)?),
+            FuseOp::Readdir { fh, cookie, size, plus } => {
+                let mut list = DirListing::new(limited(out, size), plus);
+                fs.readdir(cx, ino, fh, cookie, plus, &mut |entry| list.push(entry))?;
+                Ok(AnswerBody::Out(list.used))
+            }
+            FuseOp::Releasedir { fh } => {
+                fs.releasedir(cx, ino, fh);
+                Ok(EMPTY)
+            }
+            FuseOp::Fsyncdir { fh, data_only } => done(fs.fsyncdir(cx, ino, fh, data_only)?),
+            FuseOp::Getlk { fh, lock } => Ok(encode::lock(out, &fs.getlk(cx, ino, fh, &lock)?)?),
+            FuseOp::Setlk { fh, lock, wait } => done(fs.setlk(cx, ino, fh, &lock, wait)?),
+            FuseOp::Fallocate { fh, mode, offset, len } => {
+                let change = |cx: &Cx<'_>| fs.fallocate(cx, ino, fh, mode, offset, len);
+                let clears_set_id = cx.uid != 0 && fs.loses_privileges(ino);
+                done(if clears_set_id { self.clear_set_id(cx, ino, change) } else { change(cx) }?)
+            }
+            FuseOp::Lseek { fh, offset, whence } => {
+                Ok(encode::count(form, out, fs.lseek(cx, ino, fh, offset, whence)?)?)
+            }
+            FuseOp::CopyFileRange { fh_in, off_in, ino_out, fh_out, off_out, len, wide } => {
+                let len = if wide { len } else { len.min(COPY_MAX) };
+                let copy =
+                    |cx: &Cx<'_>| fs.copy_file_range(cx, ino, fh_in, off_in, ino_out, fh_out, off_out, len);
+                let clears_set_id = cx.uid != 0 && fs.loses_privileges(ino_out);
+                let n = if clears_set_id { self.clear_set_id(cx, ino_out, copy) } else { copy(cx) }?;
+                Ok(encode::count(form, out, n)?)
+            }
+            _ => unreachable!("every other operation was served before"),
+        }
+    }
+}
+
+impl Dispatcher {
+    /// Makes a change that may clear set-id bits. The kernel does not know that, and would use the
+    /// mode that it has cached. So it drops the inode's attributes before the change is answered.
+    fn clear_set_id<T: Into<Reply> + Copy>(
+        &self,
+        cx: &Cx<'_>,
+        ino: u64,
+        change: impl FnOnce(&Cx<'_>) -> Answer<T>,
+    ) -> Answer<T> {
+        let host = Arc::clone(&self.host);
+        chain(cx, change, move |cx| {
+            let parked = cx.park::<()>(None);
+            let what = ToForget { inodes: vec![ino], ..ToForget::default() };
+            host.forget(what, Box::new(move || parked.complete(Ok(()))));
+            Err(Stop::Parked)
+        })
+    }
+}
+
+/// For an operation whose answer nobody waits for: its completion is dropped.
+struct NoReply;
+
+impl Park for NoReply {
+    fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
+        Box::new(drop)
+    }
+}
+
+/// Bytes of the requester's buffer, if the form of the answer depends on them; else 0.
+fn answer_len_max(op: &FuseOp<'_>) -> u32 {
+    match *op {
+        FuseOp::Read { size, .. }
+        | FuseOp::Readdir { size, .. }
+        | FuseOp::Getxattr { size, .. }
+        | FuseOp::Listxattr { size } => size,
+        FuseOp::Ioctl { out_max, .. } => u32::try_from(out_max).unwrap_or(u32::MAX),
+        _ => 0,
+    }
+}
+
+fn limited(out: &mut [u8], size: u32) -> &mut [u8] {
+    let len = usize::try_from(size).unwrap_or(usize::MAX).min(out.len());
+    &mut out[..len]
+}
+
+fn rename_flags(flags: u32) -> Result<RenameFlags, Errno> {
+    if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT) != 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    Ok(RenameFlags {
+        no_replace: flags & libc::RENAME_NOREPLACE != 0,
+        exchange: flags & libc::RENAME_EXCHANGE != 0,
+        whiteout: flags & libc::RENAME_WHITEOUT != 0,
+    })
+}

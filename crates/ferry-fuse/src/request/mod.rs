@@ -1,0 +1,8 @@
+//! What happens to one request between its decoding and its answer, whatever transport brought it.
+
+pub(crate) mod chain;
+pub(crate) mod counters;
+pub(crate) mod direct_write;
+pub(crate) mod dispatch;
+pub(crate) mod idle_poll;
+pub(crate) mod parked;

@@ -1,0 +1,740 @@
+//! The database's file: a virtual length, made of units that are each attached to a segment on their first write.
+//!
+//! What redb may rely on, and why it holds:
+//! * A length that was synced is there after a crash: [`HomeFile::sync`] writes the map, then flushes.
+//! * A unit attached since the last sync is in the map that the same sync writes. redb's commit syncs twice, and only
+//!   the second sync makes the new pages count, so a map and the pages under it may become durable in any order.
+//! * A segment is given back only when neither slot on the device names it any more.
+
+use super::blocks::Pages;
+use super::guard;
+use super::links::Links;
+use super::map::{HomeMap, Slots};
+use super::read_ahead::READ_MAX;
+use super::shape::{children, is_sound};
+use super::state::HashKey;
+use super::tree::{Header, NOT_THE_ONE, PageSource, Tree, Walk};
+use super::unit::header;
+use super::write_buffer::WriteBuffer;
+use crate::disk::{Disk, io_error};
+use crate::{Geometry, JournalClient, JournalError};
+use ferry_device::{AlignedBuf, BLOCK_SIZE};
+use parking_lot::{Mutex, RwLock};
+use redb::StorageBackend;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+pub mod verify;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+/// The file that the database lives in.
+pub struct HomeFile {
+    disk: Arc<Disk>,
+    geo: Geometry,
+    state: RwLock<FileState>,
+    pages: Pages,
+    /// Written, and not yet handed to the device.
+    buffer: WriteBuffer,
+    /// What pages say of those below them.
+    links: Links,
+    /// Held over a sync, so that the slots are written one at a time; readers do not want it.
+    syncing: Mutex<()>,
+    /// Users of an older epoch have failed and write no more. Read-locked while one writes, and any thread that reads may.
+    epoch: RwLock<u64>,
+    /// A write found no segment to attach.
+    lacked_space: AtomicBool,
+    /// Another file has taken its place.
+    retired: AtomicBool,
+    /// Whoever reads a branch is going to read what it names.
+    in_order: AtomicBool,
+    /// Who has more segments; unset while the journal is being opened.
+    owner: OnceLock<Arc<dyn JournalClient>>,
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Default)]
+pub struct Opening {
+    /// Nothing reaches the device.
+    pub read_only: bool,
+    /// All keys are going to be read in order: pages are read ahead.
+    pub in_order: bool,
+}
+
+struct FileState {
+    map: HomeMap,
+    /// The map stays in memory until [`HomeFile::publish`].
+    unpublished: bool,
+    /// The map differs from what the newer slot holds.
+    changed: bool,
+    /// The slot `next_slot` differs from the other one.
+    other_behind: bool,
+    /// The slot that the next change goes to: never the only one that is whole and newest.
+    next_slot: u64,
+    /// Segments that a slot on the device may still name; free once none does.
+    dropped: Vec<u32>,
+    /// Spare segments that no slot names: only in memory.
+    floating: Vec<u32>,
+    /// Instead of the device, where nothing may be written: blocks by their place in the file.
+    in_memory: Option<HashMap<u64, Box<[u8]>>>,
+}
+
+/// The file as one database sees it; a failed database keeps an old one.
+pub struct FileUser {
+    file: Arc<HomeFile>,
+    epoch: u64,
+}
+
+impl HomeFile {
+    /// Lays out the map of an empty file that owns `segments`.
+    pub fn format(disk: &Arc<Disk>, geo: &Geometry, segments: &[u32]) -> Result<Arc<Self>, JournalError> {
+        let map = HomeMap { generation: 1, spare: segments.to_vec(), ..HomeMap::default() };
+        let file = Arc::new(Self::with_map(disk, geo, map, false, None));
+        let buf = file.state.read().map.encode(geo);
+        for slot in 0..2 {
+            disk.write(HomeMap::slot_offset(geo, slot), &buf).map_err(io_error("home map"))?;
+        }
+        disk.flush_wait().map_err(io_error("home map"))?;
+        Ok(file)
+    }
+
+    /// Opens the file.
+    pub fn open(disk: &Arc<Disk>, geo: &Geometry, opening: Opening) -> Result<Arc<Self>, JournalError> {
+        let slots = HomeMap::read(disk, geo)?;
+        #[cfg(feature = "planted")]
+        let keeps = crate::planted::is(crate::planted::Bug::KeptMark);
+        #[cfg(not(feature = "planted"))]
+        let keeps = false;
+        if !opening.read_only && !keeps {
+            HomeMap::mark(disk, geo, false)?;
+        }
+        let file = Self::with_map(disk, geo, slots.map, opening.read_only, slots.behind);
+        Ok(Arc::new(Self { in_order: AtomicBool::new(opening.in_order), ..file }))
+    }
+
+    /// The same file as of its newest map, for reading past damage: nothing reaches the device.
+    pub fn salvage(&self) -> Arc<Self> {
+        let map = self.state.read().map.clone();
+        let file = Self::with_map(&self.disk, &self.geo, map, true, None);
+        Arc::new(Self { in_order: AtomicBool::new(true), ..file })
+    }
+
+    /// The volume's secret.
+    pub fn hash_key(&self) -> HashKey {
+        self.geo.hash_key
+    }
+
+    /// The database's header, if there is one.
+    pub fn header(&self) -> Result<Option<AlignedBuf>, JournalError> {
+        self.pages.settle_header(&|block| Header::decode(block).and_then(|header| header.commit(self)))
+    }
+
+    /// Blocks of the file that were given a place, unit by unit.
+    pub fn blocks(&self) -> Vec<Range<u64>> {
+        let state = self.state.read();
+        let each = self.unit_bytes() / BLOCK;
+        let attached = (0..).zip(&state.map.units).filter(|(_, segment)| segment.is_some());
+        attached.map(|(unit, _)| unit * each..((unit + 1) * each).min(state.map.len / BLOCK)).collect()
+    }
+
+    /// An empty file in `segments` that no map on the device knows, to take the place of the one that `old` maps.
+    pub fn unpublished(disk: &Arc<Disk>, geo: &Geometry, segments: &[u32], old: Option<&Self>) -> Arc<Self> {
+        let (generation, next_slot) = old.map_or((0, 0), |old| {
+            let old = old.state.read();
+            (old.map.generation, old.next_slot)
+        });
+        let map = HomeMap { generation, spare: segments.to_vec(), ..HomeMap::default() };
+        let file = Self::with_map(disk, geo, map, false, None);
+        {
+            let mut state = file.state.write();
+            (state.unpublished, state.next_slot) = (true, next_slot);
+        }
+        Arc::new(file)
+    }
+
+    /// An empty file in `segments` that is to take this one's place.
+    pub fn successor(&self, segments: &[u32]) -> Arc<Self> {
+        let new = Self::unpublished(&self.disk, &self.geo, segments, Some(self));
+        new.read_in_order(self.in_order.load(Ordering::Relaxed));
+        new
+    }
+
+    /// Makes this file the one that the map on the device names, by one slot; then the other one follows. `keep` spare
+    /// segments stay; the others, which no map has named, are returned.
+    pub fn publish(&self, keep: usize) -> Result<Vec<u32>, JournalError> {
+        // What the map will name is there before it.
+        self.sync().map_err(error_of)?;
+        let surplus = {
+            let mut state = self.state.write();
+            (state.unpublished, state.changed) = (false, true);
+            let kept = state.map.spare.len().min(keep);
+            state.map.spare.split_off(kept)
+        };
+        self.settle()?;
+        Ok(surplus)
+    }
+
+    /// Whether somebody goes through all keys in order from now on; whether somebody did before.
+    pub fn read_in_order(&self, yes: bool) -> bool {
+        self.in_order.swap(yes, Ordering::Relaxed)
+    }
+
+    /// Another file has taken this one's place: it can be read as long as somebody has it, and is written no more.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+        self.pages.end_writing();
+        self.state.write().in_memory = Some(HashMap::new());
+    }
+
+    /// Sees to it, before a database is opened, that both copies of its header are the same, and that it makes sense.
+    pub fn check_header(self: &Arc<Self>) -> Result<(), JournalError> {
+        let Some(block) = self.header()? else {
+            let new = self.state.read().map.len == 0;
+            return if new { Ok(()) } else { Err(self.damaged(0, "there is no database")) };
+        };
+        let senseless = header::senseless(&block, self.state.read().map.len);
+        self.learn_links(&block);
+        senseless.map_or(Ok(()), |detail| Err(self.damaged(0, detail)))
+    }
+
+    fn with_map(
+        disk: &Arc<Disk>,
+        geo: &Geometry,
+        map: HomeMap,
+        read_only: bool,
+        behind: Option<u64>,
+    ) -> Self {
+        let pages = Pages::new(disk, geo, read_only);
+        pages.set_first(map.first());
+        let state = FileState {
+            map,
+            unpublished: false,
+            changed: false,
+            other_behind: behind.is_some(),
+            next_slot: behind.unwrap_or(0),
+            dropped: Vec::new(),
+            floating: Vec::new(),
+            in_memory: read_only.then(HashMap::new),
+        };
+        Self {
+            disk: disk.clone(),
+            geo: *geo,
+            pages,
+            state: RwLock::new(state),
+            buffer: WriteBuffer::default(),
+            links: Links::default(),
+            syncing: Mutex::new(()),
+            epoch: RwLock::new(0),
+            lacked_space: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+            in_order: AtomicBool::new(false),
+            owner: OnceLock::new(),
+        }
+    }
+
+    /// From now on `owner` is asked when no spare segment is left.
+    pub fn set_owner(&self, owner: Arc<dyn JournalClient>) {
+        assert!(self.owner.set(owner).is_ok(), "a journal has one owner");
+    }
+
+    /// The file for one more database; only the newest user may write.
+    pub fn user(self: &Arc<Self>) -> FileUser {
+        FileUser { file: self.clone(), epoch: *self.epoch.read() }
+    }
+
+    /// From now on all present users fail; none is writing when this returns.
+    pub fn detach_users(&self) {
+        *self.epoch.write() += 1;
+    }
+
+    /// Takes the map from the device again, after a failed database. What the lost one had attached becomes spare.
+    pub fn reload(&self, read_only: bool) -> Result<(), JournalError> {
+        self.buffer.clear();
+        self.links.clear();
+        let Slots { map, behind, .. } = HomeMap::read(&self.disk, &self.geo)?;
+        let mut state = self.state.write();
+        let named: HashSet<u32> = map.segments().chain(state.dropped.iter().copied()).collect();
+        let floating = std::mem::take(&mut state.floating);
+        let owned: Vec<u32> = state.map.segments().chain(floating).collect();
+        state.floating = owned.into_iter().filter(|s| !named.contains(s)).collect();
+        // What the lost database cut off is in use again, if no map without it had reached the device.
+        let in_use: HashSet<u32> = map.segments().collect();
+        state.dropped.retain(|s| !in_use.contains(s));
+        self.pages.renew(map.first(), read_only);
+        state.map = map;
+        state.changed = false;
+        state.other_behind = behind.is_some();
+        state.next_slot = behind.unwrap_or(0);
+        if read_only {
+            state.in_memory = Some(HashMap::new());
+        }
+        drop(state);
+        self.lacked_space.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// A transaction begins. What a thread that only reads could not write before, for lack of space, is of no account.
+    pub fn begin(&self) {
+        self.lacked_space.store(false, Ordering::Release);
+    }
+
+    /// Tells "no space" from other failures of the database: redb does not hand our reason on.
+    pub fn explain(&self, error: JournalError) -> JournalError {
+        if self.lacked_space.load(Ordering::Acquire) { JournalError::NoSpace } else { error }
+    }
+
+    /// Segments that the file owns.
+    pub fn segments(&self) -> Vec<u32> {
+        let state = self.state.read();
+        state.map.segments().chain(state.floating.iter().copied()).collect()
+    }
+
+    /// Bytes of the units that are attached.
+    pub fn attached_bytes(&self) -> u64 {
+        self.attached() as u64 * self.unit_bytes()
+    }
+
+    /// Units that are attached.
+    pub fn attached(&self) -> usize {
+        self.state.read().map.units.iter().flatten().count()
+    }
+
+    /// Segments ready to be attached.
+    pub fn spare(&self) -> usize {
+        let state = self.state.read();
+        state.map.spare.len() + state.floating.len()
+    }
+
+    /// Those of them that the map names.
+    pub fn kept_spare(&self) -> usize {
+        self.state.read().map.spare.len()
+    }
+
+    /// Bytes of one unit.
+    pub fn unit_bytes(&self) -> u64 {
+        self.pages.segments().unit
+    }
+
+    /// Blocks that were found damaged in one of their two copies.
+    pub fn healed(&self) -> u64 {
+        self.pages.healed()
+    }
+
+    /// Where they were, of those that were needed.
+    pub fn bad_copies(&self) -> Vec<u64> {
+        self.pages.bad_copies()
+    }
+
+    /// Adds a spare segment. The map names it at the next sync if `keep`, so that the next opening finds it.
+    pub fn add_spare(&self, segment: u32, keep: bool) {
+        let mut state = self.state.write();
+        if keep {
+            state.map.spare.push(segment);
+            state.changed = true;
+        } else {
+            state.floating.push(segment);
+        }
+    }
+
+    /// Spare segments beyond `keep`, no longer owned: those that no map ever named.
+    pub fn take_surplus(&self, keep: usize) -> Vec<u32> {
+        let mut state = self.state.write();
+        let surplus = (state.map.spare.len() + state.floating.len()).saturating_sub(keep);
+        let at = state.floating.len().saturating_sub(surplus);
+        state.floating.split_off(at)
+    }
+
+    /// Turns all spare segments but `keep` into dropped ones.
+    pub fn drop_spare(&self, keep: usize) {
+        let mut state = self.state.write();
+        while state.map.spare.len() > keep {
+            let segment = state.map.spare.pop().expect("longer than keep");
+            state.dropped.push(segment);
+            state.changed = true;
+        }
+    }
+
+    /// Brings both slots up to date on the device.
+    pub fn settle(&self) -> Result<(), JournalError> {
+        loop {
+            self.sync().map_err(io_error("home map"))?;
+            let state = self.state.read();
+            if state.in_memory.is_some() || !(state.changed || state.other_behind) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Brings both slots up to date, and marks the file as at rest: nothing is written to it any more.
+    pub fn come_to_rest(&self) -> Result<(), JournalError> {
+        self.settle()?;
+        if self.state.read().in_memory.is_some() {
+            return Ok(());
+        }
+        // What the mark says is durable before it.
+        self.disk.flush_wait().map_err(io_error("home map"))?;
+        HomeMap::mark(&self.disk, &self.geo, true)
+    }
+
+    /// Nothing was written to it since it came to rest, as the map said when it was read: both copies of everything are the same, but
+    /// for damage.
+    pub fn is_at_rest(&self) -> bool {
+        self.state.read().map.at_rest
+    }
+
+    /// Segments that no slot names any more, after [`HomeFile::settle`].
+    pub fn take_dropped(&self) -> Vec<u32> {
+        let mut state = self.state.write();
+        if state.changed || state.other_behind { Vec::new() } else { std::mem::take(&mut state.dropped) }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let _one_at_a_time = self.syncing.lock();
+        let units: Vec<u32> = self.state.read().map.units.iter().flatten().copied().collect();
+        self.drain(Some(&units))?;
+        let Some(write) = self.next_map_write() else { return Ok(()) };
+        if let Some((slot, buf)) = &write {
+            self.disk.write(HomeMap::slot_offset(&self.geo, *slot), buf)?;
+        }
+        #[cfg(feature = "planted")]
+        if self.state.read().unpublished && crate::planted::is(crate::planted::Bug::UnflushedRenewal) {
+            return Ok(());
+        }
+        self.disk.flush_wait()?;
+        if let Some((slot, _)) = write {
+            self.state.write().next_slot = 1 - slot;
+        }
+        Ok(())
+    }
+
+    fn drain(&self, sums_of: Option<&[u32]>) -> io::Result<()> {
+        let sums_of = sums_of.filter(|_| self.state.read().in_memory.is_none());
+        self.buffer.drain(|runs| self.pages.write(runs, sums_of)).map_err(|e| match e {
+            JournalError::Io { source, .. } => source
+                .raw_os_error()
+                .map_or_else(|| io::Error::from(source.kind()), io::Error::from_raw_os_error),
+            other => io::Error::other(other),
+        })
+    }
+
+    /// The slot to write in this sync and its bytes, if the map changed or the other slot is behind; `None` if
+    /// nothing may be written at all.
+    #[expect(clippy::option_option, reason = "no sync at all, a sync without a map, a sync with one")]
+    fn next_map_write(&self) -> Option<Option<(u64, AlignedBuf)>> {
+        let mut state = self.state.write();
+        if state.in_memory.is_some() {
+            return None;
+        }
+        if state.unpublished || !state.changed && !state.other_behind {
+            return Some(None);
+        }
+        if state.changed {
+            state.map.generation += 1;
+        }
+        // After a change the other slot is behind; after bringing it up to date, none is.
+        state.other_behind = std::mem::take(&mut state.changed);
+        Some(Some((state.next_slot, state.map.encode(&self.geo))))
+    }
+
+    /// Place of `offset` on the device, and how many bytes follow it there; `None` where nothing was ever written.
+    fn locate(&self, map: &HomeMap, offset: u64) -> (Option<u64>, u64) {
+        let segments = self.pages.segments();
+        let (unit, within) = ((offset / segments.unit) as usize, offset % segments.unit);
+        let place = map.units.get(unit).copied().flatten();
+        (place.map(|segment| segments.place(segment) + within), segments.unit - within)
+    }
+
+    /// Where `offset` is and how many bytes follow it in its unit. The lock is not held over the I/O that follows:
+    /// redb neither reads what it is writing nor writes what a reader may see.
+    fn place_of(&self, offset: u64, end: u64) -> Result<Place, JournalError> {
+        let state = self.state.read();
+        if end > state.map.len {
+            return Err(beyond_end(offset));
+        }
+        let (device, room) = self.locate(&state.map, offset);
+        Ok(Place { device, room, in_memory: state.in_memory.is_some() })
+    }
+
+    /// Reads whole blocks that lie in one unit.
+    fn read_blocks(&self, place: &Place, offset: u64, out: &mut AlignedBuf) -> Result<(), JournalError> {
+        match place.device {
+            Some(device) => self.buffer.read_through(device, out, |out| self.pages.read(device, out))?,
+            None => out.fill(0),
+        }
+        if place.in_memory
+            && let Some(memory) = &self.state.read().in_memory
+        {
+            for (at, block) in out.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+                if let Some(newer) = memory.get(&(offset / BLOCK + at as u64)) {
+                    block.copy_from_slice(newer);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), JournalError> {
+        let end = offset.checked_add(out.len() as u64).ok_or_else(|| beyond_end(offset))?;
+        let mut done = 0;
+        while done < out.len() {
+            let at = offset + done as u64;
+            let start = at - at % BLOCK;
+            let place = self.place_of(start, end)?;
+            let want = end - start;
+            let mut blocks = AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(place.room) as usize);
+            self.read_blocks(&place, start, &mut blocks)?;
+            let from = (at - start) as usize;
+            let n = (blocks.len() - from).min(out.len() - done);
+            out[done..done + n].copy_from_slice(&blocks[from..from + n]);
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// All that the database reads are pages, but its header.
+    fn check_shape(&self, offset: u64, page: &[u8]) -> Result<(), JournalError> {
+        if offset == 0 || is_sound(page, self.state.read().map.len) {
+            return Ok(());
+        }
+        Err(self.damaged(offset, "a page makes no sense to the database"))
+    }
+
+    fn damaged(&self, offset: u64, detail: &str) -> JournalError {
+        JournalError::Damaged { what: "home store", offset: self.place(offset), detail: detail.to_owned() }
+    }
+
+    /// Reads what the database asks for.
+    fn read_page(&self, offset: u64, out: &mut [u8]) -> Result<(), JournalError> {
+        self.read(offset, out)?;
+        self.check_shape(offset, out)?;
+        if offset == 0 || self.links.check(offset / BLOCK, out) {
+            return Ok(());
+        }
+        Err(self.damaged(offset, NOT_THE_ONE))
+    }
+
+    /// Learns from the header and the table of tables which pages belong where; the pages below say more as they are read.
+    fn learn_links(self: &Arc<Self>, header: &[u8]) {
+        let Some(header) = Header::decode(header) else { return };
+        self.links.learn(header.links());
+        for own in [false, true] {
+            let tables = Walk::tables(self, &header, own, &mut |_| {});
+            self.links.learn(tables.iter().filter_map(Tree::link).collect());
+        }
+    }
+
+    /// Reads what a branch names, for who comes to it next, where somebody goes through all of them.
+    fn read_ahead(&self, page: &[u8]) {
+        if !self.in_order.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut wanted = Vec::new();
+        {
+            let state = self.state.read();
+            let pages = children(page).filter(|range| range.end - range.start <= READ_MAX);
+            for Range { mut start, end } in pages {
+                while start < end {
+                    let (place, room) = self.locate(&state.map, start);
+                    let len = room.min(end - start);
+                    wanted.extend(place.map(|place| place..place + len));
+                    start += len;
+                }
+            }
+        }
+        self.pages.read_ahead(wanted);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.state.read().map.len);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.links.write(offset / BLOCK..end.div_ceil(BLOCK));
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let from = (at % BLOCK) as usize;
+            let start = at - from as u64;
+            self.attach(start)?;
+            let place = self.place_of(start, end).map_err(io::Error::other)?;
+            let left = data.len() - done;
+            if from == 0 && left >= BLOCK_SIZE {
+                let n = (left - left % BLOCK_SIZE).min(place.room as usize);
+                self.store(&place, start, &data[done..done + n])?;
+                done += n;
+            } else {
+                let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+                self.read_blocks(&place, start, &mut block).map_err(io::Error::other)?;
+                let n = (BLOCK_SIZE - from).min(left);
+                block[from..from + n].copy_from_slice(&data[done..done + n]);
+                self.store(&place, start, &block)?;
+                done += n;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes whole blocks that lie in one unit.
+    fn store(&self, place: &Place, offset: u64, blocks: &[u8]) -> io::Result<()> {
+        if place.in_memory {
+            let mut state = self.state.write();
+            let memory = state.in_memory.as_mut().expect("an in-memory file stays one");
+            for (at, block) in blocks.chunks_exact(BLOCK_SIZE).enumerate() {
+                memory.insert(offset / BLOCK + at as u64, block.into());
+            }
+            return Ok(());
+        }
+        let device = place.device.expect("attached just before");
+        if self.buffer.put(device, blocks) {
+            self.drain(None)?;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the unit of `offset` has a segment.
+    fn attach(&self, offset: u64) -> io::Result<()> {
+        let unit = (offset / self.unit_bytes()) as usize;
+        if matches!(self.state.read().map.units.get(unit), Some(Some(_))) {
+            return Ok(());
+        }
+        while !self.state.write().attach(unit, &self.pages) {
+            // How much redb writes is known only as it does. The owner is asked without our lock: readers want that.
+            let Some(segment) = self.owner.get().and_then(|o| o.take_home_segment()) else {
+                self.lacked_space.store(true, Ordering::Release);
+                return Err(io::ErrorKind::StorageFull.into());
+            };
+            self.add_spare(segment, false);
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut state = self.state.write();
+        state.map.len = len;
+        let units = len.div_ceil(self.unit_bytes()) as usize;
+        if units < state.map.units.len() {
+            let gone: Vec<u32> = state.map.units.drain(units..).flatten().collect();
+            gone.iter().for_each(|segment| self.pages.forget(*segment));
+            self.pages.set_first(state.map.first());
+            state.dropped.extend(gone);
+        }
+        if let Some(memory) = &mut state.in_memory {
+            memory.retain(|block, _| block * BLOCK < len);
+        }
+        state.changed = true;
+        Ok(())
+    }
+}
+
+impl PageSource for HomeFile {
+    fn page(&self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), JournalError> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.state.read().map.len);
+        end.ok_or_else(|| beyond_end(offset))?;
+        let mut page = vec![0; len];
+        self.read(offset, &mut page)?;
+        self.check_shape(offset, &page)?;
+        self.read_ahead(&page);
+        *out = page;
+        Ok(())
+    }
+
+    fn place(&self, offset: u64) -> u64 {
+        self.locate(&self.state.read().map, offset).0.unwrap_or(0)
+    }
+}
+
+impl FileState {
+    /// Sees to it that `unit` has a segment, if it needs one; `false` if none is spare.
+    fn attach(&mut self, unit: usize, pages: &Pages) -> bool {
+        if self.in_memory.is_some() || matches!(self.map.units.get(unit), Some(Some(_))) {
+            return true;
+        }
+        // Those that only memory knows first: the map keeps a few for the next opening.
+        let Some(segment) = self.floating.pop().or_else(|| self.map.spare.pop()) else { return false };
+        if self.map.units.len() <= unit {
+            self.map.units.resize(unit + 1, None);
+        }
+        pages.begin(segment);
+        self.map.units[unit] = Some(segment);
+        pages.set_first(self.map.first());
+        self.changed = true;
+        true
+    }
+}
+
+/// Where an offset of the file is.
+struct Place {
+    /// On the device; `None` where nothing was ever written.
+    device: Option<u64>,
+    /// Bytes from there to the end of the unit.
+    room: u64,
+    /// Nothing may reach the device.
+    in_memory: bool,
+}
+
+fn beyond_end(offset: u64) -> JournalError {
+    let detail = format!("nothing is at byte {offset} of the database's file");
+    JournalError::Damaged { what: "home store", offset: 0, detail }
+}
+
+/// Our error within one of the database's.
+pub fn error_of(error: io::Error) -> JournalError {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<JournalError>()) {
+        Some(ours) => ours.clone(),
+        None => JournalError::Io { what: "home store", source: Arc::new(error) },
+    }
+}
+
+impl FileUser {
+    fn file(&self) -> io::Result<&HomeFile> {
+        self.of_epoch(*self.file.epoch.read())
+    }
+
+    /// The epoch ends when nobody is here.
+    fn writing(&self, write: impl FnOnce(&HomeFile) -> io::Result<()>) -> io::Result<()> {
+        let epoch = self.file.epoch.read();
+        write(self.of_epoch(*epoch)?)
+    }
+
+    fn of_epoch(&self, epoch: u64) -> io::Result<&HomeFile> {
+        if self.epoch == epoch {
+            Ok(&self.file)
+        } else {
+            Err(io::Error::other("the home store was opened anew after a failure"))
+        }
+    }
+}
+
+impl std::fmt::Debug for FileUser {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "home store, epoch {}", self.epoch)
+    }
+}
+
+impl StorageBackend for FileUser {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file()?.state.read().map.len)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let file = self.file()?;
+        file.read_page(offset, out).map_err(|error| io::Error::other(guard::unreadable(error)))?;
+        if offset > 0 {
+            file.read_ahead(out);
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.writing(|file| file.set_len(len))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.writing(|file| file.sync())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.writing(|file| file.write(offset, data))
+    }
+}

@@ -1,0 +1,156 @@
+//! Who stands at the door: connections whose client has not yet said what it wants, nor shown a certificate where one is needed.
+//!
+//! * GREETING-1: there are at most [`STRANGERS_MAX`] of them, and [`STRANGERS_OF_ADDRESS_MAX`] from one address. For one more the oldest goes: of the
+//!   same address if that has too many, else of all. So nobody who only connects keeps others out.
+//! * GREETING-2: who has said it has a place of its own, and never goes for a stranger.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+/// Connections at the door at the same time.
+const STRANGERS_MAX: usize = 512;
+/// Of these from one address.
+const STRANGERS_OF_ADDRESS_MAX: usize = 128;
+/// Connections at the same time that have passed it.
+const CONNECTIONS_MAX: usize = 2048;
+
+struct Waiting {
+    number: u64,
+    from: IpAddr,
+    leave: Arc<Notify>,
+}
+
+/// The door of a server.
+pub(super) struct Door {
+    /// Oldest first, and how many have come so far.
+    waiting: Mutex<(VecDeque<Waiting>, u64)>,
+    inside: Arc<Semaphore>,
+}
+
+impl Default for Door {
+    fn default() -> Self {
+        Self { waiting: Mutex::default(), inside: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
+    }
+}
+
+/// A connection at the door, until it passes or this is dropped.
+pub(super) struct Stranger {
+    door: Arc<Door>,
+    number: u64,
+    /// Where it comes from.
+    pub(super) from: SocketAddr,
+}
+
+/// All of a network that one machine usually has.
+fn site(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
+        v4 => v4,
+    }
+}
+
+impl Door {
+    /// A connection has come. It must go when the other value says so.
+    pub(super) fn come(self: &Arc<Self>, from: SocketAddr) -> (Stranger, Arc<Notify>) {
+        let (site, leave) = (site(from.ip()), Arc::new(Notify::new()));
+        let mut waiting = self.waiting.lock();
+        let (all, numbers) = &mut *waiting;
+        *numbers += 1;
+        let number = *numbers;
+        let of_site = all.iter().filter(|other| other.from == site).count();
+        let oldest = if of_site >= STRANGERS_OF_ADDRESS_MAX {
+            all.iter().position(|other| other.from == site)
+        } else {
+            (all.len() >= STRANGERS_MAX).then_some(0)
+        };
+        if let Some(gone) = oldest.and_then(|at| all.remove(at)) {
+            gone.leave.notify_one();
+        }
+        all.push_back(Waiting { number, from: site, leave: Arc::clone(&leave) });
+        (Stranger { door: Arc::clone(self), number, from }, leave)
+    }
+
+    fn remove(&self, number: u64) -> bool {
+        let all = &mut self.waiting.lock().0;
+        let at = all.binary_search_by_key(&number, |other| other.number);
+        at.is_ok_and(|at| all.remove(at).is_some())
+    }
+}
+
+impl Stranger {
+    /// It is none any more: a place inside, if there is one and it need not go.
+    pub(super) fn pass(self) -> Option<OwnedSemaphorePermit> {
+        let stays = self.door.remove(self.number);
+        Arc::clone(&self.door.inside).try_acquire_owned().ok().filter(|_| stays)
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.door.remove(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    fn from(site: u8, port: u16) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, site], port))
+    }
+
+    fn must_go(leave: &Notify) -> bool {
+        pin!(leave.notified()).as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn the_oldest_of_an_address_goes_for_its_next_and_others_stay() {
+        let door = Arc::new(Door::default());
+        let (other, stays) = door.come(from(2, 1));
+        let come = |n| door.come(from(1, n));
+        let mut crowd: Vec<_> = (0..STRANGERS_OF_ADDRESS_MAX as u16).map(come).collect();
+        assert!(!crowd.iter().any(|(_, leave)| must_go(leave)));
+        let (next, leave) = come(999);
+        assert!(must_go(&crowd[0].1) && !must_go(&crowd[1].1) && !must_go(&leave) && !must_go(&stays));
+        let (gone, _) = crowd.remove(0);
+        assert!(gone.pass().is_none(), "it is too late");
+        assert!(next.pass().is_some() && other.pass().is_some());
+        // Who has passed, or gone, makes room.
+        drop(crowd);
+        assert!(door.waiting.lock().0.is_empty());
+    }
+
+    #[test]
+    fn strangers_of_many_addresses_keep_nobody_out() {
+        let door = Arc::new(Door::default());
+        let mut inside = Vec::new();
+        let mut crowd = Vec::new();
+        for n in 0..4 * STRANGERS_MAX {
+            let site = (n % 200) as u8;
+            crowd.push(door.come(from(site, n as u16)));
+            if n % 8 == 0 {
+                let (client, leave) = door.come(from(201, n as u16));
+                assert!(!must_go(&leave));
+                inside.push(client.pass().expect("there is room inside"));
+            }
+        }
+        let gone = crowd.iter().filter(|(_, leave)| must_go(leave)).count();
+        assert!(gone >= 3 * STRANGERS_MAX && door.waiting.lock().0.len() <= STRANGERS_MAX);
+    }
+
+    #[test]
+    fn a_network_of_one_machine_counts_as_one_address() {
+        let ip = |text: &str| site(text.parse().expect(text));
+        assert_eq!(ip("2001:db8::1"), ip("2001:db8::ffff:2"));
+        assert_ne!(ip("2001:db8::1"), ip("2001:db8:0:1::1"));
+        assert_eq!(ip("::ffff:10.0.0.1"), ip("10.0.0.1"));
+        assert_ne!(ip("10.0.0.1"), ip("10.0.0.2"));
+    }
+}

@@ -1,0 +1,86 @@
+//! A panic while a client's change or request is answered: a bug.
+//!
+//! * PANIC-1: who asked is told, and nobody asks for the same once more: else the next server would end the same way, again and again.
+//! * PANIC-2: where somebody has asked for it ([`super::Server::on_panic`]), nothing else goes on: nothing is applied, made durable or answered
+//!   behind it, for nobody knows what state it has left. What was under way waits for the next server.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+
+use super::Core;
+use super::session::{Room, Session, one_of};
+
+/// The word to the client has so long to be on its way.
+const LAST_WORD_TIME_MAX: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static ANSWERED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a panic of this thread, now, is answered: a panic hook need not end the process, the server does that by what it was told
+/// ([`super::Server::on_panic`]).
+pub fn panic_is_answered() -> bool {
+    ANSWERED.get()
+}
+
+/// Does what is answered if it panics.
+pub(super) fn answered<T>(act: impl FnOnce() -> T) -> T {
+    struct Until(bool);
+    impl Drop for Until {
+        fn drop(&mut self) {
+            ANSWERED.set(self.0);
+        }
+    }
+    let _until = Until(ANSWERED.replace(true));
+    act()
+}
+
+/// Ends the process.
+pub(super) type End = Box<dyn Fn() + Send + Sync>;
+
+/// Of one server.
+#[derive(Default)]
+pub(super) struct Panics {
+    end: OnceLock<End>,
+    fallen: AtomicBool,
+}
+
+impl Panics {
+    pub(super) fn on(&self, end: End) {
+        let _once = self.end.set(end);
+    }
+
+    /// Whether nothing goes on any more.
+    pub(super) fn has_fallen(&self) -> bool {
+        self.fallen.load(Ordering::Relaxed)
+    }
+}
+
+impl Core {
+    /// Answering has panicked. If the server is to end, `tell` says the last word to the client, and gives back its room when that is on its way;
+    /// `false`: it goes on.
+    pub(super) fn falls(self: &Arc<Self>, tell: impl FnOnce(Option<Room>)) -> bool {
+        if self.panics.end.get().is_none() {
+            return false;
+        }
+        self.panics.fallen.store(true, Ordering::Relaxed);
+        let word = Arc::new(Semaphore::new(1));
+        tell(one_of(&word));
+        let core = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let _late = tokio::time::timeout(LAST_WORD_TIME_MAX, word.acquire()).await;
+            core.panics.end.get().inspect(|end| end());
+        });
+        true
+    }
+
+    /// A change has panicked; whether the server ends.
+    pub(super) fn falls_by(self: &Arc<Self>, session: &Session, seq: u64) -> bool {
+        self.falls(|room| session.say_fatal(seq, room))
+    }
+}

@@ -1,0 +1,293 @@
+//! The walls of a session: what lies below the directory that its client mounts, and where in it the client may change something.
+//!
+//! * EXPORT-1: the longest export that covers the mounted path says whether the client may change anything. An export that lies deeper can take
+//!   that away for what is below it, and never gives it.
+//! * EXPORT-2: the server's exports and those of the client's certificate count both: what either refuses is refused.
+//! * EXPORT-3: the client uses a directory as long as that lies below the mounted one. If another client moves it out, the directory and what this
+//!   client has found in it are `ESTALE` here. A file that it has open stays its own to use.
+//! * EXPORT-4: the directory of a read-only export inside, and each one on the way there, keeps its place and its name (`EBUSY`, as a mount point).
+//!   What was found below it gets no name elsewhere (`EXDEV`).
+//!
+//! A session that mounts the whole volume, with no read-only export inside, has no walls, and nothing is checked for it.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+use ferry_fs::{Errno, Filesystem, InProcess, Ino, ROOT};
+use parking_lot::Mutex;
+
+use super::apply::Applying;
+use super::session::Session;
+use super::{Core, is_below, normal};
+use crate::limits::Export;
+use crate::message::{Op, Use};
+
+/// Inodes whose place is remembered; beyond that all are looked for again.
+const PLACES_MAX: usize = 1 << 16;
+const OUTSIDE: Errno = Errno(libc::ESTALE);
+const READ_ONLY: Errno = Errno(libc::EROFS);
+
+/// What a client may do with what it mounts.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Access {
+    /// It changes nothing.
+    pub(super) read_only: bool,
+    /// Directories below the mounted one, by their paths on the volume: it changes nothing below them.
+    pub(super) held: Vec<Vec<u8>>,
+}
+
+/// EXPORT-1 and EXPORT-2: what a client may do that mounts `path`, which is normal. `None`: one of the lists has no export there.
+pub(super) fn access(lists: &[&[Export]], path: &[u8]) -> Option<Access> {
+    let mut access = Access { read_only: false, held: Vec::new() };
+    for list in lists {
+        let exports = || list.iter().map(|export| (normal(&export.path), export.read_only));
+        let covering = exports().filter(|(base, _)| is_below(path, base));
+        // Of two for one path the stricter one counts.
+        let (_, read_only) = covering.max_by_key(|(base, read_only)| (base.len(), *read_only))?;
+        access.read_only |= read_only;
+        let held = exports().filter(|(base, read_only)| *read_only && base != path && is_below(base, path));
+        access.held.extend(held.map(|(base, _)| base));
+    }
+    Some(access)
+}
+
+/// Where an inode lies, inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Changeable,
+    ReadOnly,
+}
+
+/// What the server knows of the places of inodes.
+#[derive(Debug, Default)]
+struct Places {
+    /// As of so many moves.
+    moves: u64,
+    inside: HashMap<Ino, Place>,
+    /// In which directory the client has found what is no directory itself.
+    found_in: HashMap<Ino, Ino>,
+}
+
+/// The walls of a session.
+#[derive(Debug)]
+pub(super) struct Walls {
+    root: Ino,
+    /// Directories of read-only exports inside.
+    held: Vec<Ino>,
+    /// These, and those between them and the root.
+    pinned: Vec<Ino>,
+    places: Mutex<Places>,
+}
+
+/// What is above an inode.
+enum Above {
+    Dir(Ino),
+    /// It is no directory.
+    Unknown,
+    /// It has no name any more: nobody puts anything into it.
+    Nothing,
+}
+
+fn above(fs: &dyn Filesystem, ino: Ino) -> Result<Above, Errno> {
+    match InProcess::default().call(|cx| fs.lookup(cx, ino, b"..")) {
+        Ok(entry) => Ok(entry.attr.map_or(Above::Nothing, |attr| {
+            fs.forget(attr.ino, 1);
+            Above::Dir(attr.ino)
+        })),
+        Err(Errno(libc::ENOTDIR)) => Ok(Above::Unknown),
+        Err(Errno(libc::ENOENT | libc::ESTALE)) => Ok(Above::Nothing),
+        Err(errno) => Err(errno),
+    }
+}
+
+impl Walls {
+    /// The client has found `ino` in `dir`.
+    pub(super) fn found(&self, ino: Ino, dir: Ino) {
+        let mut places = self.places.lock();
+        places.found_in.insert(ino, dir);
+        places.inside.remove(&ino);
+    }
+
+    /// Where the client has found it.
+    pub(super) fn where_found(&self, ino: Ino) -> Option<Ino> {
+        self.places.lock().found_in.get(&ino).copied()
+    }
+
+    /// The client has forgotten it.
+    pub(super) fn forget(&self, ino: Ino) {
+        let mut places = self.places.lock();
+        places.found_in.remove(&ino);
+        places.inside.remove(&ino);
+    }
+
+    /// Where an inode lies; `moves` have been made so far.
+    fn place(&self, fs: &dyn Filesystem, ino: Ino, moves: u64) -> Result<Place, Errno> {
+        let (mut at, mut way, mut held) = (ino, Vec::new(), false);
+        let place = loop {
+            if at == self.root {
+                break Place::Changeable;
+            }
+            held |= self.held.contains(&at);
+            let found_in = {
+                let mut places = self.places.lock();
+                if places.moves != moves {
+                    (places.moves, places.inside) = (moves, HashMap::new());
+                }
+                if let Some(place) = places.inside.get(&at) {
+                    break *place;
+                }
+                places.found_in.get(&at).copied()
+            };
+            way.push(at);
+            at = match above(fs, at)? {
+                Above::Dir(ROOT) if self.root != ROOT => return Err(OUTSIDE),
+                Above::Dir(dir) => dir,
+                // A file whose client was told of no directory has made it itself.
+                Above::Unknown => match found_in {
+                    Some(dir) => dir,
+                    None => break Place::Changeable,
+                },
+                Above::Nothing => break Place::Changeable,
+            };
+        };
+        let mut places = self.places.lock();
+        if places.moves == moves {
+            if places.inside.len() + way.len() > PLACES_MAX {
+                places.inside.clear();
+            }
+            let mut below = place;
+            for dir in way.into_iter().rev() {
+                if self.held.contains(&dir) {
+                    below = Place::ReadOnly;
+                }
+                places.inside.insert(dir, below);
+            }
+        }
+        Ok(if held { Place::ReadOnly } else { place })
+    }
+}
+
+impl Core {
+    /// The walls of a session that mounts `path`, which is the directory `root`; `None`: it needs none.
+    pub(super) fn walls(&self, path: &[u8], root: Ino, access: &Access) -> Result<Option<Walls>, String> {
+        let (mut held, mut pinned) = (Vec::new(), Vec::new());
+        for base in access.held.iter().filter(|_| !access.read_only) {
+            let shown = String::from_utf8_lossy(base);
+            let missing = || {
+                format!(
+                    "{shown} is exported read-only and is no directory of the volume: make it first, or take it out of the exports"
+                )
+            };
+            let mut at = root;
+            for name in base[path.len()..].split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+                at = self.named(at, name).ok_or_else(missing)?.ino;
+                pinned.push(at);
+            }
+            held.push(at);
+        }
+        let needed = root != ROOT || !held.is_empty();
+        Ok(needed.then(|| Walls { root, held, pinned, places: Mutex::default() }))
+    }
+
+    /// A name was moved from one directory to another: what was inside may be outside.
+    pub(super) fn moved(&self) {
+        self.moves.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn place(&self, session: &Session, walls: &Walls, ino: Ino) -> Result<Place, Errno> {
+        walls.place(&*self.fs, ino, self.moves.load(Ordering::SeqCst)).or_else(|errno| {
+            // EXPORT-3: an open file is used as it was opened.
+            match session.handle_of(ino) {
+                Some(_) => Ok(Place::Changeable),
+                None => Err(errno),
+            }
+        })
+    }
+
+    /// Whether an inode, by the volume's number, is inside the session's walls.
+    pub(super) fn is_inside(&self, session: &Session, ino: Ino) -> bool {
+        session.walls.as_ref().is_none_or(|walls| self.place(session, walls, ino).is_ok())
+    }
+
+    /// Whether the session's client may change it there, in every way: it may not move what is on the way to a read-only export.
+    pub(super) fn is_changeable(&self, session: &Session, ino: Ino) -> bool {
+        session.walls.as_ref().is_none_or(|walls| {
+            !walls.pinned.contains(&ino) && self.place(session, walls, ino) == Ok(Place::Changeable)
+        })
+    }
+}
+
+impl Applying<'_> {
+    /// Whether an operation stays within the walls: EXPORT-3 and EXPORT-4.
+    pub(super) fn stay_inside(&self, op: &Op) -> Result<(), Errno> {
+        let Some(walls) = &self.session.walls else { return Ok(()) };
+        let place = |ino: Ino| self.core.place(self.session, walls, self.ino(ino)?);
+        let changeable = |ino: Ino| match place(ino)? {
+            Place::Changeable => Ok(()),
+            Place::ReadOnly => Err(READ_ONLY),
+        };
+        let keeps_place = |dir: Ino, name: &[u8]| {
+            let moves = |ino: Ino| walls.pinned.contains(&ino);
+            let meant = || self.core.named(self.session.inward(dir)?, name);
+            let pinned = !walls.pinned.is_empty() && meant().is_some_and(|attr| moves(attr.ino));
+            if pinned { Err(Errno(libc::EBUSY)) } else { Ok(()) }
+        };
+        let info = op.info();
+        if let Op::Link { ino, parent, .. } = op {
+            changeable(*parent)?;
+            return if place(*ino)? == Place::ReadOnly { Err(Errno(libc::EXDEV)) } else { Ok(()) };
+        }
+        if info.needs_writable {
+            info.inodes().try_for_each(changeable)?;
+        } else {
+            info.inodes_with(Use::Opened).try_for_each(|ino| place(ino).map(drop))?;
+        }
+        let mut taken = info.names().filter(|_| info.naming.takes_names());
+        taken.try_for_each(|(dir, name)| keeps_place(dir, name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exports(words: &str) -> Vec<Export> {
+        words.split(',').map(|word| word.parse().expect(word)).collect()
+    }
+
+    #[test]
+    fn an_export_inside_another_takes_away_and_never_gives() {
+        // What the server exports, what the certificate says, what is mounted: whether it is read-only, and what is inside.
+        for (server, certificate, path, expected) in [
+            ("/:rw", "/:rw", "/", Some((false, ""))),
+            ("/:rw", "/:rw", "/a/b", Some((false, ""))),
+            ("/:ro", "/:rw", "/a", Some((true, ""))),
+            ("/:rw", "/:ro", "/a", Some((true, ""))),
+            ("/a:rw", "/:rw", "/", None),
+            ("/:rw", "/a:rw", "/", None),
+            ("/:rw", "/a:rw", "/ab", None),
+            ("/:rw", "/a:rw", "/a/../b", None),
+            ("/a:rw,/a/b:ro", "/:rw", "/a", Some((false, "/a/b"))),
+            ("/a:rw,/a/b:ro", "/:rw", "/a/c", Some((false, ""))),
+            ("/a:rw,/a/b:ro", "/:rw", "/a/b", Some((true, ""))),
+            ("/a:rw,/a/b:ro", "/:rw", "/a/b/c", Some((true, ""))),
+            ("/a:ro,/a/b:rw", "/:rw", "/a", Some((true, ""))),
+            ("/a:ro,/a/b:rw", "/:rw", "/a/b", Some((false, ""))),
+            ("/a:rw,/a/b:ro,/a/b/c:rw", "/:rw", "/a", Some((false, "/a/b"))),
+            ("/a:rw,/a/b:ro,/a/b/c:rw", "/:rw", "/a/b/c", Some((false, ""))),
+            ("/:rw", "/a:rw,/a/b:ro", "/a", Some((false, "/a/b"))),
+            ("/a/c:ro,/:rw", "/a:rw,/a/b:ro", "/a", Some((false, "/a/c,/a/b"))),
+            ("/a:rw,/a:ro", "/:rw", "/a", Some((true, ""))),
+            ("/a:ro,/a:rw", "/:rw", "/a", Some((true, ""))),
+            ("//a/./b/:rw", "/:rw", "/a/b/c", Some((false, ""))),
+        ] {
+            let found = access(&[&exports(server), &exports(certificate)], path.as_bytes());
+            let found = found.map(|access| {
+                let held = access.held.iter().map(|path| String::from_utf8_lossy(path).into_owned());
+                (access.read_only, held.collect::<Vec<_>>().join(","))
+            });
+            let expected = expected.map(|(read_only, held)| (read_only, held.to_owned()));
+            assert_eq!(found, expected, "{server} {certificate} {path}");
+        }
+    }
+}

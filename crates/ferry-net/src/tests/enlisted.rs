@@ -1,0 +1,81 @@
+//! Clients that wait for the answer to each change (`async=off`, or a limited certificate) are entered on the volume as others are: after a crash
+//! they know what is there, and make again what is not.
+
+use super::certificates::{Root, limited};
+use super::redo::Crashing;
+use super::*;
+
+/// A client that waits for each answer; and a directory in which it may do what it likes.
+fn waiting(crashing: &Crashing, is_limited: bool) -> (Client, Ino) {
+    let world = &crashing.world;
+    let dir = Root(&world.fs).dir(ROOT, "home", (1000, 1000), 0o755);
+    world.fs.sync_sessions(&[]).unwrap();
+    let me = InProcess { uid: 1000, gid: 1000, caller: 5, ..InProcess::default() };
+    if is_limited {
+        *world.net.peer.lock() = limited("1000", "1000");
+    }
+    let client = Client { me, ..if is_limited { world.client() } else { world.waiting_client() } };
+    assert_eq!(client.ino(ROOT, "home"), dir);
+    (client, dir)
+}
+
+/// Several changes of every kind; gives the file that is open.
+fn work(client: &Client, dir: Ino) -> (Ino, u64) {
+    let sub = client.mkdir(dir, "sub").unwrap();
+    let (ino, fh) = client.create(sub, "f").unwrap();
+    client.write(ino, fh, 0, b"first").unwrap();
+    client.append(ino, fh, b" second").unwrap();
+    client.rename(sub, "f", "g").unwrap();
+    client.create(dir, "gone").map(|(ino, fh)| client.close(ino, fh)).unwrap();
+    client.unlink(dir, "gone").unwrap();
+    (ino, fh)
+}
+
+/// All is there, and nobody was told of a loss.
+fn assert_kept(client: &Client, dir: Ino, (ino, fh): (Ino, u64)) {
+    assert_eq!(client.list(dir).unwrap(), ["sub"]);
+    let sub = client.ino(dir, "sub");
+    assert_eq!(client.list(sub).unwrap(), ["g"]);
+    assert_eq!(client.read(ino, fh, 100).unwrap(), b"first second");
+    assert_eq!(client.fsync(ino, fh), Ok(()));
+    assert_eq!(client.me.call(|cx| client.fs.fsyncdir(cx, dir, 0, false)), Ok(()));
+    assert_eq!(client.sync(), Ok(()));
+    assert_eq!(client.fs.figures()["connection"]["lost_changes"], 0);
+}
+
+#[test]
+fn what_a_client_that_waits_has_made_and_is_there_is_not_told_as_lost() {
+    for is_limited in [false, true] {
+        let mut crashing = Crashing::new(740);
+        let (client, dir) = waiting(&crashing, is_limited);
+        let open = work(&client, dir);
+        // Durable, and nobody has told the client.
+        crashing.world.fs.sync_sessions(&[]).unwrap();
+        crashing.crash_and_start();
+        assert_kept(&client, dir, open);
+    }
+}
+
+#[test]
+fn what_a_client_that_waits_has_made_and_a_crash_has_taken_is_made_again() {
+    for is_limited in [false, true] {
+        let mut crashing = Crashing::new(741);
+        let (client, dir) = waiting(&crashing, is_limited);
+        let open = work(&client, dir);
+        crashing.crash_and_start();
+        assert_kept(&client, dir, open);
+    }
+}
+
+#[test]
+fn what_a_limited_client_makes_again_is_what_it_may() {
+    let mut crashing = Crashing::new(742);
+    let (client, dir) = waiting(&crashing, true);
+    client.mkdir(dir, "sub").unwrap();
+    crashing.crash();
+    let volume = Root(&crashing.world.fs);
+    volume.set(dir, (0, 0), 0o755);
+    crashing.world.start();
+    assert_eq!(client.sync(), Err(Errno(libc::EIO)), "it is lost");
+    assert!(Root(&crashing.world.fs).names(dir).is_empty());
+}

@@ -1,0 +1,152 @@
+//! Questions to a mount's daemon over a socket, not through the mount. A caller that asks through
+//! the mount waits in the kernel for as long as the daemon does not answer, and cannot be killed.
+//! Over a socket (`socket.rs`) it waits for a bounded time.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::error::CliError;
+use crate::mounts::{self, Mount};
+use crate::socket;
+
+/// Prefix of the sockets' names; the mount's device number and the time of mounting follow. The
+/// kernel reuses the device number of an ended mount at once, while its daemon may still be closing
+/// the volume: of several daemons the youngest has the mount.
+const PREFIX: &str = "ferry-mount-";
+/// The question that the daemon answers when it has closed the volume.
+const END: &str = "end";
+/// The question whether the daemon answers at all.
+const ALIVE: &str = "alive";
+
+/// Answers a question; `None`: the question is unknown.
+pub type Answers = Box<dyn Fn(&str) -> Option<Value> + Send>;
+
+/// The daemon's side of the questions.
+pub struct Asked {
+    /// The callers that wait for the end.
+    waiting: Receiver<UnixStream>,
+    keep: Sender<UnixStream>,
+}
+
+impl Asked {
+    /// Answers no questions until [`Asked::listen`].
+    pub fn new() -> Self {
+        let (keep, waiting) = mpsc::channel();
+        Self { waiting, keep }
+    }
+
+    /// Answers questions from now on, because the mount exists.
+    pub fn listen(&self, mountpoint: &Path, answers: Answers) {
+        let listening = mounts::at(mountpoint).and_then(|mount| {
+            let mount = mount.filter(Mount::is_ferry).ok_or(io::ErrorKind::NotFound)?;
+            let answers = move |question: &str| match question {
+                ALIVE => Some(socket::object([("alive", true.into())])),
+                question => answers(question),
+            };
+            socket::answer_or_keep(&name(&mount, mounted_at()), answers, END, self.keep.clone())
+        });
+        if let Err(error) = listening {
+            tracing::warn!(%error, "questions are answered through the mount only: who asks may have to wait for it");
+        }
+    }
+
+    /// Tells the callers that wait for it how closing the volume ended.
+    pub fn ended(&self, closed: &Result<(), CliError>) {
+        let answer = match closed {
+            Ok(()) => socket::object([("closed", true.into())]),
+            Err(error) => socket::object([("failed", error.to_string().into())]),
+        };
+        for mut stream in self.waiting.try_iter() {
+            if let Err(error) = stream.write_all(answer.to_string().as_bytes()) {
+                tracing::debug!(%error, "who waited for the end is gone");
+            }
+        }
+    }
+}
+
+fn name(mount: &Mount, mounted_at: u64) -> String {
+    format!("{PREFIX}{}-{mounted_at:020}", mount.device)
+}
+
+/// Nanoseconds of the machine's monotonic clock.
+fn mounted_at() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // Neither number is negative.
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// Connects to the daemon of a mount, if it belongs to this user or to root. Root may ask the
+/// daemon of any user.
+fn connect(mount: &Mount) -> Option<UnixStream> {
+    let names = socket::names(&format!("{PREFIX}{}-", mount.device)).ok()?;
+    // The names have one length, so they are in the order of their times.
+    names.iter().rev().find_map(|name| socket::connect_or_of(name, mount.owner).ok())
+}
+
+/// Whether a daemon of the mount listens.
+pub fn listens(mount: &Mount) -> bool {
+    connect(mount).is_some()
+}
+
+/// Asks the daemon of a mount. `None`: no daemon answers this user over a socket. An error: the
+/// daemon does not answer in time.
+pub fn ask(mount: &Mount, question: &str) -> Result<Option<Value>, CliError> {
+    let Some(stream) = connect(mount) else { return Ok(None) };
+    let pid = socket::peer(&stream);
+    match socket::ask_on(stream, question) {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+            Err(silent(mount, pid))
+        }
+        Err(_) => Ok(None),
+    }
+}
+
+fn silent(mount: &Mount, pid: Option<i32>) -> CliError {
+    let pid = pid.map_or("?".into(), |pid| pid.to_string());
+    CliError::Failed(format!(
+        "{}: its daemon (process {pid}) has not answered for {} s: it is stopped, or hangs; `kill -CONT {pid}` lets a stopped one go on, \
+         `ferry umount --force` ends it",
+        mount.target.display(),
+        socket::TIME_MAX.as_secs()
+    ))
+}
+
+/// Refuses a request to a mount whose daemon does not answer: the request would wait in the kernel.
+pub fn must_answer(path: &Path) -> Result<(), CliError> {
+    match mounts::above(path).filter(Mount::is_ferry) {
+        Some(mount) => ask(&mount, ALIVE).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// A connection on which the daemon says when it has closed the volume.
+pub struct End(UnixStream);
+
+impl End {
+    /// Connects; call it before the mount ends. `None`: no daemon answers this user.
+    pub fn of(mount: &Mount, timeout: Duration) -> Option<Self> {
+        let mut stream = connect(mount)?;
+        stream.set_read_timeout(Some(timeout.max(Duration::from_secs(1)))).ok()?;
+        writeln!(stream, "{END}").ok()?;
+        stream.shutdown(std::net::Shutdown::Write).ok()?;
+        Some(Self(stream))
+    }
+
+    /// Waits until the daemon has closed the volume; says how that ended.
+    pub fn told(mut self) -> Result<(), String> {
+        let mut answer = Vec::new();
+        let read = self.0.read_to_end(&mut answer);
+        let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
+        match (answer["failed"].as_str(), read) {
+            (Some(failed), _) => Err(socket::printable(failed)),
+            (None, Ok(0)) => Err("its daemon ended before it had closed the volume".into()),
+            _ => Ok(()),
+        }
+    }
+}

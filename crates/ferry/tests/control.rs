@@ -1,0 +1,406 @@
+//! What is asked of a mount's daemon beside the mount, and how its life begins and ends (these need
+//! root and /dev/fuse).
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
+
+/// A volume and a place for it, which no mount outlives.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let dir = TempDir::new().expect("a directory");
+        std::fs::create_dir(dir.path().join("mnt")).expect("a mount point");
+        let place = Self(dir);
+        ok(&ferry(&["mkfs", path(&place.volume()), "--size", "256M"]));
+        place
+    }
+
+    fn volume(&self) -> PathBuf {
+        self.0.path().join("volume.ferry")
+    }
+
+    fn mnt(&self) -> PathBuf {
+        self.0.path().join("mnt")
+    }
+
+    fn log(&self) -> String {
+        format!("log={}", self.0.path().join("log").display())
+    }
+
+    fn mount(&self) -> &Self {
+        ok(&ferry(&["mount", path(&self.volume()), path(&self.mnt()), "-o", &self.log()]));
+        self
+    }
+
+    fn daemon(&self) -> Pid {
+        let stats = ferry(&["stats", path(&self.mnt()), "--json"]);
+        let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).expect("statistics are JSON");
+        let pid = stats["fuse"]["daemon"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        pid.and_then(Pid::from_raw).expect("the daemon's number")
+    }
+
+    fn is_mounted(&self) -> bool {
+        let table = std::fs::read_to_string("/proc/self/mountinfo").expect("proc is mounted");
+        table.contains(path(&self.mnt()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Nothing is mounted if the test went well.
+        if self.is_mounted() {
+            ferry(&["umount", "--force", path(&self.mnt())]);
+        }
+    }
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("a temporary directory's name is UTF-8")
+}
+
+/// A command that would wait for ever fails its test instead.
+fn ferry(args: &[&str]) -> Output {
+    let mut bounded = Command::new("timeout");
+    bounded.args(["--signal=KILL", "60", FERRY]).args(args).output().expect("the command runs")
+}
+
+/// Stops a process. A signal reaches its threads one after another, so this waits until each of
+/// them has stopped.
+fn stop(process: Pid) {
+    kill_process(process, Signal::STOP).expect("it is ours");
+    let threads = format!("/proc/{process}/task");
+    let state = |stat: &str| stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    let runs = |thread: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(thread.expect("the process is there").path().join("stat"));
+        stat.is_ok_and(|stat| state(&stat) != Some('T'))
+    };
+    while std::fs::read_dir(&threads).expect("the process is there").any(runs) {
+        std::thread::yield_now();
+    }
+}
+
+fn ok(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn fails(output: &Output, text: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains(text), "{output:?}");
+}
+
+#[test]
+fn an_unmount_fails_if_the_volume_cannot_be_closed() {
+    let place = Place::new();
+    place.mount();
+    let volume = std::fs::OpenOptions::new().write(true).open(place.volume()).expect("it is there");
+    volume.set_len(0).expect("root may do anything");
+    fails(&ferry(&["umount", path(&place.mnt())]), "not closed cleanly");
+    assert!(!place.is_mounted());
+}
+
+/// Any user may bind any name, so it need not be UTF-8.
+#[test]
+fn a_foreign_sockets_name_keeps_nobody_from_hearing_how_closing_ended() {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+    let name = format!("x{}", std::process::id()).into_bytes().into_iter().chain([0xff, 0x1b, b'\n']);
+    let name = SocketAddr::from_abstract_name(name.collect::<Vec<_>>()).expect("a name");
+    let _foreign = UnixListener::bind_addr(&name).expect("nobody has it");
+    let place = Place::new();
+    place.mount();
+    ok(&ferry(&["clients"]));
+    cut(&place);
+    fails(&ferry(&["umount", path(&place.mnt())]), "not closed cleanly");
+    assert!(!place.is_mounted());
+}
+
+/// Another network name space has sockets of its own: nobody answers there.
+#[test]
+fn a_daemon_that_cannot_be_asked_has_closed_the_volume_if_the_volume_says_so() {
+    let elsewhere = |place: &Place| {
+        let mut bounded = Command::new("timeout");
+        bounded.args(["--signal=KILL", "60", "unshare", "--net", FERRY, "umount", path(&place.mnt())]);
+        bounded.output().expect("unshare runs")
+    };
+    let place = Place::new();
+    place.mount();
+    std::fs::write(place.mnt().join("file"), "x").expect("it fits");
+    ok(&elsewhere(&place));
+    place.mount();
+    std::fs::write(place.mnt().join("file"), "y").expect("it fits");
+    cut(&place);
+    fails(&elsewhere(&place), "closed cleanly");
+    assert!(!place.is_mounted());
+}
+
+#[test]
+fn root_hears_how_the_volume_of_another_user_was_closed() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let place = Place::new();
+    std::fs::set_permissions(place.0.path(), std::fs::Permissions::from_mode(0o777)).expect("it is ours");
+    for owned in [place.volume(), place.mnt()] {
+        chown(&owned, Some(65534), Some(65534)).expect("this runs as root");
+    }
+    let mut mount = Command::new(FERRY);
+    let mount = mount.args(["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log()]);
+    let mounted = mount.uid(65534).gid(65534).output().expect("the command runs");
+    if !mounted.status.success() {
+        eprintln!("not tested, users may not mount here: {mounted:?}");
+        return;
+    }
+    cut(&place);
+    fails(&ferry(&["umount", path(&place.mnt())]), "not closed cleanly");
+    assert!(!place.is_mounted());
+}
+
+#[test]
+fn who_unmounts_after_the_daemon_has_died_is_told() {
+    let place = Place::new();
+    let kill = || {
+        let daemon = place.daemon();
+        let process = rustix::process::pidfd_open(daemon, rustix::process::PidfdFlags::empty());
+        kill_process(daemon, Signal::KILL).expect("it is ours");
+        let mut ended =
+            [rustix::event::PollFd::new(process.as_ref().expect("it lives"), rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut ended, None).expect("it ends");
+    };
+    for (option, code) in [(None, 1), (Some("--force"), 0), (Some("--lazy"), 0)] {
+        place.mount();
+        kill();
+        let args: Vec<&str> = ["umount"].into_iter().chain(option).collect();
+        let said = ferry(&[&args[..], &[path(&place.mnt())]].concat());
+        let words = String::from_utf8_lossy(&said.stderr);
+        assert!(said.status.code() == Some(code) && words.contains("has died"), "{option:?}: {said:?}");
+        assert!(!place.is_mounted());
+    }
+    place.mount();
+    ok(&ferry(&["umount", path(&place.mnt())]));
+}
+
+fn cut(place: &Place) {
+    let volume = std::fs::OpenOptions::new().write(true).open(place.volume()).expect("it is there");
+    volume.set_len(0).expect("root may do anything");
+}
+
+#[test]
+fn who_asks_a_daemon_that_does_not_answer_is_told_soon() {
+    let place = Place::new();
+    place.mount();
+    let daemon = place.daemon();
+    stop(daemon);
+    let asked: Vec<Output> = std::thread::scope(|scope| {
+        let mnt = path(&place.mnt()).to_owned();
+        let questions = [vec!["stats"], vec!["umount"], vec!["sync"], vec!["stats", "--json"]];
+        let asking: Vec<_> = questions
+            .into_iter()
+            .map(|mut question| {
+                question.push(&mnt);
+                let question: Vec<String> = question.into_iter().map(str::to_owned).collect();
+                scope.spawn(move || ferry(&question.iter().map(String::as_str).collect::<Vec<_>>()))
+            })
+            .collect();
+        asking.into_iter().map(|one| one.join().expect("it ended")).collect()
+    });
+    kill_process(daemon, Signal::CONT).expect("it is ours");
+    asked.iter().for_each(|answer| fails(answer, "has not answered"));
+    let error: serde_json::Value = serde_json::from_slice(&asked[3].stdout).expect("an error is JSON, too");
+    assert!(error["error"].as_str().is_some_and(|error| error.contains("kill -CONT")), "{error}");
+    ok(&ferry(&["umount", path(&place.mnt())]));
+}
+
+#[test]
+fn a_mount_that_waits_says_for_whom_and_ends_with_who_started_it() {
+    let place = Place::new();
+    let held = ferry::Volume::open(place.volume(), &ferry::Options::default()).expect("nobody has it");
+    let mut mount = Command::new(FERRY)
+        .args(["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log()])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command runs");
+    let mut said = BufReader::new(mount.stderr.take().expect("it is piped"));
+    let mut line = String::new();
+    said.read_line(&mut line).expect("it says something");
+    assert!(line.contains(&format!("process {}", std::process::id())), "{line}");
+    mount.kill().expect("it is ours");
+    mount.wait().expect("it has ended");
+    // A daemon that still waited would get the volume now. It has the other end, too, until it
+    // mounts or ends.
+    held.close().expect("it can be written");
+    drop(held);
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).expect("it ends");
+    assert!(!place.is_mounted(), "{rest}");
+    place.mount();
+    ok(&ferry(&["umount", path(&place.mnt())]));
+}
+
+#[test]
+fn a_check_that_waits_says_once_for_whom() {
+    let place = Place::new();
+    place.mount();
+    let daemon = place.daemon();
+    // The mount is gone, and its daemon cannot end.
+    stop(daemon);
+    ok(&ferry(&["umount", "--lazy", path(&place.mnt())]));
+    let mut check = Command::new(FERRY)
+        .args(["fsck", path(&place.volume())])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command runs");
+    let mut said = BufReader::new(check.stderr.take().expect("it is piped"));
+    let mut line = String::new();
+    said.read_line(&mut line).expect("it says something");
+    kill_process(daemon, Signal::CONT).expect("it is ours");
+    assert!(line.contains(&format!("process {}", daemon.as_raw_nonzero())), "{line}");
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).expect("it ends");
+    assert!(check.wait().expect("it ends").success() && rest.is_empty(), "{line}{rest}");
+}
+
+/// A file system in memory, as small as the host's disk may be.
+struct SmallHost(PathBuf);
+
+impl SmallHost {
+    fn new(place: &Place) -> Self {
+        let at = place.0.path().join("host");
+        std::fs::create_dir(&at).expect("a mount point");
+        let mount = ["-t", "tmpfs", "-o", "size=100M", "none", path(&at)];
+        ok(&Command::new("mount").args(mount).output().expect("it runs"));
+        Self(at)
+    }
+}
+
+impl Drop for SmallHost {
+    fn drop(&mut self) {
+        let _unmounted = Command::new("umount").arg("--lazy").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_mount_on_a_host_that_is_nearly_full_says_so() {
+    let place = Place::new();
+    let host = SmallHost::new(&place);
+    let volume = host.0.join("volume.ferry");
+    ok(&ferry(&["mkfs", path(&volume), "--size", "1G"]));
+    let mounted = ferry(&["mount", path(&volume), path(&place.mnt()), "-o", &place.log()]);
+    ok(&mounted);
+    let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
+    ok(&ferry(&["umount", path(&place.mnt())]));
+    assert!(said.contains("it may come to need") && said.contains("make room there"), "{said}");
+}
+
+/// A server of a volume, ended with the test.
+struct Served(Child, String);
+
+impl Served {
+    fn new(volume: &Path) -> Self {
+        let mut server = Command::new(FERRY)
+            .args(["serve", path(volume), "--listen", "127.0.0.1:0", "--insecure"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the command runs");
+        let mut lines = BufReader::new(server.stderr.take().expect("it is piped")).lines();
+        let address = lines.by_ref().find_map(|line| {
+            let line = line.expect("it is text");
+            Some(line.split_once("address=")?.1.split_whitespace().next()?.to_owned())
+        });
+        // The server must not block on its output.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self(server, address.expect("it says where it listens"))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _ended = self.0.wait();
+    }
+}
+
+#[test]
+fn a_mount_that_goes_well_says_nothing() {
+    let place = Place::new();
+    let says_nothing = |source: &str, options: &str| {
+        let options = format!("{},{options}", place.log());
+        let mut mount = Command::new(FERRY);
+        mount.arg0("mount.fuse.ferry").args([source, path(&place.mnt()), "-o", &options]);
+        let mount = mount.output().expect("the command runs");
+        ok(&mount);
+        ok(&ferry(&["umount", path(&place.mnt())]));
+        assert!(mount.stderr.is_empty() && mount.stdout.is_empty(), "{mount:?}");
+    };
+    says_nothing(path(&place.volume()), "rw");
+    let server = Served::new(&place.volume());
+    says_nothing(&format!("ferry://{}/", server.1), "insecure");
+}
+
+#[test]
+fn a_mount_is_asked_itself_though_a_daemon_that_is_ending_had_its_device_number() {
+    let (ending, place) = (Place::new(), Place::new());
+    ending.mount();
+    let old = ending.daemon();
+    // The mount is gone, and its daemon cannot end.
+    stop(old);
+    ok(&ferry(&["umount", "--lazy", path(&ending.mnt())]));
+    place.mount();
+    let asked = place.daemon();
+    kill_process(old, Signal::CONT).expect("it is ours");
+    assert_ne!(asked, old);
+    ok(&ferry(&["umount", path(&place.mnt())]));
+}
+
+#[test]
+fn free_space_goes_back_to_the_host_when_somebody_asks() {
+    let place = Place::new();
+    place.mount();
+    let large = place.mnt().join("large");
+    std::fs::write(&large, vec![7; 64 << 20]).expect("it fits");
+    ok(&ferry(&["sync", path(&place.mnt())]));
+    std::fs::remove_file(&large).expect("it is there");
+    let before = held(&place.volume());
+    let trimmed = ferry(&["trim", path(&place.mnt())]);
+    ok(&trimmed);
+    assert!(held(&place.volume()) + (32 << 20) < before, "{before} bytes, then {}", held(&place.volume()));
+    if Command::new("fstrim").arg("--version").output().is_ok() {
+        ok(&Command::new("fstrim").arg(place.mnt()).output().expect("it runs"));
+    }
+    ok(&ferry(&["umount", path(&place.mnt())]));
+}
+
+#[test]
+fn flags_of_chattr_and_project_ids_are_refused_as_unknown() {
+    use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+    let place = Place::new();
+    place.mount();
+    let file = place.mnt().join("file");
+    std::fs::write(&file, "x").expect("it fits");
+    for path in [place.mnt(), file] {
+        let open = std::fs::File::open(&path).expect("it is there");
+        assert_eq!(ioctl_getflags(&open), Err(rustix::io::Errno::NOTTY), "{}", path.display());
+        assert_eq!(ioctl_setflags(&open, IFlags::IMMUTABLE), Err(rustix::io::Errno::NOTTY));
+        // As programs ask: neither may believe that a flag is set.
+        for program in
+            [&["lsattr", "-d"][..], &["lsattr", "-p", "-d"], &["chattr", "+i"], &["chattr", "-p", "7"]]
+        {
+            if let Ok(asked) = Command::new(program[0]).args(&program[1..]).arg(&path).output() {
+                assert!(!asked.status.success(), "{asked:?}");
+            }
+        }
+    }
+    ok(&ferry(&["umount", path(&place.mnt())]));
+}
+
+/// Bytes of the host that a file takes.
+fn held(file: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(file).expect("it is there").blocks() * 512
+}

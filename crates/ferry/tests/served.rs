@@ -1,0 +1,304 @@
+//! Commands for a volume that `ferry serve` has, while a client writes (these need root and
+//! /dev/fuse).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
+/// Bytes of a file that the client writes.
+const FILE_LEN: usize = 256 << 10;
+
+/// A command that would wait for ever fails its test instead.
+fn ferry(args: &[&str]) -> Output {
+    Command::new("timeout")
+        .args(["--signal=KILL", "100", FERRY])
+        .args(args)
+        .output()
+        .expect("the command runs")
+}
+
+#[track_caller]
+fn ok(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().expect("a temporary directory's name is UTF-8").to_owned()
+}
+
+/// A served volume and a mount of it, which the test does not outlive.
+struct Served {
+    dir: TempDir,
+    server: Child,
+    address: String,
+}
+
+impl Served {
+    /// `made`: what `ferry mkfs` is told beside the volume, where `DIR` is the directory.
+    fn new(made: &[&str]) -> Self {
+        let dir = TempDir::new().expect("a directory");
+        let volume = text(&dir.path().join("volume.ferry"));
+        let made: Vec<String> = made.iter().map(|word| word.replace("DIR", &text(dir.path()))).collect();
+        let mut mkfs = vec!["mkfs", &volume];
+        mkfs.extend(made.iter().map(String::as_str));
+        ok(&ferry(&mkfs));
+        Self::of(dir, &volume)
+    }
+
+    /// Serves a volume that is there; the mount and its log are in `dir`.
+    fn of(dir: TempDir, volume: &str) -> Self {
+        let mut server = Command::new(FERRY)
+            .args(["serve", volume, "--listen", "127.0.0.1:0", "--insecure", "--grace", "0s"])
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the command runs");
+        let mut said = BufReader::new(server.stderr.take().expect("it is piped"));
+        let mut log = String::new();
+        let address = loop {
+            let mut line = String::new();
+            assert_ne!(said.read_line(&mut line).expect("readable"), 0, "it ended: {log}");
+            if let Some((_, rest)) = line.split_once("address=") {
+                break rest.split_whitespace().next().expect("an address").to_owned();
+            }
+            log.push_str(&line);
+        };
+        // Its log must go on somewhere.
+        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+        let served = Self { dir, server, address };
+        fs::create_dir(served.mnt()).expect("a mount point");
+        let log = format!("insecure,log={}", served.dir.path().join("log").display());
+        ok(&ferry(&["mount", &format!("ferry://{}/", served.address), &text(&served.mnt()), "-o", &log]));
+        served
+    }
+
+    fn path(&self, name: &str) -> String {
+        text(&self.dir.path().join(name))
+    }
+
+    fn volume(&self) -> String {
+        self.path("volume.ferry")
+    }
+
+    fn mnt(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    fn stats(&self) -> Value {
+        let stats = ok(&ferry(&["stats", &self.volume(), "--json"]));
+        serde_json::from_str(&stats).expect("statistics are JSON")
+    }
+
+    fn end(&mut self) {
+        ok(&ferry(&["umount", &text(&self.mnt())]));
+        let server = i32::try_from(self.server.id()).ok().and_then(Pid::from_raw).expect("a process");
+        kill_process(server, Signal::TERM).expect("it is ours");
+        assert!(self.server.wait().expect("it is ours").success());
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Both are gone if the test went well.
+        drop(self.server.kill());
+        drop(self.server.wait());
+        ferry(&["umount", "--force", &text(&self.mnt())]);
+    }
+}
+
+fn contents(number: usize) -> Vec<u8> {
+    (0..FILE_LEN).map(|at| (at / 7 + number * 31) as u8).collect()
+}
+
+/// Writes and syncs files until `enough` is said; how many.
+fn write_files(dir: &Path, enough: &AtomicBool) -> usize {
+    let mut number = 0;
+    while !enough.load(Ordering::Relaxed) {
+        let mut file = File::create(dir.join(number.to_string())).expect("it can be made");
+        file.write_all(&contents(number)).expect("it fits");
+        file.sync_all().expect("it is durable");
+        number += 1;
+        // The volume has room for so many.
+        if number == 1000 {
+            break;
+        }
+    }
+    number
+}
+
+/// `work` is done while a client writes; how many files it wrote, which are all there.
+fn while_a_client_writes(served: &Served, work: impl FnOnce()) -> usize {
+    let enough = AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let writing = scope.spawn(|| write_files(&served.mnt(), &enough));
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        enough.store(true, Ordering::Relaxed);
+        let written = writing.join().expect("it writes");
+        worked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        written
+    });
+    assert_ne!(written, 0);
+    for number in 0..written {
+        let there = fs::read(served.mnt().join(number.to_string())).expect("it is there");
+        assert!(there == contents(number), "file {number}");
+    }
+    written
+}
+
+#[test]
+fn a_side_of_a_served_mirror_is_replaced_while_a_client_writes() {
+    let mut served = Served::new(&["--device", "mirror", "--size", "1G", "DIR/a", "DIR/b"]);
+    let written = while_a_client_writes(&served, || {
+        let said = ok(&ferry(&["replace", &served.volume(), &served.path("b"), &served.path("c")]));
+        assert!(said.contains("has taken the place of"), "{said}");
+    });
+    let stats = served.stats();
+    let sides = stats["devices"].as_object().expect("the sides");
+    assert!(sides.iter().any(|(name, side)| name.ends_with("/c") && side["state"] == "active"), "{stats:#}");
+    served.end();
+    ok(&ferry(&["fsck", &served.volume()]));
+    // The new side alone has everything.
+    fs::remove_file(served.path("a")).expect("it is there");
+    let mnt = text(&served.mnt());
+    ok(&ferry(&["mount", &served.volume(), &mnt, "-o", &format!("log={}", served.path("log"))]));
+    for number in 0..written {
+        assert!(fs::read(served.mnt().join(number.to_string())).expect("it is there") == contents(number));
+    }
+    ok(&ferry(&["umount", &mnt]));
+}
+
+#[test]
+fn a_served_volume_is_tuned_trimmed_synced_and_asked_for_its_figures() {
+    let mut served = Served::new(&["--size", "1G", "--log-size", "16M"]);
+    let volume = served.volume();
+    while_a_client_writes(&served, || {
+        ok(&ferry(&["tune", &volume, "--flush", "delay", "--fast-flush", "3ms", "--reset-flush-time"]));
+        assert_eq!(served.stats()["log"]["bytes"], 16 << 20);
+        ok(&ferry(&["tune", &volume, "--log-size", "64M"]));
+        assert_eq!(served.stats()["log"]["bytes"], 64 << 20);
+        ok(&ferry(&["sync", &volume]));
+        ok(&ferry(&["trim", &volume]));
+    });
+    let stats = served.stats();
+    assert_eq!(
+        (&stats["flush"]["policy"], &stats["volume"]["size"]),
+        (&"delay".into(), &(1_u64 << 30).into())
+    );
+    served.end();
+    ok(&ferry(&["fsck", &volume]));
+}
+
+#[test]
+fn statistics_of_a_served_volume_say_who_is_there_and_why_clients_were_refused() {
+    let mut served = Served::new(&["--size", "1G"]);
+    let before = served.stats();
+    assert_eq!((&before["server"]["sessions"], &before["server"]["refused"]["path"]), (&1.into(), &0.into()));
+    let nowhere = format!("ferry://{}/nowhere", served.address);
+    let other = served.dir.path().join("other");
+    fs::create_dir(&other).expect("a mount point");
+    let refused = ferry(&["mount", &nowhere, &text(&other), "-o", "insecure"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    assert_eq!(served.stats()["server"]["refused"]["path"], 1);
+    assert!(ok(&ferry(&["stats", &served.volume()])).contains("refused"));
+    served.end();
+}
+
+/// Whether the next server of the volume begins without a grace period.
+fn next_server_begins_at_once(volume: &str) -> bool {
+    let env = ferry_env::Env::real();
+    let device = ferry_device::FileDevice::open(Path::new(volume), ferry_device::OpenMode::ReadOnly, &env)
+        .expect("it can be opened");
+    let options = ferry_fs::FsOptions { read_only: true, ..ferry_fs::FsOptions::default() };
+    let fs = ferry_fs::LocalFs::open(std::sync::Arc::new(device), options, env).expect("it is a volume");
+    let at_once = ferry_fs::SessionStore::was_handed_over(&*fs);
+    fs.close().expect("nothing was written");
+    at_once
+}
+
+#[test]
+fn a_mount_hands_a_volume_over_to_a_server_only_if_it_was_handed_over_to_the_mount() {
+    let mut served = Served::new(&["--size", "1G"]);
+    let (volume, mnt) = (served.volume(), text(&served.mnt()));
+    served.end();
+    assert!(next_server_begins_at_once(&volume), "the server has stopped in order");
+    let mount_and_unmount = || {
+        ok(&ferry(&["mount", &volume, &mnt, "-o", &format!("log={}", served.path("log"))]));
+        fs::write(served.mnt().join("by a mount"), "contents").expect("it fits");
+        ok(&ferry(&["umount", &mnt]));
+    };
+    mount_and_unmount();
+    assert!(next_server_begins_at_once(&volume), "nobody had leases");
+    // A server that is killed has handed nothing over, and a mount behind it has not, either.
+    let mut killed = Served::of(TempDir::new().expect("a directory"), &volume);
+    fs::write(killed.mnt().join("by a client"), "contents").expect("it fits");
+    killed.server.kill().expect("it is ours");
+    killed.server.wait().expect("it is ours");
+    // It says what is lost without the server.
+    assert!(!ferry(&["umount", "--force", &text(&killed.mnt())]).status.success());
+    assert!(!next_server_begins_at_once(&volume));
+    mount_and_unmount();
+    assert!(!next_server_begins_at_once(&volume));
+}
+
+#[test]
+fn a_scrub_of_a_served_volume_finds_damage_while_a_client_writes() {
+    let mut served = Served::new(&["--size", "1G"]);
+    let volume = served.volume();
+    let damaged = contents(77_777);
+    fs::write(served.mnt().join("damaged"), &damaged).expect("it fits");
+    ok(&ferry(&["sync", &text(&served.mnt())]));
+    while_a_client_writes(&served, || {
+        assert!(ok(&ferry(&["scrub", &volume])).contains("clean"));
+        spoil(Path::new(&volume), &damaged[..4096]);
+        let found = ferry(&["scrub", &volume, "--json"]);
+        assert_eq!(found.status.code(), Some(4), "{found:?}");
+        let report: Value = serde_json::from_slice(&found.stdout).expect("a report is JSON");
+        assert_eq!(
+            (&report["complete"], &report["damage"][0]["path"]),
+            (&true.into(), &"/damaged".into()),
+            "{report:#}"
+        );
+        ok(&ferry(&["scrub", &volume, "--stop"]));
+    });
+    served.end();
+}
+
+/// Overwrites a few bytes of the block that has these contents.
+fn spoil(volume: &Path, contents: &[u8]) {
+    let file = OpenOptions::new().read(true).write(true).open(volume).expect("it is there");
+    let mut block = vec![0; contents.len()];
+    let blocks = file.metadata().expect("it is there").len() / block.len() as u64;
+    let at = (0..blocks).map(|block| block * contents.len() as u64).find(|at| {
+        file.read_exact_at(&mut block, *at).expect("readable");
+        block == contents
+    });
+    file.write_all_at(b"spoiled", at.expect("it is on the volume")).expect("writable");
+}
+
+#[test]
+fn only_root_and_the_servers_own_user_may_ask() {
+    let mut served = Served::new(&["--size", "256M"]);
+    // The way there is open, the answer is no.
+    fs::set_permissions(served.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("it is ours");
+    for question in ["stats", "trim", "scrub", "sync"] {
+        let asked = Command::new(FERRY).args([question, &served.volume()]).uid(65534).gid(65534).output();
+        let asked = asked.expect("the command runs");
+        let said = String::from_utf8_lossy(&asked.stderr);
+        assert!(
+            !asked.status.success() && said.contains("only its own user and root"),
+            "{question}: {asked:?}"
+        );
+    }
+    served.end();
+}
