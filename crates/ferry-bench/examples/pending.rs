@@ -6,7 +6,10 @@
 //! runs END (the stall ends, or the device is gone). Prints one line of JSON; PID is the daemon
 //! whose memory is told.
 
-#![expect(clippy::disallowed_methods, reason = "it measures a mount in real time, and json! unwraps")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "it measures a mount in real time, and json! unwraps"
+)]
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -53,7 +56,8 @@ fn main() -> Outcome {
         let begun = Instant::now();
         let mut threads = Vec::with_capacity(files.len());
         for file in files {
-            threads.push(Builder::new().stack_size(STACK).spawn_scoped(scope, move || fsync(file))?);
+            threads
+                .push(Builder::new().stack_size(STACK).spawn_scoped(scope, move || fsync(file))?);
         }
         while called.load(Ordering::Relaxed) < threads.len() && begun.elapsed() < BOARDING_MAX {
             sleep(PAUSE);

@@ -72,7 +72,9 @@ fn obey(relay: &Relay, command: &str) -> Result<String, String> {
         ["release", name] => relay.hold(side(name)?, false),
         ["delay", time] => {
             let delay = delay(time)?;
-            [Side::Up, Side::Down].iter().for_each(|side| relay.set(*side, |way| way.delay = delay));
+            [Side::Up, Side::Down]
+                .iter()
+                .for_each(|side| relay.set(*side, |way| way.delay = delay));
         }
         [name @ ("up" | "down"), rate] => {
             let rate = rate.parse()?;
@@ -80,7 +82,9 @@ fn obey(relay: &Relay, command: &str) -> Result<String, String> {
         }
         ["refuse"] => relay.refuse(true),
         ["accept"] => relay.refuse(false),
-        ["carried"] => return Ok(format!("{} {}", relay.carried(Side::Up), relay.carried(Side::Down))),
+        ["carried"] => {
+            return Ok(format!("{} {}", relay.carried(Side::Up), relay.carried(Side::Down)));
+        }
         _ => return Err(format!("{command:?} is no command")),
     }
     Ok("ok".into())

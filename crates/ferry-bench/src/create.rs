@@ -75,7 +75,9 @@ pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
 /// Runs in process, each turn on a new volume.
 pub fn in_process(options: &Options, volume: &VolumeOptions) -> Bench<'static> {
     let (turns, volume) = (options.clone(), volume.clone());
-    options.bench(vec![Variant::new("in process", move |_| turn(&Place::in_process(&volume)?, &turns))])
+    options.bench(vec![Variant::new("in process", move |_| {
+        turn(&Place::in_process(&volume)?, &turns)
+    })])
 }
 
 fn turn(place: &Place, options: &Options) -> Result<Sample, BenchError> {
@@ -85,8 +87,9 @@ fn turn(place: &Place, options: &Options) -> Result<Sample, BenchError> {
     for n in 0..if options.readers > 0 { PER_DIR } else { 0 } {
         old.create(&n.to_string())?.write_at(&contents, 0)?;
     }
-    let dirs: Vec<Dir> =
-        (0..options.threads).map(|thread| top.mkdir(&thread.to_string())).collect::<io::Result<_>>()?;
+    let dirs: Vec<Dir> = (0..options.threads)
+        .map(|thread| top.mkdir(&thread.to_string()))
+        .collect::<io::Result<_>>()?;
     place.sync()?;
 
     let making = AtomicU32::new(options.threads);
@@ -141,13 +144,16 @@ fn turn(place: &Place, options: &Options) -> Result<Sample, BenchError> {
         ("max_ms", ms(makes.max())),
     ]);
     if reads.count() > 0 {
-        sample.extend([("read_p99_ms", ms(reads.quantile(0.99))), ("read_max_ms", ms(reads.max()))]);
+        sample
+            .extend([("read_p99_ms", ms(reads.quantile(0.99))), ("read_max_ms", ms(reads.max()))]);
     }
     let counted = [("checkpoints", "/log/checkpoints"), ("waits", "/log/waits")];
-    let grown =
-        counted.into_iter().filter_map(|(name, counter)| Some((name, after.grown(&before, counter)?)));
+    let grown = counted
+        .into_iter()
+        .filter_map(|(name, counter)| Some((name, after.grown(&before, counter)?)));
     sample.extend(grown);
-    if let (Some(written), Some(log)) = (after.grown(&before, "/log/written_bytes"), after.get("/log/bytes"))
+    if let (Some(written), Some(log)) =
+        (after.grown(&before, "/log/written_bytes"), after.get("/log/bytes"))
     {
         sample.insert("log_rounds", written / log);
     }

@@ -69,7 +69,11 @@ const METRICS: [Metric; 13] = [
     Metric { name: "writes_per_transaction", label: "log writes/txn", more_is_better: false },
     Metric { name: "in_flight", label: "in flight", more_is_better: true },
     Metric { name: "checkpoints_per_s", label: "checkpoints/s", more_is_better: false },
-    Metric { name: "log_writes_per_tail_move", label: "log writes/tail move", more_is_better: true },
+    Metric {
+        name: "log_writes_per_tail_move",
+        label: "log writes/tail move",
+        more_is_better: true,
+    },
     Metric { name: "cpu_us_per_op", label: "CPU µs/op", more_is_better: false },
 ];
 
@@ -88,7 +92,8 @@ pub struct Options {
 
 impl Options {
     fn bench<'a>(&self, case: Case<'a>) -> Bench<'a> {
-        let mix: Vec<String> = MIX.iter().map(|(op, n)| format!("{n} {op:?}").to_lowercase()).collect();
+        let mix: Vec<String> =
+            MIX.iter().map(|(op, n)| format!("{n} {op:?}").to_lowercase()).collect();
         Bench {
             workload: "fserver",
             about: format!("Workers do jobs of {JOB} operations each: {}.", mix.join(", ")),
@@ -115,9 +120,16 @@ pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
 
 /// Runs in process, with a volume for each way to drive the log. The other ways to wake are
 /// compared with `all`.
-pub fn in_process(options: &Options, volume: &VolumeOptions, logs: &[LogOptions]) -> Bench<'static> {
-    let one = |field: fn(&LogOptions) -> String| logs.windows(2).all(|two| field(&two[0]) == field(&two[1]));
-    let (one_wake, one_buffers) = (one(|log| log.wake.to_string()), one(|log| log.buffers.to_string()));
+pub fn in_process(
+    options: &Options,
+    volume: &VolumeOptions,
+    logs: &[LogOptions],
+) -> Bench<'static> {
+    let one = |field: fn(&LogOptions) -> String| {
+        logs.windows(2).all(|two| field(&two[0]) == field(&two[1]))
+    };
+    let (one_wake, one_buffers) =
+        (one(|log| log.wake.to_string()), one(|log| log.buffers.to_string()));
     let name = |log: &LogOptions| match (one_wake, one_buffers) {
         (_, true) => log.wake.to_string(),
         (true, false) => format!("{} buffers", log.buffers),
@@ -148,8 +160,9 @@ pub fn in_process(options: &Options, volume: &VolumeOptions, logs: &[LogOptions]
 fn turn(place: &Place, options: &Options, round: u32) -> Result<Sample, BenchError> {
     let top = place.root().mkdir("turn")?;
     let shared = top.mkdir("shared")?;
-    let own: Vec<Dir> =
-        (0..options.workers).map(|worker| top.mkdir(&worker.to_string())).collect::<io::Result<_>>()?;
+    let own: Vec<Dir> = (0..options.workers)
+        .map(|worker| top.mkdir(&worker.to_string()))
+        .collect::<io::Result<_>>()?;
     let begin = |number: u32| {
         let seed = u64::from(round) << 32 | u64::from(number);
         let mut worker = Worker::new(number, [own[number as usize].clone(), shared.clone()], seed);
@@ -158,13 +171,17 @@ fn turn(place: &Place, options: &Options, round: u32) -> Result<Sample, BenchErr
     let workers = threads(options.workers, begin)?;
     place.sync()?;
 
-    let workers: Vec<_> = workers.into_iter().map(|worker| parking_lot::Mutex::new(Some(worker))).collect();
+    let workers: Vec<_> =
+        workers.into_iter().map(|worker| parking_lot::Mutex::new(Some(worker))).collect();
     let before = Counters::of(place)?;
     let from = now();
     let until = from + options.time;
     let run = |number: u32| {
         let worker = workers[number as usize].lock().take();
-        worker.map_or_else(|| Ok(Histogram::default()), |worker| worker.run(until, options.fsync_each))
+        worker.map_or_else(
+            || Ok(Histogram::default()),
+            |worker| worker.run(until, options.fsync_each),
+        )
     };
     let times = threads(options.workers, run)?;
     let took = (now() - from).as_secs_f64();
@@ -199,7 +216,8 @@ fn sample(times: &Histogram, took: f64, before: &Counters, after: &Counters) -> 
         ("longest_wait_ms", after.get("/log/times/waits/max_ns").map(|ns| ns / 1e6)),
         (
             "log_round_ms",
-            quotient_of(after.get("/log/bytes"), grown("written_bytes")).map(|log| log * took * 1e3),
+            quotient_of(after.get("/log/bytes"), grown("written_bytes"))
+                .map(|log| log * took * 1e3),
         ),
         ("checkpoints_per_s", grown("checkpoints").map(|checkpoints| checkpoints / took)),
         ("log_writes_per_tail_move", quotient("writes", "tail_moves")),

@@ -88,13 +88,16 @@ pub struct Options {
 /// Runs on all places in turn.
 pub fn bench<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
     let files = options.files;
-    let kinds = [(false, format!("make {files} files")), (true, format!("sync {files} files made before"))];
+    let kinds =
+        [(false, format!("make {files} files")), (true, format!("sync {files} files made before"))];
     let cases = kinds.into_iter().filter_map(|(pass, name)| {
         let modes: Vec<_> = options.modes.iter().filter(|mode| mode.is_pass() == pass).collect();
         let variants = places.iter().flat_map(|place| {
             modes.iter().map(move |mode| {
                 let (options, mode) = (options.clone(), **mode);
-                Variant::new(format!("{} {mode}", place.name()), move |_| turn(place, mode, &options))
+                Variant::new(format!("{} {mode}", place.name()), move |_| {
+                    turn(place, mode, &options)
+                })
             })
         });
         let variants: Vec<_> = variants.collect();
@@ -118,12 +121,15 @@ pub fn bench<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
 
 fn turn(place: &Place, mode: SyncMode, options: &Options) -> Result<Sample, BenchError> {
     let top = place.root().mkdir("turn")?;
-    let dirs: Vec<Dir> =
-        (0..options.threads).map(|thread| top.mkdir(&thread.to_string())).collect::<io::Result<_>>()?;
+    let dirs: Vec<Dir> = (0..options.threads)
+        .map(|thread| top.mkdir(&thread.to_string()))
+        .collect::<io::Result<_>>()?;
     place.sync()?;
     // Thread t has file t, t + threads and so on.
     let names = |thread: u32| {
-        (thread..options.files).step_by(options.threads.max(1) as usize).map(|file| file.to_string())
+        (thread..options.files)
+            .step_by(options.threads.max(1) as usize)
+            .map(|file| file.to_string())
     };
     let contents = vec![0x5a_u8; options.size];
     let make = |thread: u32| -> io::Result<()> {

@@ -80,6 +80,7 @@ pub use machine::Machine;
 pub use model::DeviceModel;
 pub use place::{CpuTime, Dir, File, Place, VolumeOptions};
 pub use run::{
-    Bench, CONFIDENCE, Case, CaseReport, Metric, Progress, ROUNDS, Report, Sample, Variant, VariantReport,
+    Bench, CONFIDENCE, Case, CaseReport, Metric, Progress, ROUNDS, Report, Sample, Variant,
+    VariantReport,
 };
 pub use threads::{now, threads};

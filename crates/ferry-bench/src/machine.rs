@@ -24,7 +24,8 @@ impl Machine {
         let uname = rustix::system::uname();
         let text = |words: &std::ffi::CStr| words.to_string_lossy().into_owned();
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+        let model =
+            cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
         let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let info = rustix::system::sysinfo();
         Self {

@@ -139,7 +139,11 @@ impl NullFs {
 }
 
 /// Mounts a null file system and serves it until it is unmounted.
-pub fn run(mountpoint: &Path, mount: &MountOptions, options: NullOptions) -> Result<(), ferry_fuse::Error> {
+pub fn run(
+    mountpoint: &Path,
+    mount: &MountOptions,
+    options: NullOptions,
+) -> Result<(), ferry_fuse::Error> {
     let fs = Arc::new(NullFs::new(&Env::real(), options));
     Session::mount(fs, mountpoint, mount)?.wait();
     Ok(())

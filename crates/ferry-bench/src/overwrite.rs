@@ -94,7 +94,8 @@ fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sampl
     fill(&other, blocks, other_chunks)?;
     place.sync()?;
 
-    let (each, writers) = (blocks * u64::from(options.times) / u64::from(options.threads), options.threads);
+    let (each, writers) =
+        (blocks * u64::from(options.times) / u64::from(options.threads), options.threads);
     let before = Counters::of(place)?;
     let begun = now();
     let times = threads(writers, |me| -> io::Result<Histogram> {
@@ -102,8 +103,8 @@ fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sampl
         let (mut times, mut data) = (Histogram::default(), [0; BLOCK]);
         for _ in 0..each {
             // Each block belongs to one thread.
-            let block =
-                numbers.next_u64() % (blocks / u64::from(writers)) * u64::from(writers) + u64::from(me);
+            let block = numbers.next_u64() % (blocks / u64::from(writers)) * u64::from(writers)
+                + u64::from(me);
             let version = versions[block as usize].fetch_add(1, Ordering::Relaxed) + 1;
             contents(block, version, &mut data);
             let begun = now();
@@ -131,9 +132,12 @@ fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sampl
         ("max_ms", all.max() as f64 / 1e6),
     ]);
     sample.extend(
-        after.grown(&before, "/data/written_bytes").map(|written| ("amplification", written / bytes)),
+        after
+            .grown(&before, "/data/written_bytes")
+            .map(|written| ("amplification", written / bytes)),
     );
-    sample.extend(after.grown(&before, "/data/cleaned_segments").map(|cleaned| ("cleaned", cleaned)));
+    sample
+        .extend(after.grown(&before, "/data/cleaned_segments").map(|cleaned| ("cleaned", cleaned)));
     Ok(sample)
 }
 
@@ -150,7 +154,12 @@ fn fill(file: &File, first: u64, chunks: u64) -> io::Result<()> {
 }
 
 /// Checks that every block has its newest version.
-fn compare(file: &File, first: u64, chunks: u64, version: impl Fn(u64) -> u32) -> Result<(), BenchError> {
+fn compare(
+    file: &File,
+    first: u64,
+    chunks: u64,
+    version: impl Fn(u64) -> u32,
+) -> Result<(), BenchError> {
     let (mut chunk, mut expected) = (vec![0; CHUNK], [0; BLOCK]);
     for number in 0..chunks {
         let got = file.read_at(&mut chunk, number * CHUNK as u64)?;
@@ -158,7 +167,8 @@ fn compare(file: &File, first: u64, chunks: u64, version: impl Fn(u64) -> u32) -
             let version = version(block);
             contents(block, version, &mut expected);
             if got < CHUNK || read != expected {
-                let text = format!("block {block} is not what was written to it (version {version})");
+                let text =
+                    format!("block {block} is not what was written to it (version {version})");
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text).into());
             }
         }

@@ -68,8 +68,9 @@ pub fn by_command<'a>(command: &str, rounds: u32, places: &'a [Place]) -> Bench<
     });
     Bench {
         workload: "program",
-        about: "A program runs in a new directory; what is missing until it is durable; rm removes it."
-            .into(),
+        about:
+            "A program runs in a new directory; what is missing until it is durable; rm removes it."
+                .into(),
         metrics: PROGRAM_METRICS.into(),
         options: vec![("command", command.to_owned())],
         cases: vec![Case::new("program", variants)],
@@ -154,7 +155,9 @@ fn ended(command: &mut Command) -> Result<(), BenchError> {
     if status.success() {
         return Ok(());
     }
-    Err(BenchError::path(Path::new(&program), "has failed")(std::io::Error::other(status.to_string())))
+    Err(BenchError::path(Path::new(&program), "has failed")(std::io::Error::other(
+        status.to_string(),
+    )))
 }
 
 fn entries_below(dir: &Path) -> std::io::Result<u64> {

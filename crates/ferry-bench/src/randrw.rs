@@ -146,8 +146,9 @@ fn part(
         while at < end {
             // The clock is not what is measured.
             for _ in 0..(CHUNK / block).clamp(1, 16) {
-                random =
-                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 let offset = (random >> 33) % blocks * block as u64;
                 if me < readers {
                     file.read_at(&mut buf, offset)?;

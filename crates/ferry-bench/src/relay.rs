@@ -41,10 +41,13 @@ impl FromStr for Rate {
             return Ok(Self(None));
         }
         let units = [("kbit", 125), ("Mbit", 125_000), ("Gbit", 125_000_000)];
-        let found =
-            units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?.parse().ok()?, bytes)));
+        let found = units
+            .iter()
+            .find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?.parse().ok()?, bytes)));
         match found {
-            Some((number, bytes)) if number > 0 => Ok(Self(Some(u64::saturating_mul(number, *bytes)))),
+            Some((number, bytes)) if number > 0 => {
+                Ok(Self(Some(u64::saturating_mul(number, *bytes))))
+            }
             _ => Err(format!("{text:?} is no rate: write 500kbit, 10Mbit, 1Gbit, or unlimited")),
         }
     }
@@ -132,7 +135,8 @@ impl Shared {
     fn cut(&self) {
         for connection in std::mem::take(&mut *self.connections.lock()) {
             if let Some(connection) = connection.upgrade() {
-                let _gone = (connection.0.shutdown(Shutdown::Both), connection.1.shutdown(Shutdown::Both));
+                let _gone =
+                    (connection.0.shutdown(Shutdown::Both), connection.1.shutdown(Shutdown::Both));
             }
         }
     }
@@ -314,13 +318,16 @@ mod tests {
         let slow = Way { rate: "1Mbit".parse().expect("a rate"), ..Way::default() };
         let relay = Relay::start(any_port(), echo(), slow, Way::default()).expect("a relay");
         let mut stream = through(&relay);
-        assert!(exchange(&mut stream, 25_000).expect("it is carried") >= Duration::from_millis(195));
+        assert!(
+            exchange(&mut stream, 25_000).expect("it is carried") >= Duration::from_millis(195)
+        );
         assert!(relay.carried(Side::Up) == 25_000 && relay.carried(Side::Down) == 25_000);
     }
 
     #[test]
     fn a_connection_is_cut_where_it_is_said() {
-        let relay = Relay::start(any_port(), echo(), Way::default(), Way::default()).expect("a relay");
+        let relay =
+            Relay::start(any_port(), echo(), Way::default(), Way::default()).expect("a relay");
         let mut stream = through(&relay);
         exchange(&mut stream, 100).expect("it is carried");
         relay.cut();
@@ -336,7 +343,8 @@ mod tests {
 
     #[test]
     fn what_is_held_back_arrives_when_it_is_released() {
-        let relay = Relay::start(any_port(), echo(), Way::default(), Way::default()).expect("a relay");
+        let relay =
+            Relay::start(any_port(), echo(), Way::default(), Way::default()).expect("a relay");
         let mut stream = through(&relay);
         relay.hold(Side::Down, true);
         stream.write_all(&[7; 100]).expect("open");
@@ -350,7 +358,9 @@ mod tests {
 
     #[test]
     fn rates_are_read_as_they_are_written() {
-        for (text, rate) in [("10Mbit", Some(1_250_000)), ("500kbit", Some(62_500)), ("unlimited", None)] {
+        for (text, rate) in
+            [("10Mbit", Some(1_250_000)), ("500kbit", Some(62_500)), ("unlimited", None)]
+        {
             assert_eq!(text.parse(), Ok(Rate(rate)));
         }
         for text in ["", "10", "0Mbit", "Mbit", "-1Mbit", "1.5Mbit", "10M"] {

@@ -37,7 +37,10 @@ pub struct Variant<'a> {
 
 impl<'a> Variant<'a> {
     /// Makes a variant.
-    pub fn new(name: impl Into<String>, turn: impl FnMut(u32) -> Result<Sample, BenchError> + 'a) -> Self {
+    pub fn new(
+        name: impl Into<String>,
+        turn: impl FnMut(u32) -> Result<Sample, BenchError> + 'a,
+    ) -> Self {
         Self { name: name.into(), turn: Box::new(turn) }
     }
 }
@@ -52,7 +55,8 @@ pub struct Case<'a> {
     pub x: Option<f64>,
     /// The label of that number.
     pub x_label: &'static str,
-    /// The index of the variant that the others are compared with; if there is none, nothing is compared.
+    /// The index of the variant that the others are compared with; if there is none, nothing is
+    /// compared.
     pub reference: usize,
     /// The number of variants.
     pub variants: usize,
@@ -173,7 +177,8 @@ impl Bench<'_> {
         };
         let mut cases = Vec::new();
         for case in self.cases {
-            let (name, group, x, reference) = (case.name, case.group, (case.x, case.x_label), case.reference);
+            let (name, group, x, reference) =
+                (case.name, case.group, (case.x, case.x_label), case.reference);
             let mut variants = (case.open)()?;
             let mut samples = vec![Vec::new(); variants.len()];
             for round in 0..self.rounds {
@@ -191,7 +196,13 @@ impl Bench<'_> {
             at.now.clear();
             progress(&at);
             let names = variants.into_iter().map(|variant| variant.name).collect();
-            cases.push(CaseReport::new((name, group, x), reference, names, &samples, &self.metrics));
+            cases.push(CaseReport::new(
+                (name, group, x),
+                reference,
+                names,
+                &samples,
+                &self.metrics,
+            ));
         }
         Ok(Report {
             workload: self.workload,
@@ -224,12 +235,17 @@ impl CaseReport {
         let confidence = 1.0 - (1.0 - CONFIDENCE) / (names.len().max(2) - 1) as f64;
         let reference_name = names.get(reference).cloned().unwrap_or_default();
         let variants = names.into_iter().enumerate().map(|(index, name)| {
-            let values: BTreeMap<_, _> =
-                metrics.iter().map(|m| (m.name, of(index, m.name))).filter(|(_, v)| !v.is_empty()).collect();
-            let medians = values.iter().filter_map(|(name, values)| Some((*name, median(values)?))).collect();
+            let values: BTreeMap<_, _> = metrics
+                .iter()
+                .map(|m| (m.name, of(index, m.name)))
+                .filter(|(_, v)| !v.is_empty())
+                .collect();
+            let medians =
+                values.iter().filter_map(|(name, values)| Some((*name, median(values)?))).collect();
             let compared = index != reference && reference < samples.len();
-            let ratio =
-                compared.then(|| ratio(&of(index, first), &of(reference, first), confidence)).flatten();
+            let ratio = compared
+                .then(|| ratio(&of(index, first), &of(reference, first), confidence))
+                .flatten();
             VariantReport { name, values, medians, ratio }
         });
         Self { variants: variants.collect(), name, group, x, x_label, reference: reference_name }
@@ -271,7 +287,8 @@ mod tests {
         let turns = RefCell::default();
         let mut heard = Vec::new();
         let report = bench(&turns, 3).run(|at| heard.push((at.done, at.all))).expect("it runs");
-        let order: Vec<_> = turns.borrow().iter().map(|(name, round)| format!("{name}{round}")).collect();
+        let order: Vec<_> =
+            turns.borrow().iter().map(|(name, round)| format!("{name}{round}")).collect();
         assert_eq!(order, ["a0", "b0", "c0", "b1", "c1", "a1", "c2", "a2", "b2"]);
         assert_eq!(heard.first(), Some(&(0, 9)));
         assert_eq!(heard.last(), Some(&(9, 9)));

@@ -58,7 +58,8 @@ impl Histogram {
         for (bucket, count) in self.counts.iter().enumerate() {
             seen += count;
             if seen >= wanted && *count > 0 {
-                return ((2_f64.powf((bucket + 1) as f64 / BUCKETS_PER_DOUBLING)) as u64).min(self.max_ns);
+                return ((2_f64.powf((bucket + 1) as f64 / BUCKETS_PER_DOUBLING)) as u64)
+                    .min(self.max_ns);
             }
         }
         self.max_ns
@@ -125,7 +126,8 @@ fn t_within(t: f64, freedom: u32) -> f64 {
     let theta = (t / f64::from(freedom).sqrt()).atan();
     let (sin, cos) = theta.sin_cos();
     let odd = freedom % 2 == 1;
-    let (mut term, mut sum) = if odd { (cos, if freedom > 1 { cos } else { 0.0 }) } else { (1.0, 1.0) };
+    let (mut term, mut sum) =
+        if odd { (cos, if freedom > 1 { cos } else { 0.0 }) } else { (1.0, 1.0) };
     let mut k = if odd { 3 } else { 2 };
     while k + 2 <= freedom {
         term *= cos * cos * f64::from(k - 1) / f64::from(k);
@@ -178,7 +180,8 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0]), Some(2.5));
         assert_eq!(median(&[]), None);
-        let same = ratio(&[2.0, 4.0, 6.0, 8.0, 10.0], &[1.0, 2.0, 3.0, 4.0, 5.0], 0.95).expect("five rounds");
+        let same = ratio(&[2.0, 4.0, 6.0, 8.0, 10.0], &[1.0, 2.0, 3.0, 4.0, 5.0], 0.95)
+            .expect("five rounds");
         close(same.value, 2.0);
         let interval = same.interval.expect("five rounds have one");
         close(interval.low, 2.0);
@@ -188,7 +191,10 @@ mod tests {
         close(wide.value, 0.5_f64.exp());
         // The standard error of three zeros and three ones is the root of 0.3 / 6; Student's t of
         // five degrees is 2.571.
-        close(wide.interval.expect("six rounds have one").high, (0.5 + 2.571 * 0.05_f64.sqrt()).exp());
+        close(
+            wide.interval.expect("six rounds have one").high,
+            (0.5 + 2.571 * 0.05_f64.sqrt()).exp(),
+        );
         assert_eq!(ratio(&[1.0], &[1.0], 0.95), None);
         let few = ratio(&[2.0; 4], &[1.0; 4], 0.95).expect("four rounds");
         assert_eq!(few.interval, None, "four rounds are too few for an interval");

@@ -152,8 +152,11 @@ pub fn run(target: &File, plan: Plan) -> io::Result<Seen> {
                             }
                             _ => Ok(()),
                         };
-                        let reads =
-                            if me < OTHERS { READS_BETWEEN } else { u32::from(me >= OTHERS + writers) };
+                        let reads = if me < OTHERS {
+                            READS_BETWEEN
+                        } else {
+                            u32::from(me >= OTHERS + writers)
+                        };
                         for _ in 0..reads {
                             result = result.and_then(|()| run.read(&mut random, &mut buf));
                         }
@@ -222,7 +225,12 @@ impl Run<'_> {
     }
 
     /// Writes a slot that is this writer's, of the first two thirds.
-    fn write(&self, random: &mut Random, (me, writers): (u32, u32), buf: &mut [u8]) -> io::Result<()> {
+    fn write(
+        &self,
+        random: &mut Random,
+        (me, writers): (u32, u32),
+        buf: &mut [u8],
+    ) -> io::Result<()> {
         let at = self.pick(random);
         if at % writers as usize != me as usize || at >= self.third(2).start {
             return Ok(());
@@ -280,7 +288,9 @@ impl Run<'_> {
             return self.found(&self.torn, at, slot, format!("ends after {} bytes", bytes.len()));
         }
         match version_of(at, bytes) {
-            Err(byte) => self.found(&self.torn, at, slot, format!("changes its version at byte {byte}")),
+            Err(byte) => {
+                self.found(&self.torn, at, slot, format!("changes its version at byte {byte}"))
+            }
             Ok(version) => {
                 // Of a slot of less than a word only the low byte is known.
                 let stale = if slot.len < 8 { false } else { version < before };
@@ -295,7 +305,9 @@ impl Run<'_> {
     fn found(&self, counter: &AtomicU64, at: usize, slot: Slot, what: String) {
         counter.fetch_add(1, Ordering::Relaxed);
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
-        first.get_or_insert_with(|| format!("slot {at} ({} bytes at {}) {what}", slot.len, slot.offset));
+        first.get_or_insert_with(|| {
+            format!("slot {at} ({} bytes at {}) {what}", slot.len, slot.offset)
+        });
     }
 
     /// Makes a hole of a slot whose ends lie at blocks: that is one step.
@@ -321,7 +333,12 @@ impl Run<'_> {
             self.put(at, buf, |data, slot| {
                 let end = self.target.append(data)?;
                 if end != slot.offset + slot.len as u64 {
-                    self.found(&self.torn, at, slot, format!("was appended so that it ends at {end}"));
+                    self.found(
+                        &self.torn,
+                        at,
+                        slot,
+                        format!("was appended so that it ends at {end}"),
+                    );
                 }
                 Ok(())
             })?;
@@ -384,7 +401,8 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % end.max(1)
     }
 }

@@ -57,7 +57,8 @@ pub fn bench(options: &Options, device: &DeviceModel) -> Bench<'static> {
     let (turns, device) = (options.clone(), device.clone());
     Bench {
         workload: "transactions",
-        about: "Threads rewrite keys; a transaction puts one of them. Nobody waits for durability.".into(),
+        about: "Threads rewrite keys; a transaction puts one of them. Nobody waits for durability."
+            .into(),
         metrics: METRICS.into(),
         options: vec![
             ("threads", options.threads.to_string()),
@@ -66,7 +67,10 @@ pub fn bench(options: &Options, device: &DeviceModel) -> Bench<'static> {
             ("commit interval", format!("{:?}", options.commit_interval)),
             ("turn", format!("{:?}", options.time)),
         ],
-        cases: vec![Case::new("rewrite", vec![Variant::new("journal", move |_| turn(&turns, &device))])],
+        cases: vec![Case::new(
+            "rewrite",
+            vec![Variant::new("journal", move |_| turn(&turns, &device))],
+        )],
         rounds: options.rounds,
     }
 }

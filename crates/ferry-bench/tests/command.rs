@@ -109,7 +109,11 @@ fn policies_take_turns_on_a_mount_and_the_first_one_is_back_at_the_end() {
     assert_eq!(names, ["mnt each", "mnt adaptive", "host"]);
     assert_eq!(case["reference"], "mnt adaptive");
     for variant in case["variants"].as_array().expect("variants") {
-        assert_eq!(variant["values"]["fsyncs_per_s"].as_array().map(Vec::len), Some(2), "{variant}");
+        assert_eq!(
+            variant["values"]["fsyncs_per_s"].as_array().map(Vec::len),
+            Some(2),
+            "{variant}"
+        );
     }
     // What the other caller's flush has made durable needs none of its own; on a busy machine that
     // is more often so.
@@ -158,13 +162,21 @@ fn an_interrupted_run_leaves_nothing() {
         "--sync",
         "none",
     ];
-    let bench = Command::new(program()).args(line).stderr(Stdio::piped()).spawn().expect("the command runs");
+    let bench = Command::new(program())
+        .args(line)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command runs");
     while is_empty(dir.path())
-        || std::fs::read_dir(dir.path()).expect("readable").flatten().all(|own| is_empty(&own.path()))
+        || std::fs::read_dir(dir.path())
+            .expect("readable")
+            .flatten()
+            .all(|own| is_empty(&own.path()))
     {
         std::thread::yield_now();
     }
-    let killed = Command::new("kill").args(["-INT", &bench.id().to_string()]).status().expect("kill runs");
+    let killed =
+        Command::new("kill").args(["-INT", &bench.id().to_string()]).status().expect("kill runs");
     assert!(killed.success());
     let output = bench.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1));
@@ -182,12 +194,15 @@ fn programs_work_on_mounts_of_the_benchs_own_which_are_gone_afterwards() {
     std::fs::write(tree.join("below/file"), "contents").expect("a file");
     let packed = Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(&tree).arg(".").status();
     assert!(packed.expect("tar runs").success());
-    let mounts = ["--rounds", "1", "--json", "-", "--rtt", "0us", "--local", "--volumes", path(&volumes)];
+    let mounts =
+        ["--rounds", "1", "--json", "-", "--rtt", "0us", "--local", "--volumes", path(&volumes)];
     let untar = json(&[&["bench", "untar", "--tar", path(&tar)][..], &mounts].concat());
     let create = json(&[&["bench", "create", "--shell", "--files", "20"][..], &mounts].concat());
     for (report, value, expected) in [(&untar, "entries", Some(2.0)), (&create, "create_s", None)] {
         let variants = report["cases"][0]["variants"].as_array().expect("variants");
-        let ends = |n: usize, name: &str| variants[n]["name"].as_str().is_some_and(|all| all.ends_with(name));
+        let ends = |n: usize, name: &str| {
+            variants[n]["name"].as_str().is_some_and(|all| all.ends_with(name))
+        };
         assert!(variants.len() == 2 && ends(0, "/local") && ends(1, "/rtt-0us"), "{report}");
         for variant in variants {
             let got = variant["values"][value][0].as_f64();
@@ -215,7 +230,10 @@ fn ferry_says_what_to_do_if_the_benchmarks_are_not_beside_it() {
     let dir = TempDir::new().expect("a directory");
     let alone = dir.path().join("ferry");
     std::fs::copy(program(), &alone).expect("copied");
-    let output = Command::new(&alone).args(["bench", "fsmark", "--help"]).output().expect("the command runs");
+    let output = Command::new(&alone)
+        .args(["bench", "fsmark", "--help"])
+        .output()
+        .expect("the command runs");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.starts_with(&format!("ferry: {}-bench: ", path(&alone))), "{said}");
@@ -234,8 +252,17 @@ fn ferry_hands_help_and_options_over() {
 
 #[test]
 fn the_virtual_bench_prints_each_cell() {
-    let line =
-        ["bench", "fsync-happy", "--virtual", "--flush-time", "2ms", "--callers", "1,4", "--json", "-"];
+    let line = [
+        "bench",
+        "fsync-happy",
+        "--virtual",
+        "--flush-time",
+        "2ms",
+        "--callers",
+        "1,4",
+        "--json",
+        "-",
+    ];
     let cells = json(&line);
     assert_eq!(cells.as_array().map(Vec::len), Some(2));
     let policies = &cells[1]["policies"];
@@ -256,7 +283,10 @@ fn the_null_file_system_is_mounted_like_any_other() {
     let again = ferry(&["bench", "null", path(&mnt)]);
     ok(&["umount", path(&mnt)]);
     assert_eq!(again.status.code(), Some(1), "{again:?}");
-    assert!(String::from_utf8_lossy(&again.stderr).contains("is mounted here already"), "{again:?}");
+    assert!(
+        String::from_utf8_lossy(&again.stderr).contains("is mounted here already"),
+        "{again:?}"
+    );
 }
 
 #[test]
@@ -264,5 +294,8 @@ fn the_null_file_system_refuses_the_mount_point_of_a_volume() {
     let places = Places::new("commit_interval=1h");
     let refused = ferry(&["bench", "null", &places.at("mnt")]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("is mounted here already"), "{refused:?}");
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("is mounted here already"),
+        "{refused:?}"
+    );
 }

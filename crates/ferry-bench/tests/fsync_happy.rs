@@ -27,7 +27,8 @@ fn grid() -> impl Iterator<Item = (Duration, u32, bool)> {
 fn adaptive_is_as_good_as_the_best_and_a_lone_caller_never_waits() {
     for (flush_time, callers, serial) in grid() {
         let cell = cell(device(flush_time, serial), Load::eager(callers));
-        let (adaptive, each) = (cell.of(FlushPolicy::Adaptive).unwrap(), cell.of(FlushPolicy::Each).unwrap());
+        let (adaptive, each) =
+            (cell.of(FlushPolicy::Adaptive).unwrap(), cell.of(FlushPolicy::Each).unwrap());
         let what = format!("{flush_time:?}, {callers} callers, serial {serial}: {cell:?}");
         assert!(adaptive.rate() >= 0.98 * cell.best(), "{what}");
         if callers == 1 {
@@ -56,7 +57,8 @@ fn eager_callers_share_every_flush() {
 #[test]
 fn sixteen_callers_at_16_ms_are_ten_times_as_fast_with_a_tenth_of_the_flushes() {
     let cell = cell(device(Duration::from_millis(16), true), Load::eager(16));
-    let (adaptive, each) = (cell.of(FlushPolicy::Adaptive).unwrap(), cell.of(FlushPolicy::Each).unwrap());
+    let (adaptive, each) =
+        (cell.of(FlushPolicy::Adaptive).unwrap(), cell.of(FlushPolicy::Each).unwrap());
     assert!(adaptive.rate() >= 10.0 * each.rate(), "{cell:?}");
     assert!(adaptive.flushes * 10 <= each.flushes, "{cell:?}");
 }
@@ -94,8 +96,10 @@ fn holds_in_vain_cost_little() {
 fn two_callers_with_pauses_keep_a_fast_device_busy() {
     let flush_time = Duration::from_micros(50);
     for jitter in [flush_time, flush_time * 3 / 2, flush_time * 2] {
-        let cell = cell(device(flush_time, true), Load { callers: 2, think_time: Duration::ZERO, jitter });
-        let (adaptive, each) = (cell.of(FlushPolicy::Adaptive).unwrap(), cell.of(FlushPolicy::Each).unwrap());
+        let cell =
+            cell(device(flush_time, true), Load { callers: 2, think_time: Duration::ZERO, jitter });
+        let (adaptive, each) =
+            (cell.of(FlushPolicy::Adaptive).unwrap(), cell.of(FlushPolicy::Each).unwrap());
         assert!(adaptive.rate() >= 0.97 * each.rate(), "{jitter:?}: {cell:?}");
     }
 }

@@ -112,7 +112,9 @@ fn waiting_takes_no_processor_time() {
 fn what_is_on_its_way_ends_when_the_device_goes() {
     let (told, tell) = mpsc::channel();
     let device = device(1, true);
-    device.submit(vec![Io::Flush { done: Box::new(move |result| told.send(result.is_ok()).unwrap()) }]);
+    device.submit(vec![Io::Flush {
+        done: Box::new(move |result| told.send(result.is_ok()).unwrap()),
+    }]);
     drop(device);
     assert_eq!(tell.recv(), Ok(true));
 }

@@ -10,7 +10,8 @@ fn volume() -> Place {
     let device = DeviceModel { flush_time: Duration::from_micros(50), ..DeviceModel::default() };
     // Nothing is committed but what is asked for.
     let fs = FsOptions { commit_interval: Duration::from_secs(3600), ..FsOptions::default() };
-    Place::in_process(&VolumeOptions { device, capacity: 1 << 30, fs, ..VolumeOptions::default() }).unwrap()
+    Place::in_process(&VolumeOptions { device, capacity: 1 << 30, fs, ..VolumeOptions::default() })
+        .unwrap()
 }
 
 fn works(place: &Place) {
@@ -87,7 +88,8 @@ fn counters_say_what_a_file_costs() {
 #[test]
 fn threads_come_back_in_order_or_with_an_error() {
     assert_eq!(threads(3, Ok::<_, std::io::Error>).unwrap(), [0, 1, 2]);
-    let failed =
-        threads(3, |n| if n == 1 { Err(ErrorKind::NotFound.into()) } else { Ok::<_, std::io::Error>(n) });
+    let failed = threads(3, |n| {
+        if n == 1 { Err(ErrorKind::NotFound.into()) } else { Ok::<_, std::io::Error>(n) }
+    });
     assert!(failed.is_err());
 }

@@ -10,7 +10,8 @@ use std::time::Duration;
 fn seen(cache_bytes: usize, time: Duration) -> Seen {
     let fs = FsOptions { cache_bytes, ..FsOptions::default() };
     let place =
-        Place::in_process(&VolumeOptions { capacity: 512 << 20, fs, ..VolumeOptions::default() }).unwrap();
+        Place::in_process(&VolumeOptions { capacity: 512 << 20, fs, ..VolumeOptions::default() })
+            .unwrap();
     let file = place.root().create("file").unwrap();
     run(&file, Plan { threads: 16, reads: u64::MAX, time, most: MOST, seed: 7 }).unwrap()
 }

@@ -17,22 +17,36 @@ fn device() -> DeviceModel {
 #[test]
 fn fsmark_counts_files_flushes_and_commits() {
     let fs = FsOptions { commit_interval: Duration::from_secs(3600), ..FsOptions::default() };
-    let volume = VolumeOptions { device: device(), capacity: 1 << 30, fs, ..VolumeOptions::default() };
+    let volume =
+        VolumeOptions { device: device(), capacity: 1 << 30, fs, ..VolumeOptions::default() };
     let host = tempfile::tempdir().unwrap();
     let places = [Place::in_process(&volume).unwrap(), Place::on(host.path(), None).unwrap()];
-    let options =
-        fsmark::Options { files: 50, size: 4096, threads: 1, modes: SyncMode::ALL.into(), rounds: 2 };
+    let options = fsmark::Options {
+        files: 50,
+        size: 4096,
+        threads: 1,
+        modes: SyncMode::ALL.into(),
+        rounds: 2,
+    };
     let report = fsmark::bench(&options, &places).run(|_| ()).unwrap();
     assert_eq!(report.cases.len(), 2);
-    let of = |case: usize, name: &str, metric| report.cases[case].of(name).unwrap().values[metric].clone();
+    let of = |case: usize, name: &str, metric| {
+        report.cases[case].of(name).unwrap().values[metric].clone()
+    };
     assert_eq!(of(0, "in process none", "flushes_per_file"), [0.0, 0.0]);
     assert_eq!(of(0, "in process each", "flushes_per_file"), [1.0, 1.0]);
     assert_eq!(of(0, "in process each", "commits_per_file"), [1.0, 1.0]);
     assert_eq!(of(1, "in process async", "dirty_bytes_per_file"), [4096.0, 4096.0]);
-    assert_eq!(of(1, "in process async", "commits_per_file"), [0.02, 0.02], "all of them are one commit");
+    assert_eq!(
+        of(1, "in process async", "commits_per_file"),
+        [0.02, 0.02],
+        "all of them are one commit"
+    );
     assert_eq!(of(1, "in process pass", "flushes_per_file")[0], 1.0);
     let on_host = report.cases[1].of(&format!("{} async", host.path().display())).unwrap();
-    assert!(on_host.medians["files_per_s"] > 0.0 && !on_host.values.contains_key("flushes_per_file"));
+    assert!(
+        on_host.medians["files_per_s"] > 0.0 && !on_host.values.contains_key("flushes_per_file")
+    );
 }
 
 #[test]
@@ -46,8 +60,12 @@ fn fserver_waits_for_log_space_and_hands_it_over() {
         log_size: Some(1 << 20),
         fs: FsOptions { cache_bytes: 16 << 20, ..FsOptions::default() },
     };
-    let options =
-        fserver::Options { workers: 48, fsync_each: false, time: Duration::from_secs(2), rounds: 1 };
+    let options = fserver::Options {
+        workers: 48,
+        fsync_each: false,
+        time: Duration::from_secs(2),
+        rounds: 1,
+    };
     assert_eq!(fserver::MIX.iter().map(|(_, n)| n).sum::<u32>(), 100);
     let logs = Wake::WAYS.map(|wake| LogOptions { wake, ..LogOptions::default() });
     let report = fserver::in_process(&options, &volume, &logs).run(|_| ()).unwrap();
@@ -64,7 +82,8 @@ fn fserver_waits_for_log_space_and_hands_it_over() {
 
 #[test]
 fn create_times_every_file() {
-    let volume = VolumeOptions { capacity: 1 << 30, log_size: Some(1 << 20), ..VolumeOptions::default() };
+    let volume =
+        VolumeOptions { capacity: 1 << 30, log_size: Some(1 << 20), ..VolumeOptions::default() };
     let options = create::Options { files: 4000, size: 11, threads: 2, readers: 1, rounds: 1 };
     let report = create::in_process(&options, &volume).run(|_| ()).unwrap();
     let of = |metric| report.cases[0].of("in process").unwrap().medians[metric];
@@ -103,8 +122,9 @@ fn fsync_happy_shares_flushes_in_real_time() {
         rounds: 2,
     };
     let report = real::in_process(&options, &[device()]).run(|_| ()).unwrap();
-    let shared =
-        |case: usize, policy| report.cases[case].of(policy).unwrap().values["fsyncs_per_flush"].clone();
+    let shared = |case: usize, policy| {
+        report.cases[case].of(policy).unwrap().values["fsyncs_per_flush"].clone()
+    };
     // The journal's own thread may have committed something once besides.
     for alone in [shared(0, "each"), shared(0, "adaptive"), shared(1, "each")] {
         assert!(alone.iter().all(|shared| (0.8..=1.0).contains(shared)), "{report:?}");

@@ -1,5 +1,5 @@
-//! Looks into a volume that nobody has mounted, for people who want to see what is stored. Nothing is written, and everything is
-//! shown as it comes: memory does not grow with the volume.
+//! Looks into a volume that nobody has mounted, for people who want to see what is stored. Nothing
+//! is written, and everything is shown as it comes: memory does not grow with the volume.
 
 use ferry_device::{AlignedBuf, BlockDevice};
 use ferry_env::Env;
@@ -8,7 +8,9 @@ use ferry_fs::data::summary;
 use ferry_fs::error::FsError;
 use ferry_fs::keys::{self, BLOCK, Dentry, Key, Segment};
 use ferry_fs::volume::{Superblock, VolumeError, read_superblock};
-use ferry_journal::{Bystander, Journal, JournalError, JournalOptions, Recovered, Value, read_damaged};
+use ferry_journal::{
+    Bystander, Journal, JournalError, JournalOptions, Recovered, Value, read_damaged,
+};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -55,15 +57,16 @@ impl Inspector {
     /// Opens the volume as recovery would leave it, in memory.
     pub fn open(device: &Arc<dyn BlockDevice>, env: &Env) -> Result<Self, VolumeError> {
         let superblock = read_superblock(device)?;
-        let options = JournalOptions { accept_damage: true, ..JournalOptions::offline(HOME_CACHE_BYTES) };
+        let options =
+            JournalOptions { accept_damage: true, ..JournalOptions::offline(HOME_CACHE_BYTES) };
         let geometry = superblock.geometry();
         let (journal, recovered) =
             Journal::open(device.clone(), geometry, options, env.clone(), Arc::new(Bystander))?;
         Ok(Self { device: device.clone(), superblock, journal, recovered })
     }
 
-    /// Visits, in order, each key that can be read of a volume whose store of them is so damaged that it cannot be opened: those that
-    /// a repair would keep.
+    /// Visits, in order, each key that can be read of a volume whose store of them is so damaged
+    /// that it cannot be opened: those that a repair would keep.
     pub fn readable_keys(
         device: &Arc<dyn BlockDevice>,
         env: &Env,
@@ -100,10 +103,14 @@ impl Inspector {
     }
 
     /// Each segment of the volume, in order, until `visit` returns `false`.
-    pub fn segments(&self, visit: &mut dyn FnMut(&SegmentInfo) -> bool) -> Result<(), JournalError> {
+    pub fn segments(
+        &self,
+        visit: &mut dyn FnMut(&SegmentInfo) -> bool,
+    ) -> Result<(), JournalError> {
         let geometry = self.superblock.geometry();
         let home: HashSet<u32> = self.recovered.home_segments.iter().copied().collect();
-        let offset = |index: u32| geometry.segments_offset + u64::from(index) * geometry.segment_len;
+        let offset =
+            |index: u32| geometry.segments_offset + u64::from(index) * geometry.segment_len;
         let unrecorded = |index: u32| {
             let used = if home.contains(&index) { SegmentUse::Home } else { SegmentUse::Free };
             SegmentInfo { index, offset: offset(index), used }
@@ -129,7 +136,8 @@ impl Inspector {
         Ok(())
     }
 
-    /// The summary blocks of a segment that holds data: each one's block within it, and its entries.
+    /// The summary blocks of a segment that holds data: each one's block within it, and its
+    /// entries.
     pub fn summaries(
         &self,
         index: u32,
@@ -158,14 +166,18 @@ impl Inspector {
         Ok(())
     }
 
-    /// The inode that a path from the root leads to; symbolic links are not followed. `None`: there is no such name.
+    /// The inode that a path from the root leads to; symbolic links are not followed. `None`: there
+    /// is no such name.
     pub fn resolve(&self, path: &[u8]) -> Result<Option<Ino>, FsError> {
         let mut at = ROOT;
-        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
+        for name in
+            path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".")
+        {
             // Every name of the directory is looked at: the order of the keys is not believed.
             let mut found = None;
             self.keys(&keys::dentry_from(at, 0), &keys::dentry_end(at), &mut |key, value| {
-                if let (Some(Key::Dentry(_, _, this)), Ok(dentry)) = (keys::parse(key), Dentry::decode(value))
+                if let (Some(Key::Dentry(_, _, this)), Ok(dentry)) =
+                    (keys::parse(key), Dentry::decode(value))
                     && this == name
                 {
                     found = Some(dentry.ino);
@@ -180,8 +192,13 @@ impl Inspector {
         Ok(Some(at))
     }
 
-    /// Every name of an inode: the directory and the name in it. Looks through all names of the volume.
-    pub fn names(&self, ino: Ino, visit: &mut dyn FnMut(Ino, &[u8]) -> bool) -> Result<(), JournalError> {
+    /// Every name of an inode: the directory and the name in it. Looks through all names of the
+    /// volume.
+    pub fn names(
+        &self,
+        ino: Ino,
+        visit: &mut dyn FnMut(Ino, &[u8]) -> bool,
+    ) -> Result<(), JournalError> {
         self.keys(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| match (
             keys::parse(key),
             Dentry::decode(value),

@@ -1,5 +1,5 @@
-//! What reads a volume that nobody has mounted: a check and repair of all of it ([`fsck`], [`repair`]), and a look at single
-//! parts ([`inspect`]).
+//! What reads a volume that nobody has mounted: a check and repair of all of it ([`fsck`],
+//! [`repair`]), and a look at single parts ([`inspect`]).
 //!
 //! Layers, each uses only those below it:
 //!
@@ -9,7 +9,8 @@
 //! inspect         shows keys, segments and summaries as they are stored
 //! ```
 //!
-//! A scrub also runs on a mounted volume, at the request of its users. So it stays in `ferry-fs` ([`ferry_fs::scrub`]).
+//! A scrub also runs on a mounted volume, at the request of its users. So it stays in `ferry-fs`
+//! ([`ferry_fs::scrub`]).
 
 pub mod fsck;
 pub mod inspect;

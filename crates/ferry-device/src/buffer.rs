@@ -1,5 +1,8 @@
 //! Memory that O_DIRECT accepts.
-#![expect(unsafe_code, reason = "std has no safe way to allocate with an alignment chosen at run time")]
+#![expect(
+    unsafe_code,
+    reason = "std has no safe way to allocate with an alignment chosen at run time"
+)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -32,7 +35,11 @@ impl AlignedBuf {
         let layout = Self::layout(len);
         // SAFETY: the layout has a non-zero size.
         let ptr = unsafe { alloc_zeroed(layout) };
-        Self { ptr: NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout)), len, capacity: len }
+        Self {
+            ptr: NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout)),
+            len,
+            capacity: len,
+        }
     }
 
     /// Makes it `len` bytes long, at most what it was made with; every byte keeps its value.

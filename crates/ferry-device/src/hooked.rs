@@ -169,7 +169,10 @@ impl HookedDevice {
     }
 
     /// From now on `hook` runs around each request, on its thread, in place of any hook before.
-    pub fn set_hook(&self, hook: impl Fn(&Request, Serve<'_>) -> io::Result<()> + Send + Sync + 'static) {
+    pub fn set_hook(
+        &self,
+        hook: impl Fn(&Request, Serve<'_>) -> io::Result<()> + Send + Sync + 'static,
+    ) {
         *self.hook.lock() = Some(Arc::new(hook));
     }
 

@@ -32,8 +32,8 @@ mod timing;
 
 pub use buffer::{AlignedBuf, BLOCK_SIZE};
 pub use composite::{
-    COMPONENTS_MAX, ComponentHeader, CompositeError, CompositeOptions, CompositeVolume, HEAD_LEN, Kind,
-    MirrorDevice, Observer, SIDES_MAX, STRIPE_CHUNK, Side, SpanDevice,
+    COMPONENTS_MAX, ComponentHeader, CompositeError, CompositeOptions, CompositeVolume, HEAD_LEN,
+    Kind, MirrorDevice, Observer, SIDES_MAX, STRIPE_CHUNK, Side, SpanDevice,
 };
 pub use device::{BlockDevice, ComponentState, ComponentStats, Io, IoDone};
 pub use error::DeviceError;

@@ -37,7 +37,10 @@ impl MemDevice {
     /// # Panics
     /// When `capacity` is not a multiple of [`BLOCK_SIZE`].
     pub fn new(capacity: u64) -> Self {
-        assert!(capacity.is_multiple_of(BLOCK_SIZE as u64), "capacity {capacity} is not whole blocks");
+        assert!(
+            capacity.is_multiple_of(BLOCK_SIZE as u64),
+            "capacity {capacity} is not whole blocks"
+        );
         Self { capacity, shards: std::array::from_fn(|_| Shard::default()) }
     }
 
@@ -87,8 +90,10 @@ impl BlockDevice for MemDevice {
         check_range(self.capacity, offset, buf.len() as u64)?;
         for piece in pieces(offset, buf.len() as u64) {
             let mut shard = self.shard(piece.chunk).write();
-            let chunk = shard.entry(piece.chunk).or_insert_with(|| vec![0; CHUNK_SIZE].into_boxed_slice());
-            chunk[piece.start..piece.start + piece.len].copy_from_slice(&buf[piece.at..piece.at + piece.len]);
+            let chunk =
+                shard.entry(piece.chunk).or_insert_with(|| vec![0; CHUNK_SIZE].into_boxed_slice());
+            chunk[piece.start..piece.start + piece.len]
+                .copy_from_slice(&buf[piece.at..piece.at + piece.len]);
         }
         Ok(())
     }
@@ -129,7 +134,8 @@ impl BlockDevice for MemDevice {
 
     fn next_data(&self, offset: u64) -> u64 {
         let first = offset / CHUNK_SIZE as u64;
-        let of_shard = |shard: &Shard| shard.read().keys().filter(|chunk| **chunk >= first).min().copied();
+        let of_shard =
+            |shard: &Shard| shard.read().keys().filter(|chunk| **chunk >= first).min().copied();
         let next = self.shards.iter().filter_map(of_shard).min();
         next.map_or(self.capacity, |chunk| (chunk * CHUNK_SIZE as u64).max(offset))
     }

@@ -41,8 +41,11 @@ impl FlushTimer {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(FLUSH_TIME_NS_MAX);
         let add = |word: u64| {
             let (scaled, samples) = (word >> SAMPLES_BITS, word & ((1 << SAMPLES_BITS) - 1));
-            let scaled =
-                if samples == 0 { ns << WEIGHT_SHIFT } else { scaled - (scaled >> WEIGHT_SHIFT) + ns };
+            let scaled = if samples == 0 {
+                ns << WEIGHT_SHIFT
+            } else {
+                scaled - (scaled >> WEIGHT_SHIFT) + ns
+            };
             Some(scaled << SAMPLES_BITS | (samples + 1).min(SAMPLES_MAX))
         };
         // Relaxed: the word carries all there is; nothing else is published by it.
@@ -54,7 +57,10 @@ impl FlushTimer {
     pub fn get(&self) -> FlushTiming {
         let word = self.0.load(Ordering::Relaxed);
         let ns = (word >> SAMPLES_BITS) >> WEIGHT_SHIFT;
-        FlushTiming { avg: Duration::from_nanos(ns), samples: (word & ((1 << SAMPLES_BITS) - 1)) as u32 }
+        FlushTiming {
+            avg: Duration::from_nanos(ns),
+            samples: (word & ((1 << SAMPLES_BITS) - 1)) as u32,
+        }
     }
 
     /// Forgets all samples; the next one sets the average.
@@ -101,7 +107,10 @@ mod tests {
         for _ in 0..1_000 {
             timer.record(Duration::from_secs(u64::MAX));
         }
-        assert_eq!(timer.get(), FlushTiming { avg: Duration::from_nanos(FLUSH_TIME_NS_MAX), samples: 256 });
+        assert_eq!(
+            timer.get(),
+            FlushTiming { avg: Duration::from_nanos(FLUSH_TIME_NS_MAX), samples: 256 }
+        );
     }
 
     #[test]

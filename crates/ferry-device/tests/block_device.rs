@@ -47,7 +47,11 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let detached = Command::new("losetup").arg("--detach").arg(&self.device).status();
-        assert!(detached.is_ok_and(|status| status.success()), "{} stays behind", self.device.display());
+        assert!(
+            detached.is_ok_and(|status| status.success()),
+            "{} stays behind",
+            self.device.display()
+        );
     }
 }
 
@@ -85,8 +89,10 @@ fn a_block_device_is_written_discarded_and_owned_like_a_file() {
     assert!(buf.iter().all(|&b| b == 0));
     drop(shared);
 
-    let readers =
-        [open(&on.device, OpenMode::ReadOnly).unwrap(), open(&on.device, OpenMode::ReadOnly).unwrap()];
+    let readers = [
+        open(&on.device, OpenMode::ReadOnly).unwrap(),
+        open(&on.device, OpenMode::ReadOnly).unwrap(),
+    ];
     assert!(matches!(
         open(&on.device, OpenMode::ReadWrite).err(),
         Some(DeviceError::InUse { writing: false, .. })
@@ -99,7 +105,8 @@ fn a_block_device_is_written_discarded_and_owned_like_a_file() {
 fn a_device_that_the_kernel_uses_is_refused() {
     let Some(on) = Loop::new() else { return };
     // An exclusive open is what a mount holds.
-    let mounted = fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&on.device).unwrap();
+    let mounted =
+        fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&on.device).unwrap();
     assert!(matches!(open(&on.device, OpenMode::ReadWrite).err(), Some(DeviceError::Busy(_))));
     drop(mounted);
     drop(open(&on.device, OpenMode::ReadWrite).unwrap());

@@ -167,7 +167,8 @@ fn a_flush_that_failed_is_needed_still() {
 #[test]
 fn the_timing_is_that_of_the_slowest_that_a_flush_was_sent_to() {
     let times = [1, 16, 4].map(Duration::from_millis);
-    let parts: Vec<_> = times.iter().map(|t| device_with_flush_time(HEAD_LEN + 16 * BLOCK, *t)).collect();
+    let parts: Vec<_> =
+        times.iter().map(|t| device_with_flush_time(HEAD_LEN + 16 * BLOCK, *t)).collect();
     let dev = span(Kind::Linear, &parts);
     assert_eq!(dev.flush_timing().samples, 0);
     dev.flush().unwrap();
@@ -184,8 +185,9 @@ fn the_timing_is_that_of_the_slowest_that_a_flush_was_sent_to() {
 fn what_lies_outside_is_refused() {
     let dev = span(Kind::Stripe, &devices(&[16, 16]));
     let end = dev.capacity();
-    let einval =
-        |result: std::io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    let einval = |result: std::io::Result<()>| {
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINVAL))
+    };
     einval(dev.write(end, &filled(BLOCK_SIZE, 1)));
     einval(dev.read(end - BLOCK, &mut AlignedBuf::zeroed(2 * BLOCK_SIZE)));
     einval(dev.discard(end, BLOCK));

@@ -2,8 +2,8 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_device::{
-    AlignedBuf, BLOCK_SIZE, BlockDevice, CompositeError, CompositeOptions, CompositeVolume, DeviceError,
-    HEAD_LEN, Kind, OpenMode,
+    AlignedBuf, BLOCK_SIZE, BlockDevice, CompositeError, CompositeOptions, CompositeVolume,
+    DeviceError, HEAD_LEN, Kind, OpenMode,
 };
 use ferry_env::Env;
 use std::fs;
@@ -62,24 +62,34 @@ fn every_kind_is_made_owned_closed_and_opened_again() {
     for kind in [Kind::Linear, Kind::Stripe, Kind::Mirror] {
         let place = Place::new();
         let volume = place.make(kind, &["a", "b"]).unwrap();
-        assert!(CompositeVolume::is_at(&place.at("vol")) && !CompositeVolume::is_at(&place.at("a")));
+        assert!(
+            CompositeVolume::is_at(&place.at("vol")) && !CompositeVolume::is_at(&place.at("a"))
+        );
         assert_eq!(volume.capacity(), SIZE, "{kind}");
         for at in [0, SIZE / 2, SIZE - BLOCK_SIZE as u64] {
             volume.write(at, &block(7)).unwrap();
         }
         volume.flush().unwrap();
         let used = place.open(OpenMode::ReadOnly).err().unwrap();
-        assert!(matches!(used, CompositeError::Device(DeviceError::InUse { writing: true, .. })), "{used}");
+        assert!(
+            matches!(used, CompositeError::Device(DeviceError::InUse { writing: true, .. })),
+            "{used}"
+        );
         drop(volume);
         assert!(
             matches!(place.make(kind, &["c", "d"]), Err(CompositeError::Foreign(_))),
             "the name is taken"
         );
-        let readers = [place.open(OpenMode::ReadOnly).unwrap(), place.open(OpenMode::ReadOnly).unwrap()];
+        let readers =
+            [place.open(OpenMode::ReadOnly).unwrap(), place.open(OpenMode::ReadOnly).unwrap()];
         for at in [0, SIZE / 2, SIZE - BLOCK_SIZE as u64] {
             readers.iter().for_each(|reader| holds(reader, at, 7));
         }
-        assert_eq!(readers[0].write(0, &block(1)).unwrap_err().raw_os_error(), Some(libc::EROFS), "{kind}");
+        assert_eq!(
+            readers[0].write(0, &block(1)).unwrap_err().raw_os_error(),
+            Some(libc::EROFS),
+            "{kind}"
+        );
     }
 }
 
@@ -151,10 +161,12 @@ fn a_list_with_one_component_twice_is_refused_and_says_so() {
         std::os::unix::fs::symlink("a", place.at("link")).unwrap();
         for again in ["a", "link"] {
             let lines = format!("component {}\n", place.at(again).display());
-            let listed = place.listed().replace(&format!("component {}\n", place.at("b").display()), &lines);
+            let listed =
+                place.listed().replace(&format!("component {}\n", place.at("b").display()), &lines);
             fs::write(place.at("twice"), listed).unwrap();
             let opened =
-                CompositeVolume::open(&place.at("twice"), OpenMode::ReadWrite, &Env::real()).map(drop);
+                CompositeVolume::open(&place.at("twice"), OpenMode::ReadWrite, &Env::real())
+                    .map(drop);
             assert!(matches!(opened, Err(CompositeError::Twice { .. })), "{opened:?}");
         }
     }
@@ -164,7 +176,8 @@ fn a_list_with_one_component_twice_is_refused_and_says_so() {
 fn a_side_in_use_elsewhere_is_no_reason_to_go_on_without_it() {
     let place = Place::new();
     drop(place.make(Kind::Mirror, &["a", "b"]).unwrap());
-    let used = ferry_device::FileDevice::open(&place.at("b"), OpenMode::ReadWrite, &Env::real()).unwrap();
+    let used =
+        ferry_device::FileDevice::open(&place.at("b"), OpenMode::ReadWrite, &Env::real()).unwrap();
     assert!(matches!(
         place.open(OpenMode::ReadWrite),
         Err(CompositeError::Device(DeviceError::InUse { .. }))

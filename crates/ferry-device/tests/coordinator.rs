@@ -3,7 +3,8 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_device::{
-    AlignedBuf, BLOCK_SIZE, FileDevice, FlushCoordinator, FlushStats, HookedDevice, IoDone, MemDevice, Op,
+    AlignedBuf, BLOCK_SIZE, FileDevice, FlushCoordinator, FlushStats, HookedDevice, IoDone,
+    MemDevice, Op,
 };
 use ferry_env::Env;
 use std::io;
@@ -83,7 +84,10 @@ fn a_failed_flush_fails_all_on_board_and_at_the_dock() {
 
     // No later flush can declare durable what that one lost; what was durable stays so.
     assert_eq!(shared.flush_wait(lost).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-    assert_eq!(shared.flush_wait(shared.write_completed()).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(
+        shared.flush_wait(shared.write_completed()).unwrap_err().raw_os_error(),
+        Some(libc::ENOSPC)
+    );
     shared.flush_wait(durable).unwrap();
     assert_eq!(held.held(), 0);
 }
@@ -123,8 +127,9 @@ fn over_a_real_file_every_caller_is_answered() {
     const THREADS: u64 = 8;
     const ROUNDS: u64 = 50;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let device =
-        Arc::new(FileDevice::create(&dir.path().join("volume"), 1 << 20, false, &Env::real()).unwrap());
+    let device = Arc::new(
+        FileDevice::create(&dir.path().join("volume"), 1 << 20, false, &Env::real()).unwrap(),
+    );
     let shared = FlushCoordinator::new(device);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {

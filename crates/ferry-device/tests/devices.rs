@@ -74,7 +74,12 @@ fn transfers_outside_the_device_or_of_half_blocks_are_refused() {
         let mut buf = AlignedBuf::zeroed(2 * BLOCK_SIZE);
         for offset in [(1 << 20) - BLOCK, 1 << 20, u64::MAX - BLOCK + 1, 512] {
             let einval = |result: io::Result<()>| {
-                assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINVAL), "{} {offset}", case.name);
+                assert_eq!(
+                    result.unwrap_err().raw_os_error(),
+                    Some(libc::EINVAL),
+                    "{} {offset}",
+                    case.name
+                );
             };
             einval(dev.read(offset, &mut buf));
             einval(dev.write(offset, &buf));
@@ -82,7 +87,11 @@ fn transfers_outside_the_device_or_of_half_blocks_are_refused() {
             einval(dev.allocate(offset, 2 * BLOCK));
             let (tx, rx) = mpsc::channel();
             let done = Box::new(move |result| tx.send(result).unwrap());
-            dev.submit(vec![Io::Write { offset, buf: Arc::new(AlignedBuf::zeroed(2 * BLOCK_SIZE)), done }]);
+            dev.submit(vec![Io::Write {
+                offset,
+                buf: Arc::new(AlignedBuf::zeroed(2 * BLOCK_SIZE)),
+                done,
+            }]);
             einval(rx.recv().unwrap());
         }
     }
@@ -96,7 +105,8 @@ fn a_batch_longer_than_any_queue_completes_each_request_once() {
         let batch = (0..WRITES)
             .map(|n| {
                 let tx = tx.clone();
-                let done = Box::new(move |result: io::Result<()>| tx.send((n, result.is_ok())).unwrap());
+                let done =
+                    Box::new(move |result: io::Result<()>| tx.send((n, result.is_ok())).unwrap());
                 Io::Write { offset: n * BLOCK, buf: Arc::new(filled(BLOCK_SIZE, n)), done }
             })
             .collect();
@@ -106,7 +116,11 @@ fn a_batch_longer_than_any_queue_completes_each_request_once() {
         seen.sort_unstable();
         assert_eq!(seen, (0..WRITES).map(|n| (n, true)).collect::<Vec<_>>(), "{}", case.name);
         for n in 0..WRITES {
-            assert!(read(&*case.dev, n * BLOCK, BLOCK_SIZE) == *filled(BLOCK_SIZE, n), "{} {n}", case.name);
+            assert!(
+                read(&*case.dev, n * BLOCK, BLOCK_SIZE) == *filled(BLOCK_SIZE, n),
+                "{} {n}",
+                case.name
+            );
         }
     }
 }
@@ -146,7 +160,11 @@ fn completions_may_submit_and_threads_that_submitted_may_exit() {
         assert_eq!(results.len(), 4, "{}", case.name);
         assert!(results.iter().all(Result::is_ok), "{} {results:?}", case.name);
         for n in 0..4 {
-            assert!(read(&*case.dev, n * BLOCK, BLOCK_SIZE) == *filled(BLOCK_SIZE, n + 100), "{}", case.name);
+            assert!(
+                read(&*case.dev, n * BLOCK, BLOCK_SIZE) == *filled(BLOCK_SIZE, n + 100),
+                "{}",
+                case.name
+            );
         }
     }
 }
@@ -243,7 +261,8 @@ fn a_reader_cannot_write() {
     let path = dir.path().join("volume");
     drop(FileDevice::create(&path, 1 << 20, false, &Env::real()).unwrap());
     let dev = FileDevice::open(&path, OpenMode::ReadOnly, &Env::real()).unwrap();
-    let erofs = |result: io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EROFS));
+    let erofs =
+        |result: io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EROFS));
     erofs(dev.write(0, &filled(BLOCK_SIZE, 1)));
     erofs(dev.discard(0, BLOCK));
     erofs(dev.allocate(0, BLOCK));

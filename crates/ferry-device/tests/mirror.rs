@@ -5,8 +5,8 @@ mod composite_support;
 
 use composite_support::*;
 use ferry_device::{
-    BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, CompositeError, HEAD_LEN, HookedDevice, Io,
-    MirrorDevice,
+    BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, CompositeError, HEAD_LEN,
+    HookedDevice, Io, MirrorDevice,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -24,7 +24,10 @@ fn work(dev: &dyn BlockDevice) -> std::io::Result<()> {
             buf: Arc::new(filled(BLOCK_SIZE, 100 + n)),
             done: Box::new(move |result| tx.send(result).unwrap()),
         };
-        dev.submit(vec![write, Io::Flush { done: Box::new(move |result| also.send(result).unwrap()) }]);
+        dev.submit(vec![
+            write,
+            Io::Flush { done: Box::new(move |result| also.send(result).unwrap()) },
+        ]);
         rx.iter().collect::<std::io::Result<()>>()?;
         dev.flush()?;
         dev.discard(offset + 16 * BLOCK, BLOCK)?;
@@ -36,7 +39,10 @@ fn check(dev: &dyn BlockDevice, shift: u64) {
     for n in 0..6 {
         let offset = shift + n * (5 << 20);
         assert!(contents(dev, offset, 2 * BLOCK_SIZE) == *filled(2 * BLOCK_SIZE, n), "{n}");
-        assert!(contents(dev, offset + 8 * BLOCK, BLOCK_SIZE) == *filled(BLOCK_SIZE, 100 + n), "{n}");
+        assert!(
+            contents(dev, offset + 8 * BLOCK, BLOCK_SIZE) == *filled(BLOCK_SIZE, 100 + n),
+            "{n}"
+        );
     }
 }
 
@@ -45,7 +51,8 @@ fn states(dev: &dyn BlockDevice) -> Vec<ComponentState> {
 }
 
 fn refused(devices: &[Arc<HookedDevice>], these: &[usize], generation: u64) -> CompositeError {
-    let opened = MirrorDevice::open(sides(devices, these), false, generation, Arc::<Memory>::default());
+    let opened =
+        MirrorDevice::open(sides(devices, these), false, generation, Arc::<Memory>::default());
     opened.err().expect("it must not open")
 }
 
@@ -124,7 +131,10 @@ fn an_answer_comes_after_the_others_know_who_is_out() {
     dev.discard(0, BLOCK).unwrap();
     let header = ComponentHeader::read(&*devices[0]).unwrap().unwrap();
     assert_eq!((header.generation, header.active), (3, vec![100]));
-    assert_eq!(states(&dev), [ComponentState::Active, ComponentState::Failed, ComponentState::Failed]);
+    assert_eq!(
+        states(&dev),
+        [ComponentState::Active, ComponentState::Failed, ComponentState::Failed]
+    );
 }
 
 #[test]
@@ -134,7 +144,9 @@ fn when_all_sides_fail_so_does_the_mirror() {
     let dev = open(&devices, &[0, 1], &memory);
     work(&dev).unwrap();
     devices.iter().for_each(|side| side.fail_after(CHANGES, 0));
-    let eio = |result: std::io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
+    let eio = |result: std::io::Result<()>| {
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO))
+    };
     eio(dev.write(0, &filled(BLOCK_SIZE, 1)));
     eio(dev.flush());
     eio(dev.write(31 << 20, &filled(BLOCK_SIZE, 1)));
@@ -237,7 +249,12 @@ fn copy_of(side: &HookedDevice) -> Arc<HookedDevice> {
     copy
 }
 
-fn rebuild(dev: &MirrorDevice, old: &str, new: usize, devices: &[Arc<HookedDevice>]) -> std::io::Result<()> {
+fn rebuild(
+    dev: &MirrorDevice,
+    old: &str,
+    new: usize,
+    devices: &[Arc<HookedDevice>],
+) -> std::io::Result<()> {
     dev.rebuild(old, NAMES[new].into(), devices[new].clone(), 900 + new as u64, false)
 }
 
@@ -271,7 +288,10 @@ fn a_side_is_rebuilt_while_work_goes_on() {
     until(|| !dev.is_rebuilding());
     stop.store(true, Ordering::SeqCst);
     writers.into_iter().for_each(|writer| writer.join().unwrap());
-    assert_eq!(states(&*dev), [ComponentState::Active, ComponentState::Replaced, ComponentState::Active]);
+    assert_eq!(
+        states(&*dev),
+        [ComponentState::Active, ComponentState::Replaced, ComponentState::Active]
+    );
     assert_eq!(*memory.rebuilt.lock().unwrap(), [("b".to_owned(), "c".to_owned())]);
     dev.write(0, &filled(BLOCK_SIZE, 4)).unwrap();
     drop(dev);
@@ -295,7 +315,10 @@ fn a_rebuild_that_did_not_end_counts_for_nothing_and_can_be_started_again() {
     devices[2].fail_after(CHANGES, 15);
     rebuild(&dev, "b", 2, &devices).unwrap();
     until(|| !dev.is_rebuilding());
-    assert_eq!(states(&dev), [ComponentState::Active, ComponentState::Active, ComponentState::Failed]);
+    assert_eq!(
+        states(&dev),
+        [ComponentState::Active, ComponentState::Active, ComponentState::Failed]
+    );
     assert_eq!(memory.generation.load(Ordering::SeqCst), 0);
     work(&dev).unwrap();
     drop(dev);
@@ -359,8 +382,9 @@ fn to_read_only_changes_nothing() {
     let before: Vec<u64> = devices.iter().map(|side| changes(side)).collect();
     let dev = MirrorDevice::open(sides(&devices, &[1]), true, 1, Arc::<Memory>::default()).unwrap();
     check(&dev, 0);
-    let erofs =
-        |result: std::io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EROFS));
+    let erofs = |result: std::io::Result<()>| {
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EROFS))
+    };
     erofs(dev.write(0, &filled(BLOCK_SIZE, 1)));
     erofs(dev.discard(0, BLOCK));
     erofs(rebuild(&dev, "a", 0, &devices));

@@ -6,8 +6,8 @@ mod composite_support;
 
 use composite_support::*;
 use ferry_device::{
-    BLOCK_SIZE, BlockDevice, ComponentState, CompositeError, HEAD_LEN, HookedDevice, Io, MirrorDevice, Op,
-    Request,
+    BLOCK_SIZE, BlockDevice, ComponentState, CompositeError, HEAD_LEN, HookedDevice, Io,
+    MirrorDevice, Op, Request,
 };
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,11 @@ fn two_and_a_new_one() -> (Vec<Arc<HookedDevice>>, Arc<MirrorDevice>, Arc<Memory
 fn begin_write(dev: &MirrorDevice, offset: u64, seed: u64) -> mpsc::Receiver<io::Result<()>> {
     let (tx, rx) = mpsc::channel();
     let buf = Arc::new(filled(BLOCK_SIZE, seed));
-    dev.submit(vec![Io::Write { offset, buf, done: Box::new(move |result| tx.send(result).unwrap()) }]);
+    dev.submit(vec![Io::Write {
+        offset,
+        buf,
+        done: Box::new(move |result| tx.send(result).unwrap()),
+    }]);
     rx
 }
 
@@ -91,7 +95,10 @@ fn a_rebuild_never_copies_from_a_side_whose_failed_write_is_not_judged() {
     assert!(contents(&*dev, 4 * MIB, BLOCK_SIZE) == *filled(BLOCK_SIZE, 2));
     drop(dev);
     let dev = open(&devices, &[2], &memory);
-    assert!(contents(&dev, 4 * MIB, BLOCK_SIZE) == *filled(BLOCK_SIZE, 2), "acknowledged and flushed");
+    assert!(
+        contents(&dev, 4 * MIB, BLOCK_SIZE) == *filled(BLOCK_SIZE, 2),
+        "acknowledged and flushed"
+    );
 }
 
 #[test]
@@ -114,7 +121,10 @@ fn a_repair_never_copies_from_a_side_whose_failed_write_is_not_judged() {
     assert_eq!(dev.live_sides(), 1);
     drop(dev);
     let dev = open(&devices, &[1], &memory);
-    assert!(contents(&dev, place, BLOCK_SIZE) == *filled(BLOCK_SIZE, 2), "acknowledged and flushed");
+    assert!(
+        contents(&dev, place, BLOCK_SIZE) == *filled(BLOCK_SIZE, 2),
+        "acknowledged and flushed"
+    );
 }
 
 #[test]
@@ -208,7 +218,9 @@ fn a_rebuild_is_given_up_when_the_last_side_is_gone_as_a_whole() {
     let (devices, dev, _) = two_and_a_new_one();
     dev.write(0, &filled(BLOCK_SIZE, 1)).unwrap();
     let failing = devices.clone();
-    at_look(&devices[0], 4 * MIB, move || failing[..2].iter().for_each(|side| side.fail_after(READS, 0)));
+    at_look(&devices[0], 4 * MIB, move || {
+        failing[..2].iter().for_each(|side| side.fail_after(READS, 0))
+    });
     replace(&dev, "b", &devices, false);
     until(|| !dev.is_rebuilding());
     assert_eq!(dev.components()[2].state, ComponentState::Failed);
@@ -225,7 +237,10 @@ fn each_side_may_have_bad_blocks_of_its_own() {
     spoil(&devices[1], BLOCK);
     assert!(contents(&*dev, 0, 4 * BLOCK_SIZE) == *filled(4 * BLOCK_SIZE, 1));
     until(|| dev.components()[..2].iter().all(|one| one.repairs == 1));
-    assert!(contents(&*devices[1], HEAD_LEN, 4 * BLOCK_SIZE) == *filled(4 * BLOCK_SIZE, 1), "written anew");
+    assert!(
+        contents(&*devices[1], HEAD_LEN, 4 * BLOCK_SIZE) == *filled(4 * BLOCK_SIZE, 1),
+        "written anew"
+    );
     // After a crash, too: the mirror opens, and only what no side can read is lost.
     drop(dev);
     let dev = open(&devices, &[0, 1], &memory);

@@ -38,8 +38,11 @@ fn holder(result: Result<FileDevice, DeviceError>) -> (u32, bool) {
 #[ignore = "run by other tests, as their second process"]
 fn child_that_holds() {
     let Some(path) = std::env::var_os("FERRY_TEST_HOLD") else { return };
-    let mode =
-        if std::env::var_os("FERRY_TEST_READ").is_some() { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    let mode = if std::env::var_os("FERRY_TEST_READ").is_some() {
+        OpenMode::ReadOnly
+    } else {
+        OpenMode::ReadWrite
+    };
     let held = open(Path::new(&path), mode).unwrap();
     if std::env::var_os("FERRY_TEST_BUSY").is_some() {
         let buf = Arc::new(AlignedBuf::zeroed(1 << 20));
@@ -57,7 +60,9 @@ fn child_that_holds() {
 /// A process of its own that holds the volume until its stdin is closed. Its output must stay open.
 fn spawn_holder(path: &Path, flags: &[&str]) -> (Child, BufReader<ChildStdout>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "child_that_holds", "--nocapture"]).env("FERRY_TEST_HOLD", path);
+    command
+        .args(["--ignored", "--exact", "child_that_holds", "--nocapture"])
+        .env("FERRY_TEST_HOLD", path);
     command.envs(flags.iter().map(|flag| (flag, "1")));
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());

@@ -15,7 +15,10 @@ impl Mounted {
     /// `None`, and a word about it, where this machine does not let us.
     fn new(kind: &str, options: &str) -> Option<Self> {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let output = Command::new("mount").args(["-t", kind, "-o", options, "none"]).arg(dir.path()).output();
+        let output = Command::new("mount")
+            .args(["-t", kind, "-o", options, "none"])
+            .arg(dir.path())
+            .output();
         if output.as_ref().is_ok_and(|output| output.status.success()) {
             return Some(Self(dir));
         }
@@ -30,7 +33,11 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         let again = "for i in $(seq 300); do umount \"$1\" && exit; sleep 0.1; done; exit 1";
         let unmounted = Command::new("sh").args(["-c", again, "sh"]).arg(self.0.path()).status();
-        assert!(unmounted.is_ok_and(|status| status.success()), "{} stays mounted", self.0.path().display());
+        assert!(
+            unmounted.is_ok_and(|status| status.success()),
+            "{} stays mounted",
+            self.0.path().display()
+        );
     }
 }
 
@@ -57,7 +64,10 @@ fn what_the_host_cannot_do_is_done_without() {
         buf: Arc::new(buf),
         done: Box::new(move |result| tx.send(result).unwrap()),
     };
-    dev.submit(vec![write, Io::Flush { done: Box::new(move |result| flushed.send(result).unwrap()) }]);
+    dev.submit(vec![
+        write,
+        Io::Flush { done: Box::new(move |result| flushed.send(result).unwrap()) },
+    ]);
     rx.iter().for_each(|result: std::io::Result<()>| result.unwrap());
     assert!(matches!(
         FileDevice::open(&path, OpenMode::ReadOnly, &Env::real()).err(),
@@ -68,16 +78,19 @@ fn what_the_host_cannot_do_is_done_without() {
     let dev = FileDevice::open(&path, OpenMode::ReadOnly, &Env::real()).unwrap();
     let mut buf = AlignedBuf::zeroed(4 * BLOCK_SIZE);
     dev.read((1 << 19) - BLOCK_SIZE as u64, &mut buf).unwrap();
-    let blocks: Vec<_> = buf.chunks(BLOCK_SIZE).map(|block| (block[0], block[BLOCK_SIZE - 1])).collect();
+    let blocks: Vec<_> =
+        buf.chunks(BLOCK_SIZE).map(|block| (block[0], block[BLOCK_SIZE - 1])).collect();
     assert_eq!(blocks, [(0, 0), (7, 7), (7, 7), (0, 0)]);
 }
 
 #[test]
 fn a_full_host_says_so_and_takes_writes_again_when_it_has_space() {
     let Some(host) = Mounted::new("tmpfs", "size=1m") else { return };
-    let dev = FileDevice::create(&host.0.path().join("volume"), 16 << 20, false, &Env::real()).unwrap();
-    let enospc =
-        |result: std::io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    let dev =
+        FileDevice::create(&host.0.path().join("volume"), 16 << 20, false, &Env::real()).unwrap();
+    let enospc = |result: std::io::Result<()>| {
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENOSPC))
+    };
     let half = Arc::new(AlignedBuf::zeroed(1 << 19));
     let submit = |offset| {
         let (tx, rx) = mpsc::channel();

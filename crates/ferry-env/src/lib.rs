@@ -67,8 +67,14 @@ impl Entropy for KernelEntropy {
         let mut bytes = [0_u8; 8];
         // The kernel fills up to 256 bytes at once; only the wait for its first seed, at boot, can
         // be interrupted.
-        let got = rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty()));
-        assert_eq!(got, Ok(8), "getrandom(2) gives 8 bytes at once on any kernel that FUSE runs on");
+        let got = rustix::io::retry_on_intr(|| {
+            rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty())
+        });
+        assert_eq!(
+            got,
+            Ok(8),
+            "getrandom(2) gives 8 bytes at once on any kernel that FUSE runs on"
+        );
         u64::from_ne_bytes(bytes)
     }
 }

@@ -1,4 +1,5 @@
-//! Rates of the data half alone, on a device in memory: `cargo run --release -p ferry-fs --example contents [FILES] [BYTES]`.
+//! Rates of the data half alone, on a device in memory: `cargo run --release -p ferry-fs --example
+//! contents [FILES] [BYTES]`.
 
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
@@ -6,7 +7,9 @@ use ferry_fs::data::{At, DataOptions, DataStore, InodeSource, Touch};
 use ferry_fs::error::FsError;
 use ferry_fs::inode::Inode;
 use ferry_fs::keys::{self, InodeRecord};
-use ferry_journal::{Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalOptions, LogOptions, Seq};
+use ferry_journal::{
+    Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalOptions, LogOptions, Seq,
+};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -130,7 +133,8 @@ fn main() -> Result<(), Any> {
     let files: u64 = args.next().map_or(Ok(78_579), |a| a.parse())?;
     let bytes: usize = args.next().map_or(Ok(17_300), |a| a.parse())?;
     let run = open()?;
-    let data: Vec<u8> = (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let data: Vec<u8> =
+        (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let total = files * bytes as u64;
     run.time("create, write, write back all", files, total, || {
         for ino in 10..10 + files {

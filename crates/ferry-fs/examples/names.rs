@@ -1,8 +1,9 @@
-//! How fast names come and go in process, on a device in memory: `cargo run --release -p ferry-fs --example names [FILES]`.
+//! How fast names come and go in process, on a device in memory: `cargo run --release -p ferry-fs
+//! --example names [FILES]`.
 //!
-//! Prints, for each step, the time of one operation. The steps are those of unpacking a tree and removing it: create with a
-//! short write and release, look up, list with attributes, unlink with the kernel's forgetting, and everything again after
-//! the volume was opened anew.
+//! Prints, for each step, the time of one operation. The steps are those of unpacking a tree and
+//! removing it: create with a short write and release, look up, list with attributes, unlink with
+//! the kernel's forgetting, and everything again after the volume was opened anew.
 
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
@@ -58,7 +59,8 @@ impl Bench {
             let made = self.me.call(|cx| {
                 let absent = self.fs.lookup(cx, dir, name.as_bytes())?;
                 assert!(absent.attr.is_none());
-                let (entry, opened) = self.fs.create(cx, dir, name.as_bytes(), 0o644, libc::O_RDWR)?;
+                let (entry, opened) =
+                    self.fs.create(cx, dir, name.as_bytes(), 0o644, libc::O_RDWR)?;
                 let ino = entry.attr.map_or(0, |attr| attr.ino);
                 self.fs.write(cx, ino, opened.fh, 0, data, false, false)?;
                 self.fs.release(cx, ino, opened.fh);

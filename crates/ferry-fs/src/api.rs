@@ -1,8 +1,9 @@
 //! What a file system offers to whatever carries requests to it.
 //!
-//! An operation runs to completion on the thread that brought it and returns its answer, or it *parks*: it takes
-//! the request's [`Parked`] handle with [`Cx::park`], returns [`Stop::Parked`], and completes the handle later from
-//! any thread. So no thread waits for durability, a lease or a lock.
+//! An operation runs to completion on the thread that brought it and returns its answer, or it
+//! *parks*: it takes the request's [`Parked`] handle with [`Cx::park`], returns [`Stop::Parked`],
+//! and completes the handle later from any thread. So no thread waits for durability, a lease or a
+//! lock.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -117,8 +118,8 @@ pub type SharedBytes = std::sync::Arc<ferry_device::AlignedBuf>;
 
 /// Takes the reply of a parked request; given by the transport.
 pub type Complete = Box<dyn FnOnce(Result<Reply, Errno>) + Send>;
-/// Called once if the requester no longer waits (a signal, the mount's end). The transport has then already
-/// answered `EINTR`; a later completion is dropped.
+/// Called once if the requester no longer waits (a signal, the mount's end). The transport has then
+/// already answered `EINTR`; a later completion is dropped.
 pub type Interrupt = Box<dyn FnOnce() + Send>;
 
 /// The transport's side of parking.
@@ -168,24 +169,26 @@ pub struct Cx<'a> {
     pub gid: u32,
     /// Process id, 0 where unknown.
     pub pid: u32,
-    /// The process's umask, for operations that make a name (it applies only without a default ACL).
+    /// The process's umask, for operations that make a name (it applies only without a default
+    /// ACL).
     pub umask: u32,
     /// How to park.
     pub park: &'a dyn Park,
 }
 
-/// What a client has told a program about a change that it acknowledged before the change came here.
+/// What a client has told a program about a change that it acknowledged before the change came
+/// here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EarlyAck {
     /// The time of the change: whatever it sets to "now" gets exactly this time.
     pub at: Timestamp,
     /// The number of the inode that it makes, a reserved one
-    /// ([`SessionStore::reserve_numbers`](crate::SessionStore::reserve_numbers)). Each can be used once.
-    /// `EEXIST`: the number is not reserved, or was used.
+    /// ([`SessionStore::reserve_numbers`](crate::SessionStore::reserve_numbers)). Each can be used
+    /// once. `EEXIST`: the number is not reserved, or was used.
     pub ino: Option<Ino>,
-    /// The change's place in its session, stored in the change's own transaction. Changes of a session
-    /// that have one are made one after the other. Changes that may as well be applied twice have
-    /// none: write, fallocate, copies, and a change of size.
+    /// The change's place in its session, stored in the change's own transaction. Changes of a
+    /// session that have one are made one after the other. Changes that may as well be applied
+    /// twice have none: write, fallocate, copies, and a change of size.
     pub seq: Option<SessionSeq>,
     /// Where the change takes its space from, if there is enough.
     pub reservation: Option<ReservationId>,
@@ -335,7 +338,8 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Last change of the inode (only from a write-back cache).
     pub ctime: Option<Timestamp>,
-    /// Set-user-id, set-group-id (where the group may execute) and file capabilities go, as on a write.
+    /// Set-user-id, set-group-id (where the group may execute) and file capabilities go, as on a
+    /// write.
     pub kill_suidgid: bool,
 }
 
@@ -377,8 +381,8 @@ pub struct FileLock {
 pub trait Host: Send + Sync {
     /// The kernel must forget the cached attributes.
     fn invalidate_attributes(&self, ino: Ino);
-    /// The kernel must forget attributes, and look up names again before it uses them; then `done` is called, by another thread.
-    /// Not if the mount ends before.
+    /// The kernel must forget attributes, and look up names again before it uses them; then `done`
+    /// is called, by another thread. Not if the mount ends before.
     fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>);
     /// Whether [`Host::forget`] can be done for names.
     fn forgets_names(&self) -> bool;
@@ -395,7 +399,8 @@ pub struct ToForget {
     pub names: Vec<(Ino, Box<[u8]>)>,
     /// that these are there, and with them what has no other name and is not open,
     pub gone: Vec<(Ino, Box<[u8]>)>,
-    /// and, behind the word that all this is forgotten, the contents of these: what programs have stored in mapped memory is written first.
+    /// and, behind the word that all this is forgotten, the contents of these: what programs have
+    /// stored in mapped memory is written first.
     pub contents: Vec<Ino>,
 }
 
@@ -421,11 +426,13 @@ pub struct XattrFlags {
     pub acl_kill_sgid: bool,
 }
 
-/// A file system. Names are bytes without `/` and NUL, never empty; the kernel resolves `.` and `..`, except that `lookup`
-/// answers both. Permission is the kernel's to check (`default_permissions`), except where a method says otherwise.
+/// A file system. Names are bytes without `/` and NUL, never empty; the kernel resolves `.` and
+/// `..`, except that `lookup` answers both. Permission is the kernel's to check
+/// (`default_permissions`), except where a method says otherwise.
 ///
-/// `lookup`, `mknod`, `mkdir`, `symlink`, `link`, `create`, `tmpfile` and each `plus` entry count one lookup on the inode they
-/// return; it lives until `forget` took all of them back and its last name and handle are gone.
+/// `lookup`, `mknod`, `mkdir`, `symlink`, `link`, `create`, `tmpfile` and each `plus` entry count
+/// one lookup on the inode they return; it lives until `forget` took all of them back and its last
+/// name and handle are gone.
 pub trait Filesystem: Send + Sync + 'static {
     /// Called once, before the first request.
     fn attach(&self, host: Arc<dyn Host>);
@@ -442,12 +449,19 @@ pub trait Filesystem: Send + Sync + 'static {
     fn birth_time(&self, _ino: Ino) -> Option<Timestamp> {
         None
     }
-    /// Whether a change of its contents by somebody who is not privileged may take set-id bits of the inode.
+    /// Whether a change of its contents by somebody who is not privileged may take set-id bits of
+    /// the inode.
     fn loses_privileges(&self, _ino: Ino) -> bool {
         false
     }
     /// Changes attributes.
-    fn setattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)>;
+    fn setattr(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        fh: Option<u64>,
+        set: &SetAttr,
+    ) -> Answer<(Attr, Duration)>;
     /// A symbolic link's target.
     fn readlink(&self, cx: &Cx, ino: Ino) -> Answer<Vec<u8>>;
     /// Makes a regular file, device node, FIFO or socket.
@@ -473,20 +487,30 @@ pub trait Filesystem: Send + Sync + 'static {
         flags: RenameFlags,
     ) -> Answer<()>;
 
-    /// Opens a file; `flags` are those of open(2). `O_TRUNC` truncates; `kill_suidgid` says that it then also clears those bits.
+    /// Opens a file; `flags` are those of open(2). `O_TRUNC` truncates; `kill_suidgid` says that it
+    /// then also clears those bits.
     fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened>;
     /// Makes a file (or opens the one that is there, unless `O_EXCL`) and opens it.
-    fn create(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)>;
+    fn create(
+        &self,
+        cx: &Cx,
+        parent: Ino,
+        name: &[u8],
+        mode: Mode,
+        flags: i32,
+    ) -> Answer<(Entry, Opened)>;
     /// Makes and opens a file without a name.
     fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)>;
-    /// Reads up to `out.len()` bytes at `offset` into `out`; fewer only at the end of the file. Returns the number.
+    /// Reads up to `out.len()` bytes at `offset` into `out`; fewer only at the end of the file.
+    /// Returns the number.
     fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize>;
     /// The same, for what the kernel keeps of files that programs have mapped into memory.
     fn read_pages(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
         self.read(cx, ino, fh, offset, out)
     }
-    /// Whether the kernel may have read pages of the file ([`Filesystem::read_pages`]) though this handle writes past them. The answer
-    /// is asked for behind a write: a read of pages that it does not know of begins after the write.
+    /// Whether the kernel may have read pages of the file ([`Filesystem::read_pages`]) though this
+    /// handle writes past them. The answer is asked for behind a write: a read of pages that it
+    /// does not know of begins after the write.
     fn keeps_pages(&self, _ino: Ino, _fh: u64) -> bool {
         false
     }
@@ -508,8 +532,10 @@ pub trait Filesystem: Send + Sync + 'static {
     fn release(&self, cx: &Cx, ino: Ino, fh: u64);
     /// Makes the file durable. Parks.
     fn fsync(&self, cx: &Cx, ino: Ino, fh: u64, data_only: bool) -> Answer<()>;
-    /// Allocates, punches or zeroes; `mode` as fallocate(2). Set-id bits go as on a write, unless root asks; so with copies.
-    fn fallocate(&self, cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()>;
+    /// Allocates, punches or zeroes; `mode` as fallocate(2). Set-id bits go as on a write, unless
+    /// root asks; so with copies.
+    fn fallocate(&self, cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64)
+    -> Answer<()>;
     /// `SEEK_DATA` or `SEEK_HOLE`.
     fn lseek(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64>;
     /// Copies within the file system; returns the bytes copied.
@@ -531,8 +557,8 @@ pub trait Filesystem: Send + Sync + 'static {
 
     /// Opens a directory.
     fn opendir(&self, cx: &Cx, ino: Ino) -> Answer<Opened>;
-    /// Lists from `cookie` (0: the start), `.` and `..` first, until `sink` returns `false`, which says that the entry it was just
-    /// given did not fit (its lookup, if any, does not count).
+    /// Lists from `cookie` (0: the start), `.` and `..` first, until `sink` returns `false`, which
+    /// says that the entry it was just given did not fit (its lookup, if any, does not count).
     fn readdir(
         &self,
         cx: &Cx,
@@ -549,8 +575,16 @@ pub trait Filesystem: Send + Sync + 'static {
 
     /// Totals.
     fn statfs(&self, cx: &Cx) -> Answer<Statfs>;
-    /// Sets an extended attribute. POSIX ACLs are the attributes `system.posix_acl_access` and `_default` in the kernel's binary form.
-    fn setxattr(&self, cx: &Cx, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Answer<()>;
+    /// Sets an extended attribute. POSIX ACLs are the attributes `system.posix_acl_access` and
+    /// `_default` in the kernel's binary form.
+    fn setxattr(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: XattrFlags,
+    ) -> Answer<()>;
     /// Reads an extended attribute.
     fn getxattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>>;
     /// All names, each ended by NUL.
@@ -558,11 +592,13 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Removes an extended attribute.
     fn removexattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<()>;
 
-    /// Tests for a lock (only where the implementer keeps locks itself, see [`Filesystem::is_shared`]).
+    /// Tests for a lock (only where the implementer keeps locks itself, see
+    /// [`Filesystem::is_shared`]).
     fn getlk(&self, cx: &Cx, ino: Ino, fh: u64, lock: &FileLock) -> Answer<FileLock>;
     /// Takes or releases a lock; with `wait` it parks until it has it.
     fn setlk(&self, cx: &Cx, ino: Ino, fh: u64, lock: &FileLock, wait: bool) -> Answer<()>;
-    /// Others change the files, too: locks go through `getlk` and `setlk`. Otherwise the kernel keeps them, for this mount alone.
+    /// Others change the files, too: locks go through `getlk` and `setlk`. Otherwise the kernel
+    /// keeps them, for this mount alone.
     fn is_shared(&self) -> bool;
     /// Most files go through the kernel's page cache.
     fn kernel_caches(&self) -> bool {
@@ -570,12 +606,13 @@ pub trait Filesystem: Send + Sync + 'static {
     }
     /// The kernel should use its write-back cache.
     fn writeback_cache(&self) -> bool;
-    /// FerryFS's own requests (see [`ioctl`]); the answer's bytes, at most `out_max`. Unknown: `ENOTTY`.
+    /// FerryFS's own requests (see [`ioctl`]); the answer's bytes, at most `out_max`. Unknown:
+    /// `ENOTTY`.
     fn ioctl(&self, cx: &Cx, ino: Ino, cmd: u32, input: &[u8], out_max: usize) -> Answer<Vec<u8>>;
 }
 
-/// FerryFS's own requests, numbered as ioctls are, `_IOC(dir, 'F', nr, size)`: on any file or directory of a mount, or over the control socket
-/// of a server.
+/// FerryFS's own requests, numbered as ioctls are, `_IOC(dir, 'F', nr, size)`: on any file or
+/// directory of a mount, or over the control socket of a server.
 pub mod ioctl {
     const fn ioc(dir: u32, nr: u32, size: u32) -> u32 {
         dir << 30 | size << 16 | (b'F' as u32) << 8 | nr
@@ -588,52 +625,58 @@ pub mod ioctl {
     pub const SYNC: u32 = ioc(0, 1, 0);
     /// Bytes of a [`STATS`] answer.
     pub const STATS_LEN: u32 = 16383;
-    /// Starts a scrub: the rate in bytes a second (0: none) as `u64`; its number comes back in the same place. `EBUSY`: one is on
-    /// its way. For root and who has mounted the volume, as the next two; others hear `EPERM`. `_IOWR('F', 3, u64)`.
+    /// Starts a scrub: the rate in bytes a second (0: none) as `u64`; its number comes back in the
+    /// same place. `EBUSY`: one is on its way. For root and who has mounted the volume, as the next
+    /// two; others hear `EPERM`. `_IOWR('F', 3, u64)`.
     pub const SCRUB_START: u32 = ioc(3, 3, 8);
     /// Stops the scrub that is on its way, if one is. `_IO('F', 4)`.
     pub const SCRUB_STOP: u32 = ioc(0, 4, 0);
-    /// Damage that the newest scrub has found: the place in its list to begin with as `u64`; comes back as a JSON list of as many
-    /// as fit, ended by NUL. `_IOWR('F', 5, char[16383])`.
+    /// Damage that the newest scrub has found: the place in its list to begin with as `u64`; comes
+    /// back as a JSON list of as many as fit, ended by NUL. `_IOWR('F', 5, char[16383])`.
     pub const SCRUB_DAMAGE: u32 = ioc(3, 5, STATS_LEN);
     /// What the newest scrub is at, as JSON, ended by NUL. `_IOR('F', 6, char[16383])`.
     pub const SCRUB_STATUS: u32 = ioc(2, 6, STATS_LEN);
     /// Bytes of a [`REPLACE`] message.
     pub const REPLACE_LEN: u32 = 8192;
-    /// Begins to rebuild a mirror's side: the path of the old one, NUL, that of the new one, NUL. Answered when work goes to the new
-    /// side too; [`STATS`] shows how far it is. For root and who has mounted the volume; others hear `EPERM`.
-    /// `_IOW('F', 32, char[8192])`.
+    /// Begins to rebuild a mirror's side: the path of the old one, NUL, that of the new one, NUL.
+    /// Answered when work goes to the new side too; [`STATS`] shows how far it is. For root and who
+    /// has mounted the volume; others hear `EPERM`. `_IOW('F', 32, char[8192])`.
     pub const REPLACE: u32 = ioc(1, 32, REPLACE_LEN);
     /// The counters as JSON, ended by NUL. `_IOR('F', 2, char[16383])`.
     pub const STATS: u32 = ioc(2, 2, STATS_LEN);
     /// Files of one [`SYNC_FILES`], at most.
     pub const SYNC_FILES_MAX: usize = 2000;
-    /// Bytes of its message: `u32 count, u32 flags, u64 files[2000]`; of the answer's `files` only the first `count` are written.
+    /// Bytes of its message: `u32 count, u32 flags, u64 files[2000]`; of the answer's `files` only
+    /// the first `count` are written.
     pub const SYNC_FILES_LEN: u32 = 8 + 8 * SYNC_FILES_MAX as u32;
     /// A flag: of each file the data only, as fdatasync(2).
     pub const SYNC_FILES_DATA: u32 = 1;
-    /// Makes files durable together; parks. In: inode numbers; out: an errno or 0 for each (`docs/bulk-sync.md`).
-    /// `_IOWR('F', 16, char[16008])`.
+    /// Makes files durable together; parks. In: inode numbers; out: an errno or 0 for each
+    /// (`docs/bulk-sync.md`). `_IOWR('F', 16, char[16008])`.
     pub const SYNC_FILES: u32 = ioc(3, 16, SYNC_FILES_LEN);
     /// Bytes of a [`TUNE`] message.
     pub const TUNE_LEN: u32 = 16;
-    /// In the first word of [`TUNE`]: set the flush policy (`policy`: 0 each, 1 delay, 2 gather, 3 adaptive).
+    /// In the first word of [`TUNE`]: set the flush policy (`policy`: 0 each, 1 delay, 2 gather, 3
+    /// adaptive).
     pub const TUNE_FLUSH: u32 = 1;
     /// In the first word of [`TUNE`]: set the time below which the policy `delay` does not wait.
     pub const TUNE_FAST_FLUSH: u32 = 2;
     /// In the first word of [`TUNE`]: forget how long the device's flushes took.
     pub const TUNE_RESET_FLUSH_TIME: u32 = 4;
-    /// Changes how a mounted volume flushes: `u32 what, u32 policy, u64 fast_flush_ns`. For root and the owner of the volume's
-    /// root directory, others hear `EPERM`. `_IOW('F', 24, char[16])`.
+    /// Changes how a mounted volume flushes: `u32 what, u32 policy, u64 fast_flush_ns`. For root
+    /// and the owner of the volume's root directory, others hear `EPERM`. `_IOW('F', 24,
+    /// char[16])`.
     pub const TUNE: u32 = ioc(1, 24, TUNE_LEN);
-    /// Moves the log of a mounted volume to its end, where it has so many bytes, rounded up to whole segments: `u64`. For those who may
-    /// [`TUNE`]. Parks. `EINVAL`: no log of that length, or the log is as long already; `ENOSPC`: the end of the volume is in use.
-    /// `_IOW('F', 25, char[8])`.
+    /// Moves the log of a mounted volume to its end, where it has so many bytes, rounded up to
+    /// whole segments: `u64`. For those who may [`TUNE`]. Parks. `EINVAL`: no log of that length,
+    /// or the log is as long already; `ENOSPC`: the end of the volume is in use. `_IOW('F', 25,
+    /// char[8])`.
     pub const GROW_LOG: u32 = ioc(1, 25, 8);
-    /// Gives the space of free segments back to the host; answers with the bytes, `u64`. For those who may [`TUNE`]. Parks.
-    /// `_IOR('F', 26, char[8])`.
+    /// Gives the space of free segments back to the host; answers with the bytes, `u64`. For those
+    /// who may [`TUNE`]. Parks. `_IOR('F', 26, char[8])`.
     pub const TRIM: u32 = ioc(2, 26, 8);
-    /// The same as fstrim(8) asks for it: `u64 start, u64 len, u64 minlen`, answered with the bytes in `len`. All that is free is given
-    /// back, whatever the range. `FITRIM`, `_IOWR('X', 121, struct fstrim_range)`.
+    /// The same as fstrim(8) asks for it: `u64 start, u64 len, u64 minlen`, answered with the bytes
+    /// in `len`. All that is free is given back, whatever the range. `FITRIM`, `_IOWR('X', 121,
+    /// struct fstrim_range)`.
     pub const FITRIM: u32 = 3 << 30 | 24 << 16 | (b'X' as u32) << 8 | 121;
 }

@@ -1,10 +1,11 @@
 //! A directory's cached entries.
 //!
-//! A cache is *complete* or absent, so that a name that is not in it does not exist, and creating or missing a name
-//! never reaches the home store. It is born complete with its directory, or by a whole listing of a directory of at most
-//! [`LOAD_MAX`] entries; the owner of the inodes drops it when all caches together are too large. Names of a directory
-//! without a cache are looked up one by one in the journal until that has cost what a listing does: whoever uses more
-//! directories than the caches hold pays at most twice what each way alone would have cost.
+//! A cache is *complete* or absent, so that a name that is not in it does not exist, and creating
+//! or missing a name never reaches the home store. It is born complete with its directory, or by a
+//! whole listing of a directory of at most [`LOAD_MAX`] entries; the owner of the inodes drops it
+//! when all caches together are too large. Names of a directory without a cache are looked up one
+//! by one in the journal until that has cost what a listing does: whoever uses more directories
+//! than the caches hold pays at most twice what each way alone would have cost.
 
 use crate::api::Ino;
 use crate::keys::Dentry;
@@ -29,8 +30,8 @@ pub struct DirName {
 
 type Entries = BTreeMap<u64, DirName>;
 
-/// A directory's cached entries, by cookie. Changes are made under the directory's exclusive inode lock, filling and
-/// reading under the shared one; the lock in here is a leaf.
+/// A directory's cached entries, by cookie. Changes are made under the directory's exclusive inode
+/// lock, filling and reading under the shared one; the lock in here is a leaf.
 #[derive(Default)]
 pub struct DirData {
     entries: Mutex<Option<Box<Entries>>>,
@@ -44,7 +45,8 @@ pub struct DirData {
 pub enum Cached {
     /// There is no cache: ask the journal.
     Unknown,
-    /// The name does not exist; the cookie is the one to make it with, `None` if every disambiguator is taken.
+    /// The name does not exist; the cookie is the one to make it with, `None` if every
+    /// disambiguator is taken.
     Absent(Option<u64>),
     /// The name's cookie and target.
     Present(u64, Dentry),
@@ -68,8 +70,8 @@ impl DirData {
         Cached::Absent((free < base + 256).then_some(free))
     }
 
-    /// A name is looked up and there is no cache: whether to fill it first, in a directory of `size` entries. One of many
-    /// that ask at once is told so.
+    /// A name is looked up and there is no cache: whether to fill it first, in a directory of
+    /// `size` entries. One of many that ask at once is told so.
     pub fn is_worth_loading(&self, size: u64) -> bool {
         let lookups = self.stored_lookups.fetch_add(1, Ordering::Relaxed) + 1;
         let worth = size <= LOAD_MAX && lookups * LISTED_PER_LOOKUP >= size;
@@ -84,7 +86,8 @@ impl DirData {
         self.entries.lock().is_some()
     }
 
-    /// Takes `entries` as the whole directory, unless there is a cache already. Returns how many entries that added.
+    /// Takes `entries` as the whole directory, unless there is a cache already. Returns how many
+    /// entries that added.
     pub fn fill(&self, entries: BTreeMap<u64, DirName>) -> usize {
         self.used.store(true, Ordering::Relaxed);
         let mut guard = self.entries.lock();
@@ -155,7 +158,11 @@ mod tests {
         assert_eq!(dir.find(512, b"one more"), Cached::Absent(None));
         assert_eq!(dir.find(512, &7_u64.to_le_bytes()), Cached::Present(519, to(9)));
         assert!(dir.remove(519) && !dir.remove(519));
-        assert_eq!(dir.find(512, b"one more"), Cached::Absent(Some(519)), "a freed one is used again");
+        assert_eq!(
+            dir.find(512, b"one more"),
+            Cached::Absent(Some(519)),
+            "a freed one is used again"
+        );
         assert_eq!(dir.clear(), 255);
     }
 
@@ -164,7 +171,9 @@ mod tests {
         let dir = DirData::default();
         let mut out = Vec::new();
         assert!(dir.list(0, 10, &mut out).is_none());
-        dir.fill((3..9).map(|c| (c << 8, DirName { name: [c as u8].into(), target: to(c) })).collect());
+        dir.fill(
+            (3..9).map(|c| (c << 8, DirName { name: [c as u8].into(), target: to(c) })).collect(),
+        );
         dir.list(4 << 8, 2, &mut out).expect("cached");
         assert_eq!(out.iter().map(|(c, _)| c >> 8).collect::<Vec<_>>(), [5, 6]);
         assert_eq!(dir.name_of(8).as_deref(), Some(&[8][..]));

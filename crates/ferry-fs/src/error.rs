@@ -10,7 +10,8 @@ pub enum FsError {
     /// What a program is told.
     #[error("{0}")]
     Errno(Errno),
-    /// It would have to wait, and its caller must not. No program is told: whoever is, has it done by a thread that may wait.
+    /// It would have to wait, and its caller must not. No program is told: whoever is, has it done
+    /// by a thread that may wait.
     #[error("it would have to wait")]
     WouldWait,
     /// The journal could not do it.
@@ -40,10 +41,13 @@ impl From<Errno> for FsError {
 impl FsError {
     /// One file's own data or records are damaged; it says nothing of the others.
     pub fn is_of_one_file(&self) -> bool {
-        // A failed checkpoint is damage too, but to who changes something it is a journal that is read-only.
+        // A failed checkpoint is damage too, but to who changes something it is a journal that is
+        // read-only.
         matches!(
             self,
-            FsError::Data { .. } | FsError::Record(_) | FsError::Journal(JournalError::Damaged { .. })
+            FsError::Data { .. }
+                | FsError::Record(_)
+                | FsError::Journal(JournalError::Damaged { .. })
         )
     }
     /// The one place where errors become errnos.

@@ -1,8 +1,11 @@
-//! An error sequence, as Linux has it (`errseq_t`): what happened behind the programs' backs, and who was told of it.
+//! An error sequence, as Linux has it (`errseq_t`): what happened behind the programs' backs, and
+//! who was told of it.
 //!
-//! * Each descriptor has a cursor. It is told of each error that came behind its cursor, once; of several the newest.
+//! * Each descriptor has a cursor. It is told of each error that came behind its cursor, once; of
+//!   several the newest.
 //! * Whoever is told changes nothing for the others: each has its own cursor.
-//! * A new descriptor begins behind the errors that somebody was told of. One that nobody was told of is its business, too.
+//! * A new descriptor begins behind the errors that somebody was told of. One that nobody was told
+//!   of is its business, too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -62,7 +65,8 @@ impl ErrorSequence {
     pub fn tell(&self, cursor: &ErrorCursor) -> Option<Errno> {
         let newest = self.newest.load(Ordering::Acquire);
         let count = newest >> 32;
-        // Of two that ask at the same time, one may have seen a newer error: the cursor never goes back, or that is told twice.
+        // Of two that ask at the same time, one may have seen a newer error: the cursor never goes
+        // back, or that is told twice.
         (cursor.0.fetch_max(count, Ordering::AcqRel) < count).then(|| {
             // A newer one that came meanwhile nobody has been told.
             let told = newest | TOLD;
@@ -85,7 +89,10 @@ mod tests {
         let (a, b) = (errors.sample(), errors.sample());
         assert_eq!(errors.tell(&a), None);
         errors.add(EIO);
-        assert_eq!((errors.untold(&a), errors.tell(&a), errors.tell(&a)), (Some(EIO), Some(EIO), None));
+        assert_eq!(
+            (errors.untold(&a), errors.tell(&a), errors.tell(&a)),
+            (Some(EIO), Some(EIO), None)
+        );
         assert_eq!((errors.tell(&b), errors.tell(&b)), (Some(EIO), None));
         errors.add(EIO);
         errors.add(ENOSPC);

@@ -8,10 +8,12 @@ use crate::keys::{BLOCK, INODE_INLINE, InodeRecord};
 use crate::statelock::StateLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// An inode that somebody knows: the kernel, an open handle, the write-back queue, or only the cache.
+/// An inode that somebody knows: the kernel, an open handle, the write-back queue, or only the
+/// cache.
 ///
-/// Lock order (`docs/locking.md`): a journal reservation is taken before any lock; then the rename lock; then the `state` of
-/// every inode that the operation changes, by ascending inode number; then what belongs to the data half.
+/// Lock order (`docs/locking.md`): a journal reservation is taken before any lock; then the rename
+/// lock; then the `state` of every inode that the operation changes, by ascending inode number;
+/// then what belongs to the data half.
 pub struct Inode {
     /// Its number.
     pub ino: Ino,
@@ -47,7 +49,8 @@ impl Inode {
     /// Its entries are cached, and it is in the queue of such directories.
     pub const DIR_CACHED: u32 = 8;
 
-    /// The kernel has read pages of it through a handle that bypasses its page cache: somebody has mapped it.
+    /// The kernel has read pages of it through a handle that bypasses its page cache: somebody has
+    /// mapped it.
     pub const MAPPED: u32 = 16;
     /// It has lost its last name, or was made without one.
     pub const NAMELESS: u32 = 32;
@@ -96,7 +99,8 @@ impl Inode {
 
 /// What the inode lock protects.
 pub struct InodeState {
-    /// What programs see; its `blocks` count what waits for write-back too; its `inline` and [`INODE_INLINE`] are unused, see `logged`.
+    /// What programs see; its `blocks` count what waits for write-back too; its `inline` and
+    /// [`INODE_INLINE`] are unused, see `logged`.
     pub rec: InodeRecord,
     /// What the journal says of the contents.
     pub logged: LoggedContents,
@@ -121,18 +125,20 @@ impl InodeState {
         // A damaged volume may say anything; this much can be counted with.
         rec.blocks = rec.blocks.min(BLOCKS_MAX);
         rec.size = rec.size.min(i64::MAX as u64);
-        let inline =
-            (rec.flags & INODE_INLINE != 0).then(|| std::mem::take(&mut rec.inline).into_boxed_slice());
+        let inline = (rec.flags & INODE_INLINE != 0)
+            .then(|| std::mem::take(&mut rec.inline).into_boxed_slice());
         rec.flags &= !INODE_INLINE;
         let logged = LoggedContents { size: rec.size, blocks: rec.blocks, inline };
-        if rec.mode & libc::S_IFMT == libc::S_IFREG && logged.inline.as_ref().is_some_and(|i| !i.is_empty()) {
+        if rec.mode & libc::S_IFMT == libc::S_IFREG
+            && logged.inline.as_ref().is_some_and(|i| !i.is_empty())
+        {
             rec.blocks += 1; // a file with contents but without blocks would be taken for a hole by archivers
         }
         Self { rec, logged, times_dirty: false }
     }
 
-    /// The record to put into a transaction: everything that programs see, except that the contents are those that the
-    /// journal already has (or that the caller has just set in `logged`).
+    /// The record to put into a transaction: everything that programs see, except that the contents
+    /// are those that the journal already has (or that the caller has just set in `logged`).
     pub fn record(&self) -> InodeRecord {
         let mut rec = InodeRecord { inline: Vec::new(), ..self.rec.clone() };
         rec.size = self.logged.size;
@@ -169,7 +175,10 @@ mod tests {
 
     #[test]
     fn a_damaged_record_can_be_counted_with() {
-        let inode = Inode::new(7, InodeRecord { blocks: u64::MAX, size: u64::MAX, ..InodeRecord::default() });
+        let inode = Inode::new(
+            7,
+            InodeRecord { blocks: u64::MAX, size: u64::MAX, ..InodeRecord::default() },
+        );
         let state = inode.state.read();
         assert_eq!((state.attr(7).blocks, state.attr(7).size), (BLOCKS_MAX * 8, i64::MAX as u64));
         assert_eq!(state.logged.blocks, BLOCKS_MAX);

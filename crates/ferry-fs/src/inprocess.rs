@@ -13,15 +13,16 @@ pub struct InProcess {
     pub gid: u32,
     /// The caller's umask.
     pub umask: u32,
-    /// Tells the callers in one process apart, as thread numbers do for a mount (the flush policy wants to know); 0: one of
-    /// many.
+    /// Tells the callers in one process apart, as thread numbers do for a mount (the flush policy
+    /// wants to know); 0: one of many.
     pub caller: u32,
     /// What the maker of the change was told before it came here.
     pub ack: Option<EarlyAck>,
 }
 
 impl InProcess {
-    /// Makes one request: `request` calls a method of a [`Filesystem`] with the context. Waits for a parked answer.
+    /// Makes one request: `request` calls a method of a [`Filesystem`] with the context. Waits for
+    /// a parked answer.
     ///
     /// ```
     /// # use ferry_fs::{Errno, Filesystem, InProcess, ROOT};

@@ -1,8 +1,9 @@
 //! Keys and values of the file system in the journal's view (`docs/format.md` draws them).
 //!
-//! All integers of a key are big-endian, so that keys sort by number; those of values are little-endian. Everything that
-//! belongs to one inode stands together: its record, its attributes, its names (a directory) or its extents (a file).
-//! The first byte of every value is the version of its type.
+//! All integers of a key are big-endian, so that keys sort by number; those of values are
+//! little-endian. Everything that belongs to one inode stands together: its record, its attributes,
+//! its names (a directory) or its extents (a file). The first byte of every value is the version of
+//! its type.
 
 use crate::api::{Ino, ROOT, Timestamp};
 
@@ -31,7 +32,8 @@ const PART_EXTENT: u8 = 4;
 
 /// The first number that a new volume gives to an inode.
 pub const INO_FIRST: Ino = ROOT + 1;
-/// No inode number is so high: numbers are given one after the other, and there must always be a next one.
+/// No inode number is so high: numbers are given one after the other, and there must always be a
+/// next one.
 pub const INO_END: Ino = u64::MAX - (1 << 40);
 
 /// A value that this version cannot read.
@@ -47,7 +49,8 @@ pub fn counters() -> Vec<u8> {
     vec![SPACE_COUNTERS]
 }
 
-/// The key of the number of blocks that [`Extent::Reserved`] promises, on the whole volume (absent: none).
+/// The key of the number of blocks that [`Extent::Reserved`] promises, on the whole volume (absent:
+/// none).
 pub fn reserved() -> Vec<u8> {
     vec![SPACE_RESERVED]
 }
@@ -84,7 +87,8 @@ pub fn xattr_end(ino: Ino) -> Vec<u8> {
     of_inode(ino, PART_XATTR + 1, 0)
 }
 
-/// The key of a directory entry: `cookie` is the name's hash and disambiguator of the name, as in `docs/format.md`.
+/// The key of a directory entry: `cookie` is the name's hash and disambiguator of the name, as in
+/// `docs/format.md`.
 pub fn dentry(dir: Ino, cookie: u64, name: &[u8]) -> Vec<u8> {
     let mut key = dentry_from(dir, cookie);
     key.extend_from_slice(name);
@@ -140,7 +144,8 @@ pub fn orphan_end() -> Vec<u8> {
     vec![SPACE_ORPHAN + 1]
 }
 
-/// The key that says: a truncation of `ino` was begun; extents behind the size in its value are still to be dropped.
+/// The key that says: a truncation of `ino` was begun; extents behind the size in its value are
+/// still to be dropped.
 pub fn intent(ino: Ino) -> Vec<u8> {
     numbered(SPACE_INTENT, ino.to_be_bytes())
 }
@@ -170,7 +175,8 @@ pub fn synced_end() -> Vec<u8> {
     vec![SPACE_SYNCED + 1]
 }
 
-/// The key that says: a client's session may hold file locks, and may reclaim them from the next server.
+/// The key that says: a client's session may hold file locks, and may reclaim them from the next
+/// server.
 pub fn locker(session: u128) -> Vec<u8> {
     numbered(SPACE_LOCKER, session.to_be_bytes())
 }
@@ -180,7 +186,8 @@ pub fn locker_end() -> Vec<u8> {
     vec![SPACE_LOCKER + 1]
 }
 
-/// The key that says: a client's session was evicted by an administrator, and nobody goes on with it.
+/// The key that says: a client's session was evicted by an administrator, and nobody goes on with
+/// it.
 pub fn evicted(session: u128) -> Vec<u8> {
     numbered(SPACE_EVICTED, session.to_be_bytes())
 }
@@ -233,7 +240,9 @@ pub fn parse(key: &[u8]) -> Option<Key<'_>> {
         [SPACE_MARK, rest @ ..] => Some(Key::Mark(u128::from_be_bytes(rest.try_into().ok()?))),
         [SPACE_SYNCED, rest @ ..] => Some(Key::Synced(u128::from_be_bytes(rest.try_into().ok()?))),
         [SPACE_LOCKER, rest @ ..] => Some(Key::Locker(u128::from_be_bytes(rest.try_into().ok()?))),
-        [SPACE_EVICTED, rest @ ..] => Some(Key::Evicted(u128::from_be_bytes(rest.try_into().ok()?))),
+        [SPACE_EVICTED, rest @ ..] => {
+            Some(Key::Evicted(u128::from_be_bytes(rest.try_into().ok()?)))
+        }
         [SPACE_INODE, rest @ ..] => {
             let ino = be64(rest.get(..8)?)?;
             match (*rest.get(8)?, &rest[9..]) {
@@ -264,7 +273,8 @@ impl<'v> Fields<'v> {
         }
     }
     fn take<const N: usize>(&mut self) -> Result<[u8; N], BadRecord> {
-        let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(BadRecord { what: self.what })?;
+        let (head, rest) =
+            self.rest.split_first_chunk::<N>().ok_or(BadRecord { what: self.what })?;
         self.rest = rest;
         Ok(*head)
     }
@@ -433,7 +443,8 @@ impl Dentry {
 /// Where a range of a file is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// In a segment: first block on the device (in units of [`BLOCK`]) and the CRC32C of each block.
+    /// In a segment: first block on the device (in units of [`BLOCK`]) and the CRC32C of each
+    /// block.
     Data {
         /// Device block number.
         block: u64,
@@ -497,7 +508,10 @@ impl Extent {
                 if crcs.is_empty() || !rest.is_empty() || crcs.len() > EXTENT_BLOCKS_MAX {
                     return Err(bad);
                 }
-                Ok(Extent::Data { block, crcs: crcs.iter().map(|c| u32::from_le_bytes(*c)).collect() })
+                Ok(Extent::Data {
+                    block,
+                    crcs: crcs.iter().map(|c| u32::from_le_bytes(*c)).collect(),
+                })
             }
             kind @ (EXTENT_RESERVED | EXTENT_LOST) => {
                 let blocks = f.u64()?;
@@ -513,7 +527,8 @@ impl Extent {
     }
 }
 
-/// A plain number, as the values of [`reserved`] (blocks), [`intent`] (bytes) and [`mark`] (a change) are.
+/// A plain number, as the values of [`reserved`] (blocks), [`intent`] (bytes) and [`mark`] (a
+/// change) are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number(pub u64);
 
@@ -587,10 +602,18 @@ mod tests {
         assert!(keys.windows(2).all(|w| w[0].0 < w[1].0), "keys sort in the order above");
         assert!(xattr(7, b"\xff") < xattr_end(7) && xattr_end(7) <= dentry_from(7, 0));
         assert!(
-            extent(7, u64::MAX) < extent_end(7) && extent_end(7) < inode_end(7) && inode_end(7) < inode(8)
+            extent(7, u64::MAX) < extent_end(7)
+                && extent_end(7) < inode_end(7)
+                && inode_end(7) < inode(8)
         );
-        for bad in [&b""[..], &[0x10, 1], &[0x77], &[0x20, 1], &[0x32, 1], &[0x10, 0, 0, 0, 0, 0, 0, 0, 1, 9]]
-        {
+        for bad in [
+            &b""[..],
+            &[0x10, 1],
+            &[0x77],
+            &[0x20, 1],
+            &[0x32, 1],
+            &[0x10, 0, 0, 0, 0, 0, 0, 0, 1, 9],
+        ] {
             assert_eq!(parse(bad), None);
         }
     }

@@ -1,6 +1,7 @@
 //! The file system itself: inodes, dentries, extents, segments, page cache, locks.
 //!
-//! [`Filesystem`] is what a transport (FUSE, later the server) calls; [`LocalFs`] implements it on a volume.
+//! [`Filesystem`] is what a transport (FUSE, later the server) calls; [`LocalFs`] implements it on
+//! a volume.
 
 /// Asserts what costs too much where it is used: in debug builds and in this crate's own tests.
 macro_rules! checked {
@@ -11,7 +12,8 @@ macro_rules! checked {
     };
 }
 
-/// Asserts, in this crate's own tests, what is so on a volume that is not damaged. Elsewhere a volume may say anything.
+/// Asserts, in this crate's own tests, what is so on a volume that is not damaged. Elsewhere a
+/// volume may say anything.
 macro_rules! sound {
     ($($what:tt)*) => {
         if cfg!(test) {

@@ -1,5 +1,6 @@
-//! The order of locks (`docs/locking.md`), asserted in debug builds and in this crate's own tests: a thread that waits for a lock holds none
-//! that comes behind it. In other release builds nothing of this remains.
+//! The order of locks (`docs/locking.md`), asserted in debug builds and in this crate's own tests:
+//! a thread that waits for a lock holds none that comes behind it. In other release builds nothing
+//! of this remains.
 
 use crate::api::Ino;
 use std::ops::{Deref, DerefMut};
@@ -47,7 +48,10 @@ mod held {
         pub fn wait(rank: Rank) -> Self {
             HELD.with_borrow(|held| {
                 let behind = held.iter().find(|held| **held >= rank);
-                assert!(behind.is_none(), "{rank:?} is waited for by who holds {behind:?}, of {held:?}");
+                assert!(
+                    behind.is_none(),
+                    "{rank:?} is waited for by who holds {behind:?}, of {held:?}"
+                );
             });
             Self::tried(rank)
         }
@@ -128,7 +132,8 @@ mod tests {
 
     #[test]
     fn locks_are_taken_from_the_outside_in() {
-        let held = (Held::wait(Rank::Extents), Held::wait(Rank::Inode(3)), Held::wait(Rank::Inode(4)));
+        let held =
+            (Held::wait(Rank::Extents), Held::wait(Rank::Inode(3)), Held::wait(Rank::Inode(4)));
         drop((Held::wait(Rank::Pages), held));
         drop(Held::wait(Rank::Extents));
     }

@@ -1,7 +1,8 @@
 //! Rules of POSIX, as Linux applies them: pure functions of attributes, names and requests.
 //!
-//! Each rule stands here once. The local file system, the model by which a client decides changes alone,
-//! and the null file system of the benchmarks use them. Nothing here reads or stores anything.
+//! Each rule stands here once. The local file system, the model by which a client decides changes
+//! alone, and the null file system of the benchmarks use them. Nothing here reads or stores
+//! anything.
 
 use crate::api::{Attr, Errno, NAME_MAX, SetAttr, SetTime, Timestamp};
 use crate::keys::InodeRecord;
@@ -46,8 +47,8 @@ macro_rules! attributes {
 }
 attributes!(Attr, InodeRecord);
 
-/// The mode after a write or a change of owner by a caller without privileges. Set-group-id without the
-/// group's right to execute stays: it once meant mandatory locking.
+/// The mode after a write or a change of owner by a caller without privileges. Set-group-id without
+/// the group's right to execute stays: it once meant mandatory locking.
 pub fn without_set_ids(mode: u32) -> u32 {
     match mode & libc::S_IXGRP {
         _ if is_dir(mode) => mode,
@@ -94,8 +95,8 @@ pub fn first_links(mode: u32) -> u32 {
     if is_dir(mode) { 2 } else { 1 }
 }
 
-/// A directory has so many entries and subdirectories more. Its size is the number of its entries. On a
-/// damaged volume both may have been too small.
+/// A directory has so many entries and subdirectories more. Its size is the number of its entries.
+/// On a damaged volume both may have been too small.
 pub fn count_entries(dir: &mut impl Attributes, entries: i64, subdirectories: i32, now: Timestamp) {
     let Parts { nlink, size, mtime, ctime, .. } = dir.parts();
     *size = size.saturating_add_signed(entries);
@@ -110,8 +111,8 @@ pub fn drop_link(of: &mut impl Attributes, now: Timestamp) {
     *nlink = if is_dir(*mode) { 0 } else { nlink.saturating_sub(1) };
 }
 
-/// Whether an inode's name may be removed, or given to another inode that is a directory (`as_dir`) or
-/// none. `entries`: what a directory holds.
+/// Whether an inode's name may be removed, or given to another inode that is a directory (`as_dir`)
+/// or none. `entries`: what a directory holds.
 pub fn check_removable(mode: u32, entries: u64, as_dir: bool) -> Result<(), Errno> {
     match (as_dir, is_dir(mode)) {
         (false, true) => Err(Errno(libc::EISDIR)),

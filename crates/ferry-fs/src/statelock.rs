@@ -1,7 +1,8 @@
 //! The inode lock, and the times that are noted beside it.
 //!
-//! Reads change the access time and writes that share the lock the others; neither may take the lock exclusively for that. They leave the
-//! time in an atomic; whoever takes the lock to look at attributes or to change them brings them in line first.
+//! Reads change the access time and writes that share the lock the others; neither may take the
+//! lock exclusively for that. They leave the time in an atomic; whoever takes the lock to look at
+//! attributes or to change them brings them in line first.
 
 use crate::api::{Ino, Timestamp};
 use crate::inode::InodeState;
@@ -18,7 +19,8 @@ const RELATIME_NANOS: i64 = 24 * 60 * 60 * 1_000_000_000;
 pub struct StateLock {
     ino: Ino,
     state: RwLock<InodeState>,
-    /// When the file was last written under the shared lock; 0: not since the times were brought in line. In nanoseconds, as the next two.
+    /// When the file was last written under the shared lock; 0: not since the times were brought in
+    /// line. In nanoseconds, as the next two.
     written: AtomicI64,
     /// When it was last read, where that moves the access time; 0: as `written`.
     accessed: AtomicI64,
@@ -89,14 +91,15 @@ impl StateLock {
         }
     }
 
-    /// The same, to the nanosecond. `now` is one of those that can be noted: behind the epoch, and within 64 bits.
+    /// The same, to the nanosecond. `now` is one of those that can be noted: behind the epoch, and
+    /// within 64 bits.
     pub fn note_write_exactly(&self, now: Timestamp) {
         self.written.store(nanos(now), Ordering::Release);
     }
 
-    /// Notes a read, where that moves the access time: if it is not newer than the last change, or is a day old. `true`: the caller
-    /// sees to it that the time is logged some day, and says so by [`StateLock::unlist`] before. Called without the lock. `always`: each
-    /// read moves it.
+    /// Notes a read, where that moves the access time: if it is not newer than the last change, or
+    /// is a day old. `true`: the caller sees to it that the time is logged some day, and says so by
+    /// [`StateLock::unlist`] before. Called without the lock. `always`: each read moves it.
     pub fn note_read(&self, now: Timestamp, always: bool) -> bool {
         let now = nanos(now);
         if always {
@@ -113,7 +116,8 @@ impl StateLock {
                 return false;
             }
             let state = self.share();
-            let (atime, changed) = (nanos(state.rec.atime), nanos(state.rec.mtime.max(state.rec.ctime)));
+            let (atime, changed) =
+                (nanos(state.rec.atime), nanos(state.rec.mtime.max(state.rec.ctime)));
             if atime > changed && now - atime < RELATIME_NANOS {
                 self.quiet_until.store(atime.saturating_add(RELATIME_NANOS), Ordering::Release);
                 return false;

@@ -1,5 +1,5 @@
-//! Models of frames under loom, which tries every interleaving and every order in which memory may show the stores of others
-//! (`docs/locking.md`, rules FRAME-1 to FRAME-6).
+//! Models of frames under loom, which tries every interleaving and every order in which memory may
+//! show the stores of others (`docs/locking.md`, rules FRAME-1 to FRAME-6).
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 /// Here it is always asserted.
@@ -85,7 +85,8 @@ fn without_the_check_the_model_finds_a_torn_read() {
     one_writer_one_reader(false);
 }
 
-/// A writer that shares the inode lock, as `share.rs` has it: all frames or none, and no lock while it waits.
+/// A writer that shares the inode lock, as `share.rs` has it: all frames or none, and no lock while
+/// it waits.
 fn write_shared(frames: &[Frame], pages: &Mutex<()>, value: u8) {
     loop {
         let page_lock = lock(pages);
@@ -186,10 +187,12 @@ fn a_read_beside_a_truncation_never_shows_what_was_cut_as_zeros() {
 #[test]
 fn what_a_truncation_cuts_no_write_brings_back_and_no_read_tears() {
     bounded().check(|| {
-        let (frames, pages, size) = (frames(1), Arc::new(Mutex::new(())), Arc::new(AtomicU64::new(8)));
+        let (frames, pages, size) =
+            (frames(1), Arc::new(Mutex::new(())), Arc::new(AtomicU64::new(8)));
         let state = Arc::new(RwLock::new(8));
         let writer = {
-            let (frames, pages, state) = (Arc::clone(&frames), Arc::clone(&pages), Arc::clone(&state));
+            let (frames, pages, state) =
+                (Arc::clone(&frames), Arc::clone(&pages), Arc::clone(&state));
             thread::spawn(move || {
                 let state = state.read().unwrap();
                 if *state >= LEN {
@@ -198,7 +201,8 @@ fn what_a_truncation_cuts_no_write_brings_back_and_no_read_tears() {
             })
         };
         let cutter = {
-            let (frames, pages, size) = (Arc::clone(&frames), Arc::clone(&pages), Arc::clone(&size));
+            let (frames, pages, size) =
+                (Arc::clone(&frames), Arc::clone(&pages), Arc::clone(&size));
             thread::spawn(move || {
                 let mut state = state.write().unwrap();
                 let _page_lock = lock(&pages);

@@ -1,5 +1,6 @@
-//! Models of the row of those who wait for space, under loom (`docs/locking.md`, rules SPACE-1 to SPACE-3): writers overwrite blocks of a volume
-//! that has room for few dirty ones; each dirty block that is written back gives its old place back.
+//! Models of the row of those who wait for space, under loom (`docs/locking.md`, rules SPACE-1 to
+//! SPACE-3): writers overwrite blocks of a volume that has room for few dirty ones; each dirty
+//! block that is written back gives its old place back.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 #[path = "../src/data/row.rs"]

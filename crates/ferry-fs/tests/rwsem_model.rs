@@ -1,5 +1,5 @@
-//! A model of the lock that `Locking::Inode` takes, under loom: writers exclude everybody, and nobody sleeps for ever, even where no
-//! wait ends by itself.
+//! A model of the lock that `Locking::Inode` takes, under loom: writers exclude everybody, and
+//! nobody sleeps for ever, even where no wait ends by itself.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 #[path = "../src/data/rwsem.rs"]
@@ -42,7 +42,11 @@ fn check(readers: usize, writers: usize) {
         let all = Arc::new((Rwsem::default(), [AtomicBool::new(false), AtomicBool::new(false)]));
         let read = |all: &(Rwsem, [AtomicBool; 2])| {
             let held = all.0.read();
-            assert_eq!(all.1[0].load(Ordering::Relaxed), all.1[1].load(Ordering::Relaxed), "half a write");
+            assert_eq!(
+                all.1[0].load(Ordering::Relaxed),
+                all.1[1].load(Ordering::Relaxed),
+                "half a write"
+            );
             drop(held);
         };
         let write = |all: &(Rwsem, [AtomicBool; 2])| {

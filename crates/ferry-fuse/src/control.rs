@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use ferry_fs::FlushPolicy;
 use ferry_fs::ioctl::{
-    GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP, STATS, SYNC, TRIM,
-    TUNE, TUNE_FAST_FLUSH, TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME, message_len,
+    GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP, STATS,
+    SYNC, TRIM, TUNE, TUNE_FAST_FLUSH, TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME, message_len,
 };
 
 /// A connection to the process that has a volume open.
@@ -32,8 +32,9 @@ impl Ask for File {
         // SAFETY: the kernel reads and writes at most as many bytes as the request's number says;
         // `memory` has that many and outlives the call. Other file systems that define such numbers
         // obey that, too.
-        let result =
-            unsafe { libc::ioctl(self.as_raw_fd(), libc::c_ulong::from(request), memory.as_mut_ptr()) };
+        let result = unsafe {
+            libc::ioctl(self.as_raw_fd(), libc::c_ulong::from(request), memory.as_mut_ptr())
+        };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(memory) }
     }
 }
@@ -149,7 +150,10 @@ mod tests {
         let here = File::open("/proc").expect("proc is mounted");
         assert_eq!(sync(&here).expect_err("not ours").raw_os_error(), Some(libc::ENOTTY));
         let (old, new) = (Path::new("/a"), Path::new("/b"));
-        assert_eq!(replace(&here, old, new).expect_err("not ours").raw_os_error(), Some(libc::ENOTTY));
+        assert_eq!(
+            replace(&here, old, new).expect_err("not ours").raw_os_error(),
+            Some(libc::ENOTTY)
+        );
         assert_eq!(
             tune(&here, &TuneRequest::default()).expect_err("not ours").raw_os_error(),
             Some(libc::ENOTTY)

@@ -1,7 +1,9 @@
 //! Decodes a request's bytes into an operation and checks every bound: a malformed request is an
 //! error, never a panic.
 
-use ferry_fs::{Errno, FileLock, Ino, NAME_MAX, SYMLINK_MAX, SetAttr, SetTime, Timestamp, XattrFlags};
+use ferry_fs::{
+    Errno, FileLock, Ino, NAME_MAX, SYMLINK_MAX, SetAttr, SetTime, Timestamp, XattrFlags,
+};
 use zerocopy::FromBytes;
 
 use crate::abi::{self, InHeader, fattr, op};
@@ -297,7 +299,9 @@ pub(crate) fn decode<'a>(
                 flags: a.flags,
             }
         }
-        op::LINK => FuseOp::Link { ino: fixed::<abi::LinkIn>(args)?.oldnodeid, name: name(&mut data)? },
+        op::LINK => {
+            FuseOp::Link { ino: fixed::<abi::LinkIn>(args)?.oldnodeid, name: name(&mut data)? }
+        }
         op::STATFS => FuseOp::Statfs,
         op::CREATE | op::TMPFILE => create(head.opcode, &fixed(args)?, &mut data)?,
         op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR => {
@@ -330,7 +334,12 @@ fn on_handle<'a>(opcode: u32, args: RequestArgs<'a>) -> Result<FuseOp<'a>, Errno
         }
         op::READDIR | op::READDIRPLUS => {
             let a: abi::ReadIn = fixed(args)?;
-            FuseOp::Readdir { fh: a.fh, cookie: a.offset, size: a.size, plus: opcode == op::READDIRPLUS }
+            FuseOp::Readdir {
+                fh: a.fh,
+                cookie: a.offset,
+                size: a.size,
+                plus: opcode == op::READDIRPLUS,
+            }
         }
         op::WRITE => write(&fixed(args)?, args.data)?,
         op::RELEASE => {
@@ -354,7 +363,12 @@ fn on_handle<'a>(opcode: u32, args: RequestArgs<'a>) -> Result<FuseOp<'a>, Errno
         }
         op::FALLOCATE => {
             let a: abi::FallocateIn = fixed(args)?;
-            FuseOp::Fallocate { fh: a.fh, mode: a.mode.cast_signed(), offset: a.offset, len: a.length }
+            FuseOp::Fallocate {
+                fh: a.fh,
+                mode: a.mode.cast_signed(),
+                offset: a.offset,
+                len: a.length,
+            }
         }
         op::LSEEK => {
             let a: abi::LseekIn = fixed(args)?;
@@ -466,9 +480,10 @@ fn xattr<'a>(opcode: u32, args: RequestArgs<'a>, setxattr_ext: bool) -> Result<F
             };
             FuseOp::Setxattr { name, value: data.get(..size).ok_or(MALFORMED)?, flags }
         }
-        op::GETXATTR => {
-            FuseOp::Getxattr { size: fixed::<abi::GetxattrIn>(args)?.size, name: xattr_name(&mut data)? }
-        }
+        op::GETXATTR => FuseOp::Getxattr {
+            size: fixed::<abi::GetxattrIn>(args)?.size,
+            name: xattr_name(&mut data)?,
+        },
         op::LISTXATTR => FuseOp::Listxattr { size: fixed::<abi::GetxattrIn>(args)?.size },
         _ => FuseOp::Removexattr { name: xattr_name(&mut data)? },
     })

@@ -4,7 +4,9 @@ use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
-use ferry_fs::{Attr, DirEntry, Entry, Errno, FileLock, Opened, Reply, SharedBytes, Statfs, Timestamp};
+use ferry_fs::{
+    Attr, DirEntry, Entry, Errno, FileLock, Opened, Reply, SharedBytes, Statfs, Timestamp,
+};
 use zerocopy::IntoBytes;
 
 use crate::abi::{self, fopen, op};
@@ -140,7 +142,12 @@ pub(crate) fn attributes(out: &mut [u8], a: &Attr, d: Duration) -> Result<Answer
 }
 
 /// Attributes, and when the inode was made.
-pub(crate) fn statx(out: &mut [u8], a: &Attr, d: Duration, born: Timestamp) -> Result<AnswerBody, Errno> {
+pub(crate) fn statx(
+    out: &mut [u8],
+    a: &Attr,
+    d: Duration,
+    born: Timestamp,
+) -> Result<AnswerBody, Errno> {
     let (attr_valid, attr_valid_nsec) = valid(d);
     let time = |t: Timestamp| abi::SxTime { sec: t.secs(), nsec: t.nanos(), reserved: 0 };
     let stat = abi::Statx {
@@ -168,7 +175,12 @@ pub(crate) fn opened(out: &mut [u8], o: Opened) -> Result<AnswerBody, Errno> {
     put(out, &open_out(o))
 }
 
-pub(crate) fn created(form: AnswerForm, out: &mut [u8], e: &Entry, o: Opened) -> Result<AnswerBody, Errno> {
+pub(crate) fn created(
+    form: AnswerForm,
+    out: &mut [u8],
+    e: &Entry,
+    o: Opened,
+) -> Result<AnswerBody, Errno> {
     entry(form, out, e)?;
     let (_, rest) = out.split_at_mut(size_of::<abi::EntryOut>());
     put(rest, &open_out(o))?;
@@ -249,7 +261,11 @@ pub(crate) fn reply(form: AnswerForm, out: &mut [u8], reply: Reply) -> Result<An
             let used = list.used;
             bytes.truncate(used);
             // The file system has counted a lookup of each entry: none can be left out.
-            if fits { Ok(AnswerBody::Bytes(AnswerBytes::Owned(bytes))) } else { Err(Errno(libc::EIO)) }
+            if fits {
+                Ok(AnswerBody::Bytes(AnswerBytes::Owned(bytes)))
+            } else {
+                Err(Errno(libc::EIO))
+            }
         }
         Reply::Statfs(s) => statfs(out, &s),
         Reply::Lock(l) => lock(out, &l),
@@ -333,7 +349,9 @@ mod tests {
         let mut out = [0_u8; SMALL_MAX];
         let form = |size| AnswerForm { opcode: op::GETXATTR, size };
         assert_eq!(data(form(2), &mut out, vec![1; 3]).expect_err("too long"), Errno(libc::ERANGE));
-        assert!(matches!(data(form(3), &mut out, vec![1; 3]), Ok(AnswerBody::Bytes(b)) if *b == [1; 3]));
+        assert!(
+            matches!(data(form(3), &mut out, vec![1; 3]), Ok(AnswerBody::Bytes(b)) if *b == [1; 3])
+        );
         assert!(matches!(data(form(0), &mut out, vec![1; 3]), Ok(AnswerBody::Out(8))));
         assert_eq!(out[0], 3);
     }

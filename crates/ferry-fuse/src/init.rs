@@ -31,7 +31,7 @@ const ALWAYS: [u64; 13] = [
     // so; the kernel then need not ask for security.capability before each first write of an inode
     // that it knows to have no such bits
     init::HANDLE_KILLPRIV_V2,
-    init::SETXATTR_EXT,         // says when setting an ACL clears the set-group-id bit
+    init::SETXATTR_EXT, // says when setting an ACL clears the set-group-id bit
     init::DIRECT_IO_ALLOW_MMAP, // shared mappings of files that are open for direct I/O
 ];
 // Not taken:
@@ -123,7 +123,8 @@ mod tests {
     use super::*;
     use zerocopy::IntoBytes;
 
-    const PLAIN: Wishes = Wishes { writeback_cache: false, is_shared: false, caches: true, io_uring: false };
+    const PLAIN: Wishes =
+        Wishes { writeback_cache: false, is_shared: false, caches: true, io_uring: false };
 
     fn hello(minor: u32, flags: u64) -> Vec<u8> {
         let base = InitIn { major: 7, minor, max_readahead: 131_072, flags: flags as u32 };
@@ -137,7 +138,8 @@ mod tests {
 
     #[test]
     fn only_what_is_offered_and_wanted_is_taken() {
-        let offered = init::INIT_EXT | init::BIG_WRITES | init::WRITEBACK_CACHE | init::OVER_IO_URING;
+        let offered =
+            init::INIT_EXT | init::BIG_WRITES | init::WRITEBACK_CACHE | init::OVER_IO_URING;
         let (out, agreed) = answer(45, offered, PLAIN).expect("a current kernel");
         assert_eq!(u64::from(out.flags), init::INIT_EXT | init::BIG_WRITES);
         assert_eq!(out.flags2, 0);
@@ -153,7 +155,8 @@ mod tests {
     #[test]
     fn direct_writes_are_asynchronous_only_where_nothing_is_cached() {
         for caches in [false, true] {
-            let (out, _) = answer(45, init::ASYNC_DIO, Wishes { caches, ..PLAIN }).expect("a current kernel");
+            let (out, _) =
+                answer(45, init::ASYNC_DIO, Wishes { caches, ..PLAIN }).expect("a current kernel");
             assert_eq!(u64::from(out.flags) & init::ASYNC_DIO != 0, !caches);
         }
     }

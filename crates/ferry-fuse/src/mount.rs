@@ -93,10 +93,19 @@ pub enum Unmount {
 /// Mounts on `mountpoint`, which is absolute, and gives the mount's descriptor.
 pub(crate) fn mount(mountpoint: &Path, options: &MountOptions) -> Result<FuseDevice, Error> {
     let (uid, gid) = sys::ids();
-    if uid == 0 { mount_as_root(mountpoint, options, uid, gid) } else { mount_by_helper(mountpoint, options) }
+    if uid == 0 {
+        mount_as_root(mountpoint, options, uid, gid)
+    } else {
+        mount_by_helper(mountpoint, options)
+    }
 }
 
-fn mount_as_root(mountpoint: &Path, options: &MountOptions, uid: u32, gid: u32) -> Result<FuseDevice, Error> {
+fn mount_as_root(
+    mountpoint: &Path,
+    options: &MountOptions,
+    uid: u32,
+    gid: u32,
+) -> Result<FuseDevice, Error> {
     let device = FuseDevice::open().map_err(Error::Device)?;
     let fd = device.file().as_raw_fd();
     let allow_other = if options.allow_other.unwrap_or(true) { ",allow_other" } else { "" };
@@ -152,8 +161,8 @@ fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<FuseDevi
 /// Unmounts what is mounted on `mountpoint`. Never asks the file system anything, so it works on a
 /// mount whose daemon hangs or is gone.
 pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), Error> {
-    let mountpoint =
-        absolute(mountpoint).map_err(|error| Error::Unmount { mountpoint: mountpoint.into(), error })?;
+    let mountpoint = absolute(mountpoint)
+        .map_err(|error| Error::Unmount { mountpoint: mountpoint.into(), error })?;
     let fail = |error| Error::Unmount { mountpoint: mountpoint.clone(), error };
     let connection = connection(&mountpoint).map_err(fail)?;
     let Some(connection) = connection else { return Err(Error::NotMounted(mountpoint)) };

@@ -128,7 +128,11 @@ pub(crate) struct Notifier {
 }
 
 impl Notifier {
-    pub(crate) fn new(counters: Arc<MountCounters>, parked: &Arc<ParkTable>, idle: Arc<IdlePoll>) -> Self {
+    pub(crate) fn new(
+        counters: Arc<MountCounters>,
+        parked: &Arc<ParkTable>,
+        idle: Arc<IdlePoll>,
+    ) -> Self {
         Self {
             queues: Default::default(),
             counters,
@@ -183,10 +187,14 @@ impl Notifier {
             let what = ToForget { inodes: Vec::new(), names, gone, contents };
             return self.queue(NoticeKind::Names).push(Notice::Forget { what, done });
         }
-        names.iter().for_each(|(parent, name)| invalidate_entry(device, *parent, name, abi::EXPIRE_ONLY));
+        names
+            .iter()
+            .for_each(|(parent, name)| invalidate_entry(device, *parent, name, abi::EXPIRE_ONLY));
         gone.iter().for_each(|(parent, name)| invalidate_entry(device, *parent, name, 0));
         done();
-        contents.into_iter().for_each(|ino| self.queue(NoticeKind::Contents).push(Notice::Contents { ino }));
+        contents
+            .into_iter()
+            .for_each(|ino| self.queue(NoticeKind::Contents).push(Notice::Contents { ino }));
     }
 }
 
@@ -235,7 +243,11 @@ fn invalidate_entry(device: &FuseDevice, parent: Ino, name: &[u8], flags: u32) {
 /// Makes the kernel send a request (NOTIFY_REPLY, without data) of this number to the queue of the
 /// calling thread's core. `file` is a regular file that the kernel knows.
 pub(crate) fn ask_for_request(device: &FuseDevice, file: Ino, unique: u64) {
-    let out = abi::NotifyRetrieve { notify_unique: unique, nodeid: file, ..abi::NotifyRetrieve::default() };
+    let out = abi::NotifyRetrieve {
+        notify_unique: unique,
+        nodeid: file,
+        ..abi::NotifyRetrieve::default()
+    };
     let _known = send(device, abi::NOTIFY_RETRIEVE, &[out.as_bytes()]);
 }
 
@@ -323,7 +335,9 @@ mod tests {
             (0..5000).for_each(|n| notifier.invalidate_attributes(n % 3));
             assert_eq!(queue.notices.lock().waiting.len(), 3);
             (0..3).for_each(|ino| {
-                assert!(matches!(queue.next(), Some(Notice::Attributes { ino: next }) if next == ino));
+                assert!(
+                    matches!(queue.next(), Some(Notice::Attributes { ino: next }) if next == ino)
+                );
             });
         }
     }

@@ -94,7 +94,8 @@ impl Running {
         let lead = self.dispatcher.remote.then(Arc::default);
         for i in 0..threads {
             let own = if i == 0 { Arc::clone(&device) } else { another(&device) };
-            let worker = DeviceWorker::new(own, Arc::clone(&self.dispatcher), all.block(), lead.clone());
+            let worker =
+                DeviceWorker::new(own, Arc::clone(&self.dispatcher), all.block(), lead.clone());
             self.workers.push(spawn(format!("fuse-{i}"), move || worker.run())?);
         }
         if agreed.io_uring {
@@ -138,7 +139,11 @@ impl std::fmt::Debug for Running {
 
 impl Session {
     /// Mounts `fs`. When this returns, programs can use it.
-    pub fn mount(fs: Arc<dyn Filesystem>, mountpoint: &Path, options: &MountOptions) -> Result<Self, Error> {
+    pub fn mount(
+        fs: Arc<dyn Filesystem>,
+        mountpoint: &Path,
+        options: &MountOptions,
+    ) -> Result<Self, Error> {
         let mount_error = |error| Error::Mount { mountpoint: mountpoint.into(), error };
         let mountpoint = fs::canonicalize(mountpoint).map_err(mount_error)?;
         let device = mount::mount(&mountpoint, options)?;
@@ -185,8 +190,10 @@ impl Session {
             direct_writes,
             host: Arc::clone(&host) as _,
         });
-        let handle = MountHandle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
-        let mut running = Running { dispatcher, workers: Vec::new(), queues: None, notifying: Vec::new() };
+        let handle =
+            MountHandle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
+        let mut running =
+            Running { dispatcher, workers: Vec::new(), queues: None, notifying: Vec::new() };
         let spawned = running.spawn(Arc::new(device), &handle.host, &all, options, agreed);
         let session = Self { handle, running: Some(running) };
         if let Err(e) = spawned {

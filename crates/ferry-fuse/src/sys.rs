@@ -74,7 +74,8 @@ pub(crate) fn receive_fd(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control);
     // SAFETY: the message points at buffers of the lengths it says, which outlive the call.
-    let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    let got =
+        unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
     if got < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -89,7 +90,8 @@ pub(crate) fn receive_fd(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
         return Ok(None);
     }
     // SAFETY: a rights message carries at least one descriptor, which is now ours alone.
-    let fd = unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()) };
+    let fd =
+        unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()) };
     Ok(Some(fd))
 }
 

@@ -17,14 +17,19 @@ use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 #[test]
 fn files_of_all_sizes_come_back_as_they_were_written() {
     on_each_transport(|m| {
-        for (i, size) in [0, 1, 4095, 4096, 131_073, 1 << 20, (3 << 20) + 7].into_iter().enumerate() {
-            let bytes: Vec<u8> = (0..size).map(|n: usize| (n.wrapping_mul(31) >> 3) as u8).collect();
+        for (i, size) in [0, 1, 4095, 4096, 131_073, 1 << 20, (3 << 20) + 7].into_iter().enumerate()
+        {
+            let bytes: Vec<u8> =
+                (0..size).map(|n: usize| (n.wrapping_mul(31) >> 3) as u8).collect();
             let path = m.path(&format!("file{i}"));
             fs::write(&path, &bytes).expect("writes");
             assert!(fs::read(&path).expect("reads") == bytes, "{size} bytes");
             // Around the page cache, too.
-            let direct =
-                OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path).expect("opens");
+            let direct = OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_DIRECT)
+                .open(&path)
+                .expect("opens");
             let mut again = vec![0; size];
             direct.read_exact_at(&mut again, 0).expect("reads directly");
             assert!(again == bytes, "{size} bytes directly");
@@ -47,8 +52,10 @@ fn names_and_attributes_work() {
         assert_eq!(fs::read(m.path("c")).expect("reads"), b"a");
         fs::set_permissions(m.path("c"), fs::Permissions::from_mode(0o640)).expect("chmod");
         assert_eq!(fs::metadata(m.path("d/s")).expect("follows").mode() & 0o7777, 0o640);
-        let mut names: Vec<_> =
-            fs::read_dir(m.path("d")).expect("lists").map(|e| e.expect("an entry").file_name()).collect();
+        let mut names: Vec<_> = fs::read_dir(m.path("d"))
+            .expect("lists")
+            .map(|e| e.expect("an entry").file_name())
+            .collect();
         names.sort();
         assert_eq!(names, ["a", "s"]);
         assert!(fs::remove_dir(m.path("d")).is_err(), "not empty");
@@ -97,7 +104,8 @@ fn appending_truncating_seeking_and_allocating_work() {
         file.read_to_end(&mut text).expect("reads");
         assert_eq!(text, b"0123\0\0\0\0");
         assert_eq!(file.seek(SeekFrom::End(-1)).expect("seeks"), 7);
-        let truncated = OpenOptions::new().write(true).truncate(true).open(&path).expect("truncates");
+        let truncated =
+            OpenOptions::new().write(true).truncate(true).open(&path).expect("truncates");
         assert_eq!(truncated.metadata().expect("stats").len(), 0);
         let tmp = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(m.dir.path());
         tmp.expect("a file without a name").write_all(b"x").expect("writes");
@@ -124,7 +132,8 @@ fn calling_fsync<'a>(scope: &'a Scope<'a, '_>, file: File) -> ScopedJoinHandle<'
     });
     let number = number.recv().expect("it says so").as_raw_nonzero();
     let waits = format!("{} ", libc::SYS_fsync);
-    let calls = || fs::read_to_string(format!("/proc/self/task/{number}/syscall")).expect("it lives");
+    let calls =
+        || fs::read_to_string(format!("/proc/self/task/{number}/syscall")).expect("it lives");
     while !calls().starts_with(&waits) {
         thread::yield_now();
     }
@@ -211,7 +220,8 @@ fn a_burst_of_parked_requests_leaves_the_mount_usable() {
                 fs::metadata(m.path("held")).expect_err("it is not there");
             });
             until(&m.waiting, |w| w.held);
-            let calling: Vec<_> = files.into_iter().map(|file| calling_fsync(scope, file)).collect();
+            let calling: Vec<_> =
+                files.into_iter().map(|file| calling_fsync(scope, file)).collect();
             m.waiting.0.lock().holds = false;
             m.waiting.1.notify_all();
             until(&m.waiting, |w| w.parked.len() == MANY);
@@ -248,7 +258,9 @@ fn a_busy_mount_is_unmounted_lazily_only() {
         let file = File::create(m.path("f")).expect("creates");
         let handle = m.session.as_ref().expect("mounted").handle();
         match handle.unmount(Unmount::Normal) {
-            Err(Error::Unmount { error, .. }) => assert_eq!(error.raw_os_error(), Some(libc::EBUSY)),
+            Err(Error::Unmount { error, .. }) => {
+                assert_eq!(error.raw_os_error(), Some(libc::EBUSY))
+            }
             Err(Error::Helper(_)) => {} // fusermount3 says so in words
             other => panic!("{other:?}"),
         }

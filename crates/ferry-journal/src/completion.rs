@@ -45,7 +45,11 @@ pub struct Countdown {
 impl Countdown {
     /// `n` things are to complete.
     pub fn new(n: u32) -> Arc<Self> {
-        Arc::new(Self { left: AtomicU32::new(n + 1), error: Mutex::new(None), then: Mutex::new(None) })
+        Arc::new(Self {
+            left: AtomicU32::new(n + 1),
+            error: Mutex::new(None),
+            then: Mutex::new(None),
+        })
     }
 
     /// One more; only before [`Countdown::then`].

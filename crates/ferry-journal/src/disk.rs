@@ -1,4 +1,5 @@
-//! The device as this crate uses it: errors say which part of the volume they concern, every flush is shared.
+//! The device as this crate uses it: errors say which part of the volume they concern, every flush
+//! is shared.
 
 use crate::JournalError;
 use ferry_device::{AlignedBuf, BlockDevice, FlushCoordinator, FlushTiming, Io, IoDone};
@@ -30,7 +31,8 @@ impl Disk {
     /// Wraps a device.
     pub fn new(dev: Arc<dyn BlockDevice>) -> Self {
         let flushes = FlushCoordinator::new(dev.clone());
-        // What an earlier process wrote and never flushed is in the device's cache still: the first flush is a real one.
+        // What an earlier process wrote and never flushed is in the device's cache still: the first
+        // flush is a real one.
         flushes.write_completed();
         Self { dev, flushes, watch: None }
     }
@@ -140,7 +142,8 @@ impl Disk {
     }
 }
 
-/// Says when a flush begins (or one that is under way is joined) and ends, to who wants to see what an fsync costs.
+/// Says when a flush begins (or one that is under way is joined) and ends, to who wants to see what
+/// an fsync costs.
 fn traced_flush(done: IoDone) -> IoDone {
     if !tracing::enabled!(tracing::Level::TRACE) {
         return done;

@@ -15,7 +15,8 @@ pub struct Times {
     max_ns: AtomicU64,
 }
 
-/// What it holds. The percentiles are exact to a fourth: the upper end of the bucket, or the maximum.
+/// What it holds. The percentiles are exact to a fourth: the upper end of the bucket, or the
+/// maximum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimesStats {
     /// How many.
@@ -42,7 +43,8 @@ impl Default for Times {
     }
 }
 
-/// Times below `STEPS` ns have a bucket each; then each power of two is cut into `STEPS` equal parts.
+/// Times below `STEPS` ns have a bucket each; then each power of two is cut into `STEPS` equal
+/// parts.
 fn bucket(ns: u64) -> usize {
     if ns < STEPS {
         return ns as usize;
@@ -123,7 +125,8 @@ mod tests {
         (1..=1000).for_each(|us| times.note(Duration::from_micros(us)));
         let t = times.read();
         assert_eq!((t.count, t.sum), (1000, Duration::from_micros(500_500)));
-        let close = |time: Duration, us: u64| (us * 1000..=us * 1250).contains(&(time.as_nanos() as u64));
+        let close =
+            |time: Duration, us: u64| (us * 1000..=us * 1250).contains(&(time.as_nanos() as u64));
         assert!(close(t.p50, 500) && close(t.p99, 990) && close(t.p999, 999), "{t:?}");
         assert_eq!(t.max, Duration::from_millis(1));
         let one = Times::default();

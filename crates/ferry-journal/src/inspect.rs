@@ -1,4 +1,5 @@
-//! What a volume that nobody has open holds, told record by record, as far as it can be read. Nothing is written.
+//! What a volume that nobody has open holds, told record by record, as far as it can be read.
+//! Nothing is written.
 
 use crate::disk::Disk;
 use crate::home::map::HomeMap;
@@ -85,7 +86,8 @@ pub struct MapCopy {
     pub units: Vec<Option<u32>>,
     /// Segments kept for its growth.
     pub spare: Vec<u32>,
-    /// Nothing was written to the home store since its journal was closed: both copies are the same, but for damage.
+    /// Nothing was written to the home store since its journal was closed: both copies are the
+    /// same, but for damage.
     pub at_rest: bool,
 }
 
@@ -98,7 +100,11 @@ pub fn log_start(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> Result<LogStart,
 }
 
 /// Finds out where recovery would end, as it would.
-pub fn log_end(dev: &Arc<dyn BlockDevice>, geo: &Geometry, start: &LogStart) -> Result<LogEnd, JournalError> {
+pub fn log_end(
+    dev: &Arc<dyn BlockDevice>,
+    geo: &Geometry,
+    start: &LogStart,
+) -> Result<LogEnd, JournalError> {
     let (disk, area) = (Disk::new(dev.clone()), LogArea::new(geo));
     let point = Point { seq: start.seq, position: start.position, id: start.id };
     let at_rest = HomeMap::read(&disk, geo)?.map.at_rest;
@@ -113,8 +119,9 @@ pub fn log_end(dev: &Arc<dyn BlockDevice>, geo: &Geometry, start: &LogStart) -> 
     })
 }
 
-/// Shows every record whose beginning is in the log, the oldest position first, those that no recovery would use among
-/// them; what the device cannot read is passed over. `visit` returns `false` to end it.
+/// Shows every record whose beginning is in the log, the oldest position first, those that no
+/// recovery would use among them; what the device cannot read is passed over. `visit` returns
+/// `false` to end it.
 pub fn log_records(
     dev: &Arc<dyn BlockDevice>,
     geo: &Geometry,
@@ -140,7 +147,8 @@ pub fn log_records(
                 record_id: header.id,
                 index: u32::try_from(index).unwrap_or(u32::MAX),
             };
-            let block = Some(at).filter(|at| *at < tail + area.blocks).and_then(|at| reader.block(at).ok());
+            let block =
+                Some(at).filter(|at| *at < tail + area.blocks).and_then(|at| reader.block(at).ok());
             let Some(block) = block.filter(|block| BlockStamp::decode(block) == Some(want)) else {
                 state = Wholeness::Missing(index);
                 break;
@@ -166,7 +174,8 @@ fn newest_position(disk: &Disk, area: &LogArea) -> Option<u64> {
     let mut newest = None;
     for at in 0..area.blocks {
         let stamp = reader.block(at).ok().and_then(BlockStamp::decode);
-        let ours = stamp.filter(|s| s.volume_id == area.volume_id && s.position % area.blocks == at);
+        let ours =
+            stamp.filter(|s| s.volume_id == area.volume_id && s.position % area.blocks == at);
         newest = newest.max(ours.map(|s| s.position));
     }
     newest

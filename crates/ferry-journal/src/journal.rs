@@ -37,8 +37,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Lays out an empty journal: writes the whole log once, an empty home store and both map slots, then flushes.
-    /// `first_segments` are given to the home store.
+    /// Lays out an empty journal: writes the whole log once, an empty home store and both map
+    /// slots, then flushes. `first_segments` are given to the home store.
     pub fn format(
         dev: &Arc<dyn BlockDevice>,
         geo: &Geometry,
@@ -99,7 +99,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Reserves log space, waiting for it in turn; take no lock that a checkpoint or another transaction wants before.
+    /// Reserves log space, waiting for it in turn; take no lock that a checkpoint or another
+    /// transaction wants before.
     pub fn begin(&self, credits: Credits) -> Result<Transaction<'_>, JournalError> {
         Ok(self.transaction(self.core.reserve(&credits)?))
     }
@@ -110,11 +111,18 @@ impl Journal {
     }
 
     fn transaction(&self, reserved: u64) -> Transaction<'_> {
-        Transaction { core: &self.core, changes: Changes::new(), extents: Vec::new(), writes: None, reserved }
+        Transaction {
+            core: &self.core,
+            changes: Changes::new(),
+            extents: Vec::new(),
+            writes: None,
+            reserved,
+        }
     }
 
-    /// For who goes on through many transactions, and would fill the log with them: where it is short of space, returns when it has been
-    /// emptied, so that others find room in it. Take no lock that a checkpoint or another transaction wants before.
+    /// For who goes on through many transactions, and would fill the log with them: where it is
+    /// short of space, returns when it has been emptied, so that others find room in it. Take no
+    /// lock that a checkpoint or another transaction wants before.
     pub fn give_way(&self) -> Result<(), JournalError> {
         if !self.core.short_of_space() {
             return Ok(());
@@ -127,7 +135,8 @@ impl Journal {
         }
     }
 
-    /// The log is so short of space that who begins a transaction of this kind may have to wait. A guess: others begin some, too.
+    /// The log is so short of space that who begins a transaction of this kind may have to wait. A
+    /// guess: others begin some, too.
     pub fn is_short(&self, urgent: bool) -> bool {
         let space = &self.core.space;
         space.has_waiters() || space.room(urgent) < self.core.log_bytes() / SHORT_FRACTION
@@ -138,8 +147,8 @@ impl Journal {
         self.core.get(key)
     }
 
-    /// Calls `visit` for each key in `[from, to)`, ascending, until it returns `false`. No lock of the journal is held
-    /// during `visit`; it sees one moment of the view.
+    /// Calls `visit` for each key in `[from, to)`, ascending, until it returns `false`. No lock of
+    /// the journal is held during `visit`; it sees one moment of the view.
     pub fn scan(
         &self,
         from: &[u8],
@@ -149,8 +158,9 @@ impl Journal {
         self.core.scan(from, to, visit)
     }
 
-    /// Like [`Journal::scan`], but where the home store cannot be read it goes on behind the damage: `visit` gets what
-    /// is readable, in order, and `lost` each gap, between the keys around it. Reads the whole home store.
+    /// Like [`Journal::scan`], but where the home store cannot be read it goes on behind the
+    /// damage: `visit` gets what is readable, in order, and `lost` each gap, between the keys
+    /// around it. Reads the whole home store.
     pub fn scan_readable(
         &self,
         from: &[u8],
@@ -161,7 +171,8 @@ impl Journal {
         self.core.scan_readable(from, to, visit, lost)
     }
 
-    /// Calls `done` once `seq` and all before it are durable (at once if they are). Not held for anyone.
+    /// Calls `done` once `seq` and all before it are durable (at once if they are). Not held for
+    /// anyone.
     pub fn force(&self, seq: Seq, done: Completion) {
         self.core.force(Caller::UNKNOWN, seq, done);
     }
@@ -197,7 +208,8 @@ impl Journal {
         self.core.stamped()
     }
 
-    /// Makes everything committed so far durable *and stamped*, then returns: what it freed is reusable.
+    /// Makes everything committed so far durable *and stamped*, then returns: what it freed is
+    /// reusable.
     pub fn force_stamped(&self) -> Result<(), JournalError> {
         let seq = self.force_all()?;
         if self.core.stamped() >= seq {
@@ -228,8 +240,8 @@ impl Journal {
         self.core.checkpoint(Checkpoint::Calm)
     }
 
-    /// Makes the home store as small as what was removed allows, for who finds no space. `false`: nothing has changed since that was
-    /// last seen to.
+    /// Makes the home store as small as what was removed allows, for who finds no space. `false`:
+    /// nothing has changed since that was last seen to.
     pub fn make_room(&self) -> Result<bool, JournalError> {
         if self.core.options.read_only {
             return Ok(false);
@@ -250,19 +262,20 @@ impl Journal {
         self.core.head.read().view.home.point.seq
     }
 
-    /// Segments that the home store will have at most once [`Journal::make_room`] has been called, if `less` bytes of the keys and values in
-    /// it are removed.
+    /// Segments that the home store will have at most once [`Journal::make_room`] has been called,
+    /// if `less` bytes of the keys and values in it are removed.
     pub fn home_segments_wanted(&self, less: u64) -> u32 {
         self.core.home.wanted(less, SPARE_KEPT)
     }
 
-    /// Does due background work (a hold or `commit_interval` is over, log idle); only for `background: false`.
+    /// Does due background work (a hold or `commit_interval` is over, log idle); only for
+    /// `background: false`.
     pub fn tick(&self) -> Result<(), JournalError> {
         self.core.tick()
     }
 
-    /// How long until a hold is over or a context must be sealed, so that `tick` has something to do; `None` while neither
-    /// is to come.
+    /// How long until a hold is over or a context must be sealed, so that `tick` has something to
+    /// do; `None` while neither is to come.
     pub fn next_due(&self) -> Option<Duration> {
         self.core.next_due()
     }
@@ -272,8 +285,9 @@ impl Journal {
         self.core.payload_max()
     }
 
-    /// Goes on in a longer log of `len` bytes at `offset`, where there is nothing that anybody needs. `persist` is called when both
-    /// logs are empty; it must make durable which of them counts, so that each crash leaves one of the two.
+    /// Goes on in a longer log of `len` bytes at `offset`, where there is nothing that anybody
+    /// needs. `persist` is called when both logs are empty; it must make durable which of them
+    /// counts, so that each crash leaves one of the two.
     pub fn grow_log(
         &self,
         offset: u64,
@@ -291,8 +305,8 @@ impl Journal {
         self.core.stats()
     }
 
-    /// Forces, checkpoints, marks the log clean and stops the threads. Idempotent: once closed, it says again what the
-    /// first call said.
+    /// Forces, checkpoints, marks the log clean and stops the threads. Idempotent: once closed, it
+    /// says again what the first call said.
     pub fn close(&self) -> Result<(), JournalError> {
         let mut outcome = self.outcome.lock();
         outcome.get_or_insert_with(|| self.close_once()).clone()
@@ -361,7 +375,8 @@ impl Journal {
 }
 
 impl Drop for Journal {
-    /// Without a [`Journal::close`]: what was not durable is lost, as in a crash, and who waits for it is told.
+    /// Without a [`Journal::close`]: what was not durable is lost, as in a crash, and who waits for
+    /// it is told.
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::Release);
         if self.core.failed.set(JournalError::Closed).is_err() {

@@ -1,8 +1,9 @@
-//! The journal: a transactional, crash-consistent, ordered key-value view with a group-committed log.
+//! The journal: a transactional, crash-consistent, ordered key-value view with a group-committed
+//! log.
 //!
-//! A transaction's changes become visible to every reader at [`Transaction::commit`] and durable, in
-//! order, as part of a *context* (a sealed set of changes that recovery applies wholly or not at all).
-//! The crate knows nothing of inodes or paths.
+//! A transaction's changes become visible to every reader at [`Transaction::commit`] and durable,
+//! in order, as part of a *context* (a sealed set of changes that recovery applies wholly or not at
+//! all). The crate knows nothing of inodes or paths.
 //!
 //! Each layer uses only layers below it:
 //!
@@ -52,8 +53,8 @@ pub use log::space::{SpaceStats, Wake};
 pub use rebuild::{FoundState, Rebuilt, read_damaged, rebuild_home};
 pub use transaction::Transaction;
 pub use types::{
-    BadPlace, Bystander, Completion, Credits, DataExtent, Geometry, JournalClient, LogDamage, Recovered, Seq,
-    Step, Value,
+    BadPlace, Bystander, Completion, Credits, DataExtent, Geometry, JournalClient, LogDamage,
+    Recovered, Seq, Step, Value,
 };
 pub use verify::{bad_map_slot, mend_map_slot};
 pub use view::salvage::LostKeys;

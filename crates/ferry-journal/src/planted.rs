@@ -1,5 +1,5 @@
-//! Bugs to plant, one at a time, for the tests that show that the crash simulation would find them. Exists with the feature
-//! `planted` only.
+//! Bugs to plant, one at a time, for the tests that show that the crash simulation would find them.
+//! Exists with the feature `planted` only.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub enum Bug {
     /// None: everything is as it should be.
     None,
-    /// A force is answered when the record is written, not when it is flushed; the flush comes with the next one.
+    /// A force is answered when the record is written, not when it is flushed; the flush comes with
+    /// the next one.
     EarlyAnswer,
-    /// Recovery takes any whole record that lies where the next one should, whatever its place in the log's history.
+    /// Recovery takes any whole record that lies where the next one should, whatever its place in
+    /// the log's history.
     StaleRecord,
     /// A segment is reused before the transaction that freed it is durable.
     EarlyReuse,

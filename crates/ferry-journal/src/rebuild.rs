@@ -1,11 +1,14 @@
 //! A new home store from what is readable of the old one.
 //!
-//! It is written into segments that nothing uses, and takes the old one's place by one write of a map slot: whenever
-//! this is killed, either the old store and its log count, or the new one, which holds what the log brought too.
+//! It is written into segments that nothing uses, and takes the old one's place by one write of a
+//! map slot: whenever this is killed, either the old store and its log count, or the new one, which
+//! holds what the log brought too.
 
 use crate::disk::{Disk, io_error};
 use crate::home::map::HomeMap;
-use crate::home::{Batches, HomeFile, HomeState, Opening, PageSource, Salvage, Search, Tree, Weight};
+use crate::home::{
+    Batches, HomeFile, HomeState, Opening, PageSource, Salvage, Search, Tree, Weight,
+};
 use crate::log::recovery::{Beyond, Replay, beyond, newest_row, replay, tell};
 use crate::log::ring::LogArea;
 use crate::types::{Changes, Point};
@@ -44,13 +47,15 @@ pub struct Rebuilt {
     pub new_segments: Vec<u32>,
 }
 
-/// Writes all that is readable, of the home store and of the log, into a new home store in `free_segments`, which
-/// nothing may use, and then makes it the volume's. The journal must not be open.
+/// Writes all that is readable, of the home store and of the log, into a new home store in
+/// `free_segments`, which nothing may use, and then makes it the volume's. The journal must not be
+/// open.
 ///
-/// Without `give_up_unreadable`, [`JournalError::Unreadable`] says that something would be lost because the device cannot read it; nothing
+/// Without `give_up_unreadable`, [`JournalError::Unreadable`] says that something would be lost
+/// because the device cannot read it; nothing has changed then.
+///
+/// [`JournalError::HomeNeeds`] says how many segments are needed, if these do not suffice; nothing
 /// has changed then.
-///
-/// [`JournalError::HomeNeeds`] says how many segments are needed, if these do not suffice; nothing has changed then.
 pub fn rebuild_home(
     device: Arc<dyn BlockDevice>,
     geometry: Geometry,
@@ -65,10 +70,17 @@ pub fn rebuild_home(
     if let Some(LogDamage { offset, unreadable: Some(source), .. }) = &old.log_damage
         && !give_up_unreadable
     {
-        return Err(JournalError::Unreadable { what: "log", offset: *offset, source: source.clone() });
+        return Err(JournalError::Unreadable {
+            what: "log",
+            offset: *offset,
+            source: source.clone(),
+        });
     }
-    let mut out =
-        Rebuilt { found: old.source.found, log_damage: old.log_damage.clone(), ..Rebuilt::default() };
+    let mut out = Rebuilt {
+        found: old.source.found,
+        log_damage: old.log_damage.clone(),
+        ..Rebuilt::default()
+    };
     let kept = old.file.as_ref();
     out.old_segments = kept.map(|file| file.segments()).unwrap_or_default();
     if let Some(segment) = free_segments.iter().find(|segment| out.old_segments.contains(segment)) {
@@ -84,7 +96,8 @@ pub fn rebuild_home(
         other => other,
     };
     written.map_err(room)?;
-    // Whether it is what could not be read that is missing, or what is damaged beside it, nobody can tell.
+    // Whether it is what could not be read that is missing, or what is damaged beside it, nobody
+    // can tell.
     let missing = !begins || !out.lost.is_empty() || out.found.is_some_and(|found| !found.complete);
     if let Some((offset, source)) = disk.unreadable().filter(|_| missing && !give_up_unreadable) {
         return Err(JournalError::Unreadable { what: "home store", offset, source });
@@ -96,7 +109,8 @@ pub fn rebuild_home(
     Ok(out)
 }
 
-/// Calls `visit` for each key that [`rebuild_home`] would find, ascending. Returns the segments of the home store. Writes nothing.
+/// Calls `visit` for each key that [`rebuild_home`] would find, ascending. Returns the segments of
+/// the home store. Writes nothing.
 pub fn read_damaged(
     device: Arc<dyn BlockDevice>,
     geometry: Geometry,
@@ -109,7 +123,13 @@ pub fn read_damaged(
         visit(key, value);
         true
     };
-    walk(&[&old.changes], old.source.salvage, Range { from: &[], to: &KEYS_END }, &mut visit, &mut |_| {})?;
+    walk(
+        &[&old.changes],
+        old.source.salvage,
+        Range { from: &[], to: &KEYS_END },
+        &mut visit,
+        &mut |_| {},
+    )?;
     Ok(old.file.map(|file| file.segments()).unwrap_or_default())
 }
 
@@ -165,16 +185,18 @@ struct Source {
 impl Source {
     /// The state that the store names.
     fn named(salvage: Result<Salvage, JournalError>) -> Self {
-        let start = salvage.as_ref().ok().and_then(|s| s.state.as_ref().ok()).map(|state| state.point);
+        let start =
+            salvage.as_ref().ok().and_then(|s| s.state.as_ref().ok()).map(|state| state.point);
         Self { salvage, start, found: None, history: false, newest: Seq(0) }
     }
 
-    /// Looks for more than what a damaged store names: the log from its beginning on; or else a state that is whole, and from which the
-    /// log leads to its end. Else what is newest counts, gaps or not, unless an older state that is whole has more keys: the state that the
-    /// store names, if its tree begins anywhere, or one that is found; else the best tree that is left.
+    /// Looks for more than what a damaged store names: the log from its beginning on; or else a
+    /// state that is whole, and from which the log leads to its end. Else what is newest counts,
+    /// gaps or not, unless an older state that is whole has more keys: the state that the store
+    /// names, if its tree begins anywhere, or one that is found; else the best tree that is left.
     ///
-    /// Changes that the home store has already may be made again: the last of each key counts. So the log is read from as far back as it
-    /// leads.
+    /// Changes that the home store has already may be made again: the last of each key counts. So
+    /// the log is read from as far back as it leads.
     fn search(
         file: &Arc<HomeFile>,
         named: Result<Salvage, JournalError>,
@@ -189,17 +211,26 @@ impl Source {
             detail: "its newest state is lost".into(),
         };
         let row = newest_row(log.disk, log.area);
-        let row = row.map(|start| Ok::<_, JournalError>((start, log.replay(start)?.reach()))).transpose()?;
+        let row = row
+            .map(|start| Ok::<_, JournalError>((start, log.replay(start)?.reach())))
+            .transpose()?;
         // Made again over a store that is newer, it would bring back what is gone.
         let row = row.filter(|(_, reach)| reach.end.seq >= newest.max(log.newest));
         if let Some((start, Reach { end: _, damaged: false })) = row
             && start.position == 0
         {
             let found = Some(FoundState { complete: true });
-            return Ok(Self { salvage: Err(lost), start: Some(start), found, history: true, newest });
+            return Ok(Self {
+                salvage: Err(lost),
+                start: Some(start),
+                found,
+                history: true,
+                newest,
+            });
         }
         let mut source = Self { newest, ..Self::named(named) };
-        let reach = source.start.and_then(|point| log.replay(point).ok()).map(|replayed| replayed.reach());
+        let reach =
+            source.start.and_then(|point| log.replay(point).ok()).map(|replayed| replayed.reach());
         let mut states = Vec::new();
         for (keys, state) in search.states.clone() {
             let (weight, reach) = (search.weigh(&keys), log.replay(state.point)?.reach());
@@ -207,7 +238,8 @@ impl Source {
         }
         let tree = source.salvage.as_ref().ok().map(|salvage| &salvage.keys);
         let tree = tree.filter(|keys| search.has_root(keys)).cloned();
-        let named = tree.map(|keys| (search.weigh(&keys).entries, reach.map(|reach| reach.end.seq)));
+        let named =
+            tree.map(|keys| (search.weigh(&keys).entries, reach.map(|reach| reach.end.seq)));
         let ends_with = row.map(|(_, reach)| reach.end);
         if let Some((state, complete)) = choose(states, named, ends_with) {
             let salvage = Ok(Salvage::found(file, state.keys, Ok(state.state)));
@@ -243,9 +275,10 @@ struct State {
     reach: Reach,
 }
 
-/// The state that is to be taken, and whether nothing is missing; `None`: what the store names, or nothing. Of what it names, `named` says how
-/// many keys are left, and to which context the log leads from there; `log_end` is where the log ends, if it says what happened last. The
-/// newest state comes first.
+/// The state that is to be taken, and whether nothing is missing; `None`: what the store names, or
+/// nothing. Of what it names, `named` says how many keys are left, and to which context the log
+/// leads from there; `log_end` is where the log ends, if it says what happened last. The newest
+/// state comes first.
 fn choose(
     mut states: Vec<State>,
     named: Option<(u64, Option<Seq>)>,
@@ -265,7 +298,11 @@ fn choose(
         None => {
             let newest = states.iter().position(far)?;
             let older = states.iter().position(whole).unwrap_or(newest);
-            if states[older].weight.entries > states[newest].weight.entries { older } else { newest }
+            if states[older].weight.entries > states[newest].weight.entries {
+                older
+            } else {
+                newest
+            }
         }
     };
     // Of unknown age: it is the newest that the header knew.
@@ -298,7 +335,12 @@ struct Old {
 }
 
 impl Old {
-    fn open(disk: &Arc<Disk>, geo: &Geometry, area: &LogArea, env: &Env) -> Result<Self, JournalError> {
+    fn open(
+        disk: &Arc<Disk>,
+        geo: &Geometry,
+        area: &LogArea,
+        env: &Env,
+    ) -> Result<Self, JournalError> {
         disk.flush_wait().map_err(io_error("log"))?;
         let Beyond { position, seq: newest, unreadable } = beyond(disk, area);
         let opened = HomeFile::open(disk, geo, Opening { read_only: true, in_order: true });
@@ -307,15 +349,18 @@ impl Old {
         let (file, source) = match opened {
             Ok(file) => {
                 let named = Salvage::open(&file);
-                let whole = named.as_ref().is_ok_and(|named| named.state.is_ok() && named.is_whole());
-                let source = if whole { Source::named(named) } else { Source::search(&file, named, &log)? };
+                let whole =
+                    named.as_ref().is_ok_and(|named| named.state.is_ok() && named.is_whole());
+                let source =
+                    if whole { Source::named(named) } else { Source::search(&file, named, &log)? };
                 (Some(file), source)
             }
             Err(error) => (None, Source::named(Err(error))),
         };
         // What begins at 0 is all that ever happened: only a new volume's log does.
         let seq = Seq(newest.max(source.newest).0 + unreadable);
-        // Blocks that cannot be read may be of later positions: those of the ring, if it ends with them.
+        // Blocks that cannot be read may be of later positions: those of the ring, if it ends with
+        // them.
         let unseen = if unreadable > 0 { area.blocks } else { 0 };
         let mut end = Point { seq, position: position.max(1) + unseen, id: env.entropy.next_u64() };
         let (changes, log_damage) = match source.start {
@@ -342,8 +387,11 @@ impl Old {
 
     /// Segments that surely suffice.
     fn needed(&self, unit: u64) -> u32 {
-        let log: u64 =
-            self.changes.iter().map(|(k, c)| (k.len() + c.as_ref().map_or(0, |v| v.len())) as u64).sum();
+        let log: u64 = self
+            .changes
+            .iter()
+            .map(|(k, c)| (k.len() + c.as_ref().map_or(0, |v| v.len())) as u64)
+            .sum();
         let attached = self.file.as_ref().map_or(0, |file| file.attached());
         (attached as u64 + (2 * log).div_ceil(unit)) as u32 + SPARE as u32
     }

@@ -49,8 +49,9 @@ impl Transaction<'_> {
         }
     }
 
-    /// Data that the keys of this transaction map. The journal starts the device write itself at once, holds the
-    /// context's flush until it completed, and logs its checksum; `written` is called when the write completed.
+    /// Data that the keys of this transaction map. The journal starts the device write itself at
+    /// once, holds the context's flush until it completed, and logs its checksum; `written` is
+    /// called when the write completed.
     pub fn write_data(&mut self, extent: DataExtent, written: Completion) {
         let DataExtent { offset, buf, crc } = extent;
         self.extents.push(ExtentEntry { offset, len: buf.len() as u32, crc });

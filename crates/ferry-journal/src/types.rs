@@ -12,8 +12,8 @@ pub struct Seq(pub u64);
 /// A key's value; cheap to clone.
 pub type Value = Arc<[u8]>;
 
-/// Called once when a context is durable, or can never be. It runs on the thread that found out and must not
-/// block or call [`Journal::begin`].
+/// Called once when a context is durable, or can never be. It runs on the thread that found out and
+/// must not block or call [`Journal::begin`].
 pub type Completion = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
 
 /// Where the log and the home store's map live on the device. All in bytes, multiples of 4096.
@@ -29,7 +29,8 @@ pub struct Geometry {
     pub log_len: u64,
     /// First bytes of the two home map slots.
     pub home_map_offsets: [u64; 2],
-    /// Length of one slot: a header block and 4 bytes for every segment of the volume, in whole blocks.
+    /// Length of one slot: a header block and 4 bytes for every segment of the volume, in whole
+    /// blocks.
     pub home_map_len: u64,
     /// First byte of segment 0.
     pub segments_offset: u64,
@@ -41,18 +42,20 @@ pub struct Geometry {
 
 /// What an open journal asks of, and tells, its owner.
 pub trait JournalClient: Send + Sync {
-    /// Every context up to `seq` is durable *and a durable log record says so*: what they freed may be reused.
+    /// Every context up to `seq` is durable *and a durable log record says so*: what they freed may
+    /// be reused.
     fn stamped(&self, seq: Seq);
     /// The log failed; the journal is read-only from now on. Called once.
     fn failed(&self, error: &JournalError);
     /// A free segment for the home store, or `None`. Must not call into the journal.
     fn take_home_segment(&self) -> Option<u32>;
-    /// Segments that the home store gave back; the map that still named them is no longer durable anywhere.
-    /// Must not call into the journal.
+    /// Segments that the home store gave back; the map that still named them is no longer durable
+    /// anywhere. Must not call into the journal.
     fn release_home_segments(&self, segments: &[u32]);
 }
 
-/// The owner of a journal in which nothing is changed: it has no segments to give, and nothing to hear.
+/// The owner of a journal in which nothing is changed: it has no segments to give, and nothing to
+/// hear.
 pub struct Bystander;
 
 impl JournalClient for Bystander {
@@ -71,8 +74,8 @@ pub struct Credits {
     pub keys: u32,
     /// Bytes of all keys and values together.
     pub bytes: u32,
-    /// The operation continues one that already holds uncommitted state (it goes before new ones), or gives
-    /// space back (unlink, truncate): it may use what is kept back for that.
+    /// The operation continues one that already holds uncommitted state (it goes before new ones),
+    /// or gives space back (unlink, truncate): it may use what is kept back for that.
     pub urgent: bool,
 }
 
@@ -95,7 +98,8 @@ pub struct Recovered {
     pub bytes: u64,
     /// The volume had not been closed cleanly.
     pub unclean: bool,
-    /// Nothing was written to the home store since it was closed: what exists twice there is the same twice, but for damage.
+    /// Nothing was written to the home store since it was closed: what exists twice there is the
+    /// same twice, but for damage.
     pub at_rest: bool,
     /// Newest context that is there now.
     pub last: Seq,
@@ -116,7 +120,8 @@ pub struct LogDamage {
     pub unreadable: Option<Arc<std::io::Error>>,
     /// Oldest context that is lost.
     pub lost_from: Seq,
-    /// Newest context that is known to be lost; there may have been newer ones of which nothing is left.
+    /// Newest context that is known to be lost; there may have been newer ones of which nothing is
+    /// left.
     pub lost_to: Seq,
 }
 
@@ -155,7 +160,12 @@ pub struct BadPlace {
 }
 
 impl BadPlace {
-    pub(crate) fn unreadable(what: &'static str, offset: u64, len: u64, error: &std::io::Error) -> Self {
+    pub(crate) fn unreadable(
+        what: &'static str,
+        offset: u64,
+        len: u64,
+        error: &std::io::Error,
+    ) -> Self {
         Self { what, offset, len, detail: format!("the device cannot read it: {error}") }
     }
 }

@@ -1,4 +1,5 @@
-//! Reading what the journal keeps on the device, while everything goes on, to see whether it is still what was written.
+//! Reading what the journal keeps on the device, while everything goes on, to see whether it is
+//! still what was written.
 
 use crate::disk::{Disk, io_error};
 use crate::home::map::HomeMap;
@@ -10,30 +11,37 @@ use crate::{BadPlace, Geometry, JournalError, Step};
 use ferry_device::BlockDevice;
 use std::sync::Arc;
 
-/// Where a slot of the home store's map is that is damaged while the other one is whole, and what is wrong with it. One that a crash may
-/// have left so is not damaged.
+/// Where a slot of the home store's map is that is damaged while the other one is whole, and what
+/// is wrong with it. One that a crash may have left so is not damaged.
 pub fn bad_map_slot(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> Option<(u64, &'static str)> {
     let (slot, _, why) = HomeMap::bad_slot(&Disk::new(dev.clone()), geo)?;
     Some((HomeMap::slot_offset(geo, slot), why))
 }
 
 /// Writes such a slot anew, from the other one; says where. The journal must not be open.
-pub fn mend_map_slot(dev: &Arc<dyn BlockDevice>, geo: &Geometry) -> Result<Option<u64>, JournalError> {
+pub fn mend_map_slot(
+    dev: &Arc<dyn BlockDevice>,
+    geo: &Geometry,
+) -> Result<Option<u64>, JournalError> {
     let disk = Disk::new(dev.clone());
     let Some((slot, map, _)) = HomeMap::bad_slot(&disk, geo) else { return Ok(None) };
     let place = HomeMap::slot_offset(geo, slot);
-    disk.write(place, &map.encode(geo)).and_then(|()| disk.flush_wait()).map_err(io_error("home map"))?;
+    disk.write(place, &map.encode(geo))
+        .and_then(|()| disk.flush_wait())
+        .map_err(io_error("home map"))?;
     HomeMap::mark(&disk, geo, true)?;
     Ok(Some(place))
 }
 
 impl Journal {
-    /// Reads every record that recovery would need now, from the newest checkpoint to the newest durable context. The first
-    /// that is not whole is reported: what follows it cannot be told from garbage. `false`: `step` ended it.
+    /// Reads every record that recovery would need now, from the newest checkpoint to the newest
+    /// durable context. The first that is not whole is reported: what follows it cannot be told
+    /// from garbage. `false`: `step` ended it.
     pub fn verify_log(&self, found: &mut dyn FnMut(BadPlace), step: Step<'_>) -> bool {
         let core = &self.core;
         loop {
-            // A checkpoint shows its point before it gives the log's space back: while the point stays, so do the records.
+            // A checkpoint shows its point before it gives the log's space back: while the point
+            // stays, so do the records.
             let start = core.head.read().view.home.point;
             let durable = core.pipe.lock().end.seq;
             let area = core.area();
@@ -62,8 +70,9 @@ impl Journal {
         }
     }
 
-    /// Reads both copies of the home store's map and of every block of its file, and holds them against their checksums. What one copy
-    /// alone has lost is mended from the other, unless the volume is read-only. `false`: `step` ended it.
+    /// Reads both copies of the home store's map and of every block of its file, and holds them
+    /// against their checksums. What one copy alone has lost is mended from the other, unless the
+    /// volume is read-only. `false`: `step` ended it.
     pub fn verify_home(&self, found: &mut dyn FnMut(BadPlace), step: Step<'_>) -> bool {
         loop {
             let file = self.core.home.file();
@@ -78,8 +87,8 @@ impl Journal {
         }
     }
 
-    /// Reports those of the suspects that the database uses: a commit that power was lost in leaves pages behind that are not whole, and
-    /// free. `false`: `step` ended it.
+    /// Reports those of the suspects that the database uses: a commit that power was lost in leaves
+    /// pages behind that are not whole, and free. `false`: `step` ended it.
     fn judge(
         &self,
         file: &HomeFile,
@@ -89,7 +98,8 @@ impl Journal {
     ) -> bool {
         let core = &self.core;
         let (_view, salvage) = {
-            // No checkpoint: the view and what is opened here are of the same one. The view then keeps its pages, but not the database's own.
+            // No checkpoint: the view and what is opened here are of the same one. The view then
+            // keeps its pages, but not the database's own.
             let _checkpointing = core.checkpointing.lock();
             let salvage = core.home.salvage().map(|salvage| (salvage.own_blocks(), salvage));
             (core.head.read().view.home.clone(), salvage)
@@ -107,7 +117,8 @@ impl Journal {
         true
     }
 
-    /// Holds every page of the home store's database against what the page above it says of it. No checkpoint is made meanwhile.
+    /// Holds every page of the home store's database against what the page above it says of it. No
+    /// checkpoint is made meanwhile.
     pub fn verify_pages(&self, found: &mut dyn FnMut(BadPlace)) {
         let _checkpointing = self.core.checkpointing.lock();
         match self.core.home.salvage() {
@@ -116,13 +127,19 @@ impl Journal {
                 found(BadPlace { what, offset, len: LOG_BLOCK as u64, detail });
             }
             Err(error) => {
-                found(BadPlace { what: "home store", offset: 0, len: 0, detail: error.to_string() });
+                found(BadPlace {
+                    what: "home store",
+                    offset: 0,
+                    len: 0,
+                    detail: error.to_string(),
+                });
             }
         }
     }
 
-    /// Places on the device where a block of the home store that was read since the opening was not what was written, while its other copy
-    /// was. Unless the journal is read-only they have been mended.
+    /// Places on the device where a block of the home store that was read since the opening was not
+    /// what was written, while its other copy was. Unless the journal is read-only they have been
+    /// mended.
     pub fn home_bad_copies(&self) -> Vec<u64> {
         self.core.home.file().bad_copies()
     }

@@ -1,4 +1,5 @@
-//! Who goes through all keys reads the home store in few and long reads, and sees what everybody else sees.
+//! Who goes through all keys reads the home store in few and long reads, and sees what everybody
+//! else sees.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -84,7 +85,8 @@ fn what_is_written_meanwhile_is_seen() {
         let before = model.clone();
         journal
             .scan(b"", &[0xff; 8], &mut |key, value| {
-                // Pages that were read ahead are written anew, and their places used for others, before they are come to.
+                // Pages that were read ahead are written anew, and their places used for others,
+                // before they are come to.
                 if seen.len() == 1000 {
                     for part in 0..2_u64 {
                         for i in (part..KEYS).step_by(7) {
@@ -116,7 +118,8 @@ fn shorter(i: u64, round: u64) -> Vec<u8> {
 fn blocks(device: &HookedDevice, geo: &Geometry, segments: &[u32]) -> Vec<u64> {
     let blocks = home_unit_bytes(geo.segment_len) / BLOCK_SIZE as u64;
     let place = |segment: &u32| geo.segments_offset + u64::from(*segment) * geo.segment_len;
-    let all = segments.iter().flat_map(|s| (0..blocks).map(move |b| place(s) + b * BLOCK_SIZE as u64));
+    let all =
+        segments.iter().flat_map(|s| (0..blocks).map(move |b| place(s) + b * BLOCK_SIZE as u64));
     let is_leaf = |place: &u64| {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
         device.inner().read(*place, &mut block).unwrap();

@@ -1,8 +1,10 @@
-//! Crashes everywhere: random transactions with data against a model, on a device that forgets and tears.
+//! Crashes everywhere: random transactions with data against a model, on a device that forgets and
+//! tears.
 //!
-//! Each seed is a volume with several lives. A life is run once and crashed at every flush boundary and at random
-//! points in between; each time the journal must come back with a prefix of what was committed, nothing that was
-//! acknowledged missing, and the data that its keys map intact. One of the crashes becomes the next life.
+//! Each seed is a volume with several lives. A life is run once and crashed at every flush boundary
+//! and at random points in between; each time the journal must come back with a prefix of what was
+//! committed, nothing that was acknowledged missing, and the data that its keys map intact. One of
+//! the crashes becomes the next life.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -55,7 +57,8 @@ fn data_slots(geo: &Geometry) -> impl Iterator<Item = u64> {
 }
 
 fn extent_crc(buf: &[u8]) -> u32 {
-    buf.chunks(4096).fold(0, |crc, block| crc32c::crc32c_append(crc, &crc32c::crc32c(block).to_le_bytes()))
+    buf.chunks(4096)
+        .fold(0, |crc, block| crc32c::crc32c_append(crc, &crc32c::crc32c(block).to_le_bytes()))
 }
 
 impl World {
@@ -81,10 +84,18 @@ impl World {
         (world, device)
     }
 
-    fn open(&self, device: &Arc<SimDevice>) -> Result<(Journal, Recovered, Arc<Owner>), JournalError> {
+    fn open(
+        &self,
+        device: &Arc<SimDevice>,
+    ) -> Result<(Journal, Recovered, Arc<Owner>), JournalError> {
         let owner = Owner::new(&self.geo, &[]);
-        let (journal, recovered) =
-            Journal::open(device.clone(), self.geo, options(false), self.env.clone(), owner.clone())?;
+        let (journal, recovered) = Journal::open(
+            device.clone(),
+            self.geo,
+            options(false),
+            self.env.clone(),
+            owner.clone(),
+        )?;
         let mut free = owner.free.lock().unwrap();
         free.retain(|s| *s < DATA_FROM && !recovered.home_segments.contains(s));
         drop(free);
@@ -110,8 +121,9 @@ impl World {
         let n = 1 + self.rng.below(5);
         let mut changes = Vec::new();
         let mut freed = Vec::new();
-        let mut t =
-            journal.begin(Credits { keys: 8, bytes: 8 * 1500, urgent: self.rng.chance(1, 4) }).unwrap();
+        let mut t = journal
+            .begin(Credits { keys: 8, bytes: 8 * 1500, urgent: self.rng.chance(1, 4) })
+            .unwrap();
         for _ in 0..n {
             let key = format!("key {:02}", self.rng.below(40)).into_bytes();
             if self.rng.chance(1, 4) {
@@ -154,7 +166,10 @@ impl World {
         let mut buf = AlignedBuf::zeroed(EXTENT);
         self.rng.fill(&mut buf);
         let crc = extent_crc(&buf);
-        t.write_data(DataExtent { offset: slot, buf: Arc::new(buf), crc }, Box::new(|r| r.unwrap()));
+        t.write_data(
+            DataExtent { offset: slot, buf: Arc::new(buf), crc },
+            Box::new(|r| r.unwrap()),
+        );
         let mut value = b"d".to_vec();
         value.extend_from_slice(&slot.to_le_bytes());
         value.extend_from_slice(&crc.to_le_bytes());
@@ -202,7 +217,8 @@ impl World {
         journal.checkpoint().unwrap();
         device.set_hold(true);
         for _ in 0..self.rng.below(30) {
-            // With no room left, a transaction would wait for a checkpoint, and that for a flush that is held.
+            // With no room left, a transaction would wait for a checkpoint, and that for a flush
+            // that is held.
             if journal.stats().log_free_bytes < LOG / 2 {
                 break;
             }
@@ -230,17 +246,24 @@ impl World {
         self.mapped.clear();
         for (key, value) in &self.start {
             if value[0] == b'd' {
-                self.mapped.insert(key.clone(), u64::from_le_bytes(value[1..9].try_into().unwrap()));
+                self.mapped
+                    .insert(key.clone(), u64::from_le_bytes(value[1..9].try_into().unwrap()));
             }
         }
         let mapped: Vec<u64> = self.mapped.values().copied().collect();
-        self.free = data_slots(&self.geo).filter(|s| !mapped.contains(s)).take(60).map(|s| (s, 0)).collect();
+        self.free = data_slots(&self.geo)
+            .filter(|s| !mapped.contains(s))
+            .take(60)
+            .map(|s| (s, 0))
+            .collect();
         assert!(journal.stamped() >= recovered.last);
     }
 
-    /// Opens a crashed device and holds it against the model. Returns the newest context that is there.
+    /// Opens a crashed device and holds it against the model. Returns the newest context that is
+    /// there.
     fn verify(&self, device: &Arc<SimDevice>, acknowledged: u64, context: &str) -> u64 {
-        let (journal, recovered, _owner) = self.open(device).unwrap_or_else(|e| panic!("{context}: {e}"));
+        let (journal, recovered, _owner) =
+            self.open(device).unwrap_or_else(|e| panic!("{context}: {e}"));
         let last = recovered.last.0;
         assert!(
             last >= acknowledged,
@@ -258,7 +281,13 @@ impl World {
     }
 
     fn acknowledged_at(&self, point: usize) -> u64 {
-        self.acknowledged.lock().iter().filter(|(at, _)| *at <= point).map(|(_, seq)| *seq).max().unwrap_or(0)
+        self.acknowledged
+            .lock()
+            .iter()
+            .filter(|(at, _)| *at <= point)
+            .map(|(_, seq)| *seq)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Crashes the life at many points; one of the results.
@@ -280,8 +309,11 @@ impl World {
             // Once more, with a crash within that recovery: it must not change its mind.
             let within = self.rng.below(image.trace_len() as u64 + 1) as usize;
             let again = Arc::new(image.crash_image(within, &mut self.rng));
-            let then =
-                self.verify(&again, last, &format!("{context}, then at event {within} of the recovery"));
+            let then = self.verify(
+                &again,
+                last,
+                &format!("{context}, then at event {within} of the recovery"),
+            );
             assert_eq!(then, last, "{context}: a crash within recovery changes nothing");
         }
         next.expect("one of the points was chosen")
@@ -317,7 +349,8 @@ fn flushes_that_lie_are_caught() {
     }
 }
 
-/// What the runs above go through, in one life: the log wraps, is checkpointed, and carries several records at once.
+/// What the runs above go through, in one life: the log wraps, is checkpointed, and carries several
+/// records at once.
 #[test]
 fn a_life_is_eventful() {
     let (mut world, device) = World::new(3);
@@ -336,6 +369,9 @@ fn a_life_is_eventful() {
     assert!(stats.checkpoints > 10 && stats.data_bytes > 0, "{stats:?}");
     let newest = journal.durable();
     journal.force_stamped().unwrap();
-    assert_eq!(owner.stamped.load(std::sync::atomic::Ordering::SeqCst), newest.0.max(journal.durable().0));
+    assert_eq!(
+        owner.stamped.load(std::sync::atomic::Ordering::SeqCst),
+        newest.0.max(journal.durable().0)
+    );
     common::assert_same(&journal, &world.state_at(u64::MAX));
 }

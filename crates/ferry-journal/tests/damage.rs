@@ -28,8 +28,8 @@ fn damage(volume: &Volume, offset: u64, at: usize) {
     volume.dev.write(offset, &buf).unwrap();
 }
 
-/// Opens, commits and forces `n` contexts of one block each, and goes away without a close. The first block of the
-/// log is taken by the stamp that opening writes; context `i` is in block `i`.
+/// Opens, commits and forces `n` contexts of one block each, and goes away without a close. The
+/// first block of the log is taken by the stamp that opening writes; context `i` is in block `i`.
 fn contexts(volume: &Volume, n: u64) {
     let (journal, recovered) = volume.open();
     for i in recovered.last.0 + 1..=recovered.last.0 + n {
@@ -95,7 +95,10 @@ fn a_stamped_context_that_is_damaged_is_not_the_end() {
     assert_eq!(journal.stamped(), Seq(1));
     drop(journal);
     damage(&volume, log_block(&volume, 1), 120);
-    assert!(matches!(volume.open_with(options(false)), Err(JournalError::Damaged { what: "log", .. })));
+    assert!(matches!(
+        volume.open_with(options(false)),
+        Err(JournalError::Damaged { what: "log", .. })
+    ));
 }
 
 #[test]
@@ -118,7 +121,8 @@ fn an_idle_log_is_stamped() {
     assert_eq!(journal.stats().log_used_bytes, 0, "and then checkpointed");
 }
 
-/// A record of an earlier history at the place where the log goes on: same volume, same position, next number.
+/// A record of an earlier history at the place where the log goes on: same volume, same position,
+/// next number.
 #[test]
 fn a_stale_record_is_never_replayed() {
     let volume = Volume::new(LOG);
@@ -137,7 +141,8 @@ fn a_stale_record_is_never_replayed() {
     let (journal, recovered) = volume.open();
     assert_eq!((recovered.last, newest(&journal)), (Seq(3), Some(3)));
     drop(journal);
-    // Context 3 of the first history in place of that of the second: its stamp says nothing of what is missing.
+    // Context 3 of the first history in place of that of the second: its stamp says nothing of what
+    // is missing.
     let second = block(&volume, log_block(&volume, 4));
     volume.dev.write(log_block(&volume, 5), &AlignedBuf::zeroed(4096)).unwrap();
     volume.dev.write(log_block(&volume, 4), &stale[2]).unwrap();
@@ -189,7 +194,10 @@ fn either_home_map_may_be_lost_but_not_both() {
             let offset = slot(n) + at / 4096 * 4096;
             damage(&volume, offset, (at % 4096) as usize);
             let (journal, _) = volume.open();
-            assert_eq!(journal.get(&7_u32.to_be_bytes()).unwrap().as_deref(), Some(&[7_u8; 400][..]));
+            assert_eq!(
+                journal.get(&7_u32.to_be_bytes()).unwrap().as_deref(),
+                Some(&[7_u8; 400][..])
+            );
             // A change brings the lost copy back.
             put(&journal, b"more", &[1; 3000]);
             journal.close().unwrap();
@@ -200,7 +208,10 @@ fn either_home_map_may_be_lost_but_not_both() {
     }
     damage(&volume, slot(0), 20);
     damage(&volume, slot(1), 20);
-    assert!(matches!(volume.open_with(options(false)), Err(JournalError::Damaged { what: "home map", .. })));
+    assert!(matches!(
+        volume.open_with(options(false)),
+        Err(JournalError::Damaged { what: "home map", .. })
+    ));
 }
 
 #[test]

@@ -87,7 +87,10 @@ fn a_failed_data_write_stops_the_journal_once_its_record_is_written() {
         let buf = Arc::new(AlignedBuf::zeroed(4096));
         let crc = crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes());
         let (send, receive) = mpsc::channel();
-        t.write_data(DataExtent { offset: place, buf, crc }, Box::new(move |r| send.send(r).unwrap()));
+        t.write_data(
+            DataExtent { offset: place, buf, crc },
+            Box::new(move |r| send.send(r).unwrap()),
+        );
         let seq = if commit { Some(t.commit()) } else { None };
         (seq, receive.recv().unwrap())
     };
@@ -108,7 +111,9 @@ fn a_failed_data_write_stops_the_journal_once_its_record_is_written() {
 
 #[test]
 fn a_failed_checkpoint_stops_the_journal_and_reading_goes_on() {
-    for (op, after) in [(Op::Write, 0), (Op::Write, 1), (Op::Flush, 0), (Op::Flush, 1), (Op::Read, 0)] {
+    for (op, after) in
+        [(Op::Write, 0), (Op::Write, 1), (Op::Flush, 0), (Op::Flush, 1), (Op::Read, 0)]
+    {
         let (volume, device) = sim_volume();
         let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
         put(&journal, b"before", b"x");
@@ -176,7 +181,8 @@ fn a_read_only_journal_writes_nothing() {
     model.insert(b"later".to_vec(), b"w".to_vec());
     force(&journal, seq).unwrap();
     // As a crash would leave it: the database below is not closed either.
-    let image = Arc::new(device.crash_image(device.trace_len(), &mut ferry_sim::device::SimRng::new(1)));
+    let image =
+        Arc::new(device.crash_image(device.trace_len(), &mut ferry_sim::device::SimRng::new(1)));
     drop(journal);
     let volume = Volume { dev: image.clone(), ..volume };
     let mut options = options(false);

@@ -1,4 +1,5 @@
-//! The home store on a volume that runs out of segments: whose segments are whose, reading goes on, removing works.
+//! The home store on a volume that runs out of segments: whose segments are whose, reading goes on,
+//! removing works.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -14,7 +15,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-fn set(journal: &Journal, model: &mut Model, key: u32, value: Option<&[u8]>) -> Result<(), JournalError> {
+fn set(
+    journal: &Journal,
+    model: &mut Model,
+    key: u32,
+    value: Option<&[u8]>,
+) -> Result<(), JournalError> {
     let key = key.to_be_bytes();
     let len = value.map_or(0, <[u8]>::len) + key.len();
     let mut t = journal.begin(Credits { urgent: true, ..credits(1, len as u32) })?;
@@ -55,14 +61,15 @@ fn a_segment_that_a_failed_checkpoint_keeps_is_not_given_back() {
         for key in 0..4000 {
             set(&journal, &mut model, key, None).unwrap();
         }
-        // The end of the file is free by and by; it is cut a piece at a time, each after a commit. What was cut is given
-        // back by the commit that follows.
+        // The end of the file is free by and by; it is cut a piece at a time, each after a commit.
+        // What was cut is given back by the commit that follows.
         let before = owner.free.lock().unwrap().len();
         for key in 0..shrinks {
             set(&journal, &mut model, 9000 + key, Some(b"small")).unwrap();
             journal.checkpoint().unwrap();
         }
-        let context = format!("{shrinks}: {before} free, {} then", owner.free.lock().unwrap().len());
+        let context =
+            format!("{shrinks}: {before} free, {} then", owner.free.lock().unwrap().len());
         assert_disjoint(&volume, &owner, &[], &context);
         let hidden = std::mem::take(&mut *owner.free.lock().unwrap());
         let mut key = 0;
@@ -88,8 +95,8 @@ fn a_segment_that_a_failed_checkpoint_keeps_is_not_given_back() {
     }
 }
 
-/// With what the owner keeps back (what one log can bring, and a quarter of what the home store has), files can be
-/// removed whatever was changed before.
+/// With what the owner keeps back (what one log can bring, and a quarter of what the home store
+/// has), files can be removed whatever was changed before.
 #[test]
 fn removing_works_on_a_full_volume() {
     let geo = common::geometry(2 << 20, 512);
@@ -110,12 +117,14 @@ fn removing_works_on_a_full_volume() {
         let key = rng.below(12_000) as u32;
         let remove = i % 8 == 7;
         let value = [2; 40];
-        let done = set(&journal, &mut model, 2 * key + u32::from(!remove), (!remove).then_some(&value));
+        let done =
+            set(&journal, &mut model, 2 * key + u32::from(!remove), (!remove).then_some(&value));
         assert!(done.is_ok(), "change {i}, home {home} segments, {reserve} kept: {done:?}");
     }
 }
 
-/// A volume whose home store lacks segments: its log is full of changes that would rewrite every page.
+/// A volume whose home store lacks segments: its log is full of changes that would rewrite every
+/// page.
 fn starved(volume: &Volume) -> (Journal, Arc<Owner>, Model) {
     let small = JournalOptions { home_cache_bytes: 64 * 1024, ..options(false) };
     let (journal, _, owner) = volume.open_owned(small).unwrap();
@@ -152,7 +161,8 @@ fn a_scan_outlives_a_checkpoint_without_space() {
     assert!(seen.into_iter().eq(model), "each key once, with its value");
 }
 
-/// Where a checkpoint succeeds after one failed, a scan that began before goes on with what is there then.
+/// Where a checkpoint succeeds after one failed, a scan that began before goes on with what is
+/// there then.
 #[test]
 fn a_scan_outlives_a_checkpoint_with_space_after_one_without() {
     let volume = Volume::new(1 << 20);
@@ -202,7 +212,8 @@ fn a_thread_reads_on_while_checkpoints_find_no_space() {
     common::assert_same(&journal, &model);
 }
 
-/// Without a segment more, another attempt costs the owner's answer and nothing else; with enough, it succeeds.
+/// Without a segment more, another attempt costs the owner's answer and nothing else; with enough,
+/// it succeeds.
 #[test]
 fn a_checkpoint_without_space_is_not_tried_again_for_nothing() {
     let volume = Volume::new(1 << 20);

@@ -1,4 +1,5 @@
-//! Damage in the home store: one copy of a block is mended, both cost the keys that lie there and nothing else.
+//! Damage in the home store: one copy of a block is mended, both cost the keys that lie there and
+//! nothing else.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -34,7 +35,10 @@ fn one_bad_copy_of_any_block_costs_nothing() {
                     seen > 0 || !(header && block == 0 || leaves.contains(&place)),
                     "{damage} of {block}"
                 );
-                assert!(damage == 2 || setup.block(place)[..] != before[..] || seen == 0, "only read");
+                assert!(
+                    damage == 2 || setup.block(place)[..] != before[..] || seen == 0,
+                    "only read"
+                );
                 let mended = setup.check(JournalOptions { home_cache_bytes: 0, ..options(false) });
                 assert!(mended > 0 || seen == 0, "{damage} of {block}");
                 setup.bad.set_unreadable([]);
@@ -53,20 +57,23 @@ fn one_bad_copy_of_any_block_costs_nothing() {
     assert!(counted > 3 * leaves.len() && headers == 6, "{counted}, {headers}");
 }
 
-/// The device refuses the writes that would mend a checksum block: the next checkpoint makes it, whether it changes anything there or
-/// not.
+/// The device refuses the writes that would mend a checksum block: the next checkpoint makes it,
+/// whether it changes anything there or not.
 #[test]
 fn checksums_that_could_not_be_mended_are_not_forgotten() {
     let setup = setup(5000, 1);
     let (mut refused, mut kept) = (0, 0);
     for &segment in &setup.home {
-        // Whether a checkpoint comes to write it on its own is seen where nobody reads what it says.
+        // Whether a checkpoint comes to write it on its own is seen where nobody reads what it
+        // says.
         let mended = [false, true].map(|read| {
             let setup = setup.fork();
             let [first, second] = [0, 1].map(|copy| setup.place(segment, PAGES + copy * APART));
             setup.garbage(second);
-            let (journal, _) =
-                setup.volume.open_with(JournalOptions { home_cache_bytes: 0, ..options(false) }).unwrap();
+            let (journal, _) = setup
+                .volume
+                .open_with(JournalOptions { home_cache_bytes: 0, ..options(false) })
+                .unwrap();
             if read {
                 setup.device.inject(Fault { op: Op::Write, after: 0, errno: 5, sticky: true });
                 assert_same(&journal, &setup.model);
@@ -78,7 +85,8 @@ fn checksums_that_could_not_be_mended_are_not_forgotten() {
             drop(journal);
             // Of blocks that were never written there is nothing to be told.
             let (first, second) = (setup.block(first), setup.block(second));
-            let same = first.chunks(4).zip(second.chunks(4)).all(|(one, two)| one == [0; 4] || one == two);
+            let same =
+                first.chunks(4).zip(second.chunks(4)).all(|(one, two)| one == [0; 4] || one == two);
             (setup.device.struck() > 0, same)
         });
         let [(_, on_its_own), (struck, after)] = mended;
@@ -104,7 +112,8 @@ fn a_lost_leaf_costs_its_keys_only() {
             let (found, gaps) = setup.readable(&journal);
             setup.explained(&found, &gaps);
             assert!(gaps.len() <= 1);
-            let lost: BTreeSet<_> = setup.model.keys().filter(|k| !found.contains_key(*k)).collect();
+            let lost: BTreeSet<_> =
+                setup.model.keys().filter(|k| !found.contains_key(*k)).collect();
             assert_eq!(lost.is_empty(), gaps.is_empty());
             for gap in &gaps {
                 assert_eq!(gap.offset, place, "{gap:?}");
@@ -151,7 +160,8 @@ fn a_checkpoint_on_damage_stops_changes_only() {
     }
 }
 
-/// Leaves with keys in them damaged, and a log with contexts that are not home yet: rebuilding keeps all the rest.
+/// Leaves with keys in them damaged, and a log with contexts that are not home yet: rebuilding
+/// keeps all the rest.
 #[test]
 fn a_rebuilt_home_store_has_what_is_readable() {
     let mut setup = setup(700, 4);
@@ -189,8 +199,10 @@ fn a_rebuilt_home_store_has_what_is_readable() {
         assert_eq!(there, found, "point {point} of {points}");
         drop(journal);
         new += u32::from(gaps.is_empty());
-        let free = (0..setup.volume.geo.segment_count).filter(|s| !recovered.home_segments.contains(s));
-        let again = rebuild(&setup, &image, &free.take(needed as usize).collect::<Vec<_>>()).unwrap();
+        let free =
+            (0..setup.volume.geo.segment_count).filter(|s| !recovered.home_segments.contains(s));
+        let again =
+            rebuild(&setup, &image, &free.take(needed as usize).collect::<Vec<_>>()).unwrap();
         assert_eq!(again.keys, found.len() as u64);
         assert_same(&open_on(&setup, &image).0, &found);
     }
@@ -227,7 +239,8 @@ fn a_home_store_without_a_root_is_one_gap() {
     journal.close().unwrap();
 }
 
-/// A log damaged before its durable end, accepted: it ends there, for good once it was opened for writing.
+/// A log damaged before its durable end, accepted: it ends there, for good once it was opened for
+/// writing.
 #[test]
 fn an_accepted_log_ends_at_its_damage() {
     for unreadable in [false, true] {
@@ -243,10 +256,12 @@ fn an_accepted_log_ends_at_its_damage() {
         let geo = setup.volume.geo;
         let third = (0..LOG / BLOCK).map(|b| geo.log_offset + b * BLOCK).find(|place| {
             let block = setup.block(*place);
-            block[..4] == *b"FLB1" && block.windows(8).any(|w| w == (first.last.0 + 3).to_le_bytes()) && {
-                let seq = u64::from_le_bytes(block[48 + 24..48 + 32].try_into().unwrap());
-                seq == first.last.0 + 3
-            }
+            block[..4] == *b"FLB1"
+                && block.windows(8).any(|w| w == (first.last.0 + 3).to_le_bytes())
+                && {
+                    let seq = u64::from_le_bytes(block[48 + 24..48 + 32].try_into().unwrap());
+                    seq == first.last.0 + 3
+                }
         });
         let third = third.unwrap();
         if unreadable {
@@ -255,7 +270,8 @@ fn an_accepted_log_ends_at_its_damage() {
             setup.garbage(third)
         }
         assert!(setup.volume.open_with(options(false)).is_err());
-        let accept = |read_only| JournalOptions { read_only, accept_damage: true, ..options(false) };
+        let accept =
+            |read_only| JournalOptions { read_only, accept_damage: true, ..options(false) };
         let newest = |journal: &Journal| {
             journal.get(b"newest").unwrap().map(|v| u64::from_le_bytes(v[..].try_into().unwrap()))
         };
@@ -265,7 +281,10 @@ fn an_accepted_log_ends_at_its_damage() {
         assert_eq!((damage.lost_from.0, damage.lost_to.0), (first.last.0 + 3, first.last.0 + 6));
         drop(journal);
         setup.bad.set_unreadable([]);
-        assert!(setup.volume.open_with(options(false)).is_err() || unreadable, "nothing was written");
+        assert!(
+            setup.volume.open_with(options(false)).is_err() || unreadable,
+            "nothing was written"
+        );
         if unreadable {
             setup.garbage(third);
         }
@@ -281,7 +300,8 @@ fn an_accepted_log_ends_at_its_damage() {
     }
 }
 
-/// Pages that are what their checksums say and make no sense: errors, never a panic, and the rest is readable.
+/// Pages that are what their checksums say and make no sense: errors, never a panic, and the rest
+/// is readable.
 #[test]
 fn forged_pages_are_errors() {
     // Thousands of panics that become errors: no backtrace of each.
@@ -330,7 +350,8 @@ fn forged_pages_are_errors() {
     assert!(failed > 0 && readable > 5 * failed, "{failed} {readable}");
 }
 
-/// Pages whose checksums are right, in each other's places: a search and a scan would see different keys.
+/// Pages whose checksums are right, in each other's places: a search and a scan would see different
+/// keys.
 #[test]
 fn a_page_of_another_place_is_damage() {
     let setup = setup(700, 11);
@@ -366,7 +387,8 @@ fn a_page_of_another_place_is_damage() {
     assert!(refused > leaves.len() / 2, "{refused} of {}", leaves.len());
 }
 
-/// What a page that is not the right one has of what belongs there is kept, and said to be doubtful.
+/// What a page that is not the right one has of what belongs there is kept, and said to be
+/// doubtful.
 #[test]
 fn what_is_left_in_a_damaged_page_is_kept() {
     let setup = setup(700, 12);
@@ -392,20 +414,32 @@ fn what_is_left_in_a_damaged_page_is_kept() {
     assert!(kept > 600, "{kept}");
 }
 
-/// A stray block of the log claims a number that no context can have; what a rebuilt volume gets after that would never be found.
+/// A stray block of the log claims a number that no context can have; what a rebuilt volume gets
+/// after that would never be found.
 #[test]
 fn a_number_that_no_context_can_have_is_not_believed() {
     use ferry_journal::format::{BLOCK_STAMP, BlockStamp, RECORD_HEADER, RecordHeader, RecordKind};
-    for (seq, stamp, position) in [(u64::MAX, 0, None), (7, u64::MAX, None), (7, 0, Some(u64::MAX))] {
+    for (seq, stamp, position) in [(u64::MAX, 0, None), (7, u64::MAX, None), (7, 0, Some(u64::MAX))]
+    {
         let setup = setup(50, 13);
         let geo = setup.volume.geo;
         let last = geo.log_len / BLOCK - 1;
         let mut block = AlignedBuf::zeroed(BLOCK as usize);
         let position = position.unwrap_or(last);
-        BlockStamp { volume_id: geo.volume_id, position, record_id: 5, index: 0 }.encode(&mut block);
+        BlockStamp { volume_id: geo.volume_id, position, record_id: 5, index: 0 }
+            .encode(&mut block);
         let (kind, body_crc) = (RecordKind::Context, 0);
-        let header =
-            RecordHeader { kind, id: 5, prev: 4, seq, stamp, body_len: 0, keys: 0, extents: 0, body_crc };
+        let header = RecordHeader {
+            kind,
+            id: 5,
+            prev: 4,
+            seq,
+            stamp,
+            body_len: 0,
+            keys: 0,
+            extents: 0,
+            body_crc,
+        };
         block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER].copy_from_slice(&header.encode());
         setup.write(geo.log_offset + last * BLOCK, &block);
         rebuild(&setup, &setup.device, &free_of(&setup, 8)).unwrap();
@@ -417,7 +451,8 @@ fn a_number_that_no_context_can_have_is_not_believed() {
     }
 }
 
-/// A header that promises more than there is would have tables made for it before anything else is looked at.
+/// A header that promises more than there is would have tables made for it before anything else is
+/// looked at.
 #[test]
 fn a_forged_header_is_damage() {
     let setup = setup(10, 8);
@@ -433,7 +468,10 @@ fn a_forged_header_is_damage() {
         header[508..512].copy_from_slice(&sum.to_le_bytes());
         fork.write(place, &header);
         let opened = fork.volume.open_with(reader());
-        assert!(matches!(opened, Err(JournalError::Damaged { what: "home store", .. })), "{value} at {at}");
+        assert!(
+            matches!(opened, Err(JournalError::Damaged { what: "home store", .. })),
+            "{value} at {at}"
+        );
     }
 }
 
@@ -459,6 +497,9 @@ fn an_unreadable_copy_of_checksums_is_found() {
         assert!(recovered.at_rest);
         let mut found = BTreeSet::new();
         journal.verify_home(&mut |bad| _ = found.insert(bad.offset), &mut |_| true);
-        assert!(found.contains(&place) && journal.home_bad_copies().contains(&place), "copy {copy}");
+        assert!(
+            found.contains(&place) && journal.home_bad_copies().contains(&place),
+            "copy {copy}"
+        );
     }
 }

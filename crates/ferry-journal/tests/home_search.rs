@@ -1,11 +1,12 @@
-//! A home store whose beginning is lost, or is not what it seems: what is found, and what is not believed.
+//! A home store whose beginning is lost, or is not what it seems: what is found, and what is not
+//! believed.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
 
 use common::home::{
-    APART, BLOCK, LOG, Model, PAGES, Setup, free_of, header_of, leaves_with, lose_both, open_on, places,
-    reader, rebuild, setup, wipe_log,
+    APART, BLOCK, LOG, Model, PAGES, Setup, free_of, header_of, leaves_with, lose_both, open_on,
+    places, reader, rebuild, setup, wipe_log,
 };
 use common::{Volume, assert_same, device_len, geometry, options, put};
 use ferry_device::{AlignedBuf, BlockDevice, HookedDevice};
@@ -14,7 +15,8 @@ use ferry_journal::*;
 use ferry_sim::device::{SimDevice, sim_env};
 use std::sync::Arc;
 
-/// Neither the header nor any of the log is left, and the newest state has one gap: an older state, which is whole, has far fewer keys.
+/// Neither the header nor any of the log is left, and the newest state has one gap: an older state,
+/// which is whole, has far fewer keys.
 #[test]
 fn one_gap_does_not_cost_the_newest_state() {
     let mut setup = setup(3000, 9);
@@ -35,14 +37,18 @@ fn one_gap_does_not_cost_the_newest_state() {
                 lose_both(&fork, header_of(&setup));
             }
             let rebuilt = rebuild(&fork, &fork.device, &free).unwrap();
-            assert!(!header || rebuilt.found == Some(FoundState { complete: false }), "{rebuilt:?}");
+            assert!(
+                !header || rebuilt.found == Some(FoundState { complete: false }),
+                "{rebuilt:?}"
+            );
             rebuilt.keys
         });
         assert!(keys[1] + 100 > keys[0], "{keys:?}");
     }
 }
 
-/// A store that was copied in several transactions has states in it that are whole and have a part of the keys only.
+/// A store that was copied in several transactions has states in it that are whole and have a part
+/// of the keys only.
 #[test]
 fn a_part_of_a_copy_is_not_a_state() {
     let geo = geometry(LOG, 600);
@@ -158,13 +164,16 @@ fn large() -> Large {
     let dev: Arc<dyn BlockDevice> = setup.device.clone();
     let units = home_map(&dev, &setup.volume.geo)[0].as_ref().unwrap().units.clone();
     let each = |(unit, segment): (u64, u32)| (0..PAGES).map(move |block| (unit, segment, block));
-    let places = (0..).zip(units).filter_map(|(unit, segment)| Some((unit, segment?))).flat_map(each);
-    let places: Vec<_> = places.map(|(u, s, block)| (u * PAGES + block, setup.place(s, block))).collect();
+    let places =
+        (0..).zip(units).filter_map(|(unit, segment)| Some((unit, segment?))).flat_map(each);
+    let places: Vec<_> =
+        places.map(|(u, s, block)| (u * PAGES + block, setup.place(s, block))).collect();
     let full = |place: u64| setup.block(place).iter().all(|byte| *byte == 0xa7);
     let first = places.iter().position(|(_, place)| full(*place)).unwrap();
     let before = setup.block(places[first - 1].1);
     let at = BLOCK as usize - before.iter().position(|byte| *byte == 0xa7).unwrap();
-    let blocks: Vec<u64> = places[first..].iter().map(|(_, place)| *place).take_while(|p| full(*p)).collect();
+    let blocks: Vec<u64> =
+        places[first..].iter().map(|(_, place)| *place).take_while(|p| full(*p)).collect();
     assert!(blocks.len() >= 13, "{blocks:?}");
     Large { number: places[first].0 - 1, setup, at, blocks }
 }
@@ -185,7 +194,8 @@ fn is_table_of_tables(block: &[u8]) -> bool {
     block[..4] == [1, 0, 2, 0] && block.windows(8).any(|bytes| bytes == b"keysmeta")
 }
 
-/// The header is lost, and the value of one key, which any user may set as an attribute, looks like a newer state of the store.
+/// The header is lost, and the value of one key, which any user may set as an attribute, looks like
+/// a newer state of the store.
 #[test]
 fn a_value_is_not_taken_for_the_newest_state() {
     let large = large();
@@ -227,7 +237,8 @@ fn a_value_is_not_taken_for_the_largest_tree() {
     let last = setup.volume.open_with(reader()).unwrap().1.last;
     wipe_log(&setup);
     lose_both(&setup, header_of(&setup));
-    let tables = places(&setup).into_iter().filter(|place| is_table_of_tables(&setup.block(*place)));
+    let tables =
+        places(&setup).into_iter().filter(|place| is_table_of_tables(&setup.block(*place)));
     let lost = tables.inspect(|place| lose_both(&setup, *place)).count();
     assert!(lost > 0);
     let rebuilt = rebuild(&setup, &setup.device, &free_of(&setup, 24)).unwrap();
@@ -269,7 +280,11 @@ fn an_old_copy_of_the_header_does_not_count() {
         let new = fork.block(copy);
         fork.write(copy, &old);
         let (journal, recovered) = fork.volume.open_with(reader()).unwrap();
-        assert!(recovered.at_rest && journal.home_bad_copies() == [copy], "{:?}", journal.home_bad_copies());
+        assert!(
+            recovered.at_rest && journal.home_bad_copies() == [copy],
+            "{:?}",
+            journal.home_bad_copies()
+        );
         assert_same(&journal, &fork.model);
         drop(journal);
         fork.check(options(false));
@@ -296,7 +311,8 @@ fn a_header_that_leads_nowhere_does_not_count() {
     assert_same(&journal, &setup.model);
 }
 
-/// Pages of a tree whose branches lead to one and the same page a hundred times each, on `levels` levels above one leaf; the root is last.
+/// Pages of a tree whose branches lead to one and the same page a hundred times each, on `levels`
+/// levels above one leaf; the root is last.
 fn knotted(first: u64, levels: u64) -> Vec<Vec<u8>> {
     let mut pages = vec![leaf_of(&[(b"\0", b"value")], true)];
     for level in 0..levels {
@@ -320,9 +336,11 @@ fn a_tree_that_leads_to_the_same_pages_again_ends() {
     let header_at = header_of(setup);
     let mut header = setup.block(header_at);
     let slot = 64 + 128 * usize::from(header[9] & 1);
-    let ends =
-        |block: &[u8]| (8..=block.len()).find(|len| sum_of(&block[..*len]) == header[slot + 16..slot + 32]);
-    let mut tables = places(setup).into_iter().filter(|place| is_table_of_tables(&setup.block(*place)));
+    let ends = |block: &[u8]| {
+        (8..=block.len()).find(|len| sum_of(&block[..*len]) == header[slot + 16..slot + 32])
+    };
+    let mut tables =
+        places(setup).into_iter().filter(|place| is_table_of_tables(&setup.block(*place)));
     let (table, len) = tables.find_map(|place| Some((place, ends(&setup.block(place))?))).unwrap();
     let mut tables = setup.block(table);
     let value = tables.windows(8).position(|bytes| bytes == b"keysmeta").unwrap() + 8;
@@ -331,7 +349,9 @@ fn a_tree_that_leads_to_the_same_pages_again_ends() {
     setup.forge(table, &tables);
     header[slot + 16..slot + 32].copy_from_slice(&sum_of(&tables[..len]));
     set_sums_of_header(&mut header);
-    [header_at, header_at + APART * BLOCK].into_iter().for_each(|place| setup.write(place, &header));
+    [header_at, header_at + APART * BLOCK]
+        .into_iter()
+        .for_each(|place| setup.write(place, &header));
 
     let (journal, _) = setup.volume.open_with(reader()).unwrap();
     let mut bad = Vec::new();

@@ -1,4 +1,5 @@
-//! Model of the group commit under shuttle: the real pipeline and the real policies, on a device that knows what is durable.
+//! Model of the group commit under shuttle: the real pipeline and the real policies, on a device
+//! that knows what is durable.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 #![allow(missing_docs, dead_code, reason = "the model needs a part of what it includes")]
 
@@ -40,7 +41,8 @@ const SCHEDULES: usize = 400;
 /// Rounds of each caller: enough to become trusted, and to be held.
 const ROUNDS: usize = 5;
 
-/// Changes something, asks for it to be durable, and looks whether it is; `false` once the journal has failed.
+/// Changes something, asks for it to be durable, and looks whether it is; `false` once the journal
+/// has failed.
 fn round(core: &Arc<Core>, caller: u32) -> bool {
     let seq = core.change();
     let (tell, told) = mpsc::channel();
@@ -71,7 +73,8 @@ fn callers(core: &Arc<Core>, callers: u32) {
     threads.into_iter().for_each(|t| t.join().unwrap());
 }
 
-/// Callers of one policy, a thread that seals as commit intervals do, and the thread that ends holds.
+/// Callers of one policy, a thread that seals as commit intervals do, and the thread that ends
+/// holds.
 fn model(setup: Setup, count: u32) -> u64 {
     let core = Core::new(setup);
     let timer = run_holds(&core);
@@ -132,7 +135,9 @@ fn the_end_of_the_journal_ends_every_hold() {
                 let timer = run_holds(&core);
                 let there = core.clone();
                 let ender = thread::spawn(move || {
-                    for _ in 0..shuttle::rand::Rng::gen_range(&mut shuttle::rand::thread_rng(), 0..60) {
+                    for _ in
+                        0..shuttle::rand::Rng::gen_range(&mut shuttle::rand::thread_rng(), 0..60)
+                    {
                         thread::yield_now();
                     }
                     there.hold_timer.stop();
@@ -170,7 +175,8 @@ fn a_change_of_policy_loses_nobody() {
     );
 }
 
-/// Two callers who take their time: a flush is not worth waiting for company, and the next record is written beside it.
+/// Two callers who take their time: a flush is not worth waiting for company, and the next record
+/// is written beside it.
 #[test]
 fn records_are_written_beside_a_flush_and_nothing_is_called_durable_early() {
     let beside = Arc::new(AtomicU64::new(0));
@@ -242,8 +248,11 @@ fn planted_joining_of_any_flush_is_caught() {
 #[test]
 #[should_panic(expected = "was called durable and is not")]
 fn planted_joining_is_caught_where_records_are_written_beside_a_flush() {
-    let setup =
-        Setup { think: FLUSH / 2, planted: Planted::JoinsAnyFlush, ..Setup::of(FlushPolicy::Adaptive) };
+    let setup = Setup {
+        think: FLUSH / 2,
+        planted: Planted::JoinsAnyFlush,
+        ..Setup::of(FlushPolicy::Adaptive)
+    };
     shuttle::check_random(
         move || {
             let core = Core::new(setup);

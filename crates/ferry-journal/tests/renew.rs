@@ -1,4 +1,5 @@
-//! A home store that is mostly free is replaced by a small one: while it is read, whenever power is lost, and where there is no room.
+//! A home store that is mostly free is replaced by a small one: while it is read, whenever power is
+//! lost, and where there is no room.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -72,7 +73,11 @@ fn what_was_removed_gives_its_segments_back_while_it_is_read() {
         assert!(after * 8 < before, "round {round}: {before} bytes before, {after} after");
         set(&journal, &mut model, 1, 10);
         journal.checkpoint().unwrap();
-        assert!(segments() > free + 30, "round {round}: {free} segments were free, {} are", segments());
+        assert!(
+            segments() > free + 30,
+            "round {round}: {free} segments were free, {} are",
+            segments()
+        );
         assert_same(&journal, &model);
         (0..4000).for_each(|i| remove(&journal, &mut model, i));
         journal.checkpoint().unwrap();
@@ -124,7 +129,8 @@ fn crash_everywhere(closing: bool) {
     assert!(journal.stats().home_bytes * 2 < before, "it became small");
     let (mut old, mut new) = (0, 0);
     for point in 0..=device.trace_len() {
-        let left: Arc<dyn BlockDevice> = Arc::new(device.crash_image(point, &mut SimRng::new(point as u64)));
+        let left: Arc<dyn BlockDevice> =
+            Arc::new(device.crash_image(point, &mut SimRng::new(point as u64)));
         let (env, _) = sim_env(point as u64);
         let after = Volume { dev: left, geo, env };
         let context = format!("closing {closing}, event {point}");
@@ -190,7 +196,8 @@ fn stalling() -> (Stalling, Volume) {
 
 /// Takes log space until there is little left.
 fn press(journal: &Journal) -> Vec<Transaction<'_>> {
-    let take = || journal.try_begin(Credits { urgent: true, ..common::credits(1, 100_000) }).unwrap();
+    let take =
+        || journal.try_begin(Credits { urgent: true, ..common::credits(1, 100_000) }).unwrap();
     std::iter::from_fn(take).collect()
 }
 
@@ -215,7 +222,10 @@ fn a_copy_gives_way_to_whoever_needs_the_log() {
     let kept = journal.stats().home_bytes / home_unit_bytes(volume.geo.segment_len);
     let free = owner.free.lock().unwrap().len() as u64;
     // Some are kept for the next checkpoint; a copy takes seventeen.
-    assert!(free + kept + 4 >= u64::from(volume.geo.segment_count), "{free} are free, the store has {kept}");
+    assert!(
+        free + kept + 4 >= u64::from(volume.geo.segment_count),
+        "{free} are free, the store has {kept}"
+    );
     assert_same(&journal, &model);
     // A checkpoint that makes room in the log does nothing else.
     set(&journal, &mut model, 3, 10);
@@ -230,7 +240,11 @@ fn a_copy_gives_way_to_whoever_needs_the_log() {
     let taken = press(&journal);
     assert!(journal.make_room().unwrap());
     drop(taken);
-    assert!(journal.stats().home_bytes < large / 2, "{} bytes of {large}", journal.stats().home_bytes);
+    assert!(
+        journal.stats().home_bytes < large / 2,
+        "{} bytes of {large}",
+        journal.stats().home_bytes
+    );
     assert_same(&journal, &model);
     journal.close().unwrap();
 }
@@ -265,8 +279,8 @@ fn what_changes_during_a_long_checkpoint_is_durable_in_time() {
     journal.close().unwrap();
 }
 
-/// Its place is taken while it is verified, and what was free is used for something else: that is no damage. What is damaged of the new
-/// one is found.
+/// Its place is taken while it is verified, and what was free is used for something else: that is
+/// no damage. What is damaged of the new one is found.
 #[test]
 fn a_home_store_that_is_renewed_while_it_is_verified_is_not_damaged() {
     const BLOCK: usize = 4096;

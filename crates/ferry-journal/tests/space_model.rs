@@ -1,4 +1,5 @@
-//! Model of the log's space under shuttle: every interleaving it can find of takers, releases, and the end.
+//! Model of the log's space under shuttle: every interleaving it can find of takers, releases, and
+//! the end.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 #[path = "../src/log/space.rs"]
@@ -31,8 +32,9 @@ fn wait_until(condition: impl Fn() -> bool) {
     }
 }
 
-/// Takers of any size, urgent or not, who give back what they took: never more is out than there is, and all come
-/// through. Handing over wakes each once; the other ways do meet waiters that are woken for nothing.
+/// Takers of any size, urgent or not, who give back what they took: never more is out than there
+/// is, and all come through. Handing over wakes each once; the other ways do meet waiters that are
+/// woken for nothing.
 #[test]
 fn space_is_never_overrun_and_nobody_sleeps_for_ever() {
     static WOKEN_FOR_NOTHING: [std::sync::atomic::AtomicU64; 3] =
@@ -64,7 +66,8 @@ fn space_is_never_overrun_and_nobody_sleeps_for_ever() {
         assert_eq!((stats.waits, stats.waiting), (stats.grants, 0), "each waiter has one grant");
         WOKEN_FOR_NOTHING[wake as usize].fetch_add(stats.wakes - stats.grants, Ordering::Relaxed);
     });
-    let for_nothing = Wake::WAYS.map(|wake| WOKEN_FOR_NOTHING[wake as usize].load(Ordering::Relaxed));
+    let for_nothing =
+        Wake::WAYS.map(|wake| WOKEN_FOR_NOTHING[wake as usize].load(Ordering::Relaxed));
     assert_eq!(for_nothing[0], 0, "one wake-up for each grant");
     assert!(for_nothing[1] > 0 && for_nothing[2] > for_nothing[1], "{for_nothing:?}");
 }
@@ -89,7 +92,8 @@ fn first_come_first_served_but_for_the_urgent() {
         // Enough for the one of 1 byte, who is last in the queue.
         space.release(1);
         assert_eq!(space.stats().grants, 0);
-        // Enough for the urgent one; what it gives back is not enough for the first in the other queue.
+        // Enough for the urgent one; what it gives back is not enough for the first in the other
+        // queue.
         space.release(1);
         wait_until(|| order.lock().unwrap().len() == 1);
         assert_eq!(*order.lock().unwrap(), [2]);
@@ -117,8 +121,9 @@ fn nobody_passes_a_queue_by() {
     });
 }
 
-/// 48 who wait, some of them for all of the log, while others who want little keep asking: each is granted its space when as much
-/// has come back as those before it and itself need, not later, and nobody before its turn.
+/// 48 who wait, some of them for all of the log, while others who want little keep asking: each is
+/// granted its space when as much has come back as those before it and itself need, not later, and
+/// nobody before its turn.
 #[test]
 fn everyone_is_granted_in_turn_however_much_it_wants() {
     const LOG: u64 = 64;
@@ -229,13 +234,14 @@ fn a_release_that_helps_nobody_takes_no_lock() {
     });
 }
 
-/// Operations that roll: each piece takes space while the pieces before it hold theirs, and only a checkpoint gives it
-/// back. What is kept back for the urgent lets one that has begun go on, however many want to begin; the end of the log's
-/// life, at any moment, leaves nobody asleep.
+/// Operations that roll: each piece takes space while the pieces before it hold theirs, and only a
+/// checkpoint gives it back. What is kept back for the urgent lets one that has begun go on,
+/// however many want to begin; the end of the log's life, at any moment, leaves nobody asleep.
 #[test]
 fn operations_that_roll_come_through() {
     check(|wake| {
-        // Each piece takes 2; at most two operations are under way at a time, with 4 kept back for their second pieces.
+        // Each piece takes 2; at most two operations are under way at a time, with 4 kept back for
+        // their second pieces.
         let space = Arc::new(Space::new(8, 4, wake));
         let (logged, running) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(3)));
         let rolling: Vec<_> = (0..3)

@@ -1,4 +1,5 @@
-//! Durable stamps: what is said to be covered is, after any crash, and the owner knows it before anyone relies on it.
+//! Durable stamps: what is said to be covered is, after any crash, and the owner knows it before
+//! anyone relies on it.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -18,7 +19,8 @@ fn extent(offset: u64, fill: u8) -> DataExtent {
     DataExtent { offset, buf: Arc::new(buf), crc }
 }
 
-/// A ring without a free block leaves recovery no place for its stamp; what it has found is then not covered.
+/// A ring without a free block leaves recovery no place for its stamp; what it has found is then
+/// not covered.
 #[test]
 fn what_recovery_cannot_stamp_is_not_called_stamped() {
     let volume = Volume::new(256 * 1024);
@@ -34,7 +36,8 @@ fn what_recovery_cannot_stamp_is_not_called_stamped() {
         i += 1;
     }
     assert_eq!(journal.stats().log_free_bytes, 2 * 4096);
-    // A record of two blocks, with data that nothing refers to any more: written and removed in one context.
+    // A record of two blocks, with data that nothing refers to any more: written and removed in one
+    // context.
     let value = vec![9; 4000];
     let mut t = journal.begin(Credits { urgent: true, ..credits(1, 4012) }).unwrap();
     t.put(b"acknowledged", &value);
@@ -46,18 +49,24 @@ fn what_recovery_cannot_stamp_is_not_called_stamped() {
     let (journal, recovered) = volume.open();
     assert_eq!(recovered.last, last);
     if journal.stamped() >= last {
-        // So the owner may use the place again, here for the home store, as its next checkpoint would.
+        // So the owner may use the place again, here for the home store, as its next checkpoint
+        // would.
         let mut junk = AlignedBuf::zeroed(4096);
         junk.fill(0xee);
         volume.dev.write(place, &junk).unwrap();
     }
     drop(journal);
     let (journal, recovered) = volume.open();
-    assert_eq!(journal.get(b"acknowledged").unwrap().as_deref(), Some(&value[..]), "it was acknowledged");
+    assert_eq!(
+        journal.get(b"acknowledged").unwrap().as_deref(),
+        Some(&value[..]),
+        "it was acknowledged"
+    );
     assert_eq!(recovered.last, last);
 }
 
-/// A stamp that is under way when the journal closes is part of what it closes: else recovery would find a record behind the end.
+/// A stamp that is under way when the journal closes is part of what it closes: else recovery would
+/// find a record behind the end.
 #[test]
 fn a_close_waits_for_the_stamp_under_way() {
     let geo = geometry(256 * 1024, 64);
@@ -122,7 +131,8 @@ fn force_stamped_returns_when_the_owner_knows() {
     let inner = common::Owner::new(&geo, &[0, 1, 2, 3]);
     let owner = Arc::new(Slow { inner, told: AtomicU64::new(0) });
     let (journal, _) =
-        Journal::open(volume.dev.clone(), geo, options(false), volume.env.clone(), owner.clone()).unwrap();
+        Journal::open(volume.dev.clone(), geo, options(false), volume.env.clone(), owner.clone())
+            .unwrap();
     for i in 0..5_u32 {
         let seq = put(&journal, &i.to_be_bytes(), b"v");
         journal.force_stamped().unwrap();
@@ -131,7 +141,8 @@ fn force_stamped_returns_when_the_owner_knows() {
     }
 }
 
-/// The torn record at the log's end says that a context was durable whose data is damaged: that is damage, not the end.
+/// The torn record at the log's end says that a context was durable whose data is damaged: that is
+/// damage, not the end.
 #[test]
 fn the_stamp_of_a_torn_record_counts_for_the_data_before_it() {
     let geo = geometry(512 * 1024, 64);
@@ -148,7 +159,8 @@ fn the_stamp_of_a_torn_record_counts_for_the_data_before_it() {
     let acknowledged = t.commit();
     force(&journal, acknowledged).unwrap();
     device.restart_trace();
-    // The next record, of two blocks, is torn by the crash; its header says that `acknowledged` was durable.
+    // The next record, of two blocks, is torn by the crash; its header says that `acknowledged` was
+    // durable.
     let lost = {
         let mut t = journal.begin(credits(1, 6000)).unwrap();
         t.put(b"lost", &[3; 5000]);

@@ -1,4 +1,5 @@
-//! Many threads on one journal with its background thread: order, durability, waiting for log space.
+//! Many threads on one journal with its background thread: order, durability, waiting for log
+//! space.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -22,12 +23,19 @@ fn data(geo: Geometry, n: u64) -> DataExtent {
     DataExtent { offset: from + n * 4096, buf: Arc::new(buf), crc }
 }
 
-/// Each thread owns its keys, so that the outcome is known; a tiny log makes them wait for space all the time.
+/// Each thread owns its keys, so that the outcome is known; a tiny log makes them wait for space
+/// all the time.
 fn many_threads(volume: &Volume, threads: u64, rounds: u64, force_every: u64) {
     many_threads_with(volume, threads, rounds, force_every, LogOptions::default());
 }
 
-fn many_threads_with(volume: &Volume, threads: u64, rounds: u64, force_every: u64, log: LogOptions) {
+fn many_threads_with(
+    volume: &Volume,
+    threads: u64,
+    rounds: u64,
+    force_every: u64,
+    log: LogOptions,
+) {
     let mut options = options(true);
     options.log = log;
     options.commit_interval = Duration::from_millis(5);
@@ -43,7 +51,10 @@ fn many_threads_with(volume: &Volume, threads: u64, rounds: u64, force_every: u6
                     let key = format!("{t:02} {:03}", n * 7919 % 61).into_bytes();
                     let value = vec![n as u8; (n * 131 % 700) as usize];
                     let mut tx = journal.begin(credits(2, 1600)).unwrap();
-                    assert_eq!(tx.get(&key).unwrap().as_deref(), model.get(&key).map(|v: &Vec<u8>| &v[..]));
+                    assert_eq!(
+                        tx.get(&key).unwrap().as_deref(),
+                        model.get(&key).map(|v: &Vec<u8>| &v[..])
+                    );
                     let extent = data(volume_geo, t * rounds + n);
                     tx.write_data(extent, Box::new(|written| written.unwrap()));
                     tx.put(&key, &value);
@@ -71,7 +82,10 @@ fn many_threads_with(volume: &Volume, threads: u64, rounds: u64, force_every: u6
     let stats = journal.stats();
     let space = stats.space;
     assert_eq!((space.waits, space.waiting), (space.grants, 0));
-    assert!(log.wake != Wake::Handoff || space.wakes == space.grants, "every wake-up brought a grant");
+    assert!(
+        log.wake != Wake::Handoff || space.wakes == space.grants,
+        "every wake-up brought a grant"
+    );
     assert!(space.wakes >= space.grants);
     assert_eq!(stats.space_waits.count, space.waits);
     assert!(stats.log_in_flight_max <= log.buffers as u64);
@@ -123,11 +137,13 @@ fn threads_share_commits_on_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let geo = geometry(512 * 1024, 256);
     let env = Env::real();
-    let device = FileDevice::create(&dir.path().join("volume"), device_len(&geo), false, &env).unwrap();
+    let device =
+        FileDevice::create(&dir.path().join("volume"), device_len(&geo), false, &env).unwrap();
     many_threads(&Volume::on(Arc::new(device), geo, env), 8, 300, 3);
 }
 
-/// Log writes that complete touch nobody's space: only the tail gives it back, once for all that lie before it.
+/// Log writes that complete touch nobody's space: only the tail gives it back, once for all that
+/// lie before it.
 #[test]
 fn space_is_given_back_once_for_many_log_writes() {
     const RECORDS: u64 = 60;
@@ -138,8 +154,15 @@ fn space_is_given_back_once_for_many_log_writes() {
         force(&journal, put(&journal, &n.to_be_bytes(), &[7; 100])).unwrap();
     }
     let full = journal.stats();
-    assert_eq!((full.log_writes - before.log_writes, full.tail_moves), (RECORDS, before.tail_moves));
-    assert_eq!(before.log_free_bytes - full.log_free_bytes, RECORDS * 4096, "each record holds its block");
+    assert_eq!(
+        (full.log_writes - before.log_writes, full.tail_moves),
+        (RECORDS, before.tail_moves)
+    );
+    assert_eq!(
+        before.log_free_bytes - full.log_free_bytes,
+        RECORDS * 4096,
+        "each record holds its block"
+    );
     journal.checkpoint().unwrap();
     let after = journal.stats();
     assert_eq!((after.tail_moves, after.log_used_bytes), (full.tail_moves + 1, 0));

@@ -1,4 +1,5 @@
-//! Blocks that the device cannot read: fatal only where the log's chain leads to them, and never taken for its end.
+//! Blocks that the device cannot read: fatal only where the log's chain leads to them, and never
+//! taken for its end.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -39,7 +40,8 @@ fn newest(journal: &Journal) -> Option<u64> {
     journal.get(b"newest").unwrap().map(|v| u64::from_le_bytes(v[..].try_into().unwrap()))
 }
 
-/// Commits and forces contexts up to `n` of one block each, and goes away without a close. Opening takes the first block.
+/// Commits and forces contexts up to `n` of one block each, and goes away without a close. Opening
+/// takes the first block.
 fn contexts(volume: &Volume, n: u64) {
     let (journal, recovered) = volume.open();
     for i in recovered.last.0 + 1..=n {
@@ -82,18 +84,25 @@ fn an_unreadable_block_is_damage_only_where_the_chain_leads_to_it() {
         let (volume, bad) = copy(&whole);
         let place = log_block(&volume, position);
         bad.set_unreadable([place]);
-        // Position 0 holds the stamp of the opening, contexts follow. The block behind them may have held another.
+        // Position 0 holds the stamp of the opening, contexts follow. The block behind them may
+        // have held another.
         if position <= LAST + 1 {
             for _ in 0..2 {
                 match volume.open_with(options(false)) {
-                    Err(JournalError::Unreadable { what: "log", offset, .. }) => assert_eq!(offset, place),
+                    Err(JournalError::Unreadable { what: "log", offset, .. }) => {
+                        assert_eq!(offset, place)
+                    }
                     other => panic!("{position}: {:?}", other.map(|(_, recovered)| recovered)),
                 }
             }
-            let accepting = JournalOptions { read_only: true, accept_damage: true, ..options(false) };
+            let accepting =
+                JournalOptions { read_only: true, accept_damage: true, ..options(false) };
             let (journal, recovered) = volume.open_with(accepting.clone()).unwrap();
             let damage = recovered.log_damage.unwrap();
-            assert!(damage.unreadable.is_some() && damage.offset == place, "{position}: {damage:?}");
+            assert!(
+                damage.unreadable.is_some() && damage.offset == place,
+                "{position}: {damage:?}"
+            );
             assert_eq!(newest(&journal).unwrap_or(0), position.saturating_sub(1), "{position}");
             drop(journal);
             // The device can read it after all.
@@ -153,7 +162,8 @@ fn a_context_whose_data_cannot_be_read_is_not_forgotten() {
             buf.fill(i + 1);
             let crc = crc32c::crc32c(&buf[..4096]).to_le_bytes();
             let crc = crc32c::crc32c(&[crc, crc].concat());
-            let extent = DataExtent { offset: place + u64::from(i) * 8192, buf: Arc::new(buf), crc };
+            let extent =
+                DataExtent { offset: place + u64::from(i) * 8192, buf: Arc::new(buf), crc };
             t.write_data(extent, Box::new(|r| r.unwrap()));
         }
         force(&journal, t.commit()).unwrap();

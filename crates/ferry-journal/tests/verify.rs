@@ -1,4 +1,5 @@
-//! What `verify_log`, `verify_home` and `inspect` say of volumes that are whole, damaged, or in use.
+//! What `verify_log`, `verify_home` and `inspect` say of volumes that are whole, damaged, or in
+//! use.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -118,10 +119,9 @@ fn the_log_is_shown_record_by_record() {
     let all = records(&volume);
     assert_eq!(all.iter().map(|r| r.header.seq).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
     assert!(all.iter().all(|r| r.state == Wholeness::Whole));
-    assert!(
-        all.windows(2)
-            .all(|w| w[0].position + w[0].blocks == w[1].position && w[0].header.id == w[1].header.prev)
-    );
+    assert!(all.windows(2).all(
+        |w| w[0].position + w[0].blocks == w[1].position && w[0].header.id == w[1].header.prev
+    ));
     assert_eq!(end.position, all[4].position + all[4].blocks);
     // The last block of the last record, then a byte in the middle of it.
     let last = all[4];
@@ -172,7 +172,8 @@ fn garbage_in_every_place_is_shown_or_refused_and_nothing_panics() {
             force(&journal, put(&journal, &i.to_be_bytes(), &[3; 2000])).unwrap();
         }
         journal.close().unwrap();
-        let places = [volume.geo.log_offset, volume.geo.home_map_offsets[1], volume.geo.segments_offset];
+        let places =
+            [volume.geo.log_offset, volume.geo.home_map_offsets[1], volume.geo.segments_offset];
         let mut block = AlignedBuf::zeroed(4096);
         for _ in 0..4 {
             let offset = places[next() as usize % 3] + next() % 8 * 4096;
@@ -243,11 +244,14 @@ fn one_bad_copy_is_found_and_mended_and_two_are_found_again_and_again() {
     journal.checkpoint().unwrap();
     let verify = || {
         let mut found = Vec::new();
-        assert!(journal.verify_home(&mut |bad| found.push((bad.offset, bad.detail)), &mut |_| true));
+        assert!(
+            journal.verify_home(&mut |bad| found.push((bad.offset, bad.detail)), &mut |_| true)
+        );
         found
     };
     assert_eq!(verify(), []);
-    let first = volume.geo.segments_offset + u64::from(recovered.home_segments[0]) * volume.geo.segment_len;
+    let first =
+        volume.geo.segments_offset + u64::from(recovered.home_segments[0]) * volume.geo.segment_len;
     let (mut used, mut both) = (0, None);
     for block in 0..31 {
         for copy in [0, 32] {
@@ -281,7 +285,8 @@ fn one_bad_copy_is_found_and_mended_and_two_are_found_again_and_again() {
     }
 }
 
-/// Power is lost while free pages of the home store are written: they are nobody's damage. A page that is used is.
+/// Power is lost while free pages of the home store are written: they are nobody's damage. A page
+/// that is used is.
 #[test]
 fn what_a_lost_checkpoint_leaves_of_free_pages_is_no_damage() {
     let geo = geometry(LOG, 256);

@@ -181,7 +181,10 @@ fn a_context_with_much_data_flushes_it_first() {
         buf.fill(n as u8);
         let buf = Arc::new(buf);
         // A wrong checksum: recovery would cut the context off if it looked.
-        t.write_data(DataExtent { offset: place + (n << 20), buf, crc: 1 }, Box::new(|r| r.unwrap()));
+        t.write_data(
+            DataExtent { offset: place + (n << 20), buf, crc: 1 },
+            Box::new(|r| r.unwrap()),
+        );
         t.put(&n.to_be_bytes(), b"mapped");
     }
     let seq = t.commit();
@@ -249,7 +252,11 @@ fn the_home_store_shrinks_when_it_is_mostly_empty() {
     assert!(given as u64 * SEGMENT > full / 2, "{given} segments given back");
     drop(journal);
     let (journal, recovered) = volume.open();
-    assert!(recovered.home_segments.len() as u64 * SEGMENT < full / 2, "{:?}", recovered.home_segments);
+    assert!(
+        recovered.home_segments.len() as u64 * SEGMENT < full / 2,
+        "{:?}",
+        recovered.home_segments
+    );
     let free = owner.free.lock().unwrap();
     assert!(
         recovered.home_segments.iter().all(|s| !free.contains(s)),

@@ -41,8 +41,11 @@ impl FromStr for Address {
         let (host, port) = match place.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
-                let port =
-                    if port.is_empty() { None } else { Some(port.strip_prefix(':').ok_or_else(wrong)?) };
+                let port = if port.is_empty() {
+                    None
+                } else {
+                    Some(port.strip_prefix(':').ok_or_else(wrong)?)
+                };
                 (host, port)
             }
             None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),
@@ -76,7 +79,9 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Address>().expect("an address").to_string(), shown);
         }
-        for text in ["box:/x", "ferry://", "ferry://:5/", "ferry://a:b/", "ferry://[::1", "ferry://[::1]x/"] {
+        for text in
+            ["box:/x", "ferry://", "ferry://:5/", "ferry://a:b/", "ferry://[::1", "ferry://[::1]x/"]
+        {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }

@@ -1,8 +1,10 @@
-//! How values become bytes and back: little-endian, in order, nothing between; lists and bytes begin with their count as `u32`.
+//! How values become bytes and back: little-endian, in order, nothing between; lists and bytes
+//! begin with their count as `u32`.
 //!
-//! Decoding trusts nothing: it reads what is there or fails, takes no more memory than a small multiple of what came, and
-//! never panics. Written by hand instead of with prost: no generator at build time, no optional field whose absence somebody must
-//! think of, and one place where every bound is checked.
+//! Decoding trusts nothing: it reads what is there or fails, takes no more memory than a small
+//! multiple of what came, and never panics. Written by hand instead of with prost: no generator at
+//! build time, no optional field whose absence somebody must think of, and one place where every
+//! bound is checked.
 
 use ferry_fs::{Attr, FileLock, RenameFlags, SetAttr, SetTime, Statfs, Timestamp, XattrFlags};
 

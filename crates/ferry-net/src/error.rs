@@ -54,7 +54,9 @@ fn hint(error: &io::Error) -> &'static str {
     let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     match (error.kind(), tls) {
         (io::ErrorKind::UnexpectedEof, _) => "; does it want a certificate? -o tls=DIR",
-        (io::ErrorKind::ConnectionRefused, _) => "; does `ferry serve` run there, and listen at that port?",
+        (io::ErrorKind::ConnectionRefused, _) => {
+            "; does `ferry serve` run there, and listen at that port?"
+        }
         (io::ErrorKind::TimedOut, _) => {
             "; is it `ferry serve` that listens at that port, and does no firewall keep it away?"
         }
@@ -79,7 +81,10 @@ mod tests {
                 "{said}"
             );
         }
-        let error = NetError::Reach { server: "ferry://host/".into(), error: io::ErrorKind::NotFound.into() };
+        let error = NetError::Reach {
+            server: "ferry://host/".into(),
+            error: io::ErrorKind::NotFound.into(),
+        };
         assert!(error.to_string().ends_with("not found"), "{error}");
     }
 }

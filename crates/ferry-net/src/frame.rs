@@ -1,7 +1,8 @@
 //! Messages on a stream of bytes: the length as `u32`, then as many bytes.
 //!
-//! A long message may be cut into pieces, each a frame: the length of each but the last says that more follows ([`MORE`]). Other messages may
-//! come between two pieces, whole ones, and say so ([`BETWEEN`]). `lanes` decides what is cut.
+//! A long message may be cut into pieces, each a frame: the length of each but the last says that
+//! more follows ([`MORE`]). Other messages may come between two pieces, whole ones, and say so
+//! ([`BETWEEN`]). `lanes` decides what is cut.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::codec::{Malformed, Wire, decode};
 use crate::message::{Op, Promised, Who};
 
-/// A frame that has begun must be complete after this time: whoever sends a byte a minute is cut off.
+/// A frame that has begun must be complete after this time: whoever sends a byte a minute is cut
+/// off.
 pub(crate) const FRAME_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Bytes of a frame's length.
@@ -110,7 +112,8 @@ pub(crate) fn mark_between(frames: &mut [u8]) {
     }
 }
 
-/// Messages as they come: what has arrived together is taken in together. Memory is taken as bytes arrive, not as they are promised.
+/// Messages as they come: what has arrived together is taken in together. Memory is taken as bytes
+/// arrive, not as they are promised.
 pub(crate) struct Frames<R> {
     stream: R,
     /// A longer message is an error, before it has arrived.
@@ -154,7 +157,8 @@ impl<R: AsyncRead + Unpin> Frames<R> {
     fn check(&self) -> io::Result<()> {
         let Some((len, kind)) = self.head() else { return Ok(()) };
         let before = if kind == BETWEEN { 0 } else { self.pieces.len() };
-        let sense = kind != MORE | BETWEEN && (kind == 0 || kind == MORE || !self.pieces.is_empty());
+        let sense =
+            kind != MORE | BETWEEN && (kind == 0 || kind == MORE || !self.pieces.is_empty());
         if before + len <= self.max && sense { Ok(()) } else { Err(malformed()) }
     }
 
@@ -202,7 +206,8 @@ impl<R: AsyncRead + Unpin> Frames<R> {
         Ok(true)
     }
 
-    /// Waits until something more is there, be it a part of a message; `false` at the end of the stream.
+    /// Waits until something more is there, be it a part of a message; `false` at the end of the
+    /// stream.
     pub(crate) async fn more(&mut self) -> io::Result<bool> {
         self.check()?;
         let begun = self.bytes.len() > self.start;
@@ -243,8 +248,8 @@ impl<R: AsyncRead + Unpin> Frames<R> {
     }
 }
 
-/// The next message's bytes, and not one behind them; `None` at the end of the stream. A length beyond `max` is an error before anything is
-/// read or kept, and so is one that was cut.
+/// The next message's bytes, and not one behind them; `None` at the end of the stream. A length
+/// beyond `max` is an error before anything is read or kept, and so is one that was cut.
 pub(crate) async fn read_bytes(
     stream: &mut (impl AsyncRead + Unpin),
     max: usize,
@@ -316,7 +321,8 @@ mod tests {
         const LONG: usize = 70_000;
         for pieces in [1, 7, 1 << 20] {
             run(async {
-                let sent: Vec<Vec<u8>> = (0..24).map(|n| vec![n as u8; [3, 0, 1000, LONG][n % 4]]).collect();
+                let sent: Vec<Vec<u8>> =
+                    (0..24).map(|n| vec![n as u8; [3, 0, 1000, LONG][n % 4]]).collect();
                 let all: Vec<u8> = sent.iter().flat_map(|message| with_length(message)).collect();
                 let (mut near, far) = tokio::io::duplex(pieces);
                 let writing = tokio::spawn(async move { near.write_all(&all).await });

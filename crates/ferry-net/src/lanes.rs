@@ -1,10 +1,12 @@
 //! What is sent on a connection: two lanes, one of which never waits for the other.
 //!
-//! * LANE-1: a message of the first lane waits for at most one piece of the second. Messages of the second lane that are longer than a piece are
-//!   cut (`frame`): a slow connection has small pieces, a fast one cuts nothing.
-//! * LANE-2: each lane keeps its order. Between the two there is none: whoever sends on the first must not rely on what it sent on the second.
-//! * LANE-3: the second lane is written as far as its [`Pace`] allows. What waits in the sockets of both sides and in the network delays the
-//!   first lane too, so a pace bounds that.
+//! * LANE-1: a message of the first lane waits for at most one piece of the second. Messages of the
+//!   second lane that are longer than a piece are cut (`frame`): a slow connection has small
+//!   pieces, a fast one cuts nothing.
+//! * LANE-2: each lane keeps its order. Between the two there is none: whoever sends on the first
+//!   must not rely on what it sent on the second.
+//! * LANE-3: the second lane is written as far as its [`Pace`] allows. What waits in the sockets of
+//!   both sides and in the network delays the first lane too, so a pace bounds that.
 
 use std::collections::VecDeque;
 use std::io;
@@ -33,7 +35,8 @@ struct Item<T> {
     first: bool,
 }
 
-/// Sends messages, one or more at a time. What travels with them is dropped when they are on their way.
+/// Sends messages, one or more at a time. What travels with them is dropped when they are on their
+/// way.
 pub(crate) struct Line<T>(UnboundedSender<Item<T>>);
 
 impl<T> Clone for Line<T> {
@@ -98,7 +101,8 @@ impl<T> Outgoing<T> {
         }
     }
 
-    /// Bytes of the next piece of the second lane. If nobody can send any more, nobody hears of a pace either.
+    /// Bytes of the next piece of the second lane. If nobody can send any more, nobody hears of a
+    /// pace either.
     fn piece(&self, pace: &dyn Pace) -> Option<usize> {
         if self.second.is_empty() {
             return None;
@@ -180,7 +184,8 @@ impl<T> Outgoing<T> {
     }
 }
 
-/// Writes what is sent, several messages at once where they come fast, until nobody can send any more or the other side does not take it.
+/// Writes what is sent, several messages at once where they come fast, until nobody can send any
+/// more or the other side does not take it.
 pub(crate) async fn write_all<T>(
     writer: impl AsyncWrite + Unpin,
     mut outgoing: Outgoing<T>,
@@ -212,7 +217,8 @@ pub(crate) async fn write_all<T>(
     let _closed = timeout(WRITE_TIME_MAX, writer.shutdown()).await;
 }
 
-/// The pace of who writes as fast as the other side takes it: only its pieces are such that one takes little time.
+/// The pace of who writes as fast as the other side takes it: only its pieces are such that one
+/// takes little time.
 pub(crate) struct AsTaken {
     piece: std::sync::atomic::AtomicUsize,
     never: Notify,
@@ -317,7 +323,9 @@ mod tests {
             assert_eq!(frames.next(), Some(&[0xee; 2][..]));
             for n in 1..=4u8 {
                 line.send_first(message(&[n; 5]), ());
-                assert!(frames.ready().await.expect("it comes though the rest of the long one waits"));
+                assert!(
+                    frames.ready().await.expect("it comes though the rest of the long one waits")
+                );
                 assert_eq!(frames.next(), Some(&[n; 5][..]));
                 pace.allow(1);
                 if n < 4 {
@@ -332,7 +340,11 @@ mod tests {
                 rest.push(frames.next().expect("one").to_vec());
             }
             assert!(rest.contains(&long), "it is whole");
-            assert!(rest.iter().filter(|message| **message != long).all(|message| **message == [0xee; 2]));
+            assert!(
+                rest.iter()
+                    .filter(|message| **message != long)
+                    .all(|message| **message == [0xee; 2])
+            );
             writing.await.expect("it does not panic");
         });
     }
@@ -340,13 +352,15 @@ mod tests {
     #[test]
     fn who_takes_frames_slowly_but_always_is_not_gone() {
         const FRAMES: usize = 8000;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.expect("there are threads").block_on(async {
             let (near, mut far) = tokio::io::duplex(1 << 16);
             let (line, frames) = line();
             (0..FRAMES).for_each(|_| line.send_first(vec![1; 1024], ()));
             drop(line);
-            let writing = tokio::spawn(async { write_all(near, frames, &AsTaken::default()).await });
+            let writing =
+                tokio::spawn(async { write_all(near, frames, &AsTaken::default()).await });
             let (mut taken, mut piece) = (0, vec![0; 1024]);
             while let Ok(n @ 1..) = far.read(&mut piece).await {
                 taken += n;

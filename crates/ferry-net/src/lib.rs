@@ -1,7 +1,8 @@
-//! Several machines on one volume: [`Server`] gives a file system to clients, [`RemoteFs`] is that file system at a client.
+//! Several machines on one volume: [`Server`] gives a file system to clients, [`RemoteFs`] is that
+//! file system at a client.
 //!
-//! Where to start reading: `docs/protocol.md`, then `message` (what travels), `message/info.rs` (the
-//! facts of each operation), `server/session.rs` (the rules), `client/link.rs`.
+//! Where to start reading: `docs/protocol.md`, then `message` (what travels), `message/info.rs`
+//! (the facts of each operation), `server/session.rs` (the rules), `client/link.rs`.
 
 mod address;
 mod client;

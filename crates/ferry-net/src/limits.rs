@@ -85,7 +85,8 @@ impl fmt::Display for Limits {
     }
 }
 
-/// A directory that clients may mount, with all that is below it; written as `/path:ro` or `/path:rw`.
+/// A directory that clients may mount, with all that is below it; written as `/path:ro` or
+/// `/path:rw`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
     /// Its path on the volume, `/` for all of it.
@@ -118,8 +119,9 @@ impl fmt::Display for Export {
     }
 }
 
-/// What a certificate says of its client, in a name of the form `ferryfs:users=1000;groups=1000;exports=/a:rw,/b:ro`. Each of the two parts
-/// may be missing; a certificate without such a name is for everything.
+/// What a certificate says of its client, in a name of the form
+/// `ferryfs:users=1000;groups=1000;exports=/a:rw,/b:ro`. Each of the two parts may be missing; a
+/// certificate without such a name is for everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// Whom it may act as; `None`: anybody.
@@ -128,7 +130,8 @@ pub struct Terms {
     pub exports: Vec<Export>,
 }
 
-/// In a name each byte of a path that could mean something else there is written as `%` and two hexadecimal digits.
+/// In a name each byte of a path that could mean something else there is written as `%` and two
+/// hexadecimal digits.
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"/._-".contains(&byte)
 }
@@ -143,7 +146,9 @@ fn export_from_name(text: &str) -> Option<Export> {
             continue;
         }
         let (digits, behind) = rest.split_first_chunk::<2>()?;
-        let byte = std::str::from_utf8(digits).ok().and_then(|digits| u8::from_str_radix(digits, 16).ok())?;
+        let byte = std::str::from_utf8(digits)
+            .ok()
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok())?;
         bytes.push(Some(byte).filter(|byte| !is_plain(*byte) && *byte != 0)?);
         rest = behind;
     }
@@ -165,7 +170,8 @@ impl FromStr for Terms {
             },
         };
         let limits = limits.map(|limits| format!("{SCHEME}{limits}").parse()).transpose()?;
-        let exports = exports.map(|all| all.split(',').map(export_from_name).collect::<Option<Vec<_>>>());
+        let exports =
+            exports.map(|all| all.split(',').map(export_from_name).collect::<Option<Vec<_>>>());
         let exports = exports.unwrap_or_else(|| Some(Vec::new())).ok_or("not exports")?;
         Ok(Self { limits, exports })
     }
@@ -174,13 +180,19 @@ impl FromStr for Terms {
 impl fmt::Display for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.limits {
-            Some(limits) => write!(f, "{limits}{}", if self.exports.is_empty() { "" } else { ";" })?,
+            Some(limits) => {
+                write!(f, "{limits}{}", if self.exports.is_empty() { "" } else { ";" })?
+            }
             None => f.write_str(SCHEME)?,
         }
         for (at, Export { path, read_only }) in self.exports.iter().enumerate() {
             f.write_str(if at == 0 { "exports=" } else { "," })?;
             for byte in path {
-                if is_plain(*byte) { write!(f, "{}", char::from(*byte))? } else { write!(f, "%{byte:02x}")? }
+                if is_plain(*byte) {
+                    write!(f, "{}", char::from(*byte))?
+                } else {
+                    write!(f, "%{byte:02x}")?
+                }
             }
             f.write_str(if *read_only { ":ro" } else { ":rw" })?;
         }
@@ -216,11 +228,14 @@ mod tests {
             assert_eq!(set.to_string(), text);
         }
         let set: IdSet = "1000,2000-2999".parse().expect("a set");
-        for (id, has) in [(0, false), (1000, true), (1001, false), (2000, true), (2999, true), (3000, false)]
+        for (id, has) in
+            [(0, false), (1000, true), (1001, false), (2000, true), (2999, true), (3000, false)]
         {
             assert_eq!(set.has(id), has, "{id}");
         }
-        for text in ["", ",", "1,", "-", "1-", "2-1", "+1", " 1", "4294967295", "4294967296", "a", "1-2-3"] {
+        for text in
+            ["", ",", "1,", "-", "1-", "2-1", "+1", " 1", "4294967295", "4294967296", "a", "1-2-3"]
+        {
             assert!(text.parse::<IdSet>().is_err(), "{text:?}");
         }
         assert!(["1"; RANGES_MAX + 1].join(",").parse::<IdSet>().is_err());
@@ -229,13 +244,18 @@ mod tests {
 
     #[test]
     fn limits_are_read_as_they_are_written() {
-        let limits =
-            Limits { users: "1000-1003".parse().expect("users"), groups: "7".parse().expect("groups") };
+        let limits = Limits {
+            users: "1000-1003".parse().expect("users"),
+            groups: "7".parse().expect("groups"),
+        };
         assert_eq!(limits.to_string(), "ferryfs:users=1000-1003;groups=7");
         assert_eq!(limits.to_string().parse(), Ok(limits));
-        for text in
-            ["ferryfs:", "ferryfs:users=1", "ferryfs:users=;groups=1", "ferryfs:users=1;groups=1;more=2"]
-        {
+        for text in [
+            "ferryfs:",
+            "ferryfs:users=1",
+            "ferryfs:users=;groups=1",
+            "ferryfs:users=1;groups=1;more=2",
+        ] {
             assert!(text.parse::<Limits>().is_err(), "{text}");
         }
     }

@@ -62,7 +62,8 @@ pub struct Who {
 pub struct Known {
     /// Its attributes.
     pub attr: Attr,
-    /// Counts, in the session, the answers that have named an inode: `Forget` says up to which one the client has seen.
+    /// Counts, in the session, the answers that have named an inode: `Forget` says up to which one
+    /// the client has seen.
     pub stamp: u64,
     /// Proves to a server that was restarted that the client may use the inode.
     pub ticket: u128,
@@ -86,12 +87,14 @@ pub struct Forgotten {
     pub stamp: u64,
 }
 
-/// What a client has shown already of a change that it answered itself, under write leases on all that the change touches.
+/// What a client has shown already of a change that it answered itself, under write leases on all
+/// that the change touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promised {
     /// The time that the change sets.
     pub at: Timestamp,
-    /// The number of what is made, out of those that [`Op::Numbers`] gave to the session; 0: nothing is made.
+    /// The number of what is made, out of those that [`Op::Numbers`] gave to the session; 0:
+    /// nothing is made.
     pub ino: Ino,
 }
 
@@ -213,7 +216,8 @@ wire_fields! {
 }
 
 wire_enum! {
-    /// An operation. Those up to 31, and `Settled`, change nothing and may be made again and in any order; the others are ordered.
+    /// An operation. Those up to 31, and `Settled`, change nothing and may be made again and in any
+    /// order; the others are ordered.
     #[derive(Clone, Debug, PartialEq)]
     pub enum Op {
         1 => Lookup { parent: Ino, name: Vec<u8> },
@@ -228,7 +232,8 @@ wire_enum! {
         10 => Getxattr { ino: Ino, name: Vec<u8> },
         11 => Listxattr { ino: Ino },
         12 => Getlk { ino: Ino, lock: FileLock },
-        /// Takes a lock, at once (else `EAGAIN`) or when it can be had. Asking again for what one has is harmless.
+        /// Takes a lock, at once (else `EAGAIN`) or when it can be had. Asking again for what one
+        /// has is harmless.
         13 => Lock { ino: Ino, lock: FileLock, wait: bool },
         /// Makes the whole volume durable.
         14 => Sync {},
@@ -238,9 +243,11 @@ wire_enum! {
         16 => Lease { inodes: List<Ino> },
         /// Asks for inode numbers, for what the client will make.
         17 => Numbers {},
-        /// Asks for space that promised changes draw from, beside what is left of what was given before.
+        /// Asks for space that promised changes draw from, beside what is left of what was given
+        /// before.
         18 => Credit { bytes: u64, inodes: u64 },
-        /// Asks for directories before anybody looks at them, with what is below them: what others use is left out.
+        /// Asks for directories before anybody looks at them, with what is below them: what others
+        /// use is left out.
         19 => Walk { dirs: List<Place>, purpose: Purpose },
 
         32 => Setattr { ino: Ino, fh: Option<u64>, set: SetAttr },
@@ -269,10 +276,11 @@ wire_enum! {
         52 => Nothing {},
         /// In a new session: this lock was held in the old one.
         53 => Reclaim { ino: Ino, lock: FileLock },
-        /// To a server that has taken the place of one that crashed: these numbers were given to the client, and these inodes made under them.
+        /// To a server that has taken the place of one that crashed: these numbers were given to
+        /// the client, and these inodes made under them.
         54 => Numbered { numbers: Numbers, made: List<Ino> },
-        /// All that the client had promised has been made again, or is given up. The answer, that it is durable, counts the changes of the
-        /// session that are.
+        /// All that the client had promised has been made again, or is given up. The answer, that
+        /// it is durable, counts the changes of the session that are.
         55 => Redone {},
         /// So much is left here of what `Credit` has given: the rest is given back.
         56 => Spare { bytes: u64, inodes: u64 },
@@ -306,7 +314,8 @@ wire_enum! {
         10 => Leases { held: List<Held> },
         /// Inode numbers.
         11 => Numbers { numbers: Numbers },
-        /// Another session has, or is about to get, the write lease of what the change touches: it was not made.
+        /// Another session has, or is about to get, the write lease of what the change touches: it
+        /// was not made.
         12 => Busy {},
         /// An earlier promised change of its series has failed: this one was not made.
         13 => Dropped {},
@@ -314,7 +323,8 @@ wire_enum! {
         14 => Claimed { claims: List<Claim>, stamp: u64 },
         /// So much was set aside: what was asked for, or less.
         15 => Space { bytes: u64, inodes: u64 },
-        /// What a walk has come by, each inode leased and each directory whole; what it was asked for; and what of that had no room.
+        /// What a walk has come by, each inode leased and each directory whole; what it was asked
+        /// for; and what of that had no room.
         18 => Walked { inodes: List<Seen>, dirs: List<Listed>, found: List<Found>, rest: List<u32> },
     }
 }
@@ -402,7 +412,8 @@ wire_enum! {
             durable: u64,
             /// Nothing can be changed.
             read_only: bool,
-            /// The client may promise changes. Else it waits for the answer to each, as one must whose certificate limits it.
+            /// The client may promise changes. Else it waits for the answer to each, as one must
+            /// whose certificate limits it.
             promises: bool,
             /// Leases last for so many milliseconds after the last ping that was answered was sent.
             term_ms: u32,
@@ -410,8 +421,9 @@ wire_enum! {
             series: u32,
             /// The server's clock.
             now: Timestamp,
-            /// The server has taken the place of one that crashed, and waits for what the client had promised. Of the changes up to this one
-            /// those that are no writes and no changes of attributes are there.
+            /// The server has taken the place of one that crashed, and waits for what the client
+            /// had promised. Of the changes up to this one those that are no writes and no changes
+            /// of attributes are there.
             mark: Option<u64>,
         },
         /// The connection ends, and why.
@@ -423,7 +435,8 @@ wire_enum! {
         3 => Reply {
             /// Its number.
             id: u64,
-            /// What the client may keep: the inode that was asked about ([`LEASED`]), the one that was found ([`LEASED_FOUND`]).
+            /// What the client may keep: the inode that was asked about ([`LEASED`]), the one that
+            /// was found ([`LEASED_FOUND`]).
             leased: u8,
             /// How it ended.
             outcome: Outcome,
@@ -447,22 +460,25 @@ wire_enum! {
             number: u64,
             /// The term of the leases goes on.
             renewed: bool,
-            /// The series of changes that goes on. It may have ended without a change that says so: with the leases of a client of which
-            /// nothing was heard.
+            /// The series of changes that goes on. It may have ended without a change that says so:
+            /// with the leases of a client of which nothing was heard.
             series: u32,
             /// Changes of the session up to this one are durable.
             durable: u64,
             /// The server's clock.
             now: Timestamp,
         },
-        /// The server stops. What it has answered is durable, what it has not answered was not applied.
+        /// The server stops. What it has answered is durable, what it has not answered was not
+        /// applied.
         6 => Goodbye {},
-        /// Somebody has ended this session for good (`ferry evict`): whoever goes on with it does not know what was done meanwhile.
+        /// Somebody has ended this session for good (`ferry evict`): whoever goes on with it does
+        /// not know what was done meanwhile.
         7 => Evicted {
             /// For a person.
             reason: Vec<u8>,
         },
-        /// Somebody else is about to change these inodes: nothing of them may be kept, and `Returned` says so.
+        /// Somebody else is about to change these inodes: nothing of them may be kept, and
+        /// `Returned` says so.
         8 => Recall {
             /// Which.
             inodes: List<Ino>,
@@ -472,20 +488,23 @@ wire_enum! {
             /// The newest of them.
             seq: u64,
         },
-        /// Before `Pong`: names of inodes that the client knows and that other clients have taken away. While its kernel keeps them, what has
-        /// no other name takes space.
+        /// Before `Pong`: names of inodes that the client knows and that other clients have taken
+        /// away. While its kernel keeps them, what has no other name takes space.
         10 => Gone {
             /// Which, [`BATCH_MAX`] at most.
             names: List<Place>,
         },
-        /// Another client finds no space: what this one has and does not need is to be given back at once.
+        /// Another client finds no space: what this one has and does not need is to be given back
+        /// at once.
         13 => Lack {},
-        /// The server ends, for a change has panicked there: nobody knows whether it was made. It is not to be sent again.
+        /// The server ends, for a change has panicked there: nobody knows whether it was made. It
+        /// is not to be sent again.
         12 => Fatal {
             /// The change.
             seq: u64,
         },
-        /// Another client has synced an inode: changes of the session up to this one that touch it are durable. Not each time.
+        /// Another client has synced an inode: changes of the session up to this one that touch it
+        /// are durable. Not each time.
         11 => Synced {
             /// The inode.
             ino: Ino,

@@ -39,7 +39,8 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// What a server shows, and whom it lets in: those who show a certificate of the same authority that is not revoked and has not expired.
+/// What a server shows, and whom it lets in: those who show a certificate of the same authority
+/// that is not revoked and has not expired.
 #[derive(Clone)]
 pub struct ServerTls {
     acceptor: TlsAcceptor,
@@ -49,7 +50,8 @@ pub struct ServerTls {
 }
 
 impl ServerTls {
-    /// From `ca.pem`, `server.pem` and `server.key` in a directory. `revoked` there is read when a session begins, and while there are any.
+    /// From `ca.pem`, `server.pem` and `server.key` in a directory. `revoked` there is read when a
+    /// session begins, and while there are any.
     pub fn load(dir: &Path) -> Result<Self, NetError> {
         let roots = Arc::new(roots(dir)?);
         let (certificates, key, until) = identity(dir, "server")?;
@@ -70,7 +72,8 @@ impl ServerTls {
             .with_client_cert_verifier(verifier)
             .with_single_cert(certificates, key)
             .map_err(|e| bad(&dir.join("server.pem"), &e))?;
-        // Each handshake is a whole one: who resumes an older one shows no certificate, which may have been revoked since.
+        // Each handshake is a whole one: who resumes an older one shows no certificate, which may
+        // have been revoked since.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         let acceptor = TlsAcceptor::from(Arc::new(config));
@@ -82,12 +85,14 @@ impl ServerTls {
         &self.revoked
     }
 
-    /// What is to be said of the server's own certificate at this time of day: that it ends soon, or has ended.
+    /// What is to be said of the server's own certificate at this time of day: that it ends soon,
+    /// or has ended.
     pub(crate) fn ending(&self, wall: Duration) -> Option<String> {
         ends_soon(self.until?, wall)
     }
 
-    /// Greets a client; says who it is, too. If that comes to nothing the connection is given back: the client is still to be told, or has been.
+    /// Greets a client; says who it is, too. If that comes to nothing the connection is given back:
+    /// the client is still to be told, or has been.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
@@ -100,8 +105,14 @@ impl ServerTls {
             return Err((io::Error::new(io::ErrorKind::InvalidData, error), stream.into_inner().0));
         };
         let (limits, exports) = (told.terms.limits, told.terms.exports);
-        let peer =
-            Peer { certificate, serial: told.serial, until: told.until, name: told.name, limits, exports };
+        let peer = Peer {
+            certificate,
+            serial: told.serial,
+            until: told.until,
+            name: told.name,
+            limits,
+            exports,
+        };
         Ok((Box::new(stream), peer))
     }
 }
@@ -118,7 +129,9 @@ impl Fault {
     /// `None`: the connection was lost.
     pub(crate) fn of(error: &io::Error) -> Option<Self> {
         match error.get_ref()?.downcast_ref::<Error>()? {
-            Error::InvalidCertificate(_) | Error::NoCertificatesPresented => Some(Self::Certificate),
+            Error::InvalidCertificate(_) | Error::NoCertificatesPresented => {
+                Some(Self::Certificate)
+            }
             // The client says that it is the server's certificate that it does not like.
             Error::AlertReceived(_) => None,
             _ => Some(Self::Handshake),
@@ -128,21 +141,29 @@ impl Fault {
 
 /// A TLS error in the words of who mounts.
 pub(crate) fn in_words(error: io::Error) -> io::Error {
-    let Some(tls) = error.get_ref().and_then(|error| error.downcast_ref::<Error>()) else { return error };
+    let Some(tls) = error.get_ref().and_then(|error| error.downcast_ref::<Error>()) else {
+        return error;
+    };
     let words = match tls {
         Error::InvalidMessage(_) => {
             "the server does not speak TLS: mount with -o insecure if everybody on the way may read and change everything, or serve with --tls"
         }
-        Error::AlertReceived(AlertDescription::CertificateRevoked) => "this client's certificate was revoked",
-        Error::AlertReceived(AlertDescription::CertificateExpired) => "this client's certificate has expired",
+        Error::AlertReceived(AlertDescription::CertificateRevoked) => {
+            "this client's certificate was revoked"
+        }
+        Error::AlertReceived(AlertDescription::CertificateExpired) => {
+            "this client's certificate has expired"
+        }
         Error::AlertReceived(
-            AlertDescription::UnknownCA | AlertDescription::DecryptError | AlertDescription::BadCertificate,
+            AlertDescription::UnknownCA
+            | AlertDescription::DecryptError
+            | AlertDescription::BadCertificate,
         ) => {
             "the server does not know this client's certificate: it is of another authority; `ferry cert issue` at the server makes one"
         }
-        Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
-            "the server's certificate has expired: `ferry cert init` there makes a new one"
-        }
+        Error::InvalidCertificate(
+            CertificateError::Expired | CertificateError::ExpiredContext { .. },
+        ) => "the server's certificate has expired: `ferry cert init` there makes a new one",
         _ => return error,
     };
     io::Error::new(error.kind(), words)
@@ -195,14 +216,18 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, NetError> {
     }
 }
 
-/// A certificate with those that prove it, its private key, and the second of Unix time up to which it is good.
+/// A certificate with those that prove it, its private key, and the second of Unix time up to which
+/// it is good.
 type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>, Option<u64>);
 
 fn identity(dir: &Path, name: &str) -> Result<Identity, NetError> {
     let key = dir.join(format!("{name}.key"));
     let maker = if name == "client" { "issue" } else { "init" };
     if !key.exists() {
-        return Err(unusable(&key, &format!("there is no such file: `ferry cert {maker}` makes it")));
+        return Err(unusable(
+            &key,
+            &format!("there is no such file: `ferry cert {maker}` makes it"),
+        ));
     }
     must_be_private(&key)?;
     let private = PrivateKeyDer::from_pem_file(&key).map_err(|e| unusable(&key, &e))?;
@@ -225,7 +250,10 @@ fn must_be_private(key: &Path) -> Result<(), NetError> {
     if mode & 0o077 == 0 {
         return Ok(());
     }
-    let said = format!("others may use this private key (its mode is {mode:o}): chmod 600 {}", key.display());
+    let said = format!(
+        "others may use this private key (its mode is {mode:o}): chmod 600 {}",
+        key.display()
+    );
     Err(unusable(key, &said))
 }
 

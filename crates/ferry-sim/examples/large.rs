@@ -1,15 +1,18 @@
 //! Volumes that are too large for a test, for `scripts/bench-large`:
 //!
-//! `large make VOLUME [FILES]`: a volume with so many files; `large age VOLUME`: one file in five of it is changed, in no order, so that its
-//! metadata lies in no order; `large plant VOLUME`: faults in what that volume says of itself;
-//! `large fill VOLUME LOG_BYTES`: a volume whose log is as full as it can get when the program dies;
-//! `large open VOLUME`: how long recovery takes (nothing is written, so it can be repeated) and how much memory.
+//! `large make VOLUME [FILES]`: a volume with so many files; `large age VOLUME`: one file in five
+//! of it is changed, in no order, so that its metadata lies in no order; `large plant VOLUME`:
+//! faults in what that volume says of itself; `large fill VOLUME LOG_BYTES`: a volume whose log is
+//! as full as it can get when the program dies; `large open VOLUME`: how long recovery takes
+//! (nothing is written, so it can be repeated) and how much memory.
 
 use ferry_device::{BlockDevice, FileDevice, OpenMode};
 use ferry_env::Env;
 use ferry_fs::keys::{self, Dentry, Extent, InodeRecord, Key};
 use ferry_fs::volume::read_superblock;
-use ferry_fs::{Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT, SetAttr, mkfs};
+use ferry_fs::{
+    Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT, SetAttr, mkfs,
+};
 use ferry_journal::{Bystander, Credits, Journal, JournalOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -32,14 +35,21 @@ fn errno(errno: Errno) -> Any {
     format!("{errno}").into()
 }
 
-fn made(path: &Path, log_size: Option<u64>, options: FsOptions, env: &Env) -> Result<Arc<LocalFs>, Any> {
+fn made(
+    path: &Path,
+    log_size: Option<u64>,
+    options: FsOptions,
+    env: &Env,
+) -> Result<Arc<LocalFs>, Any> {
     let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::create(path, SIZE, false, env)?);
     mkfs(&device, &MkfsOptions { log_size, ..MkfsOptions::default() }, env)?;
     Ok(LocalFs::open(device, options, env.clone())?)
 }
 
 fn make_dir(fs: &LocalFs, name: &str) -> Result<Ino, Any> {
-    let entry = InProcess::default().call(|cx| fs.mkdir(cx, ROOT, name.as_bytes(), 0o755)).map_err(errno)?;
+    let entry = InProcess::default()
+        .call(|cx| fs.mkdir(cx, ROOT, name.as_bytes(), 0o755))
+        .map_err(errno)?;
     Ok(entry.attr.ok_or("made")?.ino)
 }
 
@@ -77,7 +87,8 @@ fn make(path: &Path, files: u64, env: &Env) -> Result<(), Any> {
 
 /// The inode that a name leads to, which is looked up once more.
 fn find(fs: &LocalFs, dir: Ino, name: &str) -> Result<Option<Ino>, Any> {
-    let entry = InProcess::default().call(|cx| fs.lookup(cx, dir, name.as_bytes())).map_err(errno)?;
+    let entry =
+        InProcess::default().call(|cx| fs.lookup(cx, dir, name.as_bytes())).map_err(errno)?;
     Ok(entry.attr.map(|attr| attr.ino))
 }
 
@@ -126,7 +137,8 @@ fn names(journal: &Journal, dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>, Any> {
     rows.into_iter().map(|(key, value)| Ok((key, ino(&value).map_err(|_| "a name")?))).collect()
 }
 
-/// A volume with files that have lost their name or their record, wrong counts, and blocks that two files claim.
+/// A volume with files that have lost their name or their record, wrong counts, and blocks that two
+/// files claim.
 fn plant(path: &Path, env: &Env) -> Result<(), Any> {
     let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(path, OpenMode::ReadWrite, env)?);
     let geometry = read_superblock(&device)?.geometry();
@@ -165,7 +177,9 @@ fn plant(path: &Path, env: &Env) -> Result<(), Any> {
     }
     txn.delete(&keys::counters());
     let some = rows(&journal, &keys::segment(0), &keys::segment_end())?;
-    if let Some((key, _)) = some.iter().find(|(key, _)| matches!(keys::parse(key), Some(Key::Segment(_)))) {
+    if let Some((key, _)) =
+        some.iter().find(|(key, _)| matches!(keys::parse(key), Some(Key::Segment(_))))
+    {
         txn.delete(key);
     }
     txn.commit();
@@ -184,8 +198,8 @@ fn log_free(fs: &LocalFs) -> Result<u64, Any> {
     Ok(number("free_bytes")?)
 }
 
-/// Makes files until they find no more room in the log without a checkpoint, then removes some, for which more of it is there; makes
-/// it all durable and dies.
+/// Makes files until they find no more room in the log without a checkpoint, then removes some, for
+/// which more of it is there; makes it all durable and dies.
 fn fill(path: &Path, log_size: u64, env: &Env) -> Result<(), Any> {
     let options = FsOptions { background: false, cache_bytes: 1 << 30, ..FsOptions::default() };
     let fs = made(path, Some(log_size), options, env)?;
@@ -223,11 +237,13 @@ fn fill(path: &Path, log_size: u64, env: &Env) -> Result<(), Any> {
 fn open(path: &Path, env: &Env) -> Result<(), Any> {
     let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(path, OpenMode::ReadOnly, env)?);
     let begun = env.clock.monotonic();
-    let fs = LocalFs::open(device, FsOptions { read_only: true, ..FsOptions::default() }, env.clone())?;
+    let fs =
+        LocalFs::open(device, FsOptions { read_only: true, ..FsOptions::default() }, env.clone())?;
     let time = env.clock.monotonic() - begun;
     let keys = fs.stats()["log"]["overlay_keys"].as_u64().ok_or("a counter")?;
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default().trim();
+    let peak =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default().trim();
     println!("recovered in {:.2} s, {keys} keys, {peak} of memory", time.as_secs_f64());
     Ok(fs.close()?)
 }

@@ -1,10 +1,12 @@
-//! A workload for a real mount whose daemon gets killed: it keeps, outside of the mount, a log of what it was about to do and of
-//! what was acknowledged, and tells afterwards whether all that was acknowledged is there.
+//! A workload for a real mount whose daemon gets killed: it keeps, outside of the mount, a log of
+//! what it was about to do and of what was acknowledged, and tells afterwards whether all that was
+//! acknowledged is there.
 //!
-//! The log has one line for each step: `begin PATH VERSION` before a file is changed, `done PATH VERSION` when the fsync that
-//! makes it durable has returned. Version 0 means that the file does not exist. A file's bytes follow from its path and version, so
-//! that any byte that nobody wrote shows. Version n of a file named `log…` is the first n records of it (it is only appended
-//! to); any other file is replaced as a whole, by a new file or by `rename`.
+//! The log has one line for each step: `begin PATH VERSION` before a file is changed, `done PATH
+//! VERSION` when the fsync that makes it durable has returned. Version 0 means that the file does
+//! not exist. A file's bytes follow from its path and version, so that any byte that nobody wrote
+//! shows. Version n of a file named `log…` is the first n records of it (it is only appended to);
+//! any other file is replaced as a whole, by a new file or by `rename`.
 
 use crate::device::SimRng;
 use std::collections::BTreeMap;
@@ -58,7 +60,8 @@ pub struct Worker<'w> {
 }
 
 impl Worker<'_> {
-    /// Works until something fails or `stop` says so; returns the number of acknowledgements and what failed.
+    /// Works until something fails or `stop` says so; returns the number of acknowledgements and
+    /// what failed.
     pub fn work(mut self, stop: &dyn Fn() -> bool) -> (u64, io::Result<()>) {
         let mut acknowledged = 0;
         let mut versions = BTreeMap::new();
@@ -82,7 +85,8 @@ impl Worker<'_> {
         let n = self.rng.below(FILES);
         let kind = if n.is_multiple_of(4) { "log" } else { "file" };
         let path = format!("{dir}/{kind}{n}");
-        // Versions grow for good, over removals too, so that old contents can be told from new ones.
+        // Versions grow for good, over removals too, so that old contents can be told from new
+        // ones.
         let newest = versions.entry(path.clone()).or_default();
         let exists = self.root.join(&path).exists();
         if is_appended(&path) {
@@ -154,14 +158,16 @@ struct Known {
     begun: Vec<u64>,
 }
 
-/// Holds what is below `root` against the log; returns the number of files checked, or everything that is wrong.
+/// Holds what is below `root` against the log; returns the number of files checked, or everything
+/// that is wrong.
 pub fn verify(root: &Path, log: &str) -> Result<usize, Vec<String>> {
     let mut files: BTreeMap<&str, Known> = BTreeMap::new();
     // The last line may be cut short where the workload itself was killed.
     let whole_lines = log.rfind('\n').map_or("", |end| &log[..end]);
     for line in whole_lines.lines() {
         let mut words = line.split(' ');
-        let (Some(step), Some(path), Some(version)) = (words.next(), words.next(), words.next()) else {
+        let (Some(step), Some(path), Some(version)) = (words.next(), words.next(), words.next())
+        else {
             return Err(vec![format!("the log has a line that makes no sense: {line}")]);
         };
         let Ok(version) = version.parse() else {
@@ -174,7 +180,8 @@ pub fn verify(root: &Path, log: &str) -> Result<usize, Vec<String>> {
             known.begun.push(version);
         }
     }
-    let wrong: Vec<_> = files.iter().filter_map(|(path, known)| check(root, path, known).err()).collect();
+    let wrong: Vec<_> =
+        files.iter().filter_map(|(path, known)| check(root, path, known).err()).collect();
     if wrong.is_empty() { Ok(files.len()) } else { Err(wrong) }
 }
 
@@ -202,8 +209,12 @@ fn check(root: &Path, path: &str, known: &Known) -> Result<(), String> {
             return Ok(());
         }
     }
-    let what = found.map_or("is absent".into(), |found| format!("has {} bytes of none of them", found.len()));
-    Err(format!("{path}: acknowledged was version {}, begun since {:?}; it {what}", known.done, known.begun))
+    let what = found
+        .map_or("is absent".into(), |found| format!("has {} bytes of none of them", found.len()));
+    Err(format!(
+        "{path}: acknowledged was version {}, begun since {:?}; it {what}",
+        known.done, known.begun
+    ))
 }
 
 fn check_appended(path: &str, known: &Known, found: &[u8]) -> Result<(), String> {

@@ -1,4 +1,5 @@
-//! What a run begins on: a device with an empty volume, over whatever was there before, or a copy of a prepared one.
+//! What a run begins on: a device with an empty volume, over whatever was there before, or a copy
+//! of a prepared one.
 
 use crate::crash::Life;
 use crate::device::{SimDevice, SimRng, sim_env};
@@ -19,7 +20,8 @@ pub enum Begin {
     Blank,
     /// An empty volume on a device full of random bytes.
     Scribbled,
-    /// An empty volume made, by force, over one with a life behind it: its log, its home store, its data lie below.
+    /// An empty volume made, by force, over one with a life behind it: its log, its home store, its
+    /// data lie below.
     Over {
         /// What was done in that life.
         ops: Vec<Op>,
@@ -93,7 +95,11 @@ impl Plan {
     pub(crate) fn begin(&self) -> Result<Start, Failure> {
         if let Begin::Prepared(prepared) = &self.begin {
             let Prepared { device, model, seen } = &**prepared;
-            return Ok(Start { device: Arc::new(device.copy()), model: model.clone(), seen: seen.clone() });
+            return Ok(Start {
+                device: Arc::new(device.copy()),
+                model: model.clone(),
+                seen: seen.clone(),
+            });
         }
         let device = Arc::new(SimDevice::new(self.volume_bytes));
         match &self.begin {
@@ -127,9 +133,14 @@ impl Plan {
 
     fn make_volume(&self, device: &Arc<SimDevice>, seed: u64) -> Result<(), Failure> {
         let (env, _) = sim_env(seed ^ 0x6d6b_6673);
-        let options = MkfsOptions { log_size: Some(self.log_bytes), force: true, ..MkfsOptions::default() };
+        let options =
+            MkfsOptions { log_size: Some(self.log_bytes), force: true, ..MkfsOptions::default() };
         let device: Arc<dyn BlockDevice> = device.clone();
         let made = mkfs(&device, &options, &env);
-        made.map(drop).map_err(|error| Failure { life: 0, stage: "mkfs".into(), what: error.to_string() })
+        made.map(drop).map_err(|error| Failure {
+            life: 0,
+            stage: "mkfs".into(),
+            what: error.to_string(),
+        })
     }
 }

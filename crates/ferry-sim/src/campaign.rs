@@ -46,8 +46,8 @@ struct Campaign<'a> {
     idle: (Mutex<()>, Condvar),
 }
 
-/// Runs the plans of the numbers `first`, `first` + 1, …; a number may have none. What was done, or the description of the
-/// first failure, shrunk.
+/// Runs the plans of the numbers `first`, `first` + 1, …; a number may have none. What was done, or
+/// the description of the first failure, shrunk.
 pub fn run(
     plan: &(dyn Fn(u64) -> Option<Plan> + Sync),
     first: u64,
@@ -85,7 +85,9 @@ impl Campaign<'_> {
     }
 
     fn work(&self) {
-        while !self.stop.load(Ordering::Relaxed) && self.limits.time.is_none_or(|most| self.time() < most) {
+        while !self.stop.load(Ordering::Relaxed)
+            && self.limits.time.is_none_or(|most| self.time() < most)
+        {
             let n = self.next.fetch_add(1, Ordering::Relaxed);
             if self.limits.runs.is_some_and(|most| n - self.first >= most) {
                 break;

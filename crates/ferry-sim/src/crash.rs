@@ -1,8 +1,9 @@
-//! Runs a sequence of operations once, then crashes it everywhere: at each flush boundary, and at points between, what a loss of
-//! power may leave is checked, opened, read, compared with the model, worked on and closed again.
+//! Runs a sequence of operations once, then crashes it everywhere: at each flush boundary, and at
+//! points between, what a loss of power may leave is checked, opened, read, compared with the
+//! model, worked on and closed again.
 //!
-//! A run has several lives: each starts from a crash of the one before, so that recovery itself crashes, and old logs and
-//! old data lie below new ones.
+//! A run has several lives: each starts from a crash of the one before, so that recovery itself
+//! crashes, and old logs and old data lie below new ones.
 
 use crate::begin::{Begin, Start};
 use crate::device::{SimDevice, SimRng, sim_env};
@@ -41,7 +42,8 @@ pub(crate) struct Life<'p> {
     /// Inode numbers that programs saw before this life; none may come again.
     seen: HashSet<Ino>,
     pub(crate) tally: &'p mut Tally,
-    /// Events of the device's trace when the volume was open, and when the last operation had ended.
+    /// Events of the device's trace when the volume was open, and when the last operation had
+    /// ended.
     worked: std::ops::Range<usize>,
     /// Ranges of the trace in which the cleaner worked, or a checkpoint.
     cleaning: Vec<std::ops::Range<usize>>,
@@ -49,9 +51,23 @@ pub(crate) struct Life<'p> {
 }
 
 impl<'p> Life<'p> {
-    pub(crate) fn new(plan: &'p Plan, number: usize, seen: HashSet<Ino>, tally: &'p mut Tally) -> Self {
+    pub(crate) fn new(
+        plan: &'p Plan,
+        number: usize,
+        seen: HashSet<Ino>,
+        tally: &'p mut Tally,
+    ) -> Self {
         let rng = plan.rng(number, 0);
-        Self { plan, number, rng, seen, tally, worked: 0..0, cleaning: Vec::new(), checkpoints: Vec::new() }
+        Self {
+            plan,
+            number,
+            rng,
+            seen,
+            tally,
+            worked: 0..0,
+            cleaning: Vec::new(),
+            checkpoints: Vec::new(),
+        }
     }
 
     fn fail<T>(&self, stage: impl Into<String>, what: impl Into<String>) -> Result<T, Failure> {
@@ -82,7 +98,8 @@ impl<'p> Life<'p> {
         if let Some(fault) = self.plan.fault {
             device.inject(fault);
         }
-        let mut late = self.plan.under_way.map(|_| Late::new(device, self.plan.rng(self.number, 1)));
+        let mut late =
+            self.plan.under_way.map(|_| Late::new(device, self.plan.rng(self.number, 1)));
         for (i, op) in ops.iter().enumerate() {
             let n = self.number * 100_000 + i;
             let step = match &mut late {
@@ -107,11 +124,16 @@ impl<'p> Life<'p> {
                 return Ok(history);
             }
         }
-        let found = world.observe().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
+        let found =
+            world.observe().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
         self.compare(model, &found, "at the end")?;
-        let inodes = world.inodes().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
+        let inodes =
+            world.inodes().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
         if inodes != model.inodes() {
-            return self.fail("at the end", format!("{inodes} inodes counted, there are {}", model.inodes()));
+            return self.fail(
+                "at the end",
+                format!("{inodes} inodes counted, there are {}", model.inodes()),
+            );
         }
         if let Ok(work) = world.work() {
             self.tally.in_flight_max = self.tally.in_flight_max.max(work.in_flight_max);
@@ -145,8 +167,9 @@ impl<'p> Life<'p> {
         for ino in inodes {
             if model.exists(*ino) {
                 let times = world.times(*ino);
-                let times =
-                    times.or_else(|trouble| self.fail(format!("times of {ino}"), format!("{trouble:?}")))?;
+                let times = times.or_else(|trouble| {
+                    self.fail(format!("times of {ino}"), format!("{trouble:?}"))
+                })?;
                 history.timed(*ino, times);
             }
         }
@@ -207,7 +230,8 @@ impl<'p> Life<'p> {
                 model.apply(op, n, new)
             }
             (Outcome::Done, Ok(_)) => model.apply(op, n, 0),
-            // The range is a hole when its space is asked for: the life ends here, and a crash may show the hole, or not.
+            // The range is a hole when its space is asked for: the life ends here, and a crash may
+            // show the hole, or not.
             (Outcome::Done, Err(Trouble::Errno(libc::ENOSPC)))
                 if matches!(op, Op::Fallocate(_, Alloc::Zero | Alloc::ZeroKeep, ..)) =>
             {
@@ -221,7 +245,8 @@ impl<'p> Life<'p> {
                 history.ended(model.tree(), Effects::default(), device.trace_len());
                 // Part of it may be done.
                 let all = model.tree();
-                self.note_times(world, history, model, all.keys()).map_err(|failure| failure.what)?;
+                self.note_times(world, history, model, all.keys())
+                    .map_err(|failure| failure.what)?;
                 return Ok(Step::Done);
             }
             (_, Err(Trouble::Errno(libc::EIO | libc::EROFS) | Trouble::Close(libc::EIO)))
@@ -235,7 +260,9 @@ impl<'p> Life<'p> {
                 }
                 return Ok(Step::DeviceFailed);
             }
-            (Outcome::Fails(expected), Err(Trouble::Errno(errno))) if errno == expected => Effects::default(),
+            (Outcome::Fails(expected), Err(Trouble::Errno(errno))) if errno == expected => {
+                Effects::default()
+            }
             (outcome, result) => return Err(format!("{outcome:?} expected, {result:?} happened")),
         };
         let touched = effects.touched.clone();
@@ -250,7 +277,8 @@ impl<'p> Life<'p> {
         Ok(Step::Done)
     }
 
-    /// Crashes the life at many points. Returns one of the images, and the state in it, for the next life.
+    /// Crashes the life at many points. Returns one of the images, and the state in it, for the
+    /// next life.
     pub(crate) fn crash_everywhere(
         &mut self,
         device: &Arc<SimDevice>,
@@ -260,7 +288,9 @@ impl<'p> Life<'p> {
         let heir = self.rng.index(points.len());
         let mut next = None;
         for (i, point) in points.iter().enumerate() {
-            let within = |ranges: &[std::ops::Range<usize>]| ranges.iter().any(|range| range.contains(point));
+            let within = |ranges: &[std::ops::Range<usize>]| {
+                ranges.iter().any(|range| range.contains(point))
+            };
             self.tally.points += 1;
             self.tally.in_cleaning += u64::from(within(&self.cleaning));
             self.tally.in_checkpoint += u64::from(within(&self.checkpoints));
@@ -291,8 +321,9 @@ impl<'p> Life<'p> {
         (Arc::new(device.crash_image(point, &mut rng)), rng)
     }
 
-    /// All flush boundaries and half as many points between, thinned out to what the plan allows; and the end of the last
-    /// operation. What opening a prepared volume does is the same in every run, and closing it hardly differs: there a few do.
+    /// All flush boundaries and half as many points between, thinned out to what the plan allows;
+    /// and the end of the last operation. What opening a prepared volume does is the same in every
+    /// run, and closing it hardly differs: there a few do.
     fn points(&mut self, device: &SimDevice) -> Vec<usize> {
         let len = device.trace_len();
         let prepared = self.number == 0 && matches!(self.plan.begin, Begin::Prepared(_));
@@ -314,7 +345,8 @@ impl<'p> Life<'p> {
         points
     }
 
-    /// Checks a crash image, recovers it, compares; sometimes crashes the recovery, sometimes works on.
+    /// Checks a crash image, recovers it, compares; sometimes crashes the recovery, sometimes works
+    /// on.
     fn recover(
         &mut self,
         image: &Arc<SimDevice>,
@@ -331,7 +363,8 @@ impl<'p> Life<'p> {
         let opening = self.opening(true);
         let world = World::open(image, opening).or_else(|what| self.fail(&*stage, what))?;
         let recovered_at = image.trace_len();
-        let found = world.observe().or_else(|trouble| self.fail(&*stage, format!("{trouble:?}")))?;
+        let found =
+            world.observe().or_else(|trouble| self.fail(&*stage, format!("{trouble:?}")))?;
         let t = history.explain(point, &found).or_else(|what| self.fail(&*stage, what))?;
         if rng.chance(1, 3) {
             self.crash_recovery(image, rng.index(recovered_at + 1), history, point, rng)?;
@@ -357,12 +390,14 @@ impl<'p> Life<'p> {
         self.check(&image, &stage, false)?;
         let opening = self.opening(true);
         let world = World::open(&image, opening).or_else(|what| self.fail(&*stage, what))?;
-        let found = world.observe().or_else(|trouble| self.fail(&*stage, format!("{trouble:?}")))?;
+        let found =
+            world.observe().or_else(|trouble| self.fail(&*stage, format!("{trouble:?}")))?;
         history.explain(point, &found).or_else(|what| self.fail(&*stage, what))?;
         Ok(())
     }
 
-    /// What recovery made is a volume like any other: it takes more, closes, and shows all of it when opened again.
+    /// What recovery made is a volume like any other: it takes more, closes, and shows all of it
+    /// when opened again.
     fn resume(
         &mut self,
         image: &Arc<SimDevice>,
@@ -373,7 +408,9 @@ impl<'p> Life<'p> {
         self.tally.resumed += 1;
         let mut model = Model::new(found.tree.clone(), found.contents.clone());
         let mut history = History::new(&model);
-        let path = (0..crate::ops::NAMES).map(|n| Path(vec![n])).find(|path| model.resolve(path).is_none());
+        let path = (0..crate::ops::NAMES)
+            .map(|n| Path(vec![n]))
+            .find(|path| model.resolve(path).is_none());
         if let Some(path) = path {
             let file = Which::At(path.clone());
             for op in [Op::Create(path), Op::Write(file.clone(), 0, 6000), Op::Fsync(file, false)] {
@@ -398,10 +435,11 @@ impl<'p> Life<'p> {
             return self.fail(stage, format!("{space:?}, but a check counts {holdings:?}"));
         }
         let opening = self.opening(true);
-        let world =
-            World::open(image, opening).or_else(|what| self.fail(format!("{stage}, opened again"), what))?;
-        let again =
-            world.observe().or_else(|trouble| self.fail(stage, format!("opened again: {trouble:?}")))?;
+        let world = World::open(image, opening)
+            .or_else(|what| self.fail(format!("{stage}, opened again"), what))?;
+        let again = world
+            .observe()
+            .or_else(|trouble| self.fail(stage, format!("opened again: {trouble:?}")))?;
         self.compare(&model, &again, &format!("{stage}, opened again"))
     }
 
@@ -420,7 +458,8 @@ impl<'p> Life<'p> {
         for path in paths {
             let dir = model.resolve(&path).is_some_and(|ino| model.node(ino).kind == Kind::Dir);
             let op = if dir { Op::Rmdir(path) } else { Op::Unlink(path) };
-            self.step(world, history, model, &op, 99_999, device).map_err(|what| format!("{op}: {what}"))?;
+            self.step(world, history, model, &op, 99_999, device)
+                .map_err(|what| format!("{op}: {what}"))?;
         }
         self.step(world, history, model, &Op::Sync, 99_999, device)?;
         let space = world.space().map_err(|trouble| format!("{trouble:?}"))?;
@@ -432,7 +471,12 @@ impl<'p> Life<'p> {
     }
 
     /// A volume is clean, data and all; a closed one holds no orphans.
-    fn check(&self, device: &Arc<SimDevice>, stage: &str, closed: bool) -> Result<Holdings, Failure> {
+    fn check(
+        &self,
+        device: &Arc<SimDevice>,
+        stage: &str,
+        closed: bool,
+    ) -> Result<Holdings, Failure> {
         let (env, _) = sim_env(self.plan.seed);
         let device: Arc<dyn BlockDevice> = device.clone();
         let options = FsckOptions { verify_data: true, ..FsckOptions::default() };
@@ -441,7 +485,8 @@ impl<'p> Life<'p> {
             Err(error) => return self.fail(stage, format!("cannot check: {error}")),
         };
         if !report.clean {
-            let findings: Vec<_> = report.findings.iter().map(|finding| format!("\n{finding}")).collect();
+            let findings: Vec<_> =
+                report.findings.iter().map(|finding| format!("\n{finding}")).collect();
             return self.fail(stage, format!("fsck finds damage:{}", findings.concat()));
         }
         let holdings = report.holdings;

@@ -1,8 +1,10 @@
-//! Every short sequence of operations, as CrashMonkey's ACE makes them (Mohan and others, OSDI 2018): all of up to three
-//! operations with all arguments out of a small set, on a small tree that is durable already. A number is a sequence.
+//! Every short sequence of operations, as CrashMonkey's ACE makes them (Mohan and others, OSDI
+//! 2018): all of up to three operations with all arguments out of a small set, on a small tree that
+//! is durable already. A number is a sequence.
 //!
-//! An operation that fails where it stands changes nothing: that sequence is as good as the shorter one, and is left out.
-//! 57 operations make 57 sequences of one (41 of them are run), 3,249 of two and 185,193 of three.
+//! An operation that fails where it stands changes nothing: that sequence is as good as the shorter
+//! one, and is left out. 57 operations make 57 sequences of one (41 of them are run), 3,249 of two
+//! and 185,193 of three.
 
 use crate::begin::{Begin, Prepared};
 use crate::model::Outcome;
@@ -179,7 +181,10 @@ mod tests {
         assert_eq!(count, 57 * 57);
         assert!(twos.iter().all(|plan| plan.ops() == 2));
         for (i, two) in twos.iter().enumerate() {
-            assert!(twos[..i].iter().all(|other| other.lives != two.lives), "each sequence comes once");
+            assert!(
+                twos[..i].iter().all(|other| other.lives != two.lives),
+                "each sequence comes once"
+            );
         }
         let needs_the_first = [Op::Create(at(FREE_A)), Op::Fsync(file(FREE_A), false)];
         assert!(twos.iter().any(|plan| plan.lives[0] == needs_the_first));

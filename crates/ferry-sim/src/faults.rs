@@ -1,9 +1,10 @@
 //! One workload, run again and again, each time with an error of the device at another request.
 //!
-//! The workload opens a volume that lost power, works, closes it, opens it again and reads what is no longer in memory. Whatever
-//! request fails: nothing panics or waits for ever; a program hears only of errors that the contract allows, and what it was not
-//! told to have failed is so; after a loss of power at the end, and on the same device once it has healed, the volume is
-//! clean, opens, and holds everything that was acknowledged.
+//! The workload opens a volume that lost power, works, closes it, opens it again and reads what is
+//! no longer in memory. Whatever request fails: nothing panics or waits for ever; a program hears
+//! only of errors that the contract allows, and what it was not told to have failed is so; after a
+//! loss of power at the end, and on the same device once it has healed, the volume is clean, opens,
+//! and holds everything that was acknowledged.
 
 use crate::crash::Plan;
 use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng, sim_env};
@@ -60,8 +61,13 @@ impl Workload {
     pub fn draw(seed: u64) -> Result<Self, String> {
         let mut rng = SimRng::new(seed ^ 0x6661_756c_7473);
         let heavy = seed.is_multiple_of(4);
-        let generator =
-            || if heavy { Generator::new(Model::empty()).heavy() } else { Generator::new(Model::empty()) };
+        let generator = || {
+            if heavy {
+                Generator::new(Model::empty()).heavy()
+            } else {
+                Generator::new(Model::empty())
+            }
+        };
         let mut first = generator();
         let mut life = if heavy { first.ballast(5) } else { Vec::new() };
         life.extend(first.draw(&mut rng, 40));
@@ -75,7 +81,8 @@ impl Workload {
         let volume = plan.first_life_crashed().map_err(|failure| failure.to_string())?;
         let cache_bytes = 1 << 20;
         let copy = Arc::new(volume.crash_image(0, &mut rng));
-        let world = World::open(&copy, Opening { seed, cache_bytes, time: Duration::ZERO, flush: None })?;
+        let world =
+            World::open(&copy, Opening { seed, cache_bytes, time: Duration::ZERO, flush: None })?;
         let found = world.observe().map_err(|trouble| format!("{trouble:?}"))?;
         let start = Model::new(found.tree, found.contents);
         let mut next = Generator::new(start.clone());
@@ -95,11 +102,15 @@ impl Workload {
         let thread = thread.spawn(run).map_err(|error| error.to_string())?;
         match told.recv_timeout(RUN_TIME_MAX) {
             Ok(result) => result,
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("still not done after {RUN_TIME_MAX:?}")),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                Err(format!("still not done after {RUN_TIME_MAX:?}"))
+            }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 let panic = thread.join().err();
-                let text =
-                    panic.as_ref().and_then(|panic| panic.downcast_ref::<String>()).map(String::as_str);
+                let text = panic
+                    .as_ref()
+                    .and_then(|panic| panic.downcast_ref::<String>())
+                    .map(String::as_str);
                 let text = text.or_else(|| panic.as_ref()?.downcast_ref::<&str>().copied());
                 Err(format!("panic: {}", text.unwrap_or("no message")))
             }
@@ -107,14 +118,20 @@ impl Workload {
     }
 }
 
-/// The faults to try: of each kind of request, at each of so many (at most `most` of a kind, evenly spread), once and from then on.
+/// The faults to try: of each kind of request, at each of so many (at most `most` of a kind, evenly
+/// spread), once and from then on.
 pub fn faults(asked: [u64; KINDS.len()], most: u64) -> Vec<Fault> {
     let mut faults = Vec::new();
     for (op, count) in KINDS.into_iter().zip(asked) {
         let tried = count.min(most);
         for n in 0..tried {
             let after = n * count / tried;
-            faults.extend([false, true].map(|sticky| Fault { op, after, errno: libc::EIO, sticky }));
+            faults.extend([false, true].map(|sticky| Fault {
+                op,
+                after,
+                errno: libc::EIO,
+                sticky,
+            }));
         }
     }
     faults
@@ -205,7 +222,8 @@ impl<'w> Run<'w> {
     fn sit(&mut self, mut world: World, ops: &[Op]) -> Result<bool, String> {
         self.ended.read_only = false;
         for op in ops {
-            self.step(&mut world, op).map_err(|what| format!("operation {}, {op}: {what}", self.count))?;
+            self.step(&mut world, op)
+                .map_err(|what| format!("operation {}, {op}: {what}", self.count))?;
             self.count += 1;
         }
         for slot in (0..SLOTS).filter(|slot| self.model.held(*slot).is_some()).collect::<Vec<_>>() {
@@ -234,7 +252,8 @@ impl<'w> Run<'w> {
         self.fault.is_some_and(|fault| fault.op == DeviceOp::Read)
     }
 
-    /// Who only reads may hear of an error of just now; of an earlier one only if it has not gone away.
+    /// Who only reads may hear of an error of just now; of an earlier one only if it has not gone
+    /// away.
     fn read_may_fail_now(&self, struck_now: bool) -> bool {
         self.fault.is_some_and(|fault| fault.op == DeviceOp::Read && (struck_now || fault.sticky))
     }
@@ -280,9 +299,12 @@ impl<'w> Run<'w> {
                 self.history.ended(self.model.tree(), effects, self.device.trace_len());
                 return Ok(());
             }
-            (Outcome::Done, Err(Trouble::Errno(libc::ENOSPC))) if op.may_lack_space() => Effects::default(),
+            (Outcome::Done, Err(Trouble::Errno(libc::ENOSPC))) if op.may_lack_space() => {
+                Effects::default()
+            }
             (Outcome::Fails(expected), Err(Trouble::Errno(errno)))
-                if errno == expected || struck && matches!(errno, libc::EIO | libc::EROFS | libc::ENOSPC) =>
+                if errno == expected
+                    || struck && matches!(errno, libc::EIO | libc::EROFS | libc::ENOSPC) =>
             {
                 Effects::default()
             }
@@ -298,7 +320,8 @@ impl<'w> Run<'w> {
         Ok(())
     }
 
-    /// What a failed operation did all the same: zeroing a range punches it first, and may find no space then.
+    /// What a failed operation did all the same: zeroing a range punches it first, and may find no
+    /// space then.
     fn partly(&mut self, world: &mut World, op: &Op) -> Result<Effects, String> {
         let Op::Fallocate(which, Alloc::Zero | Alloc::ZeroKeep, offset, len) = op else {
             return Ok(Effects::default());
@@ -324,7 +347,8 @@ impl<'w> Run<'w> {
         let fine = match errno {
             // What the host gave at an earlier mount it is asked for again.
             libc::ENOSPC => {
-                op.may_lack_space() || self.fault.is_some_and(|fault| fault.op == DeviceOp::Allocate)
+                op.may_lack_space()
+                    || self.fault.is_some_and(|fault| fault.op == DeviceOp::Allocate)
             }
             libc::EIO if reads => {
                 self.reads_may_fail() && (now || self.fault.is_some_and(|fault| fault.sticky))
@@ -341,7 +365,12 @@ impl<'w> Run<'w> {
             let what = difference(&self.model.tree(), &found.tree);
             return Err(format!("in memory, names or attributes differ:{what}"));
         }
-        match self.model.all_contents().iter().find(|(ino, bytes)| found.contents.get(ino) != Some(bytes)) {
+        match self
+            .model
+            .all_contents()
+            .iter()
+            .find(|(ino, bytes)| found.contents.get(ino) != Some(bytes))
+        {
             Some((ino, bytes)) => {
                 let other = found.contents.get(ino).map_or(&[][..], |other| other);
                 let at = bytes.iter().zip(other).position(|(a, b)| a != b);
@@ -369,11 +398,13 @@ impl<'w> Run<'w> {
         let (env, _) = sim_env(self.workload.seed);
         let device: Arc<dyn BlockDevice> = device.clone();
         let options = FsckOptions { verify_data: true, ..FsckOptions::default() };
-        let report = fsck(&device, options, &env).map_err(|error| format!("cannot check: {error}"))?;
+        let report =
+            fsck(&device, options, &env).map_err(|error| format!("cannot check: {error}"))?;
         if report.clean {
             return Ok(());
         }
-        let findings: Vec<_> = report.findings.iter().map(|finding| format!("\n{finding}")).collect();
+        let findings: Vec<_> =
+            report.findings.iter().map(|finding| format!("\n{finding}")).collect();
         Err(format!("fsck finds damage:{}", findings.concat()))
     }
 }
@@ -408,14 +439,15 @@ pub struct Tally {
     pub read_only: u64,
 }
 
-/// Runs the workloads of the seeds `first`, `first` + 1, …, each without a fault and then with each of its faults, at most `most` of a
-/// kind. The tally, or everything that failed.
+/// Runs the workloads of the seeds `first`, `first` + 1, …, each without a fault and then with each
+/// of its faults, at most `most` of a kind. The tally, or everything that failed.
 pub fn campaign(first: u64, workloads: u64, most: u64, threads: usize) -> Result<Tally, String> {
     let tally = Mutex::new(Tally::default());
     let failed = Mutex::new(Vec::new());
     for seed in first..first + workloads {
         let workload = Workload::draw(seed).map_err(|what| format!("seed {seed}: {what}"))?;
-        let asked = workload.run(None).map_err(|what| format!("seed {seed}, no fault: {what}"))?.asked;
+        let asked =
+            workload.run(None).map_err(|what| format!("seed {seed}, no fault: {what}"))?.asked;
         let faults = faults(asked, most);
         let next = AtomicUsize::new(0);
         let work = || {

@@ -1,15 +1,20 @@
 //! What a run did and when, and which states a crash may leave of it.
 //!
-//! The contract (`docs/semantics.md`), as this file judges it. There is a number T of operations such that
-//! * names, attributes and link counts are exactly those after the first T operations (metadata survives in order);
-//! * T is not below the last change of anything that a completed fsync was asked for, nor above what was begun;
-//! * times of everything but files are exactly those after T operations; a file's are some that it had since its last completed
-//!   fsync;
-//! * each file holds what it may hold after T operations. Since its last completed fsync (or since it replaced another file by
-//!   `rename`, or was made) writes may or may not have reached the device, each byte by itself, but every byte was at some
-//!   moment at that place of the file, a size is one that the file had or whole blocks on the way to it, and a truncation has
-//!   its place in the order;
-//! * so bytes that were never written are never shown, nor zeros where the program saw data from the first moment on.
+//! The contract (`docs/semantics.md`), as this file judges it. There is a number T of operations
+//! such that
+//! * names, attributes and link counts are exactly those after the first T operations (metadata
+//!   survives in order);
+//! * T is not below the last change of anything that a completed fsync was asked for, nor above
+//!   what was begun;
+//! * times of everything but files are exactly those after T operations; a file's are some that it
+//!   had since its last completed fsync;
+//! * each file holds what it may hold after T operations. Since its last completed fsync (or since
+//!   it replaced another file by `rename`, or was made) writes may or may not have reached the
+//!   device, each byte by itself, but every byte was at some moment at that place of the file, a
+//!   size is one that the file had or whole blocks on the way to it, and a truncation has its place
+//!   in the order;
+//! * so bytes that were never written are never shown, nor zeros where the program saw data from
+//!   the first moment on.
 
 use crate::model::{Change, Contents, Effects, Kind, Model, Tree};
 use ferry_fs::keys::BLOCK;
@@ -109,7 +114,8 @@ impl History {
         self.timed_until = self.timed_until.min(self.ends.len());
     }
 
-    /// The operation that ends next was told the number of an inode that it made; `false`: another was, too.
+    /// The operation that ends next was told the number of an inode that it made; `false`: another
+    /// was, too.
     pub fn saw(&mut self, ino: Ino) -> bool {
         self.seen.insert(ino, self.ends.len()).is_none()
     }
@@ -146,16 +152,19 @@ impl History {
         self.ends.push(trace);
     }
 
-    /// The operation that ended last was a completed fsync of `ino`; `above` are the directories it hangs from, itself among them.
+    /// The operation that ended last was a completed fsync of `ino`; `above` are the directories it
+    /// hangs from, itself among them.
     pub fn promised(&mut self, ino: Ino, above: &[Ino]) {
         let pledge = self.pledge(ino, above);
         self.answered(pledge, self.ends[self.ends.len() - 1]);
     }
 
-    /// What [`History::promised`] promises, where the operation that ended last has asked and will be answered later.
+    /// What [`History::promised`] promises, where the operation that ended last has asked and will
+    /// be answered later.
     pub fn pledge(&self, ino: Ino, above: &[Ino]) -> Pledge {
         let changed = self.last_change.get(&ino).copied().unwrap_or(0);
-        let names = above.iter().filter_map(|dir| self.last_name.get(dir)).max().copied().unwrap_or(0);
+        let names =
+            above.iter().filter_map(|dir| self.last_name.get(dir)).max().copied().unwrap_or(0);
         Pledge { op: self.ends.len() - 1, metadata: changed.max(names), file: Some(ino) }
     }
 
@@ -171,7 +180,8 @@ impl History {
         self.promise(self.ends.len(), None);
     }
 
-    /// After the operation that ended last, all metadata so far is durable (the commit interval has passed).
+    /// After the operation that ended last, all metadata so far is durable (the commit interval has
+    /// passed).
     pub fn promised_metadata(&mut self) {
         self.promise(self.ends.len(), Some(NOBODY));
     }
@@ -190,7 +200,8 @@ impl History {
         least..begun.min(self.ends.len()) + 1
     }
 
-    /// Whether `found` is what a crash after `point` events of the trace may leave; the T that explains it, or what is wrong.
+    /// Whether `found` is what a crash after `point` events of the trace may leave; the T that
+    /// explains it, or what is wrong.
     pub fn explain(&self, point: usize, found: &Observed) -> Result<usize, String> {
         let possible = self.possible(point);
         let mut why = String::new();
@@ -198,7 +209,10 @@ impl History {
             if self.trees[t] != found.tree {
                 continue;
             }
-            match self.explain_times(point, t, found).and_then(|()| self.explain_contents(point, t, found)) {
+            match self
+                .explain_times(point, t, found)
+                .and_then(|()| self.explain_contents(point, t, found))
+            {
                 Ok(()) => return Ok(t),
                 Err(reason) => why = format!("with the metadata of {t} operations: {reason}"),
             }
@@ -214,7 +228,11 @@ impl History {
                 ),
             };
         }
-        Err(format!("between {} and {} operations must be there: {why}", possible.start, possible.end - 1))
+        Err(format!(
+            "between {} and {} operations must be there: {why}",
+            possible.start,
+            possible.end - 1
+        ))
     }
 
     fn explain_times(&self, point: usize, t: usize, found: &Observed) -> Result<(), String> {
@@ -308,7 +326,8 @@ impl Possible {
                     versions.push(Version::new(now.clone()));
                 }
                 Change::Resized(bytes) => {
-                    versions = versions.iter().map(|version| version.resized(now.len(), bytes)).collect();
+                    versions =
+                        versions.iter().map(|version| version.resized(now.len(), bytes)).collect();
                     now = bytes.clone();
                     versions.push(Version::new(now.clone()));
                 }
@@ -327,17 +346,20 @@ impl Possible {
         }
         let sizes: Vec<_> = self.versions.iter().map(|version| version.bytes.len()).collect();
         // Much data is written back in pieces of whole blocks, front to back.
-        let between = sizes.iter().min() < Some(&found.len()) && sizes.iter().max() > Some(&found.len());
+        let between =
+            sizes.iter().min() < Some(&found.len()) && sizes.iter().max() > Some(&found.len());
         let piece = between && found.len().is_multiple_of(BLOCK as usize);
         if !sizes.contains(&found.len()) && !piece {
             return Err(format!("it has {} bytes, it may have one of {sizes:?}", found.len()));
         }
-        let wrong =
-            |(at, byte): &(usize, &u8)| !self.versions.iter().any(|version| version.allows(*at, **byte));
+        let wrong = |(at, byte): &(usize, &u8)| {
+            !self.versions.iter().any(|version| version.allows(*at, **byte))
+        };
         match found.iter().enumerate().find(wrong) {
             None => Ok(()),
             Some((at, byte)) => {
-                let may: Vec<_> = self.versions.iter().map(|version| version.bytes.get(at)).collect();
+                let may: Vec<_> =
+                    self.versions.iter().map(|version| version.bytes.get(at)).collect();
                 Err(format!("byte {at} of {} is {byte:#x}, it may be one of {may:x?}", found.len()))
             }
         }
@@ -350,9 +372,13 @@ pub fn difference(expected: &Tree, found: &Tree) -> String {
     for ino in expected.keys().chain(found.keys()).collect::<std::collections::BTreeSet<_>>() {
         match (expected.get(ino), found.get(ino)) {
             (Some(e), Some(f)) if e == f => Ok(()),
-            (Some(e), Some(f)) => write!(out, "\n  inode {ino}: {} expected, {} found", brief(e), brief(f)),
+            (Some(e), Some(f)) => {
+                write!(out, "\n  inode {ino}: {} expected, {} found", brief(e), brief(f))
+            }
             (Some(e), None) => write!(out, "\n  inode {ino}: {} missing", brief(e)),
-            (None, f) => write!(out, "\n  inode {ino}: {} too much", f.map(|f| brief(f)).unwrap_or_default()),
+            (None, f) => {
+                write!(out, "\n  inode {ino}: {} too much", f.map(|f| brief(f)).unwrap_or_default())
+            }
         }
         .expect("a string takes any write");
     }
@@ -362,8 +388,11 @@ pub fn difference(expected: &Tree, found: &Tree) -> String {
 fn brief(node: &crate::model::Node) -> String {
     let names: Vec<_> =
         node.entries.iter().map(|(name, ino)| format!("{}={ino}", (name[0] as char))).collect();
-    let xattrs: Vec<_> =
-        node.xattrs.iter().map(|(name, value)| format!("{}:{}", name.escape_ascii(), value.len())).collect();
+    let xattrs: Vec<_> = node
+        .xattrs
+        .iter()
+        .map(|(name, value)| format!("{}:{}", name.escape_ascii(), value.len()))
+        .collect();
     format!(
         "{:?} mode {:o} nlink {} target {} {names:?} {xattrs:?}",
         node.kind,

@@ -1,8 +1,9 @@
-//! Callers who do not wait for each other: fsyncs are answered later than they were asked for, while other operations go on, and
-//! the device completes its requests late and in any order. So several records of the log are under way together.
+//! Callers who do not wait for each other: fsyncs are answered later than they were asked for,
+//! while other operations go on, and the device completes its requests late and in any order. So
+//! several records of the log are under way together.
 //!
-//! One thread does it all, so a run stays a function of its seed. It must not wait for a device that waits for it: where room has
-//! to be made, or all is asked for, the device catches up first.
+//! One thread does it all, so a run stays a function of its seed. It must not wait for a device
+//! that waits for it: where room has to be made, or all is asked for, the device catches up first.
 
 use crate::crash::{Life, Step};
 use crate::device::{SimDevice, SimRng};
@@ -43,7 +44,8 @@ pub(crate) struct Late {
     device: Arc<SimDevice>,
     rng: SimRng,
     asked: Vec<Asked>,
-    /// Callers who do not wait, those who were answered last first: they are the first to come back.
+    /// Callers who do not wait, those who were answered last first: they are the first to come
+    /// back.
     callers: VecDeque<u32>,
 }
 
@@ -80,7 +82,10 @@ impl Late {
             self.callers.push_front(asked.caller);
             match answer {
                 Ok(Reply::Empty) => history.answered(asked.pledge.clone(), now),
-                Ok(_) => result = Err(Trouble::Wrong("an fsync got the answer of another request".into())),
+                Ok(_) => {
+                    result =
+                        Err(Trouble::Wrong("an fsync got the answer of another request".into()))
+                }
                 Err(errno) => result = Err(errno.into()),
             }
             result = result.and(asked.end(world));
@@ -88,7 +93,8 @@ impl Late {
         result
     }
 
-    /// Completes everything, and lets time pass, until all are answered. Then the device is prompt, until `resume`.
+    /// Completes everything, and lets time pass, until all are answered. Then the device is prompt,
+    /// until `resume`.
     fn catch_up(&mut self, world: &World, history: &mut History) -> Result<(), Trouble> {
         while self.device.held() > 0 {
             self.complete_one(world, history)?;
@@ -102,15 +108,24 @@ impl Late {
             world.clock.advance(PAUSE);
             world.fs.tick().map_err(|error| Trouble::Errno(error.errno().0))?;
         }
-        Err(Trouble::Wrong(format!("{} fsyncs are not answered although all is done", self.asked.len())))
+        Err(Trouble::Wrong(format!(
+            "{} fsyncs are not answered although all is done",
+            self.asked.len()
+        )))
     }
 
     fn resume(&self) {
         self.device.set_hold(true);
     }
 
-    /// Completes everything and ends. `faulty`: the device may have failed, and somebody may hear it only now.
-    pub fn settle(mut self, world: &World, history: &mut History, faulty: bool) -> Result<Step, String> {
+    /// Completes everything and ends. `faulty`: the device may have failed, and somebody may hear
+    /// it only now.
+    pub fn settle(
+        mut self,
+        world: &World,
+        history: &mut History,
+        faulty: bool,
+    ) -> Result<Step, String> {
         let step = judge(self.catch_up(world, history), faulty)?;
         if let Step::DeviceFailed = step {
             self.abandon(world, history);
@@ -153,7 +168,8 @@ impl Late {
         let asked = Asked { answer: Waiter::default(), ino, fh, dir, held, caller, known, pledge };
         let cx = Cx { uid: 0, gid: 0, pid: caller, umask: 0, park: &asked.answer };
         let data_only = matches!(op, Op::Fsync(_, true));
-        let answer = if dir { fs.fsyncdir(&cx, ino, fh, false) } else { fs.fsync(&cx, ino, fh, data_only) };
+        let answer =
+            if dir { fs.fsyncdir(&cx, ino, fh, false) } else { fs.fsync(&cx, ino, fh, data_only) };
         match answer {
             Err(Stop::Parked) => {
                 self.callers.pop_front();

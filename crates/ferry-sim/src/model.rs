@@ -50,7 +50,14 @@ pub struct Node {
 impl Node {
     fn new(kind: Kind, mode: u32) -> Self {
         let nlink = if kind == Kind::Dir { 2 } else { 1 };
-        Self { kind, mode, nlink, xattrs: BTreeMap::new(), target: Vec::new(), entries: BTreeMap::new() }
+        Self {
+            kind,
+            mode,
+            nlink,
+            xattrs: BTreeMap::new(),
+            target: Vec::new(),
+            entries: BTreeMap::new(),
+        }
     }
 }
 
@@ -120,7 +127,11 @@ impl Model {
 
     /// What has a name.
     pub fn tree(&self) -> Tree {
-        self.nodes.iter().filter(|(_, node)| node.nlink > 0).map(|(ino, node)| (*ino, node.clone())).collect()
+        self.nodes
+            .iter()
+            .filter(|(_, node)| node.nlink > 0)
+            .map(|(ino, node)| (*ino, node.clone()))
+            .collect()
     }
 
     /// A file's contents.
@@ -131,7 +142,11 @@ impl Model {
     /// Contents of the files that have a name.
     pub fn all_contents(&self) -> Contents {
         let named = |ino: &Ino| self.nodes.get(ino).is_some_and(|node| node.nlink > 0);
-        self.contents.iter().filter(|(ino, _)| named(ino)).map(|(ino, bytes)| (*ino, bytes.clone())).collect()
+        self.contents
+            .iter()
+            .filter(|(ino, _)| named(ino))
+            .map(|(ino, bytes)| (*ino, bytes.clone()))
+            .collect()
     }
 
     /// The inode behind a held handle.
@@ -156,7 +171,9 @@ impl Model {
 
     /// The inode that a path leads to.
     pub fn resolve(&self, path: &Path) -> Option<Ino> {
-        path.0.iter().try_fold(ROOT, |dir, n| self.nodes[&dir].entries.get(&Path::name(*n)).copied())
+        path.0
+            .iter()
+            .try_fold(ROOT, |dir, n| self.nodes[&dir].entries.get(&Path::name(*n)).copied())
     }
 
     /// The directory in which a path's last name is, if it is a directory, and the name.
@@ -217,10 +234,16 @@ impl Model {
         use Outcome::{Done, Fails, Skip};
         let free = |path: &Path| {
             let (dir, name) = self.parent(path)?;
-            Some(if self.nodes[&dir].entries.contains_key(&name) { Fails(libc::EEXIST) } else { Done })
+            Some(if self.nodes[&dir].entries.contains_key(&name) {
+                Fails(libc::EEXIST)
+            } else {
+                Done
+            })
         };
         Some(match op {
-            Op::Create(path) | Op::Mkdir(path) | Op::Symlink(path, _) | Op::Fifo(path) => free(path)?,
+            Op::Create(path) | Op::Mkdir(path) | Op::Symlink(path, _) | Op::Fifo(path) => {
+                free(path)?
+            }
             Op::Link(from, to) => {
                 let from = self.resolve(from)?;
                 match (free(to)?, self.nodes[&from].kind) {
@@ -283,11 +306,19 @@ impl Model {
             }
             Op::Hold(path, slot) => {
                 let ino = self.resolve(path)?;
-                if self.held(*slot).is_none() && self.nodes[&ino].kind == Kind::File { Done } else { Skip }
+                if self.held(*slot).is_none() && self.nodes[&ino].kind == Kind::File {
+                    Done
+                } else {
+                    Skip
+                }
             }
             Op::HoldTmp(path, slot) => {
                 let ino = self.resolve(path)?;
-                if self.held(*slot).is_none() && self.nodes[&ino].kind == Kind::Dir { Done } else { Skip }
+                if self.held(*slot).is_none() && self.nodes[&ino].kind == Kind::Dir {
+                    Done
+                } else {
+                    Skip
+                }
             }
             Op::Release(slot) => {
                 self.held(*slot)?;
@@ -316,18 +347,23 @@ impl Model {
         let is_dir = |ino: Ino| self.nodes[&ino].kind == Kind::Dir;
         let below = |dir: Ino, ino: Ino| is_dir(ino) && self.above(dir).contains(&ino);
         if below(to_dir, source) || target.is_some_and(|target| below(from_dir, target)) {
-            // Into itself, or over what contains it: which of two errors is right differs by kernel path.
+            // Into itself, or over what contains it: which of two errors is right differs by kernel
+            // path.
             return Some(Skip);
         }
         Some(match (how, target) {
             (Move::NoReplace, Some(_)) => Fails(libc::EEXIST),
             (Move::Exchange, None) => Fails(libc::ENOENT),
-            (Move::Replace, Some(target)) if target != source => match (is_dir(source), is_dir(target)) {
-                (true, false) => Fails(libc::ENOTDIR),
-                (false, true) => Fails(libc::EISDIR),
-                (true, true) if !self.nodes[&target].entries.is_empty() => Fails(libc::ENOTEMPTY),
-                _ => Done,
-            },
+            (Move::Replace, Some(target)) if target != source => {
+                match (is_dir(source), is_dir(target)) {
+                    (true, false) => Fails(libc::ENOTDIR),
+                    (false, true) => Fails(libc::EISDIR),
+                    (true, true) if !self.nodes[&target].entries.is_empty() => {
+                        Fails(libc::ENOTEMPTY)
+                    }
+                    _ => Done,
+                }
+            }
             _ => Done,
         })
     }
@@ -336,7 +372,8 @@ impl Model {
         Arc::make_mut(self.nodes.get_mut(&ino).expect("the outcome said that it is there"))
     }
 
-    /// Does it. `n` is the operation's number (it decides the bytes written), `new` the number of a new inode.
+    /// Does it. `n` is the operation's number (it decides the bytes written), `new` the number of a
+    /// new inode.
     pub fn apply(&mut self, op: &Op, n: usize, new: Ino) -> Effects {
         match op {
             Op::Create(path) => self.make(path, Kind::File, new, Vec::new()),
@@ -460,13 +497,18 @@ impl Model {
         let target = self.nodes[&to_dir].entries.get(&to_name).copied();
         let source = self.nodes[&from_dir].entries[&from_name];
         if target == Some(source) {
-            // The kernel answers for itself here. Without it an exchange, which changes no name, moves the times.
-            let touched = if how == Move::Exchange { vec![source, from_dir, to_dir] } else { Vec::new() };
+            // The kernel answers for itself here. Without it an exchange, which changes no name,
+            // moves the times.
+            let touched =
+                if how == Move::Exchange { vec![source, from_dir, to_dir] } else { Vec::new() };
             return Effects { touched, ..Effects::default() };
         }
         let source = self.take(from_dir, &from_name);
-        let mut effects =
-            Effects { touched: vec![source, from_dir, to_dir], named: vec![source], contents: None };
+        let mut effects = Effects {
+            touched: vec![source, from_dir, to_dir],
+            named: vec![source],
+            contents: None,
+        };
         if let Some(target) = target {
             self.take(to_dir, &to_name);
             effects.touched.push(target);
@@ -529,13 +571,16 @@ pub fn xattr_name(n: u8) -> Vec<u8> {
     format!("user.attribute-{n}").into_bytes()
 }
 
-/// What operation number `n` writes: no byte is zero, and two operations' bytes hardly ever agree for long.
+/// What operation number `n` writes: no byte is zero, and two operations' bytes hardly ever agree
+/// for long.
 pub fn pattern(n: usize, len: u64) -> Vec<u8> {
     let mut x = (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..len)
         .map(|i| {
             if i % 8 == 0 {
-                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                x = x
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
             }
             ((x >> (8 * (i % 8))) % 255) as u8 + 1
         })

@@ -140,13 +140,19 @@ impl World {
             }
         }
         self.tell(|cx| self.fs.releasedir(cx, dir, opened.fh));
-        if dots == 2 { Ok(entries) } else { wrong(format!("directory {dir} lists {dots} of `.` and `..`")) }
+        if dots == 2 {
+            Ok(entries)
+        } else {
+            wrong(format!("directory {dir} lists {dots} of `.` and `..`"))
+        }
     }
 
     fn xattrs(&self, ino: Ino) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, Trouble> {
         let names = self.now(|cx| self.fs.listxattr(cx, ino))?;
         let names = names.split(|b| *b == 0).filter(|name| !name.is_empty());
-        names.map(|name| Ok((name.to_vec(), self.now(|cx| self.fs.getxattr(cx, ino, name))?))).collect()
+        names
+            .map(|name| Ok((name.to_vec(), self.now(|cx| self.fs.getxattr(cx, ino, name))?)))
+            .collect()
     }
 
     /// Times of an inode that exists.
@@ -166,7 +172,8 @@ impl World {
         })
     }
 
-    /// There is room enough, in the log and for data, that no operation has to make some, which would wait for the device.
+    /// There is room enough, in the log and for data, that no operation has to make some, which
+    /// would wait for the device.
     pub fn roomy(&self) -> Result<bool, Trouble> {
         let stats = self.fs.stats();
         let half = |part: &serde_json::Value, whole: &serde_json::Value| -> Result<bool, Trouble> {

@@ -1,5 +1,6 @@
-//! What a simulated program does: operations on a small name space, generated from a seed so that most of them succeed and
-//! so that any subset of a sequence is a sequence again (which is what shrinking needs).
+//! What a simulated program does: operations on a small name space, generated from a seed so that
+//! most of them succeed and so that any subset of a sequence is a sequence again (which is what
+//! shrinking needs).
 
 use crate::device::SimRng;
 use crate::model::{Kind, Model};
@@ -69,7 +70,8 @@ impl Alloc {
     /// The mode bits.
     pub fn mode(self) -> i32 {
         use libc::{
-            FALLOC_FL_KEEP_SIZE as KEEP, FALLOC_FL_PUNCH_HOLE as PUNCH, FALLOC_FL_ZERO_RANGE as ZERO,
+            FALLOC_FL_KEEP_SIZE as KEEP, FALLOC_FL_PUNCH_HOLE as PUNCH,
+            FALLOC_FL_ZERO_RANGE as ZERO,
         };
         match self {
             Alloc::Extend => 0,
@@ -150,14 +152,18 @@ pub enum Op {
 impl Op {
     /// It makes an inode.
     pub fn makes_inode(&self) -> bool {
-        matches!(self, Op::Create(_) | Op::Mkdir(_) | Op::Symlink(..) | Op::Fifo(_) | Op::HoldTmp(..))
+        matches!(
+            self,
+            Op::Create(_) | Op::Mkdir(_) | Op::Symlink(..) | Op::Fifo(_) | Op::HoldTmp(..)
+        )
     }
 
     /// It may fail for want of space. What was promised before may not, nor what gives space back.
     pub fn may_lack_space(&self) -> bool {
         let gives_back =
             matches!(self, Op::Unlink(_) | Op::Rmdir(_) | Op::RemoveXattr(..) | Op::Truncate(_, 0));
-        let promised = matches!(self, Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Trim | Op::Tick(_));
+        let promised =
+            matches!(self, Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Trim | Op::Tick(_));
         !gives_back && !promised && !matches!(self, Op::Read(..) | Op::Hold(..) | Op::Release(_))
     }
 }
@@ -185,7 +191,8 @@ impl Generator {
         let dir = Path(vec![0]);
         let mut ops = vec![Op::Mkdir(dir)];
         for n in 0..files {
-            let path = Path(if n < NAMES { vec![0, n] } else { vec![1 + (n - NAMES) % (NAMES - 1)] });
+            let path =
+                Path(if n < NAMES { vec![0, n] } else { vec![1 + (n - NAMES) % (NAMES - 1)] });
             ops.extend([Op::Create(path.clone()), Op::Write(Which::At(path), 0, 1 << 20)]);
         }
         ops.push(Op::Sync);
@@ -312,7 +319,8 @@ fn pick(rng: &mut SimRng, mut paths: Vec<Path>) -> Option<Path> {
     Some(paths.swap_remove(i))
 }
 
-/// Offsets and sizes gather where the code has edges: the inline limit, a block, a folio, a segment.
+/// Offsets and sizes gather where the code has edges: the inline limit, a block, a folio, a
+/// segment.
 fn offset(rng: &mut SimRng) -> u64 {
     match rng.below(8) {
         0 | 1 => 0,
@@ -360,7 +368,9 @@ impl fmt::Display for Op {
             Op::Chmod(path, mode) => write!(f, "chmod {path} to {mode:o}"),
             Op::Read(which, offset, len) => write!(f, "read {len} bytes at {offset} of {which}"),
             Op::Hold(path, slot) => write!(f, "open {path} as handle {slot}"),
-            Op::HoldTmp(path, slot) => write!(f, "open a file without a name in {path} as handle {slot}"),
+            Op::HoldTmp(path, slot) => {
+                write!(f, "open a file without a name in {path} as handle {slot}")
+            }
             Op::LinkHeld(slot, path) => write!(f, "link handle {slot} to {path}"),
             Op::Release(slot) => write!(f, "close handle {slot}"),
             Op::Fsync(which, false) => write!(f, "fsync {which}"),

@@ -34,8 +34,9 @@ pub struct Plan {
     pub fault: Option<Fault>,
     /// What it begins on.
     pub begin: Begin,
-    /// Nobody waits for an fsync: with this policy, many are under way together, and the device completes its requests late and
-    /// in any order. Otherwise each is complete before the next begins, and the policy follows from the seed.
+    /// Nobody waits for an fsync: with this policy, many are under way together, and the device
+    /// completes its requests late and in any order. Otherwise each is complete before the next
+    /// begins, and the policy follows from the seed.
     pub under_way: Option<FlushPolicy>,
 }
 
@@ -59,7 +60,12 @@ fn draw_fault(rng: &mut SimRng) -> Fault {
         (DeviceOp::Allocate, libc::ENOSPC),
     ]);
     let most = if op == DeviceOp::Allocate { 6 } else { 60 };
-    Fault { op, after: rng.below(most), errno, sticky: op == DeviceOp::Allocate || rng.chance(1, 2) }
+    Fault {
+        op,
+        after: rng.below(most),
+        errno,
+        sticky: op == DeviceOp::Allocate || rng.chance(1, 2),
+    }
 }
 
 /// What was tried.
@@ -139,7 +145,8 @@ impl Plan {
     /// Draws a run from a seed.
     pub fn draw(seed: u64) -> Self {
         let mut rng = SimRng::new(seed);
-        // One of eight is long: the log wraps, checkpoints come. Some of those write much: the volume runs full and is cleaned.
+        // One of eight is long: the log wraps, checkpoints come. Some of those write much: the
+        // volume runs full and is cleaned.
         let long = rng.chance(1, 8);
         let heavy = long && rng.chance(1, 3);
         let count = if rng.chance(1, 4) { 3 } else { 2 };
@@ -158,7 +165,11 @@ impl Plan {
             .collect();
         Self {
             seed,
-            volume_bytes: if long { 16 << 20 } else { *rng.pick(&[16 << 20, 16 << 20, 24 << 20, 32 << 20]) },
+            volume_bytes: if long {
+                16 << 20
+            } else {
+                *rng.pick(&[16 << 20, 16 << 20, 24 << 20, 32 << 20])
+            },
             log_bytes: *rng.pick(&[LOG_MIN, LOG_MIN, 1 << 20]),
             cache_bytes: *rng.pick(&[1 << 20, 4 << 20]),
             lives,
@@ -174,11 +185,17 @@ impl Plan {
     /// Draws one life of fifty operations, with the rest as in [`Plan::draw`].
     pub fn fifty(seed: u64) -> Self {
         let ops = Generator::new(Model::empty()).draw(&mut SimRng::new(!seed), 50);
-        Self { volume_bytes: 16 << 20, log_bytes: LOG_MIN, lives: vec![ops], fault: None, ..Self::draw(seed) }
+        Self {
+            volume_bytes: 16 << 20,
+            log_bytes: LOG_MIN,
+            lives: vec![ops],
+            fault: None,
+            ..Self::draw(seed)
+        }
     }
 
-    /// Draws one life on a small volume that is half full of large files, which are overwritten here and there: their segments
-    /// are cleaned all the time.
+    /// Draws one life on a small volume that is half full of large files, which are overwritten
+    /// here and there: their segments are cleaned all the time.
     pub fn churning(seed: u64) -> Self {
         let mut rng = SimRng::new(!seed);
         let mut ops = Generator::new(Model::empty()).ballast(8);
@@ -206,8 +223,8 @@ impl Plan {
         }
     }
 
-    /// Draws two lives in which fsyncs are under way together, on the smallest log there is, which is written from end to end several
-    /// times.
+    /// Draws two lives in which fsyncs are under way together, on the smallest log there is, which
+    /// is written from end to end several times.
     pub fn under_way(seed: u64, policy: FlushPolicy) -> Self {
         Self::on_log(seed, policy, LOG_MIN, 3000..9000)
     }
@@ -223,7 +240,9 @@ impl Plan {
             let mut ops = Vec::new();
             for op in Generator::new(Model::empty()).draw(rng, 400) {
                 let file = match &op {
-                    Op::Write(file, ..) | Op::Append(file, _) | Op::Truncate(file, _) => Some(file.clone()),
+                    Op::Write(file, ..) | Op::Append(file, _) | Op::Truncate(file, _) => {
+                        Some(file.clone())
+                    }
                     Op::Create(path) => Some(Which::At(path.clone())),
                     _ => None,
                 };
@@ -251,7 +270,8 @@ impl Plan {
             cache_bytes: 16 << 20,
             lives: vec![life(&mut rng), life(&mut rng)],
             points_max: 40,
-            // Who gets no space from the host waits for the device, which is late here and completes nothing while this one thread waits.
+            // Who gets no space from the host waits for the device, which is late here and
+            // completes nothing while this one thread waits.
             fault: drawn.fault.filter(|fault| fault.op != DeviceOp::Allocate),
             under_way: Some(policy),
             ..drawn
@@ -271,18 +291,24 @@ impl Plan {
         )
     }
 
-    /// The same on a thread that bears the seed's name, so that a panic says which run it was; where panics unwind, one is a
-    /// failure like any other.
+    /// The same on a thread that bears the seed's name, so that a panic says which run it was;
+    /// where panics unwind, one is a failure like any other.
     pub fn run_apart(&self) -> Result<Tally, Failure> {
         let run = || self.run();
         std::thread::scope(|scope| {
-            let thread =
-                std::thread::Builder::new().name(format!("seed {}", self.seed)).spawn_scoped(scope, run);
+            let thread = std::thread::Builder::new()
+                .name(format!("seed {}", self.seed))
+                .spawn_scoped(scope, run);
             let joined = thread.expect("a thread can be started").join();
             joined.unwrap_or_else(|panic| {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(Failure { life: self.lives.len() - 1, stage: "panic".into(), what: text.into() })
+                let text =
+                    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                Err(Failure {
+                    life: self.lives.len() - 1,
+                    stage: "panic".into(),
+                    what: text.into(),
+                })
             })
         })
     }

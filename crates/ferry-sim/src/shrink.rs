@@ -10,7 +10,8 @@ pub fn shrink(plan: &Plan, failure: Failure) -> (Plan, Failure) {
     let mut best = (plan.clone(), failure);
     // Lives after the one that failed do not matter.
     best.0.lives.truncate(best.1.life + 1);
-    // With fewer operations the crash points move: more images at more points find the failure again.
+    // With fewer operations the crash points move: more images at more points find the failure
+    // again.
     best.0.points_max = usize::MAX;
     best.0.images = 3;
     match best.0.run_apart() {

@@ -1,12 +1,13 @@
-//! Drives a `LocalFs` on a simulated device as a kernel would: looks names up, opens, does one thing, closes, forgets.
+//! Drives a `LocalFs` on a simulated device as a kernel would: looks names up, opens, does one
+//! thing, closes, forgets.
 
 use crate::device::{SimClock, SimDevice, sim_env};
 use crate::model::{DIR_MODE, FILE_MODE, Model, pattern, target, xattr_name};
 use crate::ops::{Move, Op, Path, SLOTS, Which};
 use ferry_device::BlockDevice;
 use ferry_fs::{
-    Answer, CacheMode, Complete, Cx, Errno, Filesystem, FlushPolicy, FsOptions, Ino, Interrupt, LocalFs,
-    Park, ROOT, RenameFlags, Reply, SetAttr, Stop, XattrFlags, ioctl,
+    Answer, CacheMode, Complete, Cx, Errno, Filesystem, FlushPolicy, FsOptions, Ino, Interrupt,
+    LocalFs, Park, ROOT, RenameFlags, Reply, SetAttr, Stop, XattrFlags, ioctl,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -63,7 +64,8 @@ pub struct Opening {
     pub cache_bytes: usize,
     /// Simulated time since the start of everything.
     pub time: Duration,
-    /// When a context that somebody waits for is sealed; where nothing else is said, one of them that follows from the seed.
+    /// When a context that somebody waits for is sealed; where nothing else is said, one of them
+    /// that follows from the seed.
     pub flush: Option<FlushPolicy>,
 }
 
@@ -82,7 +84,8 @@ impl World {
             ..FsOptions::default()
         };
         let device: Arc<dyn BlockDevice> = device.clone();
-        let fs = LocalFs::open(device, options, env).map_err(|error| format!("cannot open: {error}"))?;
+        let fs =
+            LocalFs::open(device, options, env).map_err(|error| format!("cannot open: {error}"))?;
         Ok(Self { fs, clock, held: vec![None; usize::from(SLOTS)] })
     }
 
@@ -122,14 +125,19 @@ impl World {
     }
 
     /// Looks a path up, name by name, and hands the inode to `act`; forgets it all afterwards.
-    fn at<T>(&self, path: &Path, act: impl FnOnce(Ino) -> Result<T, Trouble>) -> Result<T, Trouble> {
+    fn at<T>(
+        &self,
+        path: &Path,
+        act: impl FnOnce(Ino) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
         let mut known = Vec::new();
         let result = self.walk(path, &mut known).and_then(act);
         self.forget(&known);
         result
     }
 
-    /// Looks a path up, name by name. Each inode on the way is known from then on, to be forgotten once.
+    /// Looks a path up, name by name. Each inode on the way is known from then on, to be forgotten
+    /// once.
     pub(crate) fn walk(&self, path: &Path, known: &mut Vec<Ino>) -> Result<Ino, Trouble> {
         let mut ino = ROOT;
         for n in &path.0 {
@@ -154,7 +162,11 @@ impl World {
     }
 
     /// Opens the file, or takes the held handle, and hands it to `act`.
-    fn with<T>(&self, which: &Which, act: impl FnOnce(Ino, u64) -> Result<T, Trouble>) -> Result<T, Trouble> {
+    fn with<T>(
+        &self,
+        which: &Which,
+        act: impl FnOnce(Ino, u64) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
         match which {
             Which::Held(slot) => {
                 let (ino, fh) =
@@ -178,14 +190,21 @@ impl World {
         self.clock.advance(Duration::from_millis(1));
         let fs = self.fs.clone();
         match op {
-            Op::Create(_) | Op::Mkdir(_) | Op::Symlink(..) | Op::Fifo(_) => return self.make(op, n),
+            Op::Create(_) | Op::Mkdir(_) | Op::Symlink(..) | Op::Fifo(_) => {
+                return self.make(op, n);
+            }
             Op::Link(from, to) => self.at(from, |ino| self.link(ino, to))?,
             Op::LinkHeld(slot, to) => {
-                let (ino, _) = self.held[usize::from(*slot)].expect("the model knows which handles are held");
+                let (ino, _) =
+                    self.held[usize::from(*slot)].expect("the model knows which handles are held");
                 self.link(ino, to)?;
             }
-            Op::Unlink(path) => self.in_parent(path, |dir, name| self.done(|cx| fs.unlink(cx, dir, name)))?,
-            Op::Rmdir(path) => self.in_parent(path, |dir, name| self.done(|cx| fs.rmdir(cx, dir, name)))?,
+            Op::Unlink(path) => {
+                self.in_parent(path, |dir, name| self.done(|cx| fs.unlink(cx, dir, name)))?
+            }
+            Op::Rmdir(path) => {
+                self.in_parent(path, |dir, name| self.done(|cx| fs.rmdir(cx, dir, name)))?
+            }
             Op::Rename(from, to, how) => {
                 let flags = RenameFlags {
                     no_replace: *how == Move::NoReplace,
@@ -198,7 +217,9 @@ impl World {
                     })
                 })?;
             }
-            Op::Write(which, offset, len) => self.write(which, *offset, &pattern(n, *len), false)?,
+            Op::Write(which, offset, len) => {
+                self.write(which, *offset, &pattern(n, *len), false)?
+            }
             Op::Append(which, len) => self.write(which, 0, &pattern(n, *len), true)?,
             Op::Truncate(which, size) => self.with(which, |ino, fh| {
                 let set = SetAttr { size: Some(*size), ..SetAttr::default() };
@@ -220,8 +241,9 @@ impl World {
             })?,
             Op::Read(which, offset, len) => self.compare(which, *offset, *len, model)?,
             Op::Hold(path, slot) => {
-                let held =
-                    self.at(path, |ino| Ok((ino, self.now(|cx| fs.open(cx, ino, libc::O_RDWR, false))?.fh)))?;
+                let held = self.at(path, |ino| {
+                    Ok((ino, self.now(|cx| fs.open(cx, ino, libc::O_RDWR, false))?.fh))
+                })?;
                 self.held[usize::from(*slot)] = Some(held);
             }
             Op::HoldTmp(path, slot) => {
@@ -234,7 +256,8 @@ impl World {
                 return Ok(ino);
             }
             Op::Release(slot) => {
-                let (ino, fh) = self.held[usize::from(*slot)].take().expect("the model knows which are held");
+                let (ino, fh) =
+                    self.held[usize::from(*slot)].take().expect("the model knows which are held");
                 self.tell(|cx| fs.release(cx, ino, fh));
             }
             Op::Fsync(which, data_only) => {
@@ -300,7 +323,13 @@ impl World {
         })
     }
 
-    pub(crate) fn read(&self, ino: Ino, fh: u64, offset: u64, len: usize) -> Result<Vec<u8>, Trouble> {
+    pub(crate) fn read(
+        &self,
+        ino: Ino,
+        fh: u64,
+        offset: u64,
+        len: usize,
+    ) -> Result<Vec<u8>, Trouble> {
         let mut out = vec![0xee; len];
         let count = self.now(|cx| self.fs.read(cx, ino, fh, offset, &mut out))?;
         out.truncate(count);

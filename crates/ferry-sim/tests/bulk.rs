@@ -1,11 +1,12 @@
-//! Many files made durable together: whatever a crash leaves, what was answered is there; and what waits, waits on no thread.
+//! Many files made durable together: whatever a crash leaves, what was answered is there; and what
+//! waits, waits on no thread.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_check::{FsckOptions, fsck};
 use ferry_device::BlockDevice;
 use ferry_fs::{
-    Answer, Complete, Cx, Errno, Filesystem, FsOptions, InProcess, Ino, Interrupt, LocalFs, MkfsOptions,
-    Park, ROOT, Stop, ioctl, mkfs,
+    Answer, Complete, Cx, Errno, Filesystem, FsOptions, InProcess, Ino, Interrupt, LocalFs,
+    MkfsOptions, Park, ROOT, Stop, ioctl, mkfs,
 };
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use parking_lot::Mutex;
@@ -33,7 +34,8 @@ fn volume_with(bytes: u64, options: MkfsOptions) -> Arc<SimDevice> {
 }
 
 fn make(fs: &LocalFs, dir: Ino, name: &str, data: &[u8]) -> (Ino, u64) {
-    let (entry, opened) = ME.call(|cx| fs.create(cx, dir, name.as_bytes(), 0o644, libc::O_RDWR)).unwrap();
+    let (entry, opened) =
+        ME.call(|cx| fs.create(cx, dir, name.as_bytes(), 0o644, libc::O_RDWR)).unwrap();
     let ino = entry.attr.unwrap().ino;
     ME.call(|cx| fs.write(cx, ino, opened.fh, 0, data, false, false)).unwrap();
     (ino, opened.fh)
@@ -68,9 +70,11 @@ fn what_a_bulk_sync_answered_survives_every_crash() {
         let fs = open(&device, false);
         device.restart_trace();
         let dir = ME.call(|cx| fs.mkdir(cx, ROOT, b"dir", 0o755)).unwrap().attr.unwrap().ino;
-        let contents: Vec<Vec<u8>> =
-            (0..200).map(|i| vec![i as u8 + 1; [1, 2048, 4096, 5000, 40_000][rng.index(5)]]).collect();
-        let files: Vec<_> = (0..200).map(|i| make(&fs, dir, &i.to_string(), &contents[i])).collect();
+        let contents: Vec<Vec<u8>> = (0..200)
+            .map(|i| vec![i as u8 + 1; [1, 2048, 4096, 5000, 40_000][rng.index(5)]])
+            .collect();
+        let files: Vec<_> =
+            (0..200).map(|i| make(&fs, dir, &i.to_string(), &contents[i])).collect();
         // The names change after the contents: they are promised too.
         ME.call(|cx| fs.rename(cx, ROOT, b"dir", ROOT, b"moved", Default::default())).unwrap();
         let inos: Vec<Ino> = files.iter().map(|(ino, _)| *ino).collect();
@@ -97,10 +101,14 @@ fn what_a_bulk_sync_answered_survives_every_crash() {
                     early += 1;
                     continue;
                 }
-                let moved = ME.call(|cx| after.lookup(cx, ROOT, b"moved")).unwrap().attr.unwrap().ino;
+                let moved =
+                    ME.call(|cx| after.lookup(cx, ROOT, b"moved")).unwrap().attr.unwrap().ino;
                 for (i, data) in contents.iter().enumerate().take(150) {
                     let found = read(&after, moved, &i.to_string());
-                    assert!(found.as_ref() == Some(data), "seed {seed}, crash at {point}: file {i}");
+                    assert!(
+                        found.as_ref() == Some(data),
+                        "seed {seed}, crash at {point}: file {i}"
+                    );
                 }
             }
         }
@@ -134,12 +142,14 @@ fn release_until(device: &SimDevice, transport: &OneThread, most: usize) {
     }
 }
 
-/// 10,000 files are more than may be on their way to the device at a time: the rest waits, but not on the transport's only thread.
+/// 10,000 files are more than may be on their way to the device at a time: the rest waits, but not
+/// on the transport's only thread.
 fn stalled(broken: bool) -> (Arc<SimDevice>, OneThread) {
     const FILES: usize = 10_000;
     let device = volume(1 << 30);
     let fs = open(&device, true);
-    let files: Vec<_> = (0..FILES).map(|i| make(&fs, ROOT, &i.to_string(), &[i as u8; 12288])).collect();
+    let files: Vec<_> =
+        (0..FILES).map(|i| make(&fs, ROOT, &i.to_string(), &[i as u8; 12288])).collect();
     device.set_hold(true);
     let transport = OneThread::default();
     let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &transport };
@@ -195,14 +205,16 @@ fn ten_thousand_fsyncs_hear_that_the_device_failed() {
 /// Longer than anything in it takes: who is not back by then waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The device stalls, and the log has no room for what is dirty: whoever wants it durable waits for room, but not on the transport's only
-/// thread.
+/// The device stalls, and the log has no room for what is dirty: whoever wants it durable waits for
+/// room, but not on the transport's only thread.
 #[test]
 fn fsyncs_that_find_the_log_full_wait_on_no_thread() {
     const FILES: usize = 1200;
-    let device = volume_with(256 << 20, MkfsOptions { log_size: Some(1 << 20), ..MkfsOptions::default() });
+    let device =
+        volume_with(256 << 20, MkfsOptions { log_size: Some(1 << 20), ..MkfsOptions::default() });
     let fs = open(&device, true);
-    let files: Vec<_> = (0..FILES).map(|i| make(&fs, ROOT, &i.to_string(), &[i as u8; 2000])).collect();
+    let files: Vec<_> =
+        (0..FILES).map(|i| make(&fs, ROOT, &i.to_string(), &[i as u8; 2000])).collect();
     let all: Vec<Ino> = files.iter().map(|(ino, _)| *ino).collect();
     device.set_hold(true);
     let transport = OneThread::default();

@@ -19,7 +19,8 @@ const fn count(release: u64) -> u64 {
 
 fn campaign(plan: &(dyn Fn(u64) -> Option<Plan> + Sync), first: u64, count: u64) -> Done {
     let limits = Limits { runs: Some(count), ..Limits::default() };
-    let done = run(plan, first, limits, threads(), &Env::real()).unwrap_or_else(|report| panic!("{report}"));
+    let done = run(plan, first, limits, threads(), &Env::real())
+        .unwrap_or_else(|report| panic!("{report}"));
     println!("{done}");
     done
 }
@@ -43,7 +44,8 @@ fn sequences_of_fifty_operations_survive() {
     assert!(tally.ops > 30 * runs && tally.points > 20 * runs);
 }
 
-/// Whatever the flush policy: fsyncs of many callers under way together, records completed out of order, a log that wraps.
+/// Whatever the flush policy: fsyncs of many callers under way together, records completed out of
+/// order, a log that wraps.
 #[test]
 fn with_every_policy_what_was_answered_is_there() {
     let runs = count(40);
@@ -51,7 +53,10 @@ fn with_every_policy_what_was_answered_is_there() {
         let tally = campaign(&|seed| Some(Plan::under_way(seed, policy)), 0, runs).tally;
         println!("{}: {tally:?}", policy.name());
         assert_eq!(tally.runs, runs);
-        assert!(tally.answered_late > 50 * runs && tally.log_rounds > runs, "{policy:?}: {tally:?}");
+        assert!(
+            tally.answered_late > 50 * runs && tally.log_rounds > runs,
+            "{policy:?}: {tally:?}"
+        );
         let most = if policy == FlushPolicy::Each { 8 } else { 2 };
         assert!(tally.in_flight_max >= most, "{policy:?}: {tally:?}");
         let holds = matches!(policy, FlushPolicy::Delay | FlushPolicy::Adaptive);
@@ -115,7 +120,8 @@ fn a_flush_that_lies_is_noticed_and_shrunk() {
     assert!(Plan { flush_lies: false, ..small }.run_apart().is_ok(), "the device is to blame");
 }
 
-/// As the program tells it: the number that it prints is enough to see the same failure, shrunk the same way.
+/// As the program tells it: the number that it prints is enough to see the same failure, shrunk the
+/// same way.
 #[test]
 fn the_program_shrinks_a_failure_and_its_number_repeats_it() {
     let crash = |args: &[&str]| {
@@ -146,7 +152,8 @@ fn what_once_failed_stays_right() {
     let path = |names: &[u8]| Path(names.to_vec());
     let file = |names: &[u8]| Which::At(path(names));
     let sequences = [
-        // A directory above was renamed: fsync of a file that was durable already left its new path behind.
+        // A directory above was renamed: fsync of a file that was durable already left its new path
+        // behind.
         vec![
             Op::Mkdir(path(&[3])),
             Op::Mkdir(path(&[3, 0])),
@@ -158,7 +165,13 @@ fn what_once_failed_stays_right() {
         ],
     ];
     for ops in sequences {
-        let plan = Plan { lives: vec![ops], points_max: usize::MAX, images: 8, fault: None, ..Plan::draw(1) };
+        let plan = Plan {
+            lives: vec![ops],
+            points_max: usize::MAX,
+            images: 8,
+            fault: None,
+            ..Plan::draw(1)
+        };
         plan.run().unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

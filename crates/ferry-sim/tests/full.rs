@@ -1,6 +1,7 @@
-//! A volume that many fill until nothing fits any more, each file made durable on its own, and empty again, round after round; the mount
-//! goes on, ends in order, or is killed between. What a write or a create was answered is never refused by an fsync, and no round has
-//! less room than the one before.
+//! A volume that many fill until nothing fits any more, each file made durable on its own, and
+//! empty again, round after round; the mount goes on, ends in order, or is killed between. What a
+//! write or a create was answered is never refused by an fsync, and no round has less room than the
+//! one before.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_check::FsckOptions;
@@ -24,17 +25,20 @@ const SIZES: [usize; 5] = [900, 20_000, 300_000, 5_000, 1_500_000];
 enum Between {
     Nothing,
     Remount,
-    /// The mount is killed, while it is filled or while it is emptied, and what the host has of it then goes on.
+    /// The mount is killed, while it is filled or while it is emptied, and what the host has of it
+    /// then goes on.
     Kill,
 }
 
 fn open(device: &Arc<SimDevice>) -> Arc<LocalFs> {
     let dev: Arc<dyn BlockDevice> = device.clone();
-    LocalFs::open(dev, FsOptions { cache_bytes: 8 << 20, ..FsOptions::default() }, Env::real()).unwrap()
+    LocalFs::open(dev, FsOptions { cache_bytes: 8 << 20, ..FsOptions::default() }, Env::real())
+        .unwrap()
 }
 
 fn no_room(fs: &LocalFs) -> u64 {
-    let stats = ME.call(|cx| fs.ioctl(cx, ROOT, ioctl::STATS, &[], ioctl::STATS_LEN as usize)).unwrap();
+    let stats =
+        ME.call(|cx| fs.ioctl(cx, ROOT, ioctl::STATS, &[], ioctl::STATS_LEN as usize)).unwrap();
     let len = stats.iter().position(|b| *b == 0).unwrap_or(stats.len());
     let stats: serde_json::Value = serde_json::from_slice(&stats[..len]).unwrap();
     stats["data"]["no_room"].as_u64().unwrap()
@@ -122,7 +126,8 @@ fn remove_all(fs: &LocalFs) {
     });
 }
 
-/// What a kill leaves as soon as more has been written to the device than now, or nobody writes any more.
+/// What a kill leaves as soon as more has been written to the device than now, or nobody writes any
+/// more.
 fn kill(device: &SimDevice, over: impl Fn() -> bool) -> Arc<SimDevice> {
     let before = device.asked(Op::Write);
     while device.asked(Op::Write) < before + 10 && !over() {

@@ -1,4 +1,5 @@
-//! Whatever a volume's bytes are: check, mount and work on it end, without a panic and in bounded memory.
+//! Whatever a volume's bytes are: check, mount and work on it end, without a panic and in bounded
+//! memory.
 
 use std::process::Command;
 
@@ -10,9 +11,12 @@ const SEEDS: &str = "2500";
 const SECONDS: &str = if cfg!(debug_assertions) { "10" } else { "30" };
 
 fn fuzz(arguments: &[&str]) {
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_fuzz")).args(arguments).output().expect("the program is there");
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(env!("CARGO_BIN_EXE_fuzz"))
+        .args(arguments)
+        .output()
+        .expect("the program is there");
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "fuzz {arguments:?}:\n{out}\n{err}");
     println!("{out}");
 }

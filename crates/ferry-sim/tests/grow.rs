@@ -1,5 +1,5 @@
-//! The log of a volume in use grows: at every moment a crash leaves either the old log or the new one, and with either everything that
-//! was made durable.
+//! The log of a volume in use grows: at every moment a crash leaves either the old log or the new
+//! one, and with either everything that was made durable.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod grow_support;
@@ -8,7 +8,9 @@ use ferry_device::BlockDevice;
 use ferry_fs::volume::{LOG_MIN, read_superblock_copies};
 use ferry_fs::{Errno, Filesystem, LocalFs, ROOT};
 use ferry_sim::device::{SimDevice, SimRng};
-use grow_support::{Files, ME, assert_clean, contents, format, grow, log_len, make, open, read, sync};
+use grow_support::{
+    Files, ME, assert_clean, contents, format, grow, log_len, make, open, read, sync,
+};
 use std::sync::Arc;
 
 const VOLUME: u64 = 64 << 20;
@@ -60,7 +62,8 @@ fn a_crash_while_the_log_grows_leaves_one_log_with_everything() {
         };
         let fs = open(image.clone(), false);
         check(&fs);
-        // It is used again, so that a log which must not count would be in the way, and crashes once more.
+        // It is used again, so that a log which must not count would be in the way, and crashes
+        // once more.
         let mut more = Files::new();
         for n in 0..10 {
             make(&fs, &mut more, format!("more {n}"), contents(n));
@@ -156,6 +159,9 @@ fn a_full_volume_keeps_its_log() {
     fs.close().unwrap();
     drop(fs);
     let copies = read_superblock_copies(&*device);
-    assert!(copies.len() == 3 && copies.iter().all(|(_, copy)| copy.as_ref().unwrap().log_len == LOG_MIN));
+    assert!(
+        copies.len() == 3
+            && copies.iter().all(|(_, copy)| copy.as_ref().unwrap().log_len == LOG_MIN)
+    );
     assert_clean(&as_device(&device));
 }

@@ -1,12 +1,12 @@
-//! The log grows on a single device, a linear set, a stripe and a mirror, while requests fail and while power is lost: what was made
-//! durable is there afterwards, and the log can grow again.
+//! The log grows on a single device, a linear set, a stripe and a mirror, while requests fail and
+//! while power is lost: what was made durable is there afterwards, and the log can grow again.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod grow_support;
 
 use ferry_device::{
-    BlockDevice, ComponentHeader, HEAD_LEN, HookedDevice, Kind, MirrorDevice, Observer, Op as HookedOp,
-    STRIPE_CHUNK, Side, SpanDevice,
+    BlockDevice, ComponentHeader, HEAD_LEN, HookedDevice, Kind, MirrorDevice, Observer,
+    Op as HookedOp, STRIPE_CHUNK, Side, SpanDevice,
 };
 use ferry_fs::volume::LOG_MIN;
 use ferry_sim::device::{Fault, Op, SimDevice, SimRng};
@@ -51,7 +51,8 @@ fn side_len(kind: Option<Kind>) -> u64 {
 impl Set {
     fn new(kind: Option<Kind>) -> Self {
         let count = if kind.is_some() { 2 } else { 1 };
-        let sides = (0..count).map(|_| Arc::new(SimDevice::new(HEAD_LEN + side_len(kind)))).collect();
+        let sides =
+            (0..count).map(|_| Arc::new(SimDevice::new(HEAD_LEN + side_len(kind)))).collect();
         let set = Self { kind, sides, generation: Arc::new(Generation(AtomicU64::new(1))) };
         for (slot, side) in set.sides.iter().enumerate().filter(|_| kind == Some(Kind::Mirror)) {
             let header = ComponentHeader {
@@ -72,15 +73,19 @@ impl Set {
 
     /// The same on other devices.
     fn on(&self, sides: Vec<Arc<SimDevice>>, generation: u64) -> Self {
-        Self { kind: self.kind, sides, generation: Arc::new(Generation(AtomicU64::new(generation))) }
+        Self {
+            kind: self.kind,
+            sides,
+            generation: Arc::new(Generation(AtomicU64::new(generation))),
+        }
     }
 
     /// The volume's device as it is after the set was put together again.
     fn device(&self) -> Arc<dyn BlockDevice> {
         let parts = || {
-            self.sides
-                .iter()
-                .map(|side| ("side".to_owned(), side.clone() as Arc<dyn BlockDevice>, side_len(self.kind)))
+            self.sides.iter().map(|side| {
+                ("side".to_owned(), side.clone() as Arc<dyn BlockDevice>, side_len(self.kind))
+            })
         };
         match self.kind {
             None => self.sides[0].clone(),
@@ -91,7 +96,8 @@ impl Set {
                 });
                 let generation = self.generation.0.load(Ordering::SeqCst);
                 Arc::new(
-                    MirrorDevice::open(sides.collect(), false, generation, self.generation.clone()).unwrap(),
+                    MirrorDevice::open(sides.collect(), false, generation, self.generation.clone())
+                        .unwrap(),
                 )
             }
             Some(kind) => Arc::new(SpanDevice::new(kind, parts().collect(), STRIPE_CHUNK)),
@@ -147,12 +153,14 @@ fn a_request_fails_while_the_log_grows() {
         ];
         // What a mirror's other side has is enough; but space is taken from both or from none.
         let survives = |op| kind == Some(Kind::Mirror) && op != Op::Allocate;
-        for (side, (op, errno)) in (0..clean.sides.len()).flat_map(|side| faults.map(|fault| (side, fault))) {
+        for (side, (op, errno)) in
+            (0..clean.sides.len()).flat_map(|side| faults.map(|fault| (side, fault)))
+        {
             let (mut failed, mut after) = (0, 0);
             loop {
                 let generation = clean.generation.0.load(Ordering::SeqCst);
-                let set =
-                    clean.on(clean.sides.iter().map(|side| Arc::new(side.copy())).collect(), generation);
+                let set = clean
+                    .on(clean.sides.iter().map(|side| Arc::new(side.copy())).collect(), generation);
                 let what = format!("{kind:?}, side {side}, {op:?} {after} fails with {errno}");
                 let fs = open(set.device(), false);
                 set.sides[side].inject(Fault { op, after, errno, sticky: false });
@@ -182,11 +190,13 @@ fn a_request_fails_while_the_log_grows() {
 /// How far each side's trace was, at each moment.
 type Moments = Arc<Mutex<Vec<Vec<usize>>>>;
 
-/// The set's device, which notes where each side's trace is before and after each request that changes something.
+/// The set's device, which notes where each side's trace is before and after each request that
+/// changes something.
 fn watched(set: &Set, moments: &Moments) -> Arc<dyn BlockDevice> {
     let device = HookedDevice::new(set.device());
     let (sides, moments) = (set.sides.clone(), Arc::clone(moments));
-    let note = move || moments.lock().unwrap().push(sides.iter().map(|side| side.trace_len()).collect());
+    let note =
+        move || moments.lock().unwrap().push(sides.iter().map(|side| side.trace_len()).collect());
     device.set_hook(move |request, serve| {
         if !matches!(request.op, HookedOp::Write | HookedOp::Flush | HookedOp::Discard) {
             return serve();
@@ -215,14 +225,20 @@ fn power_is_lost_while_the_log_of_a_set_grows() {
         let (mut rng, generation) = (SimRng::new(11), set.generation.0.load(Ordering::SeqCst));
         let mut lens = [0; 2];
         for crash in 0..CRASHES {
-            let moment =
-                &moments[moments.len() * crash / (CRASHES - 1).max(1) - usize::from(crash == CRASHES - 1)];
-            let images =
-                set.sides.iter().zip(moment).map(|(side, at)| Arc::new(side.crash_image(*at, &mut rng)));
+            let moment = &moments
+                [moments.len() * crash / (CRASHES - 1).max(1) - usize::from(crash == CRASHES - 1)];
+            let images = set
+                .sides
+                .iter()
+                .zip(moment)
+                .map(|(side, at)| Arc::new(side.crash_image(*at, &mut rng)));
             let crashed = set.on(images.collect(), generation);
             lens[usize::from(log_len(&crashed.device()) == GROWN)] += 1;
             check(&crashed, &files, &format!("{kind:?}, power lost at {moment:?}"));
         }
-        assert!(lens.iter().all(|n| *n > 0), "{kind:?}: crashes on both sides of the change: {lens:?}");
+        assert!(
+            lens.iter().all(|n| *n > 0),
+            "{kind:?}: crashes on both sides of the change: {lens:?}"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! Both copies of the home store and of its map: the same twice on a volume that was unmounted, whatever was done before; a crash at any
-//! moment leaves a volume that a check calls clean. And bugs of that kind are found.
+//! Both copies of the home store and of its map: the same twice on a volume that was unmounted,
+//! whatever was done before; a crash at any moment leaves a volume that a check calls clean. And
+//! bugs of that kind are found.
 //!
 //! One test, because a bug is planted in the whole process.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
@@ -58,7 +59,8 @@ fn units_of(image: &Arc<SimDevice>) -> usize {
     map.unwrap().units.into_iter().flatten().count()
 }
 
-/// The first thing that is wrong after a crash while a volume is filled, emptied, and unmounted in between.
+/// The first thing that is wrong after a crash while a volume is filled, emptied, and unmounted in
+/// between.
 fn first_wrong() -> Option<String> {
     let device = Arc::new(SimDevice::new(32 << 20));
     format(&(device.clone() as Arc<dyn BlockDevice>), LOG_MIN);

@@ -1,5 +1,5 @@
-//! The device fails at each request in turn: no hang, no panic, no false success, the errors of the contract, and nothing lost
-//! that was acknowledged. `faults` (the program) tries them all.
+//! The device fails at each request in turn: no hang, no panic, no false success, the errors of the
+//! contract, and nothing lost that was acknowledged. `faults` (the program) tries them all.
 
 use ferry_check::{FsckOptions, fsck};
 use ferry_device::BlockDevice;
@@ -28,7 +28,8 @@ fn whatever_request_fails_nothing_acknowledged_is_lost() {
 
 fn write(fs: &LocalFs, name: &[u8], bytes: &[u8]) -> Result<(u64, u64), Errno> {
     let me = InProcess::default();
-    let (entry, opened) = me.call(|cx| fs.create(cx, ROOT, name, libc::S_IFREG | 0o644, libc::O_RDWR))?;
+    let (entry, opened) =
+        me.call(|cx| fs.create(cx, ROOT, name, libc::S_IFREG | 0o644, libc::O_RDWR))?;
     let ino = entry.attr.expect("it was made").ino;
     me.call(|cx| fs.write(cx, ino, opened.fh, 0, bytes, false, false))?;
     Ok((ino, opened.fh))
@@ -79,8 +80,8 @@ fn versioned(block: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// Overwrites blocks of the file at random, with an fsync now and then, until an error comes or segments enough were cleaned. How often
-/// each block was written, and whether an error came.
+/// Overwrites blocks of the file at random, with an fsync now and then, until an error comes or
+/// segments enough were cleaned. How often each block was written, and whether an error came.
 fn overwrite(fs: &LocalFs, (ino, fh): (u64, u64)) -> (Vec<u64>, bool) {
     let me = InProcess::default();
     let mut versions = vec![0; CLEANED_BLOCKS as usize];
@@ -104,7 +105,8 @@ fn cleaned_segments(fs: &LocalFs) -> u64 {
     fs.stats()["data"]["cleaned_segments"].as_u64().expect("it is counted")
 }
 
-/// An error that passes, at one write after the other while the cleaner moves data: all that was written can be read.
+/// An error that passes, at one write after the other while the cleaner moves data: all that was
+/// written can be read.
 #[test]
 fn what_the_cleaner_moves_stays_readable_whatever_write_fails() {
     let base = Arc::new(SimDevice::new(16 << 20));
@@ -128,8 +130,10 @@ fn what_the_cleaner_moves_stays_readable_whatever_write_fails() {
     let run = |fault: Option<u64>| {
         let device = Arc::new(base.copy());
         let fs = open(&device);
-        let fh =
-            InProcess::default().call(|cx| fs.open(cx, ino, libc::O_RDWR, false)).expect("it is there").fh;
+        let fh = InProcess::default()
+            .call(|cx| fs.open(cx, ino, libc::O_RDWR, false))
+            .expect("it is there")
+            .fh;
         let before = device.asked(Op::Write);
         if let Some(after) = fault {
             device.inject(Fault { op: Op::Write, after, errno: libc::EIO, sticky: false });
@@ -137,15 +141,20 @@ fn what_the_cleaner_moves_stays_readable_whatever_write_fails() {
         let (versions, failed) = overwrite(&fs, (ino, fh));
         let (writes, cleaned) = (device.asked(Op::Write) - before, cleaned_segments(&fs));
         assert_eq!(failed, fault.is_some(), "{fault:?}");
-        let found = read(&fs, (ino, fh), all.len()).unwrap_or_else(|errno| panic!("{fault:?}: {errno}"));
+        let found =
+            read(&fs, (ino, fh), all.len()).unwrap_or_else(|errno| panic!("{fault:?}: {errno}"));
         for (block, bytes) in (0..).zip(found.chunks(4096)) {
-            assert!(bytes == versioned(block, versions[block as usize]), "{fault:?}: block {block}");
+            assert!(
+                bytes == versioned(block, versions[block as usize]),
+                "{fault:?}: block {block}"
+            );
         }
         (writes, cleaned)
     };
     let (writes, cleaned) = run(None);
     assert!(cleaned > 20, "{cleaned} segments cleaned");
-    let in_cleaning = (0..CLEANED_FAULTS).filter(|n| run(Some(n * writes / CLEANED_FAULTS)).1 > 0).count();
+    let in_cleaning =
+        (0..CLEANED_FAULTS).filter(|n| run(Some(n * writes / CLEANED_FAULTS)).1 > 0).count();
     assert!(in_cleaning as u64 > CLEANED_FAULTS / 4, "{in_cleaning}");
 }
 
@@ -162,7 +171,8 @@ fn contents(name: [u8; 2]) -> Vec<u8> {
     (0..len).map(|i| (i as u8 ^ name[0]).wrapping_add(name[1]) | 1).collect()
 }
 
-/// One thread of a storm: makes files, each durable before the next; the names of those that were acknowledged.
+/// One thread of a storm: makes files, each durable before the next; the names of those that were
+/// acknowledged.
 fn make_files(fs: &LocalFs, thread: u8) -> Vec<[u8; 2]> {
     let me = InProcess::default();
     let mut acknowledged = Vec::new();
@@ -172,7 +182,9 @@ fn make_files(fs: &LocalFs, thread: u8) -> Vec<[u8; 2]> {
         let Ok((ino, fh)) = write(fs, &name, &bytes) else { continue };
         match me.call(|cx| fs.fsync(cx, ino, fh, false)) {
             Ok(()) => acknowledged.push(name),
-            Err(errno) => assert!([libc::EIO, libc::EROFS, libc::ENOSPC].contains(&errno.0), "{errno}"),
+            Err(errno) => {
+                assert!([libc::EIO, libc::EROFS, libc::ENOSPC].contains(&errno.0), "{errno}")
+            }
         }
         if let Ok(found) = read(fs, (ino, fh), bytes.len()) {
             assert!(found == bytes, "a read that succeeds is right");
@@ -223,7 +235,11 @@ fn storm(seed: u64) {
     let healed = device.crash_image(device.trace_len(), &mut rng);
     for device in [crashed, healed] {
         let device: Arc<dyn BlockDevice> = Arc::new(device);
-        let report = fsck(&device, FsckOptions { verify_data: true, ..FsckOptions::default() }, &Env::real());
+        let report = fsck(
+            &device,
+            FsckOptions { verify_data: true, ..FsckOptions::default() },
+            &Env::real(),
+        );
         let report = report.expect("it can be checked");
         assert!(report.clean, "{:#?}", report.findings);
         let fs = LocalFs::open(device, options.clone(), Env::real()).expect("it is sound");

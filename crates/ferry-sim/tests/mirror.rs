@@ -1,11 +1,12 @@
-//! A mirror of two simulated devices, crashed at every request: the sides are equal again before anything is read, nothing that was
-//! flushed is lost, and what was not is old or new, sector by sector. Also while a third one takes the place of the second, and with
-//! an error that passes at every request.
+//! A mirror of two simulated devices, crashed at every request: the sides are equal again before
+//! anything is read, nothing that was flushed is lost, and what was not is old or new, sector by
+//! sector. Also while a third one takes the place of the second, and with an error that passes at
+//! every request.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_device::{
-    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, HEAD_LEN, HookedDevice, Kind,
-    MirrorDevice, Observer, Op as HookedOp, Side,
+    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, HEAD_LEN, HookedDevice,
+    Kind, MirrorDevice, Observer, Op as HookedOp, Side,
 };
 use ferry_sim::device::{Fault, Op, SimDevice, SimRng};
 use std::collections::BTreeMap;
@@ -65,8 +66,8 @@ impl Observer for Run {
     fn rebuilt(&self, _old: &str, _new: &str) {}
 }
 
-/// A side that notes the moment before and after each request that changes something. Requests end before the call
-/// returns, one after the other, so that these are all the moments there are.
+/// A side that notes the moment before and after each request that changes something. Requests end
+/// before the call returns, one after the other, so that these are all the moments there are.
 fn watched(run: &Arc<Run>, side: usize) -> Arc<dyn BlockDevice> {
     let (device, run) = (HookedDevice::new(run.sides[side].clone()), run.clone());
     device.set_hook(move |request, serve| {
@@ -82,7 +83,8 @@ fn watched(run: &Arc<Run>, side: usize) -> Arc<dyn BlockDevice> {
     Arc::new(device)
 }
 
-/// A write of blocks that all hold the step's number, a flush, or the third device begins to take the second's place.
+/// A write of blocks that all hold the step's number, a flush, or the third device begins to take
+/// the second's place.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Write { block: u64, blocks: u64 },
@@ -157,7 +159,9 @@ fn perform(steps: &[Step], faults: [Option<Fault>; 3]) -> Arc<Run> {
                 run.durable.store(number, Ordering::SeqCst);
             }
             // Where it fails at once there is none.
-            Step::Replace => drop(dev.rebuild(NAMES[1], NAMES[2].into(), watched(&run, 2), 102, true)),
+            Step::Replace => {
+                drop(dev.rebuild(NAMES[1], NAMES[2].into(), watched(&run, 2), 102, true))
+            }
         }
         let _turn = run.turn.lock().unwrap();
         run.note();
@@ -196,7 +200,8 @@ fn crash_and_check(run: &Run, steps: &[Step], moment: Moment, rng: &mut SimRng) 
     for (block, writers) in history(steps) {
         let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
         dev.read(block * BLOCK, &mut buf).unwrap();
-        let durable = writers.iter().rev().find(|n| **n <= moment.durable).copied().unwrap_or_default();
+        let durable =
+            writers.iter().rev().find(|n| **n <= moment.durable).copied().unwrap_or_default();
         for sector in buf.chunks_exact(SECTOR) {
             let words: Vec<u64> =
                 sector.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).collect();
@@ -234,7 +239,12 @@ fn every_moment(seed: u64, count: usize, faults: [Option<Fault>; 3]) -> usize {
 }
 
 /// One of so many moments, and the end.
-fn some_moments(steps: &[Step], faults: [Option<Fault>; 3], one_of: u64, rng: &mut SimRng) -> usize {
+fn some_moments(
+    steps: &[Step],
+    faults: [Option<Fault>; 3],
+    one_of: u64,
+    rng: &mut SimRng,
+) -> usize {
     let run = perform(steps, faults);
     let moments = std::mem::take(&mut *run.moments.lock().unwrap());
     let last = *moments.last().unwrap();

@@ -1,13 +1,13 @@
-//! A block that no side of a mirror can read any more becomes zeros on a new side. The volume on it calls these zeros damage, of the
-//! file that they belong to, and nothing else is lost.
+//! A block that no side of a mirror can read any more becomes zeros on a new side. The volume on it
+//! calls these zeros damage, of the file that they belong to, and nothing else is lost.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod grow_support;
 
 use ferry_check::{FsckOptions, fsck};
 use ferry_device::{
-    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, HEAD_LEN, HookedDevice, Kind,
-    MirrorDevice, Observer, Side,
+    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, HEAD_LEN, HookedDevice,
+    Kind, MirrorDevice, Observer, Side,
 };
 use ferry_fs::scrub::{ScrubProgress, Watch};
 use ferry_fs::{Errno, Filesystem, ROOT, ScrubOptions, scrub};
@@ -79,7 +79,9 @@ fn zeros_of_a_rebuild_are_damage_of_the_file_and_never_its_contents() {
     format(&volume, 1 << 20);
     let mut files = Files::new();
     let contents = |n: u32| {
-        (0..40_000_u32).map(|i| (i.wrapping_mul(n.wrapping_mul(2_654_435_761)) >> 9) as u8 | 1).collect()
+        (0..40_000_u32)
+            .map(|i| (i.wrapping_mul(n.wrapping_mul(2_654_435_761)) >> 9) as u8 | 1)
+            .collect()
     };
     let fs = open(volume.clone(), false);
     (1..6).for_each(|n| make(&fs, &mut files, format!("file {n}"), contents(n)));
@@ -99,10 +101,12 @@ fn zeros_of_a_rebuild_are_damage_of_the_file_and_never_its_contents() {
 
     let volume: Arc<dyn BlockDevice> = mirror_of("c", &new);
     let report = scrub(&volume, ScrubOptions::default(), &sim_env(1).0, &mut ToTheEnd).unwrap();
-    let found: Vec<_> = report.damage.iter().map(|one| (one.path.clone(), one.file_offset)).collect();
+    let found: Vec<_> =
+        report.damage.iter().map(|one| (one.path.clone(), one.file_offset)).collect();
     assert_eq!(found, [(Some("/file 3".into()), Some(2 * BLOCK))]);
     let report =
-        fsck(&volume, FsckOptions { verify_data: true, ..FsckOptions::default() }, &sim_env(1).0).unwrap();
+        fsck(&volume, FsckOptions { verify_data: true, ..FsckOptions::default() }, &sim_env(1).0)
+            .unwrap();
     assert!(!report.clean, "{report:#?}");
     let fs = open(volume, false);
     for (name, contents) in &files {

@@ -1,4 +1,5 @@
-//! The simulation can fail: bugs of the kinds that it is there to find are planted, one at a time, and it finds each.
+//! The simulation can fail: bugs of the kinds that it is there to find are planted, one at a time,
+//! and it finds each.
 //!
 //! One test, because a bug is planted in the whole process.
 
@@ -11,14 +12,16 @@ use ferry_sim::shrink::{describe, shrink};
 /// Plans to try, in order.
 type Plans = fn() -> Box<dyn Iterator<Item = Plan>>;
 
-/// By looking at what a volume holds; an operation that fails outright is not what the simulation is praised for here.
+/// By looking at what a volume holds; an operation that fails outright is not what the simulation
+/// is praised for here.
 fn found_on_the_volume(failure: &Failure) -> bool {
     failure.stage.starts_with("crash at") || failure.stage == "after close"
 }
 
 /// The first of these plans that fails.
 fn first_failure(plans: impl Iterator<Item = Plan>) -> Option<(Plan, Failure)> {
-    let mut failures = plans.filter_map(|plan| plan.run_apart().err().map(|failure| (plan, failure)));
+    let mut failures =
+        plans.filter_map(|plan| plan.run_apart().err().map(|failure| (plan, failure)));
     failures.find(|(_, failure)| found_on_the_volume(failure))
 }
 
@@ -45,7 +48,10 @@ fn wrapping() -> impl Iterator<Item = Plan> {
 /// The same, and one flush fails.
 fn failing() -> impl Iterator<Item = Plan> {
     let fails = |after| Some(Fault { op: Op::Flush, after, errno: libc::EIO, sticky: false });
-    (0..20).map(move |seed| Plan { fault: fails(5 + 3 * seed), ..Plan::under_way(seed, FlushPolicy::Gather) })
+    (0..20).map(move |seed| Plan {
+        fault: fails(5 + 3 * seed),
+        ..Plan::under_way(seed, FlushPolicy::Gather)
+    })
 }
 
 #[test]
@@ -67,7 +73,8 @@ fn each_planted_bug_is_found() {
         let first_line = failure.what.lines().next().unwrap_or_default();
         println!("{bug:?}: seed {}, {}: {first_line}", plan.seed, failure.stage);
         // Long ones take their time to shrink.
-        let (plan, failure) = if plan.ops() < 100 { shrink(&plan, failure) } else { (plan, failure) };
+        let (plan, failure) =
+            if plan.ops() < 100 { shrink(&plan, failure) } else { (plan, failure) };
         assert!(plan.ops() <= 10 || plan.ops() >= 100, "{bug:?}: {}", describe(&plan, &failure));
         plant(Bug::None);
         plan.run_apart().unwrap_or_else(|failure| panic!("without {bug:?}: {failure}"));

@@ -1,5 +1,5 @@
-//! A crash at any moment leaves a session's mark together with exactly what the session changed up to it, and no number that was
-//! set aside is handed out again.
+//! A crash at any moment leaves a session's mark together with exactly what the session changed up
+//! to it, and no number that was set aside is handed out again.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod grow_support;
@@ -7,8 +7,8 @@ mod grow_support;
 use ferry_device::BlockDevice;
 use ferry_fs::volume::LOG_MIN;
 use ferry_fs::{
-    Cx, EarlyAck, Filesystem, InProcess, Ino, LocalFs, ROOT, RenameFlags, SessionSeq, SessionStore, SetAttr,
-    Timestamp,
+    Cx, EarlyAck, Filesystem, InProcess, Ino, LocalFs, ROOT, RenameFlags, SessionSeq, SessionStore,
+    SetAttr, Timestamp,
 };
 use ferry_sim::device::{SimDevice, SimRng};
 use grow_support::{ME, assert_clean, format, open, sync};
@@ -51,7 +51,9 @@ impl Session {
         let contents = self.seq.to_le_bytes().repeat(BLOCK / 8);
         let caller = InProcess { ack: Some(self.promise(None)), ..ME };
         let (ino, fh) = self.file;
-        caller.call(|cx| fs.write(cx, ino, fh, block * BLOCK as u64, &contents, false, false)).unwrap();
+        caller
+            .call(|cx| fs.write(cx, ino, fh, block * BLOCK as u64, &contents, false, false))
+            .unwrap();
         self.writes.push((self.seq, block));
         self.states.push(self.states.last().unwrap().clone());
     }
@@ -66,15 +68,19 @@ impl Session {
             Ok(())
         })
         .unwrap();
-        contents.chunks(BLOCK).map(|block| u64::from_le_bytes(block[..8].try_into().unwrap())).collect()
+        contents
+            .chunks(BLOCK)
+            .map(|block| u64::from_le_bytes(block[..8].try_into().unwrap()))
+            .collect()
     }
 
     /// Makes the next change.
     fn change(&mut self, fs: &LocalFs, rng: &mut SimRng) {
         self.seq += 1;
         let mut names = self.states.last().unwrap().clone();
-        let some =
-            |names: &Names, rng: &mut SimRng| names.keys().nth(rng.index(names.len())).cloned().unwrap();
+        let some = |names: &Names, rng: &mut SimRng| {
+            names.keys().nth(rng.index(names.len())).cloned().unwrap()
+        };
         let call = |promise, act: &dyn Fn(&Cx<'_>) -> ferry_fs::Answer<()>| {
             InProcess { ack: Some(promise), ..ME }.call(|cx| act(cx)).unwrap();
         };
@@ -124,7 +130,10 @@ fn listed(fs: &LocalFs, dir: Ino) -> Names {
     ME.call(|cx| {
         fs.readdir(cx, dir, 0, 2, true, &mut |entry| {
             let attr = entry.entry.unwrap().attr.unwrap();
-            names.insert(String::from_utf8(entry.name.to_vec()).unwrap(), (attr.ino, attr.mode & 0o7777));
+            names.insert(
+                String::from_utf8(entry.name.to_vec()).unwrap(),
+                (attr.ino, attr.mode & 0o7777),
+            );
             true
         })
     })
@@ -166,7 +175,8 @@ fn crash_everywhere() {
         let numbers = fs.reserve_numbers(CHANGES as u32).unwrap();
         let name = format!("written by {id:x}");
         let flags = libc::O_RDWR | libc::O_CREAT;
-        let (file, opened) = ME.call(|cx| fs.create(cx, ROOT, name.as_bytes(), 0o644, flags)).unwrap();
+        let (file, opened) =
+            ME.call(|cx| fs.create(cx, ROOT, name.as_bytes(), 0o644, flags)).unwrap();
         let file = (file.attr.unwrap().ino, opened.fh);
         let dir = made.attr.unwrap().ino;
         fs.add_session(id).unwrap();
@@ -193,8 +203,10 @@ fn crash_everywhere() {
             }
         }
         if n % 60 == 0 {
-            fs.sync_sessions(&[0, 1].map(|n| SessionSeq { session: sessions[n].id, seq: sessions[n].seq }))
-                .unwrap();
+            fs.sync_sessions(
+                &[0, 1].map(|n| SessionSeq { session: sessions[n].id, seq: sessions[n].seq }),
+            )
+            .unwrap();
             durable.push((device.trace_len(), [sessions[0].seq, sessions[1].seq]));
         }
     }
@@ -213,14 +225,26 @@ fn crash_everywhere() {
             let said = fs.durable_watermark(session.id).unwrap();
             assert!((synced[n]..=session.seq).contains(&said), "{said} after a crash at {point}");
             for (block, found) in (0..).zip(session.written(&fs)) {
-                let newest = session.writes.iter().rev().find(|(seq, of)| *of == block && *seq <= said);
+                let newest =
+                    session.writes.iter().rev().find(|(seq, of)| *of == block && *seq <= said);
                 let least = newest.map_or(0, |(seq, _)| *seq);
-                assert!(found >= least, "{found} for {least} in block {block} after a crash at {point}");
+                assert!(
+                    found >= least,
+                    "{found} for {least} in block {block} after a crash at {point}"
+                );
             }
-            let names = session.states.iter().rposition(|state| *state == listed(&fs, session.dir)).unwrap();
+            let names = session
+                .states
+                .iter()
+                .rposition(|state| *state == listed(&fs, session.dir))
+                .unwrap();
             assert!(names as u64 >= said, "what is durable is there after a crash at {point}");
             assert!(mark <= session.seq, "{mark} after a crash at {point}");
-            assert_eq!(listed(&fs, session.dir), session.states[mark as usize], "a crash at {point}");
+            assert_eq!(
+                listed(&fs, session.dir),
+                session.states[mark as usize],
+                "a crash at {point}"
+            );
             met[usize::from(mark > synced[n])] += 1;
         }
         let limit = handed.iter().rev().find(|(at, _)| *at <= point).unwrap().1;
@@ -236,7 +260,8 @@ fn crash_everywhere() {
     assert!(met[0] > 10 && met[1] > 10, "crashes right behind a sync and in between: {met:?}");
 }
 
-/// Who comes after one that handed the volume over and crashed in its turn, whatever it did, is not to believe that.
+/// Who comes after one that handed the volume over and crashed in its turn, whatever it did, is not
+/// to believe that.
 #[cfg(not(feature = "planted"))]
 #[test]
 fn what_was_handed_over_is_so_until_the_next_mount_and_no_longer() {

@@ -1,4 +1,5 @@
-//! A repair that is killed at any moment, and run again, comes to the same as one that was not, and loses nothing else.
+//! A repair that is killed at any moment, and run again, comes to the same as one that was not, and
+//! loses nothing else.
 
 use ferry_check::Code;
 use ferry_check::{FsckOptions, Report, fsck, repair};
@@ -9,7 +10,9 @@ use ferry_fs::keys::{self, Dentry, Extent, InodeRecord, Key};
 use ferry_fs::volume::{LOG_MIN, read_superblock};
 use ferry_fs::{FsOptions, InProcess, LocalFs, MkfsOptions, mkfs};
 use ferry_journal::inspect::home_map;
-use ferry_journal::{Credits, Journal, JournalClient, JournalError, JournalOptions, Seq, home_unit_bytes};
+use ferry_journal::{
+    Credits, Journal, JournalClient, JournalError, JournalOptions, Seq, home_unit_bytes,
+};
 use ferry_sim::crash::Plan;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use std::collections::BTreeMap;
@@ -30,7 +33,8 @@ fn env() -> Env {
 }
 
 fn mount(device: &Arc<dyn BlockDevice>, read_only: bool) -> Arc<LocalFs> {
-    let options = FsOptions { background: false, read_only, cache_bytes: 8 << 20, ..FsOptions::default() };
+    let options =
+        FsOptions { background: false, read_only, cache_bytes: 8 << 20, ..FsOptions::default() };
     LocalFs::open(device.clone(), options, env()).expect("it can be mounted")
 }
 
@@ -55,7 +59,8 @@ fn make_dir(fs: &Arc<LocalFs>, dir: Ino, name: &str) -> Ino {
     ino
 }
 
-/// `/a/b/c`, each with files, among them some with extents; and `/many` with more names than one transaction takes.
+/// `/a/b/c`, each with files, among them some with extents; and `/many` with more names than one
+/// transaction takes.
 fn volume() -> Arc<dyn BlockDevice> {
     let device: Arc<dyn BlockDevice> = Arc::new(SimDevice::new(VOLUME_BYTES));
     let options = MkfsOptions { log_size: Some(LOG_MIN), ..MkfsOptions::default() };
@@ -72,7 +77,12 @@ fn volume() -> Arc<dyn BlockDevice> {
     }
     let many = make_dir(&fs, ROOT, "many");
     for n in 0..1500 {
-        make_file(&fs, many, &format!("file with a name of some length {n}"), format!("{n}").as_bytes());
+        make_file(
+            &fs,
+            many,
+            &format!("file with a name of some length {n}"),
+            format!("{n}").as_bytes(),
+        );
     }
     fs.detach();
     fs.close().expect("closed");
@@ -143,7 +153,8 @@ fn shown(device: &Arc<dyn BlockDevice>) -> Shown {
             match attr.mode & libc::S_IFMT {
                 libc::S_IFDIR => todo.push((path.clone(), ino)),
                 libc::S_IFREG => {
-                    let fh = me.call(|cx| fs.open(cx, ino, libc::O_RDONLY, false)).expect("opened").fh;
+                    let fh =
+                        me.call(|cx| fs.open(cx, ino, libc::O_RDONLY, false)).expect("opened").fh;
                     for at in (0..attr.size).step_by(4096) {
                         let mut out = vec![0; 4096];
                         let read = me.call(|cx| fs.read(cx, ino, fh, at, &mut out));
@@ -172,7 +183,8 @@ fn repaired(device: &Arc<dyn BlockDevice>) -> Report {
 
 fn dentry(keys: &Keys, dir: Ino, name: &[u8]) -> (Vec<u8>, Dentry) {
     let mut range = keys.range(keys::dentry_from(dir, 0)..keys::dentry_end(dir));
-    let found = range.find(|(key, _)| matches!(keys::parse(key), Some(Key::Dentry(_, _, n)) if n == name));
+    let found =
+        range.find(|(key, _)| matches!(keys::parse(key), Some(Key::Dentry(_, _, n)) if n == name));
     let (key, value) = found.expect("the name is there");
     (key.clone(), Dentry::decode(value).expect("sound"))
 }
@@ -189,8 +201,10 @@ fn unname(keys: &mut Keys, dir: Ino, name: &str) {
 /// Names and records gone, so that much goes to `/lost+found`.
 fn names_lost(keys: &mut Keys) {
     let many = at(keys, "many");
-    let of_many: Vec<_> =
-        keys.range(keys::dentry_from(many, 0)..keys::dentry_end(many)).map(|(key, _)| key.clone()).collect();
+    let of_many: Vec<_> = keys
+        .range(keys::dentry_from(many, 0)..keys::dentry_end(many))
+        .map(|(key, _)| key.clone())
+        .collect();
     of_many.iter().step_by(2).for_each(|key| drop(keys.remove(key)));
     let (a, b) = (at(keys, "a"), at(keys, "a/b"));
     keys.remove(&keys::inode(b));
@@ -269,7 +283,8 @@ fn a_repair_may_be_killed_anywhere() {
             let report = repaired(&image);
             assert!(report.clean, "{name}, killed at {point}: {:#?}", report.findings);
             assert!(shown(&image) == expected, "{name}, killed at {point}: another result");
-            let report = fsck(&image, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env());
+            let report =
+                fsck(&image, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env());
             assert!(report.expect("it can be checked").clean, "{name}, killed at {point}");
         }
     }
@@ -299,7 +314,8 @@ fn used(device: &SimDevice) -> Vec<u64> {
         .collect()
 }
 
-/// First copies of all blocks of the home store that hold something, each with the places of its second copy and of its checksums.
+/// First copies of all blocks of the home store that hold something, each with the places of its
+/// second copy and of its checksums.
 fn home_blocks(device: &Arc<SimDevice>) -> Vec<[u64; 4]> {
     let dyn_device: Arc<dyn BlockDevice> = device.clone();
     let geo = read_superblock(&dyn_device).expect("a volume").geometry();
@@ -327,8 +343,9 @@ fn poke(device: &Arc<SimDevice>, at: u64, bytes: &[u8]) {
     device.write(block, &buf).expect("no faults");
 }
 
-/// Both copies of each block of the home store in turn, the database's own pages among them: zeros, or another block of it with
-/// checksums that are right. What a check does not find, no work on the volume may meet.
+/// Both copies of each block of the home store in turn, the database's own pages among them: zeros,
+/// or another block of it with checksums that are right. What a check does not find, no work on the
+/// volume may meet.
 #[test]
 fn damage_that_a_check_does_not_find_harms_nobody() {
     let whole = snapshot(&volume());
@@ -349,13 +366,22 @@ fn damage_that_a_check_does_not_find_harms_nobody() {
             let report = fsck(&device, FsckOptions::default(), &env()).expect("it can be checked");
             if !report.clean {
                 found += 1;
-                assert!(report.findings.iter().all(|f| f.code == Code::HomeStore), "{:#?}", report.findings);
+                assert!(
+                    report.findings.iter().all(|f| f.code == Code::HomeStore),
+                    "{:#?}",
+                    report.findings
+                );
                 if n % 8 != 0 {
                     continue;
                 }
                 let after = repaired(&device);
                 let again = repaired(&device);
-                assert_eq!((again.clean, again.repaired), (after.clean, 0), "{n}: {:#?}", again.repairs);
+                assert_eq!(
+                    (again.clean, again.repaired),
+                    (after.clean, 0),
+                    "{n}: {:#?}",
+                    again.repairs
+                );
                 if !after.clean {
                     continue;
                 }
@@ -405,7 +431,11 @@ fn whatever_its_blocks_hold_a_volume_is_repaired_or_left_alone() {
                 Ok(report) if report.clean => {
                     clean += 1;
                     let again = repaired(&image);
-                    assert!(again.clean && again.repaired == 0, "{seed}, {n}: again {:#?}", again.repairs);
+                    assert!(
+                        again.clean && again.repaired == 0,
+                        "{seed}, {n}: again {:#?}",
+                        again.repairs
+                    );
                     shown(&image);
                     let fs = mount(&image, false);
                     fs.detach();

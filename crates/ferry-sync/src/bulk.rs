@@ -37,7 +37,8 @@ pub fn commit_all<F: AsFd>(
         message.files[..batch.inos.len()].copy_from_slice(&batch.inos);
         let synced = sys::bulk_sync(first.as_fd(), &mut message);
         let durable = |at: usize| synced.is_ok() && message.files[at] == 0;
-        let answer = batch.files.into_iter().enumerate().map(|(at, file)| (!durable(at)).then_some(file));
+        let answer =
+            batch.files.into_iter().enumerate().map(|(at, file)| (!durable(at)).then_some(file));
         if answers.send(answer.collect()).is_err() {
             return; // the caller has gone
         }

@@ -87,7 +87,8 @@ impl<T, F: AsFd, D: FnMut(T, io::Result<()>)> SyncEngine<T, F, D> {
     }
 
     fn add(&mut self, name: T, file: io::Result<F>) {
-        let identified = file.and_then(|file| sys::identify(file.as_fd()).map(|identity| (file, identity)));
+        let identified =
+            file.and_then(|file| sys::identify(file.as_fd()).map(|identity| (file, identity)));
         let (file, identity) = match identified {
             Ok(both) => both,
             Err(error) => return self.report(name, Err(error)),

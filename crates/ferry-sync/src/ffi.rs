@@ -109,7 +109,8 @@ pub unsafe extern "C" fn ferry_sync_start(
     pending: *mut *mut PendingSync,
 ) -> c_int {
     // SAFETY: as above.
-    let (Some(options), Some(fds), Some(done)) = (options(flags), unsafe { numbers(fds, n) }, done) else {
+    let (Some(options), Some(fds), Some(done)) = (options(flags), unsafe { numbers(fds, n) }, done)
+    else {
         return -libc::EINVAL;
     };
     if pending.is_null() {

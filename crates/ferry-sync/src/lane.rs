@@ -24,7 +24,14 @@ pub struct FsyncLane<T, F> {
 
 impl<T, F: AsFd> FsyncLane<T, F> {
     pub fn new(jobs: usize, data_only: bool) -> Self {
-        Self { jobs, data_only, backend: None, slots: Vec::new(), free: Vec::new(), ended: Vec::new() }
+        Self {
+            jobs,
+            data_only,
+            backend: None,
+            slots: Vec::new(),
+            free: Vec::new(),
+            ended: Vec::new(),
+        }
     }
 
     /// Starts the fsync of a file; waits only if `jobs` are in flight.

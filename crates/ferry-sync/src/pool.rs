@@ -32,9 +32,11 @@ impl FsyncPool {
     /// Starts an fsync. The descriptor must stay open until the slot has ended.
     pub fn push(&mut self, file: RawFd, slot: usize, ended: &mut Vec<FsyncEnded>) {
         if self.threads.len() < self.jobs {
-            let (queue, answer, data_only) = (Arc::clone(&self.queue), self.answer.clone(), self.data_only);
-            let started =
-                Builder::new().name("ferry-fsync".into()).spawn(move || serve(&queue, &answer, data_only));
+            let (queue, answer, data_only) =
+                (Arc::clone(&self.queue), self.answer.clone(), self.data_only);
+            let started = Builder::new()
+                .name("ferry-fsync".into())
+                .spawn(move || serve(&queue, &answer, data_only));
             self.threads.extend(started.ok());
         }
         match &self.work {

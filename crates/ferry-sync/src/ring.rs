@@ -25,7 +25,13 @@ impl FsyncRing {
         // The default is four workers for each core. Linux before 5.15 cannot change it.
         let _at_its_own_pace = uring.submitter().register_iowq_max_workers(&mut [workers, workers]);
         let flags = if data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
-        Ok(Self { uring, flags, slots: Vec::new(), unsubmitted: 0, submit_at: (jobs / 4).clamp(1, 16) })
+        Ok(Self {
+            uring,
+            flags,
+            slots: Vec::new(),
+            unsubmitted: 0,
+            submit_at: (jobs / 4).clamp(1, 16),
+        })
     }
 
     /// Starts an fsync. The descriptor must stay open until the slot has ended.
@@ -41,7 +47,10 @@ impl FsyncRing {
     }
 
     fn issue(&mut self, slot: usize) {
-        let entry = opcode::Fsync::new(Fd(self.slots[slot])).flags(self.flags).build().user_data(slot as u64);
+        let entry = opcode::Fsync::new(Fd(self.slots[slot]))
+            .flags(self.flags)
+            .build()
+            .user_data(slot as u64);
         // SAFETY: an fsync refers to no memory.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         pushed.expect("the queue has an entry for each slot");

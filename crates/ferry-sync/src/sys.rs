@@ -11,7 +11,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 /// The most files of one bulk sync.
 pub const BULK_FILES_MAX: usize = 2000;
 /// FerryFS's ioctl: `_IOWR('F', 16, struct ferry_sync_message)`.
-pub const SYNC_FILES: u32 = 3 << 30 | (size_of::<BulkMessage>() as u32) << 16 | (b'F' as u32) << 8 | 16;
+pub const SYNC_FILES: u32 =
+    3 << 30 | (size_of::<BulkMessage>() as u32) << 16 | (b'F' as u32) << 8 | 16;
 /// In [`BulkMessage::flags`]: as fdatasync(2).
 const DATA_ONLY: u32 = 1;
 /// The assumed limit of open files if the process's limit cannot be read.
@@ -34,7 +35,11 @@ const _: () = assert!(
 
 impl BulkMessage {
     pub fn new(data_only: bool) -> Box<Self> {
-        Box::new(Self { count: 0, flags: if data_only { DATA_ONLY } else { 0 }, files: [0; BULK_FILES_MAX] })
+        Box::new(Self {
+            count: 0,
+            flags: if data_only { DATA_ONLY } else { 0 },
+            files: [0; BULK_FILES_MAX],
+        })
     }
 }
 
@@ -43,15 +48,17 @@ pub fn bulk_sync(file: BorrowedFd<'_>, message: &mut BulkMessage) -> io::Result<
     let request = libc::c_ulong::from(SYNC_FILES);
     // SAFETY: the request's number says that the kernel reads and writes at most one `BulkMessage`,
     // which outlives the call; any bytes are a valid one.
-    let result = unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, &raw mut *message) };
+    let result =
+        unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, &raw mut *message) };
     check(result)
 }
 
 /// Makes the kernel write back the file's dirty pages to the file system, and waits for it. (Only
 /// stores to mapped memory are still in the kernel: other writes have arrived.)
 pub fn write_back(file: BorrowedFd<'_>) -> io::Result<()> {
-    let all =
-        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: carries no memory.
     check(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) })
 }
@@ -95,14 +102,17 @@ pub fn write_back_waits() -> bool {
 }
 
 fn at_least(release: &str, (major, minor): (u32, u32)) -> bool {
-    let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut parts =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) >= (major, minor)
 }
 
 /// How many descriptors the process may have open.
 pub fn open_files_limit() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit.map_or(OPEN_FILES_GUESS, |n| usize::try_from(n).unwrap_or(OPEN_FILES_MAX)).min(OPEN_FILES_MAX)
+    limit
+        .map_or(OPEN_FILES_GUESS, |n| usize::try_from(n).unwrap_or(OPEN_FILES_MAX))
+        .min(OPEN_FILES_MAX)
 }
 
 #[cfg(test)]

@@ -44,7 +44,8 @@ fn the_example_in_c_syncs_files() {
     let mut lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines.remove(0), "1 of 3 failed");
     lines.sort_unstable();
-    let ends = lines.iter().map(|line| line.rsplit('/').next().expect("a path")).collect::<Vec<_>>();
+    let ends =
+        lines.iter().map(|line| line.rsplit('/').next().expect("a path")).collect::<Vec<_>>();
     assert_eq!(ends, ["absent: Bad file descriptor", "one: durable", "two: durable"]);
 }
 
@@ -82,8 +83,12 @@ int main(int argc, char **argv) {
     std::fs::write(&source, text).expect("writable");
     compile(&source, &program);
     let said = run(Command::new(&program).arg(dir.path().join("file"))).stdout;
-    let expected = [0, libc::EBADF, libc::EBADF, libc::EINVAL, 0].map(|e| format!("{e} {e} {e}\n")).concat();
-    assert_eq!(String::from_utf8(said).expect("ASCII"), "3 failed\n3 failed\n".to_owned() + &expected);
+    let expected =
+        [0, libc::EBADF, libc::EBADF, libc::EINVAL, 0].map(|e| format!("{e} {e} {e}\n")).concat();
+    assert_eq!(
+        String::from_utf8(said).expect("ASCII"),
+        "3 failed\n3 failed\n".to_owned() + &expected
+    );
 }
 
 #[test]
@@ -94,6 +99,14 @@ fn the_header_and_the_library_agree_on_the_ioctl() {
     let program = dir.path().join("number");
     let text = "#include <stdio.h>\n#include \"ferry_sync.h\"\nint main(void) { printf(\"%lu\", (unsigned long)FERRY_SYNC_FILES); }\n";
     std::fs::write(&source, text).expect("writable");
-    run(Command::new("cc").arg("-I").arg(here.join("include")).arg("-o").arg(&program).arg(&source));
-    assert_eq!(run(&mut Command::new(&program)).stdout, ferry_sync::SYNC_FILES.to_string().as_bytes());
+    run(Command::new("cc")
+        .arg("-I")
+        .arg(here.join("include"))
+        .arg("-o")
+        .arg(&program)
+        .arg(&source));
+    assert_eq!(
+        run(&mut Command::new(&program)).stdout,
+        ferry_sync::SYNC_FILES.to_string().as_bytes()
+    );
 }

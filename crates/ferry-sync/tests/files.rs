@@ -18,7 +18,11 @@ fn sync(given: &[PathBuf], recursive: bool, options: &Options) -> (Results, Summ
     let mut results = Results::new();
     let summary = sync_each(paths(given.to_vec(), recursive), options, |path, result| {
         let result = result.map_err(|e| e.raw_os_error().expect("the kernel's own error"));
-        assert!(results.insert(path.clone(), result).is_none(), "{} is answered twice", path.display());
+        assert!(
+            results.insert(path.clone(), result).is_none(),
+            "{} is answered twice",
+            path.display()
+        );
     });
     assert_eq!(summary.synced + summary.failed, results.len() as u64);
     (results, summary)

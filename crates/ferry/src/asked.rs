@@ -100,7 +100,9 @@ pub fn ask(mount: &Mount, question: &str) -> Result<Option<Value>, CliError> {
     let pid = socket::peer(&stream);
     match socket::ask_on(stream, question) {
         Ok(answer) => Ok(Some(answer)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+        {
             Err(silent(mount, pid))
         }
         Err(_) => Ok(None),

@@ -33,7 +33,11 @@ pub fn run(command: &CertCommand) -> Result<(), CliError> {
         }
         CertCommand::Revoke { dir, name } => {
             let revoked = authority::revoke(dir, name).map_err(failed)?;
-            let what = if revoked == 0 { "was revoked before".into() } else { format!("revoked: {revoked}") };
+            let what = if revoked == 0 {
+                "was revoked before".into()
+            } else {
+                format!("revoked: {revoked}")
+            };
             println!("{what}; servers with this list end the client's sessions within seconds");
         }
     }

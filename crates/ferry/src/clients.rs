@@ -26,7 +26,9 @@ pub fn answer(control: Control, volume: &Path, address: SocketAddr) -> io::Resul
                 ("clients", control.clients()),
                 ("refused", control.refused()),
             ])),
-            Some(("evict", client)) => Some(socket::object([("evicted", control.evict(client).into())])),
+            Some(("evict", client)) => {
+                Some(socket::object([("evicted", control.evict(client).into())]))
+            }
             _ => None,
         }
     })
@@ -44,7 +46,8 @@ fn ask(name: &str, question: &str) -> Option<Value> {
 
 /// Runs `ferry clients`.
 pub fn show(args: &ClientsArgs) -> Result<(), CliError> {
-    let answers: Vec<Value> = socket::names(PREFIX)?.iter().filter_map(|name| ask(name, "clients")).collect();
+    let answers: Vec<Value> =
+        socket::names(PREFIX)?.iter().filter_map(|name| ask(name, "clients")).collect();
     let mut text = String::new();
     if args.json {
         text = format!("{:#}\n", Value::from(answers));
@@ -59,16 +62,20 @@ pub fn show(args: &ClientsArgs) -> Result<(), CliError> {
 }
 
 /// The columns of a client's line.
-const COLUMNS: [&str; 7] = ["client", "name", "certificate", "address", "path", "state", "oldest change"];
+const COLUMNS: [&str; 7] =
+    ["client", "name", "certificate", "address", "path", "state", "oldest change"];
 
 fn cells(client: &Value) -> [String; 7] {
     let text = |key: &str| socket::printable(client[key].as_str().unwrap_or("-"));
     let state = if client["connected"] == true { "connected" } else { "away" };
     let read_only = if client["read_only"] == true { ", ro" } else { "" };
-    let oldest = match (client["oldest_ms"].as_u64(), client["unanswered"].as_u64().unwrap_or_default()) {
-        (Some(ms), unanswered) => format!("{}.{} s of {unanswered}", ms / 1000, ms % 1000 / 100),
-        (None, _) => "-".into(),
-    };
+    let oldest =
+        match (client["oldest_ms"].as_u64(), client["unanswered"].as_u64().unwrap_or_default()) {
+            (Some(ms), unanswered) => {
+                format!("{}.{} s of {unanswered}", ms / 1000, ms % 1000 / 100)
+            }
+            (None, _) => "-".into(),
+        };
     let number = client["client"].to_string();
     let state = format!("{state}{read_only}");
     [number, text("name"), text("certificate"), text("address"), text("path"), state, oldest]
@@ -76,10 +83,12 @@ fn cells(client: &Value) -> [String; 7] {
 
 /// A line for each client, under the columns' names.
 fn lines(clients: &[Value]) -> String {
-    let rows: Vec<_> = std::iter::once(COLUMNS.map(str::to_owned)).chain(clients.iter().map(cells)).collect();
+    let rows: Vec<_> =
+        std::iter::once(COLUMNS.map(str::to_owned)).chain(clients.iter().map(cells)).collect();
     let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
     let line = |row: &[String; 7]| {
-        let cells = row.iter().enumerate().map(|(at, cell)| format!("{cell:<width$}", width = width(at)));
+        let cells =
+            row.iter().enumerate().map(|(at, cell)| format!("{cell:<width$}", width = width(at)));
         format!("  {}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
     rows.iter().map(line).collect()
@@ -101,7 +110,8 @@ fn for_people(server: &Value, details: bool) -> String {
         text.push_str(&table::render(&socket::object([(title.as_str(), client.clone())])));
     }
     let refused = server["refused"].as_object().into_iter().flatten();
-    let refused = refused.filter_map(|(cause, times)| Some((cause, times.as_u64().filter(|n| *n > 0)?)));
+    let refused =
+        refused.filter_map(|(cause, times)| Some((cause, times.as_u64().filter(|n| *n > 0)?)));
     let refused: Vec<String> = refused.map(|(cause, times)| format!("{cause} {times}")).collect();
     if !refused.is_empty() {
         text.push_str(&format!("  refused: {}\n", refused.join(", ")));
@@ -113,7 +123,8 @@ fn for_people(server: &Value, details: bool) -> String {
 pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
     let volume = args.volume.as_deref().map(shown).transpose()?;
     let is_meant = |client: &Value| {
-        let named = ["name", "certificate"].iter().any(|key| client[key].as_str() == Some(&args.client));
+        let named =
+            ["name", "certificate"].iter().any(|key| client[key].as_str() == Some(&args.client));
         named || client["client"].as_u64() == args.client.parse().ok()
     };
     let has = |name: &String| {
@@ -124,9 +135,13 @@ pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
     };
     let servers: Vec<String> = socket::names(PREFIX)?.into_iter().filter(has).collect();
     let [server] = &servers[..] else {
-        let why = if servers.is_empty() { "no client is" } else { "clients of several servers are" };
+        let why =
+            if servers.is_empty() { "no client is" } else { "clients of several servers are" };
         let what = if servers.is_empty() { "" } else { ", and give --volume" };
-        return Err(CliError::Failed(format!("{why} called {:?}: see `ferry clients`{what}", args.client)));
+        return Err(CliError::Failed(format!(
+            "{why} called {:?}: see `ferry clients`{what}",
+            args.client
+        )));
     };
     let answer = ask(server, &format!("evict {}", args.client));
     match answer.and_then(|answer| answer["evicted"].as_u64()) {
@@ -150,20 +165,22 @@ mod tests {
 
     #[test]
     fn a_client_is_one_line_unless_details_are_asked_for() {
-        let client = |number: u64, certificate: Option<&str>, connected: bool, oldest: Option<u64>| {
-            socket::object([
-                ("client", number.into()),
-                ("name", "laptop".into()),
-                ("certificate", certificate.into()),
-                ("address", connected.then_some("10.0.0.7:5555").into()),
-                ("path", "/home".into()),
-                ("read_only", (!connected).into()),
-                ("connected", connected.into()),
-                ("unanswered", 3.into()),
-                ("oldest_ms", oldest.into()),
-            ])
-        };
-        let clients = vec![client(1, Some("alice"), true, Some(1260)), client(12, None, false, None)];
+        let client =
+            |number: u64, certificate: Option<&str>, connected: bool, oldest: Option<u64>| {
+                socket::object([
+                    ("client", number.into()),
+                    ("name", "laptop".into()),
+                    ("certificate", certificate.into()),
+                    ("address", connected.then_some("10.0.0.7:5555").into()),
+                    ("path", "/home".into()),
+                    ("read_only", (!connected).into()),
+                    ("connected", connected.into()),
+                    ("unanswered", 3.into()),
+                    ("oldest_ms", oldest.into()),
+                ])
+            };
+        let clients =
+            vec![client(1, Some("alice"), true, Some(1260)), client(12, None, false, None)];
         let server = socket::object([
             ("volume", "/v".into()),
             ("address", "10.0.0.1:7373".into()),

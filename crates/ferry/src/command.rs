@@ -15,7 +15,8 @@ use crate::error::CliError;
 use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
-    cert, clients, control, debug, fsck, logging, mkfs, mount, replace, scrub, serve, sync, top, umount,
+    cert, clients, control, debug, fsck, logging, mkfs, mount, replace, scrub, serve, sync, top,
+    umount,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -73,7 +74,8 @@ fn help_with_bench() -> Option<Vec<OsString>> {
 
 /// Becomes the program of the benchmarks; returns only if that fails.
 fn bench(args: &[OsString], level: Option<&str>) -> CliError {
-    let here = |e| CliError::Failed(format!("cannot tell where ferry itself is, to run {BENCH}: {e}"));
+    let here =
+        |e| CliError::Failed(format!("cannot tell where ferry itself is, to run {BENCH}: {e}"));
     let program = match std::env::current_exe() {
         Ok(ferry) => ferry.with_file_name(BENCH),
         Err(error) => return here(error),

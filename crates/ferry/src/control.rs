@@ -46,14 +46,15 @@ impl Control {
         if let Some(socket) = served::at(target)? {
             return Ok(control(Way::Server(socket)));
         }
-        let mount =
-            mounts::find(target).map_err(CliError::path(target, "cannot read the table of mounts"))?;
+        let mount = mounts::find(target)
+            .map_err(CliError::path(target, "cannot read the table of mounts"))?;
         if let Some(mount) = mount.filter(mounts::Mount::is_ferry) {
             mounts::must_be_reached(&mount)?;
             return Ok(control(Way::Mount(open(&mount.target)?)));
         }
         let file = open(target)?;
-        let mounted = mounts::above(target).is_some_and(|mount| mount.is_ferry()) || target.is_dir();
+        let mounted =
+            mounts::above(target).is_some_and(|mount| mount.is_ferry()) || target.is_dir();
         Ok(if mounted { control(Way::Mount(file)) } else { None })
     }
 
@@ -74,9 +75,9 @@ impl Control {
             }
             (Way::Mount(_), _) => explain(&self.target, what, error),
             (Way::Server(_), Some(_)) => CliError::path(&self.target, what)(error),
-            (Way::Server(_), None) => {
-                CliError::Failed(format!("{self}: {what}: its server has ended, or does not answer: {error}"))
-            }
+            (Way::Server(_), None) => CliError::Failed(format!(
+                "{self}: {what}: its server has ended, or does not answer: {error}"
+            )),
         }
     }
 }
@@ -146,8 +147,8 @@ pub fn read_stats(path: &Path) -> Result<Value, CliError> {
 
 /// The statistics, by a [`Control`] request.
 pub fn stats_of(control: &Control) -> Result<Value, CliError> {
-    let json =
-        ferry_fuse::control::stats(control).map_err(|e| control.explain("cannot read the statistics", e))?;
+    let json = ferry_fuse::control::stats(control)
+        .map_err(|e| control.explain("cannot read the statistics", e))?;
     serde_json::from_slice(&json)
         .map_err(|e| CliError::Failed(format!("{control}: the statistics are not JSON: {e}")))
 }
@@ -155,7 +156,8 @@ pub fn stats_of(control: &Control) -> Result<Value, CliError> {
 /// Runs `ferry trim`.
 pub fn trim(args: &TrimArgs) -> Result<(), CliError> {
     let control = Control::of(&args.target)?;
-    let given = ferry_fuse::control::trim(&control).map_err(|e| control.explain("cannot trim", e))?;
+    let given =
+        ferry_fuse::control::trim(&control).map_err(|e| control.explain("cannot trim", e))?;
     let (target, given) = (args.target.display(), format_bytes(given));
     print(&format!("{target}: {given} of free space went back to the disk below\n"))
 }
@@ -174,7 +176,8 @@ pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
     }
     let control = Control::of(&args.target)?;
     if asked != TuneRequest::default() {
-        ferry_fuse::control::tune(&control, &asked).map_err(|e| control.explain("cannot tune", e))?;
+        ferry_fuse::control::tune(&control, &asked)
+            .map_err(|e| control.explain("cannot tune", e))?;
         show_policy(args);
     }
     args.log_size.map_or(Ok(()), |bytes| grow_log(&control, bytes))
@@ -182,8 +185,12 @@ pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
 
 /// Updates the options that `mount` lists.
 fn show_policy(args: &TuneArgs) {
-    let words: Vec<_> =
-        args.flush.map(flush_word).into_iter().chain(args.fast_flush.map(fast_flush_word)).collect();
+    let words: Vec<_> = args
+        .flush
+        .map(flush_word)
+        .into_iter()
+        .chain(args.fast_flush.map(fast_flush_word))
+        .collect();
     if let Ok(Some(mount)) = mounts::find(&args.target) {
         shown::change(&mount.target, &words);
     }
@@ -196,8 +203,9 @@ fn grow_log(control: &Control, bytes: u64) -> Result<(), CliError> {
     let before = stats_of(control)?;
     let most = before["volume"]["size"].as_u64().unwrap_or_default() / 4;
     let refused = |why: String| Err(CliError::Failed(format!("{}: {why}", path.display())));
-    let shrinks =
-        |has: u64| refused(format!("the log has {} already, and it does not shrink", format_bytes(has)));
+    let shrinks = |has: u64| {
+        refused(format!("the log has {} already, and it does not shrink", format_bytes(has)))
+    };
     if bytes <= log(&before) {
         return shrinks(log(&before));
     }

@@ -126,7 +126,11 @@ pub fn prepare(daemon: bool) {
 }
 
 /// Mounts `fs` and serves it until the mount is gone. `answers` answers questions over a socket.
-pub fn serve(fs: Arc<dyn Filesystem>, service: &Service<'_>, answers: Answers) -> Result<(), CliError> {
+pub fn serve(
+    fs: Arc<dyn Filesystem>,
+    service: &Service<'_>,
+    answers: Answers,
+) -> Result<(), CliError> {
     let (events, received) = mpsc::channel();
     watch_signals(events.clone())?;
     uring::offer();

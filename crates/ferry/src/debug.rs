@@ -30,7 +30,8 @@ const EXIT_DAMAGE: u8 = 4;
 /// Runs the command.
 pub fn run(args: &DebugArgs) -> Result<ExitCode, CliError> {
     let env = Env::real();
-    let mut out = Output { to: BufWriter::new(io::stdout().lock()), json: args.json, closed: false };
+    let mut out =
+        Output { to: BufWriter::new(io::stdout().lock()), json: args.json, closed: false };
     let opened = open_when_free(&args.volume, OpenMode::ReadOnly, &env)
         .map_err(|e| CliError::CouldNotRead(explain(&args.volume, &e).to_string()));
     let shown = opened.and_then(|device| {
@@ -56,9 +57,13 @@ fn show(volume: &Volume<'_>, what: &DebugCommand, out: &mut Output) -> Result<bo
         DebugCommand::Segments { summary } => segments(volume, *summary, out),
         DebugCommand::Inode { ino } => match volume.open() {
             Ok(inspector) => inode::show(&inspector, *ino, out),
-            Err(error) => {
-                readable_keys(volume, &(keys::inode(*ino), keys::inode_end(*ino)), u64::MAX, error, out)
-            }
+            Err(error) => readable_keys(
+                volume,
+                &(keys::inode(*ino), keys::inode_end(*ino)),
+                u64::MAX,
+                error,
+                out,
+            ),
         },
         DebugCommand::Path { path } => {
             let inspector = volume.open()?;
@@ -258,7 +263,8 @@ fn readable_keys(
             left = if shown.note(out.item(&describe(key, value))) { left - 1 } else { 0 };
         }
     };
-    let read = Inspector::readable_keys(&volume.device, &volume.env, &mut |key, value| show(key, value));
+    let read =
+        Inspector::readable_keys(&volume.device, &volume.env, &mut |key, value| show(key, value));
     shown.end()?;
     if read.is_err() || !any {
         return Err(error);
@@ -307,7 +313,8 @@ fn segment(info: &SegmentInfo) -> Value {
         SegmentUse::Unknown => ("unknown", None),
         SegmentUse::Data(record) => ("data", Some(record)),
     };
-    let mut item = object!({ "type": "segment", "segment": info.index, "use": used, "offset": info.offset });
+    let mut item =
+        object!({ "type": "segment", "segment": info.index, "use": used, "offset": info.offset });
     if let Some(record) = counts {
         item["filled_blocks"] = record.filled.into();
         item["live_blocks"] = record.live.into();

@@ -34,7 +34,8 @@ pub fn run(args: &FsckArgs) -> Result<ExitCode, CliError> {
 /// A program that asks for JSON gets it in every case; the message on stderr and the exit code stay
 /// the same.
 pub fn error_as_json(wanted: bool, error: &CliError) {
-    if wanted && let Err(error) = print(&format!("{:#}\n", object!({ "error": error.to_string() }))) {
+    if wanted && let Err(error) = print(&format!("{:#}\n", object!({ "error": error.to_string() })))
+    {
         tracing::warn!(%error, "the report is lost");
     }
 }
@@ -62,9 +63,11 @@ fn check(args: &FsckArgs) -> Result<ExitCode, CliError> {
         give_up_unreadable: args.give_up_unreadable,
         progress: Some(&mut progress),
     };
-    let report = if args.repair { repair(&device, options, &env) } else { fsck(&device, options, &env) };
+    let report =
+        if args.repair { repair(&device, options, &env) } else { fsck(&device, options, &env) };
     bar.finish_and_clear();
-    let mut report = report.map_err(|error| CliError::CouldNotCheck(could_not(&args.volume, &error)))?;
+    let mut report =
+        report.map_err(|error| CliError::CouldNotCheck(could_not(&args.volume, &error)))?;
     if let Some(grown) = grown {
         report.repairs.insert(0, grown);
         report.repaired += 1;
@@ -96,7 +99,9 @@ fn missing_sides(device: &Arc<dyn BlockDevice>) -> Vec<String> {
 /// Restores the length of a truncated volume file. The hole reads as zeros, and the check reports
 /// what was lost.
 fn give_length(volume: &Path, device: &Arc<dyn BlockDevice>) -> Result<Option<Repair>, CliError> {
-    let Err(VolumeError::Truncated { expected, found }) = read_superblock(device) else { return Ok(None) };
+    let Err(VolumeError::Truncated { expected, found }) = read_superblock(device) else {
+        return Ok(None);
+    };
     if !volume.is_file() || CompositeVolume::is_at(volume) {
         return Ok(None);
     }
@@ -106,7 +111,9 @@ fn give_length(volume: &Path, device: &Arc<dyn BlockDevice>) -> Result<Option<Re
     });
     longer.map_err(|error| {
         let volume = volume.display();
-        CliError::CouldNotCheck(format!("{volume}: cannot give it its {expected} bytes again: {error}"))
+        CliError::CouldNotCheck(format!(
+            "{volume}: cannot give it its {expected} bytes again: {error}"
+        ))
     })?;
     Ok(Some(Repair::of_length(found, expected)))
 }
@@ -121,7 +128,9 @@ fn could_not(volume: &Path, error: &VolumeError) -> String {
         VolumeError::TooShort => format!(
             "{name}: this is not a FerryFS volume: it is too short to be one; if its file was cut off, bring back the rest, or a backup"
         ),
-        VolumeError::Truncated { expected, found } if volume.is_file() && !CompositeVolume::is_at(volume) => {
+        VolumeError::Truncated { expected, found }
+            if volume.is_file() && !CompositeVolume::is_at(volume) =>
+        {
             format!(
                 "{name}: the volume is {expected} bytes long, but only {found} are there: it was cut off. Bring back the rest, or a backup; else `truncate -s {expected} {name}` gives it its length again (`ferry fsck --repair` does that, too), and what lay behind byte {found} is lost"
             )
@@ -145,7 +154,10 @@ fn text(volume: &str, report: &Report, missing: &[String]) -> String {
         out.push_str(&format!("{repair}\n"));
     }
     if report.repaired > report.repairs.len() as u64 {
-        out.push_str(&format!("and {} more repairs\n", report.repaired - report.repairs.len() as u64));
+        out.push_str(&format!(
+            "and {} more repairs\n",
+            report.repaired - report.repairs.len() as u64
+        ));
     }
     for range in &report.lost {
         out.push_str(&format!("{range}\n"));
@@ -157,7 +169,8 @@ fn text(volume: &str, report: &Report, missing: &[String]) -> String {
         out.push_str(&format!("{finding}\n"));
     }
     // Prints each kind once, however many there are.
-    let kinds: BTreeMap<_, _> = report.findings.iter().map(|finding| (finding.code, finding)).collect();
+    let kinds: BTreeMap<_, _> =
+        report.findings.iter().map(|finding| (finding.code, finding)).collect();
     for (code, finding) in kinds {
         out.push_str(&format!("{code} means: {}; do: {}\n", finding.means, finding.advice));
     }
@@ -178,9 +191,13 @@ fn text(volume: &str, report: &Report, missing: &[String]) -> String {
         (false, 0) => format!("{findings} findings"),
         (false, repairs) => format!("{findings} findings left after {repairs} repairs"),
     };
-    let state =
-        if held.unclean { "not unmounted cleanly, which the log makes good" } else { "unmounted cleanly" };
-    let verdict = if missing.is_empty() { verdict } else { format!("{verdict}, the mirror is degraded") };
+    let state = if held.unclean {
+        "not unmounted cleanly, which the log makes good"
+    } else {
+        "unmounted cleanly"
+    };
+    let verdict =
+        if missing.is_empty() { verdict } else { format!("{verdict}, the mirror is degraded") };
     let contents = if report.data_read { "which were read" } else { "which were not read" };
     out.push_str(&format!(
         "{volume}: {verdict}; {} inodes ({} directories, {} files), {} names, {} of data in {} extents, {contents}; {state}\n",

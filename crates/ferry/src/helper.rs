@@ -69,7 +69,9 @@ impl Words {
             let value = next.ok_or_else(|| CliError::Usage(format!("-{flag} wants a value")))?;
             match flag {
                 'o' => self.options.push(
-                    value.into_string().map_err(|_| CliError::Usage("mount options must be UTF-8".into()))?,
+                    value
+                        .into_string()
+                        .map_err(|_| CliError::Usage("mount options must be UTF-8".into()))?,
                 ),
                 'N' => {
                     return Err(CliError::Usage(
@@ -127,8 +129,8 @@ mod tests {
 
     #[test]
     fn a_mount_as_mount_8_asks_for_it() {
-        let asked =
-            called("/sbin/mount.fuse.ferry /srv/a.ferry /mnt -sn -o rw,noatime -o user").expect("a helper");
+        let asked = called("/sbin/mount.fuse.ferry /srv/a.ferry /mnt -sn -o rw,noatime -o user")
+            .expect("a helper");
         let Ok(Asked::Mount(args, true)) = asked else { panic!("{asked:?}") };
         assert_eq!(args.volume, Path::new("/srv/a.ferry"));
         assert_eq!(args.options, ["rw,noatime", "user"]);
@@ -142,7 +144,9 @@ mod tests {
 
     #[test]
     fn what_it_cannot_do_is_said() {
-        for line in ["mount.ferry a", "mount.ferry a b c", "mount.ferry a b -N x", "mount.ferry a b -o"] {
+        for line in
+            ["mount.ferry a", "mount.ferry a b c", "mount.ferry a b -N x", "mount.ferry a b -o"]
+        {
             assert!(matches!(called(line), Some(Err(CliError::Usage(_)))), "{line}");
         }
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferry_device::{
-    BlockDevice, ComponentHeader, CompositeError, CompositeVolume, DeviceError, FileDevice, OpenMode,
+    BlockDevice, ComponentHeader, CompositeError, CompositeVolume, DeviceError, FileDevice,
+    OpenMode,
 };
 use ferry_env::Env;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -65,7 +66,9 @@ impl Holder {
     fn has_it_open(&self) -> bool {
         let files = std::fs::read_dir(format!("/proc/{}/fd", self.pid));
         files.is_ok_and(|files| {
-            files.flatten().any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == self.volume))
+            files
+                .flatten()
+                .any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == self.volume))
         })
     }
 
@@ -89,9 +92,8 @@ impl Holder {
     /// Kills the process. Only a process that has this very volume open is ever killed.
     pub fn kill(&self) -> Result<(), CliError> {
         match &self.process {
-            Some(process) if self.has_it_open() => {
-                pidfd_send_signal(process, Signal::KILL).map_err(|e| self.failed("cannot kill", e.into()))
-            }
+            Some(process) if self.has_it_open() => pidfd_send_signal(process, Signal::KILL)
+                .map_err(|e| self.failed("cannot kill", e.into())),
             _ => Err(self.failed("not found here:", std::io::ErrorKind::NotFound.into())),
         }
     }
@@ -117,7 +119,10 @@ pub fn open_when_free(
 }
 
 /// The same for a volume that must be of several components.
-pub fn open_composite_when_free(volume: &Path, env: &Env) -> Result<CompositeVolume, CompositeError> {
+pub fn open_composite_when_free(
+    volume: &Path,
+    env: &Env,
+) -> Result<CompositeVolume, CompositeError> {
     when_free(volume, || CompositeVolume::open(volume, OpenMode::ReadWrite, env))
 }
 
@@ -136,7 +141,10 @@ fn pause(time: Duration, process: Option<&OwnedFd>) -> std::io::Result<()> {
     Ok(())
 }
 
-fn when_free<T>(volume: &Path, open: impl Fn() -> Result<T, CompositeError>) -> Result<T, CompositeError> {
+fn when_free<T>(
+    volume: &Path,
+    open: impl Fn() -> Result<T, CompositeError>,
+) -> Result<T, CompositeError> {
     // A writer or a reader has it open.
     let in_use = |opened: &Result<T, CompositeError>| match opened {
         Err(CompositeError::Device(DeviceError::InUse { writing, .. })) => Some(*writing),
@@ -192,20 +200,23 @@ fn open(volume: &Path, mode: OpenMode, env: &Env) -> Result<Arc<dyn BlockDevice>
 /// mounted.
 pub fn explain(volume: &Path, error: &CompositeError) -> CliError {
     CliError::Failed(match error {
-        CompositeError::Device(DeviceError::InUse { writing: true, pid, .. }) => match mounts::find(volume) {
-            Ok(Some(mount)) if mount.is_ferry() => {
-                format!("{error}, mounted on {}: unmount it first", mount.target.display())
+        CompositeError::Device(DeviceError::InUse { writing: true, pid, .. }) => {
+            match mounts::find(volume) {
+                Ok(Some(mount)) if mount.is_ferry() => {
+                    format!("{error}, mounted on {}: unmount it first", mount.target.display())
+                }
+                _ if is_served(*pid) => format!("{error}, `ferry serve`: stop that first"),
+                _ => format!("{error}: wait until that has ended"),
             }
-            _ if is_served(*pid) => format!("{error}, `ferry serve`: stop that first"),
-            _ => format!("{error}: wait until that has ended"),
-        },
+        }
         other => other.to_string(),
     })
 }
 
 /// Whether that process is a server.
 fn is_served(pid: u32) -> bool {
-    socket::names(clients::PREFIX).is_ok_and(|names| names.contains(&format!("{}{pid}", clients::PREFIX)))
+    socket::names(clients::PREFIX)
+        .is_ok_and(|names| names.contains(&format!("{}{pid}", clients::PREFIX)))
 }
 
 /// Whether this process sees a mount of it. If the table of mounts cannot be read, the answer is

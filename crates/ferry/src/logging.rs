@@ -76,7 +76,9 @@ pub fn start(level: Option<&str>, default: &str, stamped: bool) -> Result<(), St
 /// would be taken for the name of a module that does not exist, and log nothing.
 fn filter(text: &str) -> Result<EnvFilter, String> {
     let wrong = |why: &dyn std::fmt::Display| {
-        format!("log level {text:?} is not understood ({why}); use error, warn, info, debug or trace")
+        format!(
+            "log level {text:?} is not understood ({why}); use error, warn, info, debug or trace"
+        )
     };
     let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
     let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
@@ -167,7 +169,8 @@ impl Write for Message {
         const FACILITY_DAEMON: u8 = 3;
         /// LOG_WARNING of syslog(3).
         const WARNING: u8 = 4;
-        let early = EARLY.get().filter(|_| self.severity > WARNING && !DETACHED.load(Ordering::Relaxed));
+        let early =
+            EARLY.get().filter(|_| self.severity > WARNING && !DETACHED.load(Ordering::Relaxed));
         let socket = match (early, SYSLOG.get()) {
             (Some(Early::Nowhere), _) => return Ok(text.len()),
             (Some(Early::File(file)), _) => return (&*file).write(text),
@@ -175,7 +178,8 @@ impl Write for Message {
             (None, None) => return io::stderr().write(text),
         };
         let mut packet =
-            format!("<{}>ferry[{}]: ", FACILITY_DAEMON << 3 | self.severity, std::process::id()).into_bytes();
+            format!("<{}>ferry[{}]: ", FACILITY_DAEMON << 3 | self.severity, std::process::id())
+                .into_bytes();
         packet.extend_from_slice(text.trim_ascii_end());
         // If the system log is full or restarting, the message is lost; the file system must not
         // wait for it.

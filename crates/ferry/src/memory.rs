@@ -36,14 +36,22 @@ mod tests {
 
     #[test]
     fn what_was_freed_between_what_stays_is_given_back() {
-        let pieces: Vec<Box<[u8]>> = (0..8192).map(|_| vec![1_u8; 32 << 10].into_boxed_slice()).collect();
+        let pieces: Vec<Box<[u8]>> =
+            (0..8192).map(|_| vec![1_u8; 32 << 10].into_boxed_slice()).collect();
         let before = resident();
         let kept: Vec<_> = pieces.into_iter().step_by(64).collect();
         let clock = Env::real().clock;
         let begun = clock.monotonic();
         while before.saturating_sub(resident()) < 100 << 20 {
-            assert!(clock.monotonic() - begun < Duration::from_secs(60), "{before} then, {} now", resident());
-            #[expect(clippy::disallowed_methods, reason = "another thread gives back, in its own time")]
+            assert!(
+                clock.monotonic() - begun < Duration::from_secs(60),
+                "{before} then, {} now",
+                resident()
+            );
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "another thread gives back, in its own time"
+            )]
             thread::sleep(Duration::from_millis(50));
         }
         assert_eq!(kept.iter().map(|piece| u64::from(piece[9])).sum::<u64>(), 128);

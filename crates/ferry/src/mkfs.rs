@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ferry_device::{
-    BLOCK_SIZE, BlockDevice, CompositeOptions, CompositeVolume, DeviceError, FileDevice, Kind, OpenMode,
+    BLOCK_SIZE, BlockDevice, CompositeOptions, CompositeVolume, DeviceError, FileDevice, Kind,
+    OpenMode,
 };
 use ferry_env::Env;
 use ferry_fs::volume::{MkfsOptions, SIZE_MIN, Superblock, VolumeError, check_options, mkfs};
@@ -64,7 +65,8 @@ fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
         let of_files =
             !args.components.iter().any(|path| std::fs::metadata(path).is_ok_and(|m| !m.is_file()));
         if args.size.is_some() || of_files {
-            let checked = check_options(whole(args.size.unwrap_or(DEFAULT_SIZE)), &options(args), &env);
+            let checked =
+                check_options(whole(args.size.unwrap_or(DEFAULT_SIZE)), &options(args), &env);
             checked.map_err(|error| refused(&args.volume, &error))?;
         }
         return make_composite(args, kind, &env);
@@ -187,7 +189,8 @@ fn reopen(args: &MkfsArgs, env: &Env) -> Result<FileDevice, CliError> {
     if gets_its_size(args) {
         return FileDevice::create(path, size, true, env).map_err(|e| failed(path, size, e));
     }
-    let device = FileDevice::open(path, OpenMode::ReadWrite, env).map_err(|e| failed(path, size, e))?;
+    let device =
+        FileDevice::open(path, OpenMode::ReadWrite, env).map_err(|e| failed(path, size, e))?;
     if file && device.capacity() < SIZE_MIN {
         return Err(refused(path, &VolumeError::Foreign));
     }

@@ -26,7 +26,11 @@ const HOST_LOW_SHARE: u64 = 20;
 
 /// Runs `ferry mount`: in the foreground, or one of two halves: the process that starts a daemon,
 /// and the daemon.
-pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) -> Result<(), CliError> {
+pub fn run(
+    args: &MountArgs,
+    options: &MountOptions,
+    log_level: Option<&str>,
+) -> Result<(), CliError> {
     start_log(args.foreground, args.daemon, options, log_level)?;
     if options.remount {
         return remount(&args.mountpoint, options);
@@ -43,8 +47,14 @@ pub fn run(args: &MountArgs, options: &MountOptions, log_level: Option<&str>) ->
         }
         return in_background(address.to_string().into(), mountpoint, args, options, log_level);
     }
-    if options.tls.is_some() || options.insecure || options.timeout.is_some() || !options.asynchronous {
-        return Err(CliError::Usage("tls, insecure, timeout and async are for ferry://HOST/ only".into()));
+    if options.tls.is_some()
+        || options.insecure
+        || options.timeout.is_some()
+        || !options.asynchronous
+    {
+        return Err(CliError::Usage(
+            "tls, insecure, timeout and async are for ferry://HOST/ only".into(),
+        ));
     }
     if args.create && mkfs::make_if_absent(&args.volume)? {
         eprintln!("ferry: made a new volume, {}", args.volume.display());
@@ -177,7 +187,8 @@ fn serve(
 /// Warns if the host may soon lack the space that the volume takes as it fills.
 fn warn_of_small_host(volume: &Path, fs: &LocalFs) {
     let size = fs.superblock().size;
-    let Some((needs, has)) = fs.host_needs().filter(|(needs, has)| is_short(*needs, *has, size)) else {
+    let Some((needs, has)) = fs.host_needs().filter(|(needs, has)| is_short(*needs, *has, size))
+    else {
         return;
     };
     tracing::warn!(
@@ -223,7 +234,11 @@ fn fs_options(options: &MountOptions) -> FsOptions {
 }
 
 /// The options for the kernel; `remote`: the mount is of a server's volume.
-pub fn fuse_options(fsname: String, options: &MountOptions, remote: bool) -> ferry_fuse::MountOptions {
+pub fn fuse_options(
+    fsname: String,
+    options: &MountOptions,
+    remote: bool,
+) -> ferry_fuse::MountOptions {
     let (nosuid, nodev) = options.distrusts(remote);
     ferry_fuse::MountOptions {
         fsname,
@@ -241,8 +256,17 @@ pub fn fuse_options(fsname: String, options: &MountOptions, remote: bool) -> fer
 }
 
 /// The daemon's command line: `command` (subcommand, source and mount point) and the options.
-fn daemon_args(mut command: Vec<OsString>, options: &MountOptions, log_level: Option<&str>) -> Vec<OsString> {
-    command.extend(["--foreground".into(), "--daemon".into(), "-o".into(), options.to_words().into()]);
+fn daemon_args(
+    mut command: Vec<OsString>,
+    options: &MountOptions,
+    log_level: Option<&str>,
+) -> Vec<OsString> {
+    command.extend([
+        "--foreground".into(),
+        "--daemon".into(),
+        "-o".into(),
+        options.to_words().into(),
+    ]);
     if let Some(log) = &options.log {
         let mut word = OsString::from("log=");
         word.push(std::path::absolute(log).unwrap_or_else(|_| log.clone()));
@@ -269,8 +293,8 @@ pub fn log_path(options: &MountOptions) -> Result<Option<PathBuf>, CliError> {
 
 /// Clears the mount of a killed daemon, which would block the next mount.
 fn clear_place(mountpoint: &Path) -> Result<(), CliError> {
-    let resolved =
-        mounts::resolve(mountpoint).map_err(CliError::path(mountpoint, "cannot find the mount point"))?;
+    let resolved = mounts::resolve(mountpoint)
+        .map_err(CliError::path(mountpoint, "cannot find the mount point"))?;
     while umount::clear_dead(&resolved)? {
         eprintln!("ferry: {}: cleared the mount of a daemon that had died", resolved.display());
     }
@@ -278,10 +302,11 @@ fn clear_place(mountpoint: &Path) -> Result<(), CliError> {
 }
 
 fn place(mountpoint: &Path) -> Result<PathBuf, CliError> {
-    let resolved =
-        mountpoint.canonicalize().map_err(CliError::path(mountpoint, "cannot use the mount point"))?;
-    let found =
-        std::fs::metadata(&resolved).map_err(CliError::path(&resolved, "cannot use the mount point"))?;
+    let resolved = mountpoint
+        .canonicalize()
+        .map_err(CliError::path(mountpoint, "cannot use the mount point"))?;
+    let found = std::fs::metadata(&resolved)
+        .map_err(CliError::path(&resolved, "cannot use the mount point"))?;
     if !found.is_dir() {
         return Err(CliError::Failed(format!(
             "{}: not a directory: a mount point must be one",
@@ -289,8 +314,8 @@ fn place(mountpoint: &Path) -> Result<PathBuf, CliError> {
         )));
     }
     // One mount would hide the other, and requests to the hidden one would reach the other.
-    let there =
-        mounts::at(&resolved).map_err(CliError::path(&resolved, "cannot read the table of mounts"))?;
+    let there = mounts::at(&resolved)
+        .map_err(CliError::path(&resolved, "cannot read the table of mounts"))?;
     if let Some(mount) = there.filter(mounts::Mount::is_ferry) {
         return Err(CliError::Failed(format!(
             "{}: {} is mounted here already: choose another mount point, or unmount it first (`ferry umount {0}`)",
@@ -311,10 +336,11 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
     flags.set(MountFlags::NOATIME, options.noatime);
     flags.set(MountFlags::STRICTATIME, options.strictatime);
     flags.set(MountFlags::NODIRATIME, options.nodiratime);
-    let mount =
-        mounts::find(mountpoint).map_err(CliError::path(mountpoint, "cannot read the table of mounts"))?;
-    let mount =
-        mount.filter(mounts::Mount::is_ferry).ok_or_else(|| CliError::NotMounted(mountpoint.into()))?;
+    let mount = mounts::find(mountpoint)
+        .map_err(CliError::path(mountpoint, "cannot read the table of mounts"))?;
+    let mount = mount
+        .filter(mounts::Mount::is_ferry)
+        .ok_or_else(|| CliError::NotMounted(mountpoint.into()))?;
     let (nosuid, nodev) = options.distrusts(mount.is_remote());
     flags.set(MountFlags::NOSUID, nosuid);
     flags.set(MountFlags::NODEV, nodev);
@@ -347,8 +373,8 @@ fn start_log(
     options: &MountOptions,
     level: Option<&str>,
 ) -> Result<(), CliError> {
-    let stamped =
-        (foreground && !daemon && std::env::var_os("JOURNAL_STREAM").is_none()) || options.log.is_some();
+    let stamped = (foreground && !daemon && std::env::var_os("JOURNAL_STREAM").is_none())
+        || options.log.is_some();
     logging::start(level, "info", stamped).map_err(CliError::Usage)?;
     logging::log_panics();
     if daemon && level.is_none() {

@@ -96,7 +96,8 @@ pub fn above(path: &Path) -> Option<Mount> {
 /// Refuses a mount that another mount at the same mount point hides: every path there leads to the
 /// other.
 pub fn must_be_reached(mount: &Mount) -> Result<(), CliError> {
-    let mounts = list().map_err(CliError::path(&mount.target, "cannot read the table of mounts"))?;
+    let mounts =
+        list().map_err(CliError::path(&mount.target, "cannot read the table of mounts"))?;
     match cover(mount, &mounts) {
         None => Ok(()),
         Some(over) => Err(CliError::Failed(format!(
@@ -156,7 +157,8 @@ fn unescape(field: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, tail)) = rest.split_first() {
-        let octal = tail.get(..3).filter(|d| first == b'\\' && d.iter().all(|b| (b'0'..=b'7').contains(b)));
+        let octal =
+            tail.get(..3).filter(|d| first == b'\\' && d.iter().all(|b| (b'0'..=b'7').contains(b)));
         if let Some(digits) = octal {
             out.push(digits.iter().fold(0u8, |n, d| n.wrapping_mul(8).wrapping_add(d - b'0')));
             rest = &tail[3..];

@@ -119,7 +119,8 @@ impl MountOptions {
     /// Parses the options of each list in order; a later option overrides an earlier one.
     pub fn parse<S: AsRef<str>>(lists: &[S], sloppy: bool) -> Result<Self, String> {
         let mut options = Self { sloppy, ..Self::default() };
-        for word in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|w| !w.is_empty()) {
+        for word in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|w| !w.is_empty())
+        {
             options.take(word)?;
         }
         Ok(options)
@@ -170,7 +171,9 @@ impl MountOptions {
             "nostrictatime" => self.strictatime = false,
             "nodiratime" | "diratime" => self.nodiratime = word == "nodiratime",
             // Flags that fstab's options imply, unless a later option says otherwise.
-            "user" | "users" => (self.noexec, self.nosuid, self.nodev) = (true, Some(true), Some(true)),
+            "user" | "users" => {
+                (self.noexec, self.nosuid, self.nodev) = (true, Some(true), Some(true))
+            }
             "owner" | "group" => (self.nosuid, self.nodev) = (Some(true), Some(true)),
             _ => return false,
         }
@@ -195,7 +198,9 @@ impl MountOptions {
     fn cache_words(&self) -> Vec<String> {
         let mut words = vec![format!("cache={}", self.cache.name())];
         words.extend(self.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
-        words.extend(self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())));
+        words.extend(
+            self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())),
+        );
         words
     }
 
@@ -304,7 +309,9 @@ fn parse_cache(mode: &str) -> Result<CacheMode, String> {
         "kernel" => Ok(CacheMode::Kernel),
         "writeback" => Ok(CacheMode::Writeback),
         "strict" => Ok(CacheMode::Strict),
-        _ => Err(format!("cache={mode} is not known: use cache=kernel, cache=writeback or cache=strict")),
+        _ => Err(format!(
+            "cache={mode} is not known: use cache=kernel, cache=writeback or cache=strict"
+        )),
     }
 }
 
@@ -314,10 +321,10 @@ mod tests {
 
     #[test]
     fn an_fstab_line_is_accepted_as_it_stands() {
-        let words =
-            "defaults,noauto,nofail,_netdev,x-systemd.automount,comment=mine,rw,relatime,dev,suid,exec";
+        let words = "defaults,noauto,nofail,_netdev,x-systemd.automount,comment=mine,rw,relatime,dev,suid,exec";
         let options = MountOptions::parse(&[words], false).expect("all are known");
-        let expected = MountOptions { nosuid: Some(false), nodev: Some(false), ..MountOptions::default() };
+        let expected =
+            MountOptions { nosuid: Some(false), nodev: Some(false), ..MountOptions::default() };
         assert_eq!(options, expected);
     }
 
@@ -333,7 +340,11 @@ mod tests {
             ("nosuid,nodev", (true, true), (true, true)),
         ] {
             let options = MountOptions::parse(&[words], false).expect(words);
-            assert_eq!((options.distrusts(false), options.distrusts(true)), (local, remote), "{words}");
+            assert_eq!(
+                (options.distrusts(false), options.distrusts(true)),
+                (local, remote),
+                "{words}"
+            );
             assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options), "{words}");
         }
     }
@@ -354,7 +365,9 @@ mod tests {
 
     #[test]
     fn a_cache_that_cannot_be_is_refused() {
-        for (text, part) in [("cache_size=12", "at least 1M"), ("cache_size=1000T", "more than the memory")] {
+        for (text, part) in
+            [("cache_size=12", "at least 1M"), ("cache_size=1000T", "more than the memory")]
+        {
             let error = MountOptions::parse(&[text], false).expect_err("nonsense");
             assert!(error.contains(text) && error.contains(part), "{error}");
         }
@@ -363,8 +376,7 @@ mod tests {
 
     #[test]
     fn what_a_remount_brings_along_is_accepted() {
-        let words =
-            "remount,ro,noatime,user_id=0,group_id=0,default_permissions,allow_other,max_read=1048576";
+        let words = "remount,ro,noatime,user_id=0,group_id=0,default_permissions,allow_other,max_read=1048576";
         let options = MountOptions::parse(&[words], false).expect("all are known");
         assert!(options.remount && options.read_only && options.noatime);
     }

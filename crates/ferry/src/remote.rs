@@ -23,9 +23,10 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The server's address, if the source is one.
 pub fn address(source: &Path) -> Result<Option<Address>, CliError> {
     match source.to_str().filter(|source| Address::is_meant(source)) {
-        Some(source) => {
-            source.parse().map(Some).map_err(|e: ferry_net::NetError| CliError::Usage(e.to_string()))
-        }
+        Some(source) => source
+            .parse()
+            .map(Some)
+            .map_err(|e: ferry_net::NetError| CliError::Usage(e.to_string())),
         None => Ok(None),
     }
 }
@@ -50,7 +51,8 @@ pub fn check(address: &Address, args: &MountArgs, options: &MountOptions) -> Res
     let trusts = options.nosuid == Some(false) || options.nodev == Some(false);
     if trusts && !rustix::process::geteuid().is_root() {
         return Err(CliError::Usage(
-            "suid and dev are for root: what a server says of its files would give privileges here".into(),
+            "suid and dev are for root: what a server says of its files would give privileges here"
+                .into(),
         ));
     }
     if options.strictatime || options.nodiratime {

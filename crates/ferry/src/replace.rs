@@ -51,18 +51,25 @@ pub fn run(args: &ReplaceArgs) -> Result<(), CliError> {
 }
 
 /// Has the daemon or server rebuild. Returns how many blocks could not be read.
-fn while_in_use(args: &ReplaceArgs, control: &Control, old: &Path, new: &Path) -> Result<u64, CliError> {
+fn while_in_use(
+    args: &ReplaceArgs,
+    control: &Control,
+    old: &Path,
+    new: &Path,
+) -> Result<u64, CliError> {
     ferry_fuse::control::replace(control, old, new).map_err(|error| explain(args, &error))?;
     // The path without symbolic links, as in the volume's file.
     let name = new.canonicalize().unwrap_or_else(|_| PathBuf::from(new));
     watch(args, || {
         let stats = stats_of(control)?;
         let devices = stats["devices"].as_object();
-        let device =
-            devices.and_then(|all| all.iter().find(|(path, _)| name.to_string_lossy().ends_with(*path)));
+        let device = devices
+            .and_then(|all| all.iter().find(|(path, _)| name.to_string_lossy().ends_with(*path)));
         let number = |key: &str| device.and_then(|(_, one)| one[key].as_u64()).unwrap_or_default();
         Ok(match device.and_then(|(_, one)| one["state"].as_str()) {
-            Some("rebuilding") => Progress::Copied(number("rebuilt_bytes"), number("rebuild_bytes")),
+            Some("rebuilding") => {
+                Progress::Copied(number("rebuilt_bytes"), number("rebuild_bytes"))
+            }
             Some("active") => Progress::Complete(number("unreadable_blocks")),
             _ => Progress::Failed,
         })
@@ -81,7 +88,9 @@ fn alone(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> Result<u6
     let name = new.canonicalize().map_err(CliError::path(new, "cannot find"))?;
     watch(args, || {
         let is_new = |one: &ComponentStats| Path::new(&one.name) == name;
-        let Some(side) = device.components().into_iter().find(is_new) else { return Ok(Progress::Failed) };
+        let Some(side) = device.components().into_iter().find(is_new) else {
+            return Ok(Progress::Failed);
+        };
         Ok(match side.state {
             ComponentState::Rebuilding => {
                 let (done, total) = side.rebuilt.unwrap_or_default();
@@ -94,7 +103,10 @@ fn alone(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> Result<u6
 }
 
 /// Shows a progress bar until the rebuild has ended. Returns how many blocks could not be read.
-fn watch(args: &ReplaceArgs, mut look: impl FnMut() -> Result<Progress, CliError>) -> Result<u64, CliError> {
+fn watch(
+    args: &ReplaceArgs,
+    mut look: impl FnMut() -> Result<Progress, CliError>,
+) -> Result<u64, CliError> {
     let bar = progress_bar();
     loop {
         match look()? {
@@ -123,8 +135,9 @@ fn progress_bar() -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style =
-        ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes}  {binary_bytes_per_sec}  {eta} left");
+    let style = ProgressStyle::with_template(
+        "{bar:40} {bytes}/{total_bytes}  {binary_bytes_per_sec}  {eta} left",
+    );
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
@@ -148,7 +161,9 @@ fn explain(args: &ReplaceArgs, error: &io::Error) -> CliError {
             format!("{new}: the daemon cannot open or make it: {error}")
         }
         Some(libc::EBUSY) => format!("{volume}: a side is being rebuilt already"),
-        Some(libc::EPERM) => format!("{volume}: only root and who has mounted it may replace a side"),
+        Some(libc::EPERM) => {
+            format!("{volume}: only root and who has mounted it may replace a side")
+        }
         Some(libc::ENOSPC) => format!("{new}: too small for a side of {volume}"),
         _ => format!("{volume}: cannot replace {old} by {new}: {error}"),
     })

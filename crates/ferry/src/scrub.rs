@@ -49,7 +49,9 @@ fn look(args: &ScrubArgs) -> Result<ExitCode, CliError> {
     let stop = stop_on_signals()?;
     let bar = progress_bar(args.json);
     let report = match &control {
-        Some(control) => on_mount(control, args.rate.unwrap_or(ScrubArgs::RATE_MOUNTED), &bar, &stop),
+        Some(control) => {
+            on_mount(control, args.rate.unwrap_or(ScrubArgs::RATE_MOUNTED), &bar, &stop)
+        }
         None => on_volume(&args.target, args.rate.filter(|rate| *rate > 0), &bar, &stop),
     };
     bar.finish_and_clear();
@@ -78,13 +80,20 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>, CliError> {
 }
 
 /// Has the daemon or server scrub, and shows its progress.
-fn on_mount(control: &Control, rate: u64, bar: &ProgressBar, stop: &AtomicBool) -> Result<Value, CliError> {
+fn on_mount(
+    control: &Control,
+    rate: u64,
+    bar: &ProgressBar,
+    stop: &AtomicBool,
+) -> Result<Value, CliError> {
     let number = control::scrub_start(control, rate).map_err(|e| refused(control, e))?;
     let mut told = false;
     loop {
         let status = parse(control, control::scrub_status(control))?;
         if status["number"] != number {
-            return Err(CliError::Failed(format!("{control}: another scrub has taken this one's place")));
+            return Err(CliError::Failed(format!(
+                "{control}: another scrub has taken this one's place"
+            )));
         }
         if status["state"] != "running" {
             return mounted_report(control, status);
@@ -193,8 +202,9 @@ fn progress_bar(json: bool) -> ProgressBar {
     if json || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style =
-        ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}");
+    let style = ProgressStyle::with_template(
+        "{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}",
+    );
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 

@@ -43,7 +43,8 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     let fs = open(&args.volume, read_only, &env)?;
     let served = serve(&fs, args, addr, tls, exports, &env);
     fs.detach();
-    let closed = fs.close().map_err(|e| CliError::Failed(format!("{}: {e}", args.volume.display())));
+    let closed =
+        fs.close().map_err(|e| CliError::Failed(format!("{}: {e}", args.volume.display())));
     if closed.is_ok() {
         tracing::info!(volume = %args.volume.display(), "closed: everything is on disk");
     }
@@ -84,8 +85,8 @@ fn serve(
     // Before the first client is served: an early signal must not kill the process.
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
-    let server =
-        Server::start(Arc::clone(fs) as Arc<dyn SessionStore>, options, env.clone()).map_err(failed)?;
+    let server = Server::start(Arc::clone(fs) as Arc<dyn SessionStore>, options, env.clone())
+        .map_err(failed)?;
     // The panic hook has logged why.
     server.on_panic(|| std::process::abort());
     let plain = tls.is_none();
@@ -104,7 +105,9 @@ fn serve(
 }
 
 fn address(text: &str) -> Result<SocketAddr, CliError> {
-    let wrong = |e: std::io::Error| CliError::Usage(format!("--listen {text}: {e}; ADDRESS:PORT is wanted"));
+    let wrong = |e: std::io::Error| {
+        CliError::Usage(format!("--listen {text}: {e}; ADDRESS:PORT is wanted"))
+    };
     let mut found = text.to_socket_addrs().map_err(wrong)?;
     found.next().ok_or_else(|| CliError::Usage(format!("--listen {text}: no such address")))
 }
@@ -115,7 +118,8 @@ fn allowed_plain(ip: IpAddr, insecure: bool) -> Result<(), CliError> {
     if insecure {
         return Ok(());
     }
-    let who = if ip.is_loopback() { "every user of this machine" } else { "everybody on the network" };
+    let who =
+        if ip.is_loopback() { "every user of this machine" } else { "everybody on the network" };
     Err(CliError::Usage(format!(
         "{ip} can be reached by {who}, and would serve them as root: give --tls DIR (`ferry cert init DIR` makes one), or --insecure if \
          they may read and change everything"
@@ -135,7 +139,10 @@ mod tests {
         ] {
             let ip = self::address(address).expect("an address").ip();
             let said = allowed_plain(ip, false).expect_err(address).to_string();
-            assert!(said.contains(who) && said.contains("--tls") && said.contains("--insecure"), "{said}");
+            assert!(
+                said.contains(who) && said.contains("--tls") && said.contains("--insecure"),
+                "{said}"
+            );
             assert!(allowed_plain(ip, true).is_ok());
         }
     }

@@ -35,7 +35,8 @@ pub fn answer(volume: &Path, fs: Weak<LocalFs>, server: Control) -> io::Result<(
             return Some(socket::object([("alive", true.into())]));
         }
         let (request, message) = serde_json::from_str::<(u32, Vec<u8>)>(question).ok()?;
-        let answer = InProcess::default().call(|cx| fs.ioctl(cx, ROOT, request, &message, ANSWER_MAX));
+        let answer =
+            InProcess::default().call(|cx| fs.ioctl(cx, ROOT, request, &message, ANSWER_MAX));
         let answer = match answer {
             Ok(stats) if request == ioctl::STATS => {
                 with_server(&stats, &server).map_err(|_| Errno(libc::EIO))
@@ -73,7 +74,10 @@ pub fn at(volume: &Path) -> Result<Option<String>, CliError> {
     let pid = socket::printable(name.rsplit_once('-').map_or("?", |(_, pid)| pid));
     let why = match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            format!("has not answered for {} s: it is stopped, or hangs", socket::TIME_MAX.as_secs())
+            format!(
+                "has not answered for {} s: it is stopped, or hangs",
+                socket::TIME_MAX.as_secs()
+            )
         }
         // The server has ended meanwhile.
         io::ErrorKind::ConnectionRefused => return Ok(None),

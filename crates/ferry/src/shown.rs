@@ -116,8 +116,9 @@ fn changed(line: &[u8], words: &[String]) -> Vec<u8> {
     let key = |word: &str| word.split('=').next().map(str::to_owned);
     let (before, options) = split(line);
     let options = String::from_utf8_lossy(options);
-    let new =
-        |word: &str| words.iter().find(|new| key(new) == key(word)).map_or(word, String::as_str).to_owned();
+    let new = |word: &str| {
+        words.iter().find(|new| key(new) == key(word)).map_or(word, String::as_str).to_owned()
+    };
     let options: Vec<_> = options.split(',').map(new).collect();
     [before, options.join(",").as_bytes()].concat()
 }
@@ -139,7 +140,10 @@ mod tests {
     fn a_mount_has_one_line_and_others_keep_theirs() {
         let mine = Path::new("/mnt/my data");
         let line = entry(Path::new("/v.ferry"), mine, "flush=adaptive,fast_flush=2ms");
-        assert_eq!(line, b"SRC=/v.ferry TARGET=/mnt/my\\040data ROOT=/ OPTS=flush=adaptive,fast_flush=2ms");
+        assert_eq!(
+            line,
+            b"SRC=/v.ferry TARGET=/mnt/my\\040data ROOT=/ OPTS=flush=adaptive,fast_flush=2ms"
+        );
         assert!(is_at(&line, mine) && !is_at(&line, Path::new("/mnt/my")));
         let line = changed(&line, &["flush=each".into()]);
         assert!(line.ends_with(b"data ROOT=/ OPTS=flush=each,fast_flush=2ms"));
@@ -155,7 +159,10 @@ mod tests {
         let other = b"SRC=/dev/sdb1 TARGET=/srv ROOT=/ OPTS=uhelper=x";
         std::fs::write(path.join("utab"), [&other[..], b"\n"].concat()).expect("written");
         edit(path, |lines| lines.push(b"more".to_vec())).expect("a directory of our own");
-        assert_eq!(std::fs::read(path.join("utab")).expect("there"), [&other[..], b"\nmore\n"].concat());
+        assert_eq!(
+            std::fs::read(path.join("utab")).expect("there"),
+            [&other[..], b"\nmore\n"].concat()
+        );
         edit(path, |lines| lines.retain(|line| line != b"more")).expect("a directory of our own");
         assert_eq!(std::fs::read(path.join("utab")).expect("there"), [&other[..], b"\n"].concat());
         let held = lock(&path.join("utab.lock")).expect("free");

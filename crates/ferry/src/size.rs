@@ -7,8 +7,11 @@ const UNITS: [(char, u32); 6] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P
 /// Parses bytes from `123`, `64K`, `64M`, `64MiB`, `1.5G`: units are powers of 1024, in upper or
 /// lower case.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong =
-        || format!("{text:?} is not a size: write a number with K, M, G or T behind it, for example 64G");
+    let wrong = || {
+        format!(
+            "{text:?} is not a size: write a number with K, M, G or T behind it, for example 64G"
+        )
+    };
     let body = text.trim().trim_end_matches(['b', 'B']).trim_end_matches(['i', 'I']);
     let (number, shift) = match body.chars().last() {
         Some(last) if last.is_ascii_alphabetic() => {
@@ -19,7 +22,9 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         _ => (body, 0),
     };
     if let Ok(whole) = number.parse::<u64>() {
-        return whole.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more than 16 EiB"));
+        return whole
+            .checked_mul(1 << shift)
+            .ok_or_else(|| format!("{text:?} is more than 16 EiB"));
     }
     // A fraction: at most three digits, so that the arithmetic stays whole.
     let (whole, fraction) = number.split_once('.').ok_or_else(wrong)?;
@@ -115,9 +120,13 @@ mod tests {
 
     #[test]
     fn bytes_are_shown_with_a_unit_that_fits() {
-        for (bytes, text) in
-            [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 << 20, "1.5 GiB"), (512 << 30, "512 GiB")]
-        {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536 << 20, "1.5 GiB"),
+            (512 << 30, "512 GiB"),
+        ] {
             assert_eq!(format_bytes(bytes), text);
         }
     }

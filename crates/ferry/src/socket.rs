@@ -25,7 +25,10 @@ const ASKING_MAX: usize = 16;
 
 /// Answers questions under that name from now on, in a thread that lives as long as the process.
 /// `answer` returns `None` for an unknown question.
-pub fn answer(name: &str, answer: impl Fn(&str) -> Option<Value> + Send + 'static) -> io::Result<()> {
+pub fn answer(
+    name: &str,
+    answer: impl Fn(&str) -> Option<Value> + Send + 'static,
+) -> io::Result<()> {
     listen(name, move |stream| answer_one(&answer, stream))
 }
 
@@ -76,7 +79,10 @@ pub fn answer_each(
     })
 }
 
-fn listen(name: &str, one: impl Fn(UnixStream) -> io::Result<()> + Send + 'static) -> io::Result<()> {
+fn listen(
+    name: &str,
+    one: impl Fn(UnixStream) -> io::Result<()> + Send + 'static,
+) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     std::thread::Builder::new().name("ferry-control".into()).spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -98,7 +104,8 @@ fn answer_one(answer: &impl Fn(&str) -> Option<Value>, mut stream: UnixStream) -
 }
 
 fn say(mut stream: UnixStream, answer: Option<Value>) -> io::Result<()> {
-    let answer = answer.unwrap_or_else(|| object([("error", "another version of ferry asks".into())]));
+    let answer =
+        answer.unwrap_or_else(|| object([("error", "another version of ferry asks".into())]));
     stream.write_all(answer.to_string().as_bytes())
 }
 
@@ -173,14 +180,18 @@ pub fn ask_patiently(name: &str, question: &str) -> io::Result<Value> {
 pub fn ask_on(mut stream: UnixStream, question: &str) -> io::Result<Value> {
     // A peer that refuses does not read the question: sending it may fail although the refusal
     // arrives.
-    let asked = writeln!(stream, "{question}").and_then(|()| stream.shutdown(std::net::Shutdown::Write));
+    let asked =
+        writeln!(stream, "{question}").and_then(|()| stream.shutdown(std::net::Shutdown::Write));
     let mut answer = Vec::new();
     let read = stream.read_to_end(&mut answer);
     if answer.is_empty() {
         asked.and(read)?;
     }
     let answer: Value = serde_json::from_slice(&answer)?;
-    match (answer["error"].as_str(), answer["errno"].as_i64().and_then(|errno| i32::try_from(errno).ok())) {
+    match (
+        answer["error"].as_str(),
+        answer["errno"].as_i64().and_then(|errno| i32::try_from(errno).ok()),
+    ) {
         (Some(error), _) => Err(io::Error::other(printable(error))),
         (None, Some(errno)) => Err(io::Error::from_raw_os_error(errno)),
         (None, None) => Ok(answer),

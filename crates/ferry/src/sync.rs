@@ -17,7 +17,8 @@ use crate::control::sync_volume;
 use crate::error::CliError;
 use crate::{mounts, served};
 
-const _: () = assert!(ferry_sync::SYNC_FILES == ferry_fs::ioctl::SYNC_FILES, "one request, described twice");
+const _: () =
+    assert!(ferry_sync::SYNC_FILES == ferry_fs::ioctl::SYNC_FILES, "one request, described twice");
 
 /// A list whose names are separated by NUL has a NUL within this many bytes: the kernel accepts no
 /// longer path.
@@ -41,9 +42,10 @@ pub fn run(args: &SyncArgs) -> Result<ExitCode, CliError> {
             });
             sync_files(args, names, &bar, &mut complain);
             if let Some(error) = trouble.take() {
-                return Err(CliError::path(args.from.clone().unwrap_or_default(), "cannot read the list")(
-                    error,
-                ));
+                return Err(CliError::path(
+                    args.from.clone().unwrap_or_default(),
+                    "cannot read the list",
+                )(error));
             }
         }
         None => {
@@ -158,7 +160,9 @@ impl List {
 /// Raises the limit of open files as far as allowed: on FerryFS files are synced by the thousand.
 pub fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum.or(current), maximum }) {
+    if let Err(error) =
+        setrlimit(Resource::Nofile, Rlimit { current: maximum.or(current), maximum })
+    {
         tracing::debug!(%error, "the limit of open files stays");
     }
 }
@@ -170,11 +174,16 @@ fn progress_bar(args: &SyncArgs) -> ProgressBar {
     }
     let known = args.from.is_none() && !args.recursive;
     let (bar, template) = if known {
-        (ProgressBar::new(args.paths.len() as u64), "{bar:40} {pos}/{len} files  {per_sec}  {eta} left")
+        (
+            ProgressBar::new(args.paths.len() as u64),
+            "{bar:40} {pos}/{len} files  {per_sec}  {eta} left",
+        )
     } else {
         (ProgressBar::new_spinner(), "{spinner} {pos} files  {per_sec}  {elapsed}")
     };
-    bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+    bar.with_style(
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+    )
 }
 
 #[cfg(test)]
@@ -183,7 +192,9 @@ mod tests {
 
     fn names(text: &[u8]) -> Vec<String> {
         let mut list = List::new(Box::new(Cursor::new(text.to_vec()))).expect("readable");
-        std::iter::from_fn(|| list.next_name().expect("readable")).map(|p| p.display().to_string()).collect()
+        std::iter::from_fn(|| list.next_name().expect("readable"))
+            .map(|p| p.display().to_string())
+            .collect()
     }
 
     #[test]

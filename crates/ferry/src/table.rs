@@ -32,7 +32,8 @@ fn section(out: &mut String, title: &str, map: &Map<String, Value>) {
     }
     for (key, value) in map {
         if let Value::Object(inner) = value {
-            let path = if title.is_empty() { label(key) } else { format!("{title}, {}", label(key)) };
+            let path =
+                if title.is_empty() { label(key) } else { format!("{title}, {}", label(key)) };
             section(out, &path, inner);
         }
     }
@@ -47,11 +48,14 @@ fn heading(out: &mut String, title: &str) {
 
 /// The keys of the members, if all are objects with the same keys: they make one table.
 fn common_columns(map: &Map<String, Value>) -> Option<Vec<String>> {
-    let mut shapes = map.values().map(|v| v.as_object().map(|row| row.keys().cloned().collect::<Vec<_>>()));
+    let mut shapes =
+        map.values().map(|v| v.as_object().map(|row| row.keys().cloned().collect::<Vec<_>>()));
     let first = shapes.next()??;
     let scalar = |v: &Value| v.as_object().is_some_and(|row| row.values().all(|v| !v.is_object()));
-    (map.len() > 1 && shapes.all(|shape| shape.as_ref() == Some(&first)) && map.values().all(scalar))
-        .then_some(first)
+    (map.len() > 1
+        && shapes.all(|shape| shape.as_ref() == Some(&first))
+        && map.values().all(scalar))
+    .then_some(first)
 }
 
 fn grid(out: &mut String, map: &Map<String, Value>, columns: &[String]) {
@@ -59,7 +63,8 @@ fn grid(out: &mut String, map: &Map<String, Value>, columns: &[String]) {
     let titles: String = columns.iter().map(|c| format!("  {:>12}", label(c))).collect();
     let _ = writeln!(out, "  {:width$}{titles}", "");
     for (name, row) in map {
-        let cells: String = columns.iter().map(|c| format!("  {:>12}", cell(c, &row[c]).trim())).collect();
+        let cells: String =
+            columns.iter().map(|c| format!("  {:>12}", cell(c, &row[c]).trim())).collect();
         let _ = writeln!(out, "  {:width$}{cells}", label(name));
     }
 }
@@ -73,7 +78,9 @@ fn label(key: &str) -> String {
 fn cell(key: &str, value: &Value) -> String {
     match value {
         Value::Number(n) => match n.as_u64() {
-            Some(n) if key.ends_with("_bytes") || key == "bytes" => format!("{:>12}", format_bytes(n)),
+            Some(n) if key.ends_with("_bytes") || key == "bytes" => {
+                format!("{:>12}", format_bytes(n))
+            }
             Some(n) if key.ends_with("_ns") => format!("{:>12}", format_nanos(n)),
             Some(n) => format!("{:>12}", thousands(n)),
             None => format!("{:>12}", n.to_string()),
@@ -116,8 +123,14 @@ mod tests {
             r#"{ "volume": "/srv/a", "clean": true,
                  "log": { "used_bytes": 1536, "waits": 1234567, "stage": { "flush_ns": 130000 } } }"#,
         );
-        let lines =
-            ["  volume  /srv/a", "  clean   yes", "\nlog\n", "1.5 KiB\n", "  1,234,567\n", "\nlog, stage\n"];
+        let lines = [
+            "  volume  /srv/a",
+            "  clean   yes",
+            "\nlog\n",
+            "1.5 KiB\n",
+            "  1,234,567\n",
+            "\nlog, stage\n",
+        ];
         for line in lines {
             assert!(text.contains(line), "{line:?} in\n{text}");
         }

@@ -32,7 +32,10 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// Runs until a signal stops it, the mount ends, or it has shown enough frames.
 pub fn run(args: &TopArgs) -> Result<(), CliError> {
     if args.interval < INTERVAL_MIN {
-        return Err(CliError::Usage(format!("--interval: at least {}ms", INTERVAL_MIN.as_millis())));
+        return Err(CliError::Usage(format!(
+            "--interval: at least {}ms",
+            INTERVAL_MIN.as_millis()
+        )));
     }
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -57,7 +60,8 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
                 return print(&format!("{}: the volume was unmounted\n", args.target.display()));
             }
         };
-        let rates = Rates { before: &before.0, now: &now.0, seconds: (now.1 - before.1).as_secs_f64() };
+        let rates =
+            Rates { before: &before.0, now: &now.0, seconds: (now.1 - before.1).as_secs_f64() };
         if !screen.show(&frame(&args.target, &rates))? {
             return Ok(());
         }
@@ -86,7 +90,8 @@ impl Screen {
         if !self.terminal {
             return is_read(&format!("{frame}\n"));
         }
-        let size = tcgetwinsize(std::io::stdout()).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
+        let size =
+            tcgetwinsize(std::io::stdout()).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
         let (rows, columns) =
             size.map_or((usize::MAX, usize::MAX), |size| (size.ws_row.into(), size.ws_col.into()));
         is_read(&format!("\x1b[H{}\x1b[J", cropped(frame, rows, columns)))
@@ -162,7 +167,11 @@ impl Rates<'_> {
 fn frame(mountpoint: &Path, r: &Rates<'_>) -> String {
     let mut out = String::new();
     let name = [&r.now["volume"]["label"], &r.now["volume"]["id"]];
-    let name = name.iter().filter_map(|name| name.as_str()).find(|name| !name.is_empty()).unwrap_or_default();
+    let name = name
+        .iter()
+        .filter_map(|name| name.as_str())
+        .find(|name| !name.is_empty())
+        .unwrap_or_default();
     let bytes = |pointer: &str| format_bytes(r.of(pointer));
     let _ = writeln!(
         out,
@@ -214,7 +223,9 @@ fn log(out: &mut String, r: &Rates<'_>) {
 }
 
 fn requests(out: &mut String, r: &Rates<'_>) {
-    let Some(operations) = r.now.pointer("/fuse/operations").and_then(Value::as_object) else { return };
+    let Some(operations) = r.now.pointer("/fuse/operations").and_then(Value::as_object) else {
+        return;
+    };
     let rate = |name: &String| (r.rate(&format!("/fuse/operations/{name}/count")), name.clone());
     let mut rates: Vec<_> = operations.keys().map(rate).filter(|(rate, _)| *rate > 0).collect();
     rates.sort_by(|a, b| b.cmp(a));

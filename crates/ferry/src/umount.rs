@@ -30,20 +30,24 @@ const SILENT_TIME_MAX: Duration = Duration::from_secs(1);
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     let place = &args.mountpoint;
-    let mount = mounts::find(place).map_err(CliError::path(place, "cannot read the table of mounts"))?;
+    let mount =
+        mounts::find(place).map_err(CliError::path(place, "cannot read the table of mounts"))?;
     let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(place.clone()))?;
     mounts::must_be_reached(&mount)?;
-    let writer = Holder::of(&mount.source);
     let waits = !(args.force || args.lazy);
-    if writer.is_none() && has_died(&mount) {
+    // Asked before who has the volume: the kernel closes the files of a killed daemon some time
+    // after its end.
+    if has_died(&mount) {
         detach(&mount, args)?;
         return say_died(&mount, waits);
     }
+    let writer = Holder::of(&mount.source);
     if waits {
         asked::must_answer(&mount.target)?;
     }
     let (synced, daemon) = if waits { sync(&mount, args)? } else { (Ok(()), None) };
-    let unsent = if args.force { remote::figures(&mount).ok().flatten().filter(is_away) } else { None };
+    let unsent =
+        if args.force { remote::figures(&mount).ok().flatten().filter(is_away) } else { None };
     if args.force {
         remote::abandon(&mount);
     }
@@ -199,7 +203,9 @@ fn write_everything(target: &Path) -> Result<(), CliError> {
     let file = open(target)?;
     let refused = || {
         let stats = read_stats(target)?;
-        Ok::<_, CliError>(stats["fuse"]["operations"]["write"]["errors"].as_u64().unwrap_or_default())
+        Ok::<_, CliError>(
+            stats["fuse"]["operations"]["write"]["errors"].as_u64().unwrap_or_default(),
+        )
     };
     let before = refused()?;
     let handed_over = rustix::fs::syncfs(&file);
@@ -271,10 +277,7 @@ pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
     else {
         return Ok(false);
     };
-    if !mount.is_ferry() || Holder::of(&mount.source).is_some() {
-        return Ok(false);
-    }
-    let dead = is_dead(target);
+    let dead = mount.is_ferry() && has_died(&mount);
     if dead {
         ferry_fuse::unmount(target, Unmount::Lazy).map_err(|e| CliError::Failed(e.to_string()))?;
     }
@@ -310,7 +313,9 @@ fn detach(mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {
         ferry_fuse::Error::Unmount { error, .. } if error.raw_os_error() == Some(libc::EBUSY) => {
             CliError::Busy(mount.target.clone())
         }
-        ferry_fuse::Error::Helper(said) if said.contains("busy") => CliError::Busy(mount.target.clone()),
+        ferry_fuse::Error::Helper(said) if said.contains("busy") => {
+            CliError::Busy(mount.target.clone())
+        }
         other => CliError::Failed(other.to_string()),
     })
 }

@@ -17,7 +17,9 @@ pub fn offer() {
         return;
     }
     match fs::write(SWITCH, "Y") {
-        Ok(()) => tracing::info!("FUSE over io_uring was off in this kernel: switched on ({SWITCH})"),
+        Ok(()) => {
+            tracing::info!("FUSE over io_uring was off in this kernel: switched on ({SWITCH})")
+        }
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             tracing::info!(
                 "FUSE over io_uring is off in this kernel; root can make mounts faster: echo Y > {SWITCH}"

@@ -4,7 +4,9 @@ mod path;
 
 use ferry_device::{BlockDevice, CompositeVolume, FileDevice, OpenMode};
 use ferry_env::Env;
-use ferry_fs::{At, Attr, Errno, Filesystem, InProcess, Ino, LocalFs, OpenFile, RenameFlags, SetAttr};
+use ferry_fs::{
+    At, Attr, Errno, Filesystem, InProcess, Ino, LocalFs, OpenFile, RenameFlags, SetAttr,
+};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +34,8 @@ impl Volume {
     /// not exist.
     pub fn make(path: impl AsRef<Path>, size: u64, options: &Options) -> io::Result<Self> {
         let env = Env::real();
-        let device = FileDevice::create(path.as_ref(), size, false, &env).map_err(io::Error::other)?;
+        let device =
+            FileDevice::create(path.as_ref(), size, false, &env).map_err(io::Error::other)?;
         let device: Arc<dyn BlockDevice> = Arc::new(device);
         if let Err(error) = ferry_fs::mkfs(&device, &ferry_fs::MkfsOptions::default(), &env) {
             // Half a volume under that name would only be in the way.
@@ -73,8 +76,9 @@ impl Volume {
     pub fn create(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<File> {
         let (parent, name) = self.parent(path.as_ref())?;
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
-        let (entry, opened) =
-            self.call(|cx| self.fs.create(cx, parent.ino(), &name, mode & 0o7777 | libc::S_IFREG, flags))?;
+        let (entry, opened) = self.call(|cx| {
+            self.fs.create(cx, parent.ino(), &name, mode & 0o7777 | libc::S_IFREG, flags)
+        })?;
         let found = self.counted(entry).ok_or(Errno(libc::EIO))?;
         self.file(found.ino(), opened.fh)
     }
@@ -125,7 +129,8 @@ impl Volume {
             }
             true
         };
-        let listed = self.call(|cx| self.fs.readdir(cx, found.ino(), opened.fh, 0, false, &mut sink));
+        let listed =
+            self.call(|cx| self.fs.readdir(cx, found.ino(), opened.fh, 0, false, &mut sink));
         let closed = self.call(|cx| {
             self.fs.releasedir(cx, found.ino(), opened.fh);
             Ok(())
@@ -136,7 +141,9 @@ impl Volume {
 
     /// Makes everything on the volume durable.
     pub fn sync(&self) -> io::Result<()> {
-        let sync = |cx: &ferry_fs::Cx<'_>| self.fs.ioctl(cx, ferry_fs::ROOT, ferry_fs::ioctl::SYNC, &[], 0);
+        let sync = |cx: &ferry_fs::Cx<'_>| {
+            self.fs.ioctl(cx, ferry_fs::ROOT, ferry_fs::ioctl::SYNC, &[], 0)
+        };
         self.call(sync).map(drop)
     }
 

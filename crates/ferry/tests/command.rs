@@ -80,7 +80,11 @@ fn wrong_usage_is_code_2() {
 fn what_is_not_there_is_named() {
     let place = Place::new();
     fails(&ferry(&["mount", "/no/such/volume", path(&place.mnt())]), 1, "/no/such/volume");
-    fails(&ferry(&["mount", path(&place.volume()), "/no/such/place", "--create"]), 1, "/no/such/place");
+    fails(
+        &ferry(&["mount", path(&place.volume()), "/no/such/place", "--create"]),
+        1,
+        "/no/such/place",
+    );
     assert!(!place.volume().exists(), "a mount that cannot be makes no volume");
     fails(&ferry(&["fsck", "/no/such/volume"]), 8, "/no/such/volume");
     fails(&ferry(&["umount", path(&place.mnt())]), 1, "no FerryFS is mounted here");
@@ -201,7 +205,11 @@ fn the_flush_policy_is_an_option_and_can_be_tuned() {
     assert_eq!(flush()["fast_flush_ns"], 3_000_000);
     fails(&ferry(&["tune", path(&place.mnt())]), 2, "nothing to change");
     ok(&ferry(&["umount", path(&place.mnt())]));
-    fails(&ferry(&["tune", path(&place.mnt()), "--flush", "each"]), 1, "no FerryFS is mounted here");
+    fails(
+        &ferry(&["tune", path(&place.mnt()), "--flush", "each"]),
+        1,
+        "no FerryFS is mounted here",
+    );
 }
 
 #[test]
@@ -211,7 +219,8 @@ fn who_unmounts_what_was_read_only_finds_the_volume_free() {
     place.mount();
     ok(&ferry(&["umount", path(&place.mnt())]));
     let inode = format!(":{} ", std::fs::metadata(place.volume()).expect("a file").ino());
-    let locked = || std::fs::read_to_string("/proc/locks").expect("the table of locks").contains(&inode);
+    let locked =
+        || std::fs::read_to_string("/proc/locks").expect("the table of locks").contains(&inode);
     let two = place.dir.path().join("mnt 2");
     std::fs::create_dir(&two).expect("a mount point");
     for _ in 0..10 {
@@ -230,7 +239,15 @@ fn who_unmounts_what_was_read_only_finds_the_volume_free() {
     }
     // Another reader is not waited for.
     for mnt in [&two, &place.mnt()] {
-        ok(&ferry(&["mount", path(&place.volume()), path(mnt), "-o", "ro", "-o", &place.log_option()]));
+        ok(&ferry(&[
+            "mount",
+            path(&place.volume()),
+            path(mnt),
+            "-o",
+            "ro",
+            "-o",
+            &place.log_option(),
+        ]));
     }
     ok(&ferry(&["umount", path(&place.mnt())]));
     assert!(locked());
@@ -245,7 +262,8 @@ fn top_ends_when_nobody_reads_it() {
     let mnt = place.mnt();
     fails(&ferry(&["top", path(&mnt), "--interval", "0ms"]), 2, "at least 50ms");
     let script = r#"{ timeout 20 "$0" top "$1" --interval 50ms; echo "exit $?" >&2; } | head -n 1"#;
-    let seen = Command::new("sh").args(["-c", script, FERRY, path(&mnt)]).output().expect("a shell");
+    let seen =
+        Command::new("sh").args(["-c", script, FERRY, path(&mnt)]).output().expect("a shell");
     assert!(String::from_utf8_lossy(&seen.stdout).contains("inodes"), "{seen:?}");
     assert_eq!(String::from_utf8_lossy(&seen.stderr), "exit 0\n");
     ok(&ferry(&["umount", path(&mnt)]));
@@ -258,7 +276,10 @@ fn the_log_is_grown_by_several_at_once() {
     let mnt = place.mnt();
     let tune = |size: &str| {
         let mut command = Command::new(FERRY);
-        command.args(["tune", path(&mnt), "--log-size", size]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(["tune", path(&mnt), "--log-size", size])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command.spawn().expect("the command runs")
     };
     // The longest takes its time; those behind it find that nothing is left to do.
@@ -330,7 +351,10 @@ fn what_is_hidden_by_another_mount_is_not_mistaken_for_it() {
     let place = Place::new();
     place.mount();
     let (mnt, volume) = (place.mnt(), place.volume());
-    ok(&Command::new("mount").args(["-t", "tmpfs", "none", path(&mnt)]).output().expect("mount runs"));
+    ok(&Command::new("mount")
+        .args(["-t", "tmpfs", "none", path(&mnt)])
+        .output()
+        .expect("mount runs"));
     for command in ["umount", "scrub"] {
         fails(&ferry(&[command, path(&volume)]), 1, "hidden there by none (tmpfs)");
     }
@@ -355,11 +379,17 @@ fn a_dead_daemons_mount_is_cleared_by_the_next() {
     place.mount();
     let said = ferry(&["fsck", path(&place.volume())]);
     let said = String::from_utf8_lossy(&said.stderr).into_owned();
-    let pid: String =
-        said.split("process ").nth(1).expect("the holder").chars().take_while(char::is_ascii_digit).collect();
+    let pid: String = said
+        .split("process ")
+        .nth(1)
+        .expect("the holder")
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect();
     ok(&Command::new("kill").args(["-9", &pid]).output().expect("kill runs"));
 
-    let again = ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log_option()]);
+    let again =
+        ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log_option()]);
     ok(&again);
     assert!(String::from_utf8_lossy(&again.stderr).contains("cleared the mount"), "{again:?}");
     std::fs::read_dir(place.mnt()).expect("alive");
@@ -382,7 +412,10 @@ fn a_mount_in_the_foreground_ends_with_sigterm() {
     let len = socket.recv(&mut message).expect("a message");
     assert_eq!(&message[..len], b"READY=1");
     std::fs::write(place.mnt().join("file"), "kept").expect("writable");
-    ok(&Command::new("kill").args(["-TERM", &daemon.id().to_string()]).output().expect("kill runs"));
+    ok(&Command::new("kill")
+        .args(["-TERM", &daemon.id().to_string()])
+        .output()
+        .expect("kill runs"));
     assert!(daemon.wait().expect("it ends").success());
     ok(&ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log_option()]));
     assert_eq!(std::fs::read(place.mnt().join("file")).expect("kept"), b"kept");
@@ -427,7 +460,11 @@ fn fsck_repairs_and_says_what_is_lost() {
     spoil(&volume, b"spoil me here");
     run(&["--metadata-only"], 0, &["clean;"]);
     run(&[], 4, &["checksum", "/file"]);
-    run(&["--repair"], 1, &["repaired checksum", "/file", "lost: bytes 16384 to 20480", "known loss"]);
+    run(
+        &["--repair"],
+        1,
+        &["repaired checksum", "/file", "lost: bytes 16384 to 20480", "known loss"],
+    );
     run(&["--repair"], 0, &["known loss: bytes 16384 to 20480 of [/file"]);
     let json = ferry(&["fsck", path(&volume), "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
@@ -500,7 +537,10 @@ fn a_volume_that_was_cut_off_gets_its_length_again() {
     let repaired = ferry(&["fsck", path(&volume), "--repair"]);
     let said = String::from_utf8_lossy(&repaired.stdout).into_owned();
     assert_eq!(repaired.status.code(), Some(1), "{repaired:?}");
-    assert!(said.contains("repaired cut-off") && said.contains("lost: what was stored from byte"), "{said}");
+    assert!(
+        said.contains("repaired cut-off") && said.contains("lost: what was stored from byte"),
+        "{said}"
+    );
     assert_eq!(std::fs::metadata(&volume).expect("there").len(), length);
     ok(&ferry(&["fsck", path(&volume)]));
     ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", &place.log_option()]));
@@ -547,13 +587,15 @@ fn a_size_that_the_host_refuses_leaves_what_was_there() {
 #[test]
 fn mkfs_with_an_option_that_cannot_be_leaves_what_it_would_overwrite() {
     let dir = TempDir::new().expect("a directory");
-    let (data, absent, set) = (dir.path().join("data"), dir.path().join("absent"), dir.path().join("set"));
+    let (data, absent, set) =
+        (dir.path().join("data"), dir.path().join("absent"), dir.path().join("set"));
     let contents = vec![7; 5 << 20];
     std::fs::write(&data, &contents).expect("it fits");
     for bad in [["--size", "64M", "--log-size", "64M"], ["--size", "1M", "--log-size", "1M"]] {
         fails(&ferry(&[&["mkfs", path(&data), "--force"], &bad[..]].concat()), 1, "a ");
         fails(&ferry(&[&["mkfs", path(&absent)], &bad[..]].concat()), 1, "a ");
-        let of_files = ["mkfs", path(&set), "--force", "--device", "mirror", path(&data), path(&absent)];
+        let of_files =
+            ["mkfs", path(&set), "--force", "--device", "mirror", path(&data), path(&absent)];
         fails(&ferry(&[&of_files[..], &bad[..]].concat()), 1, "a ");
     }
     fails(
@@ -581,7 +623,8 @@ fn mkfs_says_that_a_volume_may_come_to_need_more_than_there_is() {
 #[test]
 fn no_file_is_made_in_the_place_of_a_device() {
     let absent = Path::new("/dev/ferry-no-such-device");
-    for args in [vec!["mkfs", path(absent)], vec!["mkfs", path(absent), "--force", "--size", "64M"]] {
+    for args in [vec!["mkfs", path(absent)], vec!["mkfs", path(absent), "--force", "--size", "64M"]]
+    {
         fails(&ferry(&args), 1, "no file is made below /dev");
         assert!(!absent.exists());
     }
@@ -596,7 +639,12 @@ fn no_file_is_made_in_the_place_of_a_device() {
 fn holder(volume: &Path) -> String {
     let said = ferry(&["fsck", path(volume)]);
     let said = String::from_utf8_lossy(&said.stderr).into_owned();
-    said.split("process ").nth(1).expect("the holder").chars().take_while(char::is_ascii_digit).collect()
+    said.split("process ")
+        .nth(1)
+        .expect("the holder")
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect()
 }
 
 fn device_state(mountpoint: &Path, device: &Path) -> Option<String> {
@@ -631,8 +679,9 @@ fn a_mirror_outlives_a_killed_daemon_and_a_lost_side_and_gets_a_new_one() {
     let degraded = mount();
     ok(&degraded);
     assert!(String::from_utf8_lossy(&degraded.stderr).contains("degraded"), "{degraded:?}");
-    let all_there =
-        || (1..40).for_each(|n| assert!(std::fs::read(file(n)).expect("kept") == contents(n), "{n}"));
+    let all_there = || {
+        (1..40).for_each(|n| assert!(std::fs::read(file(n)).expect("kept") == contents(n), "{n}"))
+    };
     all_there();
     assert_eq!(device_state(&mnt, &a).as_deref(), Some("active"));
     assert_eq!(device_state(&mnt, &b).as_deref(), Some("absent or stale"));
@@ -665,7 +714,10 @@ fn a_mirror_outlives_a_killed_daemon_and_a_lost_side_and_gets_a_new_one() {
     let said = said_by_fsck(&[]);
     assert!(said.contains(path(&a)) && said.contains("clean, the mirror is degraded"), "{said}");
     let said: serde_json::Value = serde_json::from_str(&said_by_fsck(&["--json"])).expect("JSON");
-    assert_eq!(said["missing_sides"].as_array().expect("a list"), &[path(&a).into()] as &[serde_json::Value]);
+    assert_eq!(
+        said["missing_sides"].as_array().expect("a list"),
+        &[path(&a).into()] as &[serde_json::Value]
+    );
     std::fs::remove_file(&c).expect("there");
     std::fs::rename(dir.join("lost"), &c).expect("it is a file");
     let stale = mount();

@@ -69,7 +69,9 @@ impl Help {
                 ("about", "") => {}
                 ("about", _) => self.about.push(line.to_owned()),
                 (_, "Commands:" | "Arguments:" | "Options:") => section = line,
-                ("Commands:", _) => self.commands.extend(line.split_whitespace().next().map(str::to_owned)),
+                ("Commands:", _) => {
+                    self.commands.extend(line.split_whitespace().next().map(str::to_owned))
+                }
                 ("Options:", _) if !line.is_empty() && !line.starts_with(' ') => {
                     section = "after";
                     self.after.push(line.to_owned());
@@ -86,7 +88,11 @@ impl Help {
     }
 
     fn title(&self) -> String {
-        ["ferry"].into_iter().chain(self.words.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+        ["ferry"]
+            .into_iter()
+            .chain(self.words.iter().map(String::as_str))
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     /// Its row in the overview.

@@ -17,8 +17,9 @@ fn titled(text: &str) -> Vec<Entry> {
     let mut inside = false;
     for line in text.lines() {
         if let Some(entry) = line.strip_prefix("* **") {
-            let (title, rest) =
-                entry.split_once(".**").expect("a title fits in its line and ends with a full stop");
+            let (title, rest) = entry
+                .split_once(".**")
+                .expect("a title fits in its line and ends with a full stop");
             entries.push((title.to_owned(), rest.to_owned()));
             inside = true;
         } else if inside && line.starts_with("  ") {
@@ -57,9 +58,9 @@ fn root() -> PathBuf {
 fn tests_in(source: &str) -> BTreeSet<String> {
     let (mut names, mut attributed) = (BTreeSet::new(), false);
     for line in source.lines().map(str::trim) {
-        let declared = line
-            .split_once("fn ")
-            .filter(|(before, _)| before.split(' ').all(|word| matches!(word, "" | "pub" | "async")));
+        let declared = line.split_once("fn ").filter(|(before, _)| {
+            before.split(' ').all(|word| matches!(word, "" | "pub" | "async"))
+        });
         if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
             attributed = true;
         } else if let Some((_, rest)) = declared {
@@ -74,7 +75,9 @@ fn tests_in(source: &str) -> BTreeSet<String> {
 }
 
 fn tests_below(folder: &Path, names: &mut BTreeSet<String>) {
-    for entry in std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+    for entry in
+        std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+    {
         let path = entry.expect("the folder can be listed").path();
         if path.is_dir() {
             tests_below(&path, names);
@@ -117,7 +120,8 @@ impl Tests {
 
 /// The promises, and the appendix with their tests.
 fn contract() -> (Vec<Entry>, Vec<Entry>) {
-    let text = std::fs::read_to_string(root().join("docs/semantics.md")).expect("the contract is there");
+    let text =
+        std::fs::read_to_string(root().join("docs/semantics.md")).expect("the contract is there");
     let (promises, appendices) =
         text.split_once("\n## Appendix A: ").expect("the promises end before appendix A");
     let (_, appendix) = appendices.split_once("\n## Appendix B: ").expect("appendix B follows");
@@ -126,13 +130,21 @@ fn contract() -> (Vec<Entry>, Vec<Entry>) {
 
 #[test]
 fn every_promise_has_an_entry_in_the_appendix() {
-    let titles = |entries: Vec<Entry>| entries.into_iter().map(|(title, _)| title).collect::<Vec<_>>();
+    let titles =
+        |entries: Vec<Entry>| entries.into_iter().map(|(title, _)| title).collect::<Vec<_>>();
     let (promises, appendix) = contract();
     let (promises, appendix) = (titles(promises), titles(appendix));
     assert!(promises.len() > 100, "{} promises", promises.len());
-    assert_eq!(promises.iter().collect::<BTreeSet<_>>().len(), promises.len(), "two promises have one title");
+    assert_eq!(
+        promises.iter().collect::<BTreeSet<_>>().len(),
+        promises.len(),
+        "two promises have one title"
+    );
     let differs = promises.iter().zip(&appendix).find(|(promise, entry)| promise != entry);
-    assert!(differs.is_none(), "a promise, and what stands in its place in the appendix: {differs:?}");
+    assert!(
+        differs.is_none(),
+        "a promise, and what stands in its place in the appendix: {differs:?}"
+    );
     assert_eq!(
         promises.len(),
         appendix.len(),

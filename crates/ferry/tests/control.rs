@@ -42,7 +42,8 @@ impl Place {
 
     fn daemon(&self) -> Pid {
         let stats = ferry(&["stats", path(&self.mnt()), "--json"]);
-        let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).expect("statistics are JSON");
+        let stats: serde_json::Value =
+            serde_json::from_slice(&stats.stdout).expect("statistics are JSON");
         let pid = stats["fuse"]["daemon"].as_i64().and_then(|pid| i32::try_from(pid).ok());
         pid.and_then(Pid::from_raw).expect("the daemon's number")
     }
@@ -79,7 +80,8 @@ fn stop(process: Pid) {
     let threads = format!("/proc/{process}/task");
     let state = |stat: &str| stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     let runs = |thread: std::io::Result<std::fs::DirEntry>| {
-        let stat = std::fs::read_to_string(thread.expect("the process is there").path().join("stat"));
+        let stat =
+            std::fs::read_to_string(thread.expect("the process is there").path().join("stat"));
         stat.is_ok_and(|stat| state(&stat) != Some('T'))
     };
     while std::fs::read_dir(&threads).expect("the process is there").any(runs) {
@@ -111,7 +113,8 @@ fn an_unmount_fails_if_the_volume_cannot_be_closed() {
 fn a_foreign_sockets_name_keeps_nobody_from_hearing_how_closing_ended() {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixListener};
-    let name = format!("x{}", std::process::id()).into_bytes().into_iter().chain([0xff, 0x1b, b'\n']);
+    let name =
+        format!("x{}", std::process::id()).into_bytes().into_iter().chain([0xff, 0x1b, b'\n']);
     let name = SocketAddr::from_abstract_name(name.collect::<Vec<_>>()).expect("a name");
     let _foreign = UnixListener::bind_addr(&name).expect("nobody has it");
     let place = Place::new();
@@ -127,7 +130,15 @@ fn a_foreign_sockets_name_keeps_nobody_from_hearing_how_closing_ended() {
 fn a_daemon_that_cannot_be_asked_has_closed_the_volume_if_the_volume_says_so() {
     let elsewhere = |place: &Place| {
         let mut bounded = Command::new("timeout");
-        bounded.args(["--signal=KILL", "60", "unshare", "--net", FERRY, "umount", path(&place.mnt())]);
+        bounded.args([
+            "--signal=KILL",
+            "60",
+            "unshare",
+            "--net",
+            FERRY,
+            "umount",
+            path(&place.mnt()),
+        ]);
         bounded.output().expect("unshare runs")
     };
     let place = Place::new();
@@ -145,12 +156,14 @@ fn a_daemon_that_cannot_be_asked_has_closed_the_volume_if_the_volume_says_so() {
 fn root_hears_how_the_volume_of_another_user_was_closed() {
     use std::os::unix::fs::{PermissionsExt, chown};
     let place = Place::new();
-    std::fs::set_permissions(place.0.path(), std::fs::Permissions::from_mode(0o777)).expect("it is ours");
+    std::fs::set_permissions(place.0.path(), std::fs::Permissions::from_mode(0o777))
+        .expect("it is ours");
     for owned in [place.volume(), place.mnt()] {
         chown(&owned, Some(65534), Some(65534)).expect("this runs as root");
     }
     let mut mount = Command::new(FERRY);
-    let mount = mount.args(["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log()]);
+    let mount =
+        mount.args(["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log()]);
     let mounted = mount.uid(65534).gid(65534).output().expect("the command runs");
     if !mounted.status.success() {
         eprintln!("not tested, users may not mount here: {mounted:?}");
@@ -168,8 +181,10 @@ fn who_unmounts_after_the_daemon_has_died_is_told() {
         let daemon = place.daemon();
         let process = rustix::process::pidfd_open(daemon, rustix::process::PidfdFlags::empty());
         kill_process(daemon, Signal::KILL).expect("it is ours");
-        let mut ended =
-            [rustix::event::PollFd::new(process.as_ref().expect("it lives"), rustix::event::PollFlags::IN)];
+        let mut ended = [rustix::event::PollFd::new(
+            process.as_ref().expect("it lives"),
+            rustix::event::PollFlags::IN,
+        )];
         rustix::event::poll(&mut ended, None).expect("it ends");
     };
     for (option, code) in [(None, 1), (Some("--force"), 0), (Some("--lazy"), 0)] {
@@ -178,7 +193,10 @@ fn who_unmounts_after_the_daemon_has_died_is_told() {
         let args: Vec<&str> = ["umount"].into_iter().chain(option).collect();
         let said = ferry(&[&args[..], &[path(&place.mnt())]].concat());
         let words = String::from_utf8_lossy(&said.stderr);
-        assert!(said.status.code() == Some(code) && words.contains("has died"), "{option:?}: {said:?}");
+        assert!(
+            said.status.code() == Some(code) && words.contains("has died"),
+            "{option:?}: {said:?}"
+        );
         assert!(!place.is_mounted());
     }
     place.mount();
@@ -211,7 +229,8 @@ fn who_asks_a_daemon_that_does_not_answer_is_told_soon() {
     });
     kill_process(daemon, Signal::CONT).expect("it is ours");
     asked.iter().for_each(|answer| fails(answer, "has not answered"));
-    let error: serde_json::Value = serde_json::from_slice(&asked[3].stdout).expect("an error is JSON, too");
+    let error: serde_json::Value =
+        serde_json::from_slice(&asked[3].stdout).expect("an error is JSON, too");
     assert!(error["error"].as_str().is_some_and(|error| error.contains("kill -CONT")), "{error}");
     ok(&ferry(&["umount", path(&place.mnt())]));
 }
@@ -219,7 +238,8 @@ fn who_asks_a_daemon_that_does_not_answer_is_told_soon() {
 #[test]
 fn a_mount_that_waits_says_for_whom_and_ends_with_who_started_it() {
     let place = Place::new();
-    let held = ferry::Volume::open(place.volume(), &ferry::Options::default()).expect("nobody has it");
+    let held =
+        ferry::Volume::open(place.volume(), &ferry::Options::default()).expect("nobody has it");
     let mut mount = Command::new(FERRY)
         .args(["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log()])
         .stderr(Stdio::piped())
@@ -369,7 +389,11 @@ fn free_space_goes_back_to_the_host_when_somebody_asks() {
     let before = held(&place.volume());
     let trimmed = ferry(&["trim", path(&place.mnt())]);
     ok(&trimmed);
-    assert!(held(&place.volume()) + (32 << 20) < before, "{before} bytes, then {}", held(&place.volume()));
+    assert!(
+        held(&place.volume()) + (32 << 20) < before,
+        "{before} bytes, then {}",
+        held(&place.volume())
+    );
     if Command::new("fstrim").arg("--version").output().is_ok() {
         ok(&Command::new("fstrim").arg(place.mnt()).output().expect("it runs"));
     }
@@ -388,9 +412,12 @@ fn flags_of_chattr_and_project_ids_are_refused_as_unknown() {
         assert_eq!(ioctl_getflags(&open), Err(rustix::io::Errno::NOTTY), "{}", path.display());
         assert_eq!(ioctl_setflags(&open, IFlags::IMMUTABLE), Err(rustix::io::Errno::NOTTY));
         // As programs ask: neither may believe that a flag is set.
-        for program in
-            [&["lsattr", "-d"][..], &["lsattr", "-p", "-d"], &["chattr", "+i"], &["chattr", "-p", "7"]]
-        {
+        for program in [
+            &["lsattr", "-d"][..],
+            &["lsattr", "-p", "-d"],
+            &["chattr", "+i"],
+            &["chattr", "-p", "7"],
+        ] {
             if let Ok(asked) = Command::new(program[0]).args(&program[1..]).arg(&path).output() {
                 assert!(!asked.status.success(), "{asked:?}");
             }

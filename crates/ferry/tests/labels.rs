@@ -1,4 +1,5 @@
-//! The labels of rules (`LEASE-3`; see `ARCHITECTURE.md`): each rule is stated once, and each label that is cited is stated.
+//! The labels of rules (`LEASE-3`; see `ARCHITECTURE.md`): each rule is stated once, and each label
+//! that is cited is stated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,8 +26,9 @@ fn files(root: &Path) -> Vec<PathBuf> {
 /// The subject and the number of a word such as `WALK-LEASE-3`.
 fn label(word: &str) -> Option<(&str, u32)> {
     let (subject, number) = word.rsplit_once('-')?;
-    let is_subject =
-        subject.split('-').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_uppercase()));
+    let is_subject = subject
+        .split('-')
+        .all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_uppercase()));
     Some((subject, number.parse().ok()?)).filter(|_| is_subject)
 }
 

@@ -31,7 +31,10 @@ fn appends_of_any_length_never_mix() -> std::io::Result<()> {
                     let at = file.append(&record).expect("there is room");
                     let mut back = vec![0; record.len()];
                     assert_eq!(file.read_at(&mut back, at).expect("readable"), record.len());
-                    assert!(back == record, "append {n} of thread {thread} is where it was said to be");
+                    assert!(
+                        back == record,
+                        "append {n} of thread {thread} is where it was said to be"
+                    );
                 }
             });
         }

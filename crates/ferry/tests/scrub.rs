@@ -105,7 +105,10 @@ fn a_scrub_says_what_was_verified_and_what_is_damaged() {
     volume.spoil(at + 8192 + 100);
     volume.spoil(at + 12288 + 100);
     let said = code(&ferry(&["scrub", &volume.path()]), 4);
-    assert!(said.contains("damaged: /dir/file with blanks at byte 8192, 8192 bytes (byte "), "{said}");
+    assert!(
+        said.contains("damaged: /dir/file with blanks at byte 8192, 8192 bytes (byte "),
+        "{said}"
+    );
     assert!(said.contains(": 2 damaged blocks; verified 288 KiB of data"), "{said}");
     volume.mount();
     assert_eq!(code(&ferry(&["scrub", &text(&volume.mnt())]), 4).lines().count(), 2);
@@ -139,7 +142,8 @@ fn debug_shows_what_is_stored() {
     assert_eq!((of("home-map"), of("start"), of("end")), (2, 1, 1));
     assert!(log.iter().filter(|one| one["type"] == "record").all(|one| one["state"] == "whole"));
     assert!(
-        log.iter().any(|one| one["kind"] == "stamp") && log.iter().any(|one| one["keys"].as_u64() > Some(3))
+        log.iter().any(|one| one["kind"] == "stamp")
+            && log.iter().any(|one| one["keys"].as_u64() > Some(3))
     );
 
     let all = debug(&path, &["keys"], 0);
@@ -161,7 +165,8 @@ fn debug_shows_what_is_stored() {
     let small = debug(&path, &["path", "small"], 0);
     let ino = small[0]["inode"].to_string();
     assert_eq!((&small[0]["inline"], &small[0]["links"]), (&true.into(), &2.into()));
-    let names: Vec<_> = small.iter().filter(|one| one["type"] == "named").map(|one| &one["name"]).collect();
+    let names: Vec<_> =
+        small.iter().filter(|one| one["type"] == "named").map(|one| &one["name"]).collect();
     assert!(names.len() == 2 && names.contains(&&"again".into()), "{names:?}");
     assert_eq!(debug(&path, &["inode", &ino], 0), small);
     assert_eq!(debug(&path, &["path", "/link"], 0)[0]["target"], "dir");
@@ -177,7 +182,10 @@ fn debug_shows_a_damaged_volume_as_far_as_it_can() {
     let superblock = &debug(&path, &["superblock"], 0)[0]["copy_1"];
     volume.spoil(0);
     let damaged = &debug(&path, &["superblock"], 4)[0];
-    assert!(damaged["copy_1"]["damage"].is_string() && damaged["copy_2"]["size_bytes"].is_u64(), "{damaged}");
+    assert!(
+        damaged["copy_1"]["damage"].is_string() && damaged["copy_2"]["size_bytes"].is_u64(),
+        "{damaged}"
+    );
     // The log is shown, whatever became of the home store.
     let records = debug(&path, &["log"], 0).iter().filter(|one| one["type"] == "record").count();
     for slot in 0..2 {
@@ -193,7 +201,10 @@ fn debug_shows_a_damaged_volume_as_far_as_it_can() {
     }
     code(&ferry(&["debug", &path, "keys"]), 8);
     let said = code(&ferry(&["scrub", &path]), 4);
-    assert!(said.contains("damaged: home") && said.contains("nothing else can be reached"), "{said}");
+    assert!(
+        said.contains("damaged: home") && said.contains("nothing else can be reached"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -206,7 +217,10 @@ fn debug_shows_the_keys_of_a_store_that_cannot_be_opened() {
     for home in debug(&path, &["segments"], 0).iter().filter(|one| one["use"] == "home") {
         let first = home["offset"].as_u64().expect("a number");
         let mut block = [0; 4];
-        fs::File::open(&path).expect("the volume").read_exact_at(&mut block, first).expect("a read");
+        fs::File::open(&path)
+            .expect("the volume")
+            .read_exact_at(&mut block, first)
+            .expect("a read");
         if block == *b"redb" {
             [first, first + segment / 2].into_iter().for_each(|at| volume.spoil(at));
         }

@@ -48,7 +48,8 @@ impl Served {
     fn new(made: &[&str]) -> Self {
         let dir = TempDir::new().expect("a directory");
         let volume = text(&dir.path().join("volume.ferry"));
-        let made: Vec<String> = made.iter().map(|word| word.replace("DIR", &text(dir.path()))).collect();
+        let made: Vec<String> =
+            made.iter().map(|word| word.replace("DIR", &text(dir.path()))).collect();
         let mut mkfs = vec!["mkfs", &volume];
         mkfs.extend(made.iter().map(String::as_str));
         ok(&ferry(&mkfs));
@@ -78,7 +79,13 @@ impl Served {
         let served = Self { dir, server, address };
         fs::create_dir(served.mnt()).expect("a mount point");
         let log = format!("insecure,log={}", served.dir.path().join("log").display());
-        ok(&ferry(&["mount", &format!("ferry://{}/", served.address), &text(&served.mnt()), "-o", &log]));
+        ok(&ferry(&[
+            "mount",
+            &format!("ferry://{}/", served.address),
+            &text(&served.mnt()),
+            "-o",
+            &log,
+        ]));
         served
     }
 
@@ -101,7 +108,8 @@ impl Served {
 
     fn end(&mut self) {
         ok(&ferry(&["umount", &text(&self.mnt())]));
-        let server = i32::try_from(self.server.id()).ok().and_then(Pid::from_raw).expect("a process");
+        let server =
+            i32::try_from(self.server.id()).ok().and_then(Pid::from_raw).expect("a process");
         kill_process(server, Signal::TERM).expect("it is ours");
         assert!(self.server.wait().expect("it is ours").success());
     }
@@ -164,7 +172,10 @@ fn a_side_of_a_served_mirror_is_replaced_while_a_client_writes() {
     });
     let stats = served.stats();
     let sides = stats["devices"].as_object().expect("the sides");
-    assert!(sides.iter().any(|(name, side)| name.ends_with("/c") && side["state"] == "active"), "{stats:#}");
+    assert!(
+        sides.iter().any(|(name, side)| name.ends_with("/c") && side["state"] == "active"),
+        "{stats:#}"
+    );
     served.end();
     ok(&ferry(&["fsck", &served.volume()]));
     // The new side alone has everything.
@@ -172,7 +183,10 @@ fn a_side_of_a_served_mirror_is_replaced_while_a_client_writes() {
     let mnt = text(&served.mnt());
     ok(&ferry(&["mount", &served.volume(), &mnt, "-o", &format!("log={}", served.path("log"))]));
     for number in 0..written {
-        assert!(fs::read(served.mnt().join(number.to_string())).expect("it is there") == contents(number));
+        assert!(
+            fs::read(served.mnt().join(number.to_string())).expect("it is there")
+                == contents(number)
+        );
     }
     ok(&ferry(&["umount", &mnt]));
 }
@@ -182,7 +196,15 @@ fn a_served_volume_is_tuned_trimmed_synced_and_asked_for_its_figures() {
     let mut served = Served::new(&["--size", "1G", "--log-size", "16M"]);
     let volume = served.volume();
     while_a_client_writes(&served, || {
-        ok(&ferry(&["tune", &volume, "--flush", "delay", "--fast-flush", "3ms", "--reset-flush-time"]));
+        ok(&ferry(&[
+            "tune",
+            &volume,
+            "--flush",
+            "delay",
+            "--fast-flush",
+            "3ms",
+            "--reset-flush-time",
+        ]));
         assert_eq!(served.stats()["log"]["bytes"], 16 << 20);
         ok(&ferry(&["tune", &volume, "--log-size", "64M"]));
         assert_eq!(served.stats()["log"]["bytes"], 64 << 20);
@@ -202,7 +224,10 @@ fn a_served_volume_is_tuned_trimmed_synced_and_asked_for_its_figures() {
 fn statistics_of_a_served_volume_say_who_is_there_and_why_clients_were_refused() {
     let mut served = Served::new(&["--size", "1G"]);
     let before = served.stats();
-    assert_eq!((&before["server"]["sessions"], &before["server"]["refused"]["path"]), (&1.into(), &0.into()));
+    assert_eq!(
+        (&before["server"]["sessions"], &before["server"]["refused"]["path"]),
+        (&1.into(), &0.into())
+    );
     let nowhere = format!("ferry://{}/nowhere", served.address);
     let other = served.dir.path().join("other");
     fs::create_dir(&other).expect("a mount point");
@@ -216,10 +241,12 @@ fn statistics_of_a_served_volume_say_who_is_there_and_why_clients_were_refused()
 /// Whether the next server of the volume begins without a grace period.
 fn next_server_begins_at_once(volume: &str) -> bool {
     let env = ferry_env::Env::real();
-    let device = ferry_device::FileDevice::open(Path::new(volume), ferry_device::OpenMode::ReadOnly, &env)
-        .expect("it can be opened");
+    let device =
+        ferry_device::FileDevice::open(Path::new(volume), ferry_device::OpenMode::ReadOnly, &env)
+            .expect("it can be opened");
     let options = ferry_fs::FsOptions { read_only: true, ..ferry_fs::FsOptions::default() };
-    let fs = ferry_fs::LocalFs::open(std::sync::Arc::new(device), options, env).expect("it is a volume");
+    let fs =
+        ferry_fs::LocalFs::open(std::sync::Arc::new(device), options, env).expect("it is a volume");
     let at_once = ferry_fs::SessionStore::was_handed_over(&*fs);
     fs.close().expect("nothing was written");
     at_once
@@ -292,7 +319,8 @@ fn only_root_and_the_servers_own_user_may_ask() {
     fs::set_permissions(served.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .expect("it is ours");
     for question in ["stats", "trim", "scrub", "sync"] {
-        let asked = Command::new(FERRY).args([question, &served.volume()]).uid(65534).gid(65534).output();
+        let asked =
+            Command::new(FERRY).args([question, &served.volume()]).uid(65534).gid(65534).output();
         let asked = asked.expect("the command runs");
         let said = String::from_utf8_lossy(&asked.stderr);
         assert!(

@@ -23,7 +23,12 @@ fn ok(output: Output) -> Output {
 /// `ferry sync ARGS --from -` with this list.
 fn sync_from(list: &[u8], args: &[&str]) -> Output {
     let mut command = Command::new(FERRY);
-    command.arg("sync").args(args).args(["--from", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .arg("sync")
+        .args(args)
+        .args(["--from", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(list).unwrap();
     child.wait_with_output().unwrap()
@@ -45,7 +50,13 @@ impl Mounted {
     fn mount(&self, options: &str) {
         let log = self.dir.path().join("log");
         let options = format!("commit_interval=1h,log={}{options}", log.display());
-        ok(ferry(&["mount", self.volume().to_str().unwrap(), self.mnt().to_str().unwrap(), "-o", &options]));
+        ok(ferry(&[
+            "mount",
+            self.volume().to_str().unwrap(),
+            self.mnt().to_str().unwrap(),
+            "-o",
+            &options,
+        ]));
     }
     fn volume(&self) -> PathBuf {
         self.dir.path().join("volume.ferry")
@@ -68,8 +79,13 @@ impl Mounted {
     fn crash_to(&self, options: &str) {
         let said = ferry(&["fsck", self.volume().to_str().unwrap()]);
         let said = String::from_utf8(said.stderr).unwrap();
-        let pid: String =
-            said.split("process ").nth(1).unwrap().chars().take_while(char::is_ascii_digit).collect();
+        let pid: String = said
+            .split("process ")
+            .nth(1)
+            .unwrap()
+            .chars()
+            .take_while(char::is_ascii_digit)
+            .collect();
         assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
         self.mount(options);
     }
@@ -177,11 +193,14 @@ fn synchronous_writes_are_durable_when_they_return() {
     let ways = [OFlags::WRONLY, OFlags::WRONLY | OFlags::APPEND, OFlags::RDWR];
     for options in ["", ",cache=strict", ",cache=writeback"] {
         let mounted = Mounted::new(options);
-        let all = ways.iter().flat_map(|way| durable.iter().map(move |(open, write)| (*way | *open, *write)));
+        let all = ways
+            .iter()
+            .flat_map(|way| durable.iter().map(move |(open, write)| (*way | *open, *write)));
         for (i, (flags, write)) in all.enumerate() {
             let path = mounted.mnt().join(i.to_string());
             let file =
-                open(&path, flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o600)).unwrap();
+                open(&path, flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o600))
+                    .unwrap();
             let bytes = block(i + 1);
             let written = pwritev2(&file, &[std::io::IoSlice::new(&bytes)], 0, write).unwrap();
             assert_eq!(written, bytes.len());

@@ -17,10 +17,15 @@ fn step(line: &str) -> Option<(&str, &str)> {
 /// Checks a document of the project that has so many steps, at least.
 fn check(document: &str, least: usize) {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("it is below crates/");
-    let text = std::fs::read_to_string(crates.join("..").join(document)).expect("the document is there");
+    let text =
+        std::fs::read_to_string(crates.join("..").join(document)).expect("the document is there");
     let numbered: Vec<_> = text.lines().filter(|line| is_numbered(line)).collect();
     let steps: Vec<_> = numbered.iter().filter_map(|line| step(line)).collect();
-    assert_eq!(steps.len(), numbered.len(), "each numbered line of {document} names a file and a function");
+    assert_eq!(
+        steps.len(),
+        numbered.len(),
+        "each numbered line of {document} names a file and a function"
+    );
     assert!(steps.len() >= least, "{document}: {} steps", steps.len());
     let missing = |(file, function): &(&str, &str)| {
         let source = std::fs::read_to_string(crates.join(file)).unwrap_or_default();

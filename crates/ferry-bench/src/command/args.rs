@@ -141,8 +141,10 @@ impl ModelArgs {
 
 impl fmt::Display for ModelArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let time = |time: Duration| format_nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-        let flushes = if self.queue.parallel_flushes { "beside each other" } else { "one after the other" };
+        let time =
+            |time: Duration| format_nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let flushes =
+            if self.queue.parallel_flushes { "beside each other" } else { "one after the other" };
         let (flush, write) = (time(self.flush_time), time(self.queue.write_time));
         write!(f, "flush {flush} {flushes}; write {write}, {} at a time", self.queue.queue_depth)
     }
@@ -410,7 +412,13 @@ pub struct RandrwArgs {
     pub size: u64,
     /// Who excludes whom; several: range,inode
     #[cfg(feature = "compare")]
-    #[arg(long, value_delimiter = ',', value_name = "RULE", default_value = "range", conflicts_with = "on")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "RULE",
+        default_value = "range",
+        conflicts_with = "on"
+    )]
     pub lock: Vec<Locking>,
     /// How long each part of a turn is counted: readers alone, writers alone, both
     #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "5s")]
@@ -499,10 +507,15 @@ mod tests {
             Cli::try_parse_from(["bench"].into_iter().chain(line.split(' ')))
                 .unwrap_or_else(|e| panic!("{line}: {e}"));
         }
-        for line in
-            ["fsmark --on /mnt --flush-time 2ms", "fsync-happy --virtual --on /mnt", "fsmark --rounds 0"]
-        {
-            assert!(Cli::try_parse_from(["bench"].into_iter().chain(line.split(' '))).is_err(), "{line}");
+        for line in [
+            "fsmark --on /mnt --flush-time 2ms",
+            "fsync-happy --virtual --on /mnt",
+            "fsmark --rounds 0",
+        ] {
+            assert!(
+                Cli::try_parse_from(["bench"].into_iter().chain(line.split(' '))).is_err(),
+                "{line}"
+            );
         }
     }
 }

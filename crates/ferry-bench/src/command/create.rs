@@ -26,12 +26,18 @@ pub fn run(args: &CreateArgs) -> Result<(), CliError> {
         let mounts = Mounts::new(&args.mounts)?;
         let places = mounts.places(&args.run)?;
         if args.shell {
-            return show(programs::by_shell(args.files, args.run.rounds, &places), &args.run, |_| Vec::new());
+            return show(
+                programs::by_shell(args.files, args.run.rounds, &places),
+                &args.run,
+                |_| Vec::new(),
+            );
         }
         return show(create::on_places(&options, &places), &args.run, |_| Vec::new());
     }
     if args.shell {
-        return Err(CliError::Usage("a shell makes files on mounts: say --on PATH, or --rtt TIME".into()));
+        return Err(CliError::Usage(
+            "a shell makes files on mounts: say --on PATH, or --rtt TIME".into(),
+        ));
     }
     let mut bench = create::in_process(&options, &volume);
     bench.options.push(("device", args.model.to_string()));

@@ -21,8 +21,12 @@ pub fn run(args: &FserverArgs) -> Result<(), CliError> {
         rounds: args.run.rounds,
     };
     let fs = FsOptions { flush: args.policy, cache_bytes: CACHE, ..FsOptions::default() };
-    let volume =
-        VolumeOptions { device: args.model.device(), capacity: CAPACITY, log_size: Some(args.log_size), fs };
+    let volume = VolumeOptions {
+        device: args.model.device(),
+        capacity: CAPACITY,
+        log_size: Some(args.log_size),
+        fs,
+    };
     if !args.run.on.is_empty() {
         let places = places(&args.run, &volume)?;
         return show(fserver::on_places(&options, &places), &args.run, |_| Vec::new());
@@ -31,7 +35,9 @@ pub fn run(args: &FserverArgs) -> Result<(), CliError> {
     let logs: Vec<_> = wakes
         .iter()
         .flat_map(|wake| {
-            args.log_buffers.iter().map(|buffers| LogOptions { wake: *wake, buffers: usize::from(*buffers) })
+            args.log_buffers
+                .iter()
+                .map(|buffers| LogOptions { wake: *wake, buffers: usize::from(*buffers) })
         })
         .collect();
     let mut bench = fserver::in_process(&options, &volume, &logs);

@@ -67,8 +67,9 @@ fn in_virtual_time(args: &FsyncHappyArgs) -> Result<(), CliError> {
 }
 
 fn heading(policies: &[FlushPolicy]) -> String {
-    let mut out =
-        String::from("fsyncs a second (calls answered by one flush), in virtual time\n   flush  callers");
+    let mut out = String::from(
+        "fsyncs a second (calls answered by one flush), in virtual time\n   flush  callers",
+    );
     for policy in policies {
         let _ = write!(out, "  {:>19}", policy.name());
     }
@@ -76,7 +77,8 @@ fn heading(policies: &[FlushPolicy]) -> String {
 }
 
 fn row(cell: &Cell) -> String {
-    let mut out = format!("{:>8}  {:>7}", format_nanos(nanos(cell.device.flush_time)), cell.load.callers);
+    let mut out =
+        format!("{:>8}  {:>7}", format_nanos(nanos(cell.device.flush_time)), cell.load.callers);
     for (_, outcome) in &cell.outcomes {
         let _ = write!(out, "  {:>11.1} ({:>5.2})", outcome.rate(), outcome.callers_per_flush());
     }

@@ -70,7 +70,8 @@ fn fsmark(args: &FsmarkArgs) -> Result<(), CliError> {
         rounds: args.run.rounds,
     };
     // So that dirty files stay dirty until the pass.
-    let fs = FsOptions { commit_interval: std::time::Duration::from_secs(3600), ..FsOptions::default() };
+    let fs =
+        FsOptions { commit_interval: std::time::Duration::from_secs(3600), ..FsOptions::default() };
     let volume = VolumeOptions { device: args.model.device(), fs, ..VolumeOptions::default() };
     let places = places(&args.run, &volume)?;
     let mut bench = fsmark::bench(&options, &places);
@@ -91,7 +92,8 @@ fn places(run: &RunArgs, volume: &VolumeOptions) -> Result<Vec<Place>, CliError>
 
 /// The given paths.
 fn named(run: &RunArgs) -> Result<Vec<Place>, CliError> {
-    let place = |path: &PathBuf, name| Ok(Place::on(path, daemon(path)).map_err(failed)?.called(name));
+    let place =
+        |path: &PathBuf, name| Ok(Place::on(path, daemon(path)).map_err(failed)?.called(name));
     run.on.iter().zip(short_names(&run.on)).map(|(path, name)| place(path, name)).collect()
 }
 
@@ -124,12 +126,17 @@ fn daemon(path: &Path) -> Option<u32> {
 }
 
 /// Runs the bench and shows its report; `notes` adds notes to it.
-fn show(bench: Bench<'_>, run: &RunArgs, notes: impl Fn(&Report) -> Vec<String>) -> Result<(), CliError> {
+fn show(
+    bench: Bench<'_>,
+    run: &RunArgs,
+    notes: impl Fn(&Report) -> Vec<String>,
+) -> Result<(), CliError> {
     // Before the run, which may take an hour.
     for path in run.json.iter().filter(|_| !json_on_stdout(run)).chain(&run.html) {
         fs::File::create(path).map_err(CliError::path(path, "cannot write the report"))?;
     }
-    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    let bar =
+        if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} turns  {msg}  {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let interrupted =
@@ -144,7 +151,8 @@ fn show(bench: Bench<'_>, run: &RunArgs, notes: impl Fn(&Report) -> Vec<String>)
     let mut report = report.map_err(failed)?;
     report.notes.extend(notes(&report));
     if let Some(path) = &run.html {
-        fs::write(path, report.to_html()).map_err(CliError::path(path, "cannot write the report"))?;
+        fs::write(path, report.to_html())
+            .map_err(CliError::path(path, "cannot write the report"))?;
     }
     write_json(&report.to_json(), run)?;
     // Only one of them can go to stdout.
@@ -170,7 +178,9 @@ fn write_json(json: &serde_json::Value, run: &RunArgs) -> Result<(), CliError> {
     let text = format!("{json:#}\n");
     match &run.json {
         Some(_) if json_on_stdout(run) => print(&text),
-        Some(path) => fs::write(path, text).map_err(CliError::path(path, "cannot write the report")),
+        Some(path) => {
+            fs::write(path, text).map_err(CliError::path(path, "cannot write the report"))
+        }
         None => Ok(()),
     }
 }
@@ -189,7 +199,8 @@ mod tests {
 
     #[test]
     fn paths_are_called_by_what_tells_them_apart() {
-        let names = |paths: &[&str]| short_names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
+        let names =
+            |paths: &[&str]| short_names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(names(&["/mnt/a", "/mnt/b"]), ["a", "b"]);
         assert_eq!(names(&["/a/mnt", "/b/mnt"]), ["a/mnt", "b/mnt"]);
         assert_eq!(names(&["/long/way/mnt"]), ["mnt"]);

@@ -29,8 +29,10 @@ impl Mounts {
     /// Makes new volumes and mounts them as the options say.
     pub fn new(args: &MountsArgs) -> Result<Self, CliError> {
         ferry::command::shared::raise_open_files();
-        let remote =
-            args.rtt.iter().flat_map(|rtt| args.asynchronous.iter().map(|kind| Way::Remote(*rtt, *kind)));
+        let remote = args
+            .rtt
+            .iter()
+            .flat_map(|rtt| args.asynchronous.iter().map(|kind| Way::Remote(*rtt, *kind)));
         let ways = args.local.then_some(Way::Local).into_iter().chain(remote);
         // If one fails, none is left.
         Ok(Self(ways.map(|way| Mount::new(way, &args.volumes)).collect::<Result<_, _>>()?))
@@ -77,11 +79,13 @@ impl Mount {
     /// Makes a new volume in `volumes`, and mounts it.
     fn new(way: Way, volumes: &Path) -> Result<Self, CliError> {
         let dir = volumes.join(format!("ferry-bench.{}.{}", std::process::id(), way.name()));
-        fs::create_dir(&dir).map_err(CliError::path(&dir, "cannot make a directory for a volume"))?;
+        fs::create_dir(&dir)
+            .map_err(CliError::path(&dir, "cannot make a directory for a volume"))?;
         let mountpoint = dir.join(way.name());
         let mut this = Self { dir, mountpoint, server: None, mounted: false };
         let volume = this.dir.join("volume.ferry");
-        fs::create_dir(&this.mountpoint).map_err(CliError::path(&this.mountpoint, "cannot make it"))?;
+        fs::create_dir(&this.mountpoint)
+            .map_err(CliError::path(&this.mountpoint, "cannot make it"))?;
         this.ferry(|command| command.arg("mkfs").arg(&volume))?;
         let (what, option) = match way {
             Way::Local => (volume.into_os_string(), None),
@@ -92,7 +96,11 @@ impl Mount {
                     .map_err(|e| CliError::Failed(format!("cannot relay: {e}")))?;
                 (
                     format!("ferry://{}/", relay.address()).into(),
-                    Some(if asynchronous == OnOff::Off { "insecure,async=off" } else { "insecure" }),
+                    Some(if asynchronous == OnOff::Off {
+                        "insecure,async=off"
+                    } else {
+                        "insecure"
+                    }),
                 )
             }
         };
@@ -108,12 +116,23 @@ impl Mount {
         let log = self.dir.join("server.log");
         let stderr = File::create(&log).map_err(CliError::path(&log, "cannot write"))?;
         let mut serve = Command::new(ferry()?);
-        serve.arg("serve").arg(volume).args(["--listen", "127.0.0.1:0", "--insecure", "--grace", "0s"]);
+        serve.arg("serve").arg(volume).args([
+            "--listen",
+            "127.0.0.1:0",
+            "--insecure",
+            "--grace",
+            "0s",
+        ]);
         // Logs as for a service's journal: without colours and times.
-        serve.env("JOURNAL_STREAM", "0:0").env_remove("FERRY_LOG").stdout(Stdio::null()).stderr(stderr);
+        serve
+            .env("JOURNAL_STREAM", "0:0")
+            .env_remove("FERRY_LOG")
+            .stdout(Stdio::null())
+            .stderr(stderr);
         // An interrupt from the terminal must not stop the server under its mount.
         serve.process_group(0);
-        let started = serve.spawn().map_err(|e| CliError::Failed(format!("cannot start the server: {e}")))?;
+        let started =
+            serve.spawn().map_err(|e| CliError::Failed(format!("cannot start the server: {e}")))?;
         address_in(&log, self.server.insert(started))
     }
 
@@ -123,7 +142,8 @@ impl Mount {
         let stderr = File::create(&messages).map_err(CliError::path(&messages, "cannot write"))?;
         let mut command = Command::new(ferry()?);
         let status = arguments(&mut command).stdout(Stdio::null()).stderr(stderr).status();
-        let failed = |what: &str| CliError::Failed(format!("a mount for the bench: {}", what.trim()));
+        let failed =
+            |what: &str| CliError::Failed(format!("a mount for the bench: {}", what.trim()));
         match status {
             Ok(status) if status.success() => Ok(()),
             Ok(_) => Err(failed(&fs::read_to_string(&messages).unwrap_or_default())),

@@ -15,8 +15,12 @@ const NAME: &str = "null";
 /// Mounts it, or is the daemon of such a mount.
 pub fn run(args: &NullArgs, log_level: Option<&str>) -> Result<(), CliError> {
     let options = MountOptions::parse(&args.options, false).map_err(CliError::Usage)?;
-    let mount =
-        Plain { mountpoint: &args.mountpoint, name: NAME, foreground: args.foreground, daemon: args.daemon };
+    let mount = Plain {
+        mountpoint: &args.mountpoint,
+        name: NAME,
+        foreground: args.foreground,
+        daemon: args.daemon,
+    };
     run_plain(&mount, &options, log_level, |mode| {
         let cache = match mode {
             CacheMode::Kernel => Cache::Kernel,

@@ -14,23 +14,33 @@ pub fn randrw(args: &RandrwArgs) -> Result<(), CliError> {
     let options = randrw::Options {
         readers: args.readers,
         writers: args.writers,
-        blocks: args.block.iter().map(|block| usize::try_from(*block).unwrap_or(usize::MAX)).collect(),
+        blocks: args
+            .block
+            .iter()
+            .map(|block| usize::try_from(*block).unwrap_or(usize::MAX))
+            .collect(),
         size: args.size,
         time: args.time,
         rounds: args.run.rounds,
     };
     if args.block.iter().any(|block| *block == 0 || *block > args.size) {
-        return Err(CliError::Usage("--block must be at least 1 byte and no more than --size".into()));
+        return Err(CliError::Usage(
+            "--block must be at least 1 byte and no more than --size".into(),
+        ));
     }
     let mut at = Vec::new();
     if args.run.on.is_empty() {
-        // This measures locks, not the cleaner. So the whole file stays in memory, and what is overwritten
-        // finds room on the device.
+        // This measures locks, not the cleaner. So the whole file stays in memory, and what is
+        // overwritten finds room on the device.
         let cache_bytes = usize::try_from(args.size).unwrap_or(usize::MAX).saturating_mul(2);
         for (name, fs) in rules(args, FsOptions { cache_bytes, ..FsOptions::default() }) {
             let capacity = args.size.saturating_mul(4).max(1 << 30);
-            let volume =
-                VolumeOptions { device: args.model.device(), capacity, fs, ..VolumeOptions::default() };
+            let volume = VolumeOptions {
+                device: args.model.device(),
+                capacity,
+                fs,
+                ..VolumeOptions::default()
+            };
             at.push((name, Place::in_process(&volume).map_err(failed)?));
         }
     } else {
@@ -97,8 +107,13 @@ pub fn torn(args: &TornArgs) -> Result<(), CliError> {
     };
     let place = place.map_err(failed)?;
     let most = if args.on.is_some() { torn::MOST_ON_PATH } else { torn::MOST };
-    let plan =
-        torn::Plan { threads: args.threads, reads: args.reads, time: args.time, most, seed: args.seed };
+    let plan = torn::Plan {
+        threads: args.threads,
+        reads: args.reads,
+        time: args.time,
+        most,
+        seed: args.seed,
+    };
     let io = |error| failed(ferry_bench::BenchError::Io(error));
     let seen = torn::run(&place.root().create("torn").map_err(io)?, plan).map_err(io)?;
     place.root().unlink("torn").map_err(io)?;
@@ -125,11 +140,13 @@ fn promises_nothing(path: &Path) -> Option<String> {
     let mount = crate::mount_of(path)?;
     if !mount.is_ferry() {
         return Some(
-            "\n(this is not a FerryFS mount: its file system may promise nothing about that)".into(),
+            "\n(this is not a FerryFS mount: its file system may promise nothing about that)"
+                .into(),
         );
     }
     let words = ferry::command::shared::shown_words(&mount.target);
-    let mode = words.split(',').find(|word| word.starts_with("cache=") && *word != "cache=strict")?;
+    let mode =
+        words.split(',').find(|word| word.starts_with("cache=") && *word != "cache=strict")?;
     Some(format!(
         "\n(this mount has {mode}, which promises nothing about that: a mount with cache=strict does)"
     ))

@@ -177,7 +177,8 @@ impl World {
             Io::Write { offset, buf, done } => state.waiting.push_back((offset, buf, done)),
             Io::Flush { done } => {
                 state.flushes += 1;
-                let begins = if self.model.serial_flushes { now.max(state.flushed_at) } else { now };
+                let begins =
+                    if self.model.serial_flushes { now.max(state.flushed_at) } else { now };
                 state.flushed_at = begins + self.model.flush_time;
                 let at = state.flushed_at;
                 state.add(at, Event::Flushed { since: now, done });

@@ -61,7 +61,10 @@ impl Options {
             metrics: METRICS.into(),
             options: vec![
                 ("callers", list(self.callers.iter().map(u32::to_string).collect())),
-                ("policies", list(self.policies.iter().map(|policy| policy.name().into()).collect())),
+                (
+                    "policies",
+                    list(self.policies.iter().map(|policy| policy.name().into()).collect()),
+                ),
                 ("turn", format!("{:?}", self.time)),
                 ("think time", format!("{:?} + {:?}", self.think_time, self.jitter)),
             ],
@@ -83,7 +86,11 @@ pub fn in_process(options: &Options, devices: &[DeviceModel]) -> Bench<'static> 
         for callers in &options.callers {
             let (options, volume, callers) = (
                 options.clone(),
-                VolumeOptions { device: device.clone(), capacity: CAPACITY, ..VolumeOptions::default() },
+                VolumeOptions {
+                    device: device.clone(),
+                    capacity: CAPACITY,
+                    ..VolumeOptions::default()
+                },
                 *callers,
             );
             let group = format!("flush {:?}", device.flush_time);
@@ -99,7 +106,9 @@ pub fn in_process(options: &Options, devices: &[DeviceModel]) -> Bench<'static> 
                     let variants = options.policies.iter().map(|policy| {
                         let (place, load, policy, time) =
                             (place.clone(), options.load(callers), *policy, options.time);
-                        Variant::new(policy.name(), move |_| turn(&place, Some(policy), &load, time))
+                        Variant::new(policy.name(), move |_| {
+                            turn(&place, Some(policy), &load, time)
+                        })
                     });
                     Ok(variants.collect())
                 }),
@@ -108,8 +117,10 @@ pub fn in_process(options: &Options, devices: &[DeviceModel]) -> Bench<'static> 
     }
     let mut bench = options.bench(cases);
     if let Some(device) = devices.first() {
-        let flushes = if device.serial_flushes { "one after the other" } else { "beside each other" };
-        let writes = format!("{:?}, {} at a time; flushes {flushes}", device.write_time, device.queue_depth);
+        let flushes =
+            if device.serial_flushes { "one after the other" } else { "beside each other" };
+        let writes =
+            format!("{:?}, {} at a time; flushes {flushes}", device.write_time, device.queue_depth);
         bench.options.push(("write time", writes));
     }
     bench
@@ -127,11 +138,13 @@ pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Result<Bench<'a>
     let cases = options.callers.iter().map(|callers| {
         let (load, time) = (options.load(*callers), options.time);
         let variants = kinds.iter().map(|(place, policy)| {
-            let name = policy.map_or(place.name().to_owned(), |policy| format!("{} {policy}", place.name()));
+            let name = policy
+                .map_or(place.name().to_owned(), |policy| format!("{} {policy}", place.name()));
             let (place, policy, load) = (*place, *policy, load.clone());
             Variant::new(name, move |_| turn(place, policy, &load, time))
         });
-        let is_reference = |(_, policy): &(_, Option<FlushPolicy>)| *policy == Some(FlushPolicy::Adaptive);
+        let is_reference =
+            |(_, policy): &(_, Option<FlushPolicy>)| *policy == Some(FlushPolicy::Adaptive);
         let mut case = Case::new(count(*callers), variants.collect());
         (case.group, case.x, case.x_label) = ("paths".into(), Some(f64::from(*callers)), "callers");
         case.reference = kinds.iter().position(is_reference).unwrap_or_default();
@@ -232,13 +245,19 @@ pub fn verdict(report: &Report) -> Vec<String> {
     let adaptive = FlushPolicy::Adaptive.name();
     let mut notes = Vec::new();
     for case in report.cases.iter().filter(|case| case.reference.ends_with(adaptive)) {
-        let ferry = |name: &str| FlushPolicy::ALL.iter().any(|policy| name.ends_with(policy.name()));
+        let ferry =
+            |name: &str| FlushPolicy::ALL.iter().any(|policy| name.ends_with(policy.name()));
         for variant in case.variants.iter().filter(|variant| ferry(&variant.name)) {
             let Some(ratio) = variant.ratio else { continue };
             if let Some(interval) = ratio.interval.filter(|interval| interval.low > 1.0) {
                 notes.push(format!(
                     "{}: {} is distinguishably faster than {}: {:.3} [{:.3}, {:.3}]",
-                    case.name, variant.name, case.reference, ratio.value, interval.low, interval.high
+                    case.name,
+                    variant.name,
+                    case.reference,
+                    ratio.value,
+                    interval.low,
+                    interval.high
                 ));
             }
         }

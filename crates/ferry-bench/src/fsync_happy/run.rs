@@ -6,7 +6,8 @@ use crate::error::BenchError;
 use crate::model::DeviceModel;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::{
-    Caller, Credits, DataExtent, FlushPolicy, Geometry, Journal, JournalError, JournalOptions, LogOptions,
+    Caller, Credits, DataExtent, FlushPolicy, Geometry, Journal, JournalError, JournalOptions,
+    LogOptions,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -97,7 +98,8 @@ pub fn run(
         )));
     }
     let geometry = geometry(*b"fsync-happy     ", LOG_LEN, (SEGMENTS, SEGMENT_LEN));
-    let world = World::new(device.clone(), geometry.segments_offset + u64::from(SEGMENTS) * SEGMENT_LEN);
+    let world =
+        World::new(device.clone(), geometry.segments_offset + u64::from(SEGMENTS) * SEGMENT_LEN);
     let env = world.env(SEED);
     let as_device: Arc<dyn BlockDevice> = world.clone();
     Journal::format(&as_device, &geometry, &[0, 1, 2, 3], &env)?;
@@ -223,7 +225,8 @@ impl Callers {
         let extent = DataExtent { offset, buf: self.buf.clone(), crc: self.crc };
         txn.write_data(extent, Box::new(|_| ()));
         let seq = txn.commit();
-        let (world, answered, failed) = (self.world.clone(), self.answered.clone(), self.failed.clone());
+        let (world, answered, failed) =
+            (self.world.clone(), self.answered.clone(), self.failed.clone());
         let pause = self.load.think_time + self.think.below(self.load.jitter);
         let done = move |result: Result<(), JournalError>| match result {
             Ok(()) => {

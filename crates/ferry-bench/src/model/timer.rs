@@ -53,8 +53,11 @@ struct State {
 impl Timer {
     /// A thread with nothing to do.
     pub fn new() -> io::Result<Self> {
-        let shared =
-            Arc::new(Shared { clock: Env::real().clock, state: Mutex::default(), wake: Condvar::new() });
+        let shared = Arc::new(Shared {
+            clock: Env::real().clock,
+            state: Mutex::default(),
+            wake: Condvar::new(),
+        });
         let theirs = shared.clone();
         let thread = Builder::new().name("device-model".into()).spawn(move || theirs.run())?;
         Ok(Self { shared, thread: Some(thread) })

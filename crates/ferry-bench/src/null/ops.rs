@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ferry_fs::{
-    Answer, Attr, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, Host, Ino, Mode, Opened, RenameFlags,
-    SetAttr, Statfs, XattrFlags, ioctl, posix,
+    Answer, Attr, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, Host, Ino, Mode, Opened,
+    RenameFlags, SetAttr, Statfs, XattrFlags, ioctl, posix,
 };
 
 use super::node::{Body, Node};
@@ -66,7 +66,13 @@ impl Filesystem for NullFs {
         Ok((self.node(ino)?.state.lock().attr, FOREVER))
     }
 
-    fn setattr(&self, _cx: &Cx<'_>, ino: Ino, _fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
+    fn setattr(
+        &self,
+        _cx: &Cx<'_>,
+        ino: Ino,
+        _fh: Option<u64>,
+        set: &SetAttr,
+    ) -> Answer<(Attr, Duration)> {
         let node = self.node(ino)?;
         if let Some(size) = set.size {
             self.truncate(&node, size)?;
@@ -176,10 +182,17 @@ impl Filesystem for NullFs {
         }
     }
 
-    fn tmpfile(&self, cx: &Cx<'_>, _parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
+    fn tmpfile(
+        &self,
+        cx: &Cx<'_>,
+        _parent: Ino,
+        mode: Mode,
+        flags: i32,
+    ) -> Answer<(Entry, Opened)> {
         let mode = libc::S_IFREG | mode & 0o7777 & !cx.umask;
         let ino = self.fresh_ino();
-        let node = Arc::new(Node::new(self.attr(ino, mode, (cx.uid, cx.gid), 0), Body::of_mode(mode, 0)));
+        let node =
+            Arc::new(Node::new(self.attr(ino, mode, (cx.uid, cx.gid), 0), Body::of_mode(mode, 0)));
         let entry = Self::entry(&node);
         self.tree.write().insert(ino, node);
         Ok((entry, self.opened(Some(flags))))
@@ -234,7 +247,15 @@ impl Filesystem for NullFs {
         self.slow.flush(cx)
     }
 
-    fn fallocate(&self, _cx: &Cx<'_>, ino: Ino, _fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
+    fn fallocate(
+        &self,
+        _cx: &Cx<'_>,
+        ino: Ino,
+        _fh: u64,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Answer<()> {
         let node = self.node(ino)?;
         let mut data = node.file()?.write();
         let start = place(offset)?;
@@ -343,7 +364,14 @@ impl Filesystem for NullFs {
         errno(libc::ENOSYS)
     }
 
-    fn setlk(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64, _lock: &FileLock, _wait: bool) -> Answer<()> {
+    fn setlk(
+        &self,
+        _cx: &Cx<'_>,
+        _ino: Ino,
+        _fh: u64,
+        _lock: &FileLock,
+        _wait: bool,
+    ) -> Answer<()> {
         errno(libc::ENOSYS)
     }
 
@@ -355,11 +383,19 @@ impl Filesystem for NullFs {
         self.options.cache == Cache::Writeback
     }
 
-    fn ioctl(&self, _cx: &Cx<'_>, _ino: Ino, cmd: u32, _input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
+    fn ioctl(
+        &self,
+        _cx: &Cx<'_>,
+        _ino: Ino,
+        cmd: u32,
+        _input: &[u8],
+        out_max: usize,
+    ) -> Answer<Vec<u8>> {
         match (cmd, &*self.host.lock()) {
             (ioctl::SYNC, _) => Ok(Vec::new()),
             (ioctl::STATS, Some(host)) => {
-                let stats: serde_json::Map<_, _> = [("fuse".to_owned(), host.stats())].into_iter().collect();
+                let stats: serde_json::Map<_, _> =
+                    [("fuse".to_owned(), host.stats())].into_iter().collect();
                 let mut text = serde_json::Value::from(stats).to_string().into_bytes();
                 text.truncate(out_max.saturating_sub(1));
                 text.push(0);

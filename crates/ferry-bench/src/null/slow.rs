@@ -32,8 +32,11 @@ impl Slow {
     /// A stall begins, or ends: then all that was held is answered.
     pub fn stall(&self, stalls: bool) {
         let mut held = self.held.lock();
-        let answers =
-            if stalls { held.get_or_insert_default().split_off(0) } else { held.take().unwrap_or_default() };
+        let answers = if stalls {
+            held.get_or_insert_default().split_off(0)
+        } else {
+            held.take().unwrap_or_default()
+        };
         drop(held);
         answers.into_iter().for_each(|answer| answer());
     }

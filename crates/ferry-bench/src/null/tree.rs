@@ -98,7 +98,9 @@ impl NullFs {
         if flags.whiteout {
             return errno(libc::EINVAL);
         }
-        let get = |dir: &Node, name: &[u8]| -> Result<Option<Ino>, Errno> { Ok(dir.dir()?.read().get(name)) };
+        let get = |dir: &Node, name: &[u8]| -> Result<Option<Ino>, Errno> {
+            Ok(dir.dir()?.read().get(name))
+        };
         let ino = get(from, name)?.ok_or(Errno(libc::ENOENT))?;
         let node = Arc::clone(tree.get(&ino).ok_or(Errno(libc::ESTALE))?);
         let victim = match get(to, new_name)? {
@@ -159,7 +161,8 @@ pub(super) fn listed(
 ) {
     for (at, name, ino) in [(1, &b"."[..], own), (2, b"..", dir.parent)] {
         let kind = libc::S_IFDIR;
-        if cookie < at && !sink(&DirEntry { name: name.into(), ino, kind, cookie: at, entry: None }) {
+        if cookie < at && !sink(&DirEntry { name: name.into(), ino, kind, cookie: at, entry: None })
+        {
             return;
         }
     }

@@ -53,7 +53,10 @@ impl Place {
     /// in it at the end. `daemon`: the process that serves the mount, whose processor time counts,
     /// too.
     pub fn on(path: &Path, daemon: Option<u32>) -> Result<Self, BenchError> {
-        Ok(Self { name: path.display().to_string(), kind: Kind::Mounted(Mounted::new(path, daemon)?) })
+        Ok(Self {
+            name: path.display().to_string(),
+            kind: Kind::Mounted(Mounted::new(path, daemon)?),
+        })
     }
 
     /// The same, called otherwise in reports.

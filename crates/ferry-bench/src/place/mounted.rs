@@ -37,7 +37,8 @@ impl Mounted {
     pub fn new(path: &Path, daemon: Option<u32>) -> Result<Self, BenchError> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let own = path.join(format!("ferry-bench.{}.{number}", std::process::id()));
-        fs::create_dir(&own).map_err(BenchError::path(path, "cannot make a directory for the bench"))?;
+        fs::create_dir(&own)
+            .map_err(BenchError::path(path, "cannot make a directory for the bench"))?;
         let root = MountedDir::open_path(own).map_err(BenchError::path(path, "cannot open"))?;
         Ok(Self { root: Arc::new(root), daemon, policy: Mutex::default() })
     }
@@ -75,7 +76,9 @@ impl Mounted {
     pub fn size(&self) -> Result<u64, BenchError> {
         match rustix::fs::fstatvfs(self.file()?) {
             Ok(stat) => Ok(stat.f_blocks * stat.f_frsize),
-            Err(error) => Err(BenchError::path(&self.root.path, "cannot ask for its size")(error.into())),
+            Err(error) => {
+                Err(BenchError::path(&self.root.path, "cannot ask for its size")(error.into()))
+            }
         }
     }
 
@@ -99,8 +102,11 @@ impl Mounted {
         let text = fs::read_to_string(&stat).map_err(failed)?;
         // The name, in brackets, may hold anything; what follows are numbers.
         let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
-        let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-        Ok(Some(Duration::from_nanos(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second())))
+        let ticks: u64 =
+            fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+        Ok(Some(Duration::from_nanos(
+            ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second(),
+        )))
     }
 
     fn file(&self) -> Result<fs::File, BenchError> {
@@ -121,7 +127,10 @@ impl Drop for Mounted {
 }
 
 fn is_foreign(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS))
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS)
+    )
 }
 
 /// Processor time of this process.

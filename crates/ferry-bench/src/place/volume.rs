@@ -7,8 +7,8 @@ use crate::model::{DeviceModel, Lateness, ModelDevice};
 use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_fs::{
-    Answer, At, Cx, Errno, Filesystem, FlushPolicy, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, Opened,
-    ROOT, RenameFlags, SetAttr, inprocess::FromReply, ioctl, mkfs,
+    Answer, At, Cx, Errno, Filesystem, FlushPolicy, FsOptions, InProcess, Ino, LocalFs,
+    MkfsOptions, Opened, ROOT, RenameFlags, SetAttr, inprocess::FromReply, ioctl, mkfs,
 };
 use serde_json::Value;
 use std::cell::Cell;
@@ -31,7 +31,12 @@ pub struct VolumeOptions {
 
 impl Default for VolumeOptions {
     fn default() -> Self {
-        Self { device: DeviceModel::default(), capacity: 16 << 30, log_size: None, fs: FsOptions::default() }
+        Self {
+            device: DeviceModel::default(),
+            capacity: 16 << 30,
+            log_size: None,
+            fs: FsOptions::default(),
+        }
     }
 }
 
@@ -54,7 +59,11 @@ impl Volume {
         let device = ModelDevice::new(options.device.clone(), options.capacity)?;
         let as_device: Arc<dyn BlockDevice> = device.clone();
         let env = Env::real();
-        mkfs(&as_device, &MkfsOptions { log_size: options.log_size, ..MkfsOptions::default() }, &env)?;
+        mkfs(
+            &as_device,
+            &MkfsOptions { log_size: options.log_size, ..MkfsOptions::default() },
+            &env,
+        )?;
         let fs = LocalFs::open(as_device, options.fs.clone(), env)?;
         device.begin();
         Ok(Arc::new(Self { device, fs }))
@@ -87,7 +96,8 @@ impl Volume {
     /// One request for as many files as one takes. The first error, if any file failed.
     pub fn sync_files(&self, mut files: impl Iterator<Item = io::Result<File>>) -> io::Result<()> {
         loop {
-            let some: Vec<File> = files.by_ref().take(ioctl::SYNC_FILES_MAX).collect::<io::Result<_>>()?;
+            let some: Vec<File> =
+                files.by_ref().take(ioctl::SYNC_FILES_MAX).collect::<io::Result<_>>()?;
             if some.is_empty() {
                 return Ok(());
             }
@@ -111,8 +121,13 @@ impl Volume {
         }
     }
 
-    fn call<T: FromReply>(&self, request: impl FnOnce(&Cx, &LocalFs) -> Answer<T>) -> io::Result<T> {
-        caller().call(|cx| request(cx, &self.fs)).map_err(|Errno(code)| io::Error::from_raw_os_error(code))
+    fn call<T: FromReply>(
+        &self,
+        request: impl FnOnce(&Cx, &LocalFs) -> Answer<T>,
+    ) -> io::Result<T> {
+        caller()
+            .call(|cx| request(cx, &self.fs))
+            .map_err(|Errno(code)| io::Error::from_raw_os_error(code))
     }
 }
 

@@ -19,7 +19,8 @@ pub fn render(report: &Report) -> String {
         escape(&report.about),
         escape(&report.machine.line())
     );
-    let options: Vec<_> = report.options.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    let options: Vec<_> =
+        report.options.iter().map(|(name, value)| format!("{name} {value}")).collect();
     let _ = writeln!(
         out,
         "<p>{}; rounds: {}, in turn; a dot is one turn, a bar or line the median; ratios {}.</p>",

@@ -33,7 +33,8 @@ fn number(value: f64) -> String {
         _ => 3,
     };
     let text = format!("{value:.digits$}");
-    let (whole, fraction) = text.split_once('.').map_or((&*text, ""), |(w, _)| (w, &text[w.len()..]));
+    let (whole, fraction) =
+        text.split_once('.').map_or((&*text, ""), |(w, _)| (w, &text[w.len()..]));
     let (sign, whole) = whole.strip_prefix('-').map_or(("", whole), |rest| ("-", rest));
     let mut out = String::from(sign);
     for (i, digit) in whole.chars().enumerate() {
@@ -128,7 +129,9 @@ mod tests {
     #[test]
     fn a_table_has_each_variant_with_its_ratio() {
         let text = report(&[None]).to_table();
-        for part in ["case <None>", "files/s", "1,234", "2.000 [1.500, 2.500]", "to a", "A note.", "CPUs"] {
+        for part in
+            ["case <None>", "files/s", "1,234", "2.000 [1.500, 2.500]", "to a", "A note.", "CPUs"]
+        {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }
     }
@@ -149,8 +152,8 @@ mod tests {
             assert!(html.contains("<svg") && html.contains("Does nothing &amp; well."), "{html}");
             assert!(html.contains("case &lt;") && !html.contains("case <"), "names are escaped");
             for tag in ["svg", "table", "tr", "td", "th", "text", "g", "html", "body"] {
-                let opened =
-                    html.matches(&format!("<{tag}>")).count() + html.matches(&format!("<{tag} ")).count();
+                let opened = html.matches(&format!("<{tag}>")).count()
+                    + html.matches(&format!("<{tag} ")).count();
                 assert_eq!(opened, html.matches(&format!("</{tag}>")).count(), "{tag}");
             }
             let has_axes = report.cases.iter().any(|case| case.x.is_some());

@@ -7,7 +7,8 @@ use crate::run::{CaseReport, Metric, Report, VariantReport};
 use std::fmt::Write;
 
 /// Colours that people with any kind of sight can tell apart (Okabe and Ito, 2008).
-const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
+const COLOURS: [&str; 7] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
 const WIDTH: f64 = 760.0;
 /// Room for names beside bars.
 const LEFT: f64 = 210.0;
@@ -25,8 +26,11 @@ pub fn all(report: &Report) -> String {
             Some(_) if groups.contains(&&*case.group) => {}
             Some(_) => {
                 groups.push(&case.group);
-                let of_group: Vec<_> =
-                    report.cases.iter().filter(|c| c.x.is_some() && c.group == case.group).collect();
+                let of_group: Vec<_> = report
+                    .cases
+                    .iter()
+                    .filter(|c| c.x.is_some() && c.group == case.group)
+                    .collect();
                 heading(&mut out, &case.group, metric.label);
                 out.push_str(&lines(&of_group, metric));
             }
@@ -97,7 +101,8 @@ fn bars(case: &CaseReport, what: &Metric) -> String {
         }
         let end = values(variant, metric).iter().copied().fold(median, f64::max);
         let x = LEFT + end * scale + 8.0;
-        let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{:.1}\">{}</text>", middle + 4.0, number(median));
+        let _ =
+            writeln!(out, "<text x=\"{x:.1}\" y=\"{:.1}\">{}</text>", middle + 4.0, number(median));
     }
     out + "</svg>\n"
 }
@@ -159,8 +164,12 @@ impl Axes {
         let high = positive.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let y = if positive.is_empty() { (0.0, 1.0) } else { (log(low).floor(), log(high).ceil()) };
         let xs: Vec<f64> = cases.iter().filter_map(|case| case.x).map(log).collect();
-        let x = (xs.iter().copied().fold(f64::MAX, f64::min), xs.iter().copied().fold(f64::MIN, f64::max));
-        let widen = |(low, high): (f64, f64)| if high > low { (low, high) } else { (low - 0.5, low + 0.5) };
+        let x = (
+            xs.iter().copied().fold(f64::MAX, f64::min),
+            xs.iter().copied().fold(f64::MIN, f64::max),
+        );
+        let widen =
+            |(low, high): (f64, f64)| if high > low { (low, high) } else { (low - 0.5, low + 0.5) };
         Self { x: widen(x), y: widen(y) }
     }
 
@@ -189,7 +198,10 @@ impl Axes {
         }
         for value in cases.iter().filter_map(|case| case.x) {
             let (x, y) = (self.x(value), HEIGHT - 28.0);
-            let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{value}</text>");
+            let _ = writeln!(
+                out,
+                "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{value}</text>"
+            );
         }
         let (across, up) = ((AXIS_LEFT + WIDTH - RIGHT) / 2.0, (TOP + HEIGHT - BOTTOM) / 2.0);
         let label = cases.first().map_or("", |case| case.x_label);

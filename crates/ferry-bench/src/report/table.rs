@@ -6,7 +6,8 @@ use std::fmt::Write;
 
 pub fn render(report: &Report) -> String {
     let mut out = format!("{}: {}\n{}\n", report.workload, report.about, report.machine.line());
-    let options: Vec<_> = report.options.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    let options: Vec<_> =
+        report.options.iter().map(|(name, value)| format!("{name} {value}")).collect();
     let _ = writeln!(out, "{}", options.join(", "));
     let rounds = if report.rounds == 1 { "1 round" } else { "rounds in turn" };
     let count = if report.rounds == 1 { String::new() } else { format!("{} ", report.rounds) };
@@ -25,7 +26,11 @@ pub fn render(report: &Report) -> String {
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let pad = " ".repeat(width - cell.chars().count());
             // Words to the left, numbers to the right.
-            let _ = if column < 2 { write!(line, "{cell}{pad}  ") } else { write!(line, "{pad}{cell}  ") };
+            let _ = if column < 2 {
+                write!(line, "{cell}{pad}  ")
+            } else {
+                write!(line, "{pad}{cell}  ")
+            };
         }
         let _ = writeln!(out, "{}", line.trim_end());
     }
@@ -50,16 +55,23 @@ fn rows(report: &Report) -> Vec<Vec<String>> {
 /// Metrics that some variant has.
 pub fn shown(report: &Report) -> Vec<&Metric> {
     let has = |metric: &&Metric| {
-        report.cases.iter().flat_map(|case| &case.variants).any(|v| v.medians.contains_key(metric.name))
+        report
+            .cases
+            .iter()
+            .flat_map(|case| &case.variants)
+            .any(|v| v.medians.contains_key(metric.name))
     };
     report.metrics.iter().filter(has).collect()
 }
 
 fn case_rows(case: &CaseReport, metrics: &[&Metric]) -> Vec<Vec<String>> {
     let row = |(index, variant): (usize, &crate::run::VariantReport)| {
-        let mut row = vec![if index == 0 { case.name.clone() } else { String::new() }, variant.name.clone()];
+        let mut row =
+            vec![if index == 0 { case.name.clone() } else { String::new() }, variant.name.clone()];
         row.extend(
-            metrics.iter().map(|m| variant.medians.get(m.name).map_or("-".to_owned(), |v| number(*v))),
+            metrics
+                .iter()
+                .map(|m| variant.medians.get(m.name).map_or("-".to_owned(), |v| number(*v))),
         );
         row.push(ratio(variant));
         row

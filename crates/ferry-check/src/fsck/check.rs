@@ -1,5 +1,5 @@
-//! The check proper: takes every key of the view in order, judges what can be judged on the spot, and keeps what needs the
-//! whole (names, blocks in use) in compact tables.
+//! The check proper: takes every key of the view in order, judges what can be judged on the spot,
+//! and keeps what needs the whole (names, blocks in use) in compact tables.
 
 use super::inode::Current;
 use super::report::{Code, Finding, Findings, Holdings, Losses};
@@ -94,8 +94,10 @@ impl<'c> Checker<'c> {
             }
         };
         if let Err(BadRecord { what }) = outcome {
-            let finding =
-                Finding::new(Code::BadRecord, format!("the {what} record {} cannot be decoded", hex(key)));
+            let finding = Finding::new(
+                Code::BadRecord,
+                format!("the {what} record {} cannot be decoded", hex(key)),
+            );
             self.findings.add(match parsed {
                 Key::Inode(ino) | Key::Dentry(ino, ..) => finding.of(ino),
                 Key::Extent(ino, offset) => finding.of(ino).at(offset),
@@ -117,11 +119,13 @@ impl<'c> Checker<'c> {
         self.judge_counters();
         let promised = self.holdings.reserved_bytes / BLOCK;
         if self.reserved != promised {
-            let what = format!("{} blocks are said to be promised, there are {promised}", self.reserved);
+            let what =
+                format!("{} blocks are said to be promised, there are {promised}", self.reserved);
             self.findings.add(Finding::new(Code::ReservedCount, what));
         }
         for (index, used) in self.space.rest() {
-            let what = format!("{} blocks of segment {index} are in use, but it has no record", used.live);
+            let what =
+                format!("{} blocks of segment {index} are in use, but it has no record", used.live);
             let offset = self.space.segment_offset(index);
             self.findings.add(Finding::new(Code::SegmentFree, what).on_device(offset));
         }
@@ -135,10 +139,14 @@ impl<'c> Checker<'c> {
         };
         let (last, inodes) = (self.tree.last_ino(), self.tree.inodes());
         if counters.next_ino >= INO_END {
-            let what = format!("the next new inode would be {}, which is impossible", counters.next_ino);
+            let what =
+                format!("the next new inode would be {}, which is impossible", counters.next_ino);
             self.findings.add(Finding::new(Code::NextIno, what));
         } else if counters.next_ino <= last {
-            let what = format!("the next new inode would be {}, but inode {last} exists", counters.next_ino);
+            let what = format!(
+                "the next new inode would be {}, but inode {last} exists",
+                counters.next_ino
+            );
             self.findings.add(Finding::new(Code::NextIno, what));
         }
         if counters.inodes != inodes {
@@ -157,10 +165,14 @@ impl<'c> Checker<'c> {
             return Ok(());
         }
         if self.home_segments.contains(&index) {
-            add(Code::HomeClaim, format!("segment {index} holds data and belongs to the home store too"));
+            add(
+                Code::HomeClaim,
+                format!("segment {index} holds data and belongs to the home store too"),
+            );
         }
         let (live, end) = used.as_ref().map_or((0, 0), |used| (used.live, used.end));
-        if u64::from(segment.filled) > self.space.segment_blocks() || segment.live > segment.filled {
+        if u64::from(segment.filled) > self.space.segment_blocks() || segment.live > segment.filled
+        {
             let what = format!(
                 "segment {index} is said to have {} blocks filled and {} in use, of {}",
                 segment.filled,
@@ -169,12 +181,18 @@ impl<'c> Checker<'c> {
             );
             add(Code::SegmentRecord, what);
         } else if segment.filled < end {
-            let what =
-                format!("segment {index}: block {} is in use, only {} are filled", end - 1, segment.filled);
+            let what = format!(
+                "segment {index}: block {} is in use, only {} are filled",
+                end - 1,
+                segment.filled
+            );
             add(Code::SegmentFilled, what);
         }
         if segment.live != live {
-            let what = format!("segment {index}: {live} blocks are in use, the record says {}", segment.live);
+            let what = format!(
+                "segment {index}: {live} blocks are in use, the record says {}",
+                segment.live
+            );
             add(Code::SegmentLive, what);
         }
         self.holdings.data_segments += 1;

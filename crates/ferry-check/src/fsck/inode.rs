@@ -88,16 +88,23 @@ impl Checker<'_> {
         // Attributes of an inode without names go before its record does.
         let going = record.nlink == 0 && flagged;
         if flagged != current.has_xattrs && !going {
-            let what =
-                if flagged { "it has the flag but no attributes" } else { "it has attributes but no flag" };
+            let what = if flagged {
+                "it has the flag but no attributes"
+            } else {
+                "it has attributes but no flag"
+            };
             self.findings.add(Finding::new(Code::XattrFlag, what).of(current.ino));
         }
         if record.mode & libc::S_IFMT == libc::S_IFDIR && record.size != current.names {
-            let what = format!("it is said to have {} names, there are {}", record.size, current.names);
+            let what =
+                format!("it is said to have {} names, there are {}", record.size, current.names);
             self.findings.add(Finding::new(Code::DirectorySize, what).of(current.ino));
         }
         if record.blocks != current.blocks {
-            let what = format!("it is said to have {} blocks, there are {}", record.blocks, current.blocks);
+            let what = format!(
+                "it is said to have {} blocks, there are {}",
+                record.blocks, current.blocks
+            );
             self.findings.add(Finding::new(Code::BlockCount, what).of(current.ino));
         }
     }
@@ -106,8 +113,11 @@ impl Checker<'_> {
         self.holdings.xattrs += 1;
         self.owner(ino).has_xattrs = true;
         if name.len() > NAME_MAX || name.contains(&0) || value.len() > XATTR_SIZE_MAX {
-            let what =
-                format!("an attribute's name {} or value of {} bytes is impossible", hex(name), value.len());
+            let what = format!(
+                "an attribute's name {} or value of {} bytes is impossible",
+                hex(name),
+                value.len()
+            );
             self.findings.add(Finding::new(Code::BadName, what).of(ino));
         }
     }
@@ -125,9 +135,13 @@ impl Checker<'_> {
         let kind = owner.record.as_ref().map(|record| record.mode & libc::S_IFMT);
         if kind.is_some_and(|kind| kind != libc::S_IFDIR) && !owner.misfit_reported {
             owner.misfit_reported = true;
-            self.findings.add(Finding::new(Code::NamesInFile, "it is no directory but holds names").of(dir));
+            self.findings
+                .add(Finding::new(Code::NamesInFile, "it is no directory but holds names").of(dir));
         }
-        if name.len() > NAME_MAX || name == b"." || name == b".." || name.iter().any(|&b| b == b'/' || b == 0)
+        if name.len() > NAME_MAX
+            || name == b"."
+            || name == b".."
+            || name.iter().any(|&b| b == b'/' || b == 0)
         {
             let what = format!("the directory holds the impossible name {}", name.escape_ascii());
             self.findings.add(Finding::new(Code::BadName, what).of(dir));
@@ -162,7 +176,8 @@ impl Checker<'_> {
             group.names.push((disambiguator, name.into()));
         }
         if twice {
-            let what = format!("the name {} or its listing position is there twice", name.escape_ascii());
+            let what =
+                format!("the name {} or its listing position is there twice", name.escape_ascii());
             self.findings.add(Finding::new(Code::DuplicateName, what).of(dir));
         }
     }
@@ -194,16 +209,21 @@ impl Checker<'_> {
             self.findings.add(Finding::new(Code::ExtentOwner, what).of(ino).at(offset));
         }
         if overlaps || end.is_none() {
-            let what = format!("an extent of {blocks} blocks overlaps its neighbour or is misplaced");
+            let what =
+                format!("an extent of {blocks} blocks overlaps its neighbour or is misplaced");
             self.findings.add(Finding::new(Code::ExtentOverlap, what).of(ino).at(offset));
         }
         match extent {
             Extent::Data { block, crcs } => {
                 if !inline
-                    && end.is_some_and(|end| end > size.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX))
+                    && end.is_some_and(|end| {
+                        end > size.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX)
+                    })
                 {
-                    let what = format!("{blocks} blocks of data reach beyond the file's {size} bytes");
-                    self.beyond_end.add(Finding::new(Code::ExtentBeyondEnd, what).of(ino).at(offset));
+                    let what =
+                        format!("{blocks} blocks of data reach beyond the file's {size} bytes");
+                    self.beyond_end
+                        .add(Finding::new(Code::ExtentBeyondEnd, what).of(ino).at(offset));
                 }
                 self.data_extent(ino, offset, block, &crcs);
             }
@@ -227,15 +247,18 @@ impl Checker<'_> {
         match self.space.claim(block, blocks) {
             Ok(()) => {}
             Err(Misplaced::Outside) => {
-                let what =
-                    format!("an extent of {blocks} blocks is said to start at block {block} of the volume");
+                let what = format!(
+                    "an extent of {blocks} blocks is said to start at block {block} of the volume"
+                );
                 self.findings.add(Finding::new(Code::ExtentPlace, what).of(ino).at(offset));
                 return;
             }
             Err(Misplaced::Shared { first, blocks }) => {
                 let what = format!("{blocks} of its blocks belong to another extent too");
                 let device = first.saturating_mul(BLOCK);
-                self.findings.add(Finding::new(Code::BlockShared, what).of(ino).at(offset).on_device(device));
+                self.findings.add(
+                    Finding::new(Code::BlockShared, what).of(ino).at(offset).on_device(device),
+                );
             }
         }
         if let Some(verifier) = &mut self.verifier {
@@ -262,7 +285,9 @@ pub(super) fn contradiction(ino: Ino, record: &InodeRecord) -> Option<String> {
             Some(format!("a symbolic link with a target of {} bytes is impossible", record.size))
         }
         libc::S_IFREG | libc::S_IFLNK => None,
-        libc::S_IFDIR | libc::S_IFCHR | libc::S_IFBLK | libc::S_IFIFO | libc::S_IFSOCK if inline => {
+        libc::S_IFDIR | libc::S_IFCHR | libc::S_IFBLK | libc::S_IFIFO | libc::S_IFSOCK
+            if inline =>
+        {
             Some("something that is no file and no link has contents".into())
         }
         libc::S_IFDIR | libc::S_IFCHR | libc::S_IFBLK | libc::S_IFIFO | libc::S_IFSOCK => None,

@@ -1,8 +1,9 @@
-//! Checks a volume that nobody has mounted: opens it without writing, recovers in memory, and holds everything that is stored
-//! against everything else.
+//! Checks a volume that nobody has mounted: opens it without writing, recovers in memory, and holds
+//! everything that is stored against everything else.
 //!
-//! One pass in key order; what needs the whole is kept in compact tables (about 50 bytes for each inode and name, one bit
-//! for each block in use). Nothing that a damaged or hostile volume holds makes it panic, loop, or take unbounded memory.
+//! One pass in key order; what needs the whole is kept in compact tables (about 50 bytes for each
+//! inode and name, one bit for each block in use). Nothing that a damaged or hostile volume holds
+//! makes it panic, loop, or take unbounded memory.
 
 mod check;
 mod inode;
@@ -27,7 +28,8 @@ use ferry_fs::scrub::Part;
 use ferry_fs::volume::{Superblock, VolumeError, find_superblock, may_be_torn};
 use ferry_journal::inspect::home_map;
 use ferry_journal::{
-    BadPlace, Bystander, Geometry, Journal, JournalError, JournalOptions, Recovered, Value, bad_map_slot,
+    BadPlace, Bystander, Geometry, Journal, JournalError, JournalOptions, Recovered, Value,
+    bad_map_slot,
 };
 use report::{Findings, Losses};
 use siphasher::sip::SipHasher13;
@@ -39,7 +41,8 @@ use verify::Verifier;
 const HOME_CACHE_BYTES: usize = 64 << 20;
 /// Progress is told after each so many keys.
 const PROGRESS_KEYS: u64 = 1 << 14;
-/// Paths are looked for at most for so many findings: each costs a listing of every directory above.
+/// Paths are looked for at most for so many findings: each costs a listing of every directory
+/// above.
 const PATHS_MAX: usize = 100;
 /// A path is followed up through at most so many directories.
 const DEPTH_MAX: usize = 4096;
@@ -58,14 +61,20 @@ pub struct Progress {
 pub struct FsckOptions<'p> {
     /// Read every block that holds data and check its checksum.
     pub verify_data: bool,
-    /// A repair gives up what the device cannot read. Without this it keeps that: the device may read it the next time.
+    /// A repair gives up what the device cannot read. Without this it keeps that: the device may
+    /// read it the next time.
     pub give_up_unreadable: bool,
     /// Called now and then.
     pub progress: Option<&'p mut dyn FnMut(Progress)>,
 }
 
-/// Checks the volume on `dev`. An error means that it could not be checked; damage is in the report.
-pub fn fsck(dev: &Arc<dyn BlockDevice>, options: FsckOptions<'_>, env: &Env) -> Result<Report, VolumeError> {
+/// Checks the volume on `dev`. An error means that it could not be checked; damage is in the
+/// report.
+pub fn fsck(
+    dev: &Arc<dyn BlockDevice>,
+    options: FsckOptions<'_>,
+    env: &Env,
+) -> Result<Report, VolumeError> {
     let (sb, _) = find_superblock(dev)?;
     check(dev, &sb, options, env, &mut [])
 }
@@ -83,7 +92,13 @@ fn check(
     findings.append(compare_slots(dev, sb));
     let data_read = options.verify_data;
     let journal_options = JournalOptions::offline(HOME_CACHE_BYTES);
-    let opened = Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), Arc::new(Bystander));
+    let opened = Journal::open(
+        dev.clone(),
+        sb.geometry(),
+        journal_options,
+        env.clone(),
+        Arc::new(Bystander),
+    );
     let (found, holdings, losses) = match opened {
         Ok((journal, recovered)) => check_view(dev, sb, &journal, &recovered, options, repairs),
         Err(error) => {
@@ -121,7 +136,8 @@ fn check_view(
     let mut checker = Checker::new(&sb.geometry(), &hash, &recovered.home_segments, verifier);
     checker.holdings.recovered_contexts = recovered.contexts;
     checker.holdings.unclean = recovered.unclean;
-    // Over a page that is not what redb wrote, a search and a scan see different keys: nothing of it is judged.
+    // Over a page that is not what redb wrote, a search and a scan see different keys: nothing of
+    // it is judged.
     journal.verify_pages(&mut |place| {
         let what = format!("a page of the home store is damaged: {}", place.detail);
         checker.findings.add(Finding::new(Code::HomeStore, what).on_device(place.offset));
@@ -133,7 +149,8 @@ fn check_view(
     let scanned = journal.scan(&[], &[0xff; 32], &mut |key, value| {
         checker.key(key, value);
         keys_seen += 1;
-        if let Some(progress) = options.progress.as_mut().filter(|_| keys_seen.is_multiple_of(PROGRESS_KEYS))
+        if let Some(progress) =
+            options.progress.as_mut().filter(|_| keys_seen.is_multiple_of(PROGRESS_KEYS))
         {
             let total = checker.counters().map_or(0, |counters| counters.inodes);
             progress(Progress { done: checker.tree.inodes(), total });
@@ -164,7 +181,8 @@ fn check_view(
     (findings, checker.holdings, losses)
 }
 
-/// Places of copies of the home store's blocks that are not what was written: those that a reader needed, and with `all` the others.
+/// Places of copies of the home store's blocks that are not what was written: those that a reader
+/// needed, and with `all` the others.
 fn bad_copies(journal: &Journal, slots: [u64; 2], all: bool) -> BTreeSet<u64> {
     let mut places = BTreeSet::new();
     if all {
@@ -196,8 +214,8 @@ fn name_hash(hasher: &SipHasher13, name: &[u8]) -> u64 {
     (hasher.hash(name) >> 10).max(1)
 }
 
-/// The volume was left while it was mounted, perhaps while its log grew: then the superblocks are written one after the other, and the next
-/// mount makes them the same.
+/// The volume was left while it was mounted, perhaps while its log grew: then the superblocks are
+/// written one after the other, and the next mount makes them the same.
 fn may_have_grown(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> bool {
     let maps = home_map(dev, &sb.geometry());
     maps.iter().any(Result::is_ok) && !maps.iter().flatten().any(|map| map.at_rest)
@@ -224,7 +242,8 @@ fn compare_copies(dev: &Arc<dyn BlockDevice>, sb: &Superblock, findings: &mut Fi
     }
 }
 
-/// Both slots of the home map say the same. A crash may leave one half written or behind, and the next mount mends it: that is no damage.
+/// Both slots of the home map say the same. A crash may leave one half written or behind, and the
+/// next mount mends it: that is no damage.
 fn compare_slots(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> Findings {
     bad_map_slot(dev, &sb.geometry()).map_or_else(Findings::default, |(place, why)| {
         let what = format!("a copy of the home store's map is damaged: {why}");

@@ -5,7 +5,8 @@ use ferry_fs::keys::BLOCK;
 use std::io;
 use std::sync::Arc;
 
-/// Blocks read at once at most, and how far behind the last ones the next may be to count as one after the other.
+/// Blocks read at once at most, and how far behind the last ones the next may be to count as one
+/// after the other.
 pub(super) const READ_BLOCKS: u64 = 256;
 
 /// Reads through one buffer.
@@ -94,9 +95,17 @@ mod tests {
         }
         for all in [false, true] {
             let mut reader = Reader::new(&device, all);
-            for (dev, count) in
-                [(0, 1), (1, 3), (2, 250), (255, 2), (600, 1), (601, 1), (999, 1), (998, 2), (3, 256)]
-            {
+            for (dev, count) in [
+                (0, 1),
+                (1, 3),
+                (2, 250),
+                (255, 2),
+                (600, 1),
+                (601, 1),
+                (999, 1),
+                (998, 2),
+                (3, 256),
+            ] {
                 let bytes = reader.blocks(dev, count).unwrap();
                 assert_eq!(bytes.len() as u64, count * BLOCK);
                 for (i, block) in bytes.chunks_exact(BLOCK as usize).enumerate() {

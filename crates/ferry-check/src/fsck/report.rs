@@ -7,7 +7,8 @@ use std::fmt;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $id:ident = $name:literal, $means:literal, $advice:literal;)*) => {
-        /// What is wrong, as programs may rely on it: [`Code::name`] of a kind of damage never changes.
+        /// What is wrong, as programs may rely on it: [`Code::name`] of a kind of damage never
+        /// changes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Code { $($(#[$doc])* $id,)* }
 
@@ -227,7 +228,8 @@ pub struct Finding {
     /// The inode it concerns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ino: Option<Ino>,
-    /// A path that leads there from the root, as far as one is left; bytes that are not UTF-8 are escaped.
+    /// A path that leads there from the root, as far as one is left; bytes that are not UTF-8 are
+    /// escaped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// Byte in the file.
@@ -362,7 +364,8 @@ pub struct Report {
     pub repairs: Vec<Repair>,
     /// How many repairs there were in all.
     pub repaired: u64,
-    /// Ranges of files that a repair had to give up (known, and no damage any more), at most [`FINDINGS_MAX`] of them.
+    /// Ranges of files that a repair had to give up (known, and no damage any more), at most
+    /// [`FINDINGS_MAX`] of them.
     pub lost: Vec<LostRange>,
     /// How many more there are.
     pub lost_not_listed: u64,
@@ -400,9 +403,11 @@ impl Repair {
     }
     /// The volume's file had `found` bytes and got back its length.
     pub fn of_length(found: u64, expected: u64) -> Self {
-        let what =
-            format!("the volume's file had been cut off at byte {found}; it is {expected} bytes long again");
-        Self::new(Code::CutOff, what).losing(format!("what was stored from byte {found} of the volume on"))
+        let what = format!(
+            "the volume's file had been cut off at byte {found}; it is {expected} bytes long again"
+        );
+        Self::new(Code::CutOff, what)
+            .losing(format!("what was stored from byte {found} of the volume on"))
     }
     /// About this inode.
     pub(super) fn of(mut self, ino: Ino) -> Self {
@@ -478,7 +483,9 @@ impl Losses {
     pub(super) fn add(&mut self, range: LostRange) {
         let full = self.list.len() >= FINDINGS_MAX;
         match self.list.last_mut() {
-            Some(last) if last.ino == range.ino && last.file_offset + last.bytes == range.file_offset => {
+            Some(last)
+                if last.ino == range.ino && last.file_offset + last.bytes == range.file_offset =>
+            {
                 last.bytes += range.bytes;
             }
             _ if full => self.not_listed += 1,

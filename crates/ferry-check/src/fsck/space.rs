@@ -1,4 +1,5 @@
-//! Which blocks of which segments extents refer to: one bit for each block of a segment that is in use.
+//! Which blocks of which segments extents refer to: one bit for each block of a segment that is in
+//! use.
 
 use ferry_fs::keys::BLOCK;
 use ferry_journal::Geometry;
@@ -57,7 +58,8 @@ impl Space {
     pub(super) fn claim(&mut self, block: u64, blocks: u64) -> Result<(), Misplaced> {
         let relative = block.checked_sub(self.first_block).ok_or(Misplaced::Outside)?;
         let start = relative % self.segment_blocks;
-        let index = u32::try_from(relative / self.segment_blocks).map_err(|_| Misplaced::Outside)?;
+        let index =
+            u32::try_from(relative / self.segment_blocks).map_err(|_| Misplaced::Outside)?;
         if index >= self.segment_count || start + blocks > self.segment_blocks {
             return Err(Misplaced::Outside);
         }

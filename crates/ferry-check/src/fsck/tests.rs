@@ -28,7 +28,8 @@ fn hash(name: &[u8]) -> u64 {
     u64::from(crc32c::crc32c(name)) + 1
 }
 
-/// A view as a map, with a small tree in it: /d/f (extents), /d/g and /h (one inode, inline), /s -> target.
+/// A view as a map, with a small tree in it: /d/f (extents), /d/g and /h (one inode, inline), /s ->
+/// target.
 struct Volume(BTreeMap<Vec<u8>, Vec<u8>>);
 
 const D: Ino = 2;
@@ -42,7 +43,13 @@ fn file(size: u64, blocks: u64, nlink: u32) -> InodeRecord {
 }
 
 fn dir(parent: Ino, nlink: u32, names: u64) -> InodeRecord {
-    InodeRecord { mode: libc::S_IFDIR | 0o755, nlink, parent, size: names, ..InodeRecord::default() }
+    InodeRecord {
+        mode: libc::S_IFDIR | 0o755,
+        nlink,
+        parent,
+        size: names,
+        ..InodeRecord::default()
+    }
 }
 
 fn inline(mode: u32, nlink: u32, bytes: &[u8]) -> InodeRecord {
@@ -104,7 +111,10 @@ impl Volume {
         }
     }
     fn data(&mut self, ino: Ino, offset: u64, block: u64, blocks: usize) {
-        self.set(keys::extent(ino, offset), &Extent::Data { block, crcs: vec![0; blocks] }.encode());
+        self.set(
+            keys::extent(ino, offset),
+            &Extent::Data { block, crcs: vec![0; blocks] }.encode(),
+        );
     }
     fn check(&self) -> Vec<Code> {
         let hash: super::check::NameHash<'_> = &hash;
@@ -128,9 +138,15 @@ fn a_sound_tree_is_clean_and_counted() {
     volume.0.iter().for_each(|(key, value)| checker.key(key, value));
     checker.finish();
     let holdings = checker.holdings;
-    assert_eq!((holdings.inodes, holdings.directories, holdings.files, holdings.names), (5, 2, 2, 5));
+    assert_eq!(
+        (holdings.inodes, holdings.directories, holdings.files, holdings.names),
+        (5, 2, 2, 5)
+    );
     assert_eq!((holdings.xattrs, holdings.extents, holdings.data_bytes), (1, 1, 4 * BLOCK));
-    assert_eq!((holdings.reserved_bytes, holdings.data_segments, holdings.home_segments), (2 * BLOCK, 1, 2));
+    assert_eq!(
+        (holdings.reserved_bytes, holdings.data_segments, holdings.home_segments),
+        (2 * BLOCK, 1, 2)
+    );
 }
 
 #[test]
@@ -160,7 +176,11 @@ fn each_damage_has_its_code() {
             |v| v.set(keys::counters(), &Counters { next_ino: 5, inodes: 5 }.encode()),
             &[NextIno],
         ),
-        ("count", |v| v.set(keys::counters(), &Counters { next_ino: 9, inodes: 6 }.encode()), &[InodeCount]),
+        (
+            "count",
+            |v| v.set(keys::counters(), &Counters { next_ino: 9, inodes: 6 }.encode()),
+            &[InodeCount],
+        ),
         (
             "unreadable",
             |v| v.set(keys::extent(F, 8 * BLOCK), &[1, 9]),
@@ -199,7 +219,11 @@ fn each_damage_has_its_code() {
         ),
         ("dangling", |v| v.name(D, b"x", 8, libc::S_IFREG), &[DanglingName]),
         ("kind", |v| v.name(D, b"f", F, libc::S_IFIFO), &[DentryKind]),
-        ("parent", |v| v.record(D, &InodeRecord { flags: INODE_HAS_XATTRS, ..dir(7, 2, 2) }), &[Parent]),
+        (
+            "parent",
+            |v| v.record(D, &InodeRecord { flags: INODE_HAS_XATTRS, ..dir(7, 2, 2) }),
+            &[Parent],
+        ),
         (
             "two names of a directory",
             |v| {
@@ -250,8 +274,16 @@ fn each_damage_has_its_code() {
             &[ExtentOverlap, ReservedCount],
         ),
         ("beyond the end", |v| v.record(F, &file(3 * BLOCK, 6, 1)), &[ExtentBeyondEnd]),
-        ("outside", |v| v.data(F, 0, FIRST_BLOCK + SEGMENT_BLOCKS * 8, 4), &[ExtentPlace, SegmentLive]),
-        ("across", |v| v.data(F, 0, FIRST_BLOCK + SEGMENT_BLOCKS - 1, 4), &[ExtentPlace, SegmentLive]),
+        (
+            "outside",
+            |v| v.data(F, 0, FIRST_BLOCK + SEGMENT_BLOCKS * 8, 4),
+            &[ExtentPlace, SegmentLive],
+        ),
+        (
+            "across",
+            |v| v.data(F, 0, FIRST_BLOCK + SEGMENT_BLOCKS - 1, 4),
+            &[ExtentPlace, SegmentLive],
+        ),
         ("before", |v| v.data(F, 0, 3, 4), &[ExtentPlace, SegmentLive]),
         (
             "shared block",
@@ -269,10 +301,22 @@ fn each_damage_has_its_code() {
             |v| v.set(keys::segment(8), &Segment { filled: 1, live: 0 }.encode()),
             &[SegmentRecord],
         ),
-        ("home segment", |v| v.set(keys::segment(6), &Segment { filled: 1, live: 0 }.encode()), &[HomeClaim]),
+        (
+            "home segment",
+            |v| v.set(keys::segment(6), &Segment { filled: 1, live: 0 }.encode()),
+            &[HomeClaim],
+        ),
         ("free segment", |v| drop(v.0.remove(&keys::segment(0))), &[SegmentFree]),
-        ("unfilled", |v| v.set(keys::segment(0), &Segment { filled: 4, live: 4 }.encode()), &[SegmentFilled]),
-        ("live", |v| v.set(keys::segment(0), &Segment { filled: 5, live: 5 }.encode()), &[SegmentLive]),
+        (
+            "unfilled",
+            |v| v.set(keys::segment(0), &Segment { filled: 4, live: 4 }.encode()),
+            &[SegmentFilled],
+        ),
+        (
+            "live",
+            |v| v.set(keys::segment(0), &Segment { filled: 5, live: 5 }.encode()),
+            &[SegmentLive],
+        ),
         (
             "overfull",
             |v| v.set(keys::segment(0), &Segment { filled: 65, live: 4 }.encode()),

@@ -1,5 +1,5 @@
-//! The directory tree as names and link counts give it: one row for each inode, one edge for each name, both compact (a
-//! million files take 50 MB), judged once the whole view has been read.
+//! The directory tree as names and link counts give it: one row for each inode, one edge for each
+//! name, both compact (a million files take 50 MB), judged once the whole view has been read.
 
 use super::report::{Code, Finding, Findings};
 use ferry_fs::api::{Ino, ROOT};
@@ -70,7 +70,10 @@ impl Tree {
     /// Adds an inode; they come in ascending order.
     pub(super) fn inode(&mut self, ino: Ino, record: &InodeRecord) {
         if cfg!(any(test, debug_assertions)) {
-            assert!(self.rows.last().is_none_or(|last| last.ino < ino), "the view is scanned in order");
+            assert!(
+                self.rows.last().is_none_or(|last| last.ino < ino),
+                "the view is scanned in order"
+            );
         }
         self.rows.push(Row {
             ino,
@@ -100,7 +103,11 @@ impl Tree {
         match self.find(ino) {
             Some(i) => self.rows[i].orphan = true,
             None => findings.add(
-                Finding::new(Code::OrphanKey, "an inode without a record is marked to be reclaimed").of(ino),
+                Finding::new(
+                    Code::OrphanKey,
+                    "an inode without a record is marked to be reclaimed",
+                )
+                .of(ino),
             ),
         }
     }
@@ -158,8 +165,10 @@ impl Tree {
                 (row.ino, row.kind)
             };
             let Some(row) = self.rows.get_mut(i).filter(|row| row.ino == edge.ino) else {
-                let what =
-                    format!("a name in this directory leads to inode {}, which does not exist", edge.ino);
+                let what = format!(
+                    "a name in this directory leads to inode {}, which does not exist",
+                    edge.ino
+                );
                 findings.add(Finding::new(Code::DanglingName, what).of(dir));
                 continue;
             };
@@ -177,8 +186,10 @@ impl Tree {
             }
             if row.kind == DIRECTORY {
                 if row.parent != dir {
-                    let what =
-                        format!("directory {dir} names it, but its parent is said to be {}", row.parent);
+                    let what = format!(
+                        "directory {dir} names it, but its parent is said to be {}",
+                        row.parent
+                    );
                     findings.add(Finding::new(Code::Parent, what).of(row.ino));
                 }
                 let dir_row = &mut self.rows[edge.dir as usize];
@@ -197,7 +208,10 @@ impl Tree {
                 Reach::OnThisWalk => {
                     let first = walk.iter().position(|&i| i == at).unwrap_or(0);
                     let least = walk[first..].iter().map(|&i| self.rows[i].ino).min().unwrap_or(0);
-                    let what = format!("{} directories contain each other in a circle", walk.len() - first);
+                    let what = format!(
+                        "{} directories contain each other in a circle",
+                        walk.len() - first
+                    );
                     findings.add(Finding::new(Code::Cycle, what).of(least));
                     break Reach::Lost;
                 }
@@ -220,7 +234,8 @@ impl Tree {
     }
 }
 
-/// Holds an inode against the names that lead to it. What hangs below a lost directory is not reported again.
+/// Holds an inode against the names that lead to it. What hangs below a lost directory is not
+/// reported again.
 fn judge_row(row: &Row, findings: &mut Findings) {
     let directory = row.kind == DIRECTORY;
     let root = row.ino == ROOT;

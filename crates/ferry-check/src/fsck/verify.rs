@@ -19,14 +19,28 @@ impl Verifier {
     }
 
     /// Checks an extent whose place is known to be on the device.
-    pub(super) fn check(&mut self, ino: Ino, offset: u64, block: u64, crcs: &[u32], findings: &mut Findings) {
+    pub(super) fn check(
+        &mut self,
+        ino: Ino,
+        offset: u64,
+        block: u64,
+        crcs: &[u32],
+        findings: &mut Findings,
+    ) {
         for (i, piece) in crcs.chunks(READ_BLOCKS as usize).enumerate() {
             let first = i as u64 * READ_BLOCKS;
             self.check_piece(ino, offset + first * BLOCK, block + first, piece, findings);
         }
     }
 
-    fn check_piece(&mut self, ino: Ino, offset: u64, block: u64, crcs: &[u32], findings: &mut Findings) {
+    fn check_piece(
+        &mut self,
+        ino: Ino,
+        offset: u64,
+        block: u64,
+        crcs: &[u32],
+        findings: &mut Findings,
+    ) {
         let bytes = match self.0.blocks(block, crcs.len() as u64) {
             Ok(bytes) => bytes,
             // Each on its own: one bad block costs no other.
@@ -45,7 +59,8 @@ impl Verifier {
         };
         for (i, (bytes, crc)) in bytes.chunks_exact(BLOCK as usize).zip(crcs).enumerate() {
             if crc32c::crc32c(bytes) != *crc {
-                let (finding, skip) = (Finding::new(Code::Checksum, MISMATCH).of(ino), i as u64 * BLOCK);
+                let (finding, skip) =
+                    (Finding::new(Code::Checksum, MISMATCH).of(ino), i as u64 * BLOCK);
                 findings.add(finding.at(offset + skip).on_device(block * BLOCK + skip).blocks(1));
             }
         }

@@ -96,7 +96,12 @@ impl Component {
     }
 
     /// A write anywhere on the device.
-    pub fn raw_write_request(self: &Arc<Self>, offset: u64, buf: Arc<AlignedBuf>, done: IoDone) -> Io {
+    pub fn raw_write_request(
+        self: &Arc<Self>,
+        offset: u64,
+        buf: Arc<AlignedBuf>,
+        done: IoDone,
+    ) -> Io {
         let me = Arc::clone(self);
         Io::Write { offset, buf, done: Box::new(move |result| done(me.changed(result))) }
     }
@@ -178,8 +183,12 @@ impl Component {
 pub(super) type Unflushed = (usize, Arc<Component>, u64);
 
 /// Those of `components` that were written since their last flush.
-pub(super) fn unflushed<'a>(components: impl Iterator<Item = (usize, &'a Arc<Component>)>) -> Vec<Unflushed> {
-    components.filter_map(|(i, one)| one.unflushed().map(|start| (i, Arc::clone(one), start))).collect()
+pub(super) fn unflushed<'a>(
+    components: impl Iterator<Item = (usize, &'a Arc<Component>)>,
+) -> Vec<Unflushed> {
+    components
+        .filter_map(|(i, one)| one.unflushed().map(|start| (i, Arc::clone(one), start)))
+        .collect()
 }
 
 /// Flushes all of `these` (not none) at the same time.
@@ -203,7 +212,8 @@ pub(super) fn flush_and_wait(these: &[Unflushed]) -> Outcome {
 
 /// The slowest of those that a flush was sent to.
 pub(super) fn slowest<'a>(components: impl Iterator<Item = &'a Arc<Component>>) -> FlushTiming {
-    components.fold(FlushTiming::default(), |slowest, one| slowest.slower(one.device().flush_timing()))
+    components
+        .fold(FlushTiming::default(), |slowest, one| slowest.slower(one.device().flush_timing()))
 }
 
 /// Bytes that every host could still give. Components may share one, so that a sum would count it

@@ -103,7 +103,8 @@ impl DescriptorFile {
         if len > LEN_MAX {
             return Err(bad("too long for the file of a volume of several components".into()));
         }
-        let text = fs::read_to_string(path).map_err(|error| bad(format!("cannot be read: {error}")))?;
+        let text =
+            fs::read_to_string(path).map_err(|error| bad(format!("cannot be read: {error}")))?;
         let descriptor = Descriptor::parse(&text).map_err(bad)?;
         let state = Mutex::new(State { descriptor, _owner: owner });
         Ok(Self { path: path.into(), env: env.clone(), state })

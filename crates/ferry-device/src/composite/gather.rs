@@ -55,8 +55,10 @@ impl Gather {
         if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        let outcome =
-            Outcome { failed: self.failed.load(Ordering::Relaxed), error: self.error.lock().take() };
+        let outcome = Outcome {
+            failed: self.failed.load(Ordering::Relaxed),
+            error: self.error.lock().take(),
+        };
         let done = self.done.lock().take().expect("only one part is the last");
         done(outcome);
     }
@@ -71,8 +73,10 @@ impl Gather {
 /// Starts `parts` parts with `start` and waits for all of them.
 pub(super) fn wait_for(parts: usize, start: impl FnOnce(&Arc<Gather>)) -> Outcome {
     let (tell, told) = mpsc::sync_channel(1);
-    let gather =
-        Gather::new(parts, Box::new(move |outcome| tell.send(outcome).expect("the waiting thread waits")));
+    let gather = Gather::new(
+        parts,
+        Box::new(move |outcome| tell.send(outcome).expect("the waiting thread waits")),
+    );
     start(&gather);
     told.recv().expect("every request is told of once")
 }

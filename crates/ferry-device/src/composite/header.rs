@@ -56,7 +56,10 @@ impl ComponentHeader {
     /// # Panics
     /// When there are more than [`SIDES_MAX`] active sides.
     pub fn encode(&self) -> AlignedBuf {
-        assert!(self.active.len() <= SIDES_MAX, "the number of sides was checked when the set was made");
+        assert!(
+            self.active.len() <= SIDES_MAX,
+            "the number of sides was checked when the set was made"
+        );
         let kind = match self.kind {
             Kind::Linear => 1_u32,
             Kind::Stripe => 2,
@@ -228,8 +231,13 @@ mod tests {
 
     #[test]
     fn a_header_that_cannot_be_is_none() {
-        let changes: [fn(&mut ComponentHeader); 5] =
-            [|h| h.slot = 2, |h| h.unit = 3 << 20, |h| h.len = 100, |h| h.len = 10 << 20, |h| h.slots = 33];
+        let changes: [fn(&mut ComponentHeader); 5] = [
+            |h| h.slot = 2,
+            |h| h.unit = 3 << 20,
+            |h| h.len = 100,
+            |h| h.len = 10 << 20,
+            |h| h.slots = 33,
+        ];
         for change in changes {
             let mut header = header();
             change(&mut header);

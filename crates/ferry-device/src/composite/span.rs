@@ -26,7 +26,8 @@ impl SpanDevice {
     pub fn new(kind: Kind, parts: Vec<(String, Arc<dyn BlockDevice>, u64)>, chunk: u64) -> Self {
         assert!((1..=COMPONENTS_MAX).contains(&parts.len()), "{} components", parts.len());
         let lens: Vec<u64> = parts.iter().map(|(_, _, len)| *len).collect();
-        let components = parts.into_iter().map(|(name, dev, _)| Component::new(name, dev)).collect();
+        let components =
+            parts.into_iter().map(|(name, dev, _)| Component::new(name, dev)).collect();
         Self { components, layout: Layout::new(kind, &lens, chunk) }
     }
 
@@ -110,11 +111,15 @@ impl BlockDevice for SpanDevice {
         let mut flushes = Vec::new();
         for io in batch {
             match io {
-                Io::Write { offset, buf, done } => self.write_request((offset, buf, done), &mut batches),
+                Io::Write { offset, buf, done } => {
+                    self.write_request((offset, buf, done), &mut batches)
+                }
                 Io::Flush { done } => flushes.push(done),
             }
         }
-        for (component, batch) in self.components.iter().zip(batches).filter(|(_, batch)| !batch.is_empty()) {
+        for (component, batch) in
+            self.components.iter().zip(batches).filter(|(_, batch)| !batch.is_empty())
+        {
             component.device().submit(batch);
         }
         flushes.into_iter().for_each(|done| self.flush_request(done));
@@ -129,7 +134,9 @@ impl BlockDevice for SpanDevice {
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         check_range(self.layout.capacity(), offset, len)?;
         let extents = self.layout.extents(offset, len);
-        extents.into_iter().try_for_each(|(i, offset, len)| self.components[i].allocate(offset, len))
+        extents
+            .into_iter()
+            .try_for_each(|(i, offset, len)| self.components[i].allocate(offset, len))
     }
 
     fn host_free(&self) -> Option<u64> {

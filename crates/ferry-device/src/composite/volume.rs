@@ -3,7 +3,8 @@
 use super::descriptor::{Descriptor, DescriptorFile, is_descriptor};
 use super::error::CompositeError;
 use super::header::{
-    COMPONENTS_MAX, ComponentHeader, HEAD_LEN, HEADER_PLACES, MAP_PLACES, SIDES_MAX, io_error, random_set,
+    COMPONENTS_MAX, ComponentHeader, HEAD_LEN, HEADER_PLACES, MAP_PLACES, SIDES_MAX, io_error,
+    random_set,
 };
 use super::kind::Kind;
 use super::layout::STRIPE_CHUNK;
@@ -83,7 +84,11 @@ impl CompositeVolume {
 
     /// Makes the components and the descriptor at `path`. What is on the components behind their
     /// heads is not touched.
-    pub fn create(path: &Path, options: &CompositeOptions, env: &Env) -> Result<Self, CompositeError> {
+    pub fn create(
+        path: &Path,
+        options: &CompositeOptions,
+        env: &Env,
+    ) -> Result<Self, CompositeError> {
         let mut created = Vec::new();
         let made = create(path, options, env, &mut created)
             .and_then(|()| Self::open(path, OpenMode::ReadWrite, env));
@@ -115,7 +120,10 @@ impl CompositeVolume {
                 Path::new(&side.name).canonicalize().ok() == Path::new(name).canonicalize().ok()
             };
             if let Some(first) = sides.iter().find(same) {
-                return Err(CompositeError::Twice { first: first.name.clone(), second: name.clone() });
+                return Err(CompositeError::Twice {
+                    first: first.name.clone(),
+                    second: name.clone(),
+                });
             }
             match open_component(name, &listed, mode, env)? {
                 Ok(side) => sides.push(side),
@@ -151,7 +159,11 @@ impl CompositeVolume {
     /// The device for a new side, and whether it holds zeros everywhere. Only what is empty, or was
     /// a side of this mirror and is none now (stale, or left by a rebuild that did not end), is
     /// taken. Sides that are in use are locked.
-    fn open_new(&self, path: &Path, listed: &Descriptor) -> Result<(FileDevice, bool), CompositeError> {
+    fn open_new(
+        &self,
+        path: &Path,
+        listed: &Descriptor,
+    ) -> Result<(FileDevice, bool), CompositeError> {
         let size = self.inner().capacity() + HEAD_LEN;
         let Ok(found) = fs::metadata(path) else {
             return Ok((FileDevice::create(path, size, false, &self.env)?, true));
@@ -159,15 +171,19 @@ impl CompositeVolume {
         if found.is_file() && found.len() == 0 {
             return Ok((FileDevice::create(path, size, true, &self.env)?, true));
         }
-        let device = FileDevice::open(path, OpenMode::ReadWrite, &self.env).map_err(|error| match error {
-            DeviceError::InUse { pid, .. } if pid == std::process::id() => {
-                CompositeError::OwnPart(path.into())
-            }
-            error => error.into(),
-        })?;
+        let device =
+            FileDevice::open(path, OpenMode::ReadWrite, &self.env).map_err(
+                |error| match error {
+                    DeviceError::InUse { pid, .. } if pid == std::process::id() => {
+                        CompositeError::OwnPart(path.into())
+                    }
+                    error => error.into(),
+                },
+            )?;
         let name = path.display().to_string();
         let header = ComponentHeader::read(&device).map_err(io_error("read", &name))?;
-        let left_over = header.is_some_and(|header| header.set == listed.set && header.kind == Kind::Mirror);
+        let left_over =
+            header.is_some_and(|header| header.set == listed.set && header.kind == Kind::Mirror);
         // A file that somebody has filled with zeros is still somebody's.
         if !left_over && (found.is_file() || !is_blank(&device).map_err(io_error("read", &name))?) {
             return Err(CompositeError::Foreign(path.into()));
@@ -188,9 +204,14 @@ impl CompositeVolume {
         }
         let listed = self.descriptor.get();
         let same = |name: &&String| {
-            Path::new(name) == old || old.canonicalize().is_ok_and(|old| *name == &*old.to_string_lossy())
+            Path::new(name) == old
+                || old.canonicalize().is_ok_and(|old| *name == &*old.to_string_lossy())
         };
-        let old = listed.components.iter().find(same).ok_or_else(|| CompositeError::NoSide(old.into()))?;
+        let old = listed
+            .components
+            .iter()
+            .find(same)
+            .ok_or_else(|| CompositeError::NoSide(old.into()))?;
         let (device, zeroed) = self.open_new(new, &listed)?;
         let name = component_name(new)?;
         // Listed before anything counts on it; what is listed and never completed is left alone.
@@ -200,7 +221,9 @@ impl CompositeVolume {
             }
         })?;
         let id = self.env.entropy.next_u64();
-        mirror.rebuild(old, name.clone(), Arc::new(device), id, zeroed).map_err(io_error("rebuild on", &name))
+        mirror
+            .rebuild(old, name.clone(), Arc::new(device), id, zeroed)
+            .map_err(io_error("rebuild on", &name))
     }
 }
 
@@ -329,13 +352,15 @@ fn make_component(
         return Err(CompositeError::Foreign(path.into()));
     }
     let device = FileDevice::open(path, OpenMode::ReadWrite, env)?;
-    let blank = overwrite || is_blank(&device).map_err(io_error("read", &path.display().to_string()))?;
+    let blank =
+        overwrite || is_blank(&device).map_err(io_error("read", &path.display().to_string()))?;
     if blank { Ok(device) } else { Err(CompositeError::Foreign(path.into())) }
 }
 
 /// Nothing but zeros where a file system or a component would have something.
 fn is_blank(device: &FileDevice) -> io::Result<bool> {
-    let mut front = AlignedBuf::zeroed(device.capacity().clamp(BLOCK_SIZE as u64, HEAD_LEN) as usize);
+    let mut front =
+        AlignedBuf::zeroed(device.capacity().clamp(BLOCK_SIZE as u64, HEAD_LEN) as usize);
     device.read(0, &mut front)?;
     Ok(front.iter().all(|byte| *byte == 0))
 }
@@ -345,7 +370,10 @@ fn component_name(path: &Path) -> Result<String, CompositeError> {
     let name = path.canonicalize().map_err(io_error("find", &path.display().to_string()))?;
     let name = name.to_str().filter(|name| !name.contains('\n')).map(str::to_owned);
     name.ok_or_else(|| {
-        CompositeError::Option(format!("{}: a component's path must be UTF-8 and one line", path.display()))
+        CompositeError::Option(format!(
+            "{}: a component's path must be UTF-8 and one line",
+            path.display()
+        ))
     })
 }
 
@@ -384,15 +412,23 @@ fn open_component(
 }
 
 /// All places must be taken, each once.
-fn span(kind: Kind, mut sides: Vec<Side>, mut absent: Vec<String>) -> Result<SpanDevice, CompositeError> {
+fn span(
+    kind: Kind,
+    mut sides: Vec<Side>,
+    mut absent: Vec<String>,
+) -> Result<SpanDevice, CompositeError> {
     sides.sort_by_key(|side| side.header.slot);
     if let Some(pair) = sides.windows(2).find(|pair| pair[0].header.slot == pair[1].header.slot) {
-        return Err(CompositeError::Twice { first: pair[0].name.clone(), second: pair[1].name.clone() });
+        return Err(CompositeError::Twice {
+            first: pair[0].name.clone(),
+            second: pair[1].name.clone(),
+        });
     }
     let slots = sides.first().map_or(0, |side| side.header.slots) as usize;
     if sides.len() != slots || slots == 0 {
         if absent.is_empty() {
-            absent.push(format!("{} that the list does not name", slots.saturating_sub(sides.len())));
+            absent
+                .push(format!("{} that the list does not name", slots.saturating_sub(sides.len())));
         }
         return Err(CompositeError::Missing { kind, names: absent });
     }
@@ -445,8 +481,10 @@ impl BlockDevice for CompositeVolume {
     fn components(&self) -> Vec<ComponentStats> {
         let mut components = self.inner().components();
         let listed = self.descriptor.get().components;
-        let absent: Vec<String> =
-            listed.into_iter().filter(|path| components.iter().all(|one| one.name != *path)).collect();
+        let absent: Vec<String> = listed
+            .into_iter()
+            .filter(|path| components.iter().all(|one| one.name != *path))
+            .collect();
         components.extend(absent.into_iter().map(ComponentStats::absent));
         components
     }
@@ -462,7 +500,8 @@ impl BlockDevice for CompositeVolume {
 /// What the asker of a [`BlockDevice::replace`] is told.
 fn errno_of(error: CompositeError) -> io::Error {
     let errno = match error {
-        CompositeError::Io { source, .. } | CompositeError::Device(DeviceError::Io { source, .. }) => {
+        CompositeError::Io { source, .. }
+        | CompositeError::Device(DeviceError::Io { source, .. }) => {
             return source;
         }
         CompositeError::NoMirror => libc::EOPNOTSUPP,

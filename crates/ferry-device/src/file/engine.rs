@@ -42,7 +42,8 @@ impl Engine {
         let uring = uring && host.cached.is_none();
         let shared = Arc::new(Shared { host, inbox: Mutex::default(), bell: sys::eventfd()? });
         let theirs = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("ferry-io".into()).spawn(move || run(&theirs, uring))?;
+        let thread =
+            thread::Builder::new().name("ferry-io".into()).spawn(move || run(&theirs, uring))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -106,7 +107,9 @@ fn run(shared: &Arc<Shared>, uring: bool) {
                 while ring.turn() == Turn::GoOn {}
                 return;
             }
-            Err(error) => tracing::warn!(%error, "no io_uring here: requests are executed one by one"),
+            Err(error) => {
+                tracing::warn!(%error, "no io_uring here: requests are executed one by one")
+            }
         }
     }
     run_one_by_one(shared);

@@ -106,7 +106,8 @@ fn stat_is_dying(stat: &str) -> bool {
 /// `/proc/PID/status`.
 fn status_is_killed(status: &str) -> bool {
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
-    let mask = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    let mask =
+        pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
     mask & 1 << (libc::SIGKILL - 1) != 0
 }
 

@@ -145,7 +145,13 @@ impl FileDevice {
                 Some(engine.map_err(|e| failed("start the I/O thread of", path, e))?)
             }
         };
-        Ok(Self { engine, host, capacity, path: path.into(), warned_no_allocate: AtomicBool::new(false) })
+        Ok(Self {
+            engine,
+            host,
+            capacity,
+            path: path.into(),
+            warned_no_allocate: AtomicBool::new(false),
+        })
     }
 
     fn check_writable(&self) -> io::Result<&Engine> {
@@ -307,7 +313,11 @@ fn failed(what: &'static str, path: &Path, source: io::Error) -> DeviceError {
 /// Refuses what is neither file nor block device before it is opened (opening a FIFO would wait).
 fn check_kind(path: &Path) -> Result<(), DeviceError> {
     let kind = fs::metadata(path).map_err(|e| failed("open", path, e))?.file_type();
-    if kind.is_file() || kind.is_block_device() { Ok(()) } else { Err(DeviceError::WrongKind(path.into())) }
+    if kind.is_file() || kind.is_block_device() {
+        Ok(())
+    } else {
+        Err(DeviceError::WrongKind(path.into()))
+    }
 }
 
 fn is_block_device(file: &File, path: &Path) -> Result<bool, DeviceError> {
@@ -337,7 +347,8 @@ fn claim(path: &Path) -> Result<File, DeviceError> {
 /// already.
 fn size_file(file: &File, path: &Path, size: u64) -> Result<(), DeviceError> {
     if is_block_device(file, path)? {
-        let limit = (&*file).seek(SeekFrom::End(0)).map_err(|e| failed("find the size of", path, e))?;
+        let limit =
+            (&*file).seek(SeekFrom::End(0)).map_err(|e| failed("find the size of", path, e))?;
         return if size <= limit {
             Ok(())
         } else {
@@ -349,7 +360,9 @@ fn size_file(file: &File, path: &Path, size: u64) -> Result<(), DeviceError> {
     let resized = possible.and_then(|()| file.set_len(size)).and_then(|()| file.sync_all());
     resized.map_err(|e| failed("resize", path, e))?;
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(parent).and_then(|dir| dir.sync_all()).map_err(|e| failed("sync the directory of", path, e))
+    File::open(parent)
+        .and_then(|dir| dir.sync_all())
+        .map_err(|e| failed("sync the directory of", path, e))
 }
 
 /// Turns `O_DIRECT` on if the host has it and takes transfers of our alignment. Tells whether it is

@@ -1,5 +1,8 @@
 //! The io_uring of a file device, driven by the I/O thread alone.
-#![expect(unsafe_code, reason = "io_uring reads buffers through raw pointers while a request is in flight")]
+#![expect(
+    unsafe_code,
+    reason = "io_uring reads buffers through raw pointers while a request is in flight"
+)]
 
 use super::inbox::Shared;
 use crate::buffer::BLOCK_SIZE;

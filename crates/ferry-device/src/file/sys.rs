@@ -1,5 +1,8 @@
 //! The system calls that std does not wrap.
-#![expect(unsafe_code, reason = "fcntl, fallocate, ioctl, fstatvfs and eventfd have no safe wrapper in libc")]
+#![expect(
+    unsafe_code,
+    reason = "fcntl, fallocate, ioctl, fstatvfs and eventfd have no safe wrapper in libc"
+)]
 
 use std::fs::File;
 use std::io;
@@ -46,7 +49,9 @@ pub(super) fn try_lock(file: &File, lock: RangeLock) -> io::Result<bool> {
     // SAFETY: `flock` is a valid structure that outlives the call; the kernel only reads it.
     match retry(|| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const flock) }) {
         Ok(_) => Ok(true),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            Ok(false)
+        }
         Err(error) => Err(error),
     }
 }
@@ -58,7 +63,11 @@ pub(super) fn conflicting_lock(file: &File, lock: RangeLock) -> io::Result<Optio
     // another valid one.
     retry(|| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut flock) })?;
     let kind = i32::from(flock.l_type);
-    Ok((kind != libc::F_UNLCK).then_some(RangeLock { kind, start: flock.l_start, len: flock.l_len }))
+    Ok((kind != libc::F_UNLCK).then_some(RangeLock {
+        kind,
+        start: flock.l_start,
+        len: flock.l_len,
+    }))
 }
 
 /// Makes transfers of this open file bypass the page cache, or not.
@@ -74,7 +83,9 @@ pub(super) fn set_direct(file: &File, direct: bool) -> io::Result<()> {
 /// `fallocate(2)` on a range whose ends fit `off_t`.
 pub(super) fn fallocate(file: &File, mode: libc::c_int, offset: u64, len: u64) -> io::Result<()> {
     // SAFETY: only integers are passed.
-    retry(|| unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, len as libc::off_t) })?;
+    retry(|| unsafe {
+        libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, len as libc::off_t)
+    })?;
     Ok(())
 }
 

@@ -127,7 +127,8 @@ impl FlushQueue {
         let callers = waiters.len() as u64 + u64::from(on_caller);
         self.handed_over = false;
         self.flushes += 1;
-        self.in_flight = Some(InFlight { start, waiters, callers, submitting: !on_caller, result: None });
+        self.in_flight =
+            Some(InFlight { start, waiters, callers, submitting: !on_caller, result: None });
     }
 }
 
@@ -284,7 +285,10 @@ impl FlushCoordinator {
     }
 
     /// Flushes on this thread, for the caller and all that wait, and starts the next flush.
-    fn flush_here<'a>(self: &'a Arc<Self>, mut queue: MutexGuard<'a, FlushQueue>) -> io::Result<()> {
+    fn flush_here<'a>(
+        self: &'a Arc<Self>,
+        mut queue: MutexGuard<'a, FlushQueue>,
+    ) -> io::Result<()> {
         queue.begin(self.target().0, true);
         drop(queue);
         let result = self.device.flush();
@@ -344,7 +348,11 @@ impl FlushCoordinator {
 
     /// No flush is in flight: starts the next one if a caller waits, and then answers the waiters
     /// of the one before.
-    fn start_next<'a>(self: &'a Arc<Self>, mut queue: MutexGuard<'a, FlushQueue>, mut before: Option<Ended>) {
+    fn start_next<'a>(
+        self: &'a Arc<Self>,
+        mut queue: MutexGuard<'a, FlushQueue>,
+        mut before: Option<Ended>,
+    ) {
         loop {
             let next = self.next_flush(&mut queue);
             drop(queue);
@@ -394,7 +402,8 @@ impl FlushCoordinator {
     /// Submits the flush that has just begun. Returns its result if it ended already.
     fn submit(self: &Arc<Self>) -> Option<io::Result<()>> {
         let me = Arc::clone(self);
-        self.device.submit(vec![Io::Flush { done: Box::new(move |result| me.submitted_ended(result)) }]);
+        self.device
+            .submit(vec![Io::Flush { done: Box::new(move |result| me.submitted_ended(result)) }]);
         let mut queue = lock(&self.queue);
         let in_flight = queue.in_flight.as_mut().expect("only the submitting thread completes it");
         let result = in_flight.result.take();

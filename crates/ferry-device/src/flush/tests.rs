@@ -139,13 +139,19 @@ fn writer(ledger: &Ledger, shared: &Arc<FlushCoordinator>, way: Way, writes: std
             Way::Wait => shared.flush_wait(target),
             Way::Call => {
                 let (tx, rx) = mpsc::channel();
-                shared.flush(target, Box::new(move |result| tx.send(result).expect("the writer waits")));
+                shared.flush(
+                    target,
+                    Box::new(move |result| tx.send(result).expect("the writer waits")),
+                );
                 rx.recv().expect("told once")
             }
         };
         match result {
             Ok(()) => {
-                assert!(ledger.is_durable(write), "FLUSH-2, FLUSH-3: {write} was called durable and is not")
+                assert!(
+                    ledger.is_durable(write),
+                    "FLUSH-2, FLUSH-3: {write} was called durable and is not"
+                )
             }
             Err(error) => {
                 assert_eq!(error.raw_os_error(), Some(libc::EIO));

@@ -1,7 +1,8 @@
 //! Reading ahead: who reads a file from front to back finds the next part in memory.
 //!
-//! A thread of its own reads it, so that the device works while the reader does. The kernel's own read-ahead asks for small
-//! pieces, several at a time and not always in order: reads near each other count as one row.
+//! A thread of its own reads it, so that the device works while the reader does. The kernel's own
+//! read-ahead asks for small pieces, several at a time and not always in order: reads near each
+//! other count as one row.
 
 use super::DataStore;
 use super::extents::Place;
@@ -91,11 +92,14 @@ pub fn start(store: &Arc<DataStore>) {
     };
     match std::thread::Builder::new().name("ferry-readahead".into()).spawn(body) {
         Ok(thread) => store.ahead.state.lock().thread = Some(thread),
-        Err(error) => tracing::warn!(%error, "no read-ahead thread: sequential reads will be slower"),
+        Err(error) => {
+            tracing::warn!(%error, "no read-ahead thread: sequential reads will be slower")
+        }
     }
 }
 
-/// Blocks of a file that somebody is reading from the device: others wait for them instead of reading them too.
+/// Blocks of a file that somebody is reading from the device: others wait for them instead of
+/// reading them too.
 #[derive(Default)]
 pub struct Fetching {
     ranges: Mutex<Vec<Range<u64>>>,
@@ -127,8 +131,16 @@ impl Fetching {
     }
 }
 
-/// Notes a read that ended; returns the blocks that should be read ahead now. `missed`: it had to wait for the device.
-fn row(file: &FileData, offset: u64, len: usize, size: u64, ahead: u64, missed: bool) -> Option<Range<u64>> {
+/// Notes a read that ended; returns the blocks that should be read ahead now. `missed`: it had to
+/// wait for the device.
+fn row(
+    file: &FileData,
+    offset: u64,
+    len: usize,
+    size: u64,
+    ahead: u64,
+    missed: bool,
+) -> Option<Range<u64>> {
     if !missed && file.row.load(Ordering::Relaxed) == 0 {
         return None; // in memory, and in no row: nothing shared is written
     }
@@ -146,13 +158,21 @@ fn row(file: &FileData, offset: u64, len: usize, size: u64, ahead: u64, missed: 
     let asked = file.ahead_to.load(Ordering::Relaxed);
     let (from, to) = (asked.max(reached), (reached + ahead).min(size.div_ceil(BLOCK)));
     let due = from < to && from < reached + ahead / 2 + 1;
-    let mine = due && file.ahead_to.compare_exchange(asked, to, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    let mine = due
+        && file.ahead_to.compare_exchange(asked, to, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     mine.then_some(from..to)
 }
 
 impl DataStore {
     /// Notes a read that ended, and reads ahead if it stands in a row with others.
-    pub(super) fn read_on(&self, inode: &Arc<Inode>, offset: u64, len: usize, size: u64, missed: bool) {
+    pub(super) fn read_on(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        len: usize,
+        size: u64,
+        missed: bool,
+    ) {
         // Large reads keep the device busy by themselves, and need no copy in the cache for it.
         if len as u64 >= DIRECT_BLOCKS * BLOCK {
             return;

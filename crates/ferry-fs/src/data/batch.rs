@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Data that is being written. Its pages stay in memory until it has landed *and* been logged: in between, the extent map
-/// still says where the old data is.
+/// Data that is being written. Its pages stay in memory until it has landed *and* been logged: in
+/// between, the extent map still says where the old data is.
 pub struct Batch {
     /// Where it goes, in device blocks.
     place: Range<u64>,
@@ -54,8 +54,8 @@ impl Batch {
         self.logged.store(true, Ordering::Release);
     }
 
-    /// The device has written it, or failed. Called wherever that is found out: takes no lock that is ever held over a call
-    /// of the journal.
+    /// The device has written it, or failed. Called wherever that is found out: takes no lock that
+    /// is ever held over a call of the journal.
     pub fn land(&self, result: Result<(), JournalError>) {
         let inodes = std::mem::take(&mut *self.inodes.lock());
         if let Err(error) = result {

@@ -1,7 +1,7 @@
 //! Memory for cached contents: one bound for all files, and the clock that decides what goes.
 //!
-//! A hit sets a flag on its folio and takes no shared lock. Folios and windows stand in the clock from the moment at which
-//! they could go; dirty folios are not in it.
+//! A hit sets a flag on its folio and takes no shared lock. Folios and windows stand in the clock
+//! from the moment at which they could go; dirty folios are not in it.
 
 use crate::inode::Inode;
 use parking_lot::Mutex;
@@ -32,7 +32,8 @@ type Entry = (Weak<Inode>, Item, u64);
 
 /// What could be evicted, in the order in which it is looked at.
 struct Clock {
-    /// The oldest entries, where stale ones are being looked for: those that are not. They come before `queue`.
+    /// The oldest entries, where stale ones are being looked for: those that are not. They come
+    /// before `queue`.
     swept: VecDeque<Entry>,
     queue: VecDeque<Entry>,
     /// The length at which stale entries are looked for: twice what was left the last time.
@@ -50,7 +51,8 @@ impl Clock {
         self.swept.pop_front().or_else(|| self.queue.pop_front())
     }
 
-    /// Goes on looking for entries that what went without eviction has left behind; `false`: it has come to its end.
+    /// Goes on looking for entries that what went without eviction has left behind; `false`: it has
+    /// come to its end.
     fn sweep(&mut self, most: usize) -> bool {
         for _ in 0..most {
             let Some(entry) = self.queue.pop_front() else {

@@ -1,8 +1,9 @@
 //! The cleaner: gathers what is live in mostly dead segments, so that these become free.
 //!
-//! It reads a segment, finds summaries, holds each entry against the extent map, and moves what is still mapped as ordinary
-//! transactions: a block that moved or died meanwhile is left alone. A damaged block is moved as it is, with the checksum
-//! that it does not match, so that it stays known as damaged.
+//! It reads a segment, finds summaries, holds each entry against the extent map, and moves what is
+//! still mapped as ordinary transactions: a block that moved or died meanwhile is left alone. A
+//! damaged block is moved as it is, with the checksum that it does not match, so that it stays
+//! known as damaged.
 
 use super::extents::{Place, WINDOW_BLOCKS};
 use super::file::ExtentsGuard;
@@ -39,11 +40,13 @@ const SEGMENTS_AT_ONCE: u32 = 16;
 /// What the cleaner remembers from one time to the next.
 #[derive(Default)]
 pub struct Progress {
-    /// Segments that could not be emptied, in that life of theirs: something in them cannot be read.
+    /// Segments that could not be emptied, in that life of theirs: something in them cannot be
+    /// read.
     stuck: BTreeSet<(u32, u64)>,
 }
 
-/// What the cleaner does about a file that is being removed. Its blocks are never moved: they go with it.
+/// What the cleaner does about a file that is being removed. Its blocks are never moved: they go
+/// with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Going {
     /// Waits until it is gone: somebody was promised the space.
@@ -65,13 +68,14 @@ pub(super) struct Live {
 }
 
 impl DataStore {
-    /// Makes at least one segment free for new data: by a stamp for what is dead already, else by cleaning. `false` when
-    /// there is nothing to gain. Called without any lock.
+    /// Makes at least one segment free for new data: by a stamp for what is dead already, else by
+    /// cleaning. `false` when there is nothing to gain. Called without any lock.
     pub(super) fn make_room(&self) -> Result<bool, FsError> {
         let mut progress = Guard::wait(Rank::Room, || self.room.lock());
         let journal = self.journal()?;
         self.table.retain_alive(&mut progress.stuck);
-        // Cleaning k segments with one dead block each frees one at last; each step gains, so this ends.
+        // Cleaning k segments with one dead block each frees one at last; each step gains, so this
+        // ends.
         loop {
             let (free, kept) = self.space.reap_now();
             if free > kept && self.space.can_take(Need::Data) {
@@ -118,19 +122,22 @@ impl DataStore {
         Ok(())
     }
 
-    /// Frees segments that were closed with nothing live in them, and that no other commit has come by to free.
+    /// Frees segments that were closed with nothing live in them, and that no other commit has come
+    /// by to free.
     fn free_closed(&self, journal: &Journal) -> Result<bool, FsError> {
         let any = self.table.has_closed();
         while self.table.has_closed() {
             let txn = journal.begin(Credits { keys: 8, bytes: 256, urgent: true })?;
-            let seq = self.table.commit(txn, &super::extents::Delta::default(), 0, None, &self.space);
+            let seq =
+                self.table.commit(txn, &super::extents::Delta::default(), 0, None, &self.space);
             self.note_seq(None, seq);
         }
         Ok(any)
     }
 
-    /// The background thread's share: frees what is dead, gives space back to the host, cleans ahead of need: when few
-    /// segments are free, or when so much is dead that the host could have it back.
+    /// The background thread's share: frees what is dead, gives space back to the host, cleans
+    /// ahead of need: when few segments are free, or when so much is dead that the host could have
+    /// it back.
     pub(super) fn tidy(&self) -> Result<(), FsError> {
         self.tidy_beyond(DEAD_BLOCKS_MAX)
     }
@@ -150,7 +157,8 @@ impl DataStore {
             let Some(progress) = self.room.try_lock() else { return Ok(()) };
             let mut progress = Guard::tried(Rank::Room, progress);
             let blocks = self.table.blocks();
-            let most = if few { blocks - blocks / AHEAD_DEAD_SHARE } else { blocks / AHEAD_DEAD_SHARE };
+            let most =
+                if few { blocks - blocks / AHEAD_DEAD_SHARE } else { blocks / AHEAD_DEAD_SHARE };
             self.table.retain_alive(&mut progress.stuck);
             let Some(victim) = self.table.victim(most, &progress.stuck) else { return Ok(()) };
             if !self.clean(victim, &mut progress, Going::Leave, &journal)? {
@@ -165,13 +173,16 @@ impl DataStore {
     pub(crate) fn clean_once(&self) -> Result<(), FsError> {
         let mut progress = Guard::wait(Rank::Room, || self.room.lock());
         match self.table.victim(u32::MAX, &progress.stuck) {
-            Some(victim) => self.clean(victim, &mut progress, Going::Wait, &*self.journal()?).map(drop),
+            Some(victim) => {
+                self.clean(victim, &mut progress, Going::Wait, &*self.journal()?).map(drop)
+            }
             None => Ok(()),
         }
     }
 
-    /// Moves everything live out of a segment. A damaged record of one file keeps that file's blocks where they are, and nobody else's.
-    /// `false`: it was left, for a file in it is being removed.
+    /// Moves everything live out of a segment. A damaged record of one file keeps that file's
+    /// blocks where they are, and nobody else's. `false`: it was left, for a file in it is being
+    /// removed.
     fn clean(
         &self,
         victim: Victim,
@@ -213,7 +224,11 @@ impl DataStore {
         match self.table.left(&victim) {
             // None of it was moved, and nobody has removed any.
             Some(left) if left > 0 && left >= victim.record.live => {
-                tracing::warn!(segment = victim.segment, live = left, "a segment cannot be cleaned");
+                tracing::warn!(
+                    segment = victim.segment,
+                    live = left,
+                    "a segment cannot be cleaned"
+                );
                 progress.stuck.insert((victim.segment, victim.life));
             }
             _ => count(&self.counters.cleaned_segments, 1),
@@ -235,7 +250,9 @@ impl DataStore {
             let bytes = Arc::get_mut(&mut buf).expect("just made or idle: ours alone");
             readable &= self.dev.read((first + u64::from(at)) * BLOCK, bytes).is_ok();
             let home = self.table.home(victim.segment);
-            found.extend(bytes.chunks_exact(BLOCK_BYTES).filter_map(|b| summary::decode(home, b)).flatten());
+            found.extend(
+                bytes.chunks_exact(BLOCK_BYTES).filter_map(|b| summary::decode(home, b)).flatten(),
+            );
             self.reads.keep(&buf, PIECE);
             at += len;
         }
@@ -258,7 +275,8 @@ impl DataStore {
         Ok(found)
     }
 
-    /// Moves what is live of `entries`, file by file, in batches. `false`: something of a file that is being removed was left.
+    /// Moves what is live of `entries`, file by file, in batches. `false`: something of a file that
+    /// is being removed was left.
     fn move_entries(
         &self,
         segment: u32,
@@ -280,7 +298,8 @@ impl DataStore {
                 Err(error) => return Err(error),
             };
             if inode.file.dead.load(Ordering::Acquire) {
-                // Whoever removes it has the right to its extents until it is gone, and never waits for us.
+                // Whoever removes it has the right to its extents until it is gone, and never waits
+                // for us.
                 match going {
                     Going::Wait => drop(ExtentsGuard::lock(&inode)),
                     Going::Leave => all = false,
@@ -319,12 +338,18 @@ impl DataStore {
     }
 
     /// Those entries of one file that are mapped to where they say, cut where they are not.
-    fn live(&self, inode: &Arc<Inode>, segment: u32, entries: &[Entry]) -> Result<Vec<Live>, FsError> {
+    fn live(
+        &self,
+        inode: &Arc<Inode>,
+        segment: u32,
+        entries: &[Entry],
+    ) -> Result<Vec<Live>, FsError> {
         let first = self.table.first_block(segment);
         let mut live: Vec<Live> = Vec::new();
         for entry in entries {
             for i in 0..entry.len.min(self.table.blocks()) {
-                let (block, at) = (entry.file_block.saturating_add(i.into()), entry.at.saturating_add(i));
+                let (block, at) =
+                    (entry.file_block.saturating_add(i.into()), entry.at.saturating_add(i));
                 let window = self.window(inode, block / WINDOW_BLOCKS)?;
                 let mapped = matches!(window.place(block % WINDOW_BLOCKS),
                     Place::Data(dev, _) if dev == first + u64::from(at));
@@ -333,7 +358,9 @@ impl DataStore {
                     continue;
                 }
                 match live.last_mut() {
-                    Some(l) if l.block + u64::from(l.len) == block && l.at + l.len == at => l.len += 1,
+                    Some(l) if l.block + u64::from(l.len) == block && l.at + l.len == at => {
+                        l.len += 1
+                    }
                     _ => live.push(Live { ino: inode.ino, block, at, len: 1 }),
                 }
             }
@@ -352,7 +379,8 @@ impl DataStore {
         let inode = Arc::clone(guard.inode());
         let want = live.iter().map(|l| l.len).sum::<u32>().min(256);
         let Some(chunk) = self.table.allocate(Stream::Moved, want, &self.space) else {
-            // The reserve is used up: what has become free so far must be stamped before more can be moved.
+            // The reserve is used up: what has become free so far must be stamped before more can
+            // be moved.
             drop(guard);
             self.free_closed(journal)?;
             if self.space.has_pending() {
@@ -363,7 +391,8 @@ impl DataStore {
             if self.table.wait_for_chunk() {
                 return Ok(());
             }
-            // A checkpoint has taken all that it may need; what it did not need it gives back at its end. The next one may follow at once.
+            // A checkpoint has taken all that it may need; what it did not need it gives back at
+            // its end. The next one may follow at once.
             for _ in 0..CHECKPOINTS_WAITED {
                 journal.make_room()?;
                 if self.space.can_take(Need::Clean) {
@@ -394,7 +423,8 @@ impl DataStore {
                 let (block, at) = (piece.block + u64::from(len), piece.at + len);
                 live.push(Live { ino: piece.ino, block, at, len: piece.len - len });
             }
-            let loaded = self.load_piece(&inode, segment, &Live { len, ..piece }, &mut cargo, &mut work);
+            let loaded =
+                self.load_piece(&inode, segment, &Live { len, ..piece }, &mut cargo, &mut work);
             if loaded.is_err() {
                 self.cancel(cargo);
                 return loaded;
@@ -410,7 +440,8 @@ impl DataStore {
         Ok(())
     }
 
-    /// Reads a live piece and puts it into the batch. The right to change extents is held, so it is still live when it moves.
+    /// Reads a live piece and puts it into the batch. The right to change extents is held, so it is
+    /// still live when it moves.
     fn load_piece(
         &self,
         inode: &Arc<Inode>,
@@ -420,8 +451,8 @@ impl DataStore {
         work: &mut Work,
     ) -> Result<(), FsError> {
         let dev = self.table.first_block(segment) + u64::from(piece.at);
-        // What is not where it was when this began is left alone. It is not even read: its place may be in use anew, by the batch
-        // that is being loaded here (`read_again`).
+        // What is not where it was when this began is left alone. It is not even read: its place
+        // may be in use anew, by the batch that is being loaded here (`read_again`).
         let mut run = Run { block: piece.block, dev, crcs: Vec::new() };
         for i in 0..u64::from(piece.len) {
             let block = piece.block + i;

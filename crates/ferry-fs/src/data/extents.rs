@@ -1,7 +1,9 @@
-//! Where the blocks of a file are: windows of 4 MiB as flat tables, and the keys that an edit of one changes.
+//! Where the blocks of a file are: windows of 4 MiB as flat tables, and the keys that an edit of
+//! one changes.
 //!
-//! A window is a cache of the journal's view and nothing more: it may be dropped at any time at which nobody edits the
-//! file's extents, and is read again when wanted. No extent crosses the border of a window.
+//! A window is a cache of the journal's view and nothing more: it may be dropped at any time at
+//! which nobody edits the file's extents, and is read again when wanted. No extent crosses the
+//! border of a window.
 
 use crate::api::Ino;
 use crate::error::FsError;
@@ -10,7 +12,8 @@ use ferry_journal::Journal;
 
 /// Blocks in a window.
 pub const WINDOW_BLOCKS: u64 = 1024;
-/// Longest extent that is written, in blocks: what an overwrite of one block in the middle logs again is bounded by it.
+/// Longest extent that is written, in blocks: what an overwrite of one block in the middle logs
+/// again is bounded by it.
 const EXTENT_BLOCKS: usize = 256;
 /// Neighbours on the device are joined into one extent up to this many blocks.
 const MERGE_BLOCKS: usize = 64;
@@ -22,7 +25,8 @@ const RESERVED: u64 = u64::MAX;
 /// Device block number of what was lost to damage.
 const LOST: u64 = u64::MAX - 1;
 
-/// No volume has data behind this block. A place behind the end of this one is found out by the device.
+/// No volume has data behind this block. A place behind the end of this one is found out by the
+/// device.
 const PLACE_MAX: u64 = i64::MAX as u64 / BLOCK;
 
 /// Where one block of a file is.
@@ -58,7 +62,8 @@ pub struct Window {
 /// What an edit took away and added, in blocks.
 #[derive(Clone, Debug, Default)]
 pub struct Delta {
-    /// Change of live blocks: so many from this device block on became live, or (negative) are so no more.
+    /// Change of live blocks: so many from this device block on became live, or (negative) are so
+    /// no more.
     pub live: Vec<(u64, i64)>,
     /// Change of promised blocks.
     pub reserved: i64,
@@ -99,13 +104,13 @@ impl Window {
         let (from, to) = (index * WINDOW_BLOCKS * BLOCK, (index + 1) * WINDOW_BLOCKS * BLOCK);
         let mut window = Self::default();
         let mut bad = None;
-        journal.scan(&keys::extent(ino, from), &keys::extent(ino, to), &mut |key, value| match window
-            .load_extent(from, key, value)
-        {
-            Ok(()) => true,
-            Err(detail) => {
-                bad = Some(detail);
-                false
+        journal.scan(&keys::extent(ino, from), &keys::extent(ino, to), &mut |key, value| {
+            match window.load_extent(from, key, value) {
+                Ok(()) => true,
+                Err(detail) => {
+                    bad = Some(detail);
+                    false
+                }
             }
         })?;
         match bad {
@@ -120,16 +125,24 @@ impl Window {
         };
         let extent = Extent::decode(value).map_err(|e| e.to_string())?;
         let start = (offset - from) / BLOCK;
-        if offset % BLOCK != 0 || start < self.slots.len() as u64 || extent.blocks() > WINDOW_BLOCKS - start {
-            return Err(format!("the extent at byte {offset} overlaps another, or its window's end"));
+        if offset % BLOCK != 0
+            || start < self.slots.len() as u64
+            || extent.blocks() > WINDOW_BLOCKS - start
+        {
+            return Err(format!(
+                "the extent at byte {offset} overlaps another, or its window's end"
+            ));
         }
         self.slots.resize(start as usize, EMPTY);
         match extent {
             Extent::Data { block, crcs } => {
                 if block == HOLE || block > PLACE_MAX {
-                    return Err(format!("the extent at byte {offset} lies where no volume has data"));
+                    return Err(format!(
+                        "the extent at byte {offset} lies where no volume has data"
+                    ));
                 }
-                let slots = (block..).zip(&crcs).map(|(dev, &crc)| Slot { dev, crc, start: dev == block });
+                let slots =
+                    (block..).zip(&crcs).map(|(dev, &crc)| Slot { dev, crc, start: dev == block });
                 self.slots.extend(slots);
             }
             Extent::Reserved { blocks } => self.extend_without_data(RESERVED, blocks),

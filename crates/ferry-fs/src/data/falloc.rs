@@ -19,7 +19,8 @@ use std::sync::Arc;
 const WINDOWS_AT_ONCE: u64 = 64;
 
 impl DataStore {
-    /// Allocates, punches or zeroes, by the mode bits of fallocate(2); `EOPNOTSUPP` for those that are none of these.
+    /// Allocates, punches or zeroes, by the mode bits of fallocate(2); `EOPNOTSUPP` for those that
+    /// are none of these.
     pub fn fallocate(
         &self,
         inode: &Arc<Inode>,
@@ -29,7 +30,8 @@ impl DataStore {
         edit: &mut dyn FnMut(&mut InodeRecord),
     ) -> Result<(), FsError> {
         self.writable()?;
-        let end = offset.checked_add(len).filter(|e| *e <= i64::MAX as u64).ok_or(Errno(libc::EFBIG))?;
+        let end =
+            offset.checked_add(len).filter(|e| *e <= i64::MAX as u64).ok_or(Errno(libc::EFBIG))?;
         if len == 0 {
             return Err(Errno(libc::EINVAL).into());
         }
@@ -46,7 +48,12 @@ impl DataStore {
     }
 
     /// Makes a hole: whole blocks are dropped, parts of blocks become zeros.
-    fn punch(&self, inode: &Arc<Inode>, range: Range<u64>, edit: AttrEdit<'_>) -> Result<(), FsError> {
+    fn punch(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        edit: AttrEdit<'_>,
+    ) -> Result<(), FsError> {
         let (from, to) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
         if from > to {
             self.zero_bytes(inode, range.start, range.end)?; // inside one block
@@ -64,7 +71,8 @@ impl DataStore {
             step.held = step.pages.forget(blocks.start, blocks.end);
             inode.file.set_hint(step.pages.dirty_blocks);
             if blocks.contains(&0) {
-                // A hole, as any other block's: the record may be about to grow beyond what it can hold.
+                // A hole, as any other block's: the record may be about to grow beyond what it can
+                // hold.
                 step.state.logged.inline = None;
             }
             edit(&mut step.state.rec);
@@ -112,7 +120,9 @@ impl DataStore {
             let mut pages = inode.file.pages.write();
             pages.attach(&self.cache, &inode.file);
             pages.no_inline = true;
-            let Some(inline) = state.logged.inline.clone().filter(|i| !i.is_empty()) else { return Ok(()) };
+            let Some(inline) = state.logged.inline.clone().filter(|i| !i.is_empty()) else {
+                return Ok(());
+            };
             if !pages.is_dirty(0) {
                 if !claim.take(Want::new(1)) {
                     drop((state, pages));
@@ -133,11 +143,18 @@ impl DataStore {
         }
     }
 
-    /// Blocks of a range that are neither mapped nor dirty. The caller holds the right to change extents.
-    fn holes(&self, journal: &Journal, inode: &Arc<Inode>, blocks: Range<u64>) -> Result<u64, FsError> {
+    /// Blocks of a range that are neither mapped nor dirty. The caller holds the right to change
+    /// extents.
+    fn holes(
+        &self,
+        journal: &Journal,
+        inode: &Arc<Inode>,
+        blocks: Range<u64>,
+    ) -> Result<u64, FsError> {
         let mut taken = 0;
         let mut at = blocks.start;
-        while let Some(next) = self.next_extent(journal, inode.ino, at)?.filter(|n| *n < blocks.end) {
+        while let Some(next) = self.next_extent(journal, inode.ino, at)?.filter(|n| *n < blocks.end)
+        {
             let index = next / WINDOW_BLOCKS;
             let base = index * WINDOW_BLOCKS;
             let window = self.window(inode, index)?;
@@ -155,7 +172,8 @@ impl DataStore {
         Ok((blocks.end - blocks.start).saturating_sub(taken + dirty))
     }
 
-    /// Puts the promises into the extent map, some windows at a time; `held` blocks are reserved for them.
+    /// Puts the promises into the extent map, some windows at a time; `held` blocks are reserved
+    /// for them.
     fn promise_blocks(
         &self,
         guard: &ExtentsGuard,
@@ -183,8 +201,8 @@ impl DataStore {
         result
     }
 
-    /// The promises of some windows, in one transaction. Returns the number of blocks; `None`: that is too much
-    /// for one transaction, or writes came between: again, with fewer.
+    /// The promises of some windows, in one transaction. Returns the number of blocks; `None`: that
+    /// is too much for one transaction, or writes came between: again, with fewer.
     fn promise_windows(
         &self,
         guard: &ExtentsGuard,
@@ -194,8 +212,9 @@ impl DataStore {
     ) -> Result<Option<u64>, FsError> {
         let inode = guard.inode();
         let indices = blocks.start / WINDOW_BLOCKS..blocks.end.div_ceil(WINDOW_BLOCKS);
-        let windows =
-            indices.map(|i| Ok((i, self.window(inode, i)?))).collect::<Result<Vec<_>, FsError>>()?;
+        let windows = indices
+            .map(|i| Ok((i, self.window(inode, i)?)))
+            .collect::<Result<Vec<_>, FsError>>()?;
         let (_, changes, delta) = plan_promises(inode, &windows, &blocks, &inode.file.pages.read());
         let mut room = self.credits(&changes, &delta, false);
         // Blocks that become dirty before the commit split the promises further.
@@ -223,8 +242,8 @@ impl DataStore {
         Ok(Some(promised))
     }
 
-    /// The first byte of data, or of a hole, at or behind `offset`: `SEEK_DATA` and `SEEK_HOLE`, dirty data included.
-    /// `ENXIO` behind the end.
+    /// The first byte of data, or of a hole, at or behind `offset`: `SEEK_DATA` and `SEEK_HOLE`,
+    /// dirty data included. `ENXIO` behind the end.
     pub fn seek(&self, inode: &Arc<Inode>, offset: u64, whence: i32) -> Result<u64, FsError> {
         let found = self.seek_from(inode, offset, whence);
         self.cache.shrink();
@@ -246,7 +265,8 @@ impl DataStore {
             match self.seek_step(inode, block, size.div_ceil(BLOCK), data)? {
                 Step::Found(at) => return Ok((at * BLOCK).max(offset).min(size)),
                 Step::From(next) => {
-                    // The windows behind are done with: a large file has more than the cache may hold.
+                    // The windows behind are done with: a large file has more than the cache may
+                    // hold.
                     if next / WINDOW_BLOCKS > block / WINDOW_BLOCKS {
                         self.cache.shrink();
                     }
@@ -259,7 +279,13 @@ impl DataStore {
     }
 
     /// Looks through the window of `block`.
-    fn seek_step(&self, inode: &Arc<Inode>, block: u64, end: u64, data: bool) -> Result<Step, FsError> {
+    fn seek_step(
+        &self,
+        inode: &Arc<Inode>,
+        block: u64,
+        end: u64,
+        data: bool,
+    ) -> Result<Step, FsError> {
         if block >= end {
             return Ok(Step::End);
         }
@@ -275,7 +301,9 @@ impl DataStore {
                 }
                 let is_data = match pages.place(at, mapped) {
                     _ if pages.has(at) => true,
-                    _ if at == 0 && state.logged.inline.as_ref().is_some_and(|i| !i.is_empty()) => true,
+                    _ if at == 0 && state.logged.inline.as_ref().is_some_and(|i| !i.is_empty()) => {
+                        true
+                    }
                     Known::Load(window) => {
                         drop((state, pages));
                         self.load_window(inode, window)?;
@@ -309,7 +337,8 @@ enum Step {
     End,
 }
 
-/// What promising the holes of `blocks` changes, except where blocks are dirty: those have space of their own.
+/// What promising the holes of `blocks` changes, except where blocks are dirty: those have space of
+/// their own.
 fn plan_promises(
     inode: &Inode,
     windows: &[(u64, Arc<Window>)],

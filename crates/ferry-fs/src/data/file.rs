@@ -1,5 +1,5 @@
-//! What the data half keeps in each inode: cached folios, the windows of its extent map, write errors, and the lock that
-//! makes changes of its extents one after the other.
+//! What the data half keeps in each inode: cached folios, the windows of its extent map, write
+//! errors, and the lock that makes changes of its extents one after the other.
 
 use super::ahead::Fetching;
 use super::cache::{Cache, Item, Verdict};
@@ -19,15 +19,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 /// What the data half keeps for each inode.
 #[derive(Default)]
 pub struct FileData {
-    /// Held by whoever changes the file's extents: write-back, truncation, allocation, the cleaner. Taken before a journal
-    /// reservation and before the inode lock, never while holding either.
+    /// Held by whoever changes the file's extents: write-back, truncation, allocation, the cleaner.
+    /// Taken before a journal reservation and before the inode lock, never while holding either.
     extents: ExtentsLock,
     /// Taken inside the inode lock, for memory copies only.
     pub(super) pages: PagesLock,
     /// Where readers find frames without any of these locks.
     pub(super) front: Arc<Front>,
-    /// The file's size, where it is known here: what lies before it may be read without the inode lock. Shrinks before contents go,
-    /// and grows when they have come.
+    /// The file's size, where it is known here: what lies before it may be read without the inode
+    /// lock. Shrinks before contents go, and grows when they have come.
     pub(super) readable: AtomicU64,
     /// Held by an append, all of it: before any other lock of the file, and over waits for space.
     pub(super) tail: Mutex<()>,
@@ -39,7 +39,8 @@ pub struct FileData {
     pub errors: ErrorSequence,
     /// The last name and handle are gone: nothing is to be logged any more, but by reclaim.
     pub(super) dead: AtomicBool,
-    /// Where reading got, in bytes; whether it goes from front to back; up to which block it is being read ahead.
+    /// Where reading got, in bytes; whether it goes from front to back; up to which block it is
+    /// being read ahead.
     pub(super) read_end: AtomicU64,
     pub(super) row: AtomicU32,
     pub(super) ahead_to: AtomicU64,
@@ -131,7 +132,8 @@ impl FileData {
         self.pages.try_read().is_none_or(|pages| pages.clock(item) == place)
     }
 
-    /// Takes `item` away if it is clean and was not used since the clock last came by. Waits for nobody.
+    /// Takes `item` away if it is clean and was not used since the clock last came by. Waits for
+    /// nobody.
     pub(super) fn evict(&self, item: Item, place: u64) -> Verdict {
         let Some(mut pages) = self.pages.try_write() else { return Verdict::Later };
         match item {
@@ -159,10 +161,11 @@ pub struct Pages {
     pub flying: u64,
     /// Loaded windows, by number.
     windows: Vec<(u64, LoadedWindow)>,
-    /// Counts changes of the extent map, so that a window read meanwhile is not taken for the newest.
+    /// Counts changes of the extent map, so that a window read meanwhile is not taken for the
+    /// newest.
     pub map_version: u64,
-    /// Blocks whose extents are being dropped, step by step: they read as holes already. Where that was interrupted by an
-    /// error, whoever next gets the right to change extents goes on with it.
+    /// Blocks whose extents are being dropped, step by step: they read as holes already. Where that
+    /// was interrupted by an error, whoever next gets the right to change extents goes on with it.
     pub void: Option<Range<u64>>,
     /// The journal has an intent for it.
     pub intent: bool,
@@ -225,13 +228,15 @@ impl Pages {
             self.hide(index);
             self.charge(0, folio.memory());
         }
-        // An empty tree keeps a node: 300 bytes in both, for each small file that the kernel remembers.
+        // An empty tree keeps a node: 300 bytes in both, for each small file that the kernel
+        // remembers.
         if self.folios.is_empty() {
             (self.folios, self.dirty) = Default::default();
         }
     }
 
-    /// Where `block` is. `mapped` is the number of blocks that the file maps at all: without any, there is nothing to load.
+    /// Where `block` is. `mapped` is the number of blocks that the file maps at all: without any,
+    /// there is nothing to load.
     pub fn place(&self, block: u64, mapped: u64) -> Known {
         if mapped == 0 || self.void.as_ref().is_some_and(|v| v.contains(&block)) {
             return Known::Is(Place::Hole);
@@ -272,8 +277,10 @@ impl Pages {
                 self.windows[at].1.window = window;
             }
             Err(at) => {
-                let clock =
-                    self.owner.as_ref().map_or(0, |(cache, _)| cache.enter(inode, Item::Window(index)));
+                let clock = self
+                    .owner
+                    .as_ref()
+                    .map_or(0, |(cache, _)| cache.enter(inode, Item::Window(index)));
                 let loaded = LoadedWindow { window, referenced: AtomicBool::new(true), clock };
                 self.windows.insert(at, (index, loaded));
             }
@@ -281,7 +288,9 @@ impl Pages {
     }
 
     fn evict_window(&mut self, index: u64) -> Verdict {
-        let Ok(at) = self.windows.binary_search_by_key(&index, |w| w.0) else { return Verdict::Gone };
+        let Ok(at) = self.windows.binary_search_by_key(&index, |w| w.0) else {
+            return Verdict::Gone;
+        };
         if self.windows[at].1.referenced.swap(false, Ordering::Relaxed) {
             return Verdict::Later;
         }
@@ -322,12 +331,16 @@ impl Pages {
 
     /// The block is in memory.
     pub fn has(&self, block: u64) -> bool {
-        self.folios.get(&(block / FOLIO_BLOCKS)).is_some_and(|f| f.valid() >> (block % FOLIO_BLOCKS) & 1 == 1)
+        self.folios
+            .get(&(block / FOLIO_BLOCKS))
+            .is_some_and(|f| f.valid() >> (block % FOLIO_BLOCKS) & 1 == 1)
     }
 
     /// The block is in memory and not in the journal.
     pub fn is_dirty(&self, block: u64) -> bool {
-        self.folios.get(&(block / FOLIO_BLOCKS)).is_some_and(|f| f.dirty >> (block % FOLIO_BLOCKS) & 1 == 1)
+        self.folios
+            .get(&(block / FOLIO_BLOCKS))
+            .is_some_and(|f| f.dirty >> (block % FOLIO_BLOCKS) & 1 == 1)
     }
 
     /// A dirty block's space was promised by `fallocate`.
@@ -344,8 +357,8 @@ impl Pages {
             .is_some_and(|f| f.over_hole >> (block % FOLIO_BLOCKS) & 1 == 1)
     }
 
-    /// Blocks `range` are mapped to data now: those that have been dirtied again lie over data. Returns how many of them
-    /// counted on a promise.
+    /// Blocks `range` are mapped to data now: those that have been dirtied again lie over data.
+    /// Returns how many of them counted on a promise.
     pub fn now_mapped(&mut self, range: Range<u64>) -> i64 {
         let mut promised = 0;
         let mut at = range.start;
@@ -369,7 +382,8 @@ impl Pages {
         self.folios.get(&index).map(|f| &**f)
     }
 
-    /// Changes one folio (made if absent) and keeps the counts right. Returns what `change` returns.
+    /// Changes one folio (made if absent) and keeps the counts right. Returns what `change`
+    /// returns.
     pub fn with_folio<R>(&mut self, index: u64, change: impl FnOnce(&mut Folio) -> R) -> R {
         let mut new = false;
         let folio = self.folios.entry(index).or_insert_with(|| {
@@ -438,16 +452,21 @@ impl Pages {
     pub fn next_cached(&self, from: u64) -> Option<u64> {
         self.folios.range(from / FOLIO_BLOCKS..).find_map(|(&index, folio)| {
             let base = index * FOLIO_BLOCKS;
-            let bits = folio.valid() & mask(from.saturating_sub(base).min(FOLIO_BLOCKS), FOLIO_BLOCKS);
+            let bits =
+                folio.valid() & mask(from.saturating_sub(base).min(FOLIO_BLOCKS), FOLIO_BLOCKS);
             (bits != 0).then(|| base + u64::from(bits.trailing_zeros()))
         })
     }
 
-    /// Forgets blocks `[from, to)`. Returns how many dirty ones there were that held space of their own.
+    /// Forgets blocks `[from, to)`. Returns how many dirty ones there were that held space of their
+    /// own.
     pub fn forget(&mut self, from: u64, to: u64) -> u64 {
         let mut held = 0;
-        let indices: Vec<u64> =
-            self.folios.range(from / FOLIO_BLOCKS..to.div_ceil(FOLIO_BLOCKS)).map(|(&i, _)| i).collect();
+        let indices: Vec<u64> = self
+            .folios
+            .range(from / FOLIO_BLOCKS..to.div_ceil(FOLIO_BLOCKS))
+            .map(|(&i, _)| i)
+            .collect();
         for index in indices {
             let base = index * FOLIO_BLOCKS;
             let blocks = mask(from.saturating_sub(base), (to - base).min(FOLIO_BLOCKS));
@@ -463,8 +482,12 @@ impl Pages {
 
     /// Drops the windows `[from, to)`, which a change has made wrong.
     pub fn drop_windows(&mut self, from: u64, to: u64) {
-        let gone: usize =
-            self.windows.iter().filter(|(i, _)| (from..to).contains(i)).map(|(_, w)| w.window.memory()).sum();
+        let gone: usize = self
+            .windows
+            .iter()
+            .filter(|(i, _)| (from..to).contains(i))
+            .map(|(_, w)| w.window.memory())
+            .sum();
         self.windows.retain(|(i, _)| !(from..to).contains(i));
         self.charge(0, gone);
     }
@@ -488,8 +511,8 @@ pub fn folios(size: u64) -> u64 {
 
 /// Brings the number of blocks that programs see in line.
 pub fn show_blocks(state: &mut InodeState, pages: &Pages) {
-    let inline =
-        state.logged.inline.as_ref().is_some_and(|i| !i.is_empty()) && pages.delayed + pages.flying == 0;
+    let inline = state.logged.inline.as_ref().is_some_and(|i| !i.is_empty())
+        && pages.delayed + pages.flying == 0;
     state.rec.blocks = state.logged.blocks + pages.delayed + pages.flying + u64::from(inline);
 }
 
@@ -498,6 +521,8 @@ pub fn zero_tail(pages: &mut Pages, size: u64) {
     let (block, at) = (size / BLOCK, size % BLOCK);
     if at != 0 && pages.has(block) {
         let from = (size as usize) % FOLIO_BYTES;
-        pages.with_folio(block / FOLIO_BLOCKS, |f| f.zero(from, from.next_multiple_of(BLOCK as usize)));
+        pages.with_folio(block / FOLIO_BLOCKS, |f| {
+            f.zero(from, from.next_multiple_of(BLOCK as usize))
+        });
     }
 }

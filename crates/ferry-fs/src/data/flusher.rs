@@ -1,4 +1,5 @@
-//! The background thread: writes back what is old or too much, frees what became dead, cleans ahead of need.
+//! The background thread: writes back what is old or too much, frees what became dead, cleans ahead
+//! of need.
 
 use super::Busy;
 use super::DataStore;
@@ -59,7 +60,8 @@ impl Signal {
             }
             state.wanted = true;
             self.work.notify_one();
-            // The condition is not under this lock: a wake-up can fall between the look and the wait.
+            // The condition is not under this lock: a wake-up can fall between the look and the
+            // wait.
             self.progress.wait_for(&mut state, ROUND);
         }
         true
@@ -109,7 +111,9 @@ pub fn start(store: &Arc<DataStore>) {
     };
     match std::thread::Builder::new().name("ferry-writeback".into()).spawn(body) {
         Ok(thread) => signal.state.lock().thread = Some(thread),
-        Err(error) => tracing::error!(%error, "no write-back thread: data is written at fsync only"),
+        Err(error) => {
+            tracing::error!(%error, "no write-back thread: data is written at fsync only")
+        }
     }
 }
 
@@ -123,7 +127,8 @@ fn run(store: &Weak<DataStore>, signal: &Signal) {
         }
         stuck = result.is_err();
         signal.end_round(stuck);
-        let result = if stuck { Ok(()) } else { store.idle_work(&mut quiet, store.env.clock.monotonic()) };
+        let result =
+            if stuck { Ok(()) } else { store.idle_work(&mut quiet, store.env.clock.monotonic()) };
         if let (Err(error), false) = (&result, untidy) {
             tracing::error!(%error, "the cleaner failed");
         }
@@ -138,7 +143,11 @@ impl DataStore {
     }
 
     /// What follows a round of write-back.
-    pub(super) fn idle_work(&self, quiet: &mut Quiet, now: Duration) -> Result<(), crate::error::FsError> {
+    pub(super) fn idle_work(
+        &self,
+        quiet: &mut Quiet,
+        now: Duration,
+    ) -> Result<(), crate::error::FsError> {
         self.tidy()?;
         self.give_back_when_quiet(quiet, now)
     }
@@ -148,9 +157,13 @@ impl DataStore {
         if self.failed.load(Ordering::Relaxed) {
             return self.writable();
         }
-        let much = self.cache.dirty() > self.dirty_threshold() || self.too_much() || self.space.is_wanted();
-        let since = match (wanted && much, self.env.clock.monotonic().checked_sub(self.options.writeback_age))
-        {
+        let much = self.cache.dirty() > self.dirty_threshold()
+            || self.too_much()
+            || self.space.is_wanted();
+        let since = match (
+            wanted && much,
+            self.env.clock.monotonic().checked_sub(self.options.writeback_age),
+        ) {
             (true, _) => Duration::MAX,
             (false, Some(since)) => since,
             (false, None) => return Ok(()),

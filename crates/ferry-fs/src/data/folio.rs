@@ -25,8 +25,9 @@ pub struct Undirtied {
     pub over_hole: u64,
 }
 
-/// Cached contents, with what is known of each block. The bytes are in a [`Frame`], as large as what it holds; what lies outside is zeros
-/// where a block is valid, and what of it is in no valid block is zeros too.
+/// Cached contents, with what is known of each block. The bytes are in a [`Frame`], as large as
+/// what it holds; what lies outside is zeros where a block is valid, and what of it is in no valid
+/// block is zeros too.
 pub struct Folio {
     frame: Arc<Frame>,
     /// Blocks whose contents are here.
@@ -87,7 +88,8 @@ impl Folio {
         self.frame.set_valid(self.valid);
     }
 
-    /// Puts `data` at byte `at` of the folio. What it skips becomes zeros. Nobody else changes the folio.
+    /// Puts `data` at byte `at` of the folio. What it skips becomes zeros. Nobody else changes the
+    /// folio.
     pub fn put(&mut self, at: usize, data: &[u8]) {
         self.room(at, at + data.len());
         self.frame.begin();
@@ -95,7 +97,8 @@ impl Folio {
         self.frame.end();
     }
 
-    /// Sees to it that bytes `[at, end)` can be held: exactly these at first, then with room to grow. Nobody else changes the folio.
+    /// Sees to it that bytes `[at, end)` can be held: exactly these at first, then with room to
+    /// grow. Nobody else changes the folio.
     pub fn room(&mut self, at: usize, end: usize) {
         let old = &self.frame;
         let (first, len) = (old.first, old.len());

@@ -1,14 +1,19 @@
 //! A frame: the bytes of a folio, which readers copy without a lock.
 //!
-//! It is a sequence lock. Who changes bytes makes the number odd, copies, and makes it even again; a reader samples the number, copies,
-//! and looks whether it is still the same (H. Boehm, "Can seqlocks get along with programming language memory models?", 2012).
-//! Bytes are relaxed atomics, eight at a time, so that a copy that must be thrown away is no data race. A change that covers several
-//! frames makes all numbers odd before its first byte and even behind its last; a reader samples all before its first byte and checks
-//! all behind its last. So it sees all of the change or nothing of it.
+//! It is a sequence lock. Who changes bytes makes the number odd, copies, and makes it even again;
+//! a reader samples the number, copies, and looks whether it is still the same (H. Boehm, "Can
+//! seqlocks get along with programming language memory models?", 2012). Bytes are relaxed atomics,
+//! eight at a time, so that a copy that must be thrown away is no data race. A change that covers
+//! several frames makes all numbers odd before its first byte and even behind its last; a reader
+//! samples all before its first byte and checks all behind its last. So it sees all of the change
+//! or nothing of it.
 //!
-//! Only one thread changes a frame at a time; `docs/locking.md` says why. A frame that no folio has any more stays odd.
+//! Only one thread changes a frame at a time; `docs/locking.md` says why. A frame that no folio has
+//! any more stays odd.
 
-use super::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock, try_lock};
+use super::sync::{
+    AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock, try_lock,
+};
 
 const WORD: usize = size_of::<u64>();
 
@@ -24,7 +29,8 @@ pub struct Frame {
     valid: AtomicU32,
     /// Used since the clock came by.
     used: AtomicBool,
-    /// Held by a writer that shares the inode lock, while it copies. Others take it to wait for that, and hold nothing then.
+    /// Held by a writer that shares the inode lock, while it copies. Others take it to wait for
+    /// that, and hold nothing then.
     busy: Mutex<()>,
     words: Box<[AtomicU64]>,
 }
@@ -162,7 +168,8 @@ impl Frame {
 
     fn load(&self, from: usize, out: &mut [u8]) {
         let (word, inside) = (from / WORD, from % WORD);
-        let (head, out) = out.split_at_mut(if inside == 0 { 0 } else { (WORD - inside).min(out.len()) });
+        let (head, out) =
+            out.split_at_mut(if inside == 0 { 0 } else { (WORD - inside).min(out.len()) });
         if !head.is_empty() {
             let bytes = self.words[word].load(Ordering::Relaxed).to_ne_bytes();
             head.copy_from_slice(&bytes[inside..inside + head.len()]);
@@ -188,7 +195,8 @@ impl Frame {
 
     fn store(&self, from: usize, data: &[u8]) {
         let (word, inside) = (from / WORD, from % WORD);
-        let (head, data) = data.split_at(if inside == 0 { 0 } else { (WORD - inside).min(data.len()) });
+        let (head, data) =
+            data.split_at(if inside == 0 { 0 } else { (WORD - inside).min(data.len()) });
         if !head.is_empty() {
             self.store_part(word, inside, head);
         }

@@ -1,7 +1,9 @@
-//! How readers find frames without a lock that they all share: a table of frames by folio, each slot with a lock of its own.
+//! How readers find frames without a lock that they all share: a table of frames by folio, each
+//! slot with a lock of its own.
 //!
-//! It is a cache of what `Pages` says and nothing more. Readers who had to look there put frames in; a slot may be taken by another
-//! folio of the same remainder. A frame that its folio has given up is found out by its number, wherever it still stands.
+//! It is a cache of what `Pages` says and nothing more. Readers who had to look there put frames
+//! in; a slot may be taken by another folio of the same remainder. A frame that its folio has given
+//! up is found out by its number, wherever it still stands.
 
 use super::frame::Frame;
 use super::sync::{Mutex, lock};
@@ -30,7 +32,8 @@ impl Front {
         slot.as_ref().filter(|frame| frame.index == index).cloned()
     }
 
-    /// Puts `frame` in, for a file of `folios`. Nobody gives it up meanwhile. Returns the bytes of memory that this took.
+    /// Puts `frame` in, for a file of `folios`. Nobody gives it up meanwhile. Returns the bytes of
+    /// memory that this took.
     pub fn put(&self, frame: &Arc<Frame>, folios: u64) -> usize {
         let level = Self::level(folios);
         let mut took = 0;
@@ -38,7 +41,8 @@ impl Front {
             took = SLOTS[level] * size_of::<Slot>();
             (0..SLOTS[level]).map(|_| Slot::default()).collect()
         });
-        let old = lock(&table[(frame.index % table.len() as u64) as usize]).replace(Arc::clone(frame));
+        let old =
+            lock(&table[(frame.index % table.len() as u64) as usize]).replace(Arc::clone(frame));
         drop(old);
         took
     }

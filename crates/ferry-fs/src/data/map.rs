@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 /// What a segment's record costs a transaction.
 const SEGMENT_BYTES: usize = 32;
-/// Keys of a transaction beside extents and segments: the inode's record, the number of promised blocks, an intent.
+/// Keys of a transaction beside extents and segments: the inode's record, the number of promised
+/// blocks, an intent.
 const SPARE_KEYS: usize = 4;
 
 /// One inode's share of a batch, ready to be logged.
@@ -30,10 +31,13 @@ impl DataStore {
         chunk: Option<&Chunk>,
         crcs: &[u32],
     ) -> Result<Entry, Box<(Work, FsError)>> {
-        let mut entry = Entry { work, edits: Vec::new(), changes: Vec::new(), delta: Delta::default() };
+        let mut entry =
+            Entry { work, edits: Vec::new(), changes: Vec::new(), delta: Delta::default() };
         let inode = Arc::clone(entry.work.guard.inode());
         let mut done = || -> Result<(), FsError> {
-            if matches!(entry.work.contents, Contents::Inline(_)) && inode.state.share().logged.blocks > 0 {
+            if matches!(entry.work.contents, Contents::Inline(_))
+                && inode.state.share().logged.blocks > 0
+            {
                 self.edit(&inode, 0, &mut entry.edits)?.drop_range(0, WINDOW_BLOCKS);
             }
             for run in &entry.work.runs {
@@ -117,7 +121,8 @@ impl DataStore {
     /// Log space for changed extents and the inode's record.
     pub(super) fn credits(&self, changes: &Changes, delta: &Delta, urgent: bool) -> Credits {
         let segments = self.table.records(delta);
-        let bytes: usize = changes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len)).sum();
+        let bytes: usize =
+            changes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len)).sum();
         Credits {
             keys: (changes.len() + segments + SPARE_KEYS) as u32,
             bytes: (bytes + segments * SEGMENT_BYTES) as u32 + RECORD_BYTES,

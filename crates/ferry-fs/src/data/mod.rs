@@ -1,8 +1,9 @@
 //! The contents of files: segments, space, extents, the page cache and write-back.
 //!
-//! A write copies into folios and reserves space, nothing more. Write-back gathers dirty blocks of many files into one
-//! device write and maps them with transactions; the cleaner moves what is live out of segments that are mostly dead.
-//! `docs/locking.md` states the order of locks, `docs/format.md` what is on the device.
+//! A write copies into folios and reserves space, nothing more. Write-back gathers dirty blocks of
+//! many files into one device write and maps them with transactions; the cleaner moves what is live
+//! out of segments that are mostly dead. `docs/locking.md` states the order of locks,
+//! `docs/format.md` what is on the device.
 
 mod ahead;
 mod batch;
@@ -134,7 +135,8 @@ pub struct SpaceTotals {
     pub available: u64,
     /// Bytes that extents refer to.
     pub live: u64,
-    /// What data has: bytes that extents refer to or promise, dirty ones, and what is set aside; without what is on its way back.
+    /// What data has: bytes that extents refer to or promise, dirty ones, and what is set aside;
+    /// without what is on its way back.
     pub used: u64,
 }
 
@@ -175,7 +177,8 @@ pub struct DataStats {
     pub damaged_blocks: u64,
     /// Times that a writer was held because too much was dirty.
     pub throttled: u64,
-    /// Times that write-back found no room although space had been promised: always 0, unless something is wrong.
+    /// Times that write-back found no room although space had been promised: always 0, unless
+    /// something is wrong.
     pub no_room: u64,
     /// Segments cleaned.
     pub cleaned_segments: u64,
@@ -232,8 +235,14 @@ pub struct DataStore {
 }
 
 impl DataStore {
-    /// Makes the store; it answers the journal's questions already, but knows nothing before [`DataStore::start`].
-    pub fn new(dev: Arc<dyn BlockDevice>, geometry: Geometry, options: DataOptions, env: Env) -> Arc<Self> {
+    /// Makes the store; it answers the journal's questions already, but knows nothing before
+    /// [`DataStore::start`].
+    pub fn new(
+        dev: Arc<dyn BlockDevice>,
+        geometry: Geometry,
+        options: DataOptions,
+        env: Env,
+    ) -> Arc<Self> {
         Arc::new(Self {
             cache: Cache::new(options.cache_bytes),
             space: Space::new(Arc::clone(&dev), geometry),
@@ -259,8 +268,8 @@ impl DataStore {
         })
     }
 
-    /// Loads the segment table, finishes interrupted truncations and starts the background thread. Neither `journal` nor
-    /// `inodes` is kept alive.
+    /// Loads the segment table, finishes interrupted truncations and starts the background thread.
+    /// Neither `journal` nor `inodes` is kept alive.
     pub fn start(
         self: &Arc<Self>,
         journal: Arc<Journal>,
@@ -320,8 +329,8 @@ impl DataStore {
         }
     }
 
-    /// `times_dirty` was set (or another attribute waits to be logged): write-back is to come by. Called with the inode lock
-    /// held.
+    /// `times_dirty` was set (or another attribute waits to be logged): write-back is to come by.
+    /// Called with the inode lock held.
     pub fn mark_dirty(&self, inode: &Arc<Inode>) {
         self.queue.enter(inode, || self.env.clock.monotonic());
     }
@@ -331,9 +340,9 @@ impl DataStore {
         inode.file.ticket.load(Ordering::Acquire) != 0
     }
 
-    /// Forgets what is cached, dirty data too: the last name and handle are gone. Nothing of the inode is logged after this
-    /// but by [`DataStore::reclaim`], which keeps the right to its extents until they are gone: so who finds a dead file waits for that
-    /// by taking the right.
+    /// Forgets what is cached, dirty data too: the last name and handle are gone. Nothing of the
+    /// inode is logged after this but by [`DataStore::reclaim`], which keeps the right to its
+    /// extents until they are gone: so who finds a dead file waits for that by taking the right.
     fn drop_cache(&self, guard: &ExtentsGuard) {
         let inode = guard.inode();
         let mut state = inode.state.write();
@@ -353,7 +362,8 @@ impl DataStore {
         &self.removed
     }
 
-    /// What the host would have to give if the volume became full, and what it has; both in bytes. `None`: it need not be asked.
+    /// What the host would have to give if the volume became full, and what it has; both in bytes.
+    /// `None`: it need not be asked.
     pub fn host_needs(&self) -> Option<(u64, u64)> {
         self.space.host_needs()
     }
@@ -474,7 +484,8 @@ impl JournalClient for DataStore {
 const RECORD_BYTES: u32 = 256 + crate::keys::INLINE_MAX as u32;
 /// Largest piece of a read or write that happens under one lock, in bytes.
 const PIECE: usize = 1 << 20;
-/// A change may take so many blocks beside those that it says: of what it cuts, and of what leaves the record.
+/// A change may take so many blocks beside those that it says: of what it cuts, and of what leaves
+/// the record.
 const SHORT_BLOCKS: u64 = 4;
 
 /// Changes attributes under the inode lock.

@@ -1,9 +1,10 @@
 //! Where blocks were that the cleaner has moved, until their new places are durable.
 //!
-//! No folio has what is moved. If the device fails to write it, or to flush it, it can be read from the old place alone. That is as it was: a
-//! segment is filled anew, or given back to the host, only when the transaction that emptied it is stamped, and so is the move
-//! then. After a failure nothing is stamped any more, so the old places stay known until the unmount, and what is mounted next
-//! finds them mapped.
+//! No folio has what is moved. If the device fails to write it, or to flush it, it can be read from
+//! the old place alone. That is as it was: a segment is filled anew, or given back to the host,
+//! only when the transaction that emptied it is stamped, and so is the move then. After a failure
+//! nothing is stamped any more, so the old places stay known until the unmount, and what is mounted
+//! next finds them mapped.
 
 use ferry_journal::Seq;
 use parking_lot::Mutex;
@@ -27,7 +28,8 @@ struct Move {
 }
 
 impl Moves {
-    /// The transaction `seq` maps `len` blocks to `to` that were at `from`. Called before anybody sees the new place.
+    /// The transaction `seq` maps `len` blocks to `to` that were at `from`. Called before anybody
+    /// sees the new place.
     pub fn note(&self, from: u64, to: u64, len: u32, seq: Seq) {
         let mut state = self.0.lock();
         if seq > state.stamped {

@@ -18,7 +18,8 @@ struct State {
 pub struct Queue(Mutex<State>);
 
 impl Queue {
-    /// `inode` has something to write back since `now`, if not since longer. Tells whether it is new here.
+    /// `inode` has something to write back since `now`, if not since longer. Tells whether it is
+    /// new here.
     pub fn enter(&self, inode: &Arc<Inode>, now: impl FnOnce() -> Duration) -> bool {
         if inode.file.ticket.load(Ordering::Acquire) != 0 {
             return false;
@@ -34,7 +35,8 @@ impl Queue {
         true
     }
 
-    /// `inode` has nothing to write back. The caller holds its inode lock, as everybody does who lets it enter.
+    /// `inode` has nothing to write back. The caller holds its inode lock, as everybody does who
+    /// lets it enter.
     pub fn leave(&self, inode: &Inode) {
         let ticket = inode.file.ticket.load(Ordering::Acquire);
         if ticket != 0 {

@@ -1,9 +1,10 @@
 //! Reading: from folios, holes and the device. No lock is held while the device reads.
 //!
-//! Each block is checked against its CRC32C when it comes from the device. A block that does not match may still be on its way
-//! there (the cleaner's blocks are in no folio): that is waited for, and it is read again. If it does not match then, it is
-//! looked up again, since it may have been moved and its segment reused meanwhile. Only if it is still mapped there, it is damaged.
-//! What was moved and did not arrive is read from where it was (`moved.rs`).
+//! Each block is checked against its CRC32C when it comes from the device. A block that does not
+//! match may still be on its way there (the cleaner's blocks are in no folio): that is waited for,
+//! and it is read again. If it does not match then, it is looked up again, since it may have been
+//! moved and its segment reused meanwhile. Only if it is still mapped there, it is damaged. What
+//! was moved and did not arrive is read from where it was (`moved.rs`).
 
 use super::extents::{Place, WINDOW_BLOCKS, Window};
 use super::file::{Known, Pages, PagesShared};
@@ -53,7 +54,8 @@ pub(super) struct Fetched {
 }
 
 impl Fetched {
-    /// The block, if it was read from `dev` and is what should be there *now*: the place may have been used anew meanwhile.
+    /// The block, if it was read from `dev` and is what should be there *now*: the place may have
+    /// been used anew meanwhile.
     fn get(&self, block: u64, dev: u64, crc: u32) -> Option<&[u8]> {
         let at = block.checked_sub(self.run.block)?;
         let same = self.run.crcs.get(at as usize) == Some(&crc) && self.run.dev + at == dev;
@@ -102,13 +104,20 @@ impl DataStore {
         #[cfg(feature = "compare")]
         let _compared = self.inode_locks.read(inode.ino);
         if out.len() <= PIECE && self.read_free(inode, offset, out) {
-            self.read_on(inode, offset, out.len(), inode.file.readable.load(Ordering::Relaxed), false);
+            self.read_on(
+                inode,
+                offset,
+                out.len(),
+                inode.file.readable.load(Ordering::Relaxed),
+                false,
+            );
             return Some(out.len());
         }
         for waits in 0.. {
             let (state, pages) = steady(inode, waits);
             let size = state.rec.size;
-            let len = out.len().min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
+            let len =
+                out.len().min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
             if len > PIECE {
                 return None;
             }
@@ -128,7 +137,8 @@ impl DataStore {
         None
     }
 
-    /// Reads whole blocks that stand together on the device and are in no memory, without a copy; `None`: the range is not of this kind.
+    /// Reads whole blocks that stand together on the device and are in no memory, without a copy;
+    /// `None`: the range is not of this kind.
     pub fn read_shared(
         &self,
         inode: &Arc<Inode>,
@@ -137,18 +147,27 @@ impl DataStore {
     ) -> Result<Option<Arc<AlignedBuf>>, FsError> {
         let wanted = offset / BLOCK..(offset + len as u64) / BLOCK;
         let whole = offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK_BYTES) && len <= PIECE;
-        if !whole || wanted.end - wanted.start < DIRECT_BLOCKS || inode.file.fetching.wait(wanted.start) {
+        if !whole
+            || wanted.end - wanted.start < DIRECT_BLOCKS
+            || inode.file.fetching.wait(wanted.start)
+        {
             return Ok(None);
         }
         let Some(run) = single_run(inode, &wanted) else { return Ok(None) };
         let (dev, crcs) = (run.dev, run.crcs.clone());
         let mut fetched = self.fetch(inode, vec![run], &wanted)?;
         // Only if it is still what the file has there.
-        let unchanged = single_run(inode, &wanted).is_some_and(|run| run.dev == dev && run.crcs == crcs);
+        let unchanged =
+            single_run(inode, &wanted).is_some_and(|run| run.dev == dev && run.crcs == crcs);
         Ok(fetched.pop().filter(|f| unchanged && f.bad.is_empty()).map(|f| f.buf))
     }
 
-    fn read_piece(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Result<usize, FsError> {
+    fn read_piece(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, FsError> {
         let wanted = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
         let mut fetched: Vec<Fetched> = Vec::new();
         let (mut missed, mut waits, mut frame_waits) = (false, 0, 0);
@@ -156,7 +175,9 @@ impl DataStore {
             let lack = {
                 let (state, pages) = steady(inode, frame_waits);
                 let size = state.rec.size;
-                let len = out.len().min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
+                let len = out
+                    .len()
+                    .min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
                 match copy_out(inode, &state, &pages, offset, &mut out[..len], &fetched) {
                     None => {
                         drop((state, pages));
@@ -175,7 +196,9 @@ impl DataStore {
                 Lack::Lost(block) => return Err(self.lost(inode, block)),
                 Lack::Runs(runs) => {
                     missed = true;
-                    if waits < WAITS_MAX && runs.first().is_some_and(|r| inode.file.fetching.wait(r.block)) {
+                    if waits < WAITS_MAX
+                        && runs.first().is_some_and(|r| inode.file.fetching.wait(r.block))
+                    {
                         waits += 1;
                         continue;
                     }
@@ -189,7 +212,8 @@ impl DataStore {
         }
     }
 
-    /// Reads runs from the device and checks them. Damage in `wanted` is an error; elsewhere the block is left out.
+    /// Reads runs from the device and checks them. Damage in `wanted` is an error; elsewhere the
+    /// block is left out.
     pub(super) fn fetch(
         &self,
         inode: &Arc<Inode>,
@@ -214,8 +238,14 @@ impl DataStore {
         Ok(all)
     }
 
-    /// Reads blocks and checks them. Returns those that cannot be had, by position, with what is wrong.
-    pub(super) fn read_checked(&self, dev: u64, crcs: &[u32], buf: &mut AlignedBuf) -> Vec<(usize, String)> {
+    /// Reads blocks and checks them. Returns those that cannot be had, by position, with what is
+    /// wrong.
+    pub(super) fn read_checked(
+        &self,
+        dev: u64,
+        crcs: &[u32],
+        buf: &mut AlignedBuf,
+    ) -> Vec<(usize, String)> {
         count(&self.counters.read_bytes, buf.len() as u64);
         let whole = self.dev.read(dev * BLOCK, buf).is_ok();
         let mut bad = Vec::new();
@@ -229,11 +259,12 @@ impl DataStore {
         bad
     }
 
-    /// Reads one block again, alone, when nobody writes it any more; where it was before it was moved, too, as long as that counts. On a
-    /// mismatch `out` is what the device has at `dev`.
+    /// Reads one block again, alone, when nobody writes it any more; where it was before it was
+    /// moved, too, as long as that counts. On a mismatch `out` is what the device has at `dev`.
     ///
-    /// Whoever has a right to extents, or a batch that is not sent, asks only for what is mapped: the data of a mapped block is on its
-    /// way already, and waits for nobody. Of any other place it might be their own batch, or one that waits for that right.
+    /// Whoever has a right to extents, or a batch that is not sent, asks only for what is mapped:
+    /// the data of a mapped block is on its way already, and waits for nobody. Of any other place
+    /// it might be their own batch, or one that waits for that right.
     fn read_again(&self, dev: u64, crc: u32, out: &mut [u8]) -> Result<(), String> {
         self.traffic.wait_for(dev..dev + 1);
         let mut one = AlignedBuf::zeroed(BLOCK_BYTES);
@@ -259,7 +290,13 @@ impl DataStore {
         Err(what)
     }
 
-    fn still_there(&self, inode: &Arc<Inode>, block: u64, dev: u64, crc: u32) -> Result<bool, FsError> {
+    fn still_there(
+        &self,
+        inode: &Arc<Inode>,
+        block: u64,
+        dev: u64,
+        crc: u32,
+    ) -> Result<bool, FsError> {
         loop {
             let known = {
                 let state = inode.state.share();
@@ -287,7 +324,13 @@ impl DataStore {
         count(&self.counters.damaged_blocks, 1);
         let (ino, offset) = (inode.ino, block * BLOCK);
         let name = self.source().map(|s| s.name_hint(ino)).unwrap_or_default();
-        tracing::error!(inode = ino, name, offset, device_offset = dev * BLOCK, "data is damaged: {detail}");
+        tracing::error!(
+            inode = ino,
+            name,
+            offset,
+            device_offset = dev * BLOCK,
+            "data is damaged: {detail}"
+        );
         FsError::Data { ino, offset, detail }
     }
 
@@ -308,7 +351,9 @@ impl DataStore {
             for block in f.run.block..f.run.block + f.run.crcs.len() as u64 {
                 let (index, bit) = (block / FOLIO_BLOCKS, block % FOLIO_BLOCKS);
                 let Known::Is(Place::Data(dev, crc)) = pages.place(block, mapped) else { continue };
-                let Some(data) = f.get(block, dev, crc).filter(|_| !pages.has(block)) else { continue };
+                let Some(data) = f.get(block, dev, crc).filter(|_| !pages.has(block)) else {
+                    continue;
+                };
                 if let Some(busy) = busy_frame(&pages, block) {
                     return Some(busy);
                 }
@@ -326,7 +371,8 @@ impl DataStore {
         None
     }
 
-    /// Brings one block into the cache. The caller shrinks the cache when it is done with the block.
+    /// Brings one block into the cache. The caller shrinks the cache when it is done with the
+    /// block.
     pub(super) fn fetch_block(&self, inode: &Arc<Inode>, block: u64) -> Result<(), FsError> {
         let place = {
             let state = inode.state.share();
@@ -361,7 +407,8 @@ impl DataStore {
     }
 }
 
-/// The one run that makes up `blocks`, all inside the file, if there is one and nothing of it is in memory.
+/// The one run that makes up `blocks`, all inside the file, if there is one and nothing of it is in
+/// memory.
 fn single_run(inode: &Inode, blocks: &Range<u64>) -> Option<Run> {
     let mut runs = missing(inode, blocks).ok()?;
     let run = runs.pop().filter(|_| runs.is_empty())?;
@@ -369,7 +416,8 @@ fn single_run(inode: &Inode, blocks: &Range<u64>) -> Option<Run> {
     (all && blocks.end * BLOCK <= inode.state.share().rec.size).then_some(run)
 }
 
-/// The locks under which no write to the file begins. After waiting for `waits` frames in vain it waits until no write is under way.
+/// The locks under which no write to the file begins. After waiting for `waits` frames in vain it
+/// waits until no write is under way.
 fn steady(inode: &Inode, waits: u32) -> (Shared<'_>, PagesShared<'_>) {
     if waits < WAITS_FOR_FRAMES {
         return (inode.state.share(), inode.file.pages.read());
@@ -379,8 +427,9 @@ fn steady(inode: &Inode, waits: u32) -> (Shared<'_>, PagesShared<'_>) {
     (state.map(RwLockWriteGuard::downgrade), pages)
 }
 
-/// Fills `out` from memory and from what was fetched, or says what it lacks. Under both locks no write begins; the frame of one that
-/// has begun is waited for. So what it copies is the file of one moment.
+/// Fills `out` from memory and from what was fetched, or says what it lacks. Under both locks no
+/// write begins; the frame of one that has begun is waited for. So what it copies is the file of
+/// one moment.
 fn copy_out(
     inode: &Inode,
     state: &InodeState,
@@ -390,7 +439,9 @@ fn copy_out(
     fetched: &[Fetched],
 ) -> Option<Lack> {
     let readable = &inode.file.readable;
-    if readable.load(Ordering::Relaxed) != state.rec.size && !inode.file.dead.load(Ordering::Acquire) {
+    if readable.load(Ordering::Relaxed) != state.rec.size
+        && !inode.file.dead.load(Ordering::Acquire)
+    {
         readable.store(state.rec.size, Ordering::Release);
     }
     let mut missing: Vec<Run> = Vec::new();
@@ -420,7 +471,8 @@ fn copy_out(
     (!missing.is_empty()).then_some(Lack::Runs(missing))
 }
 
-/// The same, block by block, within one folio. Fails with the window that must be loaded, or a block that is lost.
+/// The same, block by block, within one folio. Fails with the window that must be loaded, or a
+/// block that is lost.
 fn copy_blocks(
     state: &InodeState,
     pages: &Pages,
@@ -453,10 +505,12 @@ fn copy_blocks(
             Known::Load(window) => return Err(Lack::Window(window)),
             Known::Is(Place::Lost) => return Err(Lack::Lost(block)),
             Known::Is(Place::Hole | Place::Reserved) => piece.fill(0),
-            Known::Is(Place::Data(dev, crc)) => match fetched.iter().find_map(|f| f.get(block, dev, crc)) {
-                Some(data) => piece.copy_from_slice(&data[inside..inside + len]),
-                None => lacks(missing, block, dev, crc),
-            },
+            Known::Is(Place::Data(dev, crc)) => {
+                match fetched.iter().find_map(|f| f.get(block, dev, crc)) {
+                    Some(data) => piece.copy_from_slice(&data[inside..inside + len]),
+                    None => lacks(missing, block, dev, crc),
+                }
+            }
         }
     }
     Ok(())

@@ -1,7 +1,9 @@
-//! Files without a name whose space is on its way back. Whoever finds no space waits for theirs, and statfs counts it as free.
+//! Files without a name whose space is on its way back. Whoever finds no space waits for theirs,
+//! and statfs counts it as free.
 //!
-//! A file that loses its last name keeps its space until nobody knows it. A program that has removed a file it does not hold open
-//! expects the space at once, but the kernel closes and forgets behind its back, and large files are reclaimed in the background.
+//! A file that loses its last name keeps its space until nobody knows it. A program that has
+//! removed a file it does not hold open expects the space at once, but the kernel closes and
+//! forgets behind its back, and large files are reclaimed in the background.
 
 use crate::api::Ino;
 use crate::inode::Inode;
@@ -13,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The kernel has closed and forgotten a file this long after its last name or its last handle went, or somebody holds it on purpose.
+/// The kernel has closed and forgotten a file this long after its last name or its last handle
+/// went, or somebody holds it on purpose.
 const FORGETTING_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The home store is asked what it has when the removals of so many contexts are remembered.
@@ -49,7 +52,8 @@ impl State {
 #[derive(Default)]
 pub struct Removed {
     state: Mutex<State>,
-    /// Bytes of metadata that contexts have removed, oldest first: the home store has them until it has the context.
+    /// Bytes of metadata that contexts have removed, oldest first: the home store has them until it
+    /// has the context.
     metadata: Mutex<VecDeque<(Seq, u64)>>,
     less: Condvar,
 }
@@ -58,12 +62,16 @@ impl Removed {
     /// The file has no name: the kernel is about to forget it, unless a program holds it.
     pub fn expect(&self, inode: &Arc<Inode>, clock: &dyn Clock) {
         let mut state = self.state.lock();
-        // Looked at under this lock: what was reclaimed or linked meanwhile has left, and must not come back.
+        // Looked at under this lock: what was reclaimed or linked meanwhile has left, and must not
+        // come back.
         if inode.has_flag(Inode::GONE) || !inode.has_flag(Inode::NAMELESS) {
             return;
         }
         state.forgotten_at = clock.monotonic() + FORGETTING_TIME_MAX;
-        state.files.entry(inode.ino).or_insert_with(|| File { inode: Arc::clone(inode), going: false });
+        state
+            .files
+            .entry(inode.ino)
+            .or_insert_with(|| File { inode: Arc::clone(inode), going: false });
     }
 
     /// Nobody knows the file any more: it is being reclaimed from now on.
@@ -95,8 +103,8 @@ impl Removed {
         self.less.notify_all();
     }
 
-    /// Waits while space is `lacking` and some is on its way back. Called by nobody for whom a reclaim, a close or a forget waits.
-    /// `lacking` takes no lock.
+    /// Waits while space is `lacking` and some is on its way back. Called by nobody for whom a
+    /// reclaim, a close or a forget waits. `lacking` takes no lock.
     pub fn wait_while(&self, clock: &dyn Clock, lacking: impl Fn() -> bool) {
         let mut state = self.state.lock();
         while lacking() {
@@ -136,8 +144,12 @@ impl Removed {
     pub fn blocks(&self) -> u64 {
         let closed = |file: &File| file.going || file.inode.opens.load(Ordering::Acquire) == 0;
         let files = self.state.lock();
-        let inodes: Vec<_> =
-            files.files.values().filter(|file| closed(file)).map(|file| Arc::clone(&file.inode)).collect();
+        let inodes: Vec<_> = files
+            .files
+            .values()
+            .filter(|file| closed(file))
+            .map(|file| Arc::clone(&file.inode))
+            .collect();
         drop(files);
         inodes.iter().map(|inode| inode.state.share().rec.blocks).sum()
     }

@@ -1,9 +1,10 @@
 //! Space that is reserved for the changes of one client, before they come here.
 //!
-//! A reservation takes blocks from the free ones when it is made, and they count as used until a change
-//! draws from them or the reservation gives them back. A change that finds enough in its reservation
-//! neither stands in the wait queue nor asks whether there is room for names: it cannot fail for want
-//! of space. Nothing of a reservation is on the device: after a crash there is nothing to give back.
+//! A reservation takes blocks from the free ones when it is made, and they count as used until a
+//! change draws from them or the reservation gives them back. A change that finds enough in its
+//! reservation neither stands in the wait queue nor asks whether there is room for names: it cannot
+//! fail for want of space. Nothing of a reservation is on the device: after a crash there is
+//! nothing to give back.
 
 use super::row::{Purse, Want};
 use super::{BLOCK, Busy, DataStore, PIECE};
@@ -12,16 +13,18 @@ use crate::error::FsError;
 use crate::session_store::Reservation;
 use std::sync::{Arc, Weak};
 
-/// Blocks of the home store that a new inode, or a new name, takes at most: record and entry with the
-/// longest name are some 450 bytes, twice because of the copies, twice because pages may be half full.
+/// Blocks of the home store that a new inode, or a new name, takes at most: record and entry with
+/// the longest name are some 450 bytes, twice because of the copies, twice because pages may be
+/// half full.
 const INODE_BLOCKS: i64 = 1;
 /// Bytes of the home store that a byte of a symbolic link's target takes, for the same reasons.
 const TARGET_COPIES: usize = 4;
 
-/// Bytes that a write of `len` bytes takes of a reservation, at most, wherever it writes. A change of
-/// size takes as much as a write of nothing.
+/// Bytes that a write of `len` bytes takes of a reservation, at most, wherever it writes. A change
+/// of size takes as much as a write of nothing.
 pub fn write_cost(len: usize) -> u64 {
-    // A block that is written in part at each end; one behind the old end, and one that leaves the record.
+    // A block that is written in part at each end; one behind the old end, and one that leaves the
+    // record.
     (len / BLOCK as usize + len / PIECE + 4) as u64 * BLOCK
 }
 
@@ -78,20 +81,28 @@ impl Drop for Reserved {
 /// Blocks and inodes; more than any volume has there is not.
 fn amount(bytes: u64, inodes: u64) -> Result<(i64, i64), Errno> {
     let blocks = bytes.div_ceil(BLOCK);
-    if blocks.max(inodes) > 1 << 40 { Err(Errno(libc::ENOSPC)) } else { Ok((blocks as i64, inodes as i64)) }
+    if blocks.max(inodes) > 1 << 40 {
+        Err(Errno(libc::ENOSPC))
+    } else {
+        Ok((blocks as i64, inodes as i64))
+    }
 }
 
 impl DataStore {
     /// Reserves space: `bytes` of contents, and what `inodes` new names and inodes take.
-    pub fn reserve(self: &Arc<Self>, bytes: u64, inodes: u64) -> Result<Box<dyn Reservation>, Errno> {
+    pub fn reserve(
+        self: &Arc<Self>,
+        bytes: u64,
+        inodes: u64,
+    ) -> Result<Box<dyn Reservation>, Errno> {
         let (id, purse) = self.space.new_purse();
         let reserved = Reserved { store: Arc::downgrade(self), id, purse };
         reserved.add(bytes, inodes)?;
         Ok(Box::new(reserved))
     }
 
-    /// Takes free blocks for a reservation: never more than half of them, and none while a change waits
-    /// for some.
+    /// Takes free blocks for a reservation: never more than half of them, and none while a change
+    /// waits for some.
     fn take_reserved(&self, blocks: i64) -> Result<(), Errno> {
         let want = Want { blocks, leave: blocks };
         if self.space.grow_for(want) && self.space.claim().take(want) {
@@ -105,8 +116,8 @@ impl DataStore {
         self.space.reservations.lock().get(&reservation?).cloned()
     }
 
-    /// `ENOSPC` if there is no room for what an operation adds to the metadata, and none reserved for it.
-    /// Only a checkpoint can tell for sure. `target`: bytes of a symbolic link's target.
+    /// `ENOSPC` if there is no room for what an operation adds to the metadata, and none reserved
+    /// for it. Only a checkpoint can tell for sure. `target`: bytes of a symbolic link's target.
     pub fn admit(
         &self,
         busy: Busy,

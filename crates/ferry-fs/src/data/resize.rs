@@ -1,5 +1,6 @@
-//! Truncation, extension, and giving back all of a file. What is too large for one transaction goes in pieces: the first
-//! makes the change visible and, with an intent key, certain; the rest follows, after a crash at the next mount.
+//! Truncation, extension, and giving back all of a file. What is too large for one transaction goes
+//! in pieces: the first makes the change visible and, with an intent key, certain; the rest
+//! follows, after a crash at the next mount.
 
 use super::extents::{Changes, Delta, Edit, WINDOW_BLOCKS, Window};
 use super::file::{ExtentsGuard, Pages, show_blocks, zero_tail};
@@ -146,7 +147,12 @@ impl DataStore {
         }
     }
 
-    fn truncate(&self, guard: &ExtentsGuard, size: u64, edit: AttrEdit<'_>) -> Result<Seq, FsError> {
+    fn truncate(
+        &self,
+        guard: &ExtentsGuard,
+        size: u64,
+        edit: AttrEdit<'_>,
+    ) -> Result<Seq, FsError> {
         let inode = guard.inode();
         let from = size.div_ceil(BLOCK);
         self.drop_extents(guard, from..BLOCKS_END, Some(size), &mut |step| {
@@ -159,8 +165,9 @@ impl DataStore {
         })
     }
 
-    /// The right to change a file's extents, when what an error interrupted there has been finished. Whoever takes the right
-    /// to read extents only, or to drop all of them, need not do that.
+    /// The right to change a file's extents, when what an error interrupted there has been
+    /// finished. Whoever takes the right to read extents only, or to drop all of them, need not do
+    /// that.
     pub(super) fn extents_right(
         &self,
         inode: &Arc<Inode>,
@@ -171,8 +178,9 @@ impl DataStore {
         Ok(guard)
     }
 
-    /// Drops the extents of blocks `range`, in as many transactions as it takes; at least one. `first` adds to the first step,
-    /// under the inode lock. With a size to `cut` to there is an intent for what is left after that.
+    /// Drops the extents of blocks `range`, in as many transactions as it takes; at least one.
+    /// `first` adds to the first step, under the inode lock. With a size to `cut` to there is an
+    /// intent for what is left after that.
     pub(super) fn drop_extents(
         &self,
         guard: &ExtentsGuard,
@@ -199,7 +207,8 @@ impl DataStore {
         Ok(self.finish_drop(guard, &journal)?.unwrap_or(seq))
     }
 
-    /// Drops what is left of a range that was begun; the context of the last step, if there was one.
+    /// Drops what is left of a range that was begun; the context of the last step, if there was
+    /// one.
     fn finish_drop(&self, guard: &ExtentsGuard, journal: &Journal) -> Result<Option<Seq>, FsError> {
         let inode = guard.inode();
         let mut last = None;
@@ -218,7 +227,8 @@ impl DataStore {
             if piece.next.is_none() && std::mem::take(&mut pages.intent) {
                 txn.delete(&keys::intent(inode.ino));
             }
-            last = Some(self.log_dropped(inode, (&mut state, &mut pages), txn, piece, range.end, 0));
+            last =
+                Some(self.log_dropped(inode, (&mut state, &mut pages), txn, piece, range.end, 0));
         }
     }
 
@@ -263,14 +273,22 @@ impl DataStore {
     }
 
     /// The next piece of what has to be dropped, as large as one transaction may be.
-    fn plan_drop(&self, journal: &Journal, inode: &Arc<Inode>, range: Range<u64>) -> Result<Piece, FsError> {
-        let mut piece = Piece { edits: Vec::new(), changes: Vec::new(), delta: Delta::default(), next: None };
+    fn plan_drop(
+        &self,
+        journal: &Journal,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+    ) -> Result<Piece, FsError> {
+        let mut piece =
+            Piece { edits: Vec::new(), changes: Vec::new(), delta: Delta::default(), next: None };
         let mut left = (journal.max_transaction_bytes() / 2) as usize;
         let mut at = range.start;
         if inode.state.share().logged.blocks == 0 {
             return Ok(piece);
         }
-        while let Some(mapped) = self.next_extent(journal, inode.ino, at)?.filter(|b| *b < range.end) {
+        while let Some(mapped) =
+            self.next_extent(journal, inode.ino, at)?.filter(|b| *b < range.end)
+        {
             let index = mapped / WINDOW_BLOCKS;
             let window_end = (index + 1) * WINDOW_BLOCKS;
             let from = at.max(index * WINDOW_BLOCKS);
@@ -302,7 +320,12 @@ impl DataStore {
     }
 
     /// The first block at or behind `from` (or in its window) that an extent maps.
-    pub(super) fn next_extent(&self, journal: &Journal, ino: Ino, from: u64) -> Result<Option<u64>, FsError> {
+    pub(super) fn next_extent(
+        &self,
+        journal: &Journal,
+        ino: Ino,
+        from: u64,
+    ) -> Result<Option<u64>, FsError> {
         let base = from / WINDOW_BLOCKS * WINDOW_BLOCKS;
         let mut found = None;
         journal.scan(&keys::extent(ino, base * BLOCK), &keys::extent_end(ino), &mut |key, _| {
@@ -314,8 +337,9 @@ impl DataStore {
         Ok(found)
     }
 
-    /// Gives back everything that `inode` occupies. `finish` adds at most `room` to the last transaction; it is called
-    /// without an inode lock, and may keep the counters' lock until this returns.
+    /// Gives back everything that `inode` occupies. `finish` adds at most `room` to the last
+    /// transaction; it is called without an inode lock, and may keep the counters' lock until this
+    /// returns.
     pub fn reclaim(
         &self,
         inode: &Arc<Inode>,
@@ -367,7 +391,9 @@ impl DataStore {
     pub(super) fn finish_truncations(&self, journal: &Journal) -> Result<(), FsError> {
         let mut begun = Vec::new();
         journal.scan(&keys::intent(0), &keys::intent_end(), &mut |key, value| {
-            if let (Some(Key::Intent(ino)), Ok(Number(size))) = (keys::parse(key), Number::decode(value)) {
+            if let (Some(Key::Intent(ino)), Ok(Number(size))) =
+                (keys::parse(key), Number::decode(value))
+            {
                 begun.push((ino, size));
             }
             true
@@ -402,8 +428,10 @@ fn drop_in(window: &Window, ino: Ino, index: u64, range: Range<u64>) -> (Edit, C
     edit.drop_range(range.start - base, range.end - base);
     let mut changes = Changes::new();
     edit.changes(ino, &mut changes);
-    // The records of segments come on top of the extents' keys; log space also covers each key's own overhead.
-    let keys = changes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len) + 64).sum::<usize>();
+    // The records of segments come on top of the extents' keys; log space also covers each key's
+    // own overhead.
+    let keys =
+        changes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len) + 64).sum::<usize>();
     let cost = keys + 64 * edit.delta.live.len();
     (edit, changes, cost)
 }

@@ -1,8 +1,9 @@
 //! Space that may be promised, and the row of those who wait for some.
 //!
-//! Whoever finds too little stands in the row. The first one makes space and takes what it needs before it steps out: it does not have to
-//! look again among those who came later, to whom nothing is given while anybody stands there. So nobody starves, nobody is woken to find
-//! nothing, and an error means that nothing could be made, not that others were faster.
+//! Whoever finds too little stands in the row. The first one makes space and takes what it needs
+//! before it steps out: it does not have to look again among those who came later, to whom nothing
+//! is given while anybody stands there. So nobody starves, nobody is woken to find nothing, and an
+//! error means that nothing could be made, not that others were faster.
 
 use std::sync::Arc;
 
@@ -32,8 +33,9 @@ impl Want {
 /// Blocks that may still be promised. Negative when the home store took what was kept back.
 pub struct Free {
     blocks: AtomicI64,
-    /// How many stand in the row ([`WAITING`] each), and how many have taken space and not yet said what became of it. One number:
-    /// who takes has either been seen by whoever comes to stand here, or sees them.
+    /// How many stand in the row ([`WAITING`] each), and how many have taken space and not yet said
+    /// what became of it. One number: who takes has either been seen by whoever comes to stand
+    /// here, or sees them.
     people: AtomicU64,
     /// Whose turn it is.
     turn: Mutex<()>,
@@ -70,7 +72,8 @@ impl Free {
     /// Takes what is wanted, if it is there.
     pub fn take(&self, want: Want) -> bool {
         let left = |free: i64| (free - want.blocks >= want.leave).then_some(free - want.blocks);
-        want.blocks == 0 || self.blocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
+        want.blocks == 0
+            || self.blocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 
     /// Somebody stands in the row.
@@ -164,7 +167,8 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What one operation has taken of the space. It lives until what is done with it can be seen: until blocks are dirty and in the queue.
+/// What one operation has taken of the space. It lives until what is done with it can be seen:
+/// until blocks are dirty and in the queue.
 pub struct Claim<'f> {
     free: &'f Free,
     /// Taken, and not yet used: for an operation that has to look again how many it needs.
@@ -181,7 +185,8 @@ impl<'f> Claim<'f> {
         Self { free, blocks: 0, counted: false, purse }
     }
 
-    /// Takes what is wanted for good, out of what it has if that will do; the rest of it is given back. `false`: it has to wait.
+    /// Takes what is wanted for good, out of what it has if that will do; the rest of it is given
+    /// back. `false`: it has to wait.
     pub fn take(&mut self, want: Want) -> bool {
         if want.blocks > self.blocks {
             if self.purse.as_ref().is_some_and(|purse| purse.draw(want.blocks, 0)) {
@@ -198,8 +203,8 @@ impl<'f> Claim<'f> {
         true
     }
 
-    /// Waits in the row until what is wanted is there to be taken. `some` is to make some free, maybe not enough; `all` whatever can be made
-    /// free. `false`: not even that was enough.
+    /// Waits in the row until what is wanted is there to be taken. `some` is to make some free,
+    /// maybe not enough; `all` whatever can be made free. `false`: not even that was enough.
     pub fn wait<E>(
         &mut self,
         want: Want,

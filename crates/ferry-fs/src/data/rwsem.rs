@@ -1,9 +1,11 @@
-//! The lock that XFS puts around each read and write of a file, for `Locking::Inode` alone: what readers starve of is not that a
-//! writer excludes them, but how Linux's read-write semaphore picks who is next, and a fair lock in its place would not show it.
+//! The lock that XFS puts around each read and write of a file, for `Locking::Inode` alone: what
+//! readers starve of is not that a writer excludes them, but how Linux's read-write semaphore picks
+//! who is next, and a fair lock in its place would not show it.
 //!
-//! As in `kernel/locking/rwsem.c` (6.18): a writer that runs takes the lock past all who wait. Readers that wait get it, all at once, when no
-//! writer runs to take it as it is given up; and no reader joins others past a writer that waits. Whoever has waited for 4 ms
-//! (`RWSEM_WAIT_TIMEOUT`) is the next, with all other readers if it is one.
+//! As in `kernel/locking/rwsem.c` (6.18): a writer that runs takes the lock past all who wait.
+//! Readers that wait get it, all at once, when no writer runs to take it as it is given up; and no
+//! reader joins others past a writer that waits. Whoever has waited for 4 ms (`RWSEM_WAIT_TIMEOUT`)
+//! is the next, with all other readers if it is one.
 
 use super::sync::{AtomicBool, Condvar, LOOKS, Mutex, Ordering, lock, pause, wait_at_most};
 use std::time::Duration;

@@ -1,7 +1,9 @@
-//! The segment table: how full each segment is, where new blocks go, and commits that change the counts.
+//! The segment table: how full each segment is, where new blocks go, and commits that change the
+//! counts.
 //!
-//! The table's lock is held while a transaction that changes counts commits, so that the journal has the records in the order
-//! of the changes. It is taken after every inode lock; inside it only the pool's lock and the journal's own are taken.
+//! The table's lock is held while a transaction that changes counts commits, so that the journal
+//! has the records in the order of the changes. It is taken after every inode lock; inside it only
+//! the pool's lock and the journal's own are taken.
 
 use super::extents::Delta;
 use super::space::{Need, Space};
@@ -19,14 +21,16 @@ pub const CLOSED_PER_COMMIT: usize = 4;
 /// Entries remembered in memory because they came too late for a summary.
 const LATE_MAX: usize = 16 * 1024;
 
-/// Remembers what no summary of a segment says. Without it, the cleaner would have to ask every extent.
+/// Remembers what no summary of a segment says. Without it, the cleaner would have to ask every
+/// extent.
 fn remember(late: &mut Vec<(u32, Entry)>, segment: u32, entries: Vec<Entry>) {
     if late.len() < LATE_MAX {
         late.extend(entries.into_iter().map(|entry| (segment, entry)));
     }
 }
 
-/// What fills a segment: data that was just written, or data that has been moved (and will live longer).
+/// What fills a segment: data that was just written, or data that has been moved (and will live
+/// longer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Just written.
@@ -67,12 +71,14 @@ struct Open {
 struct State {
     /// What is in each; nothing in one that is free, or the home store's.
     segments: Vec<Segment>,
-    /// How often each was taken or given back since the mount: odd while it is the table's, whatever is in it.
+    /// How often each was taken or given back since the mount: odd while it is the table's,
+    /// whatever is in it.
     lives: Vec<u64>,
     open: [Option<Open>; 2],
     /// Closed since the last commit, perhaps with nothing live.
     closed: Vec<u32>,
-    /// Chunks given out and not yet committed, by segment: such a segment is not free, whatever its count.
+    /// Chunks given out and not yet committed, by segment: such a segment is not free, whatever its
+    /// count.
     in_use: Vec<u32>,
     /// How many chunks are done, and how many wait for one to be.
     chunks_done: u64,
@@ -113,7 +119,8 @@ pub struct Victim {
     pub segment: u32,
     /// Its counts.
     pub record: Segment,
-    /// Tells it from what the same segment held before it was free, and will hold when it is filled again.
+    /// Tells it from what the same segment held before it was free, and will hold when it is filled
+    /// again.
     pub life: u64,
 }
 
@@ -140,8 +147,8 @@ impl Table {
         }
     }
 
-    /// Reads the records. Returns the segments in use and the number of live and promised blocks. Segments that are partly
-    /// filled are filled on, the emptiest first.
+    /// Reads the records. Returns the segments in use and the number of live and promised blocks.
+    /// Segments that are partly filled are filled on, the emptiest first.
     pub fn load(&self, journal: &Journal) -> Result<(BTreeSet<u32>, u64), FsError> {
         let mut state = self.state.lock();
         let mut used = BTreeSet::new();
@@ -172,8 +179,11 @@ impl Table {
             let all = u64::from(self.blocks) * u64::from(self.geometry.segment_count);
             state.reserved = Number::decode(&value)?.0.min(all);
         }
-        let mut partly: Vec<_> =
-            used.iter().copied().filter(|&s| state.segments[s as usize].filled < self.blocks).collect();
+        let mut partly: Vec<_> = used
+            .iter()
+            .copied()
+            .filter(|&s| state.segments[s as usize].filled < self.blocks)
+            .collect();
         partly.sort_by_key(|&s| state.segments[s as usize].filled);
         for (stream, segment) in partly.iter().take(2).enumerate() {
             state.open[stream] = Some(Open { segment: *segment, unnamed: Vec::new() });
@@ -201,7 +211,8 @@ impl Table {
     pub fn locate(&self, dev: u64) -> Option<(u32, u32)> {
         let at = dev.checked_sub(self.geometry.segments_offset / BLOCK)?;
         let segment = u32::try_from(at / u64::from(self.blocks)).ok()?;
-        (segment < self.geometry.segment_count).then_some((segment, (at % u64::from(self.blocks)) as u32))
+        (segment < self.geometry.segment_count)
+            .then_some((segment, (at % u64::from(self.blocks)) as u32))
     }
 
     /// What a summary of the segment says that it is.
@@ -209,7 +220,8 @@ impl Table {
         Home { volume_id: self.geometry.volume_id, segment }
     }
 
-    /// Takes up to `want` blocks of the open segment, or of a free one. `None`: no segment is free for this stream.
+    /// Takes up to `want` blocks of the open segment, or of a free one. `None`: no segment is free
+    /// for this stream.
     ///
     /// A free segment may cost a call of the host: the table is not locked over it.
     pub fn allocate(&self, stream: Stream, want: u32, space: &Space) -> Option<Chunk> {
@@ -242,7 +254,8 @@ impl Table {
                 Some(Chunk { stream, segment, at, len, summaries })
             }
             None => {
-                // What was sealed behind the last chunk of the segment came too late for its summaries.
+                // What was sealed behind the last chunk of the segment came too late for its
+                // summaries.
                 if let Some(open) = state.open[stream as usize].take() {
                     remember(&mut state.late, segment, open.unnamed);
                 }
@@ -252,8 +265,8 @@ impl Table {
         }
     }
 
-    /// Splits `left` blocks into data and summaries so that the last blocks of a segment always have room for what is
-    /// unnamed by then. Each block may become an extent of its own.
+    /// Splits `left` blocks into data and summaries so that the last blocks of a segment always
+    /// have room for what is unnamed by then. Each block may become an extent of its own.
     fn fit(&self, left: u32, want: u32, unnamed: usize) -> Option<(u32, u32)> {
         let summaries = |len: u32| (unnamed as u32 + len).div_ceil(ENTRIES as u32);
         let mut len = want.min(left);
@@ -267,10 +280,12 @@ impl Table {
         Some((len, if closing { left - len } else { (unnamed as u32 + len) / ENTRIES as u32 }))
     }
 
-    /// The chunk's data is in `buf`, `entries` say what; writes the summaries that are due behind it and returns the blocks
-    /// used, from the start of `buf`. What is left of the chunk goes back.
+    /// The chunk's data is in `buf`, `entries` say what; writes the summaries that are due behind
+    /// it and returns the blocks used, from the start of `buf`. What is left of the chunk goes
+    /// back.
     ///
-    /// A segment may have been closed by a later chunk meanwhile: then its entries are remembered in memory only.
+    /// A segment may have been closed by a later chunk meanwhile: then its entries are remembered
+    /// in memory only.
     pub fn seal(&self, chunk: &Chunk, entries: &[(Ino, u64, u32)], buf: &mut AlignedBuf) -> u32 {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -293,7 +308,11 @@ impl Table {
                 }
                 let these: Vec<_> = open.unnamed.drain(..open.unnamed.len().min(ENTRIES)).collect();
                 let from = used as usize * BLOCK as usize;
-                summary::encode(self.home(chunk.segment), &these, &mut buf[from..from + BLOCK as usize]);
+                summary::encode(
+                    self.home(chunk.segment),
+                    &these,
+                    &mut buf[from..from + BLOCK as usize],
+                );
                 used += 1;
             }
         } else {
@@ -325,8 +344,9 @@ impl Table {
         }
     }
 
-    /// Waits until one of the chunks that are given out is done: what it had and did not need is there for others then. `false`: there is
-    /// none. Called by nobody who has one, or who has what its owner may be waiting for: the right to a file's extents.
+    /// Waits until one of the chunks that are given out is done: what it had and did not need is
+    /// there for others then. `false`: there is none. Called by nobody who has one, or who has what
+    /// its owner may be waiting for: the right to a file's extents.
     pub fn wait_for_chunk(&self) -> bool {
         let mut state = self.state.lock();
         if state.in_use.is_empty() {
@@ -347,8 +367,9 @@ impl Table {
         self.state.lock().waiting
     }
 
-    /// Commits `txn` together with the counts that `delta` changes (and those of `chunk`'s segment). `held` blocks had been
-    /// reserved for it; what it does not use of them, and what it frees, may be promised anew.
+    /// Commits `txn` together with the counts that `delta` changes (and those of `chunk`'s
+    /// segment). `held` blocks had been reserved for it; what it does not use of them, and what it
+    /// frees, may be promised anew.
     pub fn commit(
         &self,
         mut txn: Transaction<'_>,
@@ -377,7 +398,8 @@ impl Table {
                 continue;
             }
             let record = &mut state.segments[segment as usize];
-            // Also one in which nothing was written after all: nobody else would give it back before the next mount.
+            // Also one in which nothing was written after all: nobody else would give it back
+            // before the next mount.
             if record.live == 0 && !open && !state.in_use.contains(&segment) {
                 *record = Segment { filled: 0, live: 0 };
                 state.lives[segment as usize] += 1;
@@ -439,7 +461,8 @@ impl Table {
         !self.state.lock().closed.is_empty()
     }
 
-    /// The closed segment with the fewest live blocks for what is gained by moving them, if something is.
+    /// The closed segment with the fewest live blocks for what is gained by moving them, if
+    /// something is.
     pub fn victim(&self, most_live: u32, not: &BTreeSet<(u32, u64)>) -> Option<Victim> {
         let state = self.state.lock();
         let open: Vec<_> = state.open.iter().flatten().map(|o| o.segment).collect();
@@ -448,12 +471,19 @@ impl Table {
             .iter()
             .zip(0..)
             .filter(|(r, s)| r.filled > 0 && r.live <= most_live && !open.contains(s))
-            .filter(|(_, s)| !state.in_use.contains(s) && !not.contains(&(*s, state.lives[*s as usize])))
+            .filter(|(_, s)| {
+                !state.in_use.contains(s) && !not.contains(&(*s, state.lives[*s as usize]))
+            })
             .min_by_key(|(r, _)| r.live)
-            .map(|(record, segment)| Victim { segment, record: *record, life: state.lives[segment as usize] })
+            .map(|(record, segment)| Victim {
+                segment,
+                record: *record,
+                life: state.lives[segment as usize],
+            })
     }
 
-    /// What is left of a segment that was to be emptied; `None`: it was free meanwhile, and is what it was no more.
+    /// What is left of a segment that was to be emptied; `None`: it was free meanwhile, and is what
+    /// it was no more.
     pub fn left(&self, victim: &Victim) -> Option<u32> {
         let state = self.state.lock();
         let same = state.lives[victim.segment as usize] == victim.life;
@@ -473,7 +503,8 @@ impl Table {
         (state.live, filled.saturating_sub(state.live))
     }
 
-    /// How many segments there are by their live blocks, in eighths, for messages; and those that are being filled.
+    /// How many segments there are by their live blocks, in eighths, for messages; and those that
+    /// are being filled.
     pub fn fullness(&self) -> String {
         let state = self.state.lock();
         let mut by_eighths = [0; 9];
@@ -484,8 +515,8 @@ impl Table {
         format!("{by_eighths:?} by eighths, open {open:?}, in use {:?}", state.in_use)
     }
 
-    /// Makes a summary of what no summary of the stream's open segment names, if there is something. Returns its place, as
-    /// a chunk without data, and the block.
+    /// Makes a summary of what no summary of the stream's open segment names, if there is
+    /// something. Returns its place, as a chunk without data, and the block.
     pub fn name_all(&self, stream: Stream) -> Option<(Chunk, AlignedBuf)> {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -497,7 +528,8 @@ impl Table {
         let these: Vec<_> = open.unnamed.drain(..open.unnamed.len().min(ENTRIES)).collect();
         let mut buf = AlignedBuf::zeroed(BLOCK as usize);
         summary::encode(self.home(open.segment), &these, &mut buf);
-        let chunk = Chunk { stream, segment: open.segment, at: record.filled, len: 0, summaries: 1 };
+        let chunk =
+            Chunk { stream, segment: open.segment, at: record.filled, len: 0, summaries: 1 };
         record.filled += 1;
         state.in_use.push(open.segment);
         Some((chunk, buf))

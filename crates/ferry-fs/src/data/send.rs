@@ -1,7 +1,7 @@
 //! Sending dirty data: taking it out of folios, the device write, and the transactions that map it.
 //!
-//! The data of one batch goes out with its first transaction. The others map more of it; they join the same context or a later
-//! one, so recovery never sees a mapping whose data it did not check.
+//! The data of one batch goes out with its first transaction. The others map more of it; they join
+//! the same context or a later one, so recovery never sees a mapping whose data it did not check.
 
 use super::batch::Batch;
 use super::extents::{Delta, Edit};
@@ -24,10 +24,11 @@ use std::sync::atomic::Ordering;
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Most blocks of one batch.
 pub(super) const BATCH_BLOCKS: u32 = 1024;
-/// What one run of blocks may cost a transaction beside its checksums: the halves of an extent that it splits.
+/// What one run of blocks may cost a transaction beside its checksums: the halves of an extent that
+/// it splits.
 const RUN_BYTES: usize = 2300;
-/// What a block may cost a transaction that overwrites it: its checksum, the key of an extent that goes, and the record of
-/// the segment that this was in.
+/// What a block may cost a transaction that overwrites it: its checksum, the key of an extent that
+/// goes, and the record of the segment that this was in.
 const OVERWRITTEN_BYTES: usize = 104;
 /// The same of a block that was a hole.
 const NEW_BYTES: usize = 4;
@@ -90,7 +91,8 @@ pub(super) struct Work {
     pub size: Option<u64>,
     /// First block that was not looked at, where dirty ones remain.
     pub next: Option<u64>,
-    /// Checksums to log instead of the data's own: of blocks that were damaged before they were moved.
+    /// Checksums to log instead of the data's own: of blocks that were damaged before they were
+    /// moved.
     pub kept_crcs: Vec<(u32, u32)>,
 }
 
@@ -117,7 +119,8 @@ impl DataStore {
         }
     }
 
-    /// Takes dirty blocks of `range` out of the cache, as far as `cargo` and one transaction have room.
+    /// Takes dirty blocks of `range` out of the cache, as far as `cargo` and one transaction have
+    /// room.
     pub(super) fn take(
         &self,
         guard: ExtentsGuard,
@@ -169,7 +172,8 @@ impl DataStore {
         let inode = Arc::clone(work.guard.inode());
         let (mapped, mut cursor, mut cost) = (state.logged.blocks, range.start, 0);
         while let Some(run) = pages.dirty_run(cursor, range.end) {
-            let joins = work.runs.last().is_some_and(|last| last.block + u64::from(last.len) == run.start);
+            let joins =
+                work.runs.last().is_some_and(|last| last.block + u64::from(last.len) == run.start);
             let left = u64::from(cargo.left());
             let block = if mapped > 0 { OVERWRITTEN_BYTES } else { NEW_BYTES };
             cost += if joins { 0 } else { RUN_BYTES } + block * (run.end - run.start) as usize;
@@ -200,7 +204,8 @@ impl DataStore {
             cargo.used += len;
             cursor = run.end;
         }
-        // What is logged must not be longer than what is there: the rest's size comes with the rest.
+        // What is logged must not be longer than what is there: the rest's size comes with the
+        // rest.
         let rest = pages.dirty_run(cursor, u64::MAX / BLOCK).map_or(u64::MAX, |r| r.start * BLOCK);
         work.size = Some(state.logged.size.max(state.rec.size.min(rest)));
         if !work.runs.is_empty() {
@@ -209,9 +214,14 @@ impl DataStore {
         }
     }
 
-    /// Loads the windows of the next `most` dirty blocks, and waits for who copies into the first. The caller keeps windows from being
-    /// evicted by holding the right to change extents.
-    fn load_windows(&self, inode: &Arc<Inode>, range: Range<u64>, most: u32) -> Result<(), FsError> {
+    /// Loads the windows of the next `most` dirty blocks, and waits for who copies into the first.
+    /// The caller keeps windows from being evicted by holding the right to change extents.
+    fn load_windows(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u64>,
+        most: u32,
+    ) -> Result<(), FsError> {
         loop {
             let (missing, busy) = {
                 let state = inode.state.share();
@@ -239,7 +249,8 @@ impl DataStore {
         }
     }
 
-    /// Adds blocks that are moved, not written: `data` is what the device has of them, from device block `from` on.
+    /// Adds blocks that are moved, not written: `data` is what the device has of them, from device
+    /// block `from` on.
     pub(super) fn load_moved(
         cargo: &mut Cargo,
         inode: &Arc<Inode>,
@@ -256,8 +267,14 @@ impl DataStore {
         Some(Taken { block, at, len, from: Some(from) })
     }
 
-    /// Writes the batch and logs each inode's share. On an error everything that was not logged is dirty again.
-    pub(super) fn send(&self, works: Vec<Work>, cargo: Cargo, journal: &Journal) -> Result<(), FsError> {
+    /// Writes the batch and logs each inode's share. On an error everything that was not logged is
+    /// dirty again.
+    pub(super) fn send(
+        &self,
+        works: Vec<Work>,
+        cargo: Cargo,
+        journal: &Journal,
+    ) -> Result<(), FsError> {
         let Cargo { chunk, mut buf, batch, busy, used, entries } = cargo;
         let mut crcs = Vec::new();
         let mut data = None;
@@ -270,7 +287,8 @@ impl DataStore {
             crcs = bytes.chunks_exact(BLOCK_BYTES).map(crc32c::crc32c).collect::<Vec<u32>>();
             count(&self.counters.batches, 1);
             count(&self.counters.written_bytes, bytes.len() as u64);
-            let all = crcs.iter().fold(0, |all, crc| crc32c::crc32c_append(all, &crc.to_le_bytes()));
+            let all =
+                crcs.iter().fold(0, |all, crc| crc32c::crc32c_append(all, &crc.to_le_bytes()));
             let offset = (self.table.first_block(chunk.segment) + u64::from(chunk.at)) * BLOCK;
             self.traffic.keep(&buf, (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES);
             data = Some(DataExtent { offset, buf, crc: all });
@@ -366,7 +384,10 @@ impl DataStore {
         }
         show_blocks(&mut state, &pages);
         let inline = state.logged.inline.as_ref().map(|i| i.len() as u64);
-        checked!(inline.is_none_or(|len| len == state.logged.size), "contents and size belong together");
+        checked!(
+            inline.is_none_or(|len| len == state.logged.size),
+            "contents and size belong together"
+        );
         txn.put(&keys::inode(inode.ino), &state.record().encode());
         let seq = self.table.commit(txn, &delta, work.held, chunk, &self.space);
         if let Some(chunk) = chunk {
@@ -413,7 +434,12 @@ impl DataStore {
         for block in runs.chain(inline).flatten() {
             if work.size.is_some() && pages.has(block) && !pages.is_dirty(block) {
                 let bit = block % FOLIO_BLOCKS;
-                dirty_blocks(&mut pages, block / FOLIO_BLOCKS, mask(bit, bit + 1), state.logged.blocks);
+                dirty_blocks(
+                    &mut pages,
+                    block / FOLIO_BLOCKS,
+                    mask(bit, bit + 1),
+                    state.logged.blocks,
+                );
                 again += u64::from(!pages.is_promised(block));
             }
         }
@@ -424,7 +450,8 @@ impl DataStore {
     }
 }
 
-/// The contents that go into the record: of a small file without promised space that has something new.
+/// The contents that go into the record: of a small file without promised space that has something
+/// new.
 fn inline_contents(state: &InodeState, pages: &Pages) -> Option<Box<[u8]>> {
     let size = usize::try_from(state.rec.size).ok().filter(|s| *s <= INLINE_MAX && *s > 0)?;
     let alone = match state.logged.blocks {
@@ -433,7 +460,8 @@ fn inline_contents(state: &InodeState, pages: &Pages) -> Option<Box<[u8]>> {
         _ => false,
     };
     let inline = state.logged.inline.as_deref();
-    if pages.no_inline || !alone || !(pages.is_dirty(0) || inline.is_some_and(|i| i.len() != size)) {
+    if pages.no_inline || !alone || !(pages.is_dirty(0) || inline.is_some_and(|i| i.len() != size))
+    {
         return None;
     }
     let mut contents = vec![0; size];
@@ -451,16 +479,16 @@ fn inline_contents(state: &InodeState, pages: &Pages) -> Option<Box<[u8]>> {
 /// Makes a run clean (it lies in one folio) and counts what it had.
 fn clean_run(pages: &mut Pages, run: Range<u64>, work: &mut Work) {
     let base = run.start / FOLIO_BLOCKS * FOLIO_BLOCKS;
-    let cleaned =
-        pages.with_folio(run.start / FOLIO_BLOCKS, |f| f.clean(mask(run.start - base, run.end - base)));
+    let cleaned = pages
+        .with_folio(run.start / FOLIO_BLOCKS, |f| f.clean(mask(run.start - base, run.end - base)));
     work.held += cleaned.held;
     work.over_hole += cleaned.over_hole;
     pages.delayed -= cleaned.over_hole;
     pages.flying += cleaned.over_hole;
 }
 
-/// Brings the inode in line with what was logged. Returns the blocks of space that must be taken for blocks which were dirtied
-/// again meanwhile, over promises that are now used up.
+/// Brings the inode in line with what was logged. Returns the blocks of space that must be taken
+/// for blocks which were dirtied again meanwhile, over promises that are now used up.
 fn apply_logged(state: &mut InodeState, pages: &mut Pages, work: &Work, counted: i64) -> i64 {
     state.logged.blocks = state.logged.blocks.saturating_add_signed(counted);
     let mut taken_anew = 0;

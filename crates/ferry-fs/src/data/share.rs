@@ -1,8 +1,10 @@
 //! Reads and writes that exclude only who touches the same bytes.
 //!
-//! A read of what is in memory takes no lock at all: it copies from frames and looks whether they were steady meanwhile. A write inside
-//! the file's size shares the inode lock; the page lock it holds only while it looks up and marks, not while it copies. Whatever does
-//! not fit (holes, contents in the record, growth) is left to the exclusive path, which also helps who comes to nothing here.
+//! A read of what is in memory takes no lock at all: it copies from frames and looks whether they
+//! were steady meanwhile. A write inside the file's size shares the inode lock; the page lock it
+//! holds only while it looks up and marks, not while it copies. Whatever does not fit (holes,
+//! contents in the record, growth) is left to the exclusive path, which also helps who comes to
+//! nothing here.
 
 use super::file::{FileData, Pages, folios};
 use super::folio::{FOLIO_BLOCKS, FOLIO_BYTES, mask};
@@ -50,8 +52,12 @@ pub(super) fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
     std::iter::from_fn(move || {
         let pos = offset + from as u64;
         let at = (pos % FOLIO_BYTES as u64) as usize;
-        let part =
-            Part { index: pos / FOLIO_BYTES as u64, at, from, len: (len - from).min(FOLIO_BYTES - at) };
+        let part = Part {
+            index: pos / FOLIO_BYTES as u64,
+            at,
+            from,
+            len: (len - from).min(FOLIO_BYTES - at),
+        };
         from += part.len;
         (part.len > 0).then_some(part)
     })
@@ -74,7 +80,8 @@ enum Try {
 }
 
 impl DataStore {
-    /// Reads from memory without a lock; `false`: something is not in memory, not known, or does not come to rest.
+    /// Reads from memory without a lock; `false`: something is not in memory, not known, or does
+    /// not come to rest.
     pub(super) fn read_free(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> bool {
         #[cfg(feature = "compare")]
         if !self.options.locking.reads_free() {
@@ -91,7 +98,8 @@ impl DataStore {
         }
     }
 
-    /// Writes up to 1 MiB at `offset` under the shared inode lock; `false`: this takes the exclusive one.
+    /// Writes up to 1 MiB at `offset` under the shared inode lock; `false`: this takes the
+    /// exclusive one.
     pub(super) fn write_shared(
         &self,
         busy: Busy,
@@ -207,8 +215,8 @@ fn settle(pages: &mut Pages, inode: &Arc<Inode>, offset: u64, len: usize) {
     parts(offset, len).for_each(|part| pages.settle(inode, part.index));
 }
 
-/// A write to a range begins: the blocks are valid and dirty from now on, and no reader takes them before [`finish`]. Room is there,
-/// and nobody else changes these folios.
+/// A write to a range begins: the blocks are valid and dirty from now on, and no reader takes them
+/// before [`finish`]. Room is there, and nobody else changes these folios.
 pub(super) fn begin(pages: &mut Pages, mapped: u64, offset: u64, len: usize) {
     for part in parts(offset, len) {
         pages.with_folio(part.index, |folio| {
@@ -261,7 +269,8 @@ fn copy_free<const N: usize>(file: &FileData, offset: u64, out: &mut [u8]) -> bo
             frame.note_use();
         }
         copied();
-        // While the frames are still: the bytes were the file's at this moment only if they lay inside its size.
+        // While the frames are still: the bytes were the file's at this moment only if they lay
+        // inside its size.
         let inside = end <= file.readable.load(Ordering::Relaxed);
         let still = sampled.iter().flatten().all(|(frame, seq)| frame.is_still(*seq));
         #[cfg(feature = "planted")]

@@ -1,11 +1,13 @@
 //! Space: what may be promised, and the pool of free segments.
 //!
-//! One number says how many more blocks may be promised: the *capacity* of the segments that the host has really given us,
-//! less what is kept back, less what is used (live blocks, blocks promised by `fallocate`, dirty blocks). It grows by taking
-//! segments from the host, before anything is promised in them. Kept back are
+//! One number says how many more blocks may be promised: the *capacity* of the segments that the
+//! host has really given us, less what is kept back, less what is used (live blocks, blocks
+//! promised by `fallocate`, dirty blocks). It grows by taking segments from the host, before
+//! anything is promised in them. Kept back are
 //! * the home reserve: only the home store takes from it, so that a checkpoint never lacks space;
 //! * the cleaner's reserve: so that dead blocks can always be gathered into free segments;
-//! * a share of everything, so that what has to be moved to gain a free segment stays bounded when the volume is full.
+//! * a share of everything, so that what has to be moved to gain a free segment stays bounded when
+//!   the volume is full.
 
 use ferry_device::BlockDevice;
 use ferry_journal::{Geometry, Seq, home_unit_bytes};
@@ -55,7 +57,8 @@ struct Pool {
     bare: BTreeSet<u32>,
     /// Those of them of which the host may still hold something: all, when the volume is opened.
     stale: BTreeSet<u32>,
-    /// Bytes of free segments that are kept beside the reserves: none once the volume is quiet or being closed.
+    /// Bytes of free segments that are kept beside the reserves: none once the volume is quiet or
+    /// being closed.
     keep_bytes: u64,
     /// The home store's.
     home: BTreeSet<u32>,
@@ -84,7 +87,8 @@ pub struct Space {
     lent: AtomicI64,
     /// Newest context known stamped.
     stamped: AtomicU64,
-    /// Held over calls of the host; nothing but `pending` is locked inside it, and the journal calls [`Space::take`].
+    /// Held over calls of the host; nothing but `pending` is locked inside it, and the journal
+    /// calls [`Space::take`].
     pool: Mutex<Pool>,
     /// Free as soon as the context is stamped. Commits add to it, so it is held over nothing.
     pending: Mutex<VecDeque<(Seq, u32)>>,
@@ -134,7 +138,8 @@ impl Space {
         }
     }
 
-    /// Sets what the journal knows: `used` segments hold data, `home` are the home store's; `blocks` are live or promised.
+    /// Sets what the journal knows: `used` segments hold data, `home` are the home store's;
+    /// `blocks` are live or promised.
     pub fn start(&self, used: &BTreeSet<u32>, home: &[u32], blocks: u64, read_only: bool) {
         let mut pool = self.pool.lock();
         pool.home = home.iter().copied().collect();
@@ -155,8 +160,9 @@ impl Space {
         self.geometry.segments_offset + u64::from(index) * self.geometry.segment_len
     }
 
-    /// Segments kept for the home store where data has `total`: what one log can bring it, and room to copy what it has; and so many of them, with
-    /// what it has already, that large files can be overwritten until each of their blocks has an extent of its own.
+    /// Segments kept for the home store where data has `total`: what one log can bring it, and room
+    /// to copy what it has; and so many of them, with what it has already, that large files can be
+    /// overwritten until each of their blocks has an extent of its own.
     fn home_reserve(&self, pool: &Pool, total: u32) -> u32 {
         self.reserve_beside(pool.home.len() as u32, total, pool.log.1)
     }
@@ -171,9 +177,11 @@ impl Space {
 
     /// Free segments that must remain when one is taken for `need`.
     ///
-    /// What the home store took of its reserve may be missing from what data was promised: so far data may use the reserve too. What counts is
-    /// what extents hold: dirty data that overwrites gives back as much as it takes, so the cleaner can always make room for it.
-    /// The cleaner gives back more than it takes, so all but the last one are its own: it must go on however little is free.
+    /// What the home store took of its reserve may be missing from what data was promised: so far
+    /// data may use the reserve too. What counts is what extents hold: dirty data that overwrites
+    /// gives back as much as it takes, so the cleaner can always make room for it. The cleaner
+    /// gives back more than it takes, so all but the last one are its own: it must go on however
+    /// little is free.
     fn kept(&self, pool: &Pool, need: Need) -> u32 {
         let lacking = (self.mapped.load(Ordering::Relaxed) - pool.capacity).max(0) as u64;
         let lacking = lacking.div_ceil(usable_blocks(&self.geometry) as u64) as u32;
@@ -205,7 +213,9 @@ impl Space {
         let capacity = self.capacity(pool.backed_total, pool);
         self.free.add(capacity - pool.capacity);
         pool.capacity = capacity;
-        let lent = self.home_reserve(pool, pool.backed_total).saturating_sub(copying(pool.home.len() as u32));
+        let lent = self
+            .home_reserve(pool, pool.backed_total)
+            .saturating_sub(copying(pool.home.len() as u32));
         self.lent.store(i64::from(lent) * usable_blocks(&self.geometry), Ordering::Relaxed);
     }
 
@@ -217,7 +227,9 @@ impl Space {
             if !self.host_has_room(self.geometry.segment_len) {
                 break;
             }
-            if let Err(error) = self.dev.allocate(self.segment_offset(first), self.geometry.segment_len) {
+            if let Err(error) =
+                self.dev.allocate(self.segment_offset(first), self.geometry.segment_len)
+            {
                 tracing::warn!(segment = first, %error, "the host gives no more space");
                 break;
             }
@@ -259,8 +271,9 @@ impl Space {
         self.free.is_wanted()
     }
 
-    /// Blocks for dirty data that lies over mapped blocks. They come back when it is written; only the map of the extents may grow by it.
-    /// So they may be taken of what is kept for that: a volume that was filled can be overwritten.
+    /// Blocks for dirty data that lies over mapped blocks. They come back when it is written; only
+    /// the map of the extents may grow by it. So they may be taken of what is kept for that: a
+    /// volume that was filled can be overwritten.
     pub fn overwriting(&self, blocks: u64) -> Want {
         Want { blocks: blocks as i64, leave: -self.lent.load(Ordering::Relaxed) }
     }
@@ -285,7 +298,8 @@ impl Space {
         self.free.add(blocks as i64);
     }
 
-    /// A commit for which `held` blocks were held changed by `mapped` how many extents refer to or promise.
+    /// A commit for which `held` blocks were held changed by `mapped` how many extents refer to or
+    /// promise.
     pub fn committed(&self, held: u64, mapped: i64) {
         self.mapped.fetch_add(mapped, Ordering::Relaxed);
         self.free.add(held as i64 - mapped);
@@ -296,7 +310,8 @@ impl Space {
         self.free.add(blocks);
     }
 
-    /// Counts a segment of an earlier mount that is filled on as wholly the host's gift; `false`: it may have holes.
+    /// Counts a segment of an earlier mount that is filled on as wholly the host's gift; `false`:
+    /// it may have holes.
     pub fn back_again(&self, segment: u32) -> bool {
         let ok = self.dev.allocate(self.segment_offset(segment), self.geometry.segment_len).is_ok();
         if ok {
@@ -393,7 +408,8 @@ impl Space {
         self.pending.lock().back().map(|p| p.0)
     }
 
-    /// Makes what is stamped free; returns the number of free segments, and how many are kept for others than data.
+    /// Makes what is stamped free; returns the number of free segments, and how many are kept for
+    /// others than data.
     pub fn reap_now(&self) -> (u32, u32) {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
@@ -419,7 +435,8 @@ impl Space {
         let mut any = false;
         while let Some(segment) = self.next_stamped(stamped) {
             any = true;
-            // Of a segment from an earlier mount parts may be holes of the host by now: ask for all of it again.
+            // Of a segment from an earlier mount parts may be holes of the host by now: ask for all
+            // of it again.
             let (offset, len) = (self.segment_offset(segment), self.geometry.segment_len);
             if pool.given.contains(&segment) || self.dev.allocate(offset, len).is_ok() {
                 pool.given.insert(segment);
@@ -436,17 +453,22 @@ impl Space {
         }
     }
 
-    /// Gives free segments back to the host, the last ones first, as far as nothing promised needs them.
+    /// Gives free segments back to the host, the last ones first, as far as nothing promised needs
+    /// them.
     fn trim(&self, pool: &mut Pool) {
         while self.trim_one(pool) {}
     }
 
     /// Gives one back; `false`: none is to spare.
     ///
-    /// The lock of the pool is held over it, so nobody takes the segment meanwhile. Its being free is durable: nothing else is in the pool.
+    /// The lock of the pool is held over it, so nobody takes the segment meanwhile. Its being free
+    /// is durable: nothing else is in the pool.
     fn trim_one(&self, pool: &mut Pool) -> bool {
-        let spare =
-            (pool.keep_bytes / self.geometry.segment_len).max(if pool.keep_bytes > 0 { 2 } else { 0 });
+        let spare = (pool.keep_bytes / self.geometry.segment_len).max(if pool.keep_bytes > 0 {
+            2
+        } else {
+            0
+        });
         let keep = spare as u32 + CLEANER_RESERVE + SLACK_MIN;
         if pool.backed.len() as u32 <= keep + self.home_reserve(pool, pool.backed_total) {
             return false;
@@ -458,7 +480,9 @@ impl Space {
         pool.backed_total -= 1;
         pool.given.remove(&segment);
         pool.bare.insert(segment);
-        if let Err(error) = self.dev.discard(self.segment_offset(segment), self.geometry.segment_len) {
+        if let Err(error) =
+            self.dev.discard(self.segment_offset(segment), self.geometry.segment_len)
+        {
             tracing::warn!(segment, %error, "the space of a free segment stays with the host file");
             pool.stale.insert(segment);
         }
@@ -470,8 +494,9 @@ impl Space {
         self.pool.lock().keep_bytes = 0;
     }
 
-    /// Gives one segment back to the host that is to spare, or some that the host may hold although they are free. Returns how many
-    /// segments; `None`: there are none left. An error leaves the rest for another time.
+    /// Gives one segment back to the host that is to spare, or some that the host may hold although
+    /// they are free. Returns how many segments; `None`: there are none left. An error leaves the
+    /// rest for another time.
     pub fn trim_some(&self) -> io::Result<Option<u32>> {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
@@ -493,7 +518,8 @@ impl Space {
         }
     }
 
-    /// The host tells how much it has: the volume is a file (or several), and not a device of its own.
+    /// The host tells how much it has: the volume is a file (or several), and not a device of its
+    /// own.
     pub fn is_hosted(&self) -> bool {
         self.dev.host_free().is_some()
     }
@@ -503,7 +529,8 @@ impl Space {
         self.pool.lock().taken
     }
 
-    /// What the host would have to give if the volume became full, and what it has; both in bytes. `None`: it need not be asked.
+    /// What the host would have to give if the volume became full, and what it has; both in bytes.
+    /// `None`: it need not be asked.
     pub fn host_needs(&self) -> Option<(u64, u64)> {
         let bare = self.pool.lock().bare.len() as u64;
         Some((bare * self.geometry.segment_len, self.dev.host_free()?))
@@ -516,8 +543,8 @@ impl Space {
         Geometry { log_offset: pool.log.0, log_len: pool.log.1, segment_count, ..self.geometry }
     }
 
-    /// Takes the last `count` segments for a longer log. `false`, and nothing is taken: one of them is in use, the host has no space,
-    /// or what has been promised needs them.
+    /// Takes the last `count` segments for a longer log. `false`, and nothing is taken: one of them
+    /// is in use, the host has no space, or what has been promised needs them.
     pub fn take_last(&self, count: u32) -> bool {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
@@ -527,7 +554,8 @@ impl Space {
         if !wanted.clone().all(|s| pool.backed.contains(&s) || pool.bare.contains(&s)) {
             return false;
         }
-        let (offset, len) = (self.segment_offset(first), u64::from(count) * self.geometry.segment_len);
+        let (offset, len) =
+            (self.segment_offset(first), u64::from(count) * self.geometry.segment_len);
         if !self.host_has_room(len) || self.dev.allocate(offset, len).is_err() {
             return false;
         }
@@ -573,11 +601,13 @@ impl Space {
         true
     }
 
-    /// For statfs, in bytes: total, free, available, what data has. `removed` blocks are on their way back, and the home store needs no more than
-    /// `home_wanted` segments, if somebody asks for the others.
+    /// For statfs, in bytes: total, free, available, what data has. `removed` blocks are on their
+    /// way back, and the home store needs no more than `home_wanted` segments, if somebody asks for
+    /// the others.
     pub fn totals(&self, removed: u64, home_wanted: u32) -> (u64, u64, u64, u64) {
         let pool = self.pool.lock();
-        let (segments, usable) = (self.geometry.segment_count - pool.lost, usable_blocks(&self.geometry));
+        let (segments, usable) =
+            (self.geometry.segment_count - pool.lost, usable_blocks(&self.geometry));
         let home_now = pool.home.len() as u32;
         let home = home_now.min(home_wanted);
         // What data has, dirty and set aside included, when all is back that is on its way.
@@ -586,7 +616,8 @@ impl Space {
         let free = (total - i64::from(home) * usable - held).max(0) as u64 * BLOCK;
         let most = self.capacity_beside(home, segments - home, pool.log.1);
         let available = (most - held).max(0) as u64 * BLOCK;
-        let backed = (pool.capacity - held + i64::from(home_now - home) * usable).max(0) as u64 * BLOCK;
+        let backed =
+            (pool.capacity - held + i64::from(home_now - home) * usable).max(0) as u64 * BLOCK;
         let host = self.dev.host_free().map_or(u64::MAX, |h| h.saturating_sub(HOST_SLACK_BYTES));
         let available = available.min(free).min(backed.saturating_add(host));
         (total as u64 * BLOCK, free, available, held as u64 * BLOCK)
@@ -603,7 +634,12 @@ impl Space {
     pub fn counts(&self) -> (u32, u32, u32, u32) {
         let pool = self.pool.lock();
         let len = |n: usize| n as u32;
-        (len(pool.backed.len()), len(pool.bare.len()), len(self.pending.lock().len()), len(pool.home.len()))
+        (
+            len(pool.backed.len()),
+            len(pool.bare.len()),
+            len(self.pending.lock().len()),
+            len(pool.home.len()),
+        )
     }
 }
 

@@ -1,7 +1,7 @@
 //! Summary blocks: what a segment holds, for the cleaner (`docs/format.md` draws them).
 //!
-//! A summary stands somewhere behind the blocks that it names. It is a hint: what it says is held against the extent map,
-//! so neither a lost summary nor a file that contains one can do harm.
+//! A summary stands somewhere behind the blocks that it names. It is a hint: what it says is held
+//! against the extent map, so neither a lost summary nor a file that contains one can do harm.
 
 use crate::api::Ino;
 
@@ -63,7 +63,9 @@ pub fn decode(home: Home, block: &[u8]) -> Option<Vec<Entry>> {
     }
     let u32_at = |i: usize| Some(u32::from_le_bytes(block.get(i..i + 4)?.try_into().ok()?));
     let u64_at = |i: usize| Some(u64::from_le_bytes(block.get(i..i + 8)?.try_into().ok()?));
-    let same = u32_at(8)? == VERSION && block.get(12..28)? == home.volume_id && u32_at(28)? == home.segment;
+    let same = u32_at(8)? == VERSION
+        && block.get(12..28)? == home.volume_id
+        && u32_at(28)? == home.segment;
     let zero = crc32c::crc32c_append(crc32c::crc32c(block.get(..36)?), &[0; 4]);
     if !same || crc32c::crc32c_append(zero, block.get(40..)?) != u32_at(36)? {
         return None;
@@ -92,8 +94,9 @@ mod tests {
     #[test]
     fn a_summary_reads_back_and_no_other_block_does() {
         let home = Home { volume_id: [7; 16], segment: 3 };
-        let entries: Vec<_> =
-            (0..ENTRIES as u64).map(|i| Entry { ino: i, file_block: i * 9, at: i as u32, len: 1 }).collect();
+        let entries: Vec<_> = (0..ENTRIES as u64)
+            .map(|i| Entry { ino: i, file_block: i * 9, at: i as u32, len: 1 })
+            .collect();
         let mut block = vec![0xaa; BLOCK];
         encode(home, &entries, &mut block);
         assert_eq!(decode(home, &block), Some(entries));

@@ -1,12 +1,14 @@
-//! The locks and atomics of the code that is model-checked: `tests/frame_model.rs`, `tests/row_model.rs` and `tests/rwsem_model.rs` compile
-//! `frame.rs`, `row.rs` and `rwsem.rs` against the model checkers' versions of the same names.
+//! The locks and atomics of the code that is model-checked: `tests/frame_model.rs`,
+//! `tests/row_model.rs` and `tests/rwsem_model.rs` compile `frame.rs`, `row.rs` and `rwsem.rs`
+//! against the model checkers' versions of the same names.
 
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(feature = "compare")]
 use std::time::Duration;
 
-/// How often a writer looks for the lock of `rwsem.rs` before it sleeps; while others write 4 KiB it gets it earlier.
+/// How often a writer looks for the lock of `rwsem.rs` before it sleeps; while others write 4 KiB
+/// it gets it earlier.
 #[cfg(feature = "compare")]
 pub const LOOKS: u32 = 20_000;
 

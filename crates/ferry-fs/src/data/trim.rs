@@ -1,7 +1,9 @@
-//! Giving free space back to the host: soon after the volume has become quiet, at unmount, and when somebody asks for it.
+//! Giving free space back to the host: soon after the volume has become quiet, at unmount, and when
+//! somebody asks for it.
 //!
-//! Only what lies in the pool of free segments is given back. A segment comes there when its being free is durable (`space.rs`), and
-//! whoever gives it back holds the pool's lock, so nobody takes it meanwhile.
+//! Only what lies in the pool of free segments is given back. A segment comes there when its being
+//! free is durable (`space.rs`), and whoever gives it back holds the pool's lock, so nobody takes
+//! it meanwhile.
 
 use super::DataStore;
 use crate::error::FsError;
@@ -22,7 +24,8 @@ const DEAD_BLOCKS_MAX: u64 = (16 << 20) / BLOCK;
 /// What the background thread remembers from one round to the next.
 #[derive(Default)]
 pub struct Quiet {
-    /// Segments that had been taken, live and dead blocks; and since when nobody but this thread has changed that.
+    /// Segments that had been taken, live and dead blocks; and since when nobody but this thread
+    /// has changed that.
     seen: (u64, (u64, u64)),
     since: Duration,
     /// Nothing is left to give back.
@@ -30,9 +33,13 @@ pub struct Quiet {
 }
 
 impl DataStore {
-    /// The background thread's share: once nothing was written or removed for some time, gathers what is live in mostly dead segments,
-    /// and gives back what is to spare.
-    pub(super) fn give_back_when_quiet(&self, quiet: &mut Quiet, now: Duration) -> Result<(), FsError> {
+    /// The background thread's share: once nothing was written or removed for some time, gathers
+    /// what is live in mostly dead segments, and gives back what is to spare.
+    pub(super) fn give_back_when_quiet(
+        &self,
+        quiet: &mut Quiet,
+        now: Duration,
+    ) -> Result<(), FsError> {
         let seen = || (self.space.taken(), self.table.live_and_dead());
         if quiet.seen != seen() {
             *quiet = Quiet { seen: seen(), since: now, done: false };
@@ -76,7 +83,8 @@ impl DataStore {
         Ok(segments * self.geometry().segment_len)
     }
 
-    /// Gives back while `go_on` says so of the calls made. Returns how many segments, and whether none are left.
+    /// Gives back while `go_on` says so of the calls made. Returns how many segments, and whether
+    /// none are left.
     fn give_back(&self, go_on: impl Fn(u32) -> bool) -> (u64, bool) {
         let (mut segments, mut calls) = (0, 0);
         while go_on(calls) {

@@ -15,7 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Dirty bytes at which write-back begins whatever their age, at most: more would only make the sync at the end longer.
+/// Dirty bytes at which write-back begins whatever their age, at most: more would only make the
+/// sync at the end longer.
 const DIRTY_MAX: usize = 64 << 20;
 
 /// What a change of cached contents must wait for, or what it will do.
@@ -41,14 +42,20 @@ pub(super) struct Plan {
 }
 
 impl DataStore {
-    /// Writes all of `data` into memory, with its space reserved. Returns the offset behind the last byte. Of more than 1 MiB a part
-    /// may have been written when it fails.
-    pub fn write(&self, inode: &Arc<Inode>, at: At, data: &[u8], touch: Touch<'_>) -> Result<u64, FsError> {
+    /// Writes all of `data` into memory, with its space reserved. Returns the offset behind the
+    /// last byte. Of more than 1 MiB a part may have been written when it fails.
+    pub fn write(
+        &self,
+        inode: &Arc<Inode>,
+        at: At,
+        data: &[u8],
+        touch: Touch<'_>,
+    ) -> Result<u64, FsError> {
         self.write_from(Busy::Wait, None, inode, at, data, touch)
     }
 
-    /// The same; its space is taken from a reservation, if that has enough. Who refuses to wait for space gets
-    /// [`FsError::WouldWait`]; then nothing was written.
+    /// The same; its space is taken from a reservation, if that has enough. Who refuses to wait for
+    /// space gets [`FsError::WouldWait`]; then nothing was written.
     pub fn write_from(
         &self,
         busy: Busy,
@@ -62,7 +69,8 @@ impl DataStore {
         #[cfg(feature = "compare")]
         let _compared = self.inode_locks.write(inode.ino);
         let (purse, mut touch) = (self.purse(reservation), touch);
-        // One append at a time, of whatever length: what the next one writes begins behind all of it.
+        // One append at a time, of whatever length: what the next one writes begins behind all of
+        // it.
         let appends = (at == At::End).then(|| Guard::wait(Rank::Tail, || inode.file.tail.lock()));
         let mut at = at;
         let mut end = match at {
@@ -82,7 +90,8 @@ impl DataStore {
         Ok(end)
     }
 
-    /// Holds the writer while too much is dirty, or so much that the rest of the cache cannot make up for it.
+    /// Holds the writer while too much is dirty, or so much that the rest of the cache cannot make
+    /// up for it.
     fn throttle(&self) -> Result<(), FsError> {
         if self.cache.dirty() > self.dirty_threshold() {
             self.signal.wake();
@@ -91,8 +100,8 @@ impl DataStore {
             return Ok(());
         }
         count(&self.counters.throttled, 1);
-        let served =
-            self.options.background && self.signal.wait_while(|| self.too_much() && self.writable().is_ok());
+        let served = self.options.background
+            && self.signal.wait_while(|| self.too_much() && self.writable().is_ok());
         self.writable()?;
         if !served {
             self.write_back_all()?;
@@ -129,7 +138,8 @@ impl DataStore {
         data: &[u8],
         touch: &mut Touch<'_>,
     ) -> Result<u64, FsError> {
-        if let (At::Offset(offset), Touch::Nothing | Touch::Times(_) | Touch::Exactly(_)) = (at, &touch)
+        if let (At::Offset(offset), Touch::Nothing | Touch::Times(_) | Touch::Exactly(_)) =
+            (at, &touch)
             && let Some(end) = offset.checked_add(data.len() as u64)
             && self.write_shared(busy, purse, inode, offset, data, touch)?
         {
@@ -182,8 +192,9 @@ impl DataStore {
         self.mark_dirty(inode);
     }
 
-    /// Stands in the row for space: asks the host, then has everything written back (what is overwritten becomes free) and takes
-    /// back what the home store does not need; `ENOSPC` if that came to nothing. Called without any lock but a file's `tail`.
+    /// Stands in the row for space: asks the host, then has everything written back (what is
+    /// overwritten becomes free) and takes back what the home store does not need; `ENOSPC` if that
+    /// came to nothing. Called without any lock but a file's `tail`.
     pub(super) fn find_space(&self, want: Want, claim: &mut Claim<'_>) -> Result<(), FsError> {
         let _row = Held::wait(Rank::Row);
         let some = || if self.space.grow_for(want) { Ok(()) } else { self.await_space(want) };
@@ -203,7 +214,8 @@ impl DataStore {
         if busy == Busy::Refuse { Err(FsError::WouldWait) } else { self.find_space(want, claim) }
     }
 
-    /// Waits while the background thread writes back, until there is so much or it has come to its end.
+    /// Waits while the background thread writes back, until there is so much or it has come to its
+    /// end.
     fn await_space(&self, want: Want) -> Result<(), FsError> {
         // The round under way may have passed by what is dirty.
         let rounds = self.signal.rounds() + 2;
@@ -241,7 +253,8 @@ impl DataStore {
         Ok(())
     }
 
-    /// Makes bytes `[from, to)` zeros by writing them, where they are not zeros already. Both lie in one block.
+    /// Makes bytes `[from, to)` zeros by writing them, where they are not zeros already. Both lie
+    /// in one block.
     pub(super) fn zero_bytes(&self, inode: &Arc<Inode>, from: u64, to: u64) -> Result<(), FsError> {
         let block = from / BLOCK;
         let mut claim = self.space.claim();
@@ -285,7 +298,14 @@ impl DataStore {
                 continue;
             }
             let size = state.rec.size;
-            apply(inode, &state, &mut pages, &plan, &[0; BLOCK as usize][..(to - from) as usize], size);
+            apply(
+                inode,
+                &state,
+                &mut pages,
+                &plan,
+                &[0; BLOCK as usize][..(to - from) as usize],
+                size,
+            );
             self.dirtied(inode, &mut state, &pages);
             return Ok(());
         }
@@ -300,7 +320,8 @@ pub(super) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
     let inline = state.logged.inline.as_ref().is_some_and(|i| !i.is_empty());
     // The blocks that are written in part, and have contents that must stay.
     let head = (!range.start.is_multiple_of(BLOCK) && first < last).then_some(first);
-    let tail = (!range.end.is_multiple_of(BLOCK) && range.end < size && first < last).then(|| last - 1);
+    let tail =
+        (!range.end.is_multiple_of(BLOCK) && range.end < size && first < last).then(|| last - 1);
     for block in [head, tail].into_iter().flatten() {
         let in_memory = pages.has(block) || (block == 0 && inline);
         if !in_memory && block * BLOCK < size {
@@ -312,7 +333,8 @@ pub(super) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
         }
     }
     let mut extra = Vec::new();
-    // Behind the old end the last block may hold what a truncation cut off: it must become zeros on the device too.
+    // Behind the old end the last block may hold what a truncation cut off: it must become zeros on
+    // the device too.
     let old_last = size / BLOCK;
     if range.end > size && !size.is_multiple_of(BLOCK) && !(first..last).contains(&old_last) {
         match pages.place(old_last, mapped) {
@@ -322,15 +344,19 @@ pub(super) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
             Known::Is(_) => {}
         }
     }
-    // A file that outgrows its record takes its contents with it, also those that are just on their way there.
+    // A file that outgrows its record takes its contents with it, also those that are just on their
+    // way there.
     let outgrown = range.end.max(size) > INLINE_MAX as u64 && (inline || pages.inline_taken);
     if outgrown && !(first..last).contains(&0) && !pages.is_dirty(0) {
         extra.push(0);
     }
     match needed(pages, first..last, mapped) {
-        Ok(Needed { blocks, fills_hole }) => {
-            Ready::Yes(Plan { offset: range.start, need: blocks + extra.len() as u64, fills_hole, extra })
-        }
+        Ok(Needed { blocks, fills_hole }) => Ready::Yes(Plan {
+            offset: range.start,
+            need: blocks + extra.len() as u64,
+            fills_hole,
+            extra,
+        }),
         Err(window) => Ready::Load(window),
     }
 }
@@ -371,7 +397,8 @@ fn needed(pages: &Pages, blocks: Range<u64>, mapped: u64) -> Result<Needed, u64>
     Ok(need)
 }
 
-/// Makes the change that was prepared, under the exclusive inode lock: copies `data`, marks blocks dirty. `size` is the file's then.
+/// Makes the change that was prepared, under the exclusive inode lock: copies `data`, marks blocks
+/// dirty. `size` is the file's then.
 pub(super) fn apply(
     inode: &Inode,
     state: &InodeState,

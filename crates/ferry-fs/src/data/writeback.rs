@@ -18,11 +18,12 @@ const FLYING_MAX: usize = 64 << 20;
 /// Inodes looked at in one step.
 const GROUP_INODES: usize = 512;
 
-/// What to do where somebody else has to be waited for: who is changing a file's extents; the device, with so much under way;
-/// who empties the log.
+/// What to do where somebody else has to be waited for: who is changing a file's extents; the
+/// device, with so much under way; who empties the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Busy {
-    /// Leave files that somebody is at: they are being written, or will be next time. Wait for the others.
+    /// Leave files that somebody is at: they are being written, or will be next time. Wait for the
+    /// others.
     Skip,
     /// Wait for them.
     Wait,
@@ -31,7 +32,8 @@ pub enum Busy {
 }
 
 impl DataStore {
-    /// Puts all that is dirty of `inode` into contexts up to the returned one; the caller forces it.
+    /// Puts all that is dirty of `inode` into contexts up to the returned one; the caller forces
+    /// it.
     pub fn write_back(&self, inode: &Arc<Inode>) -> Result<Seq, FsError> {
         self.write_back_one(inode, Busy::Wait)
     }
@@ -71,8 +73,9 @@ impl DataStore {
         Ok(Seq(inode.last_seq.load(Ordering::Acquire)))
     }
 
-    /// The same for many inodes, gathered into large batches. Trouble with one file is left with that file (its handles are told); any
-    /// other error leaves those dirty that could not be written.
+    /// The same for many inodes, gathered into large batches. Trouble with one file is left with
+    /// that file (its handles are told); any other error leaves those dirty that could not be
+    /// written.
     pub fn write_back_many(&self, mut inodes: Vec<Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
         inodes.retain(|inode| self.is_dirty(inode));
         if inodes.is_empty() {
@@ -88,9 +91,11 @@ impl DataStore {
         }
     }
 
-    /// Whether writing these back may have to wait until the device has written what is under way. A guess, on the safe side.
+    /// Whether writing these back may have to wait until the device has written what is under way.
+    /// A guess, on the safe side.
     pub fn would_wait<'a>(&self, inodes: impl IntoIterator<Item = &'a Arc<Inode>>) -> bool {
-        let dirty = inodes.into_iter().map(|inode| inode.file.dirty_hint.load(Ordering::Relaxed) as usize);
+        let dirty =
+            inodes.into_iter().map(|inode| inode.file.dirty_hint.load(Ordering::Relaxed) as usize);
         let dirty = dirty.sum::<usize>() * BLOCK as usize;
         dirty > 0 && self.traffic.flying() + dirty > FLYING_MAX / 2
     }
@@ -130,7 +135,11 @@ impl DataStore {
     }
 
     /// Cuts a row of inodes into batches.
-    fn write_back_group(&self, inodes: impl Iterator<Item = Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
+    fn write_back_group(
+        &self,
+        inodes: impl Iterator<Item = Arc<Inode>>,
+        busy: Busy,
+    ) -> Result<(), FsError> {
         let journal = self.journal()?;
         let mut group: Vec<Arc<Inode>> = Vec::new();
         let (mut blocks, mut failed) = (0, Ok(()));
@@ -151,8 +160,14 @@ impl DataStore {
         failed
     }
 
-    /// Writes one file back. If its own records are damaged, it is told, and does not keep others from being written.
-    fn alone(&self, inode: &Arc<Inode>, busy: Busy, failed: &mut Result<(), FsError>) -> Result<(), FsError> {
+    /// Writes one file back. If its own records are damaged, it is told, and does not keep others
+    /// from being written.
+    fn alone(
+        &self,
+        inode: &Arc<Inode>,
+        busy: Busy,
+        failed: &mut Result<(), FsError>,
+    ) -> Result<(), FsError> {
         match self.write_back_one(inode, busy) {
             Err(error) if error.is_of_one_file() => {
                 tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
@@ -196,13 +211,15 @@ impl DataStore {
                     Ok(None) => {}
                     Ok(Some(work)) => {
                         if work.next.is_some() {
-                            want += 1 + wanted.saturating_sub(work.runs.iter().map(|r| r.len).sum());
+                            want +=
+                                1 + wanted.saturating_sub(work.runs.iter().map(|r| r.len).sum());
                             later.push(inode);
                         }
                         works.push(work);
                     }
                     Err(error) => {
-                        // The others are not to suffer; whoever asks for this one gets the error again.
+                        // The others are not to suffer; whoever asks for this one gets the error
+                        // again.
                         tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
                         inode.file.errors.add(error.errno());
                         failed = Err(error);
@@ -230,7 +247,8 @@ impl DataStore {
         if busy != Busy::Refuse {
             return self.extents_right(inode, journal);
         }
-        let guard = ExtentsGuard::try_lock(inode).filter(|_| inode.file.pages.read().void.is_none());
+        let guard =
+            ExtentsGuard::try_lock(inode).filter(|_| inode.file.pages.read().void.is_none());
         guard.ok_or(FsError::WouldWait)
     }
 
@@ -241,13 +259,16 @@ impl DataStore {
         }
         match busy {
             Busy::Refuse if self.traffic.flying() >= FLYING_MAX => return Err(FsError::WouldWait),
-            Busy::Wait | Busy::Skip if self.options.background => self.traffic.wait_below(FLYING_MAX),
+            Busy::Wait | Busy::Skip if self.options.background => {
+                self.traffic.wait_below(FLYING_MAX)
+            }
             _ => {}
         }
         Ok(self.cargo(Some(self.allocate(want, busy)?), busy))
     }
 
-    /// What had been promised cannot be had: that is a bug, so everything is said that may explain it.
+    /// What had been promised cannot be had: that is a bug, so everything is said that may explain
+    /// it.
     pub(super) fn no_room(&self, who: &str) -> FsError {
         count(&self.counters.no_room, 1);
         let stats = self.stats();
@@ -258,7 +279,9 @@ impl DataStore {
     /// Blocks for new data, making room if there is none.
     fn allocate(&self, want: u32, busy: Busy) -> Result<Chunk, FsError> {
         loop {
-            if let Some(chunk) = self.table.allocate(Stream::New, want.min(BATCH_BLOCKS), &self.space) {
+            if let Some(chunk) =
+                self.table.allocate(Stream::New, want.min(BATCH_BLOCKS), &self.space)
+            {
                 return Ok(chunk);
             }
             if busy == Busy::Refuse {

@@ -1,7 +1,7 @@
 //! POSIX access control lists, in the form that the kernel stores as extended attributes.
 //!
-//! A list that says no more than the mode bits is stored as the mode bits alone. The rules are those of POSIX 1003.1e draft
-//! 17, section 23, as Linux applies them.
+//! A list that says no more than the mode bits is stored as the mode bits alone. The rules are
+//! those of POSIX 1003.1e draft 17, section 23, as Linux applies them.
 
 use super::{LocalFs, errno};
 use crate::api::{Errno, Ino};
@@ -60,7 +60,8 @@ impl Acl {
         }
     }
 
-    /// Owner, users, group, groups, mask, other: in this order, the single ones once, the mask where there are users or groups.
+    /// Owner, users, group, groups, mask, other: in this order, the single ones once, the mask
+    /// where there are users or groups.
     fn is_valid(&self) -> bool {
         let tags = [USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER];
         let count = |tag| self.entries.iter().filter(|e| e.tag == tag).count();
@@ -85,8 +86,8 @@ impl Acl {
         out
     }
 
-    /// What a mode's three digits stand for in this list: `(shift in the mode, index of the entry)`. The group's digit is the
-    /// mask, where there is one.
+    /// What a mode's three digits stand for in this list: `(shift in the mode, index of the
+    /// entry)`. The group's digit is the mask, where there is one.
     fn digits(&self) -> [(u32, usize); 3] {
         let at = |tag| self.entries.iter().position(|e| e.tag == tag);
         let place = |tag| at(tag).expect("a valid list has an owner, a group and others");
@@ -110,8 +111,8 @@ impl Acl {
         }
     }
 
-    /// As the list of a new inode that was asked for with `mode`: both keep only what the other allows. Says whether the list
-    /// has more to say than the mode then does.
+    /// As the list of a new inode that was asked for with `mode`: both keep only what the other
+    /// allows. Says whether the list has more to say than the mode then does.
     pub(super) fn restrict_to_mode(&mut self, mode: &mut u32) -> bool {
         for (shift, i) in self.digits() {
             let perm = self.entries[i].perm & (*mode >> shift & 7) as u16;
@@ -162,8 +163,18 @@ mod tests {
             acl(&[(USER_OBJ, 7, NO_ID), (OTHER, 5, NO_ID), (GROUP_OBJ, 5, NO_ID)]),
             acl(&[(USER_OBJ, 8, NO_ID), (GROUP_OBJ, 5, NO_ID), (OTHER, 5, NO_ID)]),
             acl(&[(USER_OBJ, 7, NO_ID), (USER, 7, 1), (GROUP_OBJ, 5, NO_ID), (OTHER, 5, NO_ID)]),
-            acl(&[(USER_OBJ, 7, NO_ID), (GROUP_OBJ, 5, NO_ID), (OTHER, 5, NO_ID), (OTHER, 5, NO_ID)]),
-            acl(&[(USER_OBJ, 7, NO_ID), (GROUP_OBJ, 5, NO_ID), (OTHER, 5, NO_ID), (0x40, 5, NO_ID)]),
+            acl(&[
+                (USER_OBJ, 7, NO_ID),
+                (GROUP_OBJ, 5, NO_ID),
+                (OTHER, 5, NO_ID),
+                (OTHER, 5, NO_ID),
+            ]),
+            acl(&[
+                (USER_OBJ, 7, NO_ID),
+                (GROUP_OBJ, 5, NO_ID),
+                (OTHER, 5, NO_ID),
+                (0x40, 5, NO_ID),
+            ]),
         ] {
             assert_eq!(Acl::decode(&bad.encode()), einval, "{bad:?}");
         }

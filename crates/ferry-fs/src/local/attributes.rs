@@ -34,7 +34,8 @@ impl LocalFs {
         }
         let mut rest = *set;
         if let Some(size) = set.size {
-            // A mode comes with a size only from open(2) with O_TRUNC; then it takes a transaction of its own.
+            // A mode comes with a size only from open(2) with O_TRUNC; then it takes a transaction
+            // of its own.
             rest = SetAttr { mode: set.mode, ..SetAttr::default() };
             self.resize(how, &inode, size, &SetAttr { mode: None, ..*set })?;
         }
@@ -95,7 +96,9 @@ impl LocalFs {
                     continue;
                 }
                 // The list and the mode say the same of owner, group (or mask) and others.
-                if let (Some(mode), Some(mut list)) = (set.mode, self.stored_acl(inode.ino, acl::ACCESS)?) {
+                if let (Some(mode), Some(mut list)) =
+                    (set.mode, self.stored_acl(inode.ino, acl::ACCESS)?)
+                {
                     list.set_mode(mode);
                     txn.put(&keys::xattr(inode.ino, acl::ACCESS), &list.encode());
                 }
@@ -107,8 +110,8 @@ impl LocalFs {
         }
     }
 
-    /// A read happened: the access time moves if it is not newer than the last change, or is a day old. Only in memory;
-    /// it is logged with the next other change, or by a sync.
+    /// A read happened: the access time moves if it is not newer than the last change, or is a day
+    /// old. Only in memory; it is logged with the next other change, or by a sync.
     pub(super) fn touch_atime(&self, inode: &Arc<Inode>) {
         if self.options.read_only || self.options.access_times == AccessTimes::Never {
             return;
@@ -134,7 +137,8 @@ impl LocalFs {
         }
     }
 
-    /// Logs all access times that wait for it. The only error is [`FsError::WouldWait`]; then the rest waits on.
+    /// Logs all access times that wait for it. The only error is [`FsError::WouldWait`]; then the
+    /// rest waits on.
     pub(super) fn log_lazy_times(&self, busy: Busy) -> Result<(), FsError> {
         let waiting = std::mem::take(&mut *self.lazy_times.lock());
         let logged = self.log_times(&waiting, busy);
@@ -145,15 +149,17 @@ impl LocalFs {
         Ok(())
     }
 
-    /// Logs the times of these inodes, each for itself: its lock is held until its record is committed. How many are dealt with: fewer
-    /// than there are only where it would have to wait for log space, and must not.
+    /// Logs the times of these inodes, each for itself: its lock is held until its record is
+    /// committed. How many are dealt with: fewer than there are only where it would have to wait
+    /// for log space, and must not.
     pub(super) fn log_times(&self, inodes: &[Arc<Inode>], busy: Busy) -> usize {
         for (number, inode) in inodes.iter().enumerate() {
             let credits = Credits { keys: 1, bytes: FULL_RECORD_BYTES, urgent: false };
             let mut txn = match self.begin(How::unacknowledged(busy), credits) {
                 Ok(txn) => txn,
                 Err(FsError::WouldWait) => return number,
-                // Access times are no reason to fail; that the journal did is logged where it happened.
+                // Access times are no reason to fail; that the journal did is logged where it
+                // happened.
                 Err(error) => {
                     tracing::debug!(volume = self.name, %error, "access times are not logged");
                     break;

@@ -1,10 +1,12 @@
 //! Writes that fail behind a program's back.
 //!
-//! With `cache=writeback` the kernel takes a write at once and hands it over later; if that fails, it says so at the next fsync or close. A
-//! program that does nothing but write would go on for ever on a full volume, and lose all of it. But before each write the
-//! kernel looks at the file's attributes, and asks for them, on behalf of that descriptor, if they are not valid: so a failure makes them
-//! invalid, and the next such question is answered with the error, once for each descriptor that writes. Nobody else asks so:
-//! stat(2) and fstat(2) name no descriptor, and a read needs no attributes that became invalid.
+//! With `cache=writeback` the kernel takes a write at once and hands it over later; if that fails,
+//! it says so at the next fsync or close. A program that does nothing but write would go on for
+//! ever on a full volume, and lose all of it. But before each write the kernel looks at the file's
+//! attributes, and asks for them, on behalf of that descriptor, if they are not valid: so a failure
+//! makes them invalid, and the next such question is answered with the error, once for each
+//! descriptor that writes. Nobody else asks so: stat(2) and fstat(2) name no descriptor, and a read
+//! needs no attributes that became invalid.
 
 use super::{CacheMode, LocalFs};
 use crate::api::{Errno, Ino};
@@ -24,7 +26,9 @@ impl LocalFs {
 
     /// The error of a failure that this handle was not told yet.
     pub(super) fn tell_of_failure_behind(&self, ino: Ino, fh: u64) -> Result<(), Errno> {
-        let Some(handle) = self.handles.get(ino, fh).filter(|handle| handle.writes) else { return Ok(()) };
+        let Some(handle) = self.handles.get(ino, fh).filter(|handle| handle.writes) else {
+            return Ok(());
+        };
         handle.inode.failed_behind.tell(&handle.failed_behind).map_or(Ok(()), Err)
     }
 }

@@ -1,8 +1,9 @@
 //! Bulk sync: many open files become durable as one commit (`docs/bulk-sync.md`).
 //!
-//! The request names inodes, so it must not tell a program more than fsync would: it covers only files that the caller's user has
-//! open. And it cannot know which descriptor asks, so it tells write errors without marking them as told: who gets one calls
-//! fsync on the descriptor, and hears it as often as fsync says it, once.
+//! The request names inodes, so it must not tell a program more than fsync would: it covers only
+//! files that the caller's user has open. And it cannot know which descriptor asks, so it tells
+//! write errors without marking them as told: who gets one calls fsync on the descriptor, and hears
+//! it as often as fsync says it, once.
 
 use super::handles::Handle;
 use super::late::Late;
@@ -24,14 +25,16 @@ struct WouldWait;
 struct Asked {
     /// For each file an errno, or 0.
     errnos: Vec<i32>,
-    /// The handles through which the caller may ask, each with its file's place in the request; in order of the files.
+    /// The handles through which the caller may ask, each with its file's place in the request; in
+    /// order of the files.
     handles: Vec<(usize, Arc<Handle>)>,
     /// Files that were not durable when they were asked for, and the contexts that make them so.
     waiting: Vec<(usize, Seq)>,
 }
 
 impl LocalFs {
-    /// All dirty data of the files is written back together; the newest of their contexts is forced, once; then all are answered.
+    /// All dirty data of the files is written back together; the newest of their contexts is
+    /// forced, once; then all are answered.
     pub(super) fn do_sync_files(&self, cx: &Cx, input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
         if self.options.cache == CacheMode::Writeback {
             // The kernel keeps data and times back, and only fsync makes it hand over both.
@@ -69,7 +72,8 @@ impl LocalFs {
             Err(FsError::WouldWait) => return Err(WouldWait),
             Err(error) => drop(self.report("bulk sync", 0, error)),
         }
-        // Whatever kept a file from being written with the others: it is answered for by an attempt of its own.
+        // Whatever kept a file from being written with the others: it is answered for by an attempt
+        // of its own.
         for (file, handle) in &asked.handles {
             if !self.data.is_dirty(&handle.inode) {
                 continue;
@@ -83,7 +87,8 @@ impl LocalFs {
             }
         }
         let durable = self.journal.durable();
-        let waiting = asked.handles.iter().map(|(file, handle)| (*file, self.newest_of(&handle.inode)));
+        let waiting =
+            asked.handles.iter().map(|(file, handle)| (*file, self.newest_of(&handle.inode)));
         asked.waiting = waiting.filter(|(_, seq)| *seq > durable).collect();
         Ok(())
     }
@@ -108,7 +113,9 @@ impl LocalFs {
         };
         for (file, ino) in inos.iter().enumerate() {
             let known = asked.handles.len();
-            asked.handles.extend(self.handles.of(*ino, uid).into_iter().map(|handle| (file, handle)));
+            asked
+                .handles
+                .extend(self.handles.of(*ino, uid).into_iter().map(|handle| (file, handle)));
             if asked.handles.len() == known {
                 asked.errnos[file] = libc::EBADF;
             }
@@ -137,7 +144,9 @@ impl Asked {
         let mut out = Vec::with_capacity(HEAD + 8 * self.errnos.len());
         out.extend(count.to_ne_bytes());
         out.extend(0_u32.to_ne_bytes());
-        out.extend(self.errnos.iter().flat_map(|errno| u64::from(errno.unsigned_abs()).to_ne_bytes()));
+        out.extend(
+            self.errnos.iter().flat_map(|errno| u64::from(errno.unsigned_abs()).to_ne_bytes()),
+        );
         out
     }
 }
@@ -149,6 +158,7 @@ fn requested(input: &[u8]) -> Option<Vec<Ino>> {
     let count = usize::try_from(u32::from_ne_bytes(*count)).ok()?;
     // FerryFS logs times with the data: an fdatasync skips nothing.
     let known = u32::from_ne_bytes(*flags) & !ioctl::SYNC_FILES_DATA == 0;
-    let files = files.get(..count.checked_mul(8)?).filter(|_| known && count <= ioctl::SYNC_FILES_MAX)?;
+    let files =
+        files.get(..count.checked_mul(8)?).filter(|_| known && count <= ioctl::SYNC_FILES_MAX)?;
     Some(files.as_chunks::<8>().0.iter().map(|ino| Ino::from_ne_bytes(*ino)).collect())
 }

@@ -1,5 +1,6 @@
-//! Changes that have to wait, for log space or for write-back, do so on threads of their own: a transport's thread serves every
-//! program of a core, and whoever only reads is not to wait for a checkpoint that others need.
+//! Changes that have to wait, for log space or for write-back, do so on threads of their own: a
+//! transport's thread serves every program of a core, and whoever only reads is not to wait for a
+//! checkpoint that others need.
 
 use super::LocalFs;
 use super::pool::Work;
@@ -13,7 +14,8 @@ pub(super) struct Change(Box<dyn FnOnce(&LocalFs) + Send>);
 
 impl Work for Change {
     const NAME: &'static str = "ferry-change";
-    /// So many stand in the rows for log space and for the cache, in the order in which they came; the others wait for them.
+    /// So many stand in the rows for log space and for the cache, in the order in which they came;
+    /// the others wait for them.
     const THREADS_MAX: usize = 32;
     const TOGETHER: bool = false;
 
@@ -38,7 +40,8 @@ enum Progress {
     Answered(Granted),
 }
 
-/// What an answer gave the program: a lookup of an inode, an open handle. If nobody hears it, they are taken back.
+/// What an answer gave the program: a lookup of an inode, an open handle. If nobody hears it, they
+/// are taken back.
 #[derive(Clone, Copy, Default)]
 struct Granted {
     ino: Option<u64>,
@@ -92,11 +95,14 @@ impl LocalFs {
         Err(Stop::Parked)
     }
 
-    /// The program is being killed. What has not begun is not made; what was given to it is taken back, by whoever comes last.
+    /// The program is being killed. What has not begun is not made; what was given to it is taken
+    /// back, by whoever comes last.
     fn when_given_up(&self, progress: &Arc<Mutex<Progress>>) -> Interrupt {
         let (progress, changes) = (Arc::clone(progress), Arc::clone(&self.changes));
         Box::new(move || {
-            if let Progress::Answered(granted) = std::mem::replace(&mut *progress.lock(), Progress::GivenUp) {
+            if let Progress::Answered(granted) =
+                std::mem::replace(&mut *progress.lock(), Progress::GivenUp)
+            {
                 changes.push(Change::new(move |fs| granted.take_back(fs)));
             }
         })

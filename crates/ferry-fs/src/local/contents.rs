@@ -23,10 +23,17 @@ pub struct OpenFile(Arc<Handle>);
 
 impl LocalFs {
     /// A handle that keeps the inode alive: its maker's, or another's.
-    pub(super) fn open_handle(&self, cx: &Cx, inode: &Arc<Inode>, flags: i32, maker: bool) -> Opened {
+    pub(super) fn open_handle(
+        &self,
+        cx: &Cx,
+        inode: &Arc<Inode>,
+        flags: i32,
+        maker: bool,
+    ) -> Opened {
         inode.opens.fetch_add(1, Ordering::SeqCst);
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let bypass = (maker && self.bypass_by_maker(inode, flags)) || self.bypass_with_others(inode, writes);
+        let bypass =
+            (maker && self.bypass_by_maker(inode, flags)) || self.bypass_with_others(inode, writes);
         let error_cursor = inode.file.errors.sample();
         let bypassing = bypass && writes;
         let direct = bypass || self.options.cache == CacheMode::Strict;
@@ -90,8 +97,8 @@ impl LocalFs {
         self.maybe_unknown(&handle.inode);
     }
 
-    /// What is in memory is answered at once. What must come from the device is read by one of the readers, so that no other
-    /// request waits behind it.
+    /// What is in memory is answered at once. What must come from the device is read by one of the
+    /// readers, so that no other request waits behind it.
     pub(super) fn do_read(
         &self,
         cx: &Cx,
@@ -116,7 +123,12 @@ impl LocalFs {
     }
 
     /// For one of the readers.
-    pub(super) fn read_waiting(&self, handle: &Handle, offset: u64, len: usize) -> Result<Reply, Errno> {
+    pub(super) fn read_waiting(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        len: usize,
+    ) -> Result<Reply, Errno> {
         let inode = &handle.inode;
         let shared = self.data.read_shared(inode, offset, len);
         if let Some(bytes) = shared.map_err(|error| self.report("read", inode.ino, error))? {
@@ -131,8 +143,10 @@ impl LocalFs {
 
     fn read_now(&self, handle: &Handle, offset: u64, out: &mut [u8]) -> Result<usize, Errno> {
         let inode = &handle.inode;
-        let read =
-            self.data.read(inode, offset, out).map_err(|error| self.report("read", inode.ino, error))?;
+        let read = self
+            .data
+            .read(inode, offset, out)
+            .map_err(|error| self.report("read", inode.ino, error))?;
         self.was_read(handle);
         Ok(read)
     }
@@ -243,7 +257,13 @@ impl LocalFs {
         })
     }
 
-    pub(super) fn do_lseek(&self, ino: Ino, fh: u64, offset: u64, whence: i32) -> Result<u64, FsError> {
+    pub(super) fn do_lseek(
+        &self,
+        ino: Ino,
+        fh: u64,
+        offset: u64,
+        whence: i32,
+    ) -> Result<u64, FsError> {
         let handle = self.handle(ino, fh)?;
         match whence {
             libc::SEEK_DATA | libc::SEEK_HOLE => self.data.seek(&handle.inode, offset, whence),

@@ -1,11 +1,13 @@
 //! Inode numbers and the number of inodes.
 //!
-//! The counters' key says the newest of both in every context: it is put and committed under one lock, so that commits
-//! happen in the order of the counts. Numbers are handed out without it: the stored limit runs ahead of them. A number that
-//! anybody saw before a crash is not given to another inode after it, for none is handed out that is not below a *durable* limit. That
-//! as many operations make the limit durable does not follow: what is made and removed again leaves nothing in the log, and a flush may
-//! take long. So whoever is about to make an inode, and holds nothing yet, looks how far the durable limit is and raises it where that is
-//! near; whoever reserves numbers does the same.
+//! The counters' key says the newest of both in every context: it is put and committed under one
+//! lock, so that commits happen in the order of the counts. Numbers are handed out without it: the
+//! stored limit runs ahead of them. A number that anybody saw before a crash is not given to
+//! another inode after it, for none is handed out that is not below a *durable* limit. That as many
+//! operations make the limit durable does not follow: what is made and removed again leaves nothing
+//! in the log, and a flush may take long. So whoever is about to make an inode, and holds nothing
+//! yet, looks how far the durable limit is and raises it where that is near; whoever reserves
+//! numbers does the same.
 
 use crate::api::{Errno, Ino};
 use crate::error::FsError;
@@ -18,7 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How far the stored limit runs ahead.
 const AHEAD: u64 = 1 << 20;
-/// Numbers that the durable limit is ahead, at least, when an operation begins that takes one: more than there are such operations at a time.
+/// Numbers that the durable limit is ahead, at least, when an operation begins that takes one: more
+/// than there are such operations at a time.
 const MARGIN: u64 = 1 << 16;
 
 /// Commits a transaction with a higher limit.
@@ -71,7 +74,8 @@ impl VolumeCounters {
         (txn.commit(), counters.next_ino)
     }
 
-    /// A number that no inode ever had. The operation has asked [`VolumeCounters::is_short`] before it began.
+    /// A number that no inode ever had. The operation has asked [`VolumeCounters::is_short`] before
+    /// it began.
     pub(super) fn next_ino(&self) -> Ino {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -81,7 +85,8 @@ impl VolumeCounters {
         self.next.load(Ordering::Relaxed) + MARGIN > self.durable.load(Ordering::Relaxed)
     }
 
-    /// Makes a limit durable that is far ahead, unless another thread has. `make_durable` as for [`VolumeCounters::reserve`].
+    /// Makes a limit durable that is far ahead, unless another thread has. `make_durable` as for
+    /// [`VolumeCounters::reserve`].
     pub(super) fn raise(
         &self,
         make_durable: impl Fn(&mut Commit<'_>) -> Result<(), FsError>,
@@ -108,7 +113,8 @@ impl VolumeCounters {
         Ok(())
     }
 
-    /// Reserves `count` numbers, no more than a quarter of what the limit runs ahead. `make_durable` commits by the function that it is given, and waits.
+    /// Reserves `count` numbers, no more than a quarter of what the limit runs ahead.
+    /// `make_durable` commits by the function that it is given, and waits.
     pub(super) fn reserve(
         &self,
         count: u64,
@@ -120,8 +126,10 @@ impl VolumeCounters {
             self.durable.store(INO_END, Ordering::SeqCst);
         }
         loop {
-            // Half of what it runs ahead stays for who takes one number at a time, and looks before.
-            while self.next.load(Ordering::Relaxed) + count + AHEAD / 2 > self.durable.load(Ordering::SeqCst)
+            // Half of what it runs ahead stays for who takes one number at a time, and looks
+            // before.
+            while self.next.load(Ordering::Relaxed) + count + AHEAD / 2
+                > self.durable.load(Ordering::SeqCst)
             {
                 self.raise_once(&make_durable)?;
             }

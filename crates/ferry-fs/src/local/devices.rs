@@ -56,8 +56,11 @@ impl LocalFs {
     pub(super) fn do_replace(&self, cx: &Cx<'_>, input: &[u8]) -> Result<Vec<u8>, FsError> {
         self.only_owner(cx)?;
         self.writable()?;
-        let mut paths = input.split(|byte| *byte == 0).map(|path| Path::new(OsStr::from_bytes(path)));
-        let (Some(old), Some(new)) = (paths.next(), paths.next()) else { return Err(errno(libc::EINVAL)) };
+        let mut paths =
+            input.split(|byte| *byte == 0).map(|path| Path::new(OsStr::from_bytes(path)));
+        let (Some(old), Some(new)) = (paths.next(), paths.next()) else {
+            return Err(errno(libc::EINVAL));
+        };
         let begun = self.dev.replace(old, new);
         begun.map(|()| Vec::new()).map_err(|error| errno(error.raw_os_error().unwrap_or(libc::EIO)))
     }

@@ -28,7 +28,8 @@ impl LocalFs {
                 }
             }
         }
-        let (file, parked, caller) = (Arc::clone(&handle.inode), cx.park::<()>(None), Caller(cx.pid));
+        let (file, parked, caller) =
+            (Arc::clone(&handle.inode), cx.park::<()>(None), Caller(cx.pid));
         self.late.push(Late {
             files: vec![file],
             then: Box::new(move |fs| fs.fsync_late(caller, handle, parked)),
@@ -36,13 +37,18 @@ impl LocalFs {
         Err(Stop::Parked)
     }
 
-    /// What to do where putting things into contexts would have to wait: a transport's thread must not, nor need it.
+    /// What to do where putting things into contexts would have to wait: a transport's thread must
+    /// not, nor need it.
     pub(super) fn patience(&self, cx: &Cx) -> Busy {
         if self.options.background && !cx.park.may_wait() { Busy::Refuse } else { Busy::Wait }
     }
 
     /// Writing the files back would wait for the device: a job for a thread that may.
-    pub(super) fn is_long<'a>(&self, cx: &Cx, files: impl IntoIterator<Item = &'a Arc<Inode>>) -> bool {
+    pub(super) fn is_long<'a>(
+        &self,
+        cx: &Cx,
+        files: impl IntoIterator<Item = &'a Arc<Inode>>,
+    ) -> bool {
         self.patience(cx) == Busy::Refuse && self.data.would_wait(files)
     }
 
@@ -83,7 +89,8 @@ impl LocalFs {
         self.journal.force_for(caller, seq, Box::new(done));
     }
 
-    /// What who asked for durability is told. That the volume has become read-only is an I/O error to them: what they wrote is lost.
+    /// What who asked for durability is told. That the volume has become read-only is an I/O error
+    /// to them: what they wrote is lost.
     pub(super) fn not_durable(&self, what: &'static str, ino: Ino, error: FsError) -> Errno {
         match self.report(what, ino, error) {
             Errno(libc::EROFS) => Errno(libc::EIO),
@@ -111,8 +118,9 @@ impl LocalFs {
         self.park_until(cx, self.newest_of(&inode))
     }
 
-    /// The context that must be durable for an inode's own changes, its names and every directory above it. Which ones those
-    /// are need not be known: whatever directory was renamed since is made durable too.
+    /// The context that must be durable for an inode's own changes, its names and every directory
+    /// above it. Which ones those are need not be known: whatever directory was renamed since is
+    /// made durable too.
     pub(super) fn newest_of(&self, inode: &Inode) -> Seq {
         let own = inode.last_seq.load(Ordering::Acquire);
         Seq(own.max(self.newest_dir_move.load(Ordering::Acquire)))
@@ -160,7 +168,8 @@ impl LocalFs {
         Err(Stop::Parked)
     }
 
-    /// Puts all that is only in memory into contexts; all of it is durable when the returned one is.
+    /// Puts all that is only in memory into contexts; all of it is durable when the returned one
+    /// is.
     pub(super) fn commit_everything(&self, busy: Busy) -> Result<Seq, FsError> {
         self.log_lazy_times(busy)?;
         let seq = self.data.write_back_everything(busy)?;
@@ -221,7 +230,8 @@ impl LocalFs {
             // Waiting as long as it takes: it cannot be refused.
             self.log_lazy_times(Busy::Wait)?;
         }
-        // The journal is closed even if data could not be written: what is committed shall be durable.
+        // The journal is closed even if data could not be written: what is committed shall be
+        // durable.
         let data = self.data.close();
         let journal = self.journal.close().map_err(FsError::from);
         data.and(journal)

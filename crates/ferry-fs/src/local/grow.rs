@@ -16,7 +16,8 @@ impl LocalFs {
     pub(super) fn do_grow_log(&self, cx: &Cx, input: &[u8]) -> Answer<Vec<u8>> {
         self.only_owner(cx)?;
         self.writable()?;
-        let len = input.first_chunk().map(|len| u64::from_ne_bytes(*len)).ok_or(Errno(libc::EINVAL))?;
+        let len =
+            input.first_chunk().map(|len| u64::from_ne_bytes(*len)).ok_or(Errno(libc::EINVAL))?;
         if !self.options.background {
             return Ok(self.grow_log(len).map(|()| Vec::new())?);
         }
@@ -41,7 +42,8 @@ impl LocalFs {
         if len <= sb.log_len || len > sb.size / LOG_SHARE {
             return Err(errno(libc::EINVAL));
         }
-        let segments = u32::try_from(len.div_ceil(sb.segment_len)).map_err(|_| errno(libc::EINVAL))?;
+        let segments =
+            u32::try_from(len.div_ceil(sb.segment_len)).map_err(|_| errno(libc::EINVAL))?;
         let before = self.data.geometry();
         if !self.data.take_last_segments(segments) {
             return Err(errno(libc::ENOSPC));

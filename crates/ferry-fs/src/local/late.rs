@@ -1,5 +1,7 @@
-//! Fsyncs whose data must wait before it can be sent, because enough is on its way to the device already (or it is much), because the
-//! log is full, or because somebody else is at the file: they have threads of their own, so that no transport's thread waits with them. What gathers meanwhile is written back together.
+//! Fsyncs whose data must wait before it can be sent, because enough is on its way to the device
+//! already (or it is much), because the log is full, or because somebody else is at the file: they
+//! have threads of their own, so that no transport's thread waits with them. What gathers meanwhile
+//! is written back together.
 
 use super::LocalFs;
 use super::pool::Work;

@@ -15,7 +15,13 @@ use std::sync::atomic::Ordering;
 
 impl LocalFs {
     /// Links `ino` as `parent`/`name`, and counts a lookup of it.
-    pub(super) fn do_link(&self, how: How, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
+    pub(super) fn do_link(
+        &self,
+        how: How,
+        ino: Ino,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<Attr, FsError> {
         check_name(name)?;
         self.writable()?;
         self.admit(how, 0)?;

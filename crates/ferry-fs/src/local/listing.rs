@@ -1,7 +1,8 @@
 //! Listing directories.
 //!
-//! The cookie of an entry is its place in the order of names' hashes: it does not move when others come and go, so that a
-//! listing that goes on behind a cookie sees every entry that was there all the time exactly once.
+//! The cookie of an entry is its place in the order of names' hashes: it does not move when others
+//! come and go, so that a listing that goes on behind a cookie sees every entry that was there all
+//! the time exactly once.
 
 use super::names::{FIRST_COOKIE, check_dir};
 use super::{LocalFs, errno};
@@ -26,7 +27,8 @@ impl LocalFs {
         if !is_dir(inode.state.read().rec.mode) {
             return Err(errno(libc::ENOTDIR));
         }
-        // Every change goes through the kernel, which drops its cached listing then: it may keep it from one open to the next.
+        // Every change goes through the kernel, which drops its cached listing then: it may keep it
+        // from one open to the next.
         Ok(Opened { keep_cache: true, cache_dir: true, ..Opened::default() })
     }
 
@@ -75,8 +77,9 @@ impl LocalFs {
         Ok(true)
     }
 
-    /// Up to `most` entries behind `after` and, for `plus`, their inodes, each with a lookup counted while the directory is
-    /// locked: as long as a name is there, nobody reclaims its inode.
+    /// Up to `most` entries behind `after` and, for `plus`, their inodes, each with a lookup
+    /// counted while the directory is locked: as long as a name is there, nobody reclaims its
+    /// inode.
     #[expect(clippy::type_complexity, reason = "two lists that belong together, for one caller")]
     fn next_entries(
         &self,
@@ -135,7 +138,8 @@ impl LocalFs {
         bad.map_or(Ok(()), |bad| Err(bad.into()))
     }
 
-    /// Hands entries out; `false`: one did not fit. Lookups of those that were not taken are taken back.
+    /// Hands entries out; `false`: one did not fit. Lookups of those that were not taken are taken
+    /// back.
     fn give_entries(
         &self,
         entries: Vec<(u64, DirName)>,
@@ -148,7 +152,8 @@ impl LocalFs {
         for (cookie, DirName { name, target }) in entries {
             let inode = inodes.next().flatten();
             if fits {
-                let entry = inode.as_ref().filter(|_| plus).map(|i| self.entry(i.state.read().attr(i.ino)));
+                let entry =
+                    inode.as_ref().filter(|_| plus).map(|i| self.entry(i.state.read().attr(i.ino)));
                 fits = sink(&DirEntry { name, ino: target.ino, kind: target.kind, cookie, entry });
             }
             if let (false, Some(inode)) = (fits, inode) {

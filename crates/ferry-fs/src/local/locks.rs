@@ -1,9 +1,10 @@
 //! Locking several inodes: always by ascending number, whatever they are to each other.
 //!
-//! An operation first finds out, holding nothing, which inodes it concerns; then it locks them all by number and looks
-//! again; if the names meanwhile lead elsewhere, it starts over. So no two operations can wait for each other, and there
-//! is no order among parents and children to prove. (The alternative, ancestors before descendants, needs one
-//! lock for all renames between directories.)
+//! An operation first finds out, holding nothing, which inodes it concerns; then it locks them all
+//! by number and looks again; if the names meanwhile lead elsewhere, it starts over. So no two
+//! operations can wait for each other, and there is no order among parents and children to prove.
+//! (The alternative, ancestors before descendants, needs one lock for all renames between
+//! directories.)
 
 use crate::api::Ino;
 use crate::inode::{Inode, InodeState};

@@ -1,5 +1,6 @@
-//! Changes that take many transactions, as cutting off a million extents does: they have threads of their own, so that no transport's
-//! thread, which serves every program of a core, is taken up by one.
+//! Changes that take many transactions, as cutting off a million extents does: they have threads of
+//! their own, so that no transport's thread, which serves every program of a core, is taken up by
+//! one.
 
 use super::LocalFs;
 use super::pool::Work;
@@ -8,7 +9,8 @@ use crate::data::Busy;
 use crate::error::FsError;
 use crate::inprocess::FromReply;
 
-/// A file with so many blocks may have as many extents; what drops extents of a smaller one is soon done.
+/// A file with so many blocks may have as many extents; what drops extents of a smaller one is soon
+/// done.
 const LONG_BLOCKS: u64 = 1 << 14;
 /// Bytes of the log that dropping an extent takes, about.
 const DROP_BYTES: u64 = 128;
@@ -27,13 +29,15 @@ impl Work for Long {
 }
 
 impl LocalFs {
-    /// So many blocks, or, where the log is small, as many as can be dropped with a quarter of it: more wait for a checkpoint.
+    /// So many blocks, or, where the log is small, as many as can be dropped with a quarter of it:
+    /// more wait for a checkpoint.
     pub(super) fn fits_log(&self, blocks: u64) -> u64 {
         blocks.min(2 * self.journal.max_transaction_bytes() / DROP_BYTES)
     }
 
-    /// The answer to a request that drops extents of a file: now, unless it may be long, or wait for log space, and the thread is a transport's.
-    /// `drops` says whether it drops any, of a file of that size. If less than `takes` bytes of space are free, it may wait for some.
+    /// The answer to a request that drops extents of a file: now, unless it may be long, or wait
+    /// for log space, and the thread is a transport's. `drops` says whether it drops any, of a file
+    /// of that size. If less than `takes` bytes of space are free, it may wait for some.
     pub(super) fn answer_dropping<T: Into<Reply> + FromReply + 'static>(
         &self,
         cx: &Cx,

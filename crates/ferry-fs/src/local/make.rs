@@ -68,7 +68,13 @@ fn credits(target: usize, inherit: bool) -> Credits {
 
 impl LocalFs {
     /// Makes an inode under a name that does not exist; one that does is found instead.
-    pub(super) fn make(&self, cx: &Cx, parent: Ino, name: &[u8], new: New<'_>) -> Result<Made, FsError> {
+    pub(super) fn make(
+        &self,
+        cx: &Cx,
+        parent: Ino,
+        name: &[u8],
+        new: New<'_>,
+    ) -> Result<Made, FsError> {
         let how = self.how(cx);
         check_name(name)?;
         self.writable()?;
@@ -181,7 +187,13 @@ impl LocalFs {
     }
 
     /// The directory's default ACL takes the place of the umask.
-    fn inherit(&self, cx: &Cx, parent: Ino, dir: &InodeState, mode: &mut u32) -> Result<Inherited, FsError> {
+    fn inherit(
+        &self,
+        cx: &Cx,
+        parent: Ino,
+        dir: &InodeState,
+        mode: &mut u32,
+    ) -> Result<Inherited, FsError> {
         if *mode & libc::S_IFMT == libc::S_IFLNK {
             return Ok(Inherited::default());
         }
@@ -195,11 +207,20 @@ impl LocalFs {
         };
         let mut access = default.clone();
         let more_than_mode = access.restrict_to_mode(mode);
-        Ok(Inherited { access: more_than_mode.then_some(access), default: is_dir(*mode).then_some(default) })
+        Ok(Inherited {
+            access: more_than_mode.then_some(access),
+            default: is_dir(*mode).then_some(default),
+        })
     }
 
     /// Makes a node that is not opened.
-    pub(super) fn do_make(&self, cx: &Cx, parent: Ino, name: &[u8], new: New<'_>) -> Result<Attr, FsError> {
+    pub(super) fn do_make(
+        &self,
+        cx: &Cx,
+        parent: Ino,
+        name: &[u8],
+        new: New<'_>,
+    ) -> Result<Attr, FsError> {
         match self.make(cx, parent, name, new)? {
             Made::New(inode) => {
                 let attr = inode.state.read().attr(inode.ino);

@@ -1,9 +1,10 @@
 //! The file system on a local volume.
 //!
-//! One file per subject: `names` finds entries, `make`, `remove`, `rename` and `link` change them, `attributes`, `contents`,
-//! `listing`, `xattr` and `acl` are what they say, `orphans` gives the space of removed files back, `durable` and `bulk` force;
-//! `requests` is the [`crate::Filesystem`] implementation. Every change goes the same way: reserve log space, lock the
-//! inodes by number, look again, change memory and transaction, commit (which cannot fail), unlock.
+//! One file per subject: `names` finds entries, `make`, `remove`, `rename` and `link` change them,
+//! `attributes`, `contents`, `listing`, `xattr` and `acl` are what they say, `orphans` gives the
+//! space of removed files back, `durable` and `bulk` force; `requests` is the [`crate::Filesystem`]
+//! implementation. Every change goes the same way: reserve log space, lock the inodes by number,
+//! look again, change memory and transaction, commit (which cannot fail), unlock.
 
 mod acl;
 mod attributes;
@@ -57,8 +58,8 @@ use counters::VolumeCounters;
 use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_journal::{
-    Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, LogOptions, Recovered, Seq,
-    Transaction,
+    Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, LogOptions, Recovered,
+    Seq, Transaction,
 };
 use handles::Handles;
 use late::Late;
@@ -141,8 +142,9 @@ pub struct FsOptions {
     pub locking: Locking,
     /// Who has mounted it: may do beside root what concerns the volume as a whole.
     pub owner: u32,
-    /// Programs outlive the mount: what was removed while they had it open stays, with its contents, until
-    /// [`SessionStore::reclaim_removed`](crate::SessionStore::reclaim_removed) is called on the next mount.
+    /// Programs outlive the mount: what was removed while they had it open stays, with its
+    /// contents, until [`SessionStore::reclaim_removed`](crate::SessionStore::reclaim_removed) is
+    /// called on the next mount.
     pub keeps_removed: bool,
 }
 
@@ -187,7 +189,8 @@ pub struct LocalFs {
     rename_lock: Mutex<()>,
     /// Newest context that holds a change made here.
     newest: AtomicU64,
-    /// Newest context in which a directory got another name: it changed the path of all that is below.
+    /// Newest context in which a directory got another name: it changed the path of all that is
+    /// below.
     newest_dir_move: AtomicU64,
     /// Inodes whose access time the journal does not have.
     lazy_times: Mutex<Vec<Arc<Inode>>>,
@@ -198,7 +201,8 @@ pub struct LocalFs {
     keeping_removed: AtomicBool,
     readers: Arc<Pool<Wanted>>,
     scrubs: Scrubs,
-    /// Held while marks of sessions are removed, or what is said beside them, behind the reservation.
+    /// Held while marks of sessions are removed, or what is said beside them, behind the
+    /// reservation.
     marking: Mutex<()>,
     /// Held while the log grows.
     growing: Arc<Mutex<()>>,
@@ -211,7 +215,11 @@ pub struct LocalFs {
 
 impl LocalFs {
     /// Opens the volume on `dev`: recovers it, and begins to reclaim what was removed before.
-    pub fn open(dev: Arc<dyn BlockDevice>, options: FsOptions, env: Env) -> Result<Arc<Self>, VolumeError> {
+    pub fn open(
+        dev: Arc<dyn BlockDevice>,
+        options: FsOptions,
+        env: Env,
+    ) -> Result<Arc<Self>, VolumeError> {
         let sb = read_superblock(&dev)?;
         if !options.read_only {
             settle_copies(&dev)?;
@@ -239,7 +247,8 @@ impl LocalFs {
             accept_damage: options.read_only,
         };
         let data = DataStore::new(dev.clone(), sb.geometry(), data_options, env.clone());
-        let opened = Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), data.clone());
+        let opened =
+            Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), data.clone());
         let (journal, recovered) = opened.map_err(|error| match error {
             JournalError::Damaged { .. } => VolumeError::NeedsRepair(error),
             JournalError::Unreadable { .. } => VolumeError::Unreadable(error),
@@ -266,7 +275,8 @@ impl LocalFs {
         let table = Arc::new(InodeTable::new(journal.clone()));
         data.start(journal.clone(), &recovered, table.clone() as Arc<dyn InodeSource>)?;
         let stored = journal.get(&keys::counters()).map_err(FsError::from)?;
-        let missing = || VolumeError::Damaged { detail: "the counters are missing: run `ferry fsck`".into() };
+        let missing =
+            || VolumeError::Damaged { detail: "the counters are missing: run `ferry fsck`".into() };
         let stored = Counters::decode(&stored.ok_or_else(missing)?).map_err(FsError::from)?;
         let next_ino = stored.next_ino;
         let was_handed_over = session_store::was_handed_over(&journal, next_ino);
@@ -318,10 +328,11 @@ impl LocalFs {
     /// Numbers are handed out from this one on, so nothing may have one of them.
     fn check_limit(&self, next_ino: Ino) -> Result<(), VolumeError> {
         let mut taken = false;
-        let looked = self.journal.scan(&keys::inode(next_ino), &keys::inode_end(u64::MAX), &mut |_, _| {
-            taken = true;
-            false
-        });
+        let looked =
+            self.journal.scan(&keys::inode(next_ino), &keys::inode_end(u64::MAX), &mut |_, _| {
+                taken = true;
+                false
+            });
         if let Err(error) = looked {
             // What is damaged there costs what lies there, and not the mount.
             tracing::warn!(%error, "the newest inodes cannot be read");
@@ -385,7 +396,10 @@ impl LocalFs {
     /// What the program is told; what happened besides goes to the log.
     fn report(&self, what: &'static str, ino: Ino, error: FsError) -> Errno {
         let told = error.errno();
-        if !matches!(error, FsError::Errno(_)) && told != Errno(libc::EROFS) && told != Errno(libc::ENOSPC) {
+        if !matches!(error, FsError::Errno(_))
+            && told != Errno(libc::EROFS)
+            && told != Errno(libc::ENOSPC)
+        {
             tracing::error!(volume = self.name, inode = ino, errno = told.0, %error, "{what} failed");
         }
         told

@@ -25,7 +25,8 @@ impl NameHash {
         Self(SipHasher13::new_with_key(key))
     }
 
-    /// The cookie of `name` with disambiguator 0: 54 bits of hash, never all zero, and 8 of disambiguator.
+    /// The cookie of `name` with disambiguator 0: 54 bits of hash, never all zero, and 8 of
+    /// disambiguator.
     pub(super) fn base(&self, name: &[u8]) -> u64 {
         (self.0.hash(name) >> 10).max(1) << 8
     }
@@ -73,13 +74,20 @@ pub(super) fn check_dir(state: &InodeState) -> Result<(), FsError> {
 
 impl LocalFs {
     /// Finds `name` in `dir`, whose lock the caller holds (`state` shows it).
-    pub(super) fn find(&self, dir: &Inode, state: &InodeState, name: &[u8]) -> Result<Found, FsError> {
+    pub(super) fn find(
+        &self,
+        dir: &Inode,
+        state: &InodeState,
+        name: &[u8],
+    ) -> Result<Found, FsError> {
         let base = self.hash.base(name);
         loop {
             match dir.dir.find(base, name) {
                 Cached::Present(cookie, target) => return Ok(Found::Present(cookie, target)),
                 Cached::Absent(cookie) => return Ok(Found::Absent(cookie)),
-                Cached::Unknown if dir.dir.is_worth_loading(state.rec.size) => self.load_dir(dir)?,
+                Cached::Unknown if dir.dir.is_worth_loading(state.rec.size) => {
+                    self.load_dir(dir)?
+                }
                 Cached::Unknown => return self.find_stored(dir.ino, base, name),
             }
         }
@@ -88,7 +96,8 @@ impl LocalFs {
     /// Finds a name of a directory that is not cached.
     pub(super) fn find_stored(&self, dir: Ino, base: u64, name: &[u8]) -> Result<Found, FsError> {
         let (mut found, mut free, mut bad) = (None, base, None);
-        let (from, to) = (keys::dentry_from(dir, base), keys::dentry_from(dir, base + DISAMBIGUATORS));
+        let (from, to) =
+            (keys::dentry_from(dir, base), keys::dentry_from(dir, base + DISAMBIGUATORS));
         self.journal.scan(&from, &to, &mut |key, value| {
             let Some((cookie, entry)) = self.entry_of(key, value, &mut bad) else { return false };
             if *entry.name == *name {
@@ -101,7 +110,9 @@ impl LocalFs {
         })?;
         match bad {
             Some(bad) => Err(bad.into()),
-            None => Ok(found.unwrap_or(Found::Absent((free < base + DISAMBIGUATORS).then_some(free)))),
+            None => {
+                Ok(found.unwrap_or(Found::Absent((free < base + DISAMBIGUATORS).then_some(free))))
+            }
         }
     }
 
@@ -138,7 +149,8 @@ impl LocalFs {
         }
     }
 
-    /// Finds a name, and its inode, holding the directory's lock only while looking: the caller looks again under its locks.
+    /// Finds a name, and its inode, holding the directory's lock only while looking: the caller
+    /// looks again under its locks.
     pub(super) fn glance(&self, dir: &Inode, name: &[u8]) -> Result<Option<Arc<Inode>>, FsError> {
         let state = dir.state.read();
         check_dir(&state)?;
@@ -170,8 +182,9 @@ impl LocalFs {
         let dir = self.table.need(parent)?;
         let inode = {
             let state = dir.state.read();
-            // "." is asked of anything by who has only its number: an NFS server, a client of a server that was restarted.
-            // Of a removed file the kernel may not have taken its lookups back yet: only who has it open keeps it.
+            // "." is asked of anything by who has only its number: an NFS server, a client of a
+            // server that was restarted. Of a removed file the kernel may not have taken its
+            // lookups back yet: only who has it open keeps it.
             if name == b"." && state.rec.nlink == 0 && !self.reclaimer.holds() {
                 let is_kept = if is_dir(state.rec.mode) { dir.is_known() } else { dir.is_open() };
                 if !is_kept {
@@ -192,7 +205,8 @@ impl LocalFs {
                 },
             };
             let inode = self.target(parent, ino)?;
-            // Counted while the directory is locked: as long as the name is there, nobody reclaims the inode.
+            // Counted while the directory is locked: as long as the name is there, nobody reclaims
+            // the inode.
             inode.lookups.fetch_add(1, Ordering::AcqRel);
             inode
         };

@@ -1,9 +1,11 @@
 //! Inodes without a name: their space comes back once nobody knows them any more.
 //!
-//! An orphan's key is in the same transaction that took its last name. When the kernel has forgotten the inode and the
-//! last handle is closed, its extents, attributes and record go; after a crash the orphans that are left over go in the
-//! background. Large files go in the background too: the kernel's forgetting must not wait for them. Where programs on other machines
-//! outlive the mount (`keeps_removed`) its end reclaims nothing, and the next one waits with what is left over until it is told to go on.
+//! An orphan's key is in the same transaction that took its last name. When the kernel has
+//! forgotten the inode and the last handle is closed, its extents, attributes and record go; after
+//! a crash the orphans that are left over go in the background. Large files go in the background
+//! too: the kernel's forgetting must not wait for them. Where programs on other machines outlive
+//! the mount (`keeps_removed`) its end reclaims nothing, and the next one waits with what is left
+//! over until it is told to go on.
 
 use super::LocalFs;
 use crate::api::Ino;
@@ -30,7 +32,8 @@ const XATTRS_AT_ONCE: usize = 16;
 const LAST_STEP: Credits = Credits { keys: 3, bytes: 128, urgent: true };
 /// Bytes of an inode's record and of its name, with their keys, at least.
 const RECORD_AND_NAME_BYTES: u64 = 150;
-/// Bytes of an extent with its key, and of the checksum of each of its blocks; and the blocks that one has at most.
+/// Bytes of an extent with its key, and of the checksum of each of its blocks; and the blocks that
+/// one has at most.
 const EXTENT_BYTES: u64 = 27;
 const CHECKSUM_BYTES: u64 = 4;
 const EXTENT_BLOCKS_MAX: u64 = 256;
@@ -117,7 +120,8 @@ impl Reclaimer {
         self.queue.lock().held
     }
 
-    /// An inode has lost its last name, and nobody knows it; `true`: somebody who is not back yet may, so it is left over, too.
+    /// An inode has lost its last name, and nobody knows it; `true`: somebody who is not back yet
+    /// may, so it is left over, too.
     fn takes_in(&self, ino: Ino) -> bool {
         let mut queue = self.queue.lock();
         if queue.held {
@@ -155,7 +159,8 @@ fn run(reclaimer: &Reclaimer, fs: &Weak<LocalFs>) {
     }
 }
 
-/// What the home store has of an inode and a name of it, at least: record, contents, extents with their checksums.
+/// What the home store has of an inode and a name of it, at least: record, contents, extents with
+/// their checksums.
 fn metadata_bytes(state: &InodeState) -> u64 {
     let inline = state.logged.inline.as_ref().map_or(0, |inline| inline.len() as u64);
     let extents = state.logged.blocks.div_ceil(EXTENT_BLOCKS_MAX);
@@ -177,7 +182,11 @@ impl LocalFs {
         });
         scanned.map_err(FsError::from)?;
         let held = self.options.keeps_removed;
-        self.data.removed().left_over(if held || !self.options.background { 0 } else { leftovers.len() });
+        self.data.removed().left_over(if held || !self.options.background {
+            0
+        } else {
+            leftovers.len()
+        });
         *self.reclaimer.queue.lock() = Queue { leftovers, held, ..Queue::default() };
         if !self.options.background {
             if !held {
@@ -186,8 +195,9 @@ impl LocalFs {
             return Ok(());
         }
         let (reclaimer, fs) = (self.reclaimer.clone(), Arc::downgrade(self));
-        let thread =
-            std::thread::Builder::new().name("ferry-reclaim".into()).spawn(move || run(&reclaimer, &fs));
+        let thread = std::thread::Builder::new()
+            .name("ferry-reclaim".into())
+            .spawn(move || run(&reclaimer, &fs));
         let thread = thread.map_err(|source| VolumeError::Io { what: "start a thread", source })?;
         *self.reclaimer.thread.lock() = Some(thread);
         Ok(())
@@ -234,7 +244,8 @@ impl LocalFs {
         }
     }
 
-    /// A lookup or a handle went: if it was the last one, the inode is reclaimed, or may leave memory.
+    /// A lookup or a handle went: if it was the last one, the inode is reclaimed, or may leave
+    /// memory.
     pub(super) fn maybe_unknown(&self, inode: &Arc<Inode>) {
         if inode.is_known() {
             self.expect_space_of(inode);
@@ -243,14 +254,16 @@ impl LocalFs {
         if inode.state.read().rec.nlink == 0 {
             self.reclaim_if_unknown(inode);
         } else if let Some(stale) = self.table.cool(inode) {
-            // The oldest cold inode cannot go before its times are logged; it is cold again afterwards, or where the log has no room now.
+            // The oldest cold inode cannot go before its times are logged; it is cold again
+            // afterwards, or where the log has no room now.
             let busy = if self.options.background { Busy::Refuse } else { Busy::Wait };
             self.log_times(std::slice::from_ref(&stale), busy);
             drop(self.table.cool(&stale));
         }
     }
 
-    /// Whoever needs space waits for that of a file that has just lost its last name, or its last handle.
+    /// Whoever needs space waits for that of a file that has just lost its last name, or its last
+    /// handle.
     fn expect_space_of(&self, inode: &Arc<Inode>) {
         let comes_back = inode.has_flag(Inode::NAMELESS)
             && !self.keeping_removed.load(Ordering::Acquire)
@@ -279,8 +292,8 @@ impl LocalFs {
         }
         self.data.removed().going(inode);
         // Closing or removing a file is not to wait for log space.
-        let long =
-            self.journal.is_short(true) || inode.state.read().rec.blocks > self.fits_log(BLOCKS_AT_ONCE);
+        let long = self.journal.is_short(true)
+            || inode.state.read().rec.blocks > self.fits_log(BLOCKS_AT_ONCE);
         if !(long && self.options.background && self.reclaimer.hand_over(inode)) {
             self.reclaim(inode);
         }
@@ -326,7 +339,8 @@ impl LocalFs {
         Ok(())
     }
 
-    /// Deletes all attributes of an orphan, some at a time: an orphan with fewer of them is still one.
+    /// Deletes all attributes of an orphan, some at a time: an orphan with fewer of them is still
+    /// one.
     fn drop_xattrs(&self, ino: Ino) -> Result<(), FsError> {
         loop {
             let mut found = Vec::new();
@@ -338,7 +352,8 @@ impl LocalFs {
                 return Ok(());
             }
             let bytes = found.iter().map(Vec::len).sum::<usize>() as u32;
-            let mut txn = self.journal.begin(Credits { keys: XATTRS_AT_ONCE as u32, bytes, urgent: true })?;
+            let mut txn =
+                self.journal.begin(Credits { keys: XATTRS_AT_ONCE as u32, bytes, urgent: true })?;
             found.iter().for_each(|key| txn.delete(key));
             txn.commit();
         }

@@ -1,4 +1,5 @@
-//! Threads for what would keep a transport's thread waiting: it serves many programs, and none of them waits for another one's request.
+//! Threads for what would keep a transport's thread waiting: it serves many programs, and none of
+//! them waits for another one's request.
 
 use super::LocalFs;
 use parking_lot::{Condvar, Mutex};
@@ -6,7 +7,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 
-/// What a pool does. Where nobody can do it any more it is dropped, which answers its request with an error.
+/// What a pool does. Where nobody can do it any more it is dropped, which answers its request with
+/// an error.
 pub(super) trait Work: Send + Sized + 'static {
     /// Of the threads, as the system shows it.
     const NAME: &'static str;
@@ -63,7 +65,9 @@ impl<W: Work> Pool<W> {
                     tracing::error!(%error, thread = W::NAME, "no thread can be started");
                     state.waiting.clear();
                 }
-                Err(error) => tracing::debug!(%error, thread = W::NAME, "no further thread can be started"),
+                Err(error) => {
+                    tracing::debug!(%error, thread = W::NAME, "no further thread can be started")
+                }
             }
         }
         drop(state);
@@ -98,11 +102,13 @@ impl<W: Work> Pool<W> {
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
         state.stop = true;
-        let (waiting, threads) = (std::mem::take(&mut state.waiting), std::mem::take(&mut state.threads));
+        let (waiting, threads) =
+            (std::mem::take(&mut state.waiting), std::mem::take(&mut state.threads));
         drop(state);
         drop(waiting);
         self.more.notify_all();
-        for thread in threads.into_iter().filter(|t| t.thread().id() != std::thread::current().id()) {
+        for thread in threads.into_iter().filter(|t| t.thread().id() != std::thread::current().id())
+        {
             if thread.join().is_err() {
                 tracing::error!(thread = W::NAME, "a thread panicked");
             }

@@ -30,7 +30,13 @@ pub(super) const UNLINK_CREDITS: Credits = Credits {
 
 impl LocalFs {
     /// Removes a name and, with the last one, makes the inode an orphan.
-    pub(super) fn do_remove(&self, how: How, parent: Ino, name: &[u8], kind: Kind) -> Result<(), FsError> {
+    pub(super) fn do_remove(
+        &self,
+        how: How,
+        parent: Ino,
+        name: &[u8],
+        kind: Kind,
+    ) -> Result<(), FsError> {
         match name {
             b"." => return Err(errno(libc::EINVAL)),
             b".." => return Err(errno(libc::ENOTEMPTY)),
@@ -84,8 +90,8 @@ impl LocalFs {
         if noted {
             txn.put(&keys::orphan(child.ino), &[keys::VALUE_VERSION]);
         }
-        // Mostly nobody reads an orphan file after a crash: its small contents need not go to the log once more. A symlink keeps its target: a
-        // record without one would be damage.
+        // Mostly nobody reads an orphan file after a crash: its small contents need not go to the
+        // log once more. A symlink keeps its target: a record without one would be damage.
         if !is_regular(state.rec.mode) || self.options.keeps_removed {
             return put_inode(txn, child.ino, state);
         }

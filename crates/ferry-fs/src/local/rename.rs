@@ -80,7 +80,8 @@ impl LocalFs {
         }
     }
 
-    /// Moves a name, over another one perhaps. `false`: the names lead elsewhere by now, look again.
+    /// Moves a name, over another one perhaps. `false`: the names lead elsewhere by now, look
+    /// again.
     fn rename_over(
         &self,
         how: How,
@@ -108,7 +109,9 @@ impl LocalFs {
             self.check_not_below(to.dir.ino, source.ino)?;
         }
         let mut locked = Locked::new([from.dir, to.dir, source, to.to_lock()]);
-        let Some((old_cookie, new)) = self.look_again(&mut locked, from, to)? else { return Ok(false) };
+        let Some((old_cookie, new)) = self.look_again(&mut locked, from, to)? else {
+            return Ok(false);
+        };
         let victim = to.inode.as_deref();
         if victim.is_some_and(|v| v.ino == source.ino) {
             return Ok(true); // Two names of one inode: POSIX says to do nothing.
@@ -162,16 +165,27 @@ impl LocalFs {
         now: Timestamp,
     ) -> Result<Dentry, FsError> {
         let (_, gid) = inherit_group((dir.mode, dir.gid), (libc::S_IFCHR, gid));
-        let times = InodeRecord { atime: now, mtime: now, ctime: now, btime: now, ..InodeRecord::default() };
+        let times = InodeRecord {
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            ..InodeRecord::default()
+        };
         let record = InodeRecord { mode: libc::S_IFCHR, uid, gid, nlink: 1, ..times };
         let ino = self.number_for(None)?;
         txn.put(&keys::inode(ino), &record.encode());
         Ok(Dentry { ino, kind: libc::S_IFCHR })
     }
 
-    /// A file that takes the name of another has its contents before the name: after a crash there is the old file or the
-    /// new one, never an empty one.
-    fn write_back_before_replacing(&self, how: How, from: &Side<'_>, to: &Side<'_>) -> Result<(), FsError> {
+    /// A file that takes the name of another has its contents before the name: after a crash there
+    /// is the old file or the new one, never an empty one.
+    fn write_back_before_replacing(
+        &self,
+        how: How,
+        from: &Side<'_>,
+        to: &Side<'_>,
+    ) -> Result<(), FsError> {
         if let (Some(source), Some(victim)) = (&from.inode, &to.inode)
             && source.ino != victim.ino
             && is_regular(source.state.read().rec.mode)
@@ -181,7 +195,8 @@ impl LocalFs {
         Ok(())
     }
 
-    /// Under the locks: the old name's cookie and what is at the new name, if both lead where they did at first sight.
+    /// Under the locks: the old name's cookie and what is at the new name, if both lead where they
+    /// did at first sight.
     fn look_again(
         &self,
         locked: &mut Locked<'_>,
@@ -198,7 +213,9 @@ impl LocalFs {
             _ => false,
         };
         match old {
-            Found::Present(cookie, _) if same(&old, from) && same(&new, to) => Ok(Some((cookie, new))),
+            Found::Present(cookie, _) if same(&old, from) && same(&new, to) => {
+                Ok(Some((cookie, new)))
+            }
             _ => Ok(None),
         }
     }
@@ -241,7 +258,8 @@ impl LocalFs {
         }
     }
 
-    /// Refuses to move directory `moved` to a place below itself. The rename lock is held, so nothing else moves.
+    /// Refuses to move directory `moved` to a place below itself. The rename lock is held, so
+    /// nothing else moves.
     fn check_not_below(&self, place: Ino, moved: Ino) -> Result<(), FsError> {
         let mut at = place;
         for _ in 0..DEPTH_MAX {
@@ -253,7 +271,11 @@ impl LocalFs {
             }
             at = self.table.need(at)?.state.read().rec.parent;
         }
-        tracing::error!(volume = self.name, inode = place, "a directory is below itself: run `ferry fsck`");
+        tracing::error!(
+            volume = self.name,
+            inode = place,
+            "a directory is below itself: run `ferry fsck`"
+        );
         Err(errno(libc::EIO))
     }
 
@@ -271,7 +293,8 @@ impl LocalFs {
             }
         }
         let mut locked = Locked::new([a.dir, b.dir, &**ia, &**ib]);
-        let Some((cookie_a, Found::Present(cookie_b, _))) = self.look_again(&mut locked, a, b)? else {
+        let Some((cookie_a, Found::Present(cookie_b, _))) = self.look_again(&mut locked, a, b)?
+        else {
             return Ok(false);
         };
         let now = self.time(how);

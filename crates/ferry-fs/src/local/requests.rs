@@ -1,4 +1,5 @@
-//! The file system as a transport sees it: every request, its checks of the request itself, and its answer.
+//! The file system as a transport sees it: every request, its checks of the request itself, and its
+//! answer.
 
 use super::contents::COPY_MAX;
 use super::make::New;
@@ -69,15 +70,26 @@ impl Filesystem for LocalFs {
 
     fn birth_time(&self, ino: Ino) -> Option<Timestamp> {
         // What is not there is told so when its attributes are asked for.
-        Some(self.table.need(ino).map_or(Timestamp::default(), |inode| inode.state.share().rec.btime))
+        Some(
+            self.table
+                .need(ino)
+                .map_or(Timestamp::default(), |inode| inode.state.share().rec.btime),
+        )
     }
 
     fn loses_privileges(&self, ino: Ino) -> bool {
-        let set_ids = |inode: &Inode| inode.state.share().rec.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+        let set_ids =
+            |inode: &Inode| inode.state.share().rec.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
         self.table.peek(ino).is_some_and(|inode| set_ids(&inode))
     }
 
-    fn setattr(&self, cx: &Cx, ino: Ino, _fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
+    fn setattr(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        _fh: Option<u64>,
+        set: &SetAttr,
+    ) -> Answer<(Attr, Duration)> {
         let Some(new) = set.size else {
             let (set, changed) = (*set, self.do_setattr(self.how(cx), ino, set));
             let changed = changed.map(|attr| (attr, VALID));
@@ -161,8 +173,13 @@ impl Filesystem for LocalFs {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> Answer<()> {
-        let renamed =
-            self.do_rename(self.how(cx), (parent, name), (new_parent, new_name), flags, (cx.uid, cx.gid));
+        let renamed = self.do_rename(
+            self.how(cx),
+            (parent, name),
+            (new_parent, new_name),
+            flags,
+            (cx.uid, cx.gid),
+        );
         self.answer_change(cx, ("rename", parent), renamed, || {
             let (name, new_name) = (name.to_vec(), new_name.to_vec());
             move |fs, cx| fs.rename(cx, parent, &name, new_parent, &new_name, flags)
@@ -174,7 +191,14 @@ impl Filesystem for LocalFs {
         self.answer("open", ino, self.do_open(cx, &inode, flags, kill_suidgid))
     }
 
-    fn create(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
+    fn create(
+        &self,
+        cx: &Cx,
+        parent: Ino,
+        name: &[u8],
+        mode: Mode,
+        flags: i32,
+    ) -> Answer<(Entry, Opened)> {
         let made = self.do_create(cx, parent, name, mode, flags);
         let made = made.map(|(attr, opened)| (self.entry(attr), opened));
         self.answer_change(cx, ("create", parent), made, || {
@@ -216,15 +240,18 @@ impl Filesystem for LocalFs {
         let waits = self.data.holds_writers() || (kill_suidgid && self.journal.is_short(true));
         if waits && self.patience(cx) == Busy::Refuse {
             let data = data.to_vec();
-            return self.later(cx, move |fs, cx| fs.write(cx, ino, fh, offset, &data, append, kill_suidgid));
+            return self.later(cx, move |fs, cx| {
+                fs.write(cx, ino, fh, offset, &data, append, kill_suidgid)
+            });
         }
         let at = if append { At::End } else { At::Offset(offset) };
         let how = How { busy: self.patience(cx), ..How::waiting(cx.early_ack()) };
         let written = match self.do_write(how, ino, fh, at, data, kill_suidgid) {
             Err(FsError::WouldWait) => {
                 let data = data.to_vec();
-                return self
-                    .later(cx, move |fs, cx| fs.write(cx, ino, fh, offset, &data, append, kill_suidgid));
+                return self.later(cx, move |fs, cx| {
+                    fs.write(cx, ino, fh, offset, &data, append, kill_suidgid)
+                });
             }
             written => self.answer("write", ino, written),
         };
@@ -246,7 +273,15 @@ impl Filesystem for LocalFs {
         self.do_fsync(cx, ino, fh)
     }
 
-    fn fallocate(&self, cx: &Cx, ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
+    fn fallocate(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        fh: u64,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Answer<()> {
         let drops = |_| mode & !libc::FALLOC_FL_KEEP_SIZE != 0;
         let (ack, kill) = (cx.early_ack(), cx.uid != 0);
         let change = move |fs: &Self| fs.do_fallocate(ack, (ino, fh), mode, (offset, len), kill);
@@ -254,7 +289,8 @@ impl Filesystem for LocalFs {
     }
 
     fn lseek(&self, _cx: &Cx, ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {
-        // The kernel does not hand over first what it holds back: that would be called a hole. It takes all of a file for data instead.
+        // The kernel does not hand over first what it holds back: that would be called a hole. It
+        // takes all of a file for data instead.
         if self.writeback_cache() {
             return Err(Errno(libc::ENOSYS).into());
         }
@@ -314,7 +350,14 @@ impl Filesystem for LocalFs {
         Ok(self.do_statfs())
     }
 
-    fn setxattr(&self, cx: &Cx, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Answer<()> {
+    fn setxattr(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: XattrFlags,
+    ) -> Answer<()> {
         let set = self.do_setxattr(self.how(cx), ino, name, value, flags);
         self.answer_change(cx, ("setxattr", ino), set, || {
             let (name, value) = (name.to_vec(), value.to_vec());

@@ -11,7 +11,8 @@ use crate::scrub::{Damage, ScrubOptions, ScrubStatus};
 const DAMAGE_PAGE: usize = 64;
 
 impl LocalFs {
-    /// Starts a scrub of the whole volume on a thread of its own; its number. `EBUSY`: one is on its way.
+    /// Starts a scrub of the whole volume on a thread of its own; its number. `EBUSY`: one is on
+    /// its way.
     pub fn start_scrub(&self, options: ScrubOptions) -> Result<u64, FsError> {
         let volume = Mounted {
             journal: self.journal.clone(),
@@ -60,7 +61,12 @@ impl LocalFs {
     }
 
     /// Names of files are for those alone who may look into every directory.
-    pub(super) fn scrub_damage(&self, cx: &Cx<'_>, input: &[u8], out_max: usize) -> Result<Vec<u8>, FsError> {
+    pub(super) fn scrub_damage(
+        &self,
+        cx: &Cx<'_>,
+        input: &[u8],
+        out_max: usize,
+    ) -> Result<Vec<u8>, FsError> {
         self.only_owner(cx)?;
         let from = usize::try_from(number(input)?).map_err(|_| errno(libc::EINVAL))?;
         let page = self.scrub_found(from, DAMAGE_PAGE);
@@ -70,7 +76,10 @@ impl LocalFs {
                 Err(_) if most > 1 => most /= 2,
                 // One that is longer than an answer, which a path may be, goes without its path.
                 Err(_) => {
-                    return ended(json(&page.iter().take(1).map(nameless).collect::<Vec<_>>()), out_max);
+                    return ended(
+                        json(&page.iter().take(1).map(nameless).collect::<Vec<_>>()),
+                        out_max,
+                    );
                 }
                 answer => return answer,
             }

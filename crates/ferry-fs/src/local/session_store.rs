@@ -13,23 +13,29 @@ use std::sync::atomic::Ordering;
 
 /// Inode numbers that are reserved at a time, at most.
 const NUMBERS_MAX: u64 = 1 << 16;
-/// No session has this number. The record under it holds the limit of inode numbers of the mount that
-/// handed the volume over.
+/// No session has this number. The record under it holds the limit of inode numbers of the mount
+/// that handed the volume over.
 const HANDED_OVER: u128 = 0;
 /// Sessions of which one transaction changes the records, at most.
 const SESSIONS_MAX: usize = 64;
 
 impl SessionStore for LocalFs {
     fn reserve_numbers(&self, count: u32) -> Result<Range<Ino>, Errno> {
-        self.do_reserve_numbers(count).map_err(|error| self.report("reserving numbers", ROOT, error))
+        self.do_reserve_numbers(count)
+            .map_err(|error| self.report("reserving numbers", ROOT, error))
     }
 
     fn reserve_space(&self, bytes: u64, inodes: u64) -> Result<Box<dyn Reservation>, Errno> {
-        if self.options.read_only { Err(Errno(libc::EROFS)) } else { self.data.reserve(bytes, inodes) }
+        if self.options.read_only {
+            Err(Errno(libc::EROFS))
+        } else {
+            self.data.reserve(bytes, inodes)
+        }
     }
 
     fn add_session(&self, session: u128) -> Result<(), Errno> {
-        self.do_add_session(session).map_err(|error| self.report("recording a session", ROOT, error))
+        self.do_add_session(session)
+            .map_err(|error| self.report("recording a session", ROOT, error))
     }
 
     fn remove_session(&self, session: u128) {
@@ -43,7 +49,8 @@ impl SessionStore for LocalFs {
     }
 
     fn last_applied(&self, session: u128) -> Result<Option<u64>, Errno> {
-        self.do_last_applied(session).map_err(|error| self.report("reading a session's record", ROOT, error))
+        self.do_last_applied(session)
+            .map_err(|error| self.report("reading a session's record", ROOT, error))
     }
 
     fn sync_sessions(&self, upto: &[SessionSeq]) -> Result<(), Errno> {
@@ -56,7 +63,8 @@ impl SessionStore for LocalFs {
     }
 
     fn add_lock_holder(&self, session: u128) -> Result<(), Errno> {
-        self.do_add_lock_holder(session).map_err(|error| self.report("recording a lock holder", ROOT, error))
+        self.do_add_lock_holder(session)
+            .map_err(|error| self.report("recording a lock holder", ROOT, error))
     }
 
     fn lock_holders(&self) -> Result<Vec<u128>, Errno> {
@@ -69,7 +77,8 @@ impl SessionStore for LocalFs {
     }
 
     fn evict(&self, sessions: &[SessionSeq], forgotten: &[u128]) -> Result<(), Errno> {
-        self.do_evict(sessions, forgotten).map_err(|error| self.report("recording an eviction", ROOT, error))
+        self.do_evict(sessions, forgotten)
+            .map_err(|error| self.report("recording an eviction", ROOT, error))
     }
 
     fn evicted(&self) -> Result<Vec<SessionSeq>, Errno> {
@@ -109,7 +118,8 @@ impl LocalFs {
         if self.do_last_applied(session)?.is_some() {
             return Ok(());
         }
-        let mut txn = self.journal.begin(Credits { keys: 1, bytes: SESSION_BYTES, urgent: false })?;
+        let mut txn =
+            self.journal.begin(Credits { keys: 1, bytes: SESSION_BYTES, urgent: false })?;
         txn.put(&keys::mark(session), &Number(0).encode());
         self.force(txn.commit())
     }
@@ -127,22 +137,28 @@ impl LocalFs {
         Ok(stored.map(|value| Number::decode(&value)).transpose()?.map(|number| number.0))
     }
 
-    /// The watermarks are committed after everything that they cover, so they come later in the log.
+    /// The watermarks are committed after everything that they cover, so they come later in the
+    /// log.
     fn do_sync_sessions(&self, upto: &[SessionSeq]) -> Result<(), FsError> {
         if self.options.read_only {
             return Ok(());
         }
         #[cfg(feature = "planted")]
         if ferry_journal::planted::is(ferry_journal::planted::Bug::EarlySynced) {
-            let mut early =
-                self.journal.begin(Credits { keys: 64, bytes: 64 * SESSION_BYTES, urgent: false })?;
-            upto.iter().for_each(|at| early.put(&keys::synced(at.session), &Number(at.seq).encode()));
+            let mut early = self.journal.begin(Credits {
+                keys: 64,
+                bytes: 64 * SESSION_BYTES,
+                urgent: false,
+            })?;
+            upto.iter()
+                .for_each(|at| early.put(&keys::synced(at.session), &Number(at.seq).encode()));
             self.force(early.commit())?;
         }
         let mut seq = self.commit_everything(Busy::Wait)?;
         for some in upto.chunks(SESSIONS_MAX) {
             let keys = some.len() as u32;
-            let mut txn = self.journal.begin(Credits { keys, bytes: keys * SESSION_BYTES, urgent: false })?;
+            let mut txn =
+                self.journal.begin(Credits { keys, bytes: keys * SESSION_BYTES, urgent: false })?;
             // A session that is removed meanwhile leaves no watermark.
             let _marking = self.marking.lock();
             for SessionSeq { session, seq } in some {
@@ -168,10 +184,13 @@ impl LocalFs {
 
     fn do_remove_session(&self, session: u128) -> Result<(), FsError> {
         let both = [keys::mark(session), keys::synced(session)];
-        if self.options.read_only || self.number_at(&both[0])?.or(self.number_at(&both[1])?).is_none() {
+        if self.options.read_only
+            || self.number_at(&both[0])?.or(self.number_at(&both[1])?).is_none()
+        {
             return Ok(());
         }
-        let mut txn = self.journal.begin(Credits { keys: 2, bytes: 2 * SESSION_BYTES, urgent: true })?;
+        let mut txn =
+            self.journal.begin(Credits { keys: 2, bytes: 2 * SESSION_BYTES, urgent: true })?;
         let _marking = self.marking.lock();
         both.iter().for_each(|key| txn.delete(key));
         txn.commit();
@@ -182,7 +201,8 @@ impl LocalFs {
         if self.writable().is_err() {
             return Ok(());
         }
-        let mut txn = self.journal.begin(Credits { keys: 1, bytes: SESSION_BYTES, urgent: false })?;
+        let mut txn =
+            self.journal.begin(Credits { keys: 1, bytes: SESSION_BYTES, urgent: false })?;
         txn.put(&keys::locker(session), &Number(0).encode());
         self.force(txn.commit())
     }
@@ -204,7 +224,8 @@ impl LocalFs {
         }
         for some in sessions.chunks(SESSIONS_MAX) {
             let keys = some.len() as u32;
-            let mut txn = self.journal.begin(Credits { keys, bytes: keys * SESSION_BYTES, urgent: true })?;
+            let mut txn =
+                self.journal.begin(Credits { keys, bytes: keys * SESSION_BYTES, urgent: true })?;
             some.iter().for_each(|session| txn.delete(&keys::locker(*session)));
             self.force(txn.commit())?;
         }
@@ -218,17 +239,21 @@ impl LocalFs {
         let mut newest = None;
         for some in sessions.chunks(SESSIONS_MAX) {
             let keys = 3 * some.len() as u32;
-            let mut txn = self.journal.begin(Credits { keys, bytes: keys * SESSION_BYTES, urgent: true })?;
+            let mut txn =
+                self.journal.begin(Credits { keys, bytes: keys * SESSION_BYTES, urgent: true })?;
             let _marking = self.marking.lock();
             for SessionSeq { session, seq } in some {
                 txn.put(&keys::evicted(*session), &Number(*seq).encode());
-                [keys::mark(*session), keys::synced(*session)].iter().for_each(|key| txn.delete(key));
+                [keys::mark(*session), keys::synced(*session)]
+                    .iter()
+                    .for_each(|key| txn.delete(key));
             }
             newest = newest.max(Some(txn.commit()));
         }
         for some in forgotten.chunks(SESSIONS_MAX) {
             let keys = some.len() as u32;
-            let mut txn = self.journal.begin(Credits { keys, bytes: keys * SESSION_BYTES, urgent: true })?;
+            let mut txn =
+                self.journal.begin(Credits { keys, bytes: keys * SESSION_BYTES, urgent: true })?;
             some.iter().for_each(|session| txn.delete(&keys::evicted(*session)));
             newest = newest.max(Some(txn.commit()));
         }
@@ -249,13 +274,14 @@ impl LocalFs {
         Ok(evicted)
     }
 
-    /// Every later mount durably raises the limit of inode numbers before it does anything. So the record
-    /// is true until then and no longer.
+    /// Every later mount durably raises the limit of inode numbers before it does anything. So the
+    /// record is true until then and no longer.
     fn do_hand_over(&self) -> Result<(), FsError> {
         if self.options.read_only {
             return Ok(());
         }
-        let mut txn = self.journal.begin(Credits { keys: 1, bytes: SESSION_BYTES, urgent: true })?;
+        let mut txn =
+            self.journal.begin(Credits { keys: 1, bytes: SESSION_BYTES, urgent: true })?;
         txn.put(&keys::mark(HANDED_OVER), &Number(self.counters.limit()).encode());
         self.force(txn.commit())
     }
@@ -266,8 +292,8 @@ impl LocalFs {
     }
 }
 
-/// Whether no server's sessions can be left: nobody has raised the limit of a new volume, or the mount
-/// that raised it to this has handed the volume over. No, if the record cannot be read.
+/// Whether no server's sessions can be left: nobody has raised the limit of a new volume, or the
+/// mount that raised it to this has handed the volume over. No, if the record cannot be read.
 pub(super) fn was_handed_over(journal: &Journal, limit: Ino) -> bool {
     if limit == keys::INO_FIRST {
         return true;

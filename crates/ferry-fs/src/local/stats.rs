@@ -13,7 +13,8 @@ use std::time::Duration;
 
 /// Unit of statfs, in bytes.
 const STATFS_BLOCK: u64 = 4096;
-/// Space that a new inode takes in the log and the home store, roughly, in bytes: what statfs makes free inodes from.
+/// Space that a new inode takes in the log and the home store, roughly, in bytes: what statfs makes
+/// free inodes from.
 const INODE_SPACE: u64 = 512;
 
 #[derive(Serialize)]
@@ -127,7 +128,8 @@ struct Log {
 struct LogTimes {
     /// Waits for log space.
     waits: Times,
-    /// A context, from its first change to its seal; then until its record was handed to the device, written, and flushed.
+    /// A context, from its first change to its seal; then until its record was handed to the
+    /// device, written, and flushed.
     collect: Times,
     queue: Times,
     write: Times,

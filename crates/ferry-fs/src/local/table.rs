@@ -66,7 +66,10 @@ impl InodeTable {
             journal,
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             cold: Mutex::default(),
-            cached_dirs: Mutex::new(CachedDirs { queue: VecDeque::new(), tidy_at: CACHED_DIRS_TIDY }),
+            cached_dirs: Mutex::new(CachedDirs {
+                queue: VecDeque::new(),
+                tidy_at: CACHED_DIRS_TIDY,
+            }),
             dir_entries: AtomicUsize::new(0),
         }
     }
@@ -77,8 +80,8 @@ impl InodeTable {
 
     /// The inode, loaded if it is not in memory; `None`: it does not exist.
     ///
-    /// Loading holds the shard's lock, so that an inode that is deleted from the journal first and from the table after it
-    /// cannot come back in between.
+    /// Loading holds the shard's lock, so that an inode that is deleted from the journal first and
+    /// from the table after it cannot come back in between.
     pub(super) fn get(&self, ino: Ino) -> Result<Option<Arc<Inode>>, FsError> {
         let mut shard = self.shard(ino).lock();
         if let Some(inode) = shard.get(&ino) {
@@ -121,8 +124,8 @@ impl InodeTable {
         self.shards.iter().map(|s| s.lock().len()).sum()
     }
 
-    /// Nobody knows `inode` for now: it may be evicted, later. Returns one that should leave memory but whose times the
-    /// journal does not have; the caller logs them and calls again.
+    /// Nobody knows `inode` for now: it may be evicted, later. Returns one that should leave memory
+    /// but whose times the journal does not have; the caller logs them and calls again.
     pub(super) fn cool(&self, inode: &Inode) -> Option<Arc<Inode>> {
         if inode.set_flag(Inode::COLD) {
             return None;
@@ -148,8 +151,9 @@ impl InodeTable {
         if ino == ROOT || inode.is_known() {
             return None;
         }
-        // Nobody can take a new reference while the shard is locked, so a count of one stays one. What write-back or a batch
-        // holds, and what a later fsync must still force, has another turn: nobody else would bring it here again.
+        // Nobody can take a new reference while the shard is locked, so a count of one stays one.
+        // What write-back or a batch holds, and what a later fsync must still force, has another
+        // turn: nobody else would bring it here again.
         let forced = inode.last_seq.load(Ordering::Acquire) <= self.journal.durable().0;
         if Arc::strong_count(inode) > 1 || !forced {
             if !inode.set_flag(Inode::COLD) {
@@ -187,7 +191,8 @@ impl InodeTable {
         dirs.tidy_at = CACHED_DIRS_TIDY.max(2 * dirs.queue.len());
     }
 
-    /// `added` entries more are cached; drops caches that nobody used for a while if they are too many.
+    /// `added` entries more are cached; drops caches that nobody used for a while if they are too
+    /// many.
     pub(super) fn dir_entries_grew(&self, added: usize) {
         let mut entries = self.dir_entries.fetch_add(added, Ordering::Relaxed) + added;
         let mut tries = 0;
@@ -224,7 +229,8 @@ impl InodeTable {
         self.dir_entries.load(Ordering::Relaxed)
     }
 
-    /// The directory in which `ino` has a name, and the name: from caches, else from the journal, not beyond a limit.
+    /// The directory in which `ino` has a name, and the name: from caches, else from the journal,
+    /// not beyond a limit.
     fn parent_and_name(&self, ino: Ino) -> Option<(Ino, Box<[u8]>)> {
         for inode in self.all() {
             if let Some(name) = inode.dir.name_of(ino) {
@@ -232,13 +238,16 @@ impl InodeTable {
             }
         }
         let (mut found, mut seen) = (None, 0);
-        let scanned = self.journal.scan(&keys::inode(0), &keys::inode_end(Ino::MAX), &mut |key, value| {
-            seen += 1;
-            if let (Some(Key::Dentry(dir, _, name)), Ok(to)) = (keys::parse(key), Dentry::decode(value)) {
-                found = (to.ino == ino).then(|| (dir, name.into()));
-            }
-            found.is_none() && seen < HINT_KEYS_MAX
-        });
+        let scanned =
+            self.journal.scan(&keys::inode(0), &keys::inode_end(Ino::MAX), &mut |key, value| {
+                seen += 1;
+                if let (Some(Key::Dentry(dir, _, name)), Ok(to)) =
+                    (keys::parse(key), Dentry::decode(value))
+                {
+                    found = (to.ino == ino).then(|| (dir, name.into()));
+                }
+                found.is_none() && seen < HINT_KEYS_MAX
+            });
         scanned.ok().and(found)
     }
 }

@@ -1,14 +1,14 @@
 //! The common path of a change: how it is made, whether there is room, and its transaction.
 //!
-//! Every operation goes the same way. `how` reads from the request whether the change may wait and what
-//! its maker was told. `admit` and `admit_number` refuse it if there is no room. `begin` reserves log
-//! space, before any lock is taken. A change that was acknowledged early ([`EarlyAck`]) keeps what its
-//! maker was told:
+//! Every operation goes the same way. `how` reads from the request whether the change may wait and
+//! what its maker was told. `admit` and `admit_number` refuse it if there is no room. `begin`
+//! reserves log space, before any lock is taken. A change that was acknowledged early
+//! ([`EarlyAck`]) keeps what its maker was told:
 //!
 //! * Its time is the one that the client has shown.
 //! * The inode that it makes has the number that the client has shown, one of the reserved ones.
-//! * Its sequence number joins its transaction. So if a crash leaves the number, it leaves the change
-//!   too, and all changes of the session before it.
+//! * Its sequence number joins its transaction. So if a crash leaves the number, it leaves the
+//!   change too, and all changes of the session before it.
 //! * Its space comes from a reservation (`data/reservation.rs`).
 
 use super::counters::Commit;
@@ -59,8 +59,8 @@ impl How {
 }
 
 impl LocalFs {
-    /// How a request's change is made. An early-acknowledged one has a thread that may wait, so that
-    /// nothing is drawn from its reservation twice.
+    /// How a request's change is made. An early-acknowledged one has a thread that may wait, so
+    /// that nothing is drawn from its reservation twice.
     pub(super) fn how(&self, cx: &Cx) -> How {
         let ack = cx.early_ack();
         let busy = if ack.is_some() { Busy::Wait } else { self.patience(cx) };
@@ -73,8 +73,8 @@ impl LocalFs {
     }
 
     /// Begins the transaction that makes a change, or the last one if the change takes several. It
-    /// reserves log space. [`FsError::WouldWait`] if it would have to wait for that and the caller must
-    /// not.
+    /// reserves log space. [`FsError::WouldWait`] if it would have to wait for that and the caller
+    /// must not.
     pub(super) fn begin(&self, how: How, credits: Credits) -> Result<Transaction<'_>, FsError> {
         let begin = |credits| match how.busy {
             Busy::Refuse => self.journal.try_begin(credits)?.ok_or(FsError::WouldWait),
@@ -85,7 +85,8 @@ impl LocalFs {
         };
         #[cfg(feature = "planted")]
         if ferry_journal::planted::is(ferry_journal::planted::Bug::EarlyMark) {
-            let mut early = self.journal.begin(Credits { keys: 1, bytes: SESSION_BYTES, urgent: false })?;
+            let mut early =
+                self.journal.begin(Credits { keys: 1, bytes: SESSION_BYTES, urgent: false })?;
             early.put(&keys::mark(session), &Number(seq).encode());
             self.force(early.commit())?;
             return begin(credits);
@@ -105,17 +106,21 @@ impl LocalFs {
     pub(super) fn number_for(&self, ack: Option<EarlyAck>) -> Result<Ino, FsError> {
         let Some(ino) = ack.and_then(|ack| ack.ino) else { return Ok(self.counters.next_ino()) };
         // An earlier mount has reserved or used its numbers.
-        let is_new = || Ok::<_, FsError>(ino >= self.counters.first() || self.table.get(ino)?.is_none());
+        let is_new =
+            || Ok::<_, FsError>(ino >= self.counters.first() || self.table.get(ino)?.is_none());
         if is_new()? && self.counters.use_number(ino) { Ok(ino) } else { Err(errno(libc::EEXIST)) }
     }
 
-    /// Makes sure that the operation can take an inode number; called before the operation begins. Once
-    /// in a million inodes it waits for a flush, or is [`FsError::WouldWait`] if the caller must not.
+    /// Makes sure that the operation can take an inode number; called before the operation begins.
+    /// Once in a million inodes it waits for a flush, or is [`FsError::WouldWait`] if the caller
+    /// must not.
     pub(super) fn admit_number(&self, how: How) -> Result<(), FsError> {
         match how.busy {
             _ if !self.counters.is_short() => Ok(()),
             Busy::Refuse => Err(FsError::WouldWait),
-            Busy::Wait | Busy::Skip => self.counters.raise(|commit| self.limit_made_durable(commit)),
+            Busy::Wait | Busy::Skip => {
+                self.counters.raise(|commit| self.limit_made_durable(commit))
+            }
         }
     }
 

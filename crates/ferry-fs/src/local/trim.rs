@@ -4,13 +4,15 @@ use super::LocalFs;
 use super::late::Late;
 use crate::api::{Answer, Cx, ROOT, Stop};
 
-/// The answer to [`crate::ioctl::FITRIM`]: a whole `struct fstrim_range`, whose length says what was given back.
+/// The answer to [`crate::ioctl::FITRIM`]: a whole `struct fstrim_range`, whose length says what
+/// was given back.
 pub(super) fn fitrim_answer(bytes: u64) -> Vec<u8> {
     [0, bytes, 0].into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
 impl LocalFs {
-    /// What the host would have to give if the volume became full, and what it has; both in bytes. `None`: it need not be asked.
+    /// What the host would have to give if the volume became full, and what it has; both in bytes.
+    /// `None`: it need not be asked.
     pub fn host_needs(&self) -> Option<(u64, u64)> {
         self.data.host_needs()
     }

@@ -6,7 +6,8 @@ use crate::error::FsError;
 use ferry_journal::FlushPolicy;
 use std::time::Duration;
 
-/// A [`ioctl::TUNE`] message: `u32 what, u32 policy, u64 fast_flush_ns` in the machine's byte order.
+/// A [`ioctl::TUNE`] message: `u32 what, u32 policy, u64 fast_flush_ns` in the machine's byte
+/// order.
 struct Tune {
     what: u32,
     policy: u32,
@@ -18,7 +19,11 @@ impl Tune {
         let (what, rest) = input.split_first_chunk()?;
         let (policy, rest) = rest.split_first_chunk()?;
         let fast_flush_ns = u64::from_ne_bytes(*rest.first_chunk()?);
-        Some(Self { what: u32::from_ne_bytes(*what), policy: u32::from_ne_bytes(*policy), fast_flush_ns })
+        Some(Self {
+            what: u32::from_ne_bytes(*what),
+            policy: u32::from_ne_bytes(*policy),
+            fast_flush_ns,
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Extended attributes.
 //!
-//! An inode without any says so in its record, so that asking costs no look into the journal. ACLs are attributes whose
-//! changes reach the mode bits as well.
+//! An inode without any says so in its record, so that asking costs no look into the journal. ACLs
+//! are attributes whose changes reach the mode bits as well.
 
 use super::acl::{self, Acl};
 use super::make::FULL_RECORD_BYTES;
@@ -95,7 +95,9 @@ impl LocalFs {
         let inode = self.table.need(ino)?;
         let mut txn = match self.begin(how, credits(name.len(), value.len())) {
             // A volume that an older version has made may have a smaller log.
-            Err(FsError::Journal(JournalError::TooLarge { .. })) => return Err(errno(libc::ENOSPC)),
+            Err(FsError::Journal(JournalError::TooLarge { .. })) => {
+                return Err(errno(libc::ENOSPC));
+            }
             begun => begun?,
         };
         let mut state = inode.state.write();
@@ -107,7 +109,9 @@ impl LocalFs {
             return Err(errno(libc::ENODATA));
         }
         match name {
-            acl::ACCESS => self.set_access_acl(&mut txn, ino, &mut state, value, flags.acl_kill_sgid)?,
+            acl::ACCESS => {
+                self.set_access_acl(&mut txn, ino, &mut state, value, flags.acl_kill_sgid)?
+            }
             acl::DEFAULT => self.set_default_acl(&mut txn, ino, &mut state, value)?,
             _ => {
                 if !stored {

@@ -26,9 +26,12 @@ pub(super) fn decode(key: &[u8], value: &[u8]) -> Result<Decoded, Undecodable> {
     };
     let done = match parsed {
         Key::Counters => Counters::decode(value).map(drop),
-        Key::Reserved | Key::Intent(_) | Key::Mark(_) | Key::Synced(_) | Key::Locker(_) | Key::Evicted(_) => {
-            Number::decode(value).map(drop)
-        }
+        Key::Reserved
+        | Key::Intent(_)
+        | Key::Mark(_)
+        | Key::Synced(_)
+        | Key::Locker(_)
+        | Key::Evicted(_) => Number::decode(value).map(drop),
         Key::Inode(_) => InodeRecord::decode(value).map(drop),
         Key::Dentry(..) => Dentry::decode(value).map(drop),
         Key::Segment(_) => Segment::decode(value).map(drop),

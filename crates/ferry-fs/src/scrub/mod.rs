@@ -1,9 +1,11 @@
-//! A scrub: reads everything that a volume holds from the device, past every cache, and holds it against its checksums.
+//! A scrub: reads everything that a volume holds from the device, past every cache, and holds it
+//! against its checksums.
 //!
-//! It runs on a mounted volume while everything goes on ([`live`]), or on one that nobody has mounted. Keys are scanned piece by
-//! piece; the blocks that the extents of a piece name are read in the order of the device (`walk`). What does not match is damage
-//! only if the file still has it there: a segment may be cleaned and filled anew while the scrub is on its way. Memory is bounded by
-//! the piece, speed by [`ScrubOptions::rate`].
+//! It runs on a mounted volume while everything goes on ([`live`]), or on one that nobody has
+//! mounted. Keys are scanned piece by piece; the blocks that the extents of a piece name are read
+//! in the order of the device (`walk`). What does not match is damage only if the file still has it
+//! there: a segment may be cleaned and filled anew while the scrub is on its way. Memory is bounded
+//! by the piece, speed by [`ScrubOptions::rate`].
 
 mod decode;
 pub(crate) mod live;
@@ -84,7 +86,8 @@ pub(crate) fn scrub_source(
     report
 }
 
-/// Scrubs the volume on `device`, which nobody has mounted. Nothing is written. An error means that it could not be opened.
+/// Scrubs the volume on `device`, which nobody has mounted. Nothing is written. An error means that
+/// it could not be opened.
 pub fn scrub(
     device: &Arc<dyn BlockDevice>,
     options: ScrubOptions,
@@ -92,9 +95,11 @@ pub fn scrub(
     watch: &mut dyn Watch,
 ) -> Result<ScrubReport, VolumeError> {
     let sb = read_superblock(device)?;
-    let journal_options = JournalOptions { accept_damage: true, ..JournalOptions::offline(HOME_CACHE_BYTES) };
+    let journal_options =
+        JournalOptions { accept_damage: true, ..JournalOptions::offline(HOME_CACHE_BYTES) };
     let bystander = Arc::new(Bystander);
-    let opened = Journal::open(device.clone(), sb.geometry(), journal_options, env.clone(), bystander);
+    let opened =
+        Journal::open(device.clone(), sb.geometry(), journal_options, env.clone(), bystander);
     let (journal, recovered) = match opened {
         Ok(opened) => opened,
         Err(error) => return closed_volume(&sb, error),

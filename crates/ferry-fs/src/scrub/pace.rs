@@ -4,8 +4,9 @@ use ferry_env::{Clock, Env};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes are paid for after they were read: who has read `n` of them waits until the rate would have given them. Time that was not
-/// used is not saved up, so no second sees more than the rate and one read.
+/// Bytes are paid for after they were read: who has read `n` of them waits until the rate would
+/// have given them. Time that was not used is not saved up, so no second sees more than the rate
+/// and one read.
 pub(super) struct Pace {
     clock: Arc<dyn Clock>,
     rate: Option<u64>,
@@ -20,7 +21,8 @@ impl Pace {
         Self { clock, rate: rate.map(|rate| rate.max(1)), due }
     }
 
-    /// A read of so many bytes is done, which began when it was due or later: how long to wait before the next one.
+    /// A read of so many bytes is done, which began when it was due or later: how long to wait
+    /// before the next one.
     pub(super) fn took(&mut self, bytes: u64) -> Option<Duration> {
         let rate = self.rate?;
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate);

@@ -1,4 +1,5 @@
-//! The names of damaged files. Names lead to inodes and not back, so one pass through all names finds those that are wanted.
+//! The names of damaged files. Names lead to inodes and not back, so one pass through all names
+//! finds those that are wanted.
 
 use super::report::Damage;
 use crate::api::{Ino, ROOT};
@@ -14,7 +15,8 @@ type Name = (Ino, Vec<u8>);
 
 /// Gives each damage of a file a path that leads there, where there is one.
 pub(super) fn resolve(journal: &Journal, damage: &mut [Damage]) {
-    let mut wanted: BTreeSet<Ino> = damage.iter().filter_map(|d| d.ino).filter(|ino| *ino != ROOT).collect();
+    let mut wanted: BTreeSet<Ino> =
+        damage.iter().filter_map(|d| d.ino).filter(|ino| *ino != ROOT).collect();
     let mut names: HashMap<Ino, Name> = HashMap::new();
     // Directories above are found by their parents' numbers, which their records hold.
     let mut above = HashMap::new();

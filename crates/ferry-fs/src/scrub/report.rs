@@ -26,7 +26,8 @@ pub enum Part {
 }
 
 impl Part {
-    /// Which part it is whose damage keeps the journal from being opened, and where, as far as that is known. `None`: the error is none of damage.
+    /// Which part it is whose damage keeps the journal from being opened, and where, as far as that
+    /// is known. `None`: the error is none of damage.
     pub fn of_error(geometry: &Geometry, error: &JournalError) -> Option<(Self, Option<u64>)> {
         match error {
             JournalError::Damaged { offset, .. } | JournalError::Unreadable { offset, .. } => {
@@ -49,7 +50,8 @@ pub struct Damage {
     /// The file or directory that it belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ino: Option<Ino>,
-    /// A path that leads there; bytes that are not printable are escaped. `None` for a file without a name.
+    /// A path that leads there; bytes that are not printable are escaped. `None` for a file without
+    /// a name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// First damaged byte of the file.
@@ -67,7 +69,15 @@ impl Damage {
     /// Of no file.
     pub(super) fn of_part(part: Part, what: impl Into<String>) -> Self {
         let what = what.into();
-        Self { part, what, ino: None, path: None, file_offset: None, length: None, device_offset: None }
+        Self {
+            part,
+            what,
+            ino: None,
+            path: None,
+            file_offset: None,
+            length: None,
+            device_offset: None,
+        }
     }
 
     /// Whether `next` goes on where this ends.

@@ -1,4 +1,5 @@
-//! The way through a volume: superblocks, log, home store, then all keys and the blocks that they name.
+//! The way through a volume: superblocks, log, home store, then all keys and the blocks that they
+//! name.
 
 use super::decode::{Decoded, decode};
 use super::pace::Pace;
@@ -19,7 +20,8 @@ const WINDOW_KEYS: u64 = 1 << 16;
 const READ_BLOCKS: u64 = 256;
 /// So many unused blocks between two used ones are read with them.
 const GAP_BLOCKS: u64 = 4;
-/// A block that is written anew, elsewhere, so often while the scrub looks at it is left to the next scrub.
+/// A block that is written anew, elsewhere, so often while the scrub looks at it is left to the
+/// next scrub.
 const CHASES_MAX: usize = 16;
 /// What is said of a block that is not what was written.
 const MISMATCH: &str = "the checksum does not match";
@@ -57,7 +59,8 @@ impl<'w> Walk<'w> {
     pub(super) fn new(source: &'w Source<'w>, pace: Pace, watch: &'w mut dyn Watch) -> Self {
         let stats = source.journal.stats();
         let home = stats.home_bytes + 2 * source.geometry.home_map_len;
-        let total_bytes = source.live_bytes + stats.log_used_bytes + home + source.journal.stored_bytes();
+        let total_bytes =
+            source.live_bytes + stats.log_used_bytes + home + source.journal.stored_bytes();
         let buffer = AlignedBuf::zeroed(READ_BLOCKS as usize * BLOCK_BYTES);
         Self { source, pace, watch, report: ScrubReport::default(), total_bytes, buffer }
     }
@@ -124,8 +127,10 @@ impl<'w> Walk<'w> {
             from = match self.gather(&start, &mut blocks) {
                 Ok(next) => next,
                 Err(error) => {
-                    let what =
-                        format!("the keys from {} on cannot be read: {error}", super::decode::hex(&start));
+                    let what = format!(
+                        "the keys from {} on cannot be read: {error}",
+                        super::decode::hex(&start)
+                    );
                     self.report.add(Damage::of_part(Part::Keys, what));
                     None
                 }
@@ -139,7 +144,11 @@ impl<'w> Walk<'w> {
     }
 
     /// Scans from `start` until there is enough to read; where to go on, if there is more.
-    fn gather(&mut self, start: &[u8], blocks: &mut Vec<Block>) -> Result<Option<Vec<u8>>, FsError> {
+    fn gather(
+        &mut self,
+        start: &[u8],
+        blocks: &mut Vec<Block>,
+    ) -> Result<Option<Vec<u8>>, FsError> {
         let (mut next, mut keys) = (None, 0);
         let journal = self.source.journal;
         let mut visit = |key: &[u8], value: &Value| {
@@ -165,10 +174,16 @@ impl<'w> Walk<'w> {
                     let each = (first..).zip(offset / BLOCK..).zip(crcs);
                     blocks.extend(each.map(|((dev, at), crc)| Block { dev, crc, ino, at }));
                 } else {
-                    let what = format!("the extent is said to be where no data can be, at block {first}");
+                    let what =
+                        format!("the extent is said to be where no data can be, at block {first}");
                     let length = Some(crcs.len() as u64 * BLOCK);
                     let damage = Damage::of_part(Part::Keys, what);
-                    self.report.add(Damage { ino: Some(ino), file_offset: Some(offset), length, ..damage });
+                    self.report.add(Damage {
+                        ino: Some(ino),
+                        file_offset: Some(offset),
+                        length,
+                        ..damage
+                    });
                 }
             }
             Err(bad) => {
@@ -236,7 +251,8 @@ impl<'w> Walk<'w> {
         self.step(bytes as u64)
     }
 
-    /// Reads one block alone, where the file has it by now. It is damaged if that is the same place before and after.
+    /// Reads one block alone, where the file has it by now. It is damaged if that is the same place
+    /// before and after.
     fn look_again(&self, mut block: Block) -> Outcome {
         let mut one = AlignedBuf::zeroed(BLOCK_BYTES);
         let mut known = false;
@@ -264,8 +280,15 @@ impl<'w> Walk<'w> {
     }
 }
 
-/// Tells whoever follows how far it is, and waits as long as the rate asks for; `false`: it is to end.
-fn pause(pace: &mut Pace, watch: &mut dyn Watch, report: &ScrubReport, total_bytes: u64, bytes: u64) -> bool {
+/// Tells whoever follows how far it is, and waits as long as the rate asks for; `false`: it is to
+/// end.
+fn pause(
+    pace: &mut Pace,
+    watch: &mut dyn Watch,
+    report: &ScrubReport,
+    total_bytes: u64,
+    bytes: u64,
+) -> bool {
     let done_bytes = report.verified.bytes();
     let at = ScrubProgress {
         done_bytes,
@@ -285,16 +308,20 @@ fn place_of(journal: &Journal, ino: Ino, at: u64) -> Result<Option<(u64, u32)>, 
     // The longest extent that may hold it begins so far before it.
     let from = at.saturating_sub(keys::EXTENT_BLOCKS_MAX as u64 - 1) * BLOCK;
     let mut found = None;
-    journal.scan(&keys::extent(ino, from), &keys::extent(ino, at * BLOCK + 1), &mut |key, value| {
-        found = match (keys::parse(key), Extent::decode(value)) {
-            (Some(Key::Extent(_, offset)), Ok(Extent::Data { block, crcs })) => {
-                let inside = at - offset / BLOCK;
-                crcs.get(inside as usize).map(|crc| (block + inside, *crc))
-            }
-            _ => None,
-        };
-        true
-    })?;
+    journal.scan(
+        &keys::extent(ino, from),
+        &keys::extent(ino, at * BLOCK + 1),
+        &mut |key, value| {
+            found = match (keys::parse(key), Extent::decode(value)) {
+                (Some(Key::Extent(_, offset)), Ok(Extent::Data { block, crcs })) => {
+                    let inside = at - offset / BLOCK;
+                    crcs.get(inside as usize).map(|crc| (block + inside, *crc))
+                }
+                _ => None,
+            };
+            true
+        },
+    )?;
     Ok(found)
 }
 

@@ -1,7 +1,9 @@
 //! Making a volume.
 
 use super::superblock::{LAST_COPY, SEGMENT_SIZES, clear_superblocks};
-use super::{FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock, write_superblock};
+use super::{
+    FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock, write_superblock,
+};
 use crate::api::{ROOT, Timestamp};
 use crate::keys::{self, Counters, InodeRecord};
 use crate::local::LARGEST_TRANSACTION;
@@ -20,7 +22,8 @@ const SEGMENT_DEFAULT_MAX: u64 = 8 << 20;
 /// A smallest log, in bytes: every operation fits one of its transactions, or is done in several.
 pub const LOG_MIN: u64 = smallest_log(&LARGEST_TRANSACTION);
 const LOG_DEFAULT_MAX: u64 = 64 << 20;
-/// A fresh home store gets so much, at least, in bytes: an empty database is a little longer than 1 MiB.
+/// A fresh home store gets so much, at least, in bytes: an empty database is a little longer than 1
+/// MiB.
 const HOME_INITIAL: u64 = (1 << 20) + (64 << 10);
 
 /// What kind of volume to make.
@@ -42,15 +45,21 @@ pub struct MkfsOptions {
     pub gid: u32,
 }
 
-/// Makes a volume on `dev`. The superblocks are written last: a volume that is half made is no volume.
-pub fn mkfs(dev: &Arc<dyn BlockDevice>, options: &MkfsOptions, env: &Env) -> Result<Superblock, VolumeError> {
+/// Makes a volume on `dev`. The superblocks are written last: a volume that is half made is no
+/// volume.
+pub fn mkfs(
+    dev: &Arc<dyn BlockDevice>,
+    options: &MkfsOptions,
+    env: &Env,
+) -> Result<Superblock, VolumeError> {
     let sb = plan(dev.capacity(), options, env)?;
     if !options.force {
         refuse_content(dev)?;
     }
     let io = |what| move |source| VolumeError::Io { what, source };
     clear_superblocks(&**dev, &sb).map_err(io("clear the old superblock"))?;
-    dev.discard(sb.segments_offset, sb.size - sb.segments_offset).map_err(io("discard the old contents"))?;
+    dev.discard(sb.segments_offset, sb.size - sb.segments_offset)
+        .map_err(io("discard the old contents"))?;
 
     let geometry = sb.geometry();
     let home_segments: Vec<u32> =
@@ -66,7 +75,8 @@ pub fn mkfs(dev: &Arc<dyn BlockDevice>, options: &MkfsOptions, env: &Env) -> Res
     Ok(sb)
 }
 
-/// Whether [`mkfs`] would take these options on a device of so many bytes: to be asked before a file gets that size, and loses what it had.
+/// Whether [`mkfs`] would take these options on a device of so many bytes: to be asked before a
+/// file gets that size, and loses what it had.
 pub fn check_options(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<(), VolumeError> {
     plan(capacity, options, env).map(drop)
 }
@@ -91,7 +101,10 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
     let segment_len =
         options.segment_size.unwrap_or(floor.clamp(*SEGMENT_SIZES.start(), SEGMENT_DEFAULT_MAX));
     if !segment_len.is_power_of_two() || !SEGMENT_SIZES.contains(&segment_len) {
-        return bad(format!("a segment is a power of two between {} bytes and 1 GiB", SEGMENT_SIZES.start()));
+        return bad(format!(
+            "a segment is a power of two between {} bytes and 1 GiB",
+            SEGMENT_SIZES.start()
+        ));
     }
     let log_len = options.log_size.unwrap_or((size / 16).clamp(LOG_MIN, LOG_DEFAULT_MAX));
     let log_len = log_len.next_multiple_of(BLOCK_SIZE as u64);
@@ -111,7 +124,9 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
     // The last block is the superblock's.
     let segment_count = size.saturating_sub(segments_offset + BLOCK_SIZE as u64) / segment_len;
     if segment_count < 16 {
-        return bad(format!("{size} bytes are too few for segments of {segment_len} and a log of {log_len}"));
+        return bad(format!(
+            "{size} bytes are too few for segments of {segment_len} and a log of {log_len}"
+        ));
     }
     let Ok(segment_count) = u32::try_from(segment_count) else {
         return bad(format!("{segment_count} segments are too many: choose larger ones"));
@@ -159,7 +174,8 @@ fn write_root(
     options: &MkfsOptions,
     env: &Env,
 ) -> Result<(), VolumeError> {
-    let client = Arc::new(Maker { next: AtomicU32::new(next_segment), count: geometry.segment_count });
+    let client =
+        Arc::new(Maker { next: AtomicU32::new(next_segment), count: geometry.segment_count });
     let journal_options = JournalOptions { read_only: false, ..JournalOptions::offline(1 << 20) };
     let (journal, _) = Journal::open(dev.clone(), *geometry, journal_options, env.clone(), client)?;
     let now = Timestamp(env.clock.wall().as_nanos() as i128);

@@ -45,7 +45,9 @@ pub enum VolumeError {
     #[error("this is not a FerryFS volume: it is too short to be one (`ferry mkfs` makes volumes)")]
     TooShort,
     /// A volume is here already.
-    #[error("there is a FerryFS volume here already ({label}): `ferry mkfs --force` would overwrite it")]
+    #[error(
+        "there is a FerryFS volume here already ({label}): `ferry mkfs --force` would overwrite it"
+    )]
     Exists {
         /// Its label, or its id.
         label: String,

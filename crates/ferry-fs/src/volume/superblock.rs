@@ -1,5 +1,5 @@
-//! The superblock: one block that says how the rest of the device is laid out, at two fixed places in front and, since volumes are made
-//! so, in the volume's last block.
+//! The superblock: one block that says how the rest of the device is laid out, at two fixed places
+//! in front and, since volumes are made so, in the volume's last block.
 
 use super::VolumeError;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
@@ -14,12 +14,14 @@ const MAGIC: [u8; 8] = *b"FERRYVOL";
 pub const FORMAT_VERSION: u32 = 4;
 /// Where the two copies in front are, in bytes.
 pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
-/// Compatible feature: a third copy is in the volume's last block. Who loses the front finds it there.
+/// Compatible feature: a third copy is in the volume's last block. Who loses the front finds it
+/// there.
 pub(super) const LAST_COPY: u64 = 1;
-/// What has no superblock is called empty if so many bytes that the host does not call a hole are zeros, and the last block is.
+/// What has no superblock is called empty if so many bytes that the host does not call a hole are
+/// zeros, and the last block is.
 const LOOKED_AT: u64 = 256 << 20;
-/// The last copy is looked for so far back, in bytes that the host does not call a hole: whoever makes a volume's file longer leaves a hole
-/// behind it.
+/// The last copy is looked for so far back, in bytes that the host does not call a hole: whoever
+/// makes a volume's file longer leaves a hole behind it.
 const SEARCHED: u64 = 1 << 30;
 /// Bytes read at once.
 const PIECE: u64 = 1 << 20;
@@ -66,8 +68,8 @@ pub struct Superblock {
     pub log_offset: u64,
     /// Log length, in bytes.
     pub log_len: u64,
-    /// The two slots of the home store's map, in bytes: one before the place of the first log, one behind it, so that no stretch of
-    /// damage has both.
+    /// The two slots of the home store's map, in bytes: one before the place of the first log, one
+    /// behind it, so that no stretch of damage has both.
     pub home_map_offsets: [u64; 2],
     /// Length of one slot, in bytes.
     pub home_map_len: u64,
@@ -161,8 +163,10 @@ impl Superblock {
         if block[..8] != MAGIC {
             return Err(Bad::NoMagic);
         }
-        let u32_at = |at: usize| block[at..at + 4].iter().rev().fold(0, |v, b| v << 8 | u32::from(*b));
-        let u64_at = |at: usize| block[at..at + 8].iter().rev().fold(0, |v, b| v << 8 | u64::from(*b));
+        let u32_at =
+            |at: usize| block[at..at + 4].iter().rev().fold(0, |v, b| v << 8 | u32::from(*b));
+        let u64_at =
+            |at: usize| block[at..at + 8].iter().rev().fold(0, |v, b| v << 8 | u64::from(*b));
         if crc32c::crc32c(&block[..CRC_AT]) != u32_at(CRC_AT) {
             return Err(Bad::Damaged("wrong checksum".into()));
         }
@@ -204,7 +208,8 @@ impl Superblock {
         Ok(sb)
     }
 
-    /// Whoever wrote the block, its places must not overlap or lie outside: the bytes may come from a stranger.
+    /// Whoever wrote the block, its places must not overlap or lie outside: the bytes may come from
+    /// a stranger.
     fn check(&self) -> Result<(), String> {
         let end = |offset: u64, len: u64| offset.checked_add(len);
         let map_ends = self.home_map_offsets.map(|offset| end(offset, self.home_map_len));
@@ -225,12 +230,17 @@ impl Superblock {
         .iter()
         .all(|v| v.is_multiple_of(BLOCK_SIZE as u64));
         let log_end = end(self.log_offset, self.log_len);
-        let room = self.size.saturating_sub(if self.compatible & LAST_COPY == 0 { 0 } else { BLOCK });
+        let room =
+            self.size.saturating_sub(if self.compatible & LAST_COPY == 0 { 0 } else { BLOCK });
         let log_in_place = match self.incompatible & LOG_BEHIND {
             0 => {
-                map_ends[0].is_some_and(|e| e <= self.log_offset) && log_end.is_some_and(|e| e <= second_map)
+                map_ends[0].is_some_and(|e| e <= self.log_offset)
+                    && log_end.is_some_and(|e| e <= second_map)
             }
-            _ => segments_end.is_some_and(|e| e <= self.log_offset) && log_end.is_some_and(|e| e <= room),
+            _ => {
+                segments_end.is_some_and(|e| e <= self.log_offset)
+                    && log_end.is_some_and(|e| e <= room)
+            }
         };
         let ordered = first_map >= SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64
             && map_ends[0].is_some_and(|e| e <= second_map)
@@ -255,13 +265,16 @@ fn read_copy(dev: &dyn BlockDevice, place: u64) -> Result<Superblock, Bad> {
         return Err(Bad::Zeros);
     }
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-    dev.read(place, &mut block).map_err(|e| Bad::Damaged(format!("the device cannot read it: {e}")))?;
+    dev.read(place, &mut block)
+        .map_err(|e| Bad::Damaged(format!("the device cannot read it: {e}")))?;
     Superblock::decode(&block)
 }
 
-/// All copies in front, and the last one if a copy in front says that there is one; each with its place.
+/// All copies in front, and the last one if a copy in front says that there is one; each with its
+/// place.
 fn copies(dev: &dyn BlockDevice) -> Vec<(u64, Result<Superblock, Bad>)> {
-    let mut copies: Vec<_> = SUPERBLOCK_PLACES.iter().map(|place| (*place, read_copy(dev, *place))).collect();
+    let mut copies: Vec<_> =
+        SUPERBLOCK_PLACES.iter().map(|place| (*place, read_copy(dev, *place))).collect();
     let known = copies.iter().find_map(|(_, copy)| copy.as_ref().ok());
     let last = known.and_then(|sb| sb.places().get(SUPERBLOCK_PLACES.len()).copied());
     copies.extend(last.map(|place| (place, read_copy(dev, place))));
@@ -289,8 +302,8 @@ pub fn read_superblock_copies(dev: &dyn BlockDevice) -> Vec<(u64, Result<Superbl
     copies.collect()
 }
 
-/// Which copy counts: the first that is whole; or another, where its log has grown and that of the first has not. Then the first was
-/// written before, and the device has lost that.
+/// Which copy counts: the first that is whole; or another, where its log has grown and that of the
+/// first has not. Then the first was written before, and the device has lost that.
 fn counting(copies: &[(u64, Result<Superblock, Bad>)]) -> Option<usize> {
     let whole = |at: &usize| copies[*at].1.as_ref().ok();
     let first = (0..copies.len()).find(|at| whole(at).is_some())?;
@@ -301,14 +314,17 @@ fn counting(copies: &[(u64, Result<Superblock, Bad>)]) -> Option<usize> {
     Some((first..copies.len()).fold(first, grown))
 }
 
-/// Reads the volume's superblock: the copy that counts. If another could not take its place, that is logged, and does no harm. The last
-/// copy alone is not enough: what else the front has lost is for a repair to find out.
+/// Reads the volume's superblock: the copy that counts. If another could not take its place, that
+/// is logged, and does no harm. The last copy alone is not enough: what else the front has lost is
+/// for a repair to find out.
 pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeError> {
     let mut copies = copies(&**dev);
     let Some(used) = counting(&copies) else {
         return Err(refusal(dev, copies.into_iter().filter_map(|(_, copy)| copy.err()).collect()));
     };
-    let (_, Ok(sb)) = copies.swap_remove(used) else { unreachable!("the copy that counts is whole") };
+    let (_, Ok(sb)) = copies.swap_remove(used) else {
+        unreachable!("the copy that counts is whole")
+    };
     if sb.size > dev.capacity() {
         return Err(VolumeError::Truncated { expected: sb.size, found: dev.capacity() });
     }
@@ -323,8 +339,8 @@ pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeE
     Ok(sb)
 }
 
-/// The same for a repair, which the last copy is enough for, where that is a volume's: its home store's map must be there, too. Returns
-/// where the copy is that is used.
+/// The same for a repair, which the last copy is enough for, where that is a volume's: its home
+/// store's map must be there, too. Returns where the copy is that is used.
 pub fn find_superblock(dev: &Arc<dyn BlockDevice>) -> Result<(Superblock, u64), VolumeError> {
     let error = match read_superblock(dev) {
         Ok(sb) => {
@@ -333,7 +349,9 @@ pub fn find_superblock(dev: &Arc<dyn BlockDevice>) -> Result<(Superblock, u64), 
             return Ok((sb, used));
         }
         Err(
-            error @ (VolumeError::Io { .. } | VolumeError::Version { .. } | VolumeError::Features { .. }),
+            error @ (VolumeError::Io { .. }
+            | VolumeError::Version { .. }
+            | VolumeError::Features { .. }),
         ) => {
             return Err(error);
         }
@@ -345,8 +363,9 @@ pub fn find_superblock(dev: &Arc<dyn BlockDevice>) -> Result<(Superblock, u64), 
     found.filter(is_volume).map(|sb| (sb.clone(), sb.size - BLOCK)).ok_or(error)
 }
 
-/// The last copy, where the front does not say how long the volume is: in the device's last block, or before at most `behind` bytes that
-/// are behind the volume's end. A copy says itself where it belongs, so one in a file's contents is not taken for it.
+/// The last copy, where the front does not say how long the volume is: in the device's last block,
+/// or before at most `behind` bytes that are behind the volume's end. A copy says itself where it
+/// belongs, so one in a file's contents is not taken for it.
 fn last_copy(dev: &dyn BlockDevice, behind: u64) -> Option<Superblock> {
     let own = |place: u64, block: &[u8]| {
         let sb = Superblock::decode(block).ok()?;
@@ -377,15 +396,16 @@ fn last_copy(dev: &dyn BlockDevice, behind: u64) -> Option<Superblock> {
     None
 }
 
-/// Whether a block may be what a crash left of a copy that was being written, when the log grew: each sector is the old one or the new one.
+/// Whether a block may be what a crash left of a copy that was being written, when the log grew:
+/// each sector is the old one or the new one.
 pub fn may_be_torn(block: &[u8], sb: &Superblock) -> bool {
     block[..8] == MAGIC
         && block[32..48] == sb.volume_id
         && block[FIELDS_LEN..CRC_AT].iter().all(|byte| *byte == 0)
 }
 
-/// Writes all copies, one after the other: a crash leaves the old ones, or the new one first. Those in front must be written; without the
-/// last one the volume works.
+/// Writes all copies, one after the other: a crash leaves the old ones, or the new one first. Those
+/// in front must be written; without the last one the volume works.
 pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::io::Result<()> {
     for place in sb.places() {
         match dev.write(place, &sb.encode()).and_then(|()| dev.flush()) {
@@ -398,8 +418,9 @@ pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::i
     Ok(())
 }
 
-/// Takes away what would be taken for a volume, before another is made: copies in front, in the last block of the volume that is to be, and
-/// one that an earlier volume has left in the device's last block.
+/// Takes away what would be taken for a volume, before another is made: copies in front, in the
+/// last block of the volume that is to be, and one that an earlier volume has left in the device's
+/// last block.
 pub(super) fn clear_superblocks(dev: &dyn BlockDevice, sb: &Superblock) -> std::io::Result<()> {
     let zeros = AlignedBuf::zeroed(BLOCK_SIZE);
     let earlier = last_copy(dev, 0).map(|sb| sb.size - BLOCK);
@@ -409,8 +430,9 @@ pub(super) fn clear_superblocks(dev: &dyn BlockDevice, sb: &Superblock) -> std::
     dev.flush()
 }
 
-/// Ends a growth of the log that a crash has interrupted: one copy counts, and nothing else may be written before
-/// the other in front says the same. Also mends a copy that is damaged for another reason.
+/// Ends a growth of the log that a crash has interrupted: one copy counts, and nothing else may be
+/// written before the other in front says the same. Also mends a copy that is damaged for another
+/// reason.
 pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
     let undecided = || {
         let [first, second] = SUPERBLOCK_PLACES.map(|place| read_copy(&**dev, place));
@@ -421,7 +443,10 @@ pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeErro
     match rewrite_bad_copies(dev, used) {
         Ok(written) => {
             for place in written {
-                tracing::warn!(offset = place, "a superblock was not like its copy, and is written anew");
+                tracing::warn!(
+                    offset = place,
+                    "a superblock was not like its copy, and is written anew"
+                );
             }
             Ok(())
         }
@@ -457,7 +482,9 @@ pub fn rewrite_bad_copies(dev: &Arc<dyn BlockDevice>, used: u64) -> Result<Vec<u
     for place in sb.places() {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
         if dev.read(place, &mut block).is_err() || block[..] != good[..] {
-            dev.write(place, &good).and_then(|()| dev.flush()).map_err(io("write the superblock"))?;
+            dev.write(place, &good)
+                .and_then(|()| dev.flush())
+                .map_err(io("write the superblock"))?;
             written.push(place);
         }
     }
@@ -477,17 +504,21 @@ fn refusal(dev: &Arc<dyn BlockDevice>, bad: Vec<Bad>) -> VolumeError {
     if let Some(sb) = last_copy(&**dev, 0) {
         return VolumeError::LastCopy { name: sb.name() };
     }
-    let damaged = bad.iter().find_map(|b| if let Bad::Damaged(d) = b { Some(d.clone()) } else { None });
+    let damaged =
+        bad.iter().find_map(|b| if let Bad::Damaged(d) = b { Some(d.clone()) } else { None });
     match damaged {
         Some(detail) => VolumeError::Damaged { detail },
         None if bad.contains(&Bad::NoMagic) => VolumeError::Foreign,
-        None if SUPERBLOCK_PLACES.iter().any(|place| place + BLOCK > dev.capacity()) => VolumeError::TooShort,
+        None if SUPERBLOCK_PLACES.iter().any(|place| place + BLOCK > dev.capacity()) => {
+            VolumeError::TooShort
+        }
         None => emptiness(&**dev),
     }
 }
 
-/// Where there is no superblock there may be something else: many formats begin with zeros, and a volume may have lost its front. What is
-/// empty holds zeros in its last block, and in the first [`LOOKED_AT`] bytes that are no hole.
+/// Where there is no superblock there may be something else: many formats begin with zeros, and a
+/// volume may have lost its front. What is empty holds zeros in its last block, and in the first
+/// [`LOOKED_AT`] bytes that are no hole.
 fn emptiness(dev: &dyn BlockDevice) -> VolumeError {
     let is_zeros = |at: u64, len: u64| {
         let mut piece = AlignedBuf::zeroed(len as usize);

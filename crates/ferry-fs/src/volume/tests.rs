@@ -16,7 +16,8 @@ fn device() -> Arc<dyn BlockDevice> {
 }
 
 fn made(dev: &Arc<dyn BlockDevice>) -> Superblock {
-    mkfs(dev, &MkfsOptions { label: "test".into(), ..MkfsOptions::default() }, &Env::real()).unwrap()
+    mkfs(dev, &MkfsOptions { label: "test".into(), ..MkfsOptions::default() }, &Env::real())
+        .unwrap()
 }
 
 fn write_at(dev: &Arc<dyn BlockDevice>, place: u64, change: impl FnOnce(&mut [u8])) {
@@ -40,20 +41,25 @@ fn a_volume_says_what_it_is() {
         assert_eq!(sb.size, size);
         let end = sb.segments_offset + u64::from(sb.segment_count) * sb.segment_len;
         let room = size - BLOCK_SIZE as u64;
-        assert!(end <= room && end + sb.segment_len > room, "segments reach to the last block of {size}");
+        assert!(
+            end <= room && end + sb.segment_len > room,
+            "segments reach to the last block of {size}"
+        );
     }
 }
 
 /// The home store fits into what it is given, however large a segment is.
 #[test]
 fn a_volume_of_any_size_can_be_made_and_opened() {
-    for mib in [16, 17, 24, 31, 32, 48, 63, 64, 96, 127, 128, 129, 200, 255, 256, 400, 512, 1000, 1024] {
+    for mib in
+        [16, 17, 24, 31, 32, 48, 63, 64, 96, 127, 128, 129, 200, 255, 256, 400, 512, 1000, 1024]
+    {
         let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(mib << 20));
         mkfs(&dev, &MkfsOptions::default(), &Env::real())
             .unwrap_or_else(|error| panic!("{mib} MiB: {error}"));
         let options = FsOptions { background: false, ..FsOptions::default() };
-        let fs =
-            LocalFs::open(dev, options, Env::real()).unwrap_or_else(|error| panic!("{mib} MiB: {error}"));
+        let fs = LocalFs::open(dev, options, Env::real())
+            .unwrap_or_else(|error| panic!("{mib} MiB: {error}"));
         fs.close().unwrap();
     }
 }
@@ -65,7 +71,8 @@ fn either_superblock_is_enough() {
         let sb = made(&dev);
         write_at(&dev, place, |block| block[700] ^= 1);
         assert_eq!(read_superblock(&dev).unwrap(), sb, "with the copy at {place} damaged");
-        LocalFs::open(dev, FsOptions { background: false, ..FsOptions::default() }, Env::real()).unwrap();
+        LocalFs::open(dev, FsOptions { background: false, ..FsOptions::default() }, Env::real())
+            .unwrap();
     }
     let dev = device();
     let sb = made(&dev);
@@ -109,15 +116,24 @@ fn what_is_there_is_not_overwritten() {
     let foreign = device();
     write_at(&foreign, 4096, |block| block[100] = 1);
     assert!(matches!(mkfs(&foreign, &options, &Env::real()), Err(VolumeError::Foreign)));
-    assert!(matches!(read_superblock(&foreign), Err(VolumeError::Foreign)), "many formats begin with zeros");
+    assert!(
+        matches!(read_superblock(&foreign), Err(VolumeError::Foreign)),
+        "many formats begin with zeros"
+    );
     for place in SUPERBLOCK_PLACES {
         write_at(&dev, place, |block| block.fill(0));
     }
     let refused = mkfs(&dev, &options, &Env::real());
-    assert!(matches!(refused, Err(VolumeError::Exists { .. })), "a volume with its last superblock alone");
+    assert!(
+        matches!(refused, Err(VolumeError::Exists { .. })),
+        "a volume with its last superblock alone"
+    );
     write_at(&dev, SIZE - BLOCK_SIZE as u64, |block| block.fill(0));
     let refused = mkfs(&dev, &options, &Env::real());
-    assert!(matches!(refused, Err(VolumeError::Foreign)), "a volume without superblocks is not overwritten");
+    assert!(
+        matches!(refused, Err(VolumeError::Foreign)),
+        "a volume without superblocks is not overwritten"
+    );
     let small: Arc<dyn BlockDevice> = Arc::new(MemDevice::new((1 << 20) + 8192));
     assert!(matches!(read_superblock(&small), Err(VolumeError::Empty)));
     let short: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(4096));
@@ -146,15 +162,28 @@ fn what_this_program_does_not_know_is_refused_unless_it_may_be_ignored() {
     assert!(matches!(change(72 + 1, 0x20), Err(VolumeError::Damaged { .. })), "another block size");
     assert!(matches!(change(88 + 7, 0xff), Err(VolumeError::Damaged { .. })), "a log far outside");
     assert!(matches!(change(80 + 2, 0), Err(VolumeError::Damaged { .. })), "segments of no bytes");
-    assert!(matches!(change(80 + 2, 6), Err(VolumeError::Damaged { .. })), "segments of no power of two");
-    assert!(matches!(change(96 + 2, 1), Err(VolumeError::Damaged { .. })), "a log that is too small");
-    assert!(matches!(change(64 + 5, 1), Err(VolumeError::Truncated { .. })), "a volume longer than its file");
+    assert!(
+        matches!(change(80 + 2, 6), Err(VolumeError::Damaged { .. })),
+        "segments of no power of two"
+    );
+    assert!(
+        matches!(change(96 + 2, 1), Err(VolumeError::Damaged { .. })),
+        "a log that is too small"
+    );
+    assert!(
+        matches!(change(64 + 5, 1), Err(VolumeError::Truncated { .. })),
+        "a volume longer than its file"
+    );
 }
 
 /// A volume with a file of 100,000 bytes.
 fn with_a_file(dev: &Arc<dyn BlockDevice>) -> Superblock {
     let sb = made(dev);
-    let fs = LocalFs::open(dev.clone(), FsOptions { background: false, ..FsOptions::default() }, Env::real());
+    let fs = LocalFs::open(
+        dev.clone(),
+        FsOptions { background: false, ..FsOptions::default() },
+        Env::real(),
+    );
     let (fs, me) = (fs.unwrap(), InProcess::default());
     let (entry, opened) = me.call(|cx| fs.create(cx, ROOT, b"file", 0o644, libc::O_RDWR)).unwrap();
     let ino = entry.attr.unwrap().ino;
@@ -171,7 +200,8 @@ fn with_a_file(dev: &Arc<dyn BlockDevice>) -> Superblock {
 
 fn reads_its_file(dev: &Arc<dyn BlockDevice>) -> bool {
     let options = FsOptions { background: false, read_only: true, ..FsOptions::default() };
-    let (fs, me) = (LocalFs::open(dev.clone(), options, Env::real()).unwrap(), InProcess::default());
+    let (fs, me) =
+        (LocalFs::open(dev.clone(), options, Env::real()).unwrap(), InProcess::default());
     let ino = me.call(|cx| fs.lookup(cx, ROOT, b"file")).unwrap().attr.unwrap().ino;
     let fh = me.call(|cx| fs.open(cx, ino, libc::O_RDONLY, false)).unwrap().fh;
     let mut out = vec![0; 100_000];
@@ -199,11 +229,17 @@ fn a_volume_that_has_lost_its_front_is_found_by_its_last_superblock() {
         front.fill(fill);
         dev.write(0, &front).unwrap();
         let refused = mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap_err();
-        assert!(matches!(refused, VolumeError::Exists { .. } | VolumeError::Foreign), "{more}: {refused}");
+        assert!(
+            matches!(refused, VolumeError::Exists { .. } | VolumeError::Foreign),
+            "{more}: {refused}"
+        );
         assert!(LocalFs::open(dev.clone(), FsOptions::default(), Env::real()).is_err(), "{more}");
         let all = || FsckOptions { verify_data: true, ..FsckOptions::default() };
         let report = fsck(&dev, all(), &Env::real()).unwrap();
-        assert_eq!(report.findings.iter().map(|f| f.code).collect::<Vec<_>>(), [Code::SuperblockCopy]);
+        assert_eq!(
+            report.findings.iter().map(|f| f.code).collect::<Vec<_>>(),
+            [Code::SuperblockCopy]
+        );
         let report = repair(&dev, all(), &Env::real()).unwrap();
         assert!(report.clean && report.repaired == 2, "{more}: {:#?}", report.repairs);
         assert_eq!(read_superblock(&dev).unwrap(), sb, "{more}");
@@ -218,7 +254,8 @@ fn a_volume_whose_first_two_mib_are_zeros_is_never_called_empty() {
     with_a_file(&dev);
     dev.write(0, &AlignedBuf::zeroed(2 << 20)).unwrap();
     assert!(matches!(read_superblock(&dev), Err(VolumeError::LastCopy { .. })));
-    let report = repair(&dev, FsckOptions { verify_data: true, ..FsckOptions::default() }, &Env::real());
+    let report =
+        repair(&dev, FsckOptions { verify_data: true, ..FsckOptions::default() }, &Env::real());
     let report = report.unwrap();
     assert!(report.clean && report.repaired > 0, "{:#?}", report.findings);
     assert!(reads_its_file(&dev));
@@ -259,7 +296,10 @@ fn a_superblock_counts_only_where_it_belongs() {
     dev.write(SIZE - BLOCK_SIZE as u64, &sb.encode()).unwrap();
     assert!(matches!(find_superblock(&dev), Err(VolumeError::LastCopy { .. })));
     assert!(repair(&dev, FsckOptions::default(), &Env::real()).is_err());
-    assert!(matches!(mkfs(&dev, &MkfsOptions::default(), &Env::real()), Err(VolumeError::Exists { .. })));
+    assert!(matches!(
+        mkfs(&dev, &MkfsOptions::default(), &Env::real()),
+        Err(VolumeError::Exists { .. })
+    ));
     let force = MkfsOptions { force: true, size: SIZE / 2, ..MkfsOptions::default() };
     let smaller = mkfs(&dev, &force, &Env::real()).unwrap();
     SUPERBLOCK_PLACES.iter().for_each(|place| write_at(&dev, *place, |block| block.fill(0)));

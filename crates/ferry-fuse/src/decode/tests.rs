@@ -42,7 +42,9 @@ proptest! {
 fn check(op: &FuseOp<'_>, len: usize) {
     match op {
         FuseOp::Write { data, .. } => assert!(data.len() <= len),
-        FuseOp::BatchForget { all } => assert!(all.iter().count() * size_of::<abi::ForgetOne>() <= len),
+        FuseOp::BatchForget { all } => {
+            assert!(all.iter().count() * size_of::<abi::ForgetOne>() <= len)
+        }
         FuseOp::Lookup { name } | FuseOp::Create { name, .. } | FuseOp::Unlink { name } => {
             assert!(!name.is_empty() && !name.contains(&0) && name.len() <= NAME_MAX);
         }
@@ -78,9 +80,13 @@ fn both_names_of_a_rename_and_its_flags_arrive() {
 
 #[test]
 fn a_write_shorter_than_it_says_is_malformed() {
-    let fixed = abi::WriteIn { size: 4, flags: libc::O_APPEND.cast_unsigned(), ..abi::WriteIn::default() };
+    let fixed =
+        abi::WriteIn { size: 4, flags: libc::O_APPEND.cast_unsigned(), ..abi::WriteIn::default() };
     let full = [fixed.as_bytes(), b"data"].concat();
-    assert!(matches!(decoded(op::WRITE, &full), Ok(FuseOp::Write { data: b"data", append: true, .. })));
+    assert!(matches!(
+        decoded(op::WRITE, &full),
+        Ok(FuseOp::Write { data: b"data", append: true, .. })
+    ));
     assert_eq!(decoded(op::WRITE, &full[..full.len() - 1]).expect_err("short"), MALFORMED);
 }
 
@@ -88,13 +94,17 @@ fn a_write_shorter_than_it_says_is_malformed() {
 fn a_written_back_page_is_never_an_append() {
     let flags = libc::O_APPEND.cast_unsigned();
     let fixed = abi::WriteIn { flags, write_flags: abi::WRITE_CACHE, ..abi::WriteIn::default() };
-    assert!(matches!(decoded(op::WRITE, fixed.as_bytes()), Ok(FuseOp::Write { append: false, .. })));
+    assert!(matches!(
+        decoded(op::WRITE, fixed.as_bytes()),
+        Ok(FuseOp::Write { append: false, .. })
+    ));
 }
 
 #[test]
 fn a_write_says_whether_it_must_be_durable() {
     let sync = |flags: i32, write_flags| {
-        let fixed = abi::WriteIn { flags: flags.cast_unsigned(), write_flags, ..abi::WriteIn::default() };
+        let fixed =
+            abi::WriteIn { flags: flags.cast_unsigned(), write_flags, ..abi::WriteIn::default() };
         match decoded(op::WRITE, fixed.as_bytes()) {
             Ok(FuseOp::Write { sync, .. }) => sync,
             other => panic!("{other:?}"),
@@ -102,7 +112,10 @@ fn a_write_says_whether_it_must_be_durable() {
     };
     assert!(sync(libc::O_DSYNC, 0) && sync(libc::O_SYNC, 0));
     assert!(!sync(libc::O_DIRECT | libc::O_APPEND, 0));
-    assert!(!sync(libc::O_SYNC, abi::WRITE_CACHE), "the kernel's write-back has an fsync of its own");
+    assert!(
+        !sync(libc::O_SYNC, abi::WRITE_CACHE),
+        "the kernel's write-back has an fsync of its own"
+    );
 }
 
 #[test]
@@ -144,7 +157,9 @@ fn setxattr_has_its_flags_in_the_long_form_only() {
     let body = [short.as_bytes(), b"user.a\0v"].concat();
     let args = RequestArgs::split(op::SETXATTR, false, &body);
     match decode(&head(op::SETXATTR), args, false) {
-        Ok(FuseOp::Setxattr { value: b"v", flags, .. }) => assert!(flags.replace && !flags.acl_kill_sgid),
+        Ok(FuseOp::Setxattr { value: b"v", flags, .. }) => {
+            assert!(flags.replace && !flags.acl_kill_sgid)
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -157,7 +172,9 @@ fn a_batch_of_forgets_has_the_stated_length() {
         [fixed.as_bytes(), list.as_bytes()].concat()
     };
     let body = with_count(2);
-    let Ok(FuseOp::BatchForget { all }) = decoded(op::BATCH_FORGET, &body) else { panic!("a whole batch") };
+    let Ok(FuseOp::BatchForget { all }) = decoded(op::BATCH_FORGET, &body) else {
+        panic!("a whole batch")
+    };
     assert_eq!(all.iter().map(|f| (f.nodeid, f.nlookup)).collect::<Vec<_>>(), [(2, 3), (4, 5)]);
     assert!(decoded(op::BATCH_FORGET, &with_count(3)).is_err());
     assert!(decoded(op::BATCH_FORGET, &with_count(u32::MAX)).is_err());
@@ -171,7 +188,9 @@ fn flock_and_fcntl_locks_are_distinguished() {
         other => panic!("{other:?}"),
     }
     fixed.lk_flags = 0;
-    assert!(matches!(decoded(op::GETLK, fixed.as_bytes()), Ok(FuseOp::Getlk { lock, .. }) if !lock.flock));
+    assert!(
+        matches!(decoded(op::GETLK, fixed.as_bytes()), Ok(FuseOp::Getlk { lock, .. }) if !lock.flock)
+    );
 }
 
 #[test]

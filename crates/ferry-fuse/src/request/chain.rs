@@ -11,7 +11,11 @@ use ferry_fs::{Answer, Complete, Cx, Errno, Interrupt, Park, Reply, Stop};
 use parking_lot::Mutex;
 
 /// Runs `first`, then `second`, and answers what `first` returned.
-pub(crate) fn chain<T, S>(cx: &Cx<'_>, first: impl FnOnce(&Cx<'_>) -> Answer<T>, second: S) -> Answer<T>
+pub(crate) fn chain<T, S>(
+    cx: &Cx<'_>,
+    first: impl FnOnce(&Cx<'_>) -> Answer<T>,
+    second: S,
+) -> Answer<T>
 where
     T: Into<Reply> + Copy,
     S: Fn(&Cx<'_>) -> Answer<()> + Clone + Send + 'static,

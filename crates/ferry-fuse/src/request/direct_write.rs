@@ -144,7 +144,12 @@ impl DirectWrites {
     }
 
     /// Makes a direct write.
-    pub(crate) fn write(self: &Arc<Self>, cx: &Cx<'_>, write: DirectWriteArgs, data: &[u8]) -> Answer<u64> {
+    pub(crate) fn write(
+        self: &Arc<Self>,
+        cx: &Cx<'_>,
+        write: DirectWriteArgs,
+        data: &[u8],
+    ) -> Answer<u64> {
         let mut made = None;
         if !self.fs.keeps_pages(write.ino, write.fh) {
             let park = UnmappedWrite { cx, direct_writes: self, write, data };
@@ -217,7 +222,9 @@ fn without(range: Range<u64>, excluded: &[Range<u64>]) -> Vec<Range<u64>> {
     for one in excluded {
         left = left
             .into_iter()
-            .flat_map(|part| [part.start..part.end.min(one.start), part.start.max(one.end)..part.end])
+            .flat_map(|part| {
+                [part.start..part.end.min(one.start), part.start.max(one.end)..part.end]
+            })
             .collect();
     }
     left.retain(|part| !part.is_empty());
@@ -258,7 +265,9 @@ impl DirectWrite {
         if result.is_err() {
             return self.end(result);
         }
-        if let Some(overlay) = self.direct_writes.overlays.lock().all.iter_mut().find(|o| o.id == self.id) {
+        if let Some(overlay) =
+            self.direct_writes.overlays.lock().all.iter_mut().find(|o| o.id == self.id)
+        {
             overlay.is_made = true;
         }
         let result = if self.waiting { Some(result) } else { self.answer(result) };
@@ -309,7 +318,9 @@ impl Park for UnmappedWrite<'_> {
         Box::new(move |result| {
             fence(Ordering::SeqCst);
             let made = match result {
-                Ok(Reply::Count(count)) if direct_writes.fs.keeps_pages(write.ino, write.fh) => count,
+                Ok(Reply::Count(count)) if direct_writes.fs.keeps_pages(write.ino, write.fh) => {
+                    count
+                }
                 _ => return complete(result),
             };
             let cx = Cx { uid, gid, pid, umask: 0, park: &AlreadyParked };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use ferry_fs::{
-    Answer, Complete, Cx, Errno, FileLock, Filesystem, Host, Interrupt, Park, RenameFlags, Reply, Stop,
-    ToForget,
+    Answer, Complete, Cx, Errno, FileLock, Filesystem, Host, Interrupt, Park, RenameFlags, Reply,
+    Stop, ToForget,
 };
 
 use crate::abi::{InHeader, op};
@@ -71,7 +71,11 @@ impl Dispatcher {
             Ok(op) => self.run(head, op, out, from),
             Err(errno) => {
                 if errno.0 == libc::EIO {
-                    tracing::error!(opcode = head.opcode, len = head.len, "a malformed FUSE request");
+                    tracing::error!(
+                        opcode = head.opcode,
+                        len = head.len,
+                        "a malformed FUSE request"
+                    );
                 }
                 ServeResult::Error(errno)
             }
@@ -85,7 +89,13 @@ impl Dispatcher {
         outcome
     }
 
-    fn run(&self, head: &InHeader, op: FuseOp<'_>, out: &mut [u8], from: &Origin<'_>) -> ServeResult {
+    fn run(
+        &self,
+        head: &InHeader,
+        op: FuseOp<'_>,
+        out: &mut [u8],
+        from: &Origin<'_>,
+    ) -> ServeResult {
         let form = AnswerForm { opcode: head.opcode, size: answer_len_max(&op) };
         let parker = RequestParker {
             table: &self.parked,
@@ -167,7 +177,9 @@ impl Dispatcher {
             FuseOp::Rename { name, new_parent, new_name, flags } => {
                 done(fs.rename(&cx, ino, name, new_parent, new_name, rename_flags(flags)?)?)
             }
-            FuseOp::Link { ino: old, name } => Ok(encode::entry(form, out, &fs.link(&cx, old, ino, name)?)?),
+            FuseOp::Link { ino: old, name } => {
+                Ok(encode::entry(form, out, &fs.link(&cx, old, ino, name)?)?)
+            }
             FuseOp::Statfs => Ok(encode::statfs(out, &fs.statfs(&cx)?)?),
             FuseOp::Create { name, mode, umask, flags } => {
                 cx.umask = umask;
@@ -179,8 +191,12 @@ impl Dispatcher {
                 let (entry, opened) = fs.tmpfile(&cx, ino, mode, flags)?;
                 Ok(encode::created(form, out, &entry, opened)?)
             }
-            FuseOp::Setxattr { name, value, flags } => done(fs.setxattr(&cx, ino, name, value, flags)?),
-            FuseOp::Getxattr { name, .. } => Ok(encode::data(form, out, fs.getxattr(&cx, ino, name)?)?),
+            FuseOp::Setxattr { name, value, flags } => {
+                done(fs.setxattr(&cx, ino, name, value, flags)?)
+            }
+            FuseOp::Getxattr { name, .. } => {
+                Ok(encode::data(form, out, fs.getxattr(&cx, ino, name)?)?)
+            }
             FuseOp::Listxattr { .. } => Ok(encode::data(form, out, fs.listxattr(&cx, ino)?)?),
             FuseOp::Removexattr { name } => done(fs.removexattr(&cx, ino, name)?),
             FuseOp::Ioctl { cmd, input, out_max } => {
@@ -236,11 +252,14 @@ impl Dispatcher {
                         let data = self.direct_writes.written_back(ino, offset, data);
                         fs.write(cx, ino, fh, offset, &data, append, kill_suidgid)
                     }
-                    WriteSource::Through => fs.write(cx, ino, fh, offset, data, append, kill_suidgid),
+                    WriteSource::Through => {
+                        fs.write(cx, ino, fh, offset, data, append, kill_suidgid)
+                    }
                 };
                 let clears_set_id = kill_suidgid && fs.loses_privileges(ino);
-                let write =
-                    |cx: &Cx<'_>| if clears_set_id { self.clear_set_id(cx, ino, write) } else { write(cx) };
+                let write = |cx: &Cx<'_>| {
+                    if clears_set_id { self.clear_set_id(cx, ino, write) } else { write(cx) }
+                };
                 let n = if sync {
                     let fs = Arc::clone(&self.fs);
                     chain(cx, write, move |cx| fs.fsync(cx, ino, fh, false))?
@@ -291,10 +310,12 @@ impl Dispatcher {
             }
             FuseOp::CopyFileRange { fh_in, off_in, ino_out, fh_out, off_out, len, wide } => {
                 let len = if wide { len } else { len.min(COPY_MAX) };
-                let copy =
-                    |cx: &Cx<'_>| fs.copy_file_range(cx, ino, fh_in, off_in, ino_out, fh_out, off_out, len);
+                let copy = |cx: &Cx<'_>| {
+                    fs.copy_file_range(cx, ino, fh_in, off_in, ino_out, fh_out, off_out, len)
+                };
                 let clears_set_id = cx.uid != 0 && fs.loses_privileges(ino_out);
-                let n = if clears_set_id { self.clear_set_id(cx, ino_out, copy) } else { copy(cx) }?;
+                let n =
+                    if clears_set_id { self.clear_set_id(cx, ino_out, copy) } else { copy(cx) }?;
                 Ok(encode::count(form, out, n)?)
             }
             _ => unreachable!("every other operation was served before"),

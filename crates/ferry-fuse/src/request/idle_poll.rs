@@ -90,7 +90,8 @@ impl IdlePoll {
     /// `{"polls": n, "nanos": n}`.
     pub(crate) fn json(&self) -> Value {
         let value = |counter: &AtomicU64| Value::from(counter.load(Ordering::Relaxed));
-        let both = [("polls".into(), value(&self.polls)), ("nanos".into(), value(&self.polled_nanos))];
+        let both =
+            [("polls".into(), value(&self.polls)), ("nanos".into(), value(&self.polled_nanos))];
         Value::Object(both.into_iter().collect())
     }
 

@@ -142,7 +142,12 @@ impl fmt::Debug for ParkTable {
 
 impl ParkTable {
     pub(crate) fn new(counters: Arc<ThreadCounters>) -> Self {
-        Self { shards: Default::default(), watched: Mutex::default(), ended: Condvar::new(), counters }
+        Self {
+            shards: Default::default(),
+            watched: Mutex::default(),
+            ended: Condvar::new(),
+            counters,
+        }
     }
 
     fn shard(&self, unique: u64) -> &Mutex<ParkShard> {
@@ -171,7 +176,9 @@ impl ParkTable {
         };
         let mut out = [0_u8; SMALL_MAX];
         match result.and_then(|r| encode::reply(w.form, &mut out, r)) {
-            Ok(AnswerBody::Out(len)) => w.port.answer(unique, w.slot, 0, AnswerBytes::Borrowed(&out[..len])),
+            Ok(AnswerBody::Out(len)) => {
+                w.port.answer(unique, w.slot, 0, AnswerBytes::Borrowed(&out[..len]))
+            }
             Ok(AnswerBody::Bytes(bytes)) => w.port.answer(unique, w.slot, 0, bytes),
             Err(e) => {
                 self.counters.error(w.form.opcode);
@@ -250,7 +257,9 @@ impl ParkTable {
         while !watched.over {
             self.ended.wait_for(&mut watched, WATCH_INTERVAL);
             let mut requests = std::mem::take(&mut watched.requests);
-            MutexGuard::unlocked(&mut watched, || requests.retain(|&unique| !self.look_again(unique)));
+            MutexGuard::unlocked(&mut watched, || {
+                requests.retain(|&unique| !self.look_again(unique))
+            });
             watched.requests.append(&mut requests);
             if watched.requests.is_empty() {
                 break;

@@ -31,16 +31,20 @@ impl Buffer {
     pub(crate) fn new(front: usize, rest: usize) -> Self {
         assert!(front <= PAGE, "a header is shorter than a page");
         let pages = 1 + rest.div_ceil(PAGE);
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping, which nobody else knows.
         let memory = unsafe { libc::mmap(ptr::null_mut(), pages * PAGE, access, kind, -1, 0) };
         let usable = NonNull::new(memory.cast::<u8>()).filter(|_| memory != libc::MAP_FAILED);
         let Some(memory) = usable else {
-            handle_alloc_error(Layout::from_size_align(pages * PAGE, PAGE).expect("a page is a power of two"))
+            handle_alloc_error(
+                Layout::from_size_align(pages * PAGE, PAGE).expect("a page is a power of two"),
+            )
         };
         // SAFETY: the whole mapping that was just made. A kernel without huge pages refuses, and
         // needs it not.
-        let _ = unsafe { libc::madvise(memory.as_ptr().cast(), pages * PAGE, libc::MADV_NOHUGEPAGE) };
+        let _ =
+            unsafe { libc::madvise(memory.as_ptr().cast(), pages * PAGE, libc::MADV_NOHUGEPAGE) };
         Self { memory, pages, start: PAGE - front, len: front + rest }
     }
 
@@ -78,7 +82,8 @@ mod tests {
     fn untouched_pages_take_no_memory() {
         let resident = || {
             let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
-            pages.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number") * PAGE
+            pages.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number")
+                * PAGE
         };
         let before = resident();
         let mut buffers: Vec<Buffer> = (0..1000).map(|_| Buffer::new(0, 1 << 20)).collect();

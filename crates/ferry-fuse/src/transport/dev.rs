@@ -104,7 +104,9 @@ impl DeviceWorker {
                 answer[..OUT_HEADER].copy_from_slice(out.as_bytes());
                 self.device.answer_whole(head.unique, &answer[..total]);
             }
-            ServeResult::Answer(AnswerBody::Bytes(bytes)) => self.device.answer(head.unique, 0, &bytes),
+            ServeResult::Answer(AnswerBody::Bytes(bytes)) => {
+                self.device.answer(head.unique, 0, &bytes)
+            }
             ServeResult::Error(errno) => self.device.answer(head.unique, -errno.0, &[]),
             ServeResult::Nothing => {}
         }
@@ -120,7 +122,9 @@ pub(crate) fn handshake<E>(
 ) -> Result<(), E> {
     let (mut request, _) = buffers();
     let Some(len) = device.receive(request.bytes()) else { return Err(gone()) };
-    let Ok((head, body)) = InHeader::read_from_prefix(&request.bytes()[..len]) else { return Err(gone()) };
+    let Ok((head, body)) = InHeader::read_from_prefix(&request.bytes()[..len]) else {
+        return Err(gone());
+    };
     match answer(&head, body) {
         Ok(bytes) => {
             device.answer(head.unique, 0, &bytes);

@@ -30,7 +30,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::buffer::Buffer;
 use crate::abi::{
-    self, InHeader, OutHeader, URING_HEADER, URING_OP_IN, URING_RING_ENT, UringCmdReq, UringEntInOut, op,
+    self, InHeader, OutHeader, URING_HEADER, URING_OP_IN, URING_RING_ENT, UringCmdReq,
+    UringEntInOut, op,
 };
 use crate::decode::RequestArgs;
 use crate::device::FuseDevice;
@@ -124,7 +125,8 @@ impl UringQueues {
         let mut queues = Self { all: Vec::new() };
         for number in 0..possible_cores()? {
             let counters = counters.block();
-            if let Err(e) = queues.add(number, Arc::clone(device), Arc::clone(dispatcher), counters) {
+            if let Err(e) = queues.add(number, Arc::clone(device), Arc::clone(dispatcher), counters)
+            {
                 queues.stop();
                 return Err(e);
             }
@@ -139,8 +141,11 @@ impl UringQueues {
         dispatcher: Arc<Dispatcher>,
         counters: Arc<ThreadCounters>,
     ) -> io::Result<()> {
-        let queue =
-            Arc::new(UringQueue { number, mailbox: Mutex::default(), doorbell: File::from(sys::eventfd()?) });
+        let queue = Arc::new(UringQueue {
+            number,
+            mailbox: Mutex::default(),
+            doorbell: File::from(sys::eventfd()?),
+        });
         let (ready, is_ready) = sync_channel(1);
         let serving = QueueThread { queue: Arc::clone(&queue), device, dispatcher, counters };
         let name = format!("fuse-ring-{number}");
@@ -187,8 +192,10 @@ impl RequestSlot {
     fn new() -> Self {
         let mut headers = Box::new([0_u8; URING_HEADER]);
         let mut payload = Buffer::new(0, IO_MAX);
-        let part =
-            |bytes: &mut [u8]| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let part = |bytes: &mut [u8]| libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
         let parts = Box::new([part(&mut headers[..]), part(payload.bytes())]);
         Self { headers, payload, parts }
     }
@@ -197,8 +204,11 @@ impl RequestSlot {
         let len = (size_of::<OutHeader>() + payload) as u32;
         let head = OutHeader { len, error, unique };
         self.headers[..size_of::<OutHeader>()].copy_from_slice(head.as_bytes());
-        let entry =
-            UringEntInOut { commit_id: unique, payload_sz: payload as u32, ..UringEntInOut::default() };
+        let entry = UringEntInOut {
+            commit_id: unique,
+            payload_sz: payload as u32,
+            ..UringEntInOut::default()
+        };
         self.headers[URING_RING_ENT..].copy_from_slice(entry.as_bytes());
     }
 
@@ -306,17 +316,21 @@ impl QueueRing {
     fn listen(&mut self) -> io::Result<()> {
         let fd = types::Fd(self.from.queue.doorbell.as_raw_fd());
         let len = self.doorbell_value.len() as u32;
-        let read = opcode::Read::new(fd, self.doorbell_value.as_mut_ptr(), len).build().user_data(DOORBELL);
+        let read = opcode::Read::new(fd, self.doorbell_value.as_mut_ptr(), len)
+            .build()
+            .user_data(DOORBELL);
         self.push(&read.into())
     }
 
     fn command(&self, code: u32, commit_id: u64, slot: usize) -> squeue::Entry128 {
-        let request = UringCmdReq { commit_id, qid: self.from.queue.number, ..UringCmdReq::default() };
+        let request =
+            UringCmdReq { commit_id, qid: self.from.queue.number, ..UringCmdReq::default() };
         let mut cmd = [0_u8; 80];
         cmd[..size_of::<UringCmdReq>()].copy_from_slice(request.as_bytes());
         let fd = types::Fd(self.from.device.file().as_raw_fd());
         let parts = (code == abi::URING_REGISTER).then(|| self.slots[slot].parts.as_ptr() as u64);
-        let entry = opcode::UringCmd80::new(fd, code).cmd(cmd).addr(parts).build().user_data(slot as u64);
+        let entry =
+            opcode::UringCmd80::new(fd, code).cmd(cmd).addr(parts).build().user_data(slot as u64);
         if parts.is_some() { with_len(entry, 2) } else { entry }
     }
 
@@ -337,7 +351,11 @@ impl QueueRing {
         loop {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+                Err(e)
+                    if matches!(
+                        e.raw_os_error(),
+                        Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)
+                    ) => {}
                 Err(e) => return Err(e),
             }
             let mut completed = std::mem::take(&mut self.completed);
@@ -436,8 +454,8 @@ impl QueueRing {
             self.fetching = Some(number);
             return self.commit(number, head.unique);
         }
-        let fixed_len =
-            abi::op_len(head.opcode, from.dispatcher.setxattr_ext).min(URING_RING_ENT - URING_OP_IN);
+        let fixed_len = abi::op_len(head.opcode, from.dispatcher.setxattr_ext)
+            .min(URING_RING_ENT - URING_OP_IN);
         let fixed = &slot.headers[URING_OP_IN..URING_OP_IN + fixed_len];
         let payload = slot.payload.bytes();
         let origin = Origin { port, slot: number as u32, counters: &from.counters };
@@ -480,7 +498,12 @@ impl QueueRing {
 fn with_len(mut entry: squeue::Entry128, len: u32) -> squeue::Entry128 {
     /// The field's offset in `struct io_uring_sqe`.
     const LEN_AT: usize = 24;
-    const { assert!(size_of::<squeue::Entry128>() == 128, "an entry is the kernel's structure and nothing else") };
+    const {
+        assert!(
+            size_of::<squeue::Entry128>() == 128,
+            "an entry is the kernel's structure and nothing else"
+        )
+    };
     let bytes = (&raw mut entry).cast::<u8>();
     #[expect(unsafe_code, reason = "the field is private")]
     // SAFETY: the entry is 128 bytes long, so four bytes at 24 are inside it; any value is valid

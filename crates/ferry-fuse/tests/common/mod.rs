@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use ferry_bench::null::{NullFs, NullOptions};
 use ferry_env::Env;
 use ferry_fs::{
-    Answer, Attr, Cx, DirEntry, Entry, FileLock, Filesystem, Host, Ino, Mode, Opened, Parked, RenameFlags,
-    SetAttr, Statfs, Stop, XattrFlags,
+    Answer, Attr, Cx, DirEntry, Entry, FileLock, Filesystem, Host, Ino, Mode, Opened, Parked,
+    RenameFlags, SetAttr, Statfs, Stop, XattrFlags,
 };
 use ferry_fuse::{MountOptions, Session, Transport, Unmount};
 use parking_lot::{Condvar, Mutex};
@@ -60,8 +60,8 @@ impl Mounted {
         let waiting = Arc::new((Mutex::new(Waiting::default()), Condvar::new()));
         let fs = Arc::new(SlowSync { inner, waiting: Arc::clone(&waiting) });
         let options = MountOptions { transport, ..MountOptions::default() };
-        let session =
-            Session::mount(fs, dir.path(), &options).expect("mounts (as root, or with fusermount3)");
+        let session = Session::mount(fs, dir.path(), &options)
+            .expect("mounts (as root, or with fusermount3)");
         Self { dir, session: Some(session), waiting }
     }
 

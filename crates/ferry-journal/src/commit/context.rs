@@ -158,7 +158,8 @@ impl Head {
                 }
             };
             if let Some(before) = before {
-                self.payload -= (crate::log::format::KEY_ENTRY + len + before.map_or(0, |v| v.len())) as u64;
+                self.payload -=
+                    (crate::log::format::KEY_ENTRY + len + before.map_or(0, |v| v.len())) as u64;
             }
         }
         self.payload += (joining.extents.len() * EXTENT_ENTRY) as u64;
@@ -177,7 +178,8 @@ impl Head {
         if self.changes.is_empty() {
             return;
         }
-        let layer = Layer { changes: std::mem::take(&mut self.changes), first: self.seq, last: self.seq };
+        let layer =
+            Layer { changes: std::mem::take(&mut self.changes), first: self.seq, last: self.seq };
         let mut layers = Vec::with_capacity(self.view.layers.len() + 1);
         layers.push(Arc::new(layer));
         layers.extend_from_slice(&self.view.layers);

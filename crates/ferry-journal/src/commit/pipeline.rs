@@ -208,7 +208,8 @@ impl Pipe {
 
     /// Number of records in flight that the flush in flight does not cover.
     pub fn unflushed(&self) -> usize {
-        let flushing = self.flushing.map_or(0, |(number, _)| (number + 1).saturating_sub(self.first_number));
+        let flushing =
+            self.flushing.map_or(0, |(number, _)| (number + 1).saturating_sub(self.first_number));
         self.in_flight.len() - flushing as usize
     }
 
@@ -267,8 +268,11 @@ impl Pipe {
     }
 
     pub fn fail_all(&mut self, error: &JournalError) {
-        let waiters =
-            self.in_flight.iter_mut().flat_map(|f| f.waiters.drain(..)).chain(self.open_waiters.drain(..));
+        let waiters = self
+            .in_flight
+            .iter_mut()
+            .flat_map(|f| f.waiters.drain(..))
+            .chain(self.open_waiters.drain(..));
         let waiters = waiters
             .map(|waiter| waiter.done)
             .chain(self.point_waiters.drain(..).map(|(_, done)| done))

@@ -1,22 +1,22 @@
 //! Flush policies: when the open context is sealed for the callers that wait for it.
 //!
 //! The pipeline tells [`Dispatcher`] which callers arrive, what is sealed and what becomes durable.
-//! The dispatcher answers one question: seal now? It has no lock and no clock of its own: the pipeline
-//! asks it under its lock, with the time. A *commit* here is the way of one context from its seal to
-//! its durability.
+//! The dispatcher answers one question: seal now? It has no lock and no clock of its own: the
+//! pipeline asks it under its lock, with the time. A *commit* here is the way of one context from
+//! its seal to its durability.
 //!
 //! * POLICY-1: while no record is in flight, a caller waits for others only under a deadline.
 //! * POLICY-2: a lone caller never waits. The dispatcher expects a caller only if an earlier commit
 //!   released it together with, or overlapping, the callers that wait now, and if it has come back
 //!   soon twice in a row. Soon is within one commit time, or within two where there are few callers
 //!   (of many callers the last one comes late, and all others would wait for it).
-//! * POLICY-3: a hold in vain doubles the number of commits until the next hold, so a wrong guess about
-//!   what callers will do costs less and less.
+//! * POLICY-3: a hold in vain doubles the number of commits until the next hold, so a wrong guess
+//!   about what callers will do costs less and less.
 //! * POLICY-4: two callers wait for each other only where it pays. While they come back and their
-//!   record is written, the device has no flush to do; a shared flush saves the other one. Where that
-//!   flush would take less, flushes follow each other without a pause: the record of a caller that
-//!   arrives during a flush is written meanwhile and takes the next one. More than two callers share:
-//!   each flush then saves several.
+//!   record is written, the device has no flush to do; a shared flush saves the other one. Where
+//!   that flush would take less, flushes follow each other without a pause: the record of a caller
+//!   that arrives during a flush is written meanwhile and takes the next one. More than two callers
+//!   share: each flush then saves several.
 //! * POLICY-5: the dispatcher holds for many callers only while they come back in less than half a
 //!   commit time. Where they need longer, processors are the bottleneck: two groups that alternate
 //!   then commit as much, and no caller waits for the slowest.
@@ -50,8 +50,8 @@ pub enum FlushPolicy {
     Delay,
     /// Callers that arrive during a commit share the next one.
     Gather,
-    /// As `Gather`, and the next commit is held for callers that have just been released and are known
-    /// to come back at once.
+    /// As `Gather`, and the next commit is held for callers that have just been released and are
+    /// known to come back at once.
     #[default]
     Adaptive,
 }
@@ -82,12 +82,14 @@ impl FromStr for FlushPolicy {
 
     fn from_str(word: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|policy| policy.name() == word);
-        found.ok_or_else(|| format!("{word:?} is not a flush policy: use adaptive, gather, delay or each"))
+        found.ok_or_else(|| {
+            format!("{word:?} is not a flush policy: use adaptive, gather, delay or each")
+        })
     }
 }
 
-/// A caller that asks for durability: the number of its thread, or another number that tells callers
-/// apart.
+/// A caller that asks for durability: the number of its thread, or another number that tells
+/// callers apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Caller(pub u32);
 
@@ -269,8 +271,8 @@ impl Dispatcher {
         self.policy == FlushPolicy::Each
     }
 
-    /// A caller asks for durability and has to wait. With `joins_open` it waits for the open context,
-    /// otherwise for one in flight.
+    /// A caller asks for durability and has to wait. With `joins_open` it waits for the open
+    /// context, otherwise for one in flight.
     pub fn arrived(&mut self, now: Duration, caller: Caller, joins_open: bool) {
         let soon = self.patience();
         if let Some(habit) = self.habits.get_mut(&caller) {
@@ -288,8 +290,8 @@ impl Dispatcher {
     }
 
     /// Whether the open context, which callers wait for, is sealed now. Of the records in flight,
-    /// `unflushed` are not covered by the flush in flight. `avg_flush` is the device's average flush
-    /// time.
+    /// `unflushed` are not covered by the flush in flight. `avg_flush` is the device's average
+    /// flush time.
     pub fn decide(
         &mut self,
         now: Duration,
@@ -342,8 +344,8 @@ impl Dispatcher {
         (avg_flush >= self.fast_flush && self.last_first != Some(caller)).then(|| came + avg_flush)
     }
 
-    /// The context that `waiters` callers wait for was sealed, for whatever reason, while `in_flight`
-    /// records were in flight.
+    /// The context that `waiters` callers wait for was sealed, for whatever reason, while
+    /// `in_flight` records were in flight.
     pub fn sealed(&mut self, now: Duration, waiters: usize, in_flight: usize) {
         if waiters == 0 {
             return;
@@ -380,7 +382,12 @@ impl Dispatcher {
     }
 
     /// A context is durable; the commit releases these callers.
-    pub fn completed(&mut self, now: Duration, times: CommitTimes, released: impl Iterator<Item = Caller>) {
+    pub fn completed(
+        &mut self,
+        now: Duration,
+        times: CommitTimes,
+        released: impl Iterator<Item = Caller>,
+    ) {
         self.commit_time.add(now.saturating_sub(times.sealed_at));
         self.write.add(times.written_at.saturating_sub(times.sealed_at));
         self.flush.add(now.saturating_sub(times.flush_at));
@@ -411,11 +418,12 @@ impl Dispatcher {
         self.recent.truncate(RECENT - 1);
         self.recent.push_front(released.iter().copied().take(FEW + 1).collect());
         self.recent_callers = self.recent.iter().flatten().collect::<HashSet<_>>().len();
-        // A caller that shares a commit comes back later than one that does not, because both use the
-        // same processors.
+        // A caller that shares a commit comes back later than one that does not, because both use
+        // the same processors.
         let back = if self.overlapping { 2 * self.back.get() } else { self.back.get() };
         self.overlapping = self.recent_callers == 2 && self.flush.get() < self.write.get() + back;
-        self.alternating = self.recent_callers > FEW && self.commit_time.get() < 2 * self.back.get();
+        self.alternating =
+            self.recent_callers > FEW && self.commit_time.get() < 2 * self.back.get();
     }
 
     /// No caller waits any more: all were given an error.

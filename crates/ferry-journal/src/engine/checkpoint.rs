@@ -127,8 +127,13 @@ impl Core {
         // A compaction may take seconds. Meanwhile the log is not emptied, and transactions would
         // wait.
         let go_on = || why != Checkpoint::Calm || !self.short_of_space();
-        let renewed =
-            self.home.renew(&view, &segments, SPARE_KEPT, &self.client, Renewal { closing, go_on: &go_on });
+        let renewed = self.home.renew(
+            &view,
+            &segments,
+            SPARE_KEPT,
+            &self.client,
+            Renewal { closing, go_on: &go_on },
+        );
         drop(view);
         let renewed = renewed.and_then(|unused| self.show_home(Seq(0)).map(|()| unused));
         match renewed {
@@ -214,15 +219,18 @@ impl Core {
             let pair = {
                 let head = self.head.read();
                 let durable = self.durable();
-                let layers: Vec<_> = head.view.layers.iter().filter(|l| l.last <= durable).collect();
+                let layers: Vec<_> =
+                    head.view.layers.iter().filter(|l| l.last <= durable).collect();
                 if layers.len() <= LAYERS_MAX {
                     return;
                 }
                 let barrier = head.barrier;
                 let crosses = |a: &Layer, b: &Layer| b.last <= barrier && a.last > barrier;
                 let size = |w: &[&Arc<Layer>]| w[0].changes.len() + w[1].changes.len();
-                let best = layers.windows(2).filter(|w| !crosses(w[0], w[1])).min_by_key(|w| size(w));
-                best.filter(|w| !small || size(w) <= SMALL_MERGE).map(|w| [w[0].clone(), w[1].clone()])
+                let best =
+                    layers.windows(2).filter(|w| !crosses(w[0], w[1])).min_by_key(|w| size(w));
+                best.filter(|w| !small || size(w) <= SMALL_MERGE)
+                    .map(|w| [w[0].clone(), w[1].clone()])
             };
             let Some(pair) = pair else { return };
             let new = merged(&pair);

@@ -78,7 +78,10 @@ pub const fn smallest_log(credits: &Credits) -> u64 {
 
 impl Core {
     /// Builds a journal that continues where `replayed` ends; the home store is as of `start`.
-    #[expect(clippy::too_many_arguments, reason = "the parts that a journal is put together from, once")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts that a journal is put together from, once"
+    )]
     pub fn new(
         disk: Arc<Disk>,
         area: LogArea,
@@ -104,7 +107,11 @@ impl Core {
             home,
             // One block is kept for the durable point of the next recovery. If this recovery's took
             // it, the next checkpoint gives it back.
-            space: Space::new((total - used).saturating_sub(LOG_BLOCK as u64), total / 8, options.log.wake),
+            space: Space::new(
+                (total - used).saturating_sub(LOG_BLOCK as u64),
+                total / 8,
+                options.log.wake,
+            ),
             owed: AtomicU64::new((LOG_BLOCK as u64).saturating_sub(total - used)),
             head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
             pipe: Mutex::new(Pipe::new(
@@ -248,13 +255,17 @@ impl Core {
     #[cfg(feature = "planted")]
     pub fn commit_first_half(self: &Arc<Self>, changes: &mut crate::types::Changes) {
         use crate::planted::{Bug, is};
-        let Some(middle) = changes.keys().nth(changes.len() / 2).filter(|_| is(Bug::HalfContext)).cloned()
+        let Some(middle) =
+            changes.keys().nth(changes.len() / 2).filter(|_| is(Bug::HalfContext)).cloned()
         else {
             return;
         };
         let second = changes.split_off(&middle);
-        let first =
-            Joining { changes: std::mem::replace(changes, second), extents: Vec::new(), writes: None };
+        let first = Joining {
+            changes: std::mem::replace(changes, second),
+            extents: Vec::new(),
+            writes: None,
+        };
         let room = (first.payload().div_ceil(BLOCK_PAYLOAD as u64) + 1) * LOG_BLOCK as u64;
         if first.changes.is_empty() || !self.space.try_take(room, true) {
             changes.extend(first.changes);
@@ -269,7 +280,11 @@ impl Core {
         if needed <= held {
             return self.release(held - needed);
         }
-        debug_assert!(needed <= held, "a transaction took {} bytes more than it reserved", needed - held);
+        debug_assert!(
+            needed <= held,
+            "a transaction took {} bytes more than it reserved",
+            needed - held
+        );
         tracing::error!(missing = needed - held, "a transaction took more log than it reserved");
         assert!(self.space.try_take(needed - held, true), "the log would be overrun");
     }

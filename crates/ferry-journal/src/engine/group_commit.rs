@@ -283,7 +283,8 @@ impl Core {
         for (offset, buf) in pieces {
             self.stats.log_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed);
             let writes = writes.clone();
-            let done = move |result: std::io::Result<()>| writes.done(result.map_err(io_error("log")));
+            let done =
+                move |result: std::io::Result<()>| writes.done(result.map_err(io_error("log")));
             batch.push(self.disk.write_request("log", offset, Arc::new(buf), done));
         }
         self.stats.log_writes.fetch_add(batch.len() as u64, Ordering::Relaxed);
@@ -324,7 +325,11 @@ impl Core {
         let result = self.planted_result(result);
         #[cfg(feature = "planted")]
         let result = result.or_else(|error| {
-            if crate::planted::is(crate::planted::Bug::SwallowedError) { Ok(()) } else { Err(error) }
+            if crate::planted::is(crate::planted::Bug::SwallowedError) {
+                Ok(())
+            } else {
+                Err(error)
+            }
         });
         if let Err(error) = result {
             return self.fail(io_error("log")(error));
@@ -363,7 +368,8 @@ impl Core {
 
     #[cfg(test)]
     fn planted_result(&self, result: std::io::Result<()>) -> std::io::Result<()> {
-        let swallow = self.pipe.lock().dispatcher.planted == crate::commit::policy::Planted::SwallowsErrors;
+        let swallow =
+            self.pipe.lock().dispatcher.planted == crate::commit::policy::Planted::SwallowsErrors;
         if swallow { Ok(()) } else { result }
     }
 
@@ -375,7 +381,11 @@ impl Core {
         pipe.end = record.end;
         pipe.advance_durable_point(record.stamp);
         if record.kind != RecordKind::Stamp {
-            debug_assert_eq!(record.seq.0, self.durable().0 + 1, "contexts become durable in order");
+            debug_assert_eq!(
+                record.seq.0,
+                self.durable().0 + 1,
+                "contexts become durable in order"
+            );
             tracing::trace!(context = record.seq.0, waiting = record.waiters.len(), "durable");
             self.durable.store(record.seq.0, Ordering::Release);
             self.stats.transactions.fetch_add(record.transactions, Ordering::Relaxed);
@@ -392,7 +402,11 @@ impl Core {
                 written_at: record.written_at,
                 flush_at: flush_at.unwrap_or(record.written_at),
             };
-            pipe.dispatcher.completed(now, times, record.waiters.iter().map(|waiter| waiter.caller));
+            pipe.dispatcher.completed(
+                now,
+                times,
+                record.waiters.iter().map(|waiter| waiter.caller),
+            );
         }
         pipe.due.extend(record.waiters.into_iter().map(|waiter| (waiter.done, Ok(()))));
         if pipe.in_flight.is_empty() {

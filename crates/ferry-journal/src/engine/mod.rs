@@ -1,4 +1,5 @@
-//! The running journal: [`core::Core`] is what its threads share, the other modules are what they do with it.
+//! The running journal: [`core::Core`] is what its threads share, the other modules are what they
+//! do with it.
 
 mod background;
 pub mod checkpoint;

@@ -29,7 +29,9 @@ impl Core {
         let mut snapshot = self.snapshot(from, to);
         let Err(mut interrupted) = snapshot.walk(from, to, visit) else { return Ok(()) };
         loop {
-            let Some(home) = self.renewed(&snapshot.view.home) else { return Err(interrupted.error) };
+            let Some(home) = self.renewed(&snapshot.view.home) else {
+                return Err(interrupted.error);
+            };
             if home.point == snapshot.view.home.point {
                 snapshot.view.home = home;
             } else {

@@ -44,10 +44,12 @@ impl Batches {
         self.written += std::mem::take(&mut self.bytes);
         let state = HomeState { point, clean, live_bytes: self.written };
         let changes = std::mem::take(&mut self.collected);
-        write_batch(db, &self.hash_key, changes.iter().map(|(k, v)| (&**k, Some(&**v))), |_| state).map(drop)
+        write_batch(db, &self.hash_key, changes.iter().map(|(k, v)| (&**k, Some(&**v))), |_| state)
+            .map(drop)
     }
 
-    /// Writes the rest; the log is to be read from `point`; `clean` as in [`HomeState`]. How many keys there are.
+    /// Writes the rest; the log is to be read from `point`; `clean` as in [`HomeState`]. How many
+    /// keys there are.
     pub fn finish(mut self, point: Point, clean: bool) -> Result<u64, JournalError> {
         self.write(point, clean)?;
         end(self.db.take());

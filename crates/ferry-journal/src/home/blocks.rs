@@ -37,7 +37,8 @@ pub struct Pages {
     read_only: AtomicBool,
     healed: AtomicU64,
     told: Mutex<HashSet<u64>>,
-    /// Copies of blocks that were needed and are not what was written, by their places; at most [`TOLD_MAX`].
+    /// Copies of blocks that were needed and are not what was written, by their places; at most
+    /// [`TOLD_MAX`].
     bad_copies: Mutex<BTreeSet<u64>>,
 }
 
@@ -76,13 +77,14 @@ impl Pages {
         self.healed.load(Ordering::Relaxed)
     }
 
-    /// Where a block that was read, or a checksum of it, was bad in one copy, on the device. Of the header a crash leaves copies that
-    /// differ, too.
+    /// Where a block that was read, or a checksum of it, was bad in one copy, on the device. Of the
+    /// header a crash leaves copies that differ, too.
     pub fn bad_copies(&self) -> Vec<u64> {
         self.bad_copies.lock().iter().copied().collect()
     }
 
-    /// Forgets all that was read, and from now on writes nothing if `read_only`. `first`: the segment of unit 0.
+    /// Forgets all that was read, and from now on writes nothing if `read_only`. `first`: the
+    /// segment of unit 0.
     pub fn renew(&self, first: Option<u32>, read_only: bool) {
         let _writing = self.writing.lock();
         self.units.write().clear();
@@ -215,7 +217,9 @@ impl Pages {
     fn header_at(&self, place: u64) -> Result<AlignedBuf, String> {
         let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
         self.disk.read(place, &mut buf).map_err(|error| error.to_string())?;
-        header::unseal(&mut buf).then_some(buf).ok_or_else(|| "its checksum does not match".to_owned())
+        header::unseal(&mut buf)
+            .then_some(buf)
+            .ok_or_else(|| "its checksum does not match".to_owned())
     }
 
     fn read_header(&self, sums: &Sums, block: u32) -> Result<AlignedBuf, JournalError> {
@@ -225,14 +229,16 @@ impl Pages {
             Ok(good) => return Ok(good),
             Err(why) => why,
         };
-        let second = self.header_at(places[1 - used]).map_err(|why| neither(places[0], &[first, why]))?;
+        let second =
+            self.header_at(places[1 - used]).map_err(|why| neither(places[0], &[first, why]))?;
         self.tell(places[used], "the other copy is used");
         Ok(second)
     }
 
-    /// Makes both copies of the header the same, before anything that one of them relies on can change. Of two that are whole and differ
-    /// the one of the newer `commit` counts, which is `None` where the header does not lead to one: a crash leaves an older one, or a
-    /// write that the device lost. Returns what counts, if the file has a header.
+    /// Makes both copies of the header the same, before anything that one of them relies on can
+    /// change. Of two that are whole and differ the one of the newer `commit` counts, which is
+    /// `None` where the header does not lead to one: a crash leaves an older one, or a write that
+    /// the device lost. Returns what counts, if the file has a header.
     pub fn settle_header(
         &self,
         commit: &dyn Fn(&[u8]) -> Option<u64>,
@@ -248,7 +254,9 @@ impl Pages {
         }
         let places = [0, 1].map(|copy| unit.read().page_place(block, copy));
         let (used, good) = match places.map(|place| self.header_at(place)) {
-            [Ok(first), Ok(second)] if first[..] != second[..] && commit(&second) > commit(&first) => {
+            [Ok(first), Ok(second)]
+                if first[..] != second[..] && commit(&second) > commit(&first) =>
+            {
                 (1, second)
             }
             [Ok(first), _] => (0, first),
@@ -279,7 +287,8 @@ impl Pages {
         Ok(Some(good))
     }
 
-    /// Writes the good copy over the bad ones, unless the block was given something else to hold meanwhile.
+    /// Writes the good copy over the bad ones, unless the block was given something else to hold
+    /// meanwhile.
     fn heal_page(&self, segment: u32, block: u32, both: &Both) {
         let _writing = self.writing.lock();
         let unit = self.unit(segment);
@@ -304,7 +313,8 @@ impl Pages {
         }
     }
 
-    /// Finds out which copy of a checksum block is right, for each block of which they differ, and writes them again.
+    /// Finds out which copy of a checksum block is right, for each block of which they differ, and
+    /// writes them again.
     fn heal_sums(&self, segment: u32, index: u32) {
         let _writing = self.writing.lock();
         let unit = self.unit(segment);
@@ -346,12 +356,20 @@ impl Pages {
         if !new {
             return;
         }
-        tracing::warn!(place, what, "a block of the home store is damaged in one of its two copies");
+        tracing::warn!(
+            place,
+            what,
+            "a block of the home store is damaged in one of its two copies"
+        );
     }
 
-    /// Writes runs of blocks, each within one unit, and their checksums if `of` says whose; waits until the writes
-    /// completed.
-    pub fn write(&self, runs: Vec<(u64, AlignedBuf)>, of: Option<&[u32]>) -> Result<(), JournalError> {
+    /// Writes runs of blocks, each within one unit, and their checksums if `of` says whose; waits
+    /// until the writes completed.
+    pub fn write(
+        &self,
+        runs: Vec<(u64, AlignedBuf)>,
+        of: Option<&[u32]>,
+    ) -> Result<(), JournalError> {
         let _writing = self.writing.lock();
         let mut writes: Vec<(u64, Arc<AlignedBuf>)> = Vec::new();
         for (place, mut run) in runs {

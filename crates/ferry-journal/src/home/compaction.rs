@@ -1,9 +1,10 @@
 //! A small home store in the place of one that is mostly free.
 //!
-//! The database never gives back what it once used, but at its end. So everything in it is copied, in the order of the keys, into a new
-//! file in free segments, which then takes the old one's place by one write of a map slot: whenever power is lost, either the old
-//! file counts or the new one, and both say the same. Whoever reads the old one may go on; its segments are free when nobody does.
-//! Redb's own compaction was the alternative: nobody may read meanwhile.
+//! The database never gives back what it once used, but at its end. So everything in it is copied,
+//! in the order of the keys, into a new file in free segments, which then takes the old one's place
+//! by one write of a map slot: whenever power is lost, either the old file counts or the new one,
+//! and both say the same. Whoever reads the old one may go on; its segments are free when nobody
+//! does. Redb's own compaction was the alternative: nobody may read meanwhile.
 
 use super::batches::Batches;
 use super::database::{database, end};
@@ -14,7 +15,8 @@ use crate::{JournalClient, JournalError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes of a new file for each byte of keys and values, in halves: pages that were filled in order are half full at least.
+/// Bytes of a new file for each byte of keys and values, in halves: pages that were filled in order
+/// are half full at least.
 const HALVES_PER_BYTE: u64 = 5;
 /// Units for what the database keeps for itself.
 const UNITS_BASE: u64 = 3;
@@ -48,17 +50,18 @@ impl Home {
         (worth && !self.renewals.failed.load(Ordering::Relaxed)).then_some(need)
     }
 
-    /// How many segments there will be at most when the store has been renewed, `spare` ones among them, if it is worth it
-    /// then.
+    /// How many segments there will be at most when the store has been renewed, `spare` ones among
+    /// them, if it is worth it then.
     pub fn wanted(&self, less: u64, spare: usize) -> u32 {
         self.worth_renewing_without(less).map_or(u32::MAX, |need| need as u32 + spare as u32)
     }
 
-    /// Copies what `view` shows, all that the newest checkpoint wrote, into a new file in `segments`, and goes on with that. Returns
-    /// those that are free again. Readers go on with what they have. No checkpoint may be made meanwhile.
+    /// Copies what `view` shows, all that the newest checkpoint wrote, into a new file in
+    /// `segments`, and goes on with that. Returns those that are free again. Readers go on with
+    /// what they have. No checkpoint may be made meanwhile.
     ///
-    /// What cannot be read, does not fit, or takes too long, leaves everything as it is. An error means that it is not known which file counts on the
-    /// device.
+    /// What cannot be read, does not fit, or takes too long, leaves everything as it is. An error
+    /// means that it is not known which file counts on the device.
     pub fn renew(
         &self,
         view: &HomeView,
@@ -73,7 +76,8 @@ impl Home {
         let in_order = old.read_in_order(true);
         let copied = copy(view, &new, &renewal);
         old.read_in_order(in_order);
-        let opened = copied.and_then(|whole| whole.then(|| database(&new, self.cache_bytes)).transpose());
+        let opened =
+            copied.and_then(|whole| whole.then(|| database(&new, self.cache_bytes)).transpose());
         let db = match opened.map_err(|error| new.explain(error)) {
             Ok(Some(db)) => db,
             Ok(None) => return Ok(segments.to_vec()),

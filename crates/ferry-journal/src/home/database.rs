@@ -24,14 +24,16 @@ fn apply(
     value: Option<&[u8]>,
 ) -> Result<i128, JournalError> {
     let (before, after) = match value {
-        Some(value) => (keys.insert(key, value).map_err(home_error)?, (key.len() + value.len()) as i128),
+        Some(value) => {
+            (keys.insert(key, value).map_err(home_error)?, (key.len() + value.len()) as i128)
+        }
         None => (keys.remove(key).map_err(home_error)?, 0),
     };
     Ok(after - before.map_or(0, |b| (key.len() + b.value().len()) as i128))
 }
 
-/// Makes changes in one transaction, durable when it returns; `state` says what the store says of itself then, from how
-/// many bytes it grew by.
+/// Makes changes in one transaction, durable when it returns; `state` says what the store says of
+/// itself then, from how many bytes it grew by.
 pub fn write_batch<'a>(
     db: &Database,
     key: &HashKey,
@@ -56,9 +58,10 @@ pub fn write_batch<'a>(
     })
 }
 
-/// Puts the changes into the transaction. What a panic of the database leaves behind is not dropped, and the transaction must not be
-/// either: the destructors would panic once more, while the first panic unwinds, and that ends the process. A database that is dropped
-/// before its transaction stays as it is.
+/// Puts the changes into the transaction. What a panic of the database leaves behind is not
+/// dropped, and the transaction must not be either: the destructors would panic once more, while
+/// the first panic unwinds, and that ends the process. A database that is dropped before its
+/// transaction stays as it is.
 fn fill<'a>(
     write: &mut WriteTransaction,
     key: &HashKey,
@@ -90,7 +93,10 @@ fn fill<'a>(
 pub fn database(file: &Arc<HomeFile>, cache_bytes: usize) -> Result<Database, JournalError> {
     file.check_header()?;
     guard::calling(|| {
-        redb::Builder::new().set_cache_size(cache_bytes).create_with_backend(file.user()).map_err(home_error)
+        redb::Builder::new()
+            .set_cache_size(cache_bytes)
+            .create_with_backend(file.user())
+            .map_err(home_error)
     })
 }
 
@@ -103,7 +109,9 @@ pub fn end(db: Option<Database>) {
 pub fn home_error(error: impl Into<redb::Error>) -> JournalError {
     match error.into() {
         redb::Error::Io(e) => error_of(e),
-        redb::Error::Corrupted(detail) => JournalError::Damaged { what: "home store", offset: 0, detail },
+        redb::Error::Corrupted(detail) => {
+            JournalError::Damaged { what: "home store", offset: 0, detail }
+        }
         other => JournalError::Home(other.to_string().into()),
     }
 }

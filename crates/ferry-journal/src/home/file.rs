@@ -1,9 +1,12 @@
-//! The database's file: a virtual length, made of units that are each attached to a segment on their first write.
+//! The database's file: a virtual length, made of units that are each attached to a segment on
+//! their first write.
 //!
 //! What redb may rely on, and why it holds:
-//! * A length that was synced is there after a crash: [`HomeFile::sync`] writes the map, then flushes.
-//! * A unit attached since the last sync is in the map that the same sync writes. redb's commit syncs twice, and only
-//!   the second sync makes the new pages count, so a map and the pages under it may become durable in any order.
+//! * A length that was synced is there after a crash: [`HomeFile::sync`] writes the map, then
+//!   flushes.
+//! * A unit attached since the last sync is in the map that the same sync writes. redb's commit
+//!   syncs twice, and only the second sync makes the new pages count, so a map and the pages under
+//!   it may become durable in any order.
 //! * A segment is given back only when neither slot on the device names it any more.
 
 use super::blocks::Pages;
@@ -43,7 +46,8 @@ pub struct HomeFile {
     links: Links,
     /// Held over a sync, so that the slots are written one at a time; readers do not want it.
     syncing: Mutex<()>,
-    /// Users of an older epoch have failed and write no more. Read-locked while one writes, and any thread that reads may.
+    /// Users of an older epoch have failed and write no more. Read-locked while one writes, and any
+    /// thread that reads may.
     epoch: RwLock<u64>,
     /// A write found no segment to attach.
     lacked_space: AtomicBool,
@@ -90,7 +94,11 @@ pub struct FileUser {
 
 impl HomeFile {
     /// Lays out the map of an empty file that owns `segments`.
-    pub fn format(disk: &Arc<Disk>, geo: &Geometry, segments: &[u32]) -> Result<Arc<Self>, JournalError> {
+    pub fn format(
+        disk: &Arc<Disk>,
+        geo: &Geometry,
+        segments: &[u32],
+    ) -> Result<Arc<Self>, JournalError> {
         let map = HomeMap { generation: 1, spare: segments.to_vec(), ..HomeMap::default() };
         let file = Arc::new(Self::with_map(disk, geo, map, false, None));
         let buf = file.state.read().map.encode(geo);
@@ -102,7 +110,11 @@ impl HomeFile {
     }
 
     /// Opens the file.
-    pub fn open(disk: &Arc<Disk>, geo: &Geometry, opening: Opening) -> Result<Arc<Self>, JournalError> {
+    pub fn open(
+        disk: &Arc<Disk>,
+        geo: &Geometry,
+        opening: Opening,
+    ) -> Result<Arc<Self>, JournalError> {
         let slots = HomeMap::read(disk, geo)?;
         #[cfg(feature = "planted")]
         let keeps = crate::planted::is(crate::planted::Bug::KeptMark);
@@ -129,7 +141,8 @@ impl HomeFile {
 
     /// The database's header, if there is one.
     pub fn header(&self) -> Result<Option<AlignedBuf>, JournalError> {
-        self.pages.settle_header(&|block| Header::decode(block).and_then(|header| header.commit(self)))
+        self.pages
+            .settle_header(&|block| Header::decode(block).and_then(|header| header.commit(self)))
     }
 
     /// Blocks of the file that were given a place, unit by unit.
@@ -137,11 +150,19 @@ impl HomeFile {
         let state = self.state.read();
         let each = self.unit_bytes() / BLOCK;
         let attached = (0..).zip(&state.map.units).filter(|(_, segment)| segment.is_some());
-        attached.map(|(unit, _)| unit * each..((unit + 1) * each).min(state.map.len / BLOCK)).collect()
+        attached
+            .map(|(unit, _)| unit * each..((unit + 1) * each).min(state.map.len / BLOCK))
+            .collect()
     }
 
-    /// An empty file in `segments` that no map on the device knows, to take the place of the one that `old` maps.
-    pub fn unpublished(disk: &Arc<Disk>, geo: &Geometry, segments: &[u32], old: Option<&Self>) -> Arc<Self> {
+    /// An empty file in `segments` that no map on the device knows, to take the place of the one
+    /// that `old` maps.
+    pub fn unpublished(
+        disk: &Arc<Disk>,
+        geo: &Geometry,
+        segments: &[u32],
+        old: Option<&Self>,
+    ) -> Arc<Self> {
         let (generation, next_slot) = old.map_or((0, 0), |old| {
             let old = old.state.read();
             (old.map.generation, old.next_slot)
@@ -162,8 +183,8 @@ impl HomeFile {
         new
     }
 
-    /// Makes this file the one that the map on the device names, by one slot; then the other one follows. `keep` spare
-    /// segments stay; the others, which no map has named, are returned.
+    /// Makes this file the one that the map on the device names, by one slot; then the other one
+    /// follows. `keep` spare segments stay; the others, which no map has named, are returned.
     pub fn publish(&self, keep: usize) -> Result<Vec<u32>, JournalError> {
         // What the map will name is there before it.
         self.sync().map_err(error_of)?;
@@ -182,14 +203,16 @@ impl HomeFile {
         self.in_order.swap(yes, Ordering::Relaxed)
     }
 
-    /// Another file has taken this one's place: it can be read as long as somebody has it, and is written no more.
+    /// Another file has taken this one's place: it can be read as long as somebody has it, and is
+    /// written no more.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
         self.pages.end_writing();
         self.state.write().in_memory = Some(HashMap::new());
     }
 
-    /// Sees to it, before a database is opened, that both copies of its header are the same, and that it makes sense.
+    /// Sees to it, before a database is opened, that both copies of its header are the same, and
+    /// that it makes sense.
     pub fn check_header(self: &Arc<Self>) -> Result<(), JournalError> {
         let Some(block) = self.header()? else {
             let new = self.state.read().map.len == 0;
@@ -250,7 +273,8 @@ impl HomeFile {
         *self.epoch.write() += 1;
     }
 
-    /// Takes the map from the device again, after a failed database. What the lost one had attached becomes spare.
+    /// Takes the map from the device again, after a failed database. What the lost one had attached
+    /// becomes spare.
     pub fn reload(&self, read_only: bool) -> Result<(), JournalError> {
         self.buffer.clear();
         self.links.clear();
@@ -260,7 +284,8 @@ impl HomeFile {
         let floating = std::mem::take(&mut state.floating);
         let owned: Vec<u32> = state.map.segments().chain(floating).collect();
         state.floating = owned.into_iter().filter(|s| !named.contains(s)).collect();
-        // What the lost database cut off is in use again, if no map without it had reached the device.
+        // What the lost database cut off is in use again, if no map without it had reached the
+        // device.
         let in_use: HashSet<u32> = map.segments().collect();
         state.dropped.retain(|s| !in_use.contains(s));
         self.pages.renew(map.first(), read_only);
@@ -276,7 +301,8 @@ impl HomeFile {
         Ok(())
     }
 
-    /// A transaction begins. What a thread that only reads could not write before, for lack of space, is of no account.
+    /// A transaction begins. What a thread that only reads could not write before, for lack of
+    /// space, is of no account.
     pub fn begin(&self) {
         self.lacked_space.store(false, Ordering::Release);
     }
@@ -328,7 +354,8 @@ impl HomeFile {
         self.pages.bad_copies()
     }
 
-    /// Adds a spare segment. The map names it at the next sync if `keep`, so that the next opening finds it.
+    /// Adds a spare segment. The map names it at the next sync if `keep`, so that the next opening
+    /// finds it.
     pub fn add_spare(&self, segment: u32, keep: bool) {
         let mut state = self.state.write();
         if keep {
@@ -368,7 +395,8 @@ impl HomeFile {
         }
     }
 
-    /// Brings both slots up to date, and marks the file as at rest: nothing is written to it any more.
+    /// Brings both slots up to date, and marks the file as at rest: nothing is written to it any
+    /// more.
     pub fn come_to_rest(&self) -> Result<(), JournalError> {
         self.settle()?;
         if self.state.read().in_memory.is_some() {
@@ -379,8 +407,8 @@ impl HomeFile {
         HomeMap::mark(&self.disk, &self.geo, true)
     }
 
-    /// Nothing was written to it since it came to rest, as the map said when it was read: both copies of everything are the same, but
-    /// for damage.
+    /// Nothing was written to it since it came to rest, as the map said when it was read: both
+    /// copies of everything are the same, but for damage.
     pub fn is_at_rest(&self) -> bool {
         self.state.read().map.at_rest
     }
@@ -388,7 +416,11 @@ impl HomeFile {
     /// Segments that no slot names any more, after [`HomeFile::settle`].
     pub fn take_dropped(&self) -> Vec<u32> {
         let mut state = self.state.write();
-        if state.changed || state.other_behind { Vec::new() } else { std::mem::take(&mut state.dropped) }
+        if state.changed || state.other_behind {
+            Vec::new()
+        } else {
+            std::mem::take(&mut state.dropped)
+        }
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -400,7 +432,9 @@ impl HomeFile {
             self.disk.write(HomeMap::slot_offset(&self.geo, *slot), buf)?;
         }
         #[cfg(feature = "planted")]
-        if self.state.read().unpublished && crate::planted::is(crate::planted::Bug::UnflushedRenewal) {
+        if self.state.read().unpublished
+            && crate::planted::is(crate::planted::Bug::UnflushedRenewal)
+        {
             return Ok(());
         }
         self.disk.flush_wait()?;
@@ -420,9 +454,12 @@ impl HomeFile {
         })
     }
 
-    /// The slot to write in this sync and its bytes, if the map changed or the other slot is behind; `None` if
-    /// nothing may be written at all.
-    #[expect(clippy::option_option, reason = "no sync at all, a sync without a map, a sync with one")]
+    /// The slot to write in this sync and its bytes, if the map changed or the other slot is
+    /// behind; `None` if nothing may be written at all.
+    #[expect(
+        clippy::option_option,
+        reason = "no sync at all, a sync without a map, a sync with one"
+    )]
     fn next_map_write(&self) -> Option<Option<(u64, AlignedBuf)>> {
         let mut state = self.state.write();
         if state.in_memory.is_some() {
@@ -439,7 +476,8 @@ impl HomeFile {
         Some(Some((state.next_slot, state.map.encode(&self.geo))))
     }
 
-    /// Place of `offset` on the device, and how many bytes follow it there; `None` where nothing was ever written.
+    /// Place of `offset` on the device, and how many bytes follow it there; `None` where nothing
+    /// was ever written.
     fn locate(&self, map: &HomeMap, offset: u64) -> (Option<u64>, u64) {
         let segments = self.pages.segments();
         let (unit, within) = ((offset / segments.unit) as usize, offset % segments.unit);
@@ -447,8 +485,8 @@ impl HomeFile {
         (place.map(|segment| segments.place(segment) + within), segments.unit - within)
     }
 
-    /// Where `offset` is and how many bytes follow it in its unit. The lock is not held over the I/O that follows:
-    /// redb neither reads what it is writing nor writes what a reader may see.
+    /// Where `offset` is and how many bytes follow it in its unit. The lock is not held over the
+    /// I/O that follows: redb neither reads what it is writing nor writes what a reader may see.
     fn place_of(&self, offset: u64, end: u64) -> Result<Place, JournalError> {
         let state = self.state.read();
         if end > state.map.len {
@@ -459,9 +497,16 @@ impl HomeFile {
     }
 
     /// Reads whole blocks that lie in one unit.
-    fn read_blocks(&self, place: &Place, offset: u64, out: &mut AlignedBuf) -> Result<(), JournalError> {
+    fn read_blocks(
+        &self,
+        place: &Place,
+        offset: u64,
+        out: &mut AlignedBuf,
+    ) -> Result<(), JournalError> {
         match place.device {
-            Some(device) => self.buffer.read_through(device, out, |out| self.pages.read(device, out))?,
+            Some(device) => {
+                self.buffer.read_through(device, out, |out| self.pages.read(device, out))?
+            }
             None => out.fill(0),
         }
         if place.in_memory
@@ -484,7 +529,8 @@ impl HomeFile {
             let start = at - at % BLOCK;
             let place = self.place_of(start, end)?;
             let want = end - start;
-            let mut blocks = AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(place.room) as usize);
+            let mut blocks =
+                AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(place.room) as usize);
             self.read_blocks(&place, start, &mut blocks)?;
             let from = (at - start) as usize;
             let n = (blocks.len() - from).min(out.len() - done);
@@ -503,7 +549,11 @@ impl HomeFile {
     }
 
     fn damaged(&self, offset: u64, detail: &str) -> JournalError {
-        JournalError::Damaged { what: "home store", offset: self.place(offset), detail: detail.to_owned() }
+        JournalError::Damaged {
+            what: "home store",
+            offset: self.place(offset),
+            detail: detail.to_owned(),
+        }
     }
 
     /// Reads what the database asks for.
@@ -516,7 +566,8 @@ impl HomeFile {
         Err(self.damaged(offset, NOT_THE_ONE))
     }
 
-    /// Learns from the header and the table of tables which pages belong where; the pages below say more as they are read.
+    /// Learns from the header and the table of tables which pages belong where; the pages below say
+    /// more as they are read.
     fn learn_links(self: &Arc<Self>, header: &[u8]) {
         let Some(header) = Header::decode(header) else { return };
         self.links.learn(header.links());
@@ -526,7 +577,8 @@ impl HomeFile {
         }
     }
 
-    /// Reads what a branch names, for who comes to it next, where somebody goes through all of them.
+    /// Reads what a branch names, for who comes to it next, where somebody goes through all of
+    /// them.
     fn read_ahead(&self, page: &[u8]) {
         if !self.in_order.load(Ordering::Relaxed) {
             return;
@@ -548,7 +600,8 @@ impl HomeFile {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.state.read().map.len);
+        let end =
+            offset.checked_add(data.len() as u64).filter(|end| *end <= self.state.read().map.len);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
         self.links.write(offset / BLOCK..end.div_ceil(BLOCK));
         let mut done = 0;
@@ -599,7 +652,8 @@ impl HomeFile {
             return Ok(());
         }
         while !self.state.write().attach(unit, &self.pages) {
-            // How much redb writes is known only as it does. The owner is asked without our lock: readers want that.
+            // How much redb writes is known only as it does. The owner is asked without our lock:
+            // readers want that.
             let Some(segment) = self.owner.get().and_then(|o| o.take_home_segment()) else {
                 self.lacked_space.store(true, Ordering::Release);
                 return Err(io::ErrorKind::StorageFull.into());
@@ -651,7 +705,9 @@ impl FileState {
             return true;
         }
         // Those that only memory knows first: the map keeps a few for the next opening.
-        let Some(segment) = self.floating.pop().or_else(|| self.map.spare.pop()) else { return false };
+        let Some(segment) = self.floating.pop().or_else(|| self.map.spare.pop()) else {
+            return false;
+        };
         if self.map.units.len() <= unit {
             self.map.units.resize(unit + 1, None);
         }

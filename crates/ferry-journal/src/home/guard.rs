@@ -1,13 +1,15 @@
 //! Calls of redb, from which nothing escapes but a result.
 //!
-//! redb trusts its pages: on one that makes no sense it panics. And it refuses everything after the first error of its
-//! file, for good. So a panic ends here, as an error; and a block that cannot be read *unwinds* through redb, while it
-//! only reads, and is an error here: then redb never learns of it, and other pages remain readable. It holds no lock
-//! while it reads from its file. Reopening it after each error was the alternative: milliseconds and a cold cache for
-//! each read of a bad block, and every reader interrupted.
+//! redb trusts its pages: on one that makes no sense it panics. And it refuses everything after the
+//! first error of its file, for good. So a panic ends here, as an error; and a block that cannot be
+//! read *unwinds* through redb, while it only reads, and is an error here: then redb never learns
+//! of it, and other pages remain readable. It holds no lock while it reads from its file. Reopening
+//! it after each error was the alternative: milliseconds and a cold cache for each read of a bad
+//! block, and every reader interrupted.
 //!
-//! What a panic unwinds through has destructors, and one that panics then ends the process. So pages that would make redb panic are
-//! kept from it where their shape shows it (`home/shape.rs`), and a database is ended without a last commit ([`ending`]).
+//! What a panic unwinds through has destructors, and one that panics then ends the process. So
+//! pages that would make redb panic are kept from it where their shape shows it (`home/shape.rs`),
+//! and a database is ended without a last commit ([`ending`]).
 
 use crate::JournalError;
 use std::any::Any;
@@ -27,7 +29,8 @@ thread_local! {
     static GUARD: Cell<Guard> = const { Cell::new(Guard::None) };
 }
 
-/// A panic of this thread, now, would be caught and become an error: a panic hook need not end the process.
+/// A panic of this thread, now, would be caught and become an error: a panic hook need not end the
+/// process.
 pub fn panic_is_caught() -> bool {
     GUARD.get() != Guard::None
 }
@@ -42,8 +45,9 @@ pub fn reading<T>(f: impl FnOnce() -> Result<T, JournalError>) -> Result<T, Jour
     guarded(Guard::Reads, f)
 }
 
-/// Drops `database` as a panic would. It then commits nothing more as it ends: every commit was whole by itself, the state of its
-/// allocator included, and what it would do last has pages to read that may make no sense.
+/// Drops `database` as a panic would. It then commits nothing more as it ends: every commit was
+/// whole by itself, the state of its allocator included, and what it would do last has pages to
+/// read that may make no sense.
 pub fn ending<T>(database: T) {
     let ended: Result<(), _> = catch_unwind(AssertUnwindSafe(|| {
         let _dropped_by_the_panic = database;
@@ -62,7 +66,10 @@ pub fn unreadable(error: JournalError) -> JournalError {
     error
 }
 
-fn guarded<T>(guard: Guard, f: impl FnOnce() -> Result<T, JournalError>) -> Result<T, JournalError> {
+fn guarded<T>(
+    guard: Guard,
+    f: impl FnOnce() -> Result<T, JournalError>,
+) -> Result<T, JournalError> {
     let outer = GUARD.replace(guard);
     let result = catch_unwind(AssertUnwindSafe(f));
     GUARD.set(outer);

@@ -1,15 +1,17 @@
-//! What pages say of the pages below them, while redb reads: a page that is not the one which belongs there is damage, and redb never
-//! sees it.
+//! What pages say of the pages below them, while redb reads: a page that is not the one which
+//! belongs there is damage, and redb never sees it.
 //!
-//! redb itself looks at its checksums only when it must, and panics at what makes no sense: in a destructor, that ends the process. Only
-//! pages are held against them that were there when the file was opened. What redb has written since is its own, and its branches may
-//! not say the last word of their children before the commit.
+//! redb itself looks at its checksums only when it must, and panics at what makes no sense: in a
+//! destructor, that ends the process. Only pages are held against them that were there when the
+//! file was opened. What redb has written since is its own, and its branches may not say the last
+//! word of their children before the commit.
 
 use super::tree;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// Pages whose checksums are known at once; of what is read beyond, only our own checksums tell. About 6 MiB.
+/// Pages whose checksums are known at once; of what is read beyond, only our own checksums tell.
+/// About 6 MiB.
 const LINKS_MAX: usize = 1 << 17;
 
 #[derive(Default)]

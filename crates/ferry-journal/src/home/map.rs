@@ -1,11 +1,14 @@
-//! The map of the home store: which of the volume's segments hold which units of the database's file.
+//! The map of the home store: which of the volume's segments hold which units of the database's
+//! file.
 //!
-//! Two slots on the device; the newer whole one counts. A change goes to the slots in turn, with a flush between, so
-//! one of them is always whole; after every change both are brought up to date, so that either may be lost.
+//! Two slots on the device; the newer whole one counts. A change goes to the slots in turn, with a
+//! flush between, so one of them is always whole; after every change both are brought up to date,
+//! so that either may be lost.
 //!
-//! A crash may leave one slot half written, and so may damage. Which it was, the mark *at rest* tells: it is set when both slots, and both
-//! copies of everything else, are the same on the device, and taken before anything is written again. Either is a write of one
-//! sector, which a crash cannot leave half done.
+//! A crash may leave one slot half written, and so may damage. Which it was, the mark *at rest*
+//! tells: it is set when both slots, and both copies of everything else, are the same on the
+//! device, and taken before anything is written again. Either is a write of one sector, which a
+//! crash cannot leave half done.
 //!
 //! | bytes | |
 //! |---|---|
@@ -80,7 +83,9 @@ impl HomeMap {
             let at = BLOCK_SIZE + segment as usize * 4;
             buf[at..at + 4].copy_from_slice(&entry.to_le_bytes());
         };
-        for (unit, segment) in self.units.iter().enumerate().filter_map(|(u, s)| Some((u as u32, (*s)?))) {
+        for (unit, segment) in
+            self.units.iter().enumerate().filter_map(|(u, s)| Some((u as u32, (*s)?)))
+        {
             set(segment, unit + 1);
         }
         self.spare.iter().for_each(|&segment| set(segment, SPARE));
@@ -101,20 +106,26 @@ impl HomeMap {
         if !has_header(buf) {
             return Err("no whole header");
         }
-        // Segments that the volume had when this was written; those that the log has taken since were free.
+        // Segments that the volume had when this was written; those that the log has taken since
+        // were free.
         let segments = u32_at(buf, 40);
-        if u16_at(buf, 4) != VERSION || buf[8..24] != geo.volume_id || segments < geo.segment_count {
+        if u16_at(buf, 4) != VERSION || buf[8..24] != geo.volume_id || segments < geo.segment_count
+        {
             return Err("of another volume or version");
         }
         if u32_at(buf, 44) != crc32c::crc32c(&buf[BLOCK_SIZE..]) {
             return Err("entries do not match their checksum");
         }
-        // redb doubles a file of one region and then adds regions; what is longer makes tables as long in memory.
-        if u64_at(buf, 32) > 2 * unit_bytes(geo.segment_len) * u64::from(geo.segment_count) + 2 * REGION_MAX {
+        // redb doubles a file of one region and then adds regions; what is longer makes tables as
+        // long in memory.
+        if u64_at(buf, 32)
+            > 2 * unit_bytes(geo.segment_len) * u64::from(geo.segment_count) + 2 * REGION_MAX
+        {
             return Err("a file longer than the volume can hold");
         }
         let at_rest = buf[AT_REST] == 1;
-        let mut map = Self { generation: u64_at(buf, 24), len: u64_at(buf, 32), at_rest, ..Self::default() };
+        let mut map =
+            Self { generation: u64_at(buf, 24), len: u64_at(buf, 32), at_rest, ..Self::default() };
         for segment in 0..geo.segment_count {
             match u32_at(buf, BLOCK_SIZE + segment as usize * 4) {
                 0 => {}
@@ -157,7 +168,8 @@ impl HomeMap {
         if wrote { disk.flush_wait().map_err(io_error("home map")) } else { Ok(()) }
     }
 
-    /// The slot that is not what was written to it, and the map that it should hold; `None` too where a crash may have left it so.
+    /// The slot that is not what was written to it, and the map that it should hold; `None` too
+    /// where a crash may have left it so.
     pub fn bad_slot(disk: &Disk, geo: &Geometry) -> Option<(u64, Self, &'static str)> {
         let Slots { map, behind, problem } = Self::read(disk, geo).ok()?;
         let slot = behind.filter(|_| map.at_rest)?;

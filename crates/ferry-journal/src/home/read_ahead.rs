@@ -1,8 +1,9 @@
 //! Blocks read before they are asked for, where somebody goes through all keys in order.
 //!
-//! A branch of the tree names the pages that come next. They are read together, neighbours at once, and wait here as they were read. Only
-//! when the database asks for one of them is it held against its checksum: so nothing that was written meanwhile is taken from here, and what
-//! is damaged is read again in the ordinary way.
+//! A branch of the tree names the pages that come next. They are read together, neighbours at once,
+//! and wait here as they were read. Only when the database asks for one of them is it held against
+//! its checksum: so nothing that was written meanwhile is taken from here, and what is damaged is
+//! read again in the ordinary way.
 
 use crate::disk::Disk;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
@@ -93,7 +94,9 @@ fn joined(mut wanted: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut reads: Vec<Range<u64>> = Vec::new();
     for range in wanted {
         match reads.last_mut() {
-            Some(last) if range.start <= last.end + GAP_MAX && range.end <= last.start + READ_MAX => {
+            Some(last)
+                if range.start <= last.end + GAP_MAX && range.end <= last.start + READ_MAX =>
+            {
                 last.end = last.end.max(range.end);
             }
             _ => reads.push(range),
@@ -132,7 +135,8 @@ mod tests {
         let piece = WAITING_MAX / 4;
         for n in 0..100 {
             waiting.add(n * piece as u64, AlignedBuf::zeroed(piece));
-            let bytes: usize = waiting.newer.values().chain(waiting.older.values()).map(|p| p.len()).sum();
+            let bytes: usize =
+                waiting.newer.values().chain(waiting.older.values()).map(|p| p.len()).sum();
             assert!(bytes <= 2 * WAITING_MAX && waiting.piece(n * piece as u64, piece).is_some());
         }
         assert!(waiting.piece(0, 1).is_none());

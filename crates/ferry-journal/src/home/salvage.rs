@@ -1,7 +1,7 @@
 //! Reading past damage: the trees are walked page by page (`tree.rs`), and redb has no part in it.
 //!
-//! What is in a page that is not the one which belongs there is kept where it can be right: keys that the pages above it allow there, in
-//! their order. The rest is a gap.
+//! What is in a page that is not the one which belongs there is kept where it can be right: keys
+//! that the pages above it allow there, in their order. The rest is a gap.
 
 use super::file::HomeFile;
 use super::state::HomeState;
@@ -65,7 +65,8 @@ impl Salvage {
             }
         });
         let tree = |name: &str| tables.iter().find(|tree| *tree.name == *name.as_bytes());
-        let missing = || problem.clone().unwrap_or_else(|| damaged(0, "the table of tables lacks one"));
+        let missing =
+            || problem.clone().unwrap_or_else(|| damaged(0, "the table of tables lacks one"));
         let keys = tree(KEYS.name()).ok_or_else(missing)?.clone();
         let state = tree(META.name()).ok_or_else(missing).and_then(|tree| state(&copy, tree));
         Ok(Self::of(file, copy, keys, state, header))
@@ -90,15 +91,16 @@ impl Salvage {
 
     /// All pages with keys are those that belong where they are, and the newest root leads there.
     pub fn is_whole(&self) -> bool {
-        self.header.problem.is_none() && Walk::new(&self.copy, &self.keys).all(|page| page.problem.is_none())
+        self.header.problem.is_none()
+            && Walk::new(&self.copy, &self.keys).all(|page| page.problem.is_none())
     }
 
     /// The next key, which is greater than all before it, or damage.
     pub fn next(&mut self) -> Option<Found> {
         loop {
             match self.ready.pop_front() {
-                Some(Found::Key { key, .. }) if self.newest.as_ref().is_some_and(|newest| *newest >= key) => {
-                }
+                Some(Found::Key { key, .. })
+                    if self.newest.as_ref().is_some_and(|newest| *newest >= key) => {}
                 Some(Found::Key { key, value, doubtful }) => {
                     self.newest = Some(key.clone());
                     return Some(Found::Key { key, value, doubtful });
@@ -108,7 +110,10 @@ impl Salvage {
                     let page = self.walk.next()?;
                     let doubtful = page.doubtful;
                     if let Some(detail) = &page.problem {
-                        self.ready.push_back(Found::Damage { offset: page.place, detail: detail.clone() });
+                        self.ready.push_back(Found::Damage {
+                            offset: page.place,
+                            detail: detail.clone(),
+                        });
                     }
                     let entry = |(key, value): (&[u8], &[u8])| (Key::from(key), Value::from(value));
                     self.ready.extend(page.entries().into_iter().map(|found| {
@@ -145,7 +150,8 @@ impl Salvage {
         }
     }
 
-    /// Blocks of the file with pages of what the database keeps for itself. It gives them away with its next commit.
+    /// Blocks of the file with pages of what the database keeps for itself. It gives them away with
+    /// its next commit.
     pub fn own_blocks(&self) -> HashSet<u64> {
         let mut used = HashSet::from([0]);
         self.pages(true, &mut |page| {
@@ -155,7 +161,8 @@ impl Salvage {
         used
     }
 
-    /// Blocks of the file with pages of our tables; below a page that cannot be read, none are known. `None`: `step` ended it.
+    /// Blocks of the file with pages of our tables; below a page that cannot be read, none are
+    /// known. `None`: `step` ended it.
     pub fn blocks(&self, step: Step<'_>) -> Option<HashSet<u64>> {
         let mut used = HashSet::new();
         let go_on = self.pages(false, &mut |page| {
@@ -171,7 +178,8 @@ fn state(file: &Arc<HomeFile>, tree: &Tree) -> Result<HomeState, JournalError> {
     for page in Walk::new(file, tree) {
         let entries = page.entries();
         let found = entries.iter().find(|(key, _)| **key == [META_POINT]);
-        if let Some(state) = found.and_then(|(_, value)| HomeState::decode(value, &file.hash_key())) {
+        if let Some(state) = found.and_then(|(_, value)| HomeState::decode(value, &file.hash_key()))
+        {
             return Ok(state);
         }
         problem = problem.or(page.problem.map(|detail| damaged(page.place, detail)));

@@ -1,8 +1,9 @@
 //! Trees whose beginning is lost: found by looking at every page of the file.
 //!
-//! A page is named by its place and its checksum. So of any two pages it can be told whether one belongs below the other, and a tree whose
-//! pages all match is one that redb wrote, as of some commit. Pages of old commits stay where they are until redb needs the room: those of the
-//! last but one are all there.
+//! A page is named by its place and its checksum. So of any two pages it can be told whether one
+//! belongs below the other, and a tree whose pages all match is one that redb wrote, as of some
+//! commit. Pages of old commits stay where they are until redb needs the room: those of the last
+//! but one are all there.
 
 use super::file::HomeFile;
 use super::shape::{BRANCH, LEAF};
@@ -51,7 +52,8 @@ pub struct Search<'f> {
     weights: HashMap<u64, Weight>,
     /// Leaves of more than one block, by their bytes in the file; `None`: there is none.
     long: HashMap<(u64, u64), Option<Known>>,
-    /// The tables of keys as tables of tables name them, and what the store says of itself there; the newest first.
+    /// The tables of keys as tables of tables name them, and what the store says of itself there;
+    /// the newest first.
     pub states: Vec<(Tree, HomeState)>,
     /// First pages of the tables of keys of which that is not known.
     parts: HashSet<u64>,
@@ -200,16 +202,22 @@ impl<'f> Search<'f> {
 
     fn children(&self, number: u64) -> Vec<Link> {
         let mut bytes = Vec::new();
-        let read = place(number).is_some_and(|(offset, len)| self.file.page(offset, len, &mut bytes).is_ok());
+        let read = place(number)
+            .is_some_and(|(offset, len)| self.file.page(offset, len, &mut bytes).is_ok());
         if read { Node { bytes: &bytes, widths: VARYING }.children() } else { Vec::new() }
     }
 
-    /// The best of the trees that no page names: of those that are whole, and of which no older state of the store knows, the one with
-    /// most entries.
+    /// The best of the trees that no page names: of those that are whole, and of which no older
+    /// state of the store knows, the one with most entries.
     pub fn best_root(&mut self) -> Option<(Tree, Weight)> {
-        let branches: Vec<u64> =
-            self.pages.iter().filter(|(_, known)| known.branch).map(|(number, _)| *number).collect();
-        // Named by a page, or a part of a large value that is: whatever a user writes there is no page.
+        let branches: Vec<u64> = self
+            .pages
+            .iter()
+            .filter(|(_, known)| known.branch)
+            .map(|(number, _)| *number)
+            .collect();
+        // Named by a page, or a part of a large value that is: whatever a user writes there is no
+        // page.
         let mut named = HashSet::new();
         for number in &branches {
             for child in self.children(*number) {
@@ -219,7 +227,8 @@ impl<'f> Search<'f> {
                 }
             }
         }
-        let mut roots: Vec<u64> = branches.into_iter().filter(|number| !named.contains(number)).collect();
+        let mut roots: Vec<u64> =
+            branches.into_iter().filter(|number| !named.contains(number)).collect();
         if roots.is_empty() {
             roots.extend(self.pages.keys().filter(|number| !named.contains(number)));
         }
@@ -230,10 +239,14 @@ impl<'f> Search<'f> {
             let link = Link { number, sum: self.pages[&number].sum };
             (link, self.below(link, 0))
         });
-        let best = weighed
-            .max_by_key(|(link, weight)| (weight.damaged == 0, !old.contains(&link.number), weight.entries));
+        let best = weighed.max_by_key(|(link, weight)| {
+            (weight.damaged == 0, !old.contains(&link.number), weight.entries)
+        });
         let (link, weight) = best.filter(|(_, weight)| weight.entries > 0)?;
-        Some((Tree { name: KEYS.name().as_bytes().into(), root: Some(link), widths: VARYING }, weight))
+        Some((
+            Tree { name: KEYS.name().as_bytes().into(), root: Some(link), widths: VARYING },
+            weight,
+        ))
     }
 }
 

@@ -34,7 +34,11 @@ pub struct Segments {
 
 impl Segments {
     pub fn new(geo: &Geometry) -> Self {
-        Self { offset: geo.segments_offset, len: geo.segment_len, unit: unit_bytes(geo.segment_len) }
+        Self {
+            offset: geo.segments_offset,
+            len: geo.segment_len,
+            unit: unit_bytes(geo.segment_len),
+        }
     }
 
     /// First byte of a segment on the device.
@@ -58,7 +62,10 @@ mod tests {
         for of_segment in 4..5000_u64 {
             let (pages, sums) = unit_blocks(of_segment * BLOCK);
             let fits = |p: u64| 2 * p + 2 * p.div_ceil(SUMS as u64) <= of_segment;
-            assert!(fits(pages) && !fits(pages + 1) && sums == pages.div_ceil(SUMS as u64), "{of_segment}");
+            assert!(
+                fits(pages) && !fits(pages + 1) && sums == pages.div_ceil(SUMS as u64),
+                "{of_segment}"
+            );
         }
         assert_eq!(unit_blocks(8 << 20), (1023, 1));
     }

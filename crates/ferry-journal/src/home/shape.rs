@@ -1,8 +1,8 @@
 //! The shape of redb's pages, as far as redb relies on it without a look.
 //!
-//! Its checksums say that a page is what somebody wrote, not that it makes sense. redb panics where a page leads out of itself, and
-//! then destructors that look at the same page panic once more, which ends the process. So a page that leads out of itself is
-//! damaged, and redb never sees it.
+//! Its checksums say that a page is what somebody wrote, not that it makes sense. redb panics where
+//! a page leads out of itself, and then destructors that look at the same page panic once more,
+//! which ends the process. So a page that leads out of itself is damaged, and redb never sees it.
 
 use super::tables::META_POINT;
 use super::unit::header::REGION_PAGES;
@@ -15,14 +15,15 @@ pub const BRANCH: u8 = 2;
 /// Whether a key can be one of a tree's.
 type KeyShape = fn(&[u8]) -> bool;
 
-/// Trees with keys of one length: its bytes, and what every key of them is like, so that another tree's page is not taken for theirs.
-/// Values vary everywhere.
+/// Trees with keys of one length: its bytes, and what every key of them is like, so that another
+/// tree's page is not taken for theirs. Values vary everywhere.
 const TREES: [(usize, KeyShape); 3] = [
     // What the home store says of itself.
     (1, |key| key == [META_POINT]),
     // The allocator's state: a kind, a region.
     (5, |key| (3..=5).contains(&key[0])),
-    // Pages that transactions freed: a transaction, a part of its list. Both are far from their types' limits.
+    // Pages that transactions freed: a transaction, a part of its list. Both are far from their
+    // types' limits.
     (16, |key| key[6..8] == [0; 2] && key[12..] == [0; 4]),
 ];
 /// Bytes of the keys of those trees.
@@ -35,12 +36,13 @@ pub const BRANCH_HEADER: usize = 8;
 pub const CHECKSUM: usize = 16;
 pub const NUMBER: usize = 8;
 pub const CHILD: usize = CHECKSUM + NUMBER;
-/// Bytes of a key of those trees whose values are lists of pages: their number, in two bytes, and their numbers.
+/// Bytes of a key of those trees whose values are lists of pages: their number, in two bytes, and
+/// their numbers.
 const FREED: usize = 16;
 const END: usize = 4;
 
-/// Whether what the page says of itself lies within it, and the pages that it names within the `file_len` bytes of the file. Which tree
-/// it belongs to is not known here: that of any will do.
+/// Whether what the page says of itself lies within it, and the pages that it names within the
+/// `file_len` bytes of the file. Which tree it belongs to is not known here: that of any will do.
 pub fn is_sound(page: &[u8], file_len: u64) -> bool {
     let entries = usize::from(u16_at(page, 2));
     let ends = entries * END;
@@ -59,7 +61,8 @@ pub fn is_sound(page: &[u8], file_len: u64) -> bool {
     };
     // Behind a leaf's keys are its values.
     let whole = |keys_end: usize, values: usize| {
-        page[0] == BRANCH && keys_end <= page.len() || rising(page, values, entries, keys_end).is_some()
+        page[0] == BRANCH && keys_end <= page.len()
+            || rising(page, values, entries, keys_end).is_some()
     };
     let of_tree = |(len, is_key): &(usize, fn(&[u8]) -> bool)| {
         let keys_end = fixed + entries * len;
@@ -80,7 +83,8 @@ fn are_lists(page: &[u8], entries: usize, from: usize, file_len: u64) -> bool {
         let end = u32_at(page, LEAF_HEADER + entry * END) as usize;
         let list = &page[from..end];
         from = end;
-        let numbers = (list.len() >= 2).then(|| list.get(2..2 + usize::from(u16_at(list, 0)) * NUMBER));
+        let numbers =
+            (list.len() >= 2).then(|| list.get(2..2 + usize::from(u16_at(list, 0)) * NUMBER));
         numbers.flatten().is_some_and(|numbers| are_in_file(numbers, file_len))
     })
 }
@@ -93,11 +97,13 @@ pub fn children(page: &[u8]) -> impl Iterator<Item = Range<u64>> {
 }
 
 fn are_in_file(numbers: &[u8], file_len: u64) -> bool {
-    numbers.chunks_exact(NUMBER).all(|number| page_at(u64_at(number, 0)).end - BLOCK_SIZE as u64 <= file_len)
+    numbers
+        .chunks_exact(NUMBER)
+        .all(|number| page_at(u64_at(number, 0)).end - BLOCK_SIZE as u64 <= file_len)
 }
 
-/// A page's bytes in the file, whose first block is its header, by its number: an index in 20 bits, in pages of its own size; a region in
-/// 20; that size, as a power of two blocks, in the upper 5.
+/// A page's bytes in the file, whose first block is its header, by its number: an index in 20 bits,
+/// in pages of its own size; a region in 20; that size, as a power of two blocks, in the upper 5.
 pub fn page_at(number: u64) -> Range<u64> {
     let order = number >> 59;
     let (index, region) = (number & (0xf_ffff >> order), number >> 20 & 0xf_ffff);
@@ -105,7 +111,8 @@ pub fn page_at(number: u64) -> Range<u64> {
     at(index)..at(index + 1)
 }
 
-/// The last of `entries` ends that stand at `at`, if none is before the one in front of it, or before `from`, or outside.
+/// The last of `entries` ends that stand at `at`, if none is before the one in front of it, or
+/// before `from`, or outside.
 fn rising(page: &[u8], at: usize, entries: usize, from: usize) -> Option<usize> {
     let stored = page.get(at..at + entries * END)?;
     let mut last = from;

@@ -1,4 +1,5 @@
-//! What the home store says about itself, signed: a search for lost trees meets bytes that users chose, and must not believe them.
+//! What the home store says about itself, signed: a search for lost trees meets bytes that users
+//! chose, and must not believe them.
 
 use crate::Seq;
 use crate::bytes::u64_at;
@@ -9,11 +10,12 @@ use siphasher::sip::SipHasher24;
 /// The volume's secret.
 pub type HashKey = [u8; 16];
 
-/// Bytes of the record in the home store: context, position, chain id, bytes of all keys and values, 8 each; a byte, 1 if clean; the
-/// signature of all that, 8.
+/// Bytes of the record in the home store: context, position, chain id, bytes of all keys and
+/// values, 8 each; a byte, 1 if clean; the signature of all that, 8.
 const STATE_LEN: usize = SIGNED_LEN + 8;
 const SIGNED_LEN: usize = 33;
-/// Names of files are hashed under the same key, and have no zeros in them: no hash of a name is a signature.
+/// Names of files are hashed under the same key, and have no zeros in them: no hash of a name is a
+/// signature.
 const DOMAIN: [u8; 8] = *b"\0state\0\0";
 
 /// What the home store says about itself.
@@ -46,11 +48,16 @@ impl HomeState {
             return None;
         }
         let state = Self {
-            point: Point { seq: Seq(u64_at(bytes, 0)), position: u64_at(bytes, 8), id: u64_at(bytes, 16) },
+            point: Point {
+                seq: Seq(u64_at(bytes, 0)),
+                position: u64_at(bytes, 8),
+                id: u64_at(bytes, 16),
+            },
             live_bytes: u64_at(bytes, 24),
             clean: bytes[32] != 0,
         };
-        Some(state).filter(|state| state.point.seq.0 < POSITION_END && state.point.position < POSITION_END)
+        Some(state)
+            .filter(|state| state.point.seq.0 < POSITION_END && state.point.position < POSITION_END)
     }
 }
 

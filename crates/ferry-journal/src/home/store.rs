@@ -26,7 +26,8 @@ pub struct Renewals {
 
 /// The open home store.
 pub struct Home {
-    /// The database; `None` once the store is closed. Held over a checkpoint: nobody who reads comes here.
+    /// The database; `None` once the store is closed. Held over a checkpoint: nobody who reads
+    /// comes here.
     pub(super) db: Mutex<Option<Database>>,
     /// The file that it is in. Changed with `db` held.
     pub(super) file: RwLock<Arc<HomeFile>>,
@@ -61,7 +62,8 @@ impl Home {
         opening: Opening,
     ) -> Result<(Self, HomeState), JournalError> {
         let file = HomeFile::open(disk, geo, opening)?;
-        // An older slot is not to count, should the newer one be damaged later: what it names may be used for something else by then.
+        // An older slot is not to count, should the newer one be damaged later: what it names may
+        // be used for something else by then.
         file.settle()?;
         let db = database(&file, cache_bytes).map_err(|e| file.explain(e))?;
         let home = Self {
@@ -82,7 +84,10 @@ impl Home {
         self.with_db(|db| guard::reading(|| state_of(&db.begin_read().map_err(home_error)?, key)))
     }
 
-    fn with_db<T>(&self, f: impl FnOnce(&Database) -> Result<T, JournalError>) -> Result<T, JournalError> {
+    fn with_db<T>(
+        &self,
+        f: impl FnOnce(&Database) -> Result<T, JournalError>,
+    ) -> Result<T, JournalError> {
         match &*self.db.lock() {
             Some(db) => f(db),
             None => Err(JournalError::Closed),
@@ -110,8 +115,9 @@ impl Home {
         })
     }
 
-    /// Writes `changes` in one transaction, durable when it returns, with the place in the log that is read next;
-    /// readers are not held up. An error leaves the store as it was, and usable after [`Home::reopen`] only.
+    /// Writes `changes` in one transaction, durable when it returns, with the place in the log that
+    /// is read next; readers are not held up. An error leaves the store as it was, and usable after
+    /// [`Home::reopen`] only.
     pub fn checkpoint<'c>(
         &self,
         changes: impl Iterator<Item = (&'c Key, &'c Change)>,
@@ -132,8 +138,8 @@ impl Home {
         Ok(())
     }
 
-    /// Opens the store again as it was at its last checkpoint, after a failed one. `read_only`: from now on nothing
-    /// reaches the device.
+    /// Opens the store again as it was at its last checkpoint, after a failed one. `read_only`:
+    /// from now on nothing reaches the device.
     pub fn reopen(&self, read_only: bool) -> Result<(), JournalError> {
         let (mut db, file) = (self.db.lock(), self.file());
         file.detach_users();

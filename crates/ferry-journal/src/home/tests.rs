@@ -73,15 +73,17 @@ fn nothing_is_lost_of_what_threads_write_beside_syncs() {
         });
         let write = |thread: u64, round: u64| {
             for n in 0..PAGES {
-                let (at, content) = ((thread * PAGES + n) * 4096, page((thread * 7 + n + round) as u8));
+                let (at, content) =
+                    ((thread * PAGES + n) * 4096, page((thread * 7 + n + round) as u8));
                 file.user().write(at, &content).unwrap();
                 let mut bytes = [0; 4096];
                 file.user().read(at, &mut bytes).unwrap();
                 assert!(bytes == content, "round {round}, thread {thread}, page {n}");
             }
         };
-        let writing: Vec<_> =
-            (1..4).map(|t| scope.spawn(move || (0..2000).for_each(|round| write(t, round)))).collect();
+        let writing: Vec<_> = (1..4)
+            .map(|t| scope.spawn(move || (0..2000).for_each(|round| write(t, round))))
+            .collect();
         let ended: Vec<_> = writing.into_iter().map(|thread| thread.join()).collect();
         written.store(true, Ordering::Release);
         syncing.join().unwrap();

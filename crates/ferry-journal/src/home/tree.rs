@@ -1,8 +1,10 @@
-//! redb's trees, read without redb: each page is held against the checksum that the page above it, or the header, has of it.
+//! redb's trees, read without redb: each page is held against the checksum that the page above it,
+//! or the header, has of it.
 //!
-//! The checksums of `unit.rs` say that a block is what somebody wrote there. That it is the page which belongs there, redb's own
-//! checksums say; redb looks at them only when it must. A page that fails them may be an old one, another tree's, or nobody's. Its
-//! branches may still lead to pages that are whole, and its entries may still be right: what to believe, the reader decides.
+//! The checksums of `unit.rs` say that a block is what somebody wrote there. That it is the page
+//! which belongs there, redb's own checksums say; redb looks at them only when it must. A page that
+//! fails them may be an old one, another tree's, or nobody's. Its branches may still lead to pages
+//! that are whole, and its entries may still be right: what to believe, the reader decides.
 
 use super::shape::{
     BRANCH, BRANCH_HEADER, CHECKSUM as SUM, CHILD, KEY_WIDTHS, LEAF, LEAF_HEADER, NUMBER, page_at,
@@ -21,7 +23,8 @@ const ROOT: usize = CHILD + 8;
 /// The header: which slot counts, and the two slots.
 const GOD_BYTE: usize = 9;
 const SLOTS: [usize; 2] = [64, 192];
-/// A slot: two bytes that say which trees there are, where they begin, the number of the commit, its checksum.
+/// A slot: two bytes that say which trees there are, where they begin, the number of the commit,
+/// its checksum.
 const PRESENT: [usize; 2] = [1, 2];
 const ROOTS: [usize; 2] = [8, 8 + ROOT];
 const COMMIT: usize = 104;
@@ -33,7 +36,8 @@ const FLAGS: u8 = 7;
 const TWICE: &str = "two pages lead to it";
 /// What a page is that does not match the checksum which the page above it has of it.
 pub const NOT_THE_ONE: &str = "it is not the page that belongs there";
-/// A page has at most 2^12 blocks: the longest value of ours, or of the allocator's state, takes far fewer.
+/// A page has at most 2^12 blocks: the longest value of ours, or of the allocator's state, takes
+/// far fewer.
 const ORDER_MAX: u32 = 12;
 /// Levels on the way to the first key below a page.
 pub const DEPTH_MAX: usize = 32;
@@ -81,7 +85,8 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// As a table of tables describes one: its kind, the number of its entries, its root, the widths.
+    /// As a table of tables describes one: its kind, the number of its entries, its root, the
+    /// widths.
     pub fn decode(name: &[u8], value: &[u8]) -> Option<Self> {
         const KIND: u8 = 3;
         const AT: usize = 9;
@@ -91,7 +96,11 @@ impl Tree {
             return None;
         }
         let root = (value[AT] != 0).then(|| Link::decode(&value[AT + 1..after]));
-        Some(Self { name: name.into(), root, widths: Widths { key: width(after), value: width(after + 5) } })
+        Some(Self {
+            name: name.into(),
+            root,
+            widths: Widths { key: width(after), value: width(after + 5) },
+        })
     }
 
     /// Its first page, by that page's first block in the file.
@@ -121,7 +130,9 @@ impl Header {
         let (used, problem) = match (whole[primary], whole[1 - primary], block[GOD_BYTE] & !FLAGS) {
             (true, _, 0) => (primary, None),
             (true, ..) => (primary, Some("the database's header has flags that nobody knows")),
-            (false, true, _) => (1 - primary, Some("the newest of the database's two roots is damaged")),
+            (false, true, _) => {
+                (1 - primary, Some("the newest of the database's two roots is damaged"))
+            }
             (false, false, _) => return None,
         };
         let slot = &block[SLOTS[used]..];
@@ -138,8 +149,8 @@ impl Header {
     pub fn commit(&self, file: &impl PageSource) -> Option<u64> {
         let is_there = |link: &Link| {
             let mut bytes = Vec::new();
-            let read =
-                place(link.number).is_some_and(|(offset, len)| file.page(offset, len, &mut bytes).is_ok());
+            let read = place(link.number)
+                .is_some_and(|(offset, len)| file.page(offset, len, &mut bytes).is_ok());
             read && Node { bytes: &bytes, widths: Widths::default() }.matches(link.sum)
         };
         self.roots.iter().flatten().all(is_there).then_some(self.commit)
@@ -151,7 +162,8 @@ impl Header {
     }
 }
 
-/// The pages below `page`, by their first blocks in the file, if it matches its checksum as a page of any tree.
+/// The pages below `page`, by their first blocks in the file, if it matches its checksum as a page
+/// of any tree.
 pub fn judge(page: &[u8], sum: u128) -> Option<Vec<(u64, u128)>> {
     let node = |key| Node { bytes: page, widths: Widths { key, value: None } };
     let mut nodes = std::iter::once(None).chain(KEY_WIDTHS.map(Some)).map(node);
@@ -202,9 +214,15 @@ impl Node<'_> {
         self.bytes.first() == Some(&kind)
     }
 
-    /// Where the `n`th of the parts of one kind lies: parts of `width` bytes stand side by side from `from` on, or each ends where a
-    /// list at `ends` says.
-    fn part(&self, n: usize, width: Option<usize>, from: usize, ends: usize) -> Option<Range<usize>> {
+    /// Where the `n`th of the parts of one kind lies: parts of `width` bytes stand side by side
+    /// from `from` on, or each ends where a list at `ends` says.
+    fn part(
+        &self,
+        n: usize,
+        width: Option<usize>,
+        from: usize,
+        ends: usize,
+    ) -> Option<Range<usize>> {
         let end = |n: usize| match width {
             Some(width) => Some(from + (n + 1) * width),
             None => self.u32_in(ends + 4 * n),
@@ -252,7 +270,8 @@ impl Node<'_> {
         let count = self.count() + 1;
         let link = |n: usize| {
             let sum = self.bytes.get(BRANCH_HEADER + n * SUM..)?.get(..SUM)?;
-            let number = self.bytes.get(BRANCH_HEADER + count * SUM + n * NUMBER..)?.get(..NUMBER)?;
+            let number =
+                self.bytes.get(BRANCH_HEADER + count * SUM + n * NUMBER..)?.get(..NUMBER)?;
             Some(Link::decode(&[number, sum].concat()))
         };
         (0..count).filter_map(link).collect()
@@ -270,9 +289,11 @@ impl Page {
         let count = if node.is(LEAF) { node.count() } else { 0 };
         let [low, high] = &self.bounds;
         let inside = |key: &[u8]| {
-            low.as_ref().is_none_or(|low| key > &**low) && high.as_ref().is_none_or(|high| key <= &**high)
+            low.as_ref().is_none_or(|low| key > &**low)
+                && high.as_ref().is_none_or(|high| key <= &**high)
         };
-        let found = (0..count).filter_map(|n| node.entry(n)).map(|(k, v)| (&self.bytes[k], &self.bytes[v]));
+        let found =
+            (0..count).filter_map(|n| node.entry(n)).map(|(k, v)| (&self.bytes[k], &self.bytes[v]));
         let mut entries: Vec<_> = found.filter(|(key, _)| inside(key)).collect();
         if self.doubtful {
             entries.sort_by_key(|(key, _)| *key);
@@ -303,8 +324,8 @@ pub struct Walk<F> {
     file: Arc<F>,
     pub widths: Widths,
     todo: Vec<Step>,
-    /// Pages that a whole page led to, by their bytes in the file. Somebody may have made a tree that leads to the same pages again and
-    /// again, and would never end: no tree of redb's does.
+    /// Pages that a whole page led to, by their bytes in the file. Somebody may have made a tree
+    /// that leads to the same pages again and again, and would never end: no tree of redb's does.
     met: HashSet<(u64, u64)>,
     /// Pages that a doubtful page led to: each counts once, or they could lead in a circle.
     strays: HashSet<(u64, u64)>,
@@ -339,13 +360,20 @@ impl<F: PageSource> Walk<F> {
     }
 
     /// The trees of our tables, or of redb's own, and to `seen` the pages that say so.
-    pub fn tables(file: &Arc<F>, header: &Header, own: bool, seen: &mut dyn FnMut(&Page)) -> Vec<Tree> {
+    pub fn tables(
+        file: &Arc<F>,
+        header: &Header,
+        own: bool,
+        seen: &mut dyn FnMut(&Page),
+    ) -> Vec<Tree> {
         let root = header.roots[usize::from(own)];
         let table = Tree { name: Box::default(), root, widths: Widths::default() };
         let mut trees = Vec::new();
         for page in Self::new(file, &table) {
             seen(&page);
-            trees.extend(page.entries().iter().filter_map(|(name, value)| Tree::decode(name, value)));
+            trees.extend(
+                page.entries().iter().filter_map(|(name, value)| Tree::decode(name, value)),
+            );
         }
         trees
     }
@@ -366,7 +394,8 @@ impl<F: PageSource> Walk<F> {
             None => (None, None),
         };
         let place = unreadable.unwrap_or_else(|| self.file.place(offset));
-        let mut page = Page { blocks, place, problem, doubtful, bounds, bytes, widths: self.widths };
+        let mut page =
+            Page { blocks, place, problem, doubtful, bounds, bytes, widths: self.widths };
         if page.problem.is_none() && (twice || !page.node().matches(link.sum)) {
             page.problem = Some(if twice { TWICE } else { NOT_THE_ONE }.to_owned());
         }
@@ -398,8 +427,8 @@ impl<F: PageSource> Walk<F> {
         self.todo.extend(steps.into_iter().rev());
     }
 
-    /// Puts the children of a doubtful page in the order of the first keys below them; one that cannot be read stays behind the one
-    /// before it.
+    /// Puts the children of a doubtful page in the order of the first keys below them; one that
+    /// cannot be read stays behind the one before it.
     fn in_order(&self, links: &mut Vec<Link>) {
         let mut before = None;
         let mut keyed: Vec<_> = Vec::new();

@@ -4,11 +4,12 @@
 //!  0            P               P+C           2P+C            2P+2C ≤ blocks of the segment
 //!  ├─ P blocks ──┼─ C checksums ──┼─ the same ──┼─ the same ─────┤
 //! ```
-//! No stretch of damage shorter than P blocks has both copies of anything. A checksum block holds 4 bytes for each of 1024 blocks: 0 if it was never written, else its CRC32C, where 1 also
-//! stands for 0. Committed pages are never written in place, so neither are their checksums' values: a write of a
-//! checksum block that is torn, or is lost, harms only what no committed page needs. So these blocks have no checksum
-//! of their own, and the two copies may differ after a crash. A block is good if either copy of it matches either copy
-//! of its checksum.
+//! No stretch of damage shorter than P blocks has both copies of anything. A checksum block holds 4
+//! bytes for each of 1024 blocks: 0 if it was never written, else its CRC32C, where 1 also stands
+//! for 0. Committed pages are never written in place, so neither are their checksums' values: a
+//! write of a checksum block that is torn, or is lost, harms only what no committed page needs. So
+//! these blocks have no checksum of their own, and the two copies may differ after a crash. A block
+//! is good if either copy of it matches either copy of its checksum.
 
 use super::segments::{SUMS, Segments, unit_blocks};
 use crate::BadPlace;
@@ -62,8 +63,8 @@ impl Sums {
         sums
     }
 
-    /// Reads them. A block that can be read from one copy only is to be written again; where neither can be read, no
-    /// page is good.
+    /// Reads them. A block that can be read from one copy only is to be written again; where
+    /// neither can be read, no page is good.
     pub fn load(disk: &Disk, segments: &Segments, segment: u32) -> Self {
         let mut sums = Self::empty(segments, segment);
         for index in 0..sums.sums as u32 {
@@ -71,7 +72,11 @@ impl Sums {
                 let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
                 disk.read(sums.sum_place(index, copy), &mut buf).ok().map(|()| buf)
             });
-            for copy in [&a, &b].into_iter().zip(0..).filter(|(read, _)| read.is_none()).map(|(_, copy)| copy)
+            for copy in [&a, &b]
+                .into_iter()
+                .zip(0..)
+                .filter(|(read, _)| read.is_none())
+                .map(|(_, copy)| copy)
             {
                 sums.dirty.insert(index);
                 sums.unreadable.push(sums.sum_place(index, copy));
@@ -122,7 +127,8 @@ impl Sums {
 
     /// Whether a checksum block is what memory says of this copy of it.
     fn is_copy(&self, index: u32, copy: usize, buf: &[u8]) -> bool {
-        self.covered(index).all(|block| self.of(block)[copy] == u32_at(buf, block as usize % SUMS * 4))
+        self.covered(index)
+            .all(|block| self.of(block)[copy] == u32_at(buf, block as usize % SUMS * 4))
     }
 
     /// Place of a copy of a checksum block on the device.
@@ -149,7 +155,8 @@ impl Sums {
     /// Whether both copies say the same of these blocks, and what.
     pub fn agreed(&self, from: u32, blocks: usize) -> Option<&[u32]> {
         let range = from as usize..from as usize + blocks;
-        let agreed = self.second.is_empty() || range.clone().all(|b| !self.second.contains_key(&(b as u32)));
+        let agreed =
+            self.second.is_empty() || range.clone().all(|b| !self.second.contains_key(&(b as u32)));
         agreed.then(|| &self.first[range])
     }
 
@@ -162,7 +169,8 @@ impl Sums {
         }
     }
 
-    /// Copies of checksum blocks that the device could not read, and that were not written since, by their places.
+    /// Copies of checksum blocks that the device could not read, and that were not written since,
+    /// by their places.
     pub fn unreadable(&self) -> &[u64] {
         &self.unreadable
     }
@@ -191,8 +199,8 @@ impl Sums {
     }
 }
 
-/// The first block of the file is written in place: redb's header, which relies on a sector never being half written.
-/// Its checksum is in the same sector, behind the bytes that redb uses.
+/// The first block of the file is written in place: redb's header, which relies on a sector never
+/// being half written. Its checksum is in the same sector, behind the bytes that redb uses.
 pub mod header {
     use crate::bytes::u32_at;
 
@@ -217,16 +225,21 @@ pub mod header {
         whole
     }
 
-    /// What is wrong with the layout that it describes, for a file of `len` bytes. redb makes tables in memory from it
-    /// before it looks at anything else.
+    /// What is wrong with the layout that it describes, for a file of `len` bytes. redb makes
+    /// tables in memory from it before it looks at anything else.
     pub fn senseless(block: &[u8], len: u64) -> Option<&'static str> {
-        let [page, header, max, full, trailing] = [12, 16, 20, 24, 28].map(|at| u64::from(u32_at(block, at)));
+        let [page, header, max, full, trailing] =
+            [12, 16, 20, 24, 28].map(|at| u64::from(u32_at(block, at)));
         let pages = full.saturating_mul(max).saturating_add(trailing);
         match () {
             () if block[..4] != *b"redb" => Some("it is no header of redb's"),
             () if page != 4096 => Some("its pages are not blocks"),
-            () if max != REGION_PAGES || header != 0 => Some("its regions are not of the usual length"),
-            () if pages.saturating_mul(page) > len => Some("it describes more pages than the file has"),
+            () if max != REGION_PAGES || header != 0 => {
+                Some("its regions are not of the usual length")
+            }
+            () if pages.saturating_mul(page) > len => {
+                Some("it describes more pages than the file has")
+            }
             () => None,
         }
     }

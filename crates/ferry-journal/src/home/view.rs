@@ -76,7 +76,9 @@ pub struct HomeEntry {
 impl HomeEntry {
     pub fn next(range: &mut HomeRange) -> Result<Option<Self>, JournalError> {
         guard::reading(|| {
-            let Some((key, value)) = range.next().transpose().map_err(home_error)? else { return Ok(None) };
+            let Some((key, value)) = range.next().transpose().map_err(home_error)? else {
+                return Ok(None);
+            };
             // What a page that makes no sense panics at, panics here.
             let _ = (key.value(), value.value());
             Ok(Some(Self { key, value }))

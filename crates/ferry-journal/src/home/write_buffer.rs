@@ -1,10 +1,11 @@
 //! Blocks of the home store on their way to the device.
 //!
-//! redb writes page by page, in no order. Collected and sorted, neighbours become one write, and all are under way at
-//! the same time. Until the writes completed, readers find the blocks here.
+//! redb writes page by page, in no order. Collected and sorted, neighbours become one write, and
+//! all are under way at the same time. Until the writes completed, readers find the blocks here.
 //!
-//! Not only checkpoints write: while a thread reads, redb may make room in its cache by writing what the last commit, or the one under way,
-//! has put there. So blocks may come while others are under way to the device, also newer ones of the same place.
+//! Not only checkpoints write: while a thread reads, redb may make room in its cache by writing
+//! what the last commit, or the one under way, has put there. So blocks may come while others are
+//! under way to the device, also newer ones of the same place.
 
 use crate::JournalError;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
@@ -17,7 +18,8 @@ const BLOCKS_MAX: usize = 2048;
 /// Longest write, in blocks.
 const RUN_MAX: usize = 256;
 
-/// The blocks, by their place on the device in bytes. A block never changes: a newer one takes its place.
+/// The blocks, by their place on the device in bytes. A block never changes: a newer one takes its
+/// place.
 type Blocks = BTreeMap<u64, Arc<[u8]>>;
 
 /// What any thread may write and read.
@@ -38,9 +40,11 @@ impl WriteBuffer {
         blocks.len() >= BLOCKS_MAX
     }
 
-    /// Reads whole blocks: those that are here from here, and, if that is not all, the rest by `read`.
+    /// Reads whole blocks: those that are here from here, and, if that is not all, the rest by
+    /// `read`.
     ///
-    /// What is here is taken first: a block may reach the device, and leave here, while `read` is at it.
+    /// What is here is taken first: a block may reach the device, and leave here, while `read` is
+    /// at it.
     pub fn read_through(
         &self,
         place: u64,
@@ -66,9 +70,12 @@ impl WriteBuffer {
         self.blocks.write().clear();
     }
 
-    /// Hands the blocks to `write`, as few long pieces. When it has written them, they are not here any more, but those that came
-    /// meanwhile.
-    pub fn drain<E>(&self, write: impl FnOnce(Vec<(u64, AlignedBuf)>) -> Result<(), E>) -> Result<(), E> {
+    /// Hands the blocks to `write`, as few long pieces. When it has written them, they are not here
+    /// any more, but those that came meanwhile.
+    pub fn drain<E>(
+        &self,
+        write: impl FnOnce(Vec<(u64, AlignedBuf)>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let _one_at_a_time = self.draining.lock();
         let taken = self.blocks.read().clone();
         write(runs(&taken))?;

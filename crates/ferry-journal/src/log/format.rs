@@ -1,8 +1,8 @@
 //! The log on the device: constants, block stamps and record headers. `docs/format.md` draws them.
 //!
-//! The log is a ring of 4 KiB blocks. A block's *position* counts blocks since the volume was made and never
-//! repeats: block `position % blocks` of the ring holds it, `position / blocks` is the log's cycle. A record fills
-//! whole blocks. All numbers are little-endian.
+//! The log is a ring of 4 KiB blocks. A block's *position* counts blocks since the volume was made
+//! and never repeats: block `position % blocks` of the ring holds it, `position / blocks` is the
+//! log's cycle. A record fills whole blocks. All numbers are little-endian.
 
 use crate::bytes::{u16_at, u32_at, u64_at};
 use ferry_device::BLOCK_SIZE;
@@ -28,7 +28,8 @@ pub const LOG_MIN: u64 = 256 * 1024;
 /// A context never takes more than this many bytes of log, however long the log is.
 pub const CONTEXT_MAX: u64 = 256 << 20;
 
-/// Positions and numbers of contexts stay below: 2^60 bytes of log. What says more was never written.
+/// Positions and numbers of contexts stay below: 2^60 bytes of log. What says more was never
+/// written.
 pub const POSITION_END: u64 = 1 << 48;
 
 const BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"FLB1");
@@ -98,7 +99,9 @@ impl BlockStamp {
 
     /// The stamp of `block`, if it is whole and possible.
     pub fn decode(block: &[u8]) -> Option<Self> {
-        if u32_at(block, 0) != BLOCK_MAGIC || u32_at(block, 4) != crc32c::crc32c(&block[8..BLOCK_STAMP]) {
+        if u32_at(block, 0) != BLOCK_MAGIC
+            || u32_at(block, 4) != crc32c::crc32c(&block[8..BLOCK_STAMP])
+        {
             return None;
         }
         let stamp = Self {
@@ -170,7 +173,8 @@ impl RecordHeader {
         out
     }
 
-    /// The header in `bytes`, if it is whole, possible, and of a kind and version that this code knows.
+    /// The header in `bytes`, if it is whole, possible, and of a kind and version that this code
+    /// knows.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let known = u32_at(bytes, 0) == RECORD_MAGIC
             && u32_at(bytes, 60) == crc32c::crc32c(&bytes[..60])

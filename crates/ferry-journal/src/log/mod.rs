@@ -1,8 +1,8 @@
 //! The log on the device.
 //!
-//! `format` is what lies there, `ring` where, `record` turns changes into bytes and back, `space` counts
-//! what is free. `reader` reads records, `recovery` follows them after a crash, `settle` makes durable
-//! what recovery found.
+//! `format` is what lies there, `ring` where, `record` turns changes into bytes and back, `space`
+//! counts what is free. `reader` reads records, `recovery` follows them after a crash, `settle`
+//! makes durable what recovery found.
 
 pub mod format;
 pub mod reader;

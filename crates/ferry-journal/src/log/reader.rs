@@ -24,8 +24,8 @@ pub struct ChainRecord {
     pub end: Point,
 }
 
-/// No block of the log that was ever written is like this, nor what a crash leaves of one: its first sector is old or new, and both are a
-/// stamp, or zeros.
+/// No block of the log that was ever written is like this, nor what a crash leaves of one: its
+/// first sector is old or new, and both are a stamp, or zeros.
 fn is_strange(block: &[u8]) -> bool {
     BlockStamp::decode(block).is_none() && block[..SECTOR].iter().any(|byte| *byte != 0)
 }
@@ -85,7 +85,8 @@ pub struct Behind {
 impl Behind {
     /// What is missing, if something is: a context after `end` was durable.
     pub fn missing(&self, end: Point) -> Option<String> {
-        (self.stamp > end.seq.0).then(|| format!("context {} was durable and is not whole", end.seq.0 + 1))
+        (self.stamp > end.seq.0)
+            .then(|| format!("context {} was durable and is not whole", end.seq.0 + 1))
     }
 }
 
@@ -149,18 +150,21 @@ impl<'a> Reader<'a> {
         if header.prev != before.id || header.blocks() > self.limit() - before.position {
             return Ok(None);
         }
-        let expected = if header.kind == RecordKind::Stamp { before.seq.0 } else { before.seq.0 + 1 };
+        let expected =
+            if header.kind == RecordKind::Stamp { before.seq.0 } else { before.seq.0 + 1 };
         if header.seq != expected {
-            return Err(
-                self.damaged(before.position, format!("context {} follows {}", header.seq, before.seq.0))
-            );
+            return Err(self.damaged(
+                before.position,
+                format!("context {} follows {}", header.seq, before.seq.0),
+            ));
         }
         let mut payload = Vec::with_capacity(header.blocks() as usize * LOG_BLOCK);
         let mut unreadable = None;
         for index in 0..header.blocks() {
             let volume_id = self.area.volume_id;
             let position = before.position + index;
-            let want = BlockStamp { volume_id, position, record_id: header.id, index: index as u32 };
+            let want =
+                BlockStamp { volume_id, position, record_id: header.id, index: index as u32 };
             match self.block(position) {
                 Ok(block) if BlockStamp::decode(block) != Some(want) => return Ok(None),
                 Ok(block) => append_payload(block, &mut payload),
@@ -175,9 +179,14 @@ impl<'a> Reader<'a> {
         if crc32c::crc32c(body) != header.body_crc {
             return Ok(None);
         }
-        let body = decode_body(&header, body)
-            .ok_or_else(|| self.damaged(before.position, "a whole record does not make sense".into()))?;
-        let end = Point { seq: Seq(header.seq), position: before.position + header.blocks(), id: header.id };
+        let body = decode_body(&header, body).ok_or_else(|| {
+            self.damaged(before.position, "a whole record does not make sense".into())
+        })?;
+        let end = Point {
+            seq: Seq(header.seq),
+            position: before.position + header.blocks(),
+            id: header.id,
+        };
         Ok(Some(ChainRecord { header, body, end }))
     }
 
@@ -200,7 +209,8 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let seq = before.seq.0 + u64::from(header.kind != RecordKind::Stamp);
-        let end = Point { seq: Seq(seq), position: before.position + header.blocks(), id: header.id };
+        let end =
+            Point { seq: Seq(seq), position: before.position + header.blocks(), id: header.id };
         Ok(decode_body(&header, body).map(|body| ChainRecord {
             header: RecordHeader { seq, ..header },
             body,
@@ -208,12 +218,14 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// What is wrong where the record after `end` should be, if that cannot be what a crash left of it.
+    /// What is wrong where the record after `end` should be, if that cannot be what a crash left of
+    /// it.
     pub fn strange(&mut self, end: Point) -> Option<String> {
         if end.position >= self.limit() {
             return None;
         }
-        let header = self.header(end.position).ok().flatten().filter(|header| header.prev == end.id);
+        let header =
+            self.header(end.position).ok().flatten().filter(|header| header.prev == end.id);
         let blocks = header.map_or(1, |header| header.blocks()).min(self.limit() - end.position);
         let mut record = end.position..end.position + blocks;
         let strange = record.find(|position| self.block(*position).is_ok_and(is_strange))?;
@@ -222,7 +234,8 @@ impl<'a> Reader<'a> {
 
     /// What the records after `end` say of contexts.
     pub fn behind(&mut self, end: Point) -> Behind {
-        let mut behind = Behind { stamp: 0, newest: 0, strange: Vec::new(), unreadable: Vec::new() };
+        let mut behind =
+            Behind { stamp: 0, newest: 0, strange: Vec::new(), unreadable: Vec::new() };
         for position in end.position..self.limit() {
             match self.block(position) {
                 Ok(block) if is_strange(block) => behind.strange.push(position),

@@ -1,8 +1,8 @@
 //! Records: a context's bytes, spread over stamped blocks, and back.
 
 use super::format::{
-    BLOCK_PAYLOAD, BLOCK_STAMP, BlockStamp, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, RECORD_HEADER, RecordHeader,
-    RecordKind,
+    BLOCK_PAYLOAD, BLOCK_STAMP, BlockStamp, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, RECORD_HEADER,
+    RecordHeader, RecordKind,
 };
 use super::ring::LogArea;
 use crate::Value;
@@ -140,7 +140,8 @@ impl Writer {
             extents,
             body_crc: self.body_crc,
         };
-        self.pieces[0].1[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER].copy_from_slice(&header.encode());
+        self.pieces[0].1[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER]
+            .copy_from_slice(&header.encode());
         self.pieces
     }
 }

@@ -1,10 +1,11 @@
 //! Reading the log back.
 //!
-//! Recovery starts where the home store says and follows the chain: each record must lie where the one before it
-//! ended, be whole, and name that one's random id. So nothing stale is ever replayed: a block of an earlier cycle has
-//! another position, a block of another volume another id, a record that an earlier recovery cut off another
-//! predecessor. Where the chain ends, the rest of the ring is searched for a record that claims a context durable
-//! which was not found: then the end is damage, not the end of the log, and recovery refuses to lose what was promised. A block that the
+//! Recovery starts where the home store says and follows the chain: each record must lie where the
+//! one before it ended, be whole, and name that one's random id. So nothing stale is ever replayed:
+//! a block of an earlier cycle has another position, a block of another volume another id, a record
+//! that an earlier recovery cut off another predecessor. Where the chain ends, the rest of the ring
+//! is searched for a record that claims a context durable which was not found: then the end is
+//! damage, not the end of the log, and recovery refuses to lose what was promised. A block that the
 //! device cannot read is damage where the chain leads to it; anywhere else nothing is lost with it.
 
 use super::format::{BLOCK_STAMP, BlockStamp, LOG_BLOCK, RECORD_HEADER, RecordHeader, RecordKind};
@@ -63,19 +64,20 @@ pub struct Replay {
     pub bytes: u64,
     /// What was cut off because it is damaged, if that was to be accepted.
     pub damage: Option<LogDamage>,
-    /// Places behind the end of blocks that were never written so. They cost nothing, and must be gone before the log comes to them: where
-    /// it ends after a crash they would be damage.
+    /// Places behind the end of blocks that were never written so. They cost nothing, and must be
+    /// gone before the log comes to them: where it ends after a crash they would be damage.
     pub strange: Vec<u64>,
-    /// Places behind the end of blocks that the device cannot read. They cost nothing either; many a device reads them again once they are
-    /// written.
+    /// Places behind the end of blocks that the device cannot read. They cost nothing either; many
+    /// a device reads them again once they are written.
     pub unreadable: Vec<u64>,
 }
 
-/// Reads the log from `start` on. With `accept_damage`, a log that is damaged ends where the damage is. `at_rest`: nothing was written to
-/// it since `start`, so nobody minds what lies there.
+/// Reads the log from `start` on. With `accept_damage`, a log that is damaged ends where the damage
+/// is. `at_rest`: nothing was written to it since `start`, so nobody minds what lies there.
 ///
-/// A block that the device cannot read may have held anything. Where the chain needs it (it is where the next record begins, or all that
-/// is missing of one) that is damage, and never the end of the log. Elsewhere nothing is lost with it.
+/// A block that the device cannot read may have held anything. Where the chain needs it (it is
+/// where the next record begins, or all that is missing of one) that is damage, and never the end
+/// of the log. Elsewhere nothing is lost with it.
 pub fn replay(
     disk: &Disk,
     area: &LogArea,
@@ -103,7 +105,8 @@ pub fn replay(
                 break;
             }
             Err(JournalError::Unreadable { source, .. }) if accept_damage => {
-                (why, unreadable) = (Some(format!("the device cannot read it: {source}")), Some(source));
+                (why, unreadable) =
+                    (Some(format!("the device cannot read it: {source}")), Some(source));
                 break;
             }
             Err(error) => return Err(error),
@@ -117,19 +120,38 @@ pub fn replay(
             return Err(reader.damaged(end.position, detail));
         }
         let (lost_from, lost_to) = (Seq(end.seq.0 + 1), Seq(behind.newest.max(end.seq.0 + 1)));
-        damage = Some(LogDamage { offset: area.place(end.position), detail, unreadable, lost_from, lost_to });
+        damage = Some(LogDamage {
+            offset: area.place(end.position),
+            detail,
+            unreadable,
+            lost_from,
+            lost_to,
+        });
     }
-    let newest_stamp = found.iter().map(|f| f.header.stamp).fold(start.seq.0.max(behind.stamp), u64::max);
+    let newest_stamp =
+        found.iter().map(|f| f.header.stamp).fold(start.seq.0.max(behind.stamp), u64::max);
     let keep = whole_prefix(disk, &found, newest_stamp);
     if keep < found.len() {
-        tracing::info!(cut = found.len() - keep, "the log ends at a context whose data was not written");
+        tracing::info!(
+            cut = found.len() - keep,
+            "the log ends at a context whose data was not written"
+        );
     }
     found.truncate(keep);
-    let places = |positions: &[u64]| positions.iter().map(|position| area.place(*position)).collect();
+    let places =
+        |positions: &[u64]| positions.iter().map(|position| area.place(*position)).collect();
     let (strange, unreadable) = (places(&behind.strange), places(&behind.unreadable));
     let changes = Changes::new();
-    let mut out =
-        Replay { changes, end: start, contexts: 0, records: 0, bytes: 0, damage, strange, unreadable };
+    let mut out = Replay {
+        changes,
+        end: start,
+        contexts: 0,
+        records: 0,
+        bytes: 0,
+        damage,
+        strange,
+        unreadable,
+    };
     let all = (found.last().map_or(start, |f| f.end).position - start.position) * LOG_BLOCK as u64;
     for record in found {
         progress(out.bytes, all, "of log put in order");
@@ -159,26 +181,29 @@ pub struct Beyond {
 /// Looks at every block of the ring.
 pub fn beyond(disk: &Disk, area: &LogArea) -> Beyond {
     let (mut position, mut seq, mut unreadable) = (0, 0, 0);
-    // Positions 0 to the ring's length are each block of the ring once, whatever positions the blocks name.
+    // Positions 0 to the ring's length are each block of the ring once, whatever positions the
+    // blocks name.
     let mut reader = Reader::new(disk, area, 0);
     for at in 0..area.blocks {
         let Ok(block) = reader.block(at) else {
             unreadable += 1;
             continue;
         };
-        let Some(stamp) = BlockStamp::decode(block).filter(|s| s.volume_id == area.volume_id) else {
+        let Some(stamp) = BlockStamp::decode(block).filter(|s| s.volume_id == area.volume_id)
+        else {
             continue;
         };
         position = position.max(stamp.position + 1);
-        if let Some(header) = RecordHeader::decode(&block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER]) {
+        if let Some(header) = RecordHeader::decode(&block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER])
+        {
             seq = seq.max(header.seq).max(header.stamp);
         }
     }
     Beyond { position, seq: Seq(seq), unreadable }
 }
 
-/// Where the row of records in the ring begins that follow each other and lead to the newest context, the longest of such rows; `None`: there is
-/// no record.
+/// Where the row of records in the ring begins that follow each other and lead to the newest
+/// context, the longest of such rows; `None`: there is no record.
 pub fn newest_row(disk: &Disk, area: &LogArea) -> Option<Point> {
     let end = beyond(disk, area).position;
     let tail = end.saturating_sub(area.blocks);
@@ -189,7 +214,8 @@ pub fn newest_row(disk: &Disk, area: &LogArea) -> Option<Point> {
         let Ok(Some(header)) = reader.header(position) else { continue };
         let seq = Seq(header.seq.saturating_sub(u64::from(header.kind != RecordKind::Stamp)));
         let before = Point { seq, position, id: header.prev };
-        let behind = Point { seq: Seq(header.seq), position: position + header.blocks(), id: header.id };
+        let behind =
+            Point { seq: Seq(header.seq), position: position + header.blocks(), id: header.id };
         let start = row.filter(|(_, last)| *last == before).map_or(before, |(start, _)| start);
         row = Some((start, behind));
         let reach = (behind.seq, behind.position - start.position);
@@ -202,9 +228,10 @@ pub fn newest_row(disk: &Disk, area: &LogArea) -> Option<Point> {
 
 /// Records before the first context past `stamp` whose data is not what it says.
 ///
-/// Data that the device cannot read says nothing. The context counts: it may have been acknowledged, and if the log ended before it, all
-/// that it holds would be gone without a word. As it is, one range of one file reads as an error, or as what was written once the device
-/// can read it.
+/// Data that the device cannot read says nothing. The context counts: it may have been
+/// acknowledged, and if the log ended before it, all that it holds would be gone without a word. As
+/// it is, one range of one file reads as an error, or as what was written once the device can read
+/// it.
 fn whole_prefix(disk: &Disk, found: &[ChainRecord], stamp: u64) -> usize {
     for (i, record) in found.iter().enumerate() {
         if record.header.kind != RecordKind::Context || record.header.seq <= stamp {

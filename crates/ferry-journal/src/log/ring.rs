@@ -19,7 +19,11 @@ pub struct LogArea {
 
 impl LogArea {
     pub fn new(geo: &Geometry) -> Self {
-        Self { volume_id: geo.volume_id, offset: geo.log_offset, blocks: geo.log_len / LOG_BLOCK as u64 }
+        Self {
+            volume_id: geo.volume_id,
+            offset: geo.log_offset,
+            blocks: geo.log_len / LOG_BLOCK as u64,
+        }
     }
 
     /// Place of a block on the device, in bytes.
@@ -33,7 +37,8 @@ impl LogArea {
     }
 }
 
-/// Writes zeros over a whole ring, so that the host never has to find space for it later and nothing in it looks like a record.
+/// Writes zeros over a whole ring, so that the host never has to find space for it later and
+/// nothing in it looks like a record.
 pub fn lay_out(disk: &Disk, offset: u64, len: u64) -> Result<(), JournalError> {
     let mut zeros = AlignedBuf::zeroed(ZERO_PIECE.min(len) as usize);
     let mut at = 0;
@@ -48,7 +53,12 @@ pub fn lay_out(disk: &Disk, offset: u64, len: u64) -> Result<(), JournalError> {
 }
 
 /// Makes records behind a cut unreadable: they promise contexts that are no longer there.
-pub fn erase_behind(disk: &Disk, area: &LogArea, start: Point, end: Point) -> Result<(), JournalError> {
+pub fn erase_behind(
+    disk: &Disk,
+    area: &LogArea,
+    start: Point,
+    end: Point,
+) -> Result<(), JournalError> {
     let zeros = AlignedBuf::zeroed(LOG_BLOCK);
     for position in end.position..start.position + area.blocks {
         disk.write(area.place(position), &zeros).map_err(io_error("log"))?;

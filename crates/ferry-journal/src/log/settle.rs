@@ -10,13 +10,17 @@ use crate::types::Point;
 use ferry_device::AlignedBuf;
 use ferry_env::Env;
 
-/// Writes a block of the log that cannot be read, and that nobody needs. Where that does not help, the log works on: a record that comes to
-/// lie there cannot be read back after a crash, so people are told.
+/// Writes a block of the log that cannot be read, and that nobody needs. Where that does not help,
+/// the log works on: a record that comes to lie there cannot be read back after a crash, so people
+/// are told.
 fn rewrite(disk: &Disk, place: u64, zeros: &AlignedBuf) {
     let mut back = AlignedBuf::zeroed(LOG_BLOCK);
     match disk.write(place, zeros).and_then(|()| disk.read(place, &mut back)) {
         Ok(()) => {
-            tracing::info!(place, "a block of the log could not be read, was not needed, and is written anew")
+            tracing::info!(
+                place,
+                "a block of the log could not be read, was not needed, and is written anew"
+            )
         }
         Err(error) => tracing::warn!(
             place,
@@ -26,8 +30,8 @@ fn rewrite(disk: &Disk, place: u64, zeros: &AlignedBuf) {
     }
 }
 
-/// Makes what recovery found durable and says so in the log, so that it cannot end earlier the next time, and so that
-/// whatever lay behind it is gone.
+/// Makes what recovery found durable and says so in the log, so that it cannot end earlier the next
+/// time, and so that whatever lay behind it is gone.
 pub fn settle(
     disk: &Disk,
     area: &LogArea,
@@ -47,7 +51,8 @@ pub fn settle(
     }
     disk.flush_wait().map_err(io_error("log"))?;
     if end.position >= start.position + area.blocks {
-        // No block is left for it. Nothing was cut off either: the ring is full of records that are whole.
+        // No block is left for it. Nothing was cut off either: the ring is full of records that are
+        // whole.
         return Ok(());
     }
     let plan = RecordPlan {

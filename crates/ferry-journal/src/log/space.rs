@@ -266,11 +266,17 @@ impl Space {
 
     /// Takes `bytes`, waiting in turn. `before_wait` is called once if it has to wait, before it
     /// does.
-    pub fn take(&self, bytes: u64, urgent: bool, before_wait: impl FnOnce()) -> Result<(), NoGrant> {
+    pub fn take(
+        &self,
+        bytes: u64,
+        urgent: bool,
+        before_wait: impl FnOnce(),
+    ) -> Result<(), NoGrant> {
         if self.try_take(bytes, urgent) {
             return Ok(());
         }
-        let waiter = Arc::new(Waiter { bytes, state: Mutex::new(State::Asleep), wake: Condvar::new() });
+        let waiter =
+            Arc::new(Waiter { bytes, state: Mutex::new(State::Asleep), wake: Condvar::new() });
         {
             let mut queues = self.queues.lock().expect("no holder panics");
             if queues.stopped {
@@ -300,7 +306,9 @@ impl Space {
             // Its wait has ended meanwhile.
             return false;
         };
-        let Some(left) = self.deduct(waiter.bytes, before + self.floor(urgent), 0) else { return false };
+        let Some(left) = self.deduct(waiter.bytes, before + self.floor(urgent), 0) else {
+            return false;
+        };
         queues.remove(waiter);
         self.grants.fetch_add(1, Ordering::Relaxed);
         // A release since then may have looked at what the first waiter needed before.
@@ -395,7 +403,9 @@ impl Space {
         }
         let word = self
             .word
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |w| Some(w & !(NEW_WAIT | URGENT_WAIT) | flags))
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |w| {
+                Some(w & !(NEW_WAIT | URGENT_WAIT) | flags)
+            })
             .expect("the update always gives a value");
         word >> SHIFT
     }

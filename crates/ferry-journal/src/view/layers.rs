@@ -1,8 +1,9 @@
 //! The layers above the home store, newest first, and reading through them.
 //!
-//! Every layer but the newest is immutable and shared by reference: a sealed context, a durable one, or several
-//! merged. So a context moves from *committing* to *overlay* without a byte being touched, and a reader that holds
-//! a [`View`] sees one moment for as long as it likes, without a lock.
+//! Every layer but the newest is immutable and shared by reference: a sealed context, a durable
+//! one, or several merged. So a context moves from *committing* to *overlay* without a byte being
+//! touched, and a reader that holds a [`View`] sees one moment for as long as it likes, without a
+//! lock.
 
 use crate::home::HomeView;
 use crate::types::{Change, Changes, Key};
@@ -39,7 +40,8 @@ impl View {
         self.home.get(key)
     }
 
-    /// This view with `new` in place of the consecutive layers `old`; `None` if they are no longer all here.
+    /// This view with `new` in place of the consecutive layers `old`; `None` if they are no longer
+    /// all here.
     pub fn replace(&self, old: &[Arc<Layer>], new: Option<Arc<Layer>>) -> Option<View> {
         let at = self.layers.iter().position(|l| Arc::ptr_eq(l, &old[0]))?;
         let same = self.layers.len() >= at + old.len()

@@ -1,4 +1,5 @@
-//! Reading past damage in the home store: all keys that can be read, in order, and the gaps between them.
+//! Reading past damage in the home store: all keys that can be read, in order, and the gaps between
+//! them.
 
 use super::layers::Merge;
 use crate::home::{Found, Salvage};
@@ -13,7 +14,8 @@ pub struct LostKeys {
     pub after: Vec<u8>,
     /// The readable key behind the gap, or where the scan ended.
     pub before: Vec<u8>,
-    /// Keys between them that were read from pages which are not what they should be. They are visited as all others are.
+    /// Keys between them that were read from pages which are not what they should be. They are
+    /// visited as all others are.
     pub doubtful: u64,
     /// The first damaged block, on the device in bytes.
     pub offset: u64,

@@ -44,7 +44,9 @@ impl Snapshot {
                 (Some((key, _)), Some(entry)) => (***key).cmp(entry.key.value()),
             };
             let go_on = match &below {
-                Some(entry) if order.is_gt() => visit(entry.key.value(), &Value::from(entry.value.value())),
+                Some(entry) if order.is_gt() => {
+                    visit(entry.key.value(), &Value::from(entry.value.value()))
+                }
                 _ => {
                     let (key, change) = above.next().expect("peeked just now");
                     change.as_ref().is_none_or(|value| visit(key, value))
@@ -56,7 +58,8 @@ impl Snapshot {
             if order.is_ge()
                 && let Some(passed) = below
             {
-                below = HomeEntry::next(&mut home).map_err(|error| Interrupted::after(&passed, error))?;
+                below = HomeEntry::next(&mut home)
+                    .map_err(|error| Interrupted::after(&passed, error))?;
                 if below.as_ref().is_some_and(|next| next.key.value() <= passed.key.value()) {
                     return Err(Interrupted::after(
                         &passed,

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 pub const LOG: u64 = 512 * 1024;
 pub const BLOCK: u64 = 4096;
-/// Blocks of a segment of 256 KiB that hold pages; a block of checksums follows, then all of it again.
+/// Blocks of a segment of 256 KiB that hold pages; a block of checksums follows, then all of it
+/// again.
 pub const PAGES: u64 = 31;
 /// Blocks between two copies: the pages, and their checksums.
 pub const APART: u64 = PAGES + 1;
@@ -35,7 +36,8 @@ pub fn setup(keys: u32, seed: u64) -> Setup {
     let mut model = Model::new();
     let (journal, _) = volume.open();
     for i in 0..keys {
-        let (key, value) = (format!("key {i:06}").into_bytes(), vec![i as u8; 100 + i as usize % 50]);
+        let (key, value) =
+            (format!("key {i:06}").into_bytes(), vec![i as u8; 100 + i as usize % 50]);
         put(&journal, &key, &value);
         model.insert(key, value);
         if i % 1000 == 999 {
@@ -58,9 +60,11 @@ pub fn reader() -> JournalOptions {
 impl Setup {
     /// The same on a copy of the device.
     pub fn fork(&self) -> Self {
-        let device = Arc::new(self.device.crash_image(self.device.trace_len(), &mut SimRng::new(1)));
+        let device =
+            Arc::new(self.device.crash_image(self.device.trace_len(), &mut SimRng::new(1)));
         let bad = Arc::new(HookedDevice::new(device.clone()));
-        let volume = Volume { dev: bad.clone(), geo: self.volume.geo, env: self.volume.env.clone() };
+        let volume =
+            Volume { dev: bad.clone(), geo: self.volume.geo, env: self.volume.env.clone() };
         Self { volume, device, bad, model: self.model.clone(), home: self.home.clone() }
     }
 
@@ -180,7 +184,11 @@ pub fn free_of(setup: &Setup, n: usize) -> Vec<u32> {
     (0..setup.volume.geo.segment_count).rev().filter(|s| !setup.home.contains(s)).take(n).collect()
 }
 
-pub fn rebuild(setup: &Setup, device: &Arc<SimDevice>, free: &[u32]) -> Result<Rebuilt, JournalError> {
+pub fn rebuild(
+    setup: &Setup,
+    device: &Arc<SimDevice>,
+    free: &[u32],
+) -> Result<Rebuilt, JournalError> {
     rebuild_home(device.clone(), setup.volume.geo, &setup.volume.env, free, true)
 }
 

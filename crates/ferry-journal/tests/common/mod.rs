@@ -66,7 +66,8 @@ impl JournalClient for Owner {
     }
     fn take_home_segment(&self) -> Option<u32> {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        let refused = self.refuse.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        let refused =
+            self.refuse.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
         if refused.is_ok() {
             return None;
         }

@@ -1,4 +1,5 @@
-//! What the pipeline stands on, in the model: locks of the model checker, a log of bare numbers, a device that keeps account.
+//! What the pipeline stands on, in the model: locks of the model checker, a log of bare numbers, a
+//! device that keeps account.
 
 /// A lock that is taken as the journal's own are.
 pub struct Lock<T>(shuttle::sync::Mutex<T>);
@@ -237,7 +238,8 @@ pub mod disk {
                     drop(ledger);
                     return done(Err(io::Error::from_raw_os_error(5)));
                 }
-                // What the device promises: no flush succeeds that covers what is lost, whoever heard of it first.
+                // What the device promises: no flush succeeds that covers what is lost, whoever
+                // heard of it first.
                 if !covered.is_disjoint(&ledger.lost) {
                     drop(ledger);
                     return done(Err(io::Error::from_raw_os_error(5)));
@@ -253,7 +255,10 @@ pub mod disk {
         }
 
         pub fn flush_timing(&self) -> ferry_device::FlushTiming {
-            ferry_device::FlushTiming { avg: std::time::Duration::from_nanos(super::core::FLUSH), samples: 1 }
+            ferry_device::FlushTiming {
+                avg: std::time::Duration::from_nanos(super::core::FLUSH),
+                samples: 1,
+            }
         }
     }
 }
@@ -399,7 +404,11 @@ pub mod core {
                 client: Client,
                 space: Space,
                 head: Lock::new(Head { seq: Seq(1), transactions: 0 }),
-                pipe: Lock::new(Pipe::new(Point { seq: Seq(0), position: 0, id: 0 }, 0, dispatcher)),
+                pipe: Lock::new(Pipe::new(
+                    Point { seq: Seq(0), position: 0, id: 0 },
+                    0,
+                    dispatcher,
+                )),
                 hold_timer: HoldTimer::default(),
                 durable: AtomicU64::new(0),
                 stamped: AtomicU64::new(0),

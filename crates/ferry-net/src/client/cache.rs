@@ -1,18 +1,22 @@
 //! What this client keeps of inodes on which it has a lease: attributes, and names in directories.
 //!
-//! * CACHE-1: nothing is used when the term is over. It ends a fixed time after the last ping that was answered was *sent*; what was kept
-//!   then is gone, also if a later ping is answered.
-//! * CACHE-2: an answer is kept only if nothing was given back (recalled, thrown out, a connection lost) since its request was made. `epoch`
-//!   counts that, before and after the server is told: a request between the two may have been answered under a lease that is gone.
-//! * CACHE-3: a change makes what is kept of the inodes that it touches unknown when it is sent. An answer to a request is not kept if a change of
-//!   its own touched the inode meanwhile. `slots` say so by a hash of the number: two inodes that share one are kept less often.
-//! * CACHE-4: a directory that is `complete` has no names but those that are kept; a name of which nothing is known is kept as that.
-//! * CACHE-5: what is under a write lease is in the `model` and not here; nothing that the server says of it is taken over, for our own changes
-//!   may be on their way.
-//! * CACHE-6: this lock comes before that of the link, and that before the one of the tables: what is decided here and what is put into the ordered
-//!   stream have the same order.
-//! * CACHE-7: a read lease covers contents too: nobody changes a file whose readers have not given their leases back. Contents that were read are
-//!   kept by the same rules as attributes, and go where those become unknown; but not where only the access time has moved.
+//! * CACHE-1: nothing is used when the term is over. It ends a fixed time after the last ping that
+//!   was answered was *sent*; what was kept then is gone, also if a later ping is answered.
+//! * CACHE-2: an answer is kept only if nothing was given back (recalled, thrown out, a connection
+//!   lost) since its request was made. `epoch` counts that, before and after the server is told: a
+//!   request between the two may have been answered under a lease that is gone.
+//! * CACHE-3: a change makes what is kept of the inodes that it touches unknown when it is sent. An
+//!   answer to a request is not kept if a change of its own touched the inode meanwhile. `slots`
+//!   say so by a hash of the number: two inodes that share one are kept less often.
+//! * CACHE-4: a directory that is `complete` has no names but those that are kept; a name of which
+//!   nothing is known is kept as that.
+//! * CACHE-5: what is under a write lease is in the `model` and not here; nothing that the server
+//!   says of it is taken over, for our own changes may be on their way.
+//! * CACHE-6: this lock comes before that of the link, and that before the one of the tables: what
+//!   is decided here and what is put into the ordered stream have the same order.
+//! * CACHE-7: a read lease covers contents too: nobody changes a file whose readers have not given
+//!   their leases back. Contents that were read are kept by the same rules as attributes, and go
+//!   where those become unknown; but not where only the access time has moved.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -207,7 +211,8 @@ impl State {
         !given_back && slot.changing == 0 && slot.last <= sight.moment
     }
 
-    /// The same of a name in a directory, or of what a file contains. Under a write lease only changes of our own matter.
+    /// The same of a name in a directory, or of what a file contains. Under a write lease only
+    /// changes of our own matter.
     fn may_keep_part(&mut self, sight: Sight, dir: Ino) -> bool {
         if !self.model.holds(dir) {
             return self.blind == 0 && self.may_keep(sight, dir);
@@ -232,7 +237,8 @@ impl State {
         if self.nodes.len() + self.names <= KEPT_MAX {
             return Vec::new();
         }
-        let half: Vec<Ino> = self.nodes.keys().copied().take(self.nodes.len().div_ceil(2)).collect();
+        let half: Vec<Ino> =
+            self.nodes.keys().copied().take(self.nodes.len().div_ceil(2)).collect();
         self.epoch += 1;
         half.iter().for_each(|ino| self.drop_node(*ino));
         half
@@ -291,7 +297,8 @@ impl Cache {
         state.greeted = Some(now);
     }
 
-    /// The greeting, sent when [`Cache::drop_all`] was called, is answered: how long a lease lasts, and the server's clock.
+    /// The greeting, sent when [`Cache::drop_all`] was called, is answered: how long a lease lasts,
+    /// and the server's clock.
     pub(super) fn welcomed(&self, term: Duration, server: Timestamp) {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
@@ -301,7 +308,8 @@ impl Cache {
         state.clock.heard(asked, now.monotonic, server);
     }
 
-    /// A ping that was sent at this time was answered, with the time at the server. Whether what was kept is gone, for the term was over.
+    /// A ping that was sent at this time was answered, with the time at the server. Whether what
+    /// was kept is gone, for the term was over.
     pub(super) fn ponged(&self, sent: Moment, renewed: bool, server: Timestamp) -> bool {
         let now = Moment::now(&*self.clock);
         let mut state = self.state.lock();
@@ -337,10 +345,13 @@ impl Cache {
         let mut state = self.state.lock();
         let known = state.known_attr(ino).filter(|_| state.is_valid(now));
         *(if known.is_some() { &mut state.hits } else { &mut state.misses }) += 1;
-        known.map(|attr| (attr, state.show(ino, None, now).map_or(Duration::ZERO, |view| view.valid)))
+        known.map(|attr| {
+            (attr, state.show(ino, None, now).map_or(Duration::ZERO, |view| view.valid))
+        })
     }
 
-    /// What the kernel is told of an inode that it has asked for, under this name, if it may keep that.
+    /// What the kernel is told of an inode that it has asked for, under this name, if it may keep
+    /// that.
     pub(super) fn show(&self, ino: Ino, name: Option<(Ino, &[u8])>) -> Option<View> {
         let now = Moment::now(&*self.clock);
         self.state.lock().show(ino, name, now)
@@ -419,19 +430,22 @@ impl Cache {
         state.take_to_forget()
     }
 
-    /// A file is about to be read from its beginning: how long it is, if it is leased and its contents may be kept.
+    /// A file is about to be read from its beginning: how long it is, if it is leased and its
+    /// contents may be kept.
     pub(super) fn before_reading(&self, ino: Ino) -> Option<(u64, Sight)> {
         let now = Moment::now(&*self.clock);
         let state = self.state.lock();
-        let attr = state.known_attr(ino).filter(|attr| is_file(attr) && attr.size <= CONTENTS_MAX)?;
+        let attr =
+            state.known_attr(ino).filter(|attr| is_file(attr) && attr.size <= CONTENTS_MAX)?;
         state.is_valid(now).then(|| (attr.size, state.sight()))
     }
 
     /// A file was read from its beginning; it was leased at `sight`, before that was asked for.
     pub(super) fn learn_contents(&self, sight: Sight, ino: Ino, bytes: &[u8]) {
         let mut state = self.state.lock();
-        let whole =
-            state.known_attr(ino).is_some_and(|attr| is_file(&attr) && attr.size == bytes.len() as u64);
+        let whole = state
+            .known_attr(ino)
+            .is_some_and(|attr| is_file(&attr) && attr.size == bytes.len() as u64);
         if whole && state.may_keep_part(sight, ino) {
             state.model.contents.set(ino, bytes.to_vec());
         }
@@ -464,7 +478,13 @@ impl Cache {
     }
 
     /// A name was looked up, under a lease of the directory.
-    pub(super) fn learn_name(&self, sight: Sight, dir: Ino, name: &[u8], known: Option<&Known>) -> Vec<Ino> {
+    pub(super) fn learn_name(
+        &self,
+        sight: Sight,
+        dir: Ino,
+        name: &[u8],
+        known: Option<&Known>,
+    ) -> Vec<Ino> {
         let mut state = self.state.lock();
         if state.may_keep_part(sight, dir) {
             state.set_name(dir, name, known.map_or(Name::Absent, |known| Name::Is(known.attr.ino)));

@@ -1,8 +1,9 @@
 //! What files contain, as far as it is known under leases: written here, or read.
 //!
-//! * CONTENTS-1: contents are kept of an inode that is leased, write- or read-, and whole. Who drops what is known of the inode, or of its
-//!   attributes because it changes, drops them too.
-//! * CONTENTS-2: of small files only, and not too much of all; beyond that those used longest ago go.
+//! * CONTENTS-1: contents are kept of an inode that is leased, write- or read-, and whole. Who
+//!   drops what is known of the inode, or of its attributes because it changes, drops them too.
+//! * CONTENTS-2: of small files only, and not too much of all; beyond that those used longest ago
+//!   go.
 
 use std::collections::HashMap;
 
@@ -90,7 +91,8 @@ impl Contents {
         if self.bytes <= CONTENTS_TOTAL_MAX {
             return;
         }
-        let mut all: Vec<(u64, Ino)> = self.files.iter().map(|(ino, file)| (file.used, *ino)).collect();
+        let mut all: Vec<(u64, Ino)> =
+            self.files.iter().map(|(ino, file)| (file.used, *ino)).collect();
         all.sort_unstable();
         for (_, ino) in all {
             if self.bytes <= LEFT {

@@ -1,7 +1,8 @@
 //! Changes that this client decides alone, and what it asks the server for so that it can.
 //!
-//! A change that lacks something (write leases, what a name means, numbers, space) waits until the server has answered that, and is decided
-//! then. What cannot be decided here goes to the server, and waits for its answer.
+//! A change that lacks something (write leases, what a name means, numbers, space) waits until the
+//! server has answered that, and is decided then. What cannot be decided here goes to the server,
+//! and waits for its answer.
 
 use std::sync::{Arc, Weak};
 
@@ -81,7 +82,8 @@ impl RemoteFs {
         }
         let number = cache.purse.number();
         let made = match &mut *op {
-            // It changes nothing: any lease says that the server knows the inode. Only a write lease says that it may be opened for writing.
+            // It changes nothing: any lease says that the server knows the inode. Only a write
+            // lease says that it may be opened for writing.
             Op::Open { ino, flags, kill_suidgid: false, .. } if *flags & libc::O_TRUNC == 0 => {
                 let reads = *flags & libc::O_ACCMODE == libc::O_RDONLY;
                 let knows = cache.model.holds(*ino) || reads && cache.is_leased(*ino);
@@ -98,10 +100,11 @@ impl RemoteFs {
             Err(Not::Possible(errno)) => return Decision::Fails(Errno(errno)),
             Err(Not::Named(parent, name)) => return Decision::Ask(Op::Lookup { parent, name }),
             Err(Not::Held(mut inos)) => {
-                let children = op.info().names().filter_map(|(dir, name)| match cache.name(dir, name) {
-                    Name::Is(ino) if !cache.model.holds(ino) => Some(ino),
-                    _ => None,
-                });
+                let children =
+                    op.info().names().filter_map(|(dir, name)| match cache.name(dir, name) {
+                        Name::Is(ino) if !cache.model.holds(ino) => Some(ino),
+                        _ => None,
+                    });
                 inos.extend(children);
                 inos.sort_unstable();
                 inos.dedup();
@@ -124,7 +127,12 @@ impl RemoteFs {
         let ino = number.filter(|_| fresh).unwrap_or(0);
         let op = std::mem::replace(op, Op::Nothing {});
         let promised = Some(Promised { at, ino });
-        let full = promising.promise(Pending { promised, touched, files, ..Pending::new(*who, op, waiter) });
+        let full = promising.promise(Pending {
+            promised,
+            touched,
+            files,
+            ..Pending::new(*who, op, waiter)
+        });
         let (wants, surplus) = (cache.purse.wants(now), cache.model.surplus());
         drop(promising);
         drop(cache);
@@ -140,7 +148,8 @@ impl RemoteFs {
             _ => None,
         };
         let (sight, asked) = (self.cache.sight(), op.clone());
-        let waiter = Asked { fs: self.this.clone(), op: asked, question, sight, parked: Mutex::new(parked) };
+        let waiter =
+            Asked { fs: self.this.clone(), op: asked, question, sight, parked: Mutex::new(parked) };
         let who = Default::default();
         self.link.request(Pending::new(who, op, Arc::new(waiter)));
     }
@@ -164,7 +173,9 @@ impl RemoteFs {
             Decision::Made(outcome, true) => self.link.hold(parked.waiting, outcome),
             Decision::Made(outcome, false) => parked.waiting.answer(outcome, 0),
             Decision::Fails(errno) => parked.waiting.fail(errno),
-            Decision::Ask(what) if questions < QUESTIONS_MAX => self.ask(what, Some((parked, questions + 1))),
+            Decision::Ask(what) if questions < QUESTIONS_MAX => {
+                self.ask(what, Some((parked, questions + 1)))
+            }
             Decision::Ask(what) => {
                 self.cache.lock().purse.not_asked(&what);
                 self.send_parked(parked);
@@ -184,13 +195,15 @@ impl RemoteFs {
         handles.filter_map(of).collect()
     }
 
-    /// A change was not made, for another session has leases: they are asked for, and it is sent again with them.
+    /// A change was not made, for another session has leases: they are asked for, and it is sent
+    /// again with them.
     pub(super) fn borrow(&self, change: Pending) {
         let mut inos = change.touched.clone();
         let info = change.op.info();
         inos.extend(info.inodes_with(Use::Read));
         inos.extend(change.files.iter().map(|(_, ino)| *ino));
-        let names: Vec<(Ino, Vec<u8>)> = info.names().map(|(dir, name)| (dir, name.to_vec())).collect();
+        let names: Vec<(Ino, Vec<u8>)> =
+            info.names().map(|(dir, name)| (dir, name.to_vec())).collect();
         self.borrow_next(Borrowing { change, inos, names, asks: false });
     }
 
@@ -252,7 +265,8 @@ impl Waiter for Asked {
         let Some(fs) = self.fs.upgrade() else { return };
         match (&self.op, &outcome) {
             (Op::Lease { .. }, outcome) => {
-                let held = if let Outcome::Leases { held } = outcome { held.0.as_slice() } else { &[] };
+                let held =
+                    if let Outcome::Leases { held } = outcome { held.0.as_slice() } else { &[] };
                 let now = fs.cache.now();
                 let refused = match self.question {
                     Some(question) => {

@@ -1,4 +1,5 @@
-//! What the kernel of this machine is asked to forget, before the server is told that it is not kept any more.
+//! What the kernel of this machine is asked to forget, before the server is told that it is not
+//! kept any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,8 +52,8 @@ impl Kernel {
         self.0.read().as_ref().is_some_and(|(host, _)| host.forgets_names())
     }
 
-    /// Calls `done` when the kernel has forgotten: soon; or it would have to wait for an operation that waits for others: when what it was
-    /// told is over. No lock may be held.
+    /// Calls `done` when the kernel has forgotten: soon; or it would have to wait for an operation
+    /// that waits for others: when what it was told is over. No lock may be held.
     pub(super) fn forget(&self, what: ToForget, done: impl FnOnce() + Send + 'static) {
         let Some((host, runtime)) = self.0.read().clone() else { return done() };
         if what.names.is_empty() && what.gone.is_empty() {
@@ -65,7 +66,9 @@ impl Kernel {
         }
         let attributes = ToForget { inodes, ..ToForget::default() };
         let (then, on) = (Arc::clone(&host), runtime.clone());
-        forget(&host, &runtime, attributes, OVER, move || forget(&then, &on, names, NAMES_OVER, done));
+        forget(&host, &runtime, attributes, OVER, move || {
+            forget(&then, &on, names, NAMES_OVER, done)
+        });
     }
 
     /// The same, for who may wait.

@@ -1,15 +1,18 @@
-//! The way to the server: operations that wait for their answers, and the connection that is made again when it is lost.
+//! The way to the server: operations that wait for their answers, and the connection that is made
+//! again when it is lost.
 //!
-//! * LINK-1: a change keeps its number until it is answered or its session is gone; after a reconnect to the same session everything
-//!   unanswered is sent again, in order.
-//! * LINK-2: an operation that nobody waits for any more is not made if it has not been made yet: `Nothing` goes in its place. What gives
-//!   something back (a lock, an open file), and what restores a session, is made in any case.
-//! * LINK-3: when the session is gone, changes that were never sent go to the new one, behind what restores its state. Those that were sent
-//!   go there too, where they were not made or come to the same once more (`kept::Unanswered`), and after a goodbye; else they fail with
-//!   `EIO`: they may have been applied or not.
-//!   Promised ones among them are made again, with those that were answered and not durable (`kept`); else they are lost, and that is told
-//!   (`promises`).
-//! * LINK-4: `answer`, `fail` and `moved` are called without the lock held, and nothing that has a [`Touch`] is dropped under it.
+//! * LINK-1: a change keeps its number until it is answered or its session is gone; after a
+//!   reconnect to the same session everything unanswered is sent again, in order.
+//! * LINK-2: an operation that nobody waits for any more is not made if it has not been made yet:
+//!   `Nothing` goes in its place. What gives something back (a lock, an open file), and what
+//!   restores a session, is made in any case.
+//! * LINK-3: when the session is gone, changes that were never sent go to the new one, behind what
+//!   restores its state. Those that were sent go there too, where they were not made or come to the
+//!   same once more (`kept::Unanswered`), and after a goodbye; else they fail with `EIO`: they may
+//!   have been applied or not. Promised ones among them are made again, with those that were
+//!   answered and not durable (`kept`); else they are lost, and that is told (`promises`).
+//! * LINK-4: `answer`, `fail` and `moved` are called without the lock held, and nothing that has a
+//!   [`Touch`] is dropped under it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
@@ -31,7 +34,9 @@ use super::waiting::Waiting;
 use crate::codec;
 use crate::frame::{self, Frames, Stream};
 use crate::lanes;
-use crate::message::{Claim, FRAME_MAX, Numbers, Op, Outcome, Promised, ToClient, ToServer, VERSION, Who};
+use crate::message::{
+    Claim, FRAME_MAX, Numbers, Op, Outcome, Promised, ToClient, ToServer, VERSION, Who,
+};
 use crate::tls::in_words;
 
 mod decided;
@@ -145,7 +150,8 @@ pub(super) trait Restore: Send + Sync {
     fn has_locks(&self) -> bool {
         false
     }
-    /// These promised changes are lost: nothing is changed on top of them before programs are told. Called with the link's lock held.
+    /// These promised changes are lost: nothing is changed on top of them before programs are told.
+    /// Called with the link's lock held.
     fn damaged(&self, _changes: &[&Pending]) {}
     /// Whether a change would be made on top of what is lost. Called with the link's lock held.
     fn refuses(&self, _op: &Op, _files: &[(u64, Ino)]) -> bool {
@@ -161,7 +167,8 @@ pub(super) trait Restore: Send + Sync {
     fn lacks_space(&self, change: Pending) {
         change.waiter.answer(Outcome::Failed { errno: libc::ENOSPC }, 0);
     }
-    /// Another client finds no space: what its files take that have no name any more is to be free soon.
+    /// Another client finds no space: what its files take that have no name any more is to be free
+    /// soon.
     fn hurry(&self) {}
     /// Attributes are not what the client had decided.
     fn differs(&self, ino: Ino);
@@ -231,7 +238,8 @@ impl Change {
         }
     }
 
-    /// Nobody waits for it any more: it is not made, unless it gives something back or the session needs it.
+    /// Nobody waits for it any more: it is not made, unless it gives something back or the session
+    /// needs it.
     fn give_up(&mut self) {
         let is_always_made = self.pending.op.info().is_always_made;
         self.abandoned |= !is_always_made && !self.restores && self.pending.promised.is_none();
@@ -259,7 +267,8 @@ struct State {
     series: u32,
     /// The newest change of each inode that has unanswered ones.
     touching: HashMap<Ino, u64>,
-    /// Promised changes that are not answered: how many, the newest one, and the bytes of all changes.
+    /// Promised changes that are not answered: how many, the newest one, and the bytes of all
+    /// changes.
     promised: usize,
     newest_promised: u64,
     queued_bytes: usize,
@@ -278,7 +287,8 @@ struct State {
     delayed: Vec<u64>,
     /// All requests are made behind this change.
     after: u64,
-    /// And those for space behind this one, which says how much is left: what they bring is not counted there.
+    /// And those for space behind this one, which says how much is left: what they bring is not
+    /// counted there.
     spare: u64,
     line: Option<Line>,
     /// How much the connection carries.
@@ -303,7 +313,8 @@ impl State {
     fn lose(&mut self, gone: &mut Gone, restore: &dyn Restore) {
         if !gone.promised.is_empty() {
             self.lossy = true;
-            restore.damaged(&gone.promised.iter().map(|change| &change.pending).collect::<Vec<_>>());
+            restore
+                .damaged(&gone.promised.iter().map(|change| &change.pending).collect::<Vec<_>>());
         }
     }
 
@@ -393,7 +404,8 @@ impl Link {
         })
     }
 
-    /// Sends a change behind all before it, or keeps it until it can be sent. Write leases on what it touches are given back behind it.
+    /// Sends a change behind all before it, or keeps it until it can be sent. Write leases on what
+    /// it touches are given back behind it.
     pub(super) fn change(&self, mut pending: Pending) -> Option<Key> {
         debug_assert!(pending.op.is_ordered(), "{:?}", pending.op);
         let mut cache = self.cache.lock();
@@ -456,7 +468,8 @@ impl Link {
         self.state.lock().kept.add_numbers(numbers);
     }
 
-    /// The kernel has forgotten an inode: what is kept may need it. Whether the session knows it, or will.
+    /// The kernel has forgotten an inode: what is kept may need it. Whether the session knows it,
+    /// or will.
     pub(super) fn remember(&self, claim: Claim) -> bool {
         let mut state = self.state.lock();
         let newest = state.next_change - 1;
@@ -631,7 +644,8 @@ impl Link {
         }
     }
 
-    /// Until it is time to try again; whether the mount is gone. Operations that have waited long enough meanwhile fail.
+    /// Until it is time to try again; whether the mount is gone. Operations that have waited long
+    /// enough meanwhile fail.
     async fn waits_to_try(&self, retry: Duration) -> bool {
         let mut wait = pin!(sleep(retry));
         loop {
@@ -669,7 +683,8 @@ impl Link {
         let (line, outgoing) = lanes::line();
         let flow = Arc::new(Flow::new(Arc::clone(&self.clock), self.term_of(&welcome)));
         let paced = Arc::clone(&flow);
-        let writing = tokio::spawn(async move { lanes::write_all(writer, outgoing, &*paced).await });
+        let writing =
+            tokio::spawn(async move { lanes::write_all(writer, outgoing, &*paced).await });
         self.state.lock().flow = Some(Arc::clone(&flow));
         // Before there is anything else: so long takes a ping on an empty connection.
         line.send_first(flow.ping(), ());
@@ -680,7 +695,8 @@ impl Link {
             while messages.more().await? {
                 *heard.lock() = self.clock.monotonic();
                 while let Some(bytes) = messages.next() {
-                    let message = codec::decode(bytes).map_err(|codec::Malformed| frame::malformed())?;
+                    let message =
+                        codec::decode(bytes).map_err(|codec::Malformed| frame::malformed())?;
                     if !self.take(message, restore)? {
                         return Ok(());
                     }
@@ -752,8 +768,9 @@ impl Link {
             _ => return Err(frame::malformed()),
         };
         let mut gone = Gone::new(Errno(libc::EIO));
-        // Of a session that goes on the series is believed when a ping is answered: the answers that the server has kept come before that, and
-        // what they say was made, in a series that has ended since, is not made again.
+        // Of a session that goes on the series is believed when a ping is answered: the answers
+        // that the server has kept come before that, and what they say was made, in a series that
+        // has ended since, is not made again.
         if resumed {
             self.say_what_is_left();
         } else {
@@ -833,7 +850,8 @@ impl Link {
             }
             ToClient::Synced { ino, seq } => self.state.lock().kept.synced(ino, seq),
             ToClient::Gone { names } => {
-                let gone = names.0.into_iter().map(|place| (place.parent, place.name.into())).collect();
+                let gone =
+                    names.0.into_iter().map(|place| (place.parent, place.name.into())).collect();
                 self.kernel.forget_unasked(ToForget { gone, ..ToForget::default() });
             }
             ToClient::Lack {} => {
@@ -865,7 +883,9 @@ impl Link {
             change.fatal = true;
             change.restores.then(|| change.pending.op.clone())
         };
-        tracing::error!("the server ends because of a change of this client: the change is not sent again");
+        tracing::error!(
+            "the server ends because of a change of this client: the change is not sent again"
+        );
         restores.iter().for_each(|op| restore.fatal(op));
     }
 
@@ -881,7 +901,8 @@ impl Link {
         over
     }
 
-    /// Whoever waits has waited long enough. Changes keep their places, and do nothing if they come through after all.
+    /// Whoever waits has waited long enough. Changes keep their places, and do nothing if they come
+    /// through after all.
     fn give_up_if_late(&self) {
         let (waiters, held): (Vec<Arc<dyn Waiter>>, _) = {
             let mut state = self.state.lock();
@@ -889,8 +910,10 @@ impl Link {
                 return;
             }
             let requests = std::mem::take(&mut state.requests);
-            let mut waiters: Vec<_> = requests.into_values().map(|request| request.pending.waiter).collect();
-            for change in state.changes.values_mut().filter(|c| !c.abandoned && c.pending.promised.is_none())
+            let mut waiters: Vec<_> =
+                requests.into_values().map(|request| request.pending.waiter).collect();
+            for change in
+                state.changes.values_mut().filter(|c| !c.abandoned && c.pending.promised.is_none())
             {
                 change.give_up();
                 waiters.push(Arc::clone(&change.pending.waiter));

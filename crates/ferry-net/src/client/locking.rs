@@ -1,7 +1,8 @@
 //! File locks: the server's, remembered for a new session.
 //!
-//! A lock that is granted when nobody waits for it any more is given back, and only that: not what its owner had before, nor what it has
-//! got since. So the owner's next requests stay here until it is known what the server did for the one that was interrupted.
+//! A lock that is granted when nobody waits for it any more is given back, and only that: not what
+//! its owner had before, nor what it has got since. So the owner's next requests stay here until it
+//! is known what the server did for the one that was interrupted.
 
 use std::sync::Arc;
 
@@ -33,7 +34,8 @@ impl RemoteFs {
             before
         };
         let finish: Finish = Box::new(move |fs, outcome| {
-            // The server has as many locks of the file as it takes, and this would cut one into two.
+            // The server has as many locks of the file as it takes, and this would cut one into
+            // two.
             if matches!(outcome, Outcome::Failed { errno: libc::ENOLCK }) {
                 let mut tables = fs.tables.lock();
                 before.iter().for_each(|lock| tables.set_lock(ino, fh, lock));
@@ -49,7 +51,14 @@ impl RemoteFs {
         self.tell(Op::Unlock { ino, lock });
     }
 
-    pub(super) fn lock(&self, cx: &Cx<'_>, ino: Ino, fh: u64, lock: FileLock, wait: bool) -> Answer<()> {
+    pub(super) fn lock(
+        &self,
+        cx: &Cx<'_>,
+        ino: Ino,
+        fh: u64,
+        lock: FileLock,
+        wait: bool,
+    ) -> Answer<()> {
         self.usable(fh)?;
         let before = Arc::new(Mutex::new(None));
         let kept = Arc::clone(&before);

@@ -31,7 +31,11 @@ impl Loss {
         let mut names = info.names().map(|(dir, name)| Place::Name(dir, name.to_vec()));
         let named = names.next();
         let ino = info.inodes_with(Use::Opened).next().filter(|_| info.uses != Use::Read).or(ino);
-        Self { what: info.what, place: named.unwrap_or(Place::Inode(ino.unwrap_or(0))), to: names.next() }
+        Self {
+            what: info.what,
+            place: named.unwrap_or(Place::Inode(ino.unwrap_or(0))),
+            to: names.next(),
+        }
     }
 
     /// Changes of this inode, which are not known one by one.
@@ -93,9 +97,11 @@ mod tests {
         let text = |op: &Op, ino| Loss::of(op, ino).text(&tables);
         assert_eq!(text(&Op::Mkdir { parent: 5, name: b"n".to_vec(), mode: 0 }, None), "make /d/n");
         let (name, new_name) = (b"f".to_vec(), b"g".to_vec());
-        let rename = Op::Rename { parent: 5, name, new_parent: ROOT, new_name, flags: Default::default() };
+        let rename =
+            Op::Rename { parent: 5, name, new_parent: ROOT, new_name, flags: Default::default() };
         assert_eq!(text(&rename, None), "rename /d/f to /g");
-        let write = Op::Write { fh: 1, offset: 0, data: Vec::new(), append: false, kill_suidgid: false };
+        let write =
+            Op::Write { fh: 1, offset: 0, data: Vec::new(), append: false, kill_suidgid: false };
         assert_eq!(text(&write, Some(6)), "write /d/f");
         assert_eq!(text(&write, Some(8)), "write (inode 7)/g");
         assert_eq!(Loss::some_of(ROOT).text(&tables), "changes /");

@@ -1,10 +1,13 @@
 //! The client: a file system whose files are a server's.
 //!
-//! `link` is the way there, `waiting` a request of the kernel on that way, `tables` what a new session has to be told if the old one
-//! is gone, `requests` and `locking` the [`ferry_fs::Filesystem`] implementation. The kernel is told to keep neither names nor attributes nor
-//! contents; `cache` keeps names and attributes as long as the server gives leases for them, so that what one client has done the others
-//! see at once; `contents` what is in small files. `redo` makes again what a server that crashed has lost. Under write leases changes are decided here (`deciding`, `model`, `purse`), answered, and sent to the server afterwards.
-//! `walking` asks ahead of those who go through a tree.
+//! `link` is the way there, `waiting` a request of the kernel on that way, `tables` what a new
+//! session has to be told if the old one is gone, `requests` and `locking` the
+//! [`ferry_fs::Filesystem`] implementation. The kernel is told to keep neither names nor attributes
+//! nor contents; `cache` keeps names and attributes as long as the server gives leases for them, so
+//! that what one client has done the others see at once; `contents` what is in small files. `redo`
+//! makes again what a server that crashed has lost. Under write leases changes are decided here
+//! (`deciding`, `model`, `purse`), answered, and sent to the server afterwards. `walking` asks
+//! ahead of those who go through a tree.
 
 mod cache;
 mod contents;
@@ -86,7 +89,8 @@ pub struct RemoteFs {
     open_flags: i32,
     /// An unmount waits so long until what was promised is made.
     timeout: Duration,
-    /// Changes that programs were told of and that are lost, and inodes that were not as was decided here.
+    /// Changes that programs were told of and that are lost, and inodes that were not as was
+    /// decided here.
     lost: AtomicU64,
     /// Those that the log does not name yet.
     losses: Mutex<Vec<Loss>>,
@@ -192,7 +196,8 @@ impl RemoteFs {
         self.link.is_read_only()
     }
 
-    /// What this side counts (`connection`, `kept` and `fuse` of `ferry stats`), without asking the server.
+    /// What this side counts (`connection`, `kept` and `fuse` of `ferry stats`), without asking the
+    /// server.
     pub fn figures(&self) -> serde_json::Value {
         let mut connection = self.link.json();
         connection["lost_changes"] = self.lost.load(Ordering::Relaxed).into();
@@ -254,7 +259,8 @@ impl RemoteFs {
 
     fn send_parked(&self, Parked { pending, waiting }: Parked) {
         let ordered = pending.op.is_ordered();
-        // Where there is hardly any space, the server needs what was removed, and hears of it before the change.
+        // Where there is hardly any space, the server needs what was removed, and hears of it
+        // before the change.
         if ordered && self.cache.lock().purse.is_refused(self.cache.now()) {
             self.hurry();
         }
@@ -358,7 +364,8 @@ impl Drop for RemoteFs {
     fn drop(&mut self) {
         self.link.close();
         if let Some(runtime) = self.runtime.lock().take() {
-            // The server hears of it, else it waits for leases that nobody has. A thread of the runtime itself must not wait.
+            // The server hears of it, else it waits for leases that nobody has. A thread of the
+            // runtime itself must not wait.
             if tokio::runtime::Handle::try_current().is_err() {
                 runtime.block_on(async {
                     let _late = tokio::time::timeout(FAREWELL_TIME_MAX, self.link.told()).await;
@@ -418,7 +425,10 @@ impl Restore for Restorer {
             }
             for (numbers, made) in std::mem::take(&mut plan.numbers) {
                 let waiter = Arc::new(Numbered { fs: self.0.clone(), made: made.clone() });
-                all.push(pending(Op::Numbered { numbers, made: List(made) }, waiter as Arc<dyn Waiter>));
+                all.push(pending(
+                    Op::Numbered { numbers, made: List(made) },
+                    waiter as Arc<dyn Waiter>,
+                ));
             }
         }
         let mut needed: HashSet<Ino> = tables.handles.values().map(|handle| handle.ino).collect();
@@ -511,11 +521,14 @@ impl Restore for Restorer {
     fn lost(&self, changes: Vec<Pending>) {
         let Some(fs) = self.0.upgrade() else { return };
         let file = |change: &Pending| change.files.first().map(|(_, ino)| *ino);
-        let loss = |change: &Pending| Loss::of(&change.op, file(change).or(change.touched.first().copied()));
+        let loss = |change: &Pending| {
+            Loss::of(&change.op, file(change).or(change.touched.first().copied()))
+        };
         fs.cannot_redo(&[], changes.iter().map(loss).collect());
         fs.tell_losses();
         for change in changes {
-            if let Some(ino) = change.promised.map(|promised| promised.ino).filter(|ino| *ino != 0) {
+            if let Some(ino) = change.promised.map(|promised| promised.ino).filter(|ino| *ino != 0)
+            {
                 fs.confirm(ino, None);
             } else if let Op::Link { ino, .. } = change.op {
                 fs.confirm(ino, None);
@@ -555,7 +568,10 @@ impl Restore for Restorer {
     fn differs(&self, ino: Ino) {
         let Some(fs) = self.0.upgrade() else { return };
         fs.differences.fetch_add(1, Ordering::Relaxed);
-        tracing::error!(inode = ino, "the server has made a change otherwise than it was decided here");
+        tracing::error!(
+            inode = ino,
+            "the server has made a change otherwise than it was decided here"
+        );
         fs.link.give_back(&[ino]);
     }
 
@@ -574,7 +590,9 @@ struct Numbered {
 
 impl Waiter for Numbered {
     fn answer(&self, outcome: Outcome, _leased: u8) {
-        let (Some(fs), Outcome::Claimed { claims, stamp }) = (self.fs.upgrade(), outcome) else { return };
+        let (Some(fs), Outcome::Claimed { claims, stamp }) = (self.fs.upgrade(), outcome) else {
+            return;
+        };
         for ino in &self.made {
             let claim = claims.0.iter().find(|claim| claim.ino == *ino);
             let node = fs.tables.lock().found(*ino, claim.map(|claim| (claim.ticket, stamp)));

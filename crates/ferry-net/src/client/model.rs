@@ -1,8 +1,11 @@
-//! What this client knows of inodes on which it has write leases, and what its own changes make of that: it decides them alone.
+//! What this client knows of inodes on which it has write leases, and what its own changes make of
+//! that: it decides them alone.
 //!
-//! * MODEL-1: a change is decided as [`ferry_fs::LocalFs`] decides it, with the same attributes, times and errors; `tests` hold the two against
-//!   each other. Where what is known does not suffice, nothing is decided ([`Not`]), and nothing is changed.
-//! * MODEL-2: `blocks` and access times are estimates: both change at the server without a change of the protocol.
+//! * MODEL-1: a change is decided as [`ferry_fs::LocalFs`] decides it, with the same attributes,
+//!   times and errors; `tests` hold the two against each other. Where what is known does not
+//!   suffice, nothing is decided ([`Not`]), and nothing is changed.
+//! * MODEL-2: `blocks` and access times are estimates: both change at the server without a change
+//!   of the protocol.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -45,7 +48,9 @@ impl Whole {
     pub(super) fn new(names: &[message::Name], purpose: Purpose) -> Self {
         let numbered = names.iter().zip(1..);
         Self {
-            names: numbered.map(|(name, cookie)| message::Name { cookie, ..name.clone() }).collect(),
+            names: numbered
+                .map(|(name, cookie)| message::Name { cookie, ..name.clone() })
+                .collect(),
             purpose,
         }
     }
@@ -276,7 +281,8 @@ impl Model {
 
     /// A symbolic link's target, if it is kept.
     pub(super) fn target(&self, ino: Ino) -> Option<Vec<u8>> {
-        let held = self.inodes.get(&ino).filter(|held| held.attr.mode & libc::S_IFMT == libc::S_IFLNK)?;
+        let held =
+            self.inodes.get(&ino).filter(|held| held.attr.mode & libc::S_IFMT == libc::S_IFLNK)?;
         held.target.as_deref().map(<[u8]>::to_vec)
     }
 
@@ -297,7 +303,8 @@ impl Model {
         self.inodes.get(&dir).is_some_and(|held| held.parent.is_some())
     }
 
-    /// The names of a directory with their inodes and types (0: not known), if all are known; a cookie is a place in the list.
+    /// The names of a directory with their inodes and types (0: not known), if all are known; a
+    /// cookie is a place in the list.
     pub(super) fn list(&self, dir: Ino) -> Option<Arc<[message::Name]>> {
         let held = self.inodes.get(&dir)?;
         if let Some(whole) = held.names.whole() {
@@ -308,7 +315,11 @@ impl Model {
         let dots = [(b".".to_vec(), dir, libc::S_IFDIR), (b"..".to_vec(), parent, libc::S_IFDIR)];
         let all = dots.into_iter().chain(all.into_iter().map(|(name, ino)| (name, ino, kind(ino))));
         let numbered = all.zip(1..);
-        Some(numbered.map(|((name, ino, kind), cookie)| message::Name { name, ino, kind, cookie }).collect())
+        Some(
+            numbered
+                .map(|((name, ino, kind), cookie)| message::Name { name, ino, kind, cookie })
+                .collect(),
+        )
     }
 
     /// What was read of files that are not held may have changed.
@@ -330,8 +341,15 @@ impl Model {
     pub(super) fn enter(&mut self, attr: Attr, plain: bool, names: Names) {
         self.tick += 1;
         self.names += names.len();
-        let mut held =
-            Held { attr, plain, names, target: None, parent: None, used: self.tick, since: self.tick };
+        let mut held = Held {
+            attr,
+            plain,
+            names,
+            target: None,
+            parent: None,
+            used: self.tick,
+            since: self.tick,
+        };
         if is_dir(attr.mode) && attr.size == 0 {
             held.names.set_complete();
         }
@@ -364,16 +382,20 @@ impl Model {
         let mut used: Vec<u64> = self.inodes.values().map(|held| held.used).collect();
         let middle = used.len() / 2;
         let (_, middle, _) = used.select_nth_unstable(middle);
-        let old: Vec<Ino> =
-            self.inodes.iter().filter(|(_, held)| held.used < *middle).map(|(ino, _)| *ino).collect();
+        let old: Vec<Ino> = self
+            .inodes
+            .iter()
+            .filter(|(_, held)| held.used < *middle)
+            .map(|(ino, _)| *ino)
+            .collect();
         old.iter().for_each(|ino| {
             self.drop(*ino);
         });
         old
     }
 
-    /// Decides a change at the time `at`. What is made takes `number`; `file` is the inode of the open file that it names. An append
-    /// becomes a write at the end.
+    /// Decides a change at the time `at`. What is made takes `number`; `file` is the inode of the
+    /// open file that it names. An append becomes a write at the end.
     pub(super) fn make(
         &mut self,
         op: &mut Op,
@@ -408,7 +430,9 @@ impl Model {
                 let new = New { mode: libc::S_IFREG | *mode & 0o7777, rdev: 0, target: None };
                 match self.make_node((*parent, name), &new, who, at, number) {
                     // The file that is there is opened.
-                    Err(Not::Possible(libc::EEXIST)) if *flags & libc::O_EXCL == 0 => Err(Not::Known),
+                    Err(Not::Possible(libc::EEXIST)) if *flags & libc::O_EXCL == 0 => {
+                        Err(Not::Known)
+                    }
                     made => made,
                 }
             }
@@ -420,7 +444,8 @@ impl Model {
             }
             Op::Setattr { ino, set, .. } => self.setattr(*ino, set, at),
             Op::Open { ino, flags, kill_suidgid, .. } if *flags & libc::O_TRUNC != 0 => {
-                let set = SetAttr { size: Some(0), kill_suidgid: *kill_suidgid, ..SetAttr::default() };
+                let set =
+                    SetAttr { size: Some(0), kill_suidgid: *kill_suidgid, ..SetAttr::default() };
                 let made = self.setattr(*ino, &set, at)?;
                 Ok(Made { outcome: Outcome::Done {}, ..made })
             }
@@ -570,7 +595,8 @@ impl Model {
         }
         let children: Vec<Ino> = [Some(source), to].into_iter().flatten().collect();
         self.all_held(&children)?;
-        let dirs: Vec<bool> = children.iter().map(|ino| is_dir(self.held(*ino).attr.mode)).collect();
+        let dirs: Vec<bool> =
+            children.iter().map(|ino| is_dir(self.held(*ino).attr.mode)).collect();
         // Whether a directory would come to lie below itself is not known here.
         if parent != new_parent && (dirs[0] || flags.exchange && dirs[1]) {
             return Err(Not::Known);

@@ -36,8 +36,9 @@ impl Moving {
 }
 
 impl RemoteFs {
-    /// The kernel is told of an inode by this name. A directory that it knows by another one was moved by another client, and it takes both for
-    /// the same; but not within a rename, which has locked what it would need for that (`ESTALE`), for as long as it knows the old one.
+    /// The kernel is told of an inode by this name. A directory that it knows by another one was
+    /// moved by another client, and it takes both for the same; but not within a rename, which has
+    /// locked what it would need for that (`ESTALE`), for as long as it knows the old one.
     pub(super) fn is_found(&self, attr: &Attr, parent: Ino, name: &[u8]) {
         let old = {
             let mut tables = self.tables.lock();
@@ -46,7 +47,8 @@ impl RemoteFs {
             old.filter(|old| !tables.has_name(old))
         };
         if let Some((dir, name)) = old {
-            self.kernel.forget_unasked(ToForget { gone: vec![(dir, name.into())], ..ToForget::default() });
+            self.kernel
+                .forget_unasked(ToForget { gone: vec![(dir, name.into())], ..ToForget::default() });
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What promised changes need, given by the server beforehand: inode numbers, and space that is set aside.
+//! What promised changes need, given by the server beforehand: inode numbers, and space that is set
+//! aside.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,7 +12,8 @@ use crate::message::{Cost, Op};
 
 /// More numbers are asked for when there are fewer than these.
 const NUMBERS_LOW: u64 = 2048;
-/// So much space is asked for first, in bytes and inodes; twice as much each time that it did not last, so many times.
+/// So much space is asked for first, in bytes and inodes; twice as much each time that it did not
+/// last, so many times.
 const BYTES_FIRST: u64 = 1 << 20;
 const INODES_FIRST: u64 = 64;
 const LEVEL_MAX: u32 = 6;
@@ -43,7 +45,8 @@ pub(super) struct Purse {
     given: Option<Moment>,
     /// The server had nothing to give.
     refused: Option<Moment>,
-    /// Since [`Purse::spare`] was asked last: something was paid; something was given; the server had less than was asked for.
+    /// Since [`Purse::spare`] was asked last: something was paid; something was given; the server
+    /// had less than was asked for.
     paid: bool,
     filled: bool,
     short: bool,
@@ -115,7 +118,8 @@ impl Purse {
         }
         self.asking += 1;
         let (bytes, inodes) = amount(self.level);
-        // Of what there is enough of, the server may have no more to give: that says nothing of the rest.
+        // Of what there is enough of, the server may have no more to give: that says nothing of the
+        // rest.
         let lacking = |has: u64, most: u64, needed: u64| {
             let more = if has < enough(most) { most } else { 0 };
             more.max(needed.saturating_sub(has))
@@ -137,14 +141,20 @@ impl Purse {
     }
 
     /// The server has set so much aside: what was asked for, or less.
-    pub(super) fn take_space(&mut self, asked: (u64, u64), (bytes, inodes): (u64, u64), now: Moment) {
+    pub(super) fn take_space(
+        &mut self,
+        asked: (u64, u64),
+        (bytes, inodes): (u64, u64),
+        now: Moment,
+    ) {
         self.answered();
         (self.open, self.filled, self.given) = (true, true, Some(now));
         self.bytes += bytes;
         self.inodes += inodes;
         if bytes < asked.0 || inodes < asked.1 {
             self.short = true;
-            while self.level > 0 && (amount(self.level).0 > self.bytes || amount(self.level).1 > self.inodes)
+            while self.level > 0
+                && (amount(self.level).0 > self.bytes || amount(self.level).1 > self.inodes)
             {
                 self.level -= 1;
             }
@@ -175,8 +185,9 @@ impl Purse {
         }
     }
 
-    /// Asked now and then: what is kept from now on, where some was not needed since the last time. Nothing while more is asked for: what
-    /// the answer brings would be behind that word, or before it.
+    /// Asked now and then: what is kept from now on, where some was not needed since the last time.
+    /// Nothing while more is asked for: what the answer brings would be behind that word, or before
+    /// it.
     pub(super) fn spare(&mut self) -> Option<Op> {
         let (paid, filled) = (self.paid, self.filled);
         (self.paid, self.filled, self.short) = (false, false, false);
@@ -192,7 +203,8 @@ impl Purse {
         self.kept()
     }
 
-    /// Somebody else needs it: nothing is kept, and nothing asked for, for a while. Nothing while more is asked for, as above.
+    /// Somebody else needs it: nothing is kept, and nothing asked for, for a while. Nothing while
+    /// more is asked for, as above.
     pub(super) fn spare_all(&mut self, now: Moment) -> Option<Op> {
         self.refused = Some(now);
         if self.asking > 0 || (self.bytes, self.inodes) == (0, 0) {
@@ -300,14 +312,16 @@ mod tests {
         assert!(!purse.has(make) && matches!(purse.lacks(make, at(0)), Some(Op::Numbers {})));
     }
 
-    /// Changes that take inodes and no bytes: the server gives what it may, and has no more bytes to give.
+    /// Changes that take inodes and no bytes: the server gives what it may, and has no more bytes
+    /// to give.
     #[test]
     fn what_there_is_enough_of_is_not_asked_for() {
         const MOST: (u64, u64) = (128 << 20, 8192);
         let mut purse = Purse::default();
         let inode = Cost { inodes: 1, ..Cost::NOTHING };
         for now in 0..100_000 {
-            let ask = purse.wants(at(now / 10)).into_iter().find(|op| matches!(op, Op::Credit { .. }));
+            let ask =
+                purse.wants(at(now / 10)).into_iter().find(|op| matches!(op, Op::Credit { .. }));
             if let Some(Op::Credit { bytes, inodes }) = ask {
                 let given = (bytes.min(MOST.0 - purse.bytes), inodes.min(MOST.1 - purse.inodes));
                 purse.take_space((bytes, inodes), given, at(now / 10));

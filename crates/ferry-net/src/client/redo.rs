@@ -1,12 +1,15 @@
 //! After a crash of the server: which of the kept changes are made again, and how.
 //!
-//! * REPLAY-1: a change is made again only behind all that came before it of the same inodes: what builds on something that is lost is lost, too.
-//! * REPLAY-2: what is not durable was seen by nobody else, and nobody else has changed anything on top of it.
+//! * REPLAY-1: a change is made again only behind all that came before it of the same inodes: what
+//!   builds on something that is lost is lost, too.
+//! * REPLAY-2: what is not durable was seen by nobody else, and nobody else has changed anything on
+//!   top of it.
 //!
-//! What the mark covers is there, with all names and inodes; contents may be missing nevertheless, so writes are made again whether it covers
-//! them or not, and with them the changes of attributes that came behind. That comes to the same however often it is done: writes have
-//! fixed places, and the times are those that were promised. Only the time of the last change (`ctime`) of an inode that was written and then linked,
-//! renamed or unlinked may be that of the write.
+//! What the mark covers is there, with all names and inodes; contents may be missing nevertheless,
+//! so writes are made again whether it covers them or not, and with them the changes of attributes
+//! that came behind. That comes to the same however often it is done: writes have fixed places, and
+//! the times are those that were promised. Only the time of the last change (`ctime`) of an inode
+//! that was written and then linked, renamed or unlinked may be that of the write.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Weak;
@@ -27,8 +30,8 @@ pub(super) struct Plan {
     pub(super) numbers: Vec<(Numbers, Vec<Ino>)>,
     /// Inodes that are known again for it, and that the kernel does not know.
     pub(super) claims: Vec<Claim>,
-    /// Inodes that changes touch which are not durable: they are claimed before anything of it is made, so that what loses its last name
-    /// there stays for those who know it.
+    /// Inodes that changes touch which are not durable: they are claimed before anything of it is
+    /// made, so that what loses its last name there stays for those who know it.
     pub(super) needed: HashSet<Ino>,
     /// In their order, with the files opened for them.
     pub(super) steps: Vec<Step>,
@@ -57,7 +60,8 @@ pub(super) enum Step {
 
 impl Plan {
     pub(super) fn new(redo: Redo, tables: &mut Tables) -> Self {
-        let Redo { changes, mark, durable, older, overflow, claims, numbers, made: made_before } = redo;
+        let Redo { changes, mark, durable, older, overflow, claims, numbers, made: made_before } =
+            redo;
         let mut plan = Self {
             numbers: Vec::new(),
             claims,
@@ -97,9 +101,11 @@ impl Plan {
             .collect();
         let (again, mut made) = plan.choose(changes, (mark, durable));
         made.extend(made_before);
-        let fresh: Vec<Ino> = again.iter().map(KeptChange::number).filter(|ino| *ino != 0).collect();
+        let fresh: Vec<Ino> =
+            again.iter().map(KeptChange::number).filter(|ino| *ino != 0).collect();
         for range in numbers {
-            let within = |ino: &&Ino| (range.first..range.first + Ino::from(range.count)).contains(*ino);
+            let within =
+                |ino: &&Ino| (range.first..range.first + Ino::from(range.count)).contains(*ino);
             let mut found: Vec<Ino> = made.iter().filter(within).copied().collect();
             if found.is_empty() && !fresh.iter().any(|ino| within(&ino)) {
                 continue;
@@ -143,7 +149,9 @@ impl Plan {
             let behind_a_write = sets && ino.is_some_and(|ino| written.contains(&ino));
             if change.seq <= durable || change.seq <= mark && !content && !behind_a_write {
                 match &change.op {
-                    op if change.unanswered && op.info().makes.is_named_inode() => made.push(change.number()),
+                    op if change.unanswered && op.info().makes.is_named_inode() => {
+                        made.push(change.number())
+                    }
                     Op::Link { ino, .. } if change.unanswered => self.unnamed.push(*ino),
                     _ => {}
                 }
@@ -166,11 +174,13 @@ impl Plan {
         (again, made)
     }
 
-    /// Opens each file that is written, or that programs have open, before the first change that touches it: it may lose its name.
+    /// Opens each file that is written, or that programs have open, before the first change that
+    /// touches it: it may lose its name.
     fn order(&mut self, again: Vec<KeptChange>, gone: &HashSet<Ino>, tables: &mut Tables) {
         let written = again.iter().filter(|change| change.op.info().to.is_some());
         let mut wanted: HashSet<Ino> = written.filter_map(|change| change.file).collect();
-        wanted.extend(tables.handles.values().filter(|handle| !handle.lost).map(|handle| handle.ino));
+        wanted
+            .extend(tables.handles.values().filter(|handle| !handle.lost).map(|handle| handle.ino));
         let mut files: HashMap<Ino, u64> = HashMap::new();
         for mut change in again {
             change.quiet |= change.touched.iter().any(|ino| gone.contains(ino));
@@ -239,8 +249,14 @@ pub(super) fn pending(fs: &Weak<RemoteFs>, change: KeptChange) -> Pending {
         _ => None,
     };
     let loss = Loss::of(&op, file.or(touched.first().copied()));
-    let waiter =
-        Redoing { fs: fs.clone(), touched: touched.clone(), loss, named, quiet, expected: unanswered };
+    let waiter = Redoing {
+        fs: fs.clone(),
+        touched: touched.clone(),
+        loss,
+        named,
+        quiet,
+        expected: unanswered,
+    };
     Pending {
         files: fh.zip(file).into_iter().collect(),
         promised,

@@ -23,7 +23,8 @@ const LISTING_MIN: usize = 4096;
 const ENTRY_BYTES: usize = 128 + 24;
 /// A file that is no longer is read as a whole, whatever is asked for first.
 const READ_WHOLE_MAX: u64 = 64 << 10;
-/// A file of which no more than this is to be copied is read and written: so the client has what it has written, and nobody waits for it.
+/// A file of which no more than this is to be copied is read and written: so the client has what it
+/// has written, and nobody waits for it.
 const COPY_MIN: u64 = 1 << 20;
 /// Bytes that one request copies within the server: others wait behind it.
 const COPY_MAX: u64 = 16 << 20;
@@ -33,13 +34,16 @@ fn entry(known: Option<&Known>) -> Entry {
     Entry { attr: known.map(|k| k.attr), entry_valid: NOT_KEPT, attr_valid: NOT_KEPT }
 }
 
-/// An entry that the kernel may keep as long as the cache says. It is counted as known to the kernel already.
+/// An entry that the kernel may keep as long as the cache says. It is counted as known to the
+/// kernel already.
 fn shown(fs: &RemoteFs, attr: Attr, name: Option<(Ino, &[u8])>) -> Entry {
     match fs.cache.show(attr.ino, name.filter(|_| fs.kernel.forgets_names())) {
         Some(View { attr, valid, name_valid }) => {
             Entry { attr: Some(attr), entry_valid: name_valid, attr_valid: valid }
         }
-        None => Entry { attr: Some(fs.cache.newest(attr)), entry_valid: NOT_KEPT, attr_valid: NOT_KEPT },
+        None => {
+            Entry { attr: Some(fs.cache.newest(attr)), entry_valid: NOT_KEPT, attr_valid: NOT_KEPT }
+        }
     }
 }
 
@@ -47,7 +51,8 @@ pub(super) fn is_dir(attr: &Attr) -> bool {
     attr.mode & libc::S_IFMT == libc::S_IFDIR
 }
 
-/// How a file is opened: the kernel keeps no contents, and each close is told, for `fcntl` locks end with it.
+/// How a file is opened: the kernel keeps no contents, and each close is told, for `fcntl` locks
+/// end with it.
 fn opened(fh: u64) -> Opened {
     Opened { fh, direct_io: true, parallel_direct_writes: true, ..Opened::default() }
 }
@@ -110,10 +115,15 @@ fn made(parent: Ino, name: &[u8]) -> Finish {
             tables.learn(&known);
             tables.name(known.attr.ino, parent, &name);
             drop(tables);
-            // The kernel takes what it is told for new, whatever it was told of an inode that it knew: of a link, or a file that was there.
-            let fresh = known.stamp == 0 && known.attr.nlink == if is_dir(&known.attr) { 2 } else { 1 };
-            let entry =
-                if fresh { shown(fs, known.attr, Some((parent, &name))) } else { entry(Some(&known)) };
+            // The kernel takes what it is told for new, whatever it was told of an inode that it
+            // knew: of a link, or a file that was there.
+            let fresh =
+                known.stamp == 0 && known.attr.nlink == if is_dir(&known.attr) { 2 } else { 1 };
+            let entry = if fresh {
+                shown(fs, known.attr, Some((parent, &name)))
+            } else {
+                entry(Some(&known))
+            };
             Ok(Reply::Entry(entry))
         }
         other => Err(unfit(other)),
@@ -132,7 +142,8 @@ fn created(name: Option<(Ino, Vec<u8>)>, fh: u64, flags: i32) -> Finish {
             }
             tables.add_handle(fh, ino, flags);
             drop(tables);
-            let entry = if known.stamp == 0 { shown(fs, known.attr, None) } else { entry(Some(&known)) };
+            let entry =
+                if known.stamp == 0 { shown(fs, known.attr, None) } else { entry(Some(&known)) };
             Ok(Reply::Created(entry, opened(fh)))
         }
         other => Err(unfit(other)),
@@ -150,7 +161,8 @@ impl RemoteFs {
         self.tables.lock().writable(fh)
     }
 
-    /// A file handle is opened: the kernel asks for an inode by its number, or for what is above a directory. Neither is a name.
+    /// A file handle is opened: the kernel asks for an inode by its number, or for what is above a
+    /// directory. Neither is a name.
     fn look_up_handle(&self, cx: &Cx<'_>, ino: Ino, name: &[u8]) -> Answer<Entry> {
         let finish: Finish = Box::new(|fs, outcome| match outcome {
             Outcome::Entry { known: Some(known) } => {
@@ -200,14 +212,17 @@ impl RemoteFs {
     /// Asks for a read lease that nobody waits for.
     fn ask_for_lease(&self, cx: &Cx, ino: Ino) {
         let keep = self.keep_attributes();
-        let waiter = Waiting::new(self.this.clone(), (Box::new(|_, _| Ok(Reply::Empty)), Some(keep)), None);
+        let waiter =
+            Waiting::new(self.this.clone(), (Box::new(|_, _| Ok(Reply::Empty)), Some(keep)), None);
         self.link.request(Pending::new(who(cx), Op::Getattr { ino }, waiter));
     }
 
     /// The server's counters, with those of this end.
     fn stats(&self, cx: &Cx<'_>, most: usize) -> Answer<Vec<u8>> {
         let finish: Finish = Box::new(move |fs, outcome| {
-            let Reply::Data(bytes) = data(outcome, usize::MAX)? else { return Err(Errno(libc::EPROTO)) };
+            let Reply::Data(bytes) = data(outcome, usize::MAX)? else {
+                return Err(Errno(libc::EPROTO));
+            };
             let text = bytes.strip_suffix(b"\0").unwrap_or(&bytes);
             let mut stats: Value = serde_json::from_slice(text).map_err(|_| Errno(libc::EPROTO))?;
             if !stats.is_object() {
@@ -244,12 +259,14 @@ impl RemoteFs {
             let Some(all) = &dir.whole else { return false };
             Arc::clone(all)
         };
-        let rest = usize::try_from(cookie).ok().and_then(|cookie| all.get(cookie..)).unwrap_or_default();
+        let rest =
+            usize::try_from(cookie).ok().and_then(|cookie| all.get(cookie..)).unwrap_or_default();
         let _full = rest.iter().all(|name| sink(&dir_entry(name)));
         true
     }
 
-    /// Gives the kernel names that came with an earlier answer; `false`: there are none for this place.
+    /// Gives the kernel names that came with an earlier answer; `false`: there are none for this
+    /// place.
     fn list_kept(&self, fh: u64, cookie: u64, sink: &mut dyn FnMut(&DirEntry) -> bool) -> bool {
         let mut tables = self.tables.lock();
         let Some(dir) = tables.dirs.get_mut(&fh) else { return false };
@@ -270,7 +287,8 @@ impl RemoteFs {
 
 fn dir_entry(name: &Name) -> DirEntry {
     let Name { name, ino, kind, cookie } = name;
-    // Attributes would be older than what the kernel has learned since: it asks for those that it wants.
+    // Attributes would be older than what the kernel has learned since: it asks for those that it
+    // wants.
     DirEntry { name: name.as_slice().into(), ino: *ino, kind: *kind, cookie: *cookie, entry: None }
 }
 
@@ -373,11 +391,21 @@ impl Filesystem for RemoteFs {
         self.cache.attr(ino).is_none_or(|(attr, _)| set_ids(attr))
     }
 
-    fn setattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)> {
+    fn setattr(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        fh: Option<u64>,
+        set: &SetAttr,
+    ) -> Answer<(Attr, Duration)> {
         if let Some(fh) = fh.filter(|_| set.size.is_some()) {
             self.writable(fh)?;
         }
-        self.change(cx, Op::Setattr { ino, fh, set: *set }, Box::new(|_, outcome| attributes(outcome)))
+        self.change(
+            cx,
+            Op::Setattr { ino, fh, set: *set },
+            Box::new(|_, outcome| attributes(outcome)),
+        )
     }
 
     fn readlink(&self, cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
@@ -396,7 +424,11 @@ impl Filesystem for RemoteFs {
     }
 
     fn symlink(&self, cx: &Cx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
-        self.change(cx, Op::Symlink { parent, name: name.into(), target: target.into() }, made(parent, name))
+        self.change(
+            cx,
+            Op::Symlink { parent, name: name.into(), target: target.into() },
+            made(parent, name),
+        )
     }
 
     fn link(&self, cx: &Cx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
@@ -405,12 +437,20 @@ impl Filesystem for RemoteFs {
 
     fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
         self.does(who(cx), parent, Purpose::Remove {});
-        self.change(cx, Op::Unlink { parent, name: name.into() }, Box::new(|_, outcome| done(outcome)))
+        self.change(
+            cx,
+            Op::Unlink { parent, name: name.into() },
+            Box::new(|_, outcome| done(outcome)),
+        )
     }
 
     fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
         self.does(who(cx), parent, Purpose::Remove {});
-        self.change(cx, Op::Rmdir { parent, name: name.into() }, Box::new(|_, outcome| done(outcome)))
+        self.change(
+            cx,
+            Op::Rmdir { parent, name: name.into() },
+            Box::new(|_, outcome| done(outcome)),
+        )
     }
 
     fn rename(
@@ -422,7 +462,8 @@ impl Filesystem for RemoteFs {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> Answer<()> {
-        let op = Op::Rename { parent, name: name.into(), new_parent, new_name: new_name.into(), flags };
+        let op =
+            Op::Rename { parent, name: name.into(), new_parent, new_name: new_name.into(), flags };
         let moving = Moving::begin(self, (parent, name.into()), (new_parent, new_name.into()));
         let moved = self.cache.lock().name(parent, name);
         let (from, to) = (name.to_vec(), new_name.to_vec());
@@ -431,7 +472,9 @@ impl Filesystem for RemoteFs {
             if matches!(outcome, Outcome::Done {}) {
                 let mut tables = fs.tables.lock();
                 match moved {
-                    model::Name::Is(ino) if !flags.exchange => drop(tables.name(ino, new_parent, &to)),
+                    model::Name::Is(ino) if !flags.exchange => {
+                        drop(tables.name(ino, new_parent, &to))
+                    }
                     _ => tables.rename((parent, &from), (new_parent, &to), flags.exchange),
                 }
             }
@@ -451,7 +494,14 @@ impl Filesystem for RemoteFs {
         self.change(cx, Op::Open { ino, fh, flags, kill_suidgid }, finish)
     }
 
-    fn create(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
+    fn create(
+        &self,
+        cx: &Cx,
+        parent: Ino,
+        name: &[u8],
+        mode: Mode,
+        flags: i32,
+    ) -> Answer<(Entry, Opened)> {
         let flags = flags | self.open_flags;
         let fh = self.tables.lock().open_fh()?;
         let op = Op::Create { parent, name: name.into(), mode, flags, fh };
@@ -501,7 +551,8 @@ impl Filesystem for RemoteFs {
             node.is_mapped = true;
         }
         self.some_mapped.store(true, Ordering::SeqCst);
-        // Either the read that follows sees a write, or who has written sees that the file is mapped.
+        // Either the read that follows sees a write, or who has written sees that the file is
+        // mapped.
         fence(Ordering::SeqCst);
         if self.cache.map(ino) {
             return self.read(cx, ino, fh, offset, out);
@@ -549,7 +600,12 @@ impl Filesystem for RemoteFs {
         if !has_locks {
             return Ok(usable?);
         }
-        let lock = FileLock { end: u64::MAX, kind: libc::F_UNLCK, owner: lock_owner, ..FileLock::default() };
+        let lock = FileLock {
+            end: u64::MAX,
+            kind: libc::F_UNLCK,
+            owner: lock_owner,
+            ..FileLock::default()
+        };
         if let Err(errno) = usable {
             self.give_back_lock(ino, lock);
             return Err(errno.into());
@@ -566,9 +622,21 @@ impl Filesystem for RemoteFs {
         self.sync_one(cx, Op::Fsync { fh, data_only }, move |tables| tables.tell_of_loss(fh))
     }
 
-    fn fallocate(&self, cx: &Cx, _ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()> {
+    fn fallocate(
+        &self,
+        cx: &Cx,
+        _ino: Ino,
+        fh: u64,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Answer<()> {
         self.writable(fh)?;
-        self.change(cx, Op::Fallocate { fh, mode, offset, len }, Box::new(|_, outcome| done(outcome)))
+        self.change(
+            cx,
+            Op::Fallocate { fh, mode, offset, len },
+            Box::new(|_, outcome| done(outcome)),
+        )
     }
 
     fn lseek(&self, cx: &Cx, _ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {
@@ -633,7 +701,9 @@ impl Filesystem for RemoteFs {
     }
 
     fn fsyncdir(&self, cx: &Cx, ino: Ino, fh: u64, data_only: bool) -> Answer<()> {
-        self.sync_one(cx, Op::Fsyncdir { ino, data_only }, move |tables| tables.tell_of_loss_in(ino, fh))
+        self.sync_one(cx, Op::Fsyncdir { ino, data_only }, move |tables| {
+            tables.tell_of_loss_in(ino, fh)
+        })
     }
 
     fn statfs(&self, cx: &Cx) -> Answer<Statfs> {
@@ -644,7 +714,14 @@ impl Filesystem for RemoteFs {
         self.send(cx, Op::Statfs {}, finish)
     }
 
-    fn setxattr(&self, cx: &Cx, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Answer<()> {
+    fn setxattr(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: XattrFlags,
+    ) -> Answer<()> {
         let op = Op::Setxattr { ino, name: name.into(), value: value.into(), flags };
         self.change(cx, op, Box::new(|_, outcome| done(outcome)))
     }
@@ -665,7 +742,11 @@ impl Filesystem for RemoteFs {
     }
 
     fn removexattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<()> {
-        self.change(cx, Op::Removexattr { ino, name: name.into() }, Box::new(|_, outcome| done(outcome)))
+        self.change(
+            cx,
+            Op::Removexattr { ino, name: name.into() },
+            Box::new(|_, outcome| done(outcome)),
+        )
     }
 
     fn getlk(&self, cx: &Cx, ino: Ino, _fh: u64, lock: &FileLock) -> Answer<FileLock> {
@@ -688,7 +769,14 @@ impl Filesystem for RemoteFs {
         false
     }
 
-    fn ioctl(&self, cx: &Cx, _ino: Ino, cmd: u32, _input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
+    fn ioctl(
+        &self,
+        cx: &Cx,
+        _ino: Ino,
+        cmd: u32,
+        _input: &[u8],
+        out_max: usize,
+    ) -> Answer<Vec<u8>> {
         match cmd {
             ioctl::SYNC => {
                 let finish: Finish = Box::new(move |fs, outcome| {

@@ -1,8 +1,11 @@
-//! The server's clock, as far as the client knows it: what changes that are decided here are stamped with.
+//! The server's clock, as far as the client knows it: what changes that are decided here are
+//! stamped with.
 //!
-//! * Each answer to a greeting or a ping says what time it was at the server, some time between the question and the answer.
+//! * Each answer to a greeting or a ping says what time it was at the server, some time between the
+//!   question and the answer.
 //! * The client's own clock of the day has no part in it: whoever sets that changes no times.
-//! * Times never go back: if the server's clock turns out to be behind what was told, time stands nearly still until that is over.
+//! * Times never go back: if the server's clock turns out to be behind what was told, time stands
+//!   nearly still until that is over.
 
 use std::time::Duration;
 
@@ -50,7 +53,8 @@ impl Reading {
 }
 
 impl ServerClock {
-    /// The server has answered. An answer that took long is believed if it says something else than what is known allows.
+    /// The server has answered. An answer that took long is believed if it says something else than
+    /// what is known allows.
     pub(super) fn heard(&mut self, asked: Duration, answered: Duration, server: Timestamp) {
         let heard = Reading::new(asked, answered, server);
         let believed = self.known.is_none_or(|known| {

@@ -1,9 +1,11 @@
 //! A change that finds no space: it is made again as long as some is on its way back.
 //!
-//! What programs have removed takes space until their kernel has closed and forgotten it, and the server has heard of that; what other clients
-//! have reserved, until they give it back. So who meets a full volume tells the server what this kernel has forgotten, gives back what
-//! it has reserved itself, and asks how much is free then. The server counts as free whatever comes back without any program's doing,
-//! and has the other clients asked for what they do not need: as long as the change would fit into that it is tried again.
+//! What programs have removed takes space until their kernel has closed and forgotten it, and the
+//! server has heard of that; what other clients have reserved, until they give it back. So who
+//! meets a full volume tells the server what this kernel has forgotten, gives back what it has
+//! reserved itself, and asks how much is free then. The server counts as free whatever comes back
+//! without any program's doing, and has the other clients asked for what they do not need: as long
+//! as the change would fit into that it is tried again.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -15,7 +17,8 @@ use super::RemoteFs;
 use super::link::{Pending, Waiter};
 use crate::message::{Op, Outcome};
 
-/// A change is tried so often. The first time at once, then after this time, after twice that, and so on: three seconds in all.
+/// A change is tried so often. The first time at once, then after this time, after twice that, and
+/// so on: three seconds in all.
 const TRIES_MAX: u32 = 9;
 const RETRY_FIRST: Duration = Duration::from_millis(25);
 /// If nothing is free, it is asked once more: the kernel may have been closing a file just then.

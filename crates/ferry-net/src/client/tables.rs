@@ -1,4 +1,5 @@
-//! What a client remembers of its session, so that it can have another one: inodes that its kernel knows, open files, locks.
+//! What a client remembers of its session, so that it can have another one: inodes that its kernel
+//! knows, open files, locks.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -73,17 +74,21 @@ impl Owner {
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) nodes: HashMap<Ino, Node>,
-    /// A name of each of them, as far as one is known, for the log: the newest that the kernel has used.
+    /// A name of each of them, as far as one is known, for the log: the newest that the kernel has
+    /// used.
     pub(super) names: HashMap<Ino, (Ino, Vec<u8>)>,
     pub(super) handles: HashMap<u64, Handle>,
     pub(super) dirs: HashMap<u64, Dir>,
-    /// By the open file through which each was taken. No lock outlives that: a process that closes it, or ends, gives its `fcntl` locks
-    /// back first. A lock of an open file description is given back by nothing else.
+    /// By the open file through which each was taken. No lock outlives that: a process that closes
+    /// it, or ends, gives its `fcntl` locks back first. A lock of an open file description is given
+    /// back by nothing else.
     pub(super) locks: HashMap<Ino, BTreeMap<u64, Vec<FileLock>>>,
-    /// Inodes that a walk has brought: the first lookup of each is counted, though the kernel has not made it yet. Oldest first.
+    /// Inodes that a walk has brought: the first lookup of each is counted, though the kernel has
+    /// not made it yet. Oldest first.
     ahead: HashSet<Ino>,
     aged: VecDeque<Ino>,
-    /// Owners of whom it is not known what the server did for them, and what they ask for meanwhile.
+    /// Owners of whom it is not known what the server did for them, and what they ask for
+    /// meanwhile.
     unsettled: HashMap<Owner, Vec<Parked>>,
     /// Losses of changes, by inode: told to each descriptor.
     losses: HashMap<Ino, ErrorSequence>,
@@ -112,7 +117,8 @@ impl Tables {
         }
     }
 
-    /// An answer has named an inode, and the kernel is told. One without a stamp is of a promised change, and counted before.
+    /// An answer has named an inode, and the kernel is told. One without a stamp is of a promised
+    /// change, and counted before.
     pub(super) fn learn(&mut self, known: &Known) {
         if known.attr.ino == ROOT || known.stamp == 0 {
             return;
@@ -124,7 +130,8 @@ impl Tables {
         node.stamp = node.stamp.max(known.stamp);
     }
 
-    /// A walk has named an inode; `kept`: the kernel may hear of it without another answer. Else it may have to be forgotten at once.
+    /// A walk has named an inode; `kept`: the kernel may hear of it without another answer. Else it
+    /// may have to be forgotten at once.
     pub(super) fn learn_ahead(&mut self, known: &Known, kept: bool) -> Option<Forgotten> {
         let ino = known.attr.ino;
         if ino == ROOT {
@@ -162,10 +169,12 @@ impl Tables {
         }
     }
 
-    /// The kernel knows an inode by this name. Gives the one by which it knew it before, if that was another.
+    /// The kernel knows an inode by this name. Gives the one by which it knew it before, if that
+    /// was another.
     pub(super) fn name(&mut self, ino: Ino, dir: Ino, name: &[u8]) -> Option<(Ino, Vec<u8>)> {
         let is_new = self.names.get(&ino).is_none_or(|(d, n)| *d != dir || n != name);
-        (is_new && self.nodes.contains_key(&ino)).then(|| self.names.insert(ino, (dir, name.to_vec())))?
+        (is_new && self.nodes.contains_key(&ino))
+            .then(|| self.names.insert(ino, (dir, name.to_vec())))?
     }
 
     /// Whether the kernel knows anything by this name.
@@ -185,7 +194,8 @@ impl Tables {
         node.expected += 1;
     }
 
-    /// The answer has come, or never will (`None`). Gives what was known of the inode if the kernel knows it no more.
+    /// The answer has come, or never will (`None`). Gives what was known of the inode if the kernel
+    /// knows it no more.
     pub(super) fn confirm(&mut self, ino: Ino, known: Option<&Known>) -> Option<Node> {
         let node = self.nodes.get_mut(&ino)?;
         node.expected = node.expected.saturating_sub(1);
@@ -196,7 +206,8 @@ impl Tables {
         self.forget(ino, 0)
     }
 
-    /// The kernel is told of an inode again, by what is kept; `false`: it does not know it any more, and the server must say it.
+    /// The kernel is told of an inode again, by what is kept; `false`: it does not know it any
+    /// more, and the server must say it.
     pub(super) fn learn_again(&mut self, ino: Ino) -> bool {
         let Some(node) = self.nodes.get_mut(&ino) else { return false };
         node.lookups += u64::from(!self.ahead.remove(&ino));
@@ -221,8 +232,8 @@ impl Tables {
         node.map(|node| (node.ticket, node.stamp) = (Some(known.ticket), known.stamp)).is_some()
     }
 
-    /// An inode that was made without an answer is there, with this ticket and stamp, or is gone again. Gives what was known of it if the kernel
-    /// does not know it any more.
+    /// An inode that was made without an answer is there, with this ticket and stamp, or is gone
+    /// again. Gives what was known of it if the kernel does not know it any more.
     pub(super) fn found(&mut self, ino: Ino, named: Option<(u128, u64)>) -> Option<Node> {
         let node = self.nodes.get_mut(&ino)?;
         node.expected = node.expected.saturating_sub(1);
@@ -284,9 +295,13 @@ impl Tables {
         }
     }
 
-    /// Fails if changes of the file may have been lost of which this descriptor was not told; that is told now.
+    /// Fails if changes of the file may have been lost of which this descriptor was not told; that
+    /// is told now.
     pub(super) fn tell_of_loss(&self, fh: u64) -> Result<(), Errno> {
-        let told = self.handles.get(&fh).and_then(|handle| self.losses.get(&handle.ino)?.tell(&handle.told));
+        let told = self
+            .handles
+            .get(&fh)
+            .and_then(|handle| self.losses.get(&handle.ino)?.tell(&handle.told));
         told.map_or(Ok(()), Err)
     }
 
@@ -314,7 +329,8 @@ impl Tables {
         }
     }
 
-    /// Whether it may be written to: not before its program was told of what was lost while it had the file open.
+    /// Whether it may be written to: not before its program was told of what was lost while it had
+    /// the file open.
     pub(super) fn writable(&self, fh: u64) -> Result<(), Errno> {
         self.usable(fh)?;
         let untold = |handle: &Handle| {
@@ -344,8 +360,8 @@ impl Tables {
         self.breaks(op, touched);
     }
 
-    /// A change that was promised is lost: the files that it has changed, or made, get no other name before a program was told. Directories
-    /// do.
+    /// A change that was promised is lost: the files that it has changed, or made, get no other
+    /// name before a program was told. Directories do.
     fn breaks(&mut self, op: &Op, touched: &[Ino]) {
         let info = op.info();
         let dirs: Vec<Ino> = info.directories().collect();
@@ -355,8 +371,9 @@ impl Tables {
         self.broken.extend(touched.iter().filter(|ino| !dirs.contains(ino)));
     }
 
-    /// Whether a change would be made on top of what is lost: through a file that was open then, by a program that was not told, or as a new
-    /// name of it. The new name is refused once: whoever tries again knows.
+    /// Whether a change would be made on top of what is lost: through a file that was open then, by
+    /// a program that was not told, or as a new name of it. The new name is refused once: whoever
+    /// tries again knows.
     pub(super) fn refuses(&mut self, op: &Op, files: &[(u64, Ino)]) -> bool {
         let named = if let Op::Setattr { fh, .. } = op { *fh } else { None };
         let is_always_made = op.info().is_always_made;
@@ -379,9 +396,10 @@ impl Tables {
         ino.is_some_and(|ino| self.broken.remove(&ino))
     }
 
-    /// A lock was taken through an open file. All that its owner has of the file goes with that one from now on: an owner that comes through
-    /// several is a process, and closing any of them ends all. So there are no more locks here than at the server, where those that touch
-    /// become one. If the open file is gone, nothing would give the lock back, so nobody has it.
+    /// A lock was taken through an open file. All that its owner has of the file goes with that one
+    /// from now on: an owner that comes through several is a process, and closing any of them ends
+    /// all. So there are no more locks here than at the server, where those that touch become one.
+    /// If the open file is gone, nothing would give the lock back, so nobody has it.
     pub(super) fn set_lock(&mut self, ino: Ino, fh: u64, lock: &FileLock) {
         if !self.handles.contains_key(&fh) {
             return self.remove_lock(ino, lock);
@@ -423,7 +441,9 @@ impl Tables {
     pub(super) fn locks_within(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
         let own = self.locks_on(ino).filter(|l| l.owner == lock.owner && l.flock == lock.flock);
         let within = own.filter(|l| l.start <= lock.end && lock.start <= l.end);
-        within.map(|l| FileLock { start: l.start.max(lock.start), end: l.end.min(lock.end), ..*l }).collect()
+        within
+            .map(|l| FileLock { start: l.start.max(lock.start), end: l.end.min(lock.end), ..*l })
+            .collect()
     }
 
     /// The same, with what it does not have as pieces of kind `F_UNLCK`.
@@ -479,7 +499,8 @@ impl Tables {
         self.locks.remove(&ino).unwrap_or_default().into_values().flatten().collect()
     }
 
-    /// The session has ended at a server that goes on: others may have had its locks since. Gives the files that had any.
+    /// The session has ended at a server that goes on: others may have had its locks since. Gives
+    /// the files that had any.
     pub(super) fn lose_locked(&mut self) -> Vec<Ino> {
         let locked: Vec<Ino> = self.locks.keys().copied().collect();
         for ino in &locked {
@@ -497,11 +518,20 @@ mod tests {
     fn locks_of_one_owner_that_touch_are_one_through_whatever_file() {
         let mut tables = Tables::default();
         [1, 2].iter().for_each(|fh| tables.add_handle(*fh, 5, libc::O_RDWR));
-        let byte = |at| FileLock { start: at, end: at, kind: libc::F_WRLCK, owner: 7, ..FileLock::default() };
+        let byte = |at| FileLock {
+            start: at,
+            end: at,
+            kind: libc::F_WRLCK,
+            owner: 7,
+            ..FileLock::default()
+        };
         for at in 0..100 {
             tables.set_lock(5, 1 + at % 2, &byte(at));
         }
-        assert_eq!(tables.all_locks().collect::<Vec<_>>(), [(5, FileLock { start: 0, ..byte(99) })]);
+        assert_eq!(
+            tables.all_locks().collect::<Vec<_>>(),
+            [(5, FileLock { start: 0, ..byte(99) })]
+        );
         tables.set_lock(5, 1, &FileLock { owner: 8, ..byte(200) });
         assert_eq!(tables.remove_handle(1), Some((5, vec![FileLock { owner: 8, ..byte(200) }])));
         assert_eq!(tables.remove_handle(2).map(|(_, locks)| locks.len()), Some(1));

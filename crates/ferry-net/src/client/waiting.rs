@@ -1,7 +1,8 @@
 //! A request of the kernel that waits for the server.
 //!
-//! It is answered once: by the server's answer, by a signal, or because the server is gone for too long. An answer that comes when
-//! nobody waits any more is undone: what it opened is closed, what it named is forgotten.
+//! It is answered once: by the server's answer, by a signal, or because the server is gone for too
+//! long. An answer that comes when nobody waits any more is undone: what it opened is closed, what
+//! it named is forgotten.
 
 use std::sync::{Arc, Weak};
 
@@ -111,7 +112,8 @@ impl Waiting {
         }
     }
 
-    /// The kernel is told `EINTR`, and will not hear of any answer, not even of one that has just been given.
+    /// The kernel is told `EINTR`, and will not hear of any answer, not even of one that has just
+    /// been given.
     pub(super) fn interrupt(&self) {
         let Some(fs) = self.fs.upgrade() else { return };
         if let Some(unsettled) = &self.unsettled {

@@ -1,10 +1,13 @@
 //! Somebody goes through a tree: what is next is asked for ahead of it.
 //!
-//! * CLIENT-WALK-1: a thread walks when it has listed [`WALKS_FROM`] directories more, each named by a listing that it had before. One that lists a single
-//!   directory, or several that have nothing to do with each other, costs nothing.
-//! * CLIENT-WALK-2: what is asked for is what the walk comes to next: directories in the order of the listings, each before what stands behind it. Only as
-//!   much as [`AHEAD_ENTRIES`], each once, in [`UNDER_WAY_MAX`] requests at a time; and only what such a walk needs ([`Purpose`]).
-//! * CLIENT-WALK-3: nobody waits for what is under way: who comes there first asks as if there were no walk.
+//! * CLIENT-WALK-1: a thread walks when it has listed [`WALKS_FROM`] directories more, each named
+//!   by a listing that it had before. One that lists a single directory, or several that have
+//!   nothing to do with each other, costs nothing.
+//! * CLIENT-WALK-2: what is asked for is what the walk comes to next: directories in the order of
+//!   the listings, each before what stands behind it. Only as much as [`AHEAD_ENTRIES`], each once,
+//!   in [`UNDER_WAY_MAX`] requests at a time; and only what such a walk needs ([`Purpose`]).
+//! * CLIENT-WALK-3: nobody waits for what is under way: who comes there first asks as if there were
+//!   no walk.
 //! * CLIENT-WALK-4: this lock comes before that of the cache.
 
 use std::collections::{HashMap, VecDeque};
@@ -28,11 +31,13 @@ const STAGES_MAX: usize = 256;
 const UNDER_WAY_MAX: usize = 2;
 /// Threads that are remembered.
 const THREADS_MAX: usize = 16;
-/// Directories above each other that are remembered, those in each that are still to come, and those that were asked for.
+/// Directories above each other that are remembered, those in each that are still to come, and
+/// those that were asked for.
 const DEPTH_MAX: usize = 64;
 const DIRS_MAX: usize = 4096;
 const ASKED_MAX: usize = 8192;
-/// So many directories are listed for nothing else before a walk that has removed something is taken for one that only lists.
+/// So many directories are listed for nothing else before a walk that has removed something is
+/// taken for one that only lists.
 const IDLE_MAX: u32 = 8;
 
 /// A directory that was listed.
@@ -65,7 +70,8 @@ impl Thread {
 
     /// It lists a directory.
     fn lists(&mut self, dir: Ino) {
-        let known = |frame: &Frame| frame.dir == dir || frame.next.iter().any(|(ino, _)| *ino == dir);
+        let known =
+            |frame: &Frame| frame.dir == dir || frame.next.iter().any(|(ino, _)| *ino == dir);
         let Some(at) = self.frames.iter().rposition(known) else {
             *self = Self {
                 frames: vec![Frame { dir, next: VecDeque::new() }],
@@ -116,10 +122,13 @@ impl Thread {
 
     /// What to ask for: names of directories, with the inodes that they meant.
     fn plan(&mut self, cache: &State, purpose: Purpose) -> (Vec<Place>, Vec<Ino>) {
-        let Some(here) = self.frames.last().map(|frame| frame.dir) else { return (Vec::new(), Vec::new()) };
+        let Some(here) = self.frames.last().map(|frame| frame.dir) else {
+            return (Vec::new(), Vec::new());
+        };
         let place = |parent: Ino, (ino, name): (Ino, Vec<u8>)| (ino, Place { parent, name });
-        let inside =
-            |frame: &'_ Frame| frame.next.iter().map(|next| (frame.dir, next.clone())).collect::<Vec<_>>();
+        let inside = |frame: &'_ Frame| {
+            frame.next.iter().map(|next| (frame.dir, next.clone())).collect::<Vec<_>>()
+        };
         // What is next stands at the end.
         let mut open: Vec<(Ino, Place)> = Vec::new();
         for frame in self.frames.iter().rev() {
@@ -169,7 +178,8 @@ impl Walking {
     fn thread(&mut self, pid: u32) -> &mut Thread {
         self.tick += 1;
         if self.threads.len() >= THREADS_MAX && !self.threads.contains_key(&pid) {
-            let oldest = self.threads.iter().min_by_key(|(_, thread)| thread.used).map(|(pid, _)| *pid);
+            let oldest =
+                self.threads.iter().min_by_key(|(_, thread)| thread.used).map(|(pid, _)| *pid);
             oldest.map(|pid| self.threads.remove(&pid));
         }
         let thread = self.threads.entry(pid).or_default();
@@ -223,7 +233,8 @@ impl RemoteFs {
                 return;
             }
             let decides = self.asynchronous && !self.link.is_read_only();
-            let purpose = if decides { thread.purpose } else { thread.purpose.min(Purpose::Look {}) };
+            let purpose =
+                if decides { thread.purpose } else { thread.purpose.min(Purpose::Look {}) };
             let mut cache = self.cache.lock();
             let (places, dirs) = thread.plan(&cache, purpose);
             if places.is_empty() {

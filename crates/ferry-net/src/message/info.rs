@@ -119,11 +119,11 @@ impl Makes {
 pub(crate) enum Effect {
     /// It changes the session alone, so nothing of it can be lost.
     Nothing,
-    /// It changes names, inodes or attributes, in one transaction that also stores the session's last
-    /// applied sequence number (`docs/format.md`, marks).
+    /// It changes names, inodes or attributes, in one transaction that also stores the session's
+    /// last applied sequence number (`docs/format.md`, marks).
     Metadata,
-    /// It changes what a file holds, or its size. Contents become durable later, so the change leaves no
-    /// sequence number.
+    /// It changes what a file holds, or its size. Contents become durable later, so the change
+    /// leaves no sequence number.
     Contents,
 }
 
@@ -260,8 +260,13 @@ const METADATA: Info<'static> = Info {
 };
 
 /// A change of what an open file holds.
-const CONTENTS: Info<'static> =
-    Info { what: "write", effect: Effect::Contents, needs_writable: true, check: Check::OpenFile, ..SESSION };
+const CONTENTS: Info<'static> = Info {
+    what: "write",
+    effect: Effect::Contents,
+    needs_writable: true,
+    check: Check::OpenFile,
+    ..SESSION
+};
 
 const BEHIND_ALL: Stream = Stream::Requests(Behind::All);
 
@@ -280,7 +285,13 @@ fn reads<'op>(ino: &Ino) -> Info<'op> {
 
 /// A change of one name in a directory.
 fn names<'op>(naming: Naming, parent: &Ino, name: &'op [u8]) -> Info<'op> {
-    Info { inodes: one(parent), names: [Some((*parent, name)), None], naming, is_early: true, ..METADATA }
+    Info {
+        inodes: one(parent),
+        names: [Some((*parent, name)), None],
+        naming,
+        is_early: true,
+        ..METADATA
+    }
 }
 
 /// A change that makes an inode with a name.
@@ -297,7 +308,9 @@ impl Op {
     /// Its facts.
     pub(crate) fn info(&self) -> Info<'_> {
         match self {
-            Op::Lookup { parent, .. } => Info { stream: Stream::Requests(Behind::Early), ..reads(parent) },
+            Op::Lookup { parent, .. } => {
+                Info { stream: Stream::Requests(Behind::Early), ..reads(parent) }
+            }
             Op::Getattr { ino } => Info { check: Check::Nothing, ..reads(ino) },
             Op::Readlink { ino } => reads(ino),
             Op::Read { fh, size, .. } => Info {
@@ -308,8 +321,12 @@ impl Op {
                 parks: true,
                 ..REQUEST
             },
-            Op::Fsync { fh, .. } => Info { from: Some(*fh), check: Check::OpenFile, parks: true, ..REQUEST },
-            Op::Lseek { fh, .. } => Info { from: Some(*fh), check: Check::OpenFile, shows: true, ..REQUEST },
+            Op::Fsync { fh, .. } => {
+                Info { from: Some(*fh), check: Check::OpenFile, parks: true, ..REQUEST }
+            }
+            Op::Lseek { fh, .. } => {
+                Info { from: Some(*fh), check: Check::OpenFile, shows: true, ..REQUEST }
+            }
             Op::Readdir { ino, .. } => Info { answer_bytes_max: LISTING_MAX, ..reads(ino) },
             Op::Fsyncdir { ino, .. } => {
                 Info { check: Check::OpenFile, shows: false, parks: true, ..reads(ino) }
@@ -319,7 +336,9 @@ impl Op {
                 Info { answer_bytes_max: XATTR_SIZE_MAX, ..reads(ino) }
             }
             Op::Getlk { ino, .. } => Info { inodes: one(ino), ..REQUEST },
-            Op::Lock { ino, .. } => Info { stream: BEHIND_ALL, inodes: one(ino), parks: true, ..REQUEST },
+            Op::Lock { ino, .. } => {
+                Info { stream: BEHIND_ALL, inodes: one(ino), parks: true, ..REQUEST }
+            }
             Op::Sync {} => Info { stream: BEHIND_ALL, parks: true, ..REQUEST },
             Op::Stats {} => Info { parks: true, ..REQUEST },
             Op::Lease { inodes } => Info {
@@ -361,9 +380,11 @@ impl Op {
                 cost: Cost::NAME,
                 ..names(Naming::Adds, parent, name)
             },
-            Op::Unlink { parent, name } => {
-                Info { what: "remove", replay: Replay::AgainOrDone, ..names(Naming::Removes, parent, name) }
-            }
+            Op::Unlink { parent, name } => Info {
+                what: "remove",
+                replay: Replay::AgainOrDone,
+                ..names(Naming::Removes, parent, name)
+            },
             Op::Rmdir { parent, name } => {
                 let naming = Naming::RemovesDirectory;
                 Info { what: "remove", replay: Replay::AgainOrDone, ..names(naming, parent, name) }
@@ -421,7 +442,9 @@ impl Op {
                 data_bytes: data.len(),
                 ..CONTENTS
             },
-            Op::Release { .. } => Info { restores: true, is_always_made: true, is_awaited: false, ..SESSION },
+            Op::Release { .. } => {
+                Info { restores: true, is_always_made: true, is_awaited: false, ..SESSION }
+            }
             Op::Fallocate { fh, .. } => Info { to: Some(*fh), ..CONTENTS },
             Op::Copy { fh_in, fh_out, .. } => {
                 Info { from: Some(*fh_in), to: Some(*fh_out), replay: Replay::Never, ..CONTENTS }
@@ -433,8 +456,12 @@ impl Op {
                 ..METADATA
             },
             Op::Unlock { ino, .. } => Info { inodes: one(ino), is_always_made: true, ..SESSION },
-            Op::Forget { .. } => Info { restores: true, is_always_made: true, is_awaited: false, ..SESSION },
-            Op::Claim { .. } | Op::Numbered { .. } | Op::Redone {} => Info { restores: true, ..SESSION },
+            Op::Forget { .. } => {
+                Info { restores: true, is_always_made: true, is_awaited: false, ..SESSION }
+            }
+            Op::Claim { .. } | Op::Numbered { .. } | Op::Redone {} => {
+                Info { restores: true, ..SESSION }
+            }
             Op::Nothing {} => SESSION,
             Op::Reclaim { ino, .. } => {
                 Info { inodes: one(ino), restores: true, is_always_made: true, ..SESSION }
@@ -457,7 +484,10 @@ impl<'op> Info<'op> {
             Inodes::List(list) => ([None, None], list, &[]),
             Inodes::Directories(dirs) => ([None, None], &[], dirs),
         };
-        few.into_iter().flatten().chain(list.iter().copied()).chain(dirs.iter().map(|dir| dir.parent))
+        few.into_iter()
+            .flatten()
+            .chain(list.iter().copied())
+            .chain(dirs.iter().map(|dir| dir.parent))
     }
 
     /// The same, if it does so much with them, or more.

@@ -1,4 +1,5 @@
-//! From an operation to the file system and back. Everything that a client says is checked here, before the file system sees it.
+//! From an operation to the file system and back. Everything that a client says is checked here,
+//! before the file system sees it.
 
 use std::hash::Hasher;
 use std::ops::Range;
@@ -6,8 +7,8 @@ use std::sync::Arc;
 
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
-    Answer, Attr, Complete, Cx, DirEntry, EarlyAck, Entry, Errno, FileLock, InProcess, Ino, Interrupt, Park,
-    ROOT, Reply, SYMLINK_MAX, SessionStore, Stop, XATTR_SIZE_MAX,
+    Answer, Attr, Complete, Cx, DirEntry, EarlyAck, Entry, Errno, FileLock, InProcess, Ino,
+    Interrupt, Park, ROOT, Reply, SYMLINK_MAX, SessionStore, Stop, XATTR_SIZE_MAX,
 };
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -18,8 +19,8 @@ use super::requests::Asked;
 use super::session::{Applied, Open, Session};
 use crate::codec::List;
 use crate::message::{
-    BATCH_MAX, Claim, IO_MAX, Info, Known, LEASED, LISTING_MAX, Made, Makes, Name, Naming, Numbers, Op,
-    Outcome, Who, opens_for_writing,
+    BATCH_MAX, Claim, IO_MAX, Info, Known, LEASED, LISTING_MAX, Made, Makes, Name, Naming, Numbers,
+    Op, Outcome, Who, opens_for_writing,
 };
 
 /// The largest offset of a file, and of an entry in a directory.
@@ -31,7 +32,8 @@ type Done = Result<Outcome, Errno>;
 /// Takes an answer, now or later, and what the client may keep of it.
 pub(super) type Told = Box<dyn FnOnce(Outcome, u8) + Send>;
 
-/// Says that a client was given an inode, to a server that has forgotten it; and that it was found in `dir`, which is 0 if it is a directory.
+/// Says that a client was given an inode, to a server that has forgotten it; and that it was found
+/// in `dir`, which is 0 if it is a directory.
 fn ticket(key: &[u8; 16], path: &[u8], ino: Ino, dir: Ino) -> u128 {
     let mut hasher = SipHasher24::new_with_key(key);
     hasher.write(b"ferry ticket\0");
@@ -90,7 +92,10 @@ impl Applying<'_> {
         InProcess { uid, gid, umask: umask & 0o777, caller: pid, ack: self.promise.or(self.told) }
     }
 
-    pub(super) fn call<T: FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> Result<T, Errno> {
+    pub(super) fn call<T: FromReply>(
+        &self,
+        request: impl FnOnce(&Cx<'_>) -> Answer<T>,
+    ) -> Result<T, Errno> {
         self.caller().call(request)
     }
 
@@ -132,8 +137,10 @@ impl Applying<'_> {
             return Applied::failed(Errno(libc::EROFS));
         }
         let taken = self.names_taken(&op);
-        let permitted =
-            self.stay_inside(&op).and_then(|()| self.permit(&mut op)).and_then(|()| self.promised(&op));
+        let permitted = self
+            .stay_inside(&op)
+            .and_then(|()| self.permit(&mut op))
+            .and_then(|()| self.promised(&op));
         let outcome = match permitted.and_then(|()| self.make(op)) {
             Ok(outcome) => outcome,
             Err(errno) => return Applied::failed(errno),
@@ -146,9 +153,12 @@ impl Applying<'_> {
             _ => None,
         };
         let made = made.filter(|made| !inos.contains(made));
-        let after: Vec<Attr> = inos.iter().copied().chain(made).filter_map(|ino| self.leased(ino)).collect();
+        let after: Vec<Attr> =
+            inos.iter().copied().chain(made).filter_map(|ino| self.leased(ino)).collect();
         let empty = makes == Makes::Directory
-            && made.is_some_and(|made| after.iter().any(|attr| attr.ino == made) && self.is_empty(made));
+            && made.is_some_and(|made| {
+                after.iter().any(|attr| attr.ino == made) && self.is_empty(made)
+            });
         let made = self.told.map(|told| {
             let touched = inos.iter().map(|ino| self.session.outward(*ino)).collect();
             Made { at: told.at, size: size.unwrap_or(0), touched: List(touched) }
@@ -156,7 +166,8 @@ impl Applying<'_> {
         Applied { outcome, after, empty, made }
     }
 
-    /// What is made under a promise is made under a number that was set aside for this client, and leased to it before anybody can find it.
+    /// What is made under a promise is made under a number that was set aside for this client, and
+    /// leased to it before anybody can find it.
     fn promised(&self, op: &Op) -> Result<(), Errno> {
         let Some(promise) = self.promise else { return Ok(()) };
         let makes = op.info().makes.is_inode();
@@ -173,10 +184,12 @@ impl Applying<'_> {
         }
     }
 
-    /// Makes a change again that was promised to a server that crashed: nobody else changes anything meanwhile, or sees it.
+    /// Makes a change again that was promised to a server that crashed: nobody else changes
+    /// anything meanwhile, or sees it.
     pub(super) fn redo(&self, op: Op) -> Applied {
         let mut op = op;
-        // Whoever may not promise makes again what the server has decided, and may no more than then.
+        // Whoever may not promise makes again what the server has decided, and may no more than
+        // then.
         let permitted = self.core.applying(self.session, self.who, None).permit(&mut op);
         let makes = op.info().makes.is_inode();
         let made = match self.promise.and_then(|promise| promise.ino) {
@@ -190,7 +203,8 @@ impl Applying<'_> {
         Applied::alone(outcome)
     }
 
-    /// What is there already, for no mark says so of changes that came before the session had one, is made.
+    /// What is there already, for no mark says so of changes that came before the session had one,
+    /// is made.
     fn make_again(&self, op: Op) -> Done {
         let info = op.info();
         let ino = match &op {
@@ -206,7 +220,9 @@ impl Applying<'_> {
                 let found = self.call(|cx| self.fs().lookup(cx, parent, &name))?;
                 let outcome = self.entry(parent, found);
                 match &outcome {
-                    Outcome::Entry { known: Some(known) } if self.session.inward(known.attr.ino) == ino => {
+                    Outcome::Entry { known: Some(known) }
+                        if self.session.inward(known.attr.ino) == ino =>
+                    {
                         Ok(outcome)
                     }
                     _ => Err(Errno(libc::EEXIST)),
@@ -245,7 +261,10 @@ impl Applying<'_> {
             }
             Op::Mkdir { parent, name, mode } => {
                 let parent = self.ino(parent)?;
-                Ok(self.entry(parent, self.call(|cx| fs.mkdir(cx, parent, &name, mode & PERMISSIONS))?))
+                Ok(self.entry(
+                    parent,
+                    self.call(|cx| fs.mkdir(cx, parent, &name, mode & PERMISSIONS))?,
+                ))
             }
             Op::Symlink { parent, name, target } => {
                 if target.is_empty() || target.contains(&0) {
@@ -277,7 +296,8 @@ impl Applying<'_> {
             }
             Op::Rename { parent, name, new_parent, new_name, flags } => {
                 let (parent, new_parent) = (self.ino(parent)?, self.ino(new_parent)?);
-                let renamed = self.done(|cx| fs.rename(cx, parent, &name, new_parent, &new_name, flags));
+                let renamed =
+                    self.done(|cx| fs.rename(cx, parent, &name, new_parent, &new_name, flags));
                 if parent != new_parent {
                     self.core.moved();
                 }
@@ -328,8 +348,8 @@ impl Applying<'_> {
         }
     }
 
-    /// A file that was made without a name has one: with that it is durable, for nothing of it outlives a crash before, and nobody could
-    /// make it again.
+    /// A file that was made without a name has one: with that it is durable, for nothing of it
+    /// outlives a crash before, and nobody could make it again.
     fn publish(&self, ino: Ino) -> Result<(), Errno> {
         match self.session.handle_of(ino) {
             Some(fh) => self.call(|cx| self.fs().fsync(cx, ino, fh, false)),
@@ -367,8 +387,9 @@ impl Applying<'_> {
             Op::Write { fh, offset, data, append, kill_suidgid } => {
                 let open = self.open_for_writing(fh)?;
                 within(offset, data.len() as u64)?;
-                let count =
-                    self.call(|cx| fs.write(cx, open.ino, open.fh, offset, &data, append, kill_suidgid))?;
+                let count = self.call(|cx| {
+                    fs.write(cx, open.ino, open.fh, offset, &data, append, kill_suidgid)
+                })?;
                 Ok(Outcome::Count { count })
             }
             Op::Release { fh } => {
@@ -441,14 +462,17 @@ impl Applying<'_> {
             return Err(Errno(libc::EINVAL));
         }
         let found_in = |claim: &Claim| {
-            let dir = found_in(&self.core.key, &self.session.path, claim).ok_or(Errno(libc::EPERM))?;
+            let dir =
+                found_in(&self.core.key, &self.session.path, claim).ok_or(Errno(libc::EPERM))?;
             Ok((claim.ino, dir))
         };
         let claims = inodes.0.iter().filter(|claim| claim.ino != ROOT);
         let claims = claims.map(found_in).collect::<Result<Vec<(Ino, Ino)>, Errno>>()?;
         let mut found = Vec::with_capacity(claims.len());
         for (ino, dir) in claims {
-            if let Ok(Some(attr)) = self.call(|cx| self.fs().lookup(cx, ino, b".")).map(|entry| entry.attr) {
+            if let Ok(Some(attr)) =
+                self.call(|cx| self.fs().lookup(cx, ino, b".")).map(|entry| entry.attr)
+            {
                 self.session.found_in(attr.ino, dir);
                 if self.core.is_inside(self.session, attr.ino) {
                     found.push(attr.ino);
@@ -460,12 +484,14 @@ impl Applying<'_> {
                 self.session.provisions.add_missing(ino);
             }
         }
-        // All with one stamp: none with the stamp of an answer to something else that is on its way.
+        // All with one stamp: none with the stamp of an answer to something else that is on its
+        // way.
         let now = self.core.env.clock.monotonic();
         Ok(Outcome::Count { count: self.session.learn_again(self.fs(), &found, now) })
     }
 
-    /// These numbers were given to the client before the server crashed. What it has made under them is its own.
+    /// These numbers were given to the client before the server crashed. What it has made under
+    /// them is its own.
     fn numbered(&self, numbers: &Numbers, made: &List<Ino>) -> Done {
         let range = numbers.first..numbers.first.saturating_add(numbers.count.into());
         if made.0.len() > BATCH_MAX || !*self.session.redoing() {
@@ -488,8 +514,9 @@ impl Applying<'_> {
         Ok(Outcome::Claimed { claims: List(claims), stamp: newest })
     }
 
-    /// Everything is made again. It is durable before others may change it, and its client knows that before it says `Settled`: so nothing
-    /// is made again a second time over what they have done.
+    /// Everything is made again. It is durable before others may change it, and its client knows
+    /// that before it says `Settled`: so nothing is made again a second time over what they have
+    /// done.
     fn redone(&self) -> Done {
         self.session.redone();
         match self.core.sync() {
@@ -501,7 +528,8 @@ impl Applying<'_> {
         }
     }
 
-    /// The client knows an inode again that it had found in `dir`, if it is there, within its walls; gives the stamp.
+    /// The client knows an inode again that it had found in `dir`, if it is there, within its
+    /// walls; gives the stamp.
     fn find_again(&self, ino: Ino, dir: Ino) -> Option<u64> {
         let entry = self.call(|cx| self.fs().lookup(cx, ino, b".")).ok()?;
         let ino = entry.attr?.ino;
@@ -513,11 +541,13 @@ impl Applying<'_> {
         None
     }
 
-    /// Answers a request, now or when what it waits for has come; unless others have promised something that it would not see.
+    /// Answers a request, now or when what it waits for has come; unless others have promised
+    /// something that it would not see.
     pub(super) fn request(&self, (epoch, id): (u64, u64), op: Op, told: Told) -> Asked {
         let mut op = op;
         let reads = self.reads(&op);
-        let behind = reads.filter(|ino| !self.core.leases.is_readable(self.session.number, &[*ino]));
+        let behind =
+            reads.filter(|ino| !self.core.leases.is_readable(self.session.number, &[*ino]));
         let behind = behind.filter(|ino| !self.reads_nothing_promised(&op, *ino));
         if let Some(ino) = behind {
             return Asked::Behind(vec![ino], Box::new(op), told);
@@ -539,10 +569,13 @@ impl Applying<'_> {
                 Ok(Found::Entry(outcome, leased)) => Ok((outcome, leased)),
                 Err(errno) => Err(errno),
             },
-            Op::Credit { bytes, inodes } => self.credit(epoch, (bytes, inodes)).map(|outcome| (outcome, 0)),
+            Op::Credit { bytes, inodes } => {
+                self.credit(epoch, (bytes, inodes)).map(|outcome| (outcome, 0))
+            }
             op => self.answer(op),
         };
-        let (outcome, leased) = answer.unwrap_or_else(|Errno(errno)| (Outcome::Failed { errno }, 0));
+        let (outcome, leased) =
+            answer.unwrap_or_else(|Errno(errno)| (Outcome::Failed { errno }, 0));
         if let Outcome::Entry { known: Some(known) } = &outcome {
             shown.extend(self.session.inward(known.attr.ino));
         }
@@ -583,7 +616,8 @@ impl Applying<'_> {
         match op {
             Op::Getattr { ino } => {
                 let ino = self.ino(ino)?;
-                let leased = if self.core.leases.grant(self.session.number, ino) { LEASED } else { 0 };
+                let leased =
+                    if self.core.leases.grant(self.session.number, ino) { LEASED } else { 0 };
                 Ok((Outcome::Attributes { attr: self.attr_now(ino)? }, leased))
             }
             op => self.answer_once(op).map(|outcome| (outcome, 0)),
@@ -600,12 +634,15 @@ impl Applying<'_> {
             }
             Op::Lseek { fh, offset, whence } => {
                 let open = self.open(fh)?;
-                // A position behind every end (or before the beginning, which the kernel sends as such) is the file system's to refuse.
+                // A position behind every end (or before the beginning, which the kernel sends as
+                // such) is the file system's to refuse.
                 let count = self.call(|cx| fs.lseek(cx, open.ino, open.fh, offset, whence))?;
                 Ok(Outcome::Count { count })
             }
             Op::Readdir { ino, cookie } => self.list(self.ino(ino)?, cookie),
-            Op::Statfs {} => Ok(Outcome::Totals { totals: self.core.totals(self.call(|cx| fs.statfs(cx))?) }),
+            Op::Statfs {} => {
+                Ok(Outcome::Totals { totals: self.core.totals(self.call(|cx| fs.statfs(cx))?) })
+            }
             Op::Getxattr { ino, name } => {
                 let ino = self.ino(ino)?;
                 Ok(Outcome::Data { bytes: self.call(|cx| fs.getxattr(cx, ino, &name))? })
@@ -639,7 +676,8 @@ impl Applying<'_> {
         let fs = self.fs();
         let failed = |errno: Errno| Outcome::Failed { errno: errno.0 };
         match op {
-            Op::Read { fh, offset, size } => match (self.open(fh), within(offset, u64::from(size))) {
+            Op::Read { fh, offset, size } => match (self.open(fh), within(offset, u64::from(size)))
+            {
                 (Ok(open), Ok(())) if size as usize <= IO_MAX => {
                     let (core, number) = (Arc::clone(self.core), self.session.number);
                     let told: Told = Box::new(move |outcome, leased| {
@@ -675,7 +713,9 @@ impl Applying<'_> {
             })),
             Op::Stats {} => {
                 let most = ferry_fs::ioctl::STATS_LEN as usize;
-                self.later(told, |cx| fs.ioctl(cx, self.session.root, ferry_fs::ioctl::STATS, &[], most));
+                self.later(told, |cx| {
+                    fs.ioctl(cx, self.session.root, ferry_fs::ioctl::STATS, &[], most)
+                });
             }
             Op::Lock { ino, lock, wait } => match self.ino(ino) {
                 Ok(ino) => self.lock(request, (ino, &lock, wait), told),

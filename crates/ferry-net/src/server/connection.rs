@@ -1,4 +1,5 @@
-//! One connection: the greeting, then messages in, answers out. Whatever comes from the other side costs it its connection at most.
+//! One connection: the greeting, then messages in, answers out. Whatever comes from the other side
+//! costs it its connection at most.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,15 +23,16 @@ use crate::frame::{self, Frames, Stream};
 use crate::lanes::{self, AsTaken};
 use crate::limits::Peer;
 use crate::message::{
-    BATCH_MAX, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES, WINDOW_OPS,
-    WINDOW_UNIT, Who,
+    BATCH_MAX, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES,
+    WINDOW_OPS, WINDOW_UNIT, Who,
 };
 
 /// The number of a greeting among the messages.
 const HELLO: u8 = 1;
 /// The first message must have come after this time.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
-/// Who says nothing for so long is gone: a client says at least that it is there, more often than that.
+/// Who says nothing for so long is gone: a client says at least that it is there, more often than
+/// that.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// So often it is noted that a client brings something.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
@@ -38,21 +40,30 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
 /// Requests of a client that wait for locks, or whose late answers are not on their way.
 const LOCK_WAITS_MAX: usize = 4096;
-/// Pings whose answers are not on their way; more are not answered: who does not read has no use for them.
+/// Pings whose answers are not on their way; more are not answered: who does not read has no use
+/// for them.
 const PINGS_MAX: usize = 16;
 
 type Messages = Frames<ReadHalf<Box<dyn Stream>>>;
 
-/// Speaks with a client until one of the two goes. `peer` says who it is, `stranger` that it stands at the door.
-pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Peer, stranger: Option<Stranger>) {
+/// Speaks with a client until one of the two goes. `peer` says who it is, `stranger` that it stands
+/// at the door.
+pub(super) async fn serve(
+    core: Arc<Core>,
+    stream: Box<dyn Stream>,
+    peer: Peer,
+    stranger: Option<Stranger>,
+) {
     let (reader, writer) = tokio::io::split(stream);
     let mut messages = Frames::new(reader, HELLO_MAX);
     let (line, outgoing) = lanes::line();
     let under_way = Arc::clone(&core.writing);
-    let writing = tokio::spawn(async move { lanes::write_all(writer, outgoing, &AsTaken::default()).await });
+    let writing =
+        tokio::spawn(async move { lanes::write_all(writer, outgoing, &AsTaken::default()).await });
     let mut inside = None;
     let (from, certificate) = (stranger.as_ref().map(|stranger| stranger.from), peer.name.clone());
-    let said = match greet(&core, &mut messages, &line, (peer, from), (stranger, &mut inside)).await {
+    let said = match greet(&core, &mut messages, &line, (peer, from), (stranger, &mut inside)).await
+    {
         Ok((session, epoch)) => {
             let mut connection = Connection::new(&core, &session, epoch, &line);
             messages.set_max(FRAME_MAX);
@@ -67,16 +78,22 @@ pub(super) async fn serve(core: Arc<Core>, stream: Box<dyn Stream>, peer: Peer, 
             core.refusals.note(&*core.env.clock, (from, certificate.as_deref()), &refusal);
             let reason = refusal.reason.into_bytes();
             let is_evicted = refusal.cause == Cause::Evicted;
-            Some(if is_evicted { ToClient::Evicted { reason } } else { ToClient::Refused { reason } })
+            Some(if is_evicted {
+                ToClient::Evicted { reason }
+            } else {
+                ToClient::Refused { reason }
+            })
         }
     };
     if let Some(word) = said {
         line.send_first(frame::encode(&word), Vec::new());
     }
     drop(line);
-    // It ends when whoever may still answer has done so, or soon after the other side has stopped to read.
+    // It ends when whoever may still answer has done so, or soon after the other side has stopped
+    // to read.
     let _written = writing.await;
-    // A connection that is closed with something unread is reset, and the other side may lose the last words.
+    // A connection that is closed with something unread is reset, and the other side may lose the
+    // last words.
     let _late = timeout(LAST_WORDS_TIME_MAX, messages.discard()).await;
     drop((under_way, inside));
 }
@@ -98,20 +115,26 @@ async fn greet(
         );
         return Err(Refusal::new(Cause::Version, reason));
     }
-    let Some(Ok(ToServer::Hello { session, path, name, newest, .. })) = came.map(crate::codec::decode) else {
+    let Some(Ok(ToServer::Hello { session, path, name, newest, .. })) =
+        came.map(crate::codec::decode)
+    else {
         let reason = "this is a FerryFS server, and what came was no greeting of a FerryFS client";
         return Err(Refusal::new(Cause::NoGreeting, reason));
     };
     // Not behind this: who enters a session must not be cut off in the middle of it.
     if let Some(stranger) = stranger {
-        let full = || Refusal::new(Cause::Full, "the server has as many connections as it can take");
+        let full =
+            || Refusal::new(Cause::Full, "the server has as many connections as it can take");
         *inside = Some(stranger.pass().ok_or_else(full)?);
     }
-    let name: String = String::from_utf8_lossy(&name).chars().filter(|c| !c.is_control()).take(80).collect();
+    let name: String =
+        String::from_utf8_lossy(&name).chars().filter(|c| !c.is_control()).take(80).collect();
     let core = Arc::clone(core);
     let line = line.clone();
-    let entered =
-        tokio::task::spawn_blocking(move || core.enter((session, newest), peer, &path, name, &line)).await;
+    let entered = tokio::task::spawn_blocking(move || {
+        core.enter((session, newest), peer, &path, name, &line)
+    })
+    .await;
     entered.unwrap_or_else(|_| Err(Refusal::new(Cause::Server, "the server stops")))
 }
 
@@ -121,7 +144,8 @@ fn version_of(greeting: &[u8]) -> Option<u32> {
     (*number == HELLO).then(|| rest.first_chunk().map(|version| u32::from_le_bytes(*version)))?
 }
 
-/// A request that is to be answered. If answering it panics, its client hears of an error, and does not wait for ever.
+/// A request that is to be answered. If answering it panics, its client hears of an error, and does
+/// not wait for ever.
 struct Unanswered(Option<(Arc<Core>, Arc<Session>)>, (u64, u64));
 
 impl Unanswered {
@@ -149,10 +173,12 @@ impl Drop for Unanswered {
     }
 }
 
-/// Requests for locks that are not answered, and whether they are cancelled: a cancel may come before its request stands in line.
+/// Requests for locks that are not answered, and whether they are cancelled: a cancel may come
+/// before its request stands in line.
 type Locking = Arc<Mutex<HashMap<u64, bool>>>;
 
-/// Changes that have come and that nobody applies yet: they are applied together, when no more have come. Once they are taken, in any case.
+/// Changes that have come and that nobody applies yet: they are applied together, when no more have
+/// come. Once they are taken, in any case.
 struct Due<'a> {
     core: &'a Arc<Core>,
     session: &'a Arc<Session>,
@@ -186,7 +212,8 @@ struct Connection<'a> {
     /// Room for those who wait for locks, and for pings.
     lock_waits: Arc<Semaphore>,
     pings: Arc<Semaphore>,
-    /// When it was noted last that the client brings something, and whether it has since the last ping.
+    /// When it was noted last that the client brings something, and whether it has since the last
+    /// ping.
     progress: (Duration, bool),
 }
 
@@ -238,7 +265,8 @@ impl<'a> Connection<'a> {
             }
             let Some(bytes) = messages.next() else { continue };
             let len = bytes.len();
-            // Another connection has taken over, or the session has ended: who still speaks here must not take it for alive.
+            // Another connection has taken over, or the session has ended: who still speaks here
+            // must not take it for alive.
             if !self.session.is_at(self.epoch) {
                 return Ok(());
             }
@@ -254,7 +282,9 @@ impl<'a> Connection<'a> {
                     if let Err(Violation(rule)) = self.take(message, len).await {
                         // Nothing that it says of its session can be believed any more.
                         self.end(Core::end).await;
-                        return Err(format!("the client has broken the rules of the protocol: {rule}"));
+                        return Err(format!(
+                            "the client has broken the rules of the protocol: {rule}"
+                        ));
                     }
                 }
             }
@@ -290,8 +320,10 @@ impl<'a> Connection<'a> {
         // There is room when those that have come are answered.
         self.due.begin();
         let ops = Arc::clone(&self.ops).acquire_owned().await.expect("the window is never closed");
-        let bytes =
-            Arc::clone(&self.bytes).acquire_many_owned(units).await.expect("the window is never closed");
+        let bytes = Arc::clone(&self.bytes)
+            .acquire_many_owned(units)
+            .await
+            .expect("the window is never closed");
         (ops, bytes)
     }
 
@@ -311,7 +343,13 @@ impl<'a> Connection<'a> {
                     let durable = self.session.durable();
                     let mut frames = self.session.take_lost_names();
                     let now = wall(&*self.core.env.clock);
-                    frames.extend(frame::encode(&ToClient::Pong { number, renewed, series, durable, now }));
+                    frames.extend(frame::encode(&ToClient::Pong {
+                        number,
+                        renewed,
+                        series,
+                        durable,
+                        now,
+                    }));
                     self.line.send_first(frames, vec![room]);
                 }
                 Ok(())
@@ -336,7 +374,8 @@ impl<'a> Connection<'a> {
                 let room = self.room(&op, len).await;
                 let came = self.makes_progress();
                 let change = Change { seq, series, promised, came, bytes: len, who, op, room };
-                self.due.any |= self.session.push(self.epoch, change, answered, &self.core.leases)?;
+                self.due.any |=
+                    self.session.push(self.epoch, change, answered, &self.core.leases)?;
                 Ok(())
             }
             ToServer::Request { id, after, who, op } => {
@@ -364,14 +403,16 @@ impl<'a> Connection<'a> {
         let run = move || {
             runtime.spawn_blocking(move || {
                 let answer = Unanswered::new(&core, &session, (epoch, id));
-                let told: Told = Box::new(move |outcome, leased| answer.reply(leased, outcome, Some(room)));
+                let told: Told =
+                    Box::new(move |outcome, leased| answer.reply(leased, outcome, Some(room)));
                 answered(|| core.answer(Request { session, id: (epoch, id), who, op, told }));
             });
         };
         self.session.when_applied(after, Box::new(run));
     }
 
-    /// A lock may be waited for without end: those who wait leave their room in the window to others. Their answers have another place.
+    /// A lock may be waited for without end: those who wait leave their room in the window to
+    /// others. Their answers have another place.
     fn request_lock(&self, (id, after): (u64, u64), who: Who, op: Op, (room, place): (Room, Room)) {
         let (core, session, epoch) = (Arc::clone(self.core), Arc::clone(self.session), self.epoch);
         let locking = Arc::clone(&self.locking);
@@ -389,7 +430,8 @@ impl<'a> Connection<'a> {
                 if is_cancelled() {
                     return told(Outcome::Failed { errno: libc::EINTR }, 0);
                 }
-                let request = Request { session: Arc::clone(&session), id: (epoch, id), who, op, told };
+                let request =
+                    Request { session: Arc::clone(&session), id: (epoch, id), who, op, told };
                 answered(|| core.answer(request));
                 if is_cancelled() {
                     core.locks.cancel(session.id, Some(id));

@@ -1,7 +1,9 @@
-//! Who stands at the door: connections whose client has not yet said what it wants, nor shown a certificate where one is needed.
+//! Who stands at the door: connections whose client has not yet said what it wants, nor shown a
+//! certificate where one is needed.
 //!
-//! * GREETING-1: there are at most [`STRANGERS_MAX`] of them, and [`STRANGERS_OF_ADDRESS_MAX`] from one address. For one more the oldest goes: of the
-//!   same address if that has too many, else of all. So nobody who only connects keeps others out.
+//! * GREETING-1: there are at most [`STRANGERS_MAX`] of them, and [`STRANGERS_OF_ADDRESS_MAX`] from
+//!   one address. For one more the oldest goes: of the same address if that has too many, else of
+//!   all. So nobody who only connects keeps others out.
 //! * GREETING-2: who has said it has a place of its own, and never goes for a stranger.
 
 use std::collections::VecDeque;
@@ -118,7 +120,9 @@ mod tests {
         let mut crowd: Vec<_> = (0..STRANGERS_OF_ADDRESS_MAX as u16).map(come).collect();
         assert!(!crowd.iter().any(|(_, leave)| must_go(leave)));
         let (next, leave) = come(999);
-        assert!(must_go(&crowd[0].1) && !must_go(&crowd[1].1) && !must_go(&leave) && !must_go(&stays));
+        assert!(
+            must_go(&crowd[0].1) && !must_go(&crowd[1].1) && !must_go(&leave) && !must_go(&stays)
+        );
         let (gone, _) = crowd.remove(0);
         assert!(gone.pass().is_none(), "it is too late");
         assert!(next.pass().is_some() && other.pass().is_some());

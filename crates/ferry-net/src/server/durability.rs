@@ -1,10 +1,12 @@
 //! What clients have promised becomes durable, and they are told: until then they keep it.
 //!
-//! * DURABLE-1: only who promises costs anything, and who comes to what another has changed (`fresh`, UNSTABLE-3). What is promised is durable after two
-//!   seconds or so, sooner where it is much.
-//! * DURABLE-2: a sync covers what was applied before it began. Whoever asks meanwhile gets the next one, together with all who ask.
-//! * DURABLE-3: it leaves a word on the volume of how far each session is durable, so that a client which has not heard of it makes nothing again
-//!   that others may have changed since.
+//! * DURABLE-1: only who promises costs anything, and who comes to what another has changed
+//!   (`fresh`, UNSTABLE-3). What is promised is durable after two seconds or so, sooner where it is
+//!   much.
+//! * DURABLE-2: a sync covers what was applied before it began. Whoever asks meanwhile gets the
+//!   next one, together with all who ask.
+//! * DURABLE-3: it leaves a word on the volume of how far each session is durable, so that a client
+//!   which has not heard of it makes nothing again that others may have changed since.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -74,7 +76,8 @@ impl Core {
                 let _gone = told.send(result);
             }));
             if !matches!(synced.await, Ok(Ok(()))) {
-                // It stays so, mostly; clients keep what they have promised, and promise no more when that is too much.
+                // It stays so, mostly; clients keep what they have promised, and promise no more
+                // when that is too much.
                 tokio::time::sleep(SYNC_INTERVAL).await;
                 self.durability.promised(false);
             }
@@ -105,7 +108,8 @@ impl Core {
                 std::mem::take(&mut asked.waiting)
             };
             // Whatever panics, others wait for the next one.
-            let result = catch_unwind(AssertUnwindSafe(|| self.sync())).unwrap_or(Err(Errno(libc::EIO)));
+            let result =
+                catch_unwind(AssertUnwindSafe(|| self.sync())).unwrap_or(Err(Errno(libc::EIO)));
             if let Err(error) = &result {
                 tracing::error!(%error, "what clients have changed cannot be made durable");
             }
@@ -138,7 +142,8 @@ impl Core {
         Ok(())
     }
 
-    /// Tells what was read of these inodes: when what others have changed there is durable, as far as it can be.
+    /// Tells what was read of these inodes: when what others have changed there is durable, as far
+    /// as it can be.
     pub(super) fn show(
         self: &Arc<Self>,
         session: SessionId,
@@ -152,7 +157,8 @@ impl Core {
         }
     }
 
-    /// One client is about to sync an inode: the other clients that may keep changes of it, and how far they are.
+    /// One client is about to sync an inode: the other clients that may keep changes of it, and how
+    /// far they are.
     pub(super) fn note_of(&self, ino: Ino, by: &Session) -> Vec<(Arc<Session>, u64)> {
         if self.is_alone() {
             return Vec::new();

@@ -1,12 +1,15 @@
 //! Which inodes have changes that are not durable, and whose these are.
 //!
-//! * UNSTABLE-1: what a session decides under a write lease builds on what is durable, and on its own: what others have changed of the inode is made
-//!   durable before it is told of the lease. So what it promises can be made again after a crash, whether they come back or not; and all that
+//! * UNSTABLE-1: what a session decides under a write lease builds on what is durable, and on its
+//!   own: what others have changed of the inode is made durable before it is told of the lease. So
+//!   what it promises can be made again after a crash, whether they come back or not; and all that
 //!   it had changed itself before it had the lease it can make again, too.
-//! * UNSTABLE-2: a change counts from before it is made until it is durable: while it is being made, and then entered. Before that its session counts
-//!   it as kept, so that a sync which takes it out has told of it. A sync takes out what was entered before it began.
-//! * UNSTABLE-3: nobody sees what another has changed, or changes anything on top of it, before that is durable. So what a crash takes away was
-//!   seen by its maker alone, who makes it again: nobody has changed anything since.
+//! * UNSTABLE-2: a change counts from before it is made until it is durable: while it is being
+//!   made, and then entered. Before that its session counts it as kept, so that a sync which takes
+//!   it out has told of it. A sync takes out what was entered before it began.
+//! * UNSTABLE-3: nobody sees what another has changed, or changes anything on top of it, before
+//!   that is durable. So what a crash takes away was seen by its maker alone, who makes it again:
+//!   nobody has changed anything since.
 
 use std::collections::HashMap;
 
@@ -43,7 +46,8 @@ struct State {
 pub(super) struct Fresh(Mutex<State>);
 
 impl Fresh {
-    /// A session begins to change these, which nobody else changes meanwhile. They are entered when what this gives is dropped.
+    /// A session begins to change these, which nobody else changes meanwhile. They are entered when
+    /// what this gives is dropped.
     pub(super) fn begin(&self, session: SessionId, inos: Vec<Ino>) -> Making<'_> {
         self.0.lock().making.extend(inos.iter().map(|ino| (*ino, session)));
         Making { fresh: self, session, inos, made: None }

@@ -1,10 +1,14 @@
-//! After a crash: who may have kept something that was promised is waited for, and makes it again, before others see or change anything.
+//! After a crash: who may have kept something that was promised is waited for, and makes it again,
+//! before others see or change anything.
 //!
-//! * GRACE-1: as long as the gate is shut, whatever reads waits, and each change but those that are made again, and those that touch no inode.
-//! * GRACE-2: it opens when all sessions that had promised anything have said that they are done; those that have not come by the end of the hold
-//!   are not waited for any longer, and can make nothing again.
-//! * GRACE-3: who has come by then is waited for as long as it goes on making it again, or the server has something to do for it. Who does nothing
-//!   of that for too long is given up: what it has not made again then is lost, and it is told.
+//! * GRACE-1: as long as the gate is shut, whatever reads waits, and each change but those that are
+//!   made again, and those that touch no inode.
+//! * GRACE-2: it opens when all sessions that had promised anything have said that they are done;
+//!   those that have not come by the end of the hold are not waited for any longer, and can make
+//!   nothing again.
+//! * GRACE-3: who has come by then is waited for as long as it goes on making it again, or the
+//!   server has something to do for it. Who does nothing of that for too long is given up: what it
+//!   has not made again then is lost, and it is told.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +60,8 @@ impl Gate {
         run();
     }
 
-    /// A session has come back; `true`: it was waited for, and may make again what it had promised. Once.
+    /// A session has come back; `true`: it was waited for, and may make again what it had promised.
+    /// Once.
     pub(super) fn come(&self, session: u128) -> bool {
         let mut state = self.state.lock();
         state.awaited.get_mut(&session).is_some_and(|come| !std::mem::replace(come, true))
@@ -75,18 +80,21 @@ impl Gate {
         if state.stopped {
             return Vec::new();
         }
-        let absent = state.awaited.extract_if(|_, come| !*come).map(|(session, _)| session).collect();
+        let absent =
+            state.awaited.extract_if(|_, come| !*come).map(|(session, _)| session).collect();
         self.open_if_done(state);
         absent
     }
 
-    /// Those that are not done and may be given up: none where the server stops, for they go on at the next one.
+    /// Those that are not done and may be given up: none where the server stops, for they go on at
+    /// the next one.
     pub(super) fn awaited(&self) -> Vec<u128> {
         let state = self.state.lock();
         if state.stopped { Vec::new() } else { state.awaited.keys().copied().collect() }
     }
 
-    /// The server stops; `true`: everything that clients had promised to the one before has been made again, or given up.
+    /// The server stops; `true`: everything that clients had promised to the one before has been
+    /// made again, or given up.
     pub(super) fn stop(&self) -> bool {
         let mut state = self.state.lock();
         if self.is_shut() {

@@ -21,7 +21,8 @@ impl Applying<'_> {
         info.inodes_with(Use::Read).next().and_then(|ino| self.session.inward(ino)).or_else(file)
     }
 
-    /// A name, and what may be kept of it: the directory's lease covers which inode it means, the inode's own its attributes.
+    /// A name, and what may be kept of it: the directory's lease covers which inode it means, the
+    /// inode's own its attributes.
     pub(super) fn look_up(&self, parent: Ino, name: &[u8]) -> Result<Found, Errno> {
         let dir = if name == b"." { self.ino_of_handle(parent)? } else { self.ino(parent)? };
         let name = if parent == ROOT && name == b".." { b"." } else { name };
@@ -40,25 +41,31 @@ impl Applying<'_> {
         let mut leased = if of_dir { LEASED } else { 0 };
         if let Some(attr) = &mut entry.attr
             && leases.grant(id, attr.ino)
-            // Once more: what it was before the lease may have changed. Its last name may be gone, then the lease covers nothing.
+            // Once more: what it was before the lease may have changed. Its last name may be gone,
+            // then the lease covers nothing.
             && let Ok((now, _)) = self.call(|cx| self.fs().getattr(cx, attr.ino, None))
         {
             *attr = now;
             leased |= LEASED_FOUND;
         }
-        // Of a file that was asked for by its number alone nobody says where it is: where it was found before.
+        // Of a file that was asked for by its number alone nobody says where it is: where it was
+        // found before.
         let found_in = if name == b"." { self.session.where_found(dir) } else { dir };
         Ok(Found::Entry(self.entry(found_in, entry), leased))
     }
 
-    /// Nobody promises extended attributes: of an inode without any, others need not give back what they may change. (`ls -l` asks twice for each
-    /// file, and would wait each time for one that is being written.)
+    /// Nobody promises extended attributes: of an inode without any, others need not give back what
+    /// they may change. (`ls -l` asks twice for each file, and would wait each time for one that is
+    /// being written.)
     pub(super) fn reads_nothing_promised(&self, op: &Op, ino: Ino) -> bool {
-        matches!(op, Op::Getxattr { .. } | Op::Listxattr { .. }) && self.fs().is_plain(ino) == Ok(true)
+        matches!(op, Op::Getxattr { .. } | Op::Listxattr { .. })
+            && self.fs().is_plain(ino) == Ok(true)
     }
 
-    /// An inode by its number alone, which a file handle says (an NFS server's, say): the kernel may have forgotten it. A session that may reach
-    /// all of the volume may have it. Of any other one it could not be said whether a file lies inside, for files do not know their directories.
+    /// An inode by its number alone, which a file handle says (an NFS server's, say): the kernel
+    /// may have forgotten it. A session that may reach all of the volume may have it. Of any other
+    /// one it could not be said whether a file lies inside, for files do not know their
+    /// directories.
     fn ino_of_handle(&self, ino: Ino) -> Result<Ino, Errno> {
         let reaches_all = self.session.walls.is_none() && self.session.peer.limits.is_none();
         self.ino(ino).or_else(|errno| if reaches_all { Ok(ino) } else { Err(errno) })
@@ -89,10 +96,12 @@ impl Applying<'_> {
         listed.is_ok() && empty
     }
 
-    /// The names that a change takes away from what they mean, which is no directory; the new one of a rename last.
+    /// The names that a change takes away from what they mean, which is no directory; the new one
+    /// of a rename last.
     pub(super) fn names_taken(&self, op: &Op) -> Vec<Place> {
         let info = op.info();
-        let taken = matches!(info.naming, Naming::Removes | Naming::Moves | Naming::MovesLeavingWhiteout);
+        let taken =
+            matches!(info.naming, Naming::Removes | Naming::Moves | Naming::MovesLeavingWhiteout);
         if !taken || self.core.is_alone() {
             return Vec::new();
         }
@@ -102,11 +111,14 @@ impl Applying<'_> {
         info.names().filter_map(place).collect()
     }
 
-    /// The names were taken from these inodes (and their directories are among them): who knows them is told, with his next ping. Not of
-    /// directories: programs at work in one that was moved find it by what their kernel knows.
+    /// The names were taken from these inodes (and their directories are among them): who knows
+    /// them is told, with his next ping. Not of directories: programs at work in one that was moved
+    /// find it by what their kernel knows.
     pub(super) fn names_lost(&self, inos: &[Ino], names: &[Place]) {
         let is_dir = |Place { parent, name }: &Place| {
-            self.core.named(*parent, name).is_some_and(|attr| attr.mode & libc::S_IFMT == libc::S_IFDIR)
+            self.core
+                .named(*parent, name)
+                .is_some_and(|attr| attr.mode & libc::S_IFMT == libc::S_IFDIR)
         };
         if names.is_empty() || matches!(names, [_, new] if is_dir(new)) {
             return;
@@ -118,11 +130,13 @@ impl Applying<'_> {
     /// inodes are among them.
     pub(super) fn touched(&self, op: &Op) -> Vec<Ino> {
         let info = op.info();
-        let named = |(dir, name): (Ino, &[u8])| Some(self.core.named(self.session.inward(dir)?, name)?.ino);
+        let named =
+            |(dir, name): (Ino, &[u8])| Some(self.core.named(self.session.inward(dir)?, name)?.ino);
         let file = |fh: u64| self.session.handle(fh).map(|open| open.ino);
         let inodes = info.inodes_with(Use::Read).filter_map(|ino| self.session.inward(ino));
         let targets = info.names().filter(|_| info.naming.touches_targets()).filter_map(named);
-        let mut inos: Vec<Ino> = inodes.chain(info.handles().filter_map(file)).chain(targets).collect();
+        let mut inos: Vec<Ino> =
+            inodes.chain(info.handles().filter_map(file)).chain(targets).collect();
         inos.sort_unstable();
         inos.dedup();
         inos

@@ -1,11 +1,13 @@
 //! File locks of all clients: `fcntl` ranges and `flock`, which do not see each other.
 //!
-//! A lock belongs to a session and, within it, to what the client's kernel calls the owner. Who must wait stands in line; each change
-//! of a file's locks looks through its line once, oldest first.
+//! A lock belongs to a session and, within it, to what the client's kernel calls the owner. Who
+//! must wait stands in line; each change of a file's locks looks through its line once, oldest
+//! first.
 //!
-//! A session reclaims what it held at the server before this one, in the grace period: nobody else has had it since. Before a session gets
-//! its first lock it is entered on the volume, and before its locks are free for others it is removed there. So the next server
-//! knows who may reclaim: sessions that the one before has not ended, and no older ones.
+//! A session reclaims what it held at the server before this one, in the grace period: nobody else
+//! has had it since. Before a session gets its first lock it is entered on the volume, and before
+//! its locks are free for others it is removed there. So the next server knows who may reclaim:
+//! sessions that the one before has not ended, and no older ones.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +17,8 @@ use parking_lot::Mutex;
 
 /// A session's number.
 type SessionId = u128;
-/// Locks held or waited for on one file, at most: what makes more of them, also by cutting one into two, fails with `ENOLCK`.
+/// Locks held or waited for on one file, at most: what makes more of them, also by cutting one into
+/// two, fails with `ENOLCK`.
 const LOCKS_MAX: usize = 4096;
 
 /// Called with what became of a wait.
@@ -87,7 +90,8 @@ impl File {
         self.set(session, lock)
     }
 
-    /// The range is the owner's as `lock` says; nobody is in the way. If there would be too many locks then, nothing changes.
+    /// The range is the owner's as `lock` says; nobody is in the way. If there would be too many
+    /// locks then, nothing changes.
     fn set(&mut self, session: SessionId, lock: &FileLock) -> Result<(), Errno> {
         let (own, mut kept): (Vec<Held>, Vec<Held>) =
             self.held.iter().copied().partition(|h| h.session == session);
@@ -121,12 +125,14 @@ impl File {
     }
 }
 
-/// Makes a range the owner's as `lock` says (`F_UNLCK`: nobody's), among the locks of one client. Locks of one kind that touch become one.
+/// Makes a range the owner's as `lock` says (`F_UNLCK`: nobody's), among the locks of one client.
+/// Locks of one kind that touch become one.
 pub(crate) fn set_range(held: &mut Vec<FileLock>, lock: &FileLock) {
     let mut whole = *lock;
     for old in std::mem::take(held) {
         let other = old.owner != lock.owner || old.flock != lock.flock;
-        let touches = old.start <= lock.end.saturating_add(1) && lock.start <= old.end.saturating_add(1);
+        let touches =
+            old.start <= lock.end.saturating_add(1) && lock.start <= old.end.saturating_add(1);
         if !other && touches && old.kind == lock.kind {
             (whole.start, whole.end) = (whole.start.min(old.start), whole.end.max(old.end));
             continue;
@@ -190,7 +196,8 @@ impl Locks {
         self.former.lock().iter().copied().collect()
     }
 
-    /// Whether a session may have held locks at the server before this one, and this one is in its grace period.
+    /// Whether a session may have held locks at the server before this one, and this one is in its
+    /// grace period.
     pub(super) fn may_reclaim(&self, session: SessionId) -> bool {
         self.in_grace() && self.former.lock().contains(&session)
     }
@@ -237,8 +244,9 @@ impl Locks {
         self.with_file(ino, |file| file.take(session, lock))
     }
 
-    /// A session has a lock again: in the grace period one that it may have held at the server before (`held_before`); later only
-    /// what its owner has, in another way perhaps. If it cannot have it, it has lost all of its locks on the file.
+    /// A session has a lock again: in the grace period one that it may have held at the server
+    /// before (`held_before`); later only what its owner has, in another way perhaps. If it cannot
+    /// have it, it has lost all of its locks on the file.
     pub(super) fn reclaim(
         &self,
         session: SessionId,
@@ -247,14 +255,16 @@ impl Locks {
     ) -> Result<(), Errno> {
         check(lock)?;
         self.with_file(ino, |file| {
-            // Read under the table's lock: whoever is given a lock when the grace ends comes behind this, or before.
+            // Read under the table's lock: whoever is given a lock when the grace ends comes behind
+            // this, or before.
             let may = held_before && self.in_grace() || file.has_range(session, lock);
             let taken = if may { file.take(session, lock) } else { Err(Errno(libc::EIO)) };
             taken.inspect_err(|_| file.held.retain(|h| h.session != session))
         })
     }
 
-    /// Takes a lock when it can be had: after grace, and, where `wait` says so, after those who have it.
+    /// Takes a lock when it can be had: after grace, and, where `wait` says so, after those who
+    /// have it.
     pub(super) fn take_or_wait(
         &self,
         (session, request): (SessionId, u64),
@@ -282,7 +292,12 @@ impl Locks {
     }
 
     /// Gives a range back; not a piece of one if there would be too many locks then.
-    pub(super) fn give_back(&self, session: SessionId, ino: Ino, lock: &FileLock) -> Result<(), Errno> {
+    pub(super) fn give_back(
+        &self,
+        session: SessionId,
+        ino: Ino,
+        lock: &FileLock,
+    ) -> Result<(), Errno> {
         let lock = FileLock { kind: libc::F_UNLCK, ..*lock };
         if lock.start > lock.end || !self.files.lock().contains_key(&ino) {
             return Ok(());
@@ -294,7 +309,8 @@ impl Locks {
     pub(super) fn cancel(&self, session: SessionId, which: Option<u64>) {
         let mut cancelled = Vec::new();
         self.files.lock().retain(|_, file| {
-            let gone = |w: &mut Waiting| w.session == session && which.is_none_or(|id| id == w.request);
+            let gone =
+                |w: &mut Waiting| w.session == session && which.is_none_or(|id| id == w.request);
             cancelled.extend(file.line.extract_if(.., gone));
             !file.is_idle()
         });
@@ -342,7 +358,11 @@ mod tests {
         let locks = Locks::default();
         let write = |owner, start, end| lock(libc::F_WRLCK, owner, start, end);
         assert_eq!(locks.take(1, 5, &write(7, 0, 99)), Ok(()));
-        assert_eq!(locks.take(2, 5, &write(7, 50, 60)), Err(Errno(libc::EAGAIN)), "another client's owner 7");
+        assert_eq!(
+            locks.take(2, 5, &write(7, 50, 60)),
+            Err(Errno(libc::EAGAIN)),
+            "another client's owner 7"
+        );
         assert_eq!(locks.take(1, 5, &write(8, 50, 60)), Err(Errno(libc::EAGAIN)));
         assert_eq!(locks.give_back(1, 5, &write(7, 40, 69)), Ok(()));
         assert_eq!(locks.take(2, 5, &write(7, 40, 69)), Ok(()));
@@ -415,10 +435,18 @@ mod tests {
         }
         assert_eq!(locks.reclaim(1, true, (5, &write(7, 5, 25))), Ok(()));
         assert_eq!(locks.take(2, 5, &lock(libc::F_RDLCK, 1, 5, 5)), Err(Errno(libc::EAGAIN)));
-        assert_eq!(locks.reclaim(1, true, (5, &write(8, 40, 50))), Err(Errno(libc::EIO)), "another owner");
+        assert_eq!(
+            locks.reclaim(1, true, (5, &write(8, 40, 50))),
+            Err(Errno(libc::EIO)),
+            "another owner"
+        );
         assert_eq!(locks.held_by(1), 0, "what is left of the file's locks is worth nothing");
         locks.take(1, 5, &write(7, 0, 9)).expect("free");
-        assert_eq!(locks.reclaim(1, true, (5, &write(7, 0, 10))), Err(Errno(libc::EIO)), "more than it has");
+        assert_eq!(
+            locks.reclaim(1, true, (5, &write(7, 0, 10))),
+            Err(Errno(libc::EIO)),
+            "more than it has"
+        );
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! The server: gives a file system to clients.
 //!
-//! `connection` speaks with one client, `session` is what remains of it between connections, `apply` turns what it asks for into calls
-//! of the file system, `door` is for who has said nothing yet, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a change waits for them,
-//! `requests` how a request does, `refusals` who is not let in and why, `walking` what is asked for ahead, `walls` what lies within an export, `provisions` are what it may promise out of. `durability` makes durable what was promised, `gate` lets
-//! nobody pass after a crash before those who had promised something have made it again, `fresh` knows whose changes are not durable. `rights` is
-//! what a client may do whose certificate names its users.
+//! `connection` speaks with one client, `session` is what remains of it between connections,
+//! `apply` turns what it asks for into calls of the file system, `door` is for who has said nothing
+//! yet, `locks` are the file locks of all of them, `leases` what they may keep, `turns` how a
+//! change waits for them, `requests` how a request does, `refusals` who is not let in and why,
+//! `walking` what is asked for ahead, `walls` what lies within an export, `provisions` are what it
+//! may promise out of. `durability` makes durable what was promised, `gate` lets nobody pass after
+//! a crash before those who had promised something have made it again, `fresh` knows whose changes
+//! are not durable. `rights` is what a client may do whose certificate names its users.
 
 mod apply;
 mod connection;
@@ -77,7 +80,8 @@ const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 const STOP_TIME_MAX: Duration = Duration::from_secs(30);
 /// And so long for clients to take their last answers.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
-/// Who makes something again after a crash is given up after so many holds without anything that it does.
+/// Who makes something again after a crash is given up after so many holds without anything that it
+/// does.
 const STALL_HOLDS: u32 = 2;
 /// How often it is looked for who is given up.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -95,9 +99,10 @@ pub struct ServerOptions {
     pub exports: Vec<Export>,
     /// A session ends when its client has been away for so long.
     pub session_life: Duration,
-    /// After its start the server gives for so long only locks that clients held before; and it changes nothing in this time, or in one
-    /// term of a lease if that is shorter: clients that do not know yet that the server before is gone may rely on theirs. Not if that one
-    /// has handed the volume over: it has stopped in order, and nobody does.
+    /// After its start the server gives for so long only locks that clients held before; and it
+    /// changes nothing in this time, or in one term of a lease if that is shorter: clients that do
+    /// not know yet that the server before is gone may rely on theirs. Not if that one has handed
+    /// the volume over: it has stopped in order, and nobody does.
     pub grace: Duration,
     /// A client may keep what it was told for so long after the server heard of it last.
     pub lease_term: Duration,
@@ -178,7 +183,8 @@ impl Core {
     ) -> Result<(Arc<Session>, u64), Refusal> {
         let path = normal(path);
         let _entering = self.entering.lock();
-        // Now, not when the connection was made: its client may have let time pass before it said anything.
+        // Now, not when the connection was made: its client may have let time pass before it said
+        // anything.
         let standing = self.revocations.standing(&peer, self.env.clock.wall());
         if self.evicted.lock().iter().any(|evicted| evicted.session == id) {
             let why = standing.err().map_or_else(|| EVICTED.to_owned(), |refusal| refusal.reason);
@@ -192,10 +198,15 @@ impl Core {
                 "the client's certificate {ending}"
             );
         }
-        let old = self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
+        let old =
+            self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
         if let Some(old) = old
-            && let Some(epoch) =
-                old.connect((line, from), &self.greeting, (true, newest), (&self.locks, &self.leases))
+            && let Some(epoch) = old.connect(
+                (line, from),
+                &self.greeting,
+                (true, newest),
+                (&self.locks, &self.leases),
+            )
         {
             old.log_arrival("connected again");
             return Ok((old, epoch));
@@ -207,7 +218,10 @@ impl Core {
         let lists = [&self.exports[..], &peer.exports].into_iter().filter(|list| !list.is_empty());
         let access = walls::access(&lists.collect::<Vec<_>>(), &path).ok_or_else(|| {
             let exports: Vec<String> = peer.exports.iter().map(Export::to_string).collect();
-            not_there(format!("the client's certificate is not for {shown}, but for {}", exports.join(",")))
+            not_there(format!(
+                "the client's certificate is not for {shown}, but for {}",
+                exports.join(",")
+            ))
         })?;
         let root = self.resolve(&path, peer.limits.as_ref()).map_err(not_there)?;
         let walls = self.walls(&path, root, &access).map_err(not_there)?;
@@ -242,11 +256,16 @@ impl Core {
         let both = (&self.locks, &*self.leases);
         let epoch = session.connect((line, from), &self.greeting, (false, newest), both);
         let epoch = epoch.ok_or_else(|| Refusal::new(Cause::Server, "the server stops"))?;
-        session.log_arrival(if mark.is_some() { "connected again, to another server" } else { "connected" });
+        session.log_arrival(if mark.is_some() {
+            "connected again, to another server"
+        } else {
+            "connected"
+        });
         Ok((session, epoch))
     }
 
-    /// How far the changes of a session came at a server that crashed, and how far they are durable, if it may make again what is missing.
+    /// How far the changes of a session came at a server that crashed, and how far they are
+    /// durable, if it may make again what is missing.
     fn marks_of(&self, id: u128, newest: u64) -> Option<(u64, u64)> {
         if id == 0 || !self.gate.is_shut() {
             return None;
@@ -256,16 +275,20 @@ impl Core {
         self.gate.come(id).then_some((mark, durable))
     }
 
-    /// The directory at `path`, for a client with this certificate: some user of it may search each directory on the way. Symbolic links are not
-    /// followed.
+    /// The directory at `path`, for a client with this certificate: some user of it may search each
+    /// directory on the way. Symbolic links are not followed.
     fn resolve(&self, path: &[u8], limits: Option<&Limits>) -> Result<Ino, String> {
         let shown = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
         let missing = || format!("{}: no such directory on the server", shown(path));
-        let attr = |ino| InProcess::default().call(|cx| self.fs.getattr(cx, ino, None)).map(|(attr, _)| attr);
+        let attr = |ino| {
+            InProcess::default().call(|cx| self.fs.getattr(cx, ino, None)).map(|(attr, _)| attr)
+        };
         let is_dir = |attr: &Attr| attr.mode & libc::S_IFMT == libc::S_IFDIR;
         let (mut at, mut way) = (attr(ROOT).map_err(|_| missing())?, Vec::new());
         for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
-            if limits.is_some_and(|limits| is_dir(&at) && !rights::may_search(&*self.fs, limits, &at)) {
+            if limits
+                .is_some_and(|limits| is_dir(&at) && !rights::may_search(&*self.fs, limits, &at))
+            {
                 let dir = shown(&normal(&way));
                 return Err(format!(
                     "the users of the client's certificate may not search {dir}: a certificate for others is needed (`ferry cert issue`), or \
@@ -290,7 +313,8 @@ impl Core {
         self.end_if_left(session, None);
     }
 
-    /// The same for one whose client relies on nothing any more: when it is not there, nor are its leases.
+    /// The same for one whose client relies on nothing any more: when it is not there, nor are its
+    /// leases.
     fn leave(&self, session: &Arc<Session>) {
         session.end(None, &self.locks);
         self.leases.end(session.number);
@@ -310,7 +334,8 @@ impl Core {
         ended
     }
 
-    /// A session has ended: its locks are free, unless one of its changes is still being made. Then they are when that is over.
+    /// A session has ended: its locks are free, unless one of its changes is still being made. Then
+    /// they are when that is over.
     fn free_locks(&self, session: &Session) {
         if !session.is_applying() && !self.locks.is_closed() {
             session.remove_locker(&*self.fs);
@@ -320,8 +345,12 @@ impl Core {
 
     /// Whoever has held a lock at the server before and has not come loses it.
     fn end_grace(&self) {
-        let here: HashSet<u128> =
-            self.all().iter().filter(|session| session.is_locker()).map(|session| session.id).collect();
+        let here: HashSet<u128> = self
+            .all()
+            .iter()
+            .filter(|session| session.is_locker())
+            .map(|session| session.id)
+            .collect();
         let mut absent = self.locks.former();
         absent.retain(|id| !here.contains(id));
         if !absent.is_empty()
@@ -354,7 +383,8 @@ impl Core {
         }
     }
 
-    /// Who has not come in a hold since `began` is not waited for any longer, nor who has come and then done nothing of what is waited for.
+    /// Who has not come in a hold since `began` is not waited for any longer, nor who has come and
+    /// then done nothing of what is waited for.
     fn give_up_late(&self, began: Duration, hold: Duration) {
         let now = self.env.clock.monotonic();
         if now.saturating_sub(began) >= hold {
@@ -364,7 +394,10 @@ impl Core {
         for id in self.gate.awaited() {
             let session = self.sessions.lock().get(&id).cloned();
             if let Some(session) = session.filter(|session| session.is_stalled(now, most)) {
-                tracing::warn!(client = session.name, "does not go on making again what it had promised");
+                tracing::warn!(
+                    client = session.name,
+                    "does not go on making again what it had promised"
+                );
                 self.disown(&session);
                 session.redone();
                 self.gate.done(id);
@@ -392,18 +425,22 @@ impl Core {
         }
     }
 
-    /// Ends the sessions of that name or number, or with a certificate of that name, for good; gives how many.
+    /// Ends the sessions of that name or number, or with a certificate of that name, for good;
+    /// gives how many.
     fn evict(&self, which: &str) -> usize {
         let mut all = self.all();
         all.retain(|session| {
             let certificate = session.peer.name.as_deref();
-            session.name == which || certificate == Some(which) || session.number.to_string() == which
+            session.name == which
+                || certificate == Some(which)
+                || session.number.to_string() == which
         });
         self.shut_out(&all, EVICTED);
         all.len()
     }
 
-    /// Ends the sessions whose certificate was revoked: they would not come in again, and what they held is for others.
+    /// Ends the sessions whose certificate was revoked: they would not come in again, and what they
+    /// held is for others.
     fn end_revoked(&self) {
         let all = self.all();
         let revoked = self.revocations.revoked(all.iter().map(|session| &session.peer));
@@ -422,8 +459,8 @@ impl Core {
         self.shut_out(&gone, "the client's certificate was revoked");
     }
 
-    /// Ends these sessions for good. That stands on the volume before anybody gets what they held: none of them makes anything again at the
-    /// next server, whatever becomes of this one.
+    /// Ends these sessions for good. That stands on the volume before anybody gets what they held:
+    /// none of them makes anything again at the next server, whatever becomes of this one.
     fn shut_out(&self, all: &[Arc<Session>], why: &str) {
         if all.is_empty() {
             return;
@@ -431,8 +468,9 @@ impl Core {
         let noted = {
             let mut evicted = self.evicted.lock();
             let newest = evicted.back().map_or(0, |mark| mark.seq);
-            let numbered =
-                (newest + 1..).zip(all).map(|(seq, session)| SessionSeq { session: session.id, seq });
+            let numbered = (newest + 1..)
+                .zip(all)
+                .map(|(seq, session)| SessionSeq { session: session.id, seq });
             let numbered: Vec<SessionSeq> = numbered.collect();
             evicted.extend(&numbered);
             let surplus = evicted.len().saturating_sub(EVICTED_MAX);
@@ -450,7 +488,8 @@ impl Core {
         }
     }
 
-    /// Others may change what a session keeps, and it need not have heard that this is durable: it makes nothing of it again.
+    /// Others may change what a session keeps, and it need not have heard that this is durable: it
+    /// makes nothing of it again.
     fn disown(&self, session: &Session) {
         session.fence(&*self.fs);
         self.leases.disown(session.number);
@@ -467,7 +506,8 @@ impl Core {
         self.all().into_iter().filter(move |session| session.number != number)
     }
 
-    /// What a client is shown of the volume's space: what is reserved for clients is free, for they give it back to who needs it.
+    /// What a client is shown of the volume's space: what is reserved for clients is free, for they
+    /// give it back to who needs it.
     fn totals(&self, totals: Statfs) -> Statfs {
         let reserved: u64 = self.all().iter().map(|session| session.provisions.reserved()).sum();
         let blocks = reserved / u64::from(totals.block_size.max(1));
@@ -484,12 +524,18 @@ impl Core {
     }
 
     fn expire(&self) {
-        let alive: HashSet<u64> = self.sessions.lock().values().map(|session| session.number).collect();
+        let alive: HashSet<u64> =
+            self.sessions.lock().values().map(|session| session.number).collect();
         self.leases.expire(&alive);
-        let Some(deadline) = self.env.clock.monotonic().checked_sub(self.session_life) else { return };
+        let Some(deadline) = self.env.clock.monotonic().checked_sub(self.session_life) else {
+            return;
+        };
         for session in self.all() {
             if self.end_if_left(&session, Some(deadline)) {
-                tracing::warn!(client = session.name, "has been away for too long: its session has ended");
+                tracing::warn!(
+                    client = session.name,
+                    "has been away for too long: its session has ended"
+                );
             }
         }
     }
@@ -512,7 +558,8 @@ fn normal(path: &[u8]) -> Vec<u8> {
 /// Whether `path` is `base` or below it, both normal.
 fn is_below(path: &[u8], base: &[u8]) -> bool {
     let climbs = path.split(|b| *b == b'/').any(|name| name == b"..");
-    let inside = path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
+    let inside =
+        path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
     !climbs && (base == b"/" || inside)
 }
 
@@ -524,7 +571,11 @@ pub struct Server {
 
 impl Server {
     /// Starts to serve `fs`; clients come with [`Server::listen`].
-    pub fn start(fs: Arc<dyn SessionStore>, options: ServerOptions, env: Env) -> Result<Self, NetError> {
+    pub fn start(
+        fs: Arc<dyn SessionStore>,
+        options: ServerOptions,
+        env: Env,
+    ) -> Result<Self, NetError> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .max_blocking_threads(THREADS_MAX)
@@ -547,7 +598,8 @@ impl Server {
             Vec::new()
         });
         let is_out = |id: &u128| evicted.iter().any(|mark| mark.session == *id);
-        let (out, marked): (Vec<u128>, _) = fs.sessions().unwrap_or_default().into_iter().partition(is_out);
+        let (out, marked): (Vec<u128>, _) =
+            fs.sessions().unwrap_or_default().into_iter().partition(is_out);
         out.iter().for_each(|id| fs.remove_session(*id));
         let awaited = if hold.is_zero() {
             marked.iter().for_each(|id| fs.remove_session(*id));
@@ -584,7 +636,8 @@ impl Server {
             stopping: watch::Sender::new(Stage::Serving),
             writing: Arc::default(),
         });
-        for export in core.exports.iter().filter(|export| core.resolve(&export.path, None).is_err()) {
+        for export in core.exports.iter().filter(|export| core.resolve(&export.path, None).is_err())
+        {
             let path = String::from_utf8_lossy(&export.path);
             tracing::warn!(
                 "{path} is exported and is no directory of the volume: nobody can mount it until it is"
@@ -593,7 +646,8 @@ impl Server {
         let graceful = Arc::clone(&core);
         runtime.spawn(async move {
             tokio::time::sleep(options.grace).await;
-            // Who makes something again after a crash opens its files and takes its locks behind that.
+            // Who makes something again after a crash opens its files and takes its locks behind
+            // that.
             if !graceful.made_again().await {
                 return;
             }
@@ -607,7 +661,8 @@ impl Server {
         let fencing = Arc::downgrade(&core);
         core.leases.on_fence(Box::new(move |number, fencing_one| {
             let Some(core) = fencing.upgrade() else { return };
-            let session = core.sessions.lock().values().find(|session| session.number == number).cloned();
+            let session =
+                core.sessions.lock().values().find(|session| session.number == number).cloned();
             let runtime = core.runtime.clone();
             // It may wait for the device, and whoever has found it must not.
             runtime.spawn_blocking(move || {
@@ -623,7 +678,8 @@ impl Server {
                 while waiting.gate.is_shut() {
                     tokio::time::sleep(LOOK_INTERVAL).await;
                     let core = Arc::clone(&waiting);
-                    let _done = tokio::task::spawn_blocking(move || core.give_up_late(began, hold)).await;
+                    let _done =
+                        tokio::task::spawn_blocking(move || core.give_up_late(began, hold)).await;
                 }
             });
         }
@@ -647,7 +703,8 @@ impl Server {
         self.runtime.as_ref().expect("it runs until it is dropped")
     }
 
-    /// Takes connections at `addr`; gives the address with the port that was chosen where it says 0.
+    /// Takes connections at `addr`; gives the address with the port that was chosen where it says
+    /// 0.
     pub fn listen(&self, addr: SocketAddr, tls: Option<ServerTls>) -> Result<SocketAddr, NetError> {
         let failed = |error| NetError::Listen { addr, error };
         let listener = self.runtime().block_on(TcpListener::bind(addr)).map_err(failed)?;
@@ -678,7 +735,8 @@ impl Server {
         self.runtime().spawn(connection::serve(Arc::clone(&self.core), stream, peer, None));
     }
 
-    /// What ends the process: called when answering a client has panicked and the client was told. Without it the server goes on.
+    /// What ends the process: called when answering a client has panicked and the client was told.
+    /// Without it the server goes on.
     pub fn on_panic(&self, end: impl Fn() + Send + Sync + 'static) {
         self.core.panics.on(Box::new(end));
     }
@@ -688,8 +746,8 @@ impl Server {
         Control(Arc::clone(&self.core))
     }
 
-    /// Stops: clients give back what they decide alone, what has come is applied and answered, everything is made durable, and the clients
-    /// are told.
+    /// Stops: clients give back what they decide alone, what has come is applied and answered,
+    /// everything is made durable, and the clients are told.
     pub fn stop(self) {
         // As long as they bring what they have promised: the term of one that is silent ends.
         let nobody_relies = self.runtime().block_on(self.take_leases_back());
@@ -707,7 +765,8 @@ impl Server {
         self.core.locks.close();
         self.core.fs.keep_removed();
         for session in self.core.all() {
-            // What it has promised and not brought goes to the next server, as behind a crash: it keeps its mark.
+            // What it has promised and not brought goes to the next server, as behind a crash: it
+            // keeps its mark.
             let is_owing = session.is_enlisted() && self.core.leases.held_by(session.number).1 > 0;
             if is_owing {
                 tracing::warn!(
@@ -722,7 +781,8 @@ impl Server {
                 self.core.close(&session);
             }
         }
-        // The next server may begin at once: no client believes anything, and all that was promised has been made.
+        // The next server may begin at once: no client believes anything, and all that was promised
+        // has been made.
         if nobody_relies
             && nothing_kept
             && synced.is_ok()
@@ -739,7 +799,8 @@ impl Server {
         });
     }
 
-    /// Until nobody relies on a lease any more. Whether all that was promised under leases has been made, too.
+    /// Until nobody relies on a lease any more. Whether all that was promised under leases has been
+    /// made, too.
     async fn take_leases_back(&self) -> bool {
         loop {
             // Once more now and then: what was being given before is recalled later.
@@ -807,7 +868,8 @@ impl Control {
         self.0.refusals.json()
     }
 
-    /// Ends the sessions of that name or number: what they hold is free, and their mounts are of no use any more. Gives how many.
+    /// Ends the sessions of that name or number: what they hold is free, and their mounts are of no
+    /// use any more. Gives how many.
     pub fn evict(&self, which: &str) -> usize {
         self.0.evict(which)
     }
@@ -850,14 +912,16 @@ async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, stran
         Err(Unheard::Gone(error)) => tracing::info!(%from, %error, "no connection"),
         Err(Unheard::Refused(refusal, mut stream)) => {
             core.refusals.note(&*core.env.clock, (Some(from), None), &refusal);
-            // One that does not speak TLS understands this; others have been told by the handshake, or see that this is none.
+            // One that does not speak TLS understands this; others have been told by the handshake,
+            // or see that this is none.
             let last_words = async {
                 if matches!(refusal.cause, Cause::Plain | Cause::Tls) {
                     let word = ToClient::Refused { reason: refusal.reason.into_bytes() };
                     stream.write_all(&crate::frame::encode(&word)).await?;
                 }
                 stream.shutdown().await?;
-                // A connection that is closed with something unread is reset, and the other side may lose the last words.
+                // A connection that is closed with something unread is reset, and the other side
+                // may lose the last words.
                 tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
             };
             let _late = tokio::time::timeout(LAST_WORDS_TIME_MAX, last_words).await;
@@ -877,7 +941,10 @@ impl From<std::io::Error> for Unheard {
     }
 }
 
-async fn greet(stream: TcpStream, tls: Option<ServerTls>) -> Result<(Box<dyn Stream>, Peer), Unheard> {
+async fn greet(
+    stream: TcpStream,
+    tls: Option<ServerTls>,
+) -> Result<(Box<dyn Stream>, Peer), Unheard> {
     stream.set_nodelay(true)?;
     match (tls, begins_tls(&stream).await?) {
         (None, false) => Ok((Box::new(stream), Peer::default())),
@@ -895,8 +962,9 @@ async fn greet(stream: TcpStream, tls: Option<ServerTls>) -> Result<(Box<dyn Str
                 let refusal = match tls::Fault::of(&error) {
                     None => return Err(Unheard::Gone(error)),
                     Some(tls::Fault::Certificate) => {
-                        let reason =
-                            format!("the client has no certificate of this server's authority ({error})");
+                        let reason = format!(
+                            "the client has no certificate of this server's authority ({error})"
+                        );
                         Refusal::new(Cause::Unknown, reason)
                     }
                     Some(tls::Fault::Handshake) => {
@@ -909,7 +977,8 @@ async fn greet(stream: TcpStream, tls: Option<ServerTls>) -> Result<(Box<dyn Str
     }
 }
 
-/// Whether the client begins a TLS handshake. A greeting in the clear is short: its length has a zero where TLS has its version.
+/// Whether the client begins a TLS handshake. A greeting in the clear is short: its length has a
+/// zero where TLS has its version.
 async fn begins_tls(stream: &TcpStream) -> std::io::Result<bool> {
     const HANDSHAKE: u8 = 0x16;
     let mut first = [0; 3];

@@ -1,8 +1,10 @@
 //! A panic while a client's change or request is answered: a bug.
 //!
-//! * PANIC-1: who asked is told, and nobody asks for the same once more: else the next server would end the same way, again and again.
-//! * PANIC-2: where somebody has asked for it ([`super::Server::on_panic`]), nothing else goes on: nothing is applied, made durable or answered
-//!   behind it, for nobody knows what state it has left. What was under way waits for the next server.
+//! * PANIC-1: who asked is told, and nobody asks for the same once more: else the next server would
+//!   end the same way, again and again.
+//! * PANIC-2: where somebody has asked for it ([`super::Server::on_panic`]), nothing else goes on:
+//!   nothing is applied, made durable or answered behind it, for nobody knows what state it has
+//!   left. What was under way waits for the next server.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -22,8 +24,8 @@ thread_local! {
     static ANSWERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a panic of this thread, now, is answered: a panic hook need not end the process, the server does that by what it was told
-/// ([`super::Server::on_panic`]).
+/// Whether a panic of this thread, now, is answered: a panic hook need not end the process, the
+/// server does that by what it was told ([`super::Server::on_panic`]).
 pub fn panic_is_answered() -> bool {
     ANSWERED.get()
 }
@@ -62,8 +64,8 @@ impl Panics {
 }
 
 impl Core {
-    /// Answering has panicked. If the server is to end, `tell` says the last word to the client, and gives back its room when that is on its way;
-    /// `false`: it goes on.
+    /// Answering has panicked. If the server is to end, `tell` says the last word to the client,
+    /// and gives back its room when that is on its way; `false`: it goes on.
     pub(super) fn falls(self: &Arc<Self>, tell: impl FnOnce(Option<Room>)) -> bool {
         if self.panics.end.get().is_none() {
             return false;

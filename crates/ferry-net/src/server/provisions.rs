@@ -34,7 +34,8 @@ pub(super) struct Provisions {
     numbers: Mutex<VecDeque<Range<Ino>>>,
     /// Numbers that a server before this one gave to the session: for what it makes again.
     old: Mutex<Vec<Range<Ino>>>,
-    /// Inodes that it knew then and that are not there: it may have been the server that chose their numbers.
+    /// Inodes that it knew then and that are not there: it may have been the server that chose
+    /// their numbers.
     missing: Mutex<HashSet<Ino>>,
     space: Mutex<Space>,
 }
@@ -42,7 +43,8 @@ pub(super) struct Provisions {
 #[derive(Default)]
 struct Space {
     aside: Option<Box<dyn Reservation>>,
-    /// What the client may still promise, of bytes and inodes: it counts the most that each change can take. So there is never less aside.
+    /// What the client may still promise, of bytes and inodes: it counts the most that each change
+    /// can take. So there is never less aside.
     credit: (u64, u64),
     /// The session has ended.
     over: bool,
@@ -74,9 +76,11 @@ impl Provisions {
         }
     }
 
-    /// Whether the session had this number before the server crashed. It is for the file system to say whether it was used.
+    /// Whether the session had this number before the server crashed. It is for the file system to
+    /// say whether it was used.
     pub(super) fn is_old(&self, ino: Ino) -> bool {
-        self.old.lock().iter().any(|range| range.contains(&ino)) || self.missing.lock().contains(&ino)
+        self.old.lock().iter().any(|range| range.contains(&ino))
+            || self.missing.lock().contains(&ino)
     }
 
     /// Nothing is made again any more.
@@ -116,15 +120,18 @@ impl Provisions {
         self.space.lock().aside.as_ref().map(|aside| aside.id())
     }
 
-    /// A promised change comes out of the credit, whatever became of it. Behind it: what it has drawn is missing from the space before it is
-    /// missing from the credit, never the other way round.
+    /// A promised change comes out of the credit, whatever became of it. Behind it: what it has
+    /// drawn is missing from the space before it is missing from the credit, never the other way
+    /// round.
     pub(super) fn spend(&self, Cost { bytes, inodes, .. }: Cost) {
         let mut space = self.space.lock();
-        space.credit = (space.credit.0.saturating_sub(bytes), space.credit.1.saturating_sub(inodes));
+        space.credit =
+            (space.credit.0.saturating_sub(bytes), space.credit.1.saturating_sub(inodes));
     }
 
-    /// Gives the client so much more credit, or what there is; `free` bytes are nobody's. Sets aside what is missing for it.
-    /// `asks`: the connection on which it asks is still the one that counts.
+    /// Gives the client so much more credit, or what there is; `free` bytes are nobody's. Sets
+    /// aside what is missing for it. `asks`: the connection on which it asks is still the one that
+    /// counts.
     pub(super) fn credit(
         &self,
         fs: &dyn SessionStore,

@@ -1,4 +1,5 @@
-//! Who is not let in, and why: said to the client, counted by cause, and logged, though not as often as a client tries.
+//! Who is not let in, and why: said to the client, counted by cause, and logged, though not as
+//! often as a client tries.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -91,7 +92,12 @@ impl Refusals {
     ) {
         if let Some(unsaid) = self.count(clock.monotonic(), from.map(|from| from.ip()), *cause) {
             let from = from.map(|from| from.to_string());
-            tracing::warn!(from, certificate, again = (unsaid > 0).then_some(unsaid), "refused: {reason}");
+            tracing::warn!(
+                from,
+                certificate,
+                again = (unsaid > 0).then_some(unsaid),
+                "refused: {reason}"
+            );
         }
     }
 
@@ -142,7 +148,10 @@ mod tests {
         assert_eq!(refusals.count(secs(5), ip(2), Cause::Version), Some(0), "another address");
         assert_eq!(refusals.count(secs(5), ip(1), Cause::Revoked), Some(0), "another cause");
         assert_eq!(refusals.count(secs(60), ip(1), Cause::Version), Some(59));
-        assert_eq!((refusals.json()["version"].as_u64(), refusals.json()["tls"].as_u64()), (Some(62), None));
+        assert_eq!(
+            (refusals.json()["version"].as_u64(), refusals.json()["tls"].as_u64()),
+            (Some(62), None)
+        );
         assert_eq!(refusals.json()["certificate_revoked"], 1);
         // Whoever comes from everywhere fills neither the memory nor the log.
         for n in 0..4 * LOGGED_MAX as u32 {

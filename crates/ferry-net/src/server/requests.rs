@@ -1,5 +1,5 @@
-//! Requests that wait for leases, without a thread: those that would see less than what another client was promised, and those that ask
-//! for write leases.
+//! Requests that wait for leases, without a thread: those that would see less than what another
+//! client was promised, and those that ask for write leases.
 
 use std::sync::Arc;
 
@@ -48,7 +48,8 @@ impl Core {
         if self.gate.is_shut() && request.op.info().shows {
             let core = Arc::clone(self);
             let runtime = self.runtime.clone();
-            let again = move || drop(runtime.spawn_blocking(move || answered(|| core.answer(request))));
+            let again =
+                move || drop(runtime.spawn_blocking(move || answered(|| core.answer(request))));
             return self.gate.wait(Box::new(again));
         }
         if let Op::Lease { .. } = request.op {
@@ -69,7 +70,9 @@ impl Core {
         let applying = self.applying(&session, who, None);
         match applying.request(id, op, told) {
             Asked::Answered => None,
-            Asked::Behind(inos, op, told) => Some((Request { session, id, who, op: *op, told }, inos)),
+            Asked::Behind(inos, op, told) => {
+                Some((Request { session, id, who, op: *op, told }, inos))
+            }
         }
     }
 
@@ -87,8 +90,9 @@ impl Core {
             match answered.await {
                 Ok(Some((again, behind))) => {
                     request = again;
-                    // At first it asks for what it lacks alone, for who reads a directory may keep its holder from what it would give
-                    // back first. Who lacks something else each time would never have all at once.
+                    // At first it asks for what it lacks alone, for who reads a directory may keep
+                    // its holder from what it would give back first. Who lacks something else each
+                    // time would never have all at once.
                     inos.extend(behind);
                     inos.sort_unstable();
                     inos.dedup();
@@ -117,7 +121,8 @@ impl Core {
             return (request.told)(Outcome::Failed { errno: libc::EINVAL }, 0);
         }
         let session = Arc::clone(&request.session);
-        let may = session.may_promise() && !session.is_over() && !self.leases.is_barred(session.number);
+        let may =
+            session.may_promise() && !session.is_over() && !self.leases.is_barred(session.number);
         let mut inos: Vec<Ino> =
             inodes.0.iter().filter(|_| may).filter_map(|ino| session.inward(*ino)).collect();
         inos.retain(|ino| self.is_changeable(&session, *ino));
@@ -152,7 +157,8 @@ impl Core {
             core.leases.give_back(session.number, &gone, None);
         });
         if answered.await.is_err() {
-            // It has panicked. What nobody was told of is not recalled, and others would wait for it.
+            // It has panicked. What nobody was told of is not recalled, and others would wait for
+            // it.
             self.recall(&self.leases.not_told(number, &all));
         }
     }

@@ -1,17 +1,23 @@
 //! What a client may do whose certificate names the users and groups that it may act as.
 //!
-//! Permission is otherwise the kernel's to check, at the client (`default_permissions`). Of a client that is limited the server believes
-//! neither who asks nor that anything was checked, so it checks itself, before the file system sees the operation:
-//! * RIGHTS-1: the user and the group of an operation are of the certificate; so are those that `chown` gives.
-//! * RIGHTS-2: it does only what mode bits, ACL, owner and sticky bit allow. A request does not say which other groups its user is in: each of
-//!   the certificate's counts where that allows more. So a client that lies gets what some user of its certificate may do, and no more.
-//! * RIGHTS-3: what changes a program's contents takes its privileges away, asked or not; none are given but by the owner, to the
-//!   certificate's groups. Devices and attributes of the system are root's.
-//! * RIGHTS-4: an open file is used as it was opened, by whomever: the kernel reads and writes for nobody in particular.
+//! Permission is otherwise the kernel's to check, at the client (`default_permissions`). Of a
+//! client that is limited the server believes neither who asks nor that anything was checked, so it
+//! checks itself, before the file system sees the operation:
+//! * RIGHTS-1: the user and the group of an operation are of the certificate; so are those that
+//!   `chown` gives.
+//! * RIGHTS-2: it does only what mode bits, ACL, owner and sticky bit allow. A request does not say
+//!   which other groups its user is in: each of the certificate's counts where that allows more. So
+//!   a client that lies gets what some user of its certificate may do, and no more.
+//! * RIGHTS-3: what changes a program's contents takes its privileges away, asked or not; none are
+//!   given but by the owner, to the certificate's groups. Devices and attributes of the system are
+//!   root's.
+//! * RIGHTS-4: an open file is used as it was opened, by whomever: the kernel reads and writes for
+//!   nobody in particular.
 //! * RIGHTS-5: nothing is promised. What the client would decide alone might be refused here.
 //!
-//! What the client's daemon asks of itself (user 0, group 0, thread 0) looks names up and opens files again that were open: it may
-//! what any user of the certificate may. Who may act as root (user 0) may do everything that RIGHTS-1 lets it.
+//! What the client's daemon asks of itself (user 0, group 0, thread 0) looks names up and opens
+//! files again that were open: it may what any user of the certificate may. Who may act as root
+//! (user 0) may do everything that RIGHTS-1 lets it.
 
 use ferry_fs::{Attr, Errno, InProcess, Ino, SessionStore, SetAttr, SetTime};
 
@@ -88,7 +94,8 @@ impl Rights<'_> {
             return READ | WRITE | EXECUTE;
         }
         if self.owns(attr) {
-            // What was opened when its mode was another is opened again after the server has crashed: an owner could change the mode.
+            // What was opened when its mode was another is opened again after the server has
+            // crashed: an owner could change the mode.
             return if self.daemon { READ | WRITE | EXECUTE } else { owner };
         }
         // Where there is a mask, the mode's middle digit is it.
@@ -123,14 +130,16 @@ fn allowed(fs: &dyn SessionStore, rights: &Rights<'_>, attr: &Attr) -> Result<u3
     Ok(rights.allowed(attr, &entries(&list)))
 }
 
-/// Whether some user of a certificate may search a directory: it lies on the way to what its client mounts.
+/// Whether some user of a certificate may search a directory: it lies on the way to what its client
+/// mounts.
 pub(super) fn may_search(fs: &dyn SessionStore, limits: &Limits, dir: &Attr) -> bool {
     let rights = Rights { limits, who: Who::default(), daemon: true };
     allowed(fs, &rights, dir).is_ok_and(|allowed| allowed & EXECUTE != 0)
 }
 
 impl Applying<'_> {
-    /// Whether this client may do it; what it must not ask for beside is taken out. Of a certificate without limits nothing is checked.
+    /// Whether this client may do it; what it must not ask for beside is taken out. Of a
+    /// certificate without limits nothing is checked.
     pub(super) fn permit(&self, op: &mut Op) -> Done {
         let Some(limits) = &self.session.peer.limits else { return Ok(()) };
         let Who { uid, gid, pid, .. } = self.who;
@@ -182,7 +191,9 @@ impl Applying<'_> {
 
     /// Takes a program's privileges away whose contents are about to change in a way that does not.
     fn unprivilege(&self, rights: &Rights<'_>, fh: u64) -> Done {
-        let Some(Open { ino, fh, writes: true, .. }) = self.session.handle(fh) else { return Ok(()) };
+        let Some(Open { ino, fh, writes: true, .. }) = self.session.handle(fh) else {
+            return Ok(());
+        };
         let set_ids = self.inside(ino)?.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
         if rights.is_root() || (!set_ids && self.fs().is_plain(ino)?) {
             return Ok(());
@@ -196,7 +207,9 @@ impl Applying<'_> {
             Op::Lookup { parent: ino, .. } => self.may(rights, *ino, EXECUTE),
             Op::Readdir { ino, .. } => self.may(rights, *ino, READ),
             Op::Readlink { .. } | Op::Listxattr { .. } => Ok(()),
-            Op::Getxattr { ino, name } if name.starts_with(b"user.") => self.may(rights, *ino, READ),
+            Op::Getxattr { ino, name } if name.starts_with(b"user.") => {
+                self.may(rights, *ino, READ)
+            }
             Op::Getxattr { name, .. } if name.starts_with(b"trusted.") && !rights.is_root() => {
                 Err(NOT_THE_OWNER)
             }
@@ -218,7 +231,9 @@ impl Applying<'_> {
                 _ => self.may_make(rights, *parent, Some(mode)),
             },
             Op::Mknod { parent, mode, .. } => {
-                if [libc::S_IFCHR, libc::S_IFBLK].contains(&(*mode & libc::S_IFMT)) && !rights.is_root() {
+                if [libc::S_IFCHR, libc::S_IFBLK].contains(&(*mode & libc::S_IFMT))
+                    && !rights.is_root()
+                {
                     return Err(NOT_THE_OWNER);
                 }
                 self.may_make(rights, *parent, Some(mode))
@@ -229,13 +244,16 @@ impl Applying<'_> {
                 *mode &= !(libc::S_ISUID | libc::S_ISGID);
                 self.may_make(rights, *parent, None)
             }
-            Op::Symlink { parent, .. } | Op::Link { parent, .. } => self.may_make(rights, *parent, None),
+            Op::Symlink { parent, .. } | Op::Link { parent, .. } => {
+                self.may_make(rights, *parent, None)
+            }
             Op::Unlink { parent, name } | Op::Rmdir { parent, name } => {
                 self.may_remove(rights, *parent, name).map(drop)
             }
             Op::Rename { parent, name, new_parent, new_name, flags } => {
                 let moved = self.may_remove(rights, *parent, name)?;
-                let replaced = self.may_remove(rights, *new_parent, new_name)?.filter(|_| flags.exchange);
+                let replaced =
+                    self.may_remove(rights, *new_parent, new_name)?.filter(|_| flags.exchange);
                 // A directory that moves gets another `..`.
                 let is_directory = |attr: &Attr| attr.mode & libc::S_IFMT == libc::S_IFDIR;
                 let mut both = moved.into_iter().chain(replaced).filter(|attr| is_directory(attr));
@@ -254,11 +272,15 @@ impl Applying<'_> {
                 let attr = self.attr_of(*ino)?;
                 if rights.owns(&attr) || rights.is_root() { Ok(()) } else { Err(NOT_THE_OWNER) }
             }
-            Op::Setxattr { ino, name, .. } | Op::Removexattr { ino, name } if name.starts_with(b"user.") => {
+            Op::Setxattr { ino, name, .. } | Op::Removexattr { ino, name }
+                if name.starts_with(b"user.") =>
+            {
                 self.may(rights, *ino, WRITE)
             }
             // The kernel does this before a write.
-            Op::Removexattr { ino, name } if name == b"security.capability" => self.may(rights, *ino, WRITE),
+            Op::Removexattr { ino, name } if name == b"security.capability" => {
+                self.may(rights, *ino, WRITE)
+            }
             _ if rights.is_root() => Ok(()),
             _ => Err(NOT_THE_OWNER),
         }
@@ -319,7 +341,8 @@ impl Applying<'_> {
         if wanted & !allowed == 0 { Ok(()) } else { Err(NOT_ALLOWED) }
     }
 
-    /// A new name in `dir`, of an inode with this mode. The inode's group is that of a directory with set-group-id.
+    /// A new name in `dir`, of an inode with this mode. The inode's group is that of a directory
+    /// with set-group-id.
     fn may_make(&self, rights: &Rights<'_>, dir: Ino, mode: Option<&mut u32>) -> Done {
         let dir = self.attr_of(dir)?;
         self.may_inside(rights, &dir, WRITE | EXECUTE)?;
@@ -331,7 +354,12 @@ impl Applying<'_> {
     }
 
     /// Takes a name out of a directory; gives what it means.
-    fn may_remove(&self, rights: &Rights<'_>, dir: Ino, name: &[u8]) -> Result<Option<Attr>, Errno> {
+    fn may_remove(
+        &self,
+        rights: &Rights<'_>,
+        dir: Ino,
+        name: &[u8],
+    ) -> Result<Option<Attr>, Errno> {
         let attr = self.attr_of(dir)?;
         self.may_inside(rights, &attr, WRITE | EXECUTE)?;
         let found = self.named(dir, name)?;

@@ -1,16 +1,22 @@
 //! A client's session: what it knows and has open, and the ordered stream.
 //!
 //! Rules, each with a test in `tests/`:
-//! * SESSION-1: changes are applied in the order of their numbers, one at a time, each once. A new connection begins with the answers that
-//!   are kept; a number that comes again is not applied again; one that leaves a gap, or whose answer the client has said to have, ends the session.
-//! * SESSION-2: an answer is kept until the client says that it has it; it may have no more than `WINDOW_OPS` changes without answer.
-//! * SESSION-3: a session outlives its connections. The newest connection is the one that counts: what an older one still brings changes nothing
-//!   and takes no lock, for the newer one brings it again.
-//! * SESSION-4: the file system counts one lookup for each inode that a session knows, however many answers named it.
-//! * SESSION-6: a session that may promise is entered on the volume first, and from then on each change leaves its number there, promised or not: so a server that
-//!   takes the place of one that crashed knows whom to wait for, and what is there already. The session that comes then has the old
-//!   number, and its changes go on counting.
-//! * SESSION-5: a promise that cannot be kept ends the series of changes that it belongs to: nothing of that is made behind it.
+//! * SESSION-1: changes are applied in the order of their numbers, one at a time, each once. A new
+//!   connection begins with the answers that are kept; a number that comes again is not applied
+//!   again; one that leaves a gap, or whose answer the client has said to have, ends the session.
+//! * SESSION-2: an answer is kept until the client says that it has it; it may have no more than
+//!   `WINDOW_OPS` changes without answer.
+//! * SESSION-3: a session outlives its connections. The newest connection is the one that counts:
+//!   what an older one still brings changes nothing and takes no lock, for the newer one brings it
+//!   again.
+//! * SESSION-4: the file system counts one lookup for each inode that a session knows, however many
+//!   answers named it.
+//! * SESSION-6: a session that may promise is entered on the volume first, and from then on each
+//!   change leaves its number there, promised or not: so a server that takes the place of one that
+//!   crashed knows whom to wait for, and what is there already. The session that comes then has the
+//!   old number, and its changes go on counting.
+//! * SESSION-5: a promise that cannot be kept ends the series of changes that it belongs to:
+//!   nothing of that is made behind it.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -33,7 +39,9 @@ use super::walls::Walls;
 use crate::codec::List;
 use crate::frame;
 use crate::limits::Peer;
-use crate::message::{BATCH_MAX, Made, OPEN_MAX, Op, Outcome, Place, Promised, ToClient, WINDOW_OPS, Who};
+use crate::message::{
+    BATCH_MAX, Made, OPEN_MAX, Op, Outcome, Place, Promised, ToClient, WINDOW_OPS, Who,
+};
 
 /// No more answers wait for company,
 const OUTBOX_ANSWERS_MAX: usize = 64;
@@ -45,12 +53,15 @@ const NOTICES_MAX: usize = 16;
 const BULK_MIN: usize = 8 << 10;
 /// A client gives leases back behind changes that are so many ahead of what has come.
 const AHEAD_MAX: u64 = 1 << 17;
-/// Of names that others have taken away between two pings a client is told of the newest, so many bytes of them.
+/// Of names that others have taken away between two pings a client is told of the newest, so many
+/// bytes of them.
 const GONE_BYTES_MAX: usize = 2 << 20;
-/// Changes of a session, and KiB of them, that may restore it after a crash: for what comes beyond them it is not waited for.
+/// Changes of a session, and KiB of them, that may restore it after a crash: for what comes beyond
+/// them it is not waited for.
 const RESTORING_MAX: u64 = 4 << 20;
 const RESTORING_KIB_MAX: u64 = 1 << 20;
-/// So many bytes that have arrived are progress, too: the next message may be a long one, on a slow line.
+/// So many bytes that have arrived are progress, too: the next message may be a long one, on a slow
+/// line.
 const PROGRESS_BYTES: u64 = 4 << 10;
 /// Bytes of such a name beside the name itself.
 const GONE_BYTES: usize = 64;
@@ -178,7 +189,8 @@ struct State {
     delayed: Vec<Delayed>,
     /// Names of inodes in `known` that others have taken away since the last ping, and their bytes.
     gone: (VecDeque<Place>, usize),
-    /// The session was taken up, with this mark, and no change has come yet: the client may not have heard of it.
+    /// The session was taken up, with this mark, and no change has come yet: the client may not
+    /// have heard of it.
     taken_up: Option<u64>,
     /// A thread applies the queue.
     busy: bool,
@@ -198,7 +210,8 @@ struct State {
     line: Option<Line>,
     /// Where the newest connection comes from.
     from: Option<SocketAddr>,
-    /// Answers that nobody waits for, and their room: they go before whatever is sent next, at the latest when no more changes wait.
+    /// Answers that nobody waits for, and their room: they go before whatever is sent next, at the
+    /// latest when no more changes wait.
     outbox: (Vec<u8>, Vec<Room>),
     /// Counts connections.
     epoch: u64,
@@ -232,20 +245,22 @@ pub(super) struct Session {
     pub(super) root: Ino,
     pub(super) read_only: bool,
     pub(super) walls: Option<Walls>,
-    /// The connection that may take locks; `None`: the session has ended. Locked before `state`, and held while a lock is taken: no older
-    /// connection takes one behind the newest, none outlives the session.
+    /// The connection that may take locks; `None`: the session has ended. Locked before `state`,
+    /// and held while a lock is taken: no older connection takes one behind the newest, none
+    /// outlives the session.
     locker: RwLock<Option<u64>>,
     state: Mutex<State>,
     /// What it promises out of.
     pub(super) provisions: Provisions,
-    /// Whether it has a mark on the volume. Locked behind the leases, by whoever fences it, and `state` comes before those: so nothing of the
-    /// session is locked under it.
+    /// Whether it has a mark on the volume. Locked behind the leases, by whoever fences it, and
+    /// `state` comes before those: so nothing of the session is locked under it.
     enlisted: Mutex<Enlisted>,
     /// It has ended. Set under the lock of `state`, so that it stays as it is for who has that.
     over: AtomicBool,
     /// Room for what it is told unasked.
     notices: Arc<Semaphore>,
-    /// It makes again what it had promised to a server that crashed. Held while one of these changes is made.
+    /// It makes again what it had promised to a server that crashed. Held while one of these
+    /// changes is made.
     redoing: RwLock<bool>,
     /// One of them could not be made.
     stumbled: AtomicBool,
@@ -264,7 +279,8 @@ impl Session {
         peer: Peer,
         Mounted { path, root, read_only, walls }: Mounted,
     ) -> Self {
-        let (locker, state, provisions) = (RwLock::new(Some(0)), Mutex::default(), Provisions::default());
+        let (locker, state, provisions) =
+            (RwLock::new(Some(0)), Mutex::default(), Provisions::default());
         let (enlisted, over, redoing) =
             (Mutex::new(Enlisted::No), AtomicBool::new(false), RwLock::new(false));
         Self {
@@ -301,8 +317,8 @@ impl Session {
         self.had_locks.load(Ordering::SeqCst)
     }
 
-    /// It is about to take a file lock: the next server has to know. Waits for the device, once. Where that cannot be noted, it reclaims
-    /// nothing from the next one.
+    /// It is about to take a file lock: the next server has to know. Waits for the device, once.
+    /// Where that cannot be noted, it reclaims nothing from the next one.
     pub(super) fn enter_locker(&self, fs: &dyn SessionStore) {
         let mut entered = self.locker_entered.lock();
         if !*entered && !self.is_over() {
@@ -329,23 +345,26 @@ impl Session {
         state.handles.values_mut().filter(|open| open.ino == ino).for_each(|open| open.lost = true);
     }
 
-    /// The same session as at a server that crashed, which has left this mark, and this word of how far it was durable.
+    /// The same session as at a server that crashed, which has left this mark, and this word of how
+    /// far it was durable.
     pub(super) fn take_up(&self, (mark, durable): (u64, u64), now: Duration) {
         *self.enlisted.lock() = Enlisted::Yes;
         *self.redoing.write() = true;
         let mut state = self.state.lock();
         (state.taken_up, state.durable) = (Some(mark), durable);
-        state.restoring = Restoring { at: now, changes_left: RESTORING_MAX, ..Restoring::default() };
+        state.restoring =
+            Restoring { at: now, changes_left: RESTORING_MAX, ..Restoring::default() };
     }
 
-    /// Whether nothing of what the server waits for has come for so long. As long as the server itself has something to do, it is not the
-    /// client that is late.
+    /// Whether nothing of what the server waits for has come for so long. As long as the server
+    /// itself has something to do, it is not the client that is late.
     pub(super) fn is_stalled(&self, now: Duration, most: Duration) -> bool {
         let heard = self.heard.load(Ordering::Relaxed);
         let mut state = self.state.lock();
         let busy = state.restoring.newest > state.applied && !state.at_gate;
         let restoring = &mut state.restoring;
-        let arrives = heard - restoring.counted >= PROGRESS_BYTES && heard >> 10 <= RESTORING_KIB_MAX;
+        let arrives =
+            heard - restoring.counted >= PROGRESS_BYTES && heard >> 10 <= RESTORING_KIB_MAX;
         if restoring.changes_left > 0 && (busy || arrives) {
             (restoring.at, restoring.counted) = (now, heard);
         }
@@ -401,7 +420,8 @@ impl Session {
         *self.enlisted.lock() == Enlisted::Yes
     }
 
-    /// Others may change what it has promised: it makes nothing of it again. Not before it has heard of it and promises anew.
+    /// Others may change what it has promised: it makes nothing of it again. Not before it has
+    /// heard of it and promises anew.
     pub(super) fn fence(&self, fs: &dyn SessionStore) {
         let mut enlisted = self.enlisted.lock();
         if std::mem::replace(&mut *enlisted, Enlisted::Fenced) == Enlisted::Yes {
@@ -426,8 +446,8 @@ impl Session {
         state.unsynced.0 >= MUCH_CHANGES || state.unsynced.1 >= MUCH_BYTES
     }
 
-    /// A sync is about to begin: the newest change that it covers, and not what was refused behind that. `None`: the client keeps nothing that
-    /// is not durable.
+    /// A sync is about to begin: the newest change that it covers, and not what was refused behind
+    /// that. `None`: the client keeps nothing that is not durable.
     pub(super) fn note(&self, now: Duration) -> Option<u64> {
         let mut state = self.state.lock();
         if state.promised <= state.durable {
@@ -438,13 +458,15 @@ impl Session {
         Some(state.promised)
     }
 
-    /// Another client is about to sync an inode: the newest change that this covers, if this client may keep some that touch it.
+    /// Another client is about to sync an inode: the newest change that this covers, if this client
+    /// may keep some that touch it.
     pub(super) fn note_of(&self, ino: Ino) -> Option<u64> {
         let state = self.state.lock();
         (state.promised > state.durable && self.knows(&state, ino)).then_some(state.promised)
     }
 
-    /// It has: the client is told, unless it hears too much already. All becomes durable soon, and it is told of that.
+    /// It has: the client is told, unless it hears too much already. All becomes durable soon, and
+    /// it is told of that.
     pub(super) fn was_synced(&self, ino: Ino, seq: u64) {
         let Some(room) = one_of(&self.notices) else { return };
         let mut state = self.state.lock();
@@ -454,8 +476,9 @@ impl Session {
         }
     }
 
-    /// Another client finds no space: this one is to give back what it does not need, and to forget files that have no name any more. Not if it has
-    /// nothing of either, or hears too much already.
+    /// Another client finds no space: this one is to give back what it does not need, and to forget
+    /// files that have no name any more. Not if it has nothing of either, or hears too much
+    /// already.
     pub(super) fn lacks(&self) {
         let [credit, _] = self.provisions.figures();
         let mut state = self.state.lock();
@@ -491,8 +514,8 @@ impl Session {
         self.state.lock().at_gate = waits;
     }
 
-    /// A new connection takes over; it is told before anything else is sent to it. What waits for locks is asked again there.
-    /// Gives its number; `None`: the session is over.
+    /// A new connection takes over; it is told before anything else is sent to it. What waits for
+    /// locks is asked again there. Gives its number; `None`: the session is over.
     pub(super) fn connect(
         &self,
         (line, from): (&Line, Option<SocketAddr>),
@@ -505,7 +528,8 @@ impl Session {
         if self.is_over() {
             return None;
         }
-        // Where it is taken up, its changes go on counting from those that the server before was told of, or would have been.
+        // Where it is taken up, its changes go on counting from those that the server before was
+        // told of, or would have been.
         let mark = state.taken_up;
         if mark.is_some() {
             (state.received, state.applied) = (newest, newest);
@@ -581,20 +605,30 @@ impl Session {
         );
     }
 
-    /// Leave for a connection (`None`: for a change, whichever brought it) to take a lock, while the guard is held.
+    /// Leave for a connection (`None`: for a change, whichever brought it) to take a lock, while
+    /// the guard is held.
     pub(super) fn may_lock(&self, epoch: Option<u64>) -> Option<RwLockReadGuard<'_, Option<u64>>> {
         let locker = self.locker.read();
         (locker.is_some() && epoch.is_none_or(|epoch| *locker == Some(epoch))).then_some(locker)
     }
 
-    /// Answers a request of the connection with number `epoch`, unless another has taken over: it will be asked again there.
-    pub(super) fn reply(&self, (epoch, id): (u64, u64), leased: u8, outcome: Outcome, room: Option<Room>) {
+    /// Answers a request of the connection with number `epoch`, unless another has taken over: it
+    /// will be asked again there.
+    pub(super) fn reply(
+        &self,
+        (epoch, id): (u64, u64),
+        leased: u8,
+        outcome: Outcome,
+        room: Option<Room>,
+    ) {
         let mut state = self.state.lock();
         if state.epoch != epoch {
             return;
         }
-        let is_bulk =
-            matches!(outcome, Outcome::Data { .. } | Outcome::Listing { .. } | Outcome::Walked { .. });
+        let is_bulk = matches!(
+            outcome,
+            Outcome::Data { .. } | Outcome::Listing { .. } | Outcome::Walked { .. }
+        );
         let frame = frame::encode(&ToClient::Reply { id, leased, outcome });
         if is_bulk && frame.len() >= BULK_MIN {
             // Nothing else may wait for it: neither a recall nor a ping's answer.
@@ -607,14 +641,15 @@ impl Session {
         }
     }
 
-    /// The client is asked to give leases back. If there is no connection, the next one begins without any.
+    /// The client is asked to give leases back. If there is no connection, the next one begins
+    /// without any.
     pub(super) fn recall(&self, inodes: impl Iterator<Item = Ino>) {
         let inodes = List(inodes.map(|ino| self.outward(ino)).collect());
         send(&mut self.state.lock(), frame::encode(&ToClient::Recall { inodes }), None);
     }
 
-    /// The client has given leases back, on the connection `epoch`, behind the change `after`. What an older one says is of leases that
-    /// are no more, or are recalled again.
+    /// The client has given leases back, on the connection `epoch`, behind the change `after`. What
+    /// an older one says is of leases that are no more, or are recalled again.
     pub(super) fn returned(
         &self,
         epoch: u64,
@@ -643,7 +678,8 @@ impl Session {
         state.owed > state.received
     }
 
-    /// The connection with this number has gone, unless another has taken over. Nobody waits for locks any more.
+    /// The connection with this number has gone, unless another has taken over. Nobody waits for
+    /// locks any more.
     pub(super) fn disconnect(&self, epoch: u64, now: Duration, locks: &Locks) {
         let _locker = self.locker.write();
         {
@@ -658,7 +694,8 @@ impl Session {
         locks.cancel(self.id, None);
     }
 
-    /// Takes a change in; `true`: the caller has to see that [`Session::next`] is called until it gives nothing.
+    /// Takes a change in; `true`: the caller has to see that [`Session::next`] is called until it
+    /// gives nothing.
     pub(super) fn push(
         &self,
         epoch: u64,
@@ -674,7 +711,9 @@ impl Session {
             return Ok(false); // SESSION-3; and after a goodbye it goes to the next server
         }
         if answered > state.applied || change.seq.saturating_sub(answered) > WINDOW_OPS as u64 {
-            return Err(Violation("answers that were not given, or more changes than the window holds"));
+            return Err(Violation(
+                "answers that were not given, or more changes than the window holds",
+            ));
         }
         while state.answers.front().is_some_and(|(seq, _)| *seq <= answered) {
             state.answers.pop_front();
@@ -683,7 +722,11 @@ impl Session {
         if seq <= state.applied {
             // The answer was sent again when the connection began.
             let kept = state.answers.front().is_some_and(|(first, _)| *first <= seq);
-            return if kept { Ok(false) } else { Err(Violation("a change again whose answer had arrived")) };
+            return if kept {
+                Ok(false)
+            } else {
+                Err(Violation("a change again whose answer had arrived"))
+            };
         }
         if seq <= state.received {
             return Ok(false); // in the queue: it is answered on the newest connection
@@ -716,7 +759,8 @@ impl Session {
         change
     }
 
-    /// A change has been applied. Where its client had `promised` it, the answer may wait for those behind it.
+    /// A change has been applied. Where its client had `promised` it, the answer may wait for those
+    /// behind it.
     pub(super) fn applied(&self, seq: u64, applied: Applied, room: Room, promised: bool) {
         self.answer(seq, applied, Some(room), promised);
     }
@@ -771,15 +815,16 @@ impl Session {
         run();
     }
 
-    /// An answer names `ino`, whose lookup the file system has counted, and which is no directory and was found in `dir` (0: it is one, or nobody
-    /// knows). Gives the stamp.
+    /// An answer names `ino`, whose lookup the file system has counted, and which is no directory
+    /// and was found in `dir` (0: it is one, or nobody knows). Gives the stamp.
     pub(super) fn learn(&self, fs: &dyn Filesystem, ino: Ino, dir: Ino) -> u64 {
         self.found_in(ino, dir);
         let (stamp, surplus) = {
             let mut state = self.state.lock();
             state.stamp += 1;
             let stamp = state.stamp;
-            let surplus = self.is_over() || ino == self.root || state.known.insert(ino, stamp).is_some();
+            let surplus =
+                self.is_over() || ino == self.root || state.known.insert(ino, stamp).is_some();
             (stamp, surplus)
         };
         if surplus {
@@ -788,14 +833,16 @@ impl Session {
         stamp
     }
 
-    /// The client has found an inode, which is no directory, in `dir` (0: it is one, or nobody knows).
+    /// The client has found an inode, which is no directory, in `dir` (0: it is one, or nobody
+    /// knows).
     pub(super) fn found_in(&self, ino: Ino, dir: Ino) {
         if let Some(walls) = self.walls.as_ref().filter(|_| dir != 0) {
             walls.found(ino, dir);
         }
     }
 
-    /// In which directory the client has found an inode that it knows; 0: that is not known, or nobody needs it.
+    /// In which directory the client has found an inode that it knows; 0: that is not known, or
+    /// nobody needs it.
     pub(super) fn where_found(&self, ino: Ino) -> Ino {
         self.walls.as_ref().and_then(|walls| walls.where_found(ino)).unwrap_or(0)
     }
@@ -917,8 +964,8 @@ impl Session {
         self.state.lock().handles.remove(&number)
     }
 
-    /// Ends the session, or only if it has been without a connection since `left`. A change that is being applied is the last one, and its
-    /// locks are held until then.
+    /// Ends the session, or only if it has been without a connection since `left`. A change that is
+    /// being applied is the last one, and its locks are held until then.
     pub(super) fn end(&self, left: Option<Duration>, locks: &Locks) -> bool {
         let mut locker = self.locker.write();
         {
@@ -992,11 +1039,13 @@ impl Session {
 
     /// For `ferry clients`.
     pub(super) fn json(&self, now: Duration) -> Value {
-        let [(credit_bytes, credit_inodes), (aside_bytes, aside_inodes)] = self.provisions.figures();
+        let [(credit_bytes, credit_inodes), (aside_bytes, aside_inodes)] =
+            self.provisions.figures();
         let state = self.state.lock();
         let under_way = state.under_way;
         let bytes = state.queued + under_way.map_or(0, |(_, bytes)| bytes);
-        let oldest = under_way.map(|(came, _)| came).or(state.queue.front().map(|change| change.came));
+        let oldest =
+            under_way.map(|(came, _)| came).or(state.queue.front().map(|change| change.came));
         let oldest = oldest.map(|came| now.saturating_sub(came));
         Value::from_iter([
             ("client", Value::from(self.number)),
@@ -1014,7 +1063,8 @@ impl Session {
             ("answers_kept", state.answers.len().into()),
             (
                 "promised_not_durable",
-                if state.promised > state.durable { state.applied - state.durable } else { 0 }.into(),
+                if state.promised > state.durable { state.applied - state.durable } else { 0 }
+                    .into(),
             ),
             (
                 "promised_not_durable_ms",
@@ -1032,7 +1082,8 @@ impl Session {
 
 /// The messages that say which names are gone.
 fn gone(names: &[Place]) -> Vec<u8> {
-    let messages = names.chunks(BATCH_MAX).map(|batch| ToClient::Gone { names: List(batch.to_vec()) });
+    let messages =
+        names.chunks(BATCH_MAX).map(|batch| ToClient::Gone { names: List(batch.to_vec()) });
     messages.flat_map(|message| frame::encode(&message)).collect()
 }
 
@@ -1041,7 +1092,8 @@ pub(super) fn wall(clock: &dyn Clock) -> Timestamp {
     Timestamp(i128::try_from(clock.wall().as_nanos()).unwrap_or(i128::MAX))
 }
 
-/// To the newest connection, if there is one, behind the answers that wait; a client that returns asks again.
+/// To the newest connection, if there is one, behind the answers that wait; a client that returns
+/// asks again.
 fn send(state: &mut State, frame: Vec<u8>, room: Option<Room>) {
     let (answers, mut rooms) = std::mem::take(&mut state.outbox);
     let Some(line) = &state.line else { return };

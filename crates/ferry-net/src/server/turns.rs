@@ -1,4 +1,5 @@
-//! The ordered stream of a session: one change after the other, each when its turn on what it touches has come.
+//! The ordered stream of a session: one change after the other, each when its turn on what it
+//! touches has come.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,7 +13,8 @@ use super::panics::answered;
 use super::session::{Applied, Change, Session, wall};
 use crate::message::{BATCH_MAX, Info, Op, Outcome, Promised};
 
-/// So many changes of a session are made after a crash before another session has its turn on the thread.
+/// So many changes of a session are made after a crash before another session has its turn on the
+/// thread.
 const SHARE: u32 = 16;
 /// No inode has this number.
 const TREE: Ino = 0;
@@ -41,8 +43,8 @@ impl Fallen {
     }
 }
 
-/// What a change touches that others may have changed. Of renames from one directory to another this is also what is above which: they are
-/// allowed or not by what others have moved before.
+/// What a change touches that others may have changed. Of renames from one directory to another
+/// this is also what is above which: they are allowed or not by what others have moved before.
 fn changes(change: &Change, turn: &Turn) -> Vec<Ino> {
     let moves = matches!(&change.op, Op::Rename { parent, new_parent, .. } if parent != new_parent);
     let tree = (moves && change.promised.is_none()).then_some(TREE);
@@ -58,7 +60,8 @@ enum Waits {
 }
 
 impl Core {
-    /// Applies a session's changes until there are none, or one has to wait for its turn: then it goes on when that has come.
+    /// Applies a session's changes until there are none, or one has to wait for its turn: then it
+    /// goes on when that has come.
     pub(super) fn apply_all(self: &Arc<Self>, session: &Arc<Session>) {
         let mut share = SHARE;
         while let Some(change) = session.next() {
@@ -79,7 +82,8 @@ impl Core {
         }
     }
 
-    /// Applies a change; `false`: it has to wait, and goes on with those behind it when it has been applied.
+    /// Applies a change; `false`: it has to wait, and goes on with those behind it when it has been
+    /// applied.
     fn apply_next(self: &Arc<Self>, session: &Arc<Session>, change: Change) -> bool {
         let mut change = change;
         if self.gate.is_shut() {
@@ -123,7 +127,9 @@ impl Core {
             core.apply_all(&session);
         };
         let runtime = self.runtime.clone();
-        self.make_durable(Box::new(move |result| drop(runtime.spawn_blocking(move || run(result)))));
+        self.make_durable(Box::new(move |result| {
+            drop(runtime.spawn_blocking(move || run(result)))
+        }));
     }
 
     /// Waits for clients that make again what they had promised, without a thread.
@@ -140,8 +146,8 @@ impl Core {
         self.gate.wait(Box::new(move || drop(runtime.spawn_blocking(run))));
     }
 
-    /// Makes a promised change again, for the server to which it was promised has crashed. It needs no lease: nobody has any. Gives
-    /// back what is no such change.
+    /// Makes a promised change again, for the server to which it was promised has crashed. It needs
+    /// no lease: nobody has any. Gives back what is no such change.
     fn redo(self: &Arc<Self>, session: &Session, change: Change) -> Option<Change> {
         let redoing = session.redoing();
         if !*redoing || change.promised.is_none() || session.is_over() {
@@ -152,7 +158,8 @@ impl Core {
         let bytes = op.info().data_bytes;
         let applied = self.applying(session, who, promise).redo(op);
         drop(redoing);
-        // What comes behind one that cannot be made says nothing of that until its client has heard.
+        // What comes behind one that cannot be made says nothing of that until its client has
+        // heard.
         if matches!(applied.outcome, Outcome::Failed { .. }) {
             session.stumble();
         } else if !session.has_stumbled() {
@@ -217,7 +224,8 @@ impl Core {
         }
     }
 
-    /// The wait is over, one way or the other; or it begins again, if a name has come to mean something else.
+    /// The wait is over, one way or the other; or it begins again, if a name has come to mean
+    /// something else.
     fn apply_in_turn(
         self: &Arc<Self>,
         session: &Session,
@@ -238,17 +246,26 @@ impl Core {
         self.try_apply(session, change)
     }
 
-    /// Its turn has come. What is promised is so under write leases that its client has heard of: then nothing is left of others (UNSTABLE-1).
-    fn apply_or_wait(self: &Arc<Self>, session: &Session, change: Change, turn: Turn) -> Option<Waits> {
-        if change.promised.is_none() && self.fresh.is_others(session.number, &changes(&change, &turn)) {
+    /// Its turn has come. What is promised is so under write leases that its client has heard of:
+    /// then nothing is left of others (UNSTABLE-1).
+    fn apply_or_wait(
+        self: &Arc<Self>,
+        session: &Session,
+        change: Change,
+        turn: Turn,
+    ) -> Option<Waits> {
+        if change.promised.is_none()
+            && self.fresh.is_others(session.number, &changes(&change, &turn))
+        {
             return Some(Waits::Sync(change, turn));
         }
         self.apply(session, change, turn);
         None
     }
 
-    /// Does something with a change. If that panics, the client hears of an error, and the changes behind it go on: else it would wait for
-    /// ever, and so would whoever waits for what it gives back behind them.
+    /// Does something with a change. If that panics, the client hears of an error, and the changes
+    /// behind it go on: else it would wait for ever, and so would whoever waits for what it gives
+    /// back behind them.
     fn surely<T>(
         self: &Arc<Self>,
         session: &Session,
@@ -275,7 +292,8 @@ impl Core {
         None
     }
 
-    /// A name may have come to mean another inode before the turn began, unless the session has the directory's write lease.
+    /// A name may have come to mean another inode before the turn began, unless the session has the
+    /// directory's write lease.
     fn is_still(self: &Arc<Self>, session: &Session, change: &Change, turn: &Turn) -> bool {
         turn.is_own() || turn.inos() == self.touched(session, change)
     }
@@ -291,9 +309,11 @@ impl Core {
         let Info { cost, data_bytes: bytes, .. } = op.info();
         let promise = promised.map(|promised| promise(session, seq, &promised));
         let keeps = promise.is_some() || !turn.inos().is_empty();
-        // A change that was not promised is made without a mark, too: after a crash it is told as lost, at worst.
+        // A change that was not promised is made without a mark, too: after a crash it is told as
+        // lost, at worst.
         let enlisted = if keeps { session.enlist(&*self.fs, true) } else { Ok(()) };
-        let enlisted = enlisted.or_else(|errno| if promise.is_some() { Err(errno) } else { Ok(()) });
+        let enlisted =
+            enlisted.or_else(|errno| if promise.is_some() { Err(errno) } else { Ok(()) });
         let soon = keeps && session.is_enlisted();
         let told = promise.is_none().then(|| EarlyAck {
             at: wall(&*self.env.clock),
@@ -303,7 +323,9 @@ impl Core {
         });
         let told = told.filter(|_| soon);
         let applied = match enlisted {
-            Ok(()) => Applying { told, ..self.applying(session, who, promise) }.change(op, turn.inos()),
+            Ok(()) => {
+                Applying { told, ..self.applying(session, who, promise) }.change(op, turn.inos())
+            }
             Err(errno) => Applied::failed(errno),
         };
         // It was fenced just before, and the mark that went then is there again.
@@ -346,7 +368,12 @@ impl Core {
             self.broken(session, change.series, &outcome);
         }
         if !session.is_over() {
-            session.applied(change.seq, Applied::alone(outcome), change.room, change.promised.is_some());
+            session.applied(
+                change.seq,
+                Applied::alone(outcome),
+                change.room,
+                change.promised.is_some(),
+            );
         }
         self.leases.refused(session.number, change.seq);
     }
@@ -357,15 +384,21 @@ impl Core {
         self.leases.refused(session.number, change.seq);
     }
 
-    /// What a client has promised cannot be done: nothing of this series is made behind it. The client sends again what does not depend on it.
+    /// What a client has promised cannot be done: nothing of this series is made behind it. The
+    /// client sends again what does not depend on it.
     fn broken(&self, session: &Session, series: u32, outcome: &Outcome) {
-        tracing::error!(client = session.name, ?outcome, "what it has shown as done cannot be done");
+        tracing::error!(
+            client = session.name,
+            ?outcome,
+            "what it has shown as done cannot be done"
+        );
         self.leases.end_series(session.number, series);
     }
 
     pub(super) fn recall(&self, recalls: &Recalls) {
         for (number, inos) in recalls {
-            let session = self.sessions.lock().values().find(|session| session.number == *number).cloned();
+            let session =
+                self.sessions.lock().values().find(|session| session.number == *number).cloned();
             for batch in inos.chunks(BATCH_MAX) {
                 if let Some(session) = &session {
                     session.recall(batch.iter().copied());

@@ -1,13 +1,17 @@
-//! Walks: what a client asks for ahead of somebody who goes through a tree, many directories in one answer.
+//! Walks: what a client asks for ahead of somebody who goes through a tree, many directories in one
+//! answer.
 //!
-//! * WALK-1: nobody waits for what nobody has asked for. What its holder uses is left out (`leases/ahead`), and what has not come back after
-//!   [`WAIT_TIME_MAX`]. The answer waits for a sync where it tells of what others have changed (`fresh`, UNSTABLE-3).
-//! * WALK-2: leases on all of a step are recalled at once; a step is what the one before has listed. Each is entered before what it covers is
-//!   read. Write leases take the place of read leases at the end, so that nobody who wants one waits for the walk; and only where nothing
-//!   of others is left to be made durable (`fresh`, UNSTABLE-1).
-//! * WALK-3: an answer tells of no inode without a lease, and of no directory but whole. It is as long as one answer may be; a client that
-//!   wants more asks again.
-//! * WALK-4: a directory is listed for who may list and search it; who may promise nothing gets no write leases.
+//! * WALK-1: nobody waits for what nobody has asked for. What its holder uses is left out
+//!   (`leases/ahead`), and what has not come back after [`WAIT_TIME_MAX`]. The answer waits for a
+//!   sync where it tells of what others have changed (`fresh`, UNSTABLE-3).
+//! * WALK-2: leases on all of a step are recalled at once; a step is what the one before has
+//!   listed. Each is entered before what it covers is read. Write leases take the place of read
+//!   leases at the end, so that nobody who wants one waits for the walk; and only where nothing of
+//!   others is left to be made durable (`fresh`, UNSTABLE-1).
+//! * WALK-3: an answer tells of no inode without a lease, and of no directory but whole. It is as
+//!   long as one answer may be; a client that wants more asks again.
+//! * WALK-4: a directory is listed for who may list and search it; who may promise nothing gets no
+//!   write leases.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,7 +29,8 @@ use crate::message::{
     Found, Listed, Op, Outcome, Place, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
 };
 
-/// Leases are waited for so long, all steps together. Tests count what comes of it, on machines that are busy.
+/// Leases are waited for so long, all steps together. Tests count what comes of it, on machines
+/// that are busy.
 const WAIT_TIME_MAX: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 50 });
 /// Bytes of an inode in an answer.
 const SEEN_BYTES: usize = 118;
@@ -63,7 +68,8 @@ impl Walk {
     }
 }
 
-/// Write leases that are about to be told of. Whatever happens, they are recalled then; at once if nobody was told.
+/// Write leases that are about to be told of. Whatever happens, they are recalled then; at once if
+/// nobody was told.
 struct Telling<'a> {
     core: &'a Core,
     session: u64,
@@ -107,7 +113,8 @@ impl Core {
         let deadline = Instant::now() + WAIT_TIME_MAX;
         while !walk.next.is_empty() && !session.is_over() {
             let place = self.leases.ask(session.number, wants, walk.next.clone());
-            let late = timeout_at(deadline, place.wait(|recalls| self.recall(recalls))).await.is_err();
+            let late =
+                timeout_at(deadline, place.wait(|recalls| self.recall(recalls))).await.is_err();
             drop(place);
             let core = Arc::clone(&self);
             let step = tokio::task::spawn_blocking(move || {
@@ -131,7 +138,8 @@ impl Core {
     fn tell_of_walk(&self, request: Request, walk: Walk) {
         let Walk { purpose, mut seen, asked, dirs, rest, .. } = walk;
         let session = &request.session;
-        let mut telling = Telling { core: self, session: session.number, inos: Vec::new(), told: false };
+        let mut telling =
+            Telling { core: self, session: session.number, inos: Vec::new(), told: false };
         if purpose == (Purpose::Remove {}) && !session.is_over() {
             let others = |ino: &Ino| self.fresh.is_others(session.number, &[*ino]);
             let inos = seen.iter().map(|(ino, _)| *ino);
@@ -139,7 +147,8 @@ impl Core {
                 inos.filter(|ino| !others(ino) && self.is_changeable(session, *ino)).collect();
             telling.inos = self.leases.upgrade(session.number, &inos);
             if telling.inos.iter().any(others) {
-                // Somebody was quicker, between the two: there is nothing to be told of that can be relied on.
+                // Somebody was quicker, between the two: there is nothing to be told of that can be
+                // relied on.
                 let outcome = Outcome::Walked {
                     inodes: List(Vec::new()),
                     dirs: List(Vec::new()),
@@ -153,8 +162,9 @@ impl Core {
                 (seen.writes, seen.plain) = (true, self.fs.is_plain(*ino).unwrap_or(false));
             }
         }
-        let found =
-            |(ino, _): &(Ino, Seen)| Some(Found { place: *asked.get(ino)?, ino: session.outward(*ino) });
+        let found = |(ino, _): &(Ino, Seen)| {
+            Some(Found { place: *asked.get(ino)?, ino: session.outward(*ino) })
+        };
         let found = List(seen.iter().filter_map(found).collect());
         let inodes = List(seen.into_iter().map(|(_, seen)| seen).collect());
         // Who is gone has no use for leases.
@@ -164,15 +174,20 @@ impl Core {
 }
 
 impl Applying<'_> {
-    /// What was asked for, as far as it may be named. What a name means is not believed before that is seen under a lease.
+    /// What was asked for, as far as it may be named. What a name means is not believed before that
+    /// is seen under a lease.
     fn find(&self, places: &[Place], walk: &mut Walk) {
         for (at, Place { parent, name }) in (0..).zip(places) {
             let parent = self.session.inward(*parent).filter(|_| name != b"..");
             let readable = |dir: &Ino| self.core.leases.is_readable(self.session.number, &[*dir]);
-            let may =
-                |dir: &Ino| self.core.is_inside(self.session, *dir) && readable(dir) && self.may_walk(*dir);
+            let may = |dir: &Ino| {
+                self.core.is_inside(self.session, *dir) && readable(dir) && self.may_walk(*dir)
+            };
             let Some(parent) = parent.filter(may) else { continue };
-            let found = self.call(|cx| self.fs().lookup(cx, parent, name)).ok().and_then(|entry| entry.attr);
+            let found = self
+                .call(|cx| self.fs().lookup(cx, parent, name))
+                .ok()
+                .and_then(|entry| entry.attr);
             let Some(Attr { ino, .. }) = found else { continue };
             self.fs().forget(ino, 1);
             if self.session.walls.is_some() {
@@ -184,7 +199,8 @@ impl Applying<'_> {
         }
     }
 
-    /// Sees the inodes of a step, and lists those of them that are directories, as long as there is room.
+    /// Sees the inodes of a step, and lists those of them that are directories, as long as there is
+    /// room.
     fn step(&self, walk: &mut Walk) {
         let asked_for = std::mem::take(&mut walk.first);
         let lists_only = walk.purpose == Purpose::List {};
@@ -216,7 +232,8 @@ impl Applying<'_> {
         Some(known.attr)
     }
 
-    /// All names of a directory that is leased, if its user may see them; `false`: there is no room. What they mean is the next step's.
+    /// All names of a directory that is leased, if its user may see them; `false`: there is no
+    /// room. What they mean is the next step's.
     fn list_whole(&self, dir: Ino, walk: &mut Walk) -> bool {
         if !self.may_walk(dir) {
             return true;
@@ -243,7 +260,11 @@ impl Applying<'_> {
         if listed.is_ok() {
             walk.entries += names.len();
             walk.bytes += names.iter().map(|name| NAME_BYTES + name.name.len()).sum::<usize>();
-            let room = if lists_only { WALK_DIRS_MAX.saturating_sub(walk.next.len()) } else { inside.len() };
+            let room = if lists_only {
+                WALK_DIRS_MAX.saturating_sub(walk.next.len())
+            } else {
+                inside.len()
+            };
             if self.session.walls.is_some() {
                 walk.found_in.extend(inside.iter().map(|ino| (*ino, dir)));
             }

@@ -1,14 +1,20 @@
-//! The walls of a session: what lies below the directory that its client mounts, and where in it the client may change something.
+//! The walls of a session: what lies below the directory that its client mounts, and where in it
+//! the client may change something.
 //!
-//! * EXPORT-1: the longest export that covers the mounted path says whether the client may change anything. An export that lies deeper can take
-//!   that away for what is below it, and never gives it.
-//! * EXPORT-2: the server's exports and those of the client's certificate count both: what either refuses is refused.
-//! * EXPORT-3: the client uses a directory as long as that lies below the mounted one. If another client moves it out, the directory and what this
-//!   client has found in it are `ESTALE` here. A file that it has open stays its own to use.
-//! * EXPORT-4: the directory of a read-only export inside, and each one on the way there, keeps its place and its name (`EBUSY`, as a mount point).
-//!   What was found below it gets no name elsewhere (`EXDEV`).
+//! * EXPORT-1: the longest export that covers the mounted path says whether the client may change
+//!   anything. An export that lies deeper can take that away for what is below it, and never gives
+//!   it.
+//! * EXPORT-2: the server's exports and those of the client's certificate count both: what either
+//!   refuses is refused.
+//! * EXPORT-3: the client uses a directory as long as that lies below the mounted one. If another
+//!   client moves it out, the directory and what this client has found in it are `ESTALE` here. A
+//!   file that it has open stays its own to use.
+//! * EXPORT-4: the directory of a read-only export inside, and each one on the way there, keeps its
+//!   place and its name (`EBUSY`, as a mount point). What was found below it gets no name elsewhere
+//!   (`EXDEV`).
 //!
-//! A session that mounts the whole volume, with no read-only export inside, has no walls, and nothing is checked for it.
+//! A session that mounts the whole volume, with no read-only export inside, has no walls, and
+//! nothing is checked for it.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -32,11 +38,13 @@ const READ_ONLY: Errno = Errno(libc::EROFS);
 pub(super) struct Access {
     /// It changes nothing.
     pub(super) read_only: bool,
-    /// Directories below the mounted one, by their paths on the volume: it changes nothing below them.
+    /// Directories below the mounted one, by their paths on the volume: it changes nothing below
+    /// them.
     pub(super) held: Vec<Vec<u8>>,
 }
 
-/// EXPORT-1 and EXPORT-2: what a client may do that mounts `path`, which is normal. `None`: one of the lists has no export there.
+/// EXPORT-1 and EXPORT-2: what a client may do that mounts `path`, which is normal. `None`: one of
+/// the lists has no export there.
 pub(super) fn access(lists: &[&[Export]], path: &[u8]) -> Option<Access> {
     let mut access = Access { read_only: false, held: Vec::new() };
     for list in lists {
@@ -45,7 +53,8 @@ pub(super) fn access(lists: &[&[Export]], path: &[u8]) -> Option<Access> {
         // Of two for one path the stricter one counts.
         let (_, read_only) = covering.max_by_key(|(base, read_only)| (base.len(), *read_only))?;
         access.read_only |= read_only;
-        let held = exports().filter(|(base, read_only)| *read_only && base != path && is_below(base, path));
+        let held = exports()
+            .filter(|(base, read_only)| *read_only && base != path && is_below(base, path));
         access.held.extend(held.map(|(base, _)| base));
     }
     Some(access)
@@ -168,8 +177,14 @@ impl Walls {
 }
 
 impl Core {
-    /// The walls of a session that mounts `path`, which is the directory `root`; `None`: it needs none.
-    pub(super) fn walls(&self, path: &[u8], root: Ino, access: &Access) -> Result<Option<Walls>, String> {
+    /// The walls of a session that mounts `path`, which is the directory `root`; `None`: it needs
+    /// none.
+    pub(super) fn walls(
+        &self,
+        path: &[u8],
+        root: Ino,
+        access: &Access,
+    ) -> Result<Option<Walls>, String> {
         let (mut held, mut pinned) = (Vec::new(), Vec::new());
         for base in access.held.iter().filter(|_| !access.read_only) {
             let shown = String::from_utf8_lossy(base);
@@ -209,7 +224,8 @@ impl Core {
         session.walls.as_ref().is_none_or(|walls| self.place(session, walls, ino).is_ok())
     }
 
-    /// Whether the session's client may change it there, in every way: it may not move what is on the way to a read-only export.
+    /// Whether the session's client may change it there, in every way: it may not move what is on
+    /// the way to a read-only export.
     pub(super) fn is_changeable(&self, session: &Session, ino: Ino) -> bool {
         session.walls.as_ref().is_none_or(|walls| {
             !walls.pinned.contains(&ino) && self.place(session, walls, ino) == Ok(Place::Changeable)
@@ -257,7 +273,8 @@ mod tests {
 
     #[test]
     fn an_export_inside_another_takes_away_and_never_gives() {
-        // What the server exports, what the certificate says, what is mounted: whether it is read-only, and what is inside.
+        // What the server exports, what the certificate says, what is mounted: whether it is
+        // read-only, and what is inside.
         for (server, certificate, path, expected) in [
             ("/:rw", "/:rw", "/", Some((false, ""))),
             ("/:rw", "/:rw", "/a/b", Some((false, ""))),
@@ -283,7 +300,8 @@ mod tests {
         ] {
             let found = access(&[&exports(server), &exports(certificate)], path.as_bytes());
             let found = found.map(|access| {
-                let held = access.held.iter().map(|path| String::from_utf8_lossy(path).into_owned());
+                let held =
+                    access.held.iter().map(|path| String::from_utf8_lossy(path).into_owned());
                 (access.read_only, held.collect::<Vec<_>>().join(","))
             });
             let expected = expected.map(|(read_only, held)| (read_only, held.to_owned()));

@@ -7,7 +7,8 @@ impl Client {
     pub(super) fn figures(&self, of: &str, figure: &str) -> u64 {
         let most = ioctl::STATS_LEN as usize;
         let stats = self.me.call(|cx| self.fs.ioctl(cx, ROOT, ioctl::STATS, &[], most)).unwrap();
-        let stats: serde_json::Value = serde_json::from_slice(stats.strip_suffix(b"\0").unwrap()).unwrap();
+        let stats: serde_json::Value =
+            serde_json::from_slice(stats.strip_suffix(b"\0").unwrap()).unwrap();
         stats[of][figure].as_u64().unwrap()
     }
     pub(super) fn fsync_dir(&self, dir: Ino) -> Done {
@@ -116,9 +117,9 @@ fn no_more_is_promised_than_the_window_holds() {
         let (client, made) = (Arc::clone(&client), Arc::clone(&made));
         std::thread::spawn(move || {
             for i in 0..FILES {
-                client
-                    .me
-                    .call(|cx| client.fs.mknod(cx, dir, format!("n{i}").as_bytes(), libc::S_IFREG, 0))?;
+                client.me.call(|cx| {
+                    client.fs.mknod(cx, dir, format!("n{i}").as_bytes(), libc::S_IFREG, 0)
+                })?;
                 made.fetch_add(1, Ordering::SeqCst);
             }
             Done::Ok(())
@@ -248,7 +249,10 @@ fn an_unmount_while_the_connection_is_gone_brings_all_that_was_promised() {
             client.fs.close();
             tell.send(()).unwrap();
         });
-        assert!(closed.recv_timeout(Duration::from_millis(300)).is_err(), "it waits for the server");
+        assert!(
+            closed.recv_timeout(Duration::from_millis(300)).is_err(),
+            "it waits for the server"
+        );
         *world.net.server.lock() = server;
         closed.recv().unwrap();
     });

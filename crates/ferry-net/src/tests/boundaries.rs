@@ -46,7 +46,8 @@ impl Raw {
     /// Whether the server has taken it, or has room for it, after a while.
     pub(super) fn send_soon(&mut self, message: &ToServer) -> bool {
         let (bytes, stream) = (frame::encode(message), &mut self.stream);
-        let sent = async { tokio::time::timeout(Duration::from_secs(5), stream.write_all(&bytes)).await };
+        let sent =
+            async { tokio::time::timeout(Duration::from_secs(5), stream.write_all(&bytes)).await };
         matches!(self.runtime.block_on(sent), Ok(Ok(())))
     }
 
@@ -55,7 +56,8 @@ impl Raw {
         let _gone = self.runtime.block_on(self.stream.write_all(bytes));
     }
 
-    /// The next message; `None`: the server has hung up. That changes are durable may come at any time.
+    /// The next message; `None`: the server has hung up. That changes are durable may come at any
+    /// time.
     pub(super) fn hear(&mut self) -> Option<ToClient> {
         loop {
             match self.runtime.block_on(frame::read(&mut self.stream, FRAME_MAX)).ok().flatten() {
@@ -87,7 +89,8 @@ impl Raw {
         self.runtime.block_on(async {
             let mut sent = 0;
             while let Ok(Ok(n)) =
-                tokio::time::timeout(Duration::from_millis(300), self.stream.write(&bytes[sent..])).await
+                tokio::time::timeout(Duration::from_millis(300), self.stream.write(&bytes[sent..]))
+                    .await
                 && n > 0
             {
                 sent += n;
@@ -112,7 +115,13 @@ impl Raw {
 }
 
 pub(super) fn hello(path: &[u8]) -> ToServer {
-    ToServer::Hello { version: VERSION, session: 0, path: path.into(), name: b"raw".to_vec(), newest: 0 }
+    ToServer::Hello {
+        version: VERSION,
+        session: 0,
+        path: path.into(),
+        name: b"raw".to_vec(),
+        newest: 0,
+    }
 }
 
 fn nothing() -> Op {
@@ -151,7 +160,11 @@ fn lies_about_numbers_cost_the_liar_its_session() {
         let mut raw = Raw::greeted(&world);
         lie(&mut raw);
         assert!(raw.refused().contains("rules"));
-        assert_eq!(world.server().control().clients().as_array().unwrap().len(), 1, "its session is gone");
+        assert_eq!(
+            world.server().control().clients().as_array().unwrap().len(),
+            1,
+            "its session is gone"
+        );
         assert_well(&honest);
     }
 }
@@ -208,7 +221,8 @@ fn a_client_reaches_only_what_it_was_shown() {
     // Opened for reading, it cannot be written.
     raw.change(3, 2, Op::Open { ino, fh: 1, flags: libc::O_RDONLY, kill_suidgid: false });
     assert_eq!(raw.hear(), Some(changed(3, Outcome::Done {})));
-    let write = Op::Write { fh: 1, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
+    let write =
+        Op::Write { fh: 1, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
     raw.change(4, 3, write);
     assert_eq!(raw.hear(), Some(changed(4, failed(libc::EBADF))));
     assert_eq!(raw.ask(Op::Read { fh: 1, offset: u64::MAX, size: 10 }), failed(libc::EINVAL));
@@ -244,7 +258,11 @@ fn exports_are_walls() {
     assert_eq!(reader.list(ROOT).unwrap(), ["incoming"]);
     assert_eq!(reader.ino(ROOT, "incoming"), incoming);
     assert_eq!(reader.lookup(ROOT, "..").unwrap().unwrap().ino, ROOT, "nothing is above the root");
-    assert_eq!(reader.lookup(incoming, "..").unwrap().unwrap().ino, ROOT, "the export's root is the root");
+    assert_eq!(
+        reader.lookup(incoming, "..").unwrap().unwrap().ino,
+        ROOT,
+        "the export's root is the root"
+    );
 
     let writer = world.mount("//pub/incoming/").unwrap();
     assert!(!writer.fs.is_read_only());
@@ -259,7 +277,10 @@ fn a_client_that_floods_and_does_not_read_stops_nobody() {
     let mut raw = Raw::greeted(&world);
     let (ino, fh) = honest.create(ROOT, "big").unwrap();
     honest.write(ino, fh, 0, &vec![1; IO_MAX]).unwrap();
-    assert!(matches!(raw.ask(Op::Lookup { parent: ROOT, name: b"big".to_vec() }), Outcome::Entry { .. }));
+    assert!(matches!(
+        raw.ask(Op::Lookup { parent: ROOT, name: b"big".to_vec() }),
+        Outcome::Entry { .. }
+    ));
     raw.change(1, 0, Op::Open { ino, fh: 1, flags: libc::O_RDONLY, kill_suidgid: false });
     raw.hear();
     let read = ToServer::Request {
@@ -275,7 +296,8 @@ fn a_client_that_floods_and_does_not_read_stops_nobody() {
     // Those who would wait for a change that never comes.
     let lock = FileLock { end: 9, kind: libc::F_RDLCK, ..FileLock::default() };
     let op = Op::Lock { ino: ROOT, lock, wait: true };
-    let never = frame::encode(&ToServer::Request { id: 1, after: 1 << 40, who: Who::default(), op });
+    let never =
+        frame::encode(&ToServer::Request { id: 1, after: 1 << 40, who: Who::default(), op });
     let mut raw = Raw::greeted(&world);
     let flood = never.repeat(100_000);
     assert!(raw.flood(&flood) < flood.len());
@@ -296,7 +318,8 @@ fn certificates_open_the_door() {
     let ours = authority::issue(&ca, "laptop", &Terms::default(), authority::DAYS).unwrap();
     let theirs = authority::issue(&stranger, "laptop", &Terms::default(), authority::DAYS).unwrap();
     let server = world.server();
-    let bound = server.listen("127.0.0.1:0".parse().unwrap(), Some(ServerTls::load(&ca).unwrap())).unwrap();
+    let bound =
+        server.listen("127.0.0.1:0".parse().unwrap(), Some(ServerTls::load(&ca).unwrap())).unwrap();
     let connect = |host: &str, tls: Option<ClientTls>| {
         let address = Address { host: host.into(), port: bound.port(), path: "/".into() };
         let options = ClientOptions {
@@ -315,7 +338,10 @@ fn certificates_open_the_door() {
         connect("127.0.0.1", Some(ClientTls::load(&ours).unwrap())).is_err(),
         "another name than certified"
     );
-    assert!(connect("localhost", Some(ClientTls::load(&theirs).unwrap())).is_err(), "another authority");
+    assert!(
+        connect("localhost", Some(ClientTls::load(&theirs).unwrap())).is_err(),
+        "another authority"
+    );
     assert!(connect("localhost", None).is_err(), "no certificate");
     assert!(ClientTls::load(&ca).is_err(), "the server's directory is no client's");
 }
@@ -335,7 +361,8 @@ fn a_connection_that_another_has_taken_over_from_is_closed() {
         newest: 0,
     });
     assert!(matches!(new.hear(), Some(ToClient::Welcome { resumed: true, .. })));
-    // A greeting may be taken in after the client has given that connection up for another: that one must not seem to live.
+    // A greeting may be taken in after the client has given that connection up for another: that
+    // one must not seem to live.
     old.send(&ToServer::Ping { number: 1 });
     assert!(old.hear().is_none(), "neither a lease nor a sign of life");
     new.send(&ToServer::Ping { number: 1 });

@@ -58,7 +58,9 @@ impl Liar {
         }
         loop {
             match self.raw.hear() {
-                Some(ToClient::Reply { outcome, .. } | ToClient::Changed { outcome, .. }) => return outcome,
+                Some(ToClient::Reply { outcome, .. } | ToClient::Changed { outcome, .. }) => {
+                    return outcome;
+                }
                 Some(ToClient::Recall { .. }) => {}
                 other => panic!("{other:?}"),
             }
@@ -87,14 +89,19 @@ impl Liar {
 pub(super) struct Root<'a>(pub(super) &'a LocalFs);
 
 impl Root<'_> {
-    fn call<T: ferry_fs::inprocess::FromReply>(&self, request: impl FnOnce(&Cx<'_>) -> Answer<T>) -> T {
+    fn call<T: ferry_fs::inprocess::FromReply>(
+        &self,
+        request: impl FnOnce(&Cx<'_>) -> Answer<T>,
+    ) -> T {
         InProcess::default().call(request).unwrap()
     }
 
     pub(super) fn set(&self, ino: Ino, (uid, gid): (u32, u32), mode: u32) {
         let (uid, gid) = (Some(uid), Some(gid));
         self.call(|cx| self.0.setattr(cx, ino, None, &SetAttr { uid, gid, ..SetAttr::default() }));
-        self.call(|cx| self.0.setattr(cx, ino, None, &SetAttr { mode: Some(mode), ..SetAttr::default() }));
+        self.call(|cx| {
+            self.0.setattr(cx, ino, None, &SetAttr { mode: Some(mode), ..SetAttr::default() })
+        });
     }
 
     pub(super) fn dir(&self, parent: Ino, name: &str, owner: (u32, u32), mode: u32) -> Ino {
@@ -133,7 +140,8 @@ impl Root<'_> {
     }
 }
 
-/// Each operation that asks for a user's rights, about directory `dir` with the file `ino` called `f`.
+/// Each operation that asks for a user's rights, about directory `dir` with the file `ino` called
+/// `f`.
 fn operations(dir: Ino, ino: Ino) -> Vec<Op> {
     let (parent, name, new) = (dir, || b"f".to_vec(), || b"new".to_vec());
     let set = |set: SetAttr| Op::Setattr { ino, fh: None, set };
@@ -173,22 +181,33 @@ fn who_is_not_of_the_certificate_is_refused_and_nothing_is_done() {
     let mut liar = Liar::new(&world, limited("1000-1001", "1000"));
     assert_eq!((liar.ino(ROOT, "open"), liar.ino(dir, "f")), (dir, file));
     let before = root.attr(file);
-    for who in [user(0, 0), user(0, 1000), user(999, 1000), user(1002, 1000), user(1000, 0), user(1000, 1001)]
-    {
+    for who in [
+        user(0, 0),
+        user(0, 1000),
+        user(999, 1000),
+        user(1002, 1000),
+        user(1000, 0),
+        user(1000, 1001),
+    ] {
         for op in operations(dir, file) {
             let what = format!("{who:?} {op:?}");
             assert_eq!(liar.says(who, op), failed(libc::EACCES), "{what}");
         }
     }
     // The daemon itself may look, and open again what was open; no more.
-    for op in operations(dir, file).into_iter().filter(|op| op.is_ordered() && !matches!(op, Op::Open { .. }))
+    for op in operations(dir, file)
+        .into_iter()
+        .filter(|op| op.is_ordered() && !matches!(op, Op::Open { .. }))
     {
         let what = format!("{op:?}");
         assert_eq!(liar.says(DAEMON, op), failed(libc::EACCES), "{what}");
     }
     assert_eq!(root.names(dir), ["f"]);
     let after = root.attr(file);
-    assert_eq!((after.size, after.mode, after.uid, after.nlink), (before.size, before.mode, before.uid, 1));
+    assert_eq!(
+        (after.size, after.mode, after.uid, after.nlink),
+        (before.size, before.mode, before.uid, 1)
+    );
     // Who is of it makes what is his.
     let made = liar.says(ALICE, Op::Mkdir { parent: dir, name: b"mine".to_vec(), mode: 0o755 });
     let Outcome::Entry { known: Some(made) } = made else { panic!("{made:?}") };
@@ -227,8 +246,20 @@ fn a_client_that_lies_may_what_its_users_may() {
     }
     let cut = SetAttr { size: Some(0), ..SetAttr::default() };
     for op in [
-        Op::Create { parent: ROOT, name: b"secret".to_vec(), mode: 0o644, flags: libc::O_RDWR, fh: 90 },
-        Op::Create { parent: ROOT, name: b"new".to_vec(), mode: 0o644, flags: libc::O_RDWR, fh: 91 },
+        Op::Create {
+            parent: ROOT,
+            name: b"secret".to_vec(),
+            mode: 0o644,
+            flags: libc::O_RDWR,
+            fh: 90,
+        },
+        Op::Create {
+            parent: ROOT,
+            name: b"new".to_vec(),
+            mode: 0o644,
+            flags: libc::O_RDWR,
+            fh: 91,
+        },
         Op::Mkdir { parent: ROOT, name: b"new".to_vec(), mode: 0o755 },
         Op::Link { ino: shown, parent: ROOT, name: b"new".to_vec() },
         Op::Unlink { parent: ROOT, name: b"shown".to_vec() },
@@ -292,7 +323,8 @@ fn what_is_an_owners_or_roots_is_refused_to_others() {
         assert_eq!(liar.says(ALICE, op), failed(libc::EPERM), "{what}");
     }
     assert_eq!(root.names(dir), ["grave", "mine", "theirs"]);
-    // A directory that is another's keeps its place; the owner's, and a time that is now, are allowed.
+    // A directory that is another's keeps its place; the owner's, and a time that is now, are
+    // allowed.
     root.set(dir, (0, 0), 0o777);
     let moves = |new: &str| rename("grave", new, RenameFlags::default());
     assert_eq!(liar.says(ALICE, moves("grave")), failed(libc::EACCES));
@@ -314,7 +346,8 @@ fn what_is_an_owners_or_roots_is_refused_to_others() {
 fn a_program_that_changes_loses_its_privileges_though_the_client_does_not_say_so() {
     let world = World::new(73);
     let root = Root(&world.fs);
-    let write = |fh| Op::Write { fh, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
+    let write =
+        |fh| Op::Write { fh, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
     let cut = |fh| SetAttr { size: Some(0), kill_suidgid: fh, ..SetAttr::default() };
     let mut liar = Liar::new(&world, limited("1000", "1000"));
     let from = root.file(ROOT, "from", (1000, 1000), 0o644);
@@ -325,7 +358,9 @@ fn a_program_that_changes_loses_its_privileges_though_the_client_does_not_say_so
         &|liar, _, fh| liar.says(DAEMON, write(fh)),
         &|liar, ino, _| liar.says(ALICE, Op::Setattr { ino, fh: None, set: cut(false) }),
         &|liar, _, fh| liar.says(ALICE, Op::Fallocate { fh, mode: 0, offset: 0, len: 4096 }),
-        &|liar, _, fh| liar.says(ALICE, Op::Copy { fh_in: from, off_in: 0, fh_out: fh, off_out: 0, len: 1 }),
+        &|liar, _, fh| {
+            liar.says(ALICE, Op::Copy { fh_in: from, off_in: 0, fh_out: fh, off_out: 0, len: 1 })
+        },
     ];
     for (at, way) in ways.iter().enumerate() {
         let name = format!("program{at}");
@@ -349,8 +384,10 @@ fn a_program_that_changes_loses_its_privileges_though_the_client_does_not_say_so
         assert_eq!(root.mode(ino), mode);
         let parent = root.dir(ROOT, &format!("in{group}"), (0, group), 0o2777);
         liar.ino(ROOT, &format!("in{group}"));
-        let made = liar
-            .says(ALICE, Op::Mknod { parent, name: b"p".to_vec(), mode: libc::S_IFREG | 0o6755, rdev: 0 });
+        let made = liar.says(
+            ALICE,
+            Op::Mknod { parent, name: b"p".to_vec(), mode: libc::S_IFREG | 0o6755, rdev: 0 },
+        );
         let Outcome::Entry { known: Some(made) } = made else { panic!("{made:?}") };
         assert_eq!((made.attr.gid, made.attr.mode & 0o7777), (group, mode));
     }
@@ -366,10 +403,15 @@ fn an_open_file_is_used_as_it_was_opened() {
     let fh = liar.opens(ALICE, drop_box, libc::O_WRONLY).unwrap();
     let (fh_in, fh_out, len) = (fh, fh, 1);
     assert_eq!(liar.says(ALICE, Op::Read { fh, offset: 0, size: 1 }), failed(libc::EBADF));
-    assert_eq!(liar.says(ALICE, Op::Copy { fh_in, off_in: 0, fh_out, off_out: 9, len }), failed(libc::EBADF));
-    // The kernel writes back, and reads ahead, for nobody; and a mode that changes later closes nothing.
+    assert_eq!(
+        liar.says(ALICE, Op::Copy { fh_in, off_in: 0, fh_out, off_out: 9, len }),
+        failed(libc::EBADF)
+    );
+    // The kernel writes back, and reads ahead, for nobody; and a mode that changes later closes
+    // nothing.
     root.set(drop_box, (0, 0), 0);
-    let write = Op::Write { fh, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
+    let write =
+        Op::Write { fh, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
     assert_eq!(liar.says(DAEMON, write), Outcome::Count { count: 1 });
     assert_eq!(liar.says(user(0, 0), Op::Release { fh }), Outcome::Done {});
 }
@@ -425,7 +467,8 @@ fn a_client_that_is_limited_promises_nothing_and_works() {
     assert_eq!(client.fs.connection()["promised"], 0);
     assert_eq!(world.figure("write_leases"), 0);
     assert!(world.figure("leases") > 0, "it keeps what it was told");
-    let root = Client { me: InProcess { caller: 6, ..InProcess::default() }, fs: Arc::clone(&client.fs) };
+    let root =
+        Client { me: InProcess { caller: 6, ..InProcess::default() }, fs: Arc::clone(&client.fs) };
     assert_eq!(root.create(dir, "root's").map(drop), Err(Errno(libc::EACCES)));
     assert_eq!(root.open(ino), Err(Errno(libc::EACCES)));
     assert_eq!(root.unlink(dir, "object"), Err(Errno(libc::EACCES)));
@@ -495,7 +538,11 @@ impl Listening {
             timeout: Duration::from_secs(1),
             ..self.world.client_options(path)
         };
-        let fs = RemoteFs::connect(Arc::new(TcpConnector::new(address, Some(tls))), options, &Env::real())?;
+        let fs = RemoteFs::connect(
+            Arc::new(TcpConnector::new(address, Some(tls))),
+            options,
+            &Env::real(),
+        )?;
         Ok(Client { fs, me: InProcess { uid: 1000, gid: 1000, caller: 5, ..InProcess::default() } })
     }
 }
@@ -575,7 +622,8 @@ fn a_certificate_that_is_revoked_opens_no_door() {
     for name in ["laptop", "other"] {
         authority::issue(at, name, &Terms::default(), authority::DAYS).unwrap();
     }
-    let (laptop, other) = (listening.connect("laptop").unwrap(), listening.connect("other").unwrap());
+    let (laptop, other) =
+        (listening.connect("laptop").unwrap(), listening.connect("other").unwrap());
     laptop.create(ROOT, "f").unwrap();
     assert!(authority::revoke(at, "nobody").is_err());
     assert_eq!(authority::revoke(at, "laptop").unwrap(), 1);
@@ -594,7 +642,8 @@ fn a_certificate_that_is_revoked_opens_no_door() {
     drop(laptop);
     assert!(other.create(ROOT, "h").is_ok());
     assert!(listening.connect("other").is_ok());
-    // Another one of the same name is another certificate; the old one stays out though its directory is gone.
+    // Another one of the same name is another certificate; the old one stays out though its
+    // directory is gone.
     std::fs::rename(at.join("laptop"), at.join("old")).unwrap();
     authority::issue(at, "laptop", &Terms::default(), authority::DAYS).unwrap();
     assert!(listening.connect("laptop").is_ok());
@@ -617,7 +666,8 @@ fn who_has_connected_before_shows_its_certificate_again() {
     let address = Address { host: "localhost".into(), port: listening.port, path: "/".into() };
     let connector = TcpConnector::new(address, Some(tls));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // What the server says to this client; it greets when the handshake is over and `then` has been done.
+    // What the server says to this client; it greets when the handshake is over and `then` has been
+    // done.
     let word = |then: &dyn Fn()| {
         runtime.block_on(async {
             let mut stream = connector.connect().await.unwrap();

@@ -1,5 +1,5 @@
-//! A client that knows many inodes comes to another server: it claims what it needs first, and the rest when there is time. And how long a server
-//! waits for who makes something again.
+//! A client that knows many inodes comes to another server: it claims what it needs first, and the
+//! rest when there is time. And how long a server waits for who makes something again.
 
 use ferry_env::Clock;
 
@@ -55,7 +55,8 @@ fn what_was_known_is_known_whatever_ends_while_it_is_claimed() {
         for name in ["open", "f3"] {
             client.unlink(dir, name).unwrap();
         }
-        let removed = inos.iter().copied().find(|ino| attr(&client, *ino).unwrap().nlink == 0).expect("f3");
+        let removed =
+            inos.iter().copied().find(|ino| attr(&client, *ino).unwrap().nlink == 0).expect("f3");
         assert_eq!(client.sync(), Ok(()), "{at}");
         let removed_again = client.ino(dir, "f4");
         let before = crashing.world.figure("inodes");

@@ -25,7 +25,9 @@ const HOUR: u64 = 3600;
 /// Until it decides again, and was not only about to.
 fn decides(client: &Client, dir: Ino) {
     let before = client.figures("connection", "changes");
-    while client.figures("connection", "promised") == 0 || client.figures("connection", "changes") == before {
+    while client.figures("connection", "promised") == 0
+        || client.figures("connection", "changes") == before
+    {
         client.mkdir(dir, "warm").unwrap();
         client.me.call(|cx| client.fs.rmdir(cx, dir, b"warm")).unwrap();
     }
@@ -51,7 +53,10 @@ fn who_sets_a_clients_clock_changes_no_times_of_files() {
         let stored = client.me.call(|cx| world.fs.getattr(cx, ino, None)).unwrap().0.mtime;
         let now = i128::try_from(Env::real().clock.wall().as_nanos()).unwrap();
         assert_eq!(stored, shown);
-        assert!((now - stored.0).abs() < i128::from(HOUR / 2) * 1_000_000_000, "{n}: {stored:?} at {now}");
+        assert!(
+            (now - stored.0).abs() < i128::from(HOUR / 2) * 1_000_000_000,
+            "{n}: {stored:?} at {now}"
+        );
         assert!(stored > last, "{n}");
         last = stored;
     }

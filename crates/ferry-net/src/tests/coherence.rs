@@ -30,7 +30,8 @@ fn two_clients_see_each_others_changes_at_once() {
 fn kept(client: &Client) -> u64 {
     let most = ioctl::STATS_LEN as usize;
     let stats = client.me.call(|cx| client.fs.ioctl(cx, ROOT, ioctl::STATS, &[], most)).unwrap();
-    let stats: serde_json::Value = serde_json::from_slice(stats.strip_suffix(b"\0").unwrap()).unwrap();
+    let stats: serde_json::Value =
+        serde_json::from_slice(stats.strip_suffix(b"\0").unwrap()).unwrap();
     stats["kept"]["contents_bytes"].as_u64().unwrap()
 }
 
@@ -44,7 +45,8 @@ fn what_was_read_is_kept_until_somebody_changes_it() {
     let other = b.open(ino).unwrap();
     assert_eq!(kept(&b), 0);
     assert_eq!(b.read(ino, other, 100).unwrap(), [1; 100]);
-    // A lease that was being given back elsewhere meanwhile, and nothing is kept: asked for once more, it is.
+    // A lease that was being given back elsewhere meanwhile, and nothing is kept: asked for once
+    // more, it is.
     while kept(&b) == 0 {
         assert_eq!(b.ino(ROOT, "f"), ino);
         assert_eq!(b.read(ino, other, 100).unwrap(), [1; 100]);
@@ -133,7 +135,8 @@ struct Told {
     contents: Vec<u8>,
 }
 
-/// Three clients, one operation after the other, on a network that cuts: every result is what one order gives.
+/// Three clients, one operation after the other, on a network that cuts: every result is what one
+/// order gives.
 fn one_order(seed: u64) {
     let world = World::new(seed);
     let clients = [world.client(), world.client(), world.client()];
@@ -158,7 +161,10 @@ fn one_order(seed: u64) {
                     files.push(Told { ino, contents: Vec::new() });
                 }
                 Err(error) => {
-                    assert!(error == Errno(libc::EEXIST) && names.contains_key(&name), "{at}: {error}")
+                    assert!(
+                        error == Errno(libc::EEXIST) && names.contains_key(&name),
+                        "{at}: {error}"
+                    )
                 }
             },
             2 => {
@@ -180,11 +186,15 @@ fn one_order(seed: u64) {
             }
             4 => {
                 let found = client.lookup(ROOT, &name).unwrap_or_else(|e| panic!("{at}: {e}"));
-                let expected =
-                    names.get(&name).map(|file| (files[*file].ino, files[*file].contents.len() as u64));
+                let expected = names
+                    .get(&name)
+                    .map(|file| (files[*file].ino, files[*file].contents.len() as u64));
                 assert_eq!(found.map(|attr| (attr.ino, attr.size)), expected, "{at}");
                 if let Some(file) = names.get(&name) {
-                    open.push((client.open(files[*file].ino).unwrap_or_else(|e| panic!("{at}: {e}")), *file));
+                    open.push((
+                        client.open(files[*file].ino).unwrap_or_else(|e| panic!("{at}: {e}")),
+                        *file,
+                    ));
                 }
             }
             5 if !open.is_empty() => {
@@ -236,7 +246,8 @@ fn a_lock_keeps_clients_apart_whenever_the_network_cuts() {
                 let fh = client.open(ino).unwrap();
                 for _ in 0..ROUNDS {
                     client.lock(ino, fh, 1, libc::F_WRLCK, true).unwrap();
-                    let old = u64::from_le_bytes(client.read(ino, fh, 8).unwrap().try_into().unwrap());
+                    let old =
+                        u64::from_le_bytes(client.read(ino, fh, 8).unwrap().try_into().unwrap());
                     client.write(ino, fh, 0, &(old + 1).to_le_bytes()).unwrap();
                     client.lock(ino, fh, 1, libc::F_UNLCK, false).unwrap();
                 }

@@ -138,7 +138,8 @@ fn ends_at(message: u64, ends: Ends) -> bool {
         });
         let found = found.unwrap();
         // A file that was removed may be there again, where removing it is lost with the new one.
-        let earlier = data.starts_with(&found) || told.written.contains(&(name.clone(), found.clone()));
+        let earlier =
+            data.starts_with(&found) || told.written.contains(&(name.clone(), found.clone()));
         assert!(found == *data || told.failed && !synced && earlier, "{at}: {name}: {found:?}");
     }
     world.net.messages.so_far.load(Ordering::SeqCst) >= message

@@ -29,7 +29,8 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 fn connect(world: &World, port: u16, tls: Option<ClientTls>) -> String {
     let address = Address { host: "localhost".into(), port, path: "/".into() };
     let options = ClientOptions { timeout: Duration::from_secs(5), ..world.client_options("/") };
-    let connected = RemoteFs::connect(Arc::new(TcpConnector::new(address, tls)), options, &Env::real());
+    let connected =
+        RemoteFs::connect(Arc::new(TcpConnector::new(address, tls)), options, &Env::real());
     connected.map_or_else(|error| error.to_string(), |_| "is in".into())
 }
 
@@ -67,11 +68,13 @@ fn a_certificate_of_another_authority_is_called_so() {
     let listening = Listening::new(751);
     let stranger = tempfile::tempdir().unwrap();
     authority::init(stranger.path(), &["localhost".into()], authority::DAYS).unwrap();
-    let theirs = authority::issue(stranger.path(), "laptop", &Terms::default(), authority::DAYS).unwrap();
+    let theirs =
+        authority::issue(stranger.path(), "laptop", &Terms::default(), authority::DAYS).unwrap();
     // It trusts this server nevertheless.
     fs::copy(listening.dir.path().join("ca.pem"), theirs.join("ca.pem")).unwrap();
     for _ in 0..20 {
-        let said = connect(&listening.world, listening.port, Some(ClientTls::load(&theirs).unwrap()));
+        let said =
+            connect(&listening.world, listening.port, Some(ClientTls::load(&theirs).unwrap()));
         assert!(said.contains("of another authority"), "{said}");
     }
     assert_eq!(refused(&listening.world, "certificate_unknown"), 20);
@@ -109,7 +112,8 @@ fn a_client_of_another_version_hears_so_whatever_else_it_says() {
     assert_eq!(hello[4..9], [&[1][..], &VERSION.to_le_bytes()].concat());
     hello[5..9].copy_from_slice(&77_u32.to_le_bytes());
     assert!(told(&hello).contains("speaks version 77 of the protocol"));
-    let greeting_of_later = [9_u32.to_le_bytes().as_slice(), &[1], &78_u32.to_le_bytes(), &[7; 4]].concat();
+    let greeting_of_later =
+        [9_u32.to_le_bytes().as_slice(), &[1], &78_u32.to_le_bytes(), &[7; 4]].concat();
     assert!(told(&greeting_of_later).contains("speaks version 78 of the protocol"));
     assert_eq!((refused(&world, "version"), refused(&world, "no_greeting")), (2, 0));
 }
@@ -131,13 +135,18 @@ fn a_private_key_that_others_can_read_is_not_used() {
     let at = dir.path();
     authority::init(at, &["localhost".into()], authority::DAYS).unwrap();
     let laptop = authority::issue(at, "laptop", &Terms::default(), authority::DAYS).unwrap();
-    let allow =
-        |path: &std::path::Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let allow = |path: &std::path::Path, mode| {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap()
+    };
     for mode in [0o640, 0o604, 0o620, 0o666] {
-        for (key, is_server) in [(at.join("server.key"), true), (laptop.join("client.key"), false)] {
+        for (key, is_server) in [(at.join("server.key"), true), (laptop.join("client.key"), false)]
+        {
             allow(&key, mode);
-            let loaded =
-                if is_server { ServerTls::load(at).map(drop) } else { ClientTls::load(&laptop).map(drop) };
+            let loaded = if is_server {
+                ServerTls::load(at).map(drop)
+            } else {
+                ClientTls::load(&laptop).map(drop)
+            };
             let said = loaded.unwrap_err().to_string();
             assert!(said.contains(&format!("chmod 600 {}", key.display())), "{said}");
             allow(&key, 0o600);
@@ -145,7 +154,8 @@ fn a_private_key_that_others_can_read_is_not_used() {
     }
     let key = at.join("authority/ca.key");
     allow(&key, 0o644);
-    let said = authority::issue(at, "other", &Terms::default(), authority::DAYS).unwrap_err().to_string();
+    let said =
+        authority::issue(at, "other", &Terms::default(), authority::DAYS).unwrap_err().to_string();
     assert!(said.contains("chmod 600"), "{said}");
     allow(&key, 0o400);
     assert!(authority::issue(at, "another", &Terms::default(), authority::DAYS).is_ok());
@@ -160,7 +170,10 @@ fn the_authority_s_key_lies_apart_and_the_server_does_without() {
     authority::init(&at, &["localhost".into()], days).unwrap();
     assert!(!at.join("ca.key").exists());
     assert_eq!(fs::metadata(at.join("authority")).unwrap().permissions().mode() & 0o777, 0o700);
-    assert!(authority::issue(&at, "authority", &Terms::default(), days).is_err(), "that is no client");
+    assert!(
+        authority::issue(&at, "authority", &Terms::default(), days).is_err(),
+        "that is no client"
+    );
     authority::issue(&at, "laptop", &Terms::default(), days).unwrap();
     // The administrator takes it away.
     fs::rename(at.join("authority"), &away).unwrap();
@@ -172,7 +185,10 @@ fn the_authority_s_key_lies_apart_and_the_server_does_without() {
         let said = failed.unwrap_err().to_string();
         assert!(said.contains("the authority's key is not here"), "{said}");
     }
-    assert!(!at.join("authority").exists() && !at.join("desktop").exists(), "and no second one is made");
+    assert!(
+        !at.join("authority").exists() && !at.join("desktop").exists(),
+        "and no second one is made"
+    );
     let desktop = authority::issue(&away, "desktop", &Terms::default(), days).unwrap();
     assert!(ClientTls::load(&desktop).is_ok());
     assert_eq!(authority::revoke(&at, "laptop").unwrap(), 1, "which needs no key");

@@ -1,5 +1,6 @@
-//! Clients that wait for the answer to each change (`async=off`, or a limited certificate) are entered on the volume as others are: after a crash
-//! they know what is there, and make again what is not.
+//! Clients that wait for the answer to each change (`async=off`, or a limited certificate) are
+//! entered on the volume as others are: after a crash they know what is there, and make again what
+//! is not.
 
 use super::certificates::{Root, limited};
 use super::redo::Crashing;

@@ -7,7 +7,8 @@ use crate::codec::{Wire, decode};
 use crate::frame;
 use crate::message::{Outcome, Promised, ToClient, ToServer, VERSION, Who};
 
-/// A message's bytes are the only ones that mean it, so nothing that was taken is anything but what was sent.
+/// A message's bytes are the only ones that mean it, so nothing that was taken is anything but what
+/// was sent.
 fn one_form<T: Wire + std::fmt::Debug>(bytes: &[u8]) {
     if let Ok(message) = decode::<T>(bytes) {
         assert_eq!(&frame::encode(&message)[4..], bytes, "{message:?}");
@@ -102,7 +103,9 @@ fn session_of_garbage(world: &World, runtime: &tokio::runtime::Runtime, random: 
         }
         Who::default().put(&mut message);
         message.push(random.below(64) as u8);
-        message.extend((0..random.below(60)).map(|_| (random.next() >> (random.below(8) * 8)) as u8 % 8));
+        message.extend(
+            (0..random.below(60)).map(|_| (random.next() >> (random.below(8) * 8)) as u8 % 8),
+        );
         bytes.extend((message.len() as u32).to_le_bytes());
         bytes.extend(message);
     }
@@ -132,7 +135,8 @@ fn a_server_outlives_any_bytes() {
     honest.create(ROOT, "well").unwrap();
 }
 
-/// `FUZZ_SECONDS=3600 FUZZ_SEED=1 cargo test --release -p ferry-net --lib fuzz -- --ignored --nocapture`
+/// `FUZZ_SECONDS=3600 FUZZ_SEED=1 cargo test --release -p ferry-net --lib fuzz -- --ignored
+/// --nocapture`
 #[test]
 #[ignore = "as long as one wants"]
 fn for_so_many_seconds() {

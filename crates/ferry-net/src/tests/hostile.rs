@@ -8,7 +8,8 @@ use crate::message::*;
 use crate::server::SESSIONS_OF_CERTIFICATE_MAX;
 use crate::{Terms, authority};
 
-/// What a client may make the server keep for it that it does not read: what the connection itself holds, and a little.
+/// What a client may make the server keep for it that it does not read: what the connection itself
+/// holds, and a little.
 const ANSWERS_MAX: usize = 100_000;
 
 #[test]
@@ -89,5 +90,8 @@ fn who_connects_and_says_nothing_keeps_nobody_out() {
     assert!(!matches!(&gone, Err(error) if error.kind() == io::ErrorKind::WouldBlock), "{gone:?}");
     let newest = crowd.last_mut().unwrap();
     newest.set_nonblocking(true).unwrap();
-    assert_eq!(io::Read::read(newest, &mut [0]).map_err(|e| e.kind()), Err(io::ErrorKind::WouldBlock));
+    assert_eq!(
+        io::Read::read(newest, &mut [0]).map_err(|e| e.kind()),
+        Err(io::ErrorKind::WouldBlock)
+    );
 }

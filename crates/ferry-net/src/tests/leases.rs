@@ -31,7 +31,8 @@ impl Client {
     fn hits(&self) -> u64 {
         let most = ioctl::STATS_LEN as usize;
         let stats = self.me.call(|cx| self.fs.ioctl(cx, ROOT, ioctl::STATS, &[], most)).unwrap();
-        let stats: serde_json::Value = serde_json::from_slice(stats.strip_suffix(b"\0").unwrap()).unwrap();
+        let stats: serde_json::Value =
+            serde_json::from_slice(stats.strip_suffix(b"\0").unwrap()).unwrap();
         stats["kept"]["hits"].as_u64().unwrap()
     }
 }
@@ -75,7 +76,8 @@ fn what_is_known_is_not_asked_again_until_another_changes_it() {
     assert_eq!(a.attr(ino).unwrap().nlink, 1, "by its other name");
 }
 
-/// Three clients, one operation after the other, on a network that cuts: every answer is what one order gives, attributes too.
+/// Three clients, one operation after the other, on a network that cuts: every answer is what one
+/// order gives, attributes too.
 fn one_order(seed: u64) {
     #[derive(Clone)]
     struct Node {
@@ -115,7 +117,9 @@ fn one_order(seed: u64) {
                     names.insert(key, nodes.len());
                     nodes.push(Node { ino, dir: false, size: 0, mode: 0o644, names: 1 });
                 }
-                Err(error) => assert!(error == Errno(libc::EEXIST) && found.is_some(), "{at}: {error}"),
+                Err(error) => {
+                    assert!(error == Errno(libc::EEXIST) && found.is_some(), "{at}: {error}")
+                }
             },
             1 => match client.mkdir(dir, &name) {
                 Ok(ino) => {
@@ -123,11 +127,14 @@ fn one_order(seed: u64) {
                     names.insert(key, nodes.len());
                     nodes.push(Node { ino, dir: true, size: 0, mode: 0o755, names: 2 });
                 }
-                Err(error) => assert!(error == Errno(libc::EEXIST) && found.is_some(), "{at}: {error}"),
+                Err(error) => {
+                    assert!(error == Errno(libc::EEXIST) && found.is_some(), "{at}: {error}")
+                }
             },
             2 => {
                 let is_dir = found.is_some_and(|node| nodes[node].dir);
-                let done = if is_dir { client.rmdir(dir, &name) } else { client.unlink(dir, &name) };
+                let done =
+                    if is_dir { client.rmdir(dir, &name) } else { client.unlink(dir, &name) };
                 assert_eq!(done, if found.is_some() { Ok(()) } else { absent }, "{at}");
                 if let Some(node) = names.remove(&key) {
                     nodes[node].names = if is_dir { 0 } else { nodes[node].names - 1 };
@@ -151,7 +158,11 @@ fn one_order(seed: u64) {
                 assert_eq!(client.ino(dir, &name), nodes[node].ino, "{at}");
                 let done = client.link(nodes[node].ino, dir, &new.1);
                 let taken = names.contains_key(&new);
-                assert_eq!(done, if taken { Err(Errno(libc::EEXIST)) } else { Ok(()) }, "{at} to {new:?}");
+                assert_eq!(
+                    done,
+                    if taken { Err(Errno(libc::EEXIST)) } else { Ok(()) },
+                    "{at} to {new:?}"
+                );
                 if !taken {
                     names.insert(new, node);
                     nodes[node].names += 1;
@@ -170,22 +181,32 @@ fn one_order(seed: u64) {
                 }
             }
             6 => {
-                let expected: Vec<String> =
-                    names.keys().filter(|(p, _)| *p == place).map(|(_, name)| name.clone()).collect();
+                let expected: Vec<String> = names
+                    .keys()
+                    .filter(|(p, _)| *p == place)
+                    .map(|(_, name)| name.clone())
+                    .collect();
                 assert_eq!(client.list(dir), Ok(expected), "{at}");
-                let children = names.iter().filter(|((p, _), node)| *p == place && nodes[**node].dir).count();
+                let children =
+                    names.iter().filter(|((p, _), node)| *p == place && nodes[**node].dir).count();
                 assert_eq!(client.attr(dir).unwrap().nlink, 2 + children as u32, "{at}");
             }
             _ => {
                 let seen = client.lookup(dir, &name).unwrap_or_else(|e| panic!("{at}: {e}"));
                 let all = |attr: &Attr| {
-                    let size = if attr.mode & libc::S_IFMT == libc::S_IFDIR { 0 } else { attr.size };
+                    let size =
+                        if attr.mode & libc::S_IFMT == libc::S_IFDIR { 0 } else { attr.size };
                     (attr.ino, size, attr.mode & 0o7777, attr.nlink)
                 };
-                let expected = found.map(|node| &nodes[node]).map(|n| (n.ino, n.size, n.mode, n.names));
+                let expected =
+                    found.map(|node| &nodes[node]).map(|n| (n.ino, n.size, n.mode, n.names));
                 assert_eq!(seen.as_ref().map(all), expected, "{at}");
                 if let Some(attr) = seen {
-                    assert_eq!(client.attr(attr.ino).as_ref().map(all), Ok(expected.unwrap()), "{at}");
+                    assert_eq!(
+                        client.attr(attr.ino).as_ref().map(all),
+                        Ok(expected.unwrap()),
+                        "{at}"
+                    );
                 }
             }
         }
@@ -199,7 +220,8 @@ fn three_clients_see_one_order_of_names_and_attributes() {
     (210..213).for_each(one_order);
 }
 
-/// What grows is never seen smaller than it was before the question, nor larger than anybody has asked for.
+/// What grows is never seen smaller than it was before the question, nor larger than anybody has
+/// asked for.
 #[test]
 fn what_is_read_under_leases_while_others_change_it_lies_in_one_order() {
     const STEPS: u64 = 100;
@@ -224,7 +246,9 @@ fn what_is_read_under_leases_while_others_change_it_lies_in_one_order() {
                     let most = begun.load(Ordering::SeqCst);
                     assert!(least <= size && size <= most, "{least} <= {size} <= {most}");
                     let least = done.load(Ordering::SeqCst);
-                    assert!(client.lookup(dir, &format!("f{least}")).unwrap().is_some() || least == 0);
+                    assert!(
+                        client.lookup(dir, &format!("f{least}")).unwrap().is_some() || least == 0
+                    );
                     let next = begun.load(Ordering::SeqCst) + 2;
                     if client.lookup(dir, &format!("f{next}")).unwrap().is_some() {
                         assert!(begun.load(Ordering::SeqCst) >= next);
@@ -303,7 +327,8 @@ fn who_does_not_give_a_lease_back_loses_it_at_the_end_of_its_term() {
     let waited = begun.monotonic();
     assert!(waited > term / 4 && waited < Duration::from_secs(10), "{waited:?}");
     assert_eq!(silent.hear(), Some(ToClient::Recall { inodes: List(vec![ino]) }));
-    // Who gives it back is not waited for; who says only that it lives is, for as long as it may rely on its lease.
+    // Who gives it back is not waited for; who says only that it lives is, for as long as it may
+    // rely on its lease.
     silent.send(&ToServer::Ping { number: 1 });
     let pong = |said: &Option<ToClient>| match said {
         Some(ToClient::Pong { renewed, series: 0, durable: 0, .. }) => *renewed,
@@ -328,7 +353,8 @@ fn who_does_not_give_a_lease_back_loses_it_at_the_end_of_its_term() {
     });
 }
 
-/// Cut off from the server, and not told so, a client uses nothing that others may have changed meanwhile.
+/// Cut off from the server, and not told so, a client uses nothing that others may have changed
+/// meanwhile.
 #[test]
 fn a_client_that_is_cut_off_relies_on_nothing_longer_than_its_term() {
     let term = Duration::from_millis(800);
@@ -351,11 +377,13 @@ fn a_client_that_is_cut_off_relies_on_nothing_longer_than_its_term() {
     assert_eq!(a.attr(ino).unwrap().size, 5);
 }
 
-/// A server that was started anew changes nothing while clients of the one before may rely on what that has said.
+/// A server that was started anew changes nothing while clients of the one before may rely on what
+/// that has said.
 #[test]
 fn a_server_that_was_started_anew_waits_for_leases_of_the_one_before() {
     let term = Duration::from_millis(800);
-    let options = ServerOptions { lease_term: term, grace: Duration::from_secs(5), ..server_options() };
+    let options =
+        ServerOptions { lease_term: term, grace: Duration::from_secs(5), ..server_options() };
     let mut world = World::with(260, options);
     // Nobody waits for the first server of a new volume, and here all servers have one file system.
     drop(world.take_server());

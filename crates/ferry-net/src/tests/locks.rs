@@ -1,4 +1,5 @@
-//! A lock that was lost is never regained, and nothing lands under the lock of another that was written under one that is gone.
+//! A lock that was lost is never regained, and nothing lands under the lock of another that was
+//! written under one that is gone.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -92,7 +93,11 @@ fn a_lock_that_another_client_had_meanwhile_is_not_regained() {
             assert_eq!(client.me.call(|cx| client.fs.flush(cx, ino, fh, 1)), Err(EIO), "close");
         }
         assert_eq!(world.figure("locks"), 0);
-        assert_eq!(client.lock(ino, fh, 1, libc::F_UNLCK, false), Ok(()), "it gives back what it has not");
+        assert_eq!(
+            client.lock(ino, fh, 1, libc::F_UNLCK, false),
+            Ok(()),
+            "it gives back what it has not"
+        );
         // Who opens it anew works.
         let anew = client.open(ino).unwrap();
         assert_eq!(client.read(ino, anew, 10).unwrap(), b"OTHER");
@@ -118,7 +123,9 @@ fn what_was_queued_under_a_lock_that_was_lost_fails_and_is_not_made() {
         let client = &away.client;
         let queued = [
             scope.spawn(|| client.write(ino, fh, 0, b"stale").map(drop)),
-            scope.spawn(|| client.me.call(|cx| client.fs.setattr(cx, ino, Some(fh), &truncate)).map(drop)),
+            scope.spawn(|| {
+                client.me.call(|cx| client.fs.setattr(cx, ino, Some(fh), &truncate)).map(drop)
+            }),
             // What it was to protect may be in another file.
             scope.spawn(|| client.write(data, data_fh, 0, b"stale").map(drop)),
         ];
@@ -170,7 +177,8 @@ fn who_comes_after_the_grace_of_a_new_server_has_lost_its_locks() {
     }
 }
 
-/// The server that it comes to has a grace period, but another client had the lock at the one between.
+/// The server that it comes to has a grace period, but another client had the lock at the one
+/// between.
 #[test]
 fn a_lock_of_two_servers_ago_is_not_regained() {
     let mut world = World::new(703);
@@ -253,7 +261,8 @@ fn a_lock_goes_to_nobody_else_while_the_server_stops() {
     waiting.join().unwrap().unwrap_err();
 }
 
-/// Holds a thread of the server that asks for the time of day, when it is told to: a change does, when it is about to be made.
+/// Holds a thread of the server that asks for the time of day, when it is told to: a change does,
+/// when it is about to be made.
 struct Stopped {
     clock: Arc<dyn Clock>,
     stop: Mutex<Option<(Sender<()>, Receiver<()>)>>,
@@ -286,7 +295,11 @@ fn a_lock_is_free_when_the_last_change_of_its_session_is_over() {
         let _writing = scope.spawn(|| holder.write(ino, fh, 0, b"last").map(drop));
         is_reached.recv().unwrap();
         assert_eq!(world.server().control().evict("1"), 1);
-        assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, false), Err(EAGAIN), "its write may still come");
+        assert_eq!(
+            other.lock(ino, theirs, 1, libc::F_WRLCK, false),
+            Err(EAGAIN),
+            "its write may still come"
+        );
         go_on.send(()).unwrap();
         assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
         let read = other.read(ino, theirs, 10).unwrap();
@@ -347,7 +360,8 @@ fn an_open_file_that_goes_takes_no_lock_that_was_taken_through_another() {
     let theirs = other.open(other.ino(ROOT, "f")).unwrap();
     let told = |name| assert!(holder.mkdir(ROOT, name).is_ok());
 
-    // A process closes one, and locks through another before the kernel's release of the first arrives.
+    // A process closes one, and locks through another before the kernel's release of the first
+    // arrives.
     holder.lock(ino, first, 1, libc::F_WRLCK, false).unwrap();
     holder.me.call(|cx| holder.fs.flush(cx, ino, first, 1)).unwrap();
     holder.lock(ino, second, 1, libc::F_WRLCK, false).unwrap();

@@ -1,4 +1,5 @@
-//! Who is told of a loss: each descriptor that was open, once, whatever others ask for; and nothing is changed on top of it before.
+//! Who is told of a loss: each descriptor that was open, once, whatever others ask for; and nothing
+//! is changed on top of it before.
 
 use super::*;
 
@@ -122,7 +123,10 @@ fn nothing_is_changed_on_top_of_a_loss_before_the_program_is_told() {
         for _ in 0..2 {
             assert_eq!(client.write(ino, fh, 4, b"later"), Err(EIO));
             assert_eq!(fallocate(fh), Err(EIO));
-            assert_eq!(client.me.call(|cx| client.fs.setattr(cx, ino, Some(fh), &cut)).map(drop), Err(EIO));
+            assert_eq!(
+                client.me.call(|cx| client.fs.setattr(cx, ino, Some(fh), &cut)).map(drop),
+                Err(EIO)
+            );
         }
     }
     assert_eq!(client.read(ino, reader, 10).unwrap(), b"kept");

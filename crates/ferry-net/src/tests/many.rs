@@ -1,5 +1,6 @@
-//! Many clients with many leases: what they cost the server, and how long it takes to have all of them back. Figures, not run by itself:
-//! `cargo test --release -p ferry-net --lib many -- --ignored --nocapture --test-threads 1`.
+//! Many clients with many leases: what they cost the server, and how long it takes to have all of
+//! them back. Figures, not run by itself: `cargo test --release -p ferry-net --lib many --
+//! --ignored --nocapture --test-threads 1`.
 
 use std::pin::Pin;
 use std::time::Instant;
@@ -45,9 +46,14 @@ impl Idle {
         server.serve_stream(Box::new(theirs));
         let (reader, writer): (ReadHalf<DuplexStream>, WriteHalf<DuplexStream>) = split(ours);
         let (out, outgoing) = lanes::line();
-        tokio::spawn(async { lanes::write_all(writer, outgoing, &lanes::AsTaken::default()).await });
+        tokio::spawn(async {
+            lanes::write_all(writer, outgoing, &lanes::AsTaken::default()).await
+        });
         let name = format!("client {name}").into_bytes();
-        say(&out, &ToServer::Hello { version: VERSION, session: 0, path: b"/".to_vec(), name, newest: 0 });
+        say(
+            &out,
+            &ToServer::Hello { version: VERSION, session: 0, path: b"/".to_vec(), name, newest: 0 },
+        );
         let (counts, found) = (Arc::<[AtomicU64; 3]>::default(), Arc::<Mutex<Vec<Ino>>>::default());
         let heard = tokio::spawn(hear(reader, out.clone(), (counts.clone(), found.clone())));
         Self { out, heard, counts, found }
@@ -96,7 +102,8 @@ async fn hear(
     }
 }
 
-/// Stops the server, which asks for all leases: seconds until it knows that nobody has any, and until it has stopped.
+/// Stops the server, which asks for all leases: seconds until it knows that nobody has any, and
+/// until it has stopped.
 fn stopped(world: &World) -> (f64, f64) {
     let control = world.server().control();
     let begun = Instant::now();
@@ -144,12 +151,14 @@ fn two_hundred_sessions_with_ten_thousand_leases_each() {
         let dir = me.call(|cx| world.fs.mkdir(cx, ROOT, b"d", 0o755)).unwrap().attr.unwrap().ino;
         for n in 0..LEASES {
             let name = n.to_string();
-            me.call(|cx| world.fs.mknod(cx, dir, name.as_bytes(), libc::S_IFREG | 0o644, 0)).unwrap();
+            me.call(|cx| world.fs.mknod(cx, dir, name.as_bytes(), libc::S_IFREG | 0o644, 0))
+                .unwrap();
         }
         dir
     };
     let server = world.server();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let _inside = runtime.enter();
     let before = memory();
     let idle: Vec<Idle> = (0..SESSIONS).map(|name| Idle::new(&server, name)).collect();
@@ -184,7 +193,9 @@ fn two_hundred_sessions_with_ten_thousand_leases_each() {
     // All of them: the server stops.
     // Who goes without a word would be waited for.
     other.fs.close();
-    runtime.block_on(until(|| world.server().control().clients().as_array().unwrap().len() == SESSIONS));
+    runtime.block_on(until(|| {
+        world.server().control().clients().as_array().unwrap().len() == SESSIONS
+    }));
     drop(server);
     let (recalled, stopped) = stopped(&world);
     let per = |bytes: u64, of: usize| bytes / of as u64;
@@ -210,15 +221,22 @@ fn two_hundred_sessions_with_ten_thousand_write_leases_each() {
     let me = InProcess::default();
     for session in 0..SESSIONS {
         let name = format!("d{session}");
-        let dir = me.call(|cx| world.fs.mkdir(cx, ROOT, name.as_bytes(), 0o755)).unwrap().attr.unwrap().ino;
+        let dir = me
+            .call(|cx| world.fs.mkdir(cx, ROOT, name.as_bytes(), 0o755))
+            .unwrap()
+            .attr
+            .unwrap()
+            .ino;
         for n in 0..LEASES {
             let name = n.to_string();
-            let made = me.call(|cx| world.fs.mknod(cx, dir, name.as_bytes(), libc::S_IFREG | 0o644, 0));
+            let made =
+                me.call(|cx| world.fs.mknod(cx, dir, name.as_bytes(), libc::S_IFREG | 0o644, 0));
             world.fs.forget(made.unwrap().attr.unwrap().ino, 1);
         }
     }
     let server = world.server();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let _inside = runtime.enter();
     let idle: Vec<Idle> = (0..SESSIONS).map(|name| Idle::new(&server, name)).collect();
     for (session, client) in idle.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Clients and a server in one process, with a network in memory that delays and cuts as a seed says.
+//! Clients and a server in one process, with a network in memory that delays and cuts as a seed
+//! says.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap, and wait for the other side")]
 
 mod asynchronous;
@@ -43,7 +44,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
 use crate::{
-    ClientOptions, Connecting, Connector, Control, Export, NetError, RemoteFs, Server, ServerOptions, Stream,
+    ClientOptions, Connecting, Connector, Control, Export, NetError, RemoteFs, Server,
+    ServerOptions, Stream,
 };
 
 type Done<T = ()> = Result<T, Errno>;
@@ -85,7 +87,8 @@ struct Network {
     runtime: tokio::runtime::Runtime,
 }
 
-/// Messages so far, if they are counted, and the one that is not carried any more: all connections are cut then.
+/// Messages so far, if they are counted, and the one that is not carried any more: all connections
+/// are cut then.
 struct Messages {
     so_far: AtomicU64,
     /// Requests of clients among them.
@@ -97,7 +100,8 @@ struct Messages {
 impl Messages {
     /// Whether the message that comes now is the one.
     fn end_here(&self) -> bool {
-        let end = self.so_far.fetch_add(1, Ordering::SeqCst) + 1 == self.cut_at.load(Ordering::SeqCst);
+        let end =
+            self.so_far.fetch_add(1, Ordering::SeqCst) + 1 == self.cut_at.load(Ordering::SeqCst);
         if end {
             self.cuts.send_modify(|n| *n += 1);
         }
@@ -158,7 +162,8 @@ impl Connector for Network {
             let (budgets, cuts) = ([budget(), budget()], self.cuts.subscribe());
             let silent = (number, self.silent_below.subscribe());
             let rate = Arc::clone(&self.up_rate);
-            self.runtime.spawn(async move { relay(theirs, near, (budgets, &rate), cuts, silent).await });
+            self.runtime
+                .spawn(async move { relay(theirs, near, (budgets, &rate), cuts, silent).await });
             Ok(Box::new(ours) as Box<dyn Stream>)
         })
     }
@@ -187,7 +192,9 @@ async fn relay(
                 Ok(n) if n > 0 => {
                     let _heard = silent_below.wait_for(|below| number >= *below).await.map(drop);
                     tokio::time::sleep(Duration::from_micros(n as u64 % 7 * 30)).await;
-                    if let Some(taken) = (n as u64 * 1_000_000).checked_div(rate.load(Ordering::Relaxed)) {
+                    if let Some(taken) =
+                        (n as u64 * 1_000_000).checked_div(rate.load(Ordering::Relaxed))
+                    {
                         tokio::time::sleep(Duration::from_micros(taken)).await;
                     }
                     if to.write_all(&bytes[..n]).await.is_err() {

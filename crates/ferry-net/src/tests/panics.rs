@@ -1,4 +1,5 @@
-//! What answers a client panics. That is a bug somewhere below; nobody waits for ever because of it.
+//! What answers a client panics. That is a bug somewhere below; nobody waits for ever because of
+//! it.
 
 use std::sync::atomic::AtomicBool;
 
@@ -9,7 +10,8 @@ use super::promises::Teller;
 use super::*;
 use crate::message::*;
 
-/// A clock that panics once, in a thread of the server, when it is told to: the file system asks it in most calls.
+/// A clock that panics once, in a thread of the server, when it is told to: the file system asks it
+/// in most calls.
 struct Trap {
     clock: Arc<dyn Clock>,
     armed: AtomicBool,
@@ -87,8 +89,11 @@ fn a_promise_that_panics_is_broken_and_what_was_given_back_behind_it_is_free() {
     // One that asks for nothing by itself: the trap is for the promise.
     let other = world.waiting_client();
     assert_eq!(teller.lease(&[ROOT]).len(), 1);
-    let (number, mkdir) =
-        (teller.numbers().start, |name: &str| Op::Mkdir { parent: ROOT, name: name.into(), mode: 0o755 });
+    let (number, mkdir) = (teller.numbers().start, |name: &str| Op::Mkdir {
+        parent: ROOT,
+        name: name.into(),
+        mode: 0o755,
+    });
     let first = sprung(&trap, || {
         let first = teller.make(number, mkdir("falls"));
         let second = teller.make(number + 1, mkdir("behind"));
@@ -97,7 +102,11 @@ fn a_promise_that_panics_is_broken_and_what_was_given_back_behind_it_is_free() {
         assert_eq!(teller.changed(second), Outcome::Dropped {});
         first
     });
-    assert_eq!(teller.ping(), (true, 0), "change {first} has ended its series, and the leases stay");
+    assert_eq!(
+        teller.ping(),
+        (true, 0),
+        "change {first} has ended its series, and the leases stay"
+    );
     assert!(other.mkdir(ROOT, "free").is_ok());
     assert_eq!(other.lookup(ROOT, "behind"), Ok(None));
 }

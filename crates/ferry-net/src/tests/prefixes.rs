@@ -1,5 +1,6 @@
-//! The server crashes behind changes that it has decided itself, among others that were promised: what was synced is never told as lost, and
-//! what is there neither; what is left of each inode is a state that it has had.
+//! The server crashes behind changes that it has decided itself, among others that were promised:
+//! what was synced is never told as lost, and what is there neither; what is left of each inode is
+//! a state that it has had.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +25,8 @@ impl Client {
     /// And this.
     fn move_dir(&self, from: (Ino, &str), to: (Ino, &str)) -> Done {
         let flags = RenameFlags::default();
-        self.me.call(|cx| self.fs.rename(cx, from.0, from.1.as_bytes(), to.0, to.1.as_bytes(), flags))
+        self.me
+            .call(|cx| self.fs.rename(cx, from.0, from.1.as_bytes(), to.0, to.1.as_bytes(), flags))
     }
 
     fn sync_dir(&self, dir: Ino) -> Done {
@@ -91,7 +93,11 @@ fn what_came_before_a_sync_is_not_told_as_lost_because_of_what_came_behind_it() 
     assert_eq!(client.read(ino, fh, 100).unwrap(), b"synced");
     assert_eq!((client.sync_dir(d), client.sync_dir(e)), (Ok(()), Ok(())), "the name was synced");
     let there = client.me.call(|cx| client.fs.getxattr(cx, ino, b"user.a")).is_ok();
-    assert_eq!(client.figures("connection", "lost_changes"), u64::from(!there), "the attribute alone");
+    assert_eq!(
+        client.figures("connection", "lost_changes"),
+        u64::from(!there),
+        "the attribute alone"
+    );
     assert_eq!(client.sync(), if there { Ok(()) } else { Err(Errno(libc::EIO)) });
     assert_eq!(client.sync(), Ok(()), "once");
 }
@@ -106,7 +112,10 @@ fn what_the_server_has_decided_and_is_there_is_not_told_as_lost() {
     let (ino, fh) = client.create(ROOT, "other").unwrap();
     assert_eq!(client.fsync(ino, fh), Ok(()));
     crashing.crash_and_start();
-    assert_eq!((client.list(d).unwrap().len(), client.list(e).unwrap()), (0, vec!["moved".to_string()]));
+    assert_eq!(
+        (client.list(d).unwrap().len(), client.list(e).unwrap()),
+        (0, vec!["moved".to_string()])
+    );
     client.assert_nothing_told(&[(ino, fh)], &[ROOT, d, e]);
 }
 

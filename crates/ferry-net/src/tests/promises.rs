@@ -73,7 +73,9 @@ impl Teller {
     pub(super) fn changed(&mut self, seq: u64) -> Outcome {
         loop {
             match self.raw.hear() {
-                Some(ToClient::Changed { seq: found, outcome, .. }) if found == seq => return outcome,
+                Some(ToClient::Changed { seq: found, outcome, .. }) if found == seq => {
+                    return outcome;
+                }
                 Some(ToClient::Changed { seq: found, .. }) if found < seq => {}
                 Some(ToClient::Recall { inodes }) => self.recalled.extend(inodes.0),
                 other => panic!("{other:?}"),
@@ -126,7 +128,9 @@ impl Teller {
 
     pub(super) fn numbers(&mut self) -> std::ops::Range<Ino> {
         match self.ask(Op::Numbers {}) {
-            Outcome::Numbers { numbers: Numbers { first, count, .. } } => first..first + Ino::from(count),
+            Outcome::Numbers { numbers: Numbers { first, count, .. } } => {
+                first..first + Ino::from(count)
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -217,7 +221,8 @@ fn what_was_promised_is_there_before_anybody_else_is_answered() {
         teller.promise(chmod(ino, 0o600));
         let (name, new_name) = (b"f".to_vec(), b"g".to_vec());
         let flags = RenameFlags::default();
-        let moved = teller.promise(Op::Rename { parent: dir, name, new_parent: dir, new_name, flags });
+        let moved =
+            teller.promise(Op::Rename { parent: dir, name, new_parent: dir, new_name, flags });
         assert!(!reading.is_finished());
         teller.give_back(&[dir], moved);
         assert_eq!(teller.changed(moved), Outcome::Done {});
@@ -290,7 +295,10 @@ fn what_is_made_under_a_promise_is_leased_to_its_maker_from_the_beginning() {
         });
         for expected in [ROOT, dir, dir, file] {
             let recalled = teller.recall();
-            assert!(recalled == [expected] || expected == dir && recalled == [file], "{recalled:?}");
+            assert!(
+                recalled == [expected] || expected == dir && recalled == [file],
+                "{recalled:?}"
+            );
             teller.give_back(&recalled, written);
             if recalled == [file] {
                 break;
@@ -370,11 +378,18 @@ fn lies_about_leases_cost_the_liar_its_session_or_nothing() {
         let mut teller = Teller::new(&world);
         lie(&mut teller);
         assert!(teller.raw.refused().contains("rules"));
-        assert_eq!(world.server().control().clients().as_array().unwrap().len(), 1, "its session is gone");
+        assert_eq!(
+            world.server().control().clients().as_array().unwrap().len(),
+            1,
+            "its session is gone"
+        );
         assert_well(&honest);
     }
     let mut teller = Teller::new(&world);
-    assert_eq!(teller.ask(Op::Lease { inodes: List(vec![dir; BATCH_MAX + 1]) }), failed(libc::EINVAL));
+    assert_eq!(
+        teller.ask(Op::Lease { inodes: List(vec![dir; BATCH_MAX + 1]) }),
+        failed(libc::EINVAL)
+    );
     assert_eq!(teller.lease(&[dir, ino, 0, u64::MAX]), [], "numbers that were guessed");
     assert_eq!(teller.lease(&[]), []);
     teller.give_back(&[dir, ino, 0, u64::MAX, ROOT], 0);
@@ -431,7 +446,8 @@ fn leases_and_promises_outlive_a_connection() {
     // A recall that the old connection may have lost comes again on the new one.
     let other = world.client();
     std::thread::scope(|scope| {
-        let reading = scope.spawn(|| other.ino(ROOT, "d") == dir && other.list(dir).unwrap() == ["f"]);
+        let reading =
+            scope.spawn(|| other.ino(ROOT, "d") == dir && other.list(dir).unwrap() == ["f"]);
         assert_eq!(teller.recall(), [dir]);
         let mut teller = teller.again(&world);
         assert!(matches!(teller.raw.hear(), Some(ToClient::Changed { seq, .. }) if seq == lost));
@@ -441,7 +457,8 @@ fn leases_and_promises_outlive_a_connection() {
     });
 }
 
-/// Whichever of its messages is the last that a connection carries: what was promised is made, once, in order.
+/// Whichever of its messages is the last that a connection carries: what was promised is made,
+/// once, in order.
 #[test]
 fn a_burst_of_promises_survives_a_connection_that_ends_at_any_message() {
     const CHANGES: u64 = 12;
@@ -535,7 +552,8 @@ impl Drop for OnDrop<'_> {
     }
 }
 
-/// Each has the directory for one operation at a time; whoever looks sees at once what was promised, in whose name ever.
+/// Each has the directory for one operation at a time; whoever looks sees at once what was
+/// promised, in whose name ever.
 #[test]
 fn what_three_promise_in_turn_others_see_at_once() {
     const ROUNDS: u64 = 40;
@@ -568,7 +586,8 @@ fn what_three_promise_in_turn_others_see_at_once() {
         let reader = world.client();
         assert_eq!(reader.ino(ROOT, "d"), dir);
         loop {
-            let (is_over, least) = (over.load(Ordering::SeqCst) == 3, promised.load(Ordering::SeqCst));
+            let (is_over, least) =
+                (over.load(Ordering::SeqCst) == 3, promised.load(Ordering::SeqCst));
             let names = reader.list(dir).unwrap();
             assert!(names.len() as u64 > least, "{} of {least}", names.len());
             for name in names.iter().rev().filter(|name| *name != "f").take(2) {
@@ -584,7 +603,8 @@ fn what_three_promise_in_turn_others_see_at_once() {
     assert_eq!(client.list(dir).unwrap().len() as u64, 3 * ROUNDS + 1);
 }
 
-/// What a client makes is leased to it, and it does not give it back: others wait for its term, whether it is there or not.
+/// What a client makes is leased to it, and it does not give it back: others wait for its term,
+/// whether it is there or not.
 #[test]
 fn who_keeps_what_it_made_loses_it_at_the_end_of_its_term() {
     for stays in [true, false] {
@@ -645,7 +665,8 @@ fn a_client_that_ends_its_session_leaves_nothing_leased() {
     assert_eq!(teller.lease(&[dir]).len(), 1);
     let other = world.client();
     std::thread::scope(|scope| {
-        let reading = scope.spawn(|| other.ino(ROOT, "d") == dir && other.list(dir).unwrap() == ["f"]);
+        let reading =
+            scope.spawn(|| other.ino(ROOT, "d") == dir && other.list(dir).unwrap() == ["f"]);
         assert_eq!(teller.recall(), [dir]);
         teller.raw.send(&ToServer::Bye {});
         assert!(reading.join().unwrap());

@@ -1,4 +1,5 @@
-//! The server crashes, and the device loses what was not flushed: what clients were told is there again when they are back.
+//! The server crashes, and the device loses what was not flushed: what clients were told is there
+//! again when they are back.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -47,7 +48,8 @@ impl Crashing {
         std::mem::forget(std::mem::replace(&mut self.world.fs, fs));
     }
 
-    /// Behind a crash: the connection ends at this message from here, and the next server crashes, too, or goes on.
+    /// Behind a crash: the connection ends at this message from here, and the next server crashes,
+    /// too, or goes on.
     pub(super) fn start_and_cut(&mut self, message: u64, crashes: bool) {
         let messages = Arc::clone(&self.world.net.messages);
         let mut cuts = self.world.net.cuts.subscribe();
@@ -60,7 +62,8 @@ impl Crashing {
         }
     }
 
-    /// Begins `act`, which waits for something to become durable, and does `then` meanwhile: nothing does before that.
+    /// Begins `act`, which waits for something to become durable, and does `then` meanwhile:
+    /// nothing does before that.
     pub(super) fn held<T: Send>(
         &mut self,
         act: impl FnOnce() -> T + Send,
@@ -127,7 +130,10 @@ impl Client {
             };
             // These are not told exactly.
             let zero = Timestamp::default();
-            seen.insert(path.clone(), (Attr { blocks: 0, atime: zero, ctime: zero, ..attr }, contents));
+            seen.insert(
+                path.clone(),
+                (Attr { blocks: 0, atime: zero, ctime: zero, ..attr }, contents),
+            );
             if attr.mode & libc::S_IFMT == libc::S_IFDIR {
                 self.see_below(attr.ino, &path, seen);
             }
@@ -184,13 +190,19 @@ impl History {
             4 => self.write(client, "b", 0, &[7; 10_000]),
             5 => client.rename(dir, "a", "c").unwrap(),
             6 => drop(
-                client.set(self.files["a"].0, SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap(),
+                client
+                    .set(self.files["a"].0, SetAttr { mode: Some(0o600), ..SetAttr::default() })
+                    .unwrap(),
             ),
             7 => drop(
-                client.set(self.files["b"].0, SetAttr { size: Some(100), ..SetAttr::default() }).unwrap(),
+                client
+                    .set(self.files["b"].0, SetAttr { size: Some(100), ..SetAttr::default() })
+                    .unwrap(),
             ),
             8 => drop(client.me.call(|cx| client.fs.symlink(cx, dir, b"s", b"target")).unwrap()),
-            9 => drop(client.me.call(|cx| client.fs.link(cx, self.files["a"].0, dir, b"l")).unwrap()),
+            9 => {
+                drop(client.me.call(|cx| client.fs.link(cx, self.files["a"].0, dir, b"l")).unwrap())
+            }
             10 => self.write(client, "b", 5000, b"behind a hole"),
             11 => client.unlink(dir, "l").unwrap(),
             12 => self.make(client, "e"),
@@ -199,7 +211,9 @@ impl History {
             15 => self.write(client, "e", 5, b"still open"),
             16 => {
                 let at = SetTime::At(Timestamp::new(1_000_000, 7));
-                client.set(self.files["b"].0, SetAttr { mtime: Some(at), ..SetAttr::default() }).unwrap();
+                client
+                    .set(self.files["b"].0, SetAttr { mtime: Some(at), ..SetAttr::default() })
+                    .unwrap();
             }
             17 => drop(client.mkdir(dir, "gone").unwrap()),
             18 => client.me.call(|cx| client.fs.rmdir(cx, dir, b"gone")).unwrap(),
@@ -218,7 +232,8 @@ fn assert_all_there(world: &World, client: &Client, history: &History, before: &
     for (name, (ino, fh)) in history.files.iter().filter(|(name, _)| **name != "e") {
         assert_eq!(client.fsync(*ino, *fh), Ok(()), "{at}: {name}");
     }
-    // A file without a name goes with the server if its last name was durably gone; and what was promised of it is told as lost.
+    // A file without a name goes with the server if its last name was durably gone; and what was
+    // promised of it is told as lost.
     let nameless = history.files.get("e").filter(|_| !before.contains_key("/d/e"));
     match nameless.map(|(ino, fh)| client.read(*ino, *fh, 100)) {
         Some(Err(Errno(libc::EIO))) => drop(client.sync()),
@@ -291,12 +306,14 @@ fn work_goes_on_over_several_crashes() {
                 crashing.crash_and_start();
             }
         }
-        // What came before it could promise again was decided by the server, and would be told as lost.
+        // What came before it could promise again was decided by the server, and would be told as
+        // lost.
         assert_eq!(client.sync(), Ok(()));
     }
     let seen = client.see();
     let files = seen.iter().filter(|(_, (attr, _))| attr.mode & libc::S_IFMT == libc::S_IFREG);
-    let files: BTreeMap<_, _> = files.map(|(name, (_, data))| (name.clone(), data.clone())).collect();
+    let files: BTreeMap<_, _> =
+        files.map(|(name, (_, data))| (name.clone(), data.clone())).collect();
     assert!(files == expected, "{:?}", files.keys().collect::<Vec<_>>());
 }
 
@@ -339,7 +356,8 @@ fn what_was_promised_and_given_away_before_it_was_durable_is_not_made_again() {
     assert_eq!(second.read(ino, theirs, 100).unwrap(), b"SECOND");
     assert_eq!(second.fsync(ino, theirs), Ok(()));
     assert_eq!(first.read(ino, fh, 100).unwrap(), b"SECOND");
-    // Where the other had the lease, its own write was durable before; else whether it was lost is not known.
+    // Where the other had the lease, its own write was durable before; else whether it was lost is
+    // not known.
     let told = first.fsync(ino, fh);
     assert!(matches!(told, Ok(()) | Err(Errno(libc::EIO))), "{told:?}");
     assert_eq!(first.fsync(ino, fh), Ok(()), "once");
@@ -446,7 +464,8 @@ fn what_is_promised_becomes_durable_without_being_asked_for() {
     fs.close().unwrap();
 }
 
-/// A file is made, durable, and its client was not told, when the server crashes; and so is what was written to it.
+/// A file is made, durable, and its client was not told, when the server crashes; and so is what
+/// was written to it.
 #[test]
 fn what_was_made_without_an_answer_is_there_whatever_ends_while_it_is_claimed() {
     let mut tried = 0;

@@ -65,7 +65,10 @@ fn a_server_begins_at_once_after_one_that_has_stopped_in_order() {
         assert!(world.fs.was_handed_over());
         world.start();
         assert!(writer.create(dir, "after").is_ok(), "it would have waited for a minute");
-        assert_eq!(reader.list(reader.ino(ROOT, &format!("d{round}"))).unwrap(), ["after", "before"]);
+        assert_eq!(
+            reader.list(reader.ino(ROOT, &format!("d{round}"))).unwrap(),
+            ["after", "before"]
+        );
         // Who goes without a word would be waited for.
         [reader, writer].iter().for_each(|client| client.fs.close());
         world.until_nobody_is_there();
@@ -277,7 +280,8 @@ fn who_is_interrupted_leaves_nothing_behind() {
     other.lock(ino, theirs, 1, libc::F_WRLCK, false).unwrap();
     let parking = Parking::default();
     let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
-    let lock = FileLock { end: u64::MAX, kind: libc::F_WRLCK, pid: 1, owner: 2, ..FileLock::default() };
+    let lock =
+        FileLock { end: u64::MAX, kind: libc::F_WRLCK, pid: 1, owner: 2, ..FileLock::default() };
     assert!(matches!(client.fs.setlk(&cx, ino, fh, &lock, true), Err(Stop::Parked)));
     parking.interrupt.lock().take().unwrap()();
     other.lock(ino, theirs, 1, libc::F_UNLCK, false).unwrap();
@@ -303,14 +307,16 @@ fn a_lock_that_is_given_back_is_given_back_though_nobody_waits_for_it() {
     }
     let parking = Parking::default();
     let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: &parking };
-    let all = FileLock { end: u64::MAX, kind: libc::F_UNLCK, pid: 1, owner: 1, ..FileLock::default() };
+    let all =
+        FileLock { end: u64::MAX, kind: libc::F_UNLCK, pid: 1, owner: 1, ..FileLock::default() };
     assert!(matches!(client.fs.setlk(&cx, ino, fh, &all, false), Err(Stop::Parked)));
     parking.interrupt.lock().take().unwrap()();
     *world.net.server.lock() = Some(server);
     assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
 }
 
-/// A program that is interrupted while it waits for a lock, and asks again, as all do that handle signals.
+/// A program that is interrupted while it waits for a lock, and asks again, as all do that handle
+/// signals.
 #[test]
 fn who_asks_again_for_a_lock_keeps_it() {
     let world = World::new(17);
@@ -347,7 +353,11 @@ fn who_asks_again_for_a_lock_keeps_it() {
             Err(Errno(libc::EAGAIN))
         );
         set(&client, fh, unlock(rest), false).unwrap();
-        assert_eq!(set(&other, theirs, first, false), Err(Errno(libc::EAGAIN)), "what it had before");
+        assert_eq!(
+            set(&other, theirs, first, false),
+            Err(Errno(libc::EAGAIN)),
+            "what it had before"
+        );
     }
 }
 
@@ -383,7 +393,8 @@ fn an_evicted_client_is_out_for_good_and_what_it_held_is_free() {
 fn an_evicted_client_stays_out_when_the_server_starts_anew() {
     for crashes in [false, true] {
         let lease_term = Duration::from_millis(100);
-        let options = ServerOptions { grace: Duration::from_secs(1), lease_term, ..server_options() };
+        let options =
+            ServerOptions { grace: Duration::from_secs(1), lease_term, ..server_options() };
         let mut world = World::with(19, options);
         let client = world.client();
         let (ino, fh) = client.create(ROOT, "f").unwrap();

@@ -2,8 +2,9 @@
 
 use super::*;
 
-/// One client's history on a network that cuts each connection after fewer than `limit` bytes. Each operation's result is exact: a
-/// change that was applied twice, or not at all, shows as an error, a missing or a double line.
+/// One client's history on a network that cuts each connection after fewer than `limit` bytes. Each
+/// operation's result is exact: a change that was applied twice, or not at all, shows as an error,
+/// a missing or a double line.
 fn history(seed: u64, limit: u64) {
     let world = World::new(seed);
     let client = world.client();
@@ -20,8 +21,9 @@ fn history(seed: u64, limit: u64) {
         match world.net.random.below(5) {
             0 => {
                 let name = format!("f{i}");
-                let (ino, fh) =
-                    client.create(ROOT, &name).unwrap_or_else(|e| panic!("{seed}: create {name}: {e}"));
+                let (ino, fh) = client
+                    .create(ROOT, &name)
+                    .unwrap_or_else(|e| panic!("{seed}: create {name}: {e}"));
                 client.close(ino, fh);
                 names.insert(name);
             }
@@ -31,7 +33,9 @@ fn history(seed: u64, limit: u64) {
             }
             2 if !names.is_empty() => {
                 let (name, new) = (names.pop_last().unwrap(), format!("r{i}"));
-                client.rename(ROOT, &name, &new).unwrap_or_else(|e| panic!("{seed}: rename {name}: {e}"));
+                client
+                    .rename(ROOT, &name, &new)
+                    .unwrap_or_else(|e| panic!("{seed}: rename {name}: {e}"));
                 names.insert(new);
             }
             3 => {
@@ -42,8 +46,9 @@ fn history(seed: u64, limit: u64) {
                 );
             }
             _ => {
-                let n =
-                    client.append(log, fh, line.as_bytes()).unwrap_or_else(|e| panic!("{seed}: append: {e}"));
+                let n = client
+                    .append(log, fh, line.as_bytes())
+                    .unwrap_or_else(|e| panic!("{seed}: append: {e}"));
                 assert_eq!(n, line.len() as u64);
                 expected.extend_from_slice(line.as_bytes());
             }
@@ -62,7 +67,8 @@ fn history(seed: u64, limit: u64) {
 
 #[test]
 fn a_session_outlives_its_connections_and_nothing_is_done_twice() {
-    // What is unanswered is sent again on each connection: with fewer bytes it takes long until all of it has come through.
+    // What is unanswered is sent again on each connection: with fewer bytes it takes long until all
+    // of it has come through.
     for seed in 0..4 {
         history(seed, 6000 + seed * 2000);
     }

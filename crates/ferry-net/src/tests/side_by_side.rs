@@ -1,5 +1,6 @@
-//! Clients that work on the same files and directories at once, and a server that crashes: what one of them was answered is there again
-//! when they are back, and what one has seen of another, whoever comes back.
+//! Clients that work on the same files and directories at once, and a server that crashes: what one
+//! of them was answered is there again when they are back, and what one has seen of another,
+//! whoever comes back.
 
 use std::collections::BTreeMap;
 
@@ -188,7 +189,9 @@ fn what_is_under_way_in_a_shared_directory_when_the_server_crashes_goes_on() {
         ("create", |client, dir, _| client.create(dir, "new").map(drop)),
         ("unlink", |client, dir, _| client.unlink(dir, "f")),
         ("rename", |client, dir, _| client.rename(dir, "f", "g")),
-        ("link", |client, dir, (ino, _)| client.me.call(|cx| client.fs.link(cx, ino, dir, b"g")).map(drop)),
+        ("link", |client, dir, (ino, _)| {
+            client.me.call(|cx| client.fs.link(cx, ino, dir, b"g")).map(drop)
+        }),
         ("write", |client, _, (ino, fh)| client.write(ino, fh, 3, b"written").map(drop)),
         ("attributes", |client, _, (ino, _)| {
             let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
@@ -200,7 +203,8 @@ fn what_is_under_way_in_a_shared_directory_when_the_server_crashes_goes_on() {
     ];
     for (seed, (name, op)) in (930..).zip(ops) {
         let mut crashing = Crashing::with(seed, options());
-        let (client, other) = (crashing.world.client().warm_up(), crashing.world.client().warm_up());
+        let (client, other) =
+            (crashing.world.client().warm_up(), crashing.world.client().warm_up());
         let dir = client.mkdir(ROOT, "d").unwrap();
         let file = client.create(dir, "f").unwrap();
         client.write(file.0, file.1, 0, b"contents").unwrap();
@@ -222,7 +226,9 @@ fn what_is_under_way_in_a_shared_directory_when_the_server_crashes_goes_on() {
             "rename" => drop((expected.remove("f"), expected.insert("g".into(), f))),
             "link" => drop(expected.insert("g".into(), f)),
             "write" => drop(expected.insert("f".into(), b"CONwritten".into())),
-            "attributes" => assert_eq!(client.lookup(dir, "f").unwrap().unwrap().mode & 0o777, 0o600),
+            "attributes" => {
+                assert_eq!(client.lookup(dir, "f").unwrap().unwrap().mode & 0o777, 0o600)
+            }
             _ => assert!(other.me.call(|cx| other.fs.getxattr(cx, file.0, b"user.a")).is_ok()),
         }
         for client in [&client, &other] {
@@ -233,10 +239,12 @@ fn what_is_under_way_in_a_shared_directory_when_the_server_crashes_goes_on() {
 }
 
 #[test]
-fn what_the_server_decides_under_a_lease_that_is_being_granted_waits_for_the_others_to_be_durable() {
+fn what_the_server_decides_under_a_lease_that_is_being_granted_waits_for_the_others_to_be_durable()
+{
     for seed in 940..943 {
         let mut crashing = Crashing::with(seed, options());
-        let (first, second) = (crashing.world.client().warm_up(), crashing.world.client().warm_up());
+        let (first, second) =
+            (crashing.world.client().warm_up(), crashing.world.client().warm_up());
         let (ino, fh) = first.create(ROOT, "f").unwrap();
         first.write(ino, fh, 0, &[9; 9000]).unwrap();
         assert!(second.contents(ROOT, "f").unwrap() == [9; 9000]);
@@ -248,7 +256,9 @@ fn what_the_server_decides_under_a_lease_that_is_being_granted_waits_for_the_oth
             || {
                 std::thread::scope(|scope| {
                     // This asks for the lease, and the other comes while it is granted.
-                    scope.spawn(|| second.me.call(|cx| second.fs.setattr(cx, ino, None, &set)).map(drop));
+                    scope.spawn(|| {
+                        second.me.call(|cx| second.fs.setattr(cx, ino, None, &set)).map(drop)
+                    });
                     std::thread::sleep(Duration::from_millis(100));
                     second.me.call(|cx| second.fs.fallocate(cx, ino, theirs, 3, 0, 9000))
                 })
@@ -273,7 +283,8 @@ fn a_copy_by_the_server_is_durable_and_its_source_goes_on() {
         client.write(a, fa, n << 19, &[5; 1 << 19]).unwrap();
     }
     client.sync().unwrap();
-    let copy = |from, len| client.me.call(|cx| client.fs.copy_file_range(cx, a, fa, from, b, fb, 0, len));
+    let copy =
+        |from, len| client.me.call(|cx| client.fs.copy_file_range(cx, a, fa, from, b, fb, 0, len));
     assert_eq!(
         copy(LEN as u64 - 1000, 1 << 30),
         Err(Errno(libc::EOPNOTSUPP)),
@@ -309,14 +320,16 @@ fn a_file_without_a_name_takes_nothing_with_it() {
 fn directories_that_two_clients_move_are_where_they_were_moved_to() {
     for seed in 960..966 {
         let mut crashing = Crashing::with(seed, options());
-        let (first, second) = (crashing.world.client().warm_up(), crashing.world.client().warm_up());
+        let (first, second) =
+            (crashing.world.client().warm_up(), crashing.world.client().warm_up());
         let (p, q) = (first.mkdir(ROOT, "p").unwrap(), first.mkdir(ROOT, "q").unwrap());
         let b = first.mkdir(q, "b").unwrap();
         let c = first.mkdir(b, "c").unwrap();
         let a = first.mkdir(c, "a").unwrap();
         let d = first.mkdir(a, "d").unwrap();
         first.sync().unwrap();
-        for (dir, name, ino) in [(ROOT, "q", q), (q, "b", b), (b, "c", c), (c, "a", a), (a, "d", d)] {
+        for (dir, name, ino) in [(ROOT, "q", q), (q, "b", b), (b, "c", c), (c, "a", a), (a, "d", d)]
+        {
             assert_eq!(second.ino(dir, name), ino);
         }
         let flags = RenameFlags::default();

@@ -1,9 +1,11 @@
-//! A simulation of a server on a device that crashes, several clients, and a network that is late, ends and falls silent, all as a seed
-//! says. Programs on the clients check each answer; at the end it is checked on the volume, and once more after a crash, that nothing
-//! that was durable is lost, nothing was done twice, and each loss was told.
+//! A simulation of a server on a device that crashes, several clients, and a network that is late,
+//! ends and falls silent, all as a seed says. Programs on the clients check each answer; at the end
+//! it is checked on the volume, and once more after a crash, that nothing that was durable is lost,
+//! nothing was done twice, and each loss was told.
 //!
-//! A run of its own: `SIMULATION_SECONDS=600 SIMULATION_SEED=1 cargo test --release -p ferry-net --lib simulation -- --ignored --nocapture`.
-//! Threads run as they like, so a seed says what befalls whom, not in which order all of it happens.
+//! A run of its own: `SIMULATION_SECONDS=600 SIMULATION_SEED=1 cargo test --release -p ferry-net
+//! --lib simulation -- --ignored --nocapture`. Threads run as they like, so a seed says what
+//! befalls whom, not in which order all of it happens.
 
 mod cases;
 mod network;
@@ -87,7 +89,10 @@ impl Ledger {
                 State::Doubtful => {}
             }
             if let Some(reader) = self.missed.get(record) {
-                assert!(!there, "{at}: {record:?} was not there for a reader ({reader}), and now it is");
+                assert!(
+                    !there,
+                    "{at}: {record:?} was not there for a reader ({reader}), and now it is"
+                );
                 assert_eq!(*state, State::Doubtful, "{at}: {record:?} was not there for {reader}");
             }
         }
@@ -165,7 +170,8 @@ impl Plan {
         known: 0,
         waiting_of: 0,
     };
-    /// The same on lines that carry less than the programs say: what waits takes longer than a term.
+    /// The same on lines that carry less than the programs say: what waits takes longer than a
+    /// term.
     const SLOW: Self = Self {
         steps: 100,
         faults: Faults { rate: 30_000, hold: 0, cut: 0, ..Self::GENTLE.faults },
@@ -186,7 +192,8 @@ impl Plan {
         known: 30,
         ..Self::GENTLE
     };
-    /// The server crashes, and waits until all have come back: what a crash has taken they make again.
+    /// The server crashes, and waits until all have come back: what a crash has taken they make
+    /// again.
     const RETURNING: Self = Self {
         steps: 60,
         faults: Faults { cut: 20, ..Self::GENTLE.faults },
@@ -278,7 +285,8 @@ impl Sim {
         let me = InProcess::default();
         for place in 0..PLACES {
             let name = format!("d{place}");
-            let dir = me.call(|cx| fs.mkdir(cx, ROOT, name.as_bytes(), 0o755)).unwrap().attr.unwrap().ino;
+            let dir =
+                me.call(|cx| fs.mkdir(cx, ROOT, name.as_bytes(), 0o755)).unwrap().attr.unwrap().ino;
             for name in [&b"log"[..], b"locked"] {
                 me.call(|cx| fs.mknod(cx, dir, name, libc::S_IFREG | 0o644, 0)).unwrap();
             }
@@ -359,8 +367,9 @@ impl Sim {
     /// A client's whole life, and the lives of those who come in its place.
     fn live(self: &Arc<Self>, mut random: SimRng, news: &Sender<News>) {
         let _watched = Watched(news.clone());
-        let fresh =
-            |random: &mut SimRng| Program::new(self, self.whos.fetch_add(1, Ordering::SeqCst), random.fork());
+        let fresh = |random: &mut SimRng| {
+            Program::new(self, self.whos.fetch_add(1, Ordering::SeqCst), random.fork())
+        };
         let mut program = fresh(&mut random);
         for _ in 0..self.plan.steps {
             program.step();
@@ -378,8 +387,13 @@ impl Sim {
             Ok(News::Failed) => panic!("seed {}: a program has failed", self.seed),
             Ok(news) => news,
             Err(_) => {
-                let clients = self.net.server.lock().as_ref().map(|server| server.control().clients());
-                panic!("seed {}: nobody goes on: {:#?}\n{clients:#?}", self.seed, self.doing.lock());
+                let clients =
+                    self.net.server.lock().as_ref().map(|server| server.control().clients());
+                panic!(
+                    "seed {}: nobody goes on: {:#?}\n{clients:#?}",
+                    self.seed,
+                    self.doing.lock()
+                );
             }
         }
     }
@@ -471,7 +485,8 @@ fn crashes_silence_and_clients_that_vanish_cost_nothing_that_is_not_told() {
     }
 }
 
-/// What was answered is there or is made again, of clients that wait for each answer (`async=off`), too, and nobody is told of a loss.
+/// What was answered is there or is made again, of clients that wait for each answer (`async=off`),
+/// too, and nobody is told of a loss.
 #[test]
 fn crashes_cost_nothing_where_all_clients_come_back() {
     for seed in 50..52 {
@@ -479,7 +494,8 @@ fn crashes_cost_nothing_where_all_clients_come_back() {
     }
 }
 
-/// Whoever brings what it has to bring, however slowly, is not taken for gone: else its programs would hear of a loss.
+/// Whoever brings what it has to bring, however slowly, is not taken for gone: else its programs
+/// would hear of a loss.
 #[test]
 fn lines_that_carry_little_cost_nothing() {
     run(40, Plan::SLOW);
@@ -528,7 +544,12 @@ fn at_every_frame(crashes: bool) {
 
 impl Sim {
     /// The same with one client, and the end at that frame.
-    fn direct_at(self: &Arc<Self>, frame: u64, to: &Sender<News>, from: &Receiver<News>) -> Vec<Left> {
+    fn direct_at(
+        self: &Arc<Self>,
+        frame: u64,
+        to: &Sender<News>,
+        from: &Receiver<News>,
+    ) -> Vec<Left> {
         let mut random = SimRng::new(frame);
         let (sim, news) = (Arc::clone(self), to.clone());
         let life = std::thread::spawn(move || sim.live(SimRng::new(sim.seed), &news));

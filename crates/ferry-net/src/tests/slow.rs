@@ -97,7 +97,11 @@ fn a_lease_is_given_back_before_the_changes_that_it_waits_for_have_come() {
         teller.give_back(&recalled, next);
         // The first one says that it has brought something before.
         teller.ping();
-        assert_eq!(teller.ping(), (false, 0), "who has not brought what it owes is not there for ever");
+        assert_eq!(
+            teller.ping(),
+            (false, 0),
+            "who has not brought what it owes is not there for ever"
+        );
         assert_eq!(teller.promise(write(fh, 0, b"promised before")), next);
         assert!(matches!(teller.changed(next), Outcome::Count { .. }));
         assert_eq!(looking.join().unwrap(), 15);
@@ -138,7 +142,8 @@ fn nothing_is_made_on_top_of_what_is_lost() {
     let (kept, kept_fh) = client.create(dir, "kept").unwrap();
     assert_eq!(client.write(ino, fh, 0, b"there"), Ok(5));
     client.sync().unwrap();
-    // What is written now arrives nowhere, and another client takes the leases when the term is over.
+    // What is written now arrives nowhere, and another client takes the leases when the term is
+    // over.
     world.net.silence_all();
     assert_eq!(client.write(ino, fh, 5, b" and lost"), Ok(9));
     let other = world.client();
@@ -173,7 +178,10 @@ fn a_server_that_stops_waits_as_long_as_what_was_promised_arrives() {
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| {
             for (n, piece) in contents.chunks(PIECE).enumerate() {
-                assert_eq!(client.write(ino, fh, (n * PIECE) as u64, piece), Ok(piece.len() as u64));
+                assert_eq!(
+                    client.write(ino, fh, (n * PIECE) as u64, piece),
+                    Ok(piece.len() as u64)
+                );
             }
         });
         while client.size(ino) < BYTES as u64 / 4 {
@@ -193,7 +201,8 @@ fn a_server_that_stops_waits_as_long_as_what_was_promised_arrives() {
 #[test]
 fn what_a_silent_client_has_promised_is_made_at_the_next_server() {
     let term = Duration::from_millis(600);
-    let options = ServerOptions { lease_term: term, grace: Duration::from_secs(10), ..server_options() };
+    let options =
+        ServerOptions { lease_term: term, grace: Duration::from_secs(10), ..server_options() };
     let mut world = World::with(905, options);
     let (client, dir) = writer(&world);
     let (ino, fh) = client.create(dir, "f").unwrap();
@@ -210,7 +219,8 @@ fn what_a_silent_client_has_promised_is_made_at_the_next_server() {
     assert_eq!((other.ino(ROOT, "d"), other.ino(dir, "f"), other.size(ino)), (dir, ino, 8));
 }
 
-/// `ls -l` asks for them of each file, twice: it does not wait for who is writing it, for nobody promises any.
+/// `ls -l` asks for them of each file, twice: it does not wait for who is writing it, for nobody
+/// promises any.
 #[test]
 fn extended_attributes_are_read_beside_a_write_lease() {
     let term = Duration::from_millis(600);

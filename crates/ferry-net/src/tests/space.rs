@@ -1,5 +1,5 @@
-//! Space of several clients: what is set aside for one is what it needs, and comes back when it does not need it any more, whatever becomes
-//! of connections between.
+//! Space of several clients: what is set aside for one is what it needs, and comes back when it
+//! does not need it any more, whatever becomes of connections between.
 
 use super::*;
 
@@ -50,7 +50,8 @@ fn wait_until(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// Makes files of `len` bytes in a directory until there is no room, or there are so many; gives what fsync has said is there.
+/// Makes files of `len` bytes in a directory until there is no room, or there are so many; gives
+/// what fsync has said is there.
 fn make_files(client: &Client, dir: Ino, len: usize, count: usize) -> Vec<(String, Ino)> {
     let mut made = Vec::new();
     for n in 0..count {
@@ -103,7 +104,10 @@ fn what_clients_were_given_and_do_not_need_comes_back() {
         });
     }
     assert_eq!(
-        clients.iter().map(|client| client.fs.connection()["series"].as_u64().unwrap()).sum::<u64>(),
+        clients
+            .iter()
+            .map(|client| client.fs.connection()["series"].as_u64().unwrap())
+            .sum::<u64>(),
         0
     );
 }
@@ -126,7 +130,8 @@ fn a_small_volume_is_for_who_needs_it() {
     wait_until("who is gone has nothing", || world.aside() == (0, 0));
 }
 
-/// The client never believes in more than the server has set aside for it; and what was lost on the way comes back.
+/// The client never believes in more than the server has set aside for it; and what was lost on the
+/// way comes back.
 #[test]
 fn credit_does_not_leak_over_connections_that_end() {
     let world = World::of_short_terms(803, 128 << 20);
@@ -134,10 +139,15 @@ fn credit_does_not_leak_over_connections_that_end() {
     let dir = client.mkdir(ROOT, "d").unwrap();
     let is_quiet = || {
         let now = client.fs.connection();
-        now["connected"] == true && now["unanswered_changes"] == 0 && now["unanswered_requests"] == 0
+        now["connected"] == true
+            && now["unanswered_changes"] == 0
+            && now["unanswered_requests"] == 0
     };
     for round in 0..40_u64 {
-        world.net.cut_below.store(if round % 2 == 0 { 20_000 + 1000 * round } else { 0 }, Ordering::Relaxed);
+        world
+            .net
+            .cut_below
+            .store(if round % 2 == 0 { 20_000 + 1000 * round } else { 0 }, Ordering::Relaxed);
         world.net.cut_all();
         for n in 0..40 {
             let (ino, fh) = client.create(dir, &format!("{round} {n}")).unwrap();
@@ -148,12 +158,17 @@ fn credit_does_not_leak_over_connections_that_end() {
         let credit = (world.figure("credit_bytes"), world.figure("credit_inodes"));
         let aside = world.aside();
         if quiet && is_quiet() && client.fs.credit() == before {
-            assert!(credit.0 >= before.0 && credit.1 >= before.1, "{round}: {before:?} of {credit:?}");
+            assert!(
+                credit.0 >= before.0 && credit.1 >= before.1,
+                "{round}: {before:?} of {credit:?}"
+            );
             assert!(aside.0 >= credit.0 && aside.1 >= credit.1, "{round}: {credit:?} of {aside:?}");
         }
     }
     world.net.cut_below.store(0, Ordering::Relaxed);
-    wait_until("it leaks", || is_quiet() && world.aside() == (0, 0) && client.fs.credit() == (0, 0));
+    wait_until("it leaks", || {
+        is_quiet() && world.aside() == (0, 0) && client.fs.credit() == (0, 0)
+    });
     client.sync().unwrap();
     assert_eq!(client.list(dir).unwrap().len(), 40 * 40);
 }
@@ -186,7 +201,8 @@ fn a_kernel_does_not_keep_what_others_have_taken_the_name_of() {
     let (its, fh) = other.create(dir, "its own").unwrap();
     other.close(its, fh);
     other.unlink(dir, "its own").unwrap();
-    let gone = ["removed", "moved", "elsewhere", "elsewhere"].map(|name| (dir, name.as_bytes().into()));
+    let gone =
+        ["removed", "moved", "elsewhere", "elsewhere"].map(|name| (dir, name.as_bytes().into()));
     wait_until("the maker's kernel is not told", || kernel.0.lock().len() >= gone.len());
     known[..2].iter().for_each(|ino| maker.fs.forget(*ino, 1));
     let ours = |client: &Client| {
@@ -208,7 +224,8 @@ impl World {
         let world = Self::on(Arc::new(MemDevice::new(96 << 20)), seed, server_options());
         let taken = world.free_bytes() - bytes;
         let flags = libc::O_RDWR | libc::O_CREAT;
-        let taking = InProcess::default().call(|cx| world.fs.create(cx, ROOT, b"taken", 0o644, flags));
+        let taking =
+            InProcess::default().call(|cx| world.fs.create(cx, ROOT, b"taken", 0o644, flags));
         let (entry, opened) = taking.unwrap();
         let ino = entry.attr.unwrap().ino;
         let all = |cx: &Cx<'_>| world.fs.fallocate(cx, ino, opened.fh, 0, 0, taken);
@@ -243,7 +260,11 @@ fn what_a_client_has_removed_is_free_for_its_next_write() {
         client.fs.forget(ino, 1);
         let (ino, fh) = client.create(dir, "next").unwrap();
         for mib in 0..3 {
-            assert_eq!(client.write(ino, fh, mib << 20, &vec![2; 1 << 20]), Ok(1 << 20), "round {round}");
+            assert_eq!(
+                client.write(ino, fh, mib << 20, &vec![2; 1 << 20]),
+                Ok(1 << 20),
+                "round {round}"
+            );
         }
         client.close(ino, fh);
         client.unlink(dir, "next").unwrap();
@@ -251,7 +272,8 @@ fn what_a_client_has_removed_is_free_for_its_next_write() {
     }
 }
 
-/// The kernel closes and forgets behind the back of the program: a write that is on its way already waits for that.
+/// The kernel closes and forgets behind the back of the program: a write that is on its way already
+/// waits for that.
 #[test]
 fn a_write_waits_for_what_the_kernel_is_about_to_forget() {
     let world = World::with_room(806, 8 << 20);
@@ -265,7 +287,9 @@ fn a_write_waits_for_what_the_kernel_is_about_to_forget() {
         std::thread::scope(|scope| {
             let changes = client.fs.connection()["changes"].as_u64().unwrap();
             let written = scope.spawn(|| client.write(next, next_fh, 0, &vec![2; 1 << 20]));
-            wait_until("it is not sent", || client.fs.connection()["changes"].as_u64().unwrap() > changes);
+            wait_until("it is not sent", || {
+                client.fs.connection()["changes"].as_u64().unwrap() > changes
+            });
             client.close(ino, fh);
             client.fs.forget(ino, 1);
             assert_eq!(written.join().unwrap(), Ok(1 << 20));
@@ -276,7 +300,8 @@ fn a_write_waits_for_what_the_kernel_is_about_to_forget() {
     }
 }
 
-/// What other clients have reserved, and what their kernels know of what was removed, comes back before anybody hears that there is no space.
+/// What other clients have reserved, and what their kernels know of what was removed, comes back
+/// before anybody hears that there is no space.
 #[test]
 fn who_finds_no_space_gets_what_others_do_not_need() {
     let world = World::with_room(807, 24 << 20);
@@ -285,7 +310,8 @@ fn who_finds_no_space_gets_what_others_do_not_need() {
     other.fs.attach(Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>);
     let dir = client.mkdir(ROOT, "d").unwrap();
     let its = other.mkdir(ROOT, "other").unwrap();
-    // Small writes, each of which takes more of the reservation than it needs: so there is some left.
+    // Small writes, each of which takes more of the reservation than it needs: so there is some
+    // left.
     let (ino, fh) = other.create(its, "f").unwrap();
     wait_until("it has no reservation", || {
         other.write(ino, fh, 0, b"x").unwrap();

@@ -1,4 +1,5 @@
-//! Somebody goes through a tree that another client has made: what is asked for ahead, and that nobody else is the worse for it.
+//! Somebody goes through a tree that another client has made: what is asked for ahead, and that
+//! nobody else is the worse for it.
 
 use ferry_env::Clock;
 
@@ -9,7 +10,8 @@ use crate::codec::List;
 use crate::limits::Peer;
 use crate::message::*;
 
-/// A clock that stands still until it is set: what was done at one time is in use, until it is later.
+/// A clock that stands still until it is set: what was done at one time is in use, until it is
+/// later.
 #[derive(Default)]
 struct Hand(Mutex<Duration>);
 
@@ -86,7 +88,8 @@ impl Client {
         self.rmdir_(parent, name)
     }
 
-    /// As `find` does; gives how many names there are, and calls `each` behind each directory. `looks`: as `ls -lR`.
+    /// As `find` does; gives how many names there are, and calls `each` behind each directory.
+    /// `looks`: as `ls -lR`.
     fn find(&self, dir: Ino, looks: bool, each: &mut impl FnMut(&[String])) -> Done<usize> {
         let names = self.list(dir)?;
         each(&names);
@@ -116,7 +119,8 @@ fn a_walk_through_a_tree_of_another_asks_for_many_directories_at_once() {
         let found = b.find(top, looks, &mut |_| {
             listed += 1;
             b.has_come();
-            // From here on everything is known; in the directory that was listed when the walk began perhaps not.
+            // From here on everything is known; in the directory that was listed when the walk
+            // began perhaps not.
             if listed == 4 {
                 requests = world.net.messages.requests.load(Ordering::SeqCst);
             }
@@ -128,7 +132,10 @@ fn a_walk_through_a_tree_of_another_asks_for_many_directories_at_once() {
         assert!(asked <= 4, "{asked} requests for 56 directories");
         let again = world.net.messages.requests.load(Ordering::SeqCst);
         assert_eq!(b.find(top, looks, &mut |_| {}), Ok(60 + 60 * 4));
-        assert!(world.net.messages.requests.load(Ordering::SeqCst) - again <= 20, "what was not walked");
+        assert!(
+            world.net.messages.requests.load(Ordering::SeqCst) - again <= 20,
+            "what was not walked"
+        );
     }
 }
 
@@ -183,7 +190,8 @@ fn a_holder_at_work_is_asked_for_nothing_that_the_walk_has_not_come_to() {
         listed += 1;
         b.has_come();
         let walks = b.figures("kept", "walks");
-        // The first directories make the walk; each of them was asked for itself, and so was the root of the mount.
+        // The first directories make the walk; each of them was asked for itself, and so was the
+        // root of the mount.
         let recalled = a.figures("kept", "recalled") - before;
         assert!(recalled <= listed + 2, "{recalled} recalled for {listed} directories");
         assert!(walks > 0 || listed < 3);
@@ -206,7 +214,8 @@ fn a_holder_that_does_not_answer_holds_no_walk_up() {
     drop(b);
     let b = world.client().program(7);
     let mut raw = Raw::greeted(&world);
-    let ino = |parent: Ino, name: &str, raw: &mut Raw| match raw.ask(Op::Lookup { parent, name: name.into() })
+    let ino = |parent: Ino, name: &str, raw: &mut Raw| match raw
+        .ask(Op::Lookup { parent, name: name.into() })
     {
         Outcome::Entry { known: Some(known) } => known.attr.ino,
         other => panic!("{other:?}"),
@@ -279,7 +288,8 @@ fn a_walk_tells_of_nothing_that_its_client_may_not_name() {
     make(read_only, "c", 0o755);
 
     let mut raw = Raw::at(&world, Peer::default(), b"/t");
-    let (inodes, dirs, rest) = seen(walk(&mut raw, &[secret, open, 0, u64::MAX], Purpose::Remove {}));
+    let (inodes, dirs, rest) =
+        seen(walk(&mut raw, &[secret, open, 0, u64::MAX], Purpose::Remove {}));
     assert!(inodes.is_empty() && dirs.is_empty() && rest.is_empty(), "nothing was named before");
     let (inodes, dirs, _) = seen(walk(&mut raw, &[ROOT, ROOT], Purpose::Remove {}));
     let mut told: Vec<Ino> = inodes.iter().map(|seen| seen.known.attr.ino).collect();
@@ -289,8 +299,13 @@ fn a_walk_tells_of_nothing_that_its_client_may_not_name() {
     assert_eq!(told, all, "each once");
     assert!(inodes.iter().all(|seen| seen.writes && seen.plain));
     let root = dirs.iter().find(|dir| dir.ino == ROOT).expect("it was listed");
-    let dots: Vec<Ino> =
-        root.names.0.iter().filter(|name| name.name.starts_with(b".")).map(|name| name.ino).collect();
+    let dots: Vec<Ino> = root
+        .names
+        .0
+        .iter()
+        .filter(|name| name.name.starts_with(b"."))
+        .map(|name| name.ino)
+        .collect();
     assert_eq!(dots, [ROOT, ROOT], "what is above is the root itself");
     for name in ["..", "", "no", "a/b"] {
         let dirs = List(vec![Place { parent: ROOT, name: name.into() }]);
@@ -326,7 +341,9 @@ fn a_walk_tells_of_nothing_that_its_client_may_not_name() {
 fn a_walk_says_what_the_names_mean_by_which_it_was_asked_for() {
     let world = World::with(713, server_options());
     let me = InProcess::default();
-    let make = |name: &[u8]| me.call(|cx| world.fs.mkdir(cx, ROOT, name, 0o755)).unwrap().attr.unwrap().ino;
+    let make = |name: &[u8]| {
+        me.call(|cx| world.fs.mkdir(cx, ROOT, name, 0o755)).unwrap().attr.unwrap().ino
+    };
     let (b, moved) = (make(b"b"), make(b"x"));
     let flags = ferry_fs::RenameFlags::default();
     me.call(|cx| world.fs.rename(cx, ROOT, b"x", b, b"y", flags)).unwrap();
@@ -381,14 +398,16 @@ fn an_answer_is_as_long_as_one_may_be_and_says_what_had_no_room() {
     assert!(found == 80 * 20 && (3..=8).contains(&answers), "{found} in {answers}");
 }
 
-/// Three clients, one operation after the other, on a network that cuts: whoever walks sees what is there.
+/// Three clients, one operation after the other, on a network that cuts: whoever walks sees what is
+/// there.
 fn one_order(seed: u64) {
     const DIRS: u64 = 6;
     let world = World::new(seed);
     let clients = [world.client(), world.client(), world.client()];
     let top = clients[0].mkdir(ROOT, "t").unwrap();
     let below = |n| world.net.random.below(n);
-    let mut tree = std::collections::BTreeMap::<u64, (Ino, std::collections::BTreeMap<u64, Ino>)>::new();
+    let mut tree =
+        std::collections::BTreeMap::<u64, (Ino, std::collections::BTreeMap<u64, Ino>)>::new();
     world.net.cut_below.store(40_000, Ordering::Relaxed);
     for step in 0..400 {
         if step % 100 == 50 {
@@ -455,7 +474,8 @@ fn one_order_ends(clients: &[Client]) {
     for client in clients {
         assert_eq!(client.sync(), Ok(()));
         assert_eq!(
-            client.figures("connection", "lost_changes") + client.figures("connection", "differences"),
+            client.figures("connection", "lost_changes")
+                + client.figures("connection", "differences"),
             0
         );
     }
@@ -472,7 +492,8 @@ enum Ends {
     Server,
 }
 
-/// One client removes a tree of another; the connection or the server ends at a message. Whether it came to that.
+/// One client removes a tree of another; the connection or the server ends at a message. Whether it
+/// came to that.
 fn ends_at(message: u64, ends: Ends) -> bool {
     let world = World::new(800 + message);
     let a = world.client();

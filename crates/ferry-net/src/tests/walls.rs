@@ -1,4 +1,5 @@
-//! A client reaches what lies below the directory that it mounts, and changes what it may change there; whatever others do meanwhile.
+//! A client reaches what lies below the directory that it mounts, and changes what it may change
+//! there; whatever others do meanwhile.
 
 use super::certificates::{DAEMON, Liar, Listening, Root, failed};
 use super::*;
@@ -49,10 +50,12 @@ fn truncate(ino: Ino) -> Op {
 fn what_another_client_moves_out_of_an_export_is_out_of_reach() {
     let world = world(950, "/:rw,/pub:rw");
     let root = Root(&world.fs);
-    let (public, private) = (root.dir(ROOT, "pub", (0, 0), 0o755), root.dir(ROOT, "private", (0, 0), 0o755));
+    let (public, private) =
+        (root.dir(ROOT, "pub", (0, 0), 0o755), root.dir(ROOT, "private", (0, 0), 0o755));
     let dir = root.dir(public, "d", (0, 0), 0o755);
     let deep = root.dir(dir, "deep", (0, 0), 0o755);
-    let (file, open) = (root.file(deep, "f", (0, 0), 0o644), root.file(deep, "open", (0, 0), 0o644));
+    let (file, open) =
+        (root.file(deep, "f", (0, 0), 0o644), root.file(deep, "open", (0, 0), 0o644));
     let kept = root.dir(public, "kept", (0, 0), 0o755);
     let mut inside = Liar::at(&world, Peer::default(), "/pub");
     let mut all = Liar::at(&world, Peer::default(), "/");
@@ -90,7 +93,13 @@ fn what_another_client_moves_out_of_an_export_is_out_of_reach() {
             rename(ino, "f", ROOT, "f"),
             rename(ROOT, "kept", ino, "kept"),
             Op::Unlink { parent: ino, name: b"f".to_vec() },
-            Op::Create { parent: ino, name: b"f".to_vec(), mode: 0o644, flags: libc::O_RDWR, fh: 9 },
+            Op::Create {
+                parent: ino,
+                name: b"f".to_vec(),
+                mode: 0o644,
+                flags: libc::O_RDWR,
+                fh: 9,
+            },
         ] {
             let what = format!("{op:?}");
             assert_eq!(inside.says(DAEMON, op), failed(libc::ESTALE), "{what}");
@@ -102,16 +111,21 @@ fn what_another_client_moves_out_of_an_export_is_out_of_reach() {
     }
     assert_eq!(inside.opens(DAEMON, file, libc::O_RDONLY), Err(libc::ESTALE));
     let place = |parent, name: &str| Place { parent, name: name.into() };
-    let walk = Op::Walk { dirs: List(vec![place(dir, "."), place(dir, "deep")]), purpose: Purpose::Look {} };
+    let walk = Op::Walk {
+        dirs: List(vec![place(dir, "."), place(dir, "deep")]),
+        purpose: Purpose::Look {},
+    };
     let Outcome::Walked { inodes, dirs, .. } = inside.says(DAEMON, walk) else { panic!("no walk") };
     assert!(inodes.0.is_empty() && dirs.0.is_empty(), "{inodes:?}");
-    let Outcome::Leases { held } = inside.says(DAEMON, Op::Lease { inodes: List(vec![dir, file]) }) else {
+    let Outcome::Leases { held } = inside.says(DAEMON, Op::Lease { inodes: List(vec![dir, file]) })
+    else {
         panic!("no answer");
     };
     assert!(held.0.is_empty());
     // What is open is used as it was opened.
     assert!(matches!(inside.says(DAEMON, Op::Getattr { ino: open }), Outcome::Attributes { .. }));
-    let write = Op::Write { fh, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
+    let write =
+        Op::Write { fh, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
     assert_eq!(inside.says(DAEMON, write), Outcome::Count { count: 1 });
     // Tickets lead there no more than numbers do.
     let mut again = Liar::at(&world, Peer::default(), "/pub");
@@ -152,7 +166,9 @@ fn a_removed_directory_with_an_open_file_is_still_inside() {
 #[test]
 fn a_read_only_export_inside_another_is_read_only_for_whom_that_one_is_mounted() {
     let certificate = || Peer { exports: exports("/a:rw,/a/way/b:ro"), ..Peer::default() };
-    for (seed, server, peer) in [(952, "/a:rw,/a/way/b:ro", Peer::default()), (953, "/:rw", certificate())] {
+    for (seed, server, peer) in
+        [(952, "/a:rw,/a/way/b:ro", Peer::default()), (953, "/:rw", certificate())]
+    {
         let world = world(seed, server);
         let root = Root(&world.fs);
         let a = root.dir(ROOT, "a", (0, 0), 0o755);
@@ -162,9 +178,13 @@ fn a_read_only_export_inside_another_is_read_only_for_whom_that_one_is_mounted()
         let way = root.dir(a, "way", (0, 0), 0o755);
         let held = root.dir(way, "b", (0, 0), 0o755);
         let inner = root.dir(held, "inner", (0, 0), 0o755);
-        let (file, other) = (root.file(inner, "f", (0, 0), 0o644), root.file(a, "other", (0, 0), 0o644));
+        let (file, other) =
+            (root.file(inner, "f", (0, 0), 0o644), root.file(a, "other", (0, 0), 0o644));
         let mut liar = Liar::at(&world, peer.clone(), "/a");
-        assert_eq!((liar.ino(ROOT, "way"), liar.ino(way, "b"), liar.ino(held, "inner")), (way, held, inner));
+        assert_eq!(
+            (liar.ino(ROOT, "way"), liar.ino(way, "b"), liar.ino(held, "inner")),
+            (way, held, inner)
+        );
         assert_eq!((liar.ino(inner, "f"), liar.ino(ROOT, "other")), (file, other));
         for dir in [held, inner] {
             for op in [
@@ -173,10 +193,20 @@ fn a_read_only_export_inside_another_is_read_only_for_whom_that_one_is_mounted()
                 rename(dir, "inner", ROOT, "inner"),
                 rename(ROOT, "other", dir, "other"),
                 link(other, dir, "other"),
-                Op::Create { parent: dir, name: b"f".to_vec(), mode: 0o644, flags: libc::O_RDWR, fh: 9 },
+                Op::Create {
+                    parent: dir,
+                    name: b"f".to_vec(),
+                    mode: 0o644,
+                    flags: libc::O_RDWR,
+                    fh: 9,
+                },
                 Op::Tmpfile { parent: dir, mode: 0o644, flags: libc::O_RDWR, fh: 9 },
                 Op::Unlink { parent: dir, name: b"f".to_vec() },
-                Op::Setattr { ino: dir, fh: None, set: SetAttr { mode: Some(0), ..SetAttr::default() } },
+                Op::Setattr {
+                    ino: dir,
+                    fh: None,
+                    set: SetAttr { mode: Some(0), ..SetAttr::default() },
+                },
                 Op::Removexattr { ino: dir, name: b"user.x".to_vec() },
             ] {
                 let what = format!("{op:?}");
@@ -230,9 +260,11 @@ fn a_certificate_mounts_what_it_is_for() {
     let home = root.dir(ROOT, "home", (0, 0), 0o755);
     root.dir(home, "alice", (1000, 1000), 0o755);
     let limits = || "ferryfs:users=1000;groups=1000".parse::<Limits>().ok();
-    for (name, limits, words) in
-        [("alice", limits(), "/home/alice:rw"), ("reader", None, "/home:ro"), ("writer", None, "/home:rw")]
-    {
+    for (name, limits, words) in [
+        ("alice", limits(), "/home/alice:rw"),
+        ("reader", None, "/home:ro"),
+        ("writer", None, "/home:rw"),
+    ] {
         authority::issue(
             listening.dir.path(),
             name,
@@ -253,7 +285,9 @@ fn a_certificate_mounts_what_it_is_for() {
         let mounted = listening.connect_at(name, path).map(|client| client.fs.is_read_only());
         match (mounted, read_only) {
             (Ok(mounted), Some(read_only)) => assert_eq!(mounted, read_only, "{name} {path}"),
-            (Err(NetError::Refused { reason, .. }), None) => assert!(reason.contains("/home"), "{reason}"),
+            (Err(NetError::Refused { reason, .. }), None) => {
+                assert!(reason.contains("/home"), "{reason}")
+            }
             (other, _) => panic!("{name} {path}: {other:?}"),
         }
     }
@@ -261,14 +295,16 @@ fn a_certificate_mounts_what_it_is_for() {
     assert_eq!(reader.create(ROOT, "x").map(drop), Err(Errno(libc::EROFS)));
 }
 
-/// A file handle says a number and nothing else: who reaches the whole volume gets the file, if that has a name or is open; others get what they know.
+/// A file handle says a number and nothing else: who reaches the whole volume gets the file, if
+/// that has a name or is open; others get what they know.
 #[test]
 fn a_number_alone_is_enough_for_who_reaches_all() {
     let world = world(954, "/:rw,/pub:rw");
     let root = Root(&world.fs);
     let public = root.dir(ROOT, "pub", (0, 0), 0o755);
     let dir = root.dir(public, "d", (0, 0), 0o755);
-    let (file, other) = (root.file(dir, "f", (0, 0), 0o644), root.file(dir, "other", (0, 0), 0o644));
+    let (file, other) =
+        (root.file(dir, "f", (0, 0), 0o644), root.file(dir, "other", (0, 0), 0o644));
     let mut all = Liar::at(&world, Peer::default(), "/");
     let mut inside = Liar::at(&world, Peer::default(), "/pub");
     let limits = Some(Limits { users: "1000".parse().unwrap(), groups: "1000".parse().unwrap() });
@@ -284,14 +320,20 @@ fn a_number_alone_is_enough_for_who_reaches_all() {
     assert_eq!((inside.ino(ROOT, "d"), inside.ino(dir, "f")), (dir, file));
     for _ in 0..2 {
         assert_eq!(known(look_up(&mut inside, file, ".")).attr.ino, file);
-        assert!(matches!(inside.says(DAEMON, Op::Getattr { ino: file }), Outcome::Attributes { .. }));
+        assert!(matches!(
+            inside.says(DAEMON, Op::Getattr { ino: file }),
+            Outcome::Attributes { .. }
+        ));
     }
     // Without a name it is there as long as somebody has it open, whoever still knows it.
     let fh = all.opens(DAEMON, other, libc::O_RDONLY);
     assert_eq!(fh, Err(libc::ESTALE), "it was not named");
     all.ino(dir, "other");
     let fh = all.opens(DAEMON, other, libc::O_RDONLY).unwrap();
-    assert_eq!(all.says(DAEMON, Op::Unlink { parent: dir, name: b"other".to_vec() }), Outcome::Done {});
+    assert_eq!(
+        all.says(DAEMON, Op::Unlink { parent: dir, name: b"other".to_vec() }),
+        Outcome::Done {}
+    );
     assert_eq!(known(look_up(&mut all, other, ".")).attr.nlink, 0);
     assert_eq!(all.says(DAEMON, Op::Release { fh }), Outcome::Done {});
     assert_eq!(look_up(&mut all, other, "."), failed(libc::ESTALE));

@@ -1,6 +1,8 @@
-//! A small certificate authority, for those who have none: a directory with what the server shows and one directory for each client. The
-//! authority's secret key lies apart, in `authority`: whoever has it can make certificates for everybody, and the server does not need it, so an
-//! administrator may take that directory away. Older versions left the key beside the server's; there it is found, too.
+//! A small certificate authority, for those who have none: a directory with what the server shows
+//! and one directory for each client. The authority's secret key lies apart, in `authority`:
+//! whoever has it can make certificates for everybody, and the server does not need it, so an
+//! administrator may take that directory away. Older versions left the key beside the server's;
+//! there it is found, too.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -35,7 +37,8 @@ fn home(dir: &Path) -> PathBuf {
     if dir.join(CA_KEY).exists() { dir.into() } else { dir.join(AUTHORITY) }
 }
 
-/// Makes an authority in `dir`, if there is none, and a certificate for the server under the names `hosts`, for so many days.
+/// Makes an authority in `dir`, if there is none, and a certificate for the server under the names
+/// `hosts`, for so many days.
 pub fn init(dir: &Path, hosts: &[String], days: u32) -> Result<(), NetError> {
     fs::create_dir_all(dir).map_err(|e| unusable(dir, &e))?;
     let home = home(dir);
@@ -75,7 +78,8 @@ fn found(dir: &Path) -> Result<(), NetError> {
     write(&dir.join(CA), &certificate.pem(), 0o644)
 }
 
-/// Makes a certificate for the client `name`, on these terms, for so many days; gives the directory to be brought to its machine.
+/// Makes a certificate for the client `name`, on these terms, for so many days; gives the directory
+/// to be brought to its machine.
 pub fn issue(dir: &Path, name: &str, terms: &Terms, days: u32) -> Result<PathBuf, NetError> {
     let to = dir.join(name);
     let plain = !name.is_empty() && !name.starts_with('.') && !name.contains('/');
@@ -97,8 +101,8 @@ pub fn issue(dir: &Path, name: &str, terms: &Terms, days: u32) -> Result<PathBuf
     Ok(to)
 }
 
-/// Revokes what was issued to the client `name`; gives how many certificates that were. Servers refuse them from now on, and end their
-/// sessions.
+/// Revokes what was issued to the client `name`; gives how many certificates that were. Servers
+/// refuse them from now on, and end their sessions.
 pub fn revoke(dir: &Path, name: &str) -> Result<usize, NetError> {
     let read = |path: &Path| entries(path).map_err(|e| unusable(path, &e));
     let (issued, revoked) = (dir.join(ISSUED), dir.join(REVOKED));
@@ -108,7 +112,8 @@ pub fn revoke(dir: &Path, name: &str) -> Result<usize, NetError> {
     let there = dir.join(name).join("client.pem");
     if !name.is_empty() && !name.contains('/') && there.exists() {
         for der in certificates(&there)? {
-            let told = certificate::read(&der).ok_or_else(|| unusable(&there, &"no client's certificate"))?;
+            let told = certificate::read(&der)
+                .ok_or_else(|| unusable(&there, &"no client's certificate"))?;
             serials.push(told.serial);
         }
     }
@@ -124,10 +129,15 @@ pub fn revoke(dir: &Path, name: &str) -> Result<usize, NetError> {
 }
 
 /// Adds lines to a list.
-fn add<'a>(path: &Path, entries: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<(), NetError> {
-    let text: String = entries.into_iter().map(|(serial, name)| format!("{serial} {name}\n")).collect();
+fn add<'a>(
+    path: &Path,
+    entries: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<(), NetError> {
+    let text: String =
+        entries.into_iter().map(|(serial, name)| format!("{serial} {name}\n")).collect();
     let opened = OpenOptions::new().append(true).create(true).mode(0o644).open(path);
-    let added = opened.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
+    let added =
+        opened.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
     added.map_err(|e| unusable(path, &e))
 }
 
@@ -147,8 +157,10 @@ fn issue_to(
     let (ca, ca_key) = (home.join(CA), home.join(CA_KEY));
     must_be_private(&ca_key)?;
     let until = Env::real().clock.wall() + Duration::from_secs(24 * 60 * 60) * days;
-    let until = i64::try_from(until.as_secs()).ok().and_then(|secs| ASN1Time::from_timestamp(secs).ok());
-    let until = until.ok_or_else(|| unusable(to, &"no certificate can be good for so long"))?.to_datetime();
+    let until =
+        i64::try_from(until.as_secs()).ok().and_then(|secs| ASN1Time::from_timestamp(secs).ok());
+    let until =
+        until.ok_or_else(|| unusable(to, &"no certificate can be good for so long"))?.to_datetime();
     let read = |path: &Path| fs::read_to_string(path).map_err(|e| unusable(path, &e));
     let issuer = KeyPair::from_pem(&read(&ca_key)?).map_err(|e| unusable(&ca_key, &e))?;
     let issuer = Issuer::from_ca_cert_pem(&read(&ca)?, issuer).map_err(|e| unusable(&ca, &e))?;
@@ -167,7 +179,8 @@ fn issue_to(
     let (key, made) = made.map_err(|e: rcgen::Error| unusable(to, &e))?;
     write(&to.join(format!("{role}.key")), &key, 0o600)?;
     write(&to.join(format!("{role}.pem")), &made.pem(), 0o644)?;
-    let told = certificate::read(made.der()).ok_or_else(|| unusable(to, &"it cannot be read again"))?;
+    let told =
+        certificate::read(made.der()).ok_or_else(|| unusable(to, &"it cannot be read again"))?;
     Ok(told.serial)
 }
 

@@ -23,12 +23,14 @@ pub(super) fn until(der: &CertificateDer<'_>) -> Option<u64> {
     u64::try_from(certificate.validity().not_after.timestamp()).ok()
 }
 
-/// Reads it; `None`: it is no certificate, or limits its client in a way that is not understood. Such a one lets nobody in.
+/// Reads it; `None`: it is no certificate, or limits its client in a way that is not understood.
+/// Such a one lets nobody in.
 pub(super) fn read(der: &[u8]) -> Option<Told> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let serial = certificate.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect();
     let until = u64::try_from(certificate.validity().not_after.timestamp()).ok();
-    let common = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+    let common =
+        certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
     let name = common.map(str::to_owned);
     let names = certificate.subject_alternative_name().ok()?;
     let names = names.iter().flat_map(|names| &names.value.general_names);

@@ -1,9 +1,11 @@
-//! Certificates that are not let in any more: revoked ones stand in a file in the server's directory, a line each with the certificate's number
-//! and its client's name; others have expired.
+//! Certificates that are not let in any more: revoked ones stand in a file in the server's
+//! directory, a line each with the certificate's number and its client's name; others have expired.
 //!
-//! * REVOCATION-1: the handshake lets in whom the authority has signed. Whether the certificate is still good is looked at when the session begins, and
-//!   the client is told in words. So nobody gains anything by being slow between the two.
-//! * REVOCATION-2: the sessions of a certificate that is revoked end within a second or two. One that expires keeps its connection, and gets no next one.
+//! * REVOCATION-1: the handshake lets in whom the authority has signed. Whether the certificate is
+//!   still good is looked at when the session begins, and the client is told in words. So nobody
+//!   gains anything by being slow between the two.
+//! * REVOCATION-2: the sessions of a certificate that is revoked end within a second or two. One
+//!   that expires keeps its connection, and gets no next one.
 
 use std::collections::HashSet;
 use std::fs;
@@ -55,7 +57,8 @@ impl Revocations {
         }
     }
 
-    /// Whether this client is let in at this time of day. A list that cannot be read lets nobody in.
+    /// Whether this client is let in at this time of day. A list that cannot be read lets nobody
+    /// in.
     pub(crate) fn standing(&self, peer: &Peer, wall: Duration) -> Result<(), Refusal> {
         if peer.certificate.is_empty() {
             return Ok(());
@@ -85,7 +88,8 @@ impl Revocations {
         }
     }
 
-    /// The numbers of those certificates that were revoked. A list that cannot be read ends nothing that has begun.
+    /// The numbers of those certificates that were revoked. A list that cannot be read ends nothing
+    /// that has begun.
     pub(crate) fn revoked<'a>(&self, peers: impl Iterator<Item = &'a Peer>) -> HashSet<String> {
         let mut serials: HashSet<String> = peers.map(|peer| peer.serial.clone()).collect();
         serials.remove("");

@@ -11,10 +11,14 @@ const WARN_TIME: u64 = 30 * DAY;
 /// The day of a second of Unix time.
 pub(crate) fn date(secs: u64) -> String {
     let time = i64::try_from(secs).ok().and_then(|secs| ASN1Time::from_timestamp(secs).ok());
-    time.map_or_else(|| "a day that has no name".into(), |time| time.to_datetime().date().to_string())
+    time.map_or_else(
+        || "a day that has no name".into(),
+        |time| time.to_datetime().date().to_string(),
+    )
 }
 
-/// What is to be said at this time of day of a certificate that ends at `until`; `None`: nothing yet.
+/// What is to be said at this time of day of a certificate that ends at `until`; `None`: nothing
+/// yet.
 pub(crate) fn ends_soon(until: u64, wall: Duration) -> Option<String> {
     let now = wall.as_secs();
     if now > until {

@@ -54,7 +54,8 @@ fn every_loss_is_seen() {
 fn a_removed_file_that_comes_back_is_seen() {
     let (dir, log) = worked(1);
     fs::write(dir.path().join("t0/file1"), b"x").expect("written");
-    let log = format!("{log}begin t0/file1 1\ndone t0/file1 1\nbegin t0/file1 0\ndone t0/file1 0\n");
+    let log =
+        format!("{log}begin t0/file1 1\ndone t0/file1 1\nbegin t0/file1 0\ndone t0/file1 0\n");
     assert!(verify(dir.path(), &log).is_err());
 }
 

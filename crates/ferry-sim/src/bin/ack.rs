@@ -1,5 +1,6 @@
-//! `ack run DIR LOG [--seconds N] [--threads N] [--seed S]` works below DIR until the time is up or the mount dies;
-//! `ack verify DIR LOG` says whether all that was acknowledged is there (status 1 if not).
+//! `ack run DIR LOG [--seconds N] [--threads N] [--seed S]` works below DIR until the time is up or
+//! the mount dies; `ack verify DIR LOG` says whether all that was acknowledged is there (status 1
+//! if not).
 
 use ferry_env::Env;
 use ferry_sim::ack::{Worker, verify};
@@ -48,8 +49,8 @@ fn run(dir: &Path, log: &Path, options: &Options) -> std::io::Result<()> {
             .collect();
         for (number, worker) in workers.into_iter().enumerate() {
             let (acknowledged, result) = worker.join().expect("a worker does not panic");
-            let end =
-                result.map_or_else(|error| format!("then {error}"), |()| "until the time was up".into());
+            let end = result
+                .map_or_else(|error| format!("then {error}"), |()| "until the time was up".into());
             println!("thread {number}: {acknowledged} changes acknowledged, {end}");
         }
     });

@@ -1,9 +1,11 @@
-//! Crash simulation for as long as one wants, on all cores. A failure is shrunk, printed with its number, and ends the program
-//! with status 1.
+//! Crash simulation for as long as one wants, on all cores. A failure is shrunk, printed with its
+//! number, and ends the program with status 1.
 //!
-//! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations; `late` those in which many fsyncs are under way
-//! together, with each flush policy in turn; `wrapping` the same on a log of 4 MiB with long records; `enumerate` every sequence of N operations, from number N on. `--one` runs one number only, `--all` goes on after a failure.
-//! `--lie` shows that it can fail: the device says that it has flushed, and has not.
+//! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations; `late`
+//! those in which many fsyncs are under way together, with each flush policy in turn; `wrapping`
+//! the same on a log of 4 MiB with long records; `enumerate` every sequence of N operations, from
+//! number N on. `--one` runs one number only, `--all` goes on after a failure. `--lie` shows that
+//! it can fail: the device says that it has flushed, and has not.
 
 use ferry_env::Env;
 use ferry_fs::FlushPolicy;
@@ -58,7 +60,9 @@ fn parse(words: impl Iterator<Item = String>) -> Option<Args> {
             "--seconds" => args.limits.time = Some(Duration::from_secs(number()?)),
             "--count" => args.limits.runs = Some(number()?),
             "--from" => args.from = Some(number()?),
-            "--length" => args.length = u32::try_from(number()?).ok().filter(|n| (1..=5).contains(n))?,
+            "--length" => {
+                args.length = u32::try_from(number()?).ok().filter(|n| (1..=5).contains(n))?
+            }
             "--one" => args.limits.runs = Some(1),
             "--all" => args.limits.all = true,
             "--lie" => args.flush_lies = true,
@@ -83,7 +87,9 @@ fn simulate(args: &Args, env: &Env) -> Result<String, String> {
             let draw = match args.mode {
                 Mode::Fifty => Plan::fifty,
                 Mode::Late => |seed| Plan::under_way(seed, FlushPolicy::ALL[(seed % 4) as usize]),
-                Mode::Wrapping => |seed| Plan::wrapping(seed, FlushPolicy::ALL[(seed % 4) as usize]),
+                Mode::Wrapping => {
+                    |seed| Plan::wrapping(seed, FlushPolicy::ALL[(seed % 4) as usize])
+                }
                 _ => Plan::draw,
             };
             run(&|seed| Some(on_device(draw(seed))), seed, limits, threads, env)
@@ -100,8 +106,8 @@ fn simulate(args: &Args, env: &Env) -> Result<String, String> {
     done.map(|done| format!("{done}\n{:?}", done.tally))
 }
 
-/// Each run takes and frees many large buffers. Where the allocator returns each to the kernel, three quarters of the time go to page
-/// faults; it reads its settings when the program starts.
+/// Each run takes and frees many large buffers. Where the allocator returns each to the kernel,
+/// three quarters of the time go to page faults; it reads its settings when the program starts.
 const ALLOCATOR: [(&str, &str); 2] =
     [("MALLOC_MMAP_THRESHOLD_", "1073741824"), ("MALLOC_TRIM_THRESHOLD_", "2147483648")];
 

@@ -1,7 +1,9 @@
-//! Errors of the device at each request of a workload in turn: `faults [--seed S] [--workloads N] [--most N]`.
+//! Errors of the device at each request of a workload in turn: `faults [--seed S] [--workloads N]
+//! [--most N]`.
 //!
-//! Workloads follow from the seeds S, S + 1, …. `--most` limits the requests of each kind that are made to fail, evenly spread; without
-//! it, all are. Everything that fails is printed, and the status is 1.
+//! Workloads follow from the seeds S, S + 1, …. `--most` limits the requests of each kind that are
+//! made to fail, evenly spread; without it, all are. Everything that fails is printed, and the
+//! status is 1.
 
 use ferry_sim::faults::campaign;
 use std::process::ExitCode;

@@ -1,8 +1,10 @@
-//! Damaged volumes for as long as one wants: `fuzz [--seconds N] [--seed S] [--count N] [--one SEED] [--all] [--home]`.
+//! Damaged volumes for as long as one wants: `fuzz [--seconds N] [--seed S] [--count N] [--one
+//! SEED] [--all] [--home]`.
 //!
-//! Seeds S, S + 1, … on all cores, each core a process, so that an abort, an endless loop or too much memory is seen for what it is.
-//! A failure is printed with its seed and ends the program with status 1; with `--all` it goes on. `--one` runs one seed.
-//! `--home` damages the home store, too, and mounts with threads, now and then.
+//! Seeds S, S + 1, … on all cores, each core a process, so that an abort, an endless loop or too
+//! much memory is seen for what it is. A failure is printed with its seed and ends the program with
+//! status 1; with `--all` it goes on. `--one` runs one seed. `--home` damages the home store, too,
+//! and mounts with threads, now and then.
 
 use ferry_env::Env;
 use ferry_sim::fuzz::{self, bases::Bases};
@@ -14,7 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-const USAGE: &str = "usage: fuzz [--seconds N] [--seed S] [--count N] [--one SEED] [--all] [--home]";
+const USAGE: &str =
+    "usage: fuzz [--seconds N] [--seed S] [--count N] [--one SEED] [--all] [--home]";
 /// Processor time of one step; one that takes longer hangs: the longest takes a few seconds.
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
 /// Whoever waits takes no processor time. On a busy machine a step may take long none the less.
@@ -23,7 +26,8 @@ const STEP_WALL_MAX: Duration = Duration::from_secs(1200);
 const LOOK: Duration = Duration::from_secs(1);
 /// Address space of a process that runs seeds, in bytes.
 const ADDRESS_SPACE: u64 = 4 << 30;
-/// Memory that a seed may take, in KiB: the volumes themselves, and what a mount of 16 MiB may need.
+/// Memory that a seed may take, in KiB: the volumes themselves, and what a mount of 16 MiB may
+/// need.
 const MEMORY_KIB_MAX: u64 = 512 << 10;
 /// Seeds that one process runs.
 const SEEDS_EACH: u64 = 200;
@@ -54,13 +58,19 @@ fn parse(mut words: impl Iterator<Item = String>, seed: u64) -> Option<Options> 
             "--seed" => options.first = words.next()?.parse().ok()?,
             "--count" => options.count = words.next()?.parse().ok()?,
             "--one" => {
-                options = Options { time: None, first: words.next()?.parse().ok()?, count: 1, ..options };
+                options =
+                    Options { time: None, first: words.next()?.parse().ok()?, count: 1, ..options };
             }
             "--all" => options.all = true,
             "--home" => options.home = true,
             // For the program's own use: so many seeds from the first, in this process.
             "--child" => {
-                options = Options { time: None, count: words.next()?.parse().ok()?, child: true, ..options };
+                options = Options {
+                    time: None,
+                    count: words.next()?.parse().ok()?,
+                    child: true,
+                    ..options
+                };
             }
             _ => return None,
         }
@@ -80,7 +90,8 @@ fn abort_on_panic() {
 
 /// Runs seeds here. Each step is told on stdout before it begins.
 fn child(options: &Options) -> ExitCode {
-    let limit = rustix::process::Rlimit { current: Some(ADDRESS_SPACE), maximum: Some(ADDRESS_SPACE) };
+    let limit =
+        rustix::process::Rlimit { current: Some(ADDRESS_SPACE), maximum: Some(ADDRESS_SPACE) };
     if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::As, limit) {
         eprintln!("memory cannot be limited: {error}");
         return ExitCode::FAILURE;
@@ -143,7 +154,8 @@ struct Campaign {
 
 impl Campaign {
     fn over(&self) -> bool {
-        self.stop.load(Ordering::Relaxed) || self.end.is_some_and(|end| self.env.clock.monotonic() >= end)
+        self.stop.load(Ordering::Relaxed)
+            || self.end.is_some_and(|end| self.env.clock.monotonic() >= end)
     }
 
     /// One core's share.
@@ -168,13 +180,16 @@ impl Campaign {
     fn process(&self, first: u64, count: u64) -> Option<u64> {
         let myself = std::env::current_exe().expect("the program has a path");
         let mut command = Command::new(myself);
-        command.args(["--seed", &first.to_string(), "--child", &count.to_string()]).stdout(Stdio::piped());
+        command
+            .args(["--seed", &first.to_string(), "--child", &count.to_string()])
+            .stdout(Stdio::piped());
         command.args(self.home.then_some("--home"));
         let mut child = command.spawn().expect("a process can be started");
         let (tell, told) = mpsc::channel();
         let lines = BufReader::new(child.stdout.take().expect("it was asked for")).lines();
-        let reader =
-            std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        let reader = std::thread::spawn(move || {
+            lines.map_while(Result::ok).try_for_each(|line| tell.send(line))
+        });
         let mut at = format!("{first} start");
         let mut begun = (self.env.clock.monotonic(), Duration::ZERO);
         let outcome = loop {
@@ -186,7 +201,12 @@ impl Campaign {
                     {
                         self.done.fetch_add(1, Ordering::Relaxed);
                         self.peak_kib.fetch_max(peak.parse().unwrap_or(0), Ordering::Relaxed);
-                        *self.outcomes.lock().expect("nobody panics").entry(outcome.into()).or_default() += 1;
+                        *self
+                            .outcomes
+                            .lock()
+                            .expect("nobody panics")
+                            .entry(outcome.into())
+                            .or_default() += 1;
                         if self.over() {
                             break end(&mut child, None);
                         }
@@ -197,7 +217,9 @@ impl Campaign {
                     let wall = self.env.clock.monotonic().saturating_sub(begun.0);
                     let busy = processor_time(child.id()).saturating_sub(begun.1);
                     if wall > STEP_WALL_MAX || busy > STEP_TIME_MAX {
-                        let why = format!("still not done after {wall:?}, {busy:?} of them on a processor");
+                        let why = format!(
+                            "still not done after {wall:?}, {busy:?} of them on a processor"
+                        );
                         break end(&mut child, Some(why));
                     }
                 }
@@ -219,7 +241,8 @@ impl Campaign {
 /// What a process and its threads have had of the processors.
 fn processor_time(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name in parentheses may hold anything; behind it, user and system time are the 12th and the 13th.
+    // The name in parentheses may hold anything; behind it, user and system time are the 12th and
+    // the 13th.
     let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
     let ticks: u64 = fields.filter_map(|field| field.parse::<u64>().ok()).sum();
     Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
@@ -242,8 +265,11 @@ fn main() -> ExitCode {
         return child(&options);
     }
     println!("damaged volumes from seed {}", options.first);
-    let threads =
-        if options.count == 1 { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
+    let threads = if options.count == 1 {
+        1
+    } else {
+        std::thread::available_parallelism().map_or(1, usize::from)
+    };
     let campaign = Campaign {
         end: options.time.map(|time| env.clock.monotonic() + time),
         next: AtomicU64::new(options.first),
@@ -258,7 +284,8 @@ fn main() -> ExitCode {
         env,
     };
     let progress = || {
-        let (done, peak) = (campaign.done.load(Ordering::Relaxed), campaign.peak_kib.load(Ordering::Relaxed));
+        let (done, peak) =
+            (campaign.done.load(Ordering::Relaxed), campaign.peak_kib.load(Ordering::Relaxed));
         let failed = campaign.failed.lock().expect("nobody panics").len();
         println!(
             "{done} volumes, {failed} failures, at most {} MiB of memory; repair: {:?}",

@@ -26,7 +26,8 @@ impl Block {
 
 /// The contents; a block that is not there is zeros. Offsets and lengths are in blocks.
 ///
-/// What copies of one image have in common is shared: a crash image costs what was written since the trace began.
+/// What copies of one image have in common is shared: a crash image costs what was written since
+/// the trace began.
 #[derive(Clone, Default)]
 pub(super) struct Image {
     below: Arc<HashMap<u64, Block>>,
@@ -37,7 +38,8 @@ pub(super) struct Image {
 impl Image {
     pub fn read(&self, first: u64, buf: &mut [u8]) {
         for (block, bytes) in (first..).zip(buf.chunks_mut(BLOCK_SIZE)) {
-            let found = self.above.get(&block).map_or_else(|| self.below.get(&block), Option::as_ref);
+            let found =
+                self.above.get(&block).map_or_else(|| self.below.get(&block), Option::as_ref);
             match found {
                 Some(found) => bytes.copy_from_slice(found.bytes()),
                 None => bytes.fill(0),

@@ -1,9 +1,10 @@
 //! A device in memory that can crash, fail and lie.
 //!
-//! It records all that it is asked for, so that a run can be made once and then crashed at every point of it:
-//! [`SimDevice::crash_image`] is a new device with what might have been left. Everything is a function of the calls
-//! and the seed. Its faults: unflushed changes are lost, kept or torn in any combination; chosen operations
-//! fail once or from then on; a flush can be made to lie; completions can be held back and let go in any order.
+//! It records all that it is asked for, so that a run can be made once and then crashed at every
+//! point of it: [`SimDevice::crash_image`] is a new device with what might have been left.
+//! Everything is a function of the calls and the seed. Its faults: unflushed changes are lost, kept
+//! or torn in any combination; chosen operations fail once or from then on; a flush can be made to
+//! lie; completions can be held back and let go in any order.
 
 mod image;
 mod trace;
@@ -86,11 +87,15 @@ impl SimDevice {
     /// # Panics
     /// When `capacity` is not a multiple of [`BLOCK_SIZE`].
     pub fn new(capacity: u64) -> Self {
-        assert!(capacity.is_multiple_of(BLOCK_SIZE as u64), "capacity {capacity} is not whole blocks");
+        assert!(
+            capacity.is_multiple_of(BLOCK_SIZE as u64),
+            "capacity {capacity} is not whole blocks"
+        );
         Self { capacity, state: Mutex::default() }
     }
 
-    /// Puts random bytes where an earlier life of the medium left some. Not traced: they survive every crash.
+    /// Puts random bytes where an earlier life of the medium left some. Not traced: they survive
+    /// every crash.
     pub fn scribble(&self, offset: u64, len: u64, rng: &mut SimRng) {
         let range = self.blocks(offset, len).expect("a range of whole blocks inside the device");
         let mut state = self.state.lock();
@@ -103,7 +108,8 @@ impl SimDevice {
         }
     }
 
-    /// Makes the present contents the start of a new trace. Whatever was volatile is durable from here on.
+    /// Makes the present contents the start of a new trace. Whatever was volatile is durable from
+    /// here on.
     ///
     /// # Panics
     /// When completions are held.
@@ -125,7 +131,8 @@ impl SimDevice {
         self.state.lock().trace.flush_points()
     }
 
-    /// A device with what a crash might leave after the first `point` events, without faults and with an empty trace.
+    /// A device with what a crash might leave after the first `point` events, without faults and
+    /// with an empty trace.
     ///
     /// # Panics
     /// When there are not so many events.
@@ -133,7 +140,12 @@ impl SimDevice {
         let state = self.state.lock();
         let mut image = state.base.clone();
         state.trace.crash(point, &mut image, rng);
-        let state = State { base: image.clone(), now: image, host_free: state.host_free, ..State::default() };
+        let state = State {
+            base: image.clone(),
+            now: image,
+            host_free: state.host_free,
+            ..State::default()
+        };
         Self { capacity: self.capacity, state: Mutex::new(state) }
     }
 
@@ -141,7 +153,8 @@ impl SimDevice {
     pub fn copy(&self) -> Self {
         let state = self.state.lock();
         let now = state.now.clone();
-        let state = State { base: now.clone(), now, host_free: state.host_free, ..State::default() };
+        let state =
+            State { base: now.clone(), now, host_free: state.host_free, ..State::default() };
         Self { capacity: self.capacity, state: Mutex::new(state) }
     }
 
@@ -180,7 +193,8 @@ impl SimDevice {
         self.state.lock().flush_time = time;
     }
 
-    /// Whether completions of submitted requests are held back from now on. What is held already stays held.
+    /// Whether completions of submitted requests are held back from now on. What is held already
+    /// stays held.
     pub fn set_hold(&self, hold: bool) {
         self.state.lock().hold = hold;
     }
@@ -190,7 +204,8 @@ impl SimDevice {
         self.state.lock().held.len()
     }
 
-    /// Completes the held request with this index (0 is the oldest) on this thread. `false` when there is none.
+    /// Completes the held request with this index (0 is the oldest) on this thread. `false` when
+    /// there is none.
     pub fn release(&self, index: usize) -> bool {
         let mut state = self.state.lock();
         let Some(held) = state.held.remove(index) else { return false };
@@ -203,7 +218,8 @@ impl SimDevice {
         true
     }
 
-    /// Completes held requests, in random order, until none is left (those that completions submit included).
+    /// Completes held requests, in random order, until none is left (those that completions submit
+    /// included).
     pub fn release_all(&self, rng: &mut SimRng) {
         loop {
             let held = self.held();
@@ -219,7 +235,11 @@ impl SimDevice {
         let block = BLOCK_SIZE as u64;
         let whole = offset.is_multiple_of(block) && len.is_multiple_of(block);
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.capacity);
-        if whole && inside { Ok(offset / block..(offset + len) / block) } else { Err(errno(EINVAL)) }
+        if whole && inside {
+            Ok(offset / block..(offset + len) / block)
+        } else {
+            Err(errno(EINVAL))
+        }
     }
 
     fn submit_one(&self, io: Io) {
@@ -282,7 +302,8 @@ impl State {
         (self.trace.issue(Change::Write { first, buf }), result)
     }
 
-    /// A write that failed may have reached the medium all the same, at a crash; it never counts as completed.
+    /// A write that failed may have reached the medium all the same, at a crash; it never counts as
+    /// completed.
     fn finish_write(&mut self, change: usize, result: io::Result<()>) -> io::Result<()> {
         if result.is_ok() {
             self.trace.complete(change).apply(&mut self.now);

@@ -37,7 +37,8 @@ fn write(dev: &SimDevice, block: u64, byte: u8) {
     dev.write(block * BLOCK, &block_of(byte)).unwrap();
 }
 
-/// What all crashes at `point` make of a block: the bytes that fill it wholly, and whether any is torn.
+/// What all crashes at `point` make of a block: the bytes that fill it wholly, and whether any is
+/// torn.
 fn fates(dev: &SimDevice, point: usize, block: u64) -> (BTreeSet<u8>, bool) {
     let images = (0..SEEDS).map(|seed| dev.crash_image(point, &mut SimRng::new(seed)));
     let found: Vec<_> = images.map(|image| whole(&image, block)).collect();
@@ -61,7 +62,8 @@ fn submit_write(dev: &SimDevice, block: u64, byte: u8) -> mpsc::Receiver<io::Res
 
 #[test]
 fn numbers_follow_from_the_seed_and_stay_in_their_range() {
-    let numbers = |seed| (0..1_000).scan(SimRng::new(seed), |rng, _| Some(rng.below(10))).collect::<Vec<_>>();
+    let numbers =
+        |seed| (0..1_000).scan(SimRng::new(seed), |rng, _| Some(rng.below(10))).collect::<Vec<_>>();
     assert_eq!(numbers(7), numbers(7));
     assert_ne!(numbers(7), numbers(8));
     assert_eq!(numbers(7).into_iter().collect::<BTreeSet<_>>(), (0..10).collect());
@@ -127,7 +129,10 @@ fn tears_are_between_sectors_and_writes_are_lost_independently() {
         let image = dev.crash_image(dev.trace_len(), &mut SimRng::new(seed));
         for (block, new) in [(0, 1), (1, 2), (2, 3), (3, 3)] {
             for sector in read(&image, block).chunks(SECTOR_SIZE) {
-                assert!(sector.iter().all(|&b| b == 0) || sector.iter().all(|&b| b == new), "seed {seed}");
+                assert!(
+                    sector.iter().all(|&b| b == 0) || sector.iter().all(|&b| b == new),
+                    "seed {seed}"
+                );
             }
         }
         seen.insert((whole(&image, 0), whole(&image, 1)));
@@ -157,7 +162,11 @@ fn an_image_is_a_function_of_the_seed_and_can_crash_again() {
         assert_eq!(image.trace_len(), 0);
         write(&image, 5, 255);
         let again = image.crash_image(0, &mut SimRng::new(1));
-        assert!((0..64).filter(|&block| block != 5).all(|block| read(&again, block) == read(&image, block)));
+        assert!(
+            (0..64)
+                .filter(|&block| block != 5)
+                .all(|block| read(&again, block) == read(&image, block))
+        );
         assert_ne!(whole(&again, 5), Some(255));
     }
 }
@@ -189,10 +198,16 @@ fn a_copy_has_the_contents_and_a_life_of_its_own() {
     assert_eq!(copy.trace_len(), 0);
     write(&copy, 1, 9);
     assert_eq!((whole(&dev, 1), whole(&copy, 1)), (Some(2), Some(9)));
-    assert_eq!(seen(&copy.crash_image(0, &mut SimRng::new(1))), [Some(0), Some(2), Some(3), Some(0)]);
+    assert_eq!(
+        seen(&copy.crash_image(0, &mut SimRng::new(1))),
+        [Some(0), Some(2), Some(3), Some(0)]
+    );
     // What was discarded before the trace stays discarded.
     dev.restart_trace();
-    assert_eq!(seen(&dev.crash_image(0, &mut SimRng::new(1))), [Some(0), Some(2), Some(3), Some(0)]);
+    assert_eq!(
+        seen(&dev.crash_image(0, &mut SimRng::new(1))),
+        [Some(0), Some(2), Some(3), Some(0)]
+    );
 }
 
 #[test]
@@ -210,9 +225,16 @@ fn each_operation_can_fail_once_or_from_then_on() {
         dev.inject(Fault { op, after: 2, errno: EIO, sticky: false });
         assert_eq!(outcomes(), [None, None, Some(EIO), None, None], "{op:?}");
         dev.inject(Fault { op, after: 1, errno: ENOSPC, sticky: true });
-        assert_eq!(outcomes(), [None, Some(ENOSPC), Some(ENOSPC), Some(ENOSPC), Some(ENOSPC)], "{op:?}");
+        assert_eq!(
+            outcomes(),
+            [None, Some(ENOSPC), Some(ENOSPC), Some(ENOSPC), Some(ENOSPC)],
+            "{op:?}"
+        );
         // The others go on.
-        assert!(operations.iter().filter(|(other, _)| *other != op).all(|(_, run)| run().is_ok()), "{op:?}");
+        assert!(
+            operations.iter().filter(|(other, _)| *other != op).all(|(_, run)| run().is_ok()),
+            "{op:?}"
+        );
         dev.heal();
         assert_eq!(outcomes(), [None; 5], "{op:?}");
     }

@@ -1,9 +1,10 @@
 //! What a device was asked to do, and what a crash in between may leave of it.
 //!
-//! A change is *issued* (from then on it may reach the medium) and later *completed*. A flush that *began* after a change
-//! completed, and *ended* well, makes it durable. At a crash every durable change is there; of the others, any may be there,
-//! be lost, or be there in part, sector by sector. Changes that a failed flush covered stay uncertain for
-//! good: a host reports such a failure once and then forgets it.
+//! A change is *issued* (from then on it may reach the medium) and later *completed*. A flush that
+//! *began* after a change completed, and *ended* well, makes it durable. At a crash every durable
+//! change is there; of the others, any may be there, be lost, or be there in part, sector by
+//! sector. Changes that a failed flush covered stay uncertain for good: a host reports such a
+//! failure once and then forgets it.
 
 use super::image::{Image, SECTORS};
 use super::world::SimRng;
@@ -56,7 +57,8 @@ impl Change {
 
 const _: () = assert!(SECTORS == u8::BITS as usize, "one bit for each sector of a block");
 
-/// One step of the device's life. Numbers are indices of changes and flushes, which are counted as they are issued and begin.
+/// One step of the device's life. Numbers are indices of changes and flushes, which are counted as
+/// they are issued and begin.
 enum Event {
     Issued,
     Completed(usize),
@@ -164,8 +166,9 @@ impl Trace {
         let standings = self.standings(point);
         let last_volatile = standings.iter().rposition(|&standing| standing != Standing::Durable);
         let fate = Fate::choose(rng);
-        // In the order of issue: of two changes of one block the later one wins, if it survives. (The order of two
-        // that are in flight at once is not defined; who issues such a pair has lost already.)
+        // In the order of issue: of two changes of one block the later one wins, if it survives.
+        // (The order of two that are in flight at once is not defined; who issues such a pair has
+        // lost already.)
         for (n, standing) in standings.into_iter().enumerate() {
             let survival = match standing {
                 Standing::Durable => Survival::Whole,
@@ -180,7 +183,8 @@ impl Trace {
     }
 }
 
-/// The kinds of crash. Some of each are wanted: with every change deciding for itself, the extremes would hardly come up.
+/// The kinds of crash. Some of each are wanted: with every change deciding for itself, the extremes
+/// would hardly come up.
 #[derive(Clone, Copy)]
 enum Fate {
     AllLost,

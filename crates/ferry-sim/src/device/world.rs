@@ -8,7 +8,8 @@ use std::time::Duration;
 /// Where simulated wall-clock time starts: some day in 2023, in seconds since the Unix epoch.
 const WALL_START_S: u64 = 1_700_000_000;
 
-/// A small, fast random number generator: xoshiro256** (Blackman and Vigna, 2018), seeded through splitmix64.
+/// A small, fast random number generator: xoshiro256** (Blackman and Vigna, 2018), seeded through
+/// splitmix64.
 #[derive(Clone, Debug)]
 pub struct SimRng([u64; 4]);
 
@@ -39,7 +40,8 @@ impl SimRng {
     /// When `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "no number is below zero");
-        // The high half of the product; its bias (below 2^-32 for any bound that a test uses) does not matter here.
+        // The high half of the product; its bias (below 2^-32 for any bound that a test uses) does
+        // not matter here.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 

@@ -8,7 +8,9 @@ use crate::ops::{Generator, Op};
 use crate::world::{Opening, World};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_fs::volume::{LOG_MIN, read_superblock};
-use ferry_fs::{Filesystem, FsOptions, InProcess, LocalFs, MkfsOptions, ROOT, Superblock, XattrFlags, mkfs};
+use ferry_fs::{
+    Filesystem, FsOptions, InProcess, LocalFs, MkfsOptions, ROOT, Superblock, XattrFlags, mkfs,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +43,8 @@ pub struct Base {
 pub struct Bases(Vec<Base>);
 
 impl Bases {
-    /// Makes them; always the same. `home`: the home store's blocks and its map may be damaged, too.
+    /// Makes them; always the same. `home`: the home store's blocks and its map may be damaged,
+    /// too.
     pub fn make(home: bool) -> Result<Self, String> {
         let small = |seed| draw(seed, 60, false);
         let long = |seed| draw(seed, 400, false);
@@ -101,8 +104,10 @@ fn lived(name: &'static str, seed: u64, ops: &[Op], closed: bool) -> Result<Base
     let device = fresh(seed)?;
     let mut rng = SimRng::new(seed);
     let mut model = Model::empty();
-    let mut world =
-        World::open(&device, Opening { seed, cache_bytes: 2 << 20, time: Duration::ZERO, flush: None })?;
+    let mut world = World::open(
+        &device,
+        Opening { seed, cache_bytes: 2 << 20, time: Duration::ZERO, flush: None },
+    )?;
     let mut old = device.crash_image(device.trace_len(), &mut rng);
     for (n, op) in ops.iter().enumerate() {
         if model.outcome(op) == Outcome::Done
@@ -137,7 +142,8 @@ fn many_names() -> Result<Base, String> {
         let entry = me.call(|cx| fs.mknod(cx, ROOT, name.as_bytes(), libc::S_IFREG | 0o644, 0));
         let ino = entry.map_err(|errno| errno.to_string())?.attr.ok_or("made")?.ino;
         if n.is_multiple_of(10) {
-            let set = me.call(|cx| fs.setxattr(cx, ino, b"user.one", &[7; 200], XattrFlags::default()));
+            let set =
+                me.call(|cx| fs.setxattr(cx, ino, b"user.one", &[7; 200], XattrFlags::default()));
             set.map_err(|errno| errno.to_string())?;
         }
         fs.forget(ino, 1);

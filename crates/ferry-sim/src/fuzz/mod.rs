@@ -1,9 +1,12 @@
-//! A volume's bytes as strangers can send them: populated volumes, damaged, and everything that meets them.
+//! A volume's bytes as strangers can send them: populated volumes, damaged, and everything that
+//! meets them.
 //!
-//! [`bases`] makes volumes, [`mutate`] damages one (with the checksums put right again, or not), [`repaired`] repairs a copy of it,
-//! [`walk`] mounts it, reads all of it and works on it. Nothing is asked of what they find; but nobody may panic, hang, or take memory
-//! without bound, who only reads writes nothing, and a repair makes an end of the damage and loses nothing else. The program `fuzz` runs
-//! seeds in processes of their own, so that an abort or an endless loop is a failure like any other.
+//! [`bases`] makes volumes, [`mutate`] damages one (with the checksums put right again, or not),
+//! [`repaired`] repairs a copy of it, [`walk`] mounts it, reads all of it and works on it. Nothing
+//! is asked of what they find; but nobody may panic, hang, or take memory without bound, who only
+//! reads writes nothing, and a repair makes an end of the damage and loses nothing else. The
+//! program `fuzz` runs seeds in processes of their own, so that an abort or an endless loop is a
+//! failure like any other.
 
 pub mod bases;
 pub mod mutate;
@@ -17,7 +20,8 @@ use ferry_device::{BlockDevice, HookedDevice};
 pub use repaired::Outcome;
 use std::sync::Arc;
 
-/// Damages the volume that follows from `seed` and lets everything meet it; tells `step` what comes next.
+/// Damages the volume that follows from `seed` and lets everything meet it; tells `step` what comes
+/// next.
 pub fn run(bases: &Bases, seed: u64, step: &mut dyn FnMut(&str)) -> Result<Outcome, String> {
     let mut rng = SimRng::new(seed ^ 0x6675_7a7a);
     step("damage");

@@ -1,5 +1,5 @@
-//! Damage of every kind in every area of a volume. Half of it comes with checksums put right, so that what makes no sense gets
-//! past them.
+//! Damage of every kind in every area of a volume. Half of it comes with checksums put right, so
+//! that what makes no sense gets past them.
 
 pub mod home;
 mod keys;
@@ -136,7 +136,8 @@ fn superblock(device: &SimDevice, rng: &mut SimRng) {
 fn data_blocks(device: &SimDevice, base: &Base) -> Vec<u64> {
     let segments = home::segments(device, base);
     let from = base.superblock.segments_offset;
-    let in_home = |at: u64| segments.contains(&(((at - from) / base.superblock.segment_len) as u32));
+    let in_home =
+        |at: u64| segments.contains(&(((at - from) / base.superblock.segment_len) as u32));
     base.used.iter().copied().filter(|at| *at >= from && !in_home(*at)).collect()
 }
 
@@ -164,6 +165,7 @@ fn anywhere(device: &SimDevice, base: &Base, rng: &mut SimRng) {
 /// The file was cut short, perhaps within what is used.
 fn cut(base: &Base, capacity: u64, rng: &mut SimRng) -> u64 {
     let last = base.used.last().copied().unwrap_or(0);
-    let end = if rng.chance(1, 2) { rng.below(capacity) } else { last + rng.below(capacity - last) };
+    let end =
+        if rng.chance(1, 2) { rng.below(capacity) } else { last + rng.below(capacity - last) };
     (end / BLOCK * BLOCK).min(capacity)
 }

@@ -1,5 +1,6 @@
-//! A damaged volume is repaired: that ends, a second repair has nothing left to do, what the damage did not touch is still there, byte
-//! for byte, and what the repair calls clean is a volume to work on.
+//! A damaged volume is repaired: that ends, a second repair has nothing left to do, what the damage
+//! did not touch is still there, byte for byte, and what the repair calls clean is a volume to work
+//! on.
 
 use super::walk;
 use crate::device::{SimRng, sim_env};
@@ -15,7 +16,8 @@ const READ_BYTES: usize = 256 << 10;
 /// What an inode shows: its type, its size, and a checksum of its contents or its target.
 pub type Shown = BTreeMap<Ino, (u32, u64, u32)>;
 
-/// What can be read of the volume, as far as `known` says that it is there; of a volume that is sound, everything.
+/// What can be read of the volume, as far as `known` says that it is there; of a volume that is
+/// sound, everything.
 pub fn shown(device: &Arc<dyn BlockDevice>, known: Option<&Shown>) -> Shown {
     let options = FsOptions {
         read_only: true,
@@ -24,7 +26,8 @@ pub fn shown(device: &Arc<dyn BlockDevice>, known: Option<&Shown>) -> Shown {
         background: false,
         ..FsOptions::default()
     };
-    let mut look = Look { me: InProcess::default(), known, shown: Shown::new(), strange: BTreeSet::new() };
+    let mut look =
+        Look { me: InProcess::default(), known, shown: Shown::new(), strange: BTreeSet::new() };
     let Ok(fs) = LocalFs::open(device.clone(), options, sim_env(0).0) else { return look.shown };
     look.everything(&fs);
     fs.detach();
@@ -50,8 +53,8 @@ impl Look<'_> {
                 continue;
             }
             if let Some(known) = self.known {
-                // What was not there before the damage, or was longer, is nobody's loss. A file may grow: what stands behind its end is
-                // kept, and said.
+                // What was not there before the damage, or was longer, is nobody's loss. A file may
+                // grow: what stands behind its end is kept, and said.
                 let Some(&(_, size, _)) = known.get(&ino).filter(|(k, size, _)| {
                     *k == kind
                         && (*size == attr.size
@@ -69,7 +72,9 @@ impl Look<'_> {
             let size = attr.size;
             let sum = match kind {
                 libc::S_IFREG => self.contents(fs, &attr),
-                libc::S_IFLNK => self.me.call(|cx| fs.readlink(cx, ino)).ok().map(|to| crc32c::crc32c(&to)),
+                libc::S_IFLNK => {
+                    self.me.call(|cx| fs.readlink(cx, ino)).ok().map(|to| crc32c::crc32c(&to))
+                }
                 libc::S_IFDIR => {
                     self.names(fs, ino, &mut todo);
                     Some(0)
@@ -152,7 +157,9 @@ pub fn run(
     let mut left = shown(device, Some(sound));
     left.retain(|ino, what| sound.get(ino) == Some(what));
     step("repair");
-    let Ok(first) = repair(device, all(), &sim_env(rng.next_u64()).0) else { return Ok(Outcome::Refused) };
+    let Ok(first) = repair(device, all(), &sim_env(rng.next_u64()).0) else {
+        return Ok(Outcome::Refused);
+    };
     step("repair again");
     let second = repair(device, all(), &sim_env(rng.next_u64()).0);
     settled(&first, &second.map_err(|error| format!("a second repair refuses: {error}"))?)?;
@@ -161,11 +168,15 @@ pub fn run(
     }
     step("look at what was repaired");
     let now = shown(device, Some(sound));
-    // Where a block is claimed twice, with its checksum, one claim loses, and nothing says that it is the wrong one. Where a record
-    // counts more blocks than there are, holes are taken for what is gone. Where its size is impossible, a hole at the end is gone.
+    // Where a block is claimed twice, with its checksum, one claim loses, and nothing says that it
+    // is the wrong one. Where a record counts more blocks than there are, holes are taken for what
+    // is gone. Where its size is impossible, a hole at the end is gone.
     let costs = [Code::BlockShared, Code::BlockCount, Code::InodeFields];
     left.retain(|ino, _| {
-        !first.repairs.iter().any(|r| costs.contains(&r.code) && r.lost.is_some() && r.ino == Some(*ino))
+        !first
+            .repairs
+            .iter()
+            .any(|r| costs.contains(&r.code) && r.lost.is_some() && r.ino == Some(*ino))
     });
     if let Some((ino, what)) = left.iter().find(|(ino, what)| now.get(ino) != Some(what)) {
         let repairs: Vec<_> = first.repairs.iter().map(|repair| format!("\n{repair}")).collect();
@@ -178,7 +189,9 @@ pub fn run(
     step("work on what was repaired");
     walk::read_write(device, false, rng);
     match fsck(device, all(), &sim_env(rng.next_u64()).0) {
-        Ok(report) if report.clean => Ok(if first.repaired > 0 { Outcome::Repaired } else { Outcome::Sound }),
+        Ok(report) if report.clean => {
+            Ok(if first.repaired > 0 { Outcome::Repaired } else { Outcome::Sound })
+        }
         Ok(report) => Err(format!("after work on the repaired volume: {:#?}", report.findings)),
         Err(error) => Err(format!("after work on the repaired volume: {error}")),
     }
@@ -186,7 +199,8 @@ pub fn run(
 
 /// Nothing is left to do, and what is left of the damage is what the first repair said.
 fn settled(first: &Report, second: &Report) -> Result<(), String> {
-    let found = |report: &Report| report.findings.iter().map(|f| f.what.clone()).collect::<Vec<_>>();
+    let found =
+        |report: &Report| report.findings.iter().map(|f| f.what.clone()).collect::<Vec<_>>();
     if second.repaired == 0 && found(first) == found(second) {
         return Ok(());
     }

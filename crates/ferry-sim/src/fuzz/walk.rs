@@ -5,8 +5,8 @@ use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
-    Answer, Attr, CacheMode, Cx, Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, ROOT, RenameFlags,
-    SetAttr, XattrFlags,
+    Answer, Attr, CacheMode, Cx, Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, ROOT,
+    RenameFlags, SetAttr, XattrFlags,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -133,7 +133,9 @@ impl Walk<'_> {
             self.ask(|cx| self.fs.read(cx, ino, fh, at, &mut out));
         }
         let mut at = 0;
-        for whence in [libc::SEEK_DATA, libc::SEEK_HOLE].into_iter().cycle().take(READS_MAX as usize) {
+        for whence in
+            [libc::SEEK_DATA, libc::SEEK_HOLE].into_iter().cycle().take(READS_MAX as usize)
+        {
             match self.me.call(|cx| self.fs.lseek(cx, ino, fh, at, whence)) {
                 Ok(next) => at = next,
                 Err(_) => break,
@@ -169,7 +171,9 @@ impl Walk<'_> {
             let set = SetAttr { mode: Some(0o640), uid: Some(7), ..SetAttr::default() };
             self.ask(|cx| self.fs.setattr(cx, attr.ino, None, &set));
             let value = vec![3; self.rng.index(5000)];
-            self.ask(|cx| self.fs.setxattr(cx, attr.ino, b"user.new", &value, XattrFlags::default()));
+            self.ask(|cx| {
+                self.fs.setxattr(cx, attr.ino, b"user.new", &value, XattrFlags::default())
+            });
             self.ask(|cx| self.fs.removexattr(cx, attr.ino, b"user.attribute-1"));
         }
         self.change_directory(ROOT, b"last");
@@ -179,7 +183,13 @@ impl Walk<'_> {
         let Ok(fh) = self.open(attr.ino, libc::O_RDWR) else { return };
         let ino = attr.ino;
         for _ in 0..4 {
-            let at = *self.rng.pick(&[0, 4096, attr.size / 2, attr.size, attr.size.saturating_add(5000)]);
+            let at = *self.rng.pick(&[
+                0,
+                4096,
+                attr.size / 2,
+                attr.size,
+                attr.size.saturating_add(5000),
+            ]);
             let len = *self.rng.pick(&[1, 100, 4096, 50_000]);
             match self.rng.below(5) {
                 0 | 1 => self.ask(|cx| self.fs.write(cx, ino, fh, at, &vec![9; len], false, false)),
@@ -205,7 +215,8 @@ impl Walk<'_> {
 
     fn change_directory(&mut self, dir: Ino, name: &[u8]) {
         let mode = libc::S_IFREG | 0o644;
-        if let Ok((entry, opened)) = self.me.call(|cx| self.fs.create(cx, dir, name, mode, libc::O_RDWR))
+        if let Ok((entry, opened)) =
+            self.me.call(|cx| self.fs.create(cx, dir, name, mode, libc::O_RDWR))
             && let Some(attr) = entry.attr
         {
             let bytes = vec![5; 9000];

@@ -44,7 +44,8 @@ impl Run {
 
     /// What is there when so many operations are, every file with contents of its own.
     fn found(&self, t: usize, contents: &[(Ino, &[u8])]) -> Observed {
-        let contents = contents.iter().map(|(ino, bytes)| (*ino, Arc::new(bytes.to_vec()))).collect();
+        let contents =
+            contents.iter().map(|(ino, bytes)| (*ino, Arc::new(bytes.to_vec()))).collect();
         Observed { tree: self.history.trees[t].clone(), contents, ..Observed::default() }
     }
 
@@ -117,7 +118,10 @@ fn unsynced_bytes_are_old_or_new_but_never_foreign() {
     assert!(run.allows(40, 4, &[(FILE, &old)]));
     assert!(run.allows(40, 4, &[(FILE, &both)]));
     assert!(run.allows(40, 4, &[(FILE, &mixed)]), "each byte by itself");
-    assert!(!run.allows(40, 4, &[(FILE, &[&old[..2], &[0, 0]].concat())]), "zeros were never there");
+    assert!(
+        !run.allows(40, 4, &[(FILE, &[&old[..2], &[0, 0]].concat())]),
+        "zeros were never there"
+    );
     assert!(!run.allows(40, 4, &[(FILE, &both[..5])]), "a size it never had");
     assert!(!run.allows(40, 4, &[(FILE, &[])]), "what was synced");
     assert!(!run.allows(40, 4, &[(FILE, b"abcd")]), "what nobody wrote");
@@ -125,12 +129,16 @@ fn unsynced_bytes_are_old_or_new_but_never_foreign() {
 
 #[test]
 fn a_size_does_not_come_without_its_data() {
-    let run = Run::with(&[create(0), Op::Write(file(0), 0, 3), Op::Truncate(file(0), 5), create(1)]);
+    let run =
+        Run::with(&[create(0), Op::Write(file(0), 0, 3), Op::Truncate(file(0), 5), create(1)]);
     let data = crate::model::pattern(1, 3);
     let other = (FILE + 3, &[][..]);
     assert!(run.allows(40, 4, &[(FILE, &[&data[..], &[0, 0]].concat()), other]));
     assert!(!run.allows(40, 4, &[(FILE, &[0; 5]), other]), "the first three bytes were never zero");
-    assert!(!run.allows(40, 4, &[(FILE, &[]), other]), "the truncation is older than the other file");
+    assert!(
+        !run.allows(40, 4, &[(FILE, &[]), other]),
+        "the truncation is older than the other file"
+    );
     assert!(run.allows(40, 3, &[(FILE, &[])]), "before the truncation");
 }
 
@@ -147,7 +155,10 @@ fn what_a_truncation_cut_off_does_not_come_back() {
     let old = crate::model::pattern(1, 4);
     let new_file = FILE + 5;
     assert!(run.allows(60, 6, &[(FILE, &[old[0], 0, 0, 0]), (new_file, &[])]));
-    assert!(!run.allows(60, 6, &[(FILE, &old), (new_file, &[])]), "it is older than the other file");
+    assert!(
+        !run.allows(60, 6, &[(FILE, &old), (new_file, &[])]),
+        "it is older than the other file"
+    );
     assert!(run.allows(60, 3, &[(FILE, &old)]));
 }
 

@@ -53,7 +53,8 @@ fn an_exchange_keeps_both() {
 
 #[test]
 fn a_held_file_outlives_its_name_but_not_its_handle() {
-    let mut model = with(&[Op::Create(path(&[0])), Op::Hold(path(&[0]), 1), Op::Unlink(path(&[0]))]);
+    let mut model =
+        with(&[Op::Create(path(&[0])), Op::Hold(path(&[0]), 1), Op::Unlink(path(&[0]))]);
     assert_eq!(model.outcome(&Op::Write(Which::Held(1), 0, 5)), Outcome::Done);
     assert_eq!(model.outcome(&Op::LinkHeld(1, path(&[0]))), Outcome::Skip);
     assert_eq!(model.tree().len(), 1);

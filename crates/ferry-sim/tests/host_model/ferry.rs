@@ -1,11 +1,12 @@
-//! FerryFS, called as the kernel calls it: the kernel's own checks, which come before any file system is asked, are made here.
+//! FerryFS, called as the kernel calls it: the kernel's own checks, which come before any file
+//! system is asked, are made here.
 
 use super::ops::{Op, Outcome, Path, REFUSED, SLOTS, Stat, System, name, pattern};
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_fs::{
-    Attr, Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT, RenameFlags, SetAttr,
-    SetTime, Timestamp, XattrFlags, mkfs,
+    Attr, Errno, Filesystem, FsOptions, InProcess, Ino, LocalFs, MkfsOptions, ROOT, RenameFlags,
+    SetAttr, SetTime, Timestamp, XattrFlags, mkfs,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ impl Ferry {
         let device: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(64 << 20));
         mkfs(&device, &MkfsOptions::default(), &Env::real()).expect("there is room");
         let options = FsOptions { background: false, cache_bytes: 3 << 20, ..FsOptions::default() };
-        let fs = LocalFs::open(device.clone(), options.clone(), Env::real()).expect("it was just made");
+        let fs =
+            LocalFs::open(device.clone(), options.clone(), Env::real()).expect("it was just made");
         Self { device, options, fs, me: InProcess::default(), slots: Default::default() }
     }
 
@@ -34,8 +36,10 @@ impl Ferry {
         self.close_all();
         self.fs.detach();
         self.fs.close().expect("no faults");
-        let options = ferry_check::FsckOptions { verify_data: true, ..ferry_check::FsckOptions::default() };
-        let report = ferry_check::fsck(&self.device, options, &Env::real()).expect("it can be checked");
+        let options =
+            ferry_check::FsckOptions { verify_data: true, ..ferry_check::FsckOptions::default() };
+        let report =
+            ferry_check::fsck(&self.device, options, &Env::real()).expect("it can be checked");
         assert!(report.clean, "{:#?}", report.findings);
     }
 
@@ -255,7 +259,8 @@ impl Ferry {
             }
             Op::Fifo(path) => {
                 let (dir, last) = self.free(path)?;
-                let entry = self.me.call(|cx| fs.mknod(cx, dir, &last, libc::S_IFIFO | 0o644, 0))?;
+                let entry =
+                    self.me.call(|cx| fs.mknod(cx, dir, &last, libc::S_IFIFO | 0o644, 0))?;
                 self.made(entry.attr)?;
             }
             Op::Readlink(path) => {
@@ -275,12 +280,18 @@ impl Ferry {
             Op::Chown(path, uid, gid) => {
                 let ino = self.walk(path)?;
                 let kill_suidgid = self.attr(ino)?.mode & libc::S_IFMT != libc::S_IFDIR;
-                let set = SetAttr { uid: Some(*uid), gid: Some(*gid), kill_suidgid, ..SetAttr::default() };
+                let set = SetAttr {
+                    uid: Some(*uid),
+                    gid: Some(*gid),
+                    kill_suidgid,
+                    ..SetAttr::default()
+                };
                 self.set(ino, set)?;
             }
             Op::Times(path, accessed, modified) => {
                 let time = |t: &u64| Some(SetTime::At(Timestamp(i128::from(*t))));
-                let set = SetAttr { atime: time(accessed), mtime: time(modified), ..SetAttr::default() };
+                let set =
+                    SetAttr { atime: time(accessed), mtime: time(modified), ..SetAttr::default() };
                 self.set(self.walk(path)?, set)?;
             }
             Op::Truncate(path, size) => {
@@ -309,7 +320,8 @@ impl Ferry {
                     return Ok(Outcome::Number(0)); // it does not reach a file system
                 }
                 let bytes = pattern(n, *len);
-                let wrote = self.me.call(|cx| fs.write(cx, ino, fh, *offset, &bytes, false, false))?;
+                let wrote =
+                    self.me.call(|cx| fs.write(cx, ino, fh, *offset, &bytes, false, false))?;
                 return Ok(Outcome::Number(wrote));
             }
             Op::Allocate { slot, mode, offset, len } => {
@@ -319,7 +331,9 @@ impl Ferry {
             Op::Seek { slot, offset, data } => {
                 let (ino, fh) = self.slot(*slot)?;
                 let whence = if *data { libc::SEEK_DATA } else { libc::SEEK_HOLE };
-                return Ok(Outcome::Number(self.me.call(|cx| fs.lseek(cx, ino, fh, *offset, whence))?));
+                return Ok(Outcome::Number(
+                    self.me.call(|cx| fs.lseek(cx, ino, fh, *offset, whence))?,
+                ));
             }
             Op::SetXattr { path, number, len, create, replace } => {
                 let ino = self.attributed(path)?;
@@ -330,7 +344,9 @@ impl Ferry {
             Op::GetXattr(path, number) => {
                 let ino = self.attributed(path)?;
                 let name = format!("user.{number}");
-                return Ok(Outcome::Bytes(self.me.call(|cx| fs.getxattr(cx, ino, name.as_bytes()))?));
+                return Ok(Outcome::Bytes(
+                    self.me.call(|cx| fs.getxattr(cx, ino, name.as_bytes()))?,
+                ));
             }
             Op::ListXattr(path) => {
                 let ino = self.attributed(path)?;
@@ -371,7 +387,10 @@ impl Ferry {
         let mut names = BTreeMap::new();
         self.me.call(|cx| {
             self.fs.readdir(cx, dir, opened.fh, 0, false, &mut |entry| {
-                assert!(names.insert(entry.name.to_vec(), entry.kind).is_none(), "a name is listed once");
+                assert!(
+                    names.insert(entry.name.to_vec(), entry.kind).is_none(),
+                    "a name is listed once"
+                );
                 true
             })
         })?;

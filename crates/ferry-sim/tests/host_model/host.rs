@@ -2,8 +2,8 @@
 
 use super::ops::{Op, Outcome, Path, REFUSED, SLOTS, Stat, System, name, pattern};
 use rustix::fs::{
-    self, AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps,
-    Uid, XattrFlags,
+    self, AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec,
+    Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ type Done<T> = Result<T, Errno>;
 
 impl Host {
     pub fn new(dir: &std::path::Path) -> Self {
-        let root = fs::open(dir, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).expect("it was just made");
+        let root = fs::open(dir, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
+            .expect("it was just made");
         fs::chmod(dir, Mode::from_raw_mode(0o755)).expect("it is ours");
         Self { root, slots: Default::default() }
     }
@@ -93,7 +94,12 @@ impl Host {
             }
             Op::Tmpfile { dir, slot } => {
                 let dir = self.open_path(dir)?;
-                let file = fs::openat(&dir, ".", OFlags::RDWR | OFlags::TMPFILE, Mode::from_raw_mode(0o644))?;
+                let file = fs::openat(
+                    &dir,
+                    ".",
+                    OFlags::RDWR | OFlags::TMPFILE,
+                    Mode::from_raw_mode(0o644),
+                )?;
                 return self.keep(*slot, file);
             }
             Op::LinkSlot { slot, path } => {
@@ -147,7 +153,10 @@ impl Host {
                 let mut names = BTreeMap::new();
                 for entry in fs::Dir::new(dir)? {
                     let entry = entry?;
-                    names.insert(entry.file_name().to_bytes().to_vec(), entry.file_type().as_raw_mode());
+                    names.insert(
+                        entry.file_name().to_bytes().to_vec(),
+                        entry.file_type().as_raw_mode(),
+                    );
                 }
                 return Ok(Outcome::Names(names));
             }
@@ -169,7 +178,8 @@ impl Host {
                     tv_sec: (t / 1_000_000_000) as i64,
                     tv_nsec: (t % 1_000_000_000) as i64,
                 };
-                let times = Timestamps { last_access: spec(accessed), last_modification: spec(modified) };
+                let times =
+                    Timestamps { last_access: spec(accessed), last_modification: spec(modified) };
                 fs::utimensat(&dir, last, &times, AtFlags::SYMLINK_NOFOLLOW)?;
             }
             Op::Truncate(path, size) => {

@@ -1,5 +1,5 @@
-//! FerryFS beside the host's file system: the same operations have the same results and errors; and FerryFS beside itself: what
-//! runs at the same time has an order in which it could have run alone.
+//! FerryFS beside the host's file system: the same operations have the same results and errors; and
+//! FerryFS beside itself: what runs at the same time has an order in which it could have run alone.
 
 mod ferry;
 mod host;
@@ -28,10 +28,16 @@ const HISTORIES_EACH: usize = 250;
 const SHAPES: [(usize, usize); 3] = [(2, 6), (3, 5), (4, 4)];
 
 /// Where the two may differ, and why.
-fn may_differ(op: &Op, ferry: &Outcome, host: &Outcome, rest_is_zeros: impl FnOnce(u64) -> bool) -> bool {
+fn may_differ(
+    op: &Op,
+    ferry: &Outcome,
+    host: &Outcome,
+    rest_is_zeros: impl FnOnce(u64) -> bool,
+) -> bool {
     match (op, ferry, host) {
-        // Where data ends and a hole begins is the file system's affair (a small file is data as a whole, zeros that were written
-        // may be a hole), as long as no byte of data lies in what is called a hole.
+        // Where data ends and a hole begins is the file system's affair (a small file is data as a
+        // whole, zeros that were written may be a hole), as long as no byte of data lies in what is
+        // called a hole.
         (Op::Seek { data: false, .. }, Outcome::Number(_), Outcome::Number(_)) => true,
         (
             Op::Seek { data: true, .. },
@@ -69,7 +75,11 @@ fn compare(ops: &[Op], ferry: &mut dyn System) -> Result<(), String> {
 }
 
 /// Everything that is there in the end is there on both sides.
-fn same_tree(path: &mut Vec<u8>, ferry: &mut dyn System, host: &mut dyn System) -> Result<(), String> {
+fn same_tree(
+    path: &mut Vec<u8>,
+    ferry: &mut dyn System,
+    host: &mut dyn System,
+) -> Result<(), String> {
     let list = Op::List(path.clone());
     let names = ask_both(&list, ferry, host)?;
     let Outcome::Names(names) = names else { return Ok(()) };
@@ -180,7 +190,8 @@ fn disorder(seed: u64, histories: usize, lie: Lie) -> Option<String> {
         }
         let (threads, count) = *rng.pick(&SHAPES);
         let data = rng.chance(1, 2);
-        let threads: Vec<_> = (0..threads).map(|t| together::draw(&mut rng, count, t, data)).collect();
+        let threads: Vec<_> =
+            (0..threads).map(|t| together::draw(&mut rng, count, t, data)).collect();
         let (start, mut events) = mount.run(n, &threads);
         if !has_order(&start, &events) {
             events.sort_by_key(|event| event.began);

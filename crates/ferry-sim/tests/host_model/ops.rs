@@ -144,11 +144,15 @@ impl fmt::Debug for Outcome {
         match self {
             Outcome::Done => write!(f, "done"),
             Outcome::Error(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(*errno)),
-            Outcome::Bytes(bytes) => write!(f, "{} bytes {:x?}…", bytes.len(), &bytes[..bytes.len().min(12)]),
+            Outcome::Bytes(bytes) => {
+                write!(f, "{} bytes {:x?}…", bytes.len(), &bytes[..bytes.len().min(12)])
+            }
             Outcome::Stat(stat) => write!(f, "{stat:?}"),
             Outcome::Names(names) => {
-                let names: Vec<_> =
-                    names.iter().map(|(name, kind)| format!("{}:{kind:o}", name.escape_ascii())).collect();
+                let names: Vec<_> = names
+                    .iter()
+                    .map(|(name, kind)| format!("{}:{kind:o}", name.escape_ascii()))
+                    .collect();
                 write!(f, "{names:?}")
             }
             Outcome::Number(number) => write!(f, "{number}"),
@@ -242,7 +246,8 @@ fn draw_one(rng: &mut SimRng) -> Op {
         72..81 => Op::Write(slot, offset(rng), length(rng)),
         81..86 => {
             use libc::{
-                FALLOC_FL_KEEP_SIZE as KEEP, FALLOC_FL_PUNCH_HOLE as PUNCH, FALLOC_FL_ZERO_RANGE as ZERO,
+                FALLOC_FL_KEEP_SIZE as KEEP, FALLOC_FL_PUNCH_HOLE as PUNCH,
+                FALLOC_FL_ZERO_RANGE as ZERO,
             };
             let mode = *rng.pick(&[0, KEEP, PUNCH | KEEP, ZERO, ZERO | KEEP]);
             Op::Allocate { slot, mode, offset: offset(rng), len: length(rng) }
@@ -251,7 +256,13 @@ fn draw_one(rng: &mut SimRng) -> Op {
         88..91 => {
             let (create, replace) =
                 *rng.pick(&[(false, false), (false, false), (true, false), (false, true)]);
-            Op::SetXattr { path: dir(rng), number: rng.below(3) as u8, len: rng.index(300), create, replace }
+            Op::SetXattr {
+                path: dir(rng),
+                number: rng.below(3) as u8,
+                len: rng.index(300),
+                create,
+                replace,
+            }
         }
         91 | 92 => Op::GetXattr(dir(rng), rng.below(3) as u8),
         93 => Op::ListXattr(dir(rng)),

@@ -1,5 +1,6 @@
-//! A small file system as a sequence of states, and the search for an order in which operations that ran at the same time could
-//! have run one by one (Wing and Gong, 1993, with the memory of states that Lowe added in 2017).
+//! A small file system as a sequence of states, and the search for an order in which operations
+//! that ran at the same time could have run one by one (Wing and Gong, 1993, with the memory of
+//! states that Lowe added in 2017).
 
 use ferry_fs::Ino;
 use std::collections::{BTreeMap, HashSet};
@@ -143,14 +144,17 @@ impl State {
                     return Err(libc::EEXIST);
                 }
                 let ino = self.files[*file];
-                let Some(Node::File { nlink }) = self.nodes.get_mut(&ino) else { return Err(libc::ENOENT) };
+                let Some(Node::File { nlink }) = self.nodes.get_mut(&ino) else {
+                    return Err(libc::ENOENT);
+                };
                 *nlink += 1;
                 self.dirs[place.0].insert(place.1, ino);
             }
             Op::Lookup(place) => return Ok(Answer::Ino(self.at(*place).map(|(ino, _)| ino))),
             Op::List(dir) => return Ok(Answer::Names(self.dirs[*dir].clone())),
             Op::StatDir(dir) => {
-                let below = self.dirs[*dir].values().filter(|ino| self.nodes[ino] == Node::Dir).count();
+                let below =
+                    self.dirs[*dir].values().filter(|ino| self.nodes[ino] == Node::Dir).count();
                 return Ok(Answer::Stat(2 + below as u64, self.dirs[*dir].len()));
             }
             Op::Stat(file) => {
@@ -256,7 +260,8 @@ impl State {
     }
 }
 
-/// There is an order of the events, none before one that had ended when it began, in which each answers as it did.
+/// There is an order of the events, none before one that had ended when it began, in which each
+/// answers as it did.
 pub fn has_order(start: &State, events: &[Event]) -> bool {
     assert!(events.len() <= 64, "the set of those that are done is one number");
     search(start, events, 0, &mut HashSet::new())
@@ -264,7 +269,9 @@ pub fn has_order(start: &State, events: &[Event]) -> bool {
 
 fn search(state: &State, events: &[Event], done: u64, seen: &mut HashSet<(u64, u64)>) -> bool {
     let open = |i: &usize| done & (1 << i) == 0;
-    let Some(first_end) = (0..events.len()).filter(open).map(|i| events[i].ended).min() else { return true };
+    let Some(first_end) = (0..events.len()).filter(open).map(|i| events[i].ended).min() else {
+        return true;
+    };
     if !seen.insert((done, state.digest())) {
         return false;
     }
@@ -294,7 +301,9 @@ mod tests {
     #[test]
     fn a_read_during_a_write_sees_all_of_it_or_nothing() {
         let start = State::new([10, 11], 4);
-        for (found, fine) in [([0; 4], true), ([7; 4], true), ([7, 7, 0, 0], false), ([8; 4], false)] {
+        for (found, fine) in
+            [([0; 4], true), ([7; 4], true), ([7, 7, 0, 0], false), ([8; 4], false)]
+        {
             assert_eq!(has_order(&start, &[write(7, 0, 3), read(found, 1, 2)]), fine, "{found:?}");
         }
     }
@@ -316,7 +325,10 @@ mod tests {
         let make = |thread, answer| event(thread, Op::Create((0, 3)), answer, 0, 9);
         let exists = Answer::Error(libc::EEXIST);
         assert!(has_order(&start, &[make(0, Answer::Ino(Some(20))), make(1, exists.clone())]));
-        assert!(!has_order(&start, &[make(0, Answer::Ino(Some(20))), make(1, Answer::Ino(Some(21)))]));
+        assert!(!has_order(
+            &start,
+            &[make(0, Answer::Ino(Some(20))), make(1, Answer::Ino(Some(21)))]
+        ));
         assert!(!has_order(&start, &[make(0, exists.clone()), make(1, exists)]));
     }
 }

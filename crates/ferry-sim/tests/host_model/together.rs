@@ -1,11 +1,12 @@
-//! Threads that work on the same few names and files of FerryFS at the same time, and what each was told when.
+//! Threads that work on the same few names and files of FerryFS at the same time, and what each was
+//! told when.
 
 use super::order::{Answer, DIRS, Event, FILES, How, Op, Place, State};
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_fs::{
-    Attr, Complete, Cx, Errno, Filesystem, FsOptions, InProcess, Ino, Interrupt, LocalFs, MkfsOptions, Park,
-    ROOT, RenameFlags, Reply, SetAttr, Stop, mkfs,
+    Attr, Complete, Cx, Errno, Filesystem, FsOptions, InProcess, Ino, Interrupt, LocalFs,
+    MkfsOptions, Park, ROOT, RenameFlags, Reply, SetAttr, Stop, mkfs,
 };
 use ferry_sim::device::SimRng;
 use parking_lot::{Condvar, Mutex};
@@ -33,7 +34,8 @@ pub enum Lie {
     LostName,
 }
 
-/// Waits for an answer as a transport does: a read that needs the device gives its thread back first.
+/// Waits for an answer as a transport does: a read that needs the device gives its thread back
+/// first.
 #[derive(Clone, Default)]
 struct Patient(Arc<(Mutex<Given>, Condvar)>);
 
@@ -124,7 +126,8 @@ fn draw_one(rng: &mut SimRng, tag: u8, data: bool) -> Op {
 }
 
 impl Together {
-    /// A volume in memory: a small cache and short intervals, so that write-back, commits and eviction happen all the time.
+    /// A volume in memory: a small cache and short intervals, so that write-back, commits and
+    /// eviction happen all the time.
     pub fn new(lie: Lie) -> Self {
         let device: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(128 << 20));
         mkfs(&device, &MkfsOptions::default(), &Env::real()).expect("there is room");
@@ -139,7 +142,8 @@ impl Together {
         let made = me.call(|cx| fs.create(cx, ROOT, b"noise", libc::S_IFREG | 0o644, libc::O_RDWR));
         let (entry, opened) = made.expect("it is new");
         let noise = (entry.attr.expect("it was made").ino, opened.fh);
-        let wrote = me.call(|cx| fs.write(cx, noise.0, noise.1, 0, &vec![1; NOISE_BYTES], false, false));
+        let wrote =
+            me.call(|cx| fs.write(cx, noise.0, noise.1, 0, &vec![1; NOISE_BYTES], false, false));
         assert_eq!(wrote, Ok(NOISE_BYTES as u64));
         Self { noise, fs, me, clock: AtomicU64::new(0), parked: AtomicU64::new(0), lie }
     }
@@ -151,12 +155,14 @@ impl Together {
             if over.load(Ordering::Relaxed) {
                 return;
             }
-            let read = self.me.call(|cx| self.fs.read(cx, self.noise.0, self.noise.1, at, &mut out));
+            let read =
+                self.me.call(|cx| self.fs.read(cx, self.noise.0, self.noise.1, at, &mut out));
             assert_eq!(read, Ok(out.len()));
         }
     }
 
-    /// Lets each thread do its operations, number n of all of them at about the same time. The first state, and what was seen.
+    /// Lets each thread do its operations, number n of all of them at about the same time. The
+    /// first state, and what was seen.
     pub fn run(&self, history: usize, threads: &[Vec<Op>]) -> (State, Vec<Event>) {
         let ground = self.ground(history);
         let start = State::new(ground.files.map(|(ino, _)| ino), START_BYTES);
@@ -201,11 +207,13 @@ impl Together {
         });
         let files = std::array::from_fn(|n| {
             let (name, mode) = ([b'0' + n as u8], libc::S_IFREG | 0o644);
-            let made = self.me.call(|cx| self.fs.create(cx, dirs[n % DIRS], &name, mode, libc::O_RDWR));
+            let made =
+                self.me.call(|cx| self.fs.create(cx, dirs[n % DIRS], &name, mode, libc::O_RDWR));
             let (entry, opened) = made.expect("it is new");
             let ino = entry.attr.expect("it was made").ino;
             let zeros = vec![0; START_BYTES];
-            let wrote = self.me.call(|cx| self.fs.write(cx, ino, opened.fh, 0, &zeros, false, false));
+            let wrote =
+                self.me.call(|cx| self.fs.write(cx, ino, opened.fh, 0, &zeros, false, false));
             assert_eq!(wrote, Ok(START_BYTES as u64));
             (ino, opened.fh)
         });
@@ -222,7 +230,8 @@ impl Together {
             for name in self.list(dir).expect("it is there").keys() {
                 let name = [b'0' + name];
                 let gone = self.me.call(|cx| self.fs.unlink(cx, dir, &name));
-                gone.or_else(|_| self.me.call(|cx| self.fs.rmdir(cx, dir, &name))).expect("it is there");
+                gone.or_else(|_| self.me.call(|cx| self.fs.rmdir(cx, dir, &name)))
+                    .expect("it is there");
             }
             self.fs.forget(dir, 1);
         }
@@ -337,7 +346,9 @@ impl Together {
                     self.write(ground.files[*file], offset + first, second, *tag, false)?;
                 }
             }
-            Op::Append { file, len, tag } => self.write(ground.files[*file], 0, *len, *tag, true)?,
+            Op::Append { file, len, tag } => {
+                self.write(ground.files[*file], 0, *len, *tag, true)?
+            }
             Op::Truncate { file, size } => {
                 let set = SetAttr { size: Some(*size as u64), ..SetAttr::default() };
                 me.call(|cx| fs.setattr(cx, ground.files[*file].0, None, &set))?;
@@ -351,9 +362,17 @@ impl Together {
         Ok(Answer::Done)
     }
 
-    fn write(&self, (ino, fh): (Ino, u64), offset: usize, len: usize, tag: u8, append: bool) -> Done<()> {
+    fn write(
+        &self,
+        (ino, fh): (Ino, u64),
+        offset: usize,
+        len: usize,
+        tag: u8,
+        append: bool,
+    ) -> Done<()> {
         let bytes = vec![tag; len];
-        let wrote = self.me.call(|cx| self.fs.write(cx, ino, fh, offset as u64, &bytes, append, false))?;
+        let wrote =
+            self.me.call(|cx| self.fs.write(cx, ino, fh, offset as u64, &bytes, append, false))?;
         if wrote == len as u64 { Ok(()) } else { Err(Errno(libc::EIO)) }
     }
 

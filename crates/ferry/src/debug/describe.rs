@@ -1,8 +1,8 @@
 //! Describes keys and values as JSON and text.
 
 use ferry_fs::keys::{
-    BLOCK, BadRecord, Counters, Dentry, Extent, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord, Key, Number,
-    Segment, parse,
+    BLOCK, BadRecord, Counters, Dentry, Extent, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord, Key,
+    Number, Segment, parse,
 };
 use serde_json::{Map, Value};
 
@@ -147,8 +147,9 @@ pub fn one_line(value: &Value) -> String {
     let damaged = value["type"] == "damage";
     let mut line = value["type"].as_str().unwrap_or_default().to_owned();
     for (name, field) in object {
-        let hidden =
-            name == "type" || name == "checksums" || (!damaged && (name == "key" || name == "value"));
+        let hidden = name == "type"
+            || name == "checksums"
+            || (!damaged && (name == "key" || name == "value"));
         if !hidden {
             line.push_str(&format!(" {}={}", name, word(field)));
         }
@@ -158,7 +159,9 @@ pub fn one_line(value: &Value) -> String {
 
 fn word(field: &Value) -> String {
     match field {
-        Value::String(text) if text.is_empty() || text.contains([' ', '=', '"']) => format!("{text:?}"),
+        Value::String(text) if text.is_empty() || text.contains([' ', '=', '"']) => {
+            format!("{text:?}")
+        }
         Value::String(text) => text.clone(),
         Value::Array(items) => {
             let items: Vec<_> = items.iter().map(word).collect();
@@ -180,8 +183,12 @@ mod tests {
 
     #[test]
     fn each_kind_of_key_has_its_words() {
-        let record =
-            InodeRecord { mode: libc::S_IFDIR | 0o755, parent: 3, size: 7, ..InodeRecord::default() };
+        let record = InodeRecord {
+            mode: libc::S_IFDIR | 0o755,
+            parent: 3,
+            size: 7,
+            ..InodeRecord::default()
+        };
         let data = Extent::Data { block: 10, crcs: vec![1, 0xabc] };
         let cases: [(Vec<u8>, Vec<u8>, &str); 7] = [
             (
@@ -217,7 +224,9 @@ mod tests {
         }
         let line = one_line(&describe(&keys::inode(4), &record.encode()));
         assert!(
-            line.contains("kind=directory") && line.contains("mode=0755") && line.contains("parent=3"),
+            line.contains("kind=directory")
+                && line.contains("mode=0755")
+                && line.contains("parent=3"),
             "{line}"
         );
         assert_eq!(
@@ -232,7 +241,9 @@ mod tests {
         for len in 0..60_usize {
             let bytes: Vec<u8> = (0..len)
                 .map(|_| {
-                    x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    x = x
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
                     (x >> 33) as u8
                 })
                 .collect();
@@ -248,6 +259,9 @@ mod tests {
         }
         assert_eq!(describe(b"?", b"v")["type"], "damage");
         let line = one_line(&describe(&keys::inode(1), b"v"));
-        assert!(line.starts_with("damage ") && line.contains("Inode(1)") && line.contains("76"), "{line}");
+        assert!(
+            line.starts_with("damage ") && line.contains("Inode(1)") && line.contains("76"),
+            "{line}"
+        );
     }
 }

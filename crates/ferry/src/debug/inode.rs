@@ -16,14 +16,15 @@ pub fn show(inspector: &Inspector, ino: u64, out: &mut Output) -> Result<bool, C
         let mut item = describe(key, value);
         whole &= item["type"] != "damage";
         any = true;
-        let at = item["device_offset"].as_u64().and_then(|at| at.checked_sub(geometry.segments_offset));
+        let at =
+            item["device_offset"].as_u64().and_then(|at| at.checked_sub(geometry.segments_offset));
         if let Some(at) = at.filter(|_| geometry.segment_len > 0) {
             item["segment"] = (at / geometry.segment_len).into();
         }
         shown.note(out.item(&item))
     };
-    let mut result =
-        inspector.keys(&keys::inode(ino), &keys::inode_end(ino), &mut |key, value| of_inode(key, value));
+    let mut result = inspector
+        .keys(&keys::inode(ino), &keys::inode_end(ino), &mut |key, value| of_inode(key, value));
     for key in [keys::orphan(ino), keys::intent(ino)] {
         match inspector.get(&key) {
             Ok(value) => value.is_some_and(|value| of_inode(&key, &value)),

@@ -47,7 +47,9 @@ pub fn show(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
     }
     let mut shown = Shown::default();
     let found = (start.as_ref().ok(), end.as_ref().ok().and_then(|end| end.as_ref().ok()));
-    let read = log_records(&volume.device, &geometry, &mut |one| shown.note(out.item(&record(one, found))));
+    let read = log_records(&volume.device, &geometry, &mut |one| {
+        shown.note(out.item(&record(one, found)))
+    });
     shown.end()?;
     let mut say = |error: &JournalError, out: &mut Output| {
         whole = false;

@@ -67,7 +67,8 @@ fn command<const N: usize>(args: [&str; N]) -> Ferry {
 fn serves_for_the_other_tests() {
     let Some(volume) = std::env::var_os(VOLUME).map(PathBuf::from) else { return };
     let listen = std::env::var(LISTEN).unwrap();
-    let args = ["serve", volume.to_str().unwrap(), "--listen", &listen, "--insecure", "--grace", "1s"];
+    let args =
+        ["serve", volume.to_str().unwrap(), "--listen", &listen, "--insecure", "--grace", "1s"];
     let Ferry::Serve(args) = command(args) else { unreachable!("it serves") };
     logging::start(None, "info", false).unwrap();
     logging::log_panics();
@@ -116,7 +117,8 @@ struct Mounted(Arc<RemoteFs>);
 impl Mounted {
     fn at(address: &str, asynchronous: bool) -> Self {
         let address: SocketAddr = address.parse().unwrap();
-        let server = Address { host: address.ip().to_string(), port: address.port(), path: "/".into() };
+        let server =
+            Address { host: address.ip().to_string(), port: address.port(), path: "/".into() };
         let options = ClientOptions {
             server: address.to_string(),
             path: b"/".to_vec(),
@@ -152,7 +154,9 @@ impl Mounted {
 fn falls(asynchronous: bool) -> (Result<(), Errno>, Mounted, Served, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let volume = dir.path().join("volume.ferry");
-    let Ferry::Mkfs(args) = command(["mkfs", volume.to_str().unwrap()]) else { unreachable!("it is mkfs") };
+    let Ferry::Mkfs(args) = command(["mkfs", volume.to_str().unwrap()]) else {
+        unreachable!("it is mkfs")
+    };
     crate::mkfs::run(&args).unwrap();
     let (mut server, address) = start(&volume, "127.0.0.1:0");
     let client = Mounted::at(&address, asynchronous);
@@ -201,7 +205,9 @@ fn an_early_acknowledged_change_that_panics_is_told_as_lost_and_what_was_there_b
 fn a_panic_that_answers_nobody_says_what_it_means_and_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let volume = dir.path().join("volume.ferry");
-    let Ferry::Mkfs(args) = command(["mkfs", volume.to_str().unwrap()]) else { unreachable!("it is mkfs") };
+    let Ferry::Mkfs(args) = command(["mkfs", volume.to_str().unwrap()]) else {
+        unreachable!("it is mkfs")
+    };
     crate::mkfs::run(&args).unwrap();
     let (mut server, address) = start(&volume, "127.0.0.1:0");
     let client = Mounted::at(&address, true);

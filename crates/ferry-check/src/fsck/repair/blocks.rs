@@ -61,7 +61,11 @@ impl Blocks {
     }
 
     /// Reads all claims.
-    pub(super) fn load(journal: &Journal, geometry: &Geometry, home: &[u32]) -> Result<Self, JournalError> {
+    pub(super) fn load(
+        journal: &Journal,
+        geometry: &Geometry,
+        home: &[u32],
+    ) -> Result<Self, JournalError> {
         let mut blocks = Self { home: home.iter().copied().collect(), ..Self::none(geometry) };
         journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
             blocks.note(key, value);
@@ -110,7 +114,9 @@ impl Blocks {
 
     /// Segments that no extent claims.
     pub(super) fn unclaimed(&self) -> BTreeSet<u32> {
-        (0..self.segments).filter(|segment| !self.claimed.0.contains_key(&u64::from(*segment))).collect()
+        (0..self.segments)
+            .filter(|segment| !self.claimed.0.contains_key(&u64::from(*segment)))
+            .collect()
     }
 
     /// Data can be there.
@@ -127,10 +133,11 @@ impl Blocks {
         }
     }
 
-    /// Whether an extent may keep this block; if not, why. `inside`: it is before the end of its file. A block that several claim goes to the
-    /// first that is.
+    /// Whether an extent may keep this block; if not, why. `inside`: it is before the end of its
+    /// file. A block that several claim goes to the first that is.
     ///
-    /// What cannot be read may be read the next time: the extent keeps it, unless that is to be given up, or another claims it or its place.
+    /// What cannot be read may be read the next time: the extent keeps it, unless that is to be
+    /// given up, or another claims it or its place.
     pub(super) fn judge(
         &mut self,
         reader: &mut Reader,

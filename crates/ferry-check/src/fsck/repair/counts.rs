@@ -1,4 +1,5 @@
-//! Everything that is counted: links, names, inodes, promised blocks, blocks of segments. Each is corrected from what is there.
+//! Everything that is counted: links, names, inodes, promised blocks, blocks of segments. Each is
+//! corrected from what is there.
 
 use super::edits::Writer;
 use super::rows::{DIRECTORY, Row, Rows};
@@ -78,11 +79,17 @@ fn mend_counters(writer: &mut Writer<'_>, rows: &Rows) -> Result<(), JournalErro
         }
         Some(stored) => {
             if stored.next_ino != next_ino {
-                let what = format!("new files get numbers from {next_ino} on, not from {}", stored.next_ino);
+                let what = format!(
+                    "new files get numbers from {next_ino} on, not from {}",
+                    stored.next_ino
+                );
                 writer.say(Repair::new(Code::NextIno, what));
             }
             if stored.inodes != right.inodes {
-                let what = format!("{} inodes were said to exist, there are {}", stored.inodes, right.inodes);
+                let what = format!(
+                    "{} inodes were said to exist, there are {}",
+                    stored.inodes, right.inodes
+                );
                 writer.say(Repair::new(Code::InodeCount, what));
             }
         }
@@ -156,7 +163,8 @@ fn mend_segment(
     }
     let whole = space.segment_blocks() as u32;
     let possible = stored.as_ref().ok().filter(|s| s.filled <= whole && s.live <= s.filled);
-    // Of a record that makes no sense only what extents say is believed; nothing more is written into the segment.
+    // Of a record that makes no sense only what extents say is believed; nothing more is written
+    // into the segment.
     let filled = possible.map_or(whole, |s| s.filled.max(end));
     if stored == Ok(Segment { filled, live }) {
         return Ok(());
@@ -164,8 +172,12 @@ fn mend_segment(
     let (code, what) = match (&stored, possible) {
         (Err(_), _) => (Code::BadRecord, "made the record anew".to_owned()),
         (_, None) => (Code::SegmentRecord, "corrected an impossible record".to_owned()),
-        (Ok(s), _) if s.filled < end => (Code::SegmentFilled, format!("{filled} blocks count as filled now")),
-        (Ok(s), _) => (Code::SegmentLive, format!("{} blocks were said to be in use, {live} are", s.live)),
+        (Ok(s), _) if s.filled < end => {
+            (Code::SegmentFilled, format!("{filled} blocks count as filled now"))
+        }
+        (Ok(s), _) => {
+            (Code::SegmentLive, format!("{} blocks were said to be in use, {live} are", s.live))
+        }
     };
     writer.say(Repair::new(code, format!("segment {index}: {what}")));
     if live == 0 {

@@ -1,4 +1,5 @@
-//! How a repair changes keys: in ordinary transactions of bounded size, and what it says of each change.
+//! How a repair changes keys: in ordinary transactions of bounded size, and what it says of each
+//! change.
 
 use crate::fsck::report::{Code, FINDINGS_MAX, Repair};
 use ferry_fs::api::Ino;
@@ -53,10 +54,12 @@ impl<'j> Writer<'j> {
         self.journal
     }
 
-    /// Makes these changes in one transaction, where they fit into one; else in several, in this order.
+    /// Makes these changes in one transaction, where they fit into one; else in several, in this
+    /// order.
     pub(super) fn change(&mut self, changes: Vec<Change>) -> Result<(), JournalError> {
-        let cost =
-            |change: &Change| KEY_COST + (change.0.len() + change.1.as_ref().map_or(0, Vec::len)) as u64;
+        let cost = |change: &Change| {
+            KEY_COST + (change.0.len() + change.1.as_ref().map_or(0, Vec::len)) as u64
+        };
         if self.bytes + changes.iter().map(cost).sum::<u64>() > self.limit {
             self.flush()?;
         }
@@ -102,7 +105,11 @@ impl<'j> Writer<'j> {
             return Ok(());
         }
         let keys = self.pending.len() as u32;
-        let bytes = self.pending.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len)).sum::<usize>();
+        let bytes = self
+            .pending
+            .iter()
+            .map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len))
+            .sum::<usize>();
         let mut txn = self.journal.begin(Credits { keys, bytes: bytes as u32, urgent: true })?;
         for (key, value) in self.pending.drain(..) {
             match value {
@@ -120,7 +127,12 @@ impl<'j> Writer<'j> {
     }
 
     /// The key under which `name`, whose hash is `hash`, can be put into `dir`.
-    pub(super) fn room_for(&mut self, dir: Ino, hash: u64, name: &[u8]) -> Result<Room, JournalError> {
+    pub(super) fn room_for(
+        &mut self,
+        dir: Ino,
+        hash: u64,
+        name: &[u8],
+    ) -> Result<Room, JournalError> {
         self.flush()?;
         let base = hash << 8;
         let (mut taken, mut same) = ([false; 256], None);
@@ -144,7 +156,8 @@ impl<'j> Writer<'j> {
         })
     }
 
-    /// A free key in `dir` for `name`, or for `name` with a number behind it. `None`: there are too many such names.
+    /// A free key in `dir` for `name`, or for `name` with a number behind it. `None`: there are too
+    /// many such names.
     pub(super) fn free_name(
         &mut self,
         dir: Ino,

@@ -1,8 +1,10 @@
-//! Extents: every block has one owner, lies where data can lie, and is mapped once. What cannot be told for certain becomes
-//! a lost range, which reads as an error; nothing is ever shown as zeros, or as another file's contents, in its place.
+//! Extents: every block has one owner, lies where data can lie, and is mapped once. What cannot be
+//! told for certain becomes a lost range, which reads as an error; nothing is ever shown as zeros,
+//! or as another file's contents, in its place.
 //!
-//! The unit of work is a window (`docs/format.md`: no extent crosses its border): its blocks are laid out in a table, each
-//! extent is entered, doubts are settled by reading, and if anything had to be changed the window's keys are written anew.
+//! The unit of work is a window (`docs/format.md`: no extent crosses its border): its blocks are
+//! laid out in a table, each extent is entered, doubts are settled by reading, and if anything had
+//! to be changed the window's keys are written anew.
 
 use super::Reading;
 use super::blocks::Blocks;
@@ -136,7 +138,8 @@ impl Extents<'_, '_> {
         if let Ok(record) = InodeRecord::decode(value) {
             let (seen, blocks, inside, data_end) = (0, 0, 0, 0);
             let windows = BTreeMap::new();
-            self.file = Some(File { ino, record, windows, seen, blocks, inside, data_end, dropped: false });
+            self.file =
+                Some(File { ino, record, windows, seen, blocks, inside, data_end, dropped: false });
         }
         Ok(())
     }
@@ -147,15 +150,19 @@ impl Extents<'_, '_> {
         if file.record.flags & INODE_INLINE != 0 && !matches!(extent, Ok(Extent::Reserved { .. })) {
             if !std::mem::replace(&mut file.dropped, true) {
                 let what = "removed extents of a file whose contents are in its record";
-                self.writer
-                    .say(Repair::new(Code::ExtentOwner, what).of(ino).losing("what they held, if anything"));
+                self.writer.say(
+                    Repair::new(Code::ExtentOwner, what)
+                        .of(ino)
+                        .losing("what they held, if anything"),
+                );
             }
             return self.writer.delete(&keys::extent(ino, offset));
         }
         if offset > SIZE_MAX {
             let what = format!("removed an extent at byte {offset}, where no file can have one");
-            self.writer
-                .say(Repair::new(Code::ExtentOverlap, what).of(ino).losing("what it held, if anything"));
+            self.writer.say(
+                Repair::new(Code::ExtentOverlap, what).of(ino).losing("what it held, if anything"),
+            );
             return self.writer.delete(&keys::extent(ino, offset));
         }
         let index = offset / WINDOW;
@@ -173,11 +180,16 @@ impl Extents<'_, '_> {
         };
         file.seen = file.seen.saturating_add(extent.blocks());
         if !offset.is_multiple_of(BLOCK) {
-            // Which bytes of the file they would be is unknown: all that it touches is lost, where nothing else claims it.
+            // Which bytes of the file they would be is unknown: all that it touches is lost, where
+            // nothing else claims it.
             window.dirty = true;
             let len = usize::try_from(extent.blocks()).unwrap_or(usize::MAX).saturating_add(1);
             if !matches!(extent, Extent::Reserved { .. }) {
-                window.lose(at, at.saturating_add(len).min(WINDOW_BLOCKS as usize), Code::ExtentOverlap);
+                window.lose(
+                    at,
+                    at.saturating_add(len).min(WINDOW_BLOCKS as usize),
+                    Code::ExtentOverlap,
+                );
             }
             return Ok(());
         }
@@ -246,10 +258,14 @@ impl Extents<'_, '_> {
                     let b = b && self.reader.matches(dev, crc);
                     match (a, b) {
                         (true, true) if crc != theirs => Slot::Lost(Some(Code::ExtentOverlap)),
-                        (true, _) => {
-                            Slot::Data { dev: there, crc: theirs, suspect: Some(Code::ExtentOverlap) }
+                        (true, _) => Slot::Data {
+                            dev: there,
+                            crc: theirs,
+                            suspect: Some(Code::ExtentOverlap),
+                        },
+                        (false, true) => {
+                            Slot::Data { dev, crc, suspect: Some(Code::ExtentOverlap) }
                         }
-                        (false, true) => Slot::Data { dev, crc, suspect: Some(Code::ExtentOverlap) },
                         (false, false) => Slot::Lost(Some(Code::ExtentOverlap)),
                     }
                 }
@@ -261,7 +277,8 @@ impl Extents<'_, '_> {
     fn finish_before(&mut self, index: u64) -> Result<(), JournalError> {
         loop {
             let Some(file) = self.file.as_mut() else { return Ok(()) };
-            let Some(entry) = file.windows.first_entry().filter(|entry| *entry.key() < index) else {
+            let Some(entry) = file.windows.first_entry().filter(|entry| *entry.key() < index)
+            else {
                 return Ok(());
             };
             let (number, window) = entry.remove_entry();
@@ -284,7 +301,8 @@ impl Extents<'_, '_> {
                 Slot::Lost(Some(_)) if first + at as u64 >= end => Slot::Hole,
                 Slot::Data { dev, crc, suspect } => {
                     let inside = first + (at as u64) < end;
-                    match self.blocks.judge(self.reader, (dev, crc, inside), suspect, self.reading) {
+                    match self.blocks.judge(self.reader, (dev, crc, inside), suspect, self.reading)
+                    {
                         Ok(()) => Slot::Data { dev, crc, suspect: None },
                         // It is another's, and no part of this file.
                         Err(Code::BlockShared) if !inside => {
@@ -296,8 +314,10 @@ impl Extents<'_, '_> {
                 }
                 other => other,
             };
-            window.dirty |=
-                matches!((before, *slot), (_, Slot::Lost(Some(_))) | (Slot::Data { .. }, Slot::Hole));
+            window.dirty |= matches!(
+                (before, *slot),
+                (_, Slot::Lost(Some(_))) | (Slot::Data { .. }, Slot::Hole)
+            );
             match slot {
                 Slot::Hole => continue,
                 Slot::Data { .. } => file.data_end = (first + at as u64 + 1) * BLOCK,
@@ -322,7 +342,9 @@ impl Extents<'_, '_> {
             } else {
                 (
                     Code::ExtentOverlap,
-                    format!("sorted out extents that overlapped or were misplaced around byte {byte}"),
+                    format!(
+                        "sorted out extents that overlapped or were misplaced around byte {byte}"
+                    ),
                 )
             };
             self.writer.say(Repair::new(code, what).of(ino));
@@ -349,7 +371,8 @@ impl Extents<'_, '_> {
             true
         })?;
         changes.extend(wanted.into_iter().map(|(key, value)| (key, Some(value))));
-        // What is added stands before what goes: a repair that is killed between two transactions forgets nothing.
+        // What is added stands before what goes: a repair that is killed between two transactions
+        // forgets nothing.
         changes.sort_by_key(|(_, value)| value.is_none());
         self.writer.change(changes)
     }
@@ -358,7 +381,8 @@ impl Extents<'_, '_> {
     fn runs(&self, slots: &[Slot]) -> Vec<(usize, Extent)> {
         let mut out: Vec<(usize, Extent)> = Vec::new();
         for (at, slot) in slots.iter().enumerate() {
-            let last = out.last_mut().filter(|(from, extent)| *from as u64 + extent.blocks() == at as u64);
+            let last =
+                out.last_mut().filter(|(from, extent)| *from as u64 + extent.blocks() == at as u64);
             match (slot, last) {
                 (Slot::Hole, _) => {}
                 (Slot::Reserved, Some((_, Extent::Reserved { blocks }))) => *blocks += 1,
@@ -395,7 +419,8 @@ impl Extents<'_, '_> {
                 record.size, file.data_end
             );
             let repair = Repair::new(Code::ExtentBeyondEnd, what).of(file.ino);
-            self.writer.say(repair.then("look whether what stands behind its old end belongs to it"));
+            self.writer
+                .say(repair.then("look whether what stands behind its old end belongs to it"));
             record.size = file.data_end.min(SIZE_MAX);
             changed = true;
         }
@@ -404,8 +429,9 @@ impl Extents<'_, '_> {
         let mut holes = if missing { end.saturating_sub(file.inside) } else { 0 };
         if holes > 0 && end > MARKED_MAX {
             let what = "the file lacks blocks that its record counts, and is too large to mark all its holes as lost";
-            let repair =
-                Repair::new(Code::BlockCount, what).of(file.ino).losing("some of what reads as zeros now");
+            let repair = Repair::new(Code::BlockCount, what)
+                .of(file.ino)
+                .losing("some of what reads as zeros now");
             self.writer.say(repair.then("restore the file from a backup"));
             holes = 0;
         }
@@ -423,16 +449,20 @@ impl Extents<'_, '_> {
         if holes > 0 { self.lose_holes(file.ino, end) } else { Ok(()) }
     }
 
-    /// The record counts more blocks than there are: some of what looks like holes had contents, and which is unknown. The
-    /// count is raised before, so that a repair that is killed in between goes on here.
+    /// The record counts more blocks than there are: some of what looks like holes had contents,
+    /// and which is unknown. The count is raised before, so that a repair that is killed in between
+    /// goes on here.
     fn lose_holes(&mut self, ino: Ino, end: u64) -> Result<(), JournalError> {
         for first in (0..end).step_by(WINDOW_BLOCKS as usize) {
             self.writer.flush()?;
             let mut window = Window::new();
-            let (from, to) =
-                (keys::extent(ino, first * BLOCK), keys::extent(ino, (first + WINDOW_BLOCKS) * BLOCK));
+            let (from, to) = (
+                keys::extent(ino, first * BLOCK),
+                keys::extent(ino, (first + WINDOW_BLOCKS) * BLOCK),
+            );
             self.writer.journal().scan(&from, &to, &mut |key, value| {
-                if let (Some(Key::Extent(_, offset)), Ok(extent)) = (keys::parse(key), Extent::decode(value))
+                if let (Some(Key::Extent(_, offset)), Ok(extent)) =
+                    (keys::parse(key), Extent::decode(value))
                 {
                     window.put((offset / BLOCK - first) as usize, &extent);
                 }

@@ -1,5 +1,5 @@
-//! The journal's own damage: a log that cannot be followed to its durable end is cut there, a home store with keys that
-//! cannot be read is written anew from all that can be.
+//! The journal's own damage: a log that cannot be followed to its durable end is cut there, a home
+//! store with keys that cannot be read is written anew from all that can be.
 
 use super::blocks::Blocks;
 use super::{Segments, journal_options, open};
@@ -11,8 +11,8 @@ use ferry_env::Env;
 use ferry_fs::keys::{self, Key};
 use ferry_fs::volume::{Superblock, VolumeError};
 use ferry_journal::{
-    FoundState, Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, read_damaged,
-    rebuild_home,
+    FoundState, Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes,
+    read_damaged, rebuild_home,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,7 +35,8 @@ pub(super) fn cut_log(
     Ok(())
 }
 
-/// Reads both copies of all of the home store: what one alone has lost is written anew from the other.
+/// Reads both copies of all of the home store: what one alone has lost is written anew from the
+/// other.
 pub(super) fn mend_copies(
     dev: &Arc<dyn BlockDevice>,
     sb: &Superblock,
@@ -53,7 +54,8 @@ pub(super) fn mend_copies(
     // Where the device refuses a write, or does not keep it, nothing is better than before.
     let left = if bad.is_empty() { BTreeSet::new() } else { read(true)? };
     for place in bad.difference(&left) {
-        let what = format!("wrote the block at byte {place} of the volume anew, from its other copy");
+        let what =
+            format!("wrote the block at byte {place} of the volume anew, from its other copy");
         repairs.add(Repair::new(Code::HomeCopy, what).then("check the disk below"));
     }
     Ok(())
@@ -69,7 +71,8 @@ fn of_log(damage: &LogDamage) -> Repair {
     Repair::new(code, what).losing(lost).then("compare what was changed last with a backup")
 }
 
-/// Writes the home store anew elsewhere, so that its map names no segment with data. `false`: there is no room.
+/// Writes the home store anew elsewhere, so that its map names no segment with data. `false`: there
+/// is no room.
 pub(super) fn move_away(
     dev: &Arc<dyn BlockDevice>,
     sb: &Superblock,
@@ -77,8 +80,7 @@ pub(super) fn move_away(
     env: &Env,
     repairs: &mut Repairs,
 ) -> Result<bool, VolumeError> {
-    let what =
-        "wrote the store of all names and attributes anew, apart from the data of files that its map claimed";
+    let what = "wrote the store of all names and attributes anew, apart from the data of files that its map claimed";
     match rewrite(dev, sb, give_up, env, repairs, Repair::new(Code::HomeClaim, what)) {
         Ok(rewritten) => Ok(rewritten),
         Err(VolumeError::Option(_)) => Ok(false),
@@ -126,7 +128,9 @@ fn rewrite(
                     "there is not enough space to repair: it takes {mib} MiB of free segments; nothing was changed: mount it with `-o ro` and copy the files elsewhere"
                 )));
             }
-            Err(error @ JournalError::Unreadable { .. }) => return Err(VolumeError::Unreadable(error)),
+            Err(error @ JournalError::Unreadable { .. }) => {
+                return Err(VolumeError::Unreadable(error));
+            }
             Err(error) => return Err(error.into()),
         }
     };
@@ -143,7 +147,11 @@ fn rewrite(
 }
 
 /// Space of the host is taken before anything is promised in it.
-fn take_from_host(dev: &Arc<dyn BlockDevice>, sb: &Superblock, segments: &[u32]) -> Result<(), VolumeError> {
+fn take_from_host(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    segments: &[u32],
+) -> Result<(), VolumeError> {
     for segment in segments {
         let at = sb.segments_offset + u64::from(*segment) * sb.segment_len;
         dev.allocate(at, sb.segment_len)
@@ -153,8 +161,7 @@ fn take_from_host(dev: &Arc<dyn BlockDevice>, sb: &Superblock, segments: &[u32])
 }
 
 fn of_found(found: FoundState) -> Repair {
-    let what =
-        "wrote the store of all names and attributes anew, from what else is left of it and of the log";
+    let what = "wrote the store of all names and attributes anew, from what else is left of it and of the log";
     let repair = Repair::new(Code::HomeStore, what);
     if found.complete {
         return repair.then("nothing is missing; check the disk below");
@@ -176,11 +183,18 @@ fn of_gap(gap: &LostKeys) -> Repair {
     let side = |key: &[u8], none: &str| match keys::parse(key) {
         Some(Key::Inode(ino)) => format!("the record of inode {ino}"),
         Some(Key::Xattr(ino, name)) => format!("attribute {} of inode {ino}", name.escape_ascii()),
-        Some(Key::Dentry(dir, _, name)) => format!("the name {} in directory {dir}", name.escape_ascii()),
+        Some(Key::Dentry(dir, _, name)) => {
+            format!("the name {} in directory {dir}", name.escape_ascii())
+        }
         Some(Key::Extent(ino, offset)) => format!("byte {offset} of inode {ino}"),
         Some(Key::Segment(segment)) => format!("the record of segment {segment}"),
         Some(Key::Orphan(ino) | Key::Intent(ino)) => format!("the mark of inode {ino}"),
-        Some(Key::Mark(session) | Key::Synced(session) | Key::Locker(session) | Key::Evicted(session)) => {
+        Some(
+            Key::Mark(session)
+            | Key::Synced(session)
+            | Key::Locker(session)
+            | Key::Evicted(session),
+        ) => {
             format!("the mark of session {session:032x}")
         }
         Some(Key::Counters | Key::Reserved) => "the counters".to_owned(),
@@ -193,7 +207,8 @@ fn of_gap(gap: &LostKeys) -> Repair {
         .then("see below what became of it; restore that from a backup")
 }
 
-/// Segments that nothing readable claims, and how many the home store has. `None`: nothing is readable.
+/// Segments that nothing readable claims, and how many the home store has. `None`: nothing is
+/// readable.
 fn free_segments(
     dev: &Arc<dyn BlockDevice>,
     geometry: &Geometry,

@@ -1,5 +1,6 @@
-//! What can be judged from the keys of one inode alone: records, attributes, names, kinds. Afterwards every record, name and
-//! extent can be decoded or is gone, and every directory entry stands where its name belongs.
+//! What can be judged from the keys of one inode alone: records, attributes, names, kinds.
+//! Afterwards every record, name and extent can be decoded or is gone, and every directory entry
+//! stands where its name belongs.
 
 use super::edits::{Room, Writer};
 use crate::fsck::check::hex;
@@ -58,7 +59,10 @@ impl Group {
             libc::S_IFIFO,
             libc::S_IFSOCK,
         ];
-        known.contains(&kind).then_some(kind).filter(|kind| self.ino != ROOT || *kind == libc::S_IFDIR)
+        known
+            .contains(&kind)
+            .then_some(kind)
+            .filter(|kind| self.ino != ROOT || *kind == libc::S_IFDIR)
     }
 }
 
@@ -96,7 +100,9 @@ impl Inodes<'_, '_> {
     fn key(&mut self, key: &[u8], value: &[u8]) -> Result<(), JournalError> {
         let Some(parsed) = keys::parse(key) else { return Ok(()) };
         let ino = match parsed {
-            Key::Inode(ino) | Key::Xattr(ino, _) | Key::Dentry(ino, ..) | Key::Extent(ino, _) => ino,
+            Key::Inode(ino) | Key::Xattr(ino, _) | Key::Dentry(ino, ..) | Key::Extent(ino, _) => {
+                ino
+            }
             Key::Intent(ino) => return self.intent(ino, key, value),
             Key::Mark(_) | Key::Synced(_) | Key::Locker(_) | Key::Evicted(_)
                 if Number::decode(value).is_err() =>
@@ -111,7 +117,8 @@ impl Inodes<'_, '_> {
             self.end_group()?;
             self.group = Some(Group::new(ino));
         }
-        let Some(group) = self.group.as_mut().filter(|group| group.ino != 0 && group.ino < INO_END) else {
+        let Some(group) = self.group.as_mut().filter(|group| group.ino != 0 && group.ino < INO_END)
+        else {
             return Ok(());
         };
         match parsed {
@@ -121,9 +128,12 @@ impl Inodes<'_, '_> {
             },
             Key::Xattr(_, name) => {
                 if name.len() > NAME_MAX || name.contains(&0) || value.len() > XATTR_SIZE_MAX {
-                    let what =
-                        format!("removed an attribute with the impossible name or value {}", hex(name));
-                    self.writer.say(Repair::new(Code::BadName, what).of(ino).losing("the attribute"));
+                    let what = format!(
+                        "removed an attribute with the impossible name or value {}",
+                        hex(name)
+                    );
+                    self.writer
+                        .say(Repair::new(Code::BadName, what).of(ino).losing("the attribute"));
                     return self.writer.delete(key);
                 }
                 group.xattrs += 1;
@@ -145,7 +155,13 @@ impl Inodes<'_, '_> {
     }
 
     /// A name. Those in something that is no directory go when all of its keys were seen.
-    fn dentry(&mut self, key: &[u8], cookie: u64, name: &[u8], value: &[u8]) -> Result<(), JournalError> {
+    fn dentry(
+        &mut self,
+        key: &[u8],
+        cookie: u64,
+        name: &[u8],
+        value: &[u8],
+    ) -> Result<(), JournalError> {
         let Some(group) = self.group.as_mut() else { return Ok(()) };
         let dir = group.ino;
         if group.kind().is_some_and(|kind| kind != libc::S_IFDIR) {
@@ -161,13 +177,17 @@ impl Inodes<'_, '_> {
         if impossible {
             let what = format!("removed the impossible name {shown} from the directory");
             let repair = Repair::new(Code::BadName, what).of(dir).losing("the name");
-            self.writer.say(repair.then("look into /lost+found for what it led to, if it had no other name"));
+            self.writer.say(
+                repair.then("look into /lost+found for what it led to, if it had no other name"),
+            );
             return self.writer.delete(key);
         }
         let Ok(dentry) = Dentry::decode(value) else {
             let what = format!("removed the name {shown}, which led to nothing that can be read");
             let repair = Repair::new(Code::BadRecord, what).of(dir).losing("where the name led");
-            self.writer.say(repair.then("look into /lost+found for what it led to, if it had no other name"));
+            self.writer.say(
+                repair.then("look into /lost+found for what it led to, if it had no other name"),
+            );
             return self.writer.delete(key);
         };
         group.names += 1;
@@ -187,7 +207,8 @@ impl Inodes<'_, '_> {
         Ok(())
     }
 
-    /// The key of a name is not where it belongs, or not alone there: moves it, or removes it where the name exists already.
+    /// The key of a name is not where it belongs, or not alone there: moves it, or removes it where
+    /// the name exists already.
     fn move_name(
         &mut self,
         code: Code,
@@ -201,13 +222,16 @@ impl Inodes<'_, '_> {
         let shown = name.escape_ascii();
         match self.writer.room_for(dir, hash, name)? {
             Room::Free(free) => {
-                self.writer
-                    .say(Repair::new(code, format!("stored the name {shown} in its right place")).of(dir));
+                self.writer.say(
+                    Repair::new(code, format!("stored the name {shown} in its right place"))
+                        .of(dir),
+                );
                 self.writer.put(free, dentry.encode().to_vec())
             }
             Room::Exists(ino) => {
                 let repair =
-                    Repair::new(code, format!("removed the second entry of the name {shown}")).of(dir);
+                    Repair::new(code, format!("removed the second entry of the name {shown}"))
+                        .of(dir);
                 self.writer.say(if ino == dentry.ino {
                     repair
                 } else {
@@ -219,9 +243,11 @@ impl Inodes<'_, '_> {
             }
             Room::Full => {
                 let what = format!("removed the name {shown}, for which there is no position left");
-                let repair =
-                    Repair::new(code, what).of(dir).losing(format!("this name of inode {}", dentry.ino));
-                self.writer.say(repair.then("look into /lost+found for it, if it had no other name"));
+                let repair = Repair::new(code, what)
+                    .of(dir)
+                    .losing(format!("this name of inode {}", dentry.ino));
+                self.writer
+                    .say(repair.then("look into /lost+found for it, if it had no other name"));
                 Ok(())
             }
         }
@@ -233,7 +259,8 @@ impl Inodes<'_, '_> {
             return Ok(());
         }
         // The truncation was logged together with the new size.
-        let record = self.writer.get(&keys::inode(ino))?.and_then(|value| InodeRecord::decode(&value).ok());
+        let record =
+            self.writer.get(&keys::inode(ino))?.and_then(|value| InodeRecord::decode(&value).ok());
         let what = "made the note of a begun truncation anew, from the file's size";
         self.writer.say(Repair::new(Code::BadRecord, what).of(ino));
         match record {
@@ -249,7 +276,8 @@ impl Inodes<'_, '_> {
         self.root_seen |= ino == ROOT;
         if ino == 0 || ino >= INO_END {
             let count = self.writer.delete_range(&keys::inode(ino), &keys::inode_end(ino))?;
-            let what = format!("removed {count} keys of inode number {ino}, which no file ever had");
+            let what =
+                format!("removed {count} keys of inode number {ino}, which no file ever had");
             self.writer.say(Repair::new(Code::InodeFields, what).losing("what they described"));
             return Ok(());
         }
@@ -266,7 +294,9 @@ impl Inodes<'_, '_> {
         let before = record.clone();
         if let Some(why) = contradiction(ino, &record) {
             if kind == libc::S_IFLNK
-                && (record.flags & INODE_INLINE == 0 || record.size == 0 || record.size > SYMLINK_MAX as u64)
+                && (record.flags & INODE_INLINE == 0
+                    || record.size == 0
+                    || record.size > SYMLINK_MAX as u64)
             {
                 return self.remove(
                     Code::InodeFields,
@@ -280,10 +310,12 @@ impl Inodes<'_, '_> {
                 record.flags &= !INODE_INLINE;
                 record.inline = Vec::new();
             }
-            let repair = Repair::new(Code::InodeFields, format!("corrected the record: {why}")).of(ino);
+            let repair =
+                Repair::new(Code::InodeFields, format!("corrected the record: {why}")).of(ino);
             if kind == libc::S_IFREG && record.size > SIZE_MAX {
                 record.size = group.data_end;
-                let repair = repair.losing("the size of the file: it ends behind the last of its data now");
+                let repair =
+                    repair.losing("the size of the file: it ends behind the last of its data now");
                 self.writer.say(repair.then("compare it with a backup"));
             } else {
                 self.writer.say(repair);
@@ -298,11 +330,17 @@ impl Inodes<'_, '_> {
                 "its attributes are shown again"
             };
             let repair = Repair::new(Code::XattrFlag, what).of(ino);
-            self.writer.say(if flagged { repair.losing("its attributes, if it had any") } else { repair });
+            self.writer.say(if flagged {
+                repair.losing("its attributes, if it had any")
+            } else {
+                repair
+            });
         }
         if group.names > 0 && kind != libc::S_IFDIR {
-            let count = self.writer.delete_range(&keys::dentry_from(ino, 0), &keys::dentry_end(ino))?;
-            let what = format!("removed {count} directory entries from something that is not a directory");
+            let count =
+                self.writer.delete_range(&keys::dentry_from(ino, 0), &keys::dentry_end(ino))?;
+            let what =
+                format!("removed {count} directory entries from something that is not a directory");
             let repair = Repair::new(Code::NamesInFile, what).of(ino).losing("these names");
             self.writer.say(repair.then("look into /lost+found for what they led to"));
         }
@@ -315,12 +353,18 @@ impl Inodes<'_, '_> {
     fn drop_extents(&mut self, ino: Ino, whose: &str) -> Result<(), JournalError> {
         let count = self.writer.delete_range(&keys::extent(ino, 0), &keys::extent_end(ino))?;
         let what = format!("removed {count} extents of {whose}");
-        self.writer.say(Repair::new(Code::ExtentOwner, what).of(ino).losing("what they held, if anything"));
+        self.writer.say(
+            Repair::new(Code::ExtentOwner, what).of(ino).losing("what they held, if anything"),
+        );
         Ok(())
     }
 
     /// There is no record, or its type is unknown: what else there is says what it was.
-    fn make_record(&mut self, group: &Group, unknown: Option<InodeRecord>) -> Result<(), JournalError> {
+    fn make_record(
+        &mut self,
+        group: &Group,
+        unknown: Option<InodeRecord>,
+    ) -> Result<(), JournalError> {
         let ino = group.ino;
         let code = match &unknown {
             Some(_) if ino == ROOT => Code::NoRoot,
@@ -384,10 +428,16 @@ impl Inodes<'_, '_> {
                 "made a new record for a file from its contents; its size is a guess, in whole blocks"
             }
         };
-        let lost =
-            if known { "its type" } else { "owner, permissions and times: it belongs to root alone now" };
+        let lost = if known {
+            "its type"
+        } else {
+            "owner, permissions and times: it belongs to root alone now"
+        };
         self.writer.say(
-            Repair::new(code, what).of(ino).losing(lost).then("set what is missing with chown and chmod"),
+            Repair::new(code, what)
+                .of(ino)
+                .losing(lost)
+                .then("set what is missing with chown and chmod"),
         );
         self.writer.put(keys::inode(ino), record.encode())
     }

@@ -1,16 +1,17 @@
 //! Repairs a volume that nobody has mounted.
 //!
-//! Check, repair in passes, check again, until nothing more is found. Each pass reads the whole view in key order and plans
-//! changes that are ordinary transactions; every one of them leaves a volume from which the next run goes on, so that a repair
-//! may be killed at any write. The order of the passes:
+//! Check, repair in passes, check again, until nothing more is found. Each pass reads the whole
+//! view in key order and plans changes that are ordinary transactions; every one of them leaves a
+//! volume from which the next run goes on, so that a repair may be killed at any write. The order
+//! of the passes:
 //! 1. the superblock's copies; the log and the home store (`home`);
 //! 2. what one inode's keys say of themselves (`inodes`): afterwards everything can be decoded;
 //! 3. extents and the blocks that they claim (`extents`);
 //! 4. the tree of names, and `/lost+found` (`tree`);
 //! 5. whatever is counted (`counts`).
 //!
-//! Nothing is made up: what cannot be told from what is left is removed and said, and a range of a file whose contents are
-//! gone becomes a lost extent, which reads as an error.
+//! Nothing is made up: what cannot be told from what is left is removed and said, and a range of a
+//! file whose contents are gone becomes a lost extent, which reads as an error.
 
 mod blocks;
 mod counts;
@@ -33,7 +34,9 @@ use ferry_env::Env;
 use ferry_fs::api::Timestamp;
 use ferry_fs::keys::{self, Key};
 use ferry_fs::volume::{Superblock, VolumeError, find_superblock, rewrite_bad_copies};
-use ferry_journal::{Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq, mend_map_slot};
+use ferry_journal::{
+    Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq, mend_map_slot,
+};
 use parking_lot::Mutex;
 use siphasher::sip::SipHasher13;
 use std::collections::BTreeSet;
@@ -42,8 +45,9 @@ use std::sync::Arc;
 /// Rounds of check and repair. One is enough unless one repair uncovers the next damage.
 const ROUNDS_MAX: usize = 5;
 
-/// Checks the volume on `dev` and repairs what can be repaired. An error means that it could not be checked, or that the
-/// repair could not go on (what was repaired so far stays); damage that is left is in the report.
+/// Checks the volume on `dev` and repairs what can be repaired. An error means that it could not be
+/// checked, or that the repair could not go on (what was repaired so far stays); damage that is
+/// left is in the report.
 pub fn repair(
     dev: &Arc<dyn BlockDevice>,
     mut options: FsckOptions<'_>,
@@ -52,15 +56,19 @@ pub fn repair(
     let (sb, used) = find_superblock(dev)?;
     let mut repairs = Repairs::default();
     for place in rewrite_bad_copies(dev, used)? {
-        let what = format!("wrote the copy of the superblock at byte {place} anew, from another one");
+        let what =
+            format!("wrote the copy of the superblock at byte {place} anew, from another one");
         repairs.add(Repair::new(Code::SuperblockCopy, what).then("check the disk below"));
     }
     if let Some(place) = mend_map_slot(dev, &sb.geometry())? {
-        let what = format!("wrote the copy of the home store's map at byte {place} anew, from the other one");
+        let what = format!(
+            "wrote the copy of the home store's map at byte {place} anew, from the other one"
+        );
         repairs.add(Repair::new(Code::HomeMap, what).then("check the disk below"));
     }
     let (verify, give_up) = (options.verify_data, options.give_up_unreadable);
-    // No check compares the copies of a volume that was not unmounted. Repaired, it looks like one that was.
+    // No check compares the copies of a volume that was not unmounted. Repaired, it looks like one
+    // that was.
     let mut uncompared = false;
     for _ in 0..ROUNDS_MAX {
         let progress = options.progress.as_mut().map(|progress| &mut **progress as _);
@@ -165,8 +173,9 @@ fn structure(
     Ok(())
 }
 
-/// A mark says that all that a client has changed up to it is there. Where something was lost (`code` says where) that is not known: the
-/// client would hold for made what is gone. Without marks it makes its changes again, or tells that it cannot.
+/// A mark says that all that a client has changed up to it is there. Where something was lost
+/// (`code` says where) that is not known: the client would hold for made what is gone. Without
+/// marks it makes its changes again, or tells that it cannot.
 fn forget_marks(
     dev: &Arc<dyn BlockDevice>,
     sb: &Superblock,
@@ -177,12 +186,14 @@ fn forget_marks(
     let (journal, _) = open(dev, sb, false, env)?;
     let mut writer = Writer::new(&journal, repairs);
     writer.delete_range(&keys::synced(0), &keys::synced_end())?;
-    // One that was removed may be here again, and others may have had the locks since. Who was evicted stays so, whatever was lost.
+    // One that was removed may be here again, and others may have had the locks since. Who was
+    // evicted stays so, whatever was lost.
     writer.delete_range(&keys::locker(0), &keys::locker_end())?;
     let marks = writer.delete_range(&keys::mark(0), &keys::mark_end())?;
     if marks > 0 {
-        let what =
-            format!("removed the marks of what {marks} remote clients have changed: some of it may be lost");
+        let what = format!(
+            "removed the marks of what {marks} remote clients have changed: some of it may be lost"
+        );
         writer.say(Repair::new(code, what));
     }
     writer.flush()?;
@@ -190,7 +201,8 @@ fn forget_marks(
     Ok(())
 }
 
-/// The journal's owner during a repair: gives the home store segments that nothing claims, whatever their records say.
+/// The journal's owner during a repair: gives the home store segments that nothing claims, whatever
+/// their records say.
 #[derive(Default)]
 struct Segments(Mutex<Option<Pool>>);
 
@@ -217,7 +229,8 @@ impl Segments {
             true
         })?;
         free.retain(|segment| !home.contains(segment));
-        let pool = Pool { device: dev.clone(), offset: sb.segments_offset, len: sb.segment_len, free };
+        let pool =
+            Pool { device: dev.clone(), offset: sb.segments_offset, len: sb.segment_len, free };
         *self.0.lock() = Some(pool);
         Ok(())
     }

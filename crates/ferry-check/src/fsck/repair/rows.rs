@@ -47,7 +47,8 @@ pub(super) const DIRECTORY: u8 = (libc::S_IFDIR >> 12) as u8;
 pub(super) struct Rows(pub(super) Vec<Row>);
 
 impl Rows {
-    /// Reads all records, names and orphan keys; orphan keys without an inode go to `stray`, extents to `extent`.
+    /// Reads all records, names and orphan keys; orphan keys without an inode go to `stray`,
+    /// extents to `extent`.
     pub(super) fn load(
         journal: &Journal,
         stray: &mut dyn FnMut(Ino),
@@ -113,8 +114,8 @@ impl Rows {
         self.0.last().map_or(ROOT, |row| row.ino)
     }
 
-    /// Counts a name, and decides which directory is a directory's parent: the one that it says, if that names it, else the first that
-    /// does.
+    /// Counts a name, and decides which directory is a directory's parent: the one that it says, if
+    /// that names it, else the first that does.
     fn count_name(&mut self, dir: Ino, ino: Ino) {
         let Some(row) = self.get(ino) else { return };
         row.names += 1;
@@ -128,7 +129,8 @@ impl Rows {
         }
     }
 
-    /// Cuts each circle of directories at the one with the lowest number, which then has no name. Calls `cut` for each.
+    /// Cuts each circle of directories at the one with the lowest number, which then has no name.
+    /// Calls `cut` for each.
     pub(super) fn cut_circles(&mut self, cut: &mut dyn FnMut(Ino)) {
         for start in 0..self.0.len() {
             let mut walk: Vec<usize> = Vec::new();

@@ -1,5 +1,5 @@
-//! The tree: every name leads to an inode, every directory has one name and hangs from the root, and what has lost its name
-//! is put into `/lost+found`.
+//! The tree: every name leads to an inode, every directory has one name and hangs from the root,
+//! and what has lost its name is put into `/lost+found`.
 
 use super::edits::{Change, Room, Writer};
 use super::rows::{DIRECTORY, Row, Rows, kind_bits};
@@ -21,7 +21,8 @@ pub(super) fn run(
     let mut stray = Vec::new();
     let mut rows = Rows::load(journal, &mut |ino| stray.push(ino), &mut |_| {})?;
     for ino in stray {
-        let what = format!("removed the mark \"to be reclaimed\" of inode {ino}, which does not exist");
+        let what =
+            format!("removed the mark \"to be reclaimed\" of inode {ino}, which does not exist");
         writer.say(Repair::new(Code::OrphanKey, what));
         writer.delete(&keys::orphan(ino))?;
     }
@@ -61,7 +62,11 @@ fn judge_orphans(writer: &mut Writer<'_>, rows: &mut Rows) -> Result<(), Journal
 }
 
 /// Removes names that lead nowhere and names of directories beyond the one; corrects types.
-fn mend_names(journal: &Journal, writer: &mut Writer<'_>, rows: &mut Rows) -> Result<(), JournalError> {
+fn mend_names(
+    journal: &Journal,
+    writer: &mut Writer<'_>,
+    rows: &mut Rows,
+) -> Result<(), JournalError> {
     let mut result = Ok(());
     journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
         if let Some(Key::Dentry(dir, _, name)) = keys::parse(key)
@@ -84,8 +89,10 @@ fn mend_name(
 ) -> Result<(), JournalError> {
     let shown = name.escape_ascii();
     let Some(row) = rows.get(dentry.ino) else {
-        let what =
-            format!("removed the name {shown}, which led to inode {}: that does not exist", dentry.ino);
+        let what = format!(
+            "removed the name {shown}, which led to inode {}: that does not exist",
+            dentry.ino
+        );
         let repair = Repair::new(Code::DanglingName, what).of(dir);
         writer.say(repair.losing(format!("the file or directory {shown}")));
         return writer.delete(key);
@@ -93,8 +100,10 @@ fn mend_name(
     if row.kind == DIRECTORY {
         if row.ino == ROOT || row.up != dir || row.named {
             row.names -= 1;
-            let what =
-                format!("removed the name {shown} of directory {}, which has its place elsewhere", row.ino);
+            let what = format!(
+                "removed the name {shown} of directory {}, which has its place elsewhere",
+                row.ino
+            );
             writer.say(Repair::new(Code::DirectoryNames, what).of(dir));
             return writer.delete(key);
         }
@@ -102,8 +111,10 @@ fn mend_name(
     }
     if row.kind != kind_bits(dentry.kind) {
         let kind = u32::from(row.kind) << 12;
-        writer
-            .say(Repair::new(Code::DentryKind, format!("the entry {shown} says the right type now")).of(dir));
+        writer.say(
+            Repair::new(Code::DentryKind, format!("the entry {shown} says the right type now"))
+                .of(dir),
+        );
         return writer.put(key.to_vec(), Dentry { ino: dentry.ino, kind }.encode().to_vec());
     }
     Ok(())
@@ -134,14 +145,17 @@ fn find_names(
         }
         writer.change(changes)?;
         let what = if kind == libc::S_IFDIR { "a directory" } else { "a file" };
-        let repair =
-            Repair::new(Code::Unreachable, format!("put {what} that had lost its name into /lost+found"));
+        let repair = Repair::new(
+            Code::Unreachable,
+            format!("put {what} that had lost its name into /lost+found"),
+        );
         writer.say(repair.of(ino).losing("its name").then("move it to its place"));
     }
     Ok(())
 }
 
-/// The directory for what has lost its name, made if there is none. Its own counts are corrected later, with all others.
+/// The directory for what has lost its name, made if there is none. Its own counts are corrected
+/// later, with all others.
 fn lost_and_found(
     journal: &Journal,
     writer: &mut Writer<'_>,
@@ -158,7 +172,8 @@ fn lost_and_found(
             Room::Exists(_) | Room::Full => continue,
             Room::Free(key) => key,
         };
-        let counters = journal.get(&keys::counters())?.and_then(|value| Counters::decode(&value).ok());
+        let counters =
+            journal.get(&keys::counters())?.and_then(|value| Counters::decode(&value).ok());
         let stored = counters.map(|counters| counters.next_ino).filter(|next| *next < INO_END);
         let ino = stored.unwrap_or(0).max(rows.last_ino() + 1);
         let record = InodeRecord {

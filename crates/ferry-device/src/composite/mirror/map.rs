@@ -25,7 +25,12 @@ pub fn encode(set: &[u8; 16], sequence: u64, region_len: u64, dirty: &[bool]) ->
 }
 
 /// The sequence number and the bits, if the block is a whole map of this mirror.
-pub fn decode(block: &[u8], set: &[u8; 16], region_len: u64, regions: usize) -> Option<(u64, Vec<bool>)> {
+pub fn decode(
+    block: &[u8],
+    set: &[u8; 16],
+    region_len: u64,
+    regions: usize,
+) -> Option<(u64, Vec<bool>)> {
     let ours = block[..8] == MAGIC
         && is_sealed(block)
         && block[8..24] == *set

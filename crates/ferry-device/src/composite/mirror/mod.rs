@@ -11,11 +11,11 @@
 //! * MIRROR-4. If a read fails on one side, another side answers it, and the blocks that failed are
 //!   rewritten from there.
 //! * MIRROR-5. A copy between sides keeps writers out of its region, and waits for those inside.
-//! * MIRROR-6. A side on which a request failed is suspect until MIRROR-3 is done: nothing is copied
-//!   from it, and it serves reads only if all sides are suspect. It becomes suspect before the
-//!   request leaves its regions.
-//! * MIRROR-7. If another request fails on a side during a flush, the flush counts as failed there: a
-//!   device may report lost data once, and it has reported it to the other request.
+//! * MIRROR-6. A side on which a request failed is suspect until MIRROR-3 is done: nothing is
+//!   copied from it, and it serves reads only if all sides are suspect. It becomes suspect before
+//!   the request leaves its regions.
+//! * MIRROR-7. If another request fails on a side during a flush, the flush counts as failed there:
+//!   a device may report lost data once, and it has reported it to the other request.
 //!
 //! A write takes no lock. It needs one word for each region ([`regions`]) and a mask of sides. One
 //! thread, the [`worker`], does what must wait for the device or happens rarely: it marks regions,
@@ -73,7 +73,8 @@ impl MirrorDevice {
         let rebuilding = Arc::default();
         let Some(worker) = worker else { return Ok(Self { shared, worker: None, rebuilding }) };
         let thread = thread::Builder::new().name("ferry-mirror".into()).spawn(move || worker.run());
-        let thread = thread.map_err(super::header::io_error("start the thread of", "the mirror"))?;
+        let thread =
+            thread.map_err(super::header::io_error("start the thread of", "the mirror"))?;
         Ok(Self { shared, worker: Some(thread), rebuilding })
     }
 
@@ -183,7 +184,9 @@ impl BlockDevice for MirrorDevice {
     }
 
     fn host_free(&self) -> Option<u64> {
-        host_free(self.shared.those(self.shared.written.load(Ordering::SeqCst)).map(|(_, side)| side))
+        host_free(
+            self.shared.those(self.shared.written.load(Ordering::SeqCst)).map(|(_, side)| side),
+        )
     }
 
     fn flush_timing(&self) -> FlushTiming {
@@ -191,12 +194,18 @@ impl BlockDevice for MirrorDevice {
     }
 
     fn reset_flush_timing(&self) {
-        self.shared.sides.iter().flat_map(OnceLock::get).for_each(|side| side.device().reset_flush_timing());
+        self.shared
+            .sides
+            .iter()
+            .flat_map(OnceLock::get)
+            .for_each(|side| side.device().reset_flush_timing());
     }
 
     fn components(&self) -> Vec<ComponentStats> {
-        let (live, written, replaced) = (&self.shared.live, &self.shared.written, &self.shared.replaced);
-        let [live, written, replaced] = [live, written, replaced].map(|mask| mask.load(Ordering::SeqCst));
+        let (live, written, replaced) =
+            (&self.shared.live, &self.shared.written, &self.shared.replaced);
+        let [live, written, replaced] =
+            [live, written, replaced].map(|mask| mask.load(Ordering::SeqCst));
         let sides = self.shared.sides.iter().map_while(OnceLock::get).enumerate();
         let stats = sides.map(|(i, side)| {
             let bit = 1 << i;

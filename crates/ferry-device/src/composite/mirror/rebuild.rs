@@ -44,7 +44,8 @@ impl Worker {
 
     fn try_start(&mut self, new: NewSide) -> io::Result<Rebuild> {
         let target = self.headers.len();
-        let room = self.shared.sides.get(target).ok_or(io::Error::from_raw_os_error(libc::EMFILE))?;
+        let room =
+            self.shared.sides.get(target).ok_or(io::Error::from_raw_os_error(libc::EMFILE))?;
         if new.component.device().capacity() < HEAD_LEN + self.shared.capacity {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
@@ -56,7 +57,8 @@ impl Worker {
         if stays.count_ones() as usize == SIDES_MAX {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        let is_free = |slot: &u32| self.shared.those(stays).all(|(i, _)| self.headers[i].slot != *slot);
+        let is_free =
+            |slot: &u32| self.shared.those(stays).all(|(i, _)| self.headers[i].slot != *slot);
         header.slot = (0..header.slots).find(is_free).unwrap_or_default();
         header.write(&**new.component.device())?;
         let fresh = room.set(Arc::clone(&new.component)).is_ok();
@@ -128,10 +130,14 @@ impl Worker {
 
     /// Sides were put out: what was copied from them is copied again, from the others.
     pub fn forget_copies_from(&mut self, out: u64) {
-        let Some(rebuild) = self.rebuild.as_mut().filter(|rebuild| rebuild.sources & out != 0) else {
+        let Some(rebuild) = self.rebuild.as_mut().filter(|rebuild| rebuild.sources & out != 0)
+        else {
             return;
         };
-        tracing::warn!(side = rebuild.name(), "a side that was copied from is out: the copy begins again");
+        tracing::warn!(
+            side = rebuild.name(),
+            "a side that was copied from is out: the copy begins again"
+        );
         (rebuild.at, rebuild.sources) = (0, 0);
         rebuild.unreadable.clear();
         rebuild.new.component.unreadable.store(0, Ordering::Relaxed);
@@ -175,7 +181,8 @@ impl Worker {
         if let Err(error) = self.retry_unreadable() {
             return self.abort_rebuild_of(target, &error);
         }
-        let dirty: Vec<bool> = (0..self.seen.len()).map(|i| self.shared.regions.is_dirty(i)).collect();
+        let dirty: Vec<bool> =
+            (0..self.seen.len()).map(|i| self.shared.regions.is_dirty(i)).collect();
         // Flushes what was copied and those it was copied from, too. A side that fails here is put
         // out: if it is the new one, the rebuild is given up by then, if it was copied from, the
         // copy has begun again.
@@ -216,7 +223,10 @@ impl Worker {
         self.shared.live.store(next, Ordering::SeqCst);
         self.shared.written.store(next, Ordering::SeqCst);
         if next & target == 0 {
-            return tracing::error!(side = rebuild.name(), "the new side failed when it was complete");
+            return tracing::error!(
+                side = rebuild.name(),
+                "the new side failed when it was complete"
+            );
         }
         self.shared.replaced.fetch_or(old, Ordering::SeqCst);
         self.observer.rebuilt(&rebuild.new.old, rebuild.name());

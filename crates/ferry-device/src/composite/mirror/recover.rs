@@ -48,7 +48,10 @@ pub(super) fn open(
     }
     let missing = newest.active.len() - fresh.len();
     if missing > 0 {
-        tracing::error!("the mirror is degraded: {missing} of {} sides are missing", newest.active.len());
+        tracing::error!(
+            "the mirror is degraded: {missing} of {} sides are missing",
+            newest.active.len()
+        );
     }
     let behind = fresh.iter().any(|side| side.header.generation != newest.generation);
     let (shared, headers) = assemble(fresh, &newest, read_only);
@@ -78,15 +81,20 @@ pub(super) fn open(
 fn newest(sides: &[Side], generation: u64) -> Result<ComponentHeader, CompositeError> {
     for (i, side) in sides.iter().enumerate() {
         if let Some(other) = sides[..i].iter().find(|other| other.header.id == side.header.id) {
-            return Err(CompositeError::Twice { first: other.name.clone(), second: side.name.clone() });
+            return Err(CompositeError::Twice {
+                first: other.name.clone(),
+                second: side.name.clone(),
+            });
         }
     }
     let newest = sides.iter().map(|side| &side.header).max_by_key(|header| header.generation);
-    let newest = newest.filter(|header| !header.active.is_empty() && header.generation >= generation);
+    let newest =
+        newest.filter(|header| !header.active.is_empty() && header.generation >= generation);
     let found = sides.iter().map(|side| side.header.generation).max().unwrap_or_default();
     let newest = newest.ok_or(CompositeError::Stale { found, expected: generation })?;
-    let same =
-        |side: &Side| side.header.generation != newest.generation || side.header.active == newest.active;
+    let same = |side: &Side| {
+        side.header.generation != newest.generation || side.header.active == newest.active
+    };
     if !sides.iter().all(same) {
         return Err(CompositeError::Diverged(newest.generation));
     }
@@ -101,7 +109,10 @@ fn assemble(
     newest: &ComponentHeader,
     read_only: bool,
 ) -> (Arc<Shared>, Vec<ComponentHeader>) {
-    assert!(newest.kind == Kind::Mirror && fresh.len() <= SIDES_MAX, "the opener has looked at the headers");
+    assert!(
+        newest.kind == Kind::Mirror && fresh.len() <= SIDES_MAX,
+        "the opener has looked at the headers"
+    );
     let live = (1 << fresh.len()) - 1;
     let sides = [const { OnceLock::new() }; COMPONENTS_MAX];
     let mut headers = Vec::new();
@@ -174,8 +185,12 @@ impl Worker {
                 if side.device().read(place, &mut block).is_err() {
                     continue;
                 }
-                let found =
-                    map::decode(&block, &self.headers[0].set, self.shared.regions.region_len(), regions);
+                let found = map::decode(
+                    &block,
+                    &self.headers[0].set,
+                    self.shared.regions.region_len(),
+                    regions,
+                );
                 newest = newest.into_iter().chain(found).max_by_key(|(sequence, _)| *sequence);
             }
             match newest {
@@ -243,7 +258,11 @@ impl Worker {
             }
         }
         if unreadable > 0 {
-            tracing::error!(offset = at, blocks = unreadable, "no side of the mirror can read some blocks");
+            tracing::error!(
+                offset = at,
+                blocks = unreadable,
+                "no side of the mirror can read some blocks"
+            );
         }
         Ok(())
     }

@@ -68,7 +68,8 @@ impl Regions {
             // SeqCst: a writer that enters after a freeze ended sees which sides are written since.
             let before = self.all[i].word.fetch_add(1, Ordering::SeqCst);
             if before & (DIRTY | FROZEN) != DIRTY {
-                let wakes = (range.start..=i).fold(false, |wakes, entered| self.go(entered) | wakes);
+                let wakes =
+                    (range.start..=i).fold(false, |wakes, entered| self.go(entered) | wakes);
                 return Err(wakes);
             }
         }
@@ -126,8 +127,10 @@ impl Regions {
     pub fn clear_if_settled(&self, i: usize, flushed: u64) -> bool {
         let region = &self.all[i];
         let keep = region.word.load(Ordering::SeqCst) & FROZEN;
-        let cleared =
-            region.word.compare_exchange(DIRTY | keep, keep, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let cleared = region
+            .word
+            .compare_exchange(DIRTY | keep, keep, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok();
         // Somebody may have written since. Nobody can have entered since it became clean, so this
         // look is the last word.
         if cleared && self.last_write(i) > flushed {
@@ -146,7 +149,10 @@ mod tests {
     fn a_map_is_one_block_for_any_size() {
         for capacity in [16 << 20, 64 << 30, 1 << 40, 1 << 50, (1 << 62) - 4096] {
             let len = region_len(capacity);
-            assert!(len.is_power_of_two() && capacity.div_ceil(len) <= REGIONS_MAX, "{capacity}: {len}");
+            assert!(
+                len.is_power_of_two() && capacity.div_ceil(len) <= REGIONS_MAX,
+                "{capacity}: {len}"
+            );
         }
         assert_eq!(region_len(64 << 30), 64 << 20);
         assert_eq!(region_len(256 << 20), 4 << 20);

@@ -199,7 +199,9 @@ impl Shared {
 
     /// Of `mask` those that lack nothing, as far as anybody knows (MIRROR-6).
     pub fn trusted(&self, mask: u64) -> u64 {
-        self.those(mask).filter(|(_, side)| !side.is_suspect()).fold(0, |mask, (i, _)| mask | 1 << i)
+        self.those(mask)
+            .filter(|(_, side)| !side.is_suspect())
+            .fold(0, |mask, (i, _)| mask | 1 << i)
     }
 
     pub fn leave(&self, range: Range<usize>, well: bool) {
@@ -238,7 +240,9 @@ impl Shared {
         if well {
             self.flushed.fetch_max(start, Ordering::SeqCst);
         }
-        if self.flushes_in_flight.fetch_sub(1, Ordering::SeqCst) == 1 && self.closing.load(Ordering::SeqCst) {
+        if self.flushes_in_flight.fetch_sub(1, Ordering::SeqCst) == 1
+            && self.closing.load(Ordering::SeqCst)
+        {
             self.wake();
         }
     }
@@ -249,7 +253,8 @@ impl Shared {
             if wakes {
                 self.wake();
             }
-            return wait_for(1, |gather| self.ask(Job::Enter { range, inside: gather.part(0) })).result();
+            return wait_for(1, |gather| self.ask(Job::Enter { range, inside: gather.part(0) }))
+                .result();
         }
         Ok(())
     }

@@ -128,7 +128,9 @@ impl Worker {
         let mut wanted = vec![false; self.shared.regions.count()];
         for job in jobs {
             let range = match job {
-                Job::Write { offset, buf, .. } => self.shared.regions.range(*offset, buf.len() as u64),
+                Job::Write { offset, buf, .. } => {
+                    self.shared.regions.range(*offset, buf.len() as u64)
+                }
                 Job::Enter { range, .. } => range.clone(),
                 Job::Repair { offset, len, .. } => self.shared.regions.range(*offset, *len as u64),
                 Job::Failed { .. } | Job::Rebuild { .. } => continue,
@@ -173,7 +175,8 @@ impl Worker {
         loop {
             self.map_sequence += 1;
             let set = self.headers[0].set;
-            let block = map::encode(&set, self.map_sequence, self.shared.regions.region_len(), dirty);
+            let block =
+                map::encode(&set, self.map_sequence, self.shared.regions.region_len(), dirty);
             let place = MAP_PLACES[(self.map_sequence % 2) as usize];
             let mask = self.shared.written.load(Ordering::SeqCst);
             let mut failed = self.write_heads(mask, place, |_| None, &Arc::new(block));
@@ -238,7 +241,8 @@ impl Worker {
         if self.note_generation() {
             return;
         }
-        let Some(newest) = self.headers.iter().find(|header| header.generation == self.generation) else {
+        let Some(newest) = self.headers.iter().find(|header| header.generation == self.generation)
+        else {
             return;
         };
         let active = newest.active.clone();
@@ -330,7 +334,8 @@ impl Worker {
 
     /// Writes to a live side what the others have. An error: of that side.
     fn copy_to_side(&mut self, side: usize, offset: u64, len: usize) -> io::Result<()> {
-        let others = |shared: &Shared| shared.trusted(shared.live.load(Ordering::SeqCst)) & !(1 << side);
+        let others =
+            |shared: &Shared| shared.trusted(shared.live.load(Ordering::SeqCst)) & !(1 << side);
         // What another side has not made durable it may still lose, and then this one must not have
         // copied the loss.
         let failed = self.flush_sides(others(&self.shared));
@@ -338,11 +343,15 @@ impl Worker {
             self.put_out(failed, &io::Error::from_raw_os_error(libc::EIO));
         }
         let (from, to) = (others(&self.shared), Arc::clone(self.shared.side(side)));
-        if from == 0 || to.is_suspect() || self.shared.live.load(Ordering::SeqCst) & (1 << side) == 0 {
+        if from == 0
+            || to.is_suspect()
+            || self.shared.live.load(Ordering::SeqCst) & (1 << side) == 0
+        {
             return Ok(());
         }
         let mut buf = AlignedBuf::zeroed(len);
-        let unreadable = self.shared.read_any(&bits(from).collect::<Vec<_>>(), offset, &mut buf).unreadable;
+        let unreadable =
+            self.shared.read_any(&bits(from).collect::<Vec<_>>(), offset, &mut buf).unreadable;
         if unreadable.is_empty() {
             to.write(offset, &buf)?;
         } else {
@@ -390,7 +399,8 @@ impl Worker {
     }
 
     fn write_present_map(&mut self, durable: bool) {
-        let dirty: Vec<bool> = (0..self.seen.len()).map(|i| self.shared.regions.is_dirty(i)).collect();
+        let dirty: Vec<bool> =
+            (0..self.seen.len()).map(|i| self.shared.regions.is_dirty(i)).collect();
         if let Err(error) = self.write_map(&dirty, durable) {
             tracing::error!(%error, "no side of the mirror takes the map of what was written");
         }

@@ -52,7 +52,8 @@ fn errors_keep_their_errno_on_both_ways() {
     for uring in [true, false] {
         // A full device, and one that cannot be flushed.
         let engine =
-            Engine::start_with(host(File::options().write(true).open("/dev/full").unwrap()), uring).unwrap();
+            Engine::start_with(host(File::options().write(true).open("/dev/full").unwrap()), uring)
+                .unwrap();
         let errnos: Vec<_> = results(&engine, &[0])
             .into_iter()
             .map(|result| result.err().and_then(|e| e.raw_os_error()))

@@ -9,7 +9,8 @@ use ferry_device::{AlignedBuf, HookedDevice, Op};
 use std::io;
 use std::sync::mpsc;
 
-/// A file that fills half of the volume (a third of one so small is kept for metadata and the cleaner) is overwritten at random, block by block, five times over.
+/// A file that fills half of the volume (a third of one so small is kept for metadata and the
+/// cleaner) is overwritten at random, block by block, five times over.
 #[test]
 fn random_overwrites_on_a_filling_volume_lose_nothing_and_never_lack_space() {
     let volume = Volume::new(64, 256 << 10, 1 << 20, false);
@@ -111,7 +112,11 @@ fn emptied_segments_go_back_to_the_host() {
     volume.store.make_room().unwrap();
     volume.journal.force_stamped().unwrap();
     volume.store.space.reap_now();
-    assert!(volume.dev.resident() + (120 << 20) < full, "{} of {full} bytes remain", volume.dev.resident());
+    assert!(
+        volume.dev.resident() + (120 << 20) < full,
+        "{} of {full} bytes remain",
+        volume.dev.resident()
+    );
     assert_eq!(volume.store.totals().live, 0);
 }
 
@@ -178,8 +183,10 @@ fn a_share_that_cannot_be_mapped_keeps_what_was_taken() {
         next: None,
         kept_crcs: Vec::new(),
     };
-    let chunk = volume.store.table.allocate(super::super::segments::Stream::New, 2, &volume.store.space);
-    let failed = volume.store.edits(work, chunk.as_ref(), &[1, 2]).err().expect("the extents are damaged");
+    let chunk =
+        volume.store.table.allocate(super::super::segments::Stream::New, 2, &volume.store.space);
+    let failed =
+        volume.store.edits(work, chunk.as_ref(), &[1, 2]).err().expect("the extents are damaged");
     assert_eq!(failed.0.runs.len(), 1, "{}", failed.1);
 }
 
@@ -190,18 +197,24 @@ fn what_comes_too_late_for_the_summaries_is_remembered() {
     let (table, space) = (&volume.store.table, &volume.store.space);
     let first = table.allocate(Stream::New, 40, space).unwrap();
     let last = table.allocate(Stream::New, 64, space).unwrap();
-    assert_eq!((first.segment, first.at + first.len), (last.segment, last.at), "they lie in one segment");
+    assert_eq!(
+        (first.segment, first.at + first.len),
+        (last.segment, last.at),
+        "they lie in one segment"
+    );
     let mut buf = AlignedBuf::zeroed(128 * BLOCK as usize);
     table.seal(&last, &[(8, 0, last.len)], &mut buf);
     table.seal(&first, &[(7, 0, first.len)], &mut buf);
     let next = table.allocate(Stream::New, 1, space).unwrap();
     assert_ne!(next.segment, first.segment);
-    let late: Vec<_> = table.late_entries(first.segment).iter().map(|e| (e.ino, e.at, e.len)).collect();
+    let late: Vec<_> =
+        table.late_entries(first.segment).iter().map(|e| (e.ino, e.at, e.len)).collect();
     assert_eq!(late, [(7, first.at, first.len)]);
 }
 
-/// Between two batches of a file the cleaner holds nothing. If the file is cut off then, its segment becomes free, and the next batch
-/// may go there: what was live is not there any more, and to wait for it would be to wait for oneself.
+/// Between two batches of a file the cleaner holds nothing. If the file is cut off then, its
+/// segment becomes free, and the next batch may go there: what was live is not there any more, and
+/// to wait for it would be to wait for oneself.
 #[test]
 fn the_cleaner_does_not_wait_for_its_own_batch_where_a_file_was_cut_off_meanwhile() {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
@@ -228,7 +241,8 @@ fn the_cleaner_does_not_wait_for_its_own_batch_where_a_file_was_cut_off_meanwhil
     assert_eq!(volume.store.stats().in_flight_bytes, 0);
 }
 
-/// A device that, when it is told to fail flushes, loses at a flush what no flush before has covered.
+/// A device that, when it is told to fail flushes, loses at a flush what no flush before has
+/// covered.
 struct Failing {
     dev: Arc<HookedDevice>,
     flushes: Arc<AtomicBool>,
@@ -278,7 +292,8 @@ impl Failing {
     }
 }
 
-/// A volume with a durable file of 40 blocks, in no memory and in a segment that the cleaner may take.
+/// A volume with a durable file of 40 blocks, in no memory and in a segment that the cleaner may
+/// take.
 fn resting() -> (Volume, Failing, Arc<Inode>) {
     let (volume, failing) = Failing::volume();
     let file = volume.create(5);

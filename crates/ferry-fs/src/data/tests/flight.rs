@@ -22,7 +22,8 @@ struct Reads {
 
 impl Holding {
     fn around(inner: Arc<MemDevice>) -> Self {
-        let (dev, reads) = (Arc::new(HookedDevice::new(inner)), Arc::<(Mutex<Reads>, Condvar)>::default());
+        let (dev, reads) =
+            (Arc::new(HookedDevice::new(inner)), Arc::<(Mutex<Reads>, Condvar)>::default());
         let noted = Arc::clone(&reads);
         dev.set_hook(move |request, serve| {
             serve()?;
@@ -103,7 +104,9 @@ fn a_scrub_waits_for_what_is_on_its_way_and_does_not_call_it_damaged() {
     volume.write(&file, 0, &pattern(1, 80_000));
     dev.hold();
     volume.store.write_back(&file).unwrap();
-    let super::super::extents::Place::Data(first, _) = volume.store.window(&file, 0).unwrap().place(0) else {
+    let super::super::extents::Place::Data(first, _) =
+        volume.store.window(&file, 0).unwrap().place(0)
+    else {
         panic!("the file is mapped")
     };
     let (scrubs, env) = (Scrubs::default(), Env::real());
@@ -152,7 +155,8 @@ fn what_is_being_written_stays_in_memory_until_it_is_written() {
 /// What is done behind the next write, once.
 type Act = Box<dyn FnOnce() + Send>;
 
-/// Two files travel in one batch. When its data has landed, the second one's new place is not in its extent map yet.
+/// Two files travel in one batch. When its data has landed, the second one's new place is not in
+/// its extent map yet.
 #[test]
 fn what_has_landed_and_is_not_yet_logged_stays_in_memory() {
     let next: Arc<Mutex<Option<Act>>> = Arc::default();

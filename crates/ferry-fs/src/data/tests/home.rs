@@ -2,12 +2,14 @@
 
 use super::*;
 
-/// Fills the volume with files of a kind that lives in the home store alone. How many there was room for.
+/// Fills the volume with files of a kind that lives in the home store alone. How many there was
+/// room for.
 fn fill(volume: &Volume, first: Ino) -> u64 {
     let mut made = 0;
     while made < 20_000 && volume.store.admit(Busy::Wait, None, 0).is_ok() {
         let file = volume.create(first + made);
-        if volume.store.write(&file, At::End, &pattern(first + made, 1500), Touch::Nothing).is_err() {
+        if volume.store.write(&file, At::End, &pattern(first + made, 1500), Touch::Nothing).is_err()
+        {
             break;
         }
         volume.store.write_back(&file).unwrap();
@@ -29,7 +31,8 @@ fn removing_small_files_makes_room_for_others_and_for_data() {
         }
         let file = volume.create(5);
         let mut written = 0;
-        let write = |at| volume.store.write(&file, At::Offset(at), &pattern(at, 50_000), Touch::Nothing);
+        let write =
+            |at| volume.store.write(&file, At::Offset(at), &pattern(at, 50_000), Touch::Nothing);
         while write(written).is_ok() {
             written += 50_000;
         }

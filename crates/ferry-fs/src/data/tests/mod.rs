@@ -56,7 +56,8 @@ pub(super) struct Volume {
 #[derive(Default)]
 pub(super) struct Client {
     store: Mutex<Option<Arc<DataStore>>>,
-    /// Segments as of a checkpoint that needs none of them: it gives them back when it has got so far.
+    /// Segments as of a checkpoint that needs none of them: it gives them back when it has got so
+    /// far.
     pub hoard: Mutex<Vec<u32>>,
 }
 
@@ -109,12 +110,14 @@ impl Volume {
             segment_len,
             segment_count: segments,
         };
-        let dev = Arc::new(MemDevice::new(geometry.segments_offset + u64::from(segments) * segment_len));
+        let dev =
+            Arc::new(MemDevice::new(geometry.segments_offset + u64::from(segments) * segment_len));
         let block: Arc<dyn BlockDevice> = wrap(dev.clone());
         let env = Env::real();
         Journal::format(&block, &geometry, &[0, 1], &env).unwrap();
         let client = Arc::new(Client::default());
-        let options = JournalOptions { read_only: false, background, ..JournalOptions::offline(1 << 20) };
+        let options =
+            JournalOptions { read_only: false, background, ..JournalOptions::offline(1 << 20) };
         let (journal, recovered) =
             Journal::open(block.clone(), geometry, options, env.clone(), client.clone()).unwrap();
         let journal = Arc::new(journal);
@@ -128,7 +131,8 @@ impl Volume {
         };
         let store = DataStore::new(block, geometry, options.clone(), env);
         *client.store.lock() = Some(Arc::clone(&store));
-        let inodes = Arc::new(Inodes { journal: Arc::downgrade(&journal), known: Mutex::default() });
+        let inodes =
+            Arc::new(Inodes { journal: Arc::downgrade(&journal), known: Mutex::default() });
         store.start(Arc::clone(&journal), &recovered, inodes.clone()).unwrap();
         Self { dev, journal, store, inodes, client, geometry, options }
     }
@@ -170,7 +174,8 @@ impl Volume {
         }
     }
 
-    /// The counts are those of the records: live blocks of the segments, blocks of the inodes, promised blocks.
+    /// The counts are those of the records: live blocks of the segments, blocks of the inodes,
+    /// promised blocks.
     pub fn check(&self) {
         let mut live: BTreeMap<u32, u32> = BTreeMap::new();
         let mut blocks: BTreeMap<Ino, u64> = BTreeMap::new();
@@ -189,8 +194,13 @@ impl Volume {
                     match extent {
                         keys::Extent::Data { block, crcs } => {
                             for dev in block..block + crcs.len() as u64 {
-                                assert!(seen.insert(dev), "device block {dev} belongs to two extents");
-                                *live.entry(self.store.table.locate(dev).unwrap().0).or_default() += 1;
+                                assert!(
+                                    seen.insert(dev),
+                                    "device block {dev} belongs to two extents"
+                                );
+                                *live
+                                    .entry(self.store.table.locate(dev).unwrap().0)
+                                    .or_default() += 1;
                             }
                         }
                         keys::Extent::Reserved { blocks } => promised += blocks,
@@ -204,7 +214,11 @@ impl Volume {
             .scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
                 if let Some(keys::Key::Inode(ino)) = keys::parse(key) {
                     let rec = InodeRecord::decode(value).unwrap();
-                    assert_eq!(rec.blocks, blocks.remove(&ino).unwrap_or(0), "blocks of inode {ino}");
+                    assert_eq!(
+                        rec.blocks,
+                        blocks.remove(&ino).unwrap_or(0),
+                        "blocks of inode {ino}"
+                    );
                 }
                 true
             })
@@ -239,7 +253,8 @@ impl Volume {
         );
     }
 
-    /// Like unmounting and mounting, with the journal as it is. `clean`: everything is written back first.
+    /// Like unmounting and mounting, with the journal as it is. `clean`: everything is written back
+    /// first.
     pub fn reopen(&mut self, clean: bool) {
         if clean {
             self.store.close().unwrap();
@@ -251,7 +266,8 @@ impl Volume {
     /// The same on this device, without a clean end.
     pub fn reopen_on(&mut self, dev: Arc<dyn BlockDevice>) {
         self.store = DataStore::new(dev, self.geometry, self.options.clone(), Env::real());
-        self.inodes = Arc::new(Inodes { journal: Arc::downgrade(&self.journal), known: Mutex::default() });
+        self.inodes =
+            Arc::new(Inodes { journal: Arc::downgrade(&self.journal), known: Mutex::default() });
         let recovered = Recovered { home_segments: vec![0, 1], ..Recovered::default() };
         self.store.start(Arc::clone(&self.journal), &recovered, self.inodes.clone()).unwrap();
     }

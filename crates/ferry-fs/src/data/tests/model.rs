@@ -59,7 +59,8 @@ fn op() -> impl Strategy<Value = Op> {
 struct Run {
     volume: Volume,
     model: Vec<u8>,
-    /// What the journal has after the last whole write-back: what a crash leaves when nothing was changed since.
+    /// What the journal has after the last whole write-back: what a crash leaves when nothing was
+    /// changed since.
     synced: Option<Vec<u8>>,
     seed: u64,
 }
@@ -167,11 +168,16 @@ impl Run {
     fn seek(&self, file: &Arc<Inode>, offset: u64) {
         let (size, store) = (self.model.len() as u64, &self.volume.store);
         if offset >= size {
-            assert_eq!(store.seek(file, offset, libc::SEEK_DATA).unwrap_err().errno(), Errno(libc::ENXIO));
+            assert_eq!(
+                store.seek(file, offset, libc::SEEK_DATA).unwrap_err().errno(),
+                Errno(libc::ENXIO)
+            );
             return;
         }
         let data = store.seek(file, offset, libc::SEEK_DATA).unwrap_or(size);
-        assert!(data >= offset && self.model[offset as usize..data as usize].iter().all(|b| *b == 0));
+        assert!(
+            data >= offset && self.model[offset as usize..data as usize].iter().all(|b| *b == 0)
+        );
         let hole = store.seek(file, offset, libc::SEEK_HOLE).unwrap();
         assert!(hole >= offset && hole <= size && (hole == offset) == (data != offset));
     }

@@ -17,7 +17,10 @@ fn scattered(volume: &Volume, blocks: u64) -> Arc<Inode> {
 fn a_truncation_of_any_size_goes_in_pieces() {
     let volume = Volume::new(100, 1 << 20, 32 << 20, false);
     let file = scattered(&volume, 12_000);
-    volume.store.set_size(&file, 5 * BLOCK + 17, &mut |rec| rec.mode = libc::S_IFREG | 0o600).unwrap();
+    volume
+        .store
+        .set_size(&file, 5 * BLOCK + 17, &mut |rec| rec.mode = libc::S_IFREG | 0o600)
+        .unwrap();
     volume.check();
     assert_eq!(volume.store.table.used().0, 3);
     assert_eq!(volume.journal.get(&keys::intent(5)).unwrap(), None);
@@ -38,7 +41,8 @@ fn an_interrupted_truncation_is_finished_at_the_next_mount() {
     let mut volume = Volume::new(100, 1 << 20, 32 << 20, false);
     drop(scattered(&volume, 3000));
     // As the first transaction leaves it: the size is cut, the intent stands, extents remain.
-    let mut rec = InodeRecord::decode(&volume.journal.get(&keys::inode(5)).unwrap().unwrap()).unwrap();
+    let mut rec =
+        InodeRecord::decode(&volume.journal.get(&keys::inode(5)).unwrap().unwrap()).unwrap();
     rec.size = 100 * BLOCK;
     let mut txn = volume.journal.begin(Credits { keys: 2, bytes: 300, urgent: false }).unwrap();
     txn.put(&keys::inode(5), &rec.encode());
@@ -66,7 +70,8 @@ fn removing_a_large_file_frees_everything_and_calls_finish_once() {
         .unwrap();
     assert_eq!(finished, 1);
     assert_eq!(volume.store.table.used(), (0, 0));
-    // It leaves room in the log: checkpoints on the way may have taken segments for the home store, and keep more back for it.
+    // It leaves room in the log: checkpoints on the way may have taken segments for the home store,
+    // and keep more back for it.
     let segment = usable_blocks(&volume.geometry) as u64 * BLOCK;
     let taken = free + 12_000 * BLOCK - volume.store.totals().free;
     let grown = u64::from(volume.store.space.counts().3 - home);
@@ -74,8 +79,8 @@ fn removing_a_large_file_frees_everything_and_calls_finish_once() {
     volume.check();
 }
 
-/// A truncation that failed half-way goes on with whoever next changes the file, and nothing of what is written meanwhile is
-/// lost or mistaken for what was there.
+/// A truncation that failed half-way goes on with whoever next changes the file, and nothing of
+/// what is written meanwhile is lost or mistaken for what was there.
 #[test]
 fn a_truncation_that_an_error_interrupted_is_finished_by_the_next() {
     let mut volume = Volume::new(100, 1 << 20, 32 << 20, false);
@@ -83,7 +88,8 @@ fn a_truncation_that_an_error_interrupted_is_finished_by_the_next() {
     let size = 100 * BLOCK;
     {
         // As the first step leaves it, when the second fails.
-        let mut txn = volume.journal.begin(Credits { keys: 2, bytes: 4096, urgent: false }).unwrap();
+        let mut txn =
+            volume.journal.begin(Credits { keys: 2, bytes: 4096, urgent: false }).unwrap();
         let mut state = file.state.write();
         (state.rec.size, state.logged.size) = (size, size);
         let mut pages = file.file.pages.write();
@@ -173,7 +179,8 @@ fn a_promise_is_kept_on_a_full_volume() {
     while volume.store.write(&other, At::Offset(at), &[7; 4096], Touch::Nothing).is_ok() {
         at += BLOCK;
     }
-    let too_much = volume.store.fallocate(&other, libc::FALLOC_FL_KEEP_SIZE, 0, 1 << 40, &mut |_| ());
+    let too_much =
+        volume.store.fallocate(&other, libc::FALLOC_FL_KEEP_SIZE, 0, 1 << 40, &mut |_| ());
     assert_eq!(too_much.unwrap_err().errno(), Errno(libc::ENOSPC));
     for i in 0..16 {
         volume.write(&file, i << 18, &pattern(i, 1 << 18));

@@ -1,4 +1,5 @@
-//! Full volumes: what was promised is kept, the rest is refused at the write, and removing always works.
+//! Full volumes: what was promised is kept, the rest is refused at the write, and removing always
+//! works.
 
 use super::*;
 use crate::data::segments::Stream;
@@ -30,7 +31,10 @@ fn a_full_volume_keeps_what_it_took_and_can_be_filled_again_and_again() {
         let file = volume.inodes.inode(ino).unwrap().unwrap();
         let mut at = 0;
         while at + 50_000 <= size {
-            assert!(volume.read(&file, at, 50_000) == pattern(ino ^ at, 50_000), "round {round}, byte {at}");
+            assert!(
+                volume.read(&file, at, 50_000) == pattern(ino ^ at, 50_000),
+                "round {round}, byte {at}"
+            );
             at += 50_000;
         }
         volume.remove(ino);
@@ -38,7 +42,10 @@ fn a_full_volume_keeps_what_it_took_and_can_be_filled_again_and_again() {
     }
     assert!(sizes[0] > 9 << 20, "most of the 16 MiB can be used: {}", sizes[0]);
     let least = *sizes.iter().min().unwrap();
-    assert!(least + 8 * (256 << 10) >= sizes[0], "only the home store grows from round to round: {sizes:?}");
+    assert!(
+        least + 8 * (256 << 10) >= sizes[0],
+        "only the home store grows from round to round: {sizes:?}"
+    );
     assert_eq!(volume.store.table.used(), (0, 0));
 }
 
@@ -52,7 +59,8 @@ fn file_of(volume: &Volume, percent: u64) -> (Arc<Inode>, u64) {
     (file, blocks)
 }
 
-/// What is overwritten becomes free; so there is always room for the next write, whoever else wants some.
+/// What is overwritten becomes free; so there is always room for the next write, whoever else wants
+/// some.
 #[test]
 fn who_overwrites_on_a_full_volume_is_never_refused() {
     // More may be dirty than there is room for.
@@ -81,7 +89,8 @@ fn who_overwrites_on_a_full_volume_is_never_refused() {
     volume.check();
 }
 
-/// Overwrites each of the first `blocks` once, in an order that leaves something live in every segment.
+/// Overwrites each of the first `blocks` once, in an order that leaves something live in every
+/// segment.
 fn overwrite_all(volume: &Volume, file: &Arc<Inode>, blocks: u64) {
     for i in 0..blocks {
         let block = i * 7919 % blocks;
@@ -102,7 +111,9 @@ fn overwrite_some(volume: &Volume, file: &Arc<Inode>, blocks: u64) {
 
 /// Home segments that a full volume is made to give, as when the map of its extents grows.
 fn grow_home(volume: &Volume, segments: usize) -> Vec<u32> {
-    (0..segments).map(|_| volume.store.take_home_segment().expect("the reserve is there for it")).collect()
+    (0..segments)
+        .map(|_| volume.store.take_home_segment().expect("the reserve is there for it"))
+        .collect()
 }
 
 /// A write that was accepted has its space, whatever the home store takes of its own.
@@ -117,14 +128,18 @@ fn what_was_written_finds_space_though_metadata_took_its_reserve_meanwhile() {
     assert_eq!(volume.store.stats().no_room, 0);
     volume.evict();
     for block in 0..blocks / 5 {
-        assert!(volume.read(&file, block * 4 * BLOCK, 4096) == pattern(block, 4096), "block {block}");
+        assert!(
+            volume.read(&file, block * 4 * BLOCK, 4096) == pattern(block, 4096),
+            "block {block}"
+        );
     }
     volume.check();
     volume.store.release_home_segments(&taken);
     volume.check();
 }
 
-/// The map of the extents grows by each block that is overwritten alone; what is overwritten gives back as much as it takes.
+/// The map of the extents grows by each block that is overwritten alone; what is overwritten gives
+/// back as much as it takes.
 #[test]
 fn a_filled_volume_can_be_overwritten_though_metadata_grows() {
     let volume = Volume::new(128, 256 << 10, 64 << 20, false);
@@ -134,7 +149,8 @@ fn a_filled_volume_can_be_overwritten_though_metadata_grows() {
     assert!(volume.store.space.audit().0 > 0);
     overwrite_all(&volume, &file, blocks);
     assert!(volume.store.space.audit().0 < 0, "less than nothing is free");
-    let more = volume.store.write(&volume.create(12), At::End, &pattern(12, 1 << 20), Touch::Nothing);
+    let more =
+        volume.store.write(&volume.create(12), At::End, &pattern(12, 1 << 20), Touch::Nothing);
     assert_eq!(more.unwrap_err().errno(), Errno(libc::ENOSPC), "there is no room for anything new");
     assert_eq!(volume.store.stats().no_room, 0);
     volume.evict();
@@ -145,7 +161,8 @@ fn a_filled_volume_can_be_overwritten_though_metadata_grows() {
     volume.store.release_home_segments(&taken);
 }
 
-/// A checkpoint takes all segments that it may need, and gives back at its end what it did not need: who finds none meanwhile waits for that.
+/// A checkpoint takes all segments that it may need, and gives back at its end what it did not
+/// need: who finds none meanwhile waits for that.
 #[test]
 fn write_back_waits_for_a_checkpoint_that_has_taken_all_that_was_free() {
     let volume = Volume::new(128, 256 << 10, 64 << 20, false);
@@ -160,7 +177,8 @@ fn write_back_waits_for_a_checkpoint_that_has_taken_all_that_was_free() {
     volume.check();
 }
 
-/// Who had a whole segment and wrote nothing to it gives it back, though others have closed it meanwhile.
+/// Who had a whole segment and wrote nothing to it gives it back, though others have closed it
+/// meanwhile.
 #[test]
 fn a_segment_that_was_closed_before_anything_was_written_to_it_is_free_again() {
     let volume = Volume::new(64, 256 << 10, 4 << 20, false);

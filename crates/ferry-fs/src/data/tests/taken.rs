@@ -10,7 +10,11 @@ fn small_contents_stay_in_memory_until_they_are_logged() {
     volume.write(&file, 0, b"hello");
     let mut cargo = volume.store.cargo(None, Busy::Wait);
     let guard = ExtentsGuard::lock(&file);
-    let work = volume.store.take(guard, 0..u64::MAX / BLOCK, &mut cargo, &volume.journal).unwrap().unwrap();
+    let work = volume
+        .store
+        .take(guard, 0..u64::MAX / BLOCK, &mut cargo, &volume.journal)
+        .unwrap()
+        .unwrap();
     volume.evict();
     assert_eq!(volume.read(&file, 0, 5), b"hello");
     volume.store.send(vec![work], cargo, &volume.journal).unwrap();
@@ -25,7 +29,11 @@ fn a_file_that_outgrows_its_record_while_that_is_logged_leaves_it() {
     volume.write(&file, 0, b"hello");
     let mut cargo = volume.store.cargo(None, Busy::Wait);
     let guard = ExtentsGuard::lock(&file);
-    let work = volume.store.take(guard, 0..u64::MAX / BLOCK, &mut cargo, &volume.journal).unwrap().unwrap();
+    let work = volume
+        .store
+        .take(guard, 0..u64::MAX / BLOCK, &mut cargo, &volume.journal)
+        .unwrap()
+        .unwrap();
     volume.write(&file, 10_000, b"far");
     volume.store.send(vec![work], cargo, &volume.journal).unwrap();
     volume.store.write_back(&file).unwrap();
@@ -44,7 +52,8 @@ fn data_that_has_landed_stays_in_memory_until_it_is_logged() {
         volume.write(file, 0, &pattern(file.ino, 8192));
     }
     std::thread::scope(|scope| {
-        // Both are in one batch, which lands with the first one's transaction; the second one's waits for this lock.
+        // Both are in one batch, which lands with the first one's transaction; the second one's
+        // waits for this lock.
         let state = second.state.read();
         let done = scope.spawn(|| volume.store.write_back_all());
         while volume.store.is_dirty(&first) {

@@ -18,9 +18,12 @@ fn host(inner: Arc<MemDevice>, held: Held) -> Arc<HookedDevice> {
     device.set_hook(move |request, serve| {
         let range = request.range();
         match request.op {
-            Op::Write | Op::Allocate => held.lock().extend(range.start / BLOCK..range.end.div_ceil(BLOCK)),
+            Op::Write | Op::Allocate => {
+                held.lock().extend(range.start / BLOCK..range.end.div_ceil(BLOCK))
+            }
             Op::Discard => {
-                held.lock().retain(|block| !(range.start / BLOCK..range.end / BLOCK).contains(block));
+                held.lock()
+                    .retain(|block| !(range.start / BLOCK..range.end / BLOCK).contains(block));
             }
             _ => {}
         }
@@ -98,7 +101,8 @@ fn what_is_free_goes_back_within_a_minute_and_not_before_the_volume_is_quiet() {
         for _ in 0..Duration::from_secs(seconds).as_millis() / ROUND.as_millis() {
             now += ROUND;
             volume.store.idle_work(&mut quiet, now).unwrap();
-            // What the cleaner has moved becomes free when that is durable, as the journal's own thread sees to.
+            // What the cleaner has moved becomes free when that is durable, as the journal's own
+            // thread sees to.
             volume.journal.force_stamped().unwrap();
         }
     };

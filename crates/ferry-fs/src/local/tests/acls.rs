@@ -20,7 +20,13 @@ fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
 
 /// Owner, user 1000, group, mask, others.
 fn named(owner: u16, user: u16, group: u16, mask: u16, other: u16) -> Vec<u8> {
-    list(&[(1, owner, NONE), (2, user, 1000), (4, group, NONE), (16, mask, NONE), (32, other, NONE)])
+    list(&[
+        (1, owner, NONE),
+        (2, user, 1000),
+        (4, group, NONE),
+        (16, mask, NONE),
+        (32, other, NONE),
+    ])
 }
 
 fn minimal(owner: u16, group: u16, other: u16) -> Vec<u8> {
@@ -58,7 +64,10 @@ fn setting_a_list_takes_the_set_group_id_bit_when_told_to() {
     world.set(file, SetAttr { mode: Some(0o2755), ..SetAttr::default() }).unwrap();
     let set = |acl_kill_sgid| {
         let flags = XattrFlags { acl_kill_sgid, ..XattrFlags::default() };
-        world.me.call(|cx| world.fs.setxattr(cx, file, ACCESS.as_bytes(), &minimal(7, 5, 5), flags)).unwrap();
+        world
+            .me
+            .call(|cx| world.fs.setxattr(cx, file, ACCESS.as_bytes(), &minimal(7, 5, 5), flags))
+            .unwrap();
         mode(&world, file)
     };
     assert_eq!(set(false), 0o2755);
@@ -82,7 +91,8 @@ fn a_default_list_is_inherited_in_place_of_the_umask() {
     assert_eq!(mode(&world, sub), 0o751 & 0o755);
     assert_eq!(world.getxattr(sub, DEFAULT).unwrap(), named(7, 6, 5, 7, 1));
     assert_eq!(world.getxattr(sub, ACCESS).unwrap(), named(7, 6, 5, 5, 1));
-    let (entry, opened) = world.me.call(|cx| world.fs.tmpfile(cx, sub, 0o666, libc::O_RDWR)).unwrap();
+    let (entry, opened) =
+        world.me.call(|cx| world.fs.tmpfile(cx, sub, 0o666, libc::O_RDWR)).unwrap();
     let temp = entry.attr.unwrap();
     assert_eq!(temp.mode & 0o777, 0o660);
     world.release(temp.ino, opened.fh);

@@ -48,7 +48,10 @@ fn many_files_are_one_commit_and_survive() {
         let before = (world.fs.journal.stats(), world.fs.data.stats());
         assert_eq!(sync(&world, &inos), vec![0; count]);
         let after = (world.fs.journal.stats(), world.fs.data.stats());
-        assert_eq!((after.0.contexts - before.0.contexts, after.0.forces - before.0.forces), (1, 1));
+        assert_eq!(
+            (after.0.contexts - before.0.contexts, after.0.forces - before.0.forces),
+            (1, 1)
+        );
         assert_eq!(after.0.flushes - before.0.flushes, 1);
         assert!(after.1.batches - before.1.batches <= 3, "files are written one by one");
         kill(&mut world);
@@ -88,7 +91,10 @@ fn only_files_that_the_caller_has_open_are_answered_for() {
     let (mine, closed, unknown) = (made[0].0, made[1].0, 123_456);
     world.release(made[1].0, made[1].1);
     let refused = u64::from(libc::EBADF.unsigned_abs());
-    assert_eq!(sync(&world, &[mine, closed, unknown, ROOT, 0]), [0, refused, refused, refused, refused]);
+    assert_eq!(
+        sync(&world, &[mine, closed, unknown, ROOT, 0]),
+        [0, refused, refused, refused, refused]
+    );
 
     let other = InProcess { uid: 7, ..world.me };
     assert_eq!(
@@ -98,10 +104,19 @@ fn only_files_that_the_caller_has_open_are_answered_for() {
     );
     other.call(|cx| world.fs.open(cx, made[2].0, libc::O_RDONLY, false)).unwrap();
     assert_eq!(sync_as(&world, other, &[made[2].0, mine]), [0, refused]);
-    let (theirs, _) = other.call(|cx| world.fs.create(cx, ROOT, b"theirs", 0o600, libc::O_RDWR)).unwrap();
-    assert_eq!(sync(&world, &[theirs.attr.unwrap().ino]), [0], "root may ask for what anybody has open");
+    let (theirs, _) =
+        other.call(|cx| world.fs.create(cx, ROOT, b"theirs", 0o600, libc::O_RDWR)).unwrap();
+    assert_eq!(
+        sync(&world, &[theirs.attr.unwrap().ino]),
+        [0],
+        "root may ask for what anybody has open"
+    );
     kill(&mut world);
-    assert_eq!(contents(&world, ROOT, "1").unwrap(), b"", "a file that was refused was not written");
+    assert_eq!(
+        contents(&world, ROOT, "1").unwrap(),
+        b"",
+        "a file that was refused was not written"
+    );
     assert_eq!(contents(&world, ROOT, "2"), Some(vec![2; 4096]));
 }
 
@@ -110,16 +125,23 @@ fn requests_that_cannot_be() {
     let world = World::new();
     let many = vec![1; ioctl::SYNC_FILES_MAX + 1];
     let whole = message(&[], 0);
-    for input in [&[][..], &whole[..7], &message(&many, 0), &message(&[1], 2), &message(&[1, 2], 0)[..23]] {
+    for input in
+        [&[][..], &whole[..7], &message(&many, 0), &message(&[1], 2), &message(&[1, 2], 0)[..23]]
+    {
         assert_eq!(code(ask(&world, world.me, input)), libc::EINVAL);
     }
-    let short = world.me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::SYNC_FILES, &message(&[1, 2], 0), 23));
+    let short =
+        world.me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::SYNC_FILES, &message(&[1, 2], 0), 23));
     assert_eq!(code(short), libc::EINVAL);
     assert!(ask(&world, world.me, &message(&[1], ioctl::SYNC_FILES_DATA)).is_ok());
 
     let options = FsOptions { cache: CacheMode::Writeback, ..world.options.clone() };
     let held_back = World::with(options);
-    assert_eq!(code(ask(&held_back, held_back.me, &whole)), libc::EOPNOTSUPP, "the kernel has the data");
+    assert_eq!(
+        code(ask(&held_back, held_back.me, &whole)),
+        libc::EOPNOTSUPP,
+        "the kernel has the data"
+    );
 }
 
 #[test]

@@ -4,7 +4,8 @@ use super::*;
 
 fn create(w: &World, name: &str, flags: i32) -> (Ino, Opened) {
     let (entry, opened) =
-        w.me.call(|cx| w.fs.create(cx, ROOT, name.as_bytes(), libc::S_IFREG | 0o644, flags)).unwrap();
+        w.me.call(|cx| w.fs.create(cx, ROOT, name.as_bytes(), libc::S_IFREG | 0o644, flags))
+            .unwrap();
     (entry.attr.unwrap().ino, opened)
 }
 
@@ -46,7 +47,8 @@ fn who_may_read_or_finds_the_file_there_caches() {
     assert!(!again.direct_io, "the first handle caches");
     assert!(!open(&w, ino, libc::O_RDONLY).direct_io);
 
-    let options = FsOptions { background: false, cache: CacheMode::Writeback, ..FsOptions::default() };
+    let options =
+        FsOptions { background: false, cache: CacheMode::Writeback, ..FsOptions::default() };
     let w = World::with(options);
     let (ino, cached) = create(&w, "f", libc::O_WRONLY);
     assert!(!cached.direct_io, "the write-back cache takes every write");
@@ -56,7 +58,8 @@ fn who_may_read_or_finds_the_file_there_caches() {
 
 #[test]
 fn pages_that_are_read_past_the_cache_are_known_to_who_writes_past_it() {
-    let read = |w: &World, ino, fh| w.me.call(|cx| w.fs.read_pages(cx, ino, fh, 0, &mut [0; 10])).unwrap();
+    let read =
+        |w: &World, ino, fh| w.me.call(|cx| w.fs.read_pages(cx, ino, fh, 0, &mut [0; 10])).unwrap();
     let w = World::new();
     let (ino, maker) = create(&w, "f", libc::O_WRONLY);
     let (other, others) = create(&w, "g", libc::O_WRONLY);
@@ -71,7 +74,11 @@ fn pages_that_are_read_past_the_cache_are_known_to_who_writes_past_it() {
     read(&w, cached, both.fh);
     assert!(!w.fs.keeps_pages(cached, both.fh), "what goes through the cache is never behind it");
 
-    let w = World::with(FsOptions { background: false, cache: CacheMode::Strict, ..FsOptions::default() });
+    let w = World::with(FsOptions {
+        background: false,
+        cache: CacheMode::Strict,
+        ..FsOptions::default()
+    });
     let (ino, both) = create(&w, "f", libc::O_RDWR);
     assert!(!w.fs.keeps_pages(ino, both.fh));
     read(&w, ino, both.fh);

@@ -1,4 +1,5 @@
-//! What a sync promises: the process dies (nothing is closed, memory is lost) and the volume is opened again.
+//! What a sync promises: the process dies (nothing is closed, memory is lost) and the volume is
+//! opened again.
 
 use super::*;
 use ferry_device::{HookedDevice, Op};
@@ -45,7 +46,10 @@ fn after_fsync_the_data_the_name_and_every_directory_above_survive() {
         let b = world.ino(world.ino(ROOT, "a"), "b");
         assert_eq!(contents(&world, b, "file"), Some(data));
         assert!(world.exists(a, "made before"), "operations survive in order");
-        assert!(!world.exists(ROOT, "unsynced"), "nobody asked for it, and nothing made it durable");
+        assert!(
+            !world.exists(ROOT, "unsynced"),
+            "nobody asked for it, and nothing made it durable"
+        );
         world.check();
     }
 }
@@ -239,7 +243,15 @@ pub(super) fn failing_world() -> (Arc<HookedDevice>, std::mem::ManuallyDrop<Worl
     mkfs(&as_device, &MkfsOptions::default(), &Env::real()).unwrap();
     let options = FsOptions { background: false, ..FsOptions::default() };
     let fs = LocalFs::open(as_device.clone(), options.clone(), Env::real()).unwrap();
-    (dev, std::mem::ManuallyDrop::new(World { dev: as_device, fs, me: InProcess::default(), options }))
+    (
+        dev,
+        std::mem::ManuallyDrop::new(World {
+            dev: as_device,
+            fs,
+            me: InProcess::default(),
+            options,
+        }),
+    )
 }
 
 /// From now on, until it is healed, the device fails every write and every flush.

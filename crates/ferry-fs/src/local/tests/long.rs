@@ -29,15 +29,19 @@ fn what_may_be_long_does_not_keep_the_thread_that_brought_it() {
     let (sender, answers) = channel();
     let request = Request(sender);
     let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &request };
-    let reserve =
-        |blocks: u64| world.me.call(|cx| world.fs.fallocate(cx, ino, fh, 0, 0, blocks * BLOCK)).unwrap();
-    let cut =
-        |size: u64| world.fs.setattr(&cx, ino, None, &SetAttr { size: Some(size), ..SetAttr::default() });
+    let reserve = |blocks: u64| {
+        world.me.call(|cx| world.fs.fallocate(cx, ino, fh, 0, 0, blocks * BLOCK)).unwrap()
+    };
+    let cut = |size: u64| {
+        world.fs.setattr(&cx, ino, None, &SetAttr { size: Some(size), ..SetAttr::default() })
+    };
     reserve(100);
     assert_eq!(cut(50 * BLOCK).unwrap().0.size, 50 * BLOCK);
     reserve(20_000);
     assert!(matches!(cut(17_000 * BLOCK), Err(Stop::Parked)));
-    let Reply::Attr(attr, _) = answers.recv().unwrap().unwrap() else { panic!("not what was asked for") };
+    let Reply::Attr(attr, _) = answers.recv().unwrap().unwrap() else {
+        panic!("not what was asked for")
+    };
     assert_eq!(attr.size, 17_000 * BLOCK);
     let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     assert!(matches!(world.fs.fallocate(&cx, ino, fh, hole, 0, 5000 * BLOCK), Err(Stop::Parked)));
@@ -45,7 +49,10 @@ fn what_may_be_long_does_not_keep_the_thread_that_brought_it() {
     assert_eq!(world.attr(ino).blocks, 12_000 * BLOCK / 512);
     // So are errors.
     reserve(20_000);
-    assert!(matches!(world.fs.fallocate(&cx, ino, fh, hole, u64::MAX - BLOCK, BLOCK), Err(Stop::Parked)));
+    assert!(matches!(
+        world.fs.fallocate(&cx, ino, fh, hole, u64::MAX - BLOCK, BLOCK),
+        Err(Stop::Parked)
+    ));
     assert_eq!(answers.recv().unwrap().unwrap_err(), Errno(libc::EFBIG));
     // Who only makes a file longer waits for nobody who cuts.
     assert_eq!(cut(50_000 * BLOCK).unwrap().0.size, 50_000 * BLOCK);
@@ -54,7 +61,8 @@ fn what_may_be_long_does_not_keep_the_thread_that_brought_it() {
     world.check();
 }
 
-/// How often the log's tail moves during `change`, and the least of the log that is free meanwhile, in bytes.
+/// How often the log's tail moves during `change`, and the least of the log that is free meanwhile,
+/// in bytes.
 fn least_free(world: &World, change: impl FnOnce()) -> (u64, u64) {
     let done = AtomicBool::new(false);
     let before = world.fs.journal.stats().tail_moves;
@@ -92,7 +100,8 @@ fn a_long_truncation_leaves_room_in_the_log() {
     world.check();
 }
 
-/// With the smallest log a file of 16,383 extents would keep a transport's thread for a tenth of a second: it waits for checkpoints.
+/// With the smallest log a file of 16,383 extents would keep a transport's thread for a tenth of a
+/// second: it waits for checkpoints.
 #[test]
 fn what_does_not_fit_a_small_log_is_long() {
     let world = world(LOG_MIN);
@@ -100,14 +109,18 @@ fn what_does_not_fit_a_small_log_is_long() {
     let (sender, answers) = channel();
     let request = Request(sender);
     let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &request };
-    let reserve =
-        |blocks: u64| world.me.call(|cx| world.fs.fallocate(cx, ino, fh, 0, 0, blocks * BLOCK)).unwrap();
-    let empty = || world.fs.setattr(&cx, ino, None, &SetAttr { size: Some(0), ..SetAttr::default() });
+    let reserve = |blocks: u64| {
+        world.me.call(|cx| world.fs.fallocate(cx, ino, fh, 0, 0, blocks * BLOCK)).unwrap()
+    };
+    let empty =
+        || world.fs.setattr(&cx, ino, None, &SetAttr { size: Some(0), ..SetAttr::default() });
     reserve(500);
     assert_eq!(empty().unwrap().0.size, 0);
     reserve(2000);
     assert!(matches!(empty(), Err(Stop::Parked)));
-    let Reply::Attr(attr, _) = answers.recv().unwrap().unwrap() else { panic!("not what was asked for") };
+    let Reply::Attr(attr, _) = answers.recv().unwrap().unwrap() else {
+        panic!("not what was asked for")
+    };
     assert_eq!((attr.size, attr.blocks), (0, 0));
     world.release(ino, fh);
     world.check();

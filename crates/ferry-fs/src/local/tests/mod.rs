@@ -122,7 +122,8 @@ impl World {
         released.unwrap();
     }
     fn symlink(&self, dir: Ino, name: &str, target: &str) -> Done<Ino> {
-        let entry = self.me.call(|cx| self.fs.symlink(cx, dir, name.as_bytes(), target.as_bytes()))?;
+        let entry =
+            self.me.call(|cx| self.fs.symlink(cx, dir, name.as_bytes(), target.as_bytes()))?;
         Ok(self.forgotten(entry).ino)
     }
     fn link(&self, ino: Ino, dir: Ino, name: &str) -> Done {
@@ -137,7 +138,8 @@ impl World {
         self.me.call(|cx| self.fs.rmdir(cx, dir, name.as_bytes()))
     }
     fn rename_with(&self, from: (Ino, &str), to: (Ino, &str), flags: RenameFlags) -> Done {
-        self.me.call(|cx| self.fs.rename(cx, from.0, from.1.as_bytes(), to.0, to.1.as_bytes(), flags))
+        self.me
+            .call(|cx| self.fs.rename(cx, from.0, from.1.as_bytes(), to.0, to.1.as_bytes(), flags))
     }
     fn rename(&self, from: (Ino, &str), to: (Ino, &str)) -> Done {
         self.rename_with(from, to, RenameFlags::default())
@@ -173,8 +175,9 @@ impl World {
         names
     }
 
-    /// Every rule that a stored volume keeps; what is only in memory is written back first. Beside threads in the background it is looked
-    /// again where something seems wrong: a checkpoint may be under way, and damage stays.
+    /// Every rule that a stored volume keeps; what is only in memory is written back first. Beside
+    /// threads in the background it is looked again where something seems wrong: a checkpoint may
+    /// be under way, and damage stays.
     fn check(&self) {
         let mut looks = if self.options.background { 10 } else { 1 };
         loop {

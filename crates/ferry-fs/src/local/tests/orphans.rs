@@ -12,7 +12,11 @@ fn an_open_file_outlives_its_name() {
     assert_eq!(world.attr(ino).nlink, 0);
     assert_eq!(world.read(ino, fh, 100).unwrap(), b"contents");
     world.write(ino, fh, 8, b" more").unwrap();
-    assert_eq!(code(world.link(ino, ROOT, "again")), libc::ENOENT, "what was removed stays removed");
+    assert_eq!(
+        code(world.link(ino, ROOT, "again")),
+        libc::ENOENT,
+        "what was removed stays removed"
+    );
     world.check();
     world.release(ino, fh);
     assert!(world.stored(ino), "the kernel still knows it");
@@ -26,8 +30,10 @@ fn what_has_no_name_any_more_is_sound() {
     let world = World::new();
     let target = "t".repeat(130);
     let symlink = |name: &str| {
-        let entry =
-            world.me.call(|cx| world.fs.symlink(cx, ROOT, name.as_bytes(), target.as_bytes())).unwrap();
+        let entry = world
+            .me
+            .call(|cx| world.fs.symlink(cx, ROOT, name.as_bytes(), target.as_bytes()))
+            .unwrap();
         entry.attr.unwrap().ino
     };
     let (link, replaced) = (symlink("link"), symlink("replaced"));
@@ -109,7 +115,8 @@ fn orphans_of_a_dead_mount_are_reclaimed_by_the_next() {
     world.setxattr(file, "user.x", b"y").unwrap();
     let dir = world.mkdir(ROOT, "dir").unwrap();
     world.lookup(ROOT, "dir").unwrap();
-    let temp = world.me.call(|cx| world.fs.tmpfile(cx, ROOT, 0o600, 0)).unwrap().0.attr.unwrap().ino;
+    let temp =
+        world.me.call(|cx| world.fs.tmpfile(cx, ROOT, 0o600, 0)).unwrap().0.attr.unwrap().ino;
     world.unlink(ROOT, "file").unwrap();
     world.rmdir(ROOT, "dir").unwrap();
     assert!([file, dir, temp].iter().all(|ino| world.stored(*ino)));
@@ -124,8 +131,12 @@ fn orphans_of_a_dead_mount_are_reclaimed_by_the_next() {
 fn what_somebody_has_open_outlives_a_mount_that_keeps_it() {
     // A mount that dies here must have no threads: they would go on writing.
     for (crashes, background) in [(true, false), (false, false), (false, true)] {
-        let options =
-            FsOptions { background, keeps_removed: true, cache_bytes: 8 << 20, ..FsOptions::default() };
+        let options = FsOptions {
+            background,
+            keeps_removed: true,
+            cache_bytes: 8 << 20,
+            ..FsOptions::default()
+        };
         let mut world = World::with(options);
         let before = world.fs.counters.inodes();
         let (small, a) = world.create(ROOT, "small").unwrap();

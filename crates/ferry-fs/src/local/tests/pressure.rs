@@ -1,5 +1,6 @@
-//! A checkpoint that takes as long as it likes: who reads is not held up by it, nor who changes something while the log has room. Who has to
-//! wait for room leaves the transport's thread to others.
+//! A checkpoint that takes as long as it likes: who reads is not held up by it, nor who changes
+//! something while the log has room. Who has to wait for room leaves the transport's thread to
+//! others.
 
 use super::super::change::Change;
 use super::super::pool::Work;
@@ -46,8 +47,8 @@ impl Thread {
     }
 }
 
-/// A volume with files that have been read by nobody; `large` is not in memory, `dirty` nowhere else. The device stalls
-/// in a checkpoint: it completes no write behind the log.
+/// A volume with files that have been read by nobody; `large` is not in memory, `dirty` nowhere
+/// else. The device stalls in a checkpoint: it completes no write behind the log.
 fn in_a_checkpoint(test: impl FnOnce(&World, &HookedDevice) + Send) {
     let device = Arc::new(HookedDevice::new(Arc::new(MemDevice::new(128 << 20))));
     let dev: Arc<dyn BlockDevice> = device.clone();
@@ -143,8 +144,13 @@ fn readers_do_not_wait_for_a_checkpoint() {
 fn fill_the_log(world: &World, thread: &mut Thread) -> usize {
     loop {
         thread.number += 1;
-        let made =
-            world.fs.create(&thread.cx(), ROOT, format!("{}", thread.number).as_bytes(), 0o644, libc::O_RDWR);
+        let made = world.fs.create(
+            &thread.cx(),
+            ROOT,
+            format!("{}", thread.number).as_bytes(),
+            0o644,
+            libc::O_RDWR,
+        );
         match made {
             Err(Stop::Parked) => return thread.number - 1,
             made => {
@@ -242,10 +248,14 @@ fn who_is_killed_in_a_change_that_waits_leaves_nothing_behind() {
         world.fs.changes.stop();
         assert!(answers.try_iter().all(|(_, answer)| answer.is_err()), "nobody was given anything");
         let names = world.list(ROOT);
-        let (most, there) =
-            (made + Change::THREADS_MAX, names.keys().filter(|name| name.parse::<usize>().is_ok()).count());
+        let (most, there) = (
+            made + Change::THREADS_MAX,
+            names.keys().filter(|name| name.parse::<usize>().is_ok()).count(),
+        );
         assert!((made..=most).contains(&there), "{there} of {made} files and what had begun");
-        for (name, ino) in names.iter().filter(|(name, _)| name.parse::<usize>().is_ok_and(|n| n > made)) {
+        for (name, ino) in
+            names.iter().filter(|(name, _)| name.parse::<usize>().is_ok_and(|n| n > made))
+        {
             let inode = world.fs.table.peek(*ino);
             assert!(inode.is_none_or(|inode| !inode.is_known()), "nobody knows {name}");
         }

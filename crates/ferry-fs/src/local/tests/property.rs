@@ -21,8 +21,12 @@ fn place() -> impl Strategy<Value = (usize, usize)> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let kind =
-        prop_oneof![Just(libc::S_IFREG), Just(libc::S_IFDIR), Just(libc::S_IFDIR), Just(libc::S_IFIFO)];
+    let kind = prop_oneof![
+        Just(libc::S_IFREG),
+        Just(libc::S_IFDIR),
+        Just(libc::S_IFDIR),
+        Just(libc::S_IFIFO)
+    ];
     prop_oneof![
         6 => (place(), kind).prop_map(|((d, n), kind)| Op::Make(d, n, kind)),
         3 => (place(), any::<bool>()).prop_map(|((d, n), dir)| Op::Remove(d, n, dir)),
@@ -115,12 +119,18 @@ impl Model {
         }
     }
 
-    fn rename(&mut self, (da, na): (Ino, &str), (db, nb): (Ino, &str), flags: u8) -> Result<(), i32> {
+    fn rename(
+        &mut self,
+        (da, na): (Ino, &str),
+        (db, nb): (Ino, &str),
+        flags: u8,
+    ) -> Result<(), i32> {
         let source = self.at(da, na).ok_or(libc::ENOENT)?;
         let target = self.at(db, nb);
         if flags == 2 {
             let target = target.ok_or(libc::ENOENT)?;
-            let loops = |moved, place| da != db && self.is_dir(moved) && self.is_below(place, moved);
+            let loops =
+                |moved, place| da != db && self.is_dir(moved) && self.is_below(place, moved);
             if loops(source, db) || loops(target, da) {
                 return Err(libc::EINVAL);
             }
@@ -172,10 +182,13 @@ impl Model {
             }
             Op::Remove(d, n, as_dir) => {
                 let dir = self.dir(d);
-                let removed = if as_dir { world.rmdir(dir, name(n)) } else { world.unlink(dir, name(n)) };
+                let removed =
+                    if as_dir { world.rmdir(dir, name(n)) } else { world.unlink(dir, name(n)) };
                 let want = match self.at(dir, name(n)) {
                     None => Err(libc::ENOENT),
-                    Some(victim) => self.removable(victim, as_dir).map(|()| self.drop_name(dir, name(n))),
+                    Some(victim) => {
+                        self.removable(victim, as_dir).map(|()| self.drop_name(dir, name(n)))
+                    }
                 };
                 assert_eq!(removed.map_err(|e| e.0), want);
             }
@@ -196,8 +209,10 @@ impl Model {
             }
             Op::Rename((da, na), (db, nb), flags) => {
                 let (da, db) = (self.dir(da), self.dir(db));
-                let as_flags = RenameFlags { no_replace: flags == 1, exchange: flags == 2, whiteout: false };
-                let renamed = world.rename_with((da, name(na)), (db, name(nb)), as_flags).map_err(|e| e.0);
+                let as_flags =
+                    RenameFlags { no_replace: flags == 1, exchange: flags == 2, whiteout: false };
+                let renamed =
+                    world.rename_with((da, name(na)), (db, name(nb)), as_flags).map_err(|e| e.0);
                 assert_eq!(renamed, self.rename((da, name(na)), (db, name(nb)), flags), "{op:?}");
             }
             Op::Attribute(d, n, set) => {
@@ -216,7 +231,11 @@ impl Model {
     fn compare(&self, world: &World) {
         for (ino, node) in &self.nodes {
             let attr = world.attr(*ino);
-            assert_eq!((attr.mode & libc::S_IFMT, attr.nlink), (node.kind, node.links), "inode {ino}");
+            assert_eq!(
+                (attr.mode & libc::S_IFMT, attr.nlink),
+                (node.kind, node.links),
+                "inode {ino}"
+            );
             assert_eq!(world.getxattr(*ino, "user.x").is_ok(), node.attribute);
             if node.kind == libc::S_IFDIR {
                 assert_eq!(world.list(*ino), node.names, "names in {ino}");

@@ -92,7 +92,10 @@ fn cold() -> (World, Arc<Stalling>, Ino, u64) {
     let fh = world.open(ino).unwrap();
     for number in 0..PIECES {
         let offset = (number * PIECE) as u64;
-        world.me.call(|cx| world.fs.write(cx, ino, fh, offset, &piece(number), false, false)).unwrap();
+        world
+            .me
+            .call(|cx| world.fs.write(cx, ino, fh, offset, &piece(number), false, false))
+            .unwrap();
     }
     world.release(ino, fh);
     world.reopen();
@@ -139,13 +142,17 @@ fn reads_that_wait_when_the_volume_is_closed_are_answered() {
     let transport = ask(&world, ino, fh);
     std::thread::scope(|scope| {
         scope.spawn(|| world.fs.readers.stop());
-        // Those that no reader has taken yet fail at once; the device still has the others, if they were taken in time.
+        // Those that no reader has taken yet fail at once; the device still has the others, if they
+        // were taken in time.
         let mut answers = transport.wait(PIECES - Wanted::THREADS_MAX);
         assert!(answers.iter().all(|(_, answer)| *answer == Err(Errno(libc::EIO))));
         device.stall(false);
         answers.extend(transport.wait(PIECES - answers.len()));
         for (number, answer) in answers {
-            assert!(answer == Err(Errno(libc::EIO)) || answer == Ok(piece(number)), "piece {number}");
+            assert!(
+                answer == Err(Errno(libc::EIO)) || answer == Ok(piece(number)),
+                "piece {number}"
+            );
         }
     });
     world.release(ino, fh);

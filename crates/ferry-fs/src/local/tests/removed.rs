@@ -1,4 +1,5 @@
-//! Space of removed files: whoever finds none waits for it, statfs counts it at once, and the host gets it back.
+//! Space of removed files: whoever finds none waits for it, statfs counts it at once, and the host
+//! gets it back.
 
 use super::pressure::Thread;
 use super::*;
@@ -56,7 +57,8 @@ fn statfs(world: &World) -> Statfs {
     world.me.call(|cx| world.fs.statfs(cx)).unwrap()
 }
 
-/// The volume is full with one file; it is closed and removed, and the kernel has not forgotten it yet.
+/// The volume is full with one file; it is closed and removed, and the kernel has not forgotten it
+/// yet.
 fn removed_and_not_forgotten(world: &World) -> Ino {
     let (ino, fh) = world.create(ROOT, "large").unwrap();
     fill(world, ino, fh);
@@ -105,7 +107,8 @@ fn who_waits_for_removed_space_leaves_the_thread_to_the_kernel() {
     world.check();
 }
 
-/// A file that a program holds open keeps its space; nobody waits for it longer than the kernel needs to close what is closed.
+/// A file that a program holds open keeps its space; nobody waits for it longer than the kernel
+/// needs to close what is closed.
 #[test]
 fn an_open_file_without_a_name_is_not_waited_for() {
     let world = World::with(FsOptions { cache_bytes: 8 << 20, ..FsOptions::default() });
@@ -138,10 +141,12 @@ fn statfs_counts_what_is_being_removed_as_free() {
     world.fs.forget(ino, 1);
 }
 
-/// Metadata grows into segments and shrinks again: what is there for all stays the same, and what is removed is free at once.
+/// Metadata grows into segments and shrinks again: what is there for all stays the same, and what
+/// is removed is free at once.
 #[test]
 fn statfs_has_one_total_and_knows_of_removed_metadata() {
-    let world = World::with(FsOptions { background: false, cache_bytes: 8 << 20, ..FsOptions::default() });
+    let world =
+        World::with(FsOptions { background: false, cache_bytes: 8 << 20, ..FsOptions::default() });
     let new = statfs(&world);
     let mut made = 0;
     while world.file(ROOT, &format!("file {made}")).is_ok() {

@@ -41,7 +41,8 @@ fn keeps_its_word(background: bool) {
     let mut inos = numbers;
     for n in 0..FILES {
         world.me.ack = from(&*reserved, inos.next());
-        let (small, small_fh) = world.create(ROOT, &format!("small {n}{}", "x".repeat(240))).unwrap();
+        let (small, small_fh) =
+            world.create(ROOT, &format!("small {n}{}", "x".repeat(240))).unwrap();
         world.write(small, small_fh, 0, &[n as u8; 3000]).unwrap();
         world.me.ack = from(&*reserved, inos.next());
         let (large, large_fh) = world.create(ROOT, &format!("large {n}")).unwrap();
@@ -115,12 +116,16 @@ fn what_is_set_aside_counts_as_used_and_comes_back() {
     assert_eq!(available(&world), before);
     // Not even while nobody could have it.
     let (_, fh) = fill(&world, "big");
-    assert_eq!(world.fs.reserve_space(4096, 1).map(|a| a.left()).map_err(|e| e.0), Err(libc::ENOSPC));
+    assert_eq!(
+        world.fs.reserve_space(4096, 1).map(|a| a.left()).map_err(|e| e.0),
+        Err(libc::ENOSPC)
+    );
     world.release(world.ino(ROOT, "big"), fh);
     world.check();
 }
 
-/// Space comes back once: from what was drawn when the file goes, from the rest when it is given back.
+/// Space comes back once: from what was drawn when the file goes, from the rest when it is given
+/// back.
 #[test]
 fn what_was_drawn_is_free_when_the_file_is_gone() {
     let mut world = world(false);

@@ -23,11 +23,13 @@ fn names_have_limits() {
 #[test]
 fn every_kind_of_node_and_its_links() {
     let mut world = World::new();
-    for (name, kind) in [("fifo", libc::S_IFIFO), ("sock", libc::S_IFSOCK), ("reg", libc::S_IFREG)] {
+    for (name, kind) in [("fifo", libc::S_IFIFO), ("sock", libc::S_IFSOCK), ("reg", libc::S_IFREG)]
+    {
         let ino = world.mknod(ROOT, name, kind | 0o640).unwrap();
         assert_eq!(world.attr(ino).mode, kind | 0o640);
     }
-    let entry = world.me.call(|cx| world.fs.mknod(cx, ROOT, b"dev", libc::S_IFCHR | 0o600, 0x103)).unwrap();
+    let entry =
+        world.me.call(|cx| world.fs.mknod(cx, ROOT, b"dev", libc::S_IFCHR | 0o600, 0x103)).unwrap();
     let dev = world.forgotten(entry);
     assert_eq!(dev.rdev, 0x103);
     assert_eq!(code(world.mknod(ROOT, "d", libc::S_IFDIR | 0o755)), EPERM);
@@ -123,7 +125,8 @@ fn owner_group_and_mode_of_what_is_made() {
 fn chown_and_writes_take_set_id_bits() {
     let world = World::new();
     let file = world.file(ROOT, "file").unwrap();
-    let bits = |mode: u32| world.set(file, SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
+    let bits =
+        |mode: u32| world.set(file, SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
     let chown = SetAttr { uid: Some(1), ..SetAttr::default() };
     bits(0o6755);
     assert_eq!(world.set(file, chown).unwrap().mode & 0o7777, 0o755);
@@ -169,13 +172,18 @@ fn allocations_holes_and_copies_by_others_than_root_take_set_id_bits() {
         };
         for mode in modes {
             set();
-            world.me.call(|cx| world.fs.fallocate(&Cx { uid, ..*cx }, file, fh, mode, 0, 65536)).unwrap();
+            world
+                .me
+                .call(|cx| world.fs.fallocate(&Cx { uid, ..*cx }, file, fh, mode, 0, 65536))
+                .unwrap();
             check("fallocate");
         }
         set();
         world
             .me
-            .call(|cx| world.fs.copy_file_range(&Cx { uid, ..*cx }, from, source, 0, file, fh, 0, 4))
+            .call(|cx| {
+                world.fs.copy_file_range(&Cx { uid, ..*cx }, from, source, 0, file, fh, 0, 4)
+            })
             .unwrap();
         check("copy");
     }
@@ -188,7 +196,10 @@ fn allocations_holes_and_copies_by_others_than_root_take_set_id_bits() {
 fn dots_are_answered() {
     let world = World::new();
     let dir = world.mkdir(ROOT, "dir").unwrap();
-    assert_eq!((world.ino(dir, "."), world.ino(dir, ".."), world.ino(ROOT, "..")), (dir, ROOT, ROOT));
+    assert_eq!(
+        (world.ino(dir, "."), world.ino(dir, ".."), world.ino(ROOT, "..")),
+        (dir, ROOT, ROOT)
+    );
     assert_eq!(code(world.mkdir(dir, "..")), EEXIST);
 }
 
@@ -245,7 +256,8 @@ fn own_requests_answer_and_others_do_not() {
     assert_eq!(code(ioctl(ioctl::STATS, 10)), libc::ERANGE);
     assert_eq!(code(ioctl(0x1234, 0)), libc::ENOTTY);
     // This volume is no mirror, and not everybody may ask.
-    let replace = |me: InProcess| me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::REPLACE, b"/old\0/new\0", 0));
+    let replace =
+        |me: InProcess| me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::REPLACE, b"/old\0/new\0", 0));
     assert_eq!(code(replace(world.me)), libc::EOPNOTSUPP);
     assert_eq!(code(replace(InProcess { uid: 1000, ..world.me })), libc::EPERM);
     let statfs = world.me.call(|cx| world.fs.statfs(cx)).unwrap();

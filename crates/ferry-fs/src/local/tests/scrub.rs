@@ -3,7 +3,8 @@
 use super::*;
 use crate::keys::{BLOCK, Extent, Key};
 use crate::scrub::{
-    Damage, Part, ScrubOptions, ScrubProgress, ScrubReport, ScrubState, Source, Watch, scrub, scrub_source,
+    Damage, Part, ScrubOptions, ScrubProgress, ScrubReport, ScrubState, Source, Watch, scrub,
+    scrub_source,
 };
 use crate::volume::SUPERBLOCK_PLACES;
 use ferry_device::AlignedBuf;
@@ -97,16 +98,20 @@ fn a_scrub_finds_exactly_what_is_damaged() {
     let nameless = filled(&world, ROOT, "removed", 8);
     let held = world.open(nameless).unwrap();
     world.unlink(ROOT, "removed").unwrap();
-    // Damage in what is not stamped yet would be taken for the log's end by whoever opens the volume.
+    // Damage in what is not stamped yet would be taken for the log's end by whoever opens the
+    // volume.
     world.fs.sync().unwrap();
     world.fs.journal.force_stamped().unwrap();
     let sound = offline(&world);
     assert!(sound.clean && sound.complete, "{sound:#?}");
     assert_eq!(sound.verified.data_bytes, 728 * BLOCK);
     assert_eq!((sound.verified.superblocks, sound.passed_blocks), (3, 0));
-    assert!(sound.verified.keys > 10 && sound.verified.home_bytes > 0 && sound.verified.log_bytes > 0);
+    assert!(
+        sound.verified.keys > 10 && sound.verified.home_bytes > 0 && sound.verified.log_bytes > 0
+    );
 
-    let planted = [(first, 0), (first, 299), (first, 300), (first, 699), (second, 7), (nameless, 3)];
+    let planted =
+        [(first, 0), (first, 299), (first, 300), (first, 699), (second, 7), (nameless, 3)];
     let at: Vec<u64> = planted.iter().map(|(ino, block)| place(&world, *ino, *block)).collect();
     at.iter().for_each(|at| spoil(&world, *at));
     let deep = |block| ("/a/deep/first file".to_owned(), block);
@@ -136,9 +141,16 @@ fn a_scrub_finds_exactly_what_is_damaged() {
     let before = world.fs.data.stats();
     assert_eq!(world.fs.start_scrub(ScrubOptions::default()).unwrap(), 1);
     let status = world.fs.scrub_status();
-    assert_eq!((status.state, status.damaged_blocks, status.damage_listed), (ScrubState::Complete, 6, 5));
-    let report =
-        ScrubReport { complete: true, damaged_blocks: 6, verified: status.verified, ..offline(&world) };
+    assert_eq!(
+        (status.state, status.damaged_blocks, status.damage_listed),
+        (ScrubState::Complete, 6, 5)
+    );
+    let report = ScrubReport {
+        complete: true,
+        damaged_blocks: 6,
+        verified: status.verified,
+        ..offline(&world)
+    };
     check(&ScrubReport { damage: world.fs.scrub_found(0, 100), ..report });
     assert_eq!(world.fs.scrub_found(4, 100).len(), 1);
     let after = world.fs.data.stats();
@@ -160,8 +172,9 @@ fn damage_beside_the_contents_is_found_too() {
     spoil(&world, SUPERBLOCK_PLACES[1]);
     let geometry = world.fs.superblock().geometry();
     spoil(&world, geometry.home_map_offsets[1]);
-    let parts =
-        |report: &ScrubReport| report.damage.iter().map(|d| (d.part, d.device_offset)).collect::<Vec<_>>();
+    let parts = |report: &ScrubReport| {
+        report.damage.iter().map(|d| (d.part, d.device_offset)).collect::<Vec<_>>()
+    };
     let expected = vec![
         (Part::Superblock, Some(SUPERBLOCK_PLACES[1])),
         (Part::Home, Some(geometry.home_map_offsets[1])),
@@ -191,8 +204,11 @@ fn keys_that_make_no_sense_are_found() {
     let world = World::new();
     let file = filled(&world, ROOT, "file", 3);
     world.fs.sync().unwrap();
-    let mut txn =
-        world.fs.journal.begin(ferry_journal::Credits { keys: 3, bytes: 500, urgent: false }).unwrap();
+    let mut txn = world
+        .fs
+        .journal
+        .begin(ferry_journal::Credits { keys: 3, bytes: 500, urgent: false })
+        .unwrap();
     txn.put(&keys::extent(file, 8 * BLOCK), &[9, 9]);
     txn.put(
         &keys::extent(file, 16 * BLOCK),
@@ -252,7 +268,8 @@ fn no_second_sees_more_than_the_rate_and_one_read() {
         let clock = Arc::new(Waited(Mutex::new(Duration::from_secs(5))));
         let env = Env { clock: clock.clone(), entropy: Env::real().entropy };
         let mut recorder = Recorder { clock, seen: Vec::new(), stop_at };
-        let report = scrub(&world.dev, ScrubOptions { rate: Some(RATE) }, &env, &mut recorder).unwrap();
+        let report =
+            scrub(&world.dev, ScrubOptions { rate: Some(RATE) }, &env, &mut recorder).unwrap();
         (report, recorder.seen)
     };
     let (report, seen) = scrub_to(u64::MAX);
@@ -266,7 +283,10 @@ fn no_second_sees_more_than_the_rate_and_one_read() {
         }
     }
     let (whole, total) = (seen.last().unwrap().0 - seen[0].0, seen.last().unwrap().1);
-    assert!(whole >= Duration::from_secs((total - largest) / RATE - 1), "{total} bytes in {whole:?}");
+    assert!(
+        whole >= Duration::from_secs((total - largest) / RATE - 1),
+        "{total} bytes in {whole:?}"
+    );
 
     let (report, seen) = scrub_to(10 << 20);
     assert!(!report.complete && seen.last().unwrap().1 < 12 << 20);
@@ -274,8 +294,12 @@ fn no_second_sees_more_than_the_rate_and_one_read() {
 
 #[test]
 fn one_scrub_at_a_time_and_it_ends_with_the_mount() {
-    let world =
-        World::with(FsOptions { background: true, cache_bytes: 8 << 20, owner: 7, ..FsOptions::default() });
+    let world = World::with(FsOptions {
+        background: true,
+        cache_bytes: 8 << 20,
+        owner: 7,
+        ..FsOptions::default()
+    });
     filled(&world, ROOT, "file", 2000);
     world.fs.sync().unwrap();
     let slow = ScrubOptions { rate: Some(1 << 10) };
@@ -293,7 +317,8 @@ fn one_scrub_at_a_time_and_it_ends_with_the_mount() {
     assert_eq!(ended(1), ScrubState::Stopped);
     // As its users ask for it.
     let ask = |uid, cmd, input: &[u8]| {
-        InProcess { uid, ..InProcess::default() }.call(|cx| world.fs.ioctl(cx, ROOT, cmd, input, 16383))
+        InProcess { uid, ..InProcess::default() }
+            .call(|cx| world.fs.ioctl(cx, ROOT, cmd, input, 16383))
     };
     let rate = (1_u64 << 10).to_ne_bytes();
     for cmd in [ioctl::SCRUB_START, ioctl::SCRUB_STOP, ioctl::SCRUB_DAMAGE] {
@@ -318,7 +343,8 @@ fn one_scrub_at_a_time_and_it_ends_with_the_mount() {
 /// The log has its segments, and the superblocks do not say so yet.
 #[test]
 fn a_scrub_while_the_log_grows_does_not_call_the_superblocks_damaged() {
-    let world = World::with(FsOptions { background: true, cache_bytes: 8 << 20, ..FsOptions::default() });
+    let world =
+        World::with(FsOptions { background: true, cache_bytes: 8 << 20, ..FsOptions::default() });
     let sb = crate::volume::read_superblock(&world.dev).unwrap();
     let growing = world.fs.growing.lock();
     let segments = u32::try_from(sb.log_len / sb.segment_len).unwrap() + 1;
@@ -339,8 +365,8 @@ fn a_scrub_while_the_log_grows_does_not_call_the_superblocks_damaged() {
     assert_eq!(status.verified.superblocks, 3);
 }
 
-/// Between looking up where blocks are and reading them, a file is removed, its segment is filled with others' contents, and another
-/// file is moved.
+/// Between looking up where blocks are and reading them, a file is removed, its segment is filled
+/// with others' contents, and another file is moved.
 struct Meddler<'w> {
     world: &'w World,
     calls: u64,
@@ -389,13 +415,15 @@ fn what_went_away_before_it_was_read_is_not_damaged() {
     assert!(report.passed_blocks > 0, "{report:?}");
 }
 
-/// Files are overwritten, removed and made anew and segments cleaned while scrubs run one after the other, until the cleaner has
-/// had its turn: each finds what was planted in a file that rests, and nothing else.
+/// Files are overwritten, removed and made anew and segments cleaned while scrubs run one after the
+/// other, until the cleaner has had its turn: each finds what was planted in a file that rests, and
+/// nothing else.
 #[test]
 fn no_false_alarm_while_everything_moves() {
     const FILES: u64 = 12;
     const BLOCKS: u64 = 200;
-    let world = World::with(FsOptions { background: true, cache_bytes: 4 << 20, ..FsOptions::default() });
+    let world =
+        World::with(FsOptions { background: true, cache_bytes: 4 << 20, ..FsOptions::default() });
     let resting = filled(&world, ROOT, "resting", 50);
     world.fs.sync().unwrap();
     spoil(&world, place(&world, resting, 21));
@@ -419,7 +447,12 @@ fn no_false_alarm_while_everything_moves() {
             for _ in 0..20 {
                 let at = random(BLOCKS) * BLOCK;
                 world
-                    .write(ino, fh, at, &contents(random(u64::MAX), (1 + random(6)) as usize * 4096))
+                    .write(
+                        ino,
+                        fh,
+                        at,
+                        &contents(random(u64::MAX), (1 + random(6)) as usize * 4096),
+                    )
                     .unwrap();
             }
             world.release(ino, fh);

@@ -1,4 +1,5 @@
-//! Changes that were answered before they came: times, numbers, marks and space as they were promised.
+//! Changes that were answered before they came: times, numbers, marks and space as they were
+//! promised.
 
 use super::*;
 use crate::keys::INO_END;
@@ -36,7 +37,8 @@ fn every_change_gets_the_time_that_was_promised() {
     assert_eq!(world.attr(dir).atime, at(1));
     let (file, fh) = world.promised(promise(2), |w| w.create(dir, "file").unwrap());
     assert_eq!((world.times(dir), world.times(file)), ((at(2), at(2)), (at(2), at(2))));
-    // The first write lets it grow, the others share the lock with everybody; less than a millisecond is between two of them.
+    // The first write lets it grow, the others share the lock with everybody; less than a
+    // millisecond is between two of them.
     for nanos in [0, 1, 999, 5] {
         let exactly = Timestamp(at(3).0 + nanos);
         let promised = EarlyAck { at: exactly, ..promise(3) };
@@ -45,7 +47,9 @@ fn every_change_gets_the_time_that_was_promised() {
     }
     for before_the_epoch in [-5, 0] {
         let exactly = Timestamp(before_the_epoch);
-        world.promised(EarlyAck { at: exactly, ..promise(3) }, |w| w.write(file, fh, 0, &[7; 10]).unwrap());
+        world.promised(EarlyAck { at: exactly, ..promise(3) }, |w| {
+            w.write(file, fh, 0, &[7; 10]).unwrap()
+        });
         assert_eq!(world.times(file), (exactly, exactly));
     }
     world.promised(promise(4), |w| w.link(file, ROOT, "other").unwrap());
@@ -156,7 +160,8 @@ fn a_mark_says_which_change_was_made_last() {
     world.promised(marked(SESSION, 5), |w| w.rename((ROOT, "a"), (ROOT, "b")).unwrap());
     world.promised(marked(SESSION + 1, 1), |w| w.link(file, ROOT, "c").unwrap());
     assert_eq!((mark(&world), world.fs.last_applied(SESSION + 1)), (Some(5), Ok(Some(1))));
-    // It can be made again, so it needs none; and it must not say of what came before it that it is durable.
+    // It can be made again, so it needs none; and it must not say of what came before it that it is
+    // durable.
     world.promised(marked(SESSION, 6), |w| w.write(file, fh, 0, b"contents").unwrap());
     assert_eq!(mark(&world), Some(5));
     world.promised(marked(SESSION, 7), |w| w.unlink(ROOT, "c").unwrap());
@@ -180,7 +185,10 @@ fn a_mark_says_which_change_was_made_last() {
 fn a_session_that_is_enlisted_has_a_mark_before_its_first_change() {
     let mut world = World::new();
     world.fs.add_session(SESSION).unwrap();
-    assert_eq!((world.fs.last_applied(SESSION), world.fs.sessions()), (Ok(Some(0)), Ok(vec![SESSION])));
+    assert_eq!(
+        (world.fs.last_applied(SESSION), world.fs.sessions()),
+        (Ok(Some(0)), Ok(vec![SESSION]))
+    );
     let marked = EarlyAck { seq: Some(SessionSeq { session: SESSION, seq: 7 }), ..promise(1) };
     world.promised(marked, |w| w.mkdir(ROOT, "a").unwrap());
     world.fs.add_session(SESSION).unwrap();

@@ -1,10 +1,12 @@
-//! The largest operations on the smallest log that a volume may have: each fits, or is done in several transactions.
+//! The largest operations on the smallest log that a volume may have: each fits, or is done in
+//! several transactions.
 
 use super::*;
 use crate::volume::LOG_MIN;
 
 const BLOCK: u64 = keys::BLOCK;
-/// Blocks of a file whose extents are all of one block, each in another place: one window of the extent map, and a little.
+/// Blocks of a file whose extents are all of one block, each in another place: one window of the
+/// extent map, and a little.
 const BLOCKS: u64 = 1100;
 /// Beyond everything that is written: 10 TiB.
 const FAR: u64 = 10 << 40;
@@ -15,7 +17,11 @@ const SHORT: u64 = 256 << 10;
 const LONG: u64 = 8 << 20;
 
 fn world(segment: u64, background: bool) -> World {
-    let made = MkfsOptions { log_size: Some(LOG_MIN), segment_size: Some(segment), ..MkfsOptions::default() };
+    let made = MkfsOptions {
+        log_size: Some(LOG_MIN),
+        segment_size: Some(segment),
+        ..MkfsOptions::default()
+    };
     let options = FsOptions { background, cache_bytes: 16 << 20, ..FsOptions::default() };
     World::made(192 << 20, &made, options)
 }
@@ -86,7 +92,10 @@ fn a_huge_sparse_file_is_cut_removed_and_replaced() {
             "cut" => drop(size_to(&world, ino, BLOCK).unwrap()),
             "punch" => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                world.me.call(|cx| world.fs.fallocate(cx, ino, fh, mode, BLOCK, FAR - BLOCK)).unwrap();
+                world
+                    .me
+                    .call(|cx| world.fs.fallocate(cx, ino, fh, mode, BLOCK, FAR - BLOCK))
+                    .unwrap();
             }
             "unlink" => world.unlink(ROOT, "huge").unwrap(),
             _ => {

@@ -22,7 +22,11 @@ fn piece(world: &World, dir: Ino, cookie: u64, most: usize, plus: bool) -> Vec<D
 }
 
 fn lookups(world: &World, ino: Ino) -> u64 {
-    world.fs.table.peek(ino).map_or(0, |inode| inode.lookups.load(std::sync::atomic::Ordering::Relaxed))
+    world
+        .fs
+        .table
+        .peek(ino)
+        .map_or(0, |inode| inode.lookups.load(std::sync::atomic::Ordering::Relaxed))
 }
 
 #[test]
@@ -52,7 +56,10 @@ fn what_stays_is_listed_once_whatever_comes_and_goes() {
         }
         assert!(seen.values().all(|times| *times == 1));
         let stays = seen.keys().filter(|name| name.starts_with(b"stays-")).count();
-        assert_eq!((stays, seen.contains_key(&b"."[..]), seen.contains_key(&b".."[..])), (500, true, true));
+        assert_eq!(
+            (stays, seen.contains_key(&b"."[..]), seen.contains_key(&b".."[..])),
+            (500, true, true)
+        );
     }
 }
 
@@ -61,7 +68,8 @@ fn an_entry_that_did_not_fit_counts_no_lookup() {
     let world = World::new();
     let inos: Vec<_> = (0..100).map(|i| world.file(ROOT, &format!("f{i}")).unwrap()).collect();
     let got = piece(&world, ROOT, 0, 10, true);
-    let named: Vec<_> = got.iter().filter_map(|e| e.entry.and_then(|e| e.attr)).map(|a| a.ino).collect();
+    let named: Vec<_> =
+        got.iter().filter_map(|e| e.entry.and_then(|e| e.attr)).map(|a| a.ino).collect();
     assert_eq!((got.len(), named.len()), (10, 8), "dots carry no entry");
     for ino in inos {
         assert_eq!(lookups(&world, ino), u64::from(named.contains(&ino)));
@@ -100,7 +108,8 @@ fn a_directory_is_loaded_once_lookups_have_cost_as_much() {
     let inode = world.fs.table.get(dir).unwrap().unwrap();
     for _ in 0..2 {
         assert_eq!(inode.dir.clear(), 1000);
-        let looked_up = (0..).take_while(|i| world.exists(dir, &i.to_string()) && !inode.dir.is_complete());
+        let looked_up =
+            (0..).take_while(|i| world.exists(dir, &i.to_string()) && !inode.dir.is_complete());
         assert_eq!(looked_up.count(), 249, "four listed for each");
     }
     world.check();
@@ -110,10 +119,14 @@ fn a_directory_is_loaded_once_lookups_have_cost_as_much() {
 fn equal_hashes_share_a_cookie_base() {
     // 54 bits do not collide by chance: entries are planted with the base of another name's hash.
     let world = World::new();
-    let (base, target) = (world.fs.hash.base(b"wanted"), crate::keys::Dentry { ino: 1, kind: libc::S_IFDIR });
+    let (base, target) =
+        (world.fs.hash.base(b"wanted"), crate::keys::Dentry { ino: 1, kind: libc::S_IFDIR });
     let dir = world.fs.table.get(ROOT).unwrap().unwrap();
-    let mut txn =
-        world.fs.journal.begin(ferry_journal::Credits { keys: 256, bytes: 1 << 15, urgent: false }).unwrap();
+    let mut txn = world
+        .fs
+        .journal
+        .begin(ferry_journal::Credits { keys: 256, bytes: 1 << 15, urgent: false })
+        .unwrap();
     for i in 0..256_u64 {
         if i != 3 {
             txn.put(&keys::dentry(ROOT, base + i, format!("{i}").as_bytes()), &target.encode());

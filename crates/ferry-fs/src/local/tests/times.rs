@@ -63,11 +63,17 @@ fn names_move_the_times_of_directories_and_of_what_they_lead_to() {
     };
     assert_eq!(two(dir, file, &|| world.link(file, dir, "link").unwrap()), (CONTENTS, CHANGE));
     assert_eq!(two(dir, file, &|| world.unlink(dir, "link").unwrap()), (CONTENTS, CHANGE));
-    assert_eq!(two(dir, file, &|| world.rename((dir, "file"), (dir, "new")).unwrap()), (CONTENTS, CHANGE));
+    assert_eq!(
+        two(dir, file, &|| world.rename((dir, "file"), (dir, "new")).unwrap()),
+        (CONTENTS, CHANGE)
+    );
     assert_eq!(two(dir, file, &|| ok(world.symlink(dir, "sym", "x"))), (CONTENTS, NONE));
     let sub = world.mkdir(dir, "sub").unwrap();
     assert_eq!(two(dir, sub, &|| ok(world.file(sub, "x"))), (NONE, CONTENTS));
-    assert_eq!(two(dir, sub, &|| world.rename((dir, "new"), (sub, "x")).unwrap()), (CONTENTS, CONTENTS));
+    assert_eq!(
+        two(dir, sub, &|| world.rename((dir, "new"), (sub, "x")).unwrap()),
+        (CONTENTS, CONTENTS)
+    );
     assert_eq!(two(dir, file, &|| ok(world.file(dir, "file"))), (CONTENTS, NONE));
     let failing = || assert!(world.file(dir, "file").is_err());
     assert_eq!(two(dir, file, &failing), (NONE, NONE), "a failure moves nothing");
@@ -79,9 +85,13 @@ fn attributes_move_the_change_time() {
     let file = world.file(ROOT, "file").unwrap();
     let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     assert_eq!(moves(&world, file, || ok(world.set(file, mode))), CHANGE);
-    assert_eq!(moves(&world, file, || ok(world.set(file, SetAttr { uid: Some(3), ..mode }))), CHANGE);
+    assert_eq!(
+        moves(&world, file, || ok(world.set(file, SetAttr { uid: Some(3), ..mode }))),
+        CHANGE
+    );
     assert_eq!(moves(&world, file, || world.setxattr(file, "user.x", b"").unwrap()), CHANGE);
-    let touch = SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), ..SetAttr::default() };
+    let touch =
+        SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), ..SetAttr::default() };
     assert_eq!(moves(&world, file, || ok(world.set(file, touch))), (true, true, true));
     let old = Timestamp::new(-3, 500_000_001);
     let set = SetAttr { mtime: Some(SetTime::At(old)), ..SetAttr::default() };
@@ -96,7 +106,8 @@ fn contents_move_modification_and_change_time() {
     assert_eq!(moves(&world, file, || ok(world.write(file, fh, 0, b"x"))), CONTENTS);
     let size = SetAttr { size: Some(100), ..SetAttr::default() };
     assert_eq!(moves(&world, file, || ok(world.set(file, size))), CONTENTS);
-    let truncate = || ok(world.me.call(|cx| world.fs.open(cx, file, libc::O_RDWR | libc::O_TRUNC, false)));
+    let truncate =
+        || ok(world.me.call(|cx| world.fs.open(cx, file, libc::O_RDWR | libc::O_TRUNC, false)));
     assert_eq!(moves(&world, file, truncate), CONTENTS);
     assert_eq!(world.attr(file).size, 0);
     world.release(file, fh);
@@ -113,19 +124,28 @@ fn reading_moves_the_access_time_once_after_a_change_and_once_a_day() {
     clock.pass(25 * 60 * 60);
     assert_eq!(moves(&world, file, || ok(world.read(file, fh, 1))), accessed);
     let link = world.symlink(ROOT, "link", "x").unwrap();
-    assert_eq!(moves(&world, link, || ok(world.me.call(|cx| world.fs.readlink(cx, link)))), accessed);
+    assert_eq!(
+        moves(&world, link, || ok(world.me.call(|cx| world.fs.readlink(cx, link)))),
+        accessed
+    );
     assert_eq!(moves(&world, ROOT, || ok(Ok(world.list(ROOT)))), accessed);
     assert_eq!(moves(&world, ROOT, || ok(Ok(world.list(ROOT)))), NONE);
     world.release(file, fh);
     let before = [file, link, ROOT].map(|ino| world.attr(ino).atime);
     world.reopen();
-    assert_eq!([file, link, ROOT].map(|ino| world.attr(ino).atime), before, "a clean unmount keeps them");
+    assert_eq!(
+        [file, link, ROOT].map(|ino| world.attr(ino).atime),
+        before,
+        "a clean unmount keeps them"
+    );
 }
 
 #[test]
 fn access_times_move_as_the_mount_and_the_descriptor_say() {
     use crate::local::AccessTimes::{Always, Never, Relative};
-    for (access_times, directories) in [(Never, true), (Relative, true), (Relative, false), (Always, true)] {
+    for (access_times, directories) in
+        [(Never, true), (Relative, true), (Relative, false), (Always, true)]
+    {
         let options = FsOptions {
             background: false,
             access_times,
@@ -138,8 +158,11 @@ fn access_times_move_as_the_mount_and_the_descriptor_say() {
         let fh = world.open(file).unwrap();
         world.me.call(|cx| world.fs.write(cx, file, fh, 0, b"data", false, false)).unwrap();
         let read = |fh: u64| assert_eq!(world.read(file, fh, 4).unwrap(), b"data");
-        let quiet =
-            world.me.call(|cx| world.fs.open(cx, file, libc::O_RDONLY | libc::O_NOATIME, false)).unwrap().fh;
+        let quiet = world
+            .me
+            .call(|cx| world.fs.open(cx, file, libc::O_RDONLY | libc::O_NOATIME, false))
+            .unwrap()
+            .fh;
         assert_eq!(moves(&world, file, || read(quiet)), NONE, "{access_times:?}");
         let first = moves(&world, file, || read(fh));
         assert_eq!(first.0, access_times != Never, "{access_times:?}");

@@ -11,7 +11,8 @@ fn set_with(world: &World, ino: Ino, name: &str, create: bool, replace: bool) ->
 fn attributes_are_kept_listed_and_removed() {
     let mut world = World::new();
     let file = world.file(ROOT, "file").unwrap();
-    for (name, value) in [("user.b", &b"two"[..]), ("trusted.a", b""), ("security.c", &[0; 65536])] {
+    for (name, value) in [("user.b", &b"two"[..]), ("trusted.a", b""), ("security.c", &[0; 65536])]
+    {
         world.setxattr(file, name, value).unwrap();
     }
     world.reopen();

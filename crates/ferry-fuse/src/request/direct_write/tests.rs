@@ -188,7 +188,8 @@ fn a_write_is_repeated_if_the_file_is_mapped_meanwhile_but_an_append_is_not() {
 
 #[test]
 fn a_failed_write_is_answered_and_leaves_no_overlay() {
-    let t = Test::new(MappedFile { mapped: Mutex::new(true), fails: true, ..MappedFile::default() });
+    let t =
+        Test::new(MappedFile { mapped: Mutex::new(true), fails: true, ..MappedFile::default() });
     assert!(t.write(2, false, b"ab").is_err());
     t.file.dropped();
     assert!(matches!(t.answered(), Some(Err(Errno(libc::ENOSPC)))));

@@ -82,7 +82,11 @@ fn an_early_interrupt_takes_effect_when_the_operation_returns() {
     let (count, interrupt) = counted();
     b.table.interrupt(2);
     let _complete = b.park(2, Some(interrupt));
-    assert_eq!((b.answers().len(), *count.lock()), (0, 0), "the file system may hold locks while it parks");
+    assert_eq!(
+        (b.answers().len(), *count.lock()),
+        (0, 0),
+        "the file system may hold locks while it parks"
+    );
     b.table.settled(2);
     assert_eq!(b.answers(), [(2, -libc::EINTR)]);
     assert_eq!(*count.lock(), 1);

@@ -25,9 +25,16 @@ impl Pages {
         sums.verify(&self.disk, found)
     }
 
-    /// Reads both copies of the blocks `from..from + count` of the unit in `segment`. Those of which a copy is not what was written are
-    /// `suspect`: they are damaged, unless they belong to a commit that power was lost in. Returns the bytes read.
-    pub fn suspects(&self, segment: u32, from: u32, count: u32, suspect: &mut dyn FnMut(u32)) -> u64 {
+    /// Reads both copies of the blocks `from..from + count` of the unit in `segment`. Those of
+    /// which a copy is not what was written are `suspect`: they are damaged, unless they belong to
+    /// a commit that power was lost in. Returns the bytes read.
+    pub fn suspects(
+        &self,
+        segment: u32,
+        from: u32,
+        count: u32,
+        suspect: &mut dyn FnMut(u32),
+    ) -> u64 {
         let unit = self.unit(segment);
         let _writing = self.writing.lock();
         let sums = unit.read();
@@ -35,7 +42,9 @@ impl Pages {
         let mut good = vec![true; count as usize];
         for copy in 0..2 {
             let whole = self.disk.read(sums.page_place(from, copy), &mut buf).is_ok();
-            for ((block, bytes), good) in (from..).zip(buf.chunks_exact_mut(BLOCK_SIZE)).zip(&mut good) {
+            for ((block, bytes), good) in
+                (from..).zip(buf.chunks_exact_mut(BLOCK_SIZE)).zip(&mut good)
+            {
                 let [one, two] = sums.of(block);
                 *good &= one == two && (one == NEVER || whole && self.is_good(&sums, block, bytes));
             }
@@ -44,7 +53,8 @@ impl Pages {
         2 * u64::from(count) * BLOCK
     }
 
-    /// Reports what is wrong with the copies of a block, if something is. If one copy alone has lost it, it is mended from the other.
+    /// Reports what is wrong with the copies of a block, if something is. If one copy alone has
+    /// lost it, it is mended from the other.
     pub fn judge(&self, segment: u32, block: u32, found: &mut dyn FnMut(BadPlace)) {
         let unit = self.unit(segment);
         let mut broken = Vec::new();
@@ -57,8 +67,13 @@ impl Pages {
                 let place = sums.page_place(block, copy);
                 match self.disk.read(place, &mut buf) {
                     _ if sums.of(block) == [NEVER; 2] => {}
-                    Err(error) => broken.push(BadPlace::unreadable("home store", place, BLOCK, &error)),
-                    Ok(()) if self.is_header(sums.page_place(block, 0)) && header::unseal(&mut buf) => {
+                    Err(error) => {
+                        broken.push(BadPlace::unreadable("home store", place, BLOCK, &error))
+                    }
+                    Ok(())
+                        if self.is_header(sums.page_place(block, 0))
+                            && header::unseal(&mut buf) =>
+                    {
                         right.get_or_insert(1);
                     }
                     Ok(()) if sums.of(block).contains(&sum_of(&buf)) => {
@@ -66,7 +81,12 @@ impl Pages {
                     }
                     Ok(()) => {
                         let detail = format!("the checksum of copy {} does not match", copy + 1);
-                        broken.push(BadPlace { what: "home store", offset: place, len: BLOCK, detail });
+                        broken.push(BadPlace {
+                            what: "home store",
+                            offset: place,
+                            len: BLOCK,
+                            detail,
+                        });
                     }
                 }
             }

@@ -20,8 +20,9 @@ pub struct Suspect {
 }
 
 impl HomeFile {
-    /// Reads both slots of the map, both copies of every block of every unit that is attached, and their checksums. Pages that are not
-    /// what was written are [`Suspect`]: whether the database uses them is not known here. `false`: `step` ended it.
+    /// Reads both slots of the map, both copies of every block of every unit that is attached, and
+    /// their checksums. Pages that are not what was written are [`Suspect`]: whether the database
+    /// uses them is not known here. `false`: `step` ended it.
     pub fn verify(
         &self,
         found: &mut dyn FnMut(BadPlace),
@@ -61,13 +62,21 @@ impl HomeFile {
         true
     }
 
-    /// The unit is there still. One that was given back is nobody's damage, nor is one of a file whose place was taken.
+    /// The unit is there still. One that was given back is nobody's damage, nor is one of a file
+    /// whose place was taken.
     fn has(&self, unit: usize, segment: u32) -> bool {
-        !self.retired.load(Ordering::Acquire) && self.state.read().map.units.get(unit) == Some(&Some(segment))
+        !self.retired.load(Ordering::Acquire)
+            && self.state.read().map.units.get(unit) == Some(&Some(segment))
     }
 
-    /// Reports what is wrong with those of the suspects that the database uses, as `used` says of blocks of the file.
-    pub fn judge(&self, suspects: &[Suspect], used: &dyn Fn(u64) -> bool, found: &mut dyn FnMut(BadPlace)) {
+    /// Reports what is wrong with those of the suspects that the database uses, as `used` says of
+    /// blocks of the file.
+    pub fn judge(
+        &self,
+        suspects: &[Suspect],
+        used: &dyn Fn(u64) -> bool,
+        found: &mut dyn FnMut(BadPlace),
+    ) {
         let each = self.unit_bytes() / BLOCK;
         // A block of checksums has those of many.
         let mut told = HashSet::new();

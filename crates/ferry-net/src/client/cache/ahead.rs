@@ -1,7 +1,8 @@
 //! What walks bring: inodes and whole directories, before anybody asks for them.
 //!
-//! What is given back, or changed here, while a walk is under way is not taken from its answer: that may have been read, or leased, before.
-//! Each walk keeps which inodes that are, for while somebody removes a tree something is given back and changed all the time.
+//! What is given back, or changed here, while a walk is under way is not taken from its answer:
+//! that may have been read, or leased, before. Each walk keeps which inodes that are, for while
+//! somebody removes a tree something is given back and changed all the time.
 
 use std::collections::{HashMap, HashSet};
 
@@ -131,11 +132,13 @@ impl State {
                 self.names = self.names.saturating_add_signed(node.names.learn_whole(whole));
             }
         }
-        // The server has found these inodes under these names, in directories that nobody else has changed meanwhile. Names that were changed
-        // here since are known.
+        // The server has found these inodes under these names, in directories that nobody else has
+        // changed meanwhile. Names that were changed here since are known.
         if let Some(walk) = under_way {
             for Found { place, ino } in found {
-                let Some((Place { parent, name }, true)) = walk.places.get(*place as usize) else { continue };
+                let Some((Place { parent, name }, true)) = walk.places.get(*place as usize) else {
+                    continue;
+                };
                 let still = !walk.stale.contains(parent)
                     && (self.model.holds(*parent) || !walk.changed.contains(parent));
                 if still && fresh.contains(ino) && self.name(*parent, name) == Name::Unknown {

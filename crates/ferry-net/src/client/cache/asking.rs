@@ -1,6 +1,7 @@
 //! Write leases that were asked for, and what comes of it.
 //!
-//! What is given back while an answer is on its way is not taken from that answer: the server may have taken it back already, or will.
+//! What is given back while an answer is on its way is not taken from that answer: the server may
+//! have taken it back already, or will.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use crate::message::Held;
 
 /// A lease that somebody else wanted is not asked for again for so long,
 const CALM: Duration = Duration::from_millis(100);
-/// or twice as long each time that it is lost again soon, so many times: giving it back waits for the device.
+/// or twice as long each time that it is lost again soon, so many times: giving it back waits for
+/// the device.
 const DOUBLED_MAX: u32 = 6;
 /// Inodes of which that is remembered.
 const RECENT_MAX: usize = 4096;
@@ -70,7 +72,12 @@ impl State {
     }
 
     /// A question is answered. Gives what is not held nevertheless, and is to be given back.
-    pub(in crate::client) fn granted(&mut self, question: u64, held: &[Held], now: Moment) -> Vec<Ino> {
+    pub(in crate::client) fn granted(
+        &mut self,
+        question: u64,
+        held: &[Held],
+        now: Moment,
+    ) -> Vec<Ino> {
         let (sight, asked) = self.asking.under_way.remove(&question).unwrap_or_default();
         for ino in asked.iter().filter(|ino| !held.iter().any(|held| held.attr.ino == **ino)) {
             self.asking.lost(*ino, now);
@@ -101,9 +108,10 @@ impl State {
         self.asking.granted += 1;
     }
 
-    /// These are no longer kept, for the server wants them back (`wanted`), or they are not needed. To be called before the server is told,
-    /// and [`State::given_back`] behind it, without unlocking in between. If the kernel has something to forget first, they are withdrawn instead,
-    /// and this is called again behind that.
+    /// These are no longer kept, for the server wants them back (`wanted`), or they are not needed.
+    /// To be called before the server is told, and [`State::given_back`] behind it, without
+    /// unlocking in between. If the kernel has something to forget first, they are withdrawn
+    /// instead, and this is called again behind that.
     pub(in crate::client) fn recall(&mut self, inos: &[Ino], wanted: bool, now: Moment) {
         self.epoch += 1;
         self.asking.forget(inos);
@@ -126,7 +134,8 @@ impl State {
         self.drop_all(now)
     }
 
-    /// How inodes are at the server when all of our changes of them are made; gives those that were not decided so.
+    /// How inodes are at the server when all of our changes of them are made; gives those that were
+    /// not decided so.
     pub(in crate::client) fn settle(&mut self, attrs: &[Attr]) -> Vec<Ino> {
         let mut differing = Vec::new();
         for theirs in attrs {

@@ -72,7 +72,8 @@ impl State {
 }
 
 impl Cache {
-    /// A change is about to be sent; `file` gives the inode of an open file. `None`: it touches nothing that is kept.
+    /// A change is about to be sent; `file` gives the inode of an open file. `None`: it touches
+    /// nothing that is kept.
     pub(in crate::client) fn begin(
         self: &Arc<Self>,
         state: &mut State,
@@ -89,7 +90,9 @@ impl Cache {
         let targets: Vec<Name> = targets.map(|(dir, name)| state.name(dir, name)).collect();
         let blind = targets.contains(&Name::Unknown);
         inos.extend(
-            targets.iter().filter_map(|target| if let Name::Is(ino) = target { Some(*ino) } else { None }),
+            targets
+                .iter()
+                .filter_map(|target| if let Name::Is(ino) = target { Some(*ino) } else { None }),
         );
         let becomes = match info.naming {
             Naming::Nothing => [None, None],
@@ -100,13 +103,16 @@ impl Cache {
                 let (old, new) = (targets[0], targets[1]);
                 // Two names of one inode both stay.
                 let simple = info.naming == Naming::Moves;
-                let moves = matches!(old, Name::Is(_)) && new != Name::Unknown && old != new && simple;
-                let (left, taken) = if moves { (Name::Absent, old) } else { (Name::Unknown, Name::Unknown) };
+                let moves =
+                    matches!(old, Name::Is(_)) && new != Name::Unknown && old != new && simple;
+                let (left, taken) =
+                    if moves { (Name::Absent, old) } else { (Name::Unknown, Name::Unknown) };
                 [Some(Becomes::Name(left)), Some(Becomes::Name(taken))]
             }
         };
         let names = info.names().zip(becomes.into_iter().flatten());
-        let names: Vec<_> = names.map(|((dir, name), becomes)| (dir, name.to_vec(), becomes)).collect();
+        let names: Vec<_> =
+            names.map(|((dir, name), becomes)| (dir, name.to_vec(), becomes)).collect();
         inos.sort_unstable();
         inos.dedup();
         state.moments += 1;
@@ -132,7 +138,8 @@ impl Cache {
         Some(Touch { cache: Arc::clone(self), epoch: state.epoch, inos, held, blind, names })
     }
 
-    /// A change is answered: `after` are attributes that may be kept, `empty`: the directory that was made is.
+    /// A change is answered: `after` are attributes that may be kept, `empty`: the directory that
+    /// was made is.
     pub(in crate::client) fn end(
         &self,
         mut touch: Touch,
@@ -144,7 +151,8 @@ impl Cache {
         let names = std::mem::take(&mut touch.names);
         state.over(&mut touch);
         let begun = Sight { epoch: touch.epoch, ..state.sight() };
-        // The ordered stream answers in order: if none of ours is under way, this is how they all have left it.
+        // The ordered stream answers in order: if none of ours is under way, this is how they all
+        // have left it.
         for attr in after {
             if state.blind == 0 && state.may_keep(begun, attr.ino) {
                 state.keep_attr(attr);

@@ -1,17 +1,22 @@
-//! What the kernel is told that it may keep for a moment: attributes, and the names of directories; and contents of files that are mapped
-//! into memory.
+//! What the kernel is told that it may keep for a moment: attributes, and the names of directories;
+//! and contents of files that are mapped into memory.
 //!
-//! * KERNEL-CACHE-1: only what is under a lease, no longer than the term lasts, and a second at most, a name for a tenth of that: while this program
-//!   stands still, or the machine has just woken up, nobody can be told to forget. And the kernel may not be able to forget a name: it
-//!   locks the directory above to do so, and has it locked as long as a change there is under way, which may be what the others wait for.
-//! * KERNEL-CACHE-2: what is given back is dropped here, then forgotten by the kernel, and then the server is told. In between nothing of it is kept or
-//!   shown again: it is being *withdrawn*.
-//! * KERNEL-CACHE-3: a reply may not have been taken in when the kernel is told to forget. Attributes that it had asked for before, it discards then. Those
-//!   of an inode that it does not know yet are taken back again a little later. With the name of a directory a process that gets no
-//!   time to run may keep an old one for a moment: only if that directory has just been moved or removed by somebody else.
-//! * KERNEL-CACHE-4: contents for a mapping are kept only if there is a lease when they are asked for. They are dropped behind the word to the server, not
-//!   before: what programs have stored there is written on the way, and that may have to wait for the very change that wants the lease. So a
-//!   mapping shows what others have written a moment later.
+//! * KERNEL-CACHE-1: only what is under a lease, no longer than the term lasts, and a second at
+//!   most, a name for a tenth of that: while this program stands still, or the machine has just
+//!   woken up, nobody can be told to forget. And the kernel may not be able to forget a name: it
+//!   locks the directory above to do so, and has it locked as long as a change there is under way,
+//!   which may be what the others wait for.
+//! * KERNEL-CACHE-2: what is given back is dropped here, then forgotten by the kernel, and then the
+//!   server is told. In between nothing of it is kept or shown again: it is being *withdrawn*.
+//! * KERNEL-CACHE-3: a reply may not have been taken in when the kernel is told to forget.
+//!   Attributes that it had asked for before, it discards then. Those of an inode that it does not
+//!   know yet are taken back again a little later. With the name of a directory a process that gets
+//!   no time to run may keep an old one for a moment: only if that directory has just been moved or
+//!   removed by somebody else.
+//! * KERNEL-CACHE-4: contents for a mapping are kept only if there is a lease when they are asked
+//!   for. They are dropped behind the word to the server, not before: what programs have stored
+//!   there is written on the way, and that may have to wait for the very change that wants the
+//!   lease. So a mapping shows what others have written a moment later.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -24,9 +29,11 @@ use super::{Moment, State};
 pub(in crate::client) const SHOWN_MAX: Duration = Duration::from_secs(1);
 /// and no name: somebody may have to wait until it is over.
 pub(in crate::client) const NAME_SHOWN_MAX: Duration = Duration::from_millis(100);
-/// The kernel reckons from the moment at which it takes in an answer, in ticks. What it was shown is over here so much later.
+/// The kernel reckons from the moment at which it takes in an answer, in ticks. What it was shown
+/// is over here so much later.
 const LATE: Duration = Duration::from_millis(500);
-/// The name of a directory that others wanted is not shown again for so long, nor those in it (KERNEL-CACHE-1).
+/// The name of a directory that others wanted is not shown again for so long, nor those in it
+/// (KERNEL-CACHE-1).
 const CALM: Duration = Duration::from_secs(10);
 /// So many are remembered before those that are over are taken out.
 const SHOWN_MIN: usize = 4096;
@@ -79,7 +86,9 @@ impl Shown {
         let Some((parent, name)) = name else { return };
         let until = until(valid.min(NAME_SHOWN_MAX));
         match self.names.get_mut(&ino) {
-            Some((seen, dir, known)) if *dir == parent && **known == *name => *seen = until.max(*seen),
+            Some((seen, dir, known)) if *dir == parent && **known == *name => {
+                *seen = until.max(*seen)
+            }
             _ => drop(self.names.insert(ino, (until, parent, name.into()))),
         }
     }
@@ -152,19 +161,24 @@ pub(in crate::client) fn rename_all<'a, N>(
 }
 
 impl State {
-    /// An inode as the kernel is told of it, if it may keep that: its attributes, how long they last and, if it is a directory that was looked
-    /// up, its name.
+    /// An inode as the kernel is told of it, if it may keep that: its attributes, how long they
+    /// last and, if it is a directory that was looked up, its name.
     pub(in crate::client) fn show(
         &mut self,
         ino: Ino,
         name: Option<(Ino, &[u8])>,
         now: Moment,
     ) -> Option<View> {
-        let left = self.valid_from.map_or(Duration::ZERO, |from| self.term.saturating_sub(now.since(from)));
+        let left = self
+            .valid_from
+            .map_or(Duration::ZERO, |from| self.term.saturating_sub(now.since(from)));
         let valid = left.saturating_sub(self.term / 8).min(SHOWN_MAX);
-        let attr = self.known_attr(ino).filter(|_| !valid.is_zero() && !self.shown.is_withdrawn(ino))?;
-        let calm = |ino: Ino| self.shown.wanted.get(&ino).is_none_or(|until| *until <= now.monotonic);
-        let name = name.filter(|(parent, _)| is_dir(&attr) && ino != ROOT && calm(ino) && calm(*parent));
+        let attr =
+            self.known_attr(ino).filter(|_| !valid.is_zero() && !self.shown.is_withdrawn(ino))?;
+        let calm =
+            |ino: Ino| self.shown.wanted.get(&ino).is_none_or(|until| *until <= now.monotonic);
+        let name =
+            name.filter(|(parent, _)| is_dir(&attr) && ino != ROOT && calm(ino) && calm(*parent));
         self.shown.see(ino, valid, now.monotonic, name);
         let name_valid = if name.is_some() { valid.min(NAME_SHOWN_MAX) } else { Duration::ZERO };
         Some(View { attr, valid, name_valid })
@@ -184,7 +198,8 @@ impl State {
         std::mem::take(&mut self.shown.to_forget)
     }
 
-    /// The kernel asks for a rename, and has both directories locked until that is answered: it cannot forget these names meanwhile.
+    /// The kernel asks for a rename, and has both directories locked until that is answered: it
+    /// cannot forget these names meanwhile.
     pub(in crate::client) fn moves(&mut self, from: FullName, to: FullName) {
         self.shown.moving.push((from, to, false));
     }

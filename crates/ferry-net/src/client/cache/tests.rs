@@ -153,7 +153,8 @@ fn names_follow_our_changes() {
     cache.end(touch, &Outcome::Entry { known: Some(known(7)) }, &[attr(5, 0), attr(7, 0)], false);
     assert_eq!(cache.lookup(5, b"a"), Some(Some(attr(7, 0))));
     let flags = ferry_fs::RenameFlags::default();
-    let rename = Op::Rename { parent: 5, name: "a".into(), new_parent: 5, new_name: "b".into(), flags };
+    let rename =
+        Op::Rename { parent: 5, name: "a".into(), new_parent: 5, new_name: "b".into(), flags };
     let touch = begin(&cache, &rename, no_file).unwrap();
     cache.end(touch, &Outcome::Done {}, &[attr(5, 0), attr(7, 0)], false);
     assert_eq!(cache.lookup(5, b"a"), Some(None));
@@ -227,10 +228,17 @@ fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
     assert_eq!(to_forget.names, [(5, (*b"sub").into())]);
     cache.lock().withdraw(&[7]);
     assert!(learn(7).is_empty());
-    assert!(cache.attr(7).is_none() && cache.show(7, None).is_none(), "the server does not know it yet");
+    assert!(
+        cache.attr(7).is_none() && cache.show(7, None).is_none(),
+        "the server does not know it yet"
+    );
     let question = cache.lock().ask(&[7]);
     let held = [crate::message::Held { attr: dir(7), plain: true }];
-    assert_eq!(cache.lock().granted(question, &held, cache.now()), [7], "nor is a write lease taken");
+    assert_eq!(
+        cache.lock().granted(question, &held, cache.now()),
+        [7],
+        "nor is a write lease taken"
+    );
     cache.lock().withdrawn(&[7]);
     assert!(learn(7).is_empty());
     let view = cache.show(7, Some((5, b"sub"))).expect("it is leased");
@@ -241,7 +249,11 @@ fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
         assert!(learn(9).is_empty());
         cache.show(9, Some((dir, b"inside"))).expect("it is leased").name_valid
     };
-    assert_eq!((inside(0, 7), inside(0, 6)), (Duration::ZERO, NAME_SHOWN_MAX), "nor is what is in it");
+    assert_eq!(
+        (inside(0, 7), inside(0, 6)),
+        (Duration::ZERO, NAME_SHOWN_MAX),
+        "nor is what is in it"
+    );
     recall(&cache, &[ROOT]);
     assert_eq!(inside(0, ROOT), Duration::ZERO);
     // What the kernel was shown is over by itself.
@@ -304,7 +316,11 @@ fn a_directory_that_the_kernel_renames_while_its_lease_is_given_back_is_forgotte
     cache.lock().moves(old.clone(), new.clone());
     recall(&cache, &[7]);
     let to_forget = cache.lock().take_to_forget();
-    assert_eq!((to_forget.inodes, to_forget.names), (vec![7], vec![]), "the kernel has the directory locked");
+    assert_eq!(
+        (to_forget.inodes, to_forget.names),
+        (vec![7], vec![]),
+        "the kernel has the directory locked"
+    );
     let names = cache.lock().moved(&old, &new, Some(Default::default()));
     assert_eq!(names, [old, new], "whichever it has now");
 }
@@ -328,7 +344,11 @@ fn contents_are_kept_of_a_file_that_is_leased_and_not_changed_meanwhile() {
     cache.learn_contents(before, 7, b"inode");
     assert_eq!(contents_of(&cache, 0).as_deref(), Some(&b"inode"[..]));
     cache.was_read(7);
-    assert_eq!(contents_of(&cache, 3).as_deref(), Some(&b"de"[..]), "only the access time has moved");
+    assert_eq!(
+        contents_of(&cache, 3).as_deref(),
+        Some(&b"de"[..]),
+        "only the access time has moved"
+    );
     recall(&cache, &[7]);
     assert_eq!(contents_of(&cache, 0), None);
     cache.lock().given_back();
@@ -347,7 +367,10 @@ fn contents_are_kept_of_a_file_that_is_leased_and_not_changed_meanwhile() {
     cache.learn_contents(before, 7, b"new 1");
     assert!(contents_of(&cache, 0).is_some());
     hands.0.lock().monotonic += 6;
-    assert!(contents_of(&cache, 0).is_none() && cache.before_reading(7).is_none(), "the term is over");
+    assert!(
+        contents_of(&cache, 0).is_none() && cache.before_reading(7).is_none(),
+        "the term is over"
+    );
 }
 
 #[test]
@@ -380,12 +403,17 @@ fn contents_that_are_read_under_a_write_lease_are_kept_unless_they_are_changed_m
     let (_, before) = cache.before_reading(7).unwrap();
     recall(&cache, &[8]);
     cache.learn_contents(before, 7, b"inode");
-    assert_eq!(contents_of(&cache, 0).as_deref(), Some(&b"inode"[..]), "what others want is no matter");
+    assert_eq!(
+        contents_of(&cache, 0).as_deref(),
+        Some(&b"inode"[..]),
+        "what others want is no matter"
+    );
     recall(&cache, &[7]);
     assert_eq!(contents_of(&cache, 0), None);
 }
 
-/// The name was that of a listing; meanwhile somebody has moved it, and a walk comes to it where it is now.
+/// The name was that of a listing; meanwhile somebody has moved it, and a walk comes to it where it
+/// is now.
 #[test]
 fn what_a_walk_brings_has_the_names_that_the_server_has_found() {
     use crate::message::{Found, Listed, Place, Purpose, Seen};
@@ -400,7 +428,8 @@ fn what_a_walk_brings_has_the_names_that_the_server_has_found() {
     let y = crate::message::Name { name: b"y".to_vec(), ino: 7, kind: libc::S_IFDIR, cookie: 1 };
     let listed = [Listed { ino: 8, names: crate::codec::List(vec![y]) }];
     let found = [Found { place: 1, ino: 8 }];
-    let (kept, _) = cache.lock().learn_walk((walk, Purpose::List {}), (&seen, &listed, &found), cache.now());
+    let (kept, _) =
+        cache.lock().learn_walk((walk, Purpose::List {}), (&seen, &listed, &found), cache.now());
     assert_eq!(kept, [true, true]);
     assert_eq!(cache.lookup(5, b"x"), None, "nobody has found it there");
     assert_eq!(cache.lookup(5, b"b").flatten().map(|attr| attr.ino), Some(8));

@@ -1,9 +1,11 @@
-//! What a change was that the server has decided: as if it had been promised, so that it can be made again.
+//! What a change was that the server has decided: as if it had been promised, so that it can be
+//! made again.
 
 use super::kept::KeptChange;
 use crate::message::{Effect, Known, Made, Naming, Op, Outcome, Promised, Replay};
 
-/// Its time, and the number of what it has made; `None`: it cannot be made again. An append gets its place in the file.
+/// Its time, and the number of what it has made; `None`: it cannot be made again. An append gets
+/// its place in the file.
 pub(super) fn as_made(change: &mut KeptChange, outcome: &Outcome, made: &Made) -> Option<Promised> {
     match (&mut change.op, outcome) {
         (Op::Write { offset, data, append, .. }, Outcome::Count { count }) => {
@@ -22,7 +24,9 @@ pub(super) fn as_made(change: &mut KeptChange, outcome: &Outcome, made: &Made) -
     }
     let ino = match outcome {
         _ if !info.makes.is_inode() => 0,
-        Outcome::Entry { known: Some(known) } if info.naming != Naming::AddsOrOpens || is_new(known) => {
+        Outcome::Entry { known: Some(known) }
+            if info.naming != Naming::AddsOrOpens || is_new(known) =>
+        {
             known.attr.ino
         }
         _ => return None,

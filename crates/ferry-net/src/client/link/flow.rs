@@ -1,10 +1,13 @@
 //! How much of what a client sends may be on its way: what the connection carries in a moment.
 //!
-//! * FLOW-1: a ping is answered as soon as it arrives, so its answer says that all that was written before it has arrived, and how long that took.
-//!   Pings are sent now and then, and between the pieces of whatever is sent.
-//! * FLOW-2: no more is written than was under way when the newest answers took `drain` longer than a ping takes at least. So a ping, and the word
-//!   that leases are given back, arrive after that time, a small part of a term, whatever buffers there are.
-//! * FLOW-3: what is promised and not answered takes a few of these times ([`Flow::unanswered_max`]), so that a recall is honoured soon.
+//! * FLOW-1: a ping is answered as soon as it arrives, so its answer says that all that was written
+//!   before it has arrived, and how long that took. Pings are sent now and then, and between the
+//!   pieces of whatever is sent.
+//! * FLOW-2: no more is written than was under way when the newest answers took `drain` longer than
+//!   a ping takes at least. So a ping, and the word that leases are given back, arrive after that
+//!   time, a small part of a term, whatever buffers there are.
+//! * FLOW-3: what is promised and not answered takes a few of these times
+//!   ([`Flow::unanswered_max`]), so that a recall is honoured soon.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +23,8 @@ use crate::frame;
 use crate::lanes::{PIECE_MIN, Pace};
 use crate::message::{FRAME_MAX, ToServer, WINDOW_BYTES};
 
-/// What is under way should have arrived after this part of a term, beside what an empty connection takes.
+/// What is under way should have arrived after this part of a term, beside what an empty connection
+/// takes.
 const DRAIN_OF_TERM: u32 = 15;
 /// An empty connection takes no more than this part of a term, as far as it counts.
 const SHORTEST_OF_TERM: u32 = 10;
@@ -184,7 +188,8 @@ mod tests {
         }
     }
 
-    /// A line of so many bytes a second with a client at one end: what it writes arrives in order, and pings are answered at once.
+    /// A line of so many bytes a second with a client at one end: what it writes arrives in order,
+    /// and pings are answered at once.
     struct Pipe {
         hands: Arc<Hands>,
         flow: Flow,
@@ -212,12 +217,15 @@ mod tests {
 
         fn carry(&mut self, bytes: usize) {
             let now = self.hands.monotonic();
-            self.free_at = self.free_at.max(now) + Duration::from_secs_f64(bytes as f64 / self.rate);
+            self.free_at =
+                self.free_at.max(now) + Duration::from_secs_f64(bytes as f64 / self.rate);
             self.carried += bytes as u64;
         }
 
         fn ping(&mut self, ping: &[u8]) {
-            let Ok(ToServer::Ping { number }) = decode(&ping[HEAD..]) else { panic!("it is a ping") };
+            let Ok(ToServer::Ping { number }) = decode(&ping[HEAD..]) else {
+                panic!("it is a ping")
+            };
             self.carry(ping.len());
             let at = self.free_at + 2 * self.delay;
             self.worst = self.worst.max(at - self.hands.monotonic());
@@ -234,7 +242,8 @@ mod tests {
                         self.ping(&ping);
                     }
                 }
-                let (at, number) = self.answers.pop_front().expect("what fills the window has pings in it");
+                let (at, number) =
+                    self.answers.pop_front().expect("what fills the window has pings in it");
                 *self.hands.0.lock() = at.max(self.hands.monotonic());
                 self.flow.ponged(number);
                 if let Some(ping) = self.flow.follow_up() {
@@ -252,7 +261,11 @@ mod tests {
             pipe.worst = Duration::ZERO;
             let carried = pipe.carried;
             pipe.fill(Duration::from_secs(20));
-            assert!(pipe.worst < Duration::from_millis(bound), "{kilobytes} kB/s: {:?}", pipe.worst);
+            assert!(
+                pipe.worst < Duration::from_millis(bound),
+                "{kilobytes} kB/s: {:?}",
+                pipe.worst
+            );
             let part = (pipe.carried - carried) as f64 / (f64::from(kilobytes) * 20_000.0);
             assert!(part > 0.9, "{kilobytes} kB/s: only {part} of what the line carries");
             assert!(pipe.flow.unanswered_max() as f64 / pipe.rate < 6.0);

@@ -1,13 +1,18 @@
-//! Changes that the server has made and that are not durable: if it crashes, they are made again, or told as lost.
+//! Changes that the server has made and that are not durable: if it crashes, they are made again,
+//! or told as lost.
 //!
-//! * REPLAY-LOG-1: what was changed is kept, in order, until the server says that it is durable; no more is promised than fits. Of what the server has
-//!   decided and what does not fit only the inodes are remembered.
-//! * REPLAY-LOG-2: nothing is ever made again that others have seen, or written over: before that the server makes it durable, and leaves a word of it
-//!   on the volume, which a client that comes back after a crash is told.
+//! * REPLAY-LOG-1: what was changed is kept, in order, until the server says that it is durable; no
+//!   more is promised than fits. Of what the server has decided and what does not fit only the
+//!   inodes are remembered.
+//! * REPLAY-LOG-2: nothing is ever made again that others have seen, or written over: before that
+//!   the server makes it durable, and leaves a word of it on the volume, which a client that comes
+//!   back after a crash is told.
 //! * REPLAY-LOG-3: of what came before the end of a series nothing is made again.
-//! * REPLAY-LOG-4: nothing is told as lost that is there. What came before a sync, `Durable` says of itself; what touches an inode, its fsync too: a change
-//!   is one transaction, of all that it touches. What is newer is not covered, whatever it touches.
-//! * REPLAY-LOG-5: what the server has decided is made again as it was: with the time, the number and the place in the file that the answer has named.
+//! * REPLAY-LOG-4: nothing is told as lost that is there. What came before a sync, `Durable` says
+//!   of itself; what touches an inode, its fsync too: a change is one transaction, of all that it
+//!   touches. What is newer is not covered, whatever it touches.
+//! * REPLAY-LOG-5: what the server has decided is made again as it was: with the time, the number
+//!   and the place in the file that the answer has named.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -54,7 +59,12 @@ pub(in crate::client) struct KeptChange {
 }
 
 impl KeptChange {
-    pub(super) fn new(seq: u64, pending: Pending, promised: Option<Promised>, since: Duration) -> Self {
+    pub(super) fn new(
+        seq: u64,
+        pending: Pending,
+        promised: Option<Promised>,
+        since: Duration,
+    ) -> Self {
         let file = pending.files.first().map(|(_, ino)| *ino);
         let Pending { who, op, touched, quiet, .. } = pending;
         Self {
@@ -85,7 +95,8 @@ impl KeptChange {
         (dirs, others)
     }
 
-    /// Whether the others must be as they were: what has a name may get another one, whatever is in it, but replaces nothing then.
+    /// Whether the others must be as they were: what has a name may get another one, whatever is in
+    /// it, but replaces nothing then.
     pub(in crate::client) fn needs(&self, others: &[Ino]) -> bool {
         self.op.info().names().next().is_none() || others.len() > 1
     }
@@ -95,12 +106,14 @@ impl KeptChange {
     }
 }
 
-/// What is not known to be durable when a server has taken the place of one that crashed: it is made again, or lost.
+/// What is not known to be durable when a server has taken the place of one that crashed: it is
+/// made again, or lost.
 #[derive(Default)]
 pub(in crate::client) struct Redo {
     /// In their order.
     pub(in crate::client) changes: Vec<KeptChange>,
-    /// Names and inodes are there as the changes up to this one have left them. `None`: nothing can be made again, and nothing is known.
+    /// Names and inodes are there as the changes up to this one have left them. `None`: nothing can
+    /// be made again, and nothing is known.
     pub(in crate::client) mark: Option<u64>,
     /// All that was changed up to this one is there, contents too.
     pub(in crate::client) durable: u64,
@@ -112,7 +125,8 @@ pub(in crate::client) struct Redo {
     pub(in crate::client) claims: Vec<Claim>,
     /// Under which they make inodes.
     pub(in crate::client) numbers: Vec<Numbers>,
-    /// Inodes that were made without an answer, as a session said that came to its end before it knew them.
+    /// Inodes that were made without an answer, as a session said that came to its end before it
+    /// knew them.
     pub(in crate::client) made: Vec<Ino>,
 }
 
@@ -125,7 +139,8 @@ pub(super) struct Kept {
     waited: usize,
     /// Changes up to this one are durable.
     durable: u64,
-    /// The newest promised change of each inode, answered or not. Those that are durable may be among them.
+    /// The newest promised change of each inode, answered or not. Those that are durable may be
+    /// among them.
     touching: HashMap<Ino, u64>,
     /// Changes that touch the inode, up to this one, are durable.
     synced: HashMap<Ino, u64>,
@@ -138,7 +153,8 @@ pub(super) struct Kept {
     /// Inodes that the kernel has forgotten, each with the newest change of that time.
     claims: VecDeque<(u64, Claim)>,
     numbers: VecDeque<Numbers>,
-    /// Changes from this one on leave marks at the server: the first that was promised in the series.
+    /// Changes from this one on leave marks at the server: the first that was promised in the
+    /// series.
     marked_from: Option<u64>,
 }
 
@@ -178,8 +194,8 @@ impl Kept {
         }
     }
 
-    /// The server has made a change that somebody waits for: the answer, and how it was made; `None`: not all of that is known, and it is not
-    /// made again.
+    /// The server has made a change that somebody waits for: the answer, and how it was made;
+    /// `None`: not all of that is known, and it is not made again.
     pub(super) fn keep_waited(
         &mut self,
         seq: u64,
@@ -313,7 +329,8 @@ impl Kept {
         self.changes.len() + more >= KEPT_MAX || self.bytes + more_bytes >= KEPT_BYTES_MAX
     }
 
-    /// A series has ended: the leases on all inodes may have gone to others. What comes now has the numbers behind `newest`.
+    /// A series has ended: the leases on all inodes may have gone to others. What comes now has the
+    /// numbers behind `newest`.
     pub(super) fn end_series(&mut self, newest: u64) {
         self.ended = newest;
         self.marked_from = None;
@@ -354,14 +371,20 @@ impl Kept {
         *self = Self { older, overflow: overflow.then_some(0), ..Self::default() };
     }
 
-    /// The server has crashed: gives what may be lost, with the promised changes that it has not answered. All of that is kept
-    /// anew as it is made again.
-    pub(super) fn take(&mut self, mark: Option<u64>, durable: u64, unanswered: Vec<KeptChange>) -> Redo {
+    /// The server has crashed: gives what may be lost, with the promised changes that it has not
+    /// answered. All of that is kept anew as it is made again.
+    pub(super) fn take(
+        &mut self,
+        mark: Option<u64>,
+        durable: u64,
+        unanswered: Vec<KeptChange>,
+    ) -> Redo {
         self.advance(durable);
         let all = std::mem::take(&mut self.changes);
         let mut changes: Vec<KeptChange> =
             all.into_iter().filter(|change| !self.is_covered(change)).collect();
-        changes.extend(unanswered.into_iter().map(|change| KeptChange { unanswered: true, ..change }));
+        changes
+            .extend(unanswered.into_iter().map(|change| KeptChange { unanswered: true, ..change }));
         for change in &mut changes {
             change.lost = change.seq <= self.ended || change.promised.is_none();
         }
@@ -374,14 +397,15 @@ impl Kept {
         }
         // Numbers go on behind the newest. What was not marked may have been durable beyond it.
         self.durable = mark.unwrap_or(0);
-        let named = changes.iter().filter(|change| change.number() > 0).filter_map(|change| change.named);
+        let named =
+            changes.iter().filter(|change| change.number() > 0).filter_map(|change| change.named);
         let claims = self.claims.drain(..).map(|(_, claim)| claim).chain(named).collect();
         let numbers = self.numbers.iter().copied().collect();
         Redo { changes, mark, durable, older, overflow, claims, numbers, made: Vec::new() }
     }
 
-    /// What becomes of a change that was sent to a server which crashed and has not answered: the next one has found this mark, and this word
-    /// of what is durable.
+    /// What becomes of a change that was sent to a server which crashed and has not answered: the
+    /// next one has found this mark, and this word of what is durable.
     pub(super) fn unanswered(&self, seq: u64, op: &Op, (mark, durable): (u64, u64)) -> Unanswered {
         let info = op.info();
         match (info.effect, info.replay) {
@@ -400,7 +424,8 @@ impl Kept {
         }
     }
 
-    /// What was claimed is claimed again if that server crashes, too, before the change `newest` is durable.
+    /// What was claimed is claimed again if that server crashes, too, before the change `newest` is
+    /// durable.
     pub(super) fn keep_claims(&mut self, claims: Vec<Claim>, newest: u64) {
         self.claims = claims.into_iter().map(|claim| (newest, claim)).collect();
     }
@@ -426,8 +451,10 @@ mod tests {
 
     fn change(kept: &mut Kept, seq: u64, touched: &[Ino]) {
         let op = Op::Unlink { parent: touched[0], name: b"n".to_vec() };
-        let pending =
-            Pending { touched: touched.to_vec(), ..Pending::new(Who::default(), op, Arc::new(Nobody)) };
+        let pending = Pending {
+            touched: touched.to_vec(),
+            ..Pending::new(Who::default(), op, Arc::new(Nobody))
+        };
         kept.keep_waited(seq, pending, (&Outcome::Done {}, None), Duration::ZERO);
     }
 
@@ -506,16 +533,26 @@ mod tests {
         let mut kept = Kept::default();
         let unlink = Op::Unlink { parent: 1, name: b"n".to_vec() };
         let mkdir = Op::Mkdir { parent: 1, name: b"n".to_vec(), mode: 0o755 };
-        let write = |append| Op::Write { fh: 1, offset: 0, data: vec![1], append, kill_suidgid: false };
+        let write =
+            |append| Op::Write { fh: 1, offset: 0, data: vec![1], append, kill_suidgid: false };
         let found = (7, 6);
-        assert_eq!(kept.unanswered(9, &unlink, found), Unanswered::Unknown, "it may have left no mark");
-        let promised = Pending { touched: vec![1], ..Pending::new(Who::default(), mkdir, Arc::new(Nobody)) };
+        assert_eq!(
+            kept.unanswered(9, &unlink, found),
+            Unanswered::Unknown,
+            "it may have left no mark"
+        );
+        let promised =
+            Pending { touched: vec![1], ..Pending::new(Who::default(), mkdir, Arc::new(Nobody)) };
         kept.promised(5, &promised);
         assert_eq!(kept.unanswered(4, &unlink, (3, 0)), Unanswered::Unknown, "so may this");
         assert_eq!(kept.unanswered(8, &unlink, found), Unanswered::Again);
         assert_eq!(kept.unanswered(7, &unlink, found), Unanswered::Made);
         assert_eq!(kept.unanswered(6, &unlink, found), Unanswered::Unknown, "it may have failed");
-        assert_eq!(kept.unanswered(7, &promised.op, found), Unanswered::Unknown, "its answer says more");
+        assert_eq!(
+            kept.unanswered(7, &promised.op, found),
+            Unanswered::Unknown,
+            "its answer says more"
+        );
         assert_eq!(kept.unanswered(7, &write(false), found), Unanswered::Again);
         assert_eq!(
             kept.unanswered(6, &write(false), found),

@@ -1,16 +1,20 @@
 //! Changes that were answered before the server has made them, and what becomes of them.
 //!
-//! * EARLY-ACK-1: a change is promised only under write leases on all that it touches, while there is a connection; decided, numbered and put into the
-//!   stream in one piece (the cache's lock, then this one).
-//! * EARLY-ACK-2: requests about an inode with unanswered changes are made behind the newest of them; leases are given back behind it too.
-//! * EARLY-ACK-3: a promised change that fails ends its series. It is lost, and with it the unanswered promised changes that depend on it: those that
-//!   touch an inode that a lost change touches. Their programs are told (`lost`). All other unanswered changes are sent again in the next
-//!   series, under the same leases, which go back behind them. Where the session was fenced the leases are gone, and all unanswered promised
-//!   changes are lost.
-//! * EARLY-ACK-4: no more is unanswered than the window holds, and no more kept than is allowed: beyond it who asks has the answer when there is room
-//!   again.
-//! * EARLY-ACK-5: what is left of the space that was given is said in the stream (`Spare`), numbered in one piece with finding out; space is asked for
-//!   behind that. Each connection begins with it, for the answer to such a question may be lost with the one before.
+//! * EARLY-ACK-1: a change is promised only under write leases on all that it touches, while there
+//!   is a connection; decided, numbered and put into the stream in one piece (the cache's lock,
+//!   then this one).
+//! * EARLY-ACK-2: requests about an inode with unanswered changes are made behind the newest of
+//!   them; leases are given back behind it too.
+//! * EARLY-ACK-3: a promised change that fails ends its series. It is lost, and with it the
+//!   unanswered promised changes that depend on it: those that touch an inode that a lost change
+//!   touches. Their programs are told (`lost`). All other unanswered changes are sent again in the
+//!   next series, under the same leases, which go back behind them. Where the session was fenced
+//!   the leases are gone, and all unanswered promised changes are lost.
+//! * EARLY-ACK-4: no more is unanswered than the window holds, and no more kept than is allowed:
+//!   beyond it who asks has the answer when there is room again.
+//! * EARLY-ACK-5: what is left of the space that was given is said in the stream (`Spare`),
+//!   numbered in one piece with finding out; space is asked for behind that. Each connection begins
+//!   with it, for the answer to such a question may be lost with the one before.
 
 use std::collections::HashSet;
 use std::io;
@@ -74,7 +78,9 @@ impl State {
 
     fn say_what_is_left(&mut self, spare: Op) {
         self.spare = self.push(Pending::new(Who::default(), spare, Arc::new(Nobody)));
-        for request in self.requests.values_mut().filter(|r| matches!(r.pending.op, Op::Credit { .. })) {
+        for request in
+            self.requests.values_mut().filter(|r| matches!(r.pending.op, Op::Credit { .. }))
+        {
             request.after = self.spare;
         }
     }
@@ -97,7 +103,8 @@ impl State {
         let (changes, bytes) = (self.changes.len(), self.queued_bytes);
         let carried = self.flow.as_ref().map_or(u64::MAX, |flow| flow.unanswered_max());
         let bytes_max = UNANSWERED_BYTES_MAX.min(usize::try_from(carried).unwrap_or(usize::MAX));
-        let full = changes >= UNANSWERED_MAX || bytes >= bytes_max || self.kept.is_full(changes, bytes);
+        let full =
+            changes >= UNANSWERED_MAX || bytes >= bytes_max || self.kept.is_full(changes, bytes);
         full || self.age() >= UNANSWERED_AGE_MAX
     }
 
@@ -148,8 +155,8 @@ impl State {
         }
     }
 
-    /// Says that leases are given back behind `after`, which need not have been sent. The next connection begins without that word: it is asked
-    /// for again.
+    /// Says that leases are given back behind `after`, which need not have been sent. The next
+    /// connection begins without that word: it is asked for again.
     pub(super) fn give_back(&mut self, inos: &[Ino], after: u64) {
         let Some(line) = &self.line else { return };
         self.returned = self.returned.max(after);
@@ -183,7 +190,8 @@ impl Gone {
     }
 
     pub(super) fn add(&mut self, change: Change) {
-        if change.pending.promised.is_some() { &mut self.promised } else { &mut self.failed }.push(change);
+        if change.pending.promised.is_some() { &mut self.promised } else { &mut self.failed }
+            .push(change);
     }
 
     /// Without the lock held.
@@ -317,7 +325,8 @@ impl Link {
         self.return_withdrawn(inos.to_vec(), to_forget, 0);
     }
 
-    /// The server is told that these are dropped, behind the change `after` and the newest that touches them.
+    /// The server is told that these are dropped, behind the change `after` and the newest that
+    /// touches them.
     fn tell_returned(&self, cache: &mut cache::State, inos: &[Ino], after: u64) {
         let mut state = self.state.lock();
         let after = inos.iter().map(|ino| state.newest(*ino)).max().unwrap_or(0).max(after);
@@ -326,7 +335,8 @@ impl Link {
         cache.given_back();
     }
 
-    /// A request of the kernel that makes something durable has been answered: no change that it covers is lost any more.
+    /// A request of the kernel that makes something durable has been answered: no change that it
+    /// covers is lost any more.
     pub(super) fn synced(&self, pending: &Pending, outcome: &Outcome, covers: u64) {
         if matches!(outcome, Outcome::Failed { .. }) {
             return;
@@ -401,7 +411,9 @@ impl Link {
             drop(state);
             (change, cache.settle(&settled), held, lazy)
         };
-        if let (Op::Claim { inodes }, Outcome::Count { count: stamp }) = (&change.pending.op, &outcome) {
+        if let (Op::Claim { inodes }, Outcome::Count { count: stamp }) =
+            (&change.pending.op, &outcome)
+        {
             restore.claimed(&inodes.0, *stamp);
         }
         let blind = change.pending.touch.as_ref().is_some_and(Touch::is_blind);
@@ -439,7 +451,8 @@ impl Link {
                     restore.lacks_space(change.pending);
                 }
                 outcome => {
-                    let (now, waiter) = (self.clock.monotonic(), Arc::clone(&change.pending.waiter));
+                    let (now, waiter) =
+                        (self.clock.monotonic(), Arc::clone(&change.pending.waiter));
                     match change.pending.promised {
                         Some(promised) => {
                             waiter.answer(outcome, 0);
@@ -451,7 +464,12 @@ impl Link {
                             // Whoever hears of it may sync it at once.
                             if is_made && !change.restores {
                                 let answer = (&outcome, made);
-                                self.state.lock().kept.keep_waited(seq, change.pending, answer, now);
+                                self.state.lock().kept.keep_waited(
+                                    seq,
+                                    change.pending,
+                                    answer,
+                                    now,
+                                );
                             }
                             waiter.answer(outcome, 0);
                         }
@@ -472,8 +490,15 @@ impl Link {
         self.end_series(series, None, End::Fenced, restore).tell(restore);
     }
 
-    /// A series has ended before the unanswered changes, and before `first`, which the server has not made.
-    fn end_series(&self, series: u32, first: Option<Change>, why: End, restore: &dyn Restore) -> Gone {
+    /// A series has ended before the unanswered changes, and before `first`, which the server has
+    /// not made.
+    fn end_series(
+        &self,
+        series: u32,
+        first: Option<Change>,
+        why: End,
+        restore: &dyn Restore,
+    ) -> Gone {
         let mut cache = self.cache.lock();
         let mut state = self.state.lock();
         let mut gone = Gone::new(Errno(libc::EIO));
@@ -506,8 +531,9 @@ impl Link {
             }
             let promised = change.pending.promised.is_some();
             let touched = &change.pending.touched;
-            let depends =
-                why == End::Fenced || seq.is_none() || touched.iter().any(|i| lost_inodes.contains(i));
+            let depends = why == End::Fenced
+                || seq.is_none()
+                || touched.iter().any(|i| lost_inodes.contains(i));
             match change.pending.op {
                 _ if promised && depends => {
                     lost_inodes.extend(touched.iter().copied());
@@ -523,7 +549,8 @@ impl Link {
         }
         state.lose(&mut gone, restore);
         for change in again {
-            if change.pending.promised.is_none() && state.is_damaged(&change.pending, Some(restore)) {
+            if change.pending.promised.is_none() && state.is_damaged(&change.pending, Some(restore))
+            {
                 gone.failed.push(change);
                 continue;
             }
@@ -531,7 +558,8 @@ impl Link {
             let key = state.push_again(change);
             gone.moved.push((waiter, key));
         }
-        // Places behind the newest are nobody's. What was behind a change that has another place now is behind that.
+        // Places behind the newest are nobody's. What was behind a change that has another place
+        // now is behind that.
         let newest = state.next_change - 1;
         let behind = |after: u64| match moved_from {
             Some(from) if after >= from => newest,
@@ -561,7 +589,8 @@ impl Link {
         gone
     }
 
-    /// Waits until the server has made all that was promised. If the connection is gone just now, who is `patient` waits for it as operations do.
+    /// Waits until the server has made all that was promised. If the connection is gone just now,
+    /// who is `patient` waits for it as operations do.
     pub(in crate::client) async fn drained(&self, patient: bool) {
         self.until(|state| state.promised == 0 || !patient && state.line.is_none()).await;
     }

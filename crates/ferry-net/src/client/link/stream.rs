@@ -19,8 +19,8 @@ const OUTBOX_MAX: usize = 32 << 10;
 /// Operations and bytes of the window that changes leave to requests.
 pub(super) const FOR_REQUESTS: (usize, usize) = (64, 3 << 20);
 
-/// Numbers the changes of a new session, behind `applied`; gives those that are lost. With a mark, promised ones are made again that are not
-/// durable.
+/// Numbers the changes of a new session, behind `applied`; gives those that are lost. With a mark,
+/// promised ones are made again that are not durable.
 pub(super) fn begin_anew(
     state: &mut State,
     boot: u128,
@@ -93,7 +93,8 @@ pub(super) fn begin_anew(
     (state.answered, state.next_change) = (applied, applied + 1);
     state.forget_changes();
     state.returned = 0;
-    let claims_first = first.iter().filter(|pending| matches!(pending.op, Op::Claim { .. })).count();
+    let claims_first =
+        first.iter().filter(|pending| matches!(pending.op, Op::Claim { .. })).count();
     state.unclaimed = Unclaimed::new(rest, claims_first);
     for pending in first {
         let _place = state.push_again(Change { restores: true, ..Change::new(pending, 0) });
@@ -109,12 +110,16 @@ pub(super) fn begin_anew(
     requests.values().for_each(|request| state.claim_for(&request.pending.op));
     state.requests = requests;
     let newest = state.next_change - 1;
-    state.requests.values_mut().for_each(|request| (request.after, request.covers) = (newest, newest));
+    state
+        .requests
+        .values_mut()
+        .for_each(|request| (request.after, request.covers) = (newest, newest));
     gone.held = state.take_held();
     gone
 }
 
-/// What is under way of the server's window: beyond it the server does not read, not even a lease that is given back.
+/// What is under way of the server's window: beyond it the server does not read, not even a lease
+/// that is given back.
 #[derive(Default)]
 pub(super) struct Window {
     ops: usize,
@@ -205,12 +210,13 @@ pub(super) fn pump(state: &mut State) {
     pump_requests(state);
 }
 
-/// Sends the requests whose changes are on their way: the server, which takes a limited number of messages, never has one that waits for
-/// a change that cannot come.
+/// Sends the requests whose changes are on their way: the server, which takes a limited number of
+/// messages, never has one that waits for a change that cannot come.
 pub(super) fn pump_requests(state: &mut State) {
     let Some(line) = &state.line else { return };
     state.delayed.retain(|id| {
-        let Some(Request { pending, after, units, cancelled, .. }) = state.requests.get_mut(id) else {
+        let Some(Request { pending, after, units, cancelled, .. }) = state.requests.get_mut(id)
+        else {
             return false;
         };
         if *after > state.sent {
@@ -219,7 +225,9 @@ pub(super) fn pump_requests(state: &mut State) {
         let frame = frame::encode_request(*id, *after, pending.who, &pending.op);
         // Who waits for a lock takes no room, or only for a moment.
         if !matches!(pending.op, Op::Lock { .. }) {
-            let Some(taken) = state.window.take(&pending.op, frame.len(), (0, 0)) else { return true };
+            let Some(taken) = state.window.take(&pending.op, frame.len(), (0, 0)) else {
+                return true;
+            };
             *units = taken;
         }
         if matches!(pending.op, Op::Settled {}) {

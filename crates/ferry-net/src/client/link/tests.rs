@@ -47,7 +47,11 @@ fn connect(link: &Link, session: u128, resumed: bool) -> lanes::Outgoing<()> {
     connect_with(link, (session, resumed), &OneFile)
 }
 
-fn connect_with(link: &Link, (session, resumed): (u128, bool), restore: &dyn Restore) -> lanes::Outgoing<()> {
+fn connect_with(
+    link: &Link,
+    (session, resumed): (u128, bool),
+    restore: &dyn Restore,
+) -> lanes::Outgoing<()> {
     let (line, sent) = lanes::line();
     let welcome = ToClient::Welcome {
         session,
@@ -95,7 +99,13 @@ fn pong(series: u32) -> ToClient {
 }
 
 fn answer(seq: u64) -> ToClient {
-    ToClient::Changed { seq, after: List::default(), empty: false, made: None, outcome: Outcome::Done {} }
+    ToClient::Changed {
+        seq,
+        after: List::default(),
+        empty: false,
+        made: None,
+        outcome: Outcome::Done {},
+    }
 }
 
 fn changes(messages: Vec<ToServer>) -> Vec<Op> {
@@ -158,7 +168,10 @@ fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
         }
     }
     let again = sent(&link, &mut line);
-    assert!(matches!(again[again.len() - 2..], [ToServer::Request { .. }, ToServer::Cancel { .. }]));
+    assert!(matches!(
+        again[again.len() - 2..],
+        [ToServer::Request { .. }, ToServer::Cancel { .. }]
+    ));
 }
 
 /// What the link says of promised changes.
@@ -236,7 +249,8 @@ fn a_refused_change_costs_only_what_depends_on_it() {
     let made = |parent, name: &str| Op::Mkdir { parent, name: name.into(), mode: 0 };
     let lost = [made(1, "b"), made(11, "below b"), made(13, "below that")];
     assert_eq!(*told.lost.lock(), lost);
-    // What does not depend on it is sent again in the next series, and the leases go back behind that.
+    // What does not depend on it is sent again in the next series, and the leases go back behind
+    // that.
     let mut again = Vec::new();
     let mut returned_behind = Vec::new();
     for message in sent(&link, &mut line) {
@@ -299,7 +313,8 @@ impl Restore for Much {
     fn tick(&self) {}
 }
 
-/// The epoch ends while `much` restores a session: the messages that are sent behind that until all changes are answered.
+/// The epoch ends while `much` restores a session: the messages that are sent behind that until all
+/// changes are answered.
 fn an_epoch_ends_while(much: &Much) -> Vec<ToServer> {
     let link = link();
     drop(connect(&link, 1, false));
@@ -350,7 +365,9 @@ fn leases_are_given_back_and_requests_made_behind_the_changes_of_their_inodes() 
     link.change(pending(Op::Nothing {})).expect("connected");
     link.request(pending(Op::Getattr { ino: 10 })).expect("connected");
     link.request(pending(Op::Getattr { ino: 20 })).expect("connected");
-    assert!(link.take(ToClient::Recall { inodes: List(vec![1]) }, &Told::default()).expect("in order"));
+    assert!(
+        link.take(ToClient::Recall { inodes: List(vec![1]) }, &Told::default()).expect("in order")
+    );
     link.give_back(&[20]);
     let afters: Vec<u64> = sent(&link, &mut line)
         .into_iter()
@@ -409,8 +426,11 @@ fn a_change_that_is_refused_for_anothers_leases_is_handed_back() {
     drop(connect(&link, 1, false));
     link.change(pending(mkdir("a"))).expect("connected");
     let outcome = Outcome::Busy {};
-    link.take(ToClient::Changed { seq: 1, after: List::default(), empty: false, made: None, outcome }, &told)
-        .expect("in order");
+    link.take(
+        ToClient::Changed { seq: 1, after: List::default(), empty: false, made: None, outcome },
+        &told,
+    )
+    .expect("in order");
     assert_eq!(*told.busy.lock(), [mkdir("a")]);
     assert!(told.lost.lock().is_empty());
 }
@@ -457,7 +477,8 @@ fn recall_of(ino: Ino) -> ToClient {
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown() {
     let (link, kernel) = (link(), Arc::new(SlowKernel::default()));
-    link.kernel.attach(Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>, tokio::runtime::Handle::current());
+    link.kernel
+        .attach(Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>, tokio::runtime::Handle::current());
     link.cache.drop_all();
     let mut line = connect(&link, 1, false);
     sent(&link, &mut line);
@@ -638,7 +659,9 @@ fn an_inode_is_claimed_before_the_first_operation_that_names_it() {
         _ => None,
     });
     assert_eq!(afters.collect::<Vec<_>>(), [2, 2], "behind the claim");
-    assert!(matches!(&messages[messages.len() - 1], ToServer::Change { seq: 4, op, .. } if *op == remove));
+    assert!(
+        matches!(&messages[messages.len() - 1], ToServer::Change { seq: 4, op, .. } if *op == remove)
+    );
     let rest = claims(&answer_all(&link, &mut line, &knowing));
     let again = |ino: &Ino| rest.iter().any(|(_, inos)| inos.contains(ino));
     assert!(!again(&200) && !again(&201) && again(&202), "each once");
@@ -673,7 +696,8 @@ fn claims_go_on_in_the_next_session_and_the_next_epoch() {
     link.take(answer(1), &knowing).expect("in order");
     link.take(pong(1), &knowing).expect("a new epoch");
     answer_all(&link, &mut line, &knowing);
-    let claimed: std::collections::BTreeSet<Ino> = knowing.0.lock().iter().map(|(ino, _)| *ino).collect();
+    let claimed: std::collections::BTreeSet<Ino> =
+        knowing.0.lock().iter().map(|(ino, _)| *ino).collect();
     assert!(claimed.into_iter().eq(KNOWN));
     let state = link.state.lock();
     assert!(state.requests.values().all(|request| request.after <= state.sent));

@@ -1,9 +1,11 @@
 //! Inodes that the kernel knows and that a new session has not claimed yet.
 //!
-//! * CLAIM-1: a session claims what its restoring needs first. The rest is claimed afterwards, a few batches at a time, or before the first
-//!   operation that names it: that stands behind the claim.
+//! * CLAIM-1: a session claims what its restoring needs first. The rest is claimed afterwards, a
+//!   few batches at a time, or before the first operation that names it: that stands behind the
+//!   claim.
 //! * CLAIM-2: what the kernel forgets before that is never claimed.
-//! * CLAIM-3: the next session begins anew with all that the kernel knows then; nothing of this is carried over.
+//! * CLAIM-3: the next session begins anew with all that the kernel knows then; nothing of this is
+//!   carried over.
 
 use std::sync::Arc;
 
@@ -15,7 +17,8 @@ use crate::client::waiting::Nobody;
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Claim, Op, Who};
 
-/// Inodes of a claim that no operation waits for: what programs ask for meanwhile stands behind a few of these.
+/// Inodes of a claim that no operation waits for: what programs ask for meanwhile stands behind a
+/// few of these.
 const BATCH: usize = 256;
 /// Claims without answers beyond which no more are sent unasked.
 const UNDER_WAY_MAX: usize = 4;
@@ -73,7 +76,8 @@ impl State {
     /// Claims what an operation names, in front of it.
     pub(super) fn claim_for(&mut self, op: &Op) {
         if !self.unclaimed.is_empty() {
-            let claims: Vec<Claim> = op.info().inodes().filter_map(|ino| self.unclaimed.take(ino)).collect();
+            let claims: Vec<Claim> =
+                op.info().inodes().filter_map(|ino| self.unclaimed.take(ino)).collect();
             claims.chunks(BATCH_MAX).for_each(|claims| self.claim(claims.to_vec()));
         }
     }

@@ -90,7 +90,8 @@ impl World {
         let op = match self.random.below(14) {
             0 => Op::Mkdir { parent, name, mode },
             1 => {
-                let kind = self.random.one(&[libc::S_IFREG, libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR]);
+                let kind =
+                    self.random.one(&[libc::S_IFREG, libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR]);
                 Op::Mknod { parent, name, mode: kind | mode, rdev: 0x1203 }
             }
             2 => Op::Symlink { parent, name, target: vec![b'x'; 1 + mode as usize % 200] },
@@ -111,7 +112,9 @@ impl World {
                 let some = |random: &mut Random| random.below(3) == 0;
                 let time = |random: &mut Random| match random.below(3) {
                     0 => Some(SetTime::Now),
-                    1 => Some(SetTime::At(Timestamp::new(random.below(2_000_000) as i64 - 1000, 7))),
+                    1 => {
+                        Some(SetTime::At(Timestamp::new(random.below(2_000_000) as i64 - 1000, 7)))
+                    }
                     _ => None,
                 };
                 let r = &mut self.random;
@@ -165,9 +168,15 @@ impl World {
                 let made = me.call(|cx| fs.create(cx, *parent, name, mode | libc::S_IFREG, *flags));
                 made.map(|(entry, opened)| (entry.attr, Some(opened.fh)))
             }
-            Op::Link { ino, parent, name } => me.call(|cx| fs.link(cx, *ino, *parent, name)).map(entry),
-            Op::Unlink { parent, name } => me.call(|cx| fs.unlink(cx, *parent, name)).map(|()| (None, None)),
-            Op::Rmdir { parent, name } => me.call(|cx| fs.rmdir(cx, *parent, name)).map(|()| (None, None)),
+            Op::Link { ino, parent, name } => {
+                me.call(|cx| fs.link(cx, *ino, *parent, name)).map(entry)
+            }
+            Op::Unlink { parent, name } => {
+                me.call(|cx| fs.unlink(cx, *parent, name)).map(|()| (None, None))
+            }
+            Op::Rmdir { parent, name } => {
+                me.call(|cx| fs.rmdir(cx, *parent, name)).map(|()| (None, None))
+            }
             Op::Rename { parent, name, new_parent, new_name, flags } => me
                 .call(|cx| fs.rename(cx, *parent, name, *new_parent, new_name, *flags))
                 .map(|()| (None, None)),
@@ -180,7 +189,8 @@ impl World {
             }
             Op::Write { offset, data, append, kill_suidgid, .. } => {
                 let (fh, ino) = open.unwrap();
-                let count = me.call(|cx| fs.write(cx, ino, fh, *offset, data, *append, *kill_suidgid))?;
+                let count =
+                    me.call(|cx| fs.write(cx, ino, fh, *offset, data, *append, *kill_suidgid))?;
                 Ok((None, Some(count)))
             }
             other => panic!("{other:?}"),
@@ -196,7 +206,8 @@ impl World {
         if let Some((fh, _)) = self.handles.iter().find(|(_, open)| *open == ino) {
             let (mut ours, mut theirs) = (vec![0; 40_000], vec![0; 40_000]);
             if let Some(len) = self.model.read(ino, 100, &mut ours) {
-                let read = InProcess::default().call(|cx| self.fs.read(cx, ino, *fh, 100, &mut theirs));
+                let read =
+                    InProcess::default().call(|cx| self.fs.read(cx, ino, *fh, 100, &mut theirs));
                 assert_eq!(read, Ok(len), "{at}: inode {ino}");
                 assert!(ours[..len] == theirs[..len], "{at}: contents of inode {ino}");
                 self.read += 1;
@@ -237,13 +248,23 @@ impl World {
                 self.decided += 1;
                 match (&made.outcome, attr) {
                     (Outcome::Entry { known: Some(known) }, Some(attr)) => {
-                        assert_eq!(Attr { blocks: 0, ..known.attr }, Attr { blocks: 0, ..*attr }, "{at}");
+                        assert_eq!(
+                            Attr { blocks: 0, ..known.attr },
+                            Attr { blocks: 0, ..*attr },
+                            "{at}"
+                        );
                         assert_eq!(made.fresh, !matches!(op, Op::Link { .. }), "{at}");
                     }
                     (Outcome::Attributes { attr: ours }, Some(attr)) => {
-                        assert_eq!(Attr { blocks: 0, ..*ours }, Attr { blocks: 0, ..*attr }, "{at}");
+                        assert_eq!(
+                            Attr { blocks: 0, ..*ours },
+                            Attr { blocks: 0, ..*attr },
+                            "{at}"
+                        );
                     }
-                    (Outcome::Count { count: ours }, None) => assert_eq!(Some(*ours), *count, "{at}"),
+                    (Outcome::Count { count: ours }, None) => {
+                        assert_eq!(Some(*ours), *count, "{at}")
+                    }
                     (Outcome::Done {}, None) => {}
                     (other, _) => panic!("{at}: {other:?}"),
                 }
@@ -307,7 +328,9 @@ impl World {
             _ => Vec::new(),
         };
         for (dir, name) in names {
-            let Ok(found) = InProcess::default().call(|cx| self.fs.lookup(cx, dir, name)) else { continue };
+            let Ok(found) = InProcess::default().call(|cx| self.fs.lookup(cx, dir, name)) else {
+                continue;
+            };
             let what = found.attr.map_or(Name::Absent, |attr| Name::Is(attr.ino));
             self.model.learn_name(dir, name, what);
             if let Some(attr) = found.attr
@@ -346,7 +369,8 @@ fn what_is_not_known_is_not_decided_and_nothing_is_changed() {
     // It has entries of which nothing is known.
     model.enter(Attr { size: 3, ..held(ROOT, libc::S_IFDIR | 0o755) }, true, Names::default());
     let (who, at) = (Who::default(), Timestamp(9));
-    let make = |model: &mut Model, mut op: Op| model.make(&mut op, &who, at, Some(10), None).unwrap_err();
+    let make =
+        |model: &mut Model, mut op: Op| model.make(&mut op, &who, at, Some(10), None).unwrap_err();
     let mkdir = |name: &str| Op::Mkdir { parent: ROOT, name: name.into(), mode: 0o755 };
     assert_eq!(make(&mut model, mkdir("a")), Not::Named(ROOT, b"a".to_vec()));
     model.learn_name(ROOT, b"a", Name::Is(7));
@@ -354,7 +378,11 @@ fn what_is_not_known_is_not_decided_and_nothing_is_changed() {
     let unlink = Op::Unlink { parent: ROOT, name: b"a".into() };
     assert_eq!(make(&mut model, unlink.clone()), Not::Held(vec![7]));
     model.learn_name(ROOT, b"b", Name::Absent);
-    assert_eq!(model.make(&mut mkdir("b"), &who, at, None, None).unwrap_err(), Not::Known, "no number");
+    assert_eq!(
+        model.make(&mut mkdir("b"), &who, at, None, None).unwrap_err(),
+        Not::Known,
+        "no number"
+    );
     let rename = Op::Rename {
         parent: ROOT,
         name: b"a".into(),

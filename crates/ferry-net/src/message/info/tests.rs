@@ -47,7 +47,10 @@ fn samples() -> Vec<Op> {
         Op::Lease { inodes: List(vec![1, 2, 3]) },
         Op::Numbers {},
         Op::Credit { bytes: 1, inodes: 1 },
-        Op::Walk { dirs: List(vec![Place { parent: 1, name: name("a") }]), purpose: Purpose::List {} },
+        Op::Walk {
+            dirs: List(vec![Place { parent: 1, name: name("a") }]),
+            purpose: Purpose::List {},
+        },
         Op::Settled {},
         setattr(None),
         setattr(Some(0)),

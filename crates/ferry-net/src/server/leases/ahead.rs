@@ -1,9 +1,11 @@
 //! Leases for who walks through a tree, before they are needed.
 //!
-//! * WALK-LEASE-1: nothing is recalled that its holder uses: what it was given, or has changed, a moment ago. What somebody else stands in line for is
-//!   left to them.
-//! * WALK-LEASE-2: who walks takes nothing away from a session whose term is over, and nobody stands behind it in line: whoever really asks passes.
-//! * WALK-LEASE-3: a write lease takes the place of a read lease, under which everything was read, and which nobody has asked for since.
+//! * WALK-LEASE-1: nothing is recalled that its holder uses: what it was given, or has changed, a
+//!   moment ago. What somebody else stands in line for is left to them.
+//! * WALK-LEASE-2: who walks takes nothing away from a session whose term is over, and nobody
+//!   stands behind it in line: whoever really asks passes.
+//! * WALK-LEASE-3: a write lease takes the place of a read lease, under which everything was read,
+//!   and which nobody has asked for since.
 
 use std::time::Duration;
 
@@ -11,11 +13,13 @@ use ferry_fs::Ino;
 
 use super::table::{Coarse, Hold, Progress, Recalls, SessionId, Table, Wants};
 
-/// An inode is in use so long after its holder was given it, or has changed it. In tests things happen sooner after each other.
+/// An inode is in use so long after its holder was given it, or has changed it. In tests things
+/// happen sooner after each other.
 pub(super) const IN_USE_TIME: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
 
 impl Table {
-    /// Whether there is nothing to be waited for any more. Whatever the answer, some may not be had.
+    /// Whether there is nothing to be waited for any more. Whatever the answer, some may not be
+    /// had.
     pub(super) fn progress_walk(
         &mut self,
         session: SessionId,
@@ -46,7 +50,9 @@ impl Table {
     /// Somebody stands in line for it, or is about to change it.
     fn is_wanted(&self, ino: Ino) -> bool {
         let queue = self.queues.get(&ino).into_iter().flatten();
-        queue.filter_map(|ticket| self.waiting.get(ticket)).any(|w| !matches!(w.wants, Wants::Walk { .. }))
+        queue
+            .filter_map(|ticket| self.waiting.get(ticket))
+            .any(|w| !matches!(w.wants, Wants::Walk { .. }))
     }
 
     /// It comes back soon, if it is asked for.
@@ -56,9 +62,11 @@ impl Table {
         !silent && (hold.recalled || hold.returning || !used && hold.telling == 0)
     }
 
-    /// Makes those write leases of which the session has the only lease. They are not recalled before [`Table::told`]. Gives them.
+    /// Makes those write leases of which the session has the only lease. They are not recalled
+    /// before [`Table::told`]. Gives them.
     pub(super) fn upgrade(&mut self, session: SessionId, inos: &[Ino], now: Duration) -> Vec<Ino> {
-        let valid = self.holders.get(&session).is_some_and(|holder| holder.until > now && !holder.fencing);
+        let valid =
+            self.holders.get(&session).is_some_and(|holder| holder.until > now && !holder.fencing);
         let mut granted = Vec::new();
         for ino in inos.iter().filter(|_| valid && !self.closing).copied().collect::<Vec<_>>() {
             let alone = self.inodes.get(&ino).is_some_and(|holds| holds.len() == 1);

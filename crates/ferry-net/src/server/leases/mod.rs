@@ -1,22 +1,33 @@
-//! Leases: which sessions keep what they were told of an inode, or decide what becomes of it; and who waits until they no longer do.
+//! Leases: which sessions keep what they were told of an inode, or decide what becomes of it; and
+//! who waits until they no longer do.
 //!
-//! * LEASE-1: a lease is entered before what it covers is read, and none is given on an inode that somebody else is about to change.
-//! * LEASE-2: who waits stands in line for all of its inodes at once, in the order of asking: so no two wait for each other.
-//! * LEASE-3: a change begins when no other session has a read lease on what it touches: each has given it back, or its term is over. Giving
-//!   that back needs nothing but the client's word, which waits for no other operation: so the ordered stream waits for others no longer
-//!   than a term (and then for a sync, which waits for nobody). It never waits for a write lease, nor for who waits for one: it is answered that it is busy.
-//! * LEASE-4: a session's term goes on with each sign of life, but not while it owes an answer to a recall: then only with changes that arrive, be it
-//!   slowly, and for two terms at most. One that has given leases back behind changes that have not come must bring those.
-//! * LEASE-5: a write lease is the only lease on its inode. Its session's changes of it wait for nobody; what it gives back is free when all of
-//!   its changes that came before have been applied.
-//! * LEASE-6: no request of others is answered from an inode with a write lease. It has it recalled; leases that are asked for later come later.
-//! * LEASE-7: a write lease whose term is over stays until somebody wants it. Then its session loses all that it has, and its series ends:
-//!   nothing is applied that it had promised. Not in the middle of a change. Nobody gets any of it before the volume says so: that may wait
-//!   for the device, so it is done without the table's lock (`Fencing`), and meanwhile the session has its leases in name only.
+//! * LEASE-1: a lease is entered before what it covers is read, and none is given on an inode that
+//!   somebody else is about to change.
+//! * LEASE-2: who waits stands in line for all of its inodes at once, in the order of asking: so no
+//!   two wait for each other.
+//! * LEASE-3: a change begins when no other session has a read lease on what it touches: each has
+//!   given it back, or its term is over. Giving that back needs nothing but the client's word,
+//!   which waits for no other operation: so the ordered stream waits for others no longer than a
+//!   term (and then for a sync, which waits for nobody). It never waits for a write lease, nor for
+//!   who waits for one: it is answered that it is busy.
+//! * LEASE-4: a session's term goes on with each sign of life, but not while it owes an answer to a
+//!   recall: then only with changes that arrive, be it slowly, and for two terms at most. One that
+//!   has given leases back behind changes that have not come must bring those.
+//! * LEASE-5: a write lease is the only lease on its inode. Its session's changes of it wait for
+//!   nobody; what it gives back is free when all of its changes that came before have been applied.
+//! * LEASE-6: no request of others is answered from an inode with a write lease. It has it
+//!   recalled; leases that are asked for later come later.
+//! * LEASE-7: a write lease whose term is over stays until somebody wants it. Then its session
+//!   loses all that it has, and its series ends: nothing is applied that it had promised. Not in
+//!   the middle of a change. Nobody gets any of it before the volume says so: that may wait for the
+//!   device, so it is done without the table's lock (`Fencing`), and meanwhile the session has its
+//!   leases in name only.
 //! * LEASE-8: a write lease is not recalled before the answer that grants it is on its way.
 //!
-//! * LEASE-9: a client whose term ends again and again while it owes an answer to a recall gets no lease for a while, each time for twice as long. An
-//!   answer in time, in the same session, ends the count. A new session of the same client (certificate, or address without one) goes on with it.
+//! * LEASE-9: a client whose term ends again and again while it owes an answer to a recall gets no
+//!   lease for a while, each time for twice as long. An answer in time, in the same session, ends
+//!   the count. A new session of the same client (certificate, or address without one) goes on with
+//!   it.
 //!
 //! Leases that are asked for ahead, by who walks through a tree, have rules of their own: `ahead`.
 
@@ -94,7 +105,8 @@ impl Leases {
         Self { shared, clock, term, held_until, on_fence: OnceLock::new() }
     }
 
-    /// `told` hears of each session whose write leases go to others without its word, before they do: they go when the [`Fencing`] is done.
+    /// `told` hears of each session whose write leases go to others without its word, before they
+    /// do: they go when the [`Fencing`] is done.
     pub(super) fn on_fence(&self, told: OnFence) {
         let _once = self.on_fence.set(told);
     }
@@ -127,13 +139,15 @@ impl Leases {
         }
     }
 
-    /// A session has a connection that knows of no leases. Gives the series of changes that goes on.
+    /// A session has a connection that knows of no leases. Gives the series of changes that goes
+    /// on.
     pub(super) fn begin(&self, session: SessionId, client: ClientId) -> u32 {
         let until = self.clock.monotonic() + self.term;
         self.with(|table| table.begin(session, client, until))
     }
 
-    /// A sign of life; whether the term goes on, and the series before which its leases were taken away.
+    /// A sign of life; whether the term goes on, and the series before which its leases were taken
+    /// away.
     pub(super) fn renew(&self, session: SessionId) -> (bool, u32) {
         let until = self.clock.monotonic() + self.term;
         self.with(|table| (table.renew(session, until), table.fenced_before(session)))
@@ -149,7 +163,8 @@ impl Leases {
         self.with(|table| table.disown(session));
     }
 
-    /// What a session has to bring arrives: its term goes on, and for some time also while it owes an answer to a recall.
+    /// What a session has to bring arrives: its term goes on, and for some time also while it owes
+    /// an answer to a recall.
     pub(super) fn makes_progress(&self, session: SessionId) {
         let now = self.clock.monotonic();
         self.with(|table| table.makes_progress(session, now, self.term));
@@ -171,7 +186,8 @@ impl Leases {
         self.with(|table| table.grant(session, ino, now))
     }
 
-    /// A session is about to make an inode under a number of its own, and gets the write lease; whether it may.
+    /// A session is about to make an inode under a number of its own, and gets the write lease;
+    /// whether it may.
     pub(super) fn bear(&self, session: SessionId, ino: Ino) -> bool {
         let now = self.clock.monotonic();
         self.with(|table| table.bear(session, ino, now))
@@ -182,7 +198,8 @@ impl Leases {
         self.with(|table| table.unbear(session, ino));
     }
 
-    /// A session relies on these no more. Write leases end when the change `after` has been applied (`None`: it has).
+    /// A session relies on these no more. Write leases end when the change `after` has been applied
+    /// (`None`: it has).
     pub(super) fn give_back(&self, session: SessionId, inos: &[Ino], after: Option<u64>) {
         self.with(|table| table.give_back(session, inos, after));
     }
@@ -264,11 +281,15 @@ impl Leases {
         }
     }
 
-    /// Makes read leases of a session write leases where nobody else has one or waits for one; gives those. [`Leases::told`] or [`Leases::not_told`]
-    /// must follow.
+    /// Makes read leases of a session write leases where nobody else has one or waits for one;
+    /// gives those. [`Leases::told`] or [`Leases::not_told`] must follow.
     pub(super) fn upgrade(&self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
         let now = self.clock.monotonic();
-        if now < self.held_until { Vec::new() } else { self.with(|table| table.upgrade(session, inos, now)) }
+        if now < self.held_until {
+            Vec::new()
+        } else {
+            self.with(|table| table.upgrade(session, inos, now))
+        }
     }
 
     /// A change was refused. What was given back behind it is free.
@@ -292,11 +313,14 @@ impl Leases {
         let mut asked = Recalls::new();
         loop {
             let now = self.clock.monotonic();
-            let try_once =
-                |table: &mut Table| (table.progress(ticket, now), std::mem::take(&mut table.to_fence));
+            let try_once = |table: &mut Table| {
+                (table.progress(ticket, now), std::mem::take(&mut table.to_fence))
+            };
             let (progress, to_fence) = self.with(try_once);
             let Progress::Waits(recalls, until) = progress else { return progress };
-            recalls.into_iter().for_each(|(session, inos)| asked.entry(session).or_default().extend(inos));
+            recalls
+                .into_iter()
+                .for_each(|(session, inos)| asked.entry(session).or_default().extend(inos));
             if to_fence.is_empty() {
                 return Progress::Waits(asked, until);
             }
@@ -321,7 +345,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Until its turn has come, or never will; `recall` asks sessions to give back what is in the way.
+    /// Until its turn has come, or never will; `recall` asks sessions to give back what is in the
+    /// way.
     pub(super) async fn wait(&self, recall: impl Fn(&Recalls)) -> Progress {
         let leases = &self.leases;
         let held = leases.held_until.saturating_sub(leases.clock.monotonic());
@@ -358,7 +383,8 @@ impl Drop for Place {
     }
 }
 
-/// A change is being made: nobody but its session relies on these inodes, or changes them, as long as this lives.
+/// A change is being made: nobody but its session relies on these inodes, or changes them, as long
+/// as this lives.
 pub(super) struct Turn {
     leases: Arc<Leases>,
     session: SessionId,
@@ -376,7 +402,8 @@ impl Turn {
         &self.inos
     }
 
-    /// Whether its session has the write leases of all of them: then names cannot have come to mean something else.
+    /// Whether its session has the write leases of all of them: then names cannot have come to mean
+    /// something else.
     pub(super) fn is_own(&self) -> bool {
         self.place.is_none()
     }

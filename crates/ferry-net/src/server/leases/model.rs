@@ -1,7 +1,8 @@
-//! Every order of events of a few clients at the table of leases: what they send, what arrives when, who is woken when. Checked in each
-//! state: a write lease is alone, a change finds nobody who relies on what it changes, a promise is kept, a request sees all that was
-//! promised before it was made. Checked where nothing can happen any more: everybody has done all that it wanted. Who waits looks again
-//! only when it is woken, so a wake-up that is forgotten is found, too.
+//! Every order of events of a few clients at the table of leases: what they send, what arrives
+//! when, who is woken when. Checked in each state: a write lease is alone, a change finds nobody
+//! who relies on what it changes, a promise is kept, a request sees all that was promised before it
+//! was made. Checked where nothing can happen any more: everybody has done all that it wanted. Who
+//! waits looks again only when it is woken, so a wake-up that is forgotten is found, too.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Write as _;
@@ -137,7 +138,9 @@ impl World {
         let mut world = World { failures, ..World::default() };
         for (client, script) in scripts.iter().enumerate() {
             world.table.begin(client as SessionId, 0, TERM);
-            world.clients.push(Client { script: script.iter().cloned().collect(), ..Client::default() });
+            world
+                .clients
+                .push(Client { script: script.iter().cloned().collect(), ..Client::default() });
         }
         world
     }
@@ -145,7 +148,8 @@ impl World {
     fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
         for (at, client) in self.clients.iter().enumerate() {
-            let runs = |ticket: Option<Ticket>| ticket.is_none_or(|ticket| self.woken.contains(&ticket));
+            let runs =
+                |ticket: Option<Ticket>| ticket.is_none_or(|ticket| self.woken.contains(&ticket));
             if !client.waits && !client.gone && !client.script.is_empty() {
                 events.push(Event::Act(at));
             }
@@ -267,7 +271,11 @@ impl World {
                 if inos.iter().all(|ino| client.holds.get(ino) == Some(&true)) {
                     client.sent += 1;
                     client.stale.extend(&inos);
-                    client.up.push_back(Up::Change { seq: client.sent, promised: true, inos: inos.clone() });
+                    client.up.push_back(Up::Change {
+                        seq: client.sent,
+                        promised: true,
+                        inos: inos.clone(),
+                    });
                     client.script.pop_front();
                     inos.iter().for_each(|ino| *self.owed.entry(*ino).or_default() += 1);
                 } else {
@@ -282,7 +290,8 @@ impl World {
                 client.waits = true;
             }
             Act::Read(inos) => {
-                let owed = inos.iter().map(|ino| self.owed.get(ino).copied().unwrap_or(0)).collect();
+                let owed =
+                    inos.iter().map(|ino| self.owed.get(ino).copied().unwrap_or(0)).collect();
                 client.up.push_back(Up::Read(inos, owed));
                 (client.waits, client.tainted) = (true, false);
             }
@@ -306,13 +315,18 @@ impl World {
                     Up::Change { promised: true, inos, .. } => Some(inos),
                     _ => None,
                 });
-                let queued =
-                    client.queue.iter().filter(|(_, promised, _)| *promised).map(|(_, _, inos)| inos);
-                let under = client.under.iter().filter(|under| under.promised).map(|under| &under.inos);
+                let queued = client
+                    .queue
+                    .iter()
+                    .filter(|(_, promised, _)| *promised)
+                    .map(|(_, _, inos)| inos);
+                let under =
+                    client.under.iter().filter(|under| under.promised).map(|under| &under.inos);
                 for ino in late.chain(queued).chain(under).flatten() {
                     *self.owed.get_mut(ino).expect("promised") -= 1;
                 }
-                self.table.holders.get_mut(&(at as SessionId)).expect("there").until = Duration::ZERO;
+                self.table.holders.get_mut(&(at as SessionId)).expect("there").until =
+                    Duration::ZERO;
                 // Those who wait have set their clocks to the end of its term.
                 self.woken.extend(self.table.waiting.keys());
             }
@@ -420,7 +434,9 @@ impl World {
                 client.script.pop_front();
             }
             Down::Changed(Progress::Busy) => {
-                let Some(Act::Change(inos)) = client.script.front().cloned() else { panic!("no change") };
+                let Some(Act::Change(inos)) = client.script.front().cloned() else {
+                    panic!("no change")
+                };
                 client.up.push_back(Up::Lease(inos));
                 client.tainted = false;
             }
@@ -437,8 +453,9 @@ impl World {
                 Some(Progress::Begun(_)) => true,
                 Some(progress) => return self.refuse(at, (seq, promised), progress),
             };
-            let ticket = (!begun)
-                .then(|| self.table.ask(session, Wants::Change { series: 0, promised }, inos.clone()));
+            let ticket = (!begun).then(|| {
+                self.table.ask(session, Wants::Change { series: 0, promised }, inos.clone())
+            });
             self.clients[at].under = Some(Under { seq, promised, inos, ticket, begun });
         }
         let under = self.clients[at].under.clone().expect("a change");
@@ -464,14 +481,16 @@ impl World {
     }
 
     fn end(&mut self, at: usize) {
-        let Under { seq, promised, inos, ticket, .. } = self.clients[at].under.take().expect("a change");
+        let Under { seq, promised, inos, ticket, .. } =
+            self.clients[at].under.take().expect("a change");
         let late = self.clients[at].gone;
         for ino in &inos {
             *self.applied.entry(*ino).or_default() += 1;
             if !promised || late {
                 *self.owed.entry(*ino).or_default() += 1;
             }
-            for (other, client) in self.clients.iter().enumerate().filter(|(other, _)| *other != at) {
+            for (other, client) in self.clients.iter().enumerate().filter(|(other, _)| *other != at)
+            {
                 assert!(!client.holds.contains_key(ino), "{other} relies on {ino}");
             }
         }
@@ -495,17 +514,25 @@ impl World {
         // Nobody changes, or is told of, what a session had that is being fenced.
         for session in &self.fencing {
             let had = |ino: &Ino| self.table.hold(*session, *ino).is_some_and(|hold| hold.writes);
-            for (at, client) in self.clients.iter().enumerate().filter(|(at, _)| *at as SessionId != *session)
+            for (at, client) in
+                self.clients.iter().enumerate().filter(|(at, _)| *at as SessionId != *session)
             {
-                let under = client.under.iter().filter(|under| under.begun).flat_map(|under| &under.inos);
-                assert!(!under.chain(client.telling.iter().flatten()).any(had), "{at} goes on too early");
+                let under =
+                    client.under.iter().filter(|under| under.begun).flat_map(|under| &under.inos);
+                assert!(
+                    !under.chain(client.telling.iter().flatten()).any(had),
+                    "{at} goes on too early"
+                );
             }
             let holder = &self.table.holders[session];
             assert!(holder.fencing && holder.writes > 0, "{session} has lost its leases too early");
         }
         let mut holders: BTreeMap<Ino, Vec<bool>> = BTreeMap::new();
         for client in &self.clients {
-            client.holds.iter().for_each(|(ino, writes)| holders.entry(*ino).or_default().push(*writes));
+            client
+                .holds
+                .iter()
+                .for_each(|(ino, writes)| holders.entry(*ino).or_default().push(*writes));
         }
         for (ino, holds) in holders {
             assert!(holds.len() == 1 || !holds.contains(&true), "{ino}: a writer is not alone");
@@ -536,7 +563,8 @@ impl World {
         for (session, holder) in self.table.holders.iter().collect::<BTreeMap<_, _>>() {
             let behind: Vec<_> = holder.behind.iter().map(place).collect();
             let Holder { until, returning, series, applying, fencing, .. } = holder;
-            let _ok = write!(key, "{session}{until:?}{returning:?}{series}{applying}{fencing}{behind:?}");
+            let _ok =
+                write!(key, "{session}{until:?}{returning:?}{series}{applying}{fencing}{behind:?}");
         }
         for (ticket, waiting) in self.table.waiting.iter().collect::<BTreeMap<_, _>>() {
             let _ok = write!(key, "{:?}{waiting:?}", place(ticket));
@@ -547,7 +575,8 @@ impl World {
                 .as_ref()
                 .map(|u| (u.seq, u.promised, &u.inos, u.ticket.as_ref().map(place), u.begun));
             let asked = client.asked.as_ref().map(|(ticket, up)| (place(ticket), up));
-            let walk = client.walk.as_ref().map(|(ticket, inos, writes)| (place(ticket), inos, *writes));
+            let walk =
+                client.walk.as_ref().map(|(ticket, inos, writes)| (place(ticket), inos, *writes));
             let Client {
                 script,
                 holds,
@@ -593,9 +622,13 @@ impl Table {
                 .flat_map(|(ino, holds)| holds.iter().map(|hold| (*ino, *hold)))
                 .filter(|(_, hold)| hold.session == *session)
                 .collect();
-            let count = |which: &dyn Fn(&Hold) -> bool| own.iter().filter(|(_, hold)| which(hold)).count();
+            let count =
+                |which: &dyn Fn(&Hold) -> bool| own.iter().filter(|(_, hold)| which(hold)).count();
             assert_eq!(own.iter().map(|(ino, _)| *ino).collect::<HashSet<_>>(), holder.inos);
-            assert_eq!((count(&|h| h.writes), count(&|h| h.recalled)), (holder.writes, holder.recalled));
+            assert_eq!(
+                (count(&|h| h.writes), count(&|h| h.recalled)),
+                (holder.writes, holder.recalled)
+            );
         }
     }
 }
@@ -687,7 +720,8 @@ fn who_vanishes_is_fenced_and_its_late_changes_harm_nobody() {
     }
 }
 
-/// Somebody asks ahead, and goes on meanwhile; the others neither wait for that nor rely on anything that it has got.
+/// Somebody asks ahead, and goes on meanwhile; the others neither wait for that nor rely on
+/// anything that it has got.
 #[test]
 fn walks_take_nothing_that_anybody_relies_on_and_nobody_waits_for_them() {
     for writes in [false, true] {

@@ -1,4 +1,5 @@
-//! The table of leases as data: who has which, and who waits for which. Nothing here waits, sends, or looks at a clock.
+//! The table of leases as data: who has which, and who waits for which. Nothing here waits, sends,
+//! or looks at a clock.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -46,7 +47,8 @@ pub(super) struct Hold {
     pub(super) writes: bool,
     /// The client was asked to give it back, and has not answered.
     pub(super) recalled: bool,
-    /// The client has given it back; some of its changes are still to be applied before that counts.
+    /// The client has given it back; some of its changes are still to be applied before that
+    /// counts.
     pub(super) returning: bool,
     /// Answers under way that grant it. No recall is sent before they are: it would overtake them.
     pub(super) telling: u16,
@@ -80,7 +82,8 @@ pub(super) struct Holder {
     fenced_before: u32,
     /// A change of its is being made: its write leases stay until it is done.
     pub(super) applying: bool,
-    /// Its term was over and somebody wants what it has. Until [`Table::fenced`] nobody may use that, neither itself nor others.
+    /// Its term was over and somebody wants what it has. Until [`Table::fenced`] nobody may use
+    /// that, neither itself nor others.
     pub(super) fencing: bool,
     /// Who waits for one of these to end.
     pub(super) behind: Vec<Ticket>,
@@ -119,7 +122,8 @@ pub(in crate::server) enum Wants {
     Read,
     /// A request for write leases.
     Lease,
-    /// A request that is ahead of whoever will need it: nobody stands behind it, and it waits for nobody who is at work. For write leases?
+    /// A request that is ahead of whoever will need it: nobody stands behind it, and it waits for
+    /// nobody who is at work. For write leases?
     Walk { writes: bool },
 }
 
@@ -143,7 +147,8 @@ pub(in crate::server) enum Progress {
     Begun(Vec<Ino>),
     /// These are to be asked, and at that time somebody's term is over.
     Waits(Recalls, Option<Duration>),
-    /// Another session has a write lease on what a change touches, or stands before it in line for one.
+    /// Another session has a write lease on what a change touches, or stands before it in line for
+    /// one.
     Busy,
     /// A change of a series that has ended.
     Dropped,
@@ -213,7 +218,8 @@ impl Table {
         self.holders.get(&session).is_some_and(|holder| holder.fencing)
     }
 
-    /// The term of a session is over: if it owed an answer to a recall, others have waited for that in vain.
+    /// The term of a session is over: if it owed an answer to a recall, others have waited for that
+    /// in vain.
     fn count_silence(&mut self, session: SessionId, now: Duration) {
         let term = self.term;
         let Some(holder) = self.holders.get_mut(&session) else { return };
@@ -225,7 +231,8 @@ impl Table {
         if let Some(doublings) = silence.times.checked_sub(IGNORED_FREE) {
             silence.barred_until = now + term * (1 << doublings.min(BARRED_DOUBLINGS_MAX));
         }
-        (silence.times, silence.session, silence.at) = (silence.times.saturating_add(1), session, now);
+        (silence.times, silence.session, silence.at) =
+            (silence.times.saturating_add(1), session, now);
     }
 
     /// Whether nobody has left others waiting, or that is forgotten.
@@ -236,7 +243,8 @@ impl Table {
 
     /// Whether a session gets no lease at this time.
     pub(super) fn is_barred(&self, session: SessionId, now: Duration) -> bool {
-        let silence = self.holders.get(&session).and_then(|holder| self.silences.get(&holder.client));
+        let silence =
+            self.holders.get(&session).and_then(|holder| self.silences.get(&holder.client));
         silence.is_some_and(|silence| silence.barred_until > now)
     }
 
@@ -289,8 +297,8 @@ impl Table {
         }
     }
 
-    /// A session has a connection that knows of no leases: it relies on no read lease. Write leases stay, as long as nobody wants them.
-    /// Gives the series that goes on.
+    /// A session has a connection that knows of no leases: it relies on no read lease. Write leases
+    /// stay, as long as nobody wants them. Gives the series that goes on.
     pub(super) fn begin(&mut self, session: SessionId, client: ClientId, until: Duration) -> u32 {
         self.remove_all(session, true);
         let holder = self.holders.entry(session).or_default();
@@ -312,7 +320,8 @@ impl Table {
         holder.map(|holder| (holder.until, holder.owing_since) = (until, None)).is_some()
     }
 
-    /// A session brings changes. Its term goes on for whoever waits; the session hears nothing of that, and relies on its pings alone.
+    /// A session brings changes. Its term goes on for whoever waits; the session hears nothing of
+    /// that, and relies on its pings alone.
     pub(super) fn makes_progress(&mut self, session: SessionId, now: Duration, term: Duration) {
         let Some(holder) = self.holders.get_mut(&session) else { return };
         if holder.recalled == 0 {
@@ -353,7 +362,8 @@ impl Table {
         true
     }
 
-    /// A session is about to make an inode that nobody knows, and gets its write lease; `false`: it has too many, or somebody does know it.
+    /// A session is about to make an inode that nobody knows, and gets its write lease; `false`: it
+    /// has too many, or somebody does know it.
     pub(super) fn bear(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
         let has_room = |holder: &Holder| holder.inos.len() < BIRTHS_MAX && !holder.fencing;
         let room = self.holders.get(&session).is_some_and(has_room);
@@ -361,7 +371,8 @@ impl Table {
         if free {
             self.enter(session, ino, true, now);
             let holder = self.holders.get(&session);
-            let returned = holder.is_some_and(|h| h.returning.iter().any(|(_, inos)| inos.contains(&ino)));
+            let returned =
+                holder.is_some_and(|h| h.returning.iter().any(|(_, inos)| inos.contains(&ino)));
             if let Some(hold) = self.hold_mut(session, ino) {
                 hold.returning = returned;
             }
@@ -374,8 +385,8 @@ impl Table {
         self.remove(session, ino);
     }
 
-    /// A session relies on these no more. A write lease ends when the change `after` has been applied (`None`: it has); one that a change
-    /// before that brings with what it makes, too.
+    /// A session relies on these no more. A write lease ends when the change `after` has been
+    /// applied (`None`: it has); one that a change before that brings with what it makes, too.
     pub(super) fn give_back(&mut self, session: SessionId, inos: &[Ino], after: Option<u64>) {
         if self.is_fencing(session) {
             // It goes with all the rest, and not before.
@@ -410,7 +421,8 @@ impl Table {
                 }
             }
         }
-        if let (Some(after), Some(holder), false) = (after, self.holders.get_mut(&session), later.is_empty())
+        if let (Some(after), Some(holder), false) =
+            (after, self.holders.get_mut(&session), later.is_empty())
         {
             // As many entries as changes, whatever a client says: they are gone through.
             match holder.returning.back_mut() {
@@ -432,7 +444,8 @@ impl Table {
     pub(super) fn expire(&mut self, alive: &HashSet<SessionId>, now: Duration) {
         let forgiven = self.term * FORGIVEN_TERMS;
         self.silences.retain(|_, silence| now.saturating_sub(silence.at) < forgiven);
-        let late = self.holders.iter().filter(|(_, holder)| holder.until <= now && !holder.applying);
+        let late =
+            self.holders.iter().filter(|(_, holder)| holder.until <= now && !holder.applying);
         let late: Vec<SessionId> = late.map(|(session, _)| *session).collect();
         for session in late {
             self.count_silence(session, now);
@@ -468,7 +481,9 @@ impl Table {
 
     /// The promises that a session has made in this series are worth nothing any more.
     pub(super) fn end_series(&mut self, session: SessionId, series: u32) {
-        if let Some(holder) = self.holders.get_mut(&session).filter(|holder| holder.series == series) {
+        if let Some(holder) =
+            self.holders.get_mut(&session).filter(|holder| holder.series == series)
+        {
             holder.series += 1;
         }
     }
@@ -497,7 +512,8 @@ impl Table {
         }
     }
 
-    /// A change whose session has the write leases of all that it touches needs no place in any line: who stands there waits for it.
+    /// A change whose session has the write leases of all that it touches needs no place in any
+    /// line: who stands there waits for it.
     pub(super) fn begin_own(
         &mut self,
         session: SessionId,
@@ -505,7 +521,8 @@ impl Table {
         inos: &[Ino],
         now: Duration,
     ) -> Option<Progress> {
-        let Some(holder) = self.holders.get(&session).filter(|holder| holder.series == series) else {
+        let Some(holder) = self.holders.get(&session).filter(|holder| holder.series == series)
+        else {
             return Some(Progress::Dropped);
         };
         debug_assert!(!holder.applying, "one at a time");
@@ -557,7 +574,9 @@ impl Table {
             return Progress::Dropped;
         };
         let progress = match wants {
-            Wants::Change { series, promised } => self.progress_change(ticket, (series, promised), now),
+            Wants::Change { series, promised } => {
+                self.progress_change(ticket, (series, promised), now)
+            }
             Wants::Read => self.in_the_way(ticket, |_, hold| hold.writes, now).waits(),
             Wants::Lease if inos.iter().any(|ino| self.is_behind(ticket, *ino)) => {
                 Some(Progress::Waits(Recalls::new(), None))
@@ -595,7 +614,8 @@ impl Table {
         if self.holders.get(&session).is_none_or(|holder| holder.series != series) {
             return Some(Progress::Dropped);
         }
-        let others: Vec<Ino> = inos.iter().copied().filter(|ino| !self.writes(session, *ino)).collect();
+        let others: Vec<Ino> =
+            inos.iter().copied().filter(|ino| !self.writes(session, *ino)).collect();
         if promised && !others.is_empty() {
             return Some(Progress::Broken);
         }
@@ -627,8 +647,9 @@ impl Table {
         self.earlier(ticket, ino).any(|earlier| !matches!(earlier.wants, Wants::Walk { .. }))
     }
 
-    /// What others have, of what somebody waits for and `matters` says: it is recalled, or taken away where its term is over. Of its own
-    /// only what it has given back, or was asked for, is in the way of a new lease.
+    /// What others have, of what somebody waits for and `matters` says: it is recalled, or taken
+    /// away where its term is over. Of its own only what it has given back, or was asked for, is in
+    /// the way of a new lease.
     fn in_the_way(
         &mut self,
         ticket: Ticket,
@@ -649,7 +670,8 @@ impl Table {
                         && (hold.recalled || hold.returning || is_fencing);
                     continue;
                 }
-                let until = self.holders.get(&hold.session).map_or(Duration::ZERO, |holder| holder.until);
+                let until =
+                    self.holders.get(&hold.session).map_or(Duration::ZERO, |holder| holder.until);
                 if until <= now {
                     self.count_silence(hold.session, now);
                 }
@@ -660,9 +682,12 @@ impl Table {
                 if self.is_fencing(hold.session) {
                     continue;
                 }
-                // At the end of the term of somebody who is making a change one waits for that to end.
-                found.until =
-                    [found.until, Some(until).filter(|until| *until > now)].into_iter().flatten().min();
+                // At the end of the term of somebody who is making a change one waits for that to
+                // end.
+                found.until = [found.until, Some(until).filter(|until| *until > now)]
+                    .into_iter()
+                    .flatten()
+                    .min();
                 if !hold.recalled && !hold.returning && hold.telling == 0 {
                     self.recall(hold.session, ino);
                     found.recalls.entry(hold.session).or_default().push(ino);
@@ -681,8 +706,9 @@ impl Table {
         }
     }
 
-    /// Takes a lease away whose term is over; whether it is gone. With a write lease go all that the session has, and what it has promised: not
-    /// in the middle of a change, and when that stands on the volume.
+    /// Takes a lease away whose term is over; whether it is gone. With a write lease go all that
+    /// the session has, and what it has promised: not in the middle of a change, and when that
+    /// stands on the volume.
     fn take_away(&mut self, hold: Hold, waits: Ticket) -> bool {
         if !hold.writes {
             self.remove_all(hold.session, true);
@@ -708,11 +734,15 @@ impl Table {
         }
     }
 
-    /// Enters the write leases that somebody has waited for, as far as there is room. They are not recalled before [`Table::told`].
+    /// Enters the write leases that somebody has waited for, as far as there is room. They are not
+    /// recalled before [`Table::told`].
     fn take(&mut self, session: SessionId, inos: Vec<Ino>, now: Duration) -> Vec<Ino> {
         let mut granted = Vec::new();
         for ino in inos {
-            let Some(holder) = self.holders.get(&session).filter(|holder| holder.until > now) else { break };
+            let Some(holder) = self.holders.get(&session).filter(|holder| holder.until > now)
+            else {
+                break;
+            };
             if self.closing || holder.fencing || self.is_barred(session, now) {
                 break;
             }
@@ -729,7 +759,8 @@ impl Table {
         granted
     }
 
-    /// From now on nobody gets a lease. Gives what is to be recalled: all that somebody relies on, and was not asked for yet.
+    /// From now on nobody gets a lease. Gives what is to be recalled: all that somebody relies on,
+    /// and was not asked for yet.
     pub(super) fn close(&mut self, now: Duration) -> Recalls {
         self.closing = true;
         let mut recalls = Recalls::new();
@@ -737,7 +768,8 @@ impl Table {
         for (ino, holds) in &mut self.inodes {
             let asked = |hold: &Hold| hold.recalled || hold.returning || hold.telling > 0;
             for hold in holds.iter_mut().filter(|hold| !asked(hold)) {
-                if let Some(holder) = self.holders.get_mut(&hold.session).filter(|h| h.until > now) {
+                if let Some(holder) = self.holders.get_mut(&hold.session).filter(|h| h.until > now)
+                {
                     hold.recalled = true;
                     holder.recalled += 1;
                     recalls.entry(hold.session).or_default().push(*ino);
@@ -747,7 +779,8 @@ impl Table {
         recalls
     }
 
-    /// Whether anybody relies on a lease at this time, and whether anybody has promised what was not made, now or before.
+    /// Whether anybody relies on a lease at this time, and whether anybody has promised what was
+    /// not made, now or before.
     pub(super) fn relied_on(&self, now: Duration) -> (bool, bool) {
         let relies = |holder: &Holder| holder.until > now && !holder.inos.is_empty();
         (self.holders.values().any(relies), self.holders.values().any(|holder| holder.writes > 0))
@@ -763,8 +796,9 @@ impl Table {
         }
     }
 
-    /// Nobody will hear that these are write leases. The session may have had read leases before and relies on those, or hears of the same
-    /// in another answer: so it is asked to give back what it has. Gives those.
+    /// Nobody will hear that these are write leases. The session may have had read leases before
+    /// and relies on those, or hears of the same in another answer: so it is asked to give back
+    /// what it has. Gives those.
     pub(super) fn not_told(&mut self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
         self.told(session, inos);
         let is_asked = |hold: &Hold| hold.recalled || hold.returning || hold.telling > 0;

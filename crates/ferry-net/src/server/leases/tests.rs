@@ -101,7 +101,11 @@ fn a_change_waits_for_the_word_of_others_and_gives_no_lease_meanwhile() {
         assert!(poll(wait.as_mut()).is_none());
         assert_eq!(recalled.lock().len(), 1, "asked once");
         leases.give_back(2, &[10], Some(7));
-        assert_eq!(poll(wait), Some(Progress::Begun(Vec::new())), "a read lease needs only its word");
+        assert_eq!(
+            poll(wait),
+            Some(Progress::Begun(Vec::new())),
+            "a read lease needs only its word"
+        );
     }
     assert!(leases.renew(2).0);
     assert!(leases.grant(1, 11), "whose turn it is");
@@ -189,7 +193,8 @@ fn turns_come_in_order_and_never_wait_for_each_other() {
 #[test]
 fn nothing_is_changed_while_leases_of_an_earlier_server_may_last() {
     let hand = Arc::new(Hand::default());
-    let leases = Arc::new(Leases::new(hand.clone(), Duration::from_secs(5), Duration::from_secs(5)));
+    let leases =
+        Arc::new(Leases::new(hand.clone(), Duration::from_secs(5), Duration::from_secs(5)));
     leases.begin(1, 1);
     drop(leases.line(1, &[1]));
     let (runtime, place) = (runtime(), leases.ask(1, Wants::Lease, vec![1]));
@@ -212,7 +217,11 @@ fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
     assert!(!leases.renew(1).0);
     leases.give_back(1, &[10], Some(2));
     assert!(leases.renew(1).0, "it has given its word");
-    assert_eq!(leases.recalls(&reader), Some(Recalls::new()), "its changes are still to be applied");
+    assert_eq!(
+        leases.recalls(&reader),
+        Some(Recalls::new()),
+        "its changes are still to be applied"
+    );
     leases.turn(1, &[10]).done(1);
     assert!(leases.recalls(&reader).is_some());
     leases.refused(1, 2);
@@ -265,7 +274,8 @@ fn a_recall_never_overtakes_the_answer_that_grants() {
 }
 
 #[test]
-fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_middle_of_a_change() {
+fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_middle_of_a_change()
+{
     let (leases, hand) = leases();
     assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
     hand.set(6);
@@ -348,7 +358,8 @@ fn who_ignores_recalls_again_and_again_gets_no_leases_for_a_growing_while() {
     const TERM: u64 = 5;
     let (leases, hand) = leases();
     let mut now = 0;
-    // Session 1 has a lease and says that it is there, but not a word to the recall; session 2 changes the inode.
+    // Session 1 has a lease and says that it is there, but not a word to the recall; session 2
+    // changes the inode.
     let mut ignores = |answers: bool| {
         assert!(leases.grant(1, 7), "at {now}");
         let place = leases.line(2, &[7]);

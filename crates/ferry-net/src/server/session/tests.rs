@@ -44,7 +44,8 @@ fn an_older_connection_changes_nothing_and_takes_no_lock() {
 fn answers_that_nobody_waits_for_go_together_and_before_all_that_comes_later() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
     let (line, mut frames) = crate::lanes::line();
-    let epoch = session.connect((&line, None), &greeting, (false, 0), (&locks, &leases)).expect("it lives");
+    let epoch =
+        session.connect((&line, None), &greeting, (false, 0), (&locks, &leases)).expect("it lives");
     let mut sent =
         || frames.try_recv().map(|(bytes, rooms): (Vec<u8>, Vec<Room>)| (bytes.len(), rooms.len()));
     assert!(sent().is_some_and(|(_, rooms)| rooms == 0), "the welcome");
@@ -92,11 +93,13 @@ fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() 
     let dev: Arc<dyn ferry_device::BlockDevice> = Arc::new(ferry_device::MemDevice::new(64 << 20));
     let env = ferry_env::Env::real;
     ferry_fs::mkfs(&dev, &ferry_fs::MkfsOptions::default(), &env()).expect("it is new");
-    let fs = ferry_fs::LocalFs::open(dev, ferry_fs::FsOptions::default(), env()).expect("it is there");
+    let fs =
+        ferry_fs::LocalFs::open(dev, ferry_fs::FsOptions::default(), env()).expect("it is there");
     let leases = Arc::new(Leases::new(env().clock, Duration::from_millis(1), Duration::ZERO));
     let (session, locks, greeting) = (Arc::new(session()), Locks::default(), greeting());
     let (line, _frames) = crate::lanes::line();
-    let epoch = session.connect((&line, None), &greeting, (false, 0), (&locks, &leases)).expect("it lives");
+    let epoch =
+        session.connect((&line, None), &greeting, (false, 0), (&locks, &leases)).expect("it lives");
     leases.begin(2, 2);
     leases.begin(3, 3);
     assert!(leases.bear(2, 20) && leases.bear(session.number, 10));

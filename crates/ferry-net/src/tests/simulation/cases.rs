@@ -1,12 +1,17 @@
-//! Cases in which file systems whose clients answer before the server does have lost or mixed up what programs had been told.
+//! Cases in which file systems whose clients answer before the server does have lost or mixed up
+//! what programs had been told.
 
 use std::collections::BTreeSet;
 
 use super::*;
 
 /// No faults but those of the case.
-const CASE: Plan =
-    Plan { clients: 0, steps: 0, faults: Faults { cut: 0, swallow: 0, hold: 0, rate: 0 }, ..Plan::GENTLE };
+const CASE: Plan = Plan {
+    clients: 0,
+    steps: 0,
+    faults: Faults { cut: 0, swallow: 0, hold: 0, rate: 0 },
+    ..Plan::GENTLE
+};
 
 /// A server, and clients that come as they are asked for.
 struct Lab {
@@ -214,7 +219,9 @@ fn a_session_that_is_lost_before_anything_was_answered_leaves_nobody_waiting() {
     client.write(first, fh, 0, b"FIRST").unwrap();
     let (waits, asks, syncs, locks) = std::thread::scope(|scope| {
         let waits = scope.spawn(|| {
-            client.me.call(|cx| client.fs.setxattr(cx, first, b"user.a", b"b", XattrFlags::default()))
+            client
+                .me
+                .call(|cx| client.fs.setxattr(cx, first, b"user.a", b"b", XattrFlags::default()))
         });
         let asks = scope.spawn(|| client.list(ROOT));
         let syncs = scope.spawn(|| client.sync());
@@ -304,8 +311,11 @@ fn many_sessions_that_end_at_the_same_time_free_what_others_wait_for() {
         assert_eq!(locking.join().unwrap(), Ok(()));
         assert!(making.join().unwrap().is_ok());
         let names = stays.list(dir).unwrap();
-        let own: Vec<Ino> =
-            names.iter().filter(|n| n.starts_with("own")).map(|name| stays.ino(dir, name)).collect();
+        let own: Vec<Ino> = names
+            .iter()
+            .filter(|n| n.starts_with("own"))
+            .map(|name| stays.ino(dir, name))
+            .collect();
         assert_eq!(own.len(), MANY);
         own.iter().for_each(|own| assert!(stays.create(*own, "g").is_ok()));
         ending.into_iter().for_each(|thread| thread.join().unwrap());
@@ -330,9 +340,11 @@ impl Drop for Well<'_> {
 
 #[test]
 fn a_recall_while_the_log_is_full_waits_and_nothing_is_lost() {
-    /// Fewer than the numbers that a client is given at a time: for more it would wait for the device.
+    /// Fewer than the numbers that a client is given at a time: for more it would wait for the
+    /// device.
     const FILES: usize = 3000;
-    // The names need more than the log has. (On a small volume the client would be given little space, and wait for more.)
+    // The names need more than the log has. (On a small volume the client would be given little
+    // space, and wait for more.)
     let lab = Lab::with(506, Plan { device: 256 << 20, log: Some(576 << 10), ..CASE });
     let (client, dir) = lab.alone("d");
     let other = lab.client();
@@ -351,9 +363,11 @@ fn a_recall_while_the_log_is_full_waits_and_nothing_is_lost() {
                 made.fetch_add(1, Ordering::SeqCst);
             }
         });
-        // On a busy machine the client promises no more because of the age of what is not answered, before there is so much of it.
-        let is_stuck =
-            || lab.figure("unanswered") >= 800 || client.figures("connection", "unanswered_ms") >= 3000;
+        // On a busy machine the client promises no more because of the age of what is not answered,
+        // before there is so much of it.
+        let is_stuck = || {
+            lab.figure("unanswered") >= 800 || client.figures("connection", "unanswered_ms") >= 3000
+        };
         until("the log is full", || is_stuck() || making.is_finished());
         assert!(!making.is_finished(), "the log has room for all");
         let least = made.load(Ordering::SeqCst);
@@ -453,7 +467,8 @@ fn a_client_that_returns_after_its_lease_was_given_away_is_fenced_and_told() {
     assert!(away.create(dir, "again").is_ok());
 }
 
-/// Its answer is lost with a connection, and the series that it was in has ended before the next one.
+/// Its answer is lost with a connection, and the series that it was in has ended before the next
+/// one.
 #[test]
 fn a_change_that_was_made_is_not_made_again_because_its_series_has_ended() {
     let lab = Lab::with(509, Plan { term: Duration::from_millis(700), ..CASE });
@@ -462,8 +477,9 @@ fn a_change_that_was_made_is_not_made_again_because_its_series_has_ended() {
     away.sync().unwrap();
     let other = lab.client();
     away.way.deafen();
-    let xattr =
-        |fs: &dyn Filesystem| InProcess::default().call(|cx| fs.getxattr(cx, ino, b"user.once")).is_ok();
+    let xattr = |fs: &dyn Filesystem| {
+        InProcess::default().call(|cx| fs.getxattr(cx, ino, b"user.once")).is_ok()
+    };
     std::thread::scope(|scope| {
         // Decided by the server, and it fails if it is made twice.
         let setting = scope.spawn(|| {
@@ -471,7 +487,8 @@ fn a_change_that_was_made_is_not_made_again_because_its_series_has_ended() {
             away.me.call(|cx| away.fs.setxattr(cx, ino, b"user.once", b"x", once))
         });
         until("it is made", || xattr(&*lab.fs()));
-        // It does not hear that its leases are recalled: they are taken away at the end of its term.
+        // It does not hear that its leases are recalled: they are taken away at the end of its
+        // term.
         assert_eq!(other.ino(ROOT, "d"), dir);
         assert!(other.create(dir, "mine").is_ok());
         lab.sim.net.cut_all();

@@ -1,9 +1,11 @@
-//! The network of a simulation: each client has its own way to the server, which carries frame by frame what a seed says.
+//! The network of a simulation: each client has its own way to the server, which carries frame by
+//! frame what a seed says.
 //!
-//! A frame may be late, and all behind it in its direction; the connection may end at a frame; or one direction carries nothing any more
-//! while the other does, until the connection ends a while later. Ways know nothing of each other: what one holds back others overtake. A
-//! client that has vanished is a way that carries nothing for good. A crash of the server is one step for all ways: what it had sent before
-//! may have arrived, what it sends later is for nobody.
+//! A frame may be late, and all behind it in its direction; the connection may end at a frame; or
+//! one direction carries nothing any more while the other does, until the connection ends a while
+//! later. Ways know nothing of each other: what one holds back others overtake. A client that has
+//! vanished is a way that carries nothing for good. A crash of the server is one step for all ways:
+//! what it had sent before may have arrived, what it sends later is for nobody.
 
 use std::sync::atomic::AtomicBool;
 
@@ -150,12 +152,14 @@ pub(super) struct Way {
 
 impl Way {
     pub(super) fn new(net: &Arc<Net>, who: u64) -> Arc<Self> {
-        let (net, connections, vanished) = (Arc::clone(net), AtomicU64::new(0), watch::Sender::new(false));
+        let (net, connections, vanished) =
+            (Arc::clone(net), AtomicU64::new(0), watch::Sender::new(false));
         let (silent_below, deaf_below) = (watch::Sender::new(0), watch::Sender::new(0));
         Arc::new(Self { net, who, connections, vanished, silent_below, deaf_below })
     }
 
-    /// The connection that there is carries nothing any more. The next one does, when this one is cut.
+    /// The connection that there is carries nothing any more. The next one does, when this one is
+    /// cut.
     pub(super) fn silence(&self) {
         self.silent_below.send_replace(self.connections.load(Ordering::Relaxed));
     }
@@ -175,7 +179,8 @@ impl Connector for Way {
     fn connect(&self) -> Connecting<'_> {
         Box::pin(async {
             let net = &self.net;
-            // Before the server is looked for: that of a later moment does not answer on a connection of an earlier one.
+            // Before the server is looked for: that of a later moment does not answer on a
+            // connection of an earlier one.
             let cuts = net.cuts.subscribe();
             let server = net.server.lock().clone().ok_or(io::ErrorKind::ConnectionRefused)?;
             if *self.vanished.borrow() {
@@ -185,7 +190,8 @@ impl Connector for Way {
             let (near, far) = duplex(1 << 16);
             server.serve_stream(Box::new(far));
             let number = self.connections.fetch_add(1, Ordering::Relaxed);
-            let random = |direction| SimRng::new(net.seed << 24 ^ self.who << 16 ^ number << 1 ^ direction);
+            let random =
+                |direction| SimRng::new(net.seed << 24 ^ self.who << 16 ^ number << 1 ^ direction);
             let (vanished, silent_below) =
                 (self.vanished.subscribe(), [self.silent_below.subscribe()].to_vec());
             let up = Ends { cuts, vanished, number, silent_below };
@@ -226,12 +232,15 @@ async fn relay(a: DuplexStream, b: DuplexStream, [up, down]: [(SimRng, Ends); 2]
                 Fate::Late(time) => tokio::time::sleep(time).await,
                 Fate::Cut => return,
                 Fate::Swallowed(time) => {
-                    let nowhere = async { tokio::io::copy(&mut from, &mut tokio::io::sink()).await };
+                    let nowhere =
+                        async { tokio::io::copy(&mut from, &mut tokio::io::sink()).await };
                     let _silence = tokio::time::timeout(time, nowhere).await;
                     return;
                 }
             }
-            if let Some(taken) = (bytes.len() as u64 * 1000).checked_div(net.faults.rate).filter(|_| is_up) {
+            if let Some(taken) =
+                (bytes.len() as u64 * 1000).checked_div(net.faults.rate).filter(|_| is_up)
+            {
                 tokio::time::sleep(Duration::from_millis(taken)).await;
             }
             for below in &mut silent_below {

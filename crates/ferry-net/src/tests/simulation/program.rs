@@ -1,8 +1,10 @@
-//! A program on one client, which knows what it was told: each step is checked against that, and each loss must have been told.
+//! A program on one client, which knows what it was told: each step is checked against that, and
+//! each loss must have been told.
 //!
-//! It appends records to two files that all share, and makes, renames and removes files of its own in two directories that all share. What
-//! it has of its own it knows exactly, until somebody has told it of a loss; then it looks what is left: of each name a state that the name
-//! has had since it was durable.
+//! It appends records to two files that all share, and makes, renames and removes files of its own
+//! in two directories that all share. What it has of its own it knows exactly, until somebody has
+//! told it of a loss; then it looks what is left: of each name a state that the name has had since
+//! it was durable.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,7 +59,8 @@ impl Program {
         let way = Way::new(&sim.net, who);
         let waiting_of = sim.plan.waiting_of;
         let client = super::mount(&way, who, waiting_of == 0 || !who.is_multiple_of(waiting_of));
-        let names = (0..PLACES).flat_map(|dir| (0..NAMES).map(move |n| ((dir, n), vec![None]))).collect();
+        let names =
+            (0..PLACES).flat_map(|dir| (0..NAMES).map(move |n| ((dir, n), vec![None]))).collect();
         let (sim, next, done) = (Arc::clone(sim), 0, String::new());
         let mut program = Self {
             sim,
@@ -120,15 +123,21 @@ impl Program {
         }
     }
 
-    /// It must be so, unless something was lost; then that is told now.
-    fn must(&mut self, so: bool, what: &str) {
+    /// It must be so, unless something was lost; then that is told now. Returns whether it is so.
+    fn must(&mut self, so: bool, what: &str) -> bool {
         if so {
-            return;
+            return true;
         }
         self.sim.say(self.who, format!("{}: {what}", self.done));
         let told = self.client.sync();
-        assert_eq!(told, Err(Errno(libc::EIO)), "{}: {what}, and nobody was told of a loss", self.at());
+        assert_eq!(
+            told,
+            Err(Errno(libc::EIO)),
+            "{}: {what}, and nobody was told of a loss",
+            self.at()
+        );
         self.lost(Errno(libc::EIO));
+        false
     }
 
     /// Something may be lost: all of it is told, then it is looked what is left.
@@ -154,7 +163,8 @@ impl Program {
         panic!("{}: losses do not end", self.at());
     }
 
-    /// A crash came before the answer: whether this one was made nobody knows. All that was answered is there, or is made again.
+    /// A crash came before the answer: whether this one was made nobody knows. All that was
+    /// answered is there, or is made again.
     fn unknown(&mut self) {
         assert_eq!(self.client.sync(), Ok(()), "{}: nothing else may be lost", self.at());
         self.sim.ledger.lock().synced(self.who, None);
@@ -240,13 +250,15 @@ impl Program {
         }
     }
 
-    /// Looks a file up that nobody changes, or uses its inode: that is known, whatever has become of the server. Or has it forgotten.
+    /// Looks a file up that nobody changes, or uses its inode: that is known, whatever has become
+    /// of the server. Or has it forgotten.
     fn know(&mut self, n: u64) {
         self.say(format!("knows {n}"));
         let Some(ino) = self.known.get(&n).copied() else {
             let dir = self.client.lookup(ROOT, "known");
-            let found =
-                dir.and_then(|dir| self.client.lookup(dir.expect("it is durable").ino, &n.to_string()));
+            let found = dir.and_then(|dir| {
+                self.client.lookup(dir.expect("it is durable").ino, &n.to_string())
+            });
             if let Some(found) = self.told(found) {
                 self.known.insert(n, found.expect("it is durable").ino);
             }
@@ -322,7 +334,9 @@ impl Program {
                 }
                 self.client.close(ino, fh);
             }
-            Err(Errno(libc::EEXIST)) => self.must(is_there, "not made, though it was not there"),
+            Err(Errno(libc::EEXIST)) => {
+                self.must(is_there, "not made, though it was not there");
+            }
             Err(error) => {
                 self.becomes(slot, Some(String::new()));
                 self.lost(error);
@@ -349,7 +363,9 @@ impl Program {
         let (old, new) = (name(self.who, from), name(self.who, to));
         let done = self.client.move_to(self.dirs[from.0], &old, self.dirs[to.0], &new);
         match done {
-            Err(Errno(libc::ENOENT)) => self.must(moved.is_none(), "not there to be renamed"),
+            Err(Errno(libc::ENOENT)) => {
+                self.must(moved.is_none(), "not there to be renamed");
+            }
             done => {
                 if let (false, Some(replaced)) = (may_be_moved.is_empty(), &replaced) {
                     self.durable.remove(replaced);
@@ -378,7 +394,9 @@ impl Program {
             self.durable.remove(tag);
         }
         match self.client.unlink(self.dirs[slot.0], &name(self.who, slot)) {
-            Err(Errno(libc::ENOENT)) => self.must(was.is_none(), "not there to be removed"),
+            Err(Errno(libc::ENOENT)) => {
+                self.must(was.is_none(), "not there to be removed");
+            }
             done => {
                 self.becomes(slot, None);
                 if self.told(done).is_some() {
@@ -404,18 +422,20 @@ impl Program {
         let listed = self.client.list(self.dirs[place]);
         if let Some(listed) = self.told(listed) {
             let mine = format!("p{}.", self.who);
-            let found: Vec<&String> = listed.iter().filter(|name| name.starts_with(&mine)).collect();
-            let there = self
-                .names
-                .iter()
-                .filter(|((dir, _), states)| *dir == place && states.last().is_some_and(Option::is_some));
+            let found: Vec<&String> =
+                listed.iter().filter(|name| name.starts_with(&mine)).collect();
+            let there = self.names.iter().filter(|((dir, _), states)| {
+                *dir == place && states.last().is_some_and(Option::is_some)
+            });
             let expected: Vec<String> = there.map(|(slot, _)| name(self.who, *slot)).collect();
-            let so = found.len() == expected.len() && found.iter().zip(&expected).all(|(a, b)| **a == *b);
+            let so = found.len() == expected.len()
+                && found.iter().zip(&expected).all(|(a, b)| **a == *b);
             self.must(so, &format!("{found:?} instead of {expected:?}"));
         }
     }
 
-    /// Goes through all that there is, as `ls -lR` does; at times it removes one of its names where it comes by.
+    /// Goes through all that there is, as `ls -lR` does; at times it removes one of its names where
+    /// it comes by.
     fn walk(&mut self) {
         self.say("walks".into());
         let top = self.client.list(ROOT);
@@ -467,7 +487,8 @@ impl Program {
         }
     }
 
-    /// Writes under a lock that all want: what it has written is there until it gives the lock back.
+    /// Writes under a lock that all want: what it has written is there until it gives the lock
+    /// back.
     fn write_locked(&mut self) {
         self.say("locks, to write".into());
         let (ino, fh) = self.locked.expect("it is open");
@@ -484,7 +505,10 @@ impl Program {
                 let read = self.client.read(ino, fh, 100);
                 let Some(read) = self.told(read) else { break };
                 let read = String::from_utf8_lossy(&read).into_owned();
-                self.must(read == tag, &format!("{read:?} is there instead"));
+                // After a loss its files are opened again, and the lock is not held any more.
+                if !self.must(read == tag, &format!("{read:?} is there instead")) {
+                    break;
+                }
             }
         }
         let (ino, fh) = self.locked.expect("it is open");
@@ -547,7 +571,10 @@ fn check(
             (Some(tag), Some(held)) => tag.starts_with(held.trim_end_matches('\0')),
             (state, held) => state == held,
         };
-        assert!(states.iter().any(may_be), "{at}: {slot:?} has {held:?}, which it has never had: {states:?}");
+        assert!(
+            states.iter().any(may_be),
+            "{at}: {slot:?} has {held:?}, which it has never had: {states:?}"
+        );
         if let Some(tag) = held.as_ref().filter(|tag| !tag.is_empty()) {
             assert!(found.insert(tag.clone()), "{at}: {tag} is there twice");
         }
@@ -581,7 +608,8 @@ impl Ledger {
 
     fn synced(&mut self, who: u64, place: Option<usize>) {
         for ((at, by, _), state) in &mut self.states {
-            if *by == who && *state == State::Acknowledged && place.is_none_or(|place| place == *at) {
+            if *by == who && *state == State::Acknowledged && place.is_none_or(|place| place == *at)
+            {
                 *state = State::Durable;
             }
         }

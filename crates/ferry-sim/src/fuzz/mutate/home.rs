@@ -1,5 +1,5 @@
-//! The home store: its map, and the blocks of its database, each of which lies twice in its segment, each time with its
-//! checksum behind it (`docs/format.md`, "The home store").
+//! The home store: its map, and the blocks of its database, each of which lies twice in its
+//! segment, each time with its checksum behind it (`docs/format.md`, "The home store").
 
 use super::{put_crc, read, read_long, replace, scramble, write};
 use crate::device::{SimDevice, SimRng};
@@ -58,7 +58,9 @@ impl Unit {
 pub(super) fn segments(device: &SimDevice, base: &Base) -> Vec<u32> {
     units(device, base)
         .iter()
-        .map(|unit| ((unit.place - base.superblock.segments_offset) / base.superblock.segment_len) as u32)
+        .map(|unit| {
+            ((unit.place - base.superblock.segments_offset) / base.superblock.segment_len) as u32
+        })
         .collect()
 }
 
@@ -66,7 +68,8 @@ pub(super) fn segments(device: &SimDevice, base: &Base) -> Vec<u32> {
 pub fn places(base: &Base) -> Vec<Range<u64>> {
     let sb = &base.superblock;
     let slots = sb.home_map_offsets.map(|slot| slot..slot + sb.home_map_len);
-    let segments = units(&base.image, base).into_iter().map(|unit| unit.place..unit.place + sb.segment_len);
+    let segments =
+        units(&base.image, base).into_iter().map(|unit| unit.place..unit.place + sb.segment_len);
     slots.into_iter().chain(segments).collect()
 }
 
@@ -76,8 +79,10 @@ fn units(device: &SimDevice, base: &Base) -> Vec<Unit> {
     let half = sb.segment_len / BLOCK / 2;
     let sums = half.div_ceil(BLOCK / 4 + 1);
     let unit = |segment: u32| {
-        let entry =
-            map[BLOCK_SIZE + 4 * segment as usize..][..4].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
+        let entry = map[BLOCK_SIZE + 4 * segment as usize..][..4]
+            .iter()
+            .rev()
+            .fold(0, |n, b| n << 8 | u64::from(*b));
         let place = sb.segments_offset + u64::from(segment) * sb.segment_len;
         let number = (entry != u64::from(u32::MAX)).then(|| entry.wrapping_sub(1));
         (entry != 0).then_some(Unit { number, place, pages: half - sums, sums })
@@ -92,7 +97,12 @@ pub(super) fn pages(device: &SimDevice, base: &Base, rng: &mut SimRng) {
     for unit in &units {
         let first = unit.page(0, 0);
         let inside = first..first + unit.pages * BLOCK;
-        used.extend(base.used.iter().filter(|at| inside.contains(at)).map(|at| (unit, (at - first) / BLOCK)));
+        used.extend(
+            base.used
+                .iter()
+                .filter(|at| inside.contains(at))
+                .map(|at| (unit, (at - first) / BLOCK)),
+        );
     }
     if used.is_empty() {
         return;

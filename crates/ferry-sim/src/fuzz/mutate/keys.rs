@@ -1,4 +1,5 @@
-//! Keys and values that no version of the code wrote, written by the journal itself: every checksum on the way is right.
+//! Keys and values that no version of the code wrote, written by the journal itself: every checksum
+//! on the way is right.
 
 use super::scramble;
 use crate::device::{SimDevice, SimRng, sim_env};
@@ -44,7 +45,8 @@ pub(super) fn damage(device: &Arc<SimDevice>, base: &Base, rng: &mut SimRng) {
     if kinds.is_empty() {
         return;
     }
-    let Ok(mut transaction) = journal.begin(Credits { keys: 64, bytes: BYTES_MAX, urgent: true }) else {
+    let Ok(mut transaction) = journal.begin(Credits { keys: 64, bytes: BYTES_MAX, urgent: true })
+    else {
         return;
     };
     for _ in 0..1 + rng.below(4) {

@@ -1,4 +1,5 @@
-//! The log: blocks, stamps, and whole records that are read, changed, and written with all their checksums right.
+//! The log: blocks, stamps, and whole records that are read, changed, and written with all their
+//! checksums right.
 
 use super::{read, replace, scramble, write};
 use crate::device::{SimDevice, SimRng};
@@ -47,7 +48,10 @@ fn restamp(device: &SimDevice, ring: Ring, stamp: BlockStamp, rng: &mut SimRng) 
     let mut buf = read(device, place);
     let mut other = stamp;
     match rng.below(3) {
-        0 => other.position = *rng.pick(&[0, u64::MAX, stamp.position + ring.blocks, stamp.position + 1]),
+        0 => {
+            other.position =
+                *rng.pick(&[0, u64::MAX, stamp.position + ring.blocks, stamp.position + 1])
+        }
         1 => other.record_id = rng.next_u64(),
         _ => other.index = *rng.pick(&[0, 1, u32::MAX, stamp.index.wrapping_add(1)]),
     }
@@ -58,7 +62,8 @@ fn restamp(device: &SimDevice, ring: Ring, stamp: BlockStamp, rng: &mut SimRng) 
 /// Changes a record's header or body.
 fn rewrite(device: &SimDevice, ring: Ring, start: BlockStamp, rng: &mut SimRng) {
     let first = read(device, ring.place(start.position));
-    let Some(mut header) = RecordHeader::decode(&first[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER]) else {
+    let Some(mut header) = RecordHeader::decode(&first[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER])
+    else {
         return;
     };
     if header.blocks() > ring.blocks {
@@ -73,7 +78,15 @@ fn rewrite(device: &SimDevice, ring: Ring, start: BlockStamp, rng: &mut SimRng) 
             scramble(&mut bytes[body.clone()], rng);
         }
     } else {
-        let odd = *rng.pick(&[0, 1, u64::MAX, 1 << 32, 1 << 63, header.seq + 1, header.seq.wrapping_sub(1)]);
+        let odd = *rng.pick(&[
+            0,
+            1,
+            u64::MAX,
+            1 << 32,
+            1 << 63,
+            header.seq + 1,
+            header.seq.wrapping_sub(1),
+        ]);
         match rng.below(6) {
             0 => header.seq = odd,
             1 => header.stamp = odd,

@@ -40,10 +40,25 @@ fn cases() -> Vec<Case> {
         ("inode record gone", NoInode, |v| v.remove(&keys::inode(v.at("d"))), &["/d"]),
         ("file's record gone", NoInode, |v| v.remove(&keys::inode(v.at("e"))), &["/e"]),
         ("file's record unreadable", BadRecord, |v| v.put(keys::inode(v.at("e")), [1]), &["/e"]),
-        ("small file's record gone", DanglingName, |v| v.remove(&keys::inode(v.at("n3"))), &["/n3"]),
-        ("small file's record unreadable", BadRecord, |v| v.put(keys::inode(v.at("n3")), [7]), &["/n3"]),
+        (
+            "small file's record gone",
+            DanglingName,
+            |v| v.remove(&keys::inode(v.at("n3"))),
+            &["/n3"],
+        ),
+        (
+            "small file's record unreadable",
+            BadRecord,
+            |v| v.put(keys::inode(v.at("n3")), [7]),
+            &["/n3"],
+        ),
         ("unknown type", InodeFields, |v| v.record("e", |r| r.mode = 0o644), &["/e"]),
-        ("unknown type of a directory", InodeFields, |v| v.record("d", |r| r.mode = 0o755), &["/d"]),
+        (
+            "unknown type of a directory",
+            InodeFields,
+            |v| v.record("d", |r| r.mode = 0o755),
+            &["/d"],
+        ),
         ("unknown type of nothing", InodeFields, |v| v.record("n0", |r| r.mode = 0o644), &["/n0"]),
         ("unknown flags", InodeFields, |v| v.record("e", |r| r.flags |= 1 << 9), &[]),
         ("impossible size", InodeFields, |v| v.record("e", |r| r.size = 1 << 63), &["/e"]),
@@ -58,7 +73,8 @@ fn cases() -> Vec<Case> {
             "number without end",
             InodeFields,
             |v| {
-                let record = InodeRecord { mode: libc::S_IFREG, nlink: 1, ..InodeRecord::default() };
+                let record =
+                    InodeRecord { mode: libc::S_IFREG, nlink: 1, ..InodeRecord::default() };
                 v.put(keys::inode(u64::MAX), record.encode());
             },
             &[],
@@ -130,7 +146,12 @@ fn cases() -> Vec<Case> {
             },
             &["/d/f", "/lost+found"],
         ),
-        ("dentry without inode", DanglingName, |v| v.name(v.at("d"), b"nowhere", 9999, libc::S_IFREG), &[]),
+        (
+            "dentry without inode",
+            DanglingName,
+            |v| v.name(v.at("d"), b"nowhere", 9999, libc::S_IFREG),
+            &[],
+        ),
         ("wrong type", DentryKind, |v| v.name(v.at("d"), b"f", v.at("d/f"), libc::S_IFIFO), &[]),
         ("directory's size", DirectorySize, |v| v.record("d", |r| r.size = 99), &[]),
         ("parent", Parent, |v| v.record("d", |r| r.parent = 99), &[]),
@@ -141,7 +162,12 @@ fn cases() -> Vec<Case> {
             |v| v.name(ROOT, b"again", v.at("d/sub"), libc::S_IFDIR),
             &[],
         ),
-        ("root with a name", DirectoryNames, |v| v.name(v.at("d"), b"root", ROOT, libc::S_IFDIR), &[]),
+        (
+            "root with a name",
+            DirectoryNames,
+            |v| v.name(v.at("d"), b"root", ROOT, libc::S_IFDIR),
+            &[],
+        ),
         (
             "circle",
             Cycle,
@@ -198,7 +224,12 @@ fn cases() -> Vec<Case> {
         (
             "extent beside contents",
             ExtentOwner,
-            |v| v.put(keys::extent(v.at("n3"), 0), Extent::Data { block: 4000, crcs: vec![1] }.encode()),
+            |v| {
+                v.put(
+                    keys::extent(v.at("n3"), 0),
+                    Extent::Data { block: 4000, crcs: vec![1] }.encode(),
+                )
+            },
             &[],
         ),
         (
@@ -245,13 +276,23 @@ fn cases() -> Vec<Case> {
         (
             "endless extent",
             ExtentOverlap,
-            |v| v.put(keys::extent(v.at("p"), 20 * BLOCK), Extent::Reserved { blocks: u64::MAX }.encode()),
+            |v| {
+                v.put(
+                    keys::extent(v.at("p"), 20 * BLOCK),
+                    Extent::Reserved { blocks: u64::MAX }.encode(),
+                )
+            },
             &[],
         ),
         (
             "extent across windows",
             ExtentOverlap,
-            |v| v.put(keys::extent(v.at("p"), 1023 * BLOCK), Extent::Reserved { blocks: 3 }.encode()),
+            |v| {
+                v.put(
+                    keys::extent(v.at("p"), 1023 * BLOCK),
+                    Extent::Reserved { blocks: 3 }.encode(),
+                )
+            },
             &[],
         ),
         ("extents beyond the size", ExtentBeyondEnd, |v| v.record("e", |r| r.size = 4096), &["/e"]),
@@ -326,7 +367,8 @@ fn cases() -> Vec<Case> {
             "overfull segment",
             SegmentRecord,
             |v| {
-                let key = v.keys.range(keys::segment(0)..keys::segment_end()).next().unwrap().0.clone();
+                let key =
+                    v.keys.range(keys::segment(0)..keys::segment_end()).next().unwrap().0.clone();
                 let live = Segment::decode(&v.keys[&key]).unwrap().live;
                 v.put(key, Segment { filled: 1 << 30, live }.encode());
             },
@@ -338,7 +380,8 @@ fn cases() -> Vec<Case> {
             "segment filled further",
             SegmentFilled,
             |v| {
-                let key = v.keys.range(keys::segment(0)..keys::segment_end()).next().unwrap().0.clone();
+                let key =
+                    v.keys.range(keys::segment(0)..keys::segment_end()).next().unwrap().0.clone();
                 v.put(key, Segment { filled: 1, live: 1 }.encode());
             },
             &[],
@@ -349,7 +392,12 @@ fn cases() -> Vec<Case> {
             |v| v.put(keys::segment(30), Segment { filled: 9, live: 9 }.encode()),
             &[],
         ),
-        ("unreadable note of a truncation", BadRecord, |v| v.put(keys::intent(v.at("e")), [4]), &[]),
+        (
+            "unreadable note of a truncation",
+            BadRecord,
+            |v| v.put(keys::intent(v.at("e")), [4]),
+            &[],
+        ),
     ]
 }
 
@@ -358,8 +406,9 @@ type Held<'s> = BTreeMap<&'s String, (Ino, &'s [Option<Vec<u8>>])>;
 
 /// What may not have changed.
 fn others<'s>(shown: &'s Shown, but: &[&str]) -> Held<'s> {
-    let harmed =
-        |path: &str| but.iter().any(|start| path == *start || path.starts_with(&format!("{start}/")));
+    let harmed = |path: &str| {
+        but.iter().any(|start| path == *start || path.starts_with(&format!("{start}/")))
+    };
     shown
         .iter()
         .filter(|(path, _)| !harmed(path))
@@ -395,8 +444,10 @@ fn each_fault_is_found_and_repaired_and_costs_nothing_else() {
 fn numbers_in_use_are_not_handed_out_again() {
     for next_ino in [3, u64::MAX - 1000] {
         let volume = Volume::new();
-        volume.edit(|image| image.put(keys::counters(), Counters { next_ino, inodes: 30 }.encode()));
-        let refused = LocalFs::open(volume.dev.clone(), FsOptions::default(), env()).err().expect("refused");
+        volume
+            .edit(|image| image.put(keys::counters(), Counters { next_ino, inodes: 30 }.encode()));
+        let refused =
+            LocalFs::open(volume.dev.clone(), FsOptions::default(), env()).err().expect("refused");
         assert!(refused.to_string().contains("ferry fsck --repair"), "{refused}");
         assert!(volume.shown().contains_key("/d/f"), "it can be read");
         volume.repaired("numbers");
@@ -556,7 +607,11 @@ fn a_file_without_a_record_keeps_what_it_held() {
     let shown = volume.shown();
     let (file, dir) = (sound["/e"].ino, sound["/d/sub"].ino);
     let seen = &shown[&format!("/lost+found/#{file}")];
-    assert_eq!((seen.mode, seen.size), (libc::S_IFREG | 0o600, 25 * BLOCK), "whole blocks, for root");
+    assert_eq!(
+        (seen.mode, seen.size),
+        (libc::S_IFREG | 0o600, 25 * BLOCK),
+        "whole blocks, for root"
+    );
     assert_eq!(seen.contents[..24], sound["/e"].contents[..24]);
     assert_eq!(shown[&format!("/lost+found/#{dir}")].mode, libc::S_IFDIR | 0o700);
     let deep = &shown[&format!("/lost+found/#{dir}/deep/x")];

@@ -16,7 +16,8 @@ fn nothing_is_made_up(before: &Shown, after: &Shown) {
     let by_ino: BTreeMap<_, _> = before.values().map(|seen| (seen.ino, seen)).collect();
     for (path, seen) in after.iter().filter(|(_, seen)| seen.mode & libc::S_IFMT == libc::S_IFREG) {
         let was = by_ino.get(&seen.ino).unwrap_or_else(|| panic!("{path} was not there"));
-        for (now, then) in seen.contents.iter().zip(&was.contents).filter(|(now, _)| now.is_some()) {
+        for (now, then) in seen.contents.iter().zip(&was.contents).filter(|(now, _)| now.is_some())
+        {
             let (now, then) = (now.as_ref().unwrap(), then.as_ref().unwrap());
             assert!(now.starts_with(then), "{path} shows other contents");
         }
@@ -35,7 +36,8 @@ fn a_page_of_the_home_store_costs_what_lay_there() {
         fs.detach();
         fs.close().unwrap();
         let before = volume.shown();
-        let end = volume.sb.segments_offset + u64::from(volume.sb.segment_count) * volume.sb.segment_len;
+        let end =
+            volume.sb.segments_offset + u64::from(volume.sb.segment_count) * volume.sb.segment_len;
         let mut spoiled = 0;
         for at in (volume.sb.segments_offset..end).step_by(4096) {
             if block(&volume.dev, at).windows(needle.len()).any(|bytes| bytes == needle) {
@@ -64,14 +66,18 @@ fn a_page_of_the_home_store_costs_what_lay_there() {
         costs.insert(before.len() - after.len().min(before.len()));
         volume.works("home store");
     }
-    assert!(costs.iter().all(|lost| *lost < whole.len()), "something is left in each case: {costs:?}");
+    assert!(
+        costs.iter().all(|lost| *lost < whole.len()),
+        "something is left in each case: {costs:?}"
+    );
 }
 
 #[test]
 fn one_bad_copy_of_a_page_is_found_and_written_anew() {
     let volume = Volume::new();
     let before = volume.shown();
-    let end = volume.sb.segments_offset + u64::from(volume.sb.segment_count) * volume.sb.segment_len;
+    let end =
+        volume.sb.segments_offset + u64::from(volume.sb.segment_count) * volume.sb.segment_len;
     let (mut found, needle) = (0, b"deep down");
     for at in (volume.sb.segments_offset..end).step_by(4096) {
         let good = block(&volume.dev, at);
@@ -140,14 +146,19 @@ fn a_damaged_log_costs_the_newest_changes() {
         .step_by(4096)
         .filter_map(|at| {
             let block = block(&crashed.dev, at);
-            (block[..4] == *b"FLB1").then(|| (u64::from_le_bytes(block[24..32].try_into().unwrap()), at))
+            (block[..4] == *b"FLB1")
+                .then(|| (u64::from_le_bytes(block[24..32].try_into().unwrap()), at))
         })
         .collect();
     blocks.sort_unstable();
     crashed.spoil(blocks[blocks.len() - 15].1);
     assert_eq!(crashed.codes(), BTreeSet::from([Code::Log]));
     let report = crashed.repaired("log");
-    assert!(report.repairs.iter().any(|r| r.code == Code::Log && r.lost.is_some()), "{:#?}", report.repairs);
+    assert!(
+        report.repairs.iter().any(|r| r.code == Code::Log && r.lost.is_some()),
+        "{:#?}",
+        report.repairs
+    );
     let after = crashed.shown();
     let late = after.keys().filter(|path| path.starts_with("/late")).count();
     assert!((1..20).contains(&late), "{late} of 20");
@@ -181,7 +192,11 @@ fn a_log_that_is_all_garbage_is_damaged_and_not_empty() {
     garbage(&crashed);
     assert_eq!(crashed.codes(), BTreeSet::from([Code::Log]));
     let report = crashed.repaired("log");
-    assert!(report.repairs.iter().any(|r| r.code == Code::Log && r.lost.is_some()), "{:#?}", report.repairs);
+    assert!(
+        report.repairs.iter().any(|r| r.code == Code::Log && r.lost.is_some()),
+        "{:#?}",
+        report.repairs
+    );
     assert_eq!(crashed.shown(), sound);
     crashed.works("log");
     // Nobody needs the log of a volume that was unmounted.
@@ -226,7 +241,8 @@ fn a_copy_that_cannot_be_written_anew_is_damage_that_is_left() {
     let worn = HookedDevice::new(volume.dev.clone());
     worn.set_unreadable([copies[0]]);
     let worn: Arc<dyn BlockDevice> = Arc::new(worn);
-    let report = repair(&worn, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env()).unwrap();
+    let report =
+        repair(&worn, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env()).unwrap();
     assert_eq!(
         report.findings.iter().map(|f| (f.code, f.device_offset)).collect::<Vec<_>>(),
         [(Code::HomeCopy, Some(copies[0]))]

@@ -1,4 +1,5 @@
-//! Every fault is found, repaired, and costs nothing but what was damaged; whatever is damaged, a repair ends in a clean volume.
+//! Every fault is found, repaired, and costs nothing but what was damaged; whatever is damaged, a
+//! repair ends in a clean volume.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod faults;
@@ -56,18 +57,21 @@ fn env() -> Env {
 }
 
 fn mount(dev: &Arc<dyn BlockDevice>, read_only: bool) -> Arc<LocalFs> {
-    let options = FsOptions { background: false, read_only, cache_bytes: 8 << 20, ..FsOptions::default() };
+    let options =
+        FsOptions { background: false, read_only, cache_bytes: 8 << 20, ..FsOptions::default() };
     LocalFs::open(dev.clone(), options, env()).unwrap()
 }
 
 fn make_file(fs: &Arc<LocalFs>, dir: Ino, name: &str, data: &[u8]) -> Ino {
     let me = InProcess::default();
-    let (entry, opened) = me.call(|cx| fs.create(cx, dir, name.as_bytes(), 0o644, libc::O_RDWR)).unwrap();
+    let (entry, opened) =
+        me.call(|cx| fs.create(cx, dir, name.as_bytes(), 0o644, libc::O_RDWR)).unwrap();
     let ino = entry.attr.unwrap().ino;
     let mut at = 0;
     while at < data.len() {
-        at += me.call(|cx| fs.write(cx, ino, opened.fh, at as u64, &data[at..], false, false)).unwrap()
-            as usize;
+        at += me
+            .call(|cx| fs.write(cx, ino, opened.fh, at as u64, &data[at..], false, false))
+            .unwrap() as usize;
     }
     me.call(|cx| fs.fsync(cx, ino, opened.fh, false)).unwrap();
     me.call(|cx| {
@@ -87,8 +91,9 @@ fn make_dir(fs: &Arc<LocalFs>, dir: Ino, name: &str) -> Ino {
 }
 
 impl Volume {
-    /// `/d` with an attribute, `/d/f` and `/e` with extents, `/d/g` and `/h` (one inode) and `/d/sub/deep/x` with their
-    /// contents in the record, `/s -> target`, `/p` with promised space, and `/n0`…
+    /// `/d` with an attribute, `/d/f` and `/e` with extents, `/d/g` and `/h` (one inode) and
+    /// `/d/sub/deep/x` with their contents in the record, `/s -> target`, `/p` with promised space,
+    /// and `/n0`…
     fn new() -> Self {
         Self::of(32 << 20)
     }
@@ -131,8 +136,14 @@ impl Volume {
         let client = Arc::new(Segments::default());
         let options = |read_only| JournalOptions { read_only, ..JournalOptions::offline(1 << 20) };
         let open = |read_only| {
-            Journal::open(self.dev.clone(), self.sb.geometry(), options(read_only), env(), client.clone())
-                .unwrap()
+            Journal::open(
+                self.dev.clone(),
+                self.sb.geometry(),
+                options(read_only),
+                env(),
+                client.clone(),
+            )
+            .unwrap()
         };
         let (journal, recovered) = open(true);
         client.learn(&self.dev, &self.sb, &journal, &recovered.home_segments).unwrap();
@@ -145,7 +156,8 @@ impl Volume {
                 true
             })
             .unwrap();
-        let mut image = Image { keys: before.clone(), hasher: SipHasher13::new_with_key(&self.sb.hash_key) };
+        let mut image =
+            Image { keys: before.clone(), hasher: SipHasher13::new_with_key(&self.sb.hash_key) };
         damage(&mut image);
         let all: BTreeSet<_> = before.keys().chain(image.keys.keys()).cloned().collect();
         for key in all {
@@ -165,7 +177,8 @@ impl Volume {
     }
 
     fn check(&self) -> Report {
-        fsck(&self.dev, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env()).unwrap()
+        fsck(&self.dev, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env())
+            .unwrap()
     }
 
     fn codes(&self) -> BTreeSet<Code> {
@@ -173,10 +186,12 @@ impl Volume {
     }
 
     fn repair(&self) -> Report {
-        repair(&self.dev, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env()).unwrap()
+        repair(&self.dev, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env())
+            .unwrap()
     }
 
-    /// Repairs, and makes sure that nothing is left and that there is nothing to do for a second repair.
+    /// Repairs, and makes sure that nothing is left and that there is nothing to do for a second
+    /// repair.
     fn repaired(&self, name: &str) -> Report {
         let report = self.repair();
         assert!(report.clean, "{name}: left {:#?}\nafter {:#?}", report.findings, report.repairs);
@@ -325,7 +340,9 @@ impl Image {
     }
     /// The inode at a path.
     fn at(&self, path: &str) -> Ino {
-        path.split('/').filter(|name| !name.is_empty()).fold(ROOT, |dir, name| self.dentry(dir, name).1.ino)
+        path.split('/')
+            .filter(|name| !name.is_empty())
+            .fold(ROOT, |dir, name| self.dentry(dir, name).1.ino)
     }
     fn name(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: u32) {
         let key = keys::dentry(dir, self.hash(name) << 8, name);

@@ -1,4 +1,5 @@
-//! Random damage to random keys: a repair ends, nothing is left, the volume works, and who was not hit lost nothing.
+//! Random damage to random keys: a repair ends, nothing is left, the volume works, and who was not
+//! hit lost nothing.
 
 use super::*;
 
@@ -6,7 +7,8 @@ struct Rng(u64);
 
 impl Rng {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % bound
     }
 }
@@ -15,7 +17,11 @@ impl Rng {
 fn concerned(key: &[u8], value: &[u8], hit: &mut BTreeSet<Ino>) {
     match keys::parse(key) {
         Some(
-            Key::Inode(ino) | Key::Xattr(ino, _) | Key::Extent(ino, _) | Key::Orphan(ino) | Key::Intent(ino),
+            Key::Inode(ino)
+            | Key::Xattr(ino, _)
+            | Key::Extent(ino, _)
+            | Key::Orphan(ino)
+            | Key::Intent(ino),
         ) => {
             hit.insert(ino);
         }
@@ -29,8 +35,9 @@ fn concerned(key: &[u8], value: &[u8], hit: &mut BTreeSet<Ino>) {
 
 /// Damages one key, and notes whom that concerns.
 fn damage(image: &mut Image, rng: &mut Rng, hit: &mut BTreeSet<Ino>) {
-    let pick =
-        |image: &Image, at: usize| image.keys.iter().nth(at).map(|(k, v)| (k.clone(), v.clone())).unwrap();
+    let pick = |image: &Image, at: usize| {
+        image.keys.iter().nth(at).map(|(k, v)| (k.clone(), v.clone())).unwrap()
+    };
     let (key, value) = pick(image, rng.below(image.keys.len()));
     let (other_key, other_value) = pick(image, rng.below(image.keys.len()));
     concerned(&key, &value, hit);
@@ -87,7 +94,8 @@ fn random_damage_is_repaired_and_costs_nobody_else() {
             assert!(!damaged || report.repaired > 0);
             let again = volume.repair();
             assert!(again.clean && again.repaired == 0, "again {:#?}", again.repairs);
-            let by_ino: BTreeMap<_, _> = volume.shown().into_values().map(|seen| (seen.ino, seen)).collect();
+            let by_ino: BTreeMap<_, _> =
+                volume.shown().into_values().map(|seen| (seen.ino, seen)).collect();
             for (path, seen) in sound.iter().filter(|(_, seen)| !hit.contains(&seen.ino)) {
                 let now = by_ino.get(&seen.ino).unwrap_or_else(|| panic!("{path} is gone"));
                 assert_eq!((now.mode, &now.contents), (seen.mode, &seen.contents), "{path}");

@@ -1,4 +1,5 @@
-//! A home store whose beginning is lost is found again among its pages; where its pages are lost, too, the log says what it can.
+//! A home store whose beginning is lost is found again among its pages; where its pages are lost,
+//! too, the log says what it can.
 
 use super::*;
 use ferry_journal::inspect::log_start;
@@ -20,12 +21,18 @@ impl Volume {
             let fs = mount(&volume.dev, false);
             let dir = make_dir(&fs, ROOT, &format!("round {round}"));
             for n in 0..FILES {
-                make_file(&fs, dir, &format!("file {n}"), &pattern(round + n, 700 * (n as usize % 8)));
+                make_file(
+                    &fs,
+                    dir,
+                    &format!("file {n}"),
+                    &pattern(round + n, 700 * (n as usize % 8)),
+                );
             }
             if round > 0 {
                 let me = InProcess::default();
-                let old =
-                    me.call(|cx| fs.lookup(cx, ROOT, format!("round {}", round - 1).as_bytes())).unwrap();
+                let old = me
+                    .call(|cx| fs.lookup(cx, ROOT, format!("round {}", round - 1).as_bytes()))
+                    .unwrap();
                 let old = old.attr.unwrap().ino;
                 for n in (0..FILES).step_by(3) {
                     me.call(|cx| fs.unlink(cx, old, format!("file {n}").as_bytes())).unwrap();
@@ -54,7 +61,9 @@ impl Volume {
         for segment in recovered.home_segments {
             let first = self.sb.segments_offset + u64::from(segment) * self.sb.segment_len;
             found.extend(
-                (first..first + self.sb.segment_len / 2).step_by(4096).filter(|at| which(&self.block(*at))),
+                (first..first + self.sb.segment_len / 2)
+                    .step_by(4096)
+                    .filter(|at| which(&self.block(*at))),
             );
         }
         found
@@ -141,7 +150,10 @@ fn a_lost_table_of_tables_costs_nothing() {
             !clean
         });
         assert!(needed.is_some());
-        assert!(!volume.found_again("table of tables"), "the last state but one and the log say it all");
+        assert!(
+            !volume.found_again("table of tables"),
+            "the last state but one and the log say it all"
+        );
         assert_eq!(volume.shown(), before);
     }
 }
@@ -151,11 +163,18 @@ fn without_any_table_of_tables_the_best_tree_is_taken() {
     for log in [true, false] {
         let volume = Volume::used();
         let before = volume.shown();
-        volume.home_blocks(is_table_of_tables).into_iter().for_each(|table| drop(volume.wipe(table)));
+        volume
+            .home_blocks(is_table_of_tables)
+            .into_iter()
+            .for_each(|table| drop(volume.wipe(table)));
         if !log {
             volume.wipe_log();
         }
-        assert_eq!(volume.found_again("tables of tables"), !log, "it may be out of date, and that is said");
+        assert_eq!(
+            volume.found_again("tables of tables"),
+            !log,
+            "it may be out of date, and that is said"
+        );
         assert_eq!(volume.shown(), before, "with the log: {log}");
     }
 }
@@ -202,6 +221,9 @@ fn an_old_row_is_not_replayed_over_a_newer_store() {
     fs.close().unwrap();
     let before = volume.shown();
     volume.home_blocks(is_meta).into_iter().for_each(|page| drop(volume.wipe(page)));
-    assert!(volume.found_again("what it says of itself"), "it may be out of date, and that is said");
+    assert!(
+        volume.found_again("what it says of itself"),
+        "it may be out of date, and that is said"
+    );
     assert_eq!(volume.shown(), before);
 }

@@ -8,12 +8,13 @@ type Places = BTreeMap<String, Vec<(usize, u64)>>;
 fn places(volume: &Volume, shown: &Shown) -> Places {
     let mut places = Places::new();
     volume.edit(|image| {
-        for (path, _) in shown.iter().filter(|(_, seen)| seen.mode & libc::S_IFMT == libc::S_IFREG) {
+        for (path, _) in shown.iter().filter(|(_, seen)| seen.mode & libc::S_IFMT == libc::S_IFREG)
+        {
             let of_file = places.entry(path.clone()).or_default();
             for (offset, extent) in image.extents(path) {
                 if let Extent::Data { block, crcs } = extent {
-                    let blocks =
-                        (0..crcs.len() as u64).map(|n| ((offset / BLOCK + n) as usize, (block + n) * BLOCK));
+                    let blocks = (0..crcs.len() as u64)
+                        .map(|n| ((offset / BLOCK + n) as usize, (block + n) * BLOCK));
                     of_file.extend(blocks);
                 }
             }
@@ -82,6 +83,8 @@ fn so_it_does_on_the_smallest_volume_and_where_the_log_has_moved() {
     fs.detach();
     fs.close().unwrap();
     let sb = read_superblock(&volume.dev).unwrap();
-    assert!(sb.log_offset > sb.segments_offset && sb.home_map_offsets == volume.sb.home_map_offsets);
+    assert!(
+        sb.log_offset > sb.segments_offset && sb.home_map_offsets == volume.sb.home_map_offsets
+    );
     costs_what_lay_there(&Volume { sb, ..volume }, 64 << 10);
 }

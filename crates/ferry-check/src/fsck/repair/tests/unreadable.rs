@@ -1,5 +1,5 @@
-//! Every block of a volume in turn cannot be read, after an unmount and after a crash: that costs what lay there, and what the device reads
-//! the next time is whole again.
+//! Every block of a volume in turn cannot be read, after an unmount and after a crash: that costs
+//! what lay there, and what the device reads the next time is whole again.
 
 use super::*;
 use ferry_device::{BLOCK_SIZE, HookedDevice};
@@ -43,7 +43,8 @@ fn places(volume: &Volume) -> Vec<u64> {
     used.collect()
 }
 
-/// A volume that was unmounted, and one that was left while it was mounted, with data that no stamp covers.
+/// A volume that was unmounted, and one that was left while it was mounted, with data that no stamp
+/// covers.
 fn volumes() -> [(&'static str, Volume); 2] {
     let unmounted = Volume::of(16 << 20);
     let crashed = unmounted.copy();
@@ -107,8 +108,13 @@ fn an_unreadable_block_costs_what_lay_there() {
                         needed += 1;
                         // It is not given up without being asked.
                         let report = repair(&dev, all(), &env()).unwrap();
-                        let codes: Vec<_> = report.findings.iter().map(|finding| finding.code).collect();
-                        assert_eq!((codes, report.repaired), (vec![Code::LogUnreadable], 0), "{context}");
+                        let codes: Vec<_> =
+                            report.findings.iter().map(|finding| finding.code).collect();
+                        assert_eq!(
+                            (codes, report.repaired),
+                            (vec![Code::LogUnreadable], 0),
+                            "{context}"
+                        );
                         let give_up = FsckOptions { give_up_unreadable: true, ..all() };
                         let report = repair(&dev, give_up, &env()).unwrap();
                         assert!(report.clean, "{context}: {:#?}", report.findings);
@@ -169,8 +175,14 @@ fn a_range_is_given_up_only_when_asked() {
         let (device, dev) = bad_sectors(&volume, [place], Sector::Dead);
         let report = repair(&dev, all(), &env()).unwrap();
         let codes: Vec<_> = report.findings.iter().map(|finding| finding.code).collect();
-        assert_eq!((codes, report.repaired), (vec![Code::ReadError], 0), "{place}: {:#?}", report.repairs);
-        let report = repair(&dev, FsckOptions { give_up_unreadable: true, ..all() }, &env()).unwrap();
+        assert_eq!(
+            (codes, report.repaired),
+            (vec![Code::ReadError], 0),
+            "{place}: {:#?}",
+            report.repairs
+        );
+        let report =
+            repair(&dev, FsckOptions { give_up_unreadable: true, ..all() }, &env()).unwrap();
         assert!(report.clean && report.repaired > 0, "{place}: {:#?}", report.findings);
         assert_eq!(report.lost.iter().map(|range| range.bytes).sum::<u64>(), BLOCK, "{place}");
         device.set_unreadable([]);
@@ -179,7 +191,8 @@ fn a_range_is_given_up_only_when_asked() {
     }
 }
 
-/// The home store without a log that says the same: what both copies of a block have is nowhere else.
+/// The home store without a log that says the same: what both copies of a block have is nowhere
+/// else.
 #[test]
 fn what_no_copy_of_the_home_store_shows_is_given_up_only_when_asked() {
     let volume = Volume::new();
