@@ -201,7 +201,7 @@ impl History {
             ),
             8 => drop(client.me.call(|cx| client.fs.symlink(cx, dir, b"s", b"target")).unwrap()),
             9 => {
-                drop(client.me.call(|cx| client.fs.link(cx, self.files["a"].0, dir, b"l")).unwrap())
+                client.me.call(|cx| client.fs.link(cx, self.files["a"].0, dir, b"l")).unwrap();
             }
             10 => self.write(client, "b", 5000, b"behind a hole"),
             11 => client.unlink(dir, "l").unwrap(),
