@@ -16,6 +16,7 @@ use super::{Busy, DataStore, PIECE, Touch};
 use crate::error::FsError;
 use crate::inode::Inode;
 use crate::keys::{BLOCK, INLINE_MAX};
+use ferry_env::planted::{Bug, is_planted};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -273,9 +274,7 @@ fn copy_free<const N: usize>(file: &FileData, offset: u64, out: &mut [u8]) -> bo
         // inside its size.
         let inside = end <= file.readable.load(Ordering::Relaxed);
         let still = sampled.iter().flatten().all(|(frame, seq)| frame.is_still(*seq));
-        #[cfg(feature = "planted")]
-        let still = still || ferry_journal::planted::is(ferry_journal::planted::Bug::UncheckedRead);
-        if still {
+        if still || is_planted(Bug::UncheckedRead) {
             return inside;
         }
     }
