@@ -36,12 +36,12 @@ enum Step {
 
 const BLOCKS: u64 = 64;
 
-fn place() -> impl Strategy<Value = (u64, u64)> {
+fn range() -> impl Strategy<Value = (u64, u64)> {
     (0..BLOCKS).prop_flat_map(|at| (Just(at), 1..=(BLOCKS - at).min(20)))
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let write = || (place(), any::<u8>()).prop_map(|((at, len), byte)| (at, len, byte));
+    let write = || (range(), any::<u8>()).prop_map(|((at, len), byte)| (at, len, byte));
     prop_oneof![
         write().prop_map(|(at, len, byte)| Step::Write(at, len, byte)),
         prop::collection::vec(write(), 1..5).prop_map(|all| {
@@ -54,8 +54,8 @@ fn step() -> impl Strategy<Value = Step> {
             }
             Step::Submit(apart)
         }),
-        place().prop_map(|(at, len)| Step::Read(at, len)),
-        place().prop_map(|(at, len)| Step::Discard(at, len)),
+        range().prop_map(|(at, len)| Step::Read(at, len)),
+        range().prop_map(|(at, len)| Step::Discard(at, len)),
         Just(Step::Flush),
     ]
 }

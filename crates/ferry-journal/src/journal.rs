@@ -203,16 +203,16 @@ impl Journal {
         self.core.durable()
     }
 
-    /// Newest context covered by a durable stamp (see [`JournalClient::stamped`]).
-    pub fn stamped(&self) -> Seq {
-        self.core.stamped()
+    /// Newest context covered by a durable stamp (see [`JournalClient::durable_point`]).
+    pub fn durable_point(&self) -> Seq {
+        self.core.durable_point()
     }
 
     /// Makes everything committed so far durable *and stamped*, then returns: what it freed is
     /// reusable.
-    pub fn force_stamped(&self) -> Result<(), JournalError> {
+    pub fn force_durable_point(&self) -> Result<(), JournalError> {
         let seq = self.force_all()?;
-        if self.core.stamped() >= seq {
+        if self.core.durable_point() >= seq {
             return Ok(());
         }
         if self.core.space.try_take(LOG_BLOCK as u64, true) {
@@ -349,11 +349,11 @@ impl Journal {
         let file = core.home.file();
         file.drop_spare(SPARE_KEPT);
         core.home.close()?;
-        let mut gone = file.take_dropped();
-        gone.extend(file.take_surplus(0));
-        gone.extend(core.home.take_retired());
-        if !gone.is_empty() {
-            core.client.release_home_segments(&gone);
+        let mut released = file.take_dropped();
+        released.extend(file.take_surplus(0));
+        released.extend(core.home.take_retired());
+        if !released.is_empty() {
+            core.client.release_home_segments(&released);
         }
         Ok(())
     }

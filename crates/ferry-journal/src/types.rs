@@ -44,7 +44,7 @@ pub struct Geometry {
 pub trait JournalClient: Send + Sync {
     /// Every context up to `seq` is durable *and a durable log record says so*: what they freed may
     /// be reused.
-    fn stamped(&self, seq: Seq);
+    fn durable_point(&self, seq: Seq);
     /// The log failed; the journal is read-only from now on. Called once.
     fn failed(&self, error: &JournalError);
     /// A free segment for the home store, or `None`. Must not call into the journal.
@@ -59,7 +59,7 @@ pub trait JournalClient: Send + Sync {
 pub struct Bystander;
 
 impl JournalClient for Bystander {
-    fn stamped(&self, _seq: Seq) {}
+    fn durable_point(&self, _seq: Seq) {}
     fn failed(&self, _error: &JournalError) {}
     fn take_home_segment(&self) -> Option<u32> {
         None
@@ -148,7 +148,7 @@ pub type Step<'s> = &'s mut dyn FnMut(u64) -> bool;
 
 /// A place of the device that cannot be read, or does not hold what was written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadPlace {
+pub struct BadRange {
     /// Which part of the volume.
     pub what: &'static str,
     /// First byte on the device.
@@ -159,7 +159,7 @@ pub struct BadPlace {
     pub detail: String,
 }
 
-impl BadPlace {
+impl BadRange {
     pub(crate) fn unreadable(
         what: &'static str,
         offset: u64,

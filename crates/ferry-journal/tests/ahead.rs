@@ -117,12 +117,12 @@ fn shorter(i: u64, round: u64) -> Vec<u8> {
 /// Places of blocks of pages with our values in the home store's file, first copies.
 fn blocks(device: &HookedDevice, geo: &Geometry, segments: &[u32]) -> Vec<u64> {
     let blocks = home_unit_bytes(geo.segment_len) / BLOCK_SIZE as u64;
-    let place = |segment: &u32| geo.segments_offset + u64::from(*segment) * geo.segment_len;
+    let offset = |segment: &u32| geo.segments_offset + u64::from(*segment) * geo.segment_len;
     let all =
-        segments.iter().flat_map(|s| (0..blocks).map(move |b| place(s) + b * BLOCK_SIZE as u64));
-    let is_leaf = |place: &u64| {
+        segments.iter().flat_map(|s| (0..blocks).map(move |b| offset(s) + b * BLOCK_SIZE as u64));
+    let is_leaf = |offset: &u64| {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        device.inner().read(*place, &mut block).unwrap();
+        device.inner().read(*offset, &mut block).unwrap();
         let inside = &block[1990..2010];
         block[0] == 1 && inside[0] > 0 && inside.iter().all(|byte| *byte == inside[0])
     };
@@ -135,16 +135,16 @@ fn damage_is_met_as_without_reading_ahead() {
     let (journal, recovered) = volume.open_with(reader(true)).unwrap();
     drop(journal);
     let copy = volume.geo.segment_len / 2;
-    let ruin = |place: u64| {
+    let ruin = |offset: u64| {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        device.inner().read(place, &mut block).unwrap();
+        device.inner().read(offset, &mut block).unwrap();
         block[2000] ^= 0x55;
-        device.inner().write(place, &block).unwrap();
+        device.inner().write(offset, &block).unwrap();
     };
     let leaves = blocks(&device, &volume.geo, &recovered.home_segments);
     assert!(leaves.len() > 500, "{}", leaves.len());
-    for place in leaves.iter().step_by(5) {
-        ruin(*place);
+    for offset in leaves.iter().step_by(5) {
+        ruin(*offset);
     }
     let bad = |reads_all| {
         let (journal, _) = volume.open_with(reader(reads_all)).unwrap();
@@ -155,7 +155,7 @@ fn damage_is_met_as_without_reading_ahead() {
     assert!(found.len() > 50, "{}", found.len());
     assert_eq!(found, bad(false));
     // The other copy, too.
-    found.iter().for_each(|place| ruin(place + copy));
+    found.iter().for_each(|offset| ruin(offset + copy));
     let ended = |reads_all| {
         let (journal, _) = volume.open_with(reader(reads_all)).unwrap();
         let mut seen = 0;

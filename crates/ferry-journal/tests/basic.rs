@@ -67,11 +67,11 @@ fn a_tiny_log_wraps_many_times() {
             let mut t = journal.begin(credits(2, 2000)).unwrap();
             t.put(&key, &value);
             if n.is_multiple_of(5) {
-                let gone = format!("key {:03}", n * 104_729 % 500).into_bytes();
-                t.delete(&gone);
-                model.remove(&gone);
+                let deleted = format!("key {:03}", n * 104_729 % 500).into_bytes();
+                t.delete(&deleted);
+                model.remove(&deleted);
                 model.insert(key.clone(), value);
-                if key == gone {
+                if key == deleted {
                     model.remove(&key);
                 }
             } else {

@@ -157,8 +157,8 @@ impl World {
 
     /// A data slot whose freeing is stamped.
     fn data_slot(&mut self, journal: &Journal) -> Option<u64> {
-        let stamped = journal.stamped().0;
-        let at = self.free.iter().position(|(_, freed)| *freed <= stamped)?;
+        let durable_point = journal.durable_point().0;
+        let at = self.free.iter().position(|(_, freed)| *freed <= durable_point)?;
         Some(self.free.swap_remove(at).0)
     }
 
@@ -201,7 +201,7 @@ impl World {
                     journal.tick().unwrap();
                 }
                 17 => self.out_of_order(&journal, device),
-                18 => journal.force_stamped().unwrap(),
+                18 => journal.force_durable_point().unwrap(),
                 _ => journal.checkpoint().unwrap(),
             }
         }
@@ -256,7 +256,7 @@ impl World {
             .take(60)
             .map(|s| (s, 0))
             .collect();
-        assert!(journal.stamped() >= recovered.last);
+        assert!(journal.durable_point() >= recovered.last);
     }
 
     /// Opens a crashed device and holds it against the model. Returns the newest context that is
@@ -368,9 +368,9 @@ fn a_life_is_eventful() {
     assert!(stats.log_in_flight_max > 1, "{stats:?}");
     assert!(stats.checkpoints > 10 && stats.data_bytes > 0, "{stats:?}");
     let newest = journal.durable();
-    journal.force_stamped().unwrap();
+    journal.force_durable_point().unwrap();
     assert_eq!(
-        owner.stamped.load(std::sync::atomic::Ordering::SeqCst),
+        owner.durable_point.load(std::sync::atomic::Ordering::SeqCst),
         newest.0.max(journal.durable().0)
     );
     common::assert_same(&journal, &world.state_at(u64::MAX));

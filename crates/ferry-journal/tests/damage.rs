@@ -91,8 +91,8 @@ fn a_stamped_context_that_is_damaged_is_not_the_end() {
     let volume = Volume::new(LOG);
     let (journal, _) = volume.open();
     put(&journal, b"newest", &1_u64.to_le_bytes());
-    journal.force_stamped().unwrap();
-    assert_eq!(journal.stamped(), Seq(1));
+    journal.force_durable_point().unwrap();
+    assert_eq!(journal.durable_point(), Seq(1));
     drop(journal);
     damage(&volume, log_block(&volume, 1), 120);
     assert!(matches!(
@@ -112,9 +112,9 @@ fn an_idle_log_is_stamped() {
     assert_eq!(journal.durable(), Seq(0), "not yet time");
     clock.advance(options(false).commit_interval);
     journal.tick().unwrap();
-    assert_eq!((journal.durable(), journal.stamped()), (Seq(1), Seq(0)));
+    assert_eq!((journal.durable(), journal.durable_point()), (Seq(1), Seq(0)));
     journal.tick().unwrap();
-    assert_eq!(journal.stamped(), Seq(1));
+    assert_eq!(journal.durable_point(), Seq(1));
     assert!(journal.stats().log_used_bytes > 0);
     clock.advance(options(false).commit_interval * 10);
     journal.tick().unwrap();

@@ -118,7 +118,7 @@ fn crash_everywhere(closing: bool) {
     let volume = Volume::on(device.clone(), geo, env);
     let (journal, _, _owner) = volume.open_owned(options(false)).unwrap();
     let model = emptied(&journal, 700, 50);
-    journal.force_stamped().unwrap();
+    journal.force_durable_point().unwrap();
     let before = journal.stats().home_bytes;
     device.restart_trace();
     if closing {
@@ -146,7 +146,7 @@ fn crash_everywhere(closing: bool) {
         let [first, second] = inspect::home_map(&after.dev, &geo);
         assert_eq!(first.unwrap(), second.unwrap(), "{context}");
         let mut bad = Vec::new();
-        assert!(journal.verify_home(&mut |place| bad.push(place), &mut |_| true));
+        assert!(journal.verify_home(&mut |offset| bad.push(offset), &mut |_| true));
         assert_eq!(bad, [], "{context}");
         // It goes on from there, in what is free then.
         let mut model = model.clone();
@@ -181,13 +181,13 @@ fn stalling() -> (Stalling, Volume) {
     let geo = geometry(16 << 20, 256);
     let device = HookedDevice::new(Arc::new(MemDevice::new(device_len(&geo))));
     let armed = Arc::new(AtomicBool::new(false));
-    let ((reach, reached), (go, gone)) = (channel(), channel());
-    let (stalls, gone) = (Arc::clone(&armed), Mutex::new(gone));
+    let ((reach, reached), (go, goes)) = (channel(), channel());
+    let (stalls, goes) = (Arc::clone(&armed), Mutex::new(goes));
     device.set_hook(move |request, serve| {
         let segment = request.op == Op::Read && request.offset >= geo.segments_offset;
         if segment && stalls.swap(false, Ordering::SeqCst) {
             reach.send(()).unwrap();
-            gone.lock().unwrap().recv().unwrap();
+            goes.lock().unwrap().recv().unwrap();
         }
         serve()
     });
@@ -289,7 +289,7 @@ fn a_home_store_that_is_renewed_while_it_is_verified_is_not_damaged() {
         let volume = Volume::on(Arc::new(MemDevice::new(device_len(&geo))), geo, Env::real());
         let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
         let mut model = emptied(&journal, 4000, 500);
-        let place = |segment: u32| geo.segments_offset + u64::from(segment) * geo.segment_len;
+        let offset = |segment: u32| geo.segments_offset + u64::from(segment) * geo.segment_len;
         let garbage = |at: u64, len: u64| {
             let mut bytes = AlignedBuf::zeroed(len as usize);
             SimRng::new(at).fill(&mut bytes);
@@ -297,7 +297,7 @@ fn a_home_store_that_is_renewed_while_it_is_verified_is_not_damaged() {
         };
         let before = journal.stats().home_bytes;
         let (mut found, mut steps, mut bad) = (Vec::new(), 0, None);
-        let whole = journal.verify_home(&mut |place| found.push(place.offset), &mut |_| {
+        let whole = journal.verify_home(&mut |offset| found.push(offset.offset), &mut |_| {
             steps += 1;
             if steps == 5 {
                 journal.checkpoint().unwrap();
@@ -305,10 +305,10 @@ fn a_home_store_that_is_renewed_while_it_is_verified_is_not_damaged() {
                 journal.checkpoint().unwrap();
                 assert!(journal.stats().home_bytes * 8 < before, "it was renewed");
                 for segment in owner.free.lock().unwrap().iter() {
-                    garbage(place(*segment), geo.segment_len);
+                    garbage(offset(*segment), geo.segment_len);
                 }
                 let [map, _] = inspect::home_map(&volume.dev, &geo);
-                let first = place(map.unwrap().units[0].unwrap());
+                let first = offset(map.unwrap().units[0].unwrap());
                 bad = spoiled.then_some(first);
                 bad.into_iter().for_each(|at| garbage(at, BLOCK as u64));
             }

@@ -174,7 +174,7 @@ fn many_small_commits_leave_few_layers() {
 fn a_context_with_much_data_flushes_it_first() {
     let volume = Volume::new(4 << 20);
     let (journal, _) = volume.open();
-    let place = volume.geo.segments_offset + 8 * SEGMENT;
+    let offset = volume.geo.segments_offset + 8 * SEGMENT;
     let mut t = journal.begin(credits(40, 4000)).unwrap();
     for n in 0..40_u64 {
         let mut buf = AlignedBuf::zeroed(1 << 20);
@@ -182,7 +182,7 @@ fn a_context_with_much_data_flushes_it_first() {
         let buf = Arc::new(buf);
         // A wrong checksum: recovery would cut the context off if it looked.
         t.write_data(
-            DataExtent { offset: place + (n << 20), buf, crc: 1 },
+            DataExtent { offset: offset + (n << 20), buf, crc: 1 },
             Box::new(|r| r.unwrap()),
         );
         t.put(&n.to_be_bytes(), b"mapped");
@@ -202,12 +202,12 @@ fn a_context_with_much_data_flushes_it_first() {
 fn a_context_whose_data_is_not_there_is_cut_off() {
     let volume = Volume::new(1 << 20);
     let (journal, _) = volume.open();
-    let place = volume.geo.segments_offset + 8 * SEGMENT;
+    let offset = volume.geo.segments_offset + 8 * SEGMENT;
     let write = |key: &[u8], n: u64, crc: u32| {
         let mut t = journal.begin(credits(1, 40)).unwrap();
         t.put(key, b"mapped");
         let buf = Arc::new(AlignedBuf::zeroed(8192));
-        t.write_data(DataExtent { offset: place + n * 8192, buf, crc }, Box::new(|r| r.unwrap()));
+        t.write_data(DataExtent { offset: offset + n * 8192, buf, crc }, Box::new(|r| r.unwrap()));
         let seq = t.commit();
         force(&journal, seq).unwrap();
         seq

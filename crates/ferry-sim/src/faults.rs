@@ -240,7 +240,7 @@ impl<'w> Run<'w> {
         match world.close() {
             Ok(()) => {
                 self.history.ended(self.model.tree(), Effects::default(), self.device.trace_len());
-                self.history.promised_all();
+                self.history.sync_answered();
                 Ok(true)
             }
             Err(_) if self.device.struck() > 0 => Ok(false),
@@ -312,9 +312,11 @@ impl<'w> Run<'w> {
         };
         self.history.ended(self.model.tree(), effects, self.device.trace_len());
         match (synced, op) {
-            (Some(ino), _) => self.history.promised(ino, &self.model.above(ino)),
-            (None, Op::Sync) => self.history.promised_all(),
-            (None, Op::Tick(ms)) if *ms >= COMMIT_INTERVAL_MS => self.history.promised_metadata(),
+            (Some(ino), _) => self.history.fsync_answered(ino, &self.model.above(ino)),
+            (None, Op::Sync) => self.history.sync_answered(),
+            (None, Op::Tick(ms)) if *ms >= COMMIT_INTERVAL_MS => {
+                self.history.commit_interval_passed()
+            }
             _ => {}
         }
         Ok(())

@@ -15,7 +15,7 @@ pub struct Space {
     /// Bytes that extents refer to.
     pub live: u64,
     /// Bytes that `fallocate` promised.
-    pub promised: u64,
+    pub fsync_answered: u64,
 }
 
 /// Work of the background, counted since the volume was opened.
@@ -168,7 +168,7 @@ impl World {
         Ok(Space {
             used: number(&stats["space"]["used"])?,
             live: number(&data["live_bytes"])?,
-            promised: number(&data["promised_bytes"])?,
+            fsync_answered: number(&data["promised_bytes"])?,
         })
     }
 

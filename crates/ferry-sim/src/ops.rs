@@ -162,9 +162,11 @@ impl Op {
     pub fn may_lack_space(&self) -> bool {
         let gives_back =
             matches!(self, Op::Unlink(_) | Op::Rmdir(_) | Op::RemoveXattr(..) | Op::Truncate(_, 0));
-        let promised =
+        let fsync_answered =
             matches!(self, Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Trim | Op::Tick(_));
-        !gives_back && !promised && !matches!(self, Op::Read(..) | Op::Hold(..) | Op::Release(_))
+        !gives_back
+            && !fsync_answered
+            && !matches!(self, Op::Read(..) | Op::Hold(..) | Op::Release(_))
     }
 }
 

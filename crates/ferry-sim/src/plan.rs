@@ -94,7 +94,7 @@ pub struct Tally {
     /// Crash points in a checkpoint.
     pub in_checkpoint: u64,
     /// fsyncs that others overtook before they were answered.
-    pub answered_late: u64,
+    pub overlapped: u64,
     /// Records of the log that were under way at the same time, at most.
     pub in_flight_max: u64,
     /// How often logs were written from end to end.
@@ -117,7 +117,7 @@ impl Tally {
         self.emptied += other.emptied;
         self.in_cleaning += other.in_cleaning;
         self.in_checkpoint += other.in_checkpoint;
-        self.answered_late += other.answered_late;
+        self.overlapped += other.overlapped;
         self.in_flight_max = self.in_flight_max.max(other.in_flight_max);
         self.log_rounds += other.log_rounds;
         self.holds += other.holds;

@@ -53,10 +53,7 @@ fn with_every_policy_what_was_answered_is_there() {
         let tally = campaign(&|seed| Some(Plan::under_way(seed, policy)), 0, runs).tally;
         println!("{}: {tally:?}", policy.name());
         assert_eq!(tally.runs, runs);
-        assert!(
-            tally.answered_late > 50 * runs && tally.log_rounds > runs,
-            "{policy:?}: {tally:?}"
-        );
+        assert!(tally.overlapped > 50 * runs && tally.log_rounds > runs, "{policy:?}: {tally:?}");
         let most = if policy == FlushPolicy::Each { 8 } else { 2 };
         assert!(tally.in_flight_max >= most, "{policy:?}: {tally:?}");
         let holds = matches!(policy, FlushPolicy::Delay | FlushPolicy::Adaptive);
@@ -129,7 +126,7 @@ fn the_program_shrinks_a_failure_and_its_number_repeats_it() {
         let output = output.expect("the program is there");
         (output.status.code(), String::from_utf8(output.stderr).expect("text"))
     };
-    for mode in [&["fifty"][..], &["late"], &["enumerate", "--length", "2"]] {
+    for mode in [&["fifty"][..], &["overlapping"], &["enumerate", "--length", "2"]] {
         let (code, told) = crash(&[mode, &["--lie", "--from", "0", "--count", "1000"]].concat());
         assert_eq!(code, Some(1), "{mode:?}: {told}");
         let number = told

@@ -38,8 +38,8 @@ fn write(fs: &LocalFs, name: &[u8], bytes: &[u8]) -> Result<(u64, u64), Errno> {
 /// Reads it all in pieces that go through the cache.
 fn read(fs: &LocalFs, (ino, fh): (u64, u64), len: usize) -> Result<Vec<u8>, Errno> {
     let mut all = vec![0; len];
-    for (n, piece) in all.chunks_mut(4096).enumerate() {
-        InProcess::default().call(|cx| fs.read(cx, ino, fh, n as u64 * 4096, piece))?;
+    for (n, count) in all.chunks_mut(4096).enumerate() {
+        InProcess::default().call(|cx| fs.read(cx, ino, fh, n as u64 * 4096, count))?;
     }
     Ok(all)
 }

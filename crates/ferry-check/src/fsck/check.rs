@@ -117,10 +117,10 @@ impl<'c> Checker<'c> {
         }
         self.tree.judge(&mut self.findings);
         self.judge_counters();
-        let promised = self.holdings.reserved_bytes / BLOCK;
-        if self.reserved != promised {
+        let unwritten = self.holdings.reserved_bytes / BLOCK;
+        if self.reserved != unwritten {
             let what =
-                format!("{} blocks are said to be promised, there are {promised}", self.reserved);
+                format!("{} blocks are said to be promised, there are {unwritten}", self.reserved);
             self.findings.add(Finding::new(Code::ReservedCount, what));
         }
         for (index, used) in self.space.rest() {

@@ -250,7 +250,7 @@ impl Checker<'_> {
                 let what = format!(
                     "an extent of {blocks} blocks is said to start at block {block} of the volume"
                 );
-                self.findings.add(Finding::new(Code::ExtentPlace, what).of(ino).at(offset));
+                self.findings.add(Finding::new(Code::ExtentLocation, what).of(ino).at(offset));
                 return;
             }
             Err(Misplaced::Shared { first, blocks }) => {

@@ -28,7 +28,7 @@ use ferry_fs::scrub::Part;
 use ferry_fs::volume::{Superblock, VolumeError, find_superblock, may_be_torn};
 use ferry_journal::inspect::home_map;
 use ferry_journal::{
-    BadPlace, Bystander, Geometry, Journal, JournalError, JournalOptions, Recovered, Value,
+    BadRange, Bystander, Geometry, Journal, JournalError, JournalOptions, Recovered, Value,
     bad_map_slot,
 };
 use report::{Findings, Losses};
@@ -138,9 +138,9 @@ fn check_view(
     checker.holdings.unclean = recovered.unclean;
     // Over a page that is not what redb wrote, a search and a scan see different keys: nothing of
     // it is judged.
-    journal.verify_pages(&mut |place| {
-        let what = format!("a page of the home store is damaged: {}", place.detail);
-        checker.findings.add(Finding::new(Code::HomeStore, what).on_device(place.offset));
+    journal.verify_pages(&mut |offset| {
+        let what = format!("a page of the home store is damaged: {}", offset.detail);
+        checker.findings.add(Finding::new(Code::HomeStore, what).on_device(offset.offset));
     });
     if !checker.findings.list.is_empty() {
         return (checker.findings, checker.holdings, checker.losses);
@@ -163,13 +163,13 @@ fn check_view(
         Err(error) => checker.findings.add(Finding::new(Code::HomeStore, error.to_string())),
     }
     // A crash may leave a block that was being written so, and the next mount mends it.
-    let places = match recovered.at_rest {
+    let offsets = match recovered.at_rest {
         true => bad_copies(journal, sb.home_map_offsets, options.verify_data),
         false => BTreeSet::new(),
     };
-    for place in places {
+    for offset in offsets {
         let finding = Finding::new(Code::HomeCopy, "a copy of a block is not what was written");
-        checker.findings.add(finding.on_device(place));
+        checker.findings.add(finding.on_device(offset));
     }
     let (mut findings, mut losses) = (checker.findings, checker.losses);
     let found = findings.list.iter_mut().map(|finding| (finding.ino, &mut finding.path));
@@ -184,18 +184,18 @@ fn check_view(
 /// Places of copies of the home store's blocks that are not what was written: those that a reader
 /// needed, and with `all` the others.
 fn bad_copies(journal: &Journal, slots: [u64; 2], all: bool) -> BTreeSet<u64> {
-    let mut places = BTreeSet::new();
+    let mut offsets = BTreeSet::new();
     if all {
-        let mut note = |bad: BadPlace| {
+        let mut note = |bad: BadRange| {
             // The map's slots are looked at on their own.
             if !slots.contains(&bad.offset) {
-                places.insert(bad.offset);
+                offsets.insert(bad.offset);
             }
         };
         journal.verify_home(&mut note, &mut |_| true);
     }
-    places.extend(journal.home_bad_copies());
-    places
+    offsets.extend(journal.home_bad_copies());
+    offsets
 }
 
 /// Finds the paths of the first of these inodes.
@@ -224,20 +224,20 @@ fn may_have_grown(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> bool {
 /// All copies of the superblock are the same, byte for byte, but for what a crash leaves.
 fn compare_copies(dev: &Arc<dyn BlockDevice>, sb: &Superblock, findings: &mut Findings) {
     let mut copies = Vec::new();
-    for place in sb.places() {
+    for offset in sb.places() {
         let mut copy = AlignedBuf::zeroed(BLOCK_SIZE);
-        match dev.read(place, &mut copy) {
+        match dev.read(offset, &mut copy) {
             Ok(()) => copies.push(copy),
             Err(error) => {
                 let what = format!("a superblock cannot be read: {error}");
-                findings.add(Finding::new(Code::SuperblockCopy, what).on_device(place));
+                findings.add(Finding::new(Code::SuperblockCopy, what).on_device(offset));
             }
         }
     }
     let torn = || copies.iter().all(|copy| may_be_torn(copy, sb)) && may_have_grown(dev, sb);
     if copies.windows(2).any(|pair| pair[0][..] != pair[1][..]) && !torn() {
-        let places: Vec<String> = sb.places().iter().map(u64::to_string).collect();
-        let what = format!("the superblocks at bytes {} differ", places.join(", "));
+        let offsets: Vec<String> = sb.places().iter().map(u64::to_string).collect();
+        let what = format!("the superblocks at bytes {} differ", offsets.join(", "));
         findings.add(Finding::new(Code::SuperblockCopy, what));
     }
 }
@@ -245,9 +245,9 @@ fn compare_copies(dev: &Arc<dyn BlockDevice>, sb: &Superblock, findings: &mut Fi
 /// Both slots of the home map say the same. A crash may leave one half written or behind, and the
 /// next mount mends it: that is no damage.
 fn compare_slots(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> Findings {
-    bad_map_slot(dev, &sb.geometry()).map_or_else(Findings::default, |(place, why)| {
+    bad_map_slot(dev, &sb.geometry()).map_or_else(Findings::default, |(offset, why)| {
         let what = format!("a copy of the home store's map is damaged: {why}");
-        Findings::of(Finding::new(Code::HomeMap, what).on_device(place))
+        Findings::of(Finding::new(Code::HomeMap, what).on_device(offset))
     })
 }
 

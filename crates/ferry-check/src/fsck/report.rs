@@ -169,7 +169,7 @@ codes! {
         "data is stored behind the end of the file; it is not shown but takes space",
         "run `ferry fsck --repair`: the file then ends behind that data; look whether it belongs there";
     /// An extent points outside of the segments, or across two.
-    ExtentPlace = "extent-place",
+    ExtentLocation = "extent-location",
         "contents are said to be where no data can be: reading them fails or shows other bytes",
         "run `ferry fsck --repair`, which marks the range as lost; then restore the file from a backup";
     /// A block belongs to two extents.

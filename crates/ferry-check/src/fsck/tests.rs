@@ -277,14 +277,14 @@ fn each_damage_has_its_code() {
         (
             "outside",
             |v| v.data(F, 0, FIRST_BLOCK + SEGMENT_BLOCKS * 8, 4),
-            &[ExtentPlace, SegmentLive],
+            &[ExtentLocation, SegmentLive],
         ),
         (
             "across",
             |v| v.data(F, 0, FIRST_BLOCK + SEGMENT_BLOCKS - 1, 4),
-            &[ExtentPlace, SegmentLive],
+            &[ExtentLocation, SegmentLive],
         ),
-        ("before", |v| v.data(F, 0, 3, 4), &[ExtentPlace, SegmentLive]),
+        ("before", |v| v.data(F, 0, 3, 4), &[ExtentLocation, SegmentLive]),
         (
             "shared block",
             |v| {

@@ -110,8 +110,8 @@ impl Home {
     /// Segments of files that nobody reads any more.
     pub fn take_retired(&self) -> Vec<u32> {
         let mut retired = self.renewals.retired.lock();
-        let gone = retired.extract_if(.., |file| Arc::strong_count(file) == 1);
-        gone.flat_map(|file| [file.segments(), file.take_dropped()]).flatten().collect()
+        let unused = retired.extract_if(.., |file| Arc::strong_count(file) == 1);
+        unused.flat_map(|file| [file.segments(), file.take_dropped()]).flatten().collect()
     }
 }
 

@@ -475,35 +475,35 @@ impl HomeFile {
     fn locate(&self, map: &HomeMap, offset: u64) -> (Option<u64>, u64) {
         let segments = self.pages.segments();
         let (unit, within) = ((offset / segments.unit) as usize, offset % segments.unit);
-        let place = map.units.get(unit).copied().flatten();
-        (place.map(|segment| segments.place(segment) + within), segments.unit - within)
+        let location = map.units.get(unit).copied().flatten();
+        (location.map(|segment| segments.offset(segment) + within), segments.unit - within)
     }
 
     /// Where `offset` is and how many bytes follow it in its unit. The lock is not held over the
     /// I/O that follows: redb neither reads what it is writing nor writes what a reader may see.
-    fn place_of(&self, offset: u64, end: u64) -> Result<Place, JournalError> {
+    fn location_of(&self, offset: u64, end: u64) -> Result<Location, JournalError> {
         let state = self.state.read();
         if end > state.map.len {
             return Err(beyond_end(offset));
         }
         let (device, room) = self.locate(&state.map, offset);
-        Ok(Place { device, room, in_memory: state.in_memory.is_some() })
+        Ok(Location { device, room, in_memory: state.in_memory.is_some() })
     }
 
     /// Reads whole blocks that lie in one unit.
     fn read_blocks(
         &self,
-        place: &Place,
+        location: &Location,
         offset: u64,
         out: &mut AlignedBuf,
     ) -> Result<(), JournalError> {
-        match place.device {
+        match location.device {
             Some(device) => {
                 self.buffer.read_through(device, out, |out| self.pages.read(device, out))?
             }
             None => out.fill(0),
         }
-        if place.in_memory
+        if location.in_memory
             && let Some(memory) = &self.state.read().in_memory
         {
             for (at, block) in out.chunks_exact_mut(BLOCK_SIZE).enumerate() {
@@ -521,11 +521,11 @@ impl HomeFile {
         while done < out.len() {
             let at = offset + done as u64;
             let start = at - at % BLOCK;
-            let place = self.place_of(start, end)?;
+            let location = self.location_of(start, end)?;
             let want = end - start;
             let mut blocks =
-                AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(place.room) as usize);
-            self.read_blocks(&place, start, &mut blocks)?;
+                AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(location.room) as usize);
+            self.read_blocks(&location, start, &mut blocks)?;
             let from = (at - start) as usize;
             let n = (blocks.len() - from).min(out.len() - done);
             out[done..done + n].copy_from_slice(&blocks[from..from + n]);
@@ -545,7 +545,7 @@ impl HomeFile {
     fn damaged(&self, offset: u64, detail: &str) -> JournalError {
         JournalError::Damaged {
             what: "home store",
-            offset: self.place(offset),
+            offset: self.device_offset(offset),
             detail: detail.to_owned(),
         }
     }
@@ -583,9 +583,9 @@ impl HomeFile {
             let pages = children(page).filter(|range| range.end - range.start <= READ_MAX);
             for Range { mut start, end } in pages {
                 while start < end {
-                    let (place, room) = self.locate(&state.map, start);
+                    let (location, room) = self.locate(&state.map, start);
                     let len = room.min(end - start);
-                    wanted.extend(place.map(|place| place..place + len));
+                    wanted.extend(location.map(|location| location..location + len));
                     start += len;
                 }
             }
@@ -604,18 +604,18 @@ impl HomeFile {
             let from = (at % BLOCK) as usize;
             let start = at - from as u64;
             self.attach(start)?;
-            let place = self.place_of(start, end).map_err(io::Error::other)?;
+            let location = self.location_of(start, end).map_err(io::Error::other)?;
             let left = data.len() - done;
             if from == 0 && left >= BLOCK_SIZE {
-                let n = (left - left % BLOCK_SIZE).min(place.room as usize);
-                self.store(&place, start, &data[done..done + n])?;
+                let n = (left - left % BLOCK_SIZE).min(location.room as usize);
+                self.store(&location, start, &data[done..done + n])?;
                 done += n;
             } else {
                 let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-                self.read_blocks(&place, start, &mut block).map_err(io::Error::other)?;
+                self.read_blocks(&location, start, &mut block).map_err(io::Error::other)?;
                 let n = (BLOCK_SIZE - from).min(left);
                 block[from..from + n].copy_from_slice(&data[done..done + n]);
-                self.store(&place, start, &block)?;
+                self.store(&location, start, &block)?;
                 done += n;
             }
         }
@@ -623,8 +623,8 @@ impl HomeFile {
     }
 
     /// Writes whole blocks that lie in one unit.
-    fn store(&self, place: &Place, offset: u64, blocks: &[u8]) -> io::Result<()> {
-        if place.in_memory {
+    fn store(&self, location: &Location, offset: u64, blocks: &[u8]) -> io::Result<()> {
+        if location.in_memory {
             let mut state = self.state.write();
             let memory = state.in_memory.as_mut().expect("an in-memory file stays one");
             for (at, block) in blocks.chunks_exact(BLOCK_SIZE).enumerate() {
@@ -632,7 +632,7 @@ impl HomeFile {
             }
             return Ok(());
         }
-        let device = place.device.expect("attached just before");
+        let device = location.device.expect("attached just before");
         if self.buffer.put(device, blocks) {
             self.drain(None)?;
         }
@@ -662,10 +662,10 @@ impl HomeFile {
         state.map.len = len;
         let units = len.div_ceil(self.unit_bytes()) as usize;
         if units < state.map.units.len() {
-            let gone: Vec<u32> = state.map.units.drain(units..).flatten().collect();
-            gone.iter().for_each(|segment| self.pages.forget(*segment));
+            let cut_off: Vec<u32> = state.map.units.drain(units..).flatten().collect();
+            cut_off.iter().for_each(|segment| self.pages.forget(*segment));
             self.pages.set_first(state.map.first());
-            state.dropped.extend(gone);
+            state.dropped.extend(cut_off);
         }
         if let Some(memory) = &mut state.in_memory {
             memory.retain(|block, _| block * BLOCK < len);
@@ -687,7 +687,7 @@ impl PageSource for HomeFile {
         Ok(())
     }
 
-    fn place(&self, offset: u64) -> u64 {
+    fn device_offset(&self, offset: u64) -> u64 {
         self.locate(&self.state.read().map, offset).0.unwrap_or(0)
     }
 }
@@ -714,7 +714,7 @@ impl FileState {
 }
 
 /// Where an offset of the file is.
-struct Place {
+struct Location {
     /// On the device; `None` where nothing was ever written.
     device: Option<u64>,
     /// Bytes from there to the end of the unit.

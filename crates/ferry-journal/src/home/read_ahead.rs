@@ -32,11 +32,11 @@ struct Waiting {
 
 impl Ahead {
     /// Copies blocks that wait here; `false` if not all of them do.
-    pub fn copy(&self, place: u64, out: &mut AlignedBuf) -> bool {
+    pub fn copy(&self, offset: u64, out: &mut AlignedBuf) -> bool {
         let waiting = self.0.lock();
-        let Some((from, piece)) = waiting.piece(place, out.len()) else { return false };
+        let Some((from, chunk)) = waiting.chunk(offset, out.len()) else { return false };
         let to = from + out.len();
-        out.copy_from_slice(&piece[from..to]);
+        out.copy_from_slice(&chunk[from..to]);
         true
     }
 
@@ -47,7 +47,7 @@ impl Ahead {
             let mut room = WAITING_MAX as u64;
             wanted.retain(|range| {
                 let len = range.end - range.start;
-                let new = len <= room && waiting.piece(range.start, len as usize).is_none();
+                let new = len <= room && waiting.chunk(range.start, len as usize).is_none();
                 room -= if new { len } else { 0 };
                 new
             });
@@ -58,9 +58,9 @@ impl Ahead {
         let mut reads = joined(wanted).into_iter().map(blank).collect::<Vec<_>>();
         let results = disk.read_many(&mut reads);
         let mut waiting = self.0.lock();
-        for ((place, piece), result) in reads.into_iter().zip(results) {
+        for ((offset, chunk), result) in reads.into_iter().zip(results) {
             if result.is_ok() {
-                waiting.add(place, piece);
+                waiting.add(offset, chunk);
             }
         }
     }
@@ -68,21 +68,21 @@ impl Ahead {
 
 impl Waiting {
     /// The piece with these bytes, and where in it they begin.
-    fn piece(&self, place: u64, len: usize) -> Option<(usize, &AlignedBuf)> {
-        [&self.newer, &self.older].into_iter().find_map(|pieces| {
-            let (begin, piece) = pieces.range(..=place).next_back()?;
-            let from = (place - begin) as usize;
-            (from + len <= piece.len()).then_some((from, piece))
+    fn chunk(&self, offset: u64, len: usize) -> Option<(usize, &AlignedBuf)> {
+        [&self.newer, &self.older].into_iter().find_map(|chunks| {
+            let (begin, chunk) = chunks.range(..=offset).next_back()?;
+            let from = (offset - begin) as usize;
+            (from + len <= chunk.len()).then_some((from, chunk))
         })
     }
 
-    fn add(&mut self, place: u64, piece: AlignedBuf) {
-        if self.newer_bytes + piece.len() > WAITING_MAX {
+    fn add(&mut self, offset: u64, chunk: AlignedBuf) {
+        if self.newer_bytes + chunk.len() > WAITING_MAX {
             self.older = std::mem::take(&mut self.newer);
             self.newer_bytes = 0;
         }
-        self.newer_bytes += piece.len();
-        if let Some(before) = self.newer.insert(place, piece) {
+        self.newer_bytes += chunk.len();
+        if let Some(before) = self.newer.insert(offset, chunk) {
             self.newer_bytes -= before.len();
         }
     }
@@ -132,14 +132,14 @@ mod tests {
     #[test]
     fn what_waits_is_bounded_and_the_newest_stays() {
         let mut waiting = Waiting::default();
-        let piece = WAITING_MAX / 4;
+        let chunk = WAITING_MAX / 4;
         for n in 0..100 {
-            waiting.add(n * piece as u64, AlignedBuf::zeroed(piece));
+            waiting.add(n * chunk as u64, AlignedBuf::zeroed(chunk));
             let bytes: usize =
                 waiting.newer.values().chain(waiting.older.values()).map(|p| p.len()).sum();
-            assert!(bytes <= 2 * WAITING_MAX && waiting.piece(n * piece as u64, piece).is_some());
+            assert!(bytes <= 2 * WAITING_MAX && waiting.chunk(n * chunk as u64, chunk).is_some());
         }
-        assert!(waiting.piece(0, 1).is_none());
+        assert!(waiting.chunk(0, 1).is_none());
         // A piece that is read again counts once.
         for _ in 0..100 {
             waiting.add(0, AlignedBuf::zeroed(BLOCK_SIZE));

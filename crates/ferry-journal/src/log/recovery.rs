@@ -8,7 +8,9 @@
 //! damage, not the end of the log, and recovery refuses to lose what was promised. A block that the
 //! device cannot read is damage where the chain leads to it; anywhere else nothing is lost with it.
 
-use super::format::{BLOCK_STAMP, BlockStamp, LOG_BLOCK, RECORD_HEADER, RecordHeader, RecordKind};
+use super::format::{
+    BLOCK_HEADER, BlockHeader, LOG_BLOCK, RECORD_HEADER, RecordHeader, RecordKind,
+};
 use super::reader::{ChainRecord, READ_BYTES, Reader, read_blocks};
 use super::record::ExtentEntry;
 use super::ring::LogArea;
@@ -121,16 +123,18 @@ pub fn replay(
         }
         let (lost_from, lost_to) = (Seq(end.seq.0 + 1), Seq(behind.newest.max(end.seq.0 + 1)));
         damage = Some(LogDamage {
-            offset: area.place(end.position),
+            offset: area.offset(end.position),
             detail,
             unreadable,
             lost_from,
             lost_to,
         });
     }
-    let newest_stamp =
-        found.iter().map(|f| f.header.stamp).fold(start.seq.0.max(behind.stamp), u64::max);
-    let keep = whole_prefix(disk, &found, newest_stamp);
+    let newest_point = found
+        .iter()
+        .map(|f| f.header.durable_point)
+        .fold(start.seq.0.max(behind.durable_point), u64::max);
+    let keep = whole_prefix(disk, &found, newest_point);
     if keep < found.len() {
         tracing::info!(
             cut = found.len() - keep,
@@ -138,9 +142,9 @@ pub fn replay(
         );
     }
     found.truncate(keep);
-    let places =
-        |positions: &[u64]| positions.iter().map(|position| area.place(*position)).collect();
-    let (strange, unreadable) = (places(&behind.strange), places(&behind.unreadable));
+    let offsets =
+        |positions: &[u64]| positions.iter().map(|position| area.offset(*position)).collect();
+    let (strange, unreadable) = (offsets(&behind.strange), offsets(&behind.unreadable));
     let changes = Changes::new();
     let mut out = Replay {
         changes,
@@ -156,7 +160,7 @@ pub fn replay(
     for record in found {
         progress(out.bytes, all, "of log put in order");
         out.records += 1;
-        out.contexts += u64::from(record.header.kind != RecordKind::Stamp);
+        out.contexts += u64::from(record.header.kind != RecordKind::DurablePoint);
         out.bytes += record.header.blocks() * LOG_BLOCK as u64;
         out.end = record.end;
         if out.changes.is_empty() {
@@ -189,14 +193,15 @@ pub fn beyond(disk: &Disk, area: &LogArea) -> Beyond {
             unreadable += 1;
             continue;
         };
-        let Some(stamp) = BlockStamp::decode(block).filter(|s| s.volume_id == area.volume_id)
+        let Some(of_block) = BlockHeader::decode(block).filter(|s| s.volume_id == area.volume_id)
         else {
             continue;
         };
-        position = position.max(stamp.position + 1);
-        if let Some(header) = RecordHeader::decode(&block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER])
+        position = position.max(of_block.position + 1);
+        if let Some(header) =
+            RecordHeader::decode(&block[BLOCK_HEADER..BLOCK_HEADER + RECORD_HEADER])
         {
-            seq = seq.max(header.seq).max(header.stamp);
+            seq = seq.max(header.seq).max(header.durable_point);
         }
     }
     Beyond { position, seq: Seq(seq), unreadable }
@@ -204,7 +209,7 @@ pub fn beyond(disk: &Disk, area: &LogArea) -> Beyond {
 
 /// Where the row of records in the ring begins that follow each other and lead to the newest
 /// context, the longest of such rows; `None`: there is no record.
-pub fn newest_row(disk: &Disk, area: &LogArea) -> Option<Point> {
+pub fn newest_chain(disk: &Disk, area: &LogArea) -> Option<Point> {
     let end = beyond(disk, area).position;
     let tail = end.saturating_sub(area.blocks);
     let mut reader = Reader::new(disk, area, tail);
@@ -212,7 +217,8 @@ pub fn newest_row(disk: &Disk, area: &LogArea) -> Option<Point> {
     let mut row: Option<(Point, Point)> = None;
     for position in tail..end {
         let Ok(Some(header)) = reader.header(position) else { continue };
-        let seq = Seq(header.seq.saturating_sub(u64::from(header.kind != RecordKind::Stamp)));
+        let seq =
+            Seq(header.seq.saturating_sub(u64::from(header.kind != RecordKind::DurablePoint)));
         let before = Point { seq, position, id: header.prev };
         let behind =
             Point { seq: Seq(header.seq), position: position + header.blocks(), id: header.id };
@@ -226,15 +232,15 @@ pub fn newest_row(disk: &Disk, area: &LogArea) -> Option<Point> {
     best.map(|(_, start)| start)
 }
 
-/// Records before the first context past `stamp` whose data is not what it says.
+/// Records before the first context past `durable_point` whose data is not what it says.
 ///
 /// Data that the device cannot read says nothing. The context counts: it may have been
 /// acknowledged, and if the log ended before it, all that it holds would be gone without a word. As
 /// it is, one range of one file reads as an error, or as what was written once the device can read
 /// it.
-fn whole_prefix(disk: &Disk, found: &[ChainRecord], stamp: u64) -> usize {
+fn whole_prefix(disk: &Disk, found: &[ChainRecord], durable_point: u64) -> usize {
     for (i, record) in found.iter().enumerate() {
-        if record.header.kind != RecordKind::Context || record.header.seq <= stamp {
+        if record.header.kind != RecordKind::Context || record.header.seq <= durable_point {
             continue;
         }
         for extent in &record.body.extents {

@@ -1,7 +1,7 @@
 //! Populated volumes of several shapes.
 
 use super::mutate;
-use super::repaired::{Shown, shown};
+use super::repaired::{Snapshot, snapshot};
 use crate::device::{SimDevice, SimRng, sim_env};
 use crate::model::{Model, Outcome};
 use crate::ops::{Generator, Op};
@@ -32,7 +32,7 @@ pub struct Base {
     /// Where everything is.
     pub superblock: Superblock,
     /// What it shows.
-    pub shown: Shown,
+    pub snapshot: Snapshot,
     /// Places of blocks that hold something and may be damaged, in bytes.
     pub used: Vec<u64>,
     /// The home store may be damaged.
@@ -65,7 +65,7 @@ impl Bases {
         bases.push(many_names()?);
         if !home {
             for base in &mut bases {
-                let of_home = mutate::home::places(base);
+                let of_home = mutate::home::offsets(base);
                 base.used.retain(|at| !of_home.iter().any(|range| range.contains(at)));
                 base.home = false;
             }
@@ -157,7 +157,7 @@ fn many_names() -> Result<Base, String> {
 
 fn base(name: &'static str, image: SimDevice, old: SimDevice) -> Result<Base, String> {
     let copy: Arc<dyn BlockDevice> = Arc::new(image.crash_image(0, &mut SimRng::new(0)));
-    let shown = shown(&copy, None);
+    let snapshot = snapshot(&copy, None);
     let superblock = read_superblock(&copy).map_err(|error| error.to_string())?;
     let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
     let mut used = Vec::new();
@@ -167,5 +167,5 @@ fn base(name: &'static str, image: SimDevice, old: SimDevice) -> Result<Base, St
             used.push(at);
         }
     }
-    Ok(Base { name, image, old, superblock, shown, used, home: true })
+    Ok(Base { name, image, old, superblock, snapshot, used, home: true })
 }

@@ -127,7 +127,7 @@ fn superblock(device: &SimDevice, rng: &mut SimRng) {
         put_crc(&mut buf, 0..SUPERBLOCK_CRC, SUPERBLOCK_CRC);
     }
     match rng.below(3) {
-        0 => SUPERBLOCK_PLACES.iter().for_each(|place| write(device, *place, &buf)),
+        0 => SUPERBLOCK_PLACES.iter().for_each(|offset| write(device, *offset, &buf)),
         n => write(device, SUPERBLOCK_PLACES[n as usize - 1], &buf),
     }
 }

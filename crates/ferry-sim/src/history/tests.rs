@@ -31,13 +31,13 @@ impl Run {
         match op {
             Op::Fsync(which, _) => {
                 let ino = self.model.which(which).expect("it is there");
-                self.history.promised(ino, &self.model.above(ino));
+                self.history.fsync_answered(ino, &self.model.above(ino));
             }
             Op::FsyncDir(path) => {
                 let ino = self.model.resolve(path).expect("it is there");
-                self.history.promised(ino, &self.model.above(ino));
+                self.history.fsync_answered(ino, &self.model.above(ino));
             }
-            Op::Sync => self.history.promised_all(),
+            Op::Sync => self.history.sync_answered(),
             _ => {}
         }
     }

@@ -121,20 +121,20 @@ fn run(ops: &[Op]) -> Result<(), String> {
 /// Leaves out what is not needed for a difference.
 fn shrink(mut ops: Vec<Op>, fails: &dyn Fn(&[Op]) -> Option<String>) -> (Vec<Op>, String) {
     let mut what = fails(&ops).expect("it failed before");
-    let mut piece = ops.len().div_ceil(2);
-    while piece > 0 {
+    let mut count = ops.len().div_ceil(2);
+    while count > 0 {
         let mut at = 0;
         let mut shrunk = false;
         while at < ops.len() {
             let mut fewer = ops.clone();
-            fewer.drain(at..(at + piece).min(ops.len()));
+            fewer.drain(at..(at + count).min(ops.len()));
             match fails(&fewer) {
                 Some(again) => (ops, what, shrunk) = (fewer, again, true),
-                None => at += piece,
+                None => at += count,
             }
         }
         if !shrunk {
-            piece /= 2;
+            count /= 2;
         }
     }
     (ops, what)

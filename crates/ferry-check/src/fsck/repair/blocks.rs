@@ -146,7 +146,7 @@ impl Blocks {
         Reading { verify, give_up }: Reading,
     ) -> Result<(), Code> {
         let Some(at) = self.locate(dev).filter(|_| self.holds_data(dev)) else {
-            return Err(Code::ExtentPlace);
+            return Err(Code::ExtentLocation);
         };
         let contested = self.contested.has(at);
         if (contested || suspect.is_some() || verify) && !reader.matches(dev, crc) {

@@ -230,12 +230,12 @@ impl Extents<'_, '_> {
         let torn = !self.blocks.in_one_segment(block, crcs.len() as u64);
         for (i, &crc) in crcs.iter().enumerate() {
             let dev = block.saturating_add(i as u64);
-            let place = at + i;
-            let window = index + (place as u64 / WINDOW_BLOCKS);
+            let position = at + i;
+            let window = index + (position as u64 / WINDOW_BLOCKS);
             let window = file.windows.entry(window).or_insert_with(Window::new);
             window.dirty |= crosses || torn;
-            let slot = &mut window.slots[place % WINDOW_BLOCKS as usize];
-            let suspect = torn.then_some(Code::ExtentPlace);
+            let slot = &mut window.slots[position % WINDOW_BLOCKS as usize];
+            let suspect = torn.then_some(Code::ExtentLocation);
             let new = Slot::Data { dev, crc, suspect };
             *slot = match *slot {
                 Slot::Hole => new,

@@ -91,7 +91,7 @@ impl Worker {
         let len = COPY_LEN.min(self.shared.capacity - at);
         let range = self.shared.regions.range(at, len);
         self.keep_out(range.clone());
-        let copied = self.copy_piece(at, len as usize);
+        let copied = self.copy_range(at, len as usize);
         self.shared.regions.unfreeze(range);
         if let (Err(error), Some(rebuild)) = (copied, &self.rebuild) {
             self.abort_rebuild_of(1 << rebuild.target, &error);
@@ -99,7 +99,7 @@ impl Worker {
     }
 
     /// MIRROR-6. With nobody to copy from it waits: a failure has not been judged.
-    fn copy_piece(&mut self, at: u64, len: usize) -> io::Result<()> {
+    fn copy_range(&mut self, at: u64, len: usize) -> io::Result<()> {
         let sources = self.sources();
         let Some(rebuild) = &mut self.rebuild else { return Ok(()) };
         if sources.is_empty() {

@@ -2,7 +2,7 @@
 
 use super::super::component::Component;
 use super::super::error::CompositeError;
-use super::super::header::{COMPONENTS_MAX, ComponentHeader, MAP_PLACES, SIDES_MAX, io_error};
+use super::super::header::{COMPONENTS_MAX, ComponentHeader, MAP_OFFSETS, SIDES_MAX, io_error};
 use super::super::kind::Kind;
 use super::map;
 use super::regions::Regions;
@@ -116,9 +116,9 @@ fn assemble(
     let live = (1 << fresh.len()) - 1;
     let sides = [const { OnceLock::new() }; COMPONENTS_MAX];
     let mut headers = Vec::new();
-    for (place, side) in sides.iter().zip(fresh) {
+    for (slot, side) in sides.iter().zip(fresh) {
         headers.push(side.header);
-        place.get_or_init(|| Component::new(side.name, side.device));
+        slot.get_or_init(|| Component::new(side.name, side.device));
     }
     let shared = Shared {
         capacity: newest.len,
@@ -181,8 +181,8 @@ impl Worker {
         for (_, side) in self.shared.those(self.shared.live.load(Ordering::SeqCst)) {
             let mut newest: Option<(u64, Vec<bool>)> = None;
             let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-            for place in MAP_PLACES {
-                if side.device().read(place, &mut block).is_err() {
+            for offset in MAP_OFFSETS {
+                if side.device().read(offset, &mut block).is_err() {
                     continue;
                 }
                 let found = map::decode(
@@ -211,14 +211,14 @@ impl Worker {
         let end = ((region as u64 + 1) * len).min(self.shared.capacity);
         let mut at = region as u64 * len;
         while at < end {
-            let piece = COMPARE_LEN.min(end - at);
-            self.make_piece_equal(at, piece as usize)?;
-            at += piece;
+            let len = COMPARE_LEN.min(end - at);
+            self.make_range_equal(at, len as usize)?;
+            at += len;
         }
         Ok(())
     }
 
-    fn make_piece_equal(&mut self, at: u64, len: usize) -> io::Result<()> {
+    fn make_range_equal(&mut self, at: u64, len: usize) -> io::Result<()> {
         let live = self.shared.live.load(Ordering::SeqCst);
         let mut from = AlignedBuf::zeroed(len);
         let whole = self.shared.those(live).find(|(_, side)| side.read(at, &mut from).is_ok());

@@ -3,7 +3,7 @@
 
 use super::super::component::{flush_and_wait, unflushed};
 use super::super::gather::wait_for;
-use super::super::header::{ComponentHeader, HEADER_PLACES, MAP_PLACES};
+use super::super::header::{ComponentHeader, HEADER_OFFSETS, MAP_OFFSETS};
 use super::map;
 use super::shared::{Job, NewSide, Observer, Shared, bits};
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
@@ -177,9 +177,9 @@ impl Worker {
             let set = self.headers[0].set;
             let block =
                 map::encode(&set, self.map_sequence, self.shared.regions.region_len(), dirty);
-            let place = MAP_PLACES[(self.map_sequence % 2) as usize];
+            let offset = MAP_OFFSETS[(self.map_sequence % 2) as usize];
             let mask = self.shared.written.load(Ordering::SeqCst);
-            let mut failed = self.write_heads(mask, place, |_| None, &Arc::new(block));
+            let mut failed = self.write_heads(mask, offset, |_| None, &Arc::new(block));
             if durable && failed != mask {
                 failed |= self.flush_sides(mask & !failed);
             }
@@ -198,7 +198,7 @@ impl Worker {
     fn write_heads(
         &self,
         mask: u64,
-        place: u64,
+        offset: u64,
         own: impl Fn(usize) -> Option<AlignedBuf>,
         block: &Arc<AlignedBuf>,
     ) -> u64 {
@@ -208,7 +208,7 @@ impl Worker {
         let outcome = wait_for(mask.count_ones() as usize, |gather| {
             for (i, side) in self.shared.those(mask) {
                 let block = own(i).map_or_else(|| Arc::clone(block), Arc::new);
-                side.device().submit(vec![side.raw_write_request(place, block, gather.part(i))]);
+                side.device().submit(vec![side.raw_write_request(offset, block, gather.part(i))]);
             }
         });
         outcome.failed
@@ -268,10 +268,10 @@ impl Worker {
     /// Both copies, one after the other. Who failed.
     pub fn write_headers(&self, sides: u64) -> u64 {
         let mut failed = 0;
-        for place in HEADER_PLACES {
+        for offset in HEADER_OFFSETS {
             let left = sides & !failed;
             let none = Arc::new(AlignedBuf::zeroed(BLOCK_SIZE));
-            failed |= self.write_heads(left, place, |i| Some(self.headers[i].encode()), &none);
+            failed |= self.write_heads(left, offset, |i| Some(self.headers[i].encode()), &none);
             failed |= self.flush_sides(left & !failed);
         }
         failed

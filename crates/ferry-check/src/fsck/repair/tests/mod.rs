@@ -3,10 +3,10 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod faults;
+mod garbage;
 mod journal;
 mod random;
 mod search;
-mod stretch;
 mod unreadable;
 
 use super::Segments;
@@ -34,7 +34,7 @@ struct Seen {
     xattrs: Vec<u8>,
 }
 
-type Shown = BTreeMap<String, Seen>;
+type Snapshot = BTreeMap<String, Seen>;
 
 /// A volume in memory that nobody has mounted.
 pub(super) struct Volume {
@@ -202,9 +202,9 @@ impl Volume {
     }
 
     /// Everything that a mount shows.
-    fn shown(&self) -> Shown {
+    fn snapshot(&self) -> Snapshot {
         let fs = mount(&self.dev, true);
-        let (mut shown, mut todo) = (Shown::new(), vec![(String::new(), ROOT)]);
+        let (mut snapshot, mut todo) = (Snapshot::new(), vec![(String::new(), ROOT)]);
         while let Some((path, dir)) = todo.pop() {
             for (name, ino) in names(&fs, dir) {
                 let seen = see(&fs, dir, &name, ino);
@@ -212,13 +212,13 @@ impl Volume {
                 if seen.mode & libc::S_IFMT == libc::S_IFDIR {
                     todo.push((path.clone(), ino));
                 }
-                assert!(shown.len() < 1000, "a tree without end");
-                shown.insert(path, seen);
+                assert!(snapshot.len() < 1000, "a tree without end");
+                snapshot.insert(path, seen);
             }
         }
         fs.detach();
         fs.close().unwrap();
-        shown
+        snapshot
     }
 
     /// The volume can be mounted and used, and is clean afterwards.
@@ -247,12 +247,12 @@ impl Volume {
     /// Another one that is the same.
     fn copy(&self) -> Self {
         let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(self.dev.capacity()));
-        let mut piece = AlignedBuf::zeroed(64 << 10);
+        let mut chunk = AlignedBuf::zeroed(64 << 10);
         let mut at = self.dev.next_data(0);
         while at < self.dev.capacity() {
-            self.dev.read(at, &mut piece).unwrap();
-            dev.write(at, &piece).unwrap();
-            at = self.dev.next_data(at + piece.len() as u64);
+            self.dev.read(at, &mut chunk).unwrap();
+            dev.write(at, &chunk).unwrap();
+            at = self.dev.next_data(at + chunk.len() as u64);
         }
         Self { dev, sb: self.sb.clone() }
     }

@@ -7,7 +7,7 @@
 
 use crate::crash::{Life, Step};
 use crate::device::{SimDevice, SimRng};
-use crate::history::{History, Pledge};
+use crate::history::{Guarantee, History};
 use crate::model::{Effects, Model, Outcome};
 use crate::ops::{Op, Which};
 use crate::world::{Trouble, Waiter, World};
@@ -36,11 +36,11 @@ struct Asked {
     held: bool,
     caller: u32,
     known: Vec<Ino>,
-    pledge: Pledge,
+    guarantee: Guarantee,
 }
 
 /// A device that is late, and those who wait for it.
-pub(crate) struct Late {
+pub(crate) struct Overlap {
     device: Arc<SimDevice>,
     rng: SimRng,
     asked: Vec<Asked>,
@@ -49,7 +49,7 @@ pub(crate) struct Late {
     callers: VecDeque<u32>,
 }
 
-impl Late {
+impl Overlap {
     /// From now on `device` is late.
     pub fn new(device: &Arc<SimDevice>, rng: SimRng) -> Self {
         device.set_hold(true);
@@ -81,7 +81,7 @@ impl Late {
             let asked = self.asked.remove(at);
             self.callers.push_front(asked.caller);
             match answer {
-                Ok(Reply::Empty) => history.answered(asked.pledge.clone(), now),
+                Ok(Reply::Empty) => history.answered(asked.guarantee.clone(), now),
                 Ok(_) => {
                     result =
                         Err(Trouble::Wrong("an fsync got the answer of another request".into()))
@@ -144,7 +144,12 @@ impl Late {
     }
 
     /// Asks for an fsync; `None` if it was answered at once.
-    fn ask(&mut self, world: &World, op: &Op, pledge: Pledge) -> Result<Option<Pledge>, Trouble> {
+    fn ask(
+        &mut self,
+        world: &World,
+        op: &Op,
+        guarantee: Guarantee,
+    ) -> Result<Option<Guarantee>, Trouble> {
         let fs = &world.fs;
         let mut known = Vec::new();
         let (ino, fh, held) = match op {
@@ -165,7 +170,8 @@ impl Late {
         };
         let dir = matches!(op, Op::FsyncDir(_));
         let caller = *self.callers.front().expect("not all of them wait");
-        let asked = Asked { answer: Waiter::default(), ino, fh, dir, held, caller, known, pledge };
+        let asked =
+            Asked { answer: Waiter::default(), ino, fh, dir, held, caller, known, guarantee };
         let cx = Cx { uid: 0, gid: 0, pid: caller, umask: 0, park: &asked.answer };
         let data_only = matches!(op, Op::Fsync(_, true));
         let answer =
@@ -177,8 +183,8 @@ impl Late {
                 Ok(None)
             }
             Ok(()) => {
-                let pledge = asked.pledge.clone();
-                asked.end(world).map(|()| Some(pledge))
+                let guarantee = asked.guarantee.clone();
+                asked.end(world).map(|()| Some(guarantee))
             }
             Err(Stop::Errno(errno)) => {
                 drop(asked.end(world));
@@ -217,9 +223,9 @@ fn judge(result: Result<(), Trouble>, faulty: bool) -> Result<Step, String> {
 
 impl Life<'_> {
     /// One operation beside those that are under way.
-    pub(crate) fn step_late(
+    pub(crate) fn step_overlapping(
         &mut self,
-        late: &mut Late,
+        overlap: &mut Overlap,
         world: &mut World,
         history: &mut History,
         model: &mut Model,
@@ -229,18 +235,18 @@ impl Life<'_> {
         let faulty = self.plan.fault.is_some();
         let text = |trouble: Trouble| format!("{trouble:?}");
         // Slower than requests come, until so many wait that it has to catch up.
-        for _ in 0..late.rng.below(8).saturating_sub(4) {
-            if let Step::DeviceFailed = judge(late.complete_one(world, history), faulty)? {
+        for _ in 0..overlap.rng.below(8).saturating_sub(4) {
+            if let Step::DeviceFailed = judge(overlap.complete_one(world, history), faulty)? {
                 return Ok(Step::DeviceFailed);
             }
         }
         let waits = match op {
             Op::Sync | Op::Trim | Op::Release(_) => true,
-            Op::Tick(_) => late.rng.chance(1, 4) || !world.collecting().map_err(text)?,
+            Op::Tick(_) => overlap.rng.chance(1, 4) || !world.collecting().map_err(text)?,
             _ => false,
         };
-        let prompt = waits || late.asked.len() >= CALLERS_MAX || !world.roomy().map_err(text)?;
-        if prompt && let Step::DeviceFailed = judge(late.catch_up(world, history), faulty)? {
+        let prompt = waits || overlap.asked.len() >= CALLERS_MAX || !world.roomy().map_err(text)?;
+        if prompt && let Step::DeviceFailed = judge(overlap.catch_up(world, history), faulty)? {
             return Ok(Step::DeviceFailed);
         }
         let target = match op {
@@ -249,25 +255,27 @@ impl Life<'_> {
             _ => None,
         };
         let step = match (target, model.outcome(op)) {
-            (Some(ino), Outcome::Done) => self.ask_late(late, world, history, model, op, ino)?,
+            (Some(ino), Outcome::Done) => {
+                self.ask_overlapping(overlap, world, history, model, op, ino)?
+            }
             // Time seals what is collected, but the device has not caught up: nothing is promised.
             (None, _) if matches!(op, Op::Tick(_)) && !prompt => {
-                self.tick_late(late, world, history, model, op)?
+                self.tick_overlapping(overlap, world, history, model, op)?
             }
             _ => {
-                let device = late.device.clone();
+                let device = overlap.device.clone();
                 self.step(world, history, model, op, n, &device)?
             }
         };
         if prompt {
-            late.resume();
+            overlap.resume();
         }
         Ok(step)
     }
 
-    fn ask_late(
+    fn ask_overlapping(
         &mut self,
-        late: &mut Late,
+        overlap: &mut Overlap,
         world: &World,
         history: &mut History,
         model: &Model,
@@ -276,19 +284,19 @@ impl Life<'_> {
     ) -> Result<Step, String> {
         self.tally.ops += 1;
         world.clock.advance(Duration::from_millis(1));
-        history.ended(model.tree(), Effects::default(), late.device.trace_len());
-        let pledge = history.pledge(ino, &model.above(ino));
-        match late.ask(world, op, pledge) {
-            Ok(Some(pledge)) => history.answered(pledge, late.device.trace_len()),
-            Ok(None) => self.tally.answered_late += 1,
+        history.ended(model.tree(), Effects::default(), overlap.device.trace_len());
+        let guarantee = history.guarantee(ino, &model.above(ino));
+        match overlap.ask(world, op, guarantee) {
+            Ok(Some(guarantee)) => history.answered(guarantee, overlap.device.trace_len()),
+            Ok(None) => self.tally.overlapped += 1,
             Err(trouble) => return judge(Err(trouble), self.plan.fault.is_some()),
         }
         Ok(Step::Done)
     }
 
-    fn tick_late(
+    fn tick_overlapping(
         &mut self,
-        late: &Late,
+        overlap: &Overlap,
         world: &World,
         history: &mut History,
         model: &Model,
@@ -298,7 +306,7 @@ impl Life<'_> {
         self.tally.ops += 1;
         world.clock.advance(Duration::from_millis(u64::from(*ms)));
         let ticked = world.fs.tick().map_err(|error| Trouble::Errno(error.errno().0));
-        history.ended(model.tree(), Effects::default(), late.device.trace_len());
+        history.ended(model.tree(), Effects::default(), overlap.device.trace_len());
         judge(ticked, self.plan.fault.is_some())
     }
 }

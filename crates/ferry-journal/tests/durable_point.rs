@@ -24,7 +24,7 @@ fn extent(offset: u64, fill: u8) -> DataExtent {
 #[test]
 fn what_recovery_cannot_stamp_is_not_called_stamped() {
     let volume = Volume::new(256 * 1024);
-    let place = volume.geo.segments_offset + 40 * volume.geo.segment_len;
+    let offset = volume.geo.segments_offset + 40 * volume.geo.segment_len;
     let (journal, _) = volume.open();
     let mut seq = Seq(0);
     let mut i = 0_u32;
@@ -41,19 +41,19 @@ fn what_recovery_cannot_stamp_is_not_called_stamped() {
     let value = vec![9; 4000];
     let mut t = journal.begin(Credits { urgent: true, ..credits(1, 4012) }).unwrap();
     t.put(b"acknowledged", &value);
-    t.write_data(extent(place, 1), Box::new(|r| r.unwrap()));
+    t.write_data(extent(offset, 1), Box::new(|r| r.unwrap()));
     let last = t.commit();
     force(&journal, last).unwrap();
     assert_eq!((last.0, journal.stats().log_free_bytes), (seq.0 + 1, 0));
     drop(journal); // a crash: MemDevice keeps all
     let (journal, recovered) = volume.open();
     assert_eq!(recovered.last, last);
-    if journal.stamped() >= last {
+    if journal.durable_point() >= last {
         // So the owner may use the place again, here for the home store, as its next checkpoint
         // would.
         let mut junk = AlignedBuf::zeroed(4096);
         junk.fill(0xee);
-        volume.dev.write(place, &junk).unwrap();
+        volume.dev.write(offset, &junk).unwrap();
     }
     drop(journal);
     let (journal, recovered) = volume.open();
@@ -104,7 +104,7 @@ struct Slow {
 }
 
 impl JournalClient for Slow {
-    fn stamped(&self, seq: Seq) {
+    fn durable_point(&self, seq: Seq) {
         (0..20_000).for_each(|_| std::thread::yield_now());
         self.told.fetch_max(seq.0, Ordering::SeqCst);
     }
@@ -135,7 +135,7 @@ fn force_stamped_returns_when_the_owner_knows() {
             .unwrap();
     for i in 0..5_u32 {
         let seq = put(&journal, &i.to_be_bytes(), b"v");
-        journal.force_stamped().unwrap();
+        journal.force_durable_point().unwrap();
         let told = owner.told.load(Ordering::SeqCst);
         assert!(told >= seq.0, "context {} is stamped, the owner knows of {told}", seq.0);
     }
@@ -149,13 +149,13 @@ fn the_stamp_of_a_torn_record_counts_for_the_data_before_it() {
     let (env, _clock) = sim_env(1);
     let device = Arc::new(SimDevice::new(device_len(&geo)));
     let volume = Volume::on(device.clone(), geo, env);
-    let place = geo.segments_offset + 40 * geo.segment_len;
+    let offset = geo.segments_offset + 40 * geo.segment_len;
     let (journal, _) = volume.open();
     let seq = put(&journal, b"before", b"x");
     force(&journal, seq).unwrap();
     let mut t = journal.begin(credits(1, 20)).unwrap();
     t.put(b"acknowledged", b"y");
-    t.write_data(extent(place, 1), Box::new(|r| r.unwrap()));
+    t.write_data(extent(offset, 1), Box::new(|r| r.unwrap()));
     let acknowledged = t.commit();
     force(&journal, acknowledged).unwrap();
     device.restart_trace();
@@ -183,7 +183,7 @@ fn the_stamp_of_a_torn_record_counts_for_the_data_before_it() {
     let at = records.iter().find(|r| r.1 == lost.0).unwrap().0;
     let zeros = AlignedBuf::zeroed(4096);
     image.write(at + 4096, &zeros).unwrap();
-    image.write(place, &zeros).unwrap();
+    image.write(offset, &zeros).unwrap();
     let volume = Volume { dev: Arc::new(image), ..volume };
     let opened = volume.open_with(options(false));
     // Reported, or kept (reading the data then says what is damaged); never cut off.
