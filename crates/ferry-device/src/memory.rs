@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::io;
 
-/// Memory is taken in pieces of this many bytes.
+/// Memory is taken in chunks of this many bytes.
 const CHUNK_SIZE: usize = 64 * 1024;
 /// Locks that neighbouring chunks are spread over.
 const SHARDS: usize = 16;

@@ -94,7 +94,7 @@ fn every_kind_is_made_owned_closed_and_opened_again() {
 }
 
 #[test]
-fn what_holds_data_is_not_taken_and_half_a_volume_is_not_left() {
+fn a_component_with_data_is_refused_and_no_partial_volume_is_left() {
     let folder = Folder::new();
     fs::write(folder.at("b"), "foreign").unwrap();
     assert!(
@@ -177,7 +177,7 @@ fn a_list_with_one_component_twice_is_refused_and_says_so() {
 }
 
 #[test]
-fn a_side_in_use_elsewhere_is_no_reason_to_go_on_without_it() {
+fn a_mirror_does_not_open_without_a_side_that_is_in_use_elsewhere() {
     let folder = Folder::new();
     drop(folder.make(Kind::Mirror, &["a", "b"]).unwrap());
     let used =
@@ -222,7 +222,7 @@ fn a_side_is_replaced_and_the_list_says_so() {
 }
 
 #[test]
-fn what_an_interrupted_rebuild_left_is_taken_again() {
+fn an_interrupted_replacement_can_be_repeated() {
     let folder = Folder::new();
     let volume = folder.make(Kind::Mirror, &["a", "b"]).unwrap();
     volume.write(0, &block(1)).unwrap();
@@ -238,7 +238,7 @@ fn what_an_interrupted_rebuild_left_is_taken_again() {
 }
 
 #[test]
-fn a_stale_side_may_be_built_anew_in_its_own_place() {
+fn a_stale_side_may_be_rebuilt_in_place() {
     let folder = Folder::new();
     drop(folder.make(Kind::Mirror, &["a", "b"]).unwrap());
     fs::rename(folder.at("b"), folder.at("away")).unwrap();

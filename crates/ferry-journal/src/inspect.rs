@@ -69,7 +69,7 @@ pub struct LogEnd {
     pub offset: u64,
     /// Contexts that would be applied.
     pub contexts: u64,
-    /// Records read for it, those that only stamp among them.
+    /// Records read for it, durable points among them.
     pub records: u64,
     /// Bytes of log read for it.
     pub bytes: u64,
@@ -168,7 +168,7 @@ pub fn log_records(
     Ok(())
 }
 
-/// The newest position that any whole block stamp in the ring names.
+/// The newest position that any whole block header in the ring names.
 fn newest_position(disk: &Disk, area: &LogArea) -> Option<u64> {
     let mut reader = Reader::new(disk, area, 0);
     let mut newest = None;

@@ -195,8 +195,8 @@ impl Source {
     /// gaps or not, unless an older state that is whole has more keys: the state that the store
     /// names, if its tree begins anywhere, or one that is found; else the best tree that is left.
     ///
-    /// Changes that the home store has already may be made again: the last of each key counts. So
-    /// the log is read from as far back as it leads.
+    /// Changes that the home store has already may be replayed: the last of each key counts. So the
+    /// log is read from as far back as it leads.
     fn search(
         file: &Arc<HomeFile>,
         named: Result<Salvage, JournalError>,
@@ -214,7 +214,7 @@ impl Source {
         let chain = chain
             .map(|start| Ok::<_, JournalError>((start, log.replay(start)?.reach())))
             .transpose()?;
-        // Made again over a store that is newer, it would bring back what is gone.
+        // Replayed over a newer store, it would bring back keys that were deleted.
         let chain = chain.filter(|(_, reach)| reach.end.seq >= newest.max(log.newest));
         if let Some((start, Reach { end: _, damaged: false })) = chain
             && start.position == 0

@@ -19,7 +19,7 @@ pub type Completion = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
 /// Where the log and the home store's map live on the device. All in bytes, multiples of 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Stamped into every log block.
+    /// Every log block has it.
     pub volume_id: [u8; 16],
     /// Secret: what it signs, only this volume's journal has written (SipHash).
     pub hash_key: [u8; 16],
@@ -81,7 +81,7 @@ pub struct Credits {
 
 /// Data on the device that a transaction's keys refer to. Recovery checks it.
 pub struct DataExtent {
-    /// Place on the device, in bytes.
+    /// Offset on the device, in bytes.
     pub offset: u64,
     /// The bytes to be written there; also what a checksum error is told apart by.
     pub buf: Arc<AlignedBuf>,
@@ -132,7 +132,7 @@ pub type Change = Option<Value>;
 /// Changes in the order of their keys.
 pub type Changes = BTreeMap<Key, Change>;
 
-/// A place in the log between two records, and what lies before it.
+/// A point in the log between two records, and what lies before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Point {
     /// Newest context before it.
@@ -146,7 +146,7 @@ pub struct Point {
 /// Called after each read with the bytes that it took; may wait. `false` ends the reading.
 pub type Step<'s> = &'s mut dyn FnMut(u64) -> bool;
 
-/// A place of the device that cannot be read, or does not hold what was written there.
+/// A range of the device that cannot be read, or does not hold what was written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadRange {
     /// Which part of the volume.

@@ -137,9 +137,9 @@ impl Journal {
         }
     }
 
-    /// Places on the device where a block of the home store that was read since the opening was not
-    /// what was written, while its other copy was. Unless the journal is read-only they have been
-    /// mended.
+    /// Offsets on the device where a block of the home store that was read since the opening was
+    /// not what was written, while its other copy was. Unless the journal is read-only they have
+    /// been mended.
     pub fn home_bad_copies(&self) -> Vec<u64> {
         self.core.home.file().bad_copies()
     }

@@ -1,5 +1,5 @@
-//! Who goes through all keys reads the home store in few and long reads, and sees what everybody
-//! else sees.
+//! A scan of all keys reads the home store in few and long reads, and sees what everybody else
+//! sees.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -75,7 +75,7 @@ fn going_through_all_keys_takes_few_reads() {
 }
 
 #[test]
-fn what_is_written_meanwhile_is_seen() {
+fn a_scan_with_read_ahead_sees_pages_that_are_rewritten() {
     let (_, volume, mut model) = volume();
     let all = JournalOptions { reads_all: true, home_cache_bytes: 64 << 10, ..options(false) };
     let (journal, ..) = volume.open_owned(all).unwrap();
@@ -85,7 +85,7 @@ fn what_is_written_meanwhile_is_seen() {
         let before = model.clone();
         journal
             .scan(b"", &[0xff; 8], &mut |key, value| {
-                // Pages that were read ahead are written anew, and their places used for others,
+                // Pages that were read ahead are written anew, and their blocks used for others,
                 // before they are come to.
                 if seen.len() == 1000 {
                     for part in 0..2_u64 {
@@ -114,7 +114,7 @@ fn shorter(i: u64, round: u64) -> Vec<u8> {
     value
 }
 
-/// Places of blocks of pages with our values in the home store's file, first copies.
+/// Offsets of blocks of pages with our values in the home store's file, first copies.
 fn blocks(device: &HookedDevice, geo: &Geometry, segments: &[u32]) -> Vec<u64> {
     let blocks = home_unit_bytes(geo.segment_len) / BLOCK_SIZE as u64;
     let offset = |segment: &u32| geo.segments_offset + u64::from(*segment) * geo.segment_len;

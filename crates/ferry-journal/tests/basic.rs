@@ -36,7 +36,7 @@ fn changes_are_visible_at_commit_and_survive_a_clean_close() {
 }
 
 #[test]
-fn what_was_forced_survives_without_a_close() {
+fn forced_changes_survive_without_a_close() {
     let volume = Volume::new(1 << 20);
     let (journal, _) = volume.open();
     let mut t = journal.begin(credits(1, 100)).unwrap();

@@ -46,7 +46,7 @@ struct World {
     contexts: BTreeMap<u64, ContextModel>,
     /// Length of the trace when a context was acknowledged.
     acknowledged: Arc<Mutex<Vec<(usize, u64)>>>,
-    /// Data slots that no key maps, and from which stamp on each may be used.
+    /// Data slots that no key maps, and from which durable point on each may be used.
     free: Vec<(u64, u64)>,
     mapped: BTreeMap<Vec<u8>, u64>,
 }
@@ -155,7 +155,7 @@ impl World {
         seq
     }
 
-    /// A data slot whose freeing is stamped.
+    /// A data slot whose freeing the durable point covers.
     fn data_slot(&mut self, journal: &Journal) -> Option<u64> {
         let durable_point = journal.durable_point().0;
         let at = self.free.iter().position(|(_, freed)| *freed <= durable_point)?;
@@ -352,7 +352,7 @@ fn flushes_that_lie_are_caught() {
 /// What the runs above go through, in one life: the log wraps, is checkpointed, and carries several
 /// records at once.
 #[test]
-fn a_life_is_eventful() {
+fn a_run_wraps_and_checkpoints_the_log_and_overlaps_records() {
     let (mut world, device) = World::new(3);
     let (journal, recovered, owner) = world.open(&device).unwrap();
     world.begin_life(&journal, &recovered);

@@ -1,5 +1,5 @@
-//! Durable stamps: what is said to be covered is, after any crash, and the owner knows it before
-//! anyone relies on it.
+//! Durable points: what they cover survives any crash, and the owner knows it before anyone relies
+//! on it.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -19,10 +19,10 @@ fn extent(offset: u64, fill: u8) -> DataExtent {
     DataExtent { offset, buf: Arc::new(buf), crc }
 }
 
-/// A ring without a free block leaves recovery no place for its stamp; what it has found is then
-/// not covered.
+/// A ring without a free block leaves recovery no room for its durable point; what it has found is
+/// then not covered.
 #[test]
-fn what_recovery_cannot_stamp_is_not_called_stamped() {
+fn recovery_claims_no_durable_point_that_it_could_not_write() {
     let volume = Volume::new(256 * 1024);
     let offset = volume.geo.segments_offset + 40 * volume.geo.segment_len;
     let (journal, _) = volume.open();
@@ -49,7 +49,7 @@ fn what_recovery_cannot_stamp_is_not_called_stamped() {
     let (journal, recovered) = volume.open();
     assert_eq!(recovered.last, last);
     if journal.durable_point() >= last {
-        // So the owner may use the place again, here for the home store, as its next checkpoint
+        // So the owner may use the blocks again, here for the home store, as its next checkpoint
         // would.
         let mut junk = AlignedBuf::zeroed(4096);
         junk.fill(0xee);
@@ -65,10 +65,10 @@ fn what_recovery_cannot_stamp_is_not_called_stamped() {
     assert_eq!(recovered.last, last);
 }
 
-/// A stamp that is under way when the journal closes is part of what it closes: else recovery would
-/// find a record behind the end.
+/// A durable point that is in flight when the journal closes is part of what it closes: else
+/// recovery would find a record behind the end.
 #[test]
-fn a_close_waits_for_the_stamp_under_way() {
+fn a_close_waits_for_the_durable_point_in_flight() {
     let geo = geometry(256 * 1024, 64);
     let device = Arc::new(SimDevice::new(device_len(&geo)));
     let volume = Volume::on(device.clone(), geo, sim_env(1).0);
@@ -76,9 +76,9 @@ fn a_close_waits_for_the_stamp_under_way() {
     force(&journal, put(&journal, b"key", b"value")).unwrap();
     device.set_hold(true);
     journal.tick().unwrap();
-    assert_eq!(device.held(), 1, "the stamp of what is durable");
+    assert_eq!(device.held(), 1, "the durable point");
     let closing = std::thread::spawn(move || journal.close());
-    // What comes later is completed first; the stamp when nothing has come for long.
+    // What comes later is completed first; the durable point when nothing has come for long.
     let mut idle = 0;
     while !closing.is_finished() {
         let held = device.held();
@@ -121,10 +121,11 @@ impl JournalClient for Slow {
 
 /// "What it freed is reusable" when it returns: the owner must have been told by then.
 #[test]
-fn force_stamped_returns_when_the_owner_knows() {
+fn force_durable_point_returns_after_the_owner_was_told() {
     let geo = geometry(512 * 1024, 64);
     let env = Env::real();
-    let path = std::env::temp_dir().join(format!("ferry-journal-stamp-{}", std::process::id()));
+    let path =
+        std::env::temp_dir().join(format!("ferry-journal-durable-point-{}", std::process::id()));
     let device = FileDevice::create(&path, device_len(&geo), true, &env).unwrap();
     std::fs::remove_file(&path).unwrap();
     let volume = Volume::on(Arc::new(device), geo, env);
@@ -137,14 +138,18 @@ fn force_stamped_returns_when_the_owner_knows() {
         let seq = put(&journal, &i.to_be_bytes(), b"v");
         journal.force_durable_point().unwrap();
         let told = owner.told.load(Ordering::SeqCst);
-        assert!(told >= seq.0, "context {} is stamped, the owner knows of {told}", seq.0);
+        assert!(
+            told >= seq.0,
+            "the durable point covers context {}, the owner knows of {told}",
+            seq.0
+        );
     }
 }
 
 /// The torn record at the log's end says that a context was durable whose data is damaged: that is
 /// damage, not the end.
 #[test]
-fn the_stamp_of_a_torn_record_counts_for_the_data_before_it() {
+fn the_durable_point_of_a_torn_record_covers_the_data_before_it() {
     let geo = geometry(512 * 1024, 64);
     let (env, _clock) = sim_env(1);
     let device = Arc::new(SimDevice::new(device_len(&geo)));

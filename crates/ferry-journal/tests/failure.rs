@@ -135,7 +135,7 @@ fn a_failed_checkpoint_stops_the_journal_and_reading_goes_on() {
 }
 
 #[test]
-fn without_segments_a_checkpoint_says_so_and_may_come_again() {
+fn a_checkpoint_without_segments_fails_and_can_be_repeated() {
     let (volume, _device) = sim_volume();
     let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
     let all = std::mem::take(&mut *owner.free.lock().unwrap());
@@ -195,7 +195,7 @@ fn a_read_only_journal_writes_nothing() {
 }
 
 #[test]
-fn a_closed_journal_refuses_and_a_second_close_is_nothing() {
+fn a_closed_journal_refuses_changes_and_a_second_close_does_nothing() {
     let (volume, _) = sim_volume();
     let (journal, _) = volume.open();
     put(&journal, b"k", b"v");
@@ -206,7 +206,7 @@ fn a_closed_journal_refuses_and_a_second_close_is_nothing() {
 }
 
 #[test]
-fn who_waits_for_space_is_told_of_a_failure() {
+fn callers_that_wait_for_space_get_the_error_of_a_failure() {
     let volume = Volume::new(256 * 1024);
     let (journal, _, _owner) = volume.open_owned(options(true)).unwrap();
     let limit = journal.max_transaction_bytes() as u32;

@@ -144,7 +144,7 @@ fn a_lost_leaf_costs_its_keys_only() {
 
 /// A checkpoint that needs what cannot be read ends all changes, and no reading.
 #[test]
-fn a_checkpoint_on_damage_stops_changes_only() {
+fn a_checkpoint_that_meets_damage_stops_changes_but_not_reads() {
     let setup = setup(700, 3);
     setup.lose_a_leaf();
     let (journal, _) = setup.volume.open();
@@ -352,10 +352,10 @@ fn forged_pages_are_errors() {
     assert!(failed > 0 && readable > 5 * failed, "{failed} {readable}");
 }
 
-/// Pages whose checksums are right, in each other's places: a search and a scan would see different
-/// keys.
+/// Pages whose checksums are right, at each other's offsets: a search and a scan would see
+/// different keys.
 #[test]
-fn a_page_of_another_place_is_damage() {
+fn a_page_at_the_wrong_offset_is_damage() {
     let setup = setup(700, 11);
     let leaves = setup.leaves();
     let mut refused = 0;
@@ -392,7 +392,7 @@ fn a_page_of_another_place_is_damage() {
 /// What a page that is not the right one has of what belongs there is kept, and said to be
 /// doubtful.
 #[test]
-fn what_is_left_in_a_damaged_page_is_kept() {
+fn readable_keys_of_a_damaged_page_are_salvaged() {
     let setup = setup(700, 12);
     let mut kept = 0;
     for leaf in setup.leaves() {
@@ -419,7 +419,7 @@ fn what_is_left_in_a_damaged_page_is_kept() {
 /// A stray block of the log claims a number that no context can have; what a rebuilt volume gets
 /// after that would never be found.
 #[test]
-fn a_number_that_no_context_can_have_is_not_believed() {
+fn an_impossible_context_number_is_damage() {
     use ferry_journal::format::{
         BLOCK_HEADER, BlockHeader, RECORD_HEADER, RecordHeader, RecordKind,
     };
@@ -456,7 +456,7 @@ fn a_number_that_no_context_can_have_is_not_believed() {
     }
 }
 
-/// A header that promises more than there is would have tables made for it before anything else is
+/// A header that claims more than there is would have tables made for it before anything else is
 /// looked at.
 #[test]
 fn a_forged_header_is_damage() {

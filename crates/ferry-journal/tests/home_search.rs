@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Neither the header nor any of the log is left, and the newest state has one gap: an older state,
 /// which is whole, has far fewer keys.
 #[test]
-fn one_gap_does_not_cost_the_newest_state() {
+fn one_gap_does_not_lose_the_newest_state() {
     let mut setup = setup(3000, 9);
     let (journal, _) = setup.volume.open();
     for i in 0..1500_u32 {
@@ -50,7 +50,7 @@ fn one_gap_does_not_cost_the_newest_state() {
 /// A store that was copied in several transactions has states in it that are whole and have a part
 /// of the keys only.
 #[test]
-fn a_part_of_a_copy_is_not_a_state() {
+fn an_unfinished_copy_of_the_home_store_does_not_count() {
     let geo = geometry(LOG, 600);
     let (env, _) = sim_env(7);
     let device = Arc::new(SimDevice::new(device_len(&geo)));
@@ -139,7 +139,7 @@ struct Large {
     /// The first of them: its page's number, were it a page; where it begins in the value.
     number: u64,
     at: usize,
-    /// Their places.
+    /// Their offsets.
     blocks: Vec<u64>,
 }
 
@@ -293,9 +293,9 @@ fn an_old_copy_of_the_header_does_not_count() {
     }
 }
 
-/// Nor does one of an earlier life of the place, whatever number its commit has.
+/// Nor does one that an earlier use of the block left, whatever number its commit has.
 #[test]
-fn a_header_that_leads_nowhere_does_not_count() {
+fn a_header_that_leads_to_no_commit_does_not_count() {
     let setup = setup(300, 5);
     let offset = header_of(&setup);
     let mut strange = setup.block(offset);

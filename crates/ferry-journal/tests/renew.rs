@@ -46,7 +46,7 @@ fn emptied(journal: &Journal, keys: u32, keep: u32) -> Model {
 }
 
 #[test]
-fn what_was_removed_gives_its_segments_back_while_it_is_read() {
+fn removed_keys_give_their_segments_back_while_readers_remain() {
     let geo = geometry(16 << 20, 256);
     let volume = Volume::on(Arc::new(MemDevice::new(device_len(&geo))), geo, Env::real());
     let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
@@ -55,7 +55,7 @@ fn what_was_removed_gives_its_segments_back_while_it_is_read() {
         let mut model = emptied(&journal, 4000, 500);
         let (before, free) = (journal.stats().home_bytes, segments());
         assert!(before > 4 << 20, "round {round}: {before}");
-        // Who reads keeps what it reads.
+        // A reader keeps what it reads.
         let (mut seen, mut during) = (Vec::new(), 0);
         journal
             .scan(b"", &[0xff; 8], &mut |key, value| {
@@ -91,7 +91,7 @@ fn what_was_removed_gives_its_segments_back_while_it_is_read() {
 
 /// It stays as it is where nothing is free, and shrinks when something is.
 #[test]
-fn without_room_for_a_new_one_the_old_one_stays() {
+fn the_home_store_stays_if_a_new_one_does_not_fit() {
     let geo = geometry(16 << 20, 256);
     let volume = Volume::on(Arc::new(MemDevice::new(device_len(&geo))), geo, Env::real());
     let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
@@ -161,12 +161,12 @@ fn crash_everywhere(closing: bool) {
 }
 
 #[test]
-fn power_may_be_lost_at_any_moment_of_a_checkpoint() {
+fn power_may_be_lost_at_any_point_of_a_checkpoint() {
     crash_everywhere(false);
 }
 
 #[test]
-fn power_may_be_lost_at_any_moment_of_an_unmount() {
+fn power_may_be_lost_at_any_point_of_an_unmount() {
     crash_everywhere(true);
 }
 
@@ -202,7 +202,7 @@ fn press(journal: &Journal) -> Vec<Transaction<'_>> {
 }
 
 #[test]
-fn a_copy_gives_way_to_whoever_needs_the_log() {
+fn a_renewal_of_the_home_store_gives_way_when_the_log_is_short() {
     let (device, volume) = stalling();
     let small = JournalOptions { home_cache_bytes: 64 << 10, ..options(false) };
     let (journal, _, owner) = volume.open_owned(small).unwrap();
@@ -235,7 +235,7 @@ fn a_copy_gives_way_to_whoever_needs_the_log() {
     assert_eq!(journal.stats().checkpoints, checkpoints + 1);
     assert!(journal.stats().home_bytes >= large, "it was copied while the log was short of space");
     drop(taken);
-    // Who needs room on the volume has it copied, whatever else goes on.
+    // A caller that needs room on the volume has the store copied, whatever else goes on.
     set(&journal, &mut model, 3, 11);
     let taken = press(&journal);
     assert!(journal.make_room().unwrap());
@@ -250,7 +250,7 @@ fn a_copy_gives_way_to_whoever_needs_the_log() {
 }
 
 #[test]
-fn what_changes_during_a_long_checkpoint_is_durable_in_time() {
+fn changes_during_a_long_checkpoint_become_durable_within_the_interval() {
     let (device, volume) = stalling();
     let commit_interval = Duration::from_millis(20);
     let small = JournalOptions { home_cache_bytes: 64 << 10, commit_interval, ..options(true) };

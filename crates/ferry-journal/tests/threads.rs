@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A block of data in the volume's second half, each `n` at a place of its own.
+/// A block of data in the volume's second half, each `n` at an offset of its own.
 fn data(geo: Geometry, n: u64) -> DataExtent {
     let from = geo.segments_offset + u64::from(geo.segment_count / 2) * geo.segment_len;
     let offsets = u64::from(geo.segment_count / 2) * geo.segment_len / 4096;
     let mut buf = AlignedBuf::zeroed(4096);
     buf[..8].copy_from_slice(&n.to_le_bytes());
     let crc = crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes());
-    assert!(n < offsets, "no place is used twice");
+    assert!(n < offsets, "no offset is used twice");
     DataExtent { offset: from + n * 4096, buf: Arc::new(buf), crc }
 }
 
@@ -123,7 +123,7 @@ fn threads_wait_for_a_tiny_log() {
 
 /// The ways of waking that are there to compare with, and one record at a time.
 #[test]
-fn threads_wait_for_a_tiny_log_otherwise() {
+fn threads_wait_for_a_tiny_log_with_each_way_of_waking() {
     for (wake, buffers) in [(Wake::Flag, 8), (Wake::All, 1)] {
         many_threads_with(&Volume::new(256 * 1024), 16, 300, 50, LogOptions { wake, buffers });
     }

@@ -84,8 +84,8 @@ fn an_unreadable_block_is_damage_only_where_the_chain_leads_to_it() {
         let (volume, bad) = copy(&whole);
         let device_offset = log_block(&volume, position);
         bad.set_unreadable([device_offset]);
-        // Position 0 holds the stamp of the opening, contexts follow. The block behind them may
-        // have held another.
+        // Position 0 holds the durable point of the opening, contexts follow. The block behind them
+        // may have held another.
         if position <= LAST + 1 {
             for _ in 0..2 {
                 match volume.open_with(options(false)) {
@@ -108,7 +108,7 @@ fn an_unreadable_block_is_damage_only_where_the_chain_leads_to_it() {
             // The device can read it after all.
             bad.set_unreadable([]);
             assert_eq!(newest(&volume.open().0), Some(LAST), "{position}");
-            // Who gives it up has what is before it, and a log that works.
+            // If it is given up, what is before it is left, and a log that works.
             let (volume, bad) = copy(&whole);
             bad.set_unreadable([device_offset]);
             let cut = JournalOptions { read_only: false, ..accepting };
@@ -131,7 +131,7 @@ fn an_unreadable_block_is_damage_only_where_the_chain_leads_to_it() {
 
 /// A record that never arrived whole ends the log, whatever of it cannot be read.
 #[test]
-fn an_unreadable_block_of_a_torn_record_is_not_missed() {
+fn a_torn_record_with_an_unreadable_block_ends_the_log() {
     let (volume, bad) = volume();
     let (journal, _) = volume.open();
     force(&journal, put(&journal, b"newest", &1_u64.to_le_bytes())).unwrap();
@@ -149,7 +149,7 @@ fn an_unreadable_block_of_a_torn_record_is_not_missed() {
 
 /// It was acknowledged, so it counts; what cannot be read is one range of one file.
 #[test]
-fn a_context_whose_data_cannot_be_read_is_not_forgotten() {
+fn recovery_keeps_a_context_whose_data_cannot_be_read() {
     for (differs, kept) in [(false, Some(2)), (true, Some(1))] {
         let (volume, bad) = volume();
         let device_offset = volume.geo.segments_offset + 40 * volume.geo.segment_len;

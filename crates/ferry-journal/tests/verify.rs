@@ -52,7 +52,7 @@ fn each_damaged_block_of_the_log_is_found_while_recovery_would_need_it() {
         for i in 1..=4_u64 {
             force(&journal, put(&journal, b"key", &i.to_le_bytes())).unwrap();
         }
-        // The stamp that opening writes, and four contexts of one block each.
+        // The durable point that opening writes, and four contexts of one block each.
         assert_eq!(verify_log(&journal), (Vec::new(), 5 * 4096));
         let offset = volume.geo.log_offset + bad * 4096;
         damage(&volume, offset, 60 + bad as usize);
@@ -105,7 +105,7 @@ fn a_journal_in_use_gives_no_false_alarm() {
 }
 
 #[test]
-fn the_log_is_shown_record_by_record() {
+fn the_log_is_listed_record_by_record() {
     let volume = Volume::new(LOG);
     let (journal, _) = volume.open();
     for i in 1..=4_u64 {
@@ -144,7 +144,7 @@ fn the_log_is_shown_record_by_record() {
 }
 
 #[test]
-fn a_ring_that_went_round_is_shown_from_its_oldest_block() {
+fn a_log_that_has_wrapped_is_listed_from_its_oldest_block() {
     let volume = Volume::new(LOG);
     let (journal, _) = volume.open();
     for i in 0..300_u64 {
@@ -159,7 +159,7 @@ fn a_ring_that_went_round_is_shown_from_its_oldest_block() {
 }
 
 #[test]
-fn garbage_in_every_place_is_shown_or_refused_and_nothing_panics() {
+fn inspecting_garbage_anywhere_never_panics() {
     let mut x = 99_u64;
     let mut next = || {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -288,7 +288,7 @@ fn one_bad_copy_is_found_and_mended_and_two_are_found_again_and_again() {
 /// Power is lost while free pages of the home store are written: they are nobody's damage. A page
 /// that is used is.
 #[test]
-fn what_a_lost_checkpoint_leaves_of_free_pages_is_no_damage() {
+fn free_pages_left_by_a_lost_checkpoint_are_no_damage() {
     let geo = geometry(LOG, 256);
     let (env, _) = sim_env(3);
     let device = Arc::new(SimDevice::new(device_len(&geo)));

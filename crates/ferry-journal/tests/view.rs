@@ -21,7 +21,7 @@ fn generation(journal: &Journal, n: u32, value: u64) -> Seq {
 
 /// A scan sees one generation, while others are written, sealed, forced and taken home under it.
 #[test]
-fn a_scan_sees_one_moment() {
+fn a_scan_sees_one_consistent_state() {
     let volume = Volume::new(1 << 20);
     let (journal, _, _owner) = volume.open_owned(options(true)).unwrap();
     // More than a scan copies, so that layers are frozen under it.
@@ -136,7 +136,7 @@ fn the_largest_transaction_fits_and_one_byte_more_does_not() {
 }
 
 #[test]
-fn odd_sizes_of_values_come_back_as_they_were() {
+fn values_of_odd_sizes_are_read_back_unchanged() {
     let volume = Volume::new(2 << 20);
     let mut model = BTreeMap::new();
     // Around the ends of payloads: one entry alone, and entries one after the other.
@@ -171,7 +171,7 @@ fn many_small_commits_leave_few_layers() {
 
 /// More data than recovery should have to verify: it is flushed before the record is written.
 #[test]
-fn a_context_with_much_data_flushes_it_first() {
+fn a_context_with_much_data_flushes_the_data_before_its_record() {
     let volume = Volume::new(4 << 20);
     let (journal, _) = volume.open();
     let offset = volume.geo.segments_offset + 8 * SEGMENT;
@@ -199,7 +199,7 @@ fn a_context_with_much_data_flushes_it_first() {
 
 /// Data that does not match its checksum, in a context that nothing says was durable.
 #[test]
-fn a_context_whose_data_is_not_there_is_cut_off() {
+fn recovery_ends_before_a_context_whose_data_never_arrived() {
     let volume = Volume::new(1 << 20);
     let (journal, _) = volume.open();
     let offset = volume.geo.segments_offset + 8 * SEGMENT;

@@ -428,12 +428,12 @@ impl<'p> Life<'p> {
         self.step(&mut world, &mut history, &mut model, &Op::Sync, 99_999, image)
             .or_else(|what| self.fail(format!("{stage}, then synced"), what))?;
         let space = world.space().or_else(|trouble| self.fail(stage, format!("{trouble:?}")))?;
-        if space.used != space.live + space.fsync_answered {
+        if space.used != space.live + space.unwritten {
             return self.fail(stage, format!("space is lost: {space:?}"));
         }
         world.close().or_else(|what| self.fail(format!("{stage}, then close"), what))?;
         let holdings = self.check(image, &format!("{stage}, then closed"), true)?;
-        if (holdings.data_bytes, holdings.reserved_bytes) != (space.live, space.fsync_answered) {
+        if (holdings.data_bytes, holdings.reserved_bytes) != (space.live, space.unwritten) {
             return self.fail(stage, format!("{space:?}, but a check counts {holdings:?}"));
         }
         let opening = self.opening(true);
@@ -466,7 +466,7 @@ impl<'p> Life<'p> {
         self.step(world, history, model, &Op::Sync, 99_999, device)?;
         let space = world.space().map_err(|trouble| format!("{trouble:?}"))?;
         let inodes = world.inodes().map_err(|trouble| format!("{trouble:?}"))?;
-        if space == (Space { used: 0, live: 0, fsync_answered: 0 }) && inodes == 1 {
+        if space == (Space { used: 0, live: 0, unwritten: 0 }) && inodes == 1 {
             return Ok(());
         }
         Err(format!("an empty volume has {inodes} inodes and {space:?}"))

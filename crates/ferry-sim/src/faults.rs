@@ -252,8 +252,7 @@ impl<'w> Run<'w> {
         self.fault.is_some_and(|fault| fault.op == DeviceOp::Read)
     }
 
-    /// Who only reads may hear of an error of just now; of an earlier one only if it has not gone
-    /// away.
+    /// A reader may get an error of just now; an earlier one only if it has not gone away.
     fn read_may_fail_now(&self, struck_now: bool) -> bool {
         self.fault.is_some_and(|fault| fault.op == DeviceOp::Read && (struck_now || fault.sticky))
     }

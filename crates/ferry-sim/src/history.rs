@@ -10,7 +10,7 @@
 //!   had since its last completed fsync;
 //! * each file holds what it may hold after T operations. Since its last completed fsync (or since
 //!   it replaced another file by `rename`, or was made) writes may or may not have reached the
-//!   device, each byte by itself, but every byte was at some moment at that place of the file, a
+//!   device, each byte by itself, but every byte was at some time at that offset of the file, a
 //!   size is one that the file had or whole blocks on the way to it, and a truncation has its place
 //!   in the order;
 //! * so bytes that were never written are never shown, nor zeros where the program saw data from
@@ -24,7 +24,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A promise that was given.
+/// An answer that guarantees something.
 #[derive(Clone, Debug)]
 struct Answered {
     /// Events of the device's trace when it was given.
@@ -32,7 +32,7 @@ struct Answered {
     what: Guarantee,
 }
 
-/// What is promised once it is answered.
+/// What must survive a crash once an fsync is answered.
 #[derive(Clone, Debug)]
 pub struct Guarantee {
     /// The operation's number.
@@ -159,8 +159,7 @@ impl History {
         self.answered(guarantee, self.ends[self.ends.len() - 1]);
     }
 
-    /// What [`History::fsync_answered`] promises, where the operation that ended last has asked and will
-    /// be answered later.
+    /// What must survive once the fsync that ended last is answered; the answer comes later.
     pub fn guarantee(&self, ino: Ino, above: &[Ino]) -> Guarantee {
         let changed = self.last_change.get(&ino).copied().unwrap_or(0);
         let names =
@@ -345,7 +344,7 @@ impl Possible {
             return Ok(());
         }
         let sizes: Vec<_> = self.versions.iter().map(|version| version.bytes.len()).collect();
-        // Much data is written back in pieces of whole blocks, front to back.
+        // Much data is written back in chunks of whole blocks, front to back.
         let between =
             sizes.iter().min() < Some(&found.len()) && sizes.iter().max() > Some(&found.len());
         let part = between && found.len().is_multiple_of(BLOCK as usize);

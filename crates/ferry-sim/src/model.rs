@@ -61,7 +61,7 @@ impl Node {
     }
 }
 
-/// Everything that has a name: what metadata promises are about.
+/// Everything that has a name: what the guarantees for metadata are about.
 pub type Tree = BTreeMap<Ino, Arc<Node>>;
 /// Contents of regular files.
 pub type Contents = BTreeMap<Ino, Arc<Vec<u8>>>;

@@ -14,8 +14,8 @@ pub struct Space {
     pub used: u64,
     /// Bytes that extents refer to.
     pub live: u64,
-    /// Bytes that `fallocate` promised.
-    pub fsync_answered: u64,
+    /// Bytes of unwritten extents.
+    pub unwritten: u64,
 }
 
 /// Work of the background, counted since the volume was opened.
@@ -168,7 +168,7 @@ impl World {
         Ok(Space {
             used: number(&stats["space"]["used"])?,
             live: number(&data["live_bytes"])?,
-            fsync_answered: number(&data["promised_bytes"])?,
+            unwritten: number(&data["promised_bytes"])?,
         })
     }
 

@@ -54,9 +54,9 @@ impl fmt::Display for Which {
 /// How fallocate(2) is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alloc {
-    /// Promise space and extend.
+    /// Allocate space and extend.
     Extend,
-    /// Promise space, keep the size.
+    /// Allocate space, keep the size.
     Keep,
     /// Punch a hole.
     Punch,
@@ -158,15 +158,14 @@ impl Op {
         )
     }
 
-    /// It may fail for want of space. What was promised before may not, nor what gives space back.
+    /// It may fail for want of space. A write to allocated space may not, nor what gives space
+    /// back.
     pub fn may_lack_space(&self) -> bool {
         let gives_back =
             matches!(self, Op::Unlink(_) | Op::Rmdir(_) | Op::RemoveXattr(..) | Op::Truncate(_, 0));
-        let fsync_answered =
+        let allocated =
             matches!(self, Op::Fsync(..) | Op::FsyncDir(_) | Op::Sync | Op::Trim | Op::Tick(_));
-        !gives_back
-            && !fsync_answered
-            && !matches!(self, Op::Read(..) | Op::Hold(..) | Op::Release(_))
+        !gives_back && !allocated && !matches!(self, Op::Read(..) | Op::Hold(..) | Op::Release(_))
     }
 }
 

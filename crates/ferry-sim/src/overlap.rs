@@ -1,4 +1,4 @@
-//! Callers who do not wait for each other: fsyncs are answered later than they were asked for,
+//! Callers that do not wait for each other: fsyncs are answered later than they were asked for,
 //! while other operations go on, and the device completes its requests late and in any order. So
 //! several records of the log are under way together.
 //!
@@ -39,18 +39,18 @@ struct Asked {
     guarantee: Guarantee,
 }
 
-/// A device that is late, and those who wait for it.
+/// A device that completes requests late, and the callers that wait for it.
 pub(crate) struct Overlap {
     device: Arc<SimDevice>,
     rng: SimRng,
     asked: Vec<Asked>,
-    /// Callers who do not wait, those who were answered last first: they are the first to come
-    /// back.
+    /// Callers that do not wait. Those that were answered last come first: they are the first to
+    /// return.
     callers: VecDeque<u32>,
 }
 
 impl Overlap {
-    /// From now on `device` is late.
+    /// From now on `device` completes requests late.
     pub fn new(device: &Arc<SimDevice>, rng: SimRng) -> Self {
         device.set_hold(true);
         // So slow that a policy that waits for company does.
@@ -133,7 +133,8 @@ impl Overlap {
         Ok(step)
     }
 
-    /// The device has failed: what is under way ends somehow, and who is told "done" relies on it.
+    /// The device has failed: what is under way ends somehow, and a caller that is told "done"
+    /// relies on it.
     pub fn abandon(mut self, world: &World, history: &mut History) {
         while self.device.held() > 0 {
             // One after the other hears of the failure.
@@ -258,7 +259,8 @@ impl Life<'_> {
             (Some(ino), Outcome::Done) => {
                 self.ask_overlapping(overlap, world, history, model, op, ino)?
             }
-            // Time seals what is collected, but the device has not caught up: nothing is promised.
+            // Time seals what is collected, but the device has not caught up: nothing is
+            // guaranteed.
             (None, _) if matches!(op, Op::Tick(_)) && !prompt => {
                 self.tick_overlapping(overlap, world, history, model, op)?
             }

@@ -270,8 +270,8 @@ impl Plan {
             cache_bytes: 16 << 20,
             lives: vec![life(&mut rng), life(&mut rng)],
             points_max: 40,
-            // Who gets no space from the host waits for the device, which is late here and
-            // completes nothing while this one thread waits.
+            // A request that gets no space from the host waits for the device, which is late here
+            // and completes nothing while this one thread waits.
             fault: drawn.fault.filter(|fault| fault.op != DeviceOp::Allocate),
             under_way: Some(policy),
             ..drawn
@@ -291,8 +291,8 @@ impl Plan {
         )
     }
 
-    /// The same on a thread that bears the seed's name, so that a panic says which run it was;
-    /// where panics unwind, one is a failure like any other.
+    /// The same on a thread that has the seed's name, so that a panic says which run it was; where
+    /// panics unwind, one is a failure like any other.
     pub fn run_apart(&self) -> Result<Tally, Failure> {
         let run = || self.run();
         std::thread::scope(|scope| {

@@ -32,7 +32,7 @@ pub fn shrink(plan: &Plan, failure: Failure) -> (Plan, Failure) {
     best
 }
 
-/// Leaves out each piece of so many operations in turn; says whether any was not needed.
+/// Leaves out each run of so many operations in turn; says whether any was not needed.
 fn pass(best: &mut (Plan, Failure), life: usize, count: usize, tries: &mut usize) -> bool {
     let mut at = 0;
     let mut shrunk = false;

@@ -97,7 +97,7 @@ fn steps(rng: &mut SimRng, count: usize) -> Vec<Step> {
         if rng.chance(1, 4) {
             return Step::Flush;
         }
-        // Few places, so that they are written again; some across the border of two regions.
+        // Few blocks, so that they are written again; some across the border of two regions.
         let region = rng.below(LEN / REGION_LEN) * (REGION_LEN / BLOCK);
         let block = (region + rng.below(4)).saturating_sub(2);
         Step::Write { block, blocks: 1 + rng.below(3) }
@@ -253,13 +253,13 @@ fn some_points(steps: &[Step], faults: [Option<Fault>; 3], one_of: u64, rng: &mu
 }
 
 #[test]
-fn nothing_flushed_is_lost_and_the_sides_are_equal_after_a_crash_at_any_moment() {
+fn after_every_crash_the_sides_are_equal_and_nothing_flushed_is_lost() {
     let points: usize = (0..60).map(|seed| every_point(seed, 30, [None; 3])).sum();
     assert!(points > 5_000, "{points} moments");
 }
 
 #[test]
-fn a_side_that_fails_is_stale_after_a_crash_at_any_moment() {
+fn a_side_that_failed_is_stale_after_every_crash() {
     for seed in 0..20 {
         for failing in 0..2 {
             for op in [Op::Write, Op::Flush] {
@@ -272,7 +272,7 @@ fn a_side_that_fails_is_stale_after_a_crash_at_any_moment() {
 }
 
 #[test]
-fn a_side_that_fails_once_is_out_too() {
+fn one_failed_write_makes_a_side_stale() {
     for seed in 0..20 {
         let fault = Fault { op: Op::Flush, after: 4, errno: EIO, sticky: false };
         every_point(200 + seed, 20, [None, Some(fault), None]);
@@ -296,7 +296,7 @@ fn nothing_flushed_is_lost_after_a_crash_while_a_side_is_replaced() {
 }
 
 #[test]
-fn an_error_that_passes_at_any_request_of_a_replacement_loses_nothing() {
+fn a_transient_error_at_any_request_of_a_replacement_loses_nothing() {
     for side in 0..3 {
         for op in [Op::Read, Op::Write, Op::Flush] {
             for after in 0..24 {

@@ -314,7 +314,7 @@ fn used(device: &SimDevice) -> Vec<u64> {
         .collect()
 }
 
-/// First copies of all blocks of the home store that hold something, each with the places of its
+/// First copies of all blocks of the home store that hold something, each with the offsets of its
 /// second copy and of its checksums.
 fn home_blocks(device: &Arc<SimDevice>) -> Vec<[u64; 4]> {
     let dyn_device: Arc<dyn BlockDevice> = device.clone();
@@ -347,7 +347,7 @@ fn poke(device: &Arc<SimDevice>, at: u64, bytes: &[u8]) {
 /// or another block of it with checksums that are right. What a check does not find, no work on the
 /// volume may meet.
 #[test]
-fn damage_that_a_check_does_not_find_harms_nobody() {
+fn damage_that_a_check_does_not_find_is_harmless() {
     let whole = snapshot(&volume());
     let blocks = home_blocks(&whole);
     let known = listing(&(whole.clone() as Arc<dyn BlockDevice>));
@@ -405,7 +405,7 @@ fn damage_that_a_check_does_not_find_harms_nobody() {
 }
 
 #[test]
-fn whatever_its_blocks_hold_a_volume_is_repaired_or_left_alone() {
+fn a_volume_with_arbitrary_blocks_is_repaired_or_left_alone() {
     let (mut clean, mut left, mut refused) = (0, 0, 0);
     for seed in 0..6 {
         let device = Plan::draw(seed).first_life_crashed().expect("the run itself is sound");

@@ -24,7 +24,7 @@ pub(super) struct Checker<'c> {
     pub(super) verifier: Option<Verifier>,
     home_segments: HashSet<u32>,
     counters: Option<Counters>,
-    /// Blocks said to be promised.
+    /// Unwritten blocks, as the stored counter says.
     reserved: u64,
     pub(super) current: Option<Current>,
     /// Extents behind a file's end: allowed while an intent says that they are being removed.
@@ -120,7 +120,7 @@ impl<'c> Checker<'c> {
         let unwritten = self.holdings.reserved_bytes / BLOCK;
         if self.reserved != unwritten {
             let what =
-                format!("{} blocks are said to be promised, there are {unwritten}", self.reserved);
+                format!("{} blocks count as unwritten, there are {unwritten}", self.reserved);
             self.findings.add(Finding::new(Code::ReservedCount, what));
         }
         for (index, used) in self.space.rest() {

@@ -181,7 +181,7 @@ fn check_view(
     (findings, checker.holdings, losses)
 }
 
-/// Places of copies of the home store's blocks that are not what was written: those that a reader
+/// Offsets of copies of the home store's blocks that are not what was written: those that a reader
 /// needed, and with `all` the others.
 fn bad_copies(journal: &Journal, slots: [u64; 2], all: bool) -> BTreeSet<u64> {
     let mut offsets = BTreeSet::new();

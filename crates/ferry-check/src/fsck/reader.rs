@@ -86,7 +86,7 @@ mod tests {
     use ferry_device::MemDevice;
 
     #[test]
-    fn blocks_are_the_devices_in_whatever_order() {
+    fn the_reader_returns_the_devices_blocks_in_any_order() {
         let device: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(1000 * BLOCK));
         for block in 0..1000 {
             let mut buf = AlignedBuf::zeroed(BLOCK as usize);

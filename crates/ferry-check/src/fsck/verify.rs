@@ -18,7 +18,7 @@ impl Verifier {
         Self(Reader::new(device, true))
     }
 
-    /// Checks an extent whose place is known to be on the device.
+    /// Checks an extent whose blocks are known to be on the device.
     pub(super) fn check(
         &mut self,
         ino: Ino,

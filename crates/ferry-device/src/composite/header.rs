@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_cannot_be_is_none() {
+    fn an_impossible_header_is_refused() {
         let changes: [fn(&mut ComponentHeader); 5] = [
             |h| h.slot = 2,
             |h| h.unit = 3 << 20,

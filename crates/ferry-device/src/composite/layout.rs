@@ -7,7 +7,7 @@ use super::kind::Kind;
 /// is written or read ahead in bulk (2 to 4 MiB) should touch many.
 pub const STRIPE_CHUNK: u64 = 512 << 10;
 
-/// The places of a composite's bytes.
+/// Where a composite's bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
     /// Where each component begins, and where the last one ends.
@@ -33,8 +33,7 @@ pub(super) struct Slice {
 impl Layout {
     /// For components of these lengths, in bytes.
     ///
-    /// # Panics
-    /// For a mirror, which has no places to choose.
+    /// # Panics For a mirror, where nothing is to choose.
     pub fn new(kind: Kind, lens: &[u64], chunk: u64) -> Self {
         match kind {
             Kind::Linear => {
@@ -58,7 +57,7 @@ impl Layout {
         }
     }
 
-    /// The piece that begins at `offset`, at most `len` bytes long.
+    /// The slice that begins at `offset`, at most `len` bytes long.
     fn slice(&self, offset: u64, len: u64) -> Slice {
         match self {
             Self::Linear(starts) => {
@@ -78,7 +77,7 @@ impl Layout {
         }
     }
 
-    /// The pieces of a range inside the composite, in order.
+    /// The slices of a range inside the composite, in order.
     pub fn slices(&self, offset: u64, len: u64) -> impl Iterator<Item = Slice> {
         let mut at = 0;
         std::iter::from_fn(move || {

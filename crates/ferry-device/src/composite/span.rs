@@ -63,7 +63,7 @@ impl SpanDevice {
     }
 }
 
-/// The bytes of one piece. A request has a buffer of its own, so a transfer that spans components
+/// The bytes of one slice. A request has a buffer of its own, so a transfer that spans components
 /// is copied: at memory's speed, and only where it does.
 fn copy_of(buf: &AlignedBuf, slice: Slice) -> AlignedBuf {
     let mut part = AlignedBuf::zeroed(slice.len as usize);

@@ -21,7 +21,7 @@ const LOGGED_MAX: usize = 4096;
 
 type Unit = Arc<RwLock<Sums>>;
 
-/// Reads and writes blocks by the place of their first copy on the device.
+/// Reads and writes blocks by the offset of their first copy on the device.
 pub struct Pages {
     disk: Arc<Disk>,
     segments: Segments,
@@ -30,7 +30,7 @@ pub struct Pages {
     /// Held over every write of a page or a checksum.
     writing: Mutex<()>,
     ahead: Ahead,
-    /// Place of the file's first block.
+    /// Device offset of the file's first block.
     header: AtomicU64,
     /// The copy of it that counts.
     header_copy: AtomicU64,
@@ -38,7 +38,7 @@ pub struct Pages {
     read_only: AtomicBool,
     healed: AtomicU64,
     told: Mutex<HashSet<u64>>,
-    /// Copies of blocks that were needed and are not what was written, by their places; at most
+    /// Copies of blocks that were needed and are not what was written, by their offsets; at most
     /// [`LOGGED_MAX`].
     bad_copies: Mutex<BTreeSet<u64>>,
 }

@@ -3,8 +3,8 @@
 //! The database never gives back what it once used, but at its end. So everything in it is copied,
 //! in the order of the keys, into a new file in free segments, which then takes the old one's place
 //! by one write of a map slot: whenever power is lost, either the old file counts or the new one,
-//! and both say the same. Whoever reads the old one may go on; its segments are free when nobody
-//! does. Redb's own compaction was the alternative: nobody may read meanwhile.
+//! and both say the same. Readers of the old one may go on; its segments are free when nobody does.
+//! Redb's own compaction was the alternative: nobody may read meanwhile.
 
 use super::batches::Batches;
 use super::database::{database, end};

@@ -54,9 +54,9 @@ pub struct HomeFile {
     lacked_space: AtomicBool,
     /// Another file has taken its place.
     retired: AtomicBool,
-    /// Whoever reads a branch is going to read what it names.
+    /// A reader of a branch is going to read all pages that it names.
     in_order: AtomicBool,
-    /// Who has more segments; unset while the journal is being opened.
+    /// Gives more segments; unset while the journal is being opened.
     owner: OnceLock<Arc<dyn JournalClient>>,
 }
 
@@ -83,7 +83,7 @@ struct FileState {
     dropped: Vec<u32>,
     /// Spare segments that no slot names: only in memory.
     floating: Vec<u32>,
-    /// Instead of the device, where nothing may be written: blocks by their place in the file.
+    /// Instead of the device, where nothing may be written: blocks by their number in the file.
     in_memory: Option<HashMap<u64, Box<[u8]>>>,
 }
 
@@ -142,7 +142,7 @@ impl HomeFile {
             .settle_header(&|block| Header::decode(block).and_then(|header| header.commit(self)))
     }
 
-    /// Blocks of the file that were given a place, unit by unit.
+    /// Blocks of the file that have a segment, unit by unit.
     pub fn blocks(&self) -> Vec<Range<u64>> {
         let state = self.state.read();
         let each = self.unit_bytes() / BLOCK;
@@ -470,8 +470,8 @@ impl HomeFile {
         Some(Some((state.next_slot, state.map.encode(&self.geo))))
     }
 
-    /// Place of `offset` on the device, and how many bytes follow it there; `None` where nothing
-    /// was ever written.
+    /// Where `offset` of the file is on the device, and how many bytes follow it there; `None`
+    /// where nothing was ever written.
     fn locate(&self, map: &HomeMap, offset: u64) -> (Option<u64>, u64) {
         let segments = self.pages.segments();
         let (unit, within) = ((offset / segments.unit) as usize, offset % segments.unit);
@@ -571,8 +571,7 @@ impl HomeFile {
         }
     }
 
-    /// Reads what a branch names, for who comes to it next, where somebody goes through all of
-    /// them.
+    /// Reads the pages that a branch names in advance, if a reader goes through all keys in order.
     fn read_ahead(&self, page: &[u8]) {
         if !self.in_order.load(Ordering::Relaxed) {
             return;

@@ -18,7 +18,7 @@ pub const READ_MAX: u64 = 1 << 20;
 /// Bytes that nobody asked for are read, too, where that saves a read.
 const GAP_MAX: u64 = 16 * BLOCK_SIZE as u64;
 
-/// What was read ahead, by its place on the device.
+/// What was read ahead, by its offset on the device.
 #[derive(Default)]
 pub struct Ahead(Mutex<Waiting>);
 
@@ -26,7 +26,7 @@ pub struct Ahead(Mutex<Waiting>);
 struct Waiting {
     newer: BTreeMap<u64, AlignedBuf>,
     newer_bytes: usize,
-    /// Gone when there is as much of newer ones.
+    /// Dropped when there is as much of newer ones.
     older: BTreeMap<u64, AlignedBuf>,
 }
 
@@ -67,7 +67,7 @@ impl Ahead {
 }
 
 impl Waiting {
-    /// The piece with these bytes, and where in it they begin.
+    /// The buffer with these bytes, and where in it they begin.
     fn chunk(&self, offset: u64, len: usize) -> Option<(usize, &AlignedBuf)> {
         [&self.newer, &self.older].into_iter().find_map(|chunks| {
             let (begin, chunk) = chunks.range(..=offset).next_back()?;
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_the_newest_stays() {
+    fn the_read_ahead_is_bounded_and_keeps_the_newest() {
         let mut waiting = Waiting::default();
         let chunk = WAITING_MAX / 4;
         for n in 0..100 {
@@ -140,7 +140,7 @@ mod tests {
             assert!(bytes <= 2 * WAITING_MAX && waiting.chunk(n * chunk as u64, chunk).is_some());
         }
         assert!(waiting.chunk(0, 1).is_none());
-        // A piece that is read again counts once.
+        // A chunk that is read again counts once.
         for _ in 0..100 {
             waiting.add(0, AlignedBuf::zeroed(BLOCK_SIZE));
         }

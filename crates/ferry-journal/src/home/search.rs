@@ -1,6 +1,6 @@
 //! Trees whose beginning is lost: found by looking at every page of the file.
 //!
-//! A page is named by its place and its checksum. So of any two pages it can be told whether one
+//! A page is named by its location and its checksum. So of any two pages it can be told whether one
 //! belongs below the other, and a tree whose pages all match is one that redb wrote, as of some
 //! commit. Pages of old commits stay where they are until redb needs the room: those of the last
 //! but one are all there.
@@ -93,7 +93,7 @@ impl<'f> Search<'f> {
         }
         for [keys, meta] in tables {
             let state = meta.root.and_then(|link| search.state_at(link));
-            // Without a place in the log it is a part of a copy that was being made.
+            // Without a position in the log it is a part of a copy that was being made.
             let state = state.filter(|state| state.point != Point::default());
             if state.is_none() {
                 search.parts.extend(keys.root.map(|link| link.number));

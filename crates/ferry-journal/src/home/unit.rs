@@ -4,7 +4,7 @@
 //!  0            P               P+C           2P+C            2P+2C ≤ blocks of the segment
 //!  ├─ P blocks ──┼─ C checksums ──┼─ the same ──┼─ the same ─────┤
 //! ```
-//! No stretch of damage shorter than P blocks has both copies of anything. A checksum block holds 4
+//! No range of damage shorter than P blocks has both copies of anything. A checksum block holds 4
 //! bytes for each of 1024 blocks: 0 if it was never written, else its CRC32C, where 1 also stands
 //! for 0. Committed pages are never written in place, so neither are their checksums' values: a
 //! write of a checksum block that is torn, or is lost, harms only what no committed page needs. So
@@ -43,7 +43,7 @@ pub struct Sums {
     second: HashMap<u32, u32>,
     /// Checksum blocks that differ from the device's.
     dirty: BTreeSet<u32>,
-    /// Copies of checksum blocks that the device could not read, by their places.
+    /// Copies of checksum blocks that the device could not read, by their offsets.
     unreadable: Vec<u64>,
 }
 
@@ -131,12 +131,12 @@ impl Sums {
             .all(|block| self.of(block)[copy] == u32_at(buf, block as usize % SUMS * 4))
     }
 
-    /// Place of a copy of a checksum block on the device.
+    /// Device offset of a copy of a checksum block.
     pub fn sum_offset(&self, index: u32, copy: u64) -> u64 {
         self.base + copy * self.distance() + (self.pages + u64::from(index)) * BLOCK
     }
 
-    /// Place of a block's copy on the device.
+    /// Device offset of a block's copy.
     pub fn page_offset(&self, block: u32, copy: u64) -> u64 {
         self.base + copy * self.distance() + u64::from(block) * BLOCK
     }
@@ -170,7 +170,7 @@ impl Sums {
     }
 
     /// Copies of checksum blocks that the device could not read, and that were not written since,
-    /// by their places.
+    /// by their offsets.
     pub fn unreadable(&self) -> &[u64] {
         &self.unreadable
     }

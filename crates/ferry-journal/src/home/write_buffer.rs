@@ -5,7 +5,7 @@
 //!
 //! Not only checkpoints write: while a thread reads, redb may make room in its cache by writing
 //! what the last commit, or the one under way, has put there. So blocks may come while others are
-//! under way to the device, also newer ones of the same place.
+//! under way to the device, also newer ones of the same offset.
 
 use crate::JournalError;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
@@ -18,8 +18,8 @@ const BLOCKS_MAX: usize = 2048;
 /// Longest write, in blocks.
 const RUN_MAX: usize = 256;
 
-/// The blocks, by their place on the device in bytes. A block never changes: a newer one takes its
-/// place.
+/// The blocks, by their offset on the device in bytes. A block never changes: a newer one replaces
+/// it.
 type Blocks = BTreeMap<u64, Arc<[u8]>>;
 
 /// What any thread may write and read.
@@ -70,7 +70,7 @@ impl WriteBuffer {
         self.blocks.write().clear();
     }
 
-    /// Hands the blocks to `write`, as few long pieces. When it has written them, they are not here
+    /// Hands the blocks to `write`, as few long chunks. When it has written them, they are not here
     /// any more, but those that came meanwhile.
     pub fn drain<E>(
         &self,
@@ -89,7 +89,7 @@ impl WriteBuffer {
     }
 }
 
-/// The blocks as few long pieces.
+/// The blocks as few long chunks.
 fn runs(blocks: &Blocks) -> Vec<(u64, AlignedBuf)> {
     let offsets: Vec<u64> = blocks.keys().copied().collect();
     let next_to = |a: &u64, b: &u64| a + BLOCK_SIZE as u64 == *b;
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_others_are_written_stays() {
+    fn blocks_added_during_a_drain_stay_buffered() {
         const BLOCK: u64 = BLOCK_SIZE as u64;
         let buffer = WriteBuffer::default();
         buffer.put(0, &[1; 2 * BLOCK_SIZE]);

@@ -1,4 +1,4 @@
-//! The log on the device: constants, block stamps and record headers. `docs/format.md` draws them.
+//! The log on the device: constants, block headers and record headers. `docs/format.md` draws them.
 //!
 //! The log is a ring of 4 KiB blocks. A block's *position* counts blocks since the volume was made
 //! and never repeats: block `position % blocks` of the ring holds it, `position / blocks` is the
@@ -9,7 +9,7 @@ use ferry_device::BLOCK_SIZE;
 
 /// Bytes of a log block.
 pub const LOG_BLOCK: usize = BLOCK_SIZE;
-/// Bytes of the stamp at the start of each log block.
+/// Bytes of the header at the start of each log block.
 pub const BLOCK_HEADER: usize = 48;
 /// Bytes of a record that one block carries.
 pub const BLOCK_PAYLOAD: usize = LOG_BLOCK - BLOCK_HEADER;
@@ -42,11 +42,11 @@ const _: () = assert!(CONTEXT_MAX < u32::MAX as u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum RecordKind {
-    /// A context whose data extents recovery verifies while no newer stamp covers it.
+    /// A context whose data extents recovery verifies while no newer durable point covers it.
     Context = 1,
     /// A context whose data was durable before its record was written.
     ContextAfterData = 2,
-    /// Nothing but a durable stamp.
+    /// Nothing but a durable point.
     DurablePoint = 3,
 }
 
@@ -61,7 +61,7 @@ impl RecordKind {
     }
 }
 
-/// The stamp of one block.
+/// The header of one block.
 ///
 /// | bytes | |
 /// |---|---|
@@ -85,7 +85,7 @@ pub struct BlockHeader {
 }
 
 impl BlockHeader {
-    /// Writes the stamp into the first bytes of `block`.
+    /// Writes the header into the first bytes of `block`.
     pub fn encode(&self, block: &mut [u8]) {
         block[0..4].copy_from_slice(&BLOCK_MAGIC.to_le_bytes());
         block[8..24].copy_from_slice(&self.volume_id);
@@ -97,7 +97,7 @@ impl BlockHeader {
         block[4..8].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// The stamp of `block`, if it is whole and possible.
+    /// The header of `block`, if it is whole and possible.
     pub fn decode(block: &[u8]) -> Option<Self> {
         if u32_at(block, 0) != BLOCK_MAGIC
             || u32_at(block, 4) != crc32c::crc32c(&block[8..BLOCK_HEADER])
@@ -123,8 +123,8 @@ impl BlockHeader {
 /// | 6..8 | kind |
 /// | 8..16 | id, random |
 /// | 16..24 | id of the record before it |
-/// | 24..32 | number of the context (of the newest one before it, for a stamp) |
-/// | 32..40 | durable stamp: newest context known durable when this was written |
+/// | 24..32 | number of the context (of the newest one before it, for a durable point) |
+/// | 32..40 | durable point: newest context known durable when this was written |
 /// | 40..44 | bytes of the body |
 /// | 44..48 | keys in it |
 /// | 48..52 | data extents in it |
@@ -139,7 +139,7 @@ pub struct RecordHeader {
     pub id: u64,
     /// The id of the record before it.
     pub prev: u64,
-    /// Number of the context, or of the newest one before a stamp.
+    /// Number of the context, or of the newest one before a durable point.
     pub seq: u64,
     /// Newest context known durable when it was written.
     pub durable_point: u64,

@@ -28,12 +28,12 @@ pub struct ChainRecord {
 }
 
 /// No block of the log that was ever written is like this, nor what a crash leaves of one: its
-/// first sector is old or new, and both are a stamp, or zeros.
+/// first sector is old or new, and both are a block header, or zeros.
 fn is_strange(block: &[u8]) -> bool {
     BlockHeader::decode(block).is_none() && block[..SECTOR].iter().any(|byte| *byte != 0)
 }
 
-/// Blocks of a piece that cannot be read, by their number in it.
+/// Blocks of a chunk that cannot be read, by their number in it.
 #[derive(Default)]
 pub struct Failed(BTreeMap<usize, io::Error>);
 
@@ -43,7 +43,7 @@ impl Failed {
     }
 }
 
-/// Reads a piece; where the device fails, block by block, so that one bad block costs no other.
+/// Reads a chunk; where the device fails, block by block, so that one bad block costs no other.
 pub fn read_blocks(disk: &Disk, offset: u64, chunk: &mut AlignedBuf) -> Failed {
     let mut failed = Failed::default();
     if disk.read(offset, chunk).is_ok() {
@@ -59,7 +59,7 @@ pub fn read_blocks(disk: &Disk, offset: u64, chunk: &mut AlignedBuf) -> Failed {
     failed
 }
 
-/// Reads blocks of the ring, in larger pieces.
+/// Reads blocks of the ring, in larger chunks.
 pub struct Reader<'a> {
     disk: &'a Disk,
     area: &'a LogArea,

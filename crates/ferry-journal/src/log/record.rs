@@ -1,4 +1,4 @@
-//! Records: a context's bytes, spread over stamped blocks, and back.
+//! Records: a context's bytes, spread over log blocks, and back.
 
 use super::format::{
     BLOCK_HEADER, BLOCK_PAYLOAD, BlockHeader, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, RECORD_HEADER,
@@ -12,13 +12,13 @@ use ferry_device::AlignedBuf;
 
 /// Flag of a key's entry: the key was removed.
 const REMOVED: u16 = 1;
-/// Longest piece of a record that is one write, in blocks.
+/// Longest chunk of a record that is one write, in blocks.
 const CHUNK_BLOCKS: u64 = 256;
 
 /// A data extent as the log names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtentEntry {
-    /// Place on the device, in bytes.
+    /// Offset on the device, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub len: u32,
@@ -44,7 +44,7 @@ pub struct RecordPlan {
     pub body_len: u64,
 }
 
-/// Encodes a record; the result is a list of writes, each a place on the device and its bytes.
+/// Encodes a record; the result is a list of writes, each an offset on the device and its bytes.
 pub fn encode<'a>(
     area: &LogArea,
     plan: &RecordPlan,
@@ -74,10 +74,10 @@ pub fn encode<'a>(
     out.finish(plan, keys, extents.len() as u32)
 }
 
-/// Spreads bytes over the payloads of stamped blocks.
+/// Spreads bytes over the payloads of log blocks.
 struct Writer {
     chunks: Vec<(u64, AlignedBuf)>,
-    /// The piece being filled, and the next byte in it.
+    /// The chunk being filled, and the next byte in it.
     chunk: usize,
     at: usize,
     written: u64,

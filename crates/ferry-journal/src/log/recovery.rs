@@ -5,8 +5,9 @@
 //! a block of an earlier cycle has another position, a block of another volume another id, a record
 //! that an earlier recovery cut off another predecessor. Where the chain ends, the rest of the ring
 //! is searched for a record that claims a context durable which was not found: then the end is
-//! damage, not the end of the log, and recovery refuses to lose what was promised. A block that the
-//! device cannot read is damage where the chain leads to it; anywhere else nothing is lost with it.
+//! damage, not the end of the log, and recovery refuses to lose what was acknowledged. A block that
+//! the device cannot read is damage where the chain leads to it; anywhere else nothing is lost with
+//! it.
 
 use super::format::{
     BLOCK_HEADER, BlockHeader, LOG_BLOCK, RECORD_HEADER, RecordHeader, RecordKind,
@@ -66,10 +67,10 @@ pub struct Replay {
     pub bytes: u64,
     /// What was cut off because it is damaged, if that was to be accepted.
     pub damage: Option<LogDamage>,
-    /// Places behind the end of blocks that were never written so. They cost nothing, and must be
-    /// gone before the log comes to them: where it ends after a crash they would be damage.
+    /// Offsets of blocks behind the end that were never written so. They cost nothing, and must be
+    /// overwritten before the log comes to them: where it ends after a crash they would be damage.
     pub strange: Vec<u64>,
-    /// Places behind the end of blocks that the device cannot read. They cost nothing either; many
+    /// Offsets of blocks behind the end that the device cannot read. They cost nothing either; many
     /// a device reads them again once they are written.
     pub unreadable: Vec<u64>,
 }
@@ -174,7 +175,7 @@ pub fn replay(
 
 /// What nothing in the ring has reached, as far as it can be read.
 pub struct Beyond {
-    /// A place in the log.
+    /// A point in the log.
     pub position: u64,
     /// The newest context that is named.
     pub seq: Seq,
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_told_once_an_interval() {
+    fn progress_is_reported_once_an_interval() {
         let clock = Arc::new(Hand::default());
         let mut due = due_every(TELL, clock.clone());
         let after = |ms: u64| {

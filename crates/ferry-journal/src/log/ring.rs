@@ -9,7 +9,7 @@ use ferry_device::AlignedBuf;
 /// Bytes of the log written at a time when it is laid out.
 const ZERO_CHUNK: u64 = 1 << 20;
 
-/// The log's place on the device.
+/// Where the log is on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogArea {
     pub volume_id: [u8; 16],
@@ -26,7 +26,7 @@ impl LogArea {
         }
     }
 
-    /// Place of a block on the device, in bytes.
+    /// Offset of a block on the device, in bytes.
     pub fn offset(&self, position: u64) -> u64 {
         self.offset + position % self.blocks * LOG_BLOCK as u64
     }
@@ -52,7 +52,7 @@ pub fn lay_out(disk: &Disk, offset: u64, len: u64) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// Makes records behind a cut unreadable: they promise contexts that are no longer there.
+/// Makes records behind a cut unreadable: they refer to contexts that are no longer there.
 pub fn erase_behind(
     disk: &Disk,
     area: &LogArea,

@@ -340,8 +340,8 @@ impl Space {
         self.pass(&mut queues);
     }
 
-    /// Serves, in turn, every waiter that fits; then publishes in the word and in `first_fits` who
-    /// waits for how much.
+    /// Serves, in turn, every waiter that fits; then publishes in the word and in `first_fits`
+    /// which waiter waits for how much.
     fn pass(&self, queues: &mut Queues) {
         self.passes.fetch_add(1, Ordering::Relaxed);
         match self.wake {

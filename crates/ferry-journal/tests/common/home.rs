@@ -108,7 +108,7 @@ impl Setup {
         journal.stats().home_blocks_healed
     }
 
-    /// Places of pages' first copies whose loss loses keys but not the store: leaves of the keys.
+    /// Offsets of pages' first copies whose loss loses keys but not the store: leaves of the keys.
     pub fn leaves(&self) -> Vec<u64> {
         let mut out = Vec::new();
         for &segment in &self.home {

@@ -106,7 +106,7 @@ pub mod record {
     /// Where the log is.
     pub struct LogArea;
 
-    /// One write, whose place is the context's number.
+    /// One write, whose offset is the context's number.
     pub fn encode(
         _area: &LogArea,
         plan: &RecordPlan,
@@ -238,8 +238,8 @@ pub mod disk {
                     drop(ledger);
                     return done(Err(io::Error::from_raw_os_error(5)));
                 }
-                // What the device promises: no flush succeeds that covers what is lost, whoever
-                // heard of it first.
+                // What the device guarantees: no flush succeeds that covers what is lost, whichever
+                // caller heard of it first.
                 if !covered.is_disjoint(&ledger.lost) {
                     drop(ledger);
                     return done(Err(io::Error::from_raw_os_error(5)));

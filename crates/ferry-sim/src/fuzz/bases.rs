@@ -33,7 +33,7 @@ pub struct Base {
     pub superblock: Superblock,
     /// What it shows.
     pub snapshot: Snapshot,
-    /// Places of blocks that hold something and may be damaged, in bytes.
+    /// Offsets of blocks that hold something and may be damaged, in bytes.
     pub used: Vec<u64>,
     /// The home store may be damaged.
     pub home: bool,

@@ -37,7 +37,7 @@ pub fn run(bases: &Bases, seed: u64, step: &mut dyn FnMut(&str)) -> Result<Outco
     step("mount read-only");
     walk::read_only(&device, base.home, &mut rng);
     if image.trace_len() != 0 {
-        return Err("who only reads wrote to the volume".into());
+        return Err("a read-only mount wrote to the volume".into());
     }
     step("mount");
     walk::read_write(&device, base.home, &mut rng);

@@ -50,12 +50,12 @@ fn read(device: &SimDevice, at: u64) -> AlignedBuf {
 
 fn read_long(device: &SimDevice, at: u64, len: usize) -> AlignedBuf {
     let mut buf = AlignedBuf::zeroed(len);
-    device.read(at, &mut buf).expect("the place is inside, and there are no faults");
+    device.read(at, &mut buf).expect("the block is inside, and there are no faults");
     buf
 }
 
 fn write(device: &SimDevice, at: u64, buf: &AlignedBuf) {
-    device.write(at, buf).expect("the place is inside, and there are no faults");
+    device.write(at, buf).expect("the block is inside, and there are no faults");
 }
 
 /// Changes some bytes.

@@ -160,7 +160,7 @@ impl fmt::Debug for Outcome {
     }
 }
 
-/// Somebody who does operations: FerryFS, or the host.
+/// Something that does operations: FerryFS, or the host.
 pub trait System {
     /// Does operation number `n`.
     fn run(&mut self, op: &Op, n: usize) -> Outcome;

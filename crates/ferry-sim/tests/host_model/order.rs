@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_make_one_name_one_succeeds() {
+    fn of_two_creates_of_one_name_one_succeeds() {
         let start = State::new([10, 11], 0);
         let make = |thread, answer| event(thread, Op::Create((0, 3)), answer, 0, 9);
         let exists = Answer::Error(libc::EEXIST);

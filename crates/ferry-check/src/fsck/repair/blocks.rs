@@ -137,7 +137,7 @@ impl Blocks {
     /// file. A block that several claim goes to the first that is.
     ///
     /// What cannot be read may be read the next time: the extent keeps it, unless that is to be
-    /// given up, or another claims it or its place.
+    /// given up, or another claims it or its blocks.
     pub(super) fn judge(
         &mut self,
         reader: &mut Reader,

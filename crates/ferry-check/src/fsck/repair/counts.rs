@@ -1,4 +1,4 @@
-//! Everything that is counted: links, names, inodes, promised blocks, blocks of segments. Each is
+//! Everything that is counted: links, names, inodes, unwritten blocks, blocks of segments. Each is
 //! corrected from what is there.
 
 use super::edits::Writer;
@@ -100,7 +100,7 @@ fn mend_counters(writer: &mut Writer<'_>, rows: &Rows) -> Result<(), JournalErro
 /// What extents take.
 struct Used {
     space: Space,
-    /// Blocks of promised extents.
+    /// Blocks of unwritten extents.
     unwritten: u64,
 }
 
@@ -127,7 +127,7 @@ fn mend_space(
     if stored.as_ref().map_or(Ok(0), |value| Number::decode(value).map(|n| n.0)) != Ok(unwritten) {
         let readable = stored.as_ref().is_none_or(|value| Number::decode(value).is_ok());
         let code = if readable { Code::ReservedCount } else { Code::BadRecord };
-        writer.say(Repair::new(code, format!("{unwritten} blocks count as promised now")));
+        writer.say(Repair::new(code, format!("{unwritten} blocks count as unwritten now")));
         writer.put(keys::reserved(), Number(unwritten).encode())?;
     }
     let home: HashSet<u32> = home.iter().copied().collect();

@@ -1,6 +1,6 @@
 //! Extents: every block has one owner, lies where data can lie, and is mapped once. What cannot be
 //! told for certain becomes a lost range, which reads as an error; nothing is ever shown as zeros,
-//! or as another file's contents, in its place.
+//! or as another file's contents, instead.
 //!
 //! The unit of work is a window (`docs/format.md`: no extent crosses its border): its blocks are
 //! laid out in a table, each extent is entered, doubts are settled by reading, and if anything had

@@ -146,7 +146,7 @@ fn rewrite(
     Ok(true)
 }
 
-/// Space of the host is taken before anything is promised in it.
+/// The host's space is allocated before the volume counts on it.
 fn take_from_host(
     dev: &Arc<dyn BlockDevice>,
     sb: &Superblock,

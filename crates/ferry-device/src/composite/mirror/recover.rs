@@ -77,7 +77,7 @@ pub(super) fn open(
     Ok((shared, Some(worker)))
 }
 
-/// The newest header, which says who has everything.
+/// The newest header. It says which sides have everything.
 fn newest(sides: &[Side], generation: u64) -> Result<ComponentHeader, CompositeError> {
     for (i, side) in sides.iter().enumerate() {
         if let Some(other) = sides[..i].iter().find(|other| other.header.id == side.header.id) {
@@ -140,7 +140,7 @@ fn assemble(
 }
 
 impl Worker {
-    /// Makes it known who is in, and the sides equal.
+    /// Records which sides are active, and makes the sides equal.
     fn recover(&mut self, raise: bool) -> io::Result<()> {
         let dead = || io::Error::from_raw_os_error(libc::EIO);
         if raise {
@@ -245,7 +245,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What no side can read is left as it is: whoever reads it is told.
+    /// A block that no side can read is left as it is: its readers get the error.
     fn make_blocks_equal(&mut self, at: u64, len: usize) -> io::Result<()> {
         let mut from = AlignedBuf::zeroed(BLOCK_SIZE);
         let mut unreadable = 0_u64;

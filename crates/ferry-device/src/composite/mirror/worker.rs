@@ -52,7 +52,7 @@ pub(super) struct Rebuild {
     pub unreadable: Vec<u64>,
 }
 
-/// Ends the process if the worker panics: whoever waits for it would wait for ever.
+/// Ends the process if the worker panics: its callers would wait for ever.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -137,7 +137,7 @@ impl Worker {
             };
             wanted[range].fill(true);
         }
-        // Who needs it is told when his turn comes.
+        // The request that needs it gets the error in its turn.
         if let Err(error) = self.mark_all(&wanted) {
             tracing::error!(%error, "no side of the mirror can be marked");
         }
@@ -194,7 +194,7 @@ impl Worker {
     }
 
     /// Writes a block to the heads of these sides at the same time: the one that `own` makes, or
-    /// else `block`. Who failed.
+    /// else `block`. Returns the sides that failed.
     fn write_heads(
         &self,
         mask: u64,
@@ -214,16 +214,16 @@ impl Worker {
         outcome.failed
     }
 
-    /// Makes all that these sides have been told durable, at the same time. Who failed; the caller
-    /// puts these out.
+    /// Makes all that these sides have been told durable, at the same time. Returns the sides that
+    /// failed; the caller puts these out.
     pub fn flush_sides(&self, mask: u64) -> u64 {
         let failed = flush_and_wait(&unflushed(self.shared.those(mask))).failed;
         self.shared.those(failed).for_each(|(_, side)| side.judged());
         failed
     }
 
-    /// MIRROR-3. Raises the generation with only `sides` in the list. Who failed; then it must be
-    /// raised again.
+    /// MIRROR-3. Raises the generation with only `sides` in the list. Returns the sides that
+    /// failed; then it must be raised again.
     pub fn raise(&mut self, sides: u64) -> u64 {
         self.generation += 1;
         let active: Vec<u64> = bits(sides).map(|i| self.headers[i].id).collect();
@@ -265,7 +265,7 @@ impl Worker {
         !self.unnoted
     }
 
-    /// Both copies, one after the other. Who failed.
+    /// Both copies, one after the other. Returns the sides that failed.
     pub fn write_headers(&self, sides: u64) -> u64 {
         let mut failed = 0;
         for offset in HEADER_OFFSETS {

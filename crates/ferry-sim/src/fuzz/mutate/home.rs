@@ -31,7 +31,7 @@ impl Unit {
         self.offset + (copy * (self.pages + self.sums) + block) * BLOCK
     }
 
-    /// Place of the block with a block's checksum, and where it is in it.
+    /// Offset of the block with a block's checksum, and where it is in it.
     fn sum(&self, block: u64, copy: u64) -> (u64, usize) {
         let entries = BLOCK / 4;
         let at = self.pages + copy * (self.pages + self.sums) + block / entries;

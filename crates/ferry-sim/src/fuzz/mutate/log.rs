@@ -1,5 +1,5 @@
-//! The log: blocks, stamps, and whole records that are read, changed, and written with all their
-//! checksums right.
+//! The log: blocks, their headers, and whole records that are read, changed, and written with all
+//! their checksums right.
 
 use super::{read, replace, scramble, write};
 use crate::device::{SimDevice, SimRng};

@@ -30,8 +30,8 @@ fn cases() -> Vec<Case> {
             |v| v.put(keys::counters(), Counters { next_ino: 500, inodes: 6 }.encode()),
             &[],
         ),
-        ("promises", ReservedCount, |v| v.put(keys::reserved(), Number(77).encode()), &[]),
-        ("promises unreadable", BadRecord, |v| v.put(keys::reserved(), [9]), &[]),
+        ("unwritten count", ReservedCount, |v| v.put(keys::reserved(), Number(77).encode()), &[]),
+        ("unwritten count unreadable", BadRecord, |v| v.put(keys::reserved(), [9]), &[]),
         ("mark unreadable", BadRecord, |v| v.put(keys::mark(7), [9]), &[]),
         ("mark of a sync unreadable", BadRecord, |v| v.put(keys::synced(7), [9]), &[]),
         ("root gone", NoRoot, |v| v.remove(&keys::inode(ROOT)), &[]),
@@ -498,7 +498,7 @@ fn keys_of_unknown_types_stay() {
 
 /// What a mark says is there. Where something is lost nobody knows that any more.
 #[test]
-fn marks_stay_until_something_is_lost() {
+fn session_records_stay_unless_something_is_lost() {
     let volume = Volume::new();
     let marks = |volume: &Volume| mount(&volume.dev, true).sessions().unwrap();
     let synced = |volume: &Volume| mount(&volume.dev, true).durable_watermark(8).unwrap();
@@ -518,7 +518,11 @@ fn marks_stay_until_something_is_lost() {
     let said = report.repairs.last().unwrap();
     assert!(said.what.contains("marks of what 2 remote clients"), "{said:?}");
     assert_eq!((marks(&volume), synced(&volume), lockers(&volume)), (Vec::new(), 0, Vec::new()));
-    assert_eq!(mount(&volume.dev, true).evicted().unwrap().len(), 1, "who was evicted stays so");
+    assert_eq!(
+        mount(&volume.dev, true).evicted().unwrap().len(),
+        1,
+        "an evicted session stays evicted"
+    );
 }
 
 #[test]
@@ -619,7 +623,7 @@ fn a_file_without_a_record_keeps_what_it_held() {
 }
 
 #[test]
-fn what_may_have_been_contents_does_not_read_as_zeros() {
+fn a_hole_that_may_have_had_contents_reads_as_an_error() {
     let volume = Volume::new();
     let fs = mount(&volume.dev, false);
     let me = InProcess::default();

@@ -1,4 +1,4 @@
-//! A stretch of garbage, wherever it is on a volume, costs what lay there and nothing else.
+//! A range of garbage, wherever it is on a volume, costs what it covers and nothing else.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn offsets(volume: &Volume, snapshot: &Snapshot) -> Offsets {
     offsets
 }
 
-/// Garbage of `len` bytes at each place where there is something, half its length apart.
+/// Garbage of `len` bytes at each offset where there is something, half its length apart.
 fn costs_what_lay_there(volume: &Volume, len: u64) {
     let whole = volume.snapshot();
     let offsets = offsets(volume, &whole);
@@ -67,14 +67,14 @@ fn costs_what_lay_there(volume: &Volume, len: u64) {
 }
 
 #[test]
-fn a_stretch_of_garbage_costs_what_lay_there() {
+fn a_range_of_garbage_costs_only_what_it_covers() {
     let volume = Volume::new();
     costs_what_lay_there(&volume, 64 << 10);
     costs_what_lay_there(&volume, 256 << 10);
 }
 
 #[test]
-fn so_it_does_on_the_smallest_volume_and_where_the_log_has_moved() {
+fn repair_works_on_the_smallest_volume_and_with_a_moved_log() {
     let volume = Volume::of(16 << 20);
     costs_what_lay_there(&volume, 64 << 10);
     let fs = mount(&volume.dev, false);

@@ -11,7 +11,7 @@ fn block(dev: &Arc<dyn BlockDevice>, at: u64) -> AlignedBuf {
     block
 }
 
-/// Who is there still has what it had, or cannot be read: nothing else is shown in its place.
+/// Each file that is left has its contents or cannot be read: no other contents are shown instead.
 fn nothing_is_made_up(before: &Snapshot, after: &Snapshot) {
     let by_ino: BTreeMap<_, _> = before.values().map(|seen| (seen.ino, seen)).collect();
     for (path, seen) in after.iter().filter(|(_, seen)| seen.mode & libc::S_IFMT == libc::S_IFREG) {
@@ -25,7 +25,7 @@ fn nothing_is_made_up(before: &Snapshot, after: &Snapshot) {
 }
 
 #[test]
-fn a_page_of_the_home_store_costs_what_lay_there() {
+fn a_lost_page_of_the_home_store_costs_only_its_keys() {
     let whole = Volume::new().snapshot();
     let mut costs = BTreeSet::new();
     // Whatever stands together with these names, attributes and contents is lost.

@@ -92,8 +92,8 @@ fn make_dir(fs: &Arc<LocalFs>, dir: Ino, name: &str) -> Ino {
 
 impl Volume {
     /// `/d` with an attribute, `/d/f` and `/e` with extents, `/d/g` and `/h` (one inode) and
-    /// `/d/sub/deep/x` with their contents in the record, `/s -> target`, `/p` with promised space,
-    /// and `/n0`…
+    /// `/d/sub/deep/x` with their contents in the record, `/s -> target`, `/p` with unwritten
+    /// space, and `/n0`…
     fn new() -> Self {
         Self::of(32 << 20)
     }

@@ -73,7 +73,7 @@ fn damage(image: &mut Image, rng: &mut Rng, hit: &mut BTreeSet<Ino>) {
 }
 
 #[test]
-fn random_damage_is_repaired_and_costs_nobody_else() {
+fn random_damage_is_repaired_and_harms_no_other_file() {
     let rounds = std::env::var("REPAIR_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
     let from = std::env::var("REPAIR_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     let sound = Volume::new().snapshot();

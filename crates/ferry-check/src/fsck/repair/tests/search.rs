@@ -180,7 +180,7 @@ fn without_any_table_of_tables_the_best_tree_is_taken() {
 }
 
 #[test]
-fn where_no_page_is_left_the_log_is_believed() {
+fn the_log_alone_counts_if_no_page_is_left() {
     let volume = Volume::used();
     let before = volume.snapshot();
     volume.home_blocks(is_page).into_iter().for_each(|page| drop(volume.wipe(page)));
@@ -190,7 +190,7 @@ fn where_no_page_is_left_the_log_is_believed() {
 
 /// A log that a repair began is not all that ever happened.
 #[test]
-fn a_log_begun_anew_is_not_the_history() {
+fn a_log_that_was_begun_anew_is_not_the_whole_history() {
     let volume = Volume::used();
     let before = volume.snapshot();
     volume.home_blocks(is_table_of_tables).into_iter().for_each(|table| drop(volume.wipe(table)));
@@ -209,7 +209,7 @@ fn is_meta(block: &[u8]) -> bool {
 
 /// The longest row of records is older than the store.
 #[test]
-fn an_old_row_is_not_replayed_over_a_newer_store() {
+fn an_old_chain_of_records_is_not_replayed_over_a_newer_store() {
     let volume = Volume::used();
     volume.wipe(volume.home_blocks(is_header)[0]);
     volume.found_again("header");

@@ -43,13 +43,13 @@ fn offsets(volume: &Volume) -> Vec<u64> {
     used.collect()
 }
 
-/// A volume that was unmounted, and one that was left while it was mounted, with data that no stamp
-/// covers.
+/// A volume that was unmounted, and one that was left while it was mounted, with data that no
+/// durable point covers.
 fn volumes() -> [(&'static str, Volume); 2] {
     let unmounted = Volume::of(16 << 20);
     let crashed = unmounted.copy();
     let fs = mount(&crashed.dev, false);
-    make_file(&fs, ROOT, "stamped", &pattern(50, 50_000));
+    make_file(&fs, ROOT, "durable", &pattern(50, 50_000));
     let dir = make_dir(&fs, ROOT, "late");
     make_file(&fs, dir, "small", b"late and small");
     make_file(&fs, dir, "large", &pattern(51, 130_000));
@@ -88,7 +88,7 @@ fn all() -> FsckOptions<'static> {
 }
 
 #[test]
-fn an_unreadable_block_costs_what_lay_there() {
+fn an_unreadable_block_costs_only_what_it_held() {
     for (state, volume) in volumes() {
         let whole = volume.snapshot();
         let (mut needed, mut data) = (0, 0);
@@ -140,7 +140,7 @@ fn an_unreadable_block_costs_what_lay_there() {
 }
 
 #[test]
-fn what_is_read_the_next_time_is_whole() {
+fn nothing_is_lost_if_blocks_are_readable_after_the_repair() {
     for (state, volume) in volumes() {
         let whole = volume.snapshot();
         let mut kept = 0;
@@ -201,7 +201,7 @@ fn a_range_is_given_up_only_when_asked() {
 /// The home store without a log that says the same: what both copies of a block have is nowhere
 /// else.
 #[test]
-fn what_no_copy_of_the_home_store_shows_is_given_up_only_when_asked() {
+fn keys_without_a_readable_copy_are_given_up_only_when_asked() {
     let volume = Volume::new();
     volume.wipe_log();
     let whole = volume.snapshot();
