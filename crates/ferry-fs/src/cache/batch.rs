@@ -1,7 +1,6 @@
 //! A batch: data of one or many files on its way to the device in one write.
 
-use crate::api::Errno;
-use crate::inode::incore::Inode;
+use crate::cache::eviction::CachedFile;
 use crate::keys::BLOCK;
 use ferry_device::AlignedBuf;
 use ferry_journal::JournalError;
@@ -19,7 +18,7 @@ pub struct Batch {
     /// The device does not have it: its pages are the only place where it can be read, and stay.
     failed: AtomicBool,
     logged: AtomicBool,
-    inodes: Mutex<Vec<Arc<Inode>>>,
+    files: Mutex<Vec<Arc<dyn CachedFile>>>,
     traffic: Arc<Traffic>,
 }
 
@@ -32,14 +31,14 @@ impl Batch {
             landed: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             logged: AtomicBool::new(false),
-            inodes: Mutex::default(),
+            files: Mutex::default(),
             traffic: Arc::clone(traffic),
         })
     }
 
-    /// `inode` has data in it, and is told of a failure.
-    pub fn carries(&self, inode: &Arc<Inode>) {
-        self.inodes.lock().push(Arc::clone(inode));
+    /// The batch has data of `file`, which is told if the write fails.
+    pub fn add_file(&self, file: Arc<dyn CachedFile>) {
+        self.files.lock().push(file);
     }
 
     /// It needs its pages no longer.
@@ -57,13 +56,10 @@ impl Batch {
     /// The device has written it, or failed. Called wherever that is found out: takes no lock that
     /// is ever held over a call of the journal.
     pub fn land(&self, result: Result<(), JournalError>) {
-        let inodes = std::mem::take(&mut *self.inodes.lock());
+        let files = std::mem::take(&mut *self.files.lock());
         if let Err(error) = result {
             self.failed.store(true, Ordering::Release);
-            for inode in &inodes {
-                tracing::error!(inode = inode.ino, %error, "data could not be written");
-                inode.file.errors.add(Errno(libc::EIO));
-            }
+            files.iter().for_each(|file| file.write_failed(&error));
         }
         if !self.landed.swap(true, Ordering::AcqRel) {
             let mut flying = self.traffic.flying.lock();

@@ -3,7 +3,7 @@
 //! A hit sets a flag on its folio and takes no shared lock. Folios and windows stand in the clock
 //! from the moment at which they could go; dirty folios are not in it.
 
-use crate::inode::incore::Inode;
+use ferry_journal::JournalError;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,8 +27,21 @@ pub enum Verdict {
     Later,
 }
 
-/// Something in the clock, and its place there: what went and came back has a new one.
-type Entry = (Weak<Inode>, Item, u64);
+/// A file as the cache sees it: the inode in memory whose contents are cached.
+pub trait CachedFile: Send + Sync + 'static {
+    /// The file has `item`, and `item` has this position in the clock (or a thread uses it just
+    /// now). Waits for nobody.
+    fn may_evict(&self, item: Item, position: u64) -> bool;
+    /// Removes `item` if it is clean and was not used since the clock looked at it last. Waits for
+    /// nobody.
+    fn evict(&self, item: Item, position: u64) -> Verdict;
+    /// The device could not write data of the file.
+    fn write_failed(&self, error: &JournalError);
+}
+
+/// An item in the clock and its position there. An item that was evicted and is cached again has a
+/// new position.
+type Entry = (Weak<dyn CachedFile>, Item, u64);
 
 /// What could be evicted, in the order in which it is looked at.
 struct Clock {
@@ -61,7 +74,7 @@ impl Clock {
                 return false;
             };
             let (inode, item, place) = &entry;
-            if inode.upgrade().is_some_and(|inode| inode.file.may_evict(*item, *place)) {
+            if inode.upgrade().is_some_and(|inode| inode.may_evict(*item, *place)) {
                 self.swept.push_back(entry);
             }
         }
@@ -129,11 +142,12 @@ impl Cache {
     }
 
     /// Puts `item` into the clock; its place there, which the caller notes in it.
-    pub fn enter(&self, inode: &Arc<Inode>, item: Item) -> u64 {
+    pub fn enter(&self, file: &Arc<impl CachedFile>, item: Item) -> u64 {
         let mut clock = self.clock.lock();
         clock.last += 1;
         let place = clock.last;
-        clock.queue.push_back((Arc::downgrade(inode), item, place));
+        let file: Weak<dyn CachedFile> = Arc::downgrade(file) as _;
+        clock.queue.push_back((file, item, place));
         if clock.len() > clock.sweep_at {
             self.sweeping.store(true, Ordering::Relaxed);
         }
@@ -165,7 +179,7 @@ impl Cache {
             left -= 1;
             let Some((weak, item, place)) = self.clock.lock().pop() else { return };
             let Some(inode) = weak.upgrade() else { continue };
-            match inode.file.evict(item, place) {
+            match inode.evict(item, place) {
                 Verdict::Gone => {
                     self.evicted.fetch_add(1, Ordering::Relaxed);
                 }
@@ -193,13 +207,24 @@ fn change(counter: &AtomicUsize, more: usize, less: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::InodeRecord;
+
+    struct File;
+
+    impl CachedFile for File {
+        fn may_evict(&self, _item: Item, _position: u64) -> bool {
+            false
+        }
+        fn evict(&self, _item: Item, _position: u64) -> Verdict {
+            Verdict::Gone
+        }
+        fn write_failed(&self, _error: &JournalError) {}
+    }
 
     /// However many entries lead nowhere, nobody waits while all of them are looked at.
     #[test]
     fn what_leads_nowhere_goes_a_few_at_a_time() {
         let cache = Cache::new(1 << 20);
-        let inode = Arc::new(Inode::new(5, InodeRecord::default()));
+        let inode = Arc::new(File);
         let mut most = 0;
         for index in 0..5 * CLOCK_MIN as u64 {
             cache.enter(&inode, Item::Folio(index));

@@ -9,6 +9,8 @@ use std::sync::Arc;
 pub const FOLIO_BLOCKS: u64 = 16;
 /// Bytes in a full folio.
 pub const FOLIO_BYTES: usize = (FOLIO_BLOCKS * BLOCK) as usize;
+/// Largest piece of a read or write that happens under one lock, in bytes.
+pub const PIECE: usize = 1 << 20;
 const BLOCK_BYTES: usize = BLOCK as usize;
 
 /// The bits of blocks `[from, to)` of a folio.

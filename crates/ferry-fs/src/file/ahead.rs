@@ -4,18 +4,15 @@
 //! read-ahead asks for small pieces, several at a time and not always in order: reads near each
 //! other count as one row.
 
-use crate::cache::file_data::{FileData, Known};
+use crate::cache::file_data::FileData;
 use crate::error::FsError;
-use crate::extents::Place;
-use crate::file::read::{DIRECT_BLOCKS, Run, lacks};
 use crate::inode::incore::Inode;
 use crate::keys::BLOCK;
 use crate::store::data_store::DataStore;
-use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use crate::store::fetch::{DIRECT_BLOCKS, missing};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 
 /// Reads no further apart than this, in bytes, are one row.
 const NEAR: u64 = 512 << 10;
@@ -23,64 +20,6 @@ const NEAR: u64 = 512 << 10;
 const AHEAD_BLOCKS: u64 = 1024;
 /// What the device is asked for at once, in blocks.
 const CHUNK_BLOCKS: u64 = 256;
-/// Jobs that wait for the thread; more are dropped, and the reader reads for itself.
-const JOBS_MAX: usize = 16;
-
-#[derive(Default)]
-struct State {
-    jobs: VecDeque<(Weak<Inode>, Range<u64>)>,
-    stopping: bool,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-/// What the thread is to do.
-#[derive(Default)]
-pub struct Jobs {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-impl Jobs {
-    /// Ends the thread and waits for it.
-    pub fn stop(&self) {
-        self.abandon();
-        let thread = self.state.lock().thread.take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-            && thread.join().is_err()
-        {
-            tracing::error!("the read-ahead thread panicked");
-        }
-    }
-
-    /// Tells the thread to end.
-    pub fn abandon(&self) {
-        self.state.lock().stopping = true;
-        self.changed.notify_all();
-    }
-
-    fn push(&self, inode: &Arc<Inode>, blocks: Range<u64>) {
-        let mut state = self.state.lock();
-        if state.jobs.len() < JOBS_MAX {
-            state.jobs.push_back((Arc::downgrade(inode), blocks));
-            self.changed.notify_one();
-        }
-    }
-
-    fn next(&self) -> Option<(Weak<Inode>, Range<u64>)> {
-        let mut state = self.state.lock();
-        loop {
-            if state.stopping {
-                return None;
-            }
-            if let Some(job) = state.jobs.pop_front() {
-                return Some(job);
-            }
-            self.changed.wait(&mut state);
-        }
-    }
-}
-
 /// Starts the thread. It holds the store only while it works.
 pub fn start(store: &Arc<DataStore>) {
     let (weak, jobs) = (Arc::downgrade(store), Arc::clone(&store.ahead));
@@ -91,43 +30,10 @@ pub fn start(store: &Arc<DataStore>) {
         }
     };
     match std::thread::Builder::new().name("ferry-readahead".into()).spawn(body) {
-        Ok(thread) => store.ahead.state.lock().thread = Some(thread),
+        Ok(thread) => store.ahead.set_thread(thread),
         Err(error) => {
             tracing::warn!(%error, "no read-ahead thread: sequential reads will be slower")
         }
-    }
-}
-
-/// Blocks of a file that somebody is reading from the device: others wait for them instead of
-/// reading them too.
-#[derive(Default)]
-pub struct Fetching {
-    ranges: Mutex<Vec<Range<u64>>>,
-    done: Condvar,
-}
-
-impl Fetching {
-    fn begin(&self, blocks: Range<u64>) {
-        self.ranges.lock().push(blocks);
-    }
-
-    fn end(&self, blocks: &Range<u64>) {
-        let mut ranges = self.ranges.lock();
-        if let Some(at) = ranges.iter().position(|r| r == blocks) {
-            ranges.swap_remove(at);
-        }
-        self.done.notify_all();
-    }
-
-    /// Waits if `block` is being read; tells whether it was.
-    pub fn wait(&self, block: u64) -> bool {
-        let mut ranges = self.ranges.lock();
-        let mut waited = false;
-        while ranges.iter().any(|r| r.contains(&block)) {
-            waited = true;
-            self.done.wait(&mut ranges);
-        }
-        waited
     }
 }
 
@@ -215,19 +121,4 @@ impl DataStore {
         self.fill(inode, &fetched);
         Ok(())
     }
-}
-
-/// Blocks of `chunk` that have data and are not in memory, or the window to load first.
-pub(crate) fn missing(inode: &Inode, chunk: &Range<u64>) -> Result<Vec<Run>, u64> {
-    let state = inode.state.share();
-    let pages = inode.file.pages.read();
-    let mut runs = Vec::new();
-    for block in chunk.clone().filter(|b| !pages.has(*b)) {
-        match pages.place(block, state.logged.blocks) {
-            Known::Load(window) => return Err(window),
-            Known::Is(Place::Data(dev, crc)) => lacks(&mut runs, block, dev, crc),
-            Known::Is(_) => {}
-        }
-    }
-    Ok(runs)
 }

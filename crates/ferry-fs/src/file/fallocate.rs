@@ -1,16 +1,16 @@
 //! Allocation, holes and zeros by fallocate(2), and where data and holes are by lseek(2).
 
 use crate::api::Errno;
-use crate::cache::file_data::{ExtentsGuard, Known, Pages, show_blocks};
 use crate::cache::folio::mask;
+use crate::cache::pages::{Known, Pages};
 use crate::error::FsError;
 use crate::extents::{Changes, Delta, Edit, Place, WINDOW_BLOCKS, Window};
-use crate::file::resize::put_all;
-use crate::file::write::dirty_blocks;
+use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::keys::{self, BLOCK, InodeRecord};
 use crate::space::free_blocks::{Claim, Want};
 use crate::store::data_store::{AttrEdit, DataStore};
+use crate::store::drop::put_all;
 use ferry_journal::Journal;
 use std::ops::Range;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl DataStore {
         loop {
             let mut state = inode.state.write();
             let mut pages = inode.file.pages.write();
-            pages.attach(&self.cache, &inode.file);
+            pages.attach(&self.cache, &inode.file.front);
             pages.no_inline = true;
             let Some(inline) = state.logged.inline.clone().filter(|i| !i.is_empty()) else {
                 return Ok(());
@@ -135,7 +135,7 @@ impl DataStore {
                         f.validate(1);
                     });
                 }
-                dirty_blocks(&mut pages, 0, mask(0, 1), state.logged.blocks);
+                pages.mark_dirty(0, mask(0, 1), state.logged.blocks);
                 self.dirtied(inode, &mut state, &pages);
             }
             drop((state, pages));
@@ -235,7 +235,7 @@ impl DataStore {
         edit(&mut state.rec);
         state.logged.blocks += promised;
         self.set_windows(inode, &mut pages, edits);
-        show_blocks(&mut state, &pages);
+        state.count_blocks(&pages);
         txn.put(&keys::inode(inode.ino), &state.record().encode());
         let seq = self.table.commit(txn, &delta, promised, None, &self.space);
         self.note_seq(Some(inode), seq);

@@ -1,11 +1,14 @@
 //! An inode in memory: what the namespace half and the data half of the file system share.
 
-use crate::api::{Attr, Ino};
+use crate::api::{Errno, Ino};
+use crate::cache::eviction::{CachedFile, Item, Verdict};
 use crate::cache::file_data::FileData;
 use crate::errseq::ErrorSequence;
 use crate::inode::dir_cache::DirData;
+use crate::inode::state::InodeState;
 use crate::inode::state_lock::StateLock;
-use crate::keys::{BLOCK, INODE_INLINE, InodeRecord};
+use crate::keys::InodeRecord;
+use ferry_journal::JournalError;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// An inode that somebody knows: the kernel, an open handle, the write-back queue, or only the
@@ -35,9 +38,6 @@ pub struct Inode {
     pub failed_behind: ErrorSequence,
     flags: AtomicU32,
 }
-
-/// A file has no more blocks than this.
-const BLOCKS_MAX: u64 = i64::MAX as u64 / BLOCK;
 
 impl Inode {
     /// It is in the queue of those that nobody knows.
@@ -97,90 +97,17 @@ impl Inode {
     }
 }
 
-/// What the inode lock protects.
-pub struct InodeState {
-    /// What programs see; its `blocks` count what waits for write-back too; its `inline` and
-    /// [`INODE_INLINE`] are unused, see `logged`.
-    pub rec: InodeRecord,
-    /// What the journal says of the contents.
-    pub logged: LoggedContents,
-    /// Times in `rec` that the journal does not have yet.
-    pub times_dirty: bool,
-}
-
-/// The contents as the journal has them: behind `rec` while data waits for write-back.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LoggedContents {
-    /// Size in bytes.
-    pub size: u64,
-    /// Blocks mapped by extents; `rec.blocks` also counts those that wait for write-back.
-    pub blocks: u64,
-    /// The contents of a small file, a symlink's target.
-    pub inline: Option<Box<[u8]>>,
-}
-
-impl InodeState {
-    /// From the journal's record.
-    pub fn from_record(mut rec: InodeRecord) -> Self {
-        // A damaged volume may say anything; this much can be counted with.
-        rec.blocks = rec.blocks.min(BLOCKS_MAX);
-        rec.size = rec.size.min(i64::MAX as u64);
-        let inline = (rec.flags & INODE_INLINE != 0)
-            .then(|| std::mem::take(&mut rec.inline).into_boxed_slice());
-        rec.flags &= !INODE_INLINE;
-        let logged = LoggedContents { size: rec.size, blocks: rec.blocks, inline };
-        if rec.mode & libc::S_IFMT == libc::S_IFREG
-            && logged.inline.as_ref().is_some_and(|i| !i.is_empty())
-        {
-            rec.blocks += 1; // a file with contents but without blocks would be taken for a hole by archivers
-        }
-        Self { rec, logged, times_dirty: false }
+impl CachedFile for Inode {
+    fn may_evict(&self, item: Item, position: u64) -> bool {
+        self.file.may_evict(item, position)
     }
 
-    /// The record to put into a transaction: everything that programs see, except that the contents
-    /// are those that the journal already has (or that the caller has just set in `logged`).
-    pub fn record(&self) -> InodeRecord {
-        let mut rec = InodeRecord { inline: Vec::new(), ..self.rec.clone() };
-        rec.size = self.logged.size;
-        rec.blocks = self.logged.blocks;
-        if let Some(inline) = &self.logged.inline {
-            rec.flags |= INODE_INLINE;
-            rec.inline = inline.to_vec();
-        }
-        rec
+    fn evict(&self, item: Item, position: u64) -> Verdict {
+        self.file.evict(item, position)
     }
 
-    /// As programs see it.
-    pub fn attr(&self, ino: Ino) -> Attr {
-        let rec = &self.rec;
-        Attr {
-            ino,
-            mode: rec.mode,
-            nlink: rec.nlink,
-            uid: rec.uid,
-            gid: rec.gid,
-            rdev: rec.rdev,
-            size: rec.size,
-            blocks: rec.blocks * 8,
-            atime: rec.atime,
-            mtime: rec.mtime,
-            ctime: rec.ctime,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_damaged_record_can_be_counted_with() {
-        let inode = Inode::new(
-            7,
-            InodeRecord { blocks: u64::MAX, size: u64::MAX, ..InodeRecord::default() },
-        );
-        let state = inode.state.read();
-        assert_eq!((state.attr(7).blocks, state.attr(7).size), (BLOCKS_MAX * 8, i64::MAX as u64));
-        assert_eq!(state.logged.blocks, BLOCKS_MAX);
+    fn write_failed(&self, error: &JournalError) {
+        tracing::error!(inode = self.ino, %error, "data could not be written");
+        self.file.errors.add(Errno(libc::EIO));
     }
 }

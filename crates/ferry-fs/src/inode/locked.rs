@@ -7,7 +7,8 @@
 //! directories.)
 
 use crate::api::Ino;
-use crate::inode::incore::{Inode, InodeState};
+use crate::inode::incore::Inode;
+use crate::inode::state::InodeState;
 use crate::inode::state_lock::Exclusive;
 
 /// Most inodes that one operation changes: rename has two directories and two children.

@@ -5,7 +5,7 @@
 //! attributes or to change them brings them in line first.
 
 use crate::api::{Ino, Timestamp};
-use crate::inode::incore::InodeState;
+use crate::inode::state::InodeState;
 use crate::order::{Guard, Rank};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};

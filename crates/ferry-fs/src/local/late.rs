@@ -6,7 +6,7 @@
 use crate::inode::incore::Inode;
 use crate::local::local_fs::LocalFs;
 use crate::local::pool::Work;
-use crate::writeback::write_back::Busy;
+use crate::store::data_store::Busy;
 use std::sync::Arc;
 
 /// Files to be written back, and what is to be done then.

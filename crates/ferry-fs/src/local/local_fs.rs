@@ -10,7 +10,8 @@ use crate::api::{Attr, Entry, Errno, Host, Ino, Opened, Timestamp};
 #[cfg(feature = "compare")]
 use crate::compare::locking::Locking;
 use crate::error::FsError;
-use crate::inode::incore::{Inode, InodeState};
+use crate::inode::incore::Inode;
+use crate::inode::state::InodeState;
 use crate::inode::table::InodeTable;
 use crate::keys::{self, Counters};
 use crate::local::change::Change;

@@ -7,7 +7,7 @@ use crate::error::FsError;
 use crate::inprocess::FromReply;
 use crate::local::local_fs::LocalFs;
 use crate::local::pool::Work;
-use crate::writeback::write_back::Busy;
+use crate::store::data_store::Busy;
 
 /// A file with so many blocks may have as many extents; what drops extents of a smaller one is soon
 /// done.

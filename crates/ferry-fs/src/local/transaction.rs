@@ -16,7 +16,7 @@ use crate::error::FsError;
 use crate::keys::{self, Number};
 use crate::local::counters::Commit;
 use crate::local::local_fs::{LocalFs, errno};
-use crate::writeback::write_back::Busy;
+use crate::store::data_store::Busy;
 use ferry_journal::{Credits, Transaction};
 
 /// Bytes of a session's record in the log: key and value.

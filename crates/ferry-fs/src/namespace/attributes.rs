@@ -10,7 +10,7 @@ use crate::local::transaction::How;
 use crate::namespace::acl;
 use crate::namespace::create::FULL_RECORD_BYTES;
 use crate::posix::{self, is_dir, is_regular};
-use crate::writeback::write_back::Busy;
+use crate::store::data_store::Busy;
 use ferry_journal::Credits;
 use std::sync::Arc;
 

@@ -2,7 +2,8 @@
 
 use crate::api::{Attr, Cx, Ino, NAME_MAX, Opened, SYMLINK_MAX};
 use crate::error::FsError;
-use crate::inode::incore::{Inode, InodeState};
+use crate::inode::incore::Inode;
+use crate::inode::state::InodeState;
 use crate::keys::{self, Dentry, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord};
 use crate::local::local_fs::{LocalFs, change_entries, errno, put_inode};
 use crate::namespace::acl::{self, Acl};

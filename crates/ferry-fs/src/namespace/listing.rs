@@ -7,7 +7,8 @@
 use crate::api::{DirEntry, Ino, Opened};
 use crate::error::FsError;
 use crate::inode::dir_cache::{DirName, LOAD_MAX};
-use crate::inode::incore::{Inode, InodeState};
+use crate::inode::incore::Inode;
+use crate::inode::state::InodeState;
 use crate::keys;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::namespace::names::{FIRST_COOKIE, check_dir};

@@ -3,7 +3,8 @@
 use crate::api::{Entry, Errno, Ino, NAME_MAX};
 use crate::error::FsError;
 use crate::inode::dir_cache::{Cached, DirName};
-use crate::inode::incore::{Inode, InodeState};
+use crate::inode::incore::Inode;
+use crate::inode::state::InodeState;
 use crate::keys::{self, BadRecord, Dentry, Key};
 use crate::local::local_fs::{LocalFs, VALID, errno};
 use crate::posix::{self, is_dir};

@@ -9,12 +9,13 @@
 
 use crate::api::Ino;
 use crate::error::FsError;
-use crate::inode::incore::{Inode, InodeState};
+use crate::inode::incore::Inode;
+use crate::inode::state::InodeState;
 use crate::keys::{self, INODE_HAS_XATTRS, Key};
 use crate::local::local_fs::LocalFs;
 use crate::posix::is_regular;
+use crate::store::data_store::Busy;
 use crate::volume::VolumeError;
-use crate::writeback::write_back::Busy;
 use ferry_journal::{Credits, Transaction};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, VecDeque};

@@ -2,8 +2,9 @@
 
 use crate::api::{Ino, Timestamp};
 use crate::error::FsError;
-use crate::inode::incore::{Inode, InodeState};
+use crate::inode::incore::Inode;
 use crate::inode::locked::Locked;
+use crate::inode::state::InodeState;
 use crate::keys::{self, INODE_INLINE, InodeRecord};
 use crate::local::local_fs::{LocalFs, change_entries, errno, put_inode};
 use crate::local::transaction::How;

@@ -5,7 +5,8 @@
 
 use crate::api::{Ino, XATTR_SIZE_MAX, XattrFlags};
 use crate::error::FsError;
-use crate::inode::incore::{Inode, InodeState};
+use crate::inode::incore::Inode;
+use crate::inode::state::InodeState;
 use crate::keys::{self, INODE_HAS_XATTRS, Key};
 use crate::local::local_fs::{LocalFs, errno, put_inode};
 use crate::local::transaction::{How, with_seq};

@@ -11,7 +11,7 @@ use crate::inode::incore::Inode;
 use crate::local::handles::Handle;
 use crate::local::late::Late;
 use crate::local::local_fs::{CacheMode, LocalFs};
-use crate::writeback::write_back::Busy;
+use crate::store::data_store::Busy;
 use ferry_journal::{JournalError, Seq};
 use std::sync::Arc;
 

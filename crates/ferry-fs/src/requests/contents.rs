@@ -9,8 +9,7 @@ use crate::local::local_fs::{CacheMode, LocalFs, errno};
 use crate::local::readers::Wanted;
 use crate::local::transaction::How;
 use crate::posix::{is_dir, without_set_ids};
-use crate::store::data_store::{At, Touch};
-use crate::writeback::write_back::Busy;
+use crate::store::data_store::{At, Busy, Touch};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -6,7 +6,7 @@ use crate::inode::incore::Inode;
 use crate::local::handles::Handle;
 use crate::local::late::Late;
 use crate::local::local_fs::LocalFs;
-use crate::writeback::write_back::Busy;
+use crate::store::data_store::Busy;
 use ferry_journal::{Caller, JournalError, Seq};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;

@@ -11,8 +11,7 @@ use crate::namespace::create::New;
 use crate::namespace::remove::Kind;
 use crate::requests::contents::COPY_MAX;
 use crate::requests::trim::fitrim_answer;
-use crate::store::data_store::At;
-use crate::writeback::write_back::Busy;
+use crate::store::data_store::{At, Busy};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use crate::keys::{self, INODE_HAS_XATTRS, Key, Number};
 use crate::local::local_fs::LocalFs;
 use crate::local::transaction::SESSION_BYTES;
 use crate::session_store::{Reservation, SessionStore};
-use crate::writeback::write_back::Busy;
+use crate::store::data_store::Busy;
 use ferry_journal::{Credits, Journal};
 use std::ops::Range;
 use std::sync::atomic::Ordering;

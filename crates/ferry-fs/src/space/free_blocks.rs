@@ -5,11 +5,10 @@
 //! is given while anybody stands there. So nobody starves, nobody is woken to find nothing, and an
 //! error means that nothing could be made, not that others were faster.
 
-use std::sync::Arc;
-
 use crate::sync::{
     AtomicI64, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, hand_over, lock, wait_for as sleep,
 };
+use std::sync::Arc;
 
 /// One who stands in the row; below it, those who have taken space.
 const WAITING: u64 = 1 << 32;

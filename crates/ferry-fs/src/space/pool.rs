@@ -9,6 +9,9 @@
 //! * a share of everything, so that what has to be moved to gain a free segment stays bounded when
 //!   the volume is full.
 
+use crate::api::ReservationId;
+use crate::keys::BLOCK;
+use crate::space::free_blocks::{Claim, Free, Purse, Want};
 use ferry_device::BlockDevice;
 use ferry_journal::{Geometry, Seq, home_unit_bytes};
 use parking_lot::Mutex;
@@ -16,10 +19,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-
-use crate::api::ReservationId;
-use crate::keys::BLOCK;
-use crate::space::free_blocks::{Claim, Free, Purse, Want};
 
 /// Segments that only the cleaner takes.
 const CLEANER_RESERVE: u32 = 2;

@@ -8,11 +8,12 @@
 use crate::api::{Errno, Ino, Timestamp};
 use crate::cache::batch::Traffic;
 use crate::cache::eviction::Cache;
-use crate::cache::file_data::ExtentsGuard;
+use crate::cache::pages::Pages;
 #[cfg(feature = "compare")]
 use crate::compare::locking::{InodeLocks, Locking};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
+use crate::inode::state::InodeState;
 use crate::keys::{BLOCK, InodeRecord};
 use crate::space::free_blocks::Want;
 use crate::space::pool::Space;
@@ -20,11 +21,12 @@ use crate::space::segments::Table;
 use crate::store::dirty_queue::Queue;
 use crate::store::moves::Moves;
 use crate::store::removed::Removed;
-use crate::writeback::flusher::Signal;
+use crate::store::signal::Signal;
 use ferry_device::BlockDevice;
 use ferry_env::Env;
-use ferry_journal::{Geometry, Journal, JournalClient, JournalError, Recovered, Seq};
+use ferry_journal::{Geometry, Journal, JournalClient, JournalError, Seq};
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -51,6 +53,19 @@ pub struct DataOptions {
     /// Who excludes whom on one file.
     #[cfg(feature = "compare")]
     pub locking: Locking,
+}
+
+/// What to do where somebody else has to be waited for: who is changing a file's extents; the
+/// device, with so much under way; who empties the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Busy {
+    /// Leave files that somebody is at: they are being written, or will be next time. Wait for the
+    /// others.
+    Skip,
+    /// Wait for them.
+    Wait,
+    /// Stop, with [`FsError::WouldWait`]: what is not in a context yet stays dirty.
+    Refuse,
 }
 
 /// What a write changes beside contents and size.
@@ -98,6 +113,14 @@ pub struct SpaceTotals {
     /// What data has: bytes that extents refer to or promise, dirty ones, and what is set aside;
     /// without what is on its way back.
     pub used: u64,
+}
+
+/// What the cleaner remembers from one time to the next.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// Segments that could not be emptied, in that life of theirs: something in them cannot be
+    /// read.
+    pub(crate) stuck: BTreeSet<(u32, u64)>,
 }
 
 /// Counters for `stats`.
@@ -179,16 +202,16 @@ pub struct DataStore {
     /// Buffers of reads.
     pub(crate) reads: Traffic,
     /// The journal owns us, so we must not own it.
-    journal: OnceLock<Weak<Journal>>,
-    inodes: OnceLock<Weak<dyn InodeSource>>,
+    pub(crate) journal: OnceLock<Weak<Journal>>,
+    pub(crate) inodes: OnceLock<Weak<dyn InodeSource>>,
     /// Newest context that holds a change of ours.
     pub(crate) last_seq: AtomicU64,
     /// The journal takes no more changes.
     pub(crate) failed: AtomicBool,
     /// Held by who makes room: outermost lock.
-    pub(crate) room: Mutex<crate::writeback::cleaner::Progress>,
+    pub(crate) room: Mutex<Progress>,
     pub(crate) signal: Arc<Signal>,
-    pub(crate) ahead: Arc<crate::file::ahead::Jobs>,
+    pub(crate) ahead: Arc<crate::store::ahead_jobs::Jobs>,
     pub(crate) counters: Counters,
     #[cfg(feature = "compare")]
     pub(crate) inode_locks: InodeLocks,
@@ -228,42 +251,6 @@ impl DataStore {
         })
     }
 
-    /// Loads the segment table, finishes interrupted truncations and starts the background thread.
-    /// Neither `journal` nor `inodes` is kept alive.
-    pub fn start(
-        self: &Arc<Self>,
-        journal: Arc<Journal>,
-        recovered: &Recovered,
-        inodes: Arc<dyn InodeSource>,
-    ) -> Result<(), FsError> {
-        let (used, blocks) = self.table.load(&journal)?;
-        self.space.stamped(journal.stamped());
-        self.space.start(&used, &recovered.home_segments, blocks, self.options.read_only);
-        let once = self.journal.set(Arc::downgrade(&journal)).is_ok()
-            && self.inodes.set(Arc::downgrade(&inodes)).is_ok();
-        assert!(once, "a data store is started once");
-        if self.options.background {
-            crate::file::ahead::start(self);
-        }
-        if self.options.read_only {
-            return Ok(());
-        }
-        for segment in self.table.open_segments() {
-            if !self.space.back_again(segment) {
-                tracing::warn!(
-                    segment,
-                    "the host has no space for the rest of a segment; it is not filled on"
-                );
-                self.table.close_segment(segment);
-            }
-        }
-        self.finish_truncations(&journal)?;
-        if self.options.background {
-            crate::writeback::flusher::start(self);
-        }
-        Ok(())
-    }
-
     pub(crate) fn journal(&self) -> Result<Arc<Journal>, FsError> {
         let journal = self.journal.get().and_then(Weak::upgrade);
         journal.ok_or(FsError::Journal(JournalError::Closed))
@@ -295,26 +282,24 @@ impl DataStore {
         self.queue.enter(inode, || self.env.clock.monotonic());
     }
 
+    /// Notes that contents or size are ahead of the journal.
+    pub(crate) fn dirtied(&self, inode: &Arc<Inode>, state: &mut InodeState, pages: &Pages) {
+        state.times_dirty = true;
+        state.count_blocks(pages);
+        inode.file.set_hint(pages.dirty_blocks);
+        self.mark_dirty(inode);
+    }
+
+    /// Takes the inode off the queue if the journal has all of it.
+    pub(crate) fn leave_if_clean(&self, inode: &Arc<Inode>, state: &InodeState, pages: &Pages) {
+        if pages.dirty_blocks == 0 && !state.times_dirty && state.logged.size == state.rec.size {
+            self.queue.leave(inode);
+        }
+    }
+
     /// There is something that the journal does not have yet: the inode must stay in memory.
     pub fn is_dirty(&self, inode: &Inode) -> bool {
         inode.file.ticket.load(Ordering::Acquire) != 0
-    }
-
-    /// Forgets what is cached, dirty data too: the last name and handle are gone. Nothing of the
-    /// inode is logged after this but by [`DataStore::reclaim`], which keeps the right to its
-    /// extents until they are gone: so who finds a dead file waits for that by taking the right.
-    pub(crate) fn drop_cache(&self, guard: &ExtentsGuard) {
-        let inode = guard.inode();
-        let mut state = inode.state.write();
-        inode.file.dead.store(true, Ordering::Release);
-        inode.file.readable.store(0, Ordering::Release);
-        let mut pages = inode.file.pages.write();
-        self.space.release(pages.forget(0, u64::MAX / BLOCK));
-        inode.file.dirty_hint.store(0, Ordering::Relaxed);
-        state.times_dirty = false;
-        crate::cache::file_data::show_blocks(&mut state, &pages);
-        drop(pages);
-        self.queue.leave(inode);
     }
 
     /// Files without a name whose space is on its way back.
@@ -398,18 +383,6 @@ impl DataStore {
             moved_bytes: get(&c.moved_bytes),
         }
     }
-
-    /// Writes everything back and stops the background thread. The journal is still open.
-    pub fn close(&self) -> Result<(), FsError> {
-        self.signal.stop();
-        self.ahead.stop();
-        if self.writable().is_err() {
-            return Ok(());
-        }
-        self.write_back_all()?;
-        self.name_everything()?;
-        self.give_back_at_unmount()
-    }
 }
 
 impl Drop for DataStore {
@@ -442,8 +415,6 @@ impl JournalClient for DataStore {
 
 /// A transaction's bytes for keys and record beside its extents, at most.
 pub(crate) const RECORD_BYTES: u32 = 256 + crate::keys::INLINE_MAX as u32;
-/// Largest piece of a read or write that happens under one lock, in bytes.
-pub(crate) const PIECE: usize = 1 << 20;
 /// A change may take so many blocks beside those that it says: of what it cuts, and of what leaves
 /// the record.
 const SHORT_BLOCKS: u64 = 4;

@@ -5,25 +5,26 @@
 //! damaged block is moved as it is, with the checksum that it does not match, so that it stays
 //! known as damaged.
 
-use crate::cache::file_data::ExtentsGuard;
+use crate::cache::folio::PIECE;
 use crate::error::FsError;
 use crate::extents::{Place, WINDOW_BLOCKS};
-use crate::file::read::{MISMATCH, Run};
+use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::keys::{self, BLOCK, Extent, Key};
 use crate::order::{Guard, Rank};
 use crate::space::pool::{Need, usable_blocks};
 use crate::space::segments::{Stream, Victim};
 use crate::space::summary::{self, Entry};
-use crate::store::data_store::{DataStore, PIECE, count};
-use crate::writeback::send::{Cargo, Contents, Work};
-use crate::writeback::write_back::Busy;
+use crate::store::data_store::{Busy, DataStore, Progress, count};
+use crate::store::fetch::{MISMATCH, Run};
+use crate::writeback::batch::{Cargo, Contents, Work};
 use ferry_device::AlignedBuf;
 use ferry_journal::{Credits, Journal};
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+use crate::api::Errno;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Free segments beyond those kept back at which cleaning ahead of need begins.
@@ -37,14 +38,6 @@ const DEAD_BLOCKS_MAX: u64 = (512 << 20) / BLOCK;
 const CHECKPOINTS_WAITED: u32 = 4;
 /// Most segments that one round of the background thread cleans.
 const SEGMENTS_AT_ONCE: u32 = 16;
-
-/// What the cleaner remembers from one time to the next.
-#[derive(Default)]
-pub struct Progress {
-    /// Segments that could not be emptied, in that life of theirs: something in them cannot be
-    /// read.
-    stuck: BTreeSet<(u32, u64)>,
-}
 
 /// What the cleaner does about a file that is being removed. Its blocks are never moved: they go
 /// with it.
@@ -69,6 +62,15 @@ pub(crate) struct Live {
 }
 
 impl DataStore {
+    /// What had been promised cannot be had: that is a bug, so everything is said that may explain
+    /// it.
+    pub(crate) fn no_room(&self, who: &str) -> FsError {
+        count(&self.counters.no_room, 1);
+        let stats = self.stats();
+        tracing::error!(space = ?self.space, ?stats, segments = %self.table.fullness(), "no segment is free for {who}");
+        Errno(libc::ENOSPC).into()
+    }
+
     /// Makes at least one segment free for new data: by a stamp for what is dead already, else by
     /// cleaning. `false` when there is nothing to gain. Called without any lock.
     pub(crate) fn make_room(&self) -> Result<bool, FsError> {

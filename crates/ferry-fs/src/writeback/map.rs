@@ -1,19 +1,12 @@
 //! Mapping: from blocks in a batch to edits of windows and changed keys.
 
 use crate::error::FsError;
-use crate::extents::{Changes, Delta, Edit, WINDOW_BLOCKS, Window};
+use crate::extents::{Changes, Delta, Edit, WINDOW_BLOCKS};
 use crate::inode::incore::Inode;
 use crate::space::segments::Chunk;
-use crate::store::data_store::{DataStore, RECORD_BYTES};
-use crate::writeback::send::{Contents, Taken, Work};
-use ferry_journal::Credits;
+use crate::store::data_store::DataStore;
+use crate::writeback::batch::{Contents, Taken, Work};
 use std::sync::Arc;
-
-/// What a segment's record costs a transaction.
-const SEGMENT_BYTES: usize = 32;
-/// Keys of a transaction beside extents and segments: the inode's record, the number of promised
-/// blocks, an intent.
-const SPARE_KEYS: usize = 4;
 
 /// One inode's share of a batch, ready to be logged.
 pub(crate) struct Entry {
@@ -82,51 +75,5 @@ impl DataStore {
             done += here;
         }
         Ok(())
-    }
-
-    /// The edit of a window, started if need be. The caller holds the right to change extents.
-    pub(crate) fn edit<'e>(
-        &self,
-        inode: &Arc<Inode>,
-        index: u64,
-        edits: &'e mut Vec<Edit>,
-    ) -> Result<&'e mut Edit, FsError> {
-        let at = match edits.iter().rposition(|e| e.index == index) {
-            Some(at) => at,
-            None => {
-                edits.push(Edit::new(index, (*self.window(inode, index)?).clone()));
-                edits.len() - 1
-            }
-        };
-        Ok(&mut edits[at])
-    }
-
-    /// A window of the extent map, loaded if need be.
-    pub(crate) fn window(&self, inode: &Arc<Inode>, index: u64) -> Result<Arc<Window>, FsError> {
-        loop {
-            {
-                let state = inode.state.share();
-                let pages = inode.file.pages.read();
-                if let Some(window) = pages.window(index) {
-                    return Ok(Arc::clone(window));
-                }
-                if state.logged.blocks == 0 {
-                    return Ok(Arc::default());
-                }
-            }
-            self.load_window(inode, index)?;
-        }
-    }
-
-    /// Log space for changed extents and the inode's record.
-    pub(crate) fn credits(&self, changes: &Changes, delta: &Delta, urgent: bool) -> Credits {
-        let segments = self.table.records(delta);
-        let bytes: usize =
-            changes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len)).sum();
-        Credits {
-            keys: (changes.len() + segments + SPARE_KEYS) as u32,
-            bytes: (bytes + segments * SEGMENT_BYTES) as u32 + RECORD_BYTES,
-            urgent,
-        }
     }
 }

@@ -3,20 +3,19 @@
 //! The data of one batch goes out with its first transaction. The others map more of it; they join
 //! the same context or a later one, so recovery never sees a mapping whose data it did not check.
 
-use crate::api::Ino;
 use crate::cache::batch::Batch;
-use crate::cache::file_data::{ExtentsGuard, Known, Pages, show_blocks};
 use crate::cache::folio::{FOLIO_BLOCKS, mask};
+use crate::cache::pages::{Known, Pages};
 use crate::error::FsError;
-use crate::extents::{Delta, Edit};
-use crate::file::share::busy_frame;
-use crate::file::write::dirty_blocks;
-use crate::inode::incore::{Inode, InodeState};
+use crate::extents::Delta;
+use crate::inode::extents_right::ExtentsGuard;
+use crate::inode::incore::Inode;
+use crate::inode::state::InodeState;
 use crate::keys::{self, BLOCK, INLINE_MAX};
 use crate::space::segments::Chunk;
-use crate::store::data_store::{DataStore, count};
+use crate::store::data_store::{Busy, DataStore, count};
+use crate::writeback::batch::{BATCH_BLOCKS, Cargo, Contents, Taken, Work};
 use crate::writeback::map::Entry;
-use crate::writeback::write_back::Busy;
 use ferry_device::AlignedBuf;
 use ferry_journal::{Credits, DataExtent, Journal};
 use std::ops::Range;
@@ -24,8 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
-/// Most blocks of one batch.
-pub(crate) const BATCH_BLOCKS: u32 = 1024;
 /// What one run of blocks may cost a transaction beside its checksums: the halves of an extent that
 /// it splits.
 const RUN_BYTES: usize = 2300;
@@ -34,69 +31,6 @@ const RUN_BYTES: usize = 2300;
 const OVERWRITTEN_BYTES: usize = 104;
 /// The same of a block that was a hole.
 const NEW_BYTES: usize = 4;
-
-/// Room on the device and in memory for a batch.
-pub(crate) struct Cargo {
-    chunk: Option<Chunk>,
-    buf: Option<Arc<AlignedBuf>>,
-    batch: Arc<Batch>,
-    /// Whether whoever sends it can wait for log space.
-    busy: Busy,
-    /// Blocks of data in it.
-    used: u32,
-    entries: Vec<(Ino, u64, u32)>,
-}
-
-impl Cargo {
-    /// Blocks that still fit.
-    pub fn left(&self) -> u32 {
-        self.chunk.as_ref().map_or(0, |c| c.len) - self.used
-    }
-    /// Blocks in it.
-    pub fn position(&self) -> u32 {
-        self.used
-    }
-}
-
-/// Blocks of a file in the batch.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Taken {
-    /// First block of the file.
-    pub block: u64,
-    /// First block of the batch.
-    pub at: u32,
-    /// Number of blocks.
-    pub len: u32,
-    /// If they are moved, the first device block of where they are.
-    pub from: Option<u64>,
-}
-
-/// What becomes of a small file's contents.
-#[derive(Debug)]
-pub(crate) enum Contents {
-    /// They stay as they are logged, beside what was taken.
-    Extents,
-    /// They go into the record.
-    Inline(Box<[u8]>),
-}
-
-/// What one inode gives to a batch.
-pub(crate) struct Work {
-    pub guard: ExtentsGuard,
-    pub runs: Vec<Taken>,
-    pub contents: Contents,
-    /// Blocks of space that were reserved for it.
-    pub held: u64,
-    /// Blocks taken over holes.
-    pub over_hole: u64,
-    /// Size to log; `None` leaves it.
-    pub size: Option<u64>,
-    /// First block that was not looked at, where dirty ones remain.
-    pub next: Option<u64>,
-    /// Checksums to log instead of the data's own: of blocks that were damaged before they were
-    /// moved.
-    pub kept_crcs: Vec<(u32, u32)>,
-}
 
 impl DataStore {
     /// Room for a chunk's data.
@@ -180,7 +114,7 @@ impl DataStore {
             let block = if mapped > 0 { OVERWRITTEN_BYTES } else { NEW_BYTES };
             cost += if joins { 0 } else { RUN_BYTES } + block * (run.end - run.start) as usize;
             let unknown = matches!(pages.place(run.start, mapped), Known::Load(_));
-            let busy = busy_frame(pages, run.start).is_some();
+            let busy = pages.busy_frame(run.start).is_some();
             if left == 0 || unknown || busy || (cost > budget && !work.runs.is_empty()) {
                 work.next = Some(run.start);
                 break;
@@ -211,7 +145,7 @@ impl DataStore {
         let rest = pages.dirty_run(cursor, u64::MAX / BLOCK).map_or(u64::MAX, |r| r.start * BLOCK);
         work.size = Some(state.logged.size.max(state.rec.size.min(rest)));
         if !work.runs.is_empty() {
-            cargo.batch.carries(&inode);
+            cargo.batch.add_file(inode.clone());
             cargo.entries.extend(work.runs.iter().map(|r| (inode.ino, r.block, r.len)));
         }
     }
@@ -230,7 +164,7 @@ impl DataStore {
                 let pages = inode.file.pages.read();
                 let (mut cursor, mut left) = (range.start, u64::from(most));
                 let first = pages.dirty_run(cursor, range.end);
-                let busy = first.and_then(|run| busy_frame(&pages, run.start));
+                let busy = first.and_then(|run| pages.busy_frame(run.start));
                 let missing = loop {
                     let Some(run) = pages.dirty_run(cursor, range.end).filter(|_| left > 0) else {
                         break None;
@@ -384,7 +318,7 @@ impl DataStore {
             state.logged.size = size;
             state.times_dirty = false;
         }
-        show_blocks(&mut state, &pages);
+        state.count_blocks(&pages);
         let inline = state.logged.inline.as_ref().map(|i| i.len() as u64);
         checked!(
             inline.is_none_or(|len| len == state.logged.size),
@@ -405,24 +339,6 @@ impl DataStore {
         Ok(())
     }
 
-    /// Makes edited windows the current ones.
-    pub(crate) fn set_windows(&self, inode: &Arc<Inode>, pages: &mut Pages, edits: Vec<Edit>) {
-        if !edits.is_empty() {
-            pages.map_version += 1;
-        }
-        pages.attach(&self.cache, &inode.file);
-        for edit in edits {
-            pages.set_window(inode, edit.index, Arc::new(edit.window));
-        }
-    }
-
-    /// Takes the inode off the queue if the journal has all of it.
-    pub(crate) fn leave_if_clean(&self, inode: &Arc<Inode>, state: &InodeState, pages: &Pages) {
-        if pages.dirty_blocks == 0 && !state.times_dirty && state.logged.size == state.rec.size {
-            self.queue.leave(inode);
-        }
-    }
-
     /// What was taken and not logged becomes dirty again.
     fn undo(&self, work: &Work) {
         let inode = work.guard.inode();
@@ -436,12 +352,7 @@ impl DataStore {
         for block in runs.chain(inline).flatten() {
             if work.size.is_some() && pages.has(block) && !pages.is_dirty(block) {
                 let bit = block % FOLIO_BLOCKS;
-                dirty_blocks(
-                    &mut pages,
-                    block / FOLIO_BLOCKS,
-                    mask(bit, bit + 1),
-                    state.logged.blocks,
-                );
+                pages.mark_dirty(block / FOLIO_BLOCKS, mask(bit, bit + 1), state.logged.blocks);
                 again += u64::from(!pages.is_promised(block));
             }
         }

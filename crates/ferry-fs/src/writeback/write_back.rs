@@ -1,13 +1,12 @@
 //! Write-back: of one file, for fsync; of all that is due, gathered into large batches.
 
-use crate::api::Errno;
-use crate::cache::file_data::ExtentsGuard;
 use crate::error::FsError;
+use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::keys::{BLOCK, INLINE_MAX};
 use crate::space::segments::{Chunk, Stream};
-use crate::store::data_store::{DataStore, count};
-use crate::writeback::send::{BATCH_BLOCKS, Cargo};
+use crate::store::data_store::{Busy, DataStore};
+use crate::writeback::batch::{BATCH_BLOCKS, Cargo};
 use ferry_journal::{Journal, Seq};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,19 +16,6 @@ use std::time::Duration;
 const FLYING_MAX: usize = 64 << 20;
 /// Inodes looked at in one step.
 const GROUP_INODES: usize = 512;
-
-/// What to do where somebody else has to be waited for: who is changing a file's extents; the
-/// device, with so much under way; who empties the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Busy {
-    /// Leave files that somebody is at: they are being written, or will be next time. Wait for the
-    /// others.
-    Skip,
-    /// Wait for them.
-    Wait,
-    /// Stop, with [`FsError::WouldWait`]: what is not in a context yet stays dirty.
-    Refuse,
-}
 
 impl DataStore {
     /// Puts all that is dirty of `inode` into contexts up to the returned one; the caller forces
@@ -265,15 +251,6 @@ impl DataStore {
             _ => {}
         }
         Ok(self.cargo(Some(self.allocate(want, busy)?), busy))
-    }
-
-    /// What had been promised cannot be had: that is a bug, so everything is said that may explain
-    /// it.
-    pub(crate) fn no_room(&self, who: &str) -> FsError {
-        count(&self.counters.no_room, 1);
-        let stats = self.stats();
-        tracing::error!(space = ?self.space, ?stats, segments = %self.table.fullness(), "no segment is free for {who}");
-        Errno(libc::ENOSPC).into()
     }
 
     /// Blocks for new data, making room if there is none.

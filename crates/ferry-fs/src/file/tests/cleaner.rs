@@ -1,7 +1,7 @@
 //! The cleaner: what it moves stays what it was, and space that is promised can always be had.
 
-use crate::cache::file_data::ExtentsGuard;
 use crate::file::tests::*;
+use crate::inode::extents_right::ExtentsGuard;
 use crate::space::pool::Need;
 use crate::space::segments::Stream;
 use crate::writeback::cleaner::Live;
@@ -164,7 +164,9 @@ fn a_file_whose_record_is_damaged_does_not_stop_the_cleaner() {
 /// What write-back took is still known where it cannot be mapped, so that it becomes dirty again.
 #[test]
 fn a_share_that_cannot_be_mapped_keeps_what_was_taken() {
-    use crate::writeback::send::{Contents, Taken, Work};
+    use crate::writeback::batch::Contents;
+    use crate::writeback::batch::Taken;
+    use crate::writeback::batch::Work;
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(5, 9000));
@@ -174,7 +176,7 @@ fn a_share_that_cannot_be_mapped_keeps_what_was_taken() {
     txn.commit();
     volume.evict();
     let work = Work {
-        guard: crate::cache::file_data::ExtentsGuard::lock(&file),
+        guard: crate::inode::extents_right::ExtentsGuard::lock(&file),
         runs: vec![Taken { block: 1, at: 0, len: 2, from: None }],
         contents: Contents::Extents,
         held: 0,

@@ -75,7 +75,7 @@ fn a_failed_write_is_told_to_each_handle_once() {
     let (a, b) = (file.file.errors.sample(), file.file.errors.sample());
     assert_eq!(file.file.errors.tell(&a), None);
     let batch = Batch::start(7..8, &Arc::default());
-    batch.carries(&file);
+    batch.add_file(file.clone());
     batch.land(Err(JournalError::Closed));
     batch.set_logged();
     assert!(!batch.is_over(), "what the device does not have stays in memory");

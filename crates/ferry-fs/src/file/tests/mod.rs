@@ -19,8 +19,8 @@ use crate::compare::locking::Locking;
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::keys::{self, BLOCK, InodeRecord};
+use crate::store::data_store::Busy;
 use crate::store::data_store::*;
-use crate::writeback::write_back::Busy;
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_journal::{

@@ -95,7 +95,7 @@ fn a_truncation_that_an_error_interrupted_is_finished_by_the_next() {
         let mut pages = file.file.pages.write();
         let held = pages.forget(100, u64::MAX / BLOCK);
         assert_eq!(held, 0);
-        pages.void = Some(100..crate::file::resize::BLOCKS_END);
+        pages.void = Some(100..crate::store::drop::BLOCKS_END);
         pages.intent = true;
         txn.put(&keys::inode(5), &state.record().encode());
         txn.put(&keys::intent(5), &keys::Number(size).encode());

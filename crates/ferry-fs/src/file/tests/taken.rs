@@ -1,7 +1,7 @@
 //! What lies between taking dirty data, logging it, and its landing on the device.
 
-use crate::cache::file_data::ExtentsGuard;
 use crate::file::tests::*;
+use crate::inode::extents_right::ExtentsGuard;
 
 #[test]
 fn small_contents_stay_in_memory_until_they_are_logged() {

@@ -1,7 +1,7 @@
 //! Space goes back to the host: all that is free but for the reserves, and nothing that holds data.
 
 use crate::file::tests::*;
-use crate::writeback::flusher::ROUND;
+use crate::store::signal::ROUND;
 use crate::writeback::trim::Quiet;
 use ferry_device::{HookedDevice, Op};
 use std::collections::BTreeSet;

@@ -158,7 +158,7 @@ fn what_was_drawn_is_free_when_the_file_is_gone() {
         world.fs.forget(ino, 1);
         drop(reserved);
         world.fs.sync().unwrap();
-        world.fs.data.admit(crate::writeback::write_back::Busy::Wait, None, 0).unwrap();
+        world.fs.data.admit(crate::store::data_store::Busy::Wait, None, 0).unwrap();
     }
     let lost = before.saturating_sub(available(&world));
     // The home store has grown, by no more than a few of its units.
