@@ -13,6 +13,7 @@ use crate::api::ReservationId;
 use crate::keys::BLOCK;
 use crate::space::free_blocks::{Claim, Free, Purse, Want};
 use ferry_device::BlockDevice;
+use ferry_env::planted::{Bug, is_planted};
 use ferry_journal::{Geometry, Seq, home_unit_bytes};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -418,12 +419,7 @@ impl Space {
 
     /// The next segment that waited for a context up to `stamped`.
     fn next_stamped(&self, stamped: u64) -> Option<u32> {
-        #[cfg(feature = "planted")]
-        let stamped = if ferry_journal::planted::is(ferry_journal::planted::Bug::EarlyReuse) {
-            u64::MAX
-        } else {
-            stamped
-        };
+        let stamped = if is_planted(Bug::EarlyReuse) { u64::MAX } else { stamped };
         let mut pending = self.pending.lock();
         pending.front().filter(|(seq, _)| seq.0 <= stamped)?;
         pending.pop_front().map(|(_, segment)| segment)
