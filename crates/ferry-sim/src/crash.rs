@@ -11,7 +11,7 @@ use crate::history::{History, Observed, difference};
 use crate::model::{Effects, Kind, Model, Outcome};
 use crate::observe::Space;
 use crate::ops::{Alloc, Op, Path, Which};
-use crate::overlap::Overlap;
+use crate::overlap::{Overlap, Step};
 pub use crate::plan::{Failure, Plan, Tally};
 use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
 use ferry_check::fsck::Holdings;
@@ -22,11 +22,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How an operation went.
-pub(crate) enum Step {
-    Done,
-    DeviceFailed,
-}
+mod overlapping;
 
 /// Simulated time between one opening of a volume and a later one.
 const PAUSE: Duration = Duration::from_secs(3600);

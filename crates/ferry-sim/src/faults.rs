@@ -8,9 +8,10 @@
 
 use crate::crash::Plan;
 use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng, sim_env};
+use crate::generator::Generator;
 use crate::history::{History, difference};
 use crate::model::{Effects, Model, Outcome};
-use crate::ops::{Alloc, FILE_MAX, Generator, Op, SLOTS};
+use crate::ops::{Alloc, FILE_MAX, Op, SLOTS};
 use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
 use ferry_check::{FsckOptions, fsck};
 use ferry_device::BlockDevice;

@@ -5,10 +5,8 @@
 //! One thread does it all, so a run stays a function of its seed. It must not wait for a device
 //! that waits for it: where room has to be made, or all is asked for, the device catches up first.
 
-use crate::crash::{Life, Step};
 use crate::device::{SimDevice, SimRng};
 use crate::history::{Guarantee, History};
-use crate::model::{Effects, Model, Outcome};
 use crate::ops::{Op, Which};
 use crate::world::{Trouble, Waiter, World};
 use ferry_fs::{Cx, Filesystem, Ino, Reply, Stop};
@@ -26,6 +24,12 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// What the device says that a flush takes.
 const FLUSH_TIME: Duration = Duration::from_millis(4);
 
+/// How an operation went.
+pub(crate) enum Step {
+    Done,
+    DeviceFailed,
+}
+
 /// An fsync that is not answered yet, with what its caller has open.
 struct Asked {
     answer: Waiter,
@@ -41,8 +45,8 @@ struct Asked {
 
 /// A device that completes requests late, and the callers that wait for it.
 pub(crate) struct Overlap {
-    device: Arc<SimDevice>,
-    rng: SimRng,
+    pub(crate) device: Arc<SimDevice>,
+    pub(crate) rng: SimRng,
     asked: Vec<Asked>,
     /// Callers that do not wait. Those that were answered last come first: they are the first to
     /// return.
@@ -59,8 +63,17 @@ impl Overlap {
         Self { device: device.clone(), rng, asked: Vec::new(), callers }
     }
 
+    /// As many callers wait as may.
+    pub(crate) fn is_full(&self) -> bool {
+        self.asked.len() >= CALLERS_MAX
+    }
+
     /// The device completes one request.
-    fn complete_one(&mut self, world: &World, history: &mut History) -> Result<(), Trouble> {
+    pub(crate) fn complete_one(
+        &mut self,
+        world: &World,
+        history: &mut History,
+    ) -> Result<(), Trouble> {
         let held = self.device.held();
         if held > 0 {
             self.device.release(self.rng.index(held));
@@ -95,7 +108,7 @@ impl Overlap {
 
     /// Completes everything, and lets time pass, until all are answered. Then the device is prompt,
     /// until `resume`.
-    fn catch_up(&mut self, world: &World, history: &mut History) -> Result<(), Trouble> {
+    pub(crate) fn catch_up(&mut self, world: &World, history: &mut History) -> Result<(), Trouble> {
         while self.device.held() > 0 {
             self.complete_one(world, history)?;
         }
@@ -114,7 +127,7 @@ impl Overlap {
         )))
     }
 
-    fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.device.set_hold(true);
     }
 
@@ -145,7 +158,7 @@ impl Overlap {
     }
 
     /// Asks for an fsync; `None` if it was answered at once.
-    fn ask(
+    pub(crate) fn ask(
         &mut self,
         world: &World,
         op: &Op,
@@ -212,103 +225,12 @@ impl Asked {
 }
 
 /// An error of a device that was made to fail ends the life; any other is a failure.
-fn judge(result: Result<(), Trouble>, faulty: bool) -> Result<Step, String> {
+pub(crate) fn judge(result: Result<(), Trouble>, faulty: bool) -> Result<Step, String> {
     match result {
         Ok(()) => Ok(Step::Done),
         Err(Trouble::Errno(libc::EIO | libc::EROFS) | Trouble::Close(libc::EIO)) if faulty => {
             Ok(Step::DeviceFailed)
         }
         Err(trouble) => Err(format!("an fsync that was under way: {trouble:?}")),
-    }
-}
-
-impl Life<'_> {
-    /// One operation beside those that are under way.
-    pub(crate) fn step_overlapping(
-        &mut self,
-        overlap: &mut Overlap,
-        world: &mut World,
-        history: &mut History,
-        model: &mut Model,
-        op: &Op,
-        n: usize,
-    ) -> Result<Step, String> {
-        let faulty = self.plan.fault.is_some();
-        let text = |trouble: Trouble| format!("{trouble:?}");
-        // Slower than requests come, until so many wait that it has to catch up.
-        for _ in 0..overlap.rng.below(8).saturating_sub(4) {
-            if let Step::DeviceFailed = judge(overlap.complete_one(world, history), faulty)? {
-                return Ok(Step::DeviceFailed);
-            }
-        }
-        let waits = match op {
-            Op::Sync | Op::Trim | Op::Release(_) => true,
-            Op::Tick(_) => overlap.rng.chance(1, 4) || !world.collecting().map_err(text)?,
-            _ => false,
-        };
-        let prompt = waits || overlap.asked.len() >= CALLERS_MAX || !world.roomy().map_err(text)?;
-        if prompt && let Step::DeviceFailed = judge(overlap.catch_up(world, history), faulty)? {
-            return Ok(Step::DeviceFailed);
-        }
-        let target = match op {
-            Op::Fsync(which, _) => model.which(which),
-            Op::FsyncDir(path) => model.resolve(path),
-            _ => None,
-        };
-        let step = match (target, model.outcome(op)) {
-            (Some(ino), Outcome::Done) => {
-                self.ask_overlapping(overlap, world, history, model, op, ino)?
-            }
-            // Time seals what is collected, but the device has not caught up: nothing is
-            // guaranteed.
-            (None, _) if matches!(op, Op::Tick(_)) && !prompt => {
-                self.tick_overlapping(overlap, world, history, model, op)?
-            }
-            _ => {
-                let device = overlap.device.clone();
-                self.step(world, history, model, op, n, &device)?
-            }
-        };
-        if prompt {
-            overlap.resume();
-        }
-        Ok(step)
-    }
-
-    fn ask_overlapping(
-        &mut self,
-        overlap: &mut Overlap,
-        world: &World,
-        history: &mut History,
-        model: &Model,
-        op: &Op,
-        ino: Ino,
-    ) -> Result<Step, String> {
-        self.tally.ops += 1;
-        world.clock.advance(Duration::from_millis(1));
-        history.ended(model.tree(), Effects::default(), overlap.device.trace_len());
-        let guarantee = history.guarantee(ino, &model.above(ino));
-        match overlap.ask(world, op, guarantee) {
-            Ok(Some(guarantee)) => history.answered(guarantee, overlap.device.trace_len()),
-            Ok(None) => self.tally.overlapped += 1,
-            Err(trouble) => return judge(Err(trouble), self.plan.fault.is_some()),
-        }
-        Ok(Step::Done)
-    }
-
-    fn tick_overlapping(
-        &mut self,
-        overlap: &Overlap,
-        world: &World,
-        history: &mut History,
-        model: &Model,
-        op: &Op,
-    ) -> Result<Step, String> {
-        let Op::Tick(ms) = op else { unreachable!("only time passes here") };
-        self.tally.ops += 1;
-        world.clock.advance(Duration::from_millis(u64::from(*ms)));
-        let ticked = world.fs.tick().map_err(|error| Trouble::Errno(error.errno().0));
-        history.ended(model.tree(), Effects::default(), overlap.device.trace_len());
-        judge(ticked, self.plan.fault.is_some())
     }
 }

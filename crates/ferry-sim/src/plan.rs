@@ -1,15 +1,14 @@
 //! A run, wholly determined by its parts; what it counted; how it failed.
 
 use crate::begin::Begin;
-use crate::crash::Life;
-use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng};
+use crate::device::{Fault, Op as DeviceOp, SimRng};
+use crate::generator::Generator;
 use crate::model::Model;
-use crate::ops::{Generator, Op, Which};
+use crate::ops::{Op, Which};
 use ferry_fs::FlushPolicy;
 use ferry_fs::volume::LOG_MIN;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// A run, wholly determined.
 #[derive(Clone, Debug)]
@@ -289,48 +288,5 @@ impl Plan {
                 ^ (life as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
                 ^ what.wrapping_mul(0xd134_2543_de82_ef95),
         )
-    }
-
-    /// The same on a thread that has the seed's name, so that a panic says which run it was; where
-    /// panics unwind, one is a failure like any other.
-    pub fn run_apart(&self) -> Result<Tally, Failure> {
-        let run = || self.run();
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new()
-                .name(format!("seed {}", self.seed))
-                .spawn_scoped(scope, run);
-            let joined = thread.expect("a thread can be started").join();
-            joined.unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text =
-                    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(Failure {
-                    life: self.lives.len() - 1,
-                    stage: "panic".into(),
-                    what: text.into(),
-                })
-            })
-        })
-    }
-
-    /// Runs and crashes it.
-    pub fn run(&self) -> Result<Tally, Failure> {
-        let mut tally = Tally { runs: 1, ..Tally::default() };
-        let mut at = self.begin()?;
-        for (number, ops) in self.lives.iter().enumerate() {
-            let mut life = Life::new(self, number, at.seen, &mut tally);
-            let history = life.live(&at.device, &mut at.model, ops)?;
-            at = life.crash_everywhere(&at.device, &history)?;
-        }
-        Ok(tally)
-    }
-
-    /// The volume as some crash of the first life leaves it: a volume to do damage to.
-    pub fn first_life_crashed(&self) -> Result<Arc<SimDevice>, Failure> {
-        let mut tally = Tally::default();
-        let mut at = self.begin()?;
-        let mut life = Life::new(self, 0, at.seen, &mut tally);
-        life.live(&at.device, &mut at.model, &self.lives[0])?;
-        Ok(life.some_crash(&at.device))
     }
 }

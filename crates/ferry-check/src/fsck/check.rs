@@ -1,15 +1,38 @@
 //! The check proper: takes every key of the view in order, judges what can be judged on the spot,
 //! and keeps what needs the whole (names, blocks in use) in compact tables.
 
-use super::inode::Current;
 use super::report::{Code, Finding, Findings, Holdings, Losses};
 use super::space::Space;
 use super::tree::Tree;
 use super::verify::Verifier;
 use ferry_fs::api::Ino;
-use ferry_fs::keys::{self, BLOCK, BadRecord, Counters, INO_END, Key, Number, Segment};
+use ferry_fs::keys::{
+    self, BLOCK, BadRecord, Counters, INO_END, InodeRecord, Key, Number, Segment,
+};
 use ferry_journal::Geometry;
 use std::collections::HashSet;
+
+/// The names of one hash in the directory being read, and their disambiguators.
+#[derive(Default)]
+pub(super) struct SameHash {
+    pub(super) hash: u64,
+    pub(super) names: Vec<(u8, Box<[u8]>)>,
+}
+
+/// The inode whose keys are being read.
+pub(super) struct Current {
+    pub(super) ino: Ino,
+    /// `None`: keys without a record.
+    pub(super) record: Option<InodeRecord>,
+    pub(super) has_xattrs: bool,
+    pub(super) names: u64,
+    pub(super) blocks: u64,
+    /// Where the next extent may start, in bytes.
+    pub(super) extent_end: u64,
+    pub(super) same_hash: SameHash,
+    /// Keys that cannot belong to this inode were reported.
+    pub(super) misfit_reported: bool,
+}
 
 /// How a volume turns a name into the 54 bits at the top of its cookie.
 pub(super) type NameHash<'c> = &'c dyn Fn(&[u8]) -> u64;

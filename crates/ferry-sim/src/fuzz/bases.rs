@@ -1,16 +1,18 @@
 //! Populated volumes of several shapes.
 
-use super::mutate;
 use super::repaired::{Snapshot, snapshot};
 use crate::device::{SimDevice, SimRng, sim_env};
+use crate::generator::Generator;
 use crate::model::{Model, Outcome};
-use crate::ops::{Generator, Op};
+use crate::ops::Op;
 use crate::world::{Opening, World};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_fs::volume::{LOG_MIN, read_superblock};
 use ferry_fs::{
     Filesystem, FsOptions, InProcess, LocalFs, MkfsOptions, ROOT, Superblock, XattrFlags, mkfs,
 };
+use ferry_journal::inspect::home_map;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,7 +67,7 @@ impl Bases {
         bases.push(many_names()?);
         if !home {
             for base in &mut bases {
-                let of_home = mutate::home::offsets(base);
+                let of_home = home_ranges(&base.image, &base.superblock);
                 base.used.retain(|at| !of_home.iter().any(|range| range.contains(at)));
                 base.home = false;
             }
@@ -168,4 +170,20 @@ fn base(name: &'static str, image: SimDevice, old: SimDevice) -> Result<Base, St
         }
     }
     Ok(Base { name, image, old, superblock, snapshot, used, home: true })
+}
+
+/// Where the home store is: its map, and its segments.
+fn home_ranges(image: &SimDevice, sb: &Superblock) -> Vec<Range<u64>> {
+    let device: Arc<dyn BlockDevice> = Arc::new(image.copy());
+    let [first, _] = home_map(&device, &sb.geometry());
+    let map = first.expect("a base is not damaged");
+    let segments = map.units.into_iter().flatten().chain(map.spare).map(|segment| {
+        let offset = sb.segments_offset + u64::from(segment) * sb.segment_len;
+        offset..offset + sb.segment_len
+    });
+    sb.home_map_offsets
+        .map(|slot| slot..slot + sb.home_map_len)
+        .into_iter()
+        .chain(segments)
+        .collect()
 }

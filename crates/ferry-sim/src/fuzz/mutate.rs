@@ -1,7 +1,7 @@
 //! Damage of every kind in every area of a volume. Half of it comes with checksums put right, so
 //! that what makes no sense gets past them.
 
-pub mod home;
+mod home;
 mod keys;
 mod log;
 

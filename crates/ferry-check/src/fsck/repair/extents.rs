@@ -6,8 +6,7 @@
 //! laid out in a table, each extent is entered, doubts are settled by reading, and if anything had
 //! to be changed the window's keys are written anew.
 
-use super::Reading;
-use super::blocks::Blocks;
+use super::blocks::{Blocks, Reading};
 use super::edits::{Change, Writer};
 use crate::fsck::inode::{SIZE_MAX, WINDOW};
 use crate::fsck::reader::Reader;

@@ -2,10 +2,10 @@
 //! store with keys that cannot be read is written anew from all that can be.
 
 use super::blocks::Blocks;
+use super::edits::Repairs;
 use super::{Segments, journal_options, open};
-use crate::fsck::bad_copies;
-use crate::fsck::repair::edits::Repairs;
 use crate::fsck::report::{Code, Repair};
+use crate::fsck::volume::bad_copies;
 use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_fs::keys::{self, Key};

@@ -26,8 +26,8 @@ mod tree;
 
 use super::reader::Reader;
 use super::report::{Code, Repair, Report};
-use super::{FsckOptions, HOME_CACHE_BYTES, check, name_hash};
-use blocks::Blocks;
+use super::volume::{FsckOptions, HOME_CACHE_BYTES, check, name_hash};
+use blocks::{Blocks, Reading};
 use edits::{Repairs, Writer};
 use ferry_device::BlockDevice;
 use ferry_env::Env;
@@ -137,15 +137,6 @@ fn open(
     }
     let options = journal_options(false, accept_damage);
     Ok(Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client)?)
-}
-
-/// What a repair does about files' contents.
-#[derive(Clone, Copy)]
-struct Reading {
-    /// Every block is read, and one that is not what it should be becomes lost.
-    verify: bool,
-    /// So does one that the device cannot read.
-    give_up: bool,
 }
 
 /// One round of the passes over the keys.

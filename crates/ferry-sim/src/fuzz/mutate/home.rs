@@ -5,7 +5,6 @@ use super::{put_crc, read, read_long, replace, scramble, write};
 use crate::device::{SimDevice, SimRng};
 use crate::fuzz::bases::Base;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
-use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Bytes of the header of the map's slot that its checksum covers.
@@ -62,15 +61,6 @@ pub(super) fn segments(device: &SimDevice, base: &Base) -> Vec<u32> {
             ((unit.offset - base.superblock.segments_offset) / base.superblock.segment_len) as u32
         })
         .collect()
-}
-
-/// Where the home store is: its map, and its segments.
-pub fn offsets(base: &Base) -> Vec<Range<u64>> {
-    let sb = &base.superblock;
-    let slots = sb.home_map_offsets.map(|slot| slot..slot + sb.home_map_len);
-    let segments =
-        units(&base.image, base).into_iter().map(|unit| unit.offset..unit.offset + sb.segment_len);
-    slots.into_iter().chain(segments).collect()
 }
 
 fn units(device: &SimDevice, base: &Base) -> Vec<Unit> {

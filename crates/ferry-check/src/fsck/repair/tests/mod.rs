@@ -10,7 +10,8 @@ mod search;
 mod unreadable;
 
 use super::Segments;
-use crate::fsck::{Code, FsckOptions, Report, fsck, name_hash, repair};
+use crate::fsck::volume::name_hash;
+use crate::fsck::{Code, FsckOptions, Report, fsck, repair};
 use ferry_device::{AlignedBuf, BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_fs::api::*;
