@@ -47,8 +47,8 @@ fn replace(dev: &MirrorDevice, old: &str, devices: &[Arc<HookedDevice>], zeroed:
     dev.rebuild(old, "c".into(), devices[2].clone(), 902, zeroed).unwrap();
 }
 
-/// `act` is called once, when `device` is asked for what is at `offset` of the mirror; whoever asks
-/// waits until it returns.
+/// `act` is called once, when `device` is asked for what is at `offset` of the mirror; the thread
+/// that asks waits until it returns.
 fn at_look(device: &HookedDevice, offset: u64, act: impl FnOnce() + Send + 'static) {
     let looks = move |request: &Request| {
         matches!(request.op, Op::Read | Op::NextData) && request.offset == HEAD_LEN + offset

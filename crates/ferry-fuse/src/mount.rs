@@ -75,7 +75,7 @@ pub enum Transport {
     /// Per-core io_uring queues if the kernel offers them (6.14 and later, with the module's
     /// parameter `enable_uring`), else /dev/fuse.
     Auto,
-    /// /dev/fuse only.
+    /// Reads and writes of `/dev/fuse`, without io_uring.
     Device,
 }
 

@@ -62,7 +62,7 @@ impl Disk {
         }
     }
 
-    /// Reads; waits.
+    /// Reads at `offset`, and waits for it.
     pub fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
         let result = self.dev.read(offset, buf);
         self.note((offset, buf.len()), &result);
@@ -106,7 +106,7 @@ impl Disk {
         Io::Write { offset, buf, done }
     }
 
-    /// Starts requests.
+    /// Starts requests, whose completions say how they ended.
     pub fn submit(&self, batch: Vec<Io>) {
         self.dev.submit(batch);
     }

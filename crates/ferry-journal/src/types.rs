@@ -153,7 +153,7 @@ pub struct BadRange {
     pub what: &'static str,
     /// First byte on the device.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the range in bytes.
     pub len: u64,
     /// What is wrong.
     pub detail: String,

@@ -139,7 +139,7 @@ struct Large {
     /// The first of them: its page's number, were it a page; where it begins in the value.
     number: u64,
     at: usize,
-    /// Their offsets.
+    /// Device offsets of their first copies.
     blocks: Vec<u64>,
 }
 

@@ -29,7 +29,7 @@ pub enum Begin {
 }
 
 impl Begin {
-    /// For people.
+    /// What it begins on, for people.
     pub fn describe(&self) -> String {
         match self {
             Begin::Blank => "a device of zeros".into(),

@@ -138,7 +138,7 @@ pub fn faults(asked: [u64; KINDS.len()], most: u64) -> Vec<Fault> {
     faults
 }
 
-/// One run.
+/// One run of the workload with one fault.
 struct Run<'w> {
     workload: &'w Workload,
     device: Arc<SimDevice>,

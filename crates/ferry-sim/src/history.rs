@@ -81,9 +81,9 @@ pub struct Times {
 pub struct Observed {
     /// Names and attributes.
     pub tree: Tree,
-    /// Contents.
+    /// Contents of each file.
     pub contents: Contents,
-    /// Times.
+    /// Times of each inode.
     pub times: BTreeMap<Ino, Times>,
 }
 

@@ -21,9 +21,9 @@ pub struct Space {
 /// Work of the background, counted since the volume was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Segments cleaned.
+    /// Segments that the cleaner emptied.
     pub cleaned: u64,
-    /// Checkpoints.
+    /// Checkpoints of the journal.
     pub checkpoints: u64,
     /// Bytes written to the log, and of the log.
     pub log: (u64, u64),

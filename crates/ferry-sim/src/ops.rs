@@ -88,11 +88,11 @@ pub enum Move {
     Replace,
     /// Fail if something is there.
     NoReplace,
-    /// Swap.
+    /// Swaps both names.
     Exchange,
 }
 
-/// One operation.
+/// One operation of a program, or time that passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Make a file (`O_EXCL`).
@@ -109,7 +109,7 @@ pub enum Op {
     Unlink(Path),
     /// Remove a directory.
     Rmdir(Path),
-    /// Rename.
+    /// Renames the first path to the second.
     Rename(Path, Path, Move),
     /// Write so many bytes at an offset.
     Write(Which, u64, u64),

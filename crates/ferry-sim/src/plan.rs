@@ -70,13 +70,13 @@ fn draw_fault(rng: &mut SimRng) -> Fault {
 /// What was tried.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Sequences.
+    /// Sequences of operations.
     pub runs: u64,
-    /// Operations.
+    /// Operations of all sequences.
     pub ops: u64,
     /// Operations for which there was no space.
     pub no_space: u64,
-    /// Crash points.
+    /// Crash points that were tried.
     pub points: u64,
     /// Crash images recovered and compared.
     pub images: u64,
@@ -103,7 +103,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds another.
+    /// Adds what another run tried.
     pub fn add(&mut self, other: &Tally) {
         self.runs += other.runs;
         self.ops += other.ops;
@@ -130,7 +130,7 @@ pub struct Failure {
     pub life: usize,
     /// Where in it.
     pub stage: String,
-    /// What.
+    /// What must not be.
     pub what: String,
 }
 

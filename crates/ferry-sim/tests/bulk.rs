@@ -205,8 +205,8 @@ fn ten_thousand_fsyncs_hear_that_the_device_failed() {
 /// Longer than anything in it takes: a call that is not back by then waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The device stalls, and the log has no room for what is dirty: whoever wants it durable waits for
-/// room, but not on the transport's only thread.
+/// The device stalls, and the log has no room for what is dirty: a call that wants it durable waits
+/// for room, but not on the transport's only thread.
 #[test]
 fn fsyncs_that_find_the_log_full_wait_on_no_thread() {
     const FILES: usize = 1200;

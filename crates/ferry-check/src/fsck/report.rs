@@ -13,7 +13,7 @@ macro_rules! codes {
         pub enum Code { $($(#[$doc])* $id,)* }
 
         impl Code {
-            /// Every code.
+            /// Every code, in the order of this list.
             pub const ALL: &'static [Code] = &[$(Code::$id,)*];
             /// The stable, machine-readable name.
             pub fn name(self) -> &'static str {
@@ -221,9 +221,9 @@ impl fmt::Display for Code {
 /// One thing that is wrong.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// Which kind.
+    /// The kind of damage.
     pub code: Code,
-    /// What exactly.
+    /// What exactly is wrong, for people.
     pub what: String,
     /// The inode it concerns.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -325,9 +325,9 @@ pub struct Holdings {
     pub files: u64,
     /// Inodes without a name that wait to be reclaimed (not damage).
     pub orphans: u64,
-    /// Directory entries.
+    /// Directory entries in all directories.
     pub names: u64,
-    /// Extended attributes.
+    /// Extended attributes of all inodes.
     pub xattrs: u64,
     /// Extents with data.
     pub extents: u64,
@@ -448,12 +448,12 @@ impl fmt::Display for Repair {
 /// A range of a file that cannot be read any more, and that a repair has marked so.
 #[derive(Clone, Debug, Serialize)]
 pub struct LostRange {
-    /// The file.
+    /// The file that has the range.
     pub ino: Ino,
     /// A path that leads there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// First byte.
+    /// First byte of the range in the file.
     pub file_offset: u64,
     /// Bytes, in whole blocks.
     pub bytes: u64,

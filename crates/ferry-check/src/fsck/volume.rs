@@ -32,7 +32,7 @@ const DEPTH_MAX: usize = 4096;
 /// How far a check has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Inodes checked.
+    /// Inodes checked so far.
     pub done: u64,
     /// Inodes that the volume says it has; 0 while unknown.
     pub total: u64,

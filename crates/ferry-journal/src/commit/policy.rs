@@ -58,7 +58,7 @@ pub enum FlushPolicy {
 }
 
 impl FlushPolicy {
-    /// Every policy.
+    /// Every policy, from the simplest on.
     pub const ALL: [Self; 4] = [Self::Each, Self::Delay, Self::Gather, Self::Adaptive];
 
     /// The name of the policy in options.

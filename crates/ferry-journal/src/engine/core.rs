@@ -310,8 +310,6 @@ impl Core {
             }
         }
     }
-
-    /// The statistics.
     pub fn stats(&self) -> JournalStats {
         let (used, durable, flush) = {
             let pipe = self.pipe.lock();

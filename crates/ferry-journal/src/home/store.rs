@@ -53,7 +53,7 @@ impl Home {
         file.settle()
     }
 
-    /// Opens it.
+    /// Opens the store as its last checkpoint left it.
     pub fn open(
         disk: &Arc<Disk>,
         geo: &Geometry,

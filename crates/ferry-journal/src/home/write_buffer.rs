@@ -65,7 +65,7 @@ impl WriteBuffer {
         Ok(())
     }
 
-    /// Forgets everything.
+    /// Forgets all blocks: they are not written any more.
     pub fn clear(&self) {
         self.blocks.write().clear();
     }

@@ -59,7 +59,6 @@ pub struct Replay {
     pub changes: Changes,
     /// Where the log goes on.
     pub end: Point,
-    /// Contexts replayed.
     pub contexts: u64,
     /// Records of any kind found.
     pub records: u64,
@@ -90,31 +89,10 @@ pub fn replay(
     progress: Progress<'_>,
 ) -> Result<Replay, JournalError> {
     let mut reader = Reader::new(disk, area, start.position);
-    let mut found: Vec<ChainRecord> = Vec::new();
-    let mut end = start;
-    let (mut why, mut unreadable) = (None, None);
-    loop {
-        match reader.record(end) {
-            Ok(Some(record)) => {
-                end = record.end;
-                found.push(record);
-                let done = (end.position - start.position) * LOG_BLOCK as u64;
-                progress(done, area.blocks * LOG_BLOCK as u64, "of log read");
-            }
-            Ok(None) => break,
-            Err(JournalError::Unreadable { .. }) if at_rest => break,
-            Err(JournalError::Damaged { detail, .. }) if accept_damage => {
-                why = Some(detail);
-                break;
-            }
-            Err(JournalError::Unreadable { source, .. }) if accept_damage => {
-                (why, unreadable) =
-                    (Some(format!("the device cannot read it: {source}")), Some(source));
-                break;
-            }
-            Err(error) => return Err(error),
-        }
-    }
+    let Chain { mut found, cut } =
+        read_chain(&mut reader, area, start, at_rest, accept_damage, progress)?;
+    let end = found.last().map_or(start, |record| record.end);
+    let (why, unreadable) = cut.unzip();
     let behind = reader.behind(end);
     let mut damage = None;
     let strange = if at_rest { None } else { reader.strange(end) };
@@ -126,7 +104,7 @@ pub fn replay(
         damage = Some(LogDamage {
             offset: area.offset(end.position),
             detail,
-            unreadable,
+            unreadable: unreadable.flatten(),
             lost_from,
             lost_to,
         });
@@ -146,9 +124,8 @@ pub fn replay(
     let offsets =
         |positions: &[u64]| positions.iter().map(|position| area.offset(*position)).collect();
     let (strange, unreadable) = (offsets(&behind.strange), offsets(&behind.unreadable));
-    let changes = Changes::new();
     let mut out = Replay {
-        changes,
+        changes: Changes::new(),
         end: start,
         contexts: 0,
         records: 0,
@@ -157,20 +134,67 @@ pub fn replay(
         strange,
         unreadable,
     };
-    let all = (found.last().map_or(start, |f| f.end).position - start.position) * LOG_BLOCK as u64;
-    for record in found {
-        progress(out.bytes, all, "of log put in order");
-        out.records += 1;
-        out.contexts += u64::from(record.header.kind != RecordKind::DurablePoint);
-        out.bytes += record.header.blocks() * LOG_BLOCK as u64;
-        out.end = record.end;
-        if out.changes.is_empty() {
-            out.changes = record.body.changes;
-        } else {
-            out.changes.extend(record.body.changes);
+    out.apply(found, start, progress);
+    Ok(out)
+}
+
+/// Records that follow each other.
+struct Chain {
+    found: Vec<ChainRecord>,
+    /// Damage that ends the chain: what is wrong, and the device's error if it cannot read it.
+    cut: Option<(String, Option<Arc<io::Error>>)>,
+}
+
+fn read_chain(
+    reader: &mut Reader<'_>,
+    area: &LogArea,
+    start: Point,
+    at_rest: bool,
+    accept_damage: bool,
+    progress: Progress<'_>,
+) -> Result<Chain, JournalError> {
+    let mut chain = Chain { found: Vec::new(), cut: None };
+    let mut end = start;
+    loop {
+        match reader.record(end) {
+            Ok(Some(record)) => {
+                end = record.end;
+                chain.found.push(record);
+                let done = (end.position - start.position) * LOG_BLOCK as u64;
+                progress(done, area.blocks * LOG_BLOCK as u64, "of log read");
+            }
+            Ok(None) => return Ok(chain),
+            Err(JournalError::Unreadable { .. }) if at_rest => return Ok(chain),
+            Err(JournalError::Damaged { detail, .. }) if accept_damage => {
+                return Ok(Chain { cut: Some((detail, None)), ..chain });
+            }
+            Err(JournalError::Unreadable { source, .. }) if accept_damage => {
+                let detail = format!("the device cannot read it: {source}");
+                return Ok(Chain { cut: Some((detail, Some(source))), ..chain });
+            }
+            Err(error) => return Err(error),
         }
     }
-    Ok(out)
+}
+
+impl Replay {
+    /// Merges the changes of these records, in order.
+    fn apply(&mut self, found: Vec<ChainRecord>, start: Point, progress: Progress<'_>) {
+        let end = found.last().map_or(start, |record| record.end);
+        let all = (end.position - start.position) * LOG_BLOCK as u64;
+        for record in found {
+            progress(self.bytes, all, "of log put in order");
+            self.records += 1;
+            self.contexts += u64::from(record.header.kind != RecordKind::DurablePoint);
+            self.bytes += record.header.blocks() * LOG_BLOCK as u64;
+            self.end = record.end;
+            if self.changes.is_empty() {
+                self.changes = record.body.changes;
+            } else {
+                self.changes.extend(record.body.changes);
+            }
+        }
+    }
 }
 
 /// What nothing in the ring has reached, as far as it can be read.
@@ -281,7 +305,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Milliseconds.
+    /// A clock that counts milliseconds.
     #[derive(Default)]
     struct Hand(AtomicU64);
 

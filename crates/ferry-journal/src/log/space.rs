@@ -221,7 +221,7 @@ impl Space {
         self.word.load(Ordering::SeqCst) & (NEW_WAIT | URGENT_WAIT) != 0
     }
 
-    /// The statistics.
+    /// Counters of grants and waits.
     pub fn stats(&self) -> SpaceStats {
         let waiting = self.queues.lock().expect("no holder panics").in_turn().count() as u64;
         SpaceStats {

@@ -27,7 +27,7 @@ const MANY: u32 = 3000;
 pub struct Base {
     /// What it is, for people.
     pub name: &'static str,
-    /// The volume.
+    /// The volume as it is to be damaged.
     pub image: SimDevice,
     /// The same volume at an earlier time.
     pub old: SimDevice,
@@ -41,7 +41,7 @@ pub struct Base {
     pub home: bool,
 }
 
-/// All shapes.
+/// A volume of each shape.
 pub struct Bases(Vec<Base>);
 
 impl Bases {

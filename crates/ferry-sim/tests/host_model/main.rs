@@ -15,7 +15,7 @@ use order::{Event, has_order};
 use std::sync::atomic::Ordering;
 use together::{Lie, Together};
 
-/// Sequences.
+/// Random sequences that are compared.
 const RUNS: u64 = if cfg!(debug_assertions) { 150 } else { 600 };
 /// Operations of each.
 const OPS: usize = 150;

@@ -126,8 +126,6 @@ impl Stat {
         (secs < CLOCK_FROM).then_some(secs as u64 * 1_000_000_000 + u64::from(nanos))
     }
 }
-
-/// An answer.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Outcome {
     Done,

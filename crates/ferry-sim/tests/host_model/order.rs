@@ -71,7 +71,7 @@ enum Node {
     Dir,
 }
 
-/// A state.
+/// A state that an order of operations leads to.
 #[derive(Clone, Debug, Hash)]
 pub struct State {
     nodes: BTreeMap<Ino, Node>,

@@ -91,7 +91,7 @@ struct File {
     dropped: bool,
 }
 
-/// The pass.
+/// The state of the pass over all extents.
 struct Extents<'p, 'j> {
     writer: &'p mut Writer<'j>,
     blocks: &'p mut Blocks,

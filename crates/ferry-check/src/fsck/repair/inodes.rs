@@ -66,7 +66,7 @@ impl Group {
     }
 }
 
-/// The pass.
+/// The state of the pass over all inodes.
 pub(super) struct Inodes<'p, 'j> {
     writer: &'p mut Writer<'j>,
     hash: &'p dyn Fn(&[u8]) -> u64,
