@@ -6,8 +6,10 @@
 //! contents in the record, growth) is left to the exclusive path, which also helps who comes to
 //! nothing here.
 
+#[cfg(feature = "compare")]
+use crate::cache::copy::parts;
 use crate::cache::copy::{
-    FOLIOS_MAX, WAITS_MAX, begin, copy_free, fill_in, finish, make_room, parts, settle,
+    FOLIOS_MAX, WAITS_MAX, begin, copy_free, fill_in, finish, make_room, settle,
 };
 use crate::cache::folio::FOLIO_BYTES;
 use crate::cache::frame::Frame;

@@ -1,12 +1,10 @@
 //! The beginning and the end of a mount, for the contents of files.
 
 use crate::error::FsError;
-use ferry_journal::{Journal, JournalClient, Recovered};
-use std::sync::Arc;
-
-use crate::store::data_store::InodeSource;
-
+use crate::inode::table::InodeSource;
 use crate::store::data_store::DataStore;
+use ferry_journal::{Journal, Recovered};
+use std::sync::Arc;
 
 impl DataStore {
     /// Loads the segment table, finishes interrupted truncations and starts the background thread.

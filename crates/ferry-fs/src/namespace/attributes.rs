@@ -1,14 +1,14 @@
 //! Reading and changing attributes.
 
 use crate::api::{Attr, Ino, SetAttr};
+use crate::credits::FULL_RECORD_BYTES;
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::keys::{self, INODE_HAS_XATTRS};
-use crate::local::change::Change;
+use crate::local::jobs::BlockingChange;
 use crate::local::local_fs::{AccessTimes, LocalFs, errno, put_inode};
 use crate::local::transaction::How;
 use crate::namespace::acl;
-use crate::namespace::create::FULL_RECORD_BYTES;
 use crate::posix::{self, is_dir, is_regular};
 use crate::store::data_store::Busy;
 use ferry_journal::Credits;
@@ -129,9 +129,9 @@ impl LocalFs {
         }
         // Whoever only reads waits for no log space.
         if self.options.background {
-            self.changes.push(Change::new(move |fs| {
+            self.blocking_changes.push(BlockingChange(Box::new(move |fs: &LocalFs| {
                 fs.log_times(&overflow, Busy::Wait);
-            }));
+            })));
         } else {
             self.log_times(&overflow, Busy::Wait);
         }

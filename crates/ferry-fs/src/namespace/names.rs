@@ -8,7 +8,6 @@ use crate::inode::state::InodeState;
 use crate::keys::{self, BadRecord, Dentry, Key};
 use crate::local::local_fs::{LocalFs, VALID, errno};
 use crate::posix::{self, is_dir};
-use siphasher::sip::SipHasher13;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,21 +16,6 @@ use std::sync::atomic::Ordering;
 pub(crate) const FIRST_COOKIE: u64 = 256;
 /// Names with equal hashes that one directory can hold.
 const DISAMBIGUATORS: u64 = 256;
-
-/// The keyed hash that orders the names of this volume: nobody can choose names that collide.
-pub(crate) struct NameHash(SipHasher13);
-
-impl NameHash {
-    pub(crate) fn new(key: &[u8; 16]) -> Self {
-        Self(SipHasher13::new_with_key(key))
-    }
-
-    /// The cookie of `name` with disambiguator 0: 54 bits of hash, never all zero, and 8 of
-    /// disambiguator.
-    pub(crate) fn base(&self, name: &[u8]) -> u64 {
-        (self.0.hash(name) >> 10).max(1) << 8
-    }
-}
 
 /// What a directory has under a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

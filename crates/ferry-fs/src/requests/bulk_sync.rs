@@ -9,7 +9,7 @@ use crate::api::{Answer, Cx, Errno, Ino, Parked, Stop, ioctl};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::local::handles::Handle;
-use crate::local::late::Late;
+use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::{CacheMode, LocalFs};
 use crate::store::data_store::Busy;
 use ferry_journal::{JournalError, Seq};
@@ -61,7 +61,7 @@ impl LocalFs {
                 Some(newest) => fs.force_files(asked, newest, parked),
             }
         };
-        self.late.push(Late { files, then: Box::new(then) });
+        self.blocking_fsyncs.push(BlockingFsync { files, then: Box::new(then) });
         Err(Stop::Parked)
     }
 

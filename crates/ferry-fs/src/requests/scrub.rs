@@ -4,8 +4,9 @@ use crate::api::Cx;
 use crate::error::FsError;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::requests::stats::ended;
-use crate::scrub::live::{Mounted, NotStarted};
-use crate::scrub::{Damage, ScrubOptions, ScrubStatus};
+use crate::scrub::live::{Mounted, NotStarted, ScrubStatus};
+use crate::scrub::report::Damage;
+use crate::scrub::source::ScrubOptions;
 
 /// Places of damage in one answer at most: what is left of them is asked for again.
 const DAMAGE_PAGE: usize = 64;

@@ -7,7 +7,7 @@ use crate::keys::{self, BLOCK, Extent, Key, Segment};
 use crate::scrub::decode::{Decoded, decode};
 use crate::scrub::pace::Pace;
 use crate::scrub::report::{Damage, Part, ScrubReport};
-use crate::scrub::{ScrubProgress, Source, Watch};
+use crate::scrub::source::{ScrubProgress, Source, Watch};
 use ferry_device::AlignedBuf;
 use ferry_journal::{BadPlace, Journal, Value};
 
@@ -46,7 +46,7 @@ enum Outcome {
 }
 
 /// A scrub under way.
-pub(super) struct Walk<'w> {
+pub(crate) struct Walk<'w> {
     source: &'w Source<'w>,
     pace: Pace,
     watch: &'w mut dyn Watch,
@@ -56,7 +56,7 @@ pub(super) struct Walk<'w> {
 }
 
 impl<'w> Walk<'w> {
-    pub(super) fn new(source: &'w Source<'w>, pace: Pace, watch: &'w mut dyn Watch) -> Self {
+    pub(crate) fn new(source: &'w Source<'w>, pace: Pace, watch: &'w mut dyn Watch) -> Self {
         let stats = source.journal.stats();
         let home = stats.home_bytes + 2 * source.geometry.home_map_len;
         let total_bytes =
@@ -65,7 +65,7 @@ impl<'w> Walk<'w> {
         Self { source, pace, watch, report: ScrubReport::default(), total_bytes, buffer }
     }
 
-    pub(super) fn finish(mut self, complete: bool) -> ScrubReport {
+    pub(crate) fn finish(mut self, complete: bool) -> ScrubReport {
         self.report.complete = complete;
         self.report.clean = self.report.damaged_blocks == 0;
         self.report
@@ -77,7 +77,7 @@ impl<'w> Walk<'w> {
     }
 
     /// Both copies. `false`: stopped.
-    pub(super) fn superblocks(&mut self) -> bool {
+    pub(crate) fn superblocks(&mut self) -> bool {
         let copies = &self.source.superblocks;
         for (place, copy) in copies {
             let what = match copy {
@@ -95,7 +95,7 @@ impl<'w> Walk<'w> {
     }
 
     /// Everything that recovery would read.
-    pub(super) fn log(&mut self) -> bool {
+    pub(crate) fn log(&mut self) -> bool {
         let Self { source, pace, watch, report, total_bytes, .. } = self;
         let mut found = Vec::new();
         let go_on = source.journal.verify_log(&mut |bad| found.push(bad), &mut |bytes| {
@@ -107,7 +107,7 @@ impl<'w> Walk<'w> {
     }
 
     /// The home store's map and file.
-    pub(super) fn home(&mut self) -> bool {
+    pub(crate) fn home(&mut self) -> bool {
         let Self { source, pace, watch, report, total_bytes, .. } = self;
         let mut found = Vec::new();
         let go_on = source.journal.verify_home(&mut |bad| found.push(bad), &mut |bytes| {
@@ -119,7 +119,7 @@ impl<'w> Walk<'w> {
     }
 
     /// All keys, and the blocks that they name.
-    pub(super) fn keys_and_data(&mut self) -> bool {
+    pub(crate) fn keys_and_data(&mut self) -> bool {
         let mut from = Some(Vec::new());
         while let Some(start) = from {
             let mut blocks = Vec::new();
@@ -326,7 +326,7 @@ fn place_of(journal: &Journal, ino: Ino, at: u64) -> Result<Option<(u64, u32)>, 
 }
 
 /// Bytes that extents refer to, as the segments' records count them.
-pub(super) fn live_bytes(journal: &Journal) -> Result<u64, FsError> {
+pub(crate) fn live_bytes(journal: &Journal) -> Result<u64, FsError> {
     let mut blocks = 0;
     journal.scan(&keys::segment(0), &keys::segment_end(), &mut |_, value| {
         blocks += Segment::decode(value).map_or(0, |segment| u64::from(segment.live));

@@ -5,7 +5,7 @@
 //! out of segments that are mostly dead. `docs/locking.md` states the order of locks,
 //! `docs/format.md` what is on the device.
 
-use crate::api::{Errno, Ino, Timestamp};
+use crate::api::{Errno, Timestamp};
 use crate::cache::batch::Traffic;
 use crate::cache::eviction::Cache;
 use crate::cache::pages::Pages;
@@ -14,6 +14,7 @@ use crate::compare::locking::{InodeLocks, Locking};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
+pub(crate) use crate::inode::table::InodeSource;
 use crate::keys::{BLOCK, InodeRecord};
 use crate::space::free_blocks::Want;
 use crate::space::pool::Space;
@@ -30,14 +31,6 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-
-/// How the data half finds inodes that it knows only by number.
-pub trait InodeSource: Send + Sync {
-    /// The inode, loaded if nobody has it; `None`: it does not exist.
-    fn inode(&self, ino: Ino) -> Result<Option<Arc<Inode>>, FsError>;
-    /// A path or a name, for log messages.
-    fn name_hint(&self, ino: Ino) -> String;
-}
 
 /// How the data half behaves.
 #[derive(Clone, Debug)]

@@ -11,7 +11,6 @@ use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::keys::{self, BLOCK, Key, Number};
 use crate::store::data_store::DataStore;
-use ferry_device::BlockDevice;
 use ferry_journal::{Credits, Journal, Seq, Transaction};
 use std::ops::Range;
 use std::sync::Arc;

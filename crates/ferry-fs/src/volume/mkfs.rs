@@ -1,8 +1,8 @@
 //! Making a volume.
 
 use crate::api::{ROOT, Timestamp};
+use crate::credits::LARGEST_TRANSACTION;
 use crate::keys::{self, Counters, InodeRecord};
-use crate::namespace::xattr::LARGEST_TRANSACTION;
 use crate::volume::superblock::{LAST_COPY, SEGMENT_SIZES, clear_superblocks};
 use crate::volume::{
     FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock, write_superblock,

@@ -5,6 +5,7 @@
 //! damaged block is moved as it is, with the checksum that it does not match, so that it stays
 //! known as damaged.
 
+use crate::api::Errno;
 use crate::cache::folio::PIECE;
 use crate::error::FsError;
 use crate::extents::{Place, WINDOW_BLOCKS};
@@ -23,8 +24,6 @@ use ferry_journal::{Credits, Journal};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-use crate::api::Errno;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Free segments beyond those kept back at which cleaning ahead of need begins.

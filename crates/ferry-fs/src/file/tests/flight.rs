@@ -1,8 +1,9 @@
 //! Data that is on its way to the device when somebody wants it.
 
 use crate::file::tests::*;
-use crate::scrub::live::{Mounted, Scrubs};
-use crate::scrub::{Part, ScrubOptions, ScrubState};
+use crate::scrub::live::{Mounted, ScrubState, Scrubs};
+use crate::scrub::report::Part;
+use crate::scrub::source::ScrubOptions;
 use ferry_device::{HookedDevice, Op};
 use parking_lot::Condvar;
 use std::collections::BTreeSet;

@@ -13,7 +13,7 @@ mod taken;
 mod threads;
 mod trim;
 
-use crate::api::{Errno, Ino, Timestamp};
+use crate::api::{Errno, Ino};
 #[cfg(feature = "compare")]
 use crate::compare::locking::Locking;
 use crate::error::FsError;
@@ -28,7 +28,7 @@ use ferry_journal::{
 };
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 

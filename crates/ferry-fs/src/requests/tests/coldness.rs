@@ -1,7 +1,7 @@
 //! Inodes that leave memory and come back.
 
+use crate::inode::table::InodeSource;
 use crate::requests::tests::*;
-use crate::store::data_store::InodeSource;
 use std::sync::atomic::Ordering;
 
 const MANY: u64 = 9000;

@@ -2,7 +2,7 @@
 //! something while the log has room. Who has to wait for room leaves the transport's thread to
 //! others.
 
-use crate::local::change::Change;
+use crate::local::jobs::BlockingChange;
 use crate::local::pool::Work;
 use crate::requests::tests::*;
 use ferry_device::{HookedDevice, Op};
@@ -229,7 +229,7 @@ fn who_is_killed_in_a_change_that_waits_leaves_nothing_behind() {
         let (mut thread, answers) = Thread::new();
         let made = fill_the_log(world, &mut thread);
         let open = world.fs.handles.len();
-        for _ in 0..2 * Change::THREADS_MAX {
+        for _ in 0..2 * <BlockingChange<LocalFs> as Work<LocalFs>>::THREADS_MAX {
             thread.number += 1;
             let name = format!("{}", thread.number);
             let made = world.fs.create(&thread.cx(), ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
@@ -245,11 +245,11 @@ fn who_is_killed_in_a_change_that_waits_leaves_nothing_behind() {
         while world.fs.handles.len() > open || world.fs.journal.stats().space.waiting > 0 {
             std::thread::yield_now();
         }
-        world.fs.changes.stop();
+        world.fs.blocking_changes.stop();
         assert!(answers.try_iter().all(|(_, answer)| answer.is_err()), "nobody was given anything");
         let names = world.list(ROOT);
         let (most, there) = (
-            made + Change::THREADS_MAX,
+            made + <BlockingChange<LocalFs> as Work<LocalFs>>::THREADS_MAX,
             names.keys().filter(|name| name.parse::<usize>().is_ok()).count(),
         );
         assert!((made..=most).contains(&there), "{there} of {made} files and what had begun");

@@ -1,7 +1,7 @@
 //! Reads that wait for the device keep nobody else waiting.
 
+use crate::local::jobs::PooledRead;
 use crate::local::pool::Work;
-use crate::local::readers::Wanted;
 use crate::requests::tests::*;
 use ferry_device::{HookedDevice, Op};
 use parking_lot::{Condvar, Mutex};
@@ -141,10 +141,10 @@ fn reads_that_wait_when_the_volume_is_closed_are_answered() {
     let (world, device, ino, fh) = cold();
     let transport = ask(&world, ino, fh);
     std::thread::scope(|scope| {
-        scope.spawn(|| world.fs.readers.stop());
+        scope.spawn(|| world.fs.read_pool.stop());
         // Those that no reader has taken yet fail at once; the device still has the others, if they
         // were taken in time.
-        let mut answers = transport.wait(PIECES - Wanted::THREADS_MAX);
+        let mut answers = transport.wait(PIECES - <PooledRead as Work<LocalFs>>::THREADS_MAX);
         assert!(answers.iter().all(|(_, answer)| *answer == Err(Errno(libc::EIO))));
         device.stall(false);
         answers.extend(transport.wait(PIECES - answers.len()));

@@ -2,10 +2,10 @@
 
 use crate::keys::{BLOCK, Extent, Key};
 use crate::requests::tests::*;
-use crate::scrub::{
-    Damage, Part, ScrubOptions, ScrubProgress, ScrubReport, ScrubState, Source, Watch, scrub,
-    scrub_source,
-};
+use crate::scrub::live::ScrubState;
+use crate::scrub::report::{Damage, Part, ScrubReport};
+use crate::scrub::run::{scrub, scrub_source};
+use crate::scrub::source::{ScrubOptions, ScrubProgress, Source, Watch};
 use crate::volume::SUPERBLOCK_PLACES;
 use ferry_device::AlignedBuf;
 use ferry_env::Clock;
