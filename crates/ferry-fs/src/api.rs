@@ -398,7 +398,7 @@ pub struct ToForget {
     /// what these mean,
     pub names: Vec<(Ino, Box<[u8]>)>,
     /// that these are there, and with them what has no other name and is not open,
-    pub gone: Vec<(Ino, Box<[u8]>)>,
+    pub removed: Vec<(Ino, Box<[u8]>)>,
     /// and, behind the word that all this is forgotten, the contents of these: what programs have
     /// stored in mapped memory is written first.
     pub contents: Vec<Ino>,

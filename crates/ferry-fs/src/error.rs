@@ -10,7 +10,7 @@ pub enum FsError {
     /// What a program is told.
     #[error("{0}")]
     Errno(Errno),
-    /// It would have to wait, and its caller must not. No program is told: whoever is, has it done
+    /// It would have to wait, and its caller must not. No program is told: the request is done
     /// by a thread that may wait.
     #[error("it would have to wait")]
     WouldWait,

@@ -15,7 +15,7 @@ pub const INLINE_MAX: usize = 2048;
 pub const BLOCK: u64 = 4096;
 
 const SPACE_COUNTERS: u8 = 0x01;
-const SPACE_RESERVED: u8 = 0x02;
+const SPACE_UNWRITTEN: u8 = 0x02;
 const SPACE_INODE: u8 = 0x10;
 const SPACE_SEGMENT: u8 = 0x20;
 const SPACE_ORPHAN: u8 = 0x30;
@@ -49,10 +49,10 @@ pub fn counters() -> Vec<u8> {
     vec![SPACE_COUNTERS]
 }
 
-/// The key of the number of blocks that [`Extent::Reserved`] promises, on the whole volume (absent:
+/// The key of the number of blocks in unwritten extents, on the whole volume (absent:
 /// none).
-pub fn reserved() -> Vec<u8> {
-    vec![SPACE_RESERVED]
+pub fn unwritten() -> Vec<u8> {
+    vec![SPACE_UNWRITTEN]
 }
 
 fn numbered<const N: usize>(space: u8, number: [u8; N]) -> Vec<u8> {
@@ -202,8 +202,8 @@ pub fn evicted_end() -> Vec<u8> {
 pub enum Key<'k> {
     /// The volume's counters.
     Counters,
-    /// The number of promised blocks.
-    Reserved,
+    /// The number of unwritten blocks.
+    Unwritten,
     /// An inode record.
     Inode(Ino),
     /// An extended attribute and its name.
@@ -233,7 +233,7 @@ pub fn parse(key: &[u8]) -> Option<Key<'_>> {
     let be64 = |b: &[u8]| Some(u64::from_be_bytes(b.try_into().ok()?));
     match key {
         [SPACE_COUNTERS] => Some(Key::Counters),
-        [SPACE_RESERVED] => Some(Key::Reserved),
+        [SPACE_UNWRITTEN] => Some(Key::Unwritten),
         [SPACE_SEGMENT, rest @ ..] => Some(Key::Segment(u32::from_be_bytes(rest.try_into().ok()?))),
         [SPACE_ORPHAN, rest @ ..] => Some(Key::Orphan(be64(rest)?)),
         [SPACE_INTENT, rest @ ..] => Some(Key::Intent(be64(rest)?)),
@@ -451,8 +451,8 @@ pub enum Extent {
         /// One for each block; their number is the extent's length.
         crcs: Vec<u32>,
     },
-    /// Space is promised, nothing is written: reads as zeros. The number of blocks.
-    Reserved {
+    /// An unwritten extent: it has space, and reads as zeros. The number of blocks.
+    Unwritten {
         /// Length in blocks.
         blocks: u64,
     },
@@ -464,7 +464,7 @@ pub enum Extent {
 }
 
 const EXTENT_DATA: u8 = 0;
-const EXTENT_RESERVED: u8 = 1;
+const EXTENT_UNWRITTEN: u8 = 1;
 const EXTENT_LOST: u8 = 2;
 
 /// A longest data extent, in blocks.
@@ -475,7 +475,7 @@ impl Extent {
     pub fn blocks(&self) -> u64 {
         match self {
             Extent::Data { crcs, .. } => crcs.len() as u64,
-            Extent::Reserved { blocks } | Extent::Lost { blocks } => *blocks,
+            Extent::Unwritten { blocks } | Extent::Lost { blocks } => *blocks,
         }
     }
     /// As stored.
@@ -488,7 +488,7 @@ impl Extent {
                 crcs.iter().for_each(|c| out.extend_from_slice(&c.to_le_bytes()));
                 out
             }
-            Extent::Reserved { blocks } => Self::encode_length(EXTENT_RESERVED, *blocks),
+            Extent::Unwritten { blocks } => Self::encode_length(EXTENT_UNWRITTEN, *blocks),
             Extent::Lost { blocks } => Self::encode_length(EXTENT_LOST, *blocks),
         }
     }
@@ -513,12 +513,12 @@ impl Extent {
                     crcs: crcs.iter().map(|c| u32::from_le_bytes(*c)).collect(),
                 })
             }
-            kind @ (EXTENT_RESERVED | EXTENT_LOST) => {
+            kind @ (EXTENT_UNWRITTEN | EXTENT_LOST) => {
                 let blocks = f.u64()?;
                 f.end()?;
                 match kind {
                     _ if blocks == 0 => Err(bad),
-                    EXTENT_RESERVED => Ok(Extent::Reserved { blocks }),
+                    EXTENT_UNWRITTEN => Ok(Extent::Unwritten { blocks }),
                     _ => Ok(Extent::Lost { blocks }),
                 }
             }
@@ -582,7 +582,7 @@ mod tests {
     fn keys_parse_back_and_stand_together() {
         let keys = [
             (counters(), Key::Counters),
-            (reserved(), Key::Reserved),
+            (unwritten(), Key::Unwritten),
             (inode(7), Key::Inode(7)),
             (xattr(7, b"user.a"), Key::Xattr(7, b"user.a")),
             (dentry(7, 0x300, b"name"), Key::Dentry(7, 0x300, b"name")),
@@ -630,7 +630,7 @@ mod tests {
         };
         assert_eq!(InodeRecord::decode(&inode.encode()), Ok(inode.clone()));
         let data = Extent::Data { block: 99, crcs: vec![1, 2, 3] };
-        let reserved = Extent::Reserved { blocks: 7 };
+        let reserved = Extent::Unwritten { blocks: 7 };
         let lost = Extent::Lost { blocks: 7 };
         let dentry = Dentry { ino: 5, kind: libc::S_IFDIR };
         let segment = Segment { filled: 9, live: 4 };

@@ -22,7 +22,7 @@ pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     mutex.try_lock()
 }
 
-/// Gives the lock up, to whoever has waited longest for it.
+/// Gives the lock up, to the thread that has waited longest for it.
 pub fn hand_over<T>(guard: MutexGuard<'_, T>) {
     MutexGuard::unlock_fair(guard);
 }

@@ -168,7 +168,7 @@ impl World {
         Ok(Space {
             used: number(&stats["space"]["used"])?,
             live: number(&data["live_bytes"])?,
-            promised: number(&data["promised_bytes"])?,
+            promised: number(&data["unwritten_bytes"])?,
         })
     }
 

@@ -5,7 +5,7 @@
 
 use crate::cache::eviction::CachedFile;
 use crate::cache::file_data::FileData;
-use crate::cache::folio::{FOLIO_BYTES, PIECE, mask};
+use crate::cache::folio::{CHUNK_BYTES, FOLIO_BYTES, mask};
 use crate::cache::frame::{Frame, copied};
 use crate::cache::pages::{Pages, folios};
 use crate::keys::BLOCK;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Most folios that a piece covers.
-pub(crate) const FOLIOS_MAX: usize = PIECE / FOLIO_BYTES + 1;
+pub(crate) const FOLIOS_MAX: usize = CHUNK_BYTES / FOLIO_BYTES + 1;
 
 /// How often a read tries without a lock.
 pub(crate) const READ_TRIES: u32 = 3;

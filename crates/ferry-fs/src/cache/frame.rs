@@ -91,7 +91,7 @@ impl Frame {
         self.seq.store(seq + 1, Ordering::Release);
     }
 
-    /// The folio has it no more: whoever still reads it must look again.
+    /// The folio has it no more: a thread that still reads it must look again.
     pub fn give_up(&self) {
         let seq = self.seq.load(Ordering::Relaxed);
         self.seq.store(seq | 1, Ordering::Release);

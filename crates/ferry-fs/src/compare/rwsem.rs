@@ -4,7 +4,7 @@
 //!
 //! As in `kernel/locking/rwsem.c` (6.18): a writer that runs takes the lock past all who wait.
 //! Readers that wait get it, all at once, when no writer runs to take it as it is given up; and no
-//! reader joins others past a writer that waits. Whoever has waited for 4 ms (`RWSEM_WAIT_TIMEOUT`)
+//! reader joins others past a writer that waits. A thread that has waited for 4 ms (`RWSEM_WAIT_TIMEOUT`)
 //! is the next, with all other readers if it is one.
 
 use crate::sync::{AtomicBool, Condvar, LOOKS, Mutex, Ordering, lock, pause, wait_at_most};

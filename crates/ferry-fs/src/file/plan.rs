@@ -3,7 +3,7 @@
 use crate::cache::copy::{begin, fill_in, finish, parts};
 use crate::cache::folio::{FOLIO_BLOCKS, mask};
 use crate::cache::pages::{Known, Pages};
-use crate::extents::Place;
+use crate::extents::Mapping;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::keys::{BLOCK, INLINE_MAX};
@@ -61,9 +61,9 @@ pub(crate) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
     for block in [head, tail].into_iter().flatten() {
         let in_memory = pages.has(block) || (block == 0 && inline);
         if !in_memory && block * BLOCK < size {
-            match pages.place(block, mapped) {
+            match pages.mapping(block, mapped) {
                 Known::Load(window) => return Ready::Load(window),
-                Known::Is(Place::Data(..) | Place::Lost) => return Ready::Fetch(block),
+                Known::Is(Mapping::Data(..) | Mapping::Lost) => return Ready::Fetch(block),
                 Known::Is(_) => {}
             }
         }
@@ -73,10 +73,10 @@ pub(crate) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
     // the device too.
     let old_last = size / BLOCK;
     if range.end > size && !size.is_multiple_of(BLOCK) && !(first..last).contains(&old_last) {
-        match pages.place(old_last, mapped) {
+        match pages.mapping(old_last, mapped) {
             Known::Load(window) => return Ready::Load(window),
-            Known::Is(Place::Data(..)) if !pages.has(old_last) => return Ready::Fetch(old_last),
-            Known::Is(Place::Data(..)) if !pages.is_dirty(old_last) => extra.push(old_last),
+            Known::Is(Mapping::Data(..)) if !pages.has(old_last) => return Ready::Fetch(old_last),
+            Known::Is(Mapping::Data(..)) if !pages.is_dirty(old_last) => extra.push(old_last),
             Known::Is(_) => {}
         }
     }
@@ -118,12 +118,12 @@ pub(crate) fn needed(pages: &Pages, blocks: Range<u64>, mapped: u64) -> Result<N
             need.fills_hole |= clean != 0;
         } else {
             for block in (at..to).filter(|b| clean >> (b - base) & 1 == 1) {
-                match pages.place(block, mapped) {
+                match pages.mapping(block, mapped) {
                     Known::Load(window) => return Err(window),
-                    Known::Is(Place::Reserved) => {}
+                    Known::Is(Mapping::Unwritten) => {}
                     Known::Is(place) => {
                         need.blocks += 1;
-                        need.fills_hole |= place == Place::Hole;
+                        need.fills_hole |= place == Mapping::Hole;
                     }
                 }
             }

@@ -40,7 +40,13 @@ impl DataStore {
         if size > i64::MAX as u64 {
             return Err(Errno(libc::EFBIG).into());
         }
-        self.resize(self.space.claim_from(self.purse(reservation)), inode, size, true, edit)
+        self.resize(
+            self.space.claim_from(self.reserved_space(reservation)),
+            inode,
+            size,
+            true,
+            edit,
+        )
     }
 
     /// Extends the file to `size`; one that is as long already stays as it is.

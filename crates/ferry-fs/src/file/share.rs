@@ -17,7 +17,7 @@ use crate::error::FsError;
 use crate::file::plan::{Ready, prepare};
 use crate::inode::incore::Inode;
 use crate::keys::INLINE_MAX;
-use crate::space::free_blocks::{Claim, Purse, Want};
+use crate::space::free_blocks::{Claim, ReservedSpace, Want};
 use crate::store::data_store::{Busy, DataStore, Touch};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -62,7 +62,7 @@ impl DataStore {
     pub(crate) fn write_shared(
         &self,
         busy: Busy,
-        purse: &Option<Arc<Purse>>,
+        reserved_space: &Option<Arc<ReservedSpace>>,
         inode: &Arc<Inode>,
         offset: u64,
         data: &[u8],
@@ -72,7 +72,7 @@ impl DataStore {
         if !self.options.locking.shares(parts(offset, data.len()).count()) {
             return Ok(false);
         }
-        let (mut waits, mut claim) = (0, self.space.claim_from(purse.clone()));
+        let (mut waits, mut claim) = (0, self.space.claim_from(reserved_space.clone()));
         while waits < WAITS_MAX {
             match self.try_shared(inode, offset, data, touch, &mut claim) {
                 Try::Done => return Ok(true),

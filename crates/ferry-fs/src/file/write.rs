@@ -1,15 +1,15 @@
 //! Writing into memory: space is reserved, bytes are copied into folios, and that is all.
 
 use crate::api::{Errno, ReservationId};
-use crate::cache::folio::PIECE;
+use crate::cache::folio::CHUNK_BYTES;
 use crate::cache::pages::Known;
 use crate::error::FsError;
-use crate::extents::Place;
+use crate::extents::Mapping;
 use crate::file::plan::{Ready, apply, prepare};
 use crate::inode::incore::Inode;
 use crate::keys::BLOCK;
 use crate::order::{Guard, Rank};
-use crate::space::free_blocks::Purse;
+use crate::space::free_blocks::ReservedSpace;
 use crate::store::data_store::{At, Busy, DataStore, Touch};
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ impl DataStore {
         self.writable()?;
         #[cfg(feature = "compare")]
         let _compared = self.inode_locks.write(inode.ino);
-        let (purse, mut touch) = (self.purse(reservation), touch);
+        let (reserved_space, mut touch) = (self.reserved_space(reservation), touch);
         // One append at a time, of whatever length: what the next one writes begins behind all of
         // it.
         let appends = (at == At::End).then(|| Guard::wait(Rank::Tail, || inode.file.tail.lock()));
@@ -50,10 +50,10 @@ impl DataStore {
             At::End => inode.state.share().rec.size,
         };
         let mut busy = busy;
-        for piece in data.chunks(PIECE) {
+        for chunk in data.chunks(CHUNK_BYTES) {
             self.throttle()?;
-            end = self.write_piece(busy, &purse, inode, at, piece, &mut touch)?;
-            // A part of it is there: it cannot be made again by somebody else.
+            end = self.write_chunk(busy, &reserved_space, inode, at, chunk, &mut touch)?;
+            // A part of it is written, so another thread cannot start it over.
             busy = Busy::Wait;
             at = At::Offset(end);
         }
@@ -62,10 +62,10 @@ impl DataStore {
         Ok(end)
     }
 
-    fn write_piece(
+    fn write_chunk(
         &self,
         busy: Busy,
-        purse: &Option<Arc<Purse>>,
+        reserved_space: &Option<Arc<ReservedSpace>>,
         inode: &Arc<Inode>,
         at: At,
         data: &[u8],
@@ -74,11 +74,11 @@ impl DataStore {
         if let (At::Offset(offset), Touch::Nothing | Touch::Times(_) | Touch::Exactly(_)) =
             (at, &touch)
             && let Some(end) = offset.checked_add(data.len() as u64)
-            && self.write_shared(busy, purse, inode, offset, data, touch)?
+            && self.write_shared(busy, reserved_space, inode, offset, data, touch)?
         {
             return Ok(end);
         }
-        let mut claim = self.space.claim_from(purse.clone());
+        let mut claim = self.space.claim_from(reserved_space.clone());
         loop {
             let mut state = inode.state.write();
             let offset = match at {
@@ -132,8 +132,8 @@ impl DataStore {
             pages.attach(&self.cache, &inode.file.front);
             let inline = block == 0 && state.logged.inline.is_some();
             if !pages.has(block) && !inline {
-                match pages.place(block, state.logged.blocks) {
-                    Known::Is(Place::Data(..)) => {}
+                match pages.mapping(block, state.logged.blocks) {
+                    Known::Is(Mapping::Data(..)) => {}
                     Known::Is(_) => return Ok(()),
                     Known::Load(window) => {
                         drop((state, pages));

@@ -24,8 +24,8 @@ pub(crate) struct Handle {
     pub(crate) bypassing: bool,
     /// Not for reading only.
     pub(crate) writes: bool,
-    /// What it was told of [`Inode::failed_behind`].
-    pub(crate) failed_behind: ErrorCursor,
+    /// What it was told of [`Inode::kernel_write_errors`].
+    pub(crate) kernel_write_errors: ErrorCursor,
 }
 
 #[derive(Default)]

@@ -142,7 +142,7 @@ pub struct LocalFs {
     pub(crate) counters: VolumeCounters,
     pub(crate) handles: Handles,
     pub(crate) hash: NameHash,
-    /// Taken by whoever moves a directory to another one, before any inode lock.
+    /// Taken by the thread that moves a directory to another one, before any inode lock.
     pub(crate) rename_lock: Mutex<()>,
     /// Newest context that holds a change made here.
     pub(crate) newest: AtomicU64,

@@ -5,8 +5,8 @@
 //! reserves log space, before any lock is taken. A change that was acknowledged early
 //! ([`EarlyAck`]) keeps what its maker was told:
 //!
-//! * Its time is the one that the client has shown.
-//! * The inode that it makes has the number that the client has shown, one of the reserved ones.
+//! * Its time is the one that the client has reported.
+//! * The inode that it makes has the number that the client has reported, one of the reserved ones.
 //! * Its sequence number joins its transaction. So if a crash leaves the number, it leaves the
 //!   change too, and all changes of the session before it.
 //! * Its space comes from a reservation (`space/reservation.rs`).

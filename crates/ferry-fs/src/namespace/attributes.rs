@@ -127,7 +127,7 @@ impl LocalFs {
         if overflow.is_empty() {
             return;
         }
-        // Whoever only reads waits for no log space.
+        // A program that only reads waits for no log space.
         if self.options.background {
             self.blocking_changes.push(BlockingChange(Box::new(move |fs: &LocalFs| {
                 fs.log_times(&overflow, Busy::Wait);

@@ -80,7 +80,7 @@ impl LocalFs {
             let mut state = dir.state.write();
             check_dir(&state)?;
             let cookie = match self.find(&dir, &state, name)? {
-                // Whoever was told that the name is new cannot be given what is there.
+                // A program that was told that the name is new cannot be given what is there.
                 Found::Present(..) if cx.early_ack().is_some_and(|ack| ack.ino.is_some()) => {
                     return Err(errno(libc::EEXIST));
                 }

@@ -164,7 +164,7 @@ impl LocalFs {
         }
     }
 
-    /// Whoever needs space waits for that of a file that has just lost its last name, or its last
+    /// A change that needs space waits for that of a file that has just lost its last name, or its last
     /// handle.
     fn expect_space_of(&self, inode: &Arc<Inode>) {
         let comes_back = inode.has_flag(Inode::NAMELESS)
@@ -178,7 +178,7 @@ impl LocalFs {
 
     /// Reclaims an inode without names, unless somebody still knows it or has begun to.
     pub(crate) fn reclaim_if_unknown(&self, inode: &Arc<Inode>) {
-        let gone = {
+        let reclaim = {
             // Exclusive, so that a link or an unlink is either before or after.
             let state = inode.state.write();
             state.rec.nlink == 0
@@ -186,13 +186,13 @@ impl LocalFs {
                 && !self.options.read_only
                 && !self.keeping_removed.load(Ordering::Acquire)
                 && !self.reclaimer.takes_in(inode.ino)
-                && !inode.set_flag(Inode::GONE)
+                && !inode.set_flag(Inode::RECLAIMING)
         };
-        if !gone {
+        if !reclaim {
             self.expect_space_of(inode);
             return;
         }
-        self.data.removed().going(inode);
+        self.data.removed().reclaiming(inode);
         // Closing or removing a file is not to wait for log space.
         let long = self.journal.is_short(true)
             || inode.state.read().rec.blocks > self.fits_log(BLOCKS_AT_ONCE);
@@ -226,7 +226,7 @@ impl LocalFs {
         let mut finish = |txn: &mut Transaction<'_>| {
             txn.delete(&keys::inode(ino));
             txn.delete(&keys::orphan(ino));
-            counters = Some(self.counters.put_gone(txn));
+            counters = Some(self.counters.put_removed(txn));
         };
         let seq = if is_regular(mode) {
             self.data.reclaim(inode, LAST_STEP, &mut finish)?

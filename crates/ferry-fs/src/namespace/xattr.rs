@@ -17,7 +17,7 @@ use ferry_journal::{Credits, JournalError, Transaction};
 
 /// Names of one inode, each with its NUL, take at most so many bytes: what listxattr(2) can return.
 const LIST_MAX: usize = 65536;
-/// The attribute that gives a program privileges; whoever writes to the file takes it away.
+/// The attribute that gives a program privileges; a write to the file takes it away.
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// Refuses names that cannot be.
@@ -82,7 +82,7 @@ impl LocalFs {
         if value.len() > XATTR_SIZE_MAX {
             return Err(errno(libc::E2BIG));
         }
-        // Nobody sets space aside for attributes.
+        // There are no reservations for attributes.
         self.data.admit(how.busy, None, 0)?;
         let inode = self.table.need(ino)?;
         let mut txn = match self.begin(how, xattr_credits(name.len(), value.len())) {
@@ -217,7 +217,7 @@ impl LocalFs {
         Ok(())
     }
 
-    /// Whoever changes a program's contents takes its file capabilities away.
+    /// A change of a program's contents takes its file capabilities away.
     pub(crate) fn drop_capability(&self, how: How, inode: &Inode) -> Result<(), FsError> {
         if inode.state.read().rec.flags & INODE_HAS_XATTRS == 0 {
             return Ok(());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// A file with so many blocks may have as many extents; what drops extents of a smaller one is soon
 /// done.
-const LONG_BLOCKS: u64 = 1 << 14;
+const MANY_BLOCKS: u64 = 1 << 14;
 
 /// How far a change has come whose program may be killed meanwhile.
 enum Progress {
@@ -78,7 +78,7 @@ impl LocalFs {
     }
 
     /// The program is being killed. What has not begun is not made; what was given to it is taken
-    /// back, by whoever comes last.
+    /// back, by the thread that comes last.
     fn when_given_up(&self, progress: &Arc<Mutex<Progress>>) -> Interrupt {
         let (progress, changes) = (Arc::clone(progress), Arc::clone(&self.blocking_changes));
         Box::new(move || {
@@ -106,7 +106,7 @@ impl LocalFs {
             let state = inode.state.read();
             (state.logged.blocks, state.rec.size)
         });
-        let long = blocks >= self.fits_log(LONG_BLOCKS) && drops(size);
+        let long = blocks >= self.fits_log(MANY_BLOCKS) && drops(size);
         let short = self.journal.is_short(false) || self.data.is_short_of(takes);
         if !(long || short) || self.patience(cx) == Busy::Wait {
             return change(self).map_err(|error| Stop::Errno(self.report(what, ino, error)));

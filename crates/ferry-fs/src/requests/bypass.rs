@@ -6,10 +6,10 @@
 //! its back:
 //!
 //! * BYPASS-1: a handle that caches is never open together with a writer that bypasses. The maker
-//!   bypasses only if nobody else has the file open yet; whoever opens it while such a writer has
+//!   bypasses only if nobody else has the file open yet; a program that opens it while such a writer has
 //!   it open bypasses the cache too.
 //! * BYPASS-2: the kernel drops cached pages before a bypassing write, not after it, so a mapping
-//!   could bring an old page back in between. Whoever maps the file has the kernel read pages of it
+//!   could bring an old page back in between. A program that maps the file has the kernel read pages of it
 //!   through a handle that bypasses, too. From then on writes past the cache are made beside the
 //!   mapping: the transport sees to it that no page is older than a write that was answered. The
 //!   same holds for all files where nothing goes through the cache (`cache=strict`).

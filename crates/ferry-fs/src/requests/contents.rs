@@ -52,7 +52,7 @@ impl LocalFs {
         let bypassing = bypass && writes;
         let direct = bypass || self.options.cache == CacheMode::Strict;
         let noatime = flags & libc::O_NOATIME != 0;
-        let failed_behind = inode.failed_behind.end();
+        let kernel_write_errors = inode.kernel_write_errors.end();
         let handle = Handle {
             inode: inode.clone(),
             uid: cx.uid,
@@ -61,7 +61,7 @@ impl LocalFs {
             direct,
             bypassing,
             writes,
-            failed_behind,
+            kernel_write_errors,
         };
         self.opened(self.handles.add(handle), direct)
     }

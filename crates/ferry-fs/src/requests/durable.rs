@@ -239,7 +239,7 @@ impl LocalFs {
 
 impl Drop for LocalFs {
     fn drop(&mut self) {
-        // Whoever cares for the outcome closes the volume; threads must end in any case.
+        // A caller that needs the outcome closes the volume; threads must end in any case.
         self.scrubs.close();
         self.data.removed().stop();
         self.reclaimer.stop();

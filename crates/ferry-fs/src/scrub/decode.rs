@@ -26,7 +26,7 @@ pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Decoded, Undecodable> {
     };
     let done = match parsed {
         Key::Counters => Counters::decode(value).map(drop),
-        Key::Reserved
+        Key::Unwritten
         | Key::Intent(_)
         | Key::Mark(_)
         | Key::Synced(_)

@@ -23,7 +23,7 @@ pub struct ScrubProgress {
     pub damaged_blocks: u64,
 }
 
-/// Whoever follows a scrub.
+/// The caller that follows a scrub.
 pub trait Watch {
     /// Told after each read. `false` ends the scrub.
     fn progress(&mut self, at: &ScrubProgress) -> bool;

@@ -71,7 +71,7 @@ impl<'w> Walk<'w> {
         self.report
     }
 
-    /// So many bytes were read: tells whoever follows, and waits as long as the rate asks for.
+    /// So many bytes were read: tells the caller, and waits as long as the rate asks for.
     fn step(&mut self, bytes: u64) -> bool {
         pause(&mut self.pace, &mut *self.watch, &self.report, self.total_bytes, bytes)
     }
@@ -280,7 +280,7 @@ impl<'w> Walk<'w> {
     }
 }
 
-/// Tells whoever follows how far it is, and waits as long as the rate asks for; `false`: it is to
+/// Tells the caller how far it is, and waits as long as the rate asks for; `false`: it is to
 /// end.
 fn pause(
     pace: &mut Pace,

@@ -1,9 +1,9 @@
-//! Space: what may be promised, and the pool of free segments.
+//! Space: what may be reserved, and the pool of free segments.
 //!
-//! One number says how many more blocks may be promised: the *capacity* of the segments that the
+//! One number says how many more blocks may be reserved: the *capacity* of the segments that the
 //! host has really given us, less what is kept back, less what is used (live blocks, blocks
-//! promised by `fallocate`, dirty blocks). It grows by taking segments from the host, before
-//! anything is promised in them. Kept back are
+//! of unwritten extents, dirty blocks). It grows by taking segments from the host, before
+//! anything is reserved in them. Kept back are
 //! * the home reserve: only the home store takes from it, so that a checkpoint never lacks space;
 //! * the cleaner's reserve: so that dead blocks can always be gathered into free segments;
 //! * a share of everything, so that what has to be moved to gain a free segment stays bounded when
@@ -11,7 +11,7 @@
 
 use crate::api::ReservationId;
 use crate::keys::BLOCK;
-use crate::space::free_blocks::{Claim, Free, Purse, Want};
+use crate::space::free_blocks::{Claim, Free, ReservedSpace, Want};
 use ferry_device::BlockDevice;
 use ferry_journal::{Geometry, Seq, home_unit_bytes};
 use parking_lot::Mutex;
@@ -78,9 +78,9 @@ struct Pool {
 pub struct Space {
     dev: Arc<dyn BlockDevice>,
     geometry: Geometry,
-    /// Blocks that may still be promised, and who waits for some.
+    /// Blocks that may still be reserved, and the threads that wait for some.
     free: Free,
-    /// Blocks that extents refer to or promise: what of the used ones is not in memory only.
+    /// Blocks of extents, unwritten ones too: what of the used ones is not in memory only.
     mapped: AtomicI64,
     /// Blocks of the home reserve that overwriting may use.
     lent: AtomicI64,
@@ -92,7 +92,7 @@ pub struct Space {
     /// Free as soon as the context is stamped. Commits add to it, so it is held over nothing.
     pending: Mutex<VecDeque<(Seq, u32)>>,
     /// Reservations of clients. No other lock is taken inside it.
-    pub(crate) reservations: Mutex<BTreeMap<ReservationId, Arc<Purse>>>,
+    pub(crate) reservations: Mutex<BTreeMap<ReservationId, Arc<ReservedSpace>>>,
     newest_reservation: AtomicU64,
 }
 
@@ -138,7 +138,7 @@ impl Space {
     }
 
     /// Sets what the journal knows: `used` segments hold data, `home` are the home store's;
-    /// `blocks` are live or promised.
+    /// `blocks` are live or unwritten.
     pub fn start(&self, used: &BTreeSet<u32>, home: &[u32], blocks: u64, read_only: bool) {
         let mut pool = self.pool.lock();
         pool.home = home.iter().copied().collect();
@@ -176,7 +176,7 @@ impl Space {
 
     /// Free segments that must remain when one is taken for `need`.
     ///
-    /// What the home store took of its reserve may be missing from what data was promised: so far
+    /// What the home store took of its reserve may be missing from what data has reserved: so far
     /// data may use the reserve too. What counts is what extents hold: dirty data that overwrites
     /// gives back as much as it takes, so the cleaner can always make room for it. The cleaner
     /// gives back more than it takes, so all but the last one are its own: it must go on however
@@ -194,7 +194,7 @@ impl Space {
         }
     }
 
-    /// Blocks that `total` segments can promise.
+    /// Blocks that `total` segments can give.
     fn capacity(&self, total: u32, pool: &Pool) -> i64 {
         self.capacity_beside(pool.home.len() as u32, total, pool.log.1)
     }
@@ -253,16 +253,16 @@ impl Space {
     }
 
     /// The same, for a change that draws from a reservation first.
-    pub fn claim_from(&self, purse: Option<Arc<Purse>>) -> Claim<'_> {
-        Claim::new(&self.free, purse)
+    pub fn claim_from(&self, reserved_space: Option<Arc<ReservedSpace>>) -> Claim<'_> {
+        Claim::new(&self.free, reserved_space)
     }
 
     /// An empty reservation.
-    pub fn new_purse(&self) -> (ReservationId, Arc<Purse>) {
+    pub fn new_reservation(&self) -> (ReservationId, Arc<ReservedSpace>) {
         let id = ReservationId(self.newest_reservation.fetch_add(1, Ordering::Relaxed) + 1);
-        let purse = Arc::<Purse>::default();
-        self.reservations.lock().insert(id, purse.clone());
-        (id, purse)
+        let reserved_space = Arc::<ReservedSpace>::default();
+        self.reservations.lock().insert(id, reserved_space.clone());
+        (id, reserved_space)
     }
 
     /// Somebody waits for space.
@@ -277,12 +277,12 @@ impl Space {
         Want { blocks: blocks as i64, leave: -self.lent.load(Ordering::Relaxed) }
     }
 
-    /// So much could be promised now.
+    /// So much could be reserved now.
     pub fn has(&self, want: Want) -> bool {
         self.free.get() - want.blocks >= want.leave
     }
 
-    /// Asks the host until so much could be promised; `false` when it does not come to that.
+    /// Asks the host until so much could be reserved; `false` when it does not come to that.
     pub fn grow_for(&self, want: Want) -> bool {
         while !self.has(want) {
             if !self.grow() {
@@ -292,13 +292,13 @@ impl Space {
         true
     }
 
-    /// Returns a promise, or counts what became dead.
+    /// Gives a reservation back, or counts what became dead.
     pub fn release(&self, blocks: u64) {
         self.free.add(blocks as i64);
     }
 
-    /// A commit for which `held` blocks were held changed by `mapped` how many extents refer to or
-    /// promise.
+    /// A commit for which `held` blocks were held changed by `mapped` how many extents refer to,
+    /// unwritten ones too.
     pub fn committed(&self, held: u64, mapped: i64) {
         self.mapped.fetch_add(mapped, Ordering::Relaxed);
         self.free.add(held as i64 - mapped);
@@ -452,7 +452,7 @@ impl Space {
         }
     }
 
-    /// Gives free segments back to the host, the last ones first, as far as nothing promised needs
+    /// Gives free segments back to the host, the last ones first, as far as nothing reserved needs
     /// them.
     fn trim(&self, pool: &mut Pool) {
         while self.trim_one(pool) {}
@@ -543,7 +543,7 @@ impl Space {
     }
 
     /// Takes the last `count` segments for a longer log. `false`, and nothing is taken: one of them
-    /// is in use, the host has no space, or what has been promised needs them.
+    /// is in use, the host has no space, or what is reserved needs them.
     pub fn take_last(&self, count: u32) -> bool {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
@@ -590,7 +590,7 @@ impl Space {
         self.rebase(pool);
     }
 
-    /// Takes segments from the host until what was promised is covered.
+    /// Takes segments from the host until what is reserved is covered.
     fn back_enough(&self, pool: &mut Pool) -> bool {
         while self.free.get() < 0 {
             if self.back(pool, 1) == 0 {
@@ -609,7 +609,7 @@ impl Space {
             (self.geometry.segment_count - pool.lost, usable_blocks(&self.geometry));
         let home_now = pool.home.len() as u32;
         let home = home_now.min(home_wanted);
-        // What data has, dirty and set aside included, when all is back that is on its way.
+        // What data has, dirty and reserved included, when all is back that is on its way.
         let held = (pool.capacity - self.free.get() - removed as i64).max(0);
         let total = i64::from(segments) * usable;
         let free = (total - i64::from(home) * usable - held).max(0) as u64 * BLOCK;
@@ -622,7 +622,7 @@ impl Space {
         (total as u64 * BLOCK, free, available, held as u64 * BLOCK)
     }
 
-    /// What may still be promised, and what could be if nothing were used.
+    /// What may still be reserved, and what could be if nothing were used.
     #[cfg(test)]
     pub fn audit(&self) -> (i64, i64) {
         let pool = self.pool.lock();

@@ -6,7 +6,7 @@
 //! `docs/format.md` what is on the device.
 
 use crate::api::{Errno, Timestamp};
-use crate::cache::batch::Traffic;
+use crate::cache::batch::Transfers;
 use crate::cache::eviction::Cache;
 use crate::cache::pages::Pages;
 #[cfg(feature = "compare")]
@@ -67,7 +67,7 @@ pub enum Touch<'a> {
     Nothing,
     /// The times of the last change.
     Times(Timestamp),
-    /// The same, to the nanosecond: somebody was shown them.
+    /// The same, to the nanosecond: a client has reported them to a program.
     Exactly(Timestamp),
     /// Whatever this does, under the inode lock; for writes of more than 1 MiB more than once.
     Edit(&'a mut dyn FnMut(&mut InodeRecord)),
@@ -103,7 +103,7 @@ pub struct SpaceTotals {
     pub available: u64,
     /// Bytes that extents refer to.
     pub live: u64,
-    /// What data has: bytes that extents refer to or promise, dirty ones, and what is set aside;
+    /// What data has: bytes in extents (unwritten ones too), dirty bytes, and what is reserved;
     /// without what is on its way back.
     pub used: u64,
 }
@@ -133,8 +133,8 @@ pub struct DataStats {
     pub waiting_inodes: u64,
     /// Bytes that extents refer to.
     pub live_bytes: u64,
-    /// Bytes that `fallocate` promised.
-    pub promised_bytes: u64,
+    /// Bytes in unwritten extents.
+    pub unwritten_bytes: u64,
     /// Free segments with space of the host.
     pub segments_free: u64,
     /// Free segments for which the host would be asked first.
@@ -153,7 +153,7 @@ pub struct DataStats {
     pub damaged_blocks: u64,
     /// Times that a writer was held because too much was dirty.
     pub throttled: u64,
-    /// Times that write-back found no room although space had been promised: always 0, unless
+    /// Times that write-back found no room although space was reserved: always 0, unless
     /// something is wrong.
     pub no_room: u64,
     /// Segments cleaned.
@@ -190,10 +190,10 @@ pub struct DataStore {
     pub(crate) queue: Queue,
     pub(crate) removed: Removed,
     /// Data being written, and its buffers.
-    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) writes: Arc<Transfers>,
     pub(crate) moves: Moves,
     /// Buffers of reads.
-    pub(crate) reads: Traffic,
+    pub(crate) reads: Transfers,
     /// The journal owns us, so we must not own it.
     pub(crate) journal: OnceLock<Weak<Journal>>,
     pub(crate) inodes: OnceLock<Weak<dyn InodeSource>>,
@@ -225,9 +225,9 @@ impl DataStore {
             table: Table::new(geometry),
             queue: Queue::default(),
             removed: Removed::default(),
-            traffic: Arc::default(),
+            writes: Arc::default(),
             moves: Moves::default(),
-            reads: Traffic::default(),
+            reads: Transfers::default(),
             journal: OnceLock::new(),
             inodes: OnceLock::new(),
             last_seq: AtomicU64::new(0),
@@ -292,7 +292,7 @@ impl DataStore {
 
     /// There is something that the journal does not have yet: the inode must stay in memory.
     pub fn is_dirty(&self, inode: &Inode) -> bool {
-        inode.file.ticket.load(Ordering::Acquire) != 0
+        inode.file.queue_position.load(Ordering::Acquire) != 0
     }
 
     /// Files without a name whose space is on its way back.
@@ -333,7 +333,7 @@ impl DataStore {
 
     /// Waits while device block `block` is being written.
     pub(crate) fn wait_written(&self, block: u64) {
-        self.traffic.wait_for(block..block + 1);
+        self.writes.wait_for(block..block + 1);
     }
 
     /// Totals for statfs.
@@ -349,7 +349,7 @@ impl DataStore {
 
     /// Counters.
     pub fn stats(&self) -> DataStats {
-        let (live, promised) = self.table.used();
+        let (live, unwritten) = self.table.used();
         let (free, bare, pending, home) = self.space.counts();
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let c = &self.counters;
@@ -357,11 +357,11 @@ impl DataStore {
             cache_bytes: self.cache.used() as u64,
             cache_limit_bytes: self.cache.limit() as u64,
             dirty_bytes: self.cache.dirty() as u64,
-            in_flight_bytes: self.traffic.flying() as u64,
+            in_flight_bytes: self.writes.in_flight() as u64,
             evicted: self.cache.evicted() as u64,
             waiting_inodes: self.queue.len() as u64,
             live_bytes: live * BLOCK,
-            promised_bytes: promised * BLOCK,
+            unwritten_bytes: unwritten * BLOCK,
             segments_free: free.into(),
             segments_bare: bare.into(),
             segments_pending: pending.into(),

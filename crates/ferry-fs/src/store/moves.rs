@@ -45,7 +45,7 @@ impl Moves {
     }
 
     /// Where device block `at` was, if the move is not stamped.
-    pub fn old_place(&self, at: u64) -> Option<u64> {
+    pub fn old_location(&self, at: u64) -> Option<u64> {
         let state = self.0.lock();
         let (to, one) = state.unstamped.range(..=at).next_back()?;
         (at - to < one.len).then(|| one.from + (at - to))

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// What a segment's record costs a transaction.
 const SEGMENT_BYTES: usize = 32;
 
-/// Keys of a transaction beside extents and segments: the inode's record, the number of promised
+/// Keys of a transaction beside extents and segments: the inode's record, the number of unwritten
 /// blocks, an intent.
 const SPARE_KEYS: usize = 4;
 

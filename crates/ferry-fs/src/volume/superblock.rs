@@ -13,18 +13,18 @@ const MAGIC: [u8; 8] = *b"FERRYVOL";
 /// The format that this code reads and writes.
 pub const FORMAT_VERSION: u32 = 4;
 /// Where the two copies in front are, in bytes.
-pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
+pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 1 << 20];
 /// Compatible feature: a third copy is in the volume's last block. Who loses the front finds it
 /// there.
 pub(super) const LAST_COPY: u64 = 1;
 /// What has no superblock is called empty if so many bytes that the host does not call a hole are
 /// zeros, and the last block is.
 const LOOKED_AT: u64 = 256 << 20;
-/// The last copy is looked for so far back, in bytes that the host does not call a hole: whoever
+/// The last copy is looked for so far back, in bytes that the host does not call a hole: a program that
 /// makes a volume's file longer leaves a hole behind it.
 const SEARCHED: u64 = 1 << 30;
 /// Bytes read at once.
-const PIECE: u64 = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Incompatible feature: the log lies behind the segments, because it has grown.
 pub(super) const LOG_BEHIND: u64 = 1;
@@ -69,7 +69,7 @@ pub struct Superblock {
     /// Log length, in bytes.
     pub log_len: u64,
     /// The two slots of the home store's map, in bytes: one before the place of the first log, one
-    /// behind it, so that no stretch of damage has both.
+    /// behind it, so that no range of damage has both.
     pub home_map_offsets: [u64; 2],
     /// Length of one slot, in bytes.
     pub home_map_len: u64,
@@ -116,7 +116,7 @@ impl Superblock {
     /// Where its copies are, in bytes.
     pub fn places(&self) -> Vec<u64> {
         let last = (self.compatible & LAST_COPY != 0).then(|| self.size - BLOCK);
-        SUPERBLOCK_PLACES.into_iter().chain(last).collect()
+        SUPERBLOCK_OFFSETS.into_iter().chain(last).collect()
     }
 
     /// What to call the volume in messages: its label, else its id.
@@ -208,7 +208,7 @@ impl Superblock {
         Ok(sb)
     }
 
-    /// Whoever wrote the block, its places must not overlap or lie outside: the bytes may come from
+    /// No matter who wrote the block, its offsets must not overlap or lie outside: the bytes may come from
     /// a stranger.
     fn check(&self) -> Result<(), String> {
         let end = |offset: u64, len: u64| offset.checked_add(len);
@@ -242,7 +242,7 @@ impl Superblock {
                     && log_end.is_some_and(|e| e <= room)
             }
         };
-        let ordered = first_map >= SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64
+        let ordered = first_map >= SUPERBLOCK_OFFSETS[1] + BLOCK_SIZE as u64
             && map_ends[0].is_some_and(|e| e <= second_map)
             && map_ends[1].is_some_and(|e| e <= self.segments_offset)
             && log_in_place
@@ -274,9 +274,9 @@ fn read_copy(dev: &dyn BlockDevice, place: u64) -> Result<Superblock, Bad> {
 /// place.
 fn copies(dev: &dyn BlockDevice) -> Vec<(u64, Result<Superblock, Bad>)> {
     let mut copies: Vec<_> =
-        SUPERBLOCK_PLACES.iter().map(|place| (*place, read_copy(dev, *place))).collect();
+        SUPERBLOCK_OFFSETS.iter().map(|place| (*place, read_copy(dev, *place))).collect();
     let known = copies.iter().find_map(|(_, copy)| copy.as_ref().ok());
-    let last = known.and_then(|sb| sb.places().get(SUPERBLOCK_PLACES.len()).copied());
+    let last = known.and_then(|sb| sb.places().get(SUPERBLOCK_OFFSETS.len()).copied());
     copies.extend(last.map(|place| (place, read_copy(dev, place))));
     copies
 }
@@ -345,7 +345,7 @@ pub fn find_superblock(dev: &Arc<dyn BlockDevice>) -> Result<(Superblock, u64), 
     let error = match read_superblock(dev) {
         Ok(sb) => {
             let copies = copies(&**dev);
-            let used = counting(&copies).map_or(SUPERBLOCK_PLACES[0], |used| copies[used].0);
+            let used = counting(&copies).map_or(SUPERBLOCK_OFFSETS[0], |used| copies[used].0);
             return Ok((sb, used));
         }
         Err(
@@ -369,7 +369,7 @@ pub fn find_superblock(dev: &Arc<dyn BlockDevice>) -> Result<(Superblock, u64), 
 fn last_copy(dev: &dyn BlockDevice, behind: u64) -> Option<Superblock> {
     let own = |place: u64, block: &[u8]| {
         let sb = Superblock::decode(block).ok()?;
-        (sb.places().get(SUPERBLOCK_PLACES.len()) == Some(&place)).then_some(sb)
+        (sb.places().get(SUPERBLOCK_OFFSETS.len()) == Some(&place)).then_some(sb)
     };
     let last = dev.capacity().checked_sub(BLOCK)?;
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
@@ -380,7 +380,7 @@ fn last_copy(dev: &dyn BlockDevice, behind: u64) -> Option<Superblock> {
     }
     let (mut end, mut left) = (dev.capacity(), behind);
     while end > 0 && left > 0 {
-        let start = (end - 1) / PIECE * PIECE;
+        let start = (end - 1) / CHUNK_BYTES * CHUNK_BYTES;
         if dev.next_data(start) < end {
             left = left.saturating_sub(end - start);
             let mut piece = AlignedBuf::zeroed((end - start) as usize);
@@ -409,7 +409,7 @@ pub fn may_be_torn(block: &[u8], sb: &Superblock) -> bool {
 pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::io::Result<()> {
     for place in sb.places() {
         match dev.write(place, &sb.encode()).and_then(|()| dev.flush()) {
-            Err(error) if !SUPERBLOCK_PLACES.contains(&place) => {
+            Err(error) if !SUPERBLOCK_OFFSETS.contains(&place) => {
                 tracing::warn!(offset = place, %error, "the last copy of the superblock cannot be written");
             }
             written => written?,
@@ -435,7 +435,7 @@ pub(super) fn clear_superblocks(dev: &dyn BlockDevice, sb: &Superblock) -> std::
 /// reason.
 pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
     let undecided = || {
-        let [first, second] = SUPERBLOCK_PLACES.map(|place| read_copy(&**dev, place));
+        let [first, second] = SUPERBLOCK_OFFSETS.map(|place| read_copy(&**dev, place));
         matches!((first, second), (Ok(first), Ok(second)) if first != second)
     };
     let copies = copies(&**dev);
@@ -509,7 +509,7 @@ fn refusal(dev: &Arc<dyn BlockDevice>, bad: Vec<Bad>) -> VolumeError {
     match damaged {
         Some(detail) => VolumeError::Damaged { detail },
         None if bad.contains(&Bad::NoMagic) => VolumeError::Foreign,
-        None if SUPERBLOCK_PLACES.iter().any(|place| place + BLOCK > dev.capacity()) => {
+        None if SUPERBLOCK_OFFSETS.iter().any(|place| place + BLOCK > dev.capacity()) => {
             VolumeError::TooShort
         }
         None => emptiness(&**dev),
@@ -531,7 +531,7 @@ fn emptiness(dev: &dyn BlockDevice) -> VolumeError {
         if at >= dev.capacity() || left == 0 {
             break;
         }
-        let len = PIECE.min(dev.capacity() - at).min(left);
+        let len = CHUNK_BYTES.min(dev.capacity() - at).min(left);
         zeros = is_zeros(at, len);
         (at, left) = (at + len, left - len);
     }

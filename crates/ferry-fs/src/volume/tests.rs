@@ -33,7 +33,7 @@ fn reseal(block: &mut [u8]) {
 }
 
 #[test]
-fn a_volume_says_what_it_is() {
+fn a_superblock_describes_its_volume() {
     for size in [SIZE_MIN, SIZE, 1 << 30, 64 << 30] {
         let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(size));
         let sb = mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
@@ -66,7 +66,7 @@ fn a_volume_of_any_size_can_be_made_and_opened() {
 
 #[test]
 fn either_superblock_is_enough() {
-    for place in SUPERBLOCK_PLACES {
+    for place in SUPERBLOCK_OFFSETS {
         let dev = device();
         let sb = made(&dev);
         write_at(&dev, place, |block| block[700] ^= 1);
@@ -82,8 +82,8 @@ fn either_superblock_is_enough() {
 
 /// The log had grown, and the device has lost the write of one copy.
 #[test]
-fn of_two_superblocks_the_one_with_the_longer_log_counts() {
-    for lost in SUPERBLOCK_PLACES {
+fn of_two_superblocks_the_one_with_the_longer_log_wins() {
+    for lost in SUPERBLOCK_OFFSETS {
         let dev = device();
         let old = made(&dev);
         let new = old.with_log_behind(3);
@@ -100,12 +100,12 @@ fn of_two_superblocks_the_one_with_the_longer_log_counts() {
     let dev = device();
     let sb = made(&dev);
     let other = Superblock { volume_id: [1; 16], ..sb.with_log_behind(3) };
-    dev.write(SUPERBLOCK_PLACES[1], &other.encode()).unwrap();
+    dev.write(SUPERBLOCK_OFFSETS[1], &other.encode()).unwrap();
     assert_eq!(read_superblock(&dev).unwrap(), sb);
 }
 
 #[test]
-fn what_is_there_is_not_overwritten() {
+fn create_does_not_overwrite_an_existing_name() {
     let dev = device();
     made(&dev);
     let options = MkfsOptions::default();
@@ -120,7 +120,7 @@ fn what_is_there_is_not_overwritten() {
         matches!(read_superblock(&foreign), Err(VolumeError::Foreign)),
         "many formats begin with zeros"
     );
-    for place in SUPERBLOCK_PLACES {
+    for place in SUPERBLOCK_OFFSETS {
         write_at(&dev, place, |block| block.fill(0));
     }
     let refused = mkfs(&dev, &options, &Env::real());
@@ -145,7 +145,7 @@ fn what_is_there_is_not_overwritten() {
 }
 
 #[test]
-fn what_this_program_does_not_know_is_refused_unless_it_may_be_ignored() {
+fn unknown_incompatible_features_are_refused() {
     let change = |at: usize, value: u8| {
         let dev = device();
         for place in made(&dev).places() {
@@ -225,7 +225,7 @@ fn a_volume_that_has_lost_its_front_is_found_by_its_last_superblock() {
     // As it is; as its file was made longer; and with other bytes where the front was.
     for (more, fill) in [(0, 0), (4096, 0), (40 << 20, 0), (0, 0xa5)] {
         let dev = grown(&whole, more);
-        let mut front = AlignedBuf::zeroed(SUPERBLOCK_PLACES[1] as usize + BLOCK_SIZE);
+        let mut front = AlignedBuf::zeroed(SUPERBLOCK_OFFSETS[1] as usize + BLOCK_SIZE);
         front.fill(fill);
         dev.write(0, &front).unwrap();
         let refused = mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap_err();
@@ -272,7 +272,7 @@ fn a_volume_without_a_last_copy_works_as_before() {
     let dev = device();
     let sb = with_a_file(&dev);
     let old = Superblock { compatible: 0, ..sb.clone() };
-    for place in SUPERBLOCK_PLACES {
+    for place in SUPERBLOCK_OFFSETS {
         dev.write(place, &old.encode()).unwrap();
     }
     write_at(&dev, SIZE - BLOCK_SIZE as u64, |block| block.fill(0));
@@ -302,13 +302,13 @@ fn a_superblock_counts_only_where_it_belongs() {
     ));
     let force = MkfsOptions { force: true, size: SIZE / 2, ..MkfsOptions::default() };
     let smaller = mkfs(&dev, &force, &Env::real()).unwrap();
-    SUPERBLOCK_PLACES.iter().for_each(|place| write_at(&dev, *place, |block| block.fill(0)));
+    SUPERBLOCK_OFFSETS.iter().for_each(|place| write_at(&dev, *place, |block| block.fill(0)));
     let (found, _) = find_superblock(&dev).unwrap();
     assert_eq!(found, smaller, "what an earlier volume has left at the end is gone");
 }
 
 #[test]
-fn impossible_wishes_are_refused() {
+fn impossible_mkfs_options_are_refused() {
     let dev = device();
     let options = MkfsOptions::default();
     for bad in [

@@ -28,7 +28,7 @@ impl DataStore {
         Ok(())
     }
 
-    /// Whoever writes now is held, or has to wait for space.
+    /// A thread that writes now is held, or has to wait for space.
     pub fn holds_writers(&self) -> bool {
         self.too_much() || self.space.is_wanted()
     }

@@ -1,4 +1,4 @@
-//! The cleaner: what it moves stays what it was, and space that is promised can always be had.
+//! The cleaner: blocks that it moves keep their contents, and reserved space can always be had.
 
 use crate::file::tests::*;
 use crate::inode::extents_right::ExtentsGuard;
@@ -163,7 +163,7 @@ fn a_file_whose_record_is_damaged_does_not_stop_the_cleaner() {
 
 /// What write-back took is still known where it cannot be mapped, so that it becomes dirty again.
 #[test]
-fn a_share_that_cannot_be_mapped_keeps_what_was_taken() {
+fn data_that_cannot_be_mapped_becomes_dirty_again() {
     use crate::writeback::batch::Contents;
     use crate::writeback::batch::Taken;
     use crate::writeback::batch::Work;
@@ -194,7 +194,7 @@ fn a_share_that_cannot_be_mapped_keeps_what_was_taken() {
 
 /// Two chunks of one segment, of which the one that ends it is written first.
 #[test]
-fn what_comes_too_late_for_the_summaries_is_remembered() {
+fn entries_too_late_for_a_summary_are_kept_in_memory() {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let (table, space) = (&volume.store.table, &volume.store.space);
     let first = table.allocate(Stream::New, 40, space).unwrap();
@@ -210,7 +210,7 @@ fn what_comes_too_late_for_the_summaries_is_remembered() {
     let next = table.allocate(Stream::New, 1, space).unwrap();
     assert_ne!(next.segment, first.segment);
     let late: Vec<_> =
-        table.late_entries(first.segment).iter().map(|e| (e.ino, e.at, e.len)).collect();
+        table.unsummarized_entries(first.segment).iter().map(|e| (e.ino, e.at, e.len)).collect();
     assert_eq!(late, [(7, first.at, first.len)]);
 }
 
@@ -218,7 +218,7 @@ fn what_comes_too_late_for_the_summaries_is_remembered() {
 /// segment becomes free, and the next batch may go there: what was live is not there any more, and
 /// to wait for it would be to wait for oneself.
 #[test]
-fn the_cleaner_does_not_wait_for_its_own_batch_where_a_file_was_cut_off_meanwhile() {
+fn the_cleaner_does_not_wait_for_its_own_batch_after_a_truncation() {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 20 * 4096));
@@ -310,7 +310,7 @@ fn resting() -> (Volume, Failing, Arc<Inode>) {
 }
 
 #[test]
-fn what_the_cleaner_was_moving_when_a_write_failed_stays_readable() {
+fn blocks_moved_by_a_failed_write_stay_readable() {
     let (volume, failing, file) = resting();
     failing.dev.fail_after(&[Op::Write], 0);
     volume.store.clean_once().unwrap();
@@ -327,7 +327,7 @@ fn what_the_cleaner_was_moving_when_a_write_failed_stays_readable() {
 
 /// Moved twice, of which neither is durable.
 #[test]
-fn what_the_cleaner_had_moved_when_a_flush_failed_stays_readable() {
+fn blocks_moved_before_a_failed_flush_stay_readable() {
     let (volume, failing, file) = resting();
     failing.flushes.store(true, Ordering::Relaxed);
     for _ in 0..2 {
@@ -344,7 +344,7 @@ fn what_the_cleaner_had_moved_when_a_flush_failed_stays_readable() {
 }
 
 #[test]
-fn old_places_are_forgotten_when_the_new_ones_are_stamped() {
+fn old_locations_are_forgotten_when_the_new_ones_are_durable() {
     let (volume, _, _) = resting();
     volume.store.clean_once().unwrap();
     assert_eq!(volume.store.moves.len(), 1);
@@ -354,7 +354,7 @@ fn old_places_are_forgotten_when_the_new_ones_are_stamped() {
 
 /// What is under way is waited for, so nothing that comes to nothing may count as that.
 #[test]
-fn a_batch_of_the_cleaner_that_comes_to_nothing_is_given_back() {
+fn an_unused_batch_of_the_cleaner_is_given_back() {
     let (volume, _, file) = resting();
     let mut txn = volume.journal.begin(Credits { keys: 1, bytes: 400, urgent: false }).unwrap();
     txn.put(&keys::extent(5, 0), b"no extent");

@@ -10,8 +10,8 @@ fn spoiled() -> (Volume, Arc<Inode>) {
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 40 * 4096));
     volume.store.write_back_all().unwrap();
-    let place = volume.store.window(&file, 0).unwrap().place(17);
-    let crate::extents::Place::Data(dev, _) = place else {
+    let place = volume.store.window(&file, 0).unwrap().mapping(17);
+    let crate::extents::Mapping::Data(dev, _) = place else {
         panic!("block 17 is not mapped: {place:?}")
     };
     let mut block = AlignedBuf::zeroed(4096);
@@ -42,7 +42,7 @@ fn check(volume: &Volume, file: &Arc<Inode>) {
 }
 
 #[test]
-fn a_damaged_block_is_an_error_there_and_nowhere_else() {
+fn only_a_damaged_block_fails_to_be_read() {
     let (volume, file) = spoiled();
     check(&volume, &file);
     assert!(volume.store.stats().damaged_blocks > 0);
@@ -58,12 +58,12 @@ fn a_damaged_block_is_an_error_there_and_nowhere_else() {
 #[test]
 fn the_cleaner_moves_a_damaged_block_and_it_stays_damaged() {
     let (volume, file) = spoiled();
-    let before = volume.store.window(&file, 0).unwrap().place(17);
+    let before = volume.store.window(&file, 0).unwrap().mapping(17);
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);
     }
     volume.store.clean_once().unwrap();
-    assert_ne!(volume.store.window(&file, 0).unwrap().place(17), before);
+    assert_ne!(volume.store.window(&file, 0).unwrap().mapping(17), before);
     check(&volume, &file);
     volume.check();
 }
@@ -76,7 +76,7 @@ fn a_failed_write_is_told_to_each_handle_once() {
     assert_eq!(file.file.errors.tell(&a), None);
     let batch = Batch::start(7..8, &Arc::default());
     batch.add_file(file.clone());
-    batch.land(Err(JournalError::Closed));
+    batch.complete(Err(JournalError::Closed));
     batch.set_logged();
     assert!(!batch.is_over(), "what the device does not have stays in memory");
     assert_eq!(file.file.errors.tell(&a), Some(Errno(libc::EIO)));

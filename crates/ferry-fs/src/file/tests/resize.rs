@@ -14,7 +14,7 @@ fn scattered(volume: &Volume, blocks: u64) -> Arc<Inode> {
 }
 
 #[test]
-fn a_truncation_of_any_size_goes_in_pieces() {
+fn a_truncation_of_any_size_is_split_into_transactions() {
     let volume = Volume::new(100, 1 << 20, 32 << 20, false);
     let file = scattered(&volume, 12_000);
     volume
@@ -79,7 +79,7 @@ fn removing_a_large_file_frees_everything_and_calls_finish_once() {
     volume.check();
 }
 
-/// A truncation that failed half-way goes on with whoever next changes the file, and nothing of
+/// A truncation that failed half-way goes on with the next change of the file, and nothing of
 /// what is written meanwhile is lost or mistaken for what was there.
 #[test]
 fn a_truncation_that_an_error_interrupted_is_finished_by_the_next() {
@@ -169,7 +169,7 @@ fn contents_move_between_record_and_extents() {
 }
 
 #[test]
-fn a_promise_is_kept_on_a_full_volume() {
+fn fallocated_blocks_can_be_written_on_a_full_volume() {
     let volume = Volume::new(64, 256 << 10, 4 << 20, false);
     let file = volume.create(5);
     volume.store.fallocate(&file, 0, 0, 4 << 20, &mut |_| ()).unwrap();
@@ -189,7 +189,7 @@ fn a_promise_is_kept_on_a_full_volume() {
     }
     volume.evict();
     for i in 0..16 {
-        assert!(volume.read(&file, i << 18, 1 << 18) == pattern(i, 1 << 18), "piece {i}");
+        assert!(volume.read(&file, i << 18, 1 << 18) == pattern(i, 1 << 18), "chunk {i}");
     }
     assert_eq!((volume.store.table.used().1, volume.store.stats().no_room), (0, 0));
     volume.check();

@@ -1,4 +1,4 @@
-//! Full volumes: what was promised is kept, the rest is refused at the write, and removing always
+//! Full volumes: reserved space is there, more is refused at the write, and removing always
 //! works.
 
 use crate::file::tests::*;
@@ -59,10 +59,10 @@ fn file_of(volume: &Volume, percent: u64) -> (Arc<Inode>, u64) {
     (file, blocks)
 }
 
-/// What is overwritten becomes free; so there is always room for the next write, whoever else wants
+/// What is overwritten becomes free; so there is always room for the next write, even if others want
 /// some.
 #[test]
-fn who_overwrites_on_a_full_volume_is_never_refused() {
+fn overwrites_on_a_full_volume_are_never_refused() {
     // More may be dirty than there is room for.
     let volume = Volume::new(128, 256 << 10, 64 << 20, true);
     // The map of the extents takes room, too: each block has an extent of its own at last.
@@ -118,7 +118,7 @@ fn grow_home(volume: &Volume, segments: usize) -> Vec<u32> {
 
 /// A write that was accepted has its space, whatever the home store takes of its own.
 #[test]
-fn what_was_written_finds_space_though_metadata_took_its_reserve_meanwhile() {
+fn reserved_data_finds_space_though_metadata_took_the_reserve() {
     let volume = Volume::new(128, 256 << 10, 64 << 20, false);
     let (file, blocks) = file_of(&volume, 80);
     overwrite_all(&volume, &file, blocks);
@@ -206,7 +206,7 @@ fn a_segment_that_was_closed_before_anything_was_written_to_it_is_free_again() {
 
 /// Who makes room waits for those who have taken it and may not need it.
 #[test]
-fn write_back_waits_for_chunks_that_others_have_and_do_not_need() {
+fn write_back_waits_for_unneeded_chunks_of_others() {
     let volume = Volume::new(64, 256 << 10, 64 << 20, false);
     let (table, space) = (&volume.store.table, &volume.store.space);
     fill(&volume, 10);

@@ -93,7 +93,7 @@ fn after_an_unmount_the_host_has_all_but_the_reserves() {
 
 /// The background thread, on a clock of its own.
 #[test]
-fn what_is_free_goes_back_within_a_minute_and_not_before_the_volume_is_quiet() {
+fn free_space_goes_back_to_the_host_within_a_minute_of_quiet() {
     let (volume, held) = hosted();
     let fresh = segments_held(&volume, &held).len();
     let (mut quiet, mut now) = (Quiet::default(), Duration::from_secs(1000));

@@ -14,7 +14,7 @@ use std::time::Duration;
 const LOG: u64 = 1 << 20;
 /// So many files are read: more than have their access times in memory before these are logged.
 const FILES: usize = 4200;
-/// Whoever is not done by then waits for the device.
+/// A request that is not done by then waits for the device.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The number of a request, and what came of it.
@@ -136,7 +136,7 @@ fn look_at_everything(world: &World) {
 }
 
 #[test]
-fn readers_do_not_wait_for_a_checkpoint() {
+fn reads_do_not_wait_for_a_checkpoint() {
     in_a_checkpoint(|world, _| look_at_everything(world));
 }
 
@@ -162,7 +162,7 @@ fn fill_the_log(world: &World, thread: &mut Thread) -> usize {
 }
 
 #[test]
-fn changes_go_on_while_the_log_has_room_and_then_leave_the_thread_to_others() {
+fn a_change_that_lacks_log_space_leaves_the_transport_thread() {
     in_a_checkpoint(|world, device| {
         let (mut thread, answers) = Thread::new();
         let made = fill_the_log(world, &mut thread);
@@ -224,7 +224,7 @@ fn look_only(world: &World) {
 }
 
 #[test]
-fn who_is_killed_in_a_change_that_waits_leaves_nothing_behind() {
+fn a_killed_waiting_change_leaves_nothing_behind() {
     in_a_checkpoint(|world, device| {
         let (mut thread, answers) = Thread::new();
         let made = fill_the_log(world, &mut thread);
@@ -240,7 +240,7 @@ fn who_is_killed_in_a_change_that_waits_leaves_nothing_behind() {
             interrupt();
         }
         device.release_all();
-        // Those who stand in the row for log space are served, and so is whoever comes behind them.
+        // The changes in the wait queue for log space are served, and so are those behind them.
         world.file(ROOT, "last").unwrap();
         while world.fs.handles.len() > open || world.fs.journal.stats().space.waiting > 0 {
             std::thread::yield_now();

@@ -6,7 +6,7 @@ use crate::scrub::live::ScrubState;
 use crate::scrub::report::{Damage, Part, ScrubReport};
 use crate::scrub::run::{scrub, scrub_source};
 use crate::scrub::source::{ScrubOptions, ScrubProgress, Source, Watch};
-use crate::volume::SUPERBLOCK_PLACES;
+use crate::volume::SUPERBLOCK_OFFSETS;
 use ferry_device::AlignedBuf;
 use ferry_env::Clock;
 use parking_lot::Mutex;
@@ -98,7 +98,7 @@ fn a_scrub_finds_exactly_what_is_damaged() {
     let nameless = filled(&world, ROOT, "removed", 8);
     let held = world.open(nameless).unwrap();
     world.unlink(ROOT, "removed").unwrap();
-    // Damage in what is not stamped yet would be taken for the log's end by whoever opens the
+    // Damage in what is not stamped yet would be taken for the log's end by a mount that opens the
     // volume.
     world.fs.sync().unwrap();
     world.fs.journal.force_stamped().unwrap();
@@ -164,19 +164,19 @@ fn a_scrub_finds_exactly_what_is_damaged() {
 }
 
 #[test]
-fn damage_beside_the_contents_is_found_too() {
+fn a_scrub_finds_damage_outside_contents() {
     let world = World::new();
     filled(&world, ROOT, "file", 20);
     world.fs.sync().unwrap();
     world.fs.journal.force_stamped().unwrap();
-    spoil(&world, SUPERBLOCK_PLACES[1]);
+    spoil(&world, SUPERBLOCK_OFFSETS[1]);
     let geometry = world.fs.superblock().geometry();
     spoil(&world, geometry.home_map_offsets[1]);
     let parts = |report: &ScrubReport| {
         report.damage.iter().map(|d| (d.part, d.device_offset)).collect::<Vec<_>>()
     };
     let expected = vec![
-        (Part::Superblock, Some(SUPERBLOCK_PLACES[1])),
+        (Part::Superblock, Some(SUPERBLOCK_OFFSETS[1])),
         (Part::Home, Some(geometry.home_map_offsets[1])),
     ];
     let report = offline(&world);
@@ -257,7 +257,7 @@ impl Watch for Recorder {
 }
 
 #[test]
-fn no_second_sees_more_than_the_rate_and_one_read() {
+fn a_scrub_keeps_its_rate_each_second() {
     const RATE: u64 = 3 << 20;
     let world = World::new();
     for i in 0..20 {
@@ -394,7 +394,7 @@ impl Watch for Meddler<'_> {
 }
 
 #[test]
-fn what_went_away_before_it_was_read_is_not_damaged() {
+fn a_block_freed_before_the_scrub_reads_it_is_not_damage() {
     let world = World::new();
     let resting = filled(&world, ROOT, "resting", 50);
     world.fs.sync().unwrap();
@@ -419,7 +419,7 @@ fn what_went_away_before_it_was_read_is_not_damaged() {
 /// other, until the cleaner has had its turn: each finds what was planted in a file that rests, and
 /// nothing else.
 #[test]
-fn no_false_alarm_while_everything_moves() {
+fn a_scrub_of_a_busy_volume_finds_no_damage() {
     const FILES: u64 = 12;
     const BLOCKS: u64 = 200;
     let world =

@@ -76,7 +76,7 @@ fn held_volume(cache: usize) -> (Volume, Holding) {
 }
 
 #[test]
-fn a_block_that_the_cleaner_is_moving_is_waited_for_and_not_taken_for_damaged() {
+fn a_read_waits_for_a_block_that_the_cleaner_moves() {
     let (volume, dev) = held_volume(8 << 20);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 80_000));
@@ -105,7 +105,7 @@ fn a_scrub_waits_for_what_is_on_its_way_and_does_not_call_it_damaged() {
     volume.write(&file, 0, &pattern(1, 80_000));
     dev.hold();
     volume.store.write_back(&file).unwrap();
-    let crate::extents::Place::Data(first, _) = volume.store.window(&file, 0).unwrap().place(0)
+    let crate::extents::Mapping::Data(first, _) = volume.store.window(&file, 0).unwrap().mapping(0)
     else {
         panic!("the file is mapped")
     };
@@ -132,7 +132,7 @@ fn a_scrub_waits_for_what_is_on_its_way_and_does_not_call_it_damaged() {
 }
 
 #[test]
-fn what_is_being_written_stays_in_memory_until_it_is_written() {
+fn data_in_flight_stays_in_memory_until_it_is_written() {
     let (volume, dev) = held_volume(64 << 10);
     let file = volume.create(5);
     dev.hold();
@@ -155,10 +155,10 @@ fn what_is_being_written_stays_in_memory_until_it_is_written() {
 /// What is done behind the next write, once.
 type Act = Box<dyn FnOnce() + Send>;
 
-/// Two files travel in one batch. When its data has landed, the second one's new place is not in
+/// Two files share one batch. When its data is written, the second one's new location is not in
 /// its extent map yet.
 #[test]
-fn what_has_landed_and_is_not_yet_logged_stays_in_memory() {
+fn written_and_unlogged_data_stays_in_memory() {
     let next: Arc<Mutex<Option<Act>>> = Arc::default();
     let after_write = Arc::clone(&next);
     let volume = Volume::on(64, 256 << 10, 8 << 20, false, |inner| {
