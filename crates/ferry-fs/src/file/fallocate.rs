@@ -9,7 +9,7 @@ use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::keys::{self, BLOCK, InodeRecord};
 use crate::space::free_blocks::{Claim, Want};
-use crate::store::data_store::{AttrEdit, DataStore};
+use crate::store::data_store::{AttrEdit, Busy, DataStore, Dirty};
 use crate::store::drop::put_all;
 use ferry_journal::Journal;
 use std::ops::Range;
@@ -139,7 +139,7 @@ impl DataStore {
                 self.dirtied(inode, &mut state, &pages);
             }
             drop((state, pages));
-            self.write_back(inode)?;
+            self.write_back(Dirty::File(inode), Busy::Wait)?;
         }
     }
 

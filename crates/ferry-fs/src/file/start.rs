@@ -2,7 +2,7 @@
 
 use crate::error::FsError;
 use crate::inode::table::InodeSource;
-use crate::store::data_store::DataStore;
+use crate::store::data_store::{Busy, DataStore, Dirty};
 use ferry_journal::{Journal, Recovered};
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl DataStore {
         if self.writable().is_err() {
             return Ok(());
         }
-        self.write_back_all()?;
+        self.write_back(Dirty::All, Busy::Wait)?;
         self.name_everything()?;
         self.give_back_at_unmount()
     }

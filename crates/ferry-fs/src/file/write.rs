@@ -5,7 +5,7 @@ use crate::cache::folio::CHUNK_BYTES;
 use crate::cache::pages::Known;
 use crate::error::FsError;
 use crate::extents::Mapping;
-use crate::file::plan::{Ready, apply, prepare};
+use crate::file::plan::{Needs, apply, prepare};
 use crate::inode::incore::Inode;
 use crate::keys::BLOCK;
 use crate::order::{Guard, Rank};
@@ -79,42 +79,28 @@ impl DataStore {
             return Ok(end);
         }
         let mut claim = self.space.claim_from(reserved_space.clone());
-        loop {
+        self.change_contents(inode, busy, &mut claim, |claim| {
             let mut state = inode.state.write();
             let offset = match at {
                 At::Offset(offset) => offset,
                 At::End => state.rec.size,
             };
             let end = offset.checked_add(data.len() as u64).filter(|e| *e <= i64::MAX as u64);
-            let end = end.ok_or(Errno(libc::EFBIG))?;
+            let end = end.ok_or(FsError::Errno(Errno(libc::EFBIG)))?;
             let mut pages = inode.file.pages.write();
             pages.attach(&self.cache, &inode.file.front);
-            let plan = match prepare(&state, &pages, offset..end) {
-                Ready::Yes(plan) => plan,
-                Ready::Load(window) => {
-                    drop((state, pages));
-                    self.load_window(inode, window)?;
-                    continue;
-                }
-                Ready::Fetch(block) => {
-                    drop((state, pages));
-                    self.fetch_block(inode, block)?;
-                    continue;
-                }
-            };
+            let plan = prepare(&state, &pages, offset..end)?;
             let want = plan.wants(&self.space);
             if !claim.take(want) {
-                drop((state, pages));
-                self.find_space_or_refuse(busy, want, &mut claim)?;
-                continue;
+                return Err(Needs::Space(want));
             }
             let size = state.rec.size.max(end);
             apply(inode, &state, &mut pages, &plan, data, size);
             state.rec.size = size;
             touch.apply(&mut state.rec);
             self.dirtied(inode, &mut state, &pages);
-            return Ok(end);
-        }
+            Ok(end)
+        })
     }
 
     /// Makes bytes `[from, to)` zeros by writing them, where they are not zeros already. Both lie
@@ -122,7 +108,7 @@ impl DataStore {
     pub(crate) fn zero_bytes(&self, inode: &Arc<Inode>, from: u64, to: u64) -> Result<(), FsError> {
         let block = from / BLOCK;
         let mut claim = self.space.claim();
-        loop {
+        self.change_contents(inode, Busy::Wait, &mut claim, |claim| {
             let mut state = inode.state.write();
             let to = to.min(state.rec.size);
             if from >= to {
@@ -135,43 +121,18 @@ impl DataStore {
                 match pages.mapping(block, state.logged.blocks) {
                     Known::Is(Mapping::Data(..)) => {}
                     Known::Is(_) => return Ok(()),
-                    Known::Load(window) => {
-                        drop((state, pages));
-                        self.load_window(inode, window)?;
-                        continue;
-                    }
+                    Known::Load(window) => return Err(Needs::Window(window)),
                 }
             }
-            let plan = match prepare(&state, &pages, from..to) {
-                Ready::Yes(plan) => plan,
-                Ready::Load(window) => {
-                    drop((state, pages));
-                    self.load_window(inode, window)?;
-                    continue;
-                }
-                Ready::Fetch(block) => {
-                    drop((state, pages));
-                    self.fetch_block(inode, block)?;
-                    continue;
-                }
-            };
+            let plan = prepare(&state, &pages, from..to)?;
             let want = plan.wants(&self.space);
             if !claim.take(want) {
-                drop((state, pages));
-                self.find_space(want, &mut claim)?;
-                continue;
+                return Err(Needs::Space(want));
             }
-            let size = state.rec.size;
-            apply(
-                inode,
-                &state,
-                &mut pages,
-                &plan,
-                &[0; BLOCK as usize][..(to - from) as usize],
-                size,
-            );
+            let (size, zeros) = (state.rec.size, &[0; BLOCK as usize][..(to - from) as usize]);
+            apply(inode, &state, &mut pages, &plan, zeros, size);
             self.dirtied(inode, &mut state, &pages);
-            return Ok(());
-        }
+            Ok(())
+        })
     }
 }

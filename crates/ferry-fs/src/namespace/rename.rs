@@ -13,6 +13,7 @@ use crate::namespace::names::{Found, check_dir, check_name};
 use crate::namespace::remove::{Kind, check_removable};
 use crate::order::{Guard, Rank};
 use crate::posix::{inherit_group, is_dir, is_regular};
+use crate::store::data_store::Dirty;
 use ferry_journal::{Credits, Seq, Transaction};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -191,7 +192,7 @@ impl LocalFs {
             && source.ino != victim.ino
             && is_regular(source.state.read().rec.mode)
         {
-            self.data.write_back_one(source, how.busy)?;
+            self.data.write_back(Dirty::File(source), how.busy)?;
         }
         Ok(())
     }

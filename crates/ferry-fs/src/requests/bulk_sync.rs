@@ -11,7 +11,7 @@ use crate::inode::incore::Inode;
 use crate::local::handles::Handle;
 use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::{CacheMode, LocalFs};
-use crate::store::data_store::Busy;
+use crate::store::data_store::{Busy, Dirty};
 use ferry_journal::{JournalError, Seq};
 use std::sync::Arc;
 
@@ -67,8 +67,8 @@ impl LocalFs {
 
     /// What is dirty of the files goes into contexts.
     fn log_files(&self, asked: &mut Asked, busy: Busy) -> Result<(), WouldWait> {
-        match self.data.write_back_many(asked.inodes(), busy) {
-            Ok(()) => {}
+        match self.data.write_back(Dirty::Files(asked.inodes()), busy) {
+            Ok(_) => {}
             Err(FsError::WouldWait) => return Err(WouldWait),
             Err(error) => drop(self.report("bulk sync", 0, error)),
         }
@@ -78,7 +78,7 @@ impl LocalFs {
             if !self.data.is_dirty(&handle.inode) {
                 continue;
             }
-            match self.data.write_back_one(&handle.inode, busy) {
+            match self.data.write_back(Dirty::File(&handle.inode), busy) {
                 Ok(_) => {}
                 Err(FsError::WouldWait) => return Err(WouldWait),
                 Err(error) => {

@@ -7,7 +7,7 @@ use crate::local::handles::Handle;
 use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::LocalFs;
 use crate::local::pool::Work;
-use crate::store::data_store::Busy;
+use crate::store::data_store::{Busy, Dirty};
 use ferry_journal::{Caller, JournalError, Seq};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ impl Work<LocalFs> for BlockingFsync<LocalFs> {
 
     fn run(these: Vec<Self>, fs: &LocalFs) {
         let files = these.iter().flat_map(|fsync| fsync.files.iter().cloned()).collect();
-        if let Err(error) = fs.data.write_back_many(files, Busy::Wait) {
+        if let Err(error) = fs.data.write_back(Dirty::Files(files), Busy::Wait) {
             tracing::debug!(%error, "write-back for many fsyncs failed; each is told its own error");
         }
         these.into_iter().for_each(|fsync| (fsync.then)(fs));
@@ -32,7 +32,7 @@ impl LocalFs {
     pub(crate) fn do_fsync(&self, cx: &Cx, ino: Ino, fh: u64) -> Answer<()> {
         let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
         if !self.is_long(cx, [&handle.inode]) {
-            match self.data.write_back_one(&handle.inode, self.patience(cx)) {
+            match self.data.write_back(Dirty::File(&handle.inode), self.patience(cx)) {
                 Err(FsError::WouldWait) => {}
                 written => {
                     if let Some(seq) = self.logged(&handle, written)? {
@@ -63,7 +63,7 @@ impl LocalFs {
 
     /// The rest of an fsync whose data a thread of the blocking pool has written back.
     fn finish_fsync(&self, caller: Caller, handle: Arc<Handle>, parked: Parked<()>) {
-        match self.logged(&handle, self.data.write_back(&handle.inode)) {
+        match self.logged(&handle, self.data.write_back(Dirty::File(&handle.inode), Busy::Wait)) {
             Ok(None) => parked.complete(Ok(())),
             Ok(Some(seq)) => self.force_for(caller, handle, seq, parked),
             Err(error) => parked.complete(Err(error)),
@@ -181,7 +181,7 @@ impl LocalFs {
     /// is.
     pub(crate) fn commit_everything(&self, busy: Busy) -> Result<Seq, FsError> {
         self.log_lazy_times(busy)?;
-        let seq = self.data.write_back_everything(busy)?;
+        let seq = self.data.write_back(Dirty::All, busy)?;
         Ok(seq.max(Seq(self.newest.load(Ordering::Acquire))))
     }
 

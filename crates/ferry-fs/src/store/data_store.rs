@@ -61,6 +61,19 @@ pub enum Busy {
     Refuse,
 }
 
+/// What is to be written back.
+pub enum Dirty<'i> {
+    /// One file.
+    File(&'i Arc<Inode>),
+    /// These files, gathered into large batches. An error of one file is left with that file: its
+    /// handles are told.
+    Files(Vec<Arc<Inode>>),
+    /// Every file that has waited since then, or longer.
+    Since(Duration),
+    /// Every file.
+    All,
+}
+
 /// What a write changes beside contents and size.
 pub enum Touch<'a> {
     /// Nothing.

@@ -6,7 +6,7 @@ use crate::keys::BLOCK;
 use crate::order::{Held, Rank};
 use crate::space::free_blocks::{Claim, Want};
 use crate::space::reservation::{INODE_BLOCKS, target_cost};
-use crate::store::data_store::{Busy, DataStore};
+use crate::store::data_store::{Busy, DataStore, Dirty};
 
 impl DataStore {
     /// Stands in the wait queue for space: asks the host, then has everything written back (what is
@@ -57,7 +57,7 @@ impl DataStore {
     /// Makes everything free that can be.
     pub(crate) fn free_all(&self, want: Want) -> Result<(), FsError> {
         self.await_removed(want);
-        self.write_back_all()?;
+        self.write_back(Dirty::All, Busy::Wait)?;
         if let Some(journal) = self.space.has_pending().then(|| self.journal()).transpose()? {
             self.force_stamped(&journal)?;
             self.space.reap_now();

@@ -5,7 +5,7 @@ use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::keys::{BLOCK, INLINE_MAX};
 use crate::space::segments::{Chunk, Stream};
-use crate::store::data_store::{Busy, DataStore};
+use crate::store::data_store::{Busy, DataStore, Dirty};
 use crate::writeback::batch::{BATCH_BLOCKS, OpenBatch};
 use ferry_journal::{Journal, Seq};
 use std::sync::Arc;
@@ -18,14 +18,19 @@ const IN_FLIGHT_MAX: usize = 64 << 20;
 const GROUP_INODES: usize = 512;
 
 impl DataStore {
-    /// Puts all that is dirty of `inode` into contexts up to the returned one; the caller forces
-    /// it.
-    pub fn write_back(&self, inode: &Arc<Inode>) -> Result<Seq, FsError> {
-        self.write_back_one(inode, Busy::Wait)
+    /// Puts dirty data into contexts up to the returned one; the caller forces it. On an error,
+    /// what could not be written stays dirty.
+    pub fn write_back(&self, what: Dirty<'_>, busy: Busy) -> Result<Seq, FsError> {
+        let newest = || Seq(self.last_seq.load(Ordering::Acquire));
+        match what {
+            Dirty::File(inode) => self.write_back_file(inode, busy),
+            Dirty::Files(inodes) => self.write_back_files(inodes, busy).map(|()| newest()),
+            Dirty::Since(since) => self.write_back_since(since, busy).map(|()| newest()),
+            Dirty::All => self.write_back_since(Duration::MAX, busy).map(|()| newest()),
+        }
     }
 
-    /// The same, for a caller that may not be able to wait.
-    pub fn write_back_one(&self, inode: &Arc<Inode>, busy: Busy) -> Result<Seq, FsError> {
+    fn write_back_file(&self, inode: &Arc<Inode>, busy: Busy) -> Result<Seq, FsError> {
         if self.is_dirty(inode) {
             self.writable()?;
             let journal = self.journal()?;
@@ -59,10 +64,7 @@ impl DataStore {
         Ok(Seq(inode.last_seq.load(Ordering::Acquire)))
     }
 
-    /// The same for many inodes, gathered into large batches. Trouble with one file is left with
-    /// that file (its handles are told); any other error leaves those dirty that could not be
-    /// written.
-    pub fn write_back_many(&self, mut inodes: Vec<Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
+    fn write_back_files(&self, mut inodes: Vec<Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
         inodes.retain(|inode| self.is_dirty(inode));
         if inodes.is_empty() {
             return Ok(());
@@ -86,24 +88,13 @@ impl DataStore {
         dirty > 0 && self.writes.in_flight() + dirty > IN_FLIGHT_MAX / 2
     }
 
-    /// The same of [`DataStore::write_back_all`].
+    /// The same for all files.
     pub fn would_wait_for_all(&self) -> bool {
         self.writes.in_flight() + self.cache.dirty() > IN_FLIGHT_MAX / 2
     }
 
-    /// The same for all inodes.
-    pub fn write_back_all(&self) -> Result<Seq, FsError> {
-        self.write_back_everything(Busy::Wait)
-    }
-
-    /// The same, for a caller that may not be able to wait.
-    pub fn write_back_everything(&self, busy: Busy) -> Result<Seq, FsError> {
-        self.write_back_since(Duration::MAX, busy)?;
-        Ok(Seq(self.last_seq.load(Ordering::Acquire)))
-    }
-
     /// Writes back what waits since `since` or longer, many files at a time.
-    pub(crate) fn write_back_since(&self, since: Duration, busy: Busy) -> Result<(), FsError> {
+    fn write_back_since(&self, since: Duration, busy: Busy) -> Result<(), FsError> {
         let newest = self.queue.newest();
         let (mut after, mut failed) = (0, Ok(()));
         loop {
@@ -154,7 +145,7 @@ impl DataStore {
         busy: Busy,
         failed: &mut Result<(), FsError>,
     ) -> Result<(), FsError> {
-        match self.write_back_one(inode, busy) {
+        match self.write_back_file(inode, busy) {
             Err(error) if error.is_of_one_file() => {
                 tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
                 inode.file.errors.add(error.errno());

@@ -30,10 +30,10 @@ fn random_overwrites_on_a_filling_volume_lose_nothing_and_never_lack_space() {
         version[block as usize] += 1;
         volume.write(&file, block * BLOCK, &block_of(block, version[block as usize]));
         if i % 64 == 0 {
-            volume.store.write_back(&file).unwrap();
+            volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
         }
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     volume.evict();
     for block in 0..blocks {
         let read = volume.read(&file, block * BLOCK, 4096);
@@ -51,7 +51,7 @@ fn small_files_of_a_segment_move_together_and_dead_ones_do_not() {
         let file = volume.create(ino);
         volume.write(&file, 0, &pattern(ino, 9000));
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     for ino in (10..90).filter(|i| i % 3 != 0) {
         volume.remove(ino);
     }
@@ -76,7 +76,7 @@ fn a_segment_without_its_summaries_is_cleaned_all_the_same() {
         let file = volume.create(ino);
         volume.write(&file, 0, &pattern(ino, 9000));
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     // What is not yet named by a summary is forgotten here, as in a crash.
     volume.reopen(false);
     for ino in (10..60).filter(|i| i % 2 == 0) {
@@ -106,7 +106,7 @@ fn emptied_segments_go_back_to_the_host() {
     for i in 0..200 {
         volume.write(&file, i << 20, &pattern(i, 1 << 20));
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     let full = volume.dev.resident();
     volume.remove(5);
     volume.store.make_room().unwrap();
@@ -129,7 +129,7 @@ fn a_file_whose_record_is_damaged_does_not_stop_the_cleaner() {
         let file = volume.create(ino);
         volume.write(&file, 0, &pattern(ino, 9000));
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     for ino in inos.clone().filter(|i| i % 3 != 0) {
         volume.remove(ino);
     }
@@ -170,7 +170,7 @@ fn data_that_cannot_be_mapped_becomes_dirty_again() {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(5, 9000));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     let mut txn = volume.journal.begin(Credits { keys: 1, bytes: 400, urgent: false }).unwrap();
     txn.put(&keys::extent(5, 0), b"no extent");
     txn.commit();
@@ -222,7 +222,7 @@ fn the_cleaner_does_not_wait_for_its_own_batch_after_a_truncation() {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 20 * 4096));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     let segment = volume.store.table.open_segments()[0];
     volume.store.table.close_segment(segment);
     let live = vec![Live { ino: 5, block: 0, at: 0, len: 20 }];
@@ -300,7 +300,7 @@ fn resting() -> (Volume, Failing, Arc<Inode>) {
     let (volume, failing) = Failing::volume();
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 40 * 4096));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     volume.journal.force_stamped().unwrap();
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);

@@ -9,7 +9,7 @@ fn spoiled() -> (Volume, Arc<Inode>) {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 40 * 4096));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     let place = volume.store.window(&file, 0).unwrap().mapping(17);
     let crate::extents::Mapping::Data(dev, _) = place else {
         panic!("block 17 is not mapped: {place:?}")
@@ -50,7 +50,7 @@ fn only_a_damaged_block_fails_to_be_read() {
     let part = volume.store.write(&file, At::Offset(17 * BLOCK + 5), b"part", Touch::Nothing);
     assert_eq!(part.unwrap_err().errno(), Errno(libc::EIO));
     volume.write(&file, 17 * BLOCK, &pattern(1, 40 * 4096)[17 * 4096..18 * 4096]);
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     volume.evict();
     assert!(volume.read(&file, 0, 40 * 4096) == pattern(1, 40 * 4096));
 }
@@ -97,7 +97,7 @@ fn an_extent_where_no_volume_has_data_is_damage() {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 3 * 4096));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     for block in [0, u64::MAX, u64::MAX - 1, 1 << 60] {
         volume.evict();
         let journal = volume.store.journal().unwrap();

@@ -30,7 +30,7 @@ fn a_file_that_outgrows_its_record_during_a_commit_gets_extents() {
         volume.store.take(guard, 0..u64::MAX / BLOCK, &mut open, &volume.journal).unwrap().unwrap();
     volume.write(&file, 10_000, b"far");
     volume.store.send(vec![work], open, &volume.journal).unwrap();
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     assert_eq!(volume.read(&file, 0, 5), b"hello");
     let state = file.state.read();
     assert!(state.logged.inline.is_none() && state.logged.blocks == 2, "{:?}", state.logged);
@@ -49,7 +49,7 @@ fn written_data_stays_in_memory_until_it_is_logged() {
         // Both are in one batch, which is written with the first one's transaction; the second one's
         // waits for this lock.
         let state = second.state.read();
-        let done = scope.spawn(|| volume.store.write_back_all());
+        let done = scope.spawn(|| volume.store.write_back(Dirty::All, Busy::Wait));
         while volume.store.is_dirty(&first) {
             std::thread::yield_now();
         }

@@ -80,7 +80,7 @@ fn a_read_waits_for_a_block_that_the_cleaner_moves() {
     let (volume, dev) = held_volume(8 << 20);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 80_000));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);
     }
@@ -104,7 +104,7 @@ fn a_scrub_waits_for_what_is_on_its_way_and_does_not_call_it_damaged() {
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 80_000));
     dev.hold();
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     let crate::extents::Mapping::Data(first, _) = volume.store.window(&file, 0).unwrap().mapping(0)
     else {
         panic!("the file is mapped")
@@ -137,7 +137,7 @@ fn data_in_flight_stays_in_memory_until_it_is_written() {
     let file = volume.create(5);
     dev.hold();
     volume.write(&file, 0, &pattern(1, 60_000));
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     volume.store.cache.shrink();
     volume.evict();
     assert!(volume.read(&file, 0, 60_000) == pattern(1, 60_000));
@@ -182,7 +182,7 @@ fn written_and_unlogged_data_stays_in_memory() {
             let read = store.read(&file, 0, &mut out);
             tell.send(read.is_ok() && out == pattern(version, 20_000)).unwrap();
         }));
-        volume.store.write_back_all().unwrap();
+        volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
         assert!(told.recv().unwrap(), "version {version} was not what was read");
     }
     volume.check();

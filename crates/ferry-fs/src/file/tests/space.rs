@@ -26,7 +26,7 @@ fn a_full_volume_keeps_what_it_took_and_can_be_filled_again_and_again() {
         let ino = 10 + round;
         let size = fill(&volume, ino);
         sizes.push(size);
-        volume.store.write_back_all().unwrap();
+        volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
         assert_eq!(volume.store.stats().no_room, 0);
         let file = volume.inodes.inode(ino).unwrap().unwrap();
         let mut at = 0;
@@ -82,7 +82,7 @@ fn overwrites_on_a_full_volume_are_never_refused() {
             });
         }
     });
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     assert_eq!(volume.store.stats().no_room, 0);
     // The cleaner moves blocks between the looks that a check takes.
     volume.store.close().unwrap();
@@ -96,10 +96,10 @@ fn overwrite_all(volume: &Volume, file: &Arc<Inode>, blocks: u64) {
         let block = i * 7919 % blocks;
         volume.write(file, block * BLOCK, &pattern(block, 4096));
         if i % 64 == 63 {
-            volume.store.write_back(file).unwrap();
+            volume.store.write_back(Dirty::File(file), Busy::Wait).unwrap();
         }
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
 }
 
 /// Each fourth of them again, a fifth of all; it stays in memory.
@@ -124,7 +124,7 @@ fn reserved_data_finds_space_though_metadata_took_the_reserve() {
     overwrite_all(&volume, &file, blocks);
     overwrite_some(&volume, &file, blocks);
     let taken = grow_home(&volume, 9);
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     assert_eq!(volume.store.stats().no_room, 0);
     volume.evict();
     for block in 0..blocks / 5 {
@@ -144,7 +144,7 @@ fn reserved_data_finds_space_though_metadata_took_the_reserve() {
 fn a_filled_volume_can_be_overwritten_though_metadata_grows() {
     let volume = Volume::new(128, 256 << 10, 64 << 20, false);
     let (file, blocks) = file_of(&volume, 90);
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     let taken = grow_home(&volume, 5);
     assert!(volume.store.space.audit().0 > 0);
     overwrite_all(&volume, &file, blocks);
@@ -172,7 +172,7 @@ fn write_back_waits_for_a_checkpoint_that_has_taken_all_that_was_free() {
     let hoard: Vec<u32> = std::iter::from_fn(|| volume.store.take_home_segment()).collect();
     assert!(!hoard.is_empty());
     *volume.client.hoard.lock() = hoard;
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     assert_eq!(volume.store.stats().no_room, 0);
     volume.check();
 }
@@ -199,7 +199,7 @@ fn a_segment_that_was_closed_before_anything_was_written_to_it_is_free_again() {
     }
     assert!(free(&volume) + 2 >= before, "{} of {before} segments are free", free(&volume));
     fill(&volume, 10);
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     assert_eq!(volume.store.stats().no_room, 0);
     volume.check();
 }
@@ -213,7 +213,7 @@ fn write_back_waits_for_unneeded_chunks_of_others() {
     let taken: Vec<_> = std::iter::from_fn(|| table.allocate(Stream::New, 1000, space)).collect();
     assert!(!taken.is_empty());
     std::thread::scope(|scope| {
-        let writing = scope.spawn(|| volume.store.write_back_all());
+        let writing = scope.spawn(|| volume.store.write_back(Dirty::All, Busy::Wait));
         for chunk in &taken {
             while table.waiting() == 0 && !writing.is_finished() {
                 std::thread::yield_now();

@@ -2,6 +2,7 @@
 //! several transactions.
 
 use crate::requests::tests::*;
+use crate::store::data_store::{Busy, Dirty};
 use crate::volume::LOG_MIN;
 
 const BLOCK: u64 = keys::BLOCK;
@@ -37,7 +38,11 @@ fn scatter(world: &World, ino: Ino, fh: u64, blocks: u64) {
     for n in 0..blocks {
         let block = n * step % blocks;
         world.write(ino, fh, block * BLOCK, &block_of(block)).unwrap();
-        world.fs.data.write_back(&world.fs.table.need(ino).unwrap()).unwrap();
+        world
+            .fs
+            .data
+            .write_back(Dirty::File(&world.fs.table.need(ino).unwrap()), Busy::Wait)
+            .unwrap();
     }
 }
 
