@@ -9,6 +9,7 @@ use crate::cache::folio::{CHUNK_BYTES, FOLIO_BYTES, mask};
 use crate::cache::frame::{Frame, copied};
 use crate::cache::pages::{Pages, folios};
 use crate::keys::BLOCK;
+use ferry_env::planted::{Bug, is_planted};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -148,9 +149,7 @@ pub(crate) fn copy_free<const N: usize>(file: &FileData, offset: u64, out: &mut 
         // inside its size.
         let inside = end <= file.readable.load(Ordering::Relaxed);
         let still = sampled.iter().flatten().all(|(frame, seq)| frame.is_still(*seq));
-        #[cfg(feature = "planted")]
-        let still = still || ferry_journal::planted::is(ferry_journal::planted::Bug::UncheckedRead);
-        if still {
+        if still || is_planted(Bug::UncheckedRead) {
             return inside;
         }
     }

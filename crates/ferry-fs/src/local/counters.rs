@@ -12,6 +12,7 @@
 use crate::api::{Errno, Ino};
 use crate::error::FsError;
 use crate::keys::{self, Counters, INO_END};
+use ferry_env::planted::{Bug, is_planted};
 use ferry_journal::{Seq, Transaction};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -121,8 +122,7 @@ impl VolumeCounters {
         make_durable: impl Fn(&mut Commit<'_>) -> Result<(), FsError>,
     ) -> Result<Range<Ino>, FsError> {
         let _raising = self.raising.lock();
-        #[cfg(feature = "planted")]
-        if ferry_journal::planted::is(ferry_journal::planted::Bug::UnraisedLimit) {
+        if is_planted(Bug::UnraisedLimit) {
             self.durable.store(INO_END, Ordering::SeqCst);
         }
         loop {

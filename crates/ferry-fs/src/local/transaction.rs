@@ -12,12 +12,13 @@
 //! * Its space comes from a reservation (`space/reservation.rs`).
 
 use crate::api::{Cx, EarlyAck, Ino, ReservationId, SessionSeq, Timestamp};
-use crate::credits::with_seq;
+use crate::credits::{SESSION_BYTES, with_seq};
 use crate::error::FsError;
 use crate::keys::{self, Number};
 use crate::local::counters::Commit;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::store::data_store::Busy;
+use ferry_env::planted::{Bug, is_planted};
 use ferry_journal::{Credits, Seq, Transaction};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -81,8 +82,7 @@ impl LocalFs {
         let Some(SessionSeq { session, seq }) = how.ack.and_then(|ack| ack.seq) else {
             return begin(credits);
         };
-        #[cfg(feature = "planted")]
-        if ferry_journal::planted::is(ferry_journal::planted::Bug::EarlyMark) {
+        if is_planted(Bug::EarlyLastApplied) {
             let mut early =
                 self.journal.begin(Credits { keys: 1, bytes: SESSION_BYTES, urgent: false })?;
             early.put(&keys::mark(session), &Number(seq).encode());

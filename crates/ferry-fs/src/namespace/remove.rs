@@ -11,6 +11,7 @@ use crate::local::local_fs::{LocalFs, change_entries, errno, put_inode};
 use crate::local::transaction::How;
 use crate::namespace::names::{check_dir, check_name};
 use crate::posix::{self, is_regular};
+use ferry_env::planted::{Bug, is_planted};
 use ferry_journal::{Credits, Transaction};
 
 /// What may be removed.
@@ -84,11 +85,7 @@ impl LocalFs {
             return put_inode(txn, child.ino, state);
         }
         child.set_flag(Inode::NAMELESS);
-        #[cfg(feature = "planted")]
-        let noted = !ferry_journal::planted::is(ferry_journal::planted::Bug::ForgottenOrphan);
-        #[cfg(not(feature = "planted"))]
-        let noted = true;
-        if noted {
+        if !is_planted(Bug::ForgottenOrphan) {
             txn.put(&keys::orphan(child.ino), &[keys::VALUE_VERSION]);
         }
         // Mostly nobody reads an orphan file after a crash: its small contents need not go to the

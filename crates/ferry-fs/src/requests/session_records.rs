@@ -7,6 +7,7 @@ use crate::keys::{self, INODE_HAS_XATTRS, Key, Number};
 use crate::local::local_fs::LocalFs;
 use crate::session_store::{Reservation, SessionStore};
 use crate::store::data_store::Busy;
+use ferry_env::planted::{Bug, is_planted};
 use ferry_journal::{Credits, Journal};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -143,8 +144,7 @@ impl LocalFs {
         if self.options.read_only {
             return Ok(());
         }
-        #[cfg(feature = "planted")]
-        if ferry_journal::planted::is(ferry_journal::planted::Bug::EarlySynced) {
+        if is_planted(Bug::EarlyWatermark) {
             let mut early = self.journal.begin(Credits {
                 keys: 64,
                 bytes: 64 * SESSION_BYTES,

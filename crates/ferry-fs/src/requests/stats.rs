@@ -54,7 +54,7 @@ struct Mount {
 #[derive(Serialize)]
 struct Space {
     total: u64,
-    free: u64,
+    pub(crate) free: u64,
     available: u64,
     used: u64,
     live: u64,

@@ -2,6 +2,7 @@
 //! summaries.
 
 pub mod free_blocks;
+pub(crate) mod host;
 pub mod pool;
 pub mod reservation;
 pub mod segments;

@@ -1,10 +1,12 @@
-//! A crash at any moment leaves a session's mark together with exactly what the session changed up
-//! to it, and no number that was set aside is handed out again.
+//! After a crash at any time, a session's last-applied sequence number and its directory agree: the
+//! changes up to that number are there, and no others. No inode number that was reserved before the
+//! crash is reserved again.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod grow_support;
 
 use ferry_device::BlockDevice;
+use ferry_env::planted::{Bug, plant};
 use ferry_fs::volume::LOG_MIN;
 use ferry_fs::{
     Cx, EarlyAck, Filesystem, InProcess, Ino, LocalFs, ROOT, RenameFlags, SessionSeq, SessionStore,
@@ -146,23 +148,18 @@ fn as_device(device: &Arc<SimDevice>) -> Arc<dyn BlockDevice> {
     device.clone()
 }
 
-#[cfg(not(feature = "planted"))]
 #[test]
-fn a_crash_leaves_a_mark_and_what_it_says_or_neither() {
+fn a_crash_leaves_both_a_change_and_its_number_or_neither() {
+    let _no_bug = plant(Bug::None);
     crash_everywhere();
 }
 
-/// One test, because a bug is planted in the whole process.
-#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_found() {
-    use ferry_journal::planted::{Bug, plant};
-    for bug in [Bug::EarlyMark, Bug::EarlySynced, Bug::UnraisedLimit] {
-        plant(bug);
+    for bug in [Bug::EarlyLastApplied, Bug::EarlyWatermark, Bug::UnraisedLimit] {
+        let _planted = plant(bug);
         assert!(std::panic::catch_unwind(crash_everywhere).is_err(), "{bug:?} is not found");
     }
-    plant(Bug::None);
-    crash_everywhere();
 }
 
 fn crash_everywhere() {
@@ -221,7 +218,7 @@ fn crash_everywhere() {
         let fs = open(image.clone(), false);
         let synced = durable.iter().rev().find(|(at, _)| *at <= point).unwrap().1;
         for (n, session) in sessions.iter().enumerate() {
-            let mark = fs.last_applied(session.id).unwrap().unwrap_or(0);
+            let applied = fs.last_applied(session.id).unwrap().unwrap_or(0);
             let said = fs.durable_watermark(session.id).unwrap();
             assert!((synced[n]..=session.seq).contains(&said), "{said} after a crash at {point}");
             for (block, found) in (0..).zip(session.written(&fs)) {
@@ -239,13 +236,13 @@ fn crash_everywhere() {
                 .rposition(|state| *state == listed(&fs, session.dir))
                 .unwrap();
             assert!(names as u64 >= said, "what is durable is there after a crash at {point}");
-            assert!(mark <= session.seq, "{mark} after a crash at {point}");
+            assert!(applied <= session.seq, "{applied} after a crash at {point}");
             assert_eq!(
                 listed(&fs, session.dir),
-                session.states[mark as usize],
+                session.states[applied as usize],
                 "a crash at {point}"
             );
-            met[usize::from(mark > synced[n])] += 1;
+            met[usize::from(applied > synced[n])] += 1;
         }
         let limit = handed.iter().rev().find(|(at, _)| *at <= point).unwrap().1;
         let again = fs.reserve_numbers(1000).unwrap();
@@ -260,11 +257,11 @@ fn crash_everywhere() {
     assert!(met[0] > 10 && met[1] > 10, "crashes right behind a sync and in between: {met:?}");
 }
 
-/// Who comes after one that handed the volume over and crashed in its turn, whatever it did, is not
-/// to believe that.
-#[cfg(not(feature = "planted"))]
+/// If a server takes over and crashes, whatever it did, the next one must not believe that the
+/// volume was handed over to it.
 #[test]
-fn what_was_handed_over_is_so_until_the_next_mount_and_no_longer() {
+fn a_volume_counts_as_handed_over_only_until_its_next_mount() {
+    let _no_bug = plant(Bug::None);
     let device = Arc::new(SimDevice::new(64 << 20));
     format(&as_device(&device), LOG_MIN);
     let fs = open(device.clone(), false);
