@@ -1,5 +1,5 @@
-//! An error sequence, as Linux has it (`errseq_t`): what happened behind the programs' backs, and
-//! who was told of it.
+//! An error sequence, as Linux has it (`errseq_t`): errors of writes that programs did not wait
+//! for, and which descriptors were told of them.
 //!
 //! * Each descriptor has a cursor. It is told of each error that came behind its cursor, once; of
 //!   several the newest.

@@ -1,6 +1,6 @@
 //! The locks and atomics of the code that is model-checked: `tests/frame_model.rs`,
-//! `tests/wait_queue_model.rs` and `tests/rwsem_model.rs` compile `frame.rs`, `free_blocks.rs` and `rwsem.rs`
-//! against the model checkers' versions of the same names.
+//! `tests/wait_queue_model.rs` and `tests/rwsem_model.rs` compile `frame.rs`, `free_blocks.rs` and
+//! `rwsem.rs` against the model checkers' versions of the same names.
 
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};

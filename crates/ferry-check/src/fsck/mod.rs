@@ -224,7 +224,7 @@ fn may_have_grown(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> bool {
 /// All copies of the superblock are the same, byte for byte, but for what a crash leaves.
 fn compare_copies(dev: &Arc<dyn BlockDevice>, sb: &Superblock, findings: &mut Findings) {
     let mut copies = Vec::new();
-    for place in sb.places() {
+    for place in sb.offsets() {
         let mut copy = AlignedBuf::zeroed(BLOCK_SIZE);
         match dev.read(place, &mut copy) {
             Ok(()) => copies.push(copy),
@@ -236,7 +236,7 @@ fn compare_copies(dev: &Arc<dyn BlockDevice>, sb: &Superblock, findings: &mut Fi
     }
     let torn = || copies.iter().all(|copy| may_be_torn(copy, sb)) && may_have_grown(dev, sb);
     if copies.windows(2).any(|pair| pair[0][..] != pair[1][..]) && !torn() {
-        let places: Vec<String> = sb.places().iter().map(u64::to_string).collect();
+        let places: Vec<String> = sb.offsets().iter().map(u64::to_string).collect();
         let what = format!("the superblocks at bytes {} differ", places.join(", "));
         findings.add(Finding::new(Code::SuperblockCopy, what));
     }

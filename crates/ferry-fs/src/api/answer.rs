@@ -121,7 +121,7 @@ impl<T> Drop for Parked<T> {
     }
 }
 
-/// Who asks, and how to park the question.
+/// The caller of a request, and how to park the request.
 #[derive(Clone, Copy)]
 pub struct Cx<'a> {
     /// File-system user id.

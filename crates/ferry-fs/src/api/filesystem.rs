@@ -58,7 +58,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn birth_time(&self, _ino: Ino) -> Option<Timestamp> {
         None
     }
-    /// Whether a change of its contents by somebody who is not privileged may take set-id bits of
+    /// Whether a change of its contents by an unprivileged caller may take set-id bits of
     /// the inode.
     fn loses_privileges(&self, _ino: Ino) -> bool {
         false
@@ -215,7 +215,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
     /// The kernel should use its write-back cache.
     fn writeback_cache(&self) -> bool;
-    /// FerryFS's own requests (see [`ioctl`](crate::api::ioctl)); the answer's bytes, at most `out_max`. Unknown:
-    /// `ENOTTY`.
+    /// FerryFS's own requests (see [`ioctl`](crate::api::ioctl)); the answer's bytes, at most
+    /// `out_max`. Unknown: `ENOTTY`.
     fn ioctl(&self, cx: &Cx, ino: Ino, cmd: u32, input: &[u8], out_max: usize) -> Answer<Vec<u8>>;
 }

@@ -13,8 +13,8 @@ pub const SYNC: u32 = ioc(0, 1, 0);
 /// Bytes of a [`STATS`] answer.
 pub const STATS_LEN: u32 = 16383;
 /// Starts a scrub: the rate in bytes a second (0: none) as `u64`; its number comes back in the
-/// same place. `EBUSY`: one is on its way. For root and who has mounted the volume, as the next
-/// two; others hear `EPERM`. `_IOWR('F', 3, u64)`.
+/// same place. `EBUSY`: one is on its way. For root and the user that has mounted the volume, as
+/// the next two; others hear `EPERM`. `_IOWR('F', 3, u64)`.
 pub const SCRUB_START: u32 = ioc(3, 3, 8);
 /// Stops the scrub that is on its way, if one is. `_IO('F', 4)`.
 pub const SCRUB_STOP: u32 = ioc(0, 4, 0);

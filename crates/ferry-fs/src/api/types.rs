@@ -169,7 +169,7 @@ pub struct Statfs {
     pub blocks: u64,
     /// Free.
     pub blocks_free: u64,
-    /// Free for users who are not root.
+    /// Free for users other than root.
     pub blocks_available: u64,
     /// Inodes in use and free.
     pub files: u64,

@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Data that is being written. Its pages stay in memory until it has completed *and* been logged: in
-/// between, the extent map still says where the old data is.
+/// Data that is being written. Its pages stay in memory until it has completed *and* been logged:
+/// in between, the extent map still says where the old data is.
 pub struct Batch {
     /// Where it goes, in device blocks.
     range: Range<u64>,

@@ -1,7 +1,7 @@
 //! Copies between the buffers of programs and frames.
 //!
-//! A range is cut into parts, one for each folio. A write makes room in all folios, begins, copies, and
-//! finishes; a read without locks copies from frames that were steady meanwhile.
+//! A range is cut into parts, one for each folio. A write makes room in all folios, begins, copies,
+//! and finishes; a read without locks copies from frames that were steady meanwhile.
 
 use crate::cache::eviction::CachedFile;
 use crate::cache::file_data::FileData;
@@ -145,7 +145,7 @@ pub(crate) fn copy_free<const N: usize>(file: &FileData, offset: u64, out: &mut 
             frame.note_use();
         }
         copied();
-        // While the frames are still: the bytes were the file's at this moment only if they lay
+        // While the frames are still: the bytes are the file's only if they lay
         // inside its size.
         let inside = end <= file.readable.load(Ordering::Relaxed);
         let still = sampled.iter().flatten().all(|(frame, seq)| frame.is_still(*seq));

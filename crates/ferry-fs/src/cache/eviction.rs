@@ -1,7 +1,7 @@
-//! Memory for cached contents: one bound for all files, and the clock that decides what goes.
+//! Memory for cached contents: one bound for all files, and the clock that decides what is evicted.
 //!
 //! A hit sets a flag on its folio and takes no shared lock. Folios and windows stand in the clock
-//! from the moment at which they could go; dirty folios are not in it.
+//! from when they can be evicted; dirty folios are not in it.
 
 use ferry_journal::JournalError;
 use parking_lot::Mutex;

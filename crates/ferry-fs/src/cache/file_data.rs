@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 /// What the data half keeps for each inode.
 #[derive(Default)]
 pub struct FileData {
-    /// Held by the thread that changes the file's extents: write-back, truncation, allocation, the cleaner.
-    /// Taken before a journal reservation and before the inode lock, never while holding either.
+    /// Held by the thread that changes the file's extents: write-back, truncation, allocation, the
+    /// cleaner. Taken before a journal reservation and before the inode lock, never while holding
+    /// either.
     pub(crate) extents: ExtentsLock,
     /// Taken inside the inode lock, for memory copies only.
     pub(crate) pages: PagesLock,
@@ -77,7 +78,7 @@ pub(crate) struct ExtentsLock {
 }
 
 impl FileData {
-    /// Notes the number of dirty blocks for those who only guess.
+    /// Notes the number of dirty blocks for guesses without a lock.
     pub(crate) fn set_hint(&self, dirty_blocks: u64) {
         self.dirty_hint.store(u32::try_from(dirty_blocks).unwrap_or(u32::MAX), Ordering::Relaxed);
     }

@@ -158,8 +158,8 @@ impl Pages {
         if self.windows[at].1.referenced.swap(false, Ordering::Relaxed) {
             return Verdict::Later;
         }
-        let (_, gone) = self.windows.remove(at);
-        self.charge(0, gone.window.memory());
+        let (_, evicted) = self.windows.remove(at);
+        self.charge(0, evicted.window.memory());
         Verdict::Removed
     }
 
@@ -378,14 +378,14 @@ impl Pages {
 
     /// Drops the windows `[from, to)`, which a change has made wrong.
     pub fn drop_windows(&mut self, from: u64, to: u64) {
-        let gone: usize = self
+        let freed: usize = self
             .windows
             .iter()
             .filter(|(i, _)| (from..to).contains(i))
             .map(|(_, w)| w.window.memory())
             .sum();
         self.windows.retain(|(i, _)| !(from..to).contains(i));
-        self.charge(0, gone);
+        self.charge(0, freed);
     }
 }
 

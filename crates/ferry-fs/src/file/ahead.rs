@@ -1,4 +1,4 @@
-//! Reading ahead: who reads a file from front to back finds the next part in memory.
+//! Reading ahead: a program that reads a file from front to back finds the next part in memory.
 //!
 //! A thread of its own reads it, so that the device works while the reader does. The kernel's own
 //! read-ahead asks for small pieces, several at a time and not always in order: reads near each
@@ -93,7 +93,7 @@ impl DataStore {
         }
     }
 
-    /// Brings blocks into the cache. Errors are nobody's yet: who wants the block finds it again.
+    /// Brings blocks into the cache. Errors are nobody's yet: a read of the block finds it again.
     fn prefetch(&self, inode: &Arc<Inode>, blocks: Range<u64>) {
         let mut at = blocks.start;
         while at < blocks.end {

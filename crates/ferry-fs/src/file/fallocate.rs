@@ -172,8 +172,8 @@ impl DataStore {
         Ok((blocks.end - blocks.start).saturating_sub(taken + dirty))
     }
 
-    /// Puts unwritten extents into the extent map, some windows at a time; `held` blocks are reserved
-    /// for them.
+    /// Puts unwritten extents into the extent map, some windows at a time; `held` blocks are
+    /// reserved for them.
     fn add_unwritten(
         &self,
         guard: &ExtentsGuard,
@@ -201,8 +201,8 @@ impl DataStore {
         result
     }
 
-    /// The unwritten extents of some windows, in one transaction. Returns the number of blocks; `None`: that
-    /// is too much for one transaction, or writes came between: again, with fewer.
+    /// The unwritten extents of some windows, in one transaction. Returns the number of blocks;
+    /// `None`: that is too much for one transaction, or writes came between: again, with fewer.
     fn add_unwritten_windows(
         &self,
         guard: &ExtentsGuard,
@@ -310,7 +310,7 @@ impl DataStore {
                         self.load_window(inode, window)?;
                         return Ok(Step::From(at));
                     }
-                    Known::Is(place) => matches!(place, Mapping::Data(..) | Mapping::Lost),
+                    Known::Is(mapping) => matches!(mapping, Mapping::Data(..) | Mapping::Lost),
                 };
                 if is_data == data {
                     return Ok(Step::Found(at));
@@ -338,8 +338,8 @@ enum Step {
     End,
 }
 
-/// What filling the holes of `blocks` with unwritten extents changes, except where blocks are dirty: those have space of
-/// their own.
+/// What filling the holes of `blocks` with unwritten extents changes, except where blocks are
+/// dirty: those have space of their own.
 fn plan_unwritten(
     inode: &Inode,
     windows: &[(u64, Arc<Window>)],

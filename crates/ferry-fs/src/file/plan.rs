@@ -152,9 +152,9 @@ pub(crate) fn needed(pages: &Pages, blocks: Range<u64>, mapped: u64) -> Result<N
                 match pages.mapping(block, mapped) {
                     Known::Load(window) => return Err(window),
                     Known::Is(Mapping::Unwritten) => {}
-                    Known::Is(place) => {
+                    Known::Is(mapping) => {
                         need.blocks += 1;
-                        need.fills_hole |= place == Mapping::Hole;
+                        need.fills_hole |= mapping == Mapping::Hole;
                     }
                 }
             }

@@ -193,8 +193,8 @@ fn steady(inode: &Inode, waits: u32) -> (Shared<'_>, PagesShared<'_>) {
 }
 
 /// Fills `out` from memory and from what was fetched, or says what it lacks. Under both locks no
-/// write begins; the frame of one that has begun is waited for. So what it copies is the file of
-/// one moment.
+/// write begins; the frame of one that has begun is waited for. So what it copies is the file as
+/// it was at one time.
 fn copy_out(
     inode: &Inode,
     state: &InodeState,

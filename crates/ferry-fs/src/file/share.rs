@@ -1,10 +1,10 @@
-//! Reads and writes that exclude only who touches the same bytes.
+//! Reads and writes that exclude only those of the same bytes.
 //!
 //! A read of what is in memory takes no lock at all: it copies from frames and looks whether they
 //! were steady meanwhile. A write inside the file's size shares the inode lock; the page lock it
 //! holds only while it looks up and marks, not while it copies. Whatever does not fit (holes,
-//! contents in the record, growth) is left to the exclusive path, which also helps who comes to
-//! nothing here.
+//! contents in the record, growth) is left to the exclusive path, which also serves an attempt
+//! that fails here.
 
 #[cfg(feature = "compare")]
 use crate::cache::copy::parts;

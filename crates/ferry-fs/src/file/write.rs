@@ -26,8 +26,8 @@ impl DataStore {
         self.write_from(Busy::Wait, None, inode, at, data, touch)
     }
 
-    /// The same; its space is taken from a reservation, if that has enough. Who refuses to wait for
-    /// space gets [`FsError::WouldWait`]; then nothing was written.
+    /// The same; its space is taken from a reservation, if that has enough. A caller that refuses
+    /// to wait for space gets [`FsError::WouldWait`]; then nothing was written.
     pub fn write_from(
         &self,
         busy: Busy,

@@ -217,9 +217,9 @@ impl InodeTable {
         }
     }
 
-    /// `gone` entries fewer are cached.
-    pub(crate) fn dir_entries_shrank(&self, gone: usize) {
-        self.dir_entries.fetch_sub(gone, Ordering::Relaxed);
+    /// `removed` entries fewer are cached.
+    pub(crate) fn dir_entries_shrank(&self, removed: usize) {
+        self.dir_entries.fetch_sub(removed, Ordering::Relaxed);
     }
 
     fn uncache_dir(&self, inode: &Inode) {
@@ -267,7 +267,7 @@ impl InodeSource for InodeTable {
             && let Some(stale) = self.cool(inode)
             && !stale.set_flag(Inode::COLD)
         {
-            self.cold.lock().push_back(stale.ino); // its times are logged when somebody comes by who may
+            self.cold.lock().push_back(stale.ino); // a later caller logs its times
         }
         Ok(found)
     }

@@ -1,6 +1,6 @@
 //! Keys and values read back as they were written.
 
-use crate::api::{Ino, ROOT, Timestamp};
+use crate::api::Timestamp;
 use crate::keys::*;
 
 #[test]

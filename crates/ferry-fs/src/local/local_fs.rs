@@ -94,10 +94,10 @@ pub struct FsOptions {
     pub log: LogOptions,
     /// `false`: no threads; everything happens on the caller's thread.
     pub background: bool,
-    /// Who excludes whom on one file.
+    /// Which readers and writers of one file exclude each other.
     #[cfg(feature = "compare")]
     pub locking: Locking,
-    /// Who has mounted it: may do beside root what concerns the volume as a whole.
+    /// The user that has mounted it: may act, as root may, on the volume as a whole.
     pub owner: u32,
     /// Programs outlive the mount: what was removed while they had it open stays, with its
     /// contents, until [`SessionStore::reclaim_removed`](crate::SessionStore::reclaim_removed) is
@@ -212,7 +212,7 @@ impl LocalFs {
         }
     }
 
-    /// After a commit: who was changed by it.
+    /// Notes a commit, and the inodes that it changed.
     pub(crate) fn committed(&self, seq: Seq, inodes: &[&Inode]) {
         for inode in inodes {
             inode.last_seq.fetch_max(seq.0, Ordering::AcqRel);

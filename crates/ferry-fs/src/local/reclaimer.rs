@@ -85,12 +85,12 @@ impl Reclaimer {
         }
     }
 
-    /// Whether somebody who is not back yet may know what has no name any more.
+    /// Whether a client that is not back yet may know inodes without a name.
     pub(crate) fn holds(&self) -> bool {
         self.queue.lock().held
     }
 
-    /// An inode has lost its last name, and nobody knows it; `true`: somebody who is not back yet
+    /// An inode has lost its last name, and nobody knows it; `true`: a client that is not back yet
     /// may, so it is left over, too.
     pub(crate) fn takes_in(&self, ino: Ino) -> bool {
         let mut queue = self.queue.lock();

@@ -73,7 +73,8 @@ impl LocalFs {
         Ok(())
     }
 
-    /// What a write by somebody who is not privileged takes away, where the change itself does not.
+    /// A write by an unprivileged caller takes set-id bits and capabilities away, if the change
+    /// itself does not.
     pub(crate) fn take_privileges(&self, how: How, inode: &Inode) -> Result<(), FsError> {
         self.drop_capability(how, inode)?;
         if inode.state.share().rec.mode & (libc::S_ISUID | libc::S_ISGID) == 0 {

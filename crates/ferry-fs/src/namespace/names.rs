@@ -167,9 +167,9 @@ impl LocalFs {
         let dir = self.table.need(parent)?;
         let inode = {
             let state = dir.state.read();
-            // "." is asked of anything by who has only its number: an NFS server, a client of a
-            // server that was restarted. Of a removed file the kernel may not have taken its
-            // lookups back yet: only who has it open keeps it.
+            // "." is asked of anything by a caller that has only its number: an NFS server, a
+            // client of a server that was restarted. Of a removed file the kernel may not have
+            // taken its lookups back yet: only an open handle keeps it.
             if name == b"." && state.rec.nlink == 0 && !self.reclaimer.holds() {
                 let is_kept = if is_dir(state.rec.mode) { dir.is_known() } else { dir.is_open() };
                 if !is_kept {

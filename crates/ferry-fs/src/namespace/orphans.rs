@@ -124,7 +124,7 @@ impl LocalFs {
     fn reclaim_leftover(&self, ino: Ino) {
         match self.table.get(ino) {
             Ok(Some(inode)) if inode.state.read().rec.nlink == 0 => self.reclaim_if_unknown(&inode),
-            // Who had it open has closed it meanwhile.
+            // The client that had it open has closed it meanwhile.
             Ok(_) if matches!(self.journal.get(&keys::orphan(ino)), Ok(None)) => {}
             Ok(_) => tracing::error!(
                 volume = self.name,
@@ -164,8 +164,8 @@ impl LocalFs {
         }
     }
 
-    /// A change that needs space waits for that of a file that has just lost its last name, or its last
-    /// handle.
+    /// A change that needs space waits for that of a file that has just lost its last name, or its
+    /// last handle.
     fn expect_space_of(&self, inode: &Arc<Inode>) {
         let comes_back = inode.has_flag(Inode::NAMELESS)
             && !self.keeping_removed.load(Ordering::Acquire)

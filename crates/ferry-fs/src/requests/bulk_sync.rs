@@ -2,8 +2,8 @@
 //!
 //! The request names inodes, so it must not tell a program more than fsync would: it covers only
 //! files that the caller's user has open. And it cannot know which descriptor asks, so it tells
-//! write errors without marking them as told: who gets one calls fsync on the descriptor, and hears
-//! it as often as fsync says it, once.
+//! write errors without marking them as told: a program that gets one calls fsync on the
+//! descriptor, and hears it as often as fsync says it, once.
 
 use crate::api::{Answer, Cx, Errno, Ino, Parked, Stop, ioctl};
 use crate::error::FsError;

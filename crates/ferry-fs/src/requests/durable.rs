@@ -98,8 +98,8 @@ impl LocalFs {
         self.journal.force_for(caller, seq, Box::new(done));
     }
 
-    /// What who asked for durability is told. That the volume has become read-only is an I/O error
-    /// to them: what they wrote is lost.
+    /// What a caller that asked for durability is told. That the volume has become read-only is an
+    /// I/O error to them: what they wrote is lost.
     pub(crate) fn not_durable(&self, what: &'static str, ino: Ino, error: FsError) -> Errno {
         match self.report(what, ino, error) {
             Errno(libc::EROFS) => Errno(libc::EIO),
@@ -193,7 +193,8 @@ impl LocalFs {
         self.force(self.commit_everything(Busy::Wait)?)
     }
 
-    /// Does what the threads would do now: only for [`crate::local::local_fs::FsOptions::background`] `false`.
+    /// Does what the threads would do now: only for
+    /// [`crate::local::local_fs::FsOptions::background`] `false`.
     pub fn tick(&self) -> Result<(), FsError> {
         self.data.tick()?;
         Ok(self.journal.tick()?)

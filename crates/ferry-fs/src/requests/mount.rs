@@ -14,10 +14,57 @@ use crate::store::data_store::{DataOptions, DataStore};
 use crate::volume::{VolumeError, read_superblock, settle_copies};
 use ferry_device::BlockDevice;
 use ferry_env::Env;
-use ferry_journal::{Credits, Journal, JournalError, JournalOptions};
+use ferry_journal::{Credits, Journal, JournalError, JournalOptions, Recovered};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// What the options of the volume mean for its contents and for the journal.
+fn layer_options(options: &FsOptions) -> (DataOptions, JournalOptions) {
+    // A quarter of the memory goes to the home store, the rest to contents.
+    let home_cache_bytes = (options.cache_bytes / 4).clamp(1 << 20, 64 << 20);
+    let data = DataOptions {
+        cache_bytes: options.cache_bytes.saturating_sub(home_cache_bytes).max(1 << 20),
+        writeback_age: options.commit_interval.max(WRITEBACK_AGE),
+        background: options.background,
+        read_only: options.read_only,
+        #[cfg(feature = "compare")]
+        locking: options.locking,
+    };
+    let journal = JournalOptions {
+        commit_interval: options.commit_interval,
+        flush: options.flush,
+        fast_flush: options.fast_flush,
+        log: options.log,
+        home_cache_bytes,
+        reads_all: false,
+        read_only: options.read_only,
+        background: options.background,
+        accept_damage: options.read_only,
+    };
+    (data, journal)
+}
+
+/// Logs that the volume was recovered, and that its log is damaged.
+fn report_recovery(volume: &str, recovered: &Recovered) {
+    if recovered.unclean {
+        tracing::info!(
+            volume,
+            contexts = recovered.contexts,
+            bytes = recovered.bytes,
+            "recovered from the log"
+        );
+    }
+    if let Some(damage) = &recovered.log_damage {
+        tracing::warn!(
+            volume,
+            offset = damage.offset,
+            from = damage.lost_from.0,
+            to = damage.lost_to.0,
+            "the log is damaged: what was changed last is missing here; run `ferry fsck --repair`"
+        );
+    }
+}
 
 impl LocalFs {
     /// Opens the volume on `dev`: recovers it, and begins to reclaim what was removed before.
@@ -31,27 +78,7 @@ impl LocalFs {
             settle_copies(&dev)?;
         }
         let name = sb.name();
-        // A quarter of the memory goes to the home store, the rest to contents.
-        let home_cache_bytes = (options.cache_bytes / 4).clamp(1 << 20, 64 << 20);
-        let data_options = DataOptions {
-            cache_bytes: options.cache_bytes.saturating_sub(home_cache_bytes).max(1 << 20),
-            writeback_age: options.commit_interval.max(WRITEBACK_AGE),
-            background: options.background,
-            read_only: options.read_only,
-            #[cfg(feature = "compare")]
-            locking: options.locking,
-        };
-        let journal_options = JournalOptions {
-            commit_interval: options.commit_interval,
-            flush: options.flush,
-            fast_flush: options.fast_flush,
-            log: options.log,
-            home_cache_bytes,
-            reads_all: false,
-            read_only: options.read_only,
-            background: options.background,
-            accept_damage: options.read_only,
-        };
+        let (data_options, journal_options) = layer_options(&options);
         let data = DataStore::new(dev.clone(), sb.geometry(), data_options, env.clone());
         let opened =
             Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), data.clone());
@@ -60,23 +87,7 @@ impl LocalFs {
             JournalError::Unreadable { .. } => VolumeError::Unreadable(error),
             other => VolumeError::Journal(other),
         })?;
-        if recovered.unclean {
-            tracing::info!(
-                volume = name,
-                contexts = recovered.contexts,
-                bytes = recovered.bytes,
-                "recovered from the log"
-            );
-        }
-        if let Some(damage) = &recovered.log_damage {
-            tracing::warn!(
-                volume = name,
-                offset = damage.offset,
-                from = damage.lost_from.0,
-                to = damage.lost_to.0,
-                "the log is damaged: what was changed last is missing here; run `ferry fsck --repair`"
-            );
-        }
+        report_recovery(&name, &recovered);
         let journal = Arc::new(journal);
         let table = Arc::new(InodeTable::new(journal.clone()));
         data.start(journal.clone(), &recovered, table.clone() as Arc<dyn InodeSource>)?;

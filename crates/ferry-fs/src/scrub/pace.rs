@@ -4,9 +4,9 @@ use ferry_env::{Clock, Env};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes are paid for after they were read: who has read `n` of them waits until the rate would
-/// have given them. Time that was not used is not saved up, so no second sees more than the rate
-/// and one read.
+/// Bytes are paid for after they were read: a scrub that has read `n` of them waits until the rate
+/// would have given them. Time that was not used is not saved up, so no second sees more than the
+/// rate and one read.
 pub(crate) struct Pace {
     clock: Arc<dyn Clock>,
     rate: Option<u64>,

@@ -79,7 +79,7 @@ impl<'w> Walk<'w> {
     /// Both copies. `false`: stopped.
     pub(crate) fn superblocks(&mut self) -> bool {
         let copies = &self.source.superblocks;
-        for (place, copy) in copies {
+        for (offset, copy) in copies {
             let what = match copy {
                 Ok(copy) if copy.geometry() == self.source.geometry => {
                     self.report.verified.superblocks += 1;
@@ -89,7 +89,7 @@ impl<'w> Walk<'w> {
                 Err(what) => what.as_str(),
             };
             let damage = Damage::of_part(Part::Superblock, what);
-            self.report.add(Damage { length: Some(BLOCK), device_offset: Some(*place), ..damage });
+            self.report.add(Damage { length: Some(BLOCK), device_offset: Some(*offset), ..damage });
         }
         self.step(copies.len() as u64 * BLOCK)
     }
@@ -102,7 +102,7 @@ impl<'w> Walk<'w> {
             report.verified.log_bytes += bytes;
             pause(pace, &mut **watch, report, *total_bytes, bytes)
         });
-        found.into_iter().for_each(|bad| self.report.add(of_place(Part::Log, bad)));
+        found.into_iter().for_each(|bad| self.report.add(damage_at(Part::Log, bad)));
         go_on
     }
 
@@ -114,7 +114,7 @@ impl<'w> Walk<'w> {
             report.verified.home_bytes += bytes;
             pause(pace, &mut **watch, report, *total_bytes, bytes)
         });
-        found.into_iter().for_each(|bad| self.report.add(of_place(Part::Home, bad)));
+        found.into_iter().for_each(|bad| self.report.add(damage_at(Part::Home, bad)));
         go_on
     }
 
@@ -170,7 +170,7 @@ impl<'w> Walk<'w> {
             Ok(Decoded::Other) => {}
             Ok(Decoded::Data(ino, offset, first, crcs)) => {
                 self.report.verified.extents += 1;
-                if self.is_place_of_data(first, crcs.len() as u64) {
+                if self.may_hold_data(first, crcs.len() as u64) {
                     let each = (first..).zip(offset / BLOCK..).zip(crcs);
                     blocks.extend(each.map(|((dev, at), crc)| Block { dev, crc, ino, at }));
                 } else {
@@ -193,7 +193,7 @@ impl<'w> Walk<'w> {
         }
     }
 
-    fn is_place_of_data(&self, first: u64, len: u64) -> bool {
+    fn may_hold_data(&self, first: u64, len: u64) -> bool {
         let geo = &self.source.geometry;
         let begin = geo.segments_offset / BLOCK;
         let end = begin + geo.segment_len / BLOCK * u64::from(geo.segment_count);
@@ -263,13 +263,13 @@ impl<'w> Walk<'w> {
                 Ok(()) => MISMATCH.to_owned(),
                 Err(error) => format!("the device cannot read it: {error}"),
             };
-            match place_of(self.source.journal, block.ino, block.at) {
+            match location_of(self.source.journal, block.ino, block.at) {
                 Err(error) => return Outcome::Damaged(block, format!("{what}; {error}")),
                 Ok(None) => return Outcome::Passed,
                 Ok(Some(place)) if place == (block.dev, block.crc) && known => {
                     return Outcome::Damaged(block, what);
                 }
-                Ok(Some((dev, crc))) if self.is_place_of_data(dev, 1) => {
+                Ok(Some((dev, crc))) if self.may_hold_data(dev, 1) => {
                     block = Block { dev, crc, ..block };
                     known = true;
                 }
@@ -298,13 +298,13 @@ fn pause(
     watch.progress(&at) && pace.took(bytes).is_none_or(|time| watch.wait(time))
 }
 
-fn of_place(part: Part, bad: BadPlace) -> Damage {
+fn damage_at(part: Part, bad: BadPlace) -> Damage {
     let damage = Damage::of_part(part, format!("{}: {}", bad.what, bad.detail));
     Damage { length: Some(bad.len), device_offset: Some(bad.offset), ..damage }
 }
 
 /// Where block `at` of a file is now: device block and checksum.
-fn place_of(journal: &Journal, ino: Ino, at: u64) -> Result<Option<(u64, u32)>, FsError> {
+fn location_of(journal: &Journal, ino: Ino, at: u64) -> Result<Option<(u64, u32)>, FsError> {
     // The longest extent that may hold it begins so far before it.
     let from = at.saturating_sub(keys::EXTENT_BLOCKS_MAX as u64 - 1) * BLOCK;
     let mut found = None;

@@ -1,9 +1,9 @@
 //! Space that may be reserved, and the wait queue of the threads that lack some.
 //!
-//! A thread that finds too little stands in the wait queue. The first one makes space and takes what it needs
-//! before it steps out: it does not have to look again among those who came later, to whom nothing
-//! is given while anybody stands there. So nobody starves, nobody is woken to find nothing, and an
-//! error means that nothing could be made, not that others were faster.
+//! A thread that finds too little stands in the wait queue. The first one makes space and takes
+//! what it needs before it steps out: it does not have to compete with threads that came later,
+//! which get nothing while a thread waits. So nobody starves, nobody is woken to find nothing, and
+//! an error means that nothing could be made, not that others were faster.
 
 use crate::sync::{
     AtomicI64, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, hand_over, lock, wait_for as sleep,
@@ -18,7 +18,7 @@ const WAITING: u64 = 1 << 32;
 pub struct Want {
     /// So many blocks.
     pub blocks: i64,
-    /// So many must be left then; negative for who may use what is kept back.
+    /// So many must be left then; negative for a change that may use what is kept back.
     pub leave: i64,
 }
 
@@ -36,11 +36,11 @@ pub struct Free {
     /// what became of it. One number: a thread that takes space either was seen
     /// by the thread that comes to wait, or sees it.
     counts: AtomicU64,
-    /// Whose turn it is.
+    /// The turn to take space.
     turn: Mutex<()>,
     /// For `settled`.
     quiet: Mutex<()>,
-    /// All who had taken space have said what became of it.
+    /// All threads that had taken space have said what became of it.
     settled: Condvar,
 }
 
@@ -144,7 +144,7 @@ impl ReservedSpace {
     }
 }
 
-/// Whose turn it is. It comes to those who wait in the order in which they came.
+/// The turn. It comes to the waiting threads in the order in which they came.
 struct Turn<'f> {
     free: &'f Free,
     guard: Option<MutexGuard<'f, ()>>,
@@ -172,7 +172,7 @@ pub struct Claim<'f> {
     free: &'f Free,
     /// Taken, and not yet used: for an operation that has to look again how many it needs.
     blocks: i64,
-    /// It is counted among those who have taken something.
+    /// It is counted among those that have taken something.
     counted: bool,
     /// Where it takes from first.
     reserved_space: Option<Arc<ReservedSpace>>,

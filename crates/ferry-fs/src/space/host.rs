@@ -1,16 +1,16 @@
-//! What the host gives: segments taken from it, and given back. The log takes the last segments of the
-//! volume when it grows.
+//! What the host gives: segments taken from it, and given back. The log takes the last segments of
+//! the volume when it grows.
 
 use crate::space::free_blocks::Want;
 use crate::space::pool::{CLEANER_RESERVE, HOST_SLACK_BYTES, Pool, SLACK_MIN, Space};
-use ferry_device::BlockDevice;
 use ferry_journal::Geometry;
 use std::io;
 
 /// The host is asked for so many bytes at once.
 const GROW_BYTES: u64 = 64 << 20;
 
-/// So many segments go back to the host in one call, at most: who wants a segment waits for it.
+/// So many segments go back to the host in one call, at most: a thread that wants a segment waits
+/// for it.
 const DISCARDED_AT_ONCE: u32 = 32;
 
 impl Space {

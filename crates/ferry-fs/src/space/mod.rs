@@ -1,4 +1,4 @@
-//! Space on the volume: free blocks and who waits for them, reservations, segments and their
+//! Space on the volume: free blocks and their wait queue, reservations, segments and their
 //! summaries.
 
 pub mod free_blocks;

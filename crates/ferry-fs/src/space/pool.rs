@@ -33,7 +33,7 @@ const KEEP_BYTES: u64 = 64 << 20;
 /// What the host keeps when the volume asks for more.
 pub(crate) const HOST_SLACK_BYTES: u64 = 16 << 20;
 
-/// Who asks for a free segment.
+/// What a free segment is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// New data.
@@ -80,12 +80,13 @@ pub struct Space {
     mapped: AtomicI64,
     /// Blocks of the home reserve that overwriting may use.
     lent: AtomicI64,
-    /// Newest context known stamped.
+    /// The newest durable point.
     stamped: AtomicU64,
     /// Held over calls of the host; nothing but `pending` is locked inside it, and the journal
     /// calls [`Space::take`].
     pub(crate) pool: Mutex<Pool>,
-    /// Free as soon as the context is stamped. Commits add to it, so it is held over nothing.
+    /// Free as soon as the durable point covers the context. Commits add to it, so it is held over
+    /// nothing.
     pending: Mutex<VecDeque<(Seq, u32)>>,
     /// Reservations of clients. No other lock is taken inside it.
     pub(crate) reservations: Mutex<BTreeMap<ReservationId, Arc<ReservedSpace>>>,
@@ -275,12 +276,12 @@ impl Space {
         self.grow_for(Want::new(0)) || borrowed()
     }
 
-    /// Contexts up to `seq` are stamped. Takes no lock.
+    /// The durable point covers contexts up to `seq`. Takes no lock.
     pub fn stamped(&self, seq: Seq) {
         self.stamped.fetch_max(seq.0, Ordering::Release);
     }
 
-    /// There is a segment for who needs it.
+    /// There is a segment for this need.
     pub fn can_take(&self, need: Need) -> bool {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
@@ -337,7 +338,7 @@ impl Space {
         self.pending.lock().push_back((seq, segment));
     }
 
-    /// Segments wait for a stamp.
+    /// Segments wait for the durable point.
     pub fn has_pending(&self) -> bool {
         !self.pending.lock().is_empty()
     }
@@ -347,8 +348,8 @@ impl Space {
         self.pending.lock().back().map(|p| p.0)
     }
 
-    /// Makes what is stamped free; returns the number of free segments, and how many are kept for
-    /// others than data.
+    /// Frees what the durable point covers; returns the number of free segments, and how many are
+    /// kept for others than data.
     pub fn reap_now(&self) -> (u32, u32) {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);

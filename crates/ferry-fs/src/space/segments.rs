@@ -42,7 +42,7 @@ pub enum Stream {
 /// Blocks given out in an open segment: data first, then, perhaps, summaries.
 #[derive(Debug)]
 pub struct Chunk {
-    /// Who may use it.
+    /// What it is used for.
     pub stream: Stream,
     /// The segment.
     pub segment: u32,
@@ -345,8 +345,8 @@ impl Table {
     }
 
     /// Waits until one of the chunks that are given out is done: what it had and did not need is
-    /// there for others then. `false`: there is none. Called by nobody who has one, or who has what
-    /// its owner may be waiting for: the right to a file's extents.
+    /// there for others then. `false`: there is none. Never called by a thread that has one, or
+    /// that has what its owner may be waiting for: the right to a file's extents.
     pub fn wait_for_chunk(&self) -> bool {
         let mut state = self.state.lock();
         if state.in_use.is_empty() {

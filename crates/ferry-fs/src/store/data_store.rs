@@ -43,13 +43,13 @@ pub struct DataOptions {
     pub background: bool,
     /// Nothing is ever written.
     pub read_only: bool,
-    /// Who excludes whom on one file.
+    /// Which readers and writers of one file exclude each other.
     #[cfg(feature = "compare")]
     pub locking: Locking,
 }
 
-/// What to do where somebody else has to be waited for: who is changing a file's extents; the
-/// device, with so much under way; who empties the log.
+/// What to do where a change has to wait: for a thread that changes the file's extents, for the
+/// device with much in flight, or for log space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Busy {
     /// Leave files that somebody is at: they are being written, or will be next time. Wait for the
@@ -101,7 +101,7 @@ impl Touch<'_> {
 pub enum At {
     /// At this byte.
     Offset(u64),
-    /// At the end of the file, as of the moment of the write. Appends are never interleaved.
+    /// At the end of the file, as of the write. Appends are never interleaved.
     End,
 }
 
@@ -152,7 +152,7 @@ pub struct DataStats {
     pub segments_free: u64,
     /// Free segments for which the host would be asked first.
     pub segments_bare: u64,
-    /// Segments that wait for a stamp.
+    /// Segments that wait for the durable point.
     pub segments_pending: u64,
     /// Segments of the home store.
     pub segments_home: u64,
@@ -214,7 +214,7 @@ pub struct DataStore {
     pub(crate) last_seq: AtomicU64,
     /// The journal takes no more changes.
     pub(crate) failed: AtomicBool,
-    /// Held by who makes room: outermost lock.
+    /// Held by the thread that makes room: outermost lock.
     pub(crate) room: Mutex<Progress>,
     pub(crate) signal: Arc<Signal>,
     pub(crate) ahead: Arc<crate::store::ahead_jobs::Jobs>,

@@ -35,16 +35,16 @@ impl Queue {
         true
     }
 
-    /// `inode` has nothing to write back. The caller holds its inode lock, as everybody does who
-    /// lets it enter.
+    /// `inode` has nothing to write back. The caller holds its inode lock, as every thread does
+    /// that lets it enter.
     pub fn leave(&self, inode: &Inode) {
         let queue_position = inode.file.queue_position.load(Ordering::Acquire);
         if queue_position != 0 {
             let mut state = self.0.lock();
             let queue_position = inode.file.queue_position.swap(0, Ordering::AcqRel);
-            let gone = state.waiting.remove(&queue_position);
+            let left = state.waiting.remove(&queue_position);
             drop(state);
-            drop(gone); // perhaps the last reference: never under the lock
+            drop(left); // perhaps the last reference: never under the lock
         }
     }
 

@@ -1,6 +1,6 @@
 //! Dropping extents: of a range, and of a whole file. What is too large for one transaction goes in
-//! steps: the first makes the change visible and, with an intent key, certain; the rest follows, after a
-//! crash at the next mount.
+//! steps: the first makes the change visible and, with an intent key, certain; the rest follows,
+//! after a crash at the next mount.
 
 use crate::api::Ino;
 use crate::cache::pages::Pages;
@@ -38,8 +38,8 @@ pub(crate) struct First<'s> {
 
 impl DataStore {
     /// The right to change a file's extents, when what an error interrupted there has been
-    /// finished. A thread that takes the right to read extents only, or to drop all of them, need not do
-    /// that.
+    /// finished. A thread that takes the right to read extents only, or to drop all of them, need
+    /// not do that.
     pub(crate) fn extents_right(
         &self,
         inode: &Arc<Inode>,
@@ -283,7 +283,8 @@ impl DataStore {
 
     /// Forgets what is cached, dirty data too: the last name and handle are gone. Nothing of the
     /// inode is logged after this but by [`DataStore::reclaim`], which keeps the right to its
-    /// extents until they are gone: so who finds a dead file waits for that by taking the right.
+    /// extents until they are dropped: so a thread that finds a dead file waits for that by taking
+    /// the right.
     pub(crate) fn drop_cache(&self, guard: &ExtentsGuard) {
         let inode = guard.inode();
         let mut state = inode.state.write();

@@ -112,9 +112,9 @@ impl DataStore {
     /// Reads one block again, alone, when nobody writes it any more; where it was before it was
     /// moved, too, as long as that counts. On a mismatch `out` is what the device has at `dev`.
     ///
-    /// A thread that has a right to extents, or a batch that is not sent, asks only for what is mapped:
-    /// the data of a mapped block is on its way already, and waits for nobody. Of any other place
-    /// it might be their own batch, or one that waits for that right.
+    /// A thread that has a right to extents, or a batch that is not sent, asks only for what is
+    /// mapped: the data of a mapped block is on its way already, and waits for nobody. Of any other
+    /// place it might be their own batch, or one that waits for that right.
     pub(crate) fn read_again(&self, dev: u64, crc: u32, out: &mut [u8]) -> Result<(), String> {
         self.writes.wait_for(dev..dev + 1);
         let mut one = AlignedBuf::zeroed(BLOCK_BYTES);
@@ -128,14 +128,14 @@ impl DataStore {
             }
             Err(error) => format!("the device cannot read it: {error}"),
         };
-        let mut place = dev;
+        let mut location = dev;
         for _ in 0..MOVES_MAX {
-            let Some(old) = self.moves.old_location(place) else { break };
+            let Some(old) = self.moves.old_location(location) else { break };
             if self.dev.read(old * BLOCK, &mut one).is_ok() && crc32c::crc32c(&one) == crc {
                 out.copy_from_slice(&one);
                 return Ok(());
             }
-            place = old;
+            location = old;
         }
         Err(what)
     }
@@ -155,7 +155,7 @@ impl DataStore {
             };
             match known {
                 Known::Load(window) => self.load_window(inode, window)?,
-                Known::Is(place) => return Ok(place == Mapping::Data(dev, crc)),
+                Known::Is(mapping) => return Ok(mapping == Mapping::Data(dev, crc)),
             }
         }
     }
@@ -226,12 +226,12 @@ impl DataStore {
     /// Brings one block into the cache. The caller shrinks the cache when it is done with the
     /// block.
     pub(crate) fn fetch_block(&self, inode: &Arc<Inode>, block: u64) -> Result<(), FsError> {
-        let place = {
+        let mapping = {
             let state = inode.state.share();
             let pages = inode.file.pages.read();
             pages.mapping(block, state.logged.blocks)
         };
-        match place {
+        match mapping {
             Known::Load(window) => self.load_window(inode, window),
             Known::Is(Mapping::Data(dev, crc)) => {
                 let run = Run { block, dev, crcs: vec![crc] };

@@ -1,5 +1,5 @@
-//! Files without a name whose space is on its way back. A writer that finds no space waits for theirs,
-//! and statfs counts it as free.
+//! Files without a name whose space is on its way back. A writer that finds no space waits for
+//! theirs, and statfs counts it as free.
 //!
 //! A file that loses its last name keeps its space until nobody knows it. A program that has
 //! removed a file it does not hold open expects the space at once, but the kernel closes and

@@ -1,4 +1,5 @@
-//! The extent maps of files: windows loaded and replaced, and the log space that a change of them takes.
+//! The extent maps of files: windows loaded and replaced, and the log space that a change of them
+//! takes.
 
 use crate::api::Ino;
 use crate::cache::pages::Pages;

@@ -20,11 +20,11 @@ fn made(dev: &Arc<dyn BlockDevice>) -> Superblock {
         .unwrap()
 }
 
-fn write_at(dev: &Arc<dyn BlockDevice>, place: u64, change: impl FnOnce(&mut [u8])) {
+fn write_at(dev: &Arc<dyn BlockDevice>, offset: u64, change: impl FnOnce(&mut [u8])) {
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-    dev.read(place, &mut block).unwrap();
+    dev.read(offset, &mut block).unwrap();
     change(&mut block);
-    dev.write(place, &block).unwrap();
+    dev.write(offset, &block).unwrap();
 }
 
 fn reseal(block: &mut [u8]) {
@@ -66,17 +66,17 @@ fn a_volume_of_any_size_can_be_made_and_opened() {
 
 #[test]
 fn either_superblock_is_enough() {
-    for place in SUPERBLOCK_OFFSETS {
+    for offset in SUPERBLOCK_OFFSETS {
         let dev = device();
         let sb = made(&dev);
-        write_at(&dev, place, |block| block[700] ^= 1);
-        assert_eq!(read_superblock(&dev).unwrap(), sb, "with the copy at {place} damaged");
+        write_at(&dev, offset, |block| block[700] ^= 1);
+        assert_eq!(read_superblock(&dev).unwrap(), sb, "with the copy at {offset} damaged");
         LocalFs::open(dev, FsOptions { background: false, ..FsOptions::default() }, Env::real())
             .unwrap();
     }
     let dev = device();
     let sb = made(&dev);
-    sb.places().iter().for_each(|place| write_at(&dev, *place, |block| block[9] ^= 1));
+    sb.offsets().iter().for_each(|offset| write_at(&dev, *offset, |block| block[9] ^= 1));
     assert!(matches!(read_superblock(&dev), Err(VolumeError::Damaged { .. })));
 }
 
@@ -87,8 +87,8 @@ fn of_two_superblocks_the_one_with_the_longer_log_wins() {
         let dev = device();
         let old = made(&dev);
         let new = old.with_log_behind(3);
-        for place in new.places().into_iter().filter(|place| *place != lost) {
-            dev.write(place, &new.encode()).unwrap();
+        for offset in new.offsets().into_iter().filter(|offset| *offset != lost) {
+            dev.write(offset, &new.encode()).unwrap();
         }
         assert_eq!(read_superblock(&dev).unwrap(), new, "{lost}");
         let (found, used) = find_superblock(&dev).unwrap();
@@ -120,8 +120,8 @@ fn create_does_not_overwrite_an_existing_name() {
         matches!(read_superblock(&foreign), Err(VolumeError::Foreign)),
         "many formats begin with zeros"
     );
-    for place in SUPERBLOCK_OFFSETS {
-        write_at(&dev, place, |block| block.fill(0));
+    for offset in SUPERBLOCK_OFFSETS {
+        write_at(&dev, offset, |block| block.fill(0));
     }
     let refused = mkfs(&dev, &options, &Env::real());
     assert!(
@@ -148,8 +148,8 @@ fn create_does_not_overwrite_an_existing_name() {
 fn unknown_incompatible_features_are_refused() {
     let change = |at: usize, value: u8| {
         let dev = device();
-        for place in made(&dev).places() {
-            write_at(&dev, place, |block| {
+        for offset in made(&dev).offsets() {
+            write_at(&dev, offset, |block| {
                 block[at] = value;
                 reseal(block);
             });
@@ -221,7 +221,7 @@ fn grown(dev: &Arc<dyn BlockDevice>, more: u64) -> Arc<dyn BlockDevice> {
 fn a_volume_that_has_lost_its_front_is_found_by_its_last_superblock() {
     let whole = device();
     let sb = with_a_file(&whole);
-    assert_eq!(sb.places().last(), Some(&(SIZE - BLOCK_SIZE as u64)));
+    assert_eq!(sb.offsets().last(), Some(&(SIZE - BLOCK_SIZE as u64)));
     // As it is; as its file was made longer; and with other bytes where the front was.
     for (more, fill) in [(0, 0), (4096, 0), (40 << 20, 0), (0, 0xa5)] {
         let dev = grown(&whole, more);
@@ -272,8 +272,8 @@ fn a_volume_without_a_last_copy_works_as_before() {
     let dev = device();
     let sb = with_a_file(&dev);
     let old = Superblock { compatible: 0, ..sb.clone() };
-    for place in SUPERBLOCK_OFFSETS {
-        dev.write(place, &old.encode()).unwrap();
+    for offset in SUPERBLOCK_OFFSETS {
+        dev.write(offset, &old.encode()).unwrap();
     }
     write_at(&dev, SIZE - BLOCK_SIZE as u64, |block| block.fill(0));
     assert_eq!(read_superblock(&dev).unwrap(), old);
@@ -302,7 +302,7 @@ fn a_superblock_counts_only_where_it_belongs() {
     ));
     let force = MkfsOptions { force: true, size: SIZE / 2, ..MkfsOptions::default() };
     let smaller = mkfs(&dev, &force, &Env::real()).unwrap();
-    SUPERBLOCK_OFFSETS.iter().for_each(|place| write_at(&dev, *place, |block| block.fill(0)));
+    SUPERBLOCK_OFFSETS.iter().for_each(|offset| write_at(&dev, *offset, |block| block.fill(0)));
     let (found, _) = find_superblock(&dev).unwrap();
     assert_eq!(found, smaller, "what an earlier volume has left at the end is gone");
 }

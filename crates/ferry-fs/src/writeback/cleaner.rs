@@ -70,8 +70,8 @@ impl DataStore {
         Errno(libc::ENOSPC).into()
     }
 
-    /// Makes at least one segment free for new data: by a stamp for what is dead already, else by
-    /// cleaning. `false` when there is nothing to gain. Called without any lock.
+    /// Makes at least one segment free for new data: by a durable point past what is dead already,
+    /// else by cleaning. `false` when there is nothing to gain. Called without any lock.
     pub(crate) fn make_room(&self) -> Result<bool, FsError> {
         let mut progress = Guard::wait(Rank::Room, || self.room.lock());
         let journal = self.journal()?;
@@ -114,7 +114,7 @@ impl DataStore {
         Ok(())
     }
 
-    /// Waits until all that was committed is stamped, and notes it.
+    /// Waits until the durable point covers all that was committed, and notes it.
     pub(crate) fn force_stamped(&self, journal: &Journal) -> Result<(), FsError> {
         let newest = self.space.newest_pending();
         journal.force_stamped()?;
@@ -300,8 +300,8 @@ impl DataStore {
                 Err(error) => return Err(error),
             };
             if inode.file.dead.load(Ordering::Acquire) {
-                // The thread that removes it has the right to its extents until then, and never waits
-                // for us.
+                // The thread that removes it has the right to its extents until then, and never
+                // waits for us.
                 match going {
                     Going::Wait => drop(ExtentsGuard::lock(&inode)),
                     Going::Leave => all = false,
@@ -381,8 +381,8 @@ impl DataStore {
         let inode = Arc::clone(guard.inode());
         let want = live.iter().map(|l| l.len).sum::<u32>().min(256);
         let Some(chunk) = self.table.allocate(Stream::Moved, want, &self.space) else {
-            // The reserve is used up: what has become free so far must be stamped before more can
-            // be moved.
+            // The reserve is used up: what has become free so far must be behind the durable point
+            // before more can be moved.
             drop(guard);
             self.free_closed(journal)?;
             if self.space.has_pending() {

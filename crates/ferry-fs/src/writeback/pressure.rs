@@ -1,4 +1,4 @@
-//! How much may be dirty, and who is held while more is.
+//! How much may be dirty, and which writers are held while more is.
 
 use crate::error::FsError;
 use crate::store::data_store::{Busy, DataStore, Dirty, count};

@@ -150,8 +150,9 @@ impl DataStore {
         }
     }
 
-    /// Loads the windows of the next `most` dirty blocks, and waits for who copies into the first.
-    /// The caller keeps windows from being evicted by holding the right to change extents.
+    /// Loads the windows of the next `most` dirty blocks, and waits for the thread that copies into
+    /// the first. The caller keeps windows from being evicted by holding the right to change
+    /// extents.
     fn load_windows(
         &self,
         inode: &Arc<Inode>,
@@ -363,8 +364,8 @@ impl DataStore {
     }
 }
 
-/// The contents that go into the record: of a small file without unwritten extents that has something
-/// new.
+/// The contents that go into the record: of a small file without unwritten extents that has
+/// something new.
 fn inline_contents(state: &InodeState, pages: &Pages) -> Option<Box<[u8]>> {
     let size = usize::try_from(state.rec.size).ok().filter(|s| *s <= INLINE_MAX && *s > 0)?;
     let alone = match state.logged.blocks {

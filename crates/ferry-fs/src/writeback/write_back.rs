@@ -195,8 +195,8 @@ impl DataStore {
                         works.push(work);
                     }
                     Err(error) => {
-                        // The others are not to suffer; a caller that asks for this one gets the error
-                        // again.
+                        // The others are not to suffer; a caller that asks for this one gets the
+                        // error again.
                         tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
                         inode.file.errors.add(error.errno());
                         failed = Err(error);

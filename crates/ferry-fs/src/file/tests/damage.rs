@@ -10,9 +10,9 @@ fn spoiled() -> (Volume, Arc<Inode>) {
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 40 * 4096));
     volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
-    let place = volume.store.window(&file, 0).unwrap().mapping(17);
-    let crate::extents::Mapping::Data(dev, _) = place else {
-        panic!("block 17 is not mapped: {place:?}")
+    let mapping = volume.store.window(&file, 0).unwrap().mapping(17);
+    let crate::extents::Mapping::Data(dev, _) = mapping else {
+        panic!("block 17 is not mapped: {mapping:?}")
     };
     let mut block = AlignedBuf::zeroed(4096);
     volume.dev.read(dev * BLOCK, &mut block).unwrap();

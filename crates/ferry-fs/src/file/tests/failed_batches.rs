@@ -46,8 +46,8 @@ fn written_data_stays_in_memory_until_it_is_logged() {
         volume.write(file, 0, &pattern(file.ino, 8192));
     }
     std::thread::scope(|scope| {
-        // Both are in one batch, which is written with the first one's transaction; the second one's
-        // waits for this lock.
+        // Both are in one batch, which is written with the first one's transaction; the second
+        // one's waits for this lock.
         let state = second.state.read();
         let done = scope.spawn(|| volume.store.write_back(Dirty::All, Busy::Wait));
         while volume.store.is_dirty(&first) {

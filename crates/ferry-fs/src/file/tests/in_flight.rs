@@ -18,7 +18,7 @@ struct Holding {
 struct Reads {
     count: u64,
     /// Where it was read since it last began to hold, in bytes.
-    places: BTreeSet<u64>,
+    offsets: BTreeSet<u64>,
 }
 
 impl Holding {
@@ -31,7 +31,7 @@ impl Holding {
             if request.op == Op::Read {
                 let mut reads = noted.0.lock();
                 reads.count += 1;
-                reads.places.insert(request.offset);
+                reads.offsets.insert(request.offset);
                 noted.1.notify_all();
             }
             Ok(())
@@ -39,7 +39,7 @@ impl Holding {
         Self { dev, reads }
     }
     fn hold(&self) {
-        self.reads.0.lock().places.clear();
+        self.reads.0.lock().offsets.clear();
         self.dev.hold(|request| request.submitted);
     }
     fn let_go(&self) {
@@ -51,7 +51,7 @@ impl Holding {
     /// Waits until somebody has read at this byte.
     fn wait_for_read_at(&self, offset: u64) {
         let mut reads = self.reads.0.lock();
-        while !reads.places.contains(&offset) {
+        while !reads.offsets.contains(&offset) {
             self.reads.1.wait(&mut reads);
         }
     }

@@ -59,8 +59,8 @@ fn file_of(volume: &Volume, percent: u64) -> (Arc<Inode>, u64) {
     (file, blocks)
 }
 
-/// What is overwritten becomes free; so there is always room for the next write, even if others want
-/// some.
+/// What is overwritten becomes free; so there is always room for the next write, even if others
+/// want some.
 #[test]
 fn overwrites_on_a_full_volume_are_never_refused() {
     // More may be dirty than there is room for.

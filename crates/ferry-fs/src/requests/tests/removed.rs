@@ -1,5 +1,5 @@
-//! Space of removed files: a change that finds none waits for it, statfs counts it at once, and the host
-//! gets it back.
+//! Space of removed files: a change that finds none waits for it, statfs counts it at once, and the
+//! host gets it back.
 
 use crate::requests::tests::pressure::Thread;
 use crate::requests::tests::*;

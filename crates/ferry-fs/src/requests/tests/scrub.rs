@@ -31,8 +31,8 @@ fn offline(world: &World) -> ScrubReport {
 }
 
 /// Where a block of a file is on the device, in bytes.
-fn place(world: &World, ino: Ino, block: u64) -> u64 {
-    let mut place = None;
+fn location(world: &World, ino: Ino, block: u64) -> u64 {
+    let mut found = None;
     world
         .fs
         .journal
@@ -41,12 +41,12 @@ fn place(world: &World, ino: Ino, block: u64) -> u64 {
                 (keys::parse(key), Extent::decode(value))
                 && (offset / BLOCK..offset / BLOCK + crcs.len() as u64).contains(&block)
             {
-                place = Some((dev + block - offset / BLOCK) * BLOCK);
+                found = Some((dev + block - offset / BLOCK) * BLOCK);
             }
             true
         })
         .unwrap();
-    place.expect("the block is mapped")
+    found.expect("the block is mapped")
 }
 
 /// Changes one bit.
@@ -112,7 +112,7 @@ fn a_scrub_finds_exactly_what_is_damaged() {
 
     let planted =
         [(first, 0), (first, 299), (first, 300), (first, 699), (second, 7), (nameless, 3)];
-    let at: Vec<u64> = planted.iter().map(|(ino, block)| place(&world, *ino, *block)).collect();
+    let at: Vec<u64> = planted.iter().map(|(ino, block)| location(&world, *ino, *block)).collect();
     at.iter().for_each(|at| spoil(&world, *at));
     let deep = |block| ("/a/deep/first file".to_owned(), block);
     let expected = vec![
@@ -129,12 +129,12 @@ fn a_scrub_finds_exactly_what_is_damaged() {
         assert_eq!(report.damaged_blocks, 6);
         assert_eq!(report.damage.len(), 5, "neighbours are one place: {:#?}", report.damage);
         assert_eq!(report.verified.data_bytes, 722 * BLOCK);
-        let mut places: Vec<_> = report.damage.iter().map(|d| d.device_offset.unwrap()).collect();
+        let mut offsets: Vec<_> = report.damage.iter().map(|d| d.device_offset.unwrap()).collect();
         let mut starts = at.clone();
         starts.remove(2);
-        places.sort_unstable();
+        offsets.sort_unstable();
         starts.sort_unstable();
-        assert_eq!(places, starts);
+        assert_eq!(offsets, starts);
     };
     check(&offline(&world));
     // The mounted volume sees the device, not its caches, in which everything is well.
@@ -398,7 +398,7 @@ fn a_block_freed_before_the_scrub_reads_it_is_not_damage() {
     let world = World::new();
     let resting = filled(&world, ROOT, "resting", 50);
     world.fs.sync().unwrap();
-    spoil(&world, place(&world, resting, 21));
+    spoil(&world, location(&world, resting, 21));
     let data = &world.fs.data;
     let source = Source {
         device: data.device(),
@@ -426,7 +426,7 @@ fn a_scrub_of_a_busy_volume_finds_no_damage() {
         World::with(FsOptions { background: true, cache_bytes: 4 << 20, ..FsOptions::default() });
     let resting = filled(&world, ROOT, "resting", 50);
     world.fs.sync().unwrap();
-    spoil(&world, place(&world, resting, 21));
+    spoil(&world, location(&world, resting, 21));
     let over = AtomicBool::new(false);
     let write = |seed: u64| {
         let mut x = seed * 0x9e37_79b9 + 1;
