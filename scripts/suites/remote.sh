@@ -238,7 +238,7 @@ server_is_killed() {
   mount_remote "$a"
   mkdir -p "$a/synced"; sync "$a/synced"
   exec 8>>"$a/kept-open"; sync "$a/kept-open"; mkdir "$a/not-synced"
-  # What was under way when the server died may fail, and is made again, under another name.
+  # A change under way when the server dies may fail. The loop then repeats it under another name.
   (for i in $(seq 1 250); do
     if echo "$i" >"$a/synced/$i" && sync "$a/synced/$i" && sync "$a/synced"; then echo "$i"; fi
   done >"$scratch/synced" 2>/dev/null) &

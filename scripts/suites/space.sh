@@ -76,7 +76,7 @@ full_behind_writeback() {
   unmount_volume "$scratch/mnt"
 }
 
-# The volume promises more than the disk below it has.
+# The volume is larger than the disk below it.
 full_host() {
   truncate -s 200M "$scratch/host.img"
   mkfs.ext4 -q "$scratch/host.img"

@@ -167,7 +167,7 @@ pub struct MountArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Stays in the foreground; SIGTERM and SIGINT end it: what has come is answered and made durable, clients wait for the next server.
-Whoever shows a certificate that was issued without --users or --groups acts as any user that its machine names, root too: give it only to
+A client with a certificate that was issued without --users or --groups acts as any user that its machine names, root too: give it only to
 machines whose root may read and change everything that is exported. With them the server checks ids and permissions itself.
 `ferry cert revoke` takes a certificate back: the list `revoked` in --tls DIR is read whenever somebody connects.
 Clients keep names, attributes and the contents of small files under leases, and answer changes before the server has made them

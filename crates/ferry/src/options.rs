@@ -182,7 +182,7 @@ impl MountOptions {
 
     /// The options that `mount` shows although the kernel does not know them, with the flush policy
     /// in effect.
-    pub fn shown_words(&self, flush: FlushPolicy, fast_flush: Duration) -> String {
+    pub fn listed_words(&self, flush: FlushPolicy, fast_flush: Duration) -> String {
         let mut words = self.cache_words();
         words.extend([flush_word(flush), fast_flush_word(fast_flush)]);
         words.join(",")
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn own_words_are_taken_and_later_ones_win() {
+    fn later_options_override_earlier_ones() {
         let lists = [
             "ro,cache=strict,cache_size=64M",
             "commit_interval=200ms,allow_other,rw,cache=writeback,log=/var/log/f",
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_cannot_be_is_refused() {
+    fn an_impossible_cache_size_is_refused() {
         for (text, part) in
             [("cache_size=12", "at least 1M"), ("cache_size=1000T", "more than the memory")]
         {
@@ -375,22 +375,22 @@ mod tests {
     }
 
     #[test]
-    fn what_a_remount_brings_along_is_accepted() {
+    fn options_that_a_remount_repeats_are_accepted() {
         let words = "remount,ro,noatime,user_id=0,group_id=0,default_permissions,allow_other,max_read=1048576";
         let options = MountOptions::parse(&[words], false).expect("all are known");
         assert!(options.remount && options.read_only && options.noatime);
     }
 
     #[test]
-    fn access_times_are_as_the_last_word_says() {
+    fn the_last_access_time_option_wins() {
         let parse = |words: &str| MountOptions::parse(&[words], false).expect("all are known");
-        let kept = |words: &str| {
+        let flags = |words: &str| {
             let options = parse(words);
             (options.noatime, options.strictatime, options.nodiratime)
         };
-        assert_eq!(kept("noatime,strictatime"), (false, true, false));
-        assert_eq!(kept("strictatime,relatime,nodiratime"), (false, false, true));
-        assert_eq!(kept("nodiratime,diratime,noatime"), (true, false, false));
+        assert_eq!(flags("noatime,strictatime"), (false, true, false));
+        assert_eq!(flags("strictatime,relatime,nodiratime"), (false, false, true));
+        assert_eq!(flags("nodiratime,diratime,noatime"), (true, false, false));
         let strict = parse("strictatime,nodiratime");
         assert_eq!(MountOptions::parse(&[strict.to_words()], false), Ok(strict));
     }
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_gets_what_the_user_said() {
+    fn options_survive_the_way_to_the_daemon() {
         let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));

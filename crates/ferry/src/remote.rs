@@ -110,7 +110,7 @@ pub fn serve(
         &Service {
             mountpoint,
             options: fuse,
-            shown: None,
+            listed_options: None,
             daemon: args.daemon,
             log: log.as_deref(),
             stop_timeout: args.stop_timeout,

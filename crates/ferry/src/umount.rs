@@ -29,10 +29,10 @@ const SILENT_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Result<(), CliError> {
-    let place = &args.mountpoint;
+    let path = &args.mountpoint;
     let mount =
-        mounts::find(place).map_err(CliError::path(place, "cannot read the table of mounts"))?;
-    let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(place.clone()))?;
+        mounts::find(path).map_err(CliError::path(path, "cannot read the table of mounts"))?;
+    let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(path.clone()))?;
     mounts::must_be_reached(&mount)?;
     let waits = !(args.force || args.lazy);
     // Asked before who has the volume: the kernel closes the files of a killed daemon some time
@@ -138,15 +138,15 @@ fn is_away(figures: &Value) -> bool {
 fn may_be_lost(mount: &Mount, figures: &Value) -> Result<(), CliError> {
     let of = |key: &str| figures["connection"][key].as_u64().unwrap_or_default();
     // A request that only returns something is no loss, and a caller that waits gets an error.
-    let (kept, unanswered) = (of("kept_changes"), of("promised"));
-    if kept + unanswered == 0 {
+    let (unconfirmed, unanswered) = (of("kept_changes"), of("promised"));
+    if unconfirmed + unanswered == 0 {
         return Ok(());
     }
     Err(CliError::Failed(format!(
         "{}: unmounted without its server: of {} changes that it had not said to be durable those are lost that it does not have \
          ({unanswered} were not answered yet); what was synced is safe",
         mount.target.display(),
-        kept + unanswered,
+        unconfirmed + unanswered,
     )))
 }
 

@@ -342,7 +342,7 @@ pub struct UntarArgs {
 /// `ferry bench program`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-A shell runs the command in a new, empty directory of each place; then what is missing until all of it is durable; rm -r. What it prints is shown.")]
+A shell runs the command in a new, empty directory of each target; then what is missing until all of it is durable; rm -r. What it prints is shown.")]
 pub struct ProgramArgs {
     /// What the shell runs, for example 'git clone -q /srv/project.git .'
     #[arg(long, value_name = "COMMAND")]
