@@ -105,7 +105,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("crates/ferry/src/serve/panics.rs", "promised", "the name of a statistic of ferry-net"),
     ("crates/ferry/src/umount.rs", "promised", "the name of a statistic of ferry-net"),
     ("scripts/suites/remote.sh", "series", "the name of a statistic of ferry-net"),
-    ("scripts/test", "promises", "the name of a test of ferry-net"),
 ];
 
 /// Names of so many words are sentences: names of tests, and of functions that check a rule.
