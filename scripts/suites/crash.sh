@@ -45,7 +45,8 @@ terminate_cleanly() {
   mount_volume "$scratch/term.ferry" "$scratch/mnt"
   echo kept >"$scratch/mnt/file"
   local daemon; daemon=$(daemon_of "$scratch/term.ferry")
-  (cd "$scratch/mnt" && kill -TERM "$daemon" && sleep 1 && cat file)
+  # The mount has ended, and the directory in which somebody works is still there.
+  (cd "$scratch/mnt" && kill -TERM "$daemon" && until ! mountpoint -q "$scratch/mnt"; do sleep 0.02; done && cat file)
   wait_until_free "$scratch/term.ferry"
   mount_volume "$scratch/term.ferry" "$scratch/mnt"
   [ "$(cat "$scratch/mnt/file")" = kept ]

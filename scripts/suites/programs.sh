@@ -104,7 +104,9 @@ program_sqlite() {
     } | sqlite3 -bail "$db"
     { echo 'begin;'; while :; do echo 'insert into t(x) values (randomblob(1000));'; done; } | sqlite3 "$db" &
     local writing=$!
-    sleep 1; kill -9 "$writing" 2>/dev/null || true; pkill -9 -f "sqlite3 $db" || true
+    # The transaction has outgrown the cache, so a part of it is on the volume.
+    until [ -s "$db-journal" ] || [ -s "$db-wal" ]; do sleep 0.02; done
+    kill -9 "$writing"
     wait "$writing" || true
     [ "$(sqlite3 "$db" 'pragma integrity_check')" = ok ]
     [ "$(sqlite3 "$db" 'select count(*) from t')" = $(($1 * 5 - $1 * 5 / 3)) ]
@@ -173,11 +175,15 @@ program_postgres() {
   start
   postgres "$bin/pgbench" -q -i -s 10 postgres
   postgres "$bin/pgbench" -c 4 -j 2 -T "$1" postgres
+  local history; history=$(postgres "$bin/psql" -XAt postgres -c 'select count(*) from pgbench_history')
   # -n: otherwise pgbench empties the history first, which then tells of this run alone.
   postgres "$bin/pgbench" -n -c 4 -j 2 -T 30 postgres >"$scratch/pg/bench" 2>&1 &
   local bench=$!
-  sleep 5
-  # The children first lose their parent; each is told by its own number.
+  # The kill comes in the middle of its work.
+  until [ "$(postgres "$bin/psql" -XAt postgres -c 'select count(*) from pgbench_history')" -gt $((history + 500)) ]; do
+    sleep 0.1
+  done
+  # The children first lose their parent; each is killed by its own number.
   local server; server=$(head -n 1 "$data/postmaster.pid")
   kill -9 "$server" $(pgrep -P "$server")
   wait "$bench" || true

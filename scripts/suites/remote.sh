@@ -72,7 +72,7 @@ remote_over() {
 # Operations at one client, seen at the other at once.
 two_clients() {
   serve_volume "$scratch/remote.ferry"
-  local a=$scratch/a b=$scratch/b i writers
+  local a=$scratch/a b=$scratch/b i writers waiter
   mount_remote "$a"; mount_remote "$b"
   for i in $(seq 1 20); do
     echo "$i" >"$a/f"; [ "$(cat "$b/f")" = "$i" ]
@@ -87,10 +87,13 @@ two_clients() {
   wait "$writers" $!
   [ "$(grep -cE '^[ab] [0-9]+$' "$a/log")" = 400 ]
   # Locks.
-  (flock 9; sleep 1; echo first >>"$a/order") 9>"$a/lock" &
-  sleep 0.5
-  fails flock -n "$b/lock" true
-  flock "$b/lock" sh -c "echo second >>'$b/order'"
+  rm -f "$scratch/unlock"
+  (flock 9; until [ -e "$scratch/unlock" ]; do sleep 0.02; done; echo first >>"$a/order") 9>"$a/lock" &
+  until ! flock -n "$b/lock" true; do sleep 0.02; done
+  flock "$b/lock" sh -c "echo second >>'$b/order'" &
+  waiter=$!
+  touch "$scratch/unlock"
+  wait "$waiter"
   [ "$(tr '\n' ' ' <"$a/order")" = "first second " ]
   # What was removed lives on where it is open.
   echo kept >"$a/open"; exec 8<"$b/open"; rm "$a/open"; [ "$(cat <&8)" = kept ]; exec 8<&-
@@ -200,8 +203,9 @@ server_goes_away() {
   mkdir "$a/work"
   (for i in $(seq 1 400); do echo "$i" >"$a/work/$i"; echo "$i" >>"$a/work/all"; done) &
   worker=$!
-  for i in 1 2 3; do
-    sleep 1; stop_server; sleep 0.3; serve_volume "$scratch/remote.ferry"
+  for i in 100 200 300; do
+    until [ -e "$a/work/$i" ]; do sleep 0.02; done
+    stop_server; sleep 0.3; serve_volume "$scratch/remote.ferry"
   done
   wait "$worker"
   [ "$(ls "$a/work" | wc -l)" = 401 ]
@@ -239,12 +243,14 @@ server_is_killed() {
   mkdir -p "$a/synced"; sync "$a/synced"
   exec 8>>"$a/kept-open"; sync "$a/kept-open"; mkdir "$a/not-synced"
   # A change under way when the server dies may fail. The loop then repeats it under another name.
+  : >"$scratch/synced"
   (for i in $(seq 1 250); do
     if echo "$i" >"$a/synced/$i" && sync "$a/synced/$i" && sync "$a/synced"; then echo "$i"; fi
   done >"$scratch/synced" 2>/dev/null) &
   worker=$!
-  for i in 1 2 3; do
-    sleep 0.7; stop_server KILL; sleep 0.3; serve_volume "$scratch/remote.ferry"
+  for i in 60 120 180; do
+    until [ "$(wc -l <"$scratch/synced")" -ge "$i" ]; do sleep 0.02; done
+    stop_server KILL; sleep 0.3; serve_volume "$scratch/remote.ferry"
   done
   wait "$worker"
   [ "$(wc -l <"$scratch/synced")" -gt 200 ]
