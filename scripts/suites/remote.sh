@@ -620,6 +620,8 @@ print([(c['client'], c['connected'], c['locks']) for c in mine[0]['clients']])")
   said=$(timeout 20 "$ferry" umount "$a" 2>&1) || status=$?
   [ "$status" = 1 ]
   grep -F 'unmounted, but its server did not say that everything is durable' <<<"$said"
+  grep -F "was ended by the server's administrator" <<<"$said"
+  fails grep -F 'server is away' <<<"$said"
   mount_remote "$a"
   [ "$(cat "$a/f")" = x ]
   remote_over "$a" "$b"

@@ -10,7 +10,7 @@ use ferry_device::Kind;
 use ferry_journal::FlushPolicy;
 use ferry_net::{Export, IdSet};
 
-use crate::options::HELP as OPTIONS_HELP;
+use crate::options::{HELP as OPTIONS_HELP, one_access};
 use crate::size::{parse_bytes, parse_duration};
 
 /// A POSIX file system in a single file, for work that makes many small files and syncs them.
@@ -150,7 +150,7 @@ pub struct MountArgs {
     #[arg(long)]
     pub create: bool,
     /// Mount options, separated by commas (see below)
-    #[arg(short, value_name = "OPTIONS")]
+    #[arg(short, value_name = "OPTIONS", value_parser = one_access)]
     pub options: Vec<String>,
     /// Stay in the foreground (for systemd and for debugging); messages go to stderr
     #[arg(long, short)]

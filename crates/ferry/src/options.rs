@@ -39,6 +39,9 @@ nodiratime          listings move no access time; not of ferry://
 nodev, nosuid, noexec and their opposites, as for any file system
 fstab's own words (defaults, auto, noauto, nofail, user, _netdev, comment=, x-…) are accepted and have no effect here";
 
+/// The shortest `commit_interval` and `timeout`.
+const TIME_MIN: Duration = Duration::from_millis(1);
+
 /// The parsed options of `-o`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MountOptions {
@@ -138,11 +141,11 @@ impl MountOptions {
             ("remount", None) => self.remount = true,
             ("cache", Some(mode)) => self.cache = parse_cache(mode)?,
             ("cache_size", Some(size)) => self.cache_bytes = Some(parse_cache_size(size)?),
-            ("commit_interval", Some(time)) => self.commit_interval = Some(parse_duration(time)?),
+            ("commit_interval", Some(time)) => self.commit_interval = Some(parse_time(key, time)?),
             ("flush", Some(policy)) => self.flush = Some(policy.parse()?),
             ("fast_flush", Some(time)) => self.fast_flush = Some(parse_duration(time)?),
             ("idle_poll", Some(word @ ("on" | "off"))) => self.idle_poll = word == "on",
-            ("timeout", Some(time)) => self.timeout = Some(parse_duration(time)?),
+            ("timeout", Some(time)) => self.timeout = Some(parse_time(key, time)?),
             ("async", Some(word @ ("on" | "off"))) => self.asynchronous = word == "on",
             ("insecure", None) => self.insecure = true,
             ("tls", Some(dir)) if !dir.is_empty() => self.tls = Some(PathBuf::from(dir)),
@@ -282,6 +285,26 @@ fn ignored(word: &str) -> bool {
     WORDS.contains(&word) || PREFIXES.iter().any(|p| word.starts_with(p))
 }
 
+/// Refuses a list that asks for both ways of access. Of several `-o` the last one wins: mount(8) and
+/// scripts append theirs.
+pub fn one_access(list: &str) -> Result<String, String> {
+    let has = |wanted: &str| list.split(',').any(|word| word == wanted);
+    if has("ro") && has("rw") {
+        return Err("ro and rw contradict each other: give one of them".into());
+    }
+    Ok(list.to_owned())
+}
+
+/// Parses a time of at least [`TIME_MIN`]: less cannot be handed on to the daemon, and would mean
+/// that there is no time at all.
+fn parse_time(key: &str, text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text)?;
+    if time < TIME_MIN {
+        return Err(format!("{key}={text} is too short: it must be at least 1ms"));
+    }
+    Ok(time)
+}
+
 /// Parses the size of the cache. A size that is too small to work with, or larger than the
 /// machine's memory, is a typing error.
 fn parse_cache_size(text: &str) -> Result<u64, String> {
@@ -372,6 +395,25 @@ mod tests {
             assert!(error.contains(text) && error.contains(part), "{error}");
         }
         assert!(MountOptions::parse(&["cache_size=1M"], false).is_ok());
+    }
+
+    #[test]
+    fn a_time_of_nothing_is_refused() {
+        for text in ["commit_interval=0", "commit_interval=500us", "timeout=0s"] {
+            let error = MountOptions::parse(&[text], false).expect_err("nonsense");
+            assert!(error.contains(text) && error.contains("at least 1ms"), "{error}");
+        }
+        assert!(MountOptions::parse(&["commit_interval=1ms,fast_flush=0"], false).is_ok());
+    }
+
+    #[test]
+    fn one_list_has_one_way_of_access() {
+        for list in ["ro,rw", "rw,noatime,ro"] {
+            assert!(one_access(list).expect_err(list).contains("contradict"), "{list}");
+        }
+        for list in ["ro", "rw,cache=strict", ""] {
+            assert_eq!(one_access(list).as_deref(), Ok(list));
+        }
     }
 
     #[test]

@@ -74,6 +74,11 @@ fn wrong_usage_is_code_2() {
     let unknown = ferry(&["mount", "v", path(&fixture.mnt()), "-o", "nonsense"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("nonsense"));
+    for (options, text) in [("ro,rw", "contradict"), ("commit_interval=0", "at least 1ms")] {
+        let refused = ferry(&["mount", "v", path(&fixture.mnt()), "-o", options]);
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains(text), "{refused:?}");
+    }
 }
 
 #[test]
@@ -169,6 +174,8 @@ fn a_failed_check_is_reported_in_json_too() {
         let report: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
         assert!(report["error"].as_str().is_some_and(|error| error.contains(text)), "{report}");
     }
+    fails(&ferry(&["scrub", path(&absent)]), 8, "could not check the volume");
+    fails(&ferry(&["scrub", "--stop", path(&absent)]), 1, "No such file");
     fails(&ferry(&["fsck", path(&volume)]), 8, &format!("mounted on {}", fixture.mnt().display()));
     ok(&ferry(&["umount", path(&fixture.mnt())]));
     let clean = ferry(&["fsck", path(&volume), "--metadata-only"]);

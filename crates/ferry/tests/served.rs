@@ -330,3 +330,18 @@ fn only_root_and_the_servers_own_user_may_ask() {
     }
     served.end();
 }
+
+#[test]
+fn umount_says_that_the_server_has_evicted_the_mount() {
+    let served = Served::new(&["--size", "1G"]);
+    ok(&ferry(&["evict", "1", "--volume", &served.volume()]));
+    // The client has heard of it.
+    while fs::read_dir(served.mnt()).is_ok() {
+        std::thread::yield_now();
+    }
+    let unmounted = ferry(&["umount", &text(&served.mnt())]);
+    let said = String::from_utf8_lossy(&unmounted.stderr);
+    assert_eq!(unmounted.status.code(), Some(1), "{said}");
+    assert!(said.contains("ended by the server's administrator"), "{said}");
+    assert!(!said.contains("away"), "{said}");
+}
