@@ -1,5 +1,6 @@
-# What the scripts share; sourced, not run. A script that sources it gets a scratch directory of its own, and whatever it mounts or
-# leaves running below that directory is gone when it ends, however it ends.
+# What the scripts share; sourced, not run. A script that sources it gets a scratch directory of its
+# own, and whatever it mounts or leaves running below that directory is gone when it ends, however
+# it ends.
 # shellcheck shell=bash
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -38,7 +39,8 @@ daemon_of() {
       END { exit !found }'
 }
 
-# Processes that this script has started, however they have detached themselves since: they carry its mark.
+# Processes that this script has started, however they have detached themselves since: they carry
+# its mark.
 marked_processes() {
   { grep -lzxF "FERRY_SCRIPT=$scratch" /proc/[0-9]*/environ 2>/dev/null || true; } | cut -d / -f 3 | grep -vxF $$ || true
 }
@@ -77,7 +79,8 @@ mount_volume() {
 }
 unmount_volume() { timeout 200 "$ferry" umount "$1"; }
 
-# Bytes of file contents that a volume holds: it is synced first, so that what is being removed is gone.
+# Bytes of file contents that a volume holds: it is synced first, so that what is being removed is
+# gone.
 live_bytes() { stat_of "$1" data live_bytes; }
 
 # Asks the daemon for one figure: stat_of MOUNTPOINT JSON-POINTER-WORDS…
@@ -98,12 +101,14 @@ unpack_kernel_tar() {
 # Puts the caches of every file system out of the way, as after a reboot.
 drop_caches() { sync; echo 3 >/proc/sys/vm/drop_caches; }
 
-# ---- counted checks -------------------------------------------------------------------------------------------------
+# ---- counted checks
+# -------------------------------------------------------------------------------------------------
 
 passed=0
 failed=0
-# check NAME SECONDS COMMAND…: one check, bounded in time; its output is shown only if it fails. FERRY_ONLY=REGEX runs only those it matches. COMMAND may be a function, which runs
-# under `set -e`: so never call a check, or what calls checks, where bash ignores that (after if, in && or ||).
+# check NAME SECONDS COMMAND…: one check, bounded in time; its output is shown only if it fails.
+# FERRY_ONLY=REGEX runs only those it matches. COMMAND may be a function, which runs under `set -e`:
+# so never call a check, or what calls checks, where bash ignores that (after if, in && or ||).
 check() {
   local name=$1 limit=$2 begun log code; shift 2
   [[ $name =~ ${FERRY_ONLY:-} ]] || return 0

@@ -66,7 +66,8 @@ def work(path, me, fd, turns, seconds):
                 mapped[at : at + 8] = struct.pack("<Q", number)
             else:
                 assert os.pwrite(fd, struct.pack("<Q", number), at) == 8
-        # Who stores does so again for as long as the other writes: each write meets a page that is being used.
+        # Who stores does so again for as long as the other writes: each write meets a page that is
+        # being used.
         while mapped and not turns.has_come("write", 4 * number + 1):
             page, wrote = chance.randrange(PAGES), wrote + 1
             at = page * PAGE + WHERE[me]

@@ -1,5 +1,5 @@
-# Three clients on slow, late and cut links, a server and a client that are killed; every byte and every answer is checked; sourced by
-# scripts/test, scripts/long and scripts/check-remote.
+# Three clients on slow, late and cut links, a server and a client that are killed; every byte and
+# every answer is checked; sourced by scripts/test, scripts/long and scripts/check-remote.
 # shellcheck shell=bash
 
 # suite_checker SECONDS

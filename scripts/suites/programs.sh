@@ -1,5 +1,6 @@
-# Programs that people run, on a mount; sourced by scripts/test and scripts/real-programs. Each function is one check; it works in
-# a directory of its own on the volume that is mounted at $scratch/mnt.
+# Programs that people run, on a mount; sourced by scripts/test and scripts/real-programs. Each
+# function is one check; it works in a directory of its own on the volume that is mounted at
+# $scratch/mnt.
 # shellcheck shell=bash
 
 # A tree with everything that an archive can hold.
@@ -26,7 +27,8 @@ make_rich_tree() {
   setfacl -m u:daemon:rw,g:nogroup:r "$dir/file"
   setfacl -d -m u:daemon:rwx "$dir/sub"
   echo inherited >"$dir/sub/deep/file"
-  # In the past, to the nanosecond: rsync would take a directory made in the same second for one that has the right time.
+  # In the past, to the nanosecond: rsync would take a directory made in the same second for one
+  # that has the right time.
   find "$dir" -depth -exec touch -h -d '2020-02-02 02:02:02.123456789 UTC' {} +
   touch -d '1969-12-31 23:59:58 UTC' "$dir/before the epoch"
   touch -d '2200-01-01 00:00:00.000000001 UTC' "$dir/far away"
@@ -138,7 +140,8 @@ assert all(data[at:at + 8] == at.to_bytes(8, "little") for at in range(0, 8 << 2
 PY
 }
 
-# Signals that a program handles do not end its fsync, as on any local file system: databases do not expect EINTR from it.
+# Signals that a program handles do not end its fsync, as on any local file system: databases do not
+# expect EINTR from it.
 program_signals() {
   perl -MTime::HiRes=setitimer,ITIMER_REAL,time -MIO::Handle -e '
     my ($seen, $synced, $end) = (0, 0, time + 5);
@@ -165,7 +168,8 @@ program_build() {
 
 postgres() { setpriv --reuid postgres --regid postgres --clear-groups -- env HOME=/var/lib/postgresql PGHOST="$scratch/pg" "$@"; }
 
-# program_postgres SECONDS: pgbench, kill -9 of every server process in the middle of it, recovery, and the books balance.
+# program_postgres SECONDS: pgbench, kill -9 of every server process in the middle of it, recovery,
+# and the books balance.
 program_postgres() {
   local bin data=$scratch/mnt/postgres
   bin=$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1)

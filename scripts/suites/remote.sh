@@ -1,9 +1,11 @@
-# pjdfstest, fsx, git, two clients and a server that goes away, on remote mounts; sourced by scripts/test.
+# pjdfstest, fsx, git, two clients and a server that goes away, on remote mounts; sourced by
+# scripts/test.
 # shellcheck shell=bash
 
 remote_port=$((20000 + $$ % 20000))
 
-# serve_volume VOLUME [ARGUMENTS…]: its process number goes to $scratch/server.pid. One that an earlier check has left is killed.
+# serve_volume VOLUME [ARGUMENTS…]: its process number goes to $scratch/server.pid. One that an
+# earlier check has left is killed.
 serve_volume() {
   local volume=$1 tries log=$scratch/server.log plain=--insecure; shift
   [[ " $* " != *" --tls "* ]] || plain=
@@ -36,7 +38,8 @@ beside() { timeout 100 python3 "$repo/scripts/suites/beside.py" "$@"; }
 # attributes local|remote DIRECTORY: what others than the owner change, and what is read.
 attributes() { timeout 50 python3 "$repo/scripts/suites/attributes.py" "$@"; }
 
-# overlay DIRECTORY: an overlay whose upper directory is below it; names of the lower one are replaced, moved and removed.
+# overlay DIRECTORY: an overlay whose upper directory is below it; names of the lower one are
+# replaced, moved and removed.
 overlay() {
   local upper=$1/overlay lower=$scratch/lower merged=$scratch/merged
   mkdir -p "$lower/dir" "$merged" "$upper/up" "$upper/work"
@@ -54,7 +57,8 @@ overlay() {
 # fails COMMAND…: it does (`set -e` does not look at what follows a `!`).
 fails() { if "$@"; then echo "it did not fail: $*"; return 1; fi; }
 
-# mount_remote MOUNTPOINT [OPTIONS]: without TLS unless they say it. The suites look at set-id bits and device nodes, too.
+# mount_remote MOUNTPOINT [OPTIONS]: without TLS unless they say it. The suites look at set-id bits
+# and device nodes, too.
 mount_remote() {
   local plain=,insecure
   [[ "${2:-}" != *tls=* ]] || plain=
@@ -100,7 +104,8 @@ two_clients() {
   remote_over "$a" "$b"
 }
 
-# Locks of open file descriptions (F_OFD_SETLK), which end with the last descriptor and with nothing before.
+# Locks of open file descriptions (F_OFD_SETLK), which end with the last descriptor and with nothing
+# before.
 description_locks() {
   serve_volume "$scratch/remote.ferry"
   mount_remote "$scratch/a"; mount_remote "$scratch/b"
@@ -111,7 +116,8 @@ description_locks() {
 # Bytes that are free on a mount.
 free_on() { df --output=avail -B1 "$1" | tail -n 1; }
 
-# What one client has made and another removes is free again, though the maker's kernel has kept it; but not while it is open.
+# What one client has made and another removes is free again, though the maker's kernel has kept it;
+# but not while it is open.
 removed_by_another() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b before tries
@@ -143,7 +149,8 @@ at_three() {
   mkdir "${mounts[0]}/$1"
 }
 
-# Random operations of three, every answer checked against one order; and it is leases that answer most questions.
+# Random operations of three, every answer checked against one order; and it is leases that answer
+# most questions.
 one_order() {
   local mounts
   at_three one-order
@@ -152,7 +159,8 @@ one_order() {
   remote_over "${mounts[@]}"
 }
 
-# Directories are where the client that moved them last has put them, for who knows them from elsewhere too.
+# Directories are where the client that moved them last has put them, for who knows them from
+# elsewhere too.
 moved_by_others() {
   local mounts
   at_three moved
@@ -178,7 +186,8 @@ mapped_at_two() {
   remote_over "$a" "$b"
 }
 
-# A client that has stopped delays a change for one term of its leases, and sees the change when it goes on.
+# A client that has stopped delays a change for one term of its leases, and sees the change when it
+# goes on.
 a_client_stands_still() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b begun client
@@ -213,7 +222,8 @@ server_goes_away() {
   remote_over "$a"
 }
 
-# What is done to a served mirror while a client writes: a side is replaced, the log grows, all is read and verified.
+# What is done to a served mirror while a client writes: a side is replaced, the log grows, all is
+# read and verified.
 operations_while_served() {
   local volume=$scratch/served.ferry a=$scratch/a writer
   rm -f "$volume" "$scratch"/side.?
@@ -235,7 +245,8 @@ operations_while_served() {
   unmount_volume "$a"; rm -f "$volume" "$scratch"/side.?
 }
 
-# The server is killed under a client that syncs what it makes: what it said is durable is there, and the client goes on.
+# The server is killed under a client that syncs what it makes: what it said is durable is there,
+# and the client goes on.
 server_is_killed() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a i name worker
@@ -262,7 +273,8 @@ server_is_killed() {
   remote_over "$a"
 }
 
-# What one client has seen of another is there when the server is back, and nobody's operation fails.
+# What one client has seen of another is there when the server is back, and nobody's operation
+# fails.
 seen_by_another() {
   server_grace=10s serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b i mnt workers=()
@@ -312,7 +324,8 @@ server_is_killed_and_nothing_is_lost() {
   remote_over "$a"
 }
 
-# A client that knows many inodes is at work again soon after the server was killed. FERRY_KNOWN says how many: 2000000 takes minutes to make.
+# A client that knows many inodes is at work again soon after the server was killed. FERRY_KNOWN
+# says how many: 2000000 takes minutes to make.
 killed_while_much_is_known() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a known=${FERRY_KNOWN:-20000} begun
@@ -341,12 +354,14 @@ for n in range(count):
   remote_over "$a"
 }
 
-# Many clients at once, each of which knows much and has changes that nobody has synced, are back at work soon after the server was killed. FERRY_CLIENTS
-# says how many, FERRY_KNOWN_EACH how many files each knows.
+# Many clients at once, each of which knows much and has changes that nobody has synced, are back at
+# work soon after the server was killed. FERRY_CLIENTS says how many, FERRY_KNOWN_EACH how many
+# files each knows.
 killed_under_many() {
   serve_volume "$scratch/remote.ferry"
   local many=${FERRY_CLIENTS:-6} known=${FERRY_KNOWN_EACH:-2000} n begun slowest makers=() mounts=()
-  # Each makes and knows files that are synced; then it makes others until it is told to end, and says how many there are.
+  # Each makes and knows files that are synced; then it makes others until it is told to end, and
+  # says how many there are.
   local work='
 import os, sys
 top, known, upto, ready, stop = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
@@ -403,7 +418,8 @@ for dir, _, files in os.walk(sys.argv[1]):
   remote_over "${mounts[@]}"
 }
 
-# A full volume: what was removed, here or by another client, is free for the next write, and df says so.
+# A full volume: what was removed, here or by another client, is free for the next write, and df
+# says so.
 remote_full_volume() {
   local a=$scratch/a b=$scratch/b small=$scratch/small.ferry round other
   rm -f "$small"; "$ferry" mkfs "$small" --size 512M
@@ -445,7 +461,8 @@ file_handles() {
     python3 "$repo/scripts/suites/handles.py" check "$a" "$handles"
   done
   remote_over "$a" "$b"
-  # A mount of a part of the volume knows files only by the directories in which it has found them: others are refused, and nothing waits.
+  # A mount of a part of the volume knows files only by the directories in which it has found them:
+  # others are refused, and nothing waits.
   serve_volume "$scratch/remote.ferry"
   mkdir -p "$a"
   "$ferry" mount "ferry://127.0.0.1:$remote_port/dir" "$a" -o "suid,dev,insecure,log=$scratch/client.log"
@@ -454,7 +471,8 @@ file_handles() {
   remote_over "$a"
 }
 
-# What was removed while a program has it open is still there for the program, whatever becomes of the server.
+# What was removed while a program has it open is still there for the program, whatever becomes of
+# the server.
 removed_while_open() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b end
@@ -546,7 +564,8 @@ certificates() {
   remote_over "$scratch/a"
 }
 
-# A user of this machine is nobody at a server without --insecure; what a server has gives nobody privileges unless root has said so.
+# A user of this machine is nobody at a server without --insecure; what a server has gives nobody
+# privileges unless root has said so.
 trusted_only_if_asked_for() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b said
@@ -643,7 +662,8 @@ remote_fsx() {
   remote_over "$scratch/a"
 }
 
-# slow_relay RATE: clients that mount at port `relay_port` send no faster; its process number goes to $scratch/relay.pid.
+# slow_relay RATE: clients that mount at port `relay_port` send no faster; its process number goes
+# to $scratch/relay.pid.
 slow_relay() {
   local tries log=$scratch/relay.log relay
   relay=$(dirname "$ferry")/examples/relay
@@ -658,7 +678,8 @@ slow_relay() {
   cat "$log"; return 1
 }
 
-# slow_connection RATE BYTES ROUNDS: a client that fills its slow line is not taken for a silent one, and loses nothing, while another looks on.
+# slow_connection RATE BYTES ROUNDS: a client that fills its slow line is not taken for a silent
+# one, and loses nothing, while another looks on.
 slow_connection() {
   local a=$scratch/a b=$scratch/b round copying
   serve_volume "$scratch/remote.ferry"
@@ -684,7 +705,8 @@ slow_connection() {
   remote_over
 }
 
-# A longer run of the same: FERRY_SLOW_ROUNDS=20 scripts/test remote, with FERRY_ONLY='slow connection'.
+# A longer run of the same: FERRY_SLOW_ROUNDS=20 scripts/test remote, with FERRY_ONLY='slow
+# connection'.
 slow_connections() {
   local rounds=${FERRY_SLOW_ROUNDS:-0} rate
   if [ "$rounds" -gt 0 ]; then
