@@ -1,6 +1,6 @@
-# What the scripts share; sourced, not run. A script that sources it gets a scratch directory of its
-# own, and whatever it mounts or leaves running below that directory is gone when it ends, however
-# it ends.
+# Functions that the scripts share; sourced, not run. A script that sources it gets a scratch
+# directory of its own, and whatever it mounts or leaves running below that directory is gone when
+# it ends, however it ends.
 # shellcheck shell=bash
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -76,8 +76,8 @@ second_mount_is_refused() {
   unmount_volume "$scratch/mnt"
 }
 
-# A daemon that answers nothing (it is stopped) does not keep anybody: its mount ends, and who
-# waited for an answer gets an error.
+# A daemon that answers nothing (it is stopped) blocks nothing for good: its mount ends, and a
+# program that waited for an answer gets an error.
 force_ends_a_hung_mount() {
   mount_volume "$scratch/hung.ferry" "$scratch/mnt"
   local daemon; daemon=$(daemon_of "$scratch/hung.ferry")

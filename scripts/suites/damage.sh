@@ -1,4 +1,4 @@
-# Damage below a volume: what it costs, and who notices; sourced by scripts/test.
+# Damage below a volume: its effects, and the commands that report it; sourced by scripts/test.
 # shellcheck shell=bash
 
 # place_of VOLUME PATH BYTE: where on the unmounted volume that byte of the file is.
@@ -59,7 +59,7 @@ one_damaged_block() {
   cmp -n 4997120 "$mnt/dir/a file" "$scratch/good"
   cmp -i 5001216 "$mnt/dir/a file" "$scratch/good"
   (cd "$mnt" && md5sum --quiet -c "$scratch/others.md5")
-  # What is written over it is well again.
+  # A block that is written anew is well again.
   dd if="$scratch/good" of="$mnt/dir/a file" bs=4096 skip=1220 seek=1220 count=1 conv=notrunc,fsync status=none
   timeout 120 "$ferry" scrub "$mnt"
   cmp "$mnt/dir/a file" "$scratch/good"

@@ -99,7 +99,7 @@ two_clients() {
   touch "$scratch/unlock"
   wait "$waiter"
   [ "$(tr '\n' ' ' <"$a/order")" = "first second " ]
-  # What was removed lives on where it is open.
+  # A removed file lives on where it is open.
   echo kept >"$a/open"; exec 8<"$b/open"; rm "$a/open"; [ "$(cat <&8)" = kept ]; exec 8<&-
   remote_over "$a" "$b"
 }
@@ -116,8 +116,8 @@ description_locks() {
 # Bytes that are free on a mount.
 free_on() { df --output=avail -B1 "$1" | tail -n 1; }
 
-# What one client has made and another removes is free again, though the maker's kernel has kept it;
-# but not while it is open.
+# If one client removes another's file, its space is free again, though the maker's kernel has kept
+# it; but not while it is open.
 removed_by_another() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b before tries
@@ -159,8 +159,8 @@ one_order() {
   remote_over "${mounts[@]}"
 }
 
-# Directories are where the client that moved them last has put them, for who knows them from
-# elsewhere too.
+# Directories are where the client that moved them last has put them, also for clients that know
+# them from elsewhere.
 moved_by_others() {
   local mounts
   at_three moved
@@ -222,7 +222,7 @@ server_goes_away() {
   remote_over "$a"
 }
 
-# What is done to a served mirror while a client writes: a side is replaced, the log grows, all is
+# A served mirror while a client writes: a side is replaced, the log grows, all is
 # read and verified.
 operations_while_served() {
   local volume=$scratch/served.ferry a=$scratch/a writer
@@ -273,7 +273,7 @@ server_is_killed() {
   remote_over "$a"
 }
 
-# What one client has seen of another is there when the server is back, and nobody's operation
+# All that one client has seen of another is there when the server is back, and nobody's operation
 # fails.
 seen_by_another() {
   server_grace=10s serve_volume "$scratch/remote.ferry"
@@ -301,7 +301,7 @@ seen_by_another() {
   remote_over "$a" "$b"
 }
 
-# What was answered and never synced is there when the next server has waited for its client.
+# Answered changes that were never synced are there when the next server has waited for its client.
 server_is_killed_and_nothing_is_lost() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a i dir worker
@@ -435,7 +435,7 @@ remote_full_volume() {
     [ "$(free_on "$b")" -gt $((100 << 20)) ]
     rm "$a/next"
   done
-  # What another client has reserved for itself and does not need.
+  # The reservation of another client that does not need it.
   for other in $(seq 1 300); do echo x >"$b/small-$other"; done
   dd if=/dev/zero of="$a/large" bs=1M 2>/dev/null && return 1
   [ "$(free_on "$b")" -lt $((2 << 20)) ]
@@ -445,7 +445,7 @@ remote_full_volume() {
   rm "$small"
 }
 
-# What an NFS server asks for: files by their handles.
+# Files by their handles, as an NFS server asks for them.
 file_handles() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b handles=$scratch/handles end
@@ -471,8 +471,8 @@ file_handles() {
   remote_over "$a"
 }
 
-# What was removed while a program has it open is still there for the program, whatever becomes of
-# the server.
+# A file that is removed while a program has it open stays there for the program, whatever becomes
+# of the server.
 removed_while_open() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b end
@@ -522,7 +522,7 @@ server_never_comes_back() {
   grep -F 'its server has not answered after 1 s' <<<"$said"
   [ -n "$(mounts_below "$a")" ]
   timeout 5 "$ferry" umount --force "$a"
-  # What it takes with it is said.
+  # The message says what may be lost.
   serve_volume "$scratch/remote.ferry"
   mount_remote "$a"
   mkdir "$a/forced"; echo x >"$a/forced/x"
@@ -535,7 +535,7 @@ server_never_comes_back() {
   timeout 100 "$ferry" fsck "$scratch/remote.ferry"
 }
 
-# What is for the machine that has the volume, or for who has it to himself, says so.
+# Commands for the machine that has the volume say so.
 said_where() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a said
@@ -618,7 +618,7 @@ limited_and_revoked() {
   remote_over "$b"
 }
 
-# Who is there, and how to be rid of one that holds a lock.
+# The list of clients; evicting one that holds a lock.
 clients_and_evict() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b holder said status=0

@@ -2,7 +2,7 @@
 # scripts/soak.
 # shellcheck shell=bash
 
-# What runs beside those who write down what was acknowledged: everything that changes names,
+# Stressors beside the processes that log acknowledgements: everything that changes names,
 # attributes and space.
 soak_stressors=(chmod dentry dir dirdeep fallocate fpunch link rename symlink xattr)
 
@@ -34,8 +34,8 @@ soak_verify() {
 soak_round() {
   local n lines
   mount_volume "$scratch/soak.ferry" "$scratch/mnt" "cache_size=256M"
-  # What earlier rounds left has been verified twice: its space is needed, and its removal is load
-  # too.
+  # The files of earlier rounds have been verified twice. Their space is needed, and their removal
+  # is load too.
   if [ "$1" -gt 3 ]; then rm -rf "$scratch/mnt/round$(($1 - 3))" "$scratch/soak.$(($1 - 3))".*.log & fi
   rm -rf "$scratch/mnt/noise"
   soak_writers "$1"

@@ -20,7 +20,7 @@ fill() {
   [ "$n" -gt 2 ]
 }
 
-# What was written is still right, removing works although it is full, and the room can be used
+# Written files are still right, removing works although it is full, and the room can be used
 # again.
 survive_being_full() {
   : >"$scratch/fill.md5"

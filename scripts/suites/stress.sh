@@ -29,8 +29,8 @@ no_process_is_stuck() {
   return 1
 }
 
-# What a removed file took is free again, and no descriptor of the daemon is left open. Figures from
-# before the stress: $1 bytes, $2 descriptors.
+# The space of removed files is free again, and no descriptor of the daemon is left open. Figures
+# from before the stress: $1 bytes, $2 descriptors.
 nothing_leaked() {
   local live descriptors
   rm -rf "$scratch/mnt/stress"

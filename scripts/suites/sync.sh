@@ -90,8 +90,7 @@ fsynced() { dd if=/dev/urandom of="$scratch/mnt/fsynced $1" bs=5k count=1 conv=f
 datasynced() { dd if=/dev/urandom of="$scratch/mnt/datasynced $1" bs=5k count=1 oflag=dsync status=none; }
 made() { mkdir "$scratch/mnt/made $1"; sync "$scratch/mnt"; }
 
-# What is answered as durable has been flushed by the host: a daemon that is killed does not show
-# it.
+# Before a durable answer the host has flushed. A killed daemon would not show the difference.
 durable_is_flushed() {
   local way
   stalling_volume

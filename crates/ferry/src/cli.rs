@@ -339,7 +339,7 @@ pub struct FsckArgs {
 /// The arguments of `ferry scrub`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-A volume that is mounted or served is scrubbed by its daemon or server while it is used; Ctrl-C stops it. Only root and who has mounted (or
+A volume that is mounted or served is scrubbed by its daemon or server while it is used; Ctrl-C stops it. Only root and the user who mounted (or
 serves) it may. Any other one is read by this command alone, as fast as the disk allows unless --rate is given.")]
 pub struct ScrubArgs {
     /// The mount point, or any directory in it; or the volume

@@ -37,7 +37,7 @@ const OPEN_FILES: u64 = 1 << 16;
 /// data; but the machine matters more.
 const OOM_SCORE_ADJ: &str = "-250";
 
-/// What every kind of mount needs to be served.
+/// The facts that a mount of any kind needs to be served.
 pub struct Service<'a> {
     /// The mount point.
     pub mountpoint: &'a Path,

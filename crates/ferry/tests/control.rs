@@ -1,4 +1,4 @@
-//! What is asked of a mount's daemon beside the mount, and how its life begins and ends (these need
+//! Questions to a mount's daemon beside the mount; how the daemon begins and ends (these need
 //! root and /dev/fuse).
 
 use std::io::{BufRead, BufReader, Read};

@@ -410,7 +410,7 @@ pub struct RandrwArgs {
     /// Bytes of the file
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "1G")]
     pub size: u64,
-    /// Who excludes whom; several: range,inode
+    /// The rule of exclusion between readers and writers; several: range,inode
     #[cfg(feature = "compare")]
     #[arg(
         long,
@@ -481,7 +481,7 @@ pub struct TornArgs {
     /// Memory for contents, in process
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "256M", conflicts_with = "on")]
     pub cache_size: u64,
-    /// What is random follows from it
+    /// The seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }

@@ -149,8 +149,7 @@ impl Mounted {
     }
 }
 
-/// The server panics while it makes a directory, and the next one is there; gives the first answer
-/// to who has made the directory.
+/// The server panics while it makes a directory, and the next one is there; returns the answer that the client got first.
 fn falls(asynchronous: bool) -> (Result<(), Errno>, Mounted, Served, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let volume = dir.path().join("volume.ferry");
