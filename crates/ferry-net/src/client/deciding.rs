@@ -11,9 +11,9 @@ use ferry_fs::{Answer, Cx, Errno, Ino, ROOT, Stop};
 use parking_lot::Mutex;
 
 use super::cache::Sight;
-use super::link::{Pending, Waiter};
+use super::change::{Nobody, Pending, Waiter};
 use super::model::{Made, Name, Not};
-use super::waiting::{Finish, Nobody};
+use super::waiting::Finish;
 use super::{Parked, RemoteFs, who};
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Effect, Info, LEASED_FOUND, Op, Outcome, Promised, Use};
@@ -126,13 +126,8 @@ impl RemoteFs {
         }
         let ino = number.filter(|_| fresh).unwrap_or(0);
         let op = std::mem::replace(op, Op::Nothing {});
-        let promised = Some(Promised { at, ino });
-        let full = promising.promise(Pending {
-            promised,
-            touched,
-            files,
-            ..Pending::new(*who, op, waiter)
-        });
+        let pending = Pending::acknowledged(*who, op, waiter, Promised { at, ino });
+        let full = promising.promise(Pending { touched, files, ..pending });
         let (wants, surplus) = (cache.purse.wants(now), cache.model.surplus());
         drop(promising);
         drop(cache);

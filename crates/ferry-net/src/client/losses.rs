@@ -2,6 +2,7 @@
 
 use ferry_fs::{Ino, ROOT};
 
+use super::change::Pending;
 use super::tables::Tables;
 use crate::message::{Op, Use};
 
@@ -36,6 +37,11 @@ impl Loss {
             place: named.unwrap_or(Place::Inode(ino.unwrap_or(0))),
             to: names.next(),
         }
+    }
+
+    /// A change, with the inode that it writes to or else the first that it touches.
+    pub(super) fn of_change(pending: &Pending) -> Self {
+        Self::of(&pending.op, pending.first_file().or(pending.touched.first().copied()))
     }
 
     /// Changes of this inode, which are not known one by one.

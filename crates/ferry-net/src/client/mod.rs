@@ -10,6 +10,7 @@
 //! ahead of those who go through a tree.
 
 mod cache;
+mod change;
 mod contents;
 mod deciding;
 mod kernel;
@@ -19,7 +20,8 @@ mod losses;
 mod model;
 mod moving;
 mod purse;
-mod redo;
+mod replay;
+mod replay_log;
 mod requests;
 mod server_clock;
 mod space;
@@ -43,12 +45,14 @@ use crate::codec::List;
 use crate::error::NetError;
 use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Op, Outcome, ToClient, Who};
 use cache::{Cache, Moment};
+use change::{Nobody, Pending, Waiter};
 use kernel::Kernel;
-use link::{Before, Link, Pending, Restore, Restored, Waiter};
+use link::Link;
+use link::restore::{Before, Restore, Restored};
 use losses::Loss;
-use redo::{Plan, Step};
+use replay::{Plan, Step};
 use tables::{Node, Tables};
-use waiting::{Finish, Keep, Nobody, Unsettled, Waiting};
+use waiting::{Finish, Keep, Unsettled, Waiting};
 use walking::Walking;
 
 /// So many forgotten inodes are told at once, or what there is at each ping.
@@ -454,7 +458,9 @@ impl Restore for Restorer {
                     let op = Op::Open { ino, fh, flags: libc::O_RDWR, kill_suidgid: false };
                     pending(op, Arc::new(Nobody))
                 }
-                Step::Change(change) => redo::pending(&self.0, *change),
+                Step::Change { pending, is_unanswered } => {
+                    replay::pending(&self.0, *pending, is_unanswered)
+                }
             });
         }
         for (fh, handle) in tables.handles.iter().filter(|(_, handle)| !handle.lost) {
@@ -469,10 +475,10 @@ impl Restore for Restorer {
         }
         if let Some(plan) = plan {
             let closes = plan.opened.iter().map(|fh| Op::Release { fh: *fh });
-            let last = closes.chain(redo::forget(&plan.forgotten));
+            let last = closes.chain(replay::forget(&plan.forgotten));
             all.extend(last.map(|op| pending(op, Arc::new(Nobody) as Arc<dyn Waiter>)));
             if plan.at_all {
-                all.push(pending(Op::Redone {}, Arc::new(redo::Done(self.0.clone()))));
+                all.push(pending(Op::Redone {}, Arc::new(replay::Done(self.0.clone()))));
             }
         }
         Restored { first: all, rest }
@@ -520,11 +526,7 @@ impl Restore for Restorer {
 
     fn lost(&self, changes: Vec<Pending>) {
         let Some(fs) = self.0.upgrade() else { return };
-        let file = |change: &Pending| change.files.first().map(|(_, ino)| *ino);
-        let loss = |change: &Pending| {
-            Loss::of(&change.op, file(change).or(change.touched.first().copied()))
-        };
-        fs.cannot_redo(&[], changes.iter().map(loss).collect());
+        fs.cannot_redo(&[], changes.iter().map(Loss::of_change).collect());
         fs.tell_losses();
         for change in changes {
             if let Some(ino) = change.promised.map(|promised| promised.ino).filter(|ino| *ino != 0)

@@ -8,7 +8,7 @@ use ferry_fs::*;
 use serde_json::Value;
 
 use super::cache::View;
-use super::link::Pending;
+use super::change::Pending;
 use super::moving::Moving;
 use super::tables::Tables;
 use super::waiting::{Finish, Keep, Waiting};

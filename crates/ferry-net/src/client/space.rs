@@ -14,7 +14,7 @@ use ferry_fs::{Errno, write_cost};
 use parking_lot::Mutex;
 
 use super::RemoteFs;
-use super::link::{Pending, Waiter};
+use super::change::{Pending, Waiter};
 use crate::message::{Op, Outcome};
 
 /// A change is tried so often. The first time at once, then after this time, after twice that, and

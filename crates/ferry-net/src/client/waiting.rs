@@ -10,7 +10,7 @@ use ferry_fs::{Complete, Errno, Ino, Reply};
 use parking_lot::Mutex;
 
 use super::RemoteFs;
-use super::link::{Key, Waiter};
+use super::change::{Key, Waiter};
 use crate::message::Outcome;
 
 /// Turns the server's answer into the kernel's.
@@ -166,12 +166,4 @@ impl Waiter for Waiting {
             complete(Err(errno));
         }
     }
-}
-
-/// For what nobody waits for.
-pub(super) struct Nobody;
-
-impl Waiter for Nobody {
-    fn answer(&self, _outcome: Outcome, _leased: u8) {}
-    fn fail(&self, _errno: Errno) {}
 }

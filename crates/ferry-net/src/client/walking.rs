@@ -17,7 +17,7 @@ use ferry_fs::{Errno, Ino};
 
 use super::RemoteFs;
 use super::cache::State;
-use super::link::{Pending, Waiter};
+use super::change::{Pending, Waiter};
 use crate::codec::List;
 use crate::message::{Found, Listed, Name, Op, Outcome, Place, Purpose, Seen, WALK_DIRS_MAX, Who};
 

@@ -2,11 +2,13 @@
 
 use ferry_env::Env;
 
+use super::restore::{Before, Restored};
+use super::window::FOR_REQUESTS;
 use super::*;
 use crate::client::cache::{NAME_SHOWN_MAX, SHOWN_MAX};
-use crate::client::waiting::Nobody;
 use crate::codec::{List, decode};
-use crate::message::WINDOW_OPS;
+use crate::lanes;
+use crate::message::{Claim, Outcome, Promised, ToClient, WINDOW_OPS};
 
 struct Nowhere;
 
@@ -20,7 +22,7 @@ impl Connector for Nowhere {
 struct OneFile;
 
 fn pending(op: Op) -> Pending {
-    Pending::new(Who::default(), op, Arc::new(Nobody))
+    Pending::unattended(op)
 }
 
 fn open() -> Op {
@@ -66,6 +68,8 @@ fn connect_with(
         now: ferry_fs::Timestamp(0),
         mark: None,
     };
+    // The connection before is closed.
+    link.state.lock().phase.disconnect(Duration::ZERO);
     link.enter(welcome, &line, restore).expect("welcome");
     sent
 }
@@ -140,7 +144,7 @@ fn what_restores_a_session_or_gives_back_is_never_given_up() {
 fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
     let link = link();
     let mut line = connect(&link, 1, false);
-    let room = WINDOW_OPS - stream::FOR_REQUESTS.0;
+    let room = WINDOW_OPS - FOR_REQUESTS.0;
     let changes = room as u64 + 1;
     for _ in 0..changes {
         link.change(pending(Op::Nothing {}));
@@ -152,7 +156,7 @@ fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
         room,
         "the last change has no room yet, and the request waits for it"
     );
-    link.take(answer(1), &OneFile).expect("in order");
+    link.receive(answer(1), &OneFile).expect("in order");
     let more = sent(&link, &mut line);
     assert!(
         matches!(more[..], [ToServer::Change { .. }, ToServer::Request { after, .. }] if after == changes)
@@ -162,8 +166,8 @@ fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
     assert!(!link.leave());
     let mut line = connect(&link, 1, true);
     loop {
-        let seq = link.state.lock().answered + 1;
-        if link.take(answer(seq), &OneFile).is_err() {
+        let seq = link.state.lock().changes.answered() + 1;
+        if link.receive(answer(seq), &OneFile).is_err() {
             break;
         }
     }
@@ -204,10 +208,14 @@ fn mkdir(name: &str) -> Op {
     Op::Mkdir { parent: 1, name: name.into(), mode: 0 }
 }
 
+fn acknowledged(op: Op, ino: Ino) -> Pending {
+    let Pending { who, waiter, .. } = pending(Op::Nothing {});
+    Pending::acknowledged(who, op, waiter, Promised { at: ferry_fs::Timestamp(1), ino })
+}
+
 /// `true`: there is no more room.
 fn promise(link: &Link, name: &str, ino: Ino) -> bool {
-    let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino });
-    let pending = Pending { promised, touched: vec![1, ino], ..pending(mkdir(name)) };
+    let pending = Pending { touched: vec![1, ino], ..acknowledged(mkdir(name), ino) };
     let _cache = link.cache.lock();
     link.promising().expect("connected").promise(pending)
 }
@@ -219,9 +227,8 @@ fn failed(seq: u64) -> ToClient {
 
 /// A directory is made in another directory.
 fn promise_in(link: &Link, parent: Ino, name: &str, ino: Ino) {
-    let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino });
     let op = Op::Mkdir { parent, name: name.into(), mode: 0 };
-    let pending = Pending { promised, touched: vec![parent, ino], ..pending(op) };
+    let pending = Pending { touched: vec![parent, ino], ..acknowledged(op, ino) };
     let _cache = link.cache.lock();
     link.promising().expect("connected").promise(pending);
 }
@@ -244,8 +251,8 @@ fn a_refused_change_costs_only_what_depends_on_it() {
     promise_in(&link, 12, "below other", 14);
     promise_in(&link, 13, "below that", 15);
     assert_eq!(changes(sent(&link, &mut line)).len(), 7);
-    link.take(answer(1), &told).expect("in order");
-    link.take(failed(2), &told).expect("in order");
+    link.receive(answer(1), &told).expect("in order");
+    link.receive(failed(2), &told).expect("in order");
     let made = |parent, name: &str| Op::Mkdir { parent, name: name.into(), mode: 0 };
     let lost = [made(1, "b"), made(11, "below b"), made(13, "below that")];
     assert_eq!(*told.lost.lock(), lost);
@@ -269,8 +276,8 @@ fn a_refused_change_costs_only_what_depends_on_it() {
     ];
     assert_eq!(again, expected);
     assert!(returned_behind.iter().all(|after| *after == 10), "{returned_behind:?}");
-    (3..=7).for_each(|seq| assert!(link.take(dropped(seq), &told).expect("in order")));
-    (8..=10).for_each(|seq| assert!(link.take(answer(seq), &told).expect("in order")));
+    (3..=7).for_each(|seq| assert!(link.receive(dropped(seq), &told).expect("in order")));
+    (8..=10).for_each(|seq| assert!(link.receive(answer(seq), &told).expect("in order")));
     assert_eq!(told.lost.lock().len(), 3, "each once");
     assert_eq!(link.json()["promised"], 0);
 }
@@ -282,7 +289,7 @@ fn all_that_is_promised_is_lost_where_the_session_was_fenced() {
     promise_in(&link, 1, "a", 10);
     promise_in(&link, 2, "b", 11);
     assert_eq!(changes(sent(&link, &mut line)).len(), 2);
-    link.take(dropped(1), &told).expect("in order");
+    link.receive(dropped(1), &told).expect("in order");
     assert_eq!(told.lost.lock().len(), 2);
     assert!(changes(sent(&link, &mut line)).is_empty(), "the leases are gone");
 }
@@ -295,10 +302,8 @@ struct Much {
 
 impl Restore for Much {
     fn restore(&self, _before: Before) -> Restored {
-        let promised = (0..self.promised).map(|n| {
-            let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino: 100 + n });
-            Pending { promised, touched: vec![1], ..pending(mkdir("again")) }
-        });
+        let promised = (0..self.promised)
+            .map(|n| Pending { touched: vec![1], ..acknowledged(mkdir("again"), 100 + n) });
         let first = promised.chain((0..self.others).map(|_| pending(open()))).collect();
         Restored { first, rest: Vec::new() }
     }
@@ -321,12 +326,12 @@ fn an_epoch_ends_while(much: &Much) -> Vec<ToServer> {
     let mut sent_on = connect_with(&link, (2, false), much);
     link.request(pending(Op::Getattr { ino: 20 })).expect("connected");
     sent(&link, &mut sent_on);
-    link.take(pong(1), much).expect("a new epoch");
+    link.receive(pong(1), much).expect("a new epoch");
     link.request(pending(Op::Getattr { ino: 21 })).expect("connected");
     let mut messages = sent(&link, &mut sent_on);
-    while !link.state.lock().changes.is_empty() {
-        let seq = link.state.lock().answered + 1;
-        link.take(answer(seq), much).expect("in order");
+    while link.state.lock().changes.len() > 0 {
+        let seq = link.state.lock().changes.answered() + 1;
+        link.receive(answer(seq), much).expect("in order");
         messages.extend(sent(&link, &mut sent_on));
     }
     messages
@@ -366,7 +371,8 @@ fn leases_are_given_back_and_requests_made_behind_the_changes_of_their_inodes() 
     link.request(pending(Op::Getattr { ino: 10 })).expect("connected");
     link.request(pending(Op::Getattr { ino: 20 })).expect("connected");
     assert!(
-        link.take(ToClient::Recall { inodes: List(vec![1]) }, &Told::default()).expect("in order")
+        link.receive(ToClient::Recall { inodes: List(vec![1]) }, &Told::default())
+            .expect("in order")
     );
     link.give_back(&[20]);
     let afters: Vec<u64> = sent(&link, &mut line)
@@ -402,12 +408,12 @@ fn leases_are_given_back_before_the_changes_that_the_window_has_no_room_for() {
     assert!(under_way < most);
     // The server waits for that number, whatever becomes of the changes.
     let told = Told::default();
-    assert!(link.take(pong(1), &told).expect("in order"));
+    assert!(link.receive(pong(1), &told).expect("in order"));
     for seq in 1..=under_way {
         let dropped = Outcome::Dropped {};
         let (after, empty, made) = (List::default(), false, None);
         let changed = ToClient::Changed { seq, after, empty, made, outcome: dropped };
-        assert!(link.take(changed, &told).expect("in order"));
+        assert!(link.receive(changed, &told).expect("in order"));
     }
     let rest = sent(&link, &mut line);
     let seqs: Vec<u64> = rest
@@ -426,7 +432,7 @@ fn a_change_that_is_refused_for_anothers_leases_is_handed_back() {
     drop(connect(&link, 1, false));
     link.change(pending(mkdir("a"))).expect("connected");
     let outcome = Outcome::Busy {};
-    link.take(
+    link.receive(
         ToClient::Changed { seq: 1, after: List::default(), empty: false, made: None, outcome },
         &told,
     )
@@ -502,11 +508,11 @@ async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown()
     };
     let learn = |ino| learn_as(libc::S_IFREG, ino);
     learn(5);
-    link.take(recall_of(5), &OneFile).expect("a recall");
+    link.receive(recall_of(5), &OneFile).expect("a recall");
     assert_eq!(returned(&sent(&link, &mut line)), [5], "the kernel was not shown it");
     learn(5);
     assert!(link.cache.show(5, None).is_some());
-    link.take(recall_of(5), &OneFile).expect("a recall");
+    link.receive(recall_of(5), &OneFile).expect("a recall");
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "the kernel still believes it");
     learn(5);
     assert!(link.cache.attr(5).is_none(), "it is not kept on its way back");
@@ -515,7 +521,7 @@ async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown()
     // A kernel that is kept from forgetting: what it was shown ends by itself.
     learn(5);
     assert!(link.cache.show(5, None).is_some());
-    link.take(recall_of(5), &OneFile).expect("a recall");
+    link.receive(recall_of(5), &OneFile).expect("a recall");
     tokio::time::sleep(SHOWN_MAX).await;
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "a second after it was taken in");
     tokio::time::sleep(2 * SHOWN_MAX).await;
@@ -525,7 +531,7 @@ async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown()
     // A name is forgotten behind the attributes, and not waited for as long.
     learn_as(libc::S_IFDIR, 6);
     assert!(link.cache.show(6, Some((1, b"name"))).is_some());
-    link.take(recall_of(6), &OneFile).expect("a recall");
+    link.receive(recall_of(6), &OneFile).expect("a recall");
     tokio::time::sleep(SHOWN_MAX).await;
     assert_eq!(kernel.go_on(), [6]);
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0]);
@@ -562,7 +568,7 @@ fn nothing_is_promised_behind_a_change_that_the_server_leaves_unanswered() {
     clock.0.store(3, std::sync::atomic::Ordering::Relaxed);
     assert!(promise(12), "the first one is too old");
     assert_eq!(link.json()["unanswered_ms"], 3000);
-    link.take(answer(1), &OneFile).expect("in order");
+    link.receive(answer(1), &OneFile).expect("in order");
     assert!(!promise(13), "the second one is not");
 }
 
@@ -618,9 +624,9 @@ fn anew(knowing: &Knowing) -> (Arc<Link>, lanes::Outgoing<()>) {
 /// Answers all changes; gives what is sent meanwhile.
 fn answer_all(link: &Link, line: &mut lanes::Outgoing<()>, knowing: &Knowing) -> Vec<ToServer> {
     let mut messages = sent(link, line);
-    while !link.state.lock().changes.is_empty() {
-        let seq = link.state.lock().answered + 1;
-        link.take(found(seq), knowing).expect("in order");
+    while link.state.lock().changes.len() > 0 {
+        let seq = link.state.lock().changes.answered() + 1;
+        link.receive(found(seq), knowing).expect("in order");
         messages.extend(sent(link, line));
     }
     messages
@@ -631,10 +637,10 @@ fn what_is_not_needed_is_claimed_behind_what_restores_a_session_a_few_batches_at
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
     assert_eq!(changes(sent(&link, &mut line)), [open()]);
-    link.take(answer(1), &knowing).expect("in order");
+    link.receive(answer(1), &knowing).expect("in order");
     let under_way = claims(&sent(&link, &mut line));
     assert!((2..8).contains(&under_way.len()), "{}", under_way.len());
-    link.take(found(2), &knowing).expect("in order");
+    link.receive(found(2), &knowing).expect("in order");
     assert_eq!(claims(&sent(&link, &mut line)).len(), 1, "one more for each answer");
     answer_all(&link, &mut line, &knowing);
     let mut claimed: Vec<Ino> = knowing.0.lock().iter().map(|(ino, _)| *ino).collect();
@@ -684,7 +690,7 @@ fn what_the_kernel_forgets_first_is_never_claimed() {
 fn claims_go_on_in_the_next_session_and_the_next_epoch() {
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
-    link.take(answer(1), &knowing).expect("in order");
+    link.receive(answer(1), &knowing).expect("in order");
     assert!(!claims(&sent(&link, &mut line)).is_empty());
     link.request(pending(Op::Getattr { ino: 200 })).expect("connected");
     // The server crashes once more.
@@ -693,12 +699,42 @@ fn claims_go_on_in_the_next_session_and_the_next_epoch() {
     let messages = sent(&link, &mut line);
     assert_eq!(changes(messages.clone())[0], open());
     assert_eq!(claims(&messages), [(2, vec![200])], "the request that was not answered names it");
-    link.take(answer(1), &knowing).expect("in order");
-    link.take(pong(1), &knowing).expect("a new epoch");
+    link.receive(answer(1), &knowing).expect("in order");
+    link.receive(pong(1), &knowing).expect("a new epoch");
     answer_all(&link, &mut line, &knowing);
     let claimed: std::collections::BTreeSet<Ino> =
         knowing.0.lock().iter().map(|(ino, _)| *ino).collect();
     assert!(claimed.into_iter().eq(KNOWN));
     let state = link.state.lock();
-    assert!(state.requests.values().all(|request| request.after <= state.sent));
+    assert!(state.requests.by_id.values().all(|request| request.after <= state.changes.sent()));
+}
+
+/// An epoch has ended in the session before: the new session begins with its own epoch, so the
+/// server does not refuse what restores it.
+#[test]
+fn changes_of_a_new_session_belong_to_its_first_epoch() {
+    let (link, told) = (link(), Told::default());
+    drop(connect(&link, 1, false));
+    link.receive(pong(2), &told).expect("a new epoch");
+    link.change(pending(Op::Release { fh: 7 })).expect("connected");
+    let mut line = connect(&link, 2, false);
+    let epochs = sent(&link, &mut line).into_iter().filter_map(|message| match message {
+        ToServer::Change { series, .. } => Some(series),
+        _ => None,
+    });
+    assert_eq!(epochs.collect::<Vec<_>>(), [0, 0], "what restores the session, and the release");
+}
+
+/// A program stops waiting for a change before that was sent.
+#[test]
+fn an_abandoned_change_that_was_never_sent_is_not_in_the_replay_log() {
+    let (link, told) = (link(), Told::default());
+    let mut line = connect(&link, 1, false);
+    let unsent = WINDOW_OPS as u64 - FOR_REQUESTS.0 as u64 + 1;
+    let keys: Vec<Key> = (0..unsent).filter_map(|_| link.change(pending(mkdir("n")))).collect();
+    link.abandon(keys[keys.len() - 1]);
+    (1..=unsent).for_each(|seq| assert!(link.receive(answer(seq), &told).expect("in order")));
+    let changes = changes(sent(&link, &mut line));
+    assert_eq!(changes.last(), Some(&Op::Nothing {}));
+    assert_eq!(link.json()["kept_changes"], unsent - 1);
 }

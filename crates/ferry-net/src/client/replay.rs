@@ -1,26 +1,27 @@
-//! After a crash of the server: which of the kept changes are made again, and how.
+//! After a crash of the server: which changes of the replay log are replayed, and how.
 //!
-//! * REPLAY-1: a change is made again only behind all that came before it of the same inodes: what
-//!   builds on something that is lost is lost, too.
-//! * REPLAY-2: what is not durable was seen by nobody else, and nobody else has changed anything on
-//!   top of it.
+//! * REPLAY-1: a change is replayed only behind all earlier changes of the same inodes. If one of
+//!   these is lost, the change is lost, too.
+//! * REPLAY-2: no other client has seen a change that is not durable, and none has changed anything
+//!   on top of it.
 //!
-//! What the mark covers is there, with all names and inodes; contents may be missing nevertheless,
-//! so writes are made again whether it covers them or not, and with them the changes of attributes
-//! that came behind. That comes to the same however often it is done: writes have fixed places, and
-//! the times are those that were promised. Only the time of the last change (`ctime`) of an inode
-//! that was written and then linked, renamed or unlinked may be that of the write.
+//! The server tells the last-applied sequence number of the session. Names and inodes of changes up
+//! to it survive, but contents may be missing. So all writes are replayed, whether that number
+//! covers them or not, and with them the changes of attributes that followed. A replay may be
+//! repeated: writes have fixed offsets, and times are those that were acknowledged. The one
+//! difference is `ctime` of an inode that was written and then linked, renamed or unlinked: it may
+//! be the time of the write.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use ferry_fs::{Errno, Ino, SetAttr, XattrFlags};
 
 use super::RemoteFs;
-use super::link::{KeptChange, Pending, Redo, Waiter};
+use super::change::{Change, Nobody, Pending, Role, Stage, Waiter};
 use super::losses::Loss;
+use super::replay_log::Redo;
 use super::tables::Tables;
-use super::waiting::Nobody;
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Claim, Effect, Forgotten, Known, Numbers, Op, Outcome};
 
@@ -54,8 +55,15 @@ pub(super) struct Plan {
 }
 
 pub(super) enum Step {
-    Open { ino: Ino, fh: u64 },
-    Change(Box<KeptChange>),
+    Open {
+        ino: Ino,
+        fh: u64,
+    },
+    /// `is_unanswered`: the answer that would have named what it makes never arrived.
+    Change {
+        pending: Box<Pending>,
+        is_unanswered: bool,
+    },
 }
 
 impl Plan {
@@ -67,7 +75,10 @@ impl Plan {
             claims,
             needed: changes
                 .iter()
-                .flat_map(|change| change.touched.iter().copied().chain(change.op.info().inodes()))
+                .flat_map(|change| {
+                    let pending = &change.pending;
+                    pending.touched.iter().copied().chain(pending.op.info().inodes())
+                })
                 .collect(),
             steps: Vec::new(),
             opened: Vec::new(),
@@ -96,13 +107,12 @@ impl Plan {
         let gone: HashSet<Ino> = changes
             .iter()
             .filter(|change| change.seq <= mark)
-            .filter(|change| change.op.info().naming.takes_names())
-            .flat_map(|change| change.touched.iter().copied())
+            .filter(|change| change.pending.op.info().naming.takes_names())
+            .flat_map(|change| change.pending.touched.iter().copied())
             .collect();
         let (again, mut made) = plan.choose(changes, (mark, durable));
         made.extend(made_before);
-        let fresh: Vec<Ino> =
-            again.iter().map(KeptChange::number).filter(|ino| *ino != 0).collect();
+        let fresh: Vec<Ino> = again.iter().map(Change::number).filter(|ino| *ino != 0).collect();
         for range in numbers {
             let within =
                 |ino: &&Ino| (range.first..range.first + Ino::from(range.count)).contains(*ino);
@@ -123,36 +133,41 @@ impl Plan {
         plan
     }
 
-    /// It is not made again.
-    fn lose(&mut self, change: KeptChange) {
-        self.losses.push(Loss::of(&change.op, change.file.or(change.touched.first().copied())));
-        self.broken.extend(&change.touched);
-        if change.op.info().makes.is_named_inode() {
+    /// It is not replayed.
+    fn lose(&mut self, mut change: Change) {
+        if change.stage() != Stage::Lost {
+            change.advance(Stage::Lost);
+        }
+        let pending = &change.pending;
+        self.losses.push(Loss::of_change(pending));
+        self.broken.extend(&pending.touched);
+        if pending.op.info().makes.is_named_inode() {
             self.unmade.extend(change.split().1);
             self.unmade.insert(change.number());
         }
-        self.lost.extend(change.touched);
+        self.lost.extend(change.pending.touched);
     }
 
     /// Those that are made again; and inodes that were made without an answer.
     fn choose(
         &mut self,
-        changes: Vec<KeptChange>,
+        changes: Vec<Change>,
         (mark, durable): (u64, u64),
-    ) -> (Vec<KeptChange>, Vec<Ino>) {
+    ) -> (Vec<Change>, Vec<Ino>) {
         let (mut again, mut made) = (Vec::new(), Vec::new());
         let mut written = HashSet::new();
         for change in changes {
-            let sets = matches!(change.op, Op::Setattr { .. });
-            let content = change.op.info().effect == Effect::Contents;
-            let ino = change.touched.first().copied();
+            let sets = matches!(change.pending.op, Op::Setattr { .. });
+            let content = change.pending.op.info().effect == Effect::Contents;
+            let ino = change.pending.touched.first().copied();
+            let is_unanswered = change.stage().is_unanswered();
             let behind_a_write = sets && ino.is_some_and(|ino| written.contains(&ino));
             if change.seq <= durable || change.seq <= mark && !content && !behind_a_write {
-                match &change.op {
-                    op if change.unanswered && op.info().makes.is_named_inode() => {
+                match &change.pending.op {
+                    op if is_unanswered && op.info().makes.is_named_inode() => {
                         made.push(change.number())
                     }
-                    Op::Link { ino, .. } if change.unanswered => self.unnamed.push(*ino),
+                    Op::Link { ino, .. } if is_unanswered => self.unnamed.push(*ino),
                     _ => {}
                 }
                 continue;
@@ -162,7 +177,7 @@ impl Plan {
             let builds_on_it = dirs.iter().any(broken)
                 || others.iter().any(|ino| self.unmade.contains(ino))
                 || change.needs(&others) && others.iter().any(broken);
-            if change.lost || builds_on_it {
+            if matches!(change.stage(), Stage::Lost | Stage::Fatal) || builds_on_it {
                 self.lose(change);
                 continue;
             }
@@ -176,16 +191,21 @@ impl Plan {
 
     /// Opens each file that is written, or that programs have open, before the first change that
     /// touches it: it may lose its name.
-    fn order(&mut self, again: Vec<KeptChange>, gone: &HashSet<Ino>, tables: &mut Tables) {
-        let written = again.iter().filter(|change| change.op.info().to.is_some());
-        let mut wanted: HashSet<Ino> = written.filter_map(|change| change.file).collect();
+    fn order(&mut self, again: Vec<Change>, gone: &HashSet<Ino>, tables: &mut Tables) {
+        let written = again.iter().filter(|change| change.pending.op.info().to.is_some());
+        let mut wanted: HashSet<Ino> =
+            written.filter_map(|change| change.pending.first_file()).collect();
         wanted
             .extend(tables.handles.values().filter(|handle| !handle.lost).map(|handle| handle.ino));
         let mut files: HashMap<Ino, u64> = HashMap::new();
-        for mut change in again {
-            change.quiet |= change.touched.iter().any(|ino| gone.contains(ino));
+        for change in again {
+            let is_unanswered = change.stage().is_unanswered();
+            let mut pending = change.pending;
+            let was_tolerant = pending.role == Role::Replayed { tolerant: true };
+            let tolerant = was_tolerant || pending.touched.iter().any(|ino| gone.contains(ino));
+            pending.role = Role::Replayed { tolerant };
             let mut opens: Vec<Step> = Vec::new();
-            for ino in change.touched.iter().filter(|ino| wanted.contains(ino)) {
+            for ino in pending.touched.iter().filter(|ino| wanted.contains(ino)) {
                 files.entry(*ino).or_insert_with(|| {
                     let fh = tables.fresh_fh();
                     self.opened.push(fh);
@@ -193,21 +213,23 @@ impl Plan {
                     fh
                 });
             }
-            let makes = change.op.info().makes.is_named_inode();
-            change.op = again_op(change.op, change.file.and_then(|ino| files.get(&ino).copied()));
+            let makes = pending.op.info().makes.is_named_inode();
+            let file = pending.first_file().and_then(|ino| files.get(&ino).copied());
+            pending.op = replayed_op(pending.op, file);
+            let step = Step::Change { pending: Box::new(pending), is_unanswered };
             if makes {
-                self.steps.push(Step::Change(Box::new(change)));
+                self.steps.push(step);
                 self.steps.append(&mut opens);
             } else {
                 self.steps.append(&mut opens);
-                self.steps.push(Step::Change(Box::new(change)));
+                self.steps.push(step);
             }
         }
     }
 }
 
 /// The same change, without the files of the session that is gone.
-fn again_op(op: Op, file: Option<u64>) -> Op {
+fn replayed_op(op: Op, file: Option<u64>) -> Op {
     match op {
         Op::Create { parent, name, mode, .. } => {
             Op::Mknod { parent, name, mode: libc::S_IFREG | mode & 0o7777, rdev: 0 }
@@ -239,46 +261,41 @@ pub(super) fn forget(inos: &[Ino]) -> impl Iterator<Item = Op> {
     })
 }
 
-/// A change as it is sent again.
-pub(super) fn pending(fs: &Weak<RemoteFs>, change: KeptChange) -> Pending {
-    let KeptChange { who, op, promised, touched, file, quiet, unanswered, .. } = change;
-    let fh = op.info().to;
-    let named = match &op {
-        op if op.info().makes.is_named_inode() => promised.map(|promised| promised.ino),
+/// A change as it is replayed.
+pub(super) fn pending(fs: &Weak<RemoteFs>, pending: Pending, is_unanswered: bool) -> Pending {
+    let op = &pending.op;
+    let named = match op {
+        op if op.info().makes.is_named_inode() => pending.promised.map(|promised| promised.ino),
         Op::Link { ino, .. } => Some(*ino),
         _ => None,
     };
-    let loss = Loss::of(&op, file.or(touched.first().copied()));
-    let waiter = Redoing {
+    let file = pending.first_file();
+    let files = op.info().to.zip(file).into_iter().collect();
+    let waiter = Replaying {
         fs: fs.clone(),
-        touched: touched.clone(),
-        loss,
+        touched: pending.touched.clone(),
+        loss: Loss::of_change(&pending),
         named,
-        quiet,
-        expected: unanswered,
+        tolerant: pending.role == Role::Replayed { tolerant: true },
+        expected: is_unanswered,
     };
-    Pending {
-        files: fh.zip(file).into_iter().collect(),
-        promised,
-        touched,
-        quiet,
-        ..Pending::new(who, op, std::sync::Arc::new(waiter))
-    }
+    let Pending { who, op, promised, touched, role, .. } = pending;
+    Pending { files, promised, touched, role, ..Pending::new(who, op, Arc::new(waiter)) }
 }
 
 /// A change is made again, or is lost.
-struct Redoing {
+struct Replaying {
     fs: Weak<RemoteFs>,
     touched: Vec<Ino>,
     loss: Loss,
     /// The inode that the answer names.
     named: Option<Ino>,
-    quiet: bool,
+    tolerant: bool,
     /// The first answer never came.
     expected: bool,
 }
 
-impl Redoing {
+impl Replaying {
     fn named(&self, fs: &RemoteFs, known: Option<&Known>) {
         let Some(ino) = self.named else { return };
         match known {
@@ -289,14 +306,14 @@ impl Redoing {
     }
 }
 
-impl Waiter for Redoing {
+impl Waiter for Replaying {
     fn answer(&self, outcome: Outcome, _leased: u8) {
         let Some(fs) = self.fs.upgrade() else { return };
         match outcome {
             Outcome::Failed { errno } => {
                 self.named(&fs, None);
                 let absent = matches!(errno, libc::ESTALE | libc::ENOENT | libc::EBADF);
-                if !(self.quiet && absent) {
+                if !(self.tolerant && absent) {
                     tracing::debug!(errno, "a change cannot be made again");
                     fs.cannot_redo(&self.touched, vec![self.loss.clone()]);
                 }
@@ -318,7 +335,7 @@ impl Waiter for Done {
         if let Outcome::Count { count } = outcome {
             fs.link.durable(count);
         }
-        let settled = Pending::new(Default::default(), Op::Settled {}, std::sync::Arc::new(Nobody));
+        let settled = Pending::new(Default::default(), Op::Settled {}, Arc::new(Nobody));
         fs.link.request(settled);
         fs.tell_losses();
     }

@@ -1,13 +1,11 @@
-//! What a change was that the server has decided: as if it had been promised, so that it can be
-//! made again.
+//! How the server has applied a change that it has decided itself: what a replay needs to know.
 
-use super::kept::KeptChange;
 use crate::message::{Effect, Known, Made, Naming, Op, Outcome, Promised, Replay};
 
-/// Its time, and the number of what it has made; `None`: it cannot be made again. An append gets
-/// its place in the file.
-pub(super) fn as_made(change: &mut KeptChange, outcome: &Outcome, made: &Made) -> Option<Promised> {
-    match (&mut change.op, outcome) {
+/// The time of the change, and the inode number of what it has made. `None`: the change cannot be
+/// replayed. An append becomes a write at its offset.
+pub(super) fn as_made(op: &mut Op, outcome: &Outcome, made: &Made) -> Option<Promised> {
+    match (&mut *op, outcome) {
         (Op::Write { offset, data, append, .. }, Outcome::Count { count }) => {
             data.truncate(*count as usize);
             if std::mem::take(append) {
@@ -18,7 +16,7 @@ pub(super) fn as_made(change: &mut KeptChange, outcome: &Outcome, made: &Made) -
         (Op::Open { flags, .. }, _) if *flags & libc::O_TRUNC == 0 => return None,
         _ => {}
     }
-    let info = change.op.info();
+    let info = op.info();
     if info.effect == Effect::Nothing || info.replay == Replay::Never {
         return None;
     }
@@ -34,7 +32,7 @@ pub(super) fn as_made(change: &mut KeptChange, outcome: &Outcome, made: &Made) -
     Some(Promised { at: made.at, ino })
 }
 
-/// It may have been there, and was opened.
+/// Whether the change has made the inode. It may have opened an older one.
 fn is_new(Known { attr, .. }: &Known) -> bool {
     attr.nlink == 1 && attr.size == 0 && attr.atime == attr.ctime && attr.mtime == attr.ctime
 }

@@ -1,32 +1,34 @@
-//! Changes that the server has made and that are not durable: if it crashes, they are made again,
-//! or told as lost.
+//! The replay log: changes that the server has applied and that are not durable. If the server
+//! crashes, they are replayed, or programs hear of them as deferred errors.
 //!
-//! * REPLAY-LOG-1: what was changed is kept, in order, until the server says that it is durable; no
-//!   more is promised than fits. Of what the server has decided and what does not fit only the
-//!   inodes are remembered.
-//! * REPLAY-LOG-2: nothing is ever made again that others have seen, or written over: before that
-//!   the server makes it durable, and leaves a word of it on the volume, which a client that comes
-//!   back after a crash is told.
-//! * REPLAY-LOG-3: of what came before the end of a series nothing is made again.
-//! * REPLAY-LOG-4: nothing is told as lost that is there. What came before a sync, `Durable` says
-//!   of itself; what touches an inode, its fsync too: a change is one transaction, of all that it
-//!   touches. What is newer is not covered, whatever it touches.
-//! * REPLAY-LOG-5: what the server has decided is made again as it was: with the time, the number
-//!   and the place in the file that the answer has named.
+//! * REPLAY-LOG-1: an applied change stays in the log, in order, until the server says that it is
+//!   durable. The client acknowledges no more changes early than fit. Of changes that the server
+//!   has decided and that do not fit, the log remembers only the inodes.
+//! * REPLAY-LOG-2: no change is replayed that another client has seen or overwritten. Before the
+//!   server lets another client do so, it makes the change durable and updates the durable
+//!   watermark on the volume. After a crash it tells that watermark to the client.
+//! * REPLAY-LOG-3: no change of an epoch that has ended is replayed.
+//! * REPLAY-LOG-4: no change is reported as lost that survives. An answered `Sync` covers all
+//!   changes before it. An answered fsync covers the changes that touch its inode, with all else
+//!   that they touch: each change is one transaction. Newer changes are not covered.
+//! * REPLAY-LOG-5: a change that the server has decided is replayed as it was applied: with the
+//!   time, the inode number and the offset that its answer has named.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use ferry_fs::Ino;
 
-use super::{Pending, decided};
-use crate::message::{Claim, Effect, Made, Numbers, Op, Outcome, Promised, Replay, Who};
+use super::change::{Change, Pending, Stage};
+use crate::message::{Claim, Effect, Made, Numbers, Op, Outcome, Replay};
+
+mod as_made;
 
 /// Changes that are kept, answered or not, and bytes of them.
 const KEPT_MAX: usize = 65_536;
 const KEPT_BYTES_MAX: usize = 64 << 20;
 /// Changes beyond which the oldest that the server has decided are not kept one by one.
-const WAITED_MAX: usize = 16_384;
+const AWAITED_MAX: usize = 16_384;
 /// Inodes that are remembered of those; more than these are "all that are open".
 const OLDER_MAX: usize = 1 << 16;
 /// Ranges of numbers that are remembered: more than the changes that are kept can have used.
@@ -36,107 +38,37 @@ const SYNCED_MAX: usize = 1 << 16;
 /// Inodes are looked through when there are more of them than this, and than twice the changes.
 const STALE_MAX: usize = 1024;
 
-/// A change.
-pub(in crate::client) struct KeptChange {
-    pub(in crate::client) seq: u64,
-    pub(in crate::client) who: Who,
-    pub(in crate::client) op: Op,
-    /// How it was made; `None`: that is not known, and it cannot be made again.
-    pub(in crate::client) promised: Option<Promised>,
-    /// Somebody waited for the server, which has decided it, and has named this inode.
-    waited: bool,
-    named: Option<Claim>,
-    pub(in crate::client) touched: Vec<Ino>,
-    /// The inode of the open file that it names.
-    pub(in crate::client) file: Option<Ino>,
-    /// Nobody has to hear of it if it cannot be made.
-    pub(in crate::client) quiet: bool,
-    /// Its answer is yet to come.
-    pub(in crate::client) unanswered: bool,
-    /// It is not made again: its series has ended, or how it was made is not known.
-    pub(in crate::client) lost: bool,
-    since: Duration,
-}
-
-impl KeptChange {
-    pub(super) fn new(
-        seq: u64,
-        pending: Pending,
-        promised: Option<Promised>,
-        since: Duration,
-    ) -> Self {
-        let file = pending.files.first().map(|(_, ino)| *ino);
-        let Pending { who, op, touched, quiet, .. } = pending;
-        Self {
-            seq,
-            who,
-            op,
-            promised,
-            waited: false,
-            named: None,
-            touched,
-            file,
-            quiet,
-            unanswered: false,
-            lost: false,
-            since,
-        }
-    }
-
-    /// The number of what it makes.
-    pub(in crate::client) fn number(&self) -> Ino {
-        self.promised.map_or(0, |promised| promised.ino)
-    }
-
-    /// The directories in which it changes names, and what else it touches.
-    pub(in crate::client) fn split(&self) -> (Vec<Ino>, Vec<Ino>) {
-        let dirs: Vec<Ino> = self.op.info().directories().collect();
-        let others = self.touched.iter().copied().filter(|ino| !dirs.contains(ino)).collect();
-        (dirs, others)
-    }
-
-    /// Whether the others must be as they were: what has a name may get another one, whatever is in
-    /// it, but replaces nothing then.
-    pub(in crate::client) fn needs(&self, others: &[Ino]) -> bool {
-        self.op.info().names().next().is_none() || others.len() > 1
-    }
-
-    fn bytes(&self) -> usize {
-        self.op.info().data_bytes
-    }
-}
-
 /// What is not known to be durable when a server has taken the place of one that crashed: it is
 /// made again, or lost.
 #[derive(Default)]
-pub(in crate::client) struct Redo {
+pub(super) struct Redo {
     /// In their order.
-    pub(in crate::client) changes: Vec<KeptChange>,
+    pub(super) changes: Vec<Change>,
     /// Names and inodes are there as the changes up to this one have left them. `None`: nothing can
     /// be made again, and nothing is known.
-    pub(in crate::client) mark: Option<u64>,
+    pub(super) mark: Option<u64>,
     /// All that was changed up to this one is there, contents too.
-    pub(in crate::client) durable: u64,
+    pub(super) durable: u64,
     /// Inodes with older changes, which are not among these.
-    pub(in crate::client) older: Vec<Ino>,
+    pub(super) older: Vec<Ino>,
     /// There may be others.
-    pub(in crate::client) overflow: bool,
+    pub(super) overflow: bool,
     /// Inodes that they touch and the kernel does not know any more.
-    pub(in crate::client) claims: Vec<Claim>,
+    pub(super) claims: Vec<Claim>,
     /// Under which they make inodes.
-    pub(in crate::client) numbers: Vec<Numbers>,
+    pub(super) numbers: Vec<Numbers>,
     /// Inodes that were made without an answer, as a session said that came to its end before it
     /// knew them.
-    pub(in crate::client) made: Vec<Ino>,
+    pub(super) made: Vec<Ino>,
 }
 
 /// What is kept.
 #[derive(Default)]
-pub(super) struct Kept {
-    changes: VecDeque<KeptChange>,
+pub(super) struct ReplayLog {
+    changes: VecDeque<Change>,
     bytes: usize,
-    /// Those of them that were not promised.
-    waited: usize,
+    /// Those of them whose answer a program waited for.
+    awaited: usize,
     /// Changes up to this one are durable.
     durable: u64,
     /// The newest promised change of each inode, answered or not. Those that are durable may be
@@ -174,9 +106,9 @@ fn matters(op: &Op) -> bool {
     op.info().effect != Effect::Nothing
 }
 
-impl Kept {
+impl ReplayLog {
     /// A change is promised.
-    pub(super) fn promised(&mut self, seq: u64, pending: &Pending) {
+    pub(super) fn acknowledged(&mut self, seq: u64, pending: &Pending) {
         self.marked_from.get_or_insert(seq);
         if matters(&pending.op) {
             for ino in &pending.touched {
@@ -185,61 +117,63 @@ impl Kept {
         }
     }
 
-    /// The server has made a promised change.
-    pub(super) fn keep(&mut self, seq: u64, pending: Pending, promised: Promised, now: Duration) {
-        if matters(&pending.op) && seq > self.durable {
-            let change = KeptChange::new(seq, pending, Some(promised), now);
-            self.bytes += change.bytes();
+    /// The server has applied an early-acknowledged change.
+    pub(super) fn keep(&mut self, mut change: Change, now: Duration) {
+        if matters(&change.pending.op) && change.seq > self.durable {
+            change.apply(now);
+            self.bytes += change.pending.bytes();
             self.changes.push_back(change);
         }
     }
 
-    /// The server has made a change that somebody waits for: the answer, and how it was made;
-    /// `None`: not all of that is known, and it is not made again.
-    pub(super) fn keep_waited(
+    /// The server has applied a change that a program waits for: the answer, and how the change was
+    /// applied. `None`: not all of that is known, and the change cannot be replayed.
+    pub(super) fn keep_awaited(
         &mut self,
-        seq: u64,
-        pending: Pending,
+        mut change: Change,
         (outcome, made): (&Outcome, Option<Made>),
         now: Duration,
     ) {
-        if !matters(&pending.op) || seq <= self.durable {
+        let seq = change.seq;
+        if !matters(&change.pending.op) || seq <= self.durable {
             return;
         }
-        if let (Op::Copy { .. }, Some(ino)) = (&pending.op, pending.touched.first()) {
+        let copied = change.pending.touched.first();
+        if let (Op::Copy { .. }, Some(ino)) = (&change.pending.op, copied) {
             // The server has synced it.
             return self.synced(*ino, seq);
         }
-        let mut change = KeptChange { waited: true, ..KeptChange::new(seq, pending, None, now) };
+        change.apply(now);
         let known = if let Outcome::Entry { known } = outcome { known.as_ref() } else { None };
         if let Some(known) = known {
             change.named = Some(Claim { ino: known.attr.ino, ticket: known.ticket });
-            if !change.touched.contains(&known.attr.ino) {
-                change.touched.push(known.attr.ino);
+            if !change.pending.touched.contains(&known.attr.ino) {
+                change.pending.touched.push(known.attr.ino);
             }
         }
         // With a file without a name nothing else is lost.
-        if let Some(made) = made.filter(|_| !matches!(change.op, Op::Tmpfile { .. })) {
-            let unknown = made.touched.0.iter().filter(|ino| !change.touched.contains(ino));
+        let pending = &mut change.pending;
+        if let Some(made) = made.filter(|_| !matches!(pending.op, Op::Tmpfile { .. })) {
+            let unknown = made.touched.0.iter().filter(|ino| !pending.touched.contains(ino));
             let unknown: Vec<Ino> = unknown.copied().collect();
-            change.touched.extend(unknown);
-            if !self.is_full(0, change.bytes()) {
-                change.promised = decided::as_made(&mut change, outcome, &made);
+            pending.touched.extend(unknown);
+            if !self.is_full(0, pending.bytes()) {
+                pending.promised = as_made::as_made(&mut pending.op, outcome, &made);
             }
         }
-        if let (Op::Write { data, .. }, None) = (&mut change.op, change.promised) {
+        if let (Op::Write { data, .. }, None) = (&mut pending.op, pending.promised) {
             *data = Vec::new();
         }
-        for ino in &change.touched {
+        for ino in &pending.touched {
             self.touching.insert(*ino, seq);
         }
         // Where that gives a file its only name, the server has synced it.
         let published = known.map(|known| known.attr).filter(|attr| attr.nlink == 1);
-        let published = published.filter(|_| matches!(change.op, Op::Link { .. }));
-        self.bytes += change.bytes();
+        let published = published.filter(|_| matches!(pending.op, Op::Link { .. }));
+        self.bytes += pending.bytes();
         self.changes.push_back(change);
-        self.waited += 1;
-        if self.waited > WAITED_MAX {
+        self.awaited += 1;
+        if self.awaited > AWAITED_MAX {
             self.thin_out();
         }
         if let Some(attr) = published {
@@ -251,16 +185,16 @@ impl Kept {
     fn thin_out(&mut self) {
         let mut all = std::mem::take(&mut self.changes);
         all.retain(|change| !self.is_covered(change));
-        let waited = all.iter().filter(|change| change.waited).count();
-        let mut surplus = waited.saturating_sub(WAITED_MAX / 2);
-        self.waited = waited - surplus;
+        let awaited = all.iter().filter(|change| change.was_awaited()).count();
+        let mut surplus = awaited.saturating_sub(AWAITED_MAX / 2);
+        self.awaited = awaited - surplus;
         for change in all {
-            if !change.waited || surplus == 0 {
+            if !change.was_awaited() || surplus == 0 {
                 self.changes.push_back(change);
                 continue;
             }
             surplus -= 1;
-            for ino in change.touched {
+            for ino in change.pending.touched {
                 if self.older.len() < OLDER_MAX || self.older.contains_key(&ino) {
                     self.older.insert(ino, change.seq);
                 } else {
@@ -268,16 +202,18 @@ impl Kept {
                 }
             }
         }
-        self.bytes = self.changes.iter().map(KeptChange::bytes).sum();
+        self.bytes = self.changes.iter().map(|change| change.pending.bytes()).sum();
     }
 
     /// Whether the fsync of something that it touches has made it durable.
-    fn is_covered(&self, change: &KeptChange) -> bool {
+    fn is_covered(&self, change: &Change) -> bool {
         let by = |ino: &Ino| self.synced.get(ino).is_some_and(|seq| *seq >= change.seq);
-        match &change.op {
+        match &change.pending.op {
             // It may have cut off a file that was there.
-            Op::Create { .. } if change.waited => change.named.is_some_and(|named| by(&named.ino)),
-            _ => change.touched.iter().any(by),
+            Op::Create { .. } if change.was_awaited() => {
+                change.named.is_some_and(|named| by(&named.ino))
+            }
+            _ => change.pending.touched.iter().any(by),
         }
     }
 
@@ -310,9 +246,10 @@ impl Kept {
         }
         self.durable = durable;
         let done = self.changes.partition_point(|change| change.seq <= durable);
-        for change in self.changes.drain(..done) {
-            self.bytes -= change.bytes();
-            self.waited -= usize::from(change.waited);
+        for mut change in self.changes.drain(..done) {
+            change.advance(Stage::Durable);
+            self.bytes -= change.pending.bytes();
+            self.awaited -= usize::from(change.was_awaited());
         }
         let done = self.claims.partition_point(|(seq, _)| *seq <= durable);
         self.claims.drain(..done);
@@ -331,7 +268,7 @@ impl Kept {
 
     /// A series has ended: the leases on all inodes may have gone to others. What comes now has the
     /// numbers behind `newest`.
-    pub(super) fn end_series(&mut self, newest: u64) {
+    pub(super) fn end_epoch(&mut self, newest: u64) {
         self.ended = newest;
         self.marked_from = None;
         // What was not sent is never made, and others have its numbers.
@@ -365,7 +302,7 @@ impl Kept {
     /// The session is gone, the server is not: what it has made is there, and made again by nobody.
     pub(super) fn give_up(&mut self) {
         let Redo { changes, older, overflow, .. } = self.take(None, 0, Vec::new());
-        let inos = changes.into_iter().flat_map(|change| change.touched).chain(older);
+        let inos = changes.into_iter().flat_map(|change| change.pending.touched).chain(older);
         // Whatever becomes durable of the new session is newer.
         let older = inos.map(|ino| (ino, 0)).collect();
         *self = Self { older, overflow: overflow.then_some(0), ..Self::default() };
@@ -377,21 +314,23 @@ impl Kept {
         &mut self,
         mark: Option<u64>,
         durable: u64,
-        unanswered: Vec<KeptChange>,
+        unanswered: Vec<Change>,
     ) -> Redo {
         self.advance(durable);
         let all = std::mem::take(&mut self.changes);
-        let mut changes: Vec<KeptChange> =
+        let mut changes: Vec<Change> =
             all.into_iter().filter(|change| !self.is_covered(change)).collect();
-        changes
-            .extend(unanswered.into_iter().map(|change| KeptChange { unanswered: true, ..change }));
-        for change in &mut changes {
-            change.lost = change.seq <= self.ended || change.promised.is_none();
+        changes.extend(unanswered);
+        let ended = self.ended;
+        for change in changes.iter_mut().filter(|change| change.stage() == Stage::Applied) {
+            if change.seq <= ended || change.pending.promised.is_none() {
+                change.advance(Stage::Lost);
+            }
         }
-        changes.retain(|change| matters(&change.op));
+        changes.retain(|change| matters(&change.pending.op));
         let older = std::mem::take(&mut self.older).into_keys().collect();
         let overflow = self.overflow.take().is_some();
-        (self.bytes, self.waited, self.ended) = (0, 0, 0);
+        (self.bytes, self.awaited, self.ended) = (0, 0, 0);
         for of_inodes in [&mut self.touching, &mut self.synced] {
             of_inodes.clear();
         }
@@ -444,21 +383,17 @@ pub(super) fn is_made(outcome: &Outcome) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::client::waiting::Nobody;
 
-    fn change(kept: &mut Kept, seq: u64, touched: &[Ino]) {
+    fn change(kept: &mut ReplayLog, seq: u64, touched: &[Ino]) {
         let op = Op::Unlink { parent: touched[0], name: b"n".to_vec() };
-        let pending = Pending {
-            touched: touched.to_vec(),
-            ..Pending::new(Who::default(), op, Arc::new(Nobody))
-        };
-        kept.keep_waited(seq, pending, (&Outcome::Done {}, None), Duration::ZERO);
+        let pending = Pending { touched: touched.to_vec(), ..Pending::unattended(op) };
+        let mut change = Change::new(pending);
+        change.queue(seq, 0, Duration::ZERO);
+        kept.keep_awaited(change, (&Outcome::Done {}, None), Duration::ZERO);
     }
 
-    fn lost(kept: &mut Kept) -> (Vec<u64>, Vec<Ino>) {
+    fn lost(kept: &mut ReplayLog) -> (Vec<u64>, Vec<Ino>) {
         let redo = kept.take(None, 0, Vec::new());
         let mut older = redo.older;
         older.sort_unstable();
@@ -467,7 +402,7 @@ mod tests {
 
     #[test]
     fn a_sync_covers_what_touches_the_inode_up_to_there() {
-        let mut kept = Kept::default();
+        let mut kept = ReplayLog::default();
         change(&mut kept, 1, &[5, 6]);
         change(&mut kept, 2, &[5]);
         change(&mut kept, 3, &[6, 7]);
@@ -481,13 +416,13 @@ mod tests {
 
     #[test]
     fn what_is_to_be_claimed_again_goes_with_the_changes_of_its_epoch() {
-        let mut kept = Kept::default();
-        let remember = |kept: &mut Kept, ino, newest| {
+        let mut kept = ReplayLog::default();
+        let remember = |kept: &mut ReplayLog, ino, newest| {
             kept.touching.insert(ino, newest);
             kept.remember(Claim { ino, ticket: 0 }, newest);
         };
         remember(&mut kept, 5, 900);
-        kept.end_series(10);
+        kept.end_epoch(10);
         remember(&mut kept, 6, 12);
         kept.advance(11);
         assert_eq!(kept.claims, [(12, Claim { ino: 6, ticket: 0 })]);
@@ -495,7 +430,7 @@ mod tests {
 
     #[test]
     fn what_is_numbered_anew_behind_a_mark_is_kept_though_more_was_durable() {
-        let mut kept = Kept::default();
+        let mut kept = ReplayLog::default();
         kept.advance(10);
         assert_eq!(kept.take(Some(8), 0, Vec::new()).changes.len(), 0);
         change(&mut kept, 9, &[5]);
@@ -504,19 +439,19 @@ mod tests {
 
     #[test]
     fn of_more_changes_than_fit_the_inodes_are_remembered_until_they_are_durable() {
-        let mut kept = Kept::default();
-        let many = WAITED_MAX as u64;
+        let mut kept = ReplayLog::default();
+        let many = AWAITED_MAX as u64;
         (1..=many + 1).for_each(|seq| change(&mut kept, seq, &[10 + seq]));
         kept.synced(11, many + 1);
         kept.advance(2);
         let (changes, older) = lost(&mut kept);
-        assert_eq!(changes.len() + older.len(), WAITED_MAX - 1);
+        assert_eq!(changes.len() + older.len(), AWAITED_MAX - 1);
         assert_eq!((older.first(), changes.last()), (Some(&13), Some(&(many + 1))));
     }
 
     #[test]
     fn a_session_that_ends_at_a_server_that_lives_leaves_its_inodes() {
-        let mut kept = Kept::default();
+        let mut kept = ReplayLog::default();
         change(&mut kept, 7, &[5]);
         kept.give_up();
         kept.advance(0);
@@ -530,7 +465,7 @@ mod tests {
 
     #[test]
     fn what_is_not_answered_is_sent_again_where_it_was_not_made_or_comes_to_the_same() {
-        let mut kept = Kept::default();
+        let mut kept = ReplayLog::default();
         let unlink = Op::Unlink { parent: 1, name: b"n".to_vec() };
         let mkdir = Op::Mkdir { parent: 1, name: b"n".to_vec(), mode: 0o755 };
         let write =
@@ -541,9 +476,8 @@ mod tests {
             Unanswered::Unknown,
             "it may have left no mark"
         );
-        let promised =
-            Pending { touched: vec![1], ..Pending::new(Who::default(), mkdir, Arc::new(Nobody)) };
-        kept.promised(5, &promised);
+        let promised = Pending { touched: vec![1], ..Pending::unattended(mkdir) };
+        kept.acknowledged(5, &promised);
         assert_eq!(kept.unanswered(4, &unlink, (3, 0)), Unanswered::Unknown, "so may this");
         assert_eq!(kept.unanswered(8, &unlink, found), Unanswered::Again);
         assert_eq!(kept.unanswered(7, &unlink, found), Unanswered::Made);
@@ -560,7 +494,7 @@ mod tests {
             "others may have written since"
         );
         assert_eq!(kept.unanswered(8, &write(true), found), Unanswered::Unknown);
-        kept.end_series(8);
+        kept.end_epoch(8);
         assert_eq!(kept.unanswered(9, &unlink, found), Unanswered::Unknown);
     }
 }
