@@ -12,6 +12,7 @@ mod frame;
 mod lanes;
 mod limits;
 mod message;
+mod rt;
 mod server;
 #[cfg(test)]
 mod tests;

@@ -12,8 +12,9 @@
 //! difference is `ctime` of an inode that was written and then linked, renamed or unlinked: it may
 //! be the time of the write.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
+
+use crate::rt::collections::{HashMap, HashSet};
 
 use ferry_fs::{Errno, Ino, SetAttr, XattrFlags};
 
@@ -85,8 +86,8 @@ impl Plan {
             forgotten: Vec::new(),
             lost: Vec::new(),
             losses: Vec::new(),
-            broken: HashSet::new(),
-            unmade: HashSet::new(),
+            broken: HashSet::default(),
+            unmade: HashSet::default(),
             unnamed: Vec::new(),
             at_all: mark.is_some(),
         };
@@ -155,7 +156,7 @@ impl Plan {
         (mark, durable): (u64, u64),
     ) -> (Vec<Change>, Vec<Ino>) {
         let (mut again, mut made) = (Vec::new(), Vec::new());
-        let mut written = HashSet::new();
+        let mut written: HashSet<Ino> = HashSet::default();
         for change in changes {
             let sets = matches!(change.pending.op, Op::Setattr { .. });
             let content = change.pending.op.info().effect == Effect::Contents;
@@ -197,7 +198,7 @@ impl Plan {
             written.filter_map(|change| change.pending.first_file()).collect();
         wanted
             .extend(tables.handles.values().filter(|handle| !handle.lost).map(|handle| handle.ino));
-        let mut files: HashMap<Ino, u64> = HashMap::new();
+        let mut files: HashMap<Ino, u64> = HashMap::default();
         for change in again {
             let is_unanswered = change.stage().is_unanswered();
             let mut pending = change.pending;

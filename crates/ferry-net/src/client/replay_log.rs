@@ -14,7 +14,7 @@
 //! * REPLAY-LOG-5: a change that the server has decided is replayed as it was applied: with the
 //!   time, the inode number and the offset that its answer has named.
 
-use std::collections::{HashMap, VecDeque};
+use crate::rt::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use ferry_fs::Ino;

@@ -5,12 +5,12 @@ use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::rt::Mutex;
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
     Answer, Attr, Complete, Cx, DirEntry, EarlyAck, Entry, Errno, FileLock, InProcess, Ino,
     Interrupt, Park, ROOT, Reply, SYMLINK_MAX, SessionStore, Stop, XATTR_SIZE_MAX,
 };
-use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use super::Core;

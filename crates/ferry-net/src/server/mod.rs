@@ -28,18 +28,18 @@ mod turns;
 mod walking;
 mod walls;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use crate::rt::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::rt::Mutex;
+use crate::rt::runtime::{Handle, Runtime};
 use ferry_env::Env;
 use ferry_fs::{Attr, InProcess, Ino, ROOT, SessionSeq, SessionStore, Statfs};
-use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{oneshot, watch};
 
 use crate::error::NetError;
@@ -421,7 +421,7 @@ impl Core {
             self.all().iter().any(|session| session.has_claimed(since))
         };
         while claims() {
-            tokio::time::sleep(EXPIRY_INTERVAL).await;
+            crate::rt::time::sleep(EXPIRY_INTERVAL).await;
         }
     }
 
@@ -576,7 +576,7 @@ impl Server {
         options: ServerOptions,
         env: Env,
     ) -> Result<Self, NetError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
+        let runtime = crate::rt::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .max_blocking_threads(THREADS_MAX)
             .thread_name("ferry-server")
@@ -625,7 +625,7 @@ impl Server {
             session_life: options.session_life,
             key: options.key,
             locks,
-            sessions: Mutex::new(HashMap::new()),
+            sessions: Mutex::new(HashMap::default()),
             door: Arc::default(),
             revocations: Revocations::default(),
             refusals: Refusals::default(),
@@ -645,18 +645,19 @@ impl Server {
         }
         let graceful = Arc::clone(&core);
         runtime.spawn(async move {
-            tokio::time::sleep(options.grace).await;
+            crate::rt::time::sleep(options.grace).await;
             // Who makes something again after a crash opens its files and takes its locks behind
             // that.
             if !graceful.made_again().await {
                 return;
             }
             let core = Arc::clone(&graceful);
-            let _done = tokio::task::spawn_blocking(move || core.end_grace()).await;
+            let _done = crate::rt::task::spawn_blocking(move || core.end_grace()).await;
             // And claims what else it knows behind that.
-            tokio::time::sleep(hold).await;
+            crate::rt::time::sleep(hold).await;
             graceful.all_claimed(options.lease_term).await;
-            let _done = tokio::task::spawn_blocking(move || graceful.fs.reclaim_removed()).await;
+            let _done =
+                crate::rt::task::spawn_blocking(move || graceful.fs.reclaim_removed()).await;
         });
         let fencing = Arc::downgrade(&core);
         core.leases.on_fence(Box::new(move |number, fencing_one| {
@@ -676,16 +677,17 @@ impl Server {
             let began = core.env.clock.monotonic();
             runtime.spawn(async move {
                 while waiting.gate.is_shut() {
-                    tokio::time::sleep(LOOK_INTERVAL).await;
+                    crate::rt::time::sleep(LOOK_INTERVAL).await;
                     let core = Arc::clone(&waiting);
                     let _done =
-                        tokio::task::spawn_blocking(move || core.give_up_late(began, hold)).await;
+                        crate::rt::task::spawn_blocking(move || core.give_up_late(began, hold))
+                            .await;
                 }
             });
         }
         let expiring = Arc::clone(&core);
         runtime.spawn(async move {
-            let mut tick = tokio::time::interval(EXPIRY_INTERVAL);
+            let mut tick = crate::rt::time::interval(EXPIRY_INTERVAL);
             loop {
                 tick.tick().await;
                 let core = Arc::clone(&expiring);
@@ -693,7 +695,7 @@ impl Server {
                     core.expire();
                     core.end_revoked();
                 };
-                let _done = tokio::task::spawn_blocking(look).await;
+                let _done = crate::rt::task::spawn_blocking(look).await;
             }
         });
         Ok(Self { core, runtime: Some(runtime) })
@@ -717,7 +719,7 @@ impl Server {
                     if let Some(ending) = tls.ending(clock.wall()) {
                         tracing::warn!("the server's certificate {ending}: move server.pem and server.key away, and `ferry cert init` makes new ones");
                     }
-                    tokio::time::sleep(CERTIFICATE_INTERVAL).await;
+                    crate::rt::time::sleep(CERTIFICATE_INTERVAL).await;
                 }
             });
         }
@@ -793,7 +795,7 @@ impl Server {
         self.core.stopping.send_replace(Stage::Ended);
         self.runtime().block_on(async {
             let sent = self.until(|| Arc::strong_count(&self.core.writing) == 1);
-            if tokio::time::timeout(FAREWELL_TIME_MAX, sent).await.is_err() {
+            if crate::rt::time::timeout(FAREWELL_TIME_MAX, sent).await.is_err() {
                 tracing::warn!("stopping: a client does not take its last answers");
             }
         });
@@ -810,21 +812,21 @@ impl Server {
                 if !relied_on {
                     return !promised;
                 }
-                tokio::time::sleep(STOP_INTERVAL).await;
+                crate::rt::time::sleep(STOP_INTERVAL).await;
             }
         }
     }
 
     async fn drain(&self) {
         let drained = self.until(|| !self.core.all().iter().any(|s| s.is_busy()));
-        if tokio::time::timeout(STOP_TIME_MAX, drained).await.is_err() {
+        if crate::rt::time::timeout(STOP_TIME_MAX, drained).await.is_err() {
             tracing::warn!("stopping: an operation does not end");
         }
     }
 
     async fn until(&self, condition: impl Fn() -> bool) {
         while !condition() {
-            tokio::time::sleep(STOP_INTERVAL).await;
+            crate::rt::time::sleep(STOP_INTERVAL).await;
         }
     }
 }
@@ -878,7 +880,7 @@ impl Control {
 async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) {
     let mut stopping = core.stopping.subscribe();
     loop {
-        let accepted = tokio::select! {
+        let accepted = crate::rt::select! {
             accepted = listener.accept() => accepted,
             () = Stage::Draining.reached(&mut stopping) => return,
         };
@@ -886,8 +888,8 @@ async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) 
             Ok((stream, from)) => {
                 let (stranger, leave) = core.door.come(from);
                 let served = serve(Arc::clone(&core), stream, tls.clone(), stranger);
-                tokio::spawn(async move {
-                    tokio::select! {
+                crate::rt::spawn(async move {
+                    crate::rt::select! {
                         () = served => {}
                         () = leave.notified() => {
                             tracing::info!(%from, "hung up: it had said nothing, and others came");
@@ -898,7 +900,7 @@ async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) 
             Err(error) => {
                 // Out of descriptors, mostly: those that are there go on.
                 tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                crate::rt::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
@@ -906,7 +908,7 @@ async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) 
 
 async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, stranger: Stranger) {
     let from = stranger.from;
-    let greeted = tokio::time::timeout(HANDSHAKE_TIME_MAX, greet(stream, tls)).await;
+    let greeted = crate::rt::time::timeout(HANDSHAKE_TIME_MAX, greet(stream, tls)).await;
     match greeted.unwrap_or_else(|_| Err(Unheard::Gone(std::io::ErrorKind::TimedOut.into()))) {
         Ok((stream, peer)) => connection::serve(core, stream, peer, Some(stranger)).await,
         Err(Unheard::Gone(error)) => tracing::info!(%from, %error, "no connection"),
@@ -924,7 +926,7 @@ async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, stran
                 // may lose the last words.
                 tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
             };
-            let _late = tokio::time::timeout(LAST_WORDS_TIME_MAX, last_words).await;
+            let _late = crate::rt::time::timeout(LAST_WORDS_TIME_MAX, last_words).await;
         }
     }
 }
@@ -990,7 +992,7 @@ async fn begins_tls(stream: &TcpStream) -> std::io::Result<bool> {
             _ => return Ok(false),
         }
         // The rest of it is on its way.
-        tokio::time::sleep(STOP_INTERVAL).await;
+        crate::rt::time::sleep(STOP_INTERVAL).await;
     }
 }
 

@@ -75,7 +75,7 @@ impl Core {
         tell(one_of(&word));
         let core = Arc::clone(self);
         self.runtime.spawn(async move {
-            let _late = tokio::time::timeout(LAST_WORD_TIME_MAX, word.acquire()).await;
+            let _late = crate::rt::time::timeout(LAST_WORD_TIME_MAX, word.acquire()).await;
             core.panics.end.get().inspect(|end| end());
         });
         true

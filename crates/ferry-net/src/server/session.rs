@@ -18,16 +18,16 @@
 //! * SESSION-5: a promise that cannot be kept ends the series of changes that it belongs to:
 //!   nothing of that is made behind it.
 
-use std::collections::{HashMap, VecDeque};
+use crate::rt::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::rt::{Mutex, RwLock, RwLockReadGuard};
 use ferry_env::Clock;
 use ferry_fs::{Attr, Errno, Filesystem, Ino, ROOT, SessionStore, Timestamp};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 

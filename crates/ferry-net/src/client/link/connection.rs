@@ -6,9 +6,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rt::Mutex;
+use crate::rt::time::{interval, sleep, timeout};
 use ferry_fs::{Errno, ToForget};
-use parking_lot::Mutex;
-use tokio::time::{interval, sleep, timeout};
 
 use super::Link;
 use super::anew::{Welcomed, begin_anew};
@@ -122,7 +122,7 @@ impl Link {
                 return;
             }
             retry = most.min(retry * 2);
-            greeted = tokio::select! {
+            greeted = crate::rt::select! {
                 result = self.greet() => result.inspect_err(|error| tracing::debug!(%error, "no connection")).ok(),
                 () = self.late() => None,
                 () = self.closed.notified() => return,
@@ -135,7 +135,7 @@ impl Link {
     async fn waits_to_try(&self, retry: Duration) -> bool {
         let mut wait = pin!(sleep(retry));
         loop {
-            let over = tokio::select! {
+            let over = crate::rt::select! {
                 () = &mut wait => Some(false),
                 () = self.late() => None,
                 () = self.closed.notified() => Some(true),
@@ -170,7 +170,7 @@ impl Link {
         let flow = Arc::new(Flow::new(Arc::clone(&self.clock), self.term_of(&welcome)));
         let paced = Arc::clone(&flow);
         let writing =
-            tokio::spawn(async move { lanes::write_all(writer, outgoing, &*paced).await });
+            crate::rt::spawn(async move { lanes::write_all(writer, outgoing, &*paced).await });
         self.state.lock().flow = Some(Arc::clone(&flow));
         // Before there is anything else: so long takes a ping on an empty connection.
         line.send_first(flow.ping(), ());
@@ -194,7 +194,7 @@ impl Link {
         let mut tick = interval(PING_INTERVAL.min(self.cache.term() / 3).max(PING_INTERVAL_MIN));
         let mut sending = pin!(self.send_waiting());
         let ended = loop {
-            tokio::select! {
+            crate::rt::select! {
                 ended = &mut reading => break ended,
                 () = &mut sending => {}
                 () = self.closed.notified() => break Ok(()),

@@ -21,9 +21,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rt::MutexGuard;
+use crate::rt::time::sleep;
 use ferry_fs::{Attr, Errno, Ino, ToForget};
-use parking_lot::MutexGuard;
-use tokio::time::sleep;
 
 use super::Link;
 use super::epoch::{End, begin_epoch};
@@ -380,7 +380,7 @@ impl Link {
                     return;
                 }
             }
-            tokio::select! {
+            crate::rt::select! {
                 () = drained => {}
                 () = self.late() => {}
             }

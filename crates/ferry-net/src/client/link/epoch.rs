@@ -3,7 +3,7 @@
 //! An early-acknowledged change that fails ends its epoch, and so does a fence. EARLY-ACK-3
 //! (`early_ack.rs`) says which changes are lost then.
 
-use std::collections::HashSet;
+use crate::rt::collections::HashSet;
 use std::sync::Arc;
 
 use ferry_fs::{Errno, Ino};
@@ -38,7 +38,7 @@ pub(super) fn begin_epoch(
     state.log.end_epoch(sent);
     let unanswered = state.changes.begin_epoch(epoch, sent);
     let mut again = Vec::new();
-    let mut lost_inodes: HashSet<Ino> = HashSet::new();
+    let mut lost_inodes: HashSet<Ino> = HashSet::default();
     // The oldest number of a change that gets another one.
     let mut moved_from = None;
     let first = first.map(|change| (0, change));

@@ -34,9 +34,9 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::rt::Mutex;
 use ferry_env::Clock;
 use ferry_fs::{Errno, Ino, ToForget};
-use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 

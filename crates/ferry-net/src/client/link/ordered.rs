@@ -3,7 +3,7 @@
 //! The numbers up to `answered` have answers. Those up to `sent` were sent on this connection. The
 //! rest waits for room in the window.
 
-use std::collections::{BTreeMap, HashMap};
+use crate::rt::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use ferry_fs::Ino;
@@ -36,7 +36,7 @@ impl Ordered {
             answered: 0,
             sent: 0,
             epoch: 0,
-            newest: HashMap::new(),
+            newest: HashMap::default(),
             early: 0,
             newest_early: 0,
             bytes: 0,

@@ -1,7 +1,7 @@
 //! What the lock of a [`super::Link`] protects: the session, its phase, and all that is queued or
 //! in flight.
 
-use std::collections::BTreeMap;
+use crate::rt::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 

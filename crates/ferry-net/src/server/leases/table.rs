@@ -1,7 +1,7 @@
 //! The table of leases as data: who has which, and who waits for which. Nothing here waits, sends,
 //! or looks at a clock.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use crate::rt::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use ferry_fs::Ino;
@@ -579,7 +579,7 @@ impl Table {
             }
             Wants::Read => self.in_the_way(ticket, |_, hold| hold.writes, now).waits(),
             Wants::Lease if inos.iter().any(|ino| self.is_behind(ticket, *ino)) => {
-                Some(Progress::Waits(Recalls::new(), None))
+                Some(Progress::Waits(Recalls::default(), None))
             }
             Wants::Lease => self.in_the_way(ticket, |_, _| true, now).waits(),
             Wants::Walk { writes } => return self.progress_walk(session, &inos, writes, now),
@@ -633,7 +633,7 @@ impl Table {
             }
         }
         if waits {
-            return Some(Progress::Waits(Recalls::new(), None));
+            return Some(Progress::Waits(Recalls::default(), None));
         }
         self.in_the_way(ticket, |ino, _| others.contains(&ino), now).waits()
     }
@@ -763,7 +763,7 @@ impl Table {
     /// and was not asked for yet.
     pub(super) fn close(&mut self, now: Duration) -> Recalls {
         self.closing = true;
-        let mut recalls = Recalls::new();
+        let mut recalls = Recalls::default();
         // There may be millions: each is looked at once.
         for (ino, holds) in &mut self.inodes {
             let asked = |hold: &Hold| hold.recalled || hold.returning || hold.telling > 0;
