@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_taken_apart_and_shown_whole() {
+    fn addresses_are_parsed_and_printed() {
         for (text, shown) in [
             ("ferry://box", "ferry://box:7373/"),
             ("ferry://box:1/", "ferry://box:1/"),

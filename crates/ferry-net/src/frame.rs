@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_taken_whole_however_they_come() {
+    fn messages_are_reassembled_from_any_fragments() {
         const LONG: usize = 70_000;
         for pieces in [1, 7, 1 << 20] {
             run(async {

@@ -27,7 +27,7 @@ const WRITE_BYTES_MAX: usize = 1 << 20;
 const BUFFER: usize = 64 << 10;
 
 /// Bytes of the shortest piece.
-pub(crate) const PIECE_MIN: usize = 4 << 10;
+pub(crate) const CHUNK_MIN: usize = 4 << 10;
 
 struct Item<T> {
     frames: Vec<u8>,
@@ -67,7 +67,7 @@ pub(crate) fn line<T>() -> (Line<T>, Outgoing<T>) {
 /// How fast the second lane is written, and in which pieces.
 pub(crate) trait Pace: Send + Sync {
     /// Bytes of the next piece; `None`: not yet.
-    fn piece(&self) -> Option<usize>;
+    fn chunk(&self) -> Option<usize>;
     /// So many bytes of either lane were written. Gives what is to be sent behind them at once.
     fn wrote(&self, bytes: usize) -> Option<Vec<u8>>;
     /// So many bytes have left, which took so long.
@@ -103,18 +103,18 @@ impl<T> Outgoing<T> {
 
     /// Bytes of the next piece of the second lane. If nobody can send any more, nobody hears of a
     /// pace either.
-    fn piece(&self, pace: &dyn Pace) -> Option<usize> {
+    fn chunk(&self, pace: &dyn Pace) -> Option<usize> {
         if self.second.is_empty() {
             return None;
         }
-        pace.piece().or_else(|| self.closed.then_some(PIECE_MIN))
+        pace.chunk().or_else(|| self.closed.then_some(CHUNK_MIN))
     }
 
     /// Waits until something may be written; `false`: all is, and nothing more will come.
     async fn ready(&mut self, pace: &dyn Pace) -> bool {
         loop {
             self.take_in();
-            if !self.first.is_empty() || self.piece(pace).is_some() {
+            if !self.first.is_empty() || self.chunk(pace).is_some() {
                 return true;
             }
             if self.closed {
@@ -146,12 +146,12 @@ impl<T> Outgoing<T> {
             writer.write_all(&frames).await?;
             return Ok(Some(frames.len()));
         }
-        let (Some(piece), Some((frames, _))) = (self.piece(pace), self.second.front()) else {
+        let (Some(chunk), Some((frames, _))) = (self.chunk(pace), self.second.front()) else {
             return Ok(None);
         };
         let mut written = 0;
         if self.cut == 0 {
-            let whole = frame::whole_within(&frames[self.at..], piece);
+            let whole = frame::whole_within(&frames[self.at..], chunk);
             if whole > 0 {
                 writer.write_all(&frames[self.at..self.at + whole]).await?;
                 self.at += whole;
@@ -162,7 +162,7 @@ impl<T> Outgoing<T> {
             }
         }
         if self.cut > 0 {
-            let len = self.cut.min(piece);
+            let len = self.cut.min(chunk);
             writer.write_all(&frame::piece_head(len, len < self.cut)).await?;
             writer.write_all(&frames[self.at..self.at + len]).await?;
             self.at += len;
@@ -220,24 +220,24 @@ pub(crate) async fn write_all<T>(
 /// The pace of who writes as fast as the other side takes it: only its pieces are such that one
 /// takes little time.
 pub(crate) struct AsTaken {
-    piece: std::sync::atomic::AtomicUsize,
+    chunk: std::sync::atomic::AtomicUsize,
     never: Notify,
 }
 
 /// A piece should be written after this time.
-const PIECE_TIME: Duration = Duration::from_millis(20);
+const CHUNK_TIME: Duration = Duration::from_millis(20);
 /// What is less says nothing of how fast it was taken.
 const TOLD_BYTES: usize = 32 << 10;
 
 impl Default for AsTaken {
     fn default() -> Self {
-        Self { piece: crate::message::FRAME_MAX.into(), never: Notify::new() }
+        Self { chunk: crate::message::FRAME_MAX.into(), never: Notify::new() }
     }
 }
 
 impl Pace for AsTaken {
-    fn piece(&self) -> Option<usize> {
-        Some(self.piece.load(std::sync::atomic::Ordering::Relaxed))
+    fn chunk(&self) -> Option<usize> {
+        Some(self.chunk.load(std::sync::atomic::Ordering::Relaxed))
     }
 
     fn wrote(&self, _bytes: usize) -> Option<Vec<u8>> {
@@ -246,9 +246,9 @@ impl Pace for AsTaken {
 
     fn left(&self, bytes: usize, took: Duration) {
         if bytes >= TOLD_BYTES {
-            let piece = bytes as f64 * PIECE_TIME.as_secs_f64() / took.as_secs_f64().max(1e-6);
-            let piece = (piece as usize).clamp(PIECE_MIN, crate::message::FRAME_MAX);
-            self.piece.store(piece, std::sync::atomic::Ordering::Relaxed);
+            let chunk = bytes as f64 * CHUNK_TIME.as_secs_f64() / took.as_secs_f64().max(1e-6);
+            let chunk = (chunk as usize).clamp(CHUNK_MIN, crate::message::FRAME_MAX);
+            self.chunk.store(chunk, std::sync::atomic::Ordering::Relaxed);
         }
     }
 
@@ -266,25 +266,25 @@ mod tests {
 
     /// So many bytes at a time, as long as there is leave.
     struct Steps {
-        piece: usize,
+        chunk: usize,
         leave: std::sync::atomic::AtomicUsize,
         bell: Notify,
     }
 
     impl Steps {
-        fn new(piece: usize, leave: usize) -> Self {
-            Self { piece, leave: leave.into(), bell: Notify::new() }
+        fn new(chunk: usize, leave: usize) -> Self {
+            Self { chunk, leave: leave.into(), bell: Notify::new() }
         }
 
-        fn allow(&self, pieces: usize) {
-            self.leave.fetch_add(pieces, std::sync::atomic::Ordering::SeqCst);
+        fn allow(&self, chunks: usize) {
+            self.leave.fetch_add(chunks, std::sync::atomic::Ordering::SeqCst);
             self.bell.notify_one();
         }
     }
 
     impl Pace for Steps {
-        fn piece(&self) -> Option<usize> {
-            (self.leave.load(std::sync::atomic::Ordering::SeqCst) > 0).then_some(self.piece)
+        fn chunk(&self) -> Option<usize> {
+            (self.leave.load(std::sync::atomic::Ordering::SeqCst) > 0).then_some(self.chunk)
         }
         fn wrote(&self, bytes: usize) -> Option<Vec<u8>> {
             let whole = bytes > 100;
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_the_first_lane_waits_for_one_piece_at_most() {
+    fn a_message_of_the_first_lane_waits_for_one_chunk_at_most() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         runtime.expect("there are threads").block_on(async {
             let (near, far) = tokio::io::duplex(1 << 20);
@@ -329,7 +329,7 @@ mod tests {
                 assert_eq!(frames.next(), Some(&[n; 5][..]));
                 pace.allow(1);
                 if n < 4 {
-                    assert!(frames.ready().await.expect("behind the next piece"));
+                    assert!(frames.ready().await.expect("behind the next chunk"));
                     assert_eq!(frames.next(), Some(&[0xee; 2][..]));
                 }
             }
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_frames_slowly_but_always_is_not_gone() {
+    fn a_slow_but_steady_peer_is_not_considered_dead() {
         const FRAMES: usize = 8000;
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
@@ -361,8 +361,8 @@ mod tests {
             drop(line);
             let writing =
                 crate::rt::spawn(async { write_all(near, frames, &AsTaken::default()).await });
-            let (mut taken, mut piece) = (0, vec![0; 1024]);
-            while let Ok(n @ 1..) = far.read(&mut piece).await {
+            let (mut taken, mut chunk) = (0, vec![0; 1024]);
+            while let Ok(n @ 1..) = far.read(&mut chunk).await {
                 taken += n;
                 crate::rt::time::sleep(Duration::from_millis(10)).await;
             }

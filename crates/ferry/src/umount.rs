@@ -138,7 +138,7 @@ fn is_away(figures: &Value) -> bool {
 fn may_be_lost(mount: &Mount, figures: &Value) -> Result<(), CliError> {
     let of = |key: &str| figures["connection"][key].as_u64().unwrap_or_default();
     // A request that only returns something is no loss, and a caller that waits gets an error.
-    let (kept, unanswered) = (of("kept_changes"), of("promised"));
+    let (kept, unanswered) = (of("replay_log_changes"), of("early_acknowledged"));
     if kept + unanswered == 0 {
         return Ok(());
     }

@@ -29,23 +29,23 @@ use serde_json::Value;
 
 use super::contents::CONTENTS_MAX;
 use super::model::{Model, Name, Names};
-use super::purse::Purse;
+use super::reservation::Reservation;
 use super::server_clock::ServerClock;
 use crate::message::{self, Known, Op};
 
 mod ahead;
 mod asking;
 mod changes;
-mod shown;
+mod kernel_cached;
 
 use ahead::Walks;
 use asking::Asking;
-pub(super) use changes::Touch;
-use shown::Shown;
-pub(super) use shown::{FullName, NAME_SHOWN_MAX, SHOWN_MAX, View, rename_all};
+pub(super) use changes::PendingEffect;
+use kernel_cached::KernelCached;
+pub(super) use kernel_cached::{ATTR_VALID_MAX, FullName, NAME_VALID_MAX, View, rename_all};
 
 /// Inodes and names that are kept; beyond this half of the inodes are given back.
-const KEPT_MAX: usize = 1 << 17;
+const ENTRIES_MAX: usize = 1 << 17;
 /// A power of two.
 const SLOTS: usize = 4096;
 
@@ -67,12 +67,12 @@ struct Slot {
 
 /// A moment, by two clocks: the first stands still while the machine sleeps, the second may be set.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moment {
+pub(super) struct ClockReading {
     monotonic: Duration,
     wall: Duration,
 }
 
-impl Moment {
+impl ClockReading {
     pub(super) fn now(clock: &dyn Clock) -> Self {
         Self { monotonic: clock.monotonic(), wall: clock.wall() }
     }
@@ -95,23 +95,23 @@ pub(super) struct State {
     /// Counts what was given back.
     epoch: u64,
     /// Counts beginnings and ends of our changes.
-    moments: u64,
+    events: u64,
     slots: Vec<Slot>,
     /// Changes under way that touch inodes which we cannot name: nothing is used meanwhile.
     blind: u32,
     term: Duration,
     /// Leases last for a term from here.
-    valid_from: Option<Moment>,
+    valid_from: Option<ClockReading>,
     /// When the server was greeted.
-    greeted: Option<Moment>,
+    greeted: Option<ClockReading>,
     hits: u64,
     misses: u64,
     recalled: u64,
     pub(super) model: Model,
-    pub(super) purse: Purse,
+    pub(super) reservation: Reservation,
     asking: Asking,
     walks: Walks,
-    shown: Shown,
+    kernel_cached: KernelCached,
     clock: ServerClock,
 }
 
@@ -122,7 +122,7 @@ impl State {
     }
 
     /// Whether leases last.
-    pub(super) fn is_valid(&self, now: Moment) -> bool {
+    pub(super) fn is_valid(&self, now: ClockReading) -> bool {
         self.valid_from.is_some_and(|from| now.since(from) < self.term)
     }
 
@@ -133,8 +133,8 @@ impl State {
     }
 
     /// Nothing is known any more; gives the write leases that were held.
-    fn drop_all(&mut self, now: Moment) -> Vec<Ino> {
-        self.shown.forget_all(now);
+    fn drop_all(&mut self, now: ClockReading) -> Vec<Ino> {
+        self.kernel_cached.forget_all(now);
         self.nodes.clear();
         self.names = 0;
         self.epoch += 1;
@@ -178,7 +178,7 @@ impl State {
     }
 
     /// The time at the server.
-    pub(super) fn server_time(&mut self, now: Moment) -> Timestamp {
+    pub(super) fn server_time(&mut self, now: ClockReading) -> Timestamp {
         self.clock.now(now.monotonic)
     }
 
@@ -196,29 +196,29 @@ impl State {
     /// A change of ours was decided here: what the server has answered before is not kept.
     pub(super) fn decided(&mut self, touched: &[Ino]) {
         self.walks.changed(touched);
-        self.moments += 1;
-        let moment = self.moments;
+        self.events += 1;
+        let event = self.events;
         for ino in touched {
             let slot = self.slot(*ino);
-            (slot.last, slot.begun) = (moment, moment);
+            (slot.last, slot.begun) = (event, event);
         }
     }
 
     /// Whether an answer that was asked for at `sight` may be kept of this inode.
-    fn may_keep(&mut self, sight: Sight, ino: Ino) -> bool {
+    fn may_keep(&mut self, version: CacheVersion, ino: Ino) -> bool {
         let slot = *self.slot(ino);
-        let given_back = sight.epoch != self.epoch || self.shown.is_withdrawn(ino);
-        !given_back && slot.changing == 0 && slot.last <= sight.moment
+        let given_back = version.epoch != self.epoch || self.kernel_cached.is_withdrawn(ino);
+        !given_back && slot.changing == 0 && slot.last <= version.event
     }
 
     /// The same of a name in a directory, or of what a file contains. Under a write lease only
     /// changes of our own matter.
-    fn may_keep_part(&mut self, sight: Sight, dir: Ino) -> bool {
+    fn may_keep_part(&mut self, version: CacheVersion, dir: Ino) -> bool {
         if !self.model.holds(dir) {
-            return self.blind == 0 && self.may_keep(sight, dir);
+            return self.blind == 0 && self.may_keep(version, dir);
         }
         let slot = *self.slot(dir);
-        slot.changing == 0 && slot.last <= sight.moment && self.model.held_since(dir, sight.tick)
+        slot.changing == 0 && slot.last <= version.event && self.model.held_since(dir, version.tick)
     }
 
     fn keep_attr(&mut self, attr: &Attr) {
@@ -228,13 +228,13 @@ impl State {
         self.nodes.entry(attr.ino).or_default().attr = Some(*attr);
     }
 
-    fn sight(&self) -> Sight {
-        Sight { epoch: self.epoch, moment: self.moments, tick: self.model.tick() }
+    fn version(&self) -> CacheVersion {
+        CacheVersion { epoch: self.epoch, event: self.events, tick: self.model.tick() }
     }
 
     /// Inodes to give back.
     fn surplus(&mut self) -> Vec<Ino> {
-        if self.nodes.len() + self.names <= KEPT_MAX {
+        if self.nodes.len() + self.names <= ENTRIES_MAX {
             return Vec::new();
         }
         let half: Vec<Ino> =
@@ -251,9 +251,9 @@ fn is_file(attr: &Attr) -> bool {
 
 /// What was known when a request was made.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sight {
+pub(super) struct CacheVersion {
     epoch: u64,
-    moment: u64,
+    event: u64,
     tick: u64,
 }
 
@@ -269,7 +269,7 @@ impl Cache {
             nodes: HashMap::default(),
             names: 0,
             epoch: 0,
-            moments: 0,
+            events: 0,
             slots: vec![Slot::default(); SLOTS],
             blind: 0,
             term: Duration::ZERO,
@@ -279,10 +279,10 @@ impl Cache {
             misses: 0,
             recalled: 0,
             model: Model::default(),
-            purse: Purse::default(),
+            reservation: Reservation::default(),
             asking: Asking::default(),
             walks: Walks::default(),
-            shown: Shown::default(),
+            kernel_cached: KernelCached::default(),
             clock: ServerClock::default(),
         };
         Self { state: Mutex::new(state), clock }
@@ -290,7 +290,7 @@ impl Cache {
 
     /// The server is about to be greeted, or the connection is gone: nothing is kept.
     pub(super) fn drop_all(&self) {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         state.drop_all(now);
         state.valid_from = None;
@@ -300,7 +300,7 @@ impl Cache {
     /// The greeting, sent when [`Cache::drop_all`] was called, is answered: how long a lease lasts,
     /// and the server's clock.
     pub(super) fn welcomed(&self, term: Duration, server: Timestamp) {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         state.term = term;
         state.valid_from = state.greeted.take();
@@ -310,8 +310,8 @@ impl Cache {
 
     /// A ping that was sent at this time was answered, with the time at the server. Whether what
     /// was kept is gone, for the term was over.
-    pub(super) fn ponged(&self, sent: Moment, renewed: bool, server: Timestamp) -> bool {
-        let now = Moment::now(&*self.clock);
+    pub(super) fn ponged(&self, sent: ClockReading, renewed: bool, server: Timestamp) -> bool {
+        let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         state.clock.heard(sent.monotonic, now.monotonic, server);
         let over = !state.is_valid(now);
@@ -335,13 +335,13 @@ impl Cache {
     }
 
     /// Now, as terms are reckoned.
-    pub(super) fn now(&self) -> Moment {
-        Moment::now(&*self.clock)
+    pub(super) fn now(&self) -> ClockReading {
+        ClockReading::now(&*self.clock)
     }
 
     /// The attributes, if they are known, and how long the kernel may keep them.
     pub(super) fn attr(&self, ino: Ino) -> Option<(Attr, Duration)> {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         let known = state.known_attr(ino).filter(|_| state.is_valid(now));
         *(if known.is_some() { &mut state.hits } else { &mut state.misses }) += 1;
@@ -353,13 +353,13 @@ impl Cache {
     /// What the kernel is told of an inode that it has asked for, under this name, if it may keep
     /// that.
     pub(super) fn show(&self, ino: Ino, name: Option<(Ino, &[u8])>) -> Option<View> {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         self.state.lock().show(ino, name, now)
     }
 
     /// What a name means, if that is known, with its attributes; `Some(None)`: nothing.
     pub(super) fn lookup(&self, dir: Ino, name: &[u8]) -> Option<Option<Attr>> {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         let known = match state.name(dir, name) {
             Name::Is(ino) => state.known_attr(ino).map(Some),
@@ -373,15 +373,15 @@ impl Cache {
     }
 
     /// A request is about to be made.
-    pub(super) fn sight(&self) -> Sight {
+    pub(super) fn version(&self) -> CacheVersion {
         let state = self.state.lock();
-        state.sight()
+        state.version()
     }
 
     /// Attributes have come, under a lease. Gives inodes to give back, as do the others.
-    pub(super) fn learn_attr(&self, sight: Sight, attr: &Attr) -> Vec<Ino> {
+    pub(super) fn learn_attr(&self, version: CacheVersion, attr: &Attr) -> Vec<Ino> {
         let mut state = self.state.lock();
-        if state.blind == 0 && state.may_keep(sight, attr.ino) {
+        if state.blind == 0 && state.may_keep(version, attr.ino) {
             state.keep_attr(attr);
         }
         state.surplus()
@@ -394,14 +394,14 @@ impl Cache {
 
     /// Whether an inode is known to have no extended attributes.
     pub(super) fn is_plain(&self, ino: Ino) -> bool {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         let state = self.state.lock();
         state.is_valid(now) && state.model.is_plain(ino)
     }
 
     /// Reads what is known of a file's contents; `quiet`: and moves no access time.
     pub(super) fn read(&self, ino: Ino, offset: u64, out: &mut [u8], quiet: bool) -> Option<usize> {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         if !state.is_valid(now) || state.blind > 0 && !state.model.holds(ino) {
             return None;
@@ -416,44 +416,44 @@ impl Cache {
 
     /// The kernel asks for contents to keep them; `false`: it may not.
     pub(super) fn map(&self, ino: Ino) -> bool {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         self.state.lock().map(ino, now)
     }
 
     /// What the kernel has to forget of what is over without anybody's word.
     pub(super) fn over(&self) -> ToForget {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         if !state.is_valid(now) {
-            state.shown.forget_all(now);
+            state.kernel_cached.forget_all(now);
         }
         state.take_to_forget()
     }
 
     /// A file is about to be read from its beginning: how long it is, if it is leased and its
     /// contents may be kept.
-    pub(super) fn before_reading(&self, ino: Ino) -> Option<(u64, Sight)> {
-        let now = Moment::now(&*self.clock);
+    pub(super) fn before_reading(&self, ino: Ino) -> Option<(u64, CacheVersion)> {
+        let now = ClockReading::now(&*self.clock);
         let state = self.state.lock();
         let attr =
             state.known_attr(ino).filter(|attr| is_file(attr) && attr.size <= CONTENTS_MAX)?;
-        state.is_valid(now).then(|| (attr.size, state.sight()))
+        state.is_valid(now).then(|| (attr.size, state.version()))
     }
 
     /// A file was read from its beginning; it was leased at `sight`, before that was asked for.
-    pub(super) fn learn_contents(&self, sight: Sight, ino: Ino, bytes: &[u8]) {
+    pub(super) fn learn_contents(&self, version: CacheVersion, ino: Ino, bytes: &[u8]) {
         let mut state = self.state.lock();
         let whole = state
             .known_attr(ino)
             .is_some_and(|attr| is_file(&attr) && attr.size == bytes.len() as u64);
-        if whole && state.may_keep_part(sight, ino) {
+        if whole && state.may_keep_part(version, ino) {
             state.model.contents.set(ino, bytes.to_vec());
         }
     }
 
     /// The names of a directory, if all are known: a cookie says where the listing goes on.
     pub(super) fn list(&self, dir: Ino) -> Option<Arc<[message::Name]>> {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         let state = self.state.lock();
         if !state.is_valid(now) {
             return None;
@@ -467,7 +467,7 @@ impl Cache {
 
     /// A symbolic link's target, if it is known.
     pub(super) fn target(&self, ino: Ino) -> Option<Vec<u8>> {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         let state = self.state.lock();
         state.model.target(ino).filter(|_| state.is_valid(now))
     }
@@ -480,13 +480,13 @@ impl Cache {
     /// A name was looked up, under a lease of the directory.
     pub(super) fn learn_name(
         &self,
-        sight: Sight,
+        version: CacheVersion,
         dir: Ino,
         name: &[u8],
         known: Option<&Known>,
     ) -> Vec<Ino> {
         let mut state = self.state.lock();
-        if state.may_keep_part(sight, dir) {
+        if state.may_keep_part(version, dir) {
             state.set_name(dir, name, known.map_or(Name::Absent, |known| Name::Is(known.attr.ino)));
         }
         state.surplus()
@@ -494,7 +494,7 @@ impl Cache {
 
     /// The file was read: the server may have moved the access time.
     pub(super) fn was_read(&self, ino: Ino) {
-        let now = Moment::now(&*self.clock);
+        let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         let at = state.server_time(now);
         state.model.was_read(ino, at);

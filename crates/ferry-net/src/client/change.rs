@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use ferry_fs::{Errno, Ino};
 
-use super::cache::Touch;
+use super::cache::PendingEffect;
 use crate::message::{Claim, Op, Outcome, Promised, Who};
 
 /// Receives the end of an operation.
@@ -97,17 +97,17 @@ impl Role {
 
 /// An operation that has no answer yet.
 pub(super) struct Pending {
-    pub(super) who: Who,
+    pub(super) caller: Who,
     pub(super) op: Op,
     pub(super) waiter: Arc<dyn Waiter>,
     pub(super) role: Role,
     /// The open files that it names.
     pub(super) files: Vec<(u64, Ino)>,
     /// What a change does to the cache until it is answered.
-    pub(super) touch: Option<Touch>,
+    pub(super) effect: Option<PendingEffect>,
     /// The time and the inode number with which the change is applied, if these are known: the
     /// client or the server has decided them.
-    pub(super) promised: Option<Promised>,
+    pub(super) decided: Option<Promised>,
     /// Requests about these inodes are answered behind the change.
     pub(super) touched: Vec<Ino>,
     /// Write leases that were acquired for the change alone.
@@ -117,15 +117,15 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    pub(super) fn new(who: Who, op: Op, waiter: Arc<dyn Waiter>) -> Self {
+    pub(super) fn new(caller: Who, op: Op, waiter: Arc<dyn Waiter>) -> Self {
         Self {
-            who,
+            caller,
             op,
             waiter,
             role: Role::Awaited,
             files: Vec::new(),
-            touch: None,
-            promised: None,
+            effect: None,
+            decided: None,
             touched: Vec::new(),
             borrowed: Vec::new(),
             refusals: 0,
@@ -139,13 +139,13 @@ impl Pending {
 
     /// A change that this client has decided, and of which programs may know.
     pub(super) fn acknowledged(
-        who: Who,
+        caller: Who,
         op: Op,
         waiter: Arc<dyn Waiter>,
-        promised: Promised,
+        decided: Promised,
     ) -> Self {
         let role = Role::Acknowledged;
-        Self { role, promised: Some(promised), ..Self::new(who, op, waiter) }
+        Self { role, decided: Some(decided), ..Self::new(caller, op, waiter) }
     }
 
     /// The inode of an open file.
@@ -256,7 +256,7 @@ impl Change {
     pub(super) fn apply(&mut self, now: Duration) {
         self.advance(Stage::Applied);
         self.since = now;
-        debug_assert!(self.pending.touch.is_none(), "its effect on the cache has ended");
+        debug_assert!(self.pending.effect.is_none(), "its effect on the cache has ended");
         self.pending.waiter = Arc::new(Nobody);
         self.pending.borrowed = Vec::new();
     }
@@ -312,7 +312,7 @@ impl Change {
 
     /// The inode number of what it makes; 0: nothing.
     pub(super) fn number(&self) -> Ino {
-        self.pending.promised.map_or(0, |promised| promised.ino)
+        self.pending.decided.map_or(0, |decided| decided.ino)
     }
 
     /// The directories in which it changes names, and the other inodes that it touches.

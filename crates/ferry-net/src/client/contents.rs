@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contents_of_the_files_used_longest_ago_go_when_there_are_too_many() {
+    fn least_recently_used_contents_are_evicted() {
         let mut contents = Contents::default();
         let files = (CONTENTS_TOTAL_MAX / CONTENTS_MAX as usize) as Ino;
         for ino in 0..files {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_counted() {
+    fn cached_content_bytes_are_counted() {
         let mut contents = Contents::default();
         contents.set(1, Vec::new());
         for end in (1000..=CONTENTS_MAX).step_by(1000) {

@@ -10,12 +10,12 @@ use ferry_fs::{Host, ToForget};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::cache::{NAME_SHOWN_MAX, SHOWN_MAX};
+use super::cache::{ATTR_VALID_MAX, NAME_VALID_MAX};
 
 /// What the kernel was shown is over after this time, whatever keeps it from forgetting,
-const OVER: Duration = SHOWN_MAX.saturating_mul(2);
+const OVER: Duration = ATTR_VALID_MAX.saturating_mul(2);
 /// and names after this.
-const NAMES_OVER: Duration = NAME_SHOWN_MAX.saturating_mul(3);
+const NAMES_OVER: Duration = NAME_VALID_MAX.saturating_mul(3);
 
 /// Whichever comes first calls it.
 struct Once(Mutex<Option<Box<dyn FnOnce() + Send>>>);

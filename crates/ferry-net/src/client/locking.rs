@@ -96,15 +96,15 @@ impl Unsettled for Asked {
     /// The server is told to have what the tables have.
     fn over(&self, fs: &RemoteFs) {
         let (ino, lock) = (self.ino, self.lock);
-        let (pieces, parked): (Vec<FileLock>, Vec<Parked>) = {
+        let (ranges, parked): (Vec<FileLock>, Vec<Parked>) = {
             let mut tables = fs.tables.lock();
             if let Some(before) = self.before.lock().take() {
                 tables.remove_lock(ino, &lock);
                 before.iter().for_each(|lock| tables.set_lock(ino, self.fh, lock));
             }
-            (tables.pieces(ino, &lock), tables.settle(Owner::of(ino, &lock)))
+            (tables.ranges(ino, &lock), tables.settle(Owner::of(ino, &lock)))
         };
-        for lock in pieces {
+        for lock in ranges {
             if lock.kind == libc::F_UNLCK {
                 fs.tell(Op::Unlock { ino, lock });
             } else {

@@ -19,10 +19,10 @@ mod locking;
 mod losses;
 mod model;
 mod moving;
-mod purse;
 mod replay;
 mod replay_log;
 mod requests;
+mod reservation;
 mod server_clock;
 mod space;
 mod tables;
@@ -44,7 +44,7 @@ pub use link::{Connecting, Connector};
 use crate::codec::List;
 use crate::error::NetError;
 use crate::message::{BATCH_MAX, Claim, Forgotten, Known, Op, Outcome, ToClient, Who};
-use cache::{Cache, Moment};
+use cache::{Cache, ClockReading};
 use change::{Nobody, Pending, Waiter};
 use kernel::Kernel;
 use link::Link;
@@ -85,7 +85,7 @@ pub struct RemoteFs {
     tables: Mutex<Tables>,
     forgotten: Mutex<Vec<Forgotten>>,
     /// Space is lacking: until then what the kernel forgets is told at once.
-    hurries: Mutex<Option<Moment>>,
+    hurries: Mutex<Option<ClockReading>>,
     walking: Mutex<Walking>,
     kernel: Arc<Kernel>,
     asynchronous: bool,
@@ -123,8 +123,8 @@ impl RemoteFs {
         let cache = Arc::new(Cache::new(Arc::clone(&env.clock)));
         let clock = Arc::clone(&env.clock);
         let kernel = Arc::new(Kernel::default());
-        let kept = (Arc::clone(&cache), Arc::clone(&kernel));
-        let link = Link::new(connector, clock, names, options.timeout, kept);
+        let shared = (Arc::clone(&cache), Arc::clone(&kernel));
+        let link = Link::new(connector, clock, names, options.timeout, shared);
         let first = runtime
             .block_on(link.greet())
             .map_err(|error| NetError::Reach { server: server.clone(), error })?;
@@ -202,7 +202,7 @@ impl RemoteFs {
         self.link.is_read_only()
     }
 
-    /// What this side counts (`connection`, `kept` and `fuse` of `ferry stats`), without asking the
+    /// What this side counts (`connection`, `client_cache` and `fuse` of `ferry stats`), without asking the
     /// server.
     pub fn figures(&self) -> serde_json::Value {
         let mut connection = self.link.json();
@@ -210,7 +210,7 @@ impl RemoteFs {
         connection["differences"] = self.differences.load(Ordering::Relaxed).into();
         serde_json::Value::from_iter([
             ("connection", connection),
-            ("kept", self.cache.json()),
+            ("client_cache", self.cache.json()),
             ("fuse", self.kernel.stats()),
         ])
     }
@@ -224,7 +224,7 @@ impl RemoteFs {
     /// Bytes and inodes that it may promise.
     #[cfg(test)]
     pub(crate) fn credit(&self) -> (u64, u64) {
-        match self.cache.lock().purse.kept() {
+        match self.cache.lock().reservation.remaining() {
             Some(Op::Spare { bytes, inodes }) => (bytes, inodes),
             _ => (0, 0),
         }
@@ -259,7 +259,7 @@ impl RemoteFs {
         waiting.set_complete(cx.park.park(Some(interrupt)));
         let files = self.files_of(&op);
         let waiter = Arc::clone(&waiting) as Arc<dyn Waiter>;
-        let pending = Pending { files, ..Pending::new(who(cx), op, waiter) };
+        let pending = Pending { files, ..Pending::new(caller(cx), op, waiter) };
         Parked { pending, waiting }
     }
 
@@ -267,7 +267,7 @@ impl RemoteFs {
         let ordered = pending.op.is_ordered();
         // Where there is hardly any space, the server needs what was removed, and hears of it
         // before the change.
-        if ordered && self.cache.lock().purse.is_refused(self.cache.now()) {
+        if ordered && self.cache.lock().reservation.is_refused(self.cache.now()) {
             self.hurry();
         }
         let key = if ordered { self.link.change(pending) } else { self.link.request(pending) };
@@ -290,11 +290,11 @@ impl RemoteFs {
     /// The answer to a promised change has named an inode, or never will.
     fn confirm(&self, ino: Ino, known: Option<&Known>) {
         let node = self.tables.lock().confirm(ino, known);
-        self.gone_from_tables(ino, node);
+        self.removed_from_tables(ino, node);
     }
 
     /// The kernel does not know an inode any more.
-    fn gone_from_tables(&self, ino: Ino, node: Option<Node>) {
+    fn removed_from_tables(&self, ino: Ino, node: Option<Node>) {
         let Some(Node { stamp, ticket, .. }) = node else { return };
         let known = ticket.is_none_or(|ticket| self.link.remember(Claim { ino, ticket }));
         if known {
@@ -310,7 +310,7 @@ impl RemoteFs {
     }
 
     /// Changes of these are lost.
-    fn cannot_redo(&self, touched: &[Ino], losses: Vec<Loss>) {
+    fn report_lost(&self, touched: &[Ino], losses: Vec<Loss>) {
         self.lost.fetch_add(losses.len() as u64, Ordering::Relaxed);
         self.losses.lock().extend(losses);
         self.tables.lock().damage(touched.iter().copied());
@@ -332,7 +332,7 @@ impl RemoteFs {
             }
             node
         };
-        self.gone_from_tables(ino, node);
+        self.removed_from_tables(ino, node);
     }
 
     /// The server is told of it, with others.
@@ -388,7 +388,7 @@ struct Parked {
     waiting: Arc<Waiting>,
 }
 
-fn who(cx: &Cx<'_>) -> Who {
+fn caller(cx: &Cx<'_>) -> Who {
     Who { uid: cx.uid, gid: cx.gid, pid: cx.pid, umask: cx.umask }
 }
 
@@ -413,7 +413,7 @@ impl Restore for Restorer {
                 }
                 None
             }
-            Before::Crashed(redo) => Some(Plan::new(redo, &mut tables)),
+            Before::Crashed(replayable) => Some(Plan::new(replayable, &mut tables)),
         };
         let pending = |op, waiter| Pending::new(Who::default(), op, waiter);
         let mut all = Vec::new();
@@ -528,11 +528,10 @@ impl Restore for Restorer {
 
     fn lost(&self, changes: Vec<Pending>) {
         let Some(fs) = self.0.upgrade() else { return };
-        fs.cannot_redo(&[], changes.iter().map(Loss::of_change).collect());
+        fs.report_lost(&[], changes.iter().map(Loss::of_change).collect());
         fs.tell_losses();
         for change in changes {
-            if let Some(ino) = change.promised.map(|promised| promised.ino).filter(|ino| *ino != 0)
-            {
+            if let Some(ino) = change.decided.map(|decided| decided.ino).filter(|ino| *ino != 0) {
                 fs.confirm(ino, None);
             } else if let Op::Link { ino, .. } = change.op {
                 fs.confirm(ino, None);
@@ -600,7 +599,7 @@ impl Waiter for Numbered {
         for ino in &self.made {
             let claim = claims.0.iter().find(|claim| claim.ino == *ino);
             let node = fs.tables.lock().found(*ino, claim.map(|claim| (claim.ticket, stamp)));
-            fs.gone_from_tables(*ino, node);
+            fs.removed_from_tables(*ino, node);
         }
     }
 

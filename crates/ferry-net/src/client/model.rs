@@ -399,7 +399,7 @@ impl Model {
     pub(super) fn make(
         &mut self,
         op: &mut Op,
-        who: &Who,
+        caller: &Who,
         at: Timestamp,
         number: Option<Ino>,
         file: Option<Ino>,
@@ -413,22 +413,22 @@ impl Model {
                 };
                 let mode = *mode & (libc::S_IFMT | 0o7777);
                 let new = New { mode, rdev: if device { *rdev } else { 0 }, target: None };
-                self.make_node((*parent, name), &new, who, at, number)
+                self.make_node((*parent, name), &new, caller, at, number)
             }
             Op::Mkdir { parent, name, mode } => {
                 let new = New { mode: libc::S_IFDIR | *mode & 0o1777, rdev: 0, target: None };
-                self.make_node((*parent, name), &new, who, at, number)
+                self.make_node((*parent, name), &new, caller, at, number)
             }
             Op::Symlink { parent, name, target } => {
                 if target.is_empty() || target.len() > SYMLINK_MAX || target.contains(&0) {
                     return Err(Not::Known);
                 }
                 let new = New { mode: libc::S_IFLNK | 0o777, rdev: 0, target: Some(target) };
-                self.make_node((*parent, name), &new, who, at, number)
+                self.make_node((*parent, name), &new, caller, at, number)
             }
             Op::Create { parent, name, mode, flags, .. } => {
                 let new = New { mode: libc::S_IFREG | *mode & 0o7777, rdev: 0, target: None };
-                match self.make_node((*parent, name), &new, who, at, number) {
+                match self.make_node((*parent, name), &new, caller, at, number) {
                     // The file that is there is opened.
                     Err(Not::Possible(libc::EEXIST)) if *flags & libc::O_EXCL == 0 => {
                         Err(Not::Known)
@@ -493,7 +493,7 @@ impl Model {
         &mut self,
         (parent, name): (Ino, &[u8]),
         new: &New<'_>,
-        who: &Who,
+        caller: &Who,
         at: Timestamp,
         number: Option<Ino>,
     ) -> Decided {
@@ -508,16 +508,16 @@ impl Model {
         }
         let directory = is_dir(new.mode);
         let above = (dir.attr.mode, dir.attr.gid);
-        let (mut mode, gid) = posix::inherit_group(above, (new.mode, who.gid));
+        let (mut mode, gid) = posix::inherit_group(above, (new.mode, caller.gid));
         if new.target.is_none() {
-            mode &= !(who.umask & 0o777);
+            mode &= !(caller.umask & 0o777);
         }
         dir.count(1, i64::from(directory), at);
         let attr = Attr {
             ino,
             mode,
             nlink: posix::first_links(mode),
-            uid: who.uid,
+            uid: caller.uid,
             gid,
             rdev: new.rdev,
             size: new.target.map_or(0, |target| target.len() as u64),

@@ -21,7 +21,7 @@ use ferry_fs::{Errno, Ino, SetAttr, XattrFlags};
 use super::RemoteFs;
 use super::change::{Change, Nobody, Pending, Role, Stage, Waiter};
 use super::losses::Loss;
-use super::replay_log::Redo;
+use super::replay_log::Replayable;
 use super::tables::Tables;
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Claim, Effect, Forgotten, Known, Numbers, Op, Outcome};
@@ -68,9 +68,17 @@ pub(super) enum Step {
 }
 
 impl Plan {
-    pub(super) fn new(redo: Redo, tables: &mut Tables) -> Self {
-        let Redo { changes, mark, durable, older, overflow, claims, numbers, made: made_before } =
-            redo;
+    pub(super) fn new(replayable: Replayable, tables: &mut Tables) -> Self {
+        let Replayable {
+            changes,
+            last_applied,
+            durable,
+            older,
+            overflow,
+            claims,
+            numbers,
+            made: made_before,
+        } = replayable;
         let mut plan = Self {
             numbers: Vec::new(),
             claims,
@@ -89,7 +97,7 @@ impl Plan {
             broken: HashSet::default(),
             unmade: HashSet::default(),
             unnamed: Vec::new(),
-            at_all: mark.is_some(),
+            at_all: last_applied.is_some(),
         };
         plan.losses.extend(older.iter().copied().map(Loss::some_of));
         plan.broken.extend(&older);
@@ -98,20 +106,20 @@ impl Plan {
         if overflow {
             tables.damage_open_files();
         }
-        let Some(mark) = mark else {
+        let Some(last_applied) = last_applied else {
             plan.claims.clear();
             plan.unnamed = made_before;
             changes.into_iter().for_each(|change| plan.lose(change));
             return plan;
         };
         // A name of theirs is gone, and they may be.
-        let gone: HashSet<Ino> = changes
+        let unlinked: HashSet<Ino> = changes
             .iter()
-            .filter(|change| change.seq <= mark)
+            .filter(|change| change.seq <= last_applied)
             .filter(|change| change.pending.op.info().naming.takes_names())
             .flat_map(|change| change.pending.touched.iter().copied())
             .collect();
-        let (again, mut made) = plan.choose(changes, (mark, durable));
+        let (again, mut made) = plan.choose(changes, (last_applied, durable));
         made.extend(made_before);
         let fresh: Vec<Ino> = again.iter().map(Change::number).filter(|ino| *ino != 0).collect();
         for range in numbers {
@@ -130,7 +138,7 @@ impl Plan {
         let claimed = plan.claims.iter().map(|claim| claim.ino);
         let unknown = |ino: &Ino| !tables.nodes.contains_key(ino);
         plan.forgotten = claimed.chain(made).chain(fresh).filter(unknown).collect();
-        plan.order(again, &gone, tables);
+        plan.order(again, &unlinked, tables);
         plan
     }
 
@@ -153,7 +161,7 @@ impl Plan {
     fn choose(
         &mut self,
         changes: Vec<Change>,
-        (mark, durable): (u64, u64),
+        (last_applied, durable): (u64, u64),
     ) -> (Vec<Change>, Vec<Ino>) {
         let (mut again, mut made) = (Vec::new(), Vec::new());
         let mut written: HashSet<Ino> = HashSet::default();
@@ -163,7 +171,7 @@ impl Plan {
             let ino = change.pending.touched.first().copied();
             let is_unanswered = change.stage().is_unanswered();
             let behind_a_write = sets && ino.is_some_and(|ino| written.contains(&ino));
-            if change.seq <= durable || change.seq <= mark && !content && !behind_a_write {
+            if change.seq <= durable || change.seq <= last_applied && !content && !behind_a_write {
                 match &change.pending.op {
                     op if is_unanswered && op.info().makes.is_named_inode() => {
                         made.push(change.number())
@@ -192,7 +200,7 @@ impl Plan {
 
     /// Opens each file that is written, or that programs have open, before the first change that
     /// touches it: it may lose its name.
-    fn order(&mut self, again: Vec<Change>, gone: &HashSet<Ino>, tables: &mut Tables) {
+    fn order(&mut self, again: Vec<Change>, unlinked: &HashSet<Ino>, tables: &mut Tables) {
         let written = again.iter().filter(|change| change.pending.op.info().to.is_some());
         let mut wanted: HashSet<Ino> =
             written.filter_map(|change| change.pending.first_file()).collect();
@@ -203,7 +211,7 @@ impl Plan {
             let is_unanswered = change.stage().is_unanswered();
             let mut pending = change.pending;
             let was_tolerant = pending.role == Role::Replayed { tolerant: true };
-            let tolerant = was_tolerant || pending.touched.iter().any(|ino| gone.contains(ino));
+            let tolerant = was_tolerant || pending.touched.iter().any(|ino| unlinked.contains(ino));
             pending.role = Role::Replayed { tolerant };
             let mut opens: Vec<Step> = Vec::new();
             for ino in pending.touched.iter().filter(|ino| wanted.contains(ino)) {
@@ -266,7 +274,7 @@ pub(super) fn forget(inos: &[Ino]) -> impl Iterator<Item = Op> {
 pub(super) fn pending(fs: &Weak<RemoteFs>, pending: Pending, is_unanswered: bool) -> Pending {
     let op = &pending.op;
     let named = match op {
-        op if op.info().makes.is_named_inode() => pending.promised.map(|promised| promised.ino),
+        op if op.info().makes.is_named_inode() => pending.decided.map(|decided| decided.ino),
         Op::Link { ino, .. } => Some(*ino),
         _ => None,
     };
@@ -280,8 +288,8 @@ pub(super) fn pending(fs: &Weak<RemoteFs>, pending: Pending, is_unanswered: bool
         tolerant: pending.role == Role::Replayed { tolerant: true },
         expected: is_unanswered,
     };
-    let Pending { who, op, promised, touched, role, .. } = pending;
-    Pending { files, promised, touched, role, ..Pending::new(who, op, Arc::new(waiter)) }
+    let Pending { caller, op, decided, touched, role, .. } = pending;
+    Pending { files, decided, touched, role, ..Pending::new(caller, op, Arc::new(waiter)) }
 }
 
 /// A change is made again, or is lost.
@@ -316,7 +324,7 @@ impl Waiter for Replaying {
                 let absent = matches!(errno, libc::ESTALE | libc::ENOENT | libc::EBADF);
                 if !(self.tolerant && absent) {
                     tracing::debug!(errno, "a change cannot be made again");
-                    fs.cannot_redo(&self.touched, vec![self.loss.clone()]);
+                    fs.report_lost(&self.touched, vec![self.loss.clone()]);
                 }
             }
             Outcome::Entry { known: Some(known) } => self.named(&fs, Some(&known)),

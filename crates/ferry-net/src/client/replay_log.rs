@@ -25,8 +25,8 @@ use crate::message::{Claim, Effect, Made, Numbers, Op, Outcome, Replay};
 mod as_made;
 
 /// Changes that are kept, answered or not, and bytes of them.
-const KEPT_MAX: usize = 65_536;
-const KEPT_BYTES_MAX: usize = 64 << 20;
+const CHANGES_MAX: usize = 65_536;
+const BYTES_MAX: usize = 64 << 20;
 /// Changes beyond which the oldest that the server has decided are not kept one by one.
 const AWAITED_MAX: usize = 16_384;
 /// Inodes that are remembered of those; more than these are "all that are open".
@@ -41,12 +41,12 @@ const STALE_MAX: usize = 1024;
 /// What is not known to be durable when a server has taken the place of one that crashed: it is
 /// made again, or lost.
 #[derive(Default)]
-pub(super) struct Redo {
+pub(super) struct Replayable {
     /// In their order.
     pub(super) changes: Vec<Change>,
     /// Names and inodes are there as the changes up to this one have left them. `None`: nothing can
     /// be made again, and nothing is known.
-    pub(super) mark: Option<u64>,
+    pub(super) last_applied: Option<u64>,
     /// All that was changed up to this one is there, contents too.
     pub(super) durable: u64,
     /// Inodes with older changes, which are not among these.
@@ -87,7 +87,7 @@ pub(super) struct ReplayLog {
     numbers: VecDeque<Numbers>,
     /// Changes from this one on leave marks at the server: the first that was promised in the
     /// series.
-    marked_from: Option<u64>,
+    sequenced_from: Option<u64>,
 }
 
 /// What becomes of a change that a server has not answered before it crashed.
@@ -109,7 +109,7 @@ fn matters(op: &Op) -> bool {
 impl ReplayLog {
     /// A change is promised.
     pub(super) fn acknowledged(&mut self, seq: u64, pending: &Pending) {
-        self.marked_from.get_or_insert(seq);
+        self.sequenced_from.get_or_insert(seq);
         if matters(&pending.op) {
             for ino in &pending.touched {
                 self.touching.insert(*ino, seq);
@@ -158,10 +158,10 @@ impl ReplayLog {
             let unknown: Vec<Ino> = unknown.copied().collect();
             pending.touched.extend(unknown);
             if !self.is_full(0, pending.bytes()) {
-                pending.promised = as_made::as_made(&mut pending.op, outcome, &made);
+                pending.decided = as_made::as_made(&mut pending.op, outcome, &made);
             }
         }
-        if let (Op::Write { data, .. }, None) = (&mut pending.op, pending.promised) {
+        if let (Op::Write { data, .. }, None) = (&mut pending.op, pending.decided) {
             *data = Vec::new();
         }
         for ino in &pending.touched {
@@ -263,14 +263,14 @@ impl ReplayLog {
 
     /// With `more` that are not answered, no more may be promised.
     pub(super) fn is_full(&self, more: usize, more_bytes: usize) -> bool {
-        self.changes.len() + more >= KEPT_MAX || self.bytes + more_bytes >= KEPT_BYTES_MAX
+        self.changes.len() + more >= CHANGES_MAX || self.bytes + more_bytes >= BYTES_MAX
     }
 
     /// A series has ended: the leases on all inodes may have gone to others. What comes now has the
     /// numbers behind `newest`.
     pub(super) fn end_epoch(&mut self, newest: u64) {
         self.ended = newest;
-        self.marked_from = None;
+        self.sequenced_from = None;
         // What was not sent is never made, and others have its numbers.
         for of_inodes in [&mut self.synced, &mut self.touching] {
             of_inodes.values_mut().for_each(|seq| *seq = newest.min(*seq));
@@ -301,7 +301,7 @@ impl ReplayLog {
 
     /// The session is gone, the server is not: what it has made is there, and made again by nobody.
     pub(super) fn give_up(&mut self) {
-        let Redo { changes, older, overflow, .. } = self.take(None, 0, Vec::new());
+        let Replayable { changes, older, overflow, .. } = self.take(None, 0, Vec::new());
         let inos = changes.into_iter().flat_map(|change| change.pending.touched).chain(older);
         // Whatever becomes durable of the new session is newer.
         let older = inos.map(|ino| (ino, 0)).collect();
@@ -312,10 +312,10 @@ impl ReplayLog {
     /// answered. All of that is kept anew as it is made again.
     pub(super) fn take(
         &mut self,
-        mark: Option<u64>,
+        last_applied: Option<u64>,
         durable: u64,
         unanswered: Vec<Change>,
-    ) -> Redo {
+    ) -> Replayable {
         self.advance(durable);
         let all = std::mem::take(&mut self.changes);
         let mut changes: Vec<Change> =
@@ -323,7 +323,7 @@ impl ReplayLog {
         changes.extend(unanswered);
         let ended = self.ended;
         for change in changes.iter_mut().filter(|change| change.stage() == Stage::Applied) {
-            if change.seq <= ended || change.pending.promised.is_none() {
+            if change.seq <= ended || change.pending.decided.is_none() {
                 change.advance(Stage::Lost);
             }
         }
@@ -335,28 +335,42 @@ impl ReplayLog {
             of_inodes.clear();
         }
         // Numbers go on behind the newest. What was not marked may have been durable beyond it.
-        self.durable = mark.unwrap_or(0);
+        self.durable = last_applied.unwrap_or(0);
         let named =
             changes.iter().filter(|change| change.number() > 0).filter_map(|change| change.named);
         let claims = self.claims.drain(..).map(|(_, claim)| claim).chain(named).collect();
         let numbers = self.numbers.iter().copied().collect();
-        Redo { changes, mark, durable, older, overflow, claims, numbers, made: Vec::new() }
+        Replayable {
+            changes,
+            last_applied,
+            durable,
+            older,
+            overflow,
+            claims,
+            numbers,
+            made: Vec::new(),
+        }
     }
 
     /// What becomes of a change that was sent to a server which crashed and has not answered: the
     /// next one has found this mark, and this word of what is durable.
-    pub(super) fn unanswered(&self, seq: u64, op: &Op, (mark, durable): (u64, u64)) -> Unanswered {
+    pub(super) fn unanswered(
+        &self,
+        seq: u64,
+        op: &Op,
+        (last_applied, durable): (u64, u64),
+    ) -> Unanswered {
         let info = op.info();
         match (info.effect, info.replay) {
             (Effect::Nothing, _) => return Unanswered::Again,
             (_, Replay::Never) => return Unanswered::Unknown,
             _ => {}
         }
-        let leaves_mark = info.effect == Effect::Metadata;
-        let marked = self.marked_from.is_some_and(|from| seq >= from);
-        if marked && seq > durable && (seq > mark || !leaves_mark) {
+        let advances = info.effect == Effect::Metadata;
+        let sequenced = self.sequenced_from.is_some_and(|from| seq >= from);
+        if sequenced && seq > durable && (seq > last_applied || !advances) {
             Unanswered::Again
-        } else if marked && seq == mark && info.replay == Replay::AgainOrDone {
+        } else if sequenced && seq == last_applied && info.replay == Replay::AgainOrDone {
             Unanswered::Made
         } else {
             Unanswered::Unknown
@@ -385,116 +399,116 @@ pub(super) fn is_made(outcome: &Outcome) -> bool {
 mod tests {
     use super::*;
 
-    fn change(kept: &mut ReplayLog, seq: u64, touched: &[Ino]) {
+    fn change(log: &mut ReplayLog, seq: u64, touched: &[Ino]) {
         let op = Op::Unlink { parent: touched[0], name: b"n".to_vec() };
         let pending = Pending { touched: touched.to_vec(), ..Pending::unattended(op) };
         let mut change = Change::new(pending);
         change.queue(seq, 0, Duration::ZERO);
-        kept.keep_awaited(change, (&Outcome::Done {}, None), Duration::ZERO);
+        log.keep_awaited(change, (&Outcome::Done {}, None), Duration::ZERO);
     }
 
-    fn lost(kept: &mut ReplayLog) -> (Vec<u64>, Vec<Ino>) {
-        let redo = kept.take(None, 0, Vec::new());
-        let mut older = redo.older;
+    fn lost(log: &mut ReplayLog) -> (Vec<u64>, Vec<Ino>) {
+        let replayable = log.take(None, 0, Vec::new());
+        let mut older = replayable.older;
         older.sort_unstable();
-        (redo.changes.iter().map(|change| change.seq).collect(), older)
+        (replayable.changes.iter().map(|change| change.seq).collect(), older)
     }
 
     #[test]
-    fn a_sync_covers_what_touches_the_inode_up_to_there() {
-        let mut kept = ReplayLog::default();
-        change(&mut kept, 1, &[5, 6]);
-        change(&mut kept, 2, &[5]);
-        change(&mut kept, 3, &[6, 7]);
-        kept.synced(6, 2);
-        assert_eq!(lost(&mut kept), (vec![2, 3], vec![]));
-        change(&mut kept, 4, &[5]);
-        change(&mut kept, 5, &[5]);
-        kept.advance(4);
-        assert_eq!(lost(&mut kept), (vec![5], vec![]));
+    fn a_sync_covers_earlier_changes_of_its_inode() {
+        let mut log = ReplayLog::default();
+        change(&mut log, 1, &[5, 6]);
+        change(&mut log, 2, &[5]);
+        change(&mut log, 3, &[6, 7]);
+        log.synced(6, 2);
+        assert_eq!(lost(&mut log), (vec![2, 3], vec![]));
+        change(&mut log, 4, &[5]);
+        change(&mut log, 5, &[5]);
+        log.advance(4);
+        assert_eq!(lost(&mut log), (vec![5], vec![]));
     }
 
     #[test]
-    fn what_is_to_be_claimed_again_goes_with_the_changes_of_its_epoch() {
-        let mut kept = ReplayLog::default();
-        let remember = |kept: &mut ReplayLog, ino, newest| {
-            kept.touching.insert(ino, newest);
-            kept.remember(Claim { ino, ticket: 0 }, newest);
+    fn claims_expire_with_the_changes_of_their_epoch() {
+        let mut log = ReplayLog::default();
+        let remember = |log: &mut ReplayLog, ino, newest| {
+            log.touching.insert(ino, newest);
+            log.remember(Claim { ino, ticket: 0 }, newest);
         };
-        remember(&mut kept, 5, 900);
-        kept.end_epoch(10);
-        remember(&mut kept, 6, 12);
-        kept.advance(11);
-        assert_eq!(kept.claims, [(12, Claim { ino: 6, ticket: 0 })]);
+        remember(&mut log, 5, 900);
+        log.end_epoch(10);
+        remember(&mut log, 6, 12);
+        log.advance(11);
+        assert_eq!(log.claims, [(12, Claim { ino: 6, ticket: 0 })]);
     }
 
     #[test]
-    fn what_is_numbered_anew_behind_a_mark_is_kept_though_more_was_durable() {
-        let mut kept = ReplayLog::default();
-        kept.advance(10);
-        assert_eq!(kept.take(Some(8), 0, Vec::new()).changes.len(), 0);
-        change(&mut kept, 9, &[5]);
-        assert_eq!(lost(&mut kept).0, [9]);
+    fn changes_renumbered_after_a_crash_enter_the_replay_log() {
+        let mut log = ReplayLog::default();
+        log.advance(10);
+        assert_eq!(log.take(Some(8), 0, Vec::new()).changes.len(), 0);
+        change(&mut log, 9, &[5]);
+        assert_eq!(lost(&mut log).0, [9]);
     }
 
     #[test]
-    fn of_more_changes_than_fit_the_inodes_are_remembered_until_they_are_durable() {
-        let mut kept = ReplayLog::default();
+    fn a_full_replay_log_remembers_the_inodes_of_dropped_changes() {
+        let mut log = ReplayLog::default();
         let many = AWAITED_MAX as u64;
-        (1..=many + 1).for_each(|seq| change(&mut kept, seq, &[10 + seq]));
-        kept.synced(11, many + 1);
-        kept.advance(2);
-        let (changes, older) = lost(&mut kept);
+        (1..=many + 1).for_each(|seq| change(&mut log, seq, &[10 + seq]));
+        log.synced(11, many + 1);
+        log.advance(2);
+        let (changes, older) = lost(&mut log);
         assert_eq!(changes.len() + older.len(), AWAITED_MAX - 1);
         assert_eq!((older.first(), changes.last()), (Some(&13), Some(&(many + 1))));
     }
 
     #[test]
-    fn a_session_that_ends_at_a_server_that_lives_leaves_its_inodes() {
-        let mut kept = ReplayLog::default();
-        change(&mut kept, 7, &[5]);
-        kept.give_up();
-        kept.advance(0);
-        change(&mut kept, 1, &[6]);
-        assert_eq!(lost(&mut kept), (vec![1], vec![5]));
-        change(&mut kept, 7, &[5]);
-        kept.give_up();
-        kept.advance(1);
-        assert_eq!(lost(&mut kept), (vec![], vec![]));
+    fn a_session_ended_by_a_running_server_leaves_its_inodes_in_the_log() {
+        let mut log = ReplayLog::default();
+        change(&mut log, 7, &[5]);
+        log.give_up();
+        log.advance(0);
+        change(&mut log, 1, &[6]);
+        assert_eq!(lost(&mut log), (vec![1], vec![5]));
+        change(&mut log, 7, &[5]);
+        log.give_up();
+        log.advance(1);
+        assert_eq!(lost(&mut log), (vec![], vec![]));
     }
 
     #[test]
-    fn what_is_not_answered_is_sent_again_where_it_was_not_made_or_comes_to_the_same() {
-        let mut kept = ReplayLog::default();
+    fn an_unanswered_change_is_resent_only_if_that_is_safe() {
+        let mut log = ReplayLog::default();
         let unlink = Op::Unlink { parent: 1, name: b"n".to_vec() };
         let mkdir = Op::Mkdir { parent: 1, name: b"n".to_vec(), mode: 0o755 };
         let write =
             |append| Op::Write { fh: 1, offset: 0, data: vec![1], append, kill_suidgid: false };
         let found = (7, 6);
         assert_eq!(
-            kept.unanswered(9, &unlink, found),
+            log.unanswered(9, &unlink, found),
             Unanswered::Unknown,
-            "it may have left no mark"
+            "it may have left no last_applied"
         );
-        let promised = Pending { touched: vec![1], ..Pending::unattended(mkdir) };
-        kept.acknowledged(5, &promised);
-        assert_eq!(kept.unanswered(4, &unlink, (3, 0)), Unanswered::Unknown, "so may this");
-        assert_eq!(kept.unanswered(8, &unlink, found), Unanswered::Again);
-        assert_eq!(kept.unanswered(7, &unlink, found), Unanswered::Made);
-        assert_eq!(kept.unanswered(6, &unlink, found), Unanswered::Unknown, "it may have failed");
+        let decided = Pending { touched: vec![1], ..Pending::unattended(mkdir) };
+        log.acknowledged(5, &decided);
+        assert_eq!(log.unanswered(4, &unlink, (3, 0)), Unanswered::Unknown, "so may this");
+        assert_eq!(log.unanswered(8, &unlink, found), Unanswered::Again);
+        assert_eq!(log.unanswered(7, &unlink, found), Unanswered::Made);
+        assert_eq!(log.unanswered(6, &unlink, found), Unanswered::Unknown, "it may have failed");
         assert_eq!(
-            kept.unanswered(7, &promised.op, found),
+            log.unanswered(7, &decided.op, found),
             Unanswered::Unknown,
             "its answer says more"
         );
-        assert_eq!(kept.unanswered(7, &write(false), found), Unanswered::Again);
+        assert_eq!(log.unanswered(7, &write(false), found), Unanswered::Again);
         assert_eq!(
-            kept.unanswered(6, &write(false), found),
+            log.unanswered(6, &write(false), found),
             Unanswered::Unknown,
             "others may have written since"
         );
-        assert_eq!(kept.unanswered(8, &write(true), found), Unanswered::Unknown);
-        kept.end_epoch(8);
-        assert_eq!(kept.unanswered(9, &unlink, found), Unanswered::Unknown);
+        assert_eq!(log.unanswered(8, &write(true), found), Unanswered::Unknown);
+        log.end_epoch(8);
+        assert_eq!(log.unanswered(9, &unlink, found), Unanswered::Unknown);
     }
 }

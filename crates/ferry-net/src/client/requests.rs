@@ -12,7 +12,7 @@ use super::change::Pending;
 use super::moving::Moving;
 use super::tables::Tables;
 use super::waiting::{Finish, Keep, Waiting};
-use super::{RemoteFs, model, who};
+use super::{RemoteFs, caller, model};
 use crate::message::{IO_MAX, Known, LEASED, LEASED_FOUND, Name, Op, Outcome, Purpose, Who};
 
 /// What the kernel may not keep.
@@ -36,7 +36,7 @@ fn entry(known: Option<&Known>) -> Entry {
 
 /// An entry that the kernel may keep as long as the cache says. It is counted as known to the
 /// kernel already.
-fn shown(fs: &RemoteFs, attr: Attr, name: Option<(Ino, &[u8])>) -> Entry {
+fn kernel_cached(fs: &RemoteFs, attr: Attr, name: Option<(Ino, &[u8])>) -> Entry {
     match fs.cache.show(attr.ino, name.filter(|_| fs.kernel.forgets_names())) {
         Some(View { attr, valid, name_valid }) => {
             Entry { attr: Some(attr), entry_valid: name_valid, attr_valid: valid }
@@ -120,7 +120,7 @@ fn made(parent: Ino, name: &[u8]) -> Finish {
             let fresh =
                 known.stamp == 0 && known.attr.nlink == if is_dir(&known.attr) { 2 } else { 1 };
             let entry = if fresh {
-                shown(fs, known.attr, Some((parent, &name)))
+                kernel_cached(fs, known.attr, Some((parent, &name)))
             } else {
                 entry(Some(&known))
             };
@@ -142,8 +142,11 @@ fn created(name: Option<(Ino, Vec<u8>)>, fh: u64, flags: i32) -> Finish {
             }
             tables.add_handle(fh, ino, flags);
             drop(tables);
-            let entry =
-                if known.stamp == 0 { shown(fs, known.attr, None) } else { entry(Some(&known)) };
+            let entry = if known.stamp == 0 {
+                kernel_cached(fs, known.attr, None)
+            } else {
+                entry(Some(&known))
+            };
             Ok(Reply::Created(entry, opened(fh)))
         }
         other => Err(unfit(other)),
@@ -176,9 +179,9 @@ impl RemoteFs {
     }
 
     /// A name was looked up.
-    fn looks_at(&self, who: Who, parent: Ino, attr: &Attr) {
+    fn looks_at(&self, caller: Who, parent: Ino, attr: &Attr) {
         if !is_dir(attr) {
-            self.does(who, parent, Purpose::Look {});
+            self.does(caller, parent, Purpose::Look {});
         }
     }
 
@@ -199,12 +202,12 @@ impl RemoteFs {
 
     /// Keeps the attributes that a request brings which is made now.
     fn keep_attributes(&self) -> Keep {
-        let sight = self.cache.sight();
+        let version = self.cache.version();
         Box::new(move |fs, outcome, leased| {
             if let Outcome::Attributes { attr } = outcome
                 && leased & LEASED != 0
             {
-                fs.link.give_back(&fs.cache.learn_attr(sight, attr));
+                fs.link.give_back(&fs.cache.learn_attr(version, attr));
             }
         })
     }
@@ -214,7 +217,7 @@ impl RemoteFs {
         let keep = self.keep_attributes();
         let waiter =
             Waiting::new(self.this.clone(), (Box::new(|_, _| Ok(Reply::Empty)), Some(keep)), None);
-        self.link.request(Pending::new(who(cx), Op::Getattr { ino }, waiter));
+        self.link.request(Pending::new(caller(cx), Op::Getattr { ino }, waiter));
     }
 
     /// The server's counters, with those of this end.
@@ -248,7 +251,7 @@ impl RemoteFs {
     ) -> bool {
         let all = if cookie == 0 { self.cache.list(ino) } else { None };
         if let Some(all) = &all {
-            self.lists(who(cx), ino, all, true);
+            self.lists(caller(cx), ino, all, true);
         }
         let all = {
             let mut tables = self.tables.lock();
@@ -329,35 +332,35 @@ impl Filesystem for RemoteFs {
         }
         match self.cache.lookup(parent, name) {
             Some(None) => return Ok(entry(None)),
-            Some(Some(attr)) if self.tables.lock().learn_again(attr.ino) => {
+            Some(Some(attr)) if self.tables.lock().relearn(attr.ino) => {
                 self.is_found(&attr, parent, name);
-                self.looks_at(who(cx), parent, &attr);
-                return Ok(shown(self, attr, Some((parent, name))));
+                self.looks_at(caller(cx), parent, &attr);
+                return Ok(kernel_cached(self, attr, Some((parent, name))));
             }
             _ => {}
         }
-        let sight = self.cache.sight();
+        let version = self.cache.version();
         let asked = name.to_vec();
         let keep: Keep = Box::new(move |fs, outcome, leased| {
             let Outcome::Entry { known } = outcome else { return };
             let mut surplus = Vec::new();
             if leased & LEASED != 0 || fs.cache.holds(parent) {
-                surplus = fs.cache.learn_name(sight, parent, &asked, known.as_ref());
+                surplus = fs.cache.learn_name(version, parent, &asked, known.as_ref());
             }
             if let Some(known) = known
                 && leased & LEASED_FOUND != 0
             {
-                surplus.extend(fs.cache.learn_attr(sight, &known.attr));
+                surplus.extend(fs.cache.learn_attr(version, &known.attr));
             }
             fs.link.give_back(&surplus);
         });
-        let (found, who) = (name.to_vec(), who(cx));
+        let (found, caller) = (name.to_vec(), caller(cx));
         let finish: Finish = Box::new(move |fs, outcome| match outcome {
             Outcome::Entry { known: Some(known) } => {
                 fs.tables.lock().learn(&known);
                 fs.is_found(&known.attr, parent, &found);
-                fs.looks_at(who, parent, &known.attr);
-                Ok(Reply::Entry(shown(fs, known.attr, Some((parent, &found)))))
+                fs.looks_at(caller, parent, &known.attr);
+                Ok(Reply::Entry(kernel_cached(fs, known.attr, Some((parent, &found)))))
             }
             Outcome::Entry { known: None } => Ok(Reply::Entry(entry(None))),
             other => Err(unfit(other)),
@@ -436,7 +439,7 @@ impl Filesystem for RemoteFs {
     }
 
     fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
-        self.does(who(cx), parent, Purpose::Remove {});
+        self.does(caller(cx), parent, Purpose::Remove {});
         self.change(
             cx,
             Op::Unlink { parent, name: name.into() },
@@ -445,7 +448,7 @@ impl Filesystem for RemoteFs {
     }
 
     fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
-        self.does(who(cx), parent, Purpose::Remove {});
+        self.does(caller(cx), parent, Purpose::Remove {});
         self.change(
             cx,
             Op::Rmdir { parent, name: name.into() },
@@ -521,7 +524,7 @@ impl Filesystem for RemoteFs {
         }
         let most = out.len().min(IO_MAX);
         let kept = if offset == 0 { self.cache.before_reading(ino) } else { None };
-        let Some((size, sight)) = kept else {
+        let Some((size, version)) = kept else {
             let finish: Finish = Box::new(move |fs, outcome| {
                 if !quiet {
                     fs.cache.was_read(ino);
@@ -534,7 +537,7 @@ impl Filesystem for RemoteFs {
         let asked = if size <= READ_WHOLE_MAX { most.max(size as usize) } else { most };
         let keep: Keep = Box::new(move |fs, outcome, _| {
             if let Outcome::Data { bytes } = outcome {
-                fs.cache.learn_contents(sight, ino, bytes);
+                fs.cache.learn_contents(version, ino, bytes);
             }
         });
         let finish: Finish = Box::new(move |fs, outcome| {
@@ -685,10 +688,10 @@ impl Filesystem for RemoteFs {
         if self.list_whole(cx, (ino, fh), cookie, sink) || self.list_kept(fh, cookie, sink) {
             return Ok(());
         }
-        let who = who(cx);
+        let caller = caller(cx);
         let finish: Finish = Box::new(move |fs, outcome| match outcome {
             Outcome::Listing { names } => {
-                fs.lists(who, ino, &names.0, cookie == 0);
+                fs.lists(caller, ino, &names.0, cookie == 0);
                 Ok(Reply::Dir(listing(fs, fh, names.0)))
             }
             other => Err(unfit(other)),

@@ -132,12 +132,12 @@ impl Tables {
 
     /// A walk has named an inode; `kept`: the kernel may hear of it without another answer. Else it
     /// may have to be forgotten at once.
-    pub(super) fn learn_ahead(&mut self, known: &Known, kept: bool) -> Option<Forgotten> {
+    pub(super) fn learn_ahead(&mut self, known: &Known, deferred: bool) -> Option<Forgotten> {
         let ino = known.attr.ino;
         if ino == ROOT {
             return None;
         }
-        if !kept && !self.nodes.contains_key(&ino) {
+        if !deferred && !self.nodes.contains_key(&ino) {
             return Some(Forgotten { ino, stamp: known.stamp });
         }
         let node = self.nodes.entry(ino).or_insert_with(|| {
@@ -208,7 +208,7 @@ impl Tables {
 
     /// The kernel is told of an inode again, by what is kept; `false`: it does not know it any
     /// more, and the server must say it.
-    pub(super) fn learn_again(&mut self, ino: Ino) -> bool {
+    pub(super) fn relearn(&mut self, ino: Ino) -> bool {
         let Some(node) = self.nodes.get_mut(&ino) else { return false };
         node.lookups += u64::from(!self.ahead.remove(&ino));
         true
@@ -447,24 +447,24 @@ impl Tables {
     }
 
     /// The same, with what it does not have as pieces of kind `F_UNLCK`.
-    pub(super) fn pieces(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
-        let mut pieces = self.locks_within(ino, lock);
+    pub(super) fn ranges(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
+        let mut ranges = self.locks_within(ino, lock);
         let unlock = FileLock { kind: libc::F_UNLCK, ..*lock };
         let mut gaps = vec![unlock];
-        for piece in &pieces {
+        for range in &ranges {
             gaps = gaps
                 .into_iter()
                 .flat_map(|gap| {
-                    let left = (gap.start < piece.start)
-                        .then(|| FileLock { end: gap.end.min(piece.start - 1), ..gap });
-                    let right = (piece.end < gap.end)
-                        .then(|| FileLock { start: gap.start.max(piece.end + 1), ..gap });
+                    let left = (gap.start < range.start)
+                        .then(|| FileLock { end: gap.end.min(range.start - 1), ..gap });
+                    let right = (range.end < gap.end)
+                        .then(|| FileLock { start: gap.start.max(range.end + 1), ..gap });
                     left.into_iter().chain(right)
                 })
                 .collect();
         }
-        pieces.extend(gaps);
-        pieces
+        ranges.extend(gaps);
+        ranges
     }
 
     /// From now on requests of this owner are kept.
@@ -475,8 +475,8 @@ impl Tables {
     /// Keeps a request of an unsettled owner; gives it back if it can be sent.
     pub(super) fn defer(&mut self, owner: Owner, parked: Parked) -> Option<Parked> {
         match self.unsettled.get_mut(&owner) {
-            Some(kept) => {
-                kept.push(parked);
+            Some(deferred) => {
+                deferred.push(parked);
                 None
             }
             None => Some(parked),
@@ -515,7 +515,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locks_of_one_owner_that_touch_are_one_through_whatever_file() {
+    fn adjacent_locks_of_one_owner_are_merged() {
         let mut tables = Tables::default();
         [1, 2].iter().for_each(|fh| tables.add_handle(*fh, 5, libc::O_RDWR));
         let byte = |at| FileLock {

@@ -197,10 +197,10 @@ fn dirs(names: &[Name]) -> impl Iterator<Item = (Ino, Vec<u8>)> {
 
 impl RemoteFs {
     /// A thread lists a directory: these of its names; `begins`: they are the first.
-    pub(super) fn lists(&self, who: Who, dir: Ino, names: &[Name], begins: bool) {
+    pub(super) fn lists(&self, caller: Who, dir: Ino, names: &[Name], begins: bool) {
         let walks = {
             let mut walking = self.walking.lock();
-            let thread = walking.thread(who.pid);
+            let thread = walking.thread(caller.pid);
             if begins {
                 thread.lists(dir);
             }
@@ -208,27 +208,27 @@ impl RemoteFs {
             thread.is_walking()
         };
         if walks {
-            self.walk_ahead(who);
+            self.walk_ahead(caller);
         }
     }
 
     /// A thread does something in a directory.
-    pub(super) fn does(&self, who: Who, dir: Ino, purpose: Purpose) {
+    pub(super) fn does(&self, caller: Who, dir: Ino, purpose: Purpose) {
         let more = {
             let mut walking = self.walking.lock();
-            let thread = walking.threads.get_mut(&who.pid);
+            let thread = walking.threads.get_mut(&caller.pid);
             thread.is_some_and(|thread| thread.does(dir, purpose) && thread.is_walking())
         };
         if more {
-            self.walk_ahead(who);
+            self.walk_ahead(caller);
         }
     }
 
     /// Asks for what is next.
-    fn walk_ahead(&self, who: Who) {
+    fn walk_ahead(&self, caller: Who) {
         let (number, op, purpose, dirs) = {
             let mut walking = self.walking.lock();
-            let Some(thread) = walking.threads.get_mut(&who.pid) else { return };
+            let Some(thread) = walking.threads.get_mut(&caller.pid) else { return };
             if thread.under_way >= UNDER_WAY_MAX {
                 return;
             }
@@ -243,14 +243,14 @@ impl RemoteFs {
             thread.under_way += 1;
             (cache.begin_walk(&places), Op::Walk { dirs: List(places), purpose }, purpose, dirs)
         };
-        let waiter = Walked { fs: self.this.clone(), number, who, purpose, dirs };
-        self.link.request(Pending::new(who, op, Arc::new(waiter)));
+        let waiter = Walked { fs: self.this.clone(), number, caller, purpose, dirs };
+        self.link.request(Pending::new(caller, op, Arc::new(waiter)));
     }
 
     /// A walk is answered, or never will be: these it has not come to.
-    fn walked(&self, who: Who, rest: &[Ino]) {
+    fn walked(&self, caller: Who, rest: &[Ino]) {
         let mut walking = self.walking.lock();
-        if let Some(thread) = walking.threads.get_mut(&who.pid) {
+        if let Some(thread) = walking.threads.get_mut(&caller.pid) {
             thread.under_way = thread.under_way.saturating_sub(1);
             thread.asked.retain(|dir, _| !rest.contains(dir));
         }
@@ -282,7 +282,7 @@ impl RemoteFs {
 struct Walked {
     fs: Weak<RemoteFs>,
     number: u64,
-    who: Who,
+    caller: Who,
     purpose: Purpose,
     dirs: Vec<Ino>,
 }
@@ -294,8 +294,8 @@ impl Waiter for Walked {
             Outcome::Walked { inodes, dirs, found, rest } => {
                 fs.keep_ahead((self.number, self.purpose), (&inodes.0, &dirs.0, &found.0));
                 let rest = rest.0.iter().filter_map(|at| self.dirs.get(*at as usize).copied());
-                fs.walked(self.who, &rest.collect::<Vec<_>>());
-                fs.walk_ahead(self.who);
+                fs.walked(self.caller, &rest.collect::<Vec<_>>());
+                fs.walk_ahead(self.caller);
             }
             _ => self.fail(Errno(libc::EPROTO)),
         }
@@ -304,6 +304,6 @@ impl Waiter for Walked {
     fn fail(&self, _errno: Errno) {
         let Some(fs) = self.fs.upgrade() else { return };
         fs.cache.lock().end_walk(self.number);
-        fs.walked(self.who, &[]);
+        fs.walked(self.caller, &[]);
     }
 }

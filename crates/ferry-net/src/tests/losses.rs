@@ -50,7 +50,7 @@ fn until_lost(client: &Client) {
 }
 
 #[test]
-fn each_descriptor_is_told_of_a_loss_once_by_fsync_or_close() {
+fn each_descriptor_reports_a_loss_once_by_fsync_or_close() {
     let world = World::new(720);
     let (client, dir, ino) = alone(&world);
     let fhs: Vec<u64> = (0..4).map(|_| client.open(ino).unwrap()).collect();
@@ -72,7 +72,7 @@ fn each_descriptor_is_told_of_a_loss_once_by_fsync_or_close() {
 }
 
 #[test]
-fn who_opens_a_file_of_whose_loss_nobody_was_told_is_told() {
+fn an_unreported_loss_is_reported_to_the_next_open() {
     let world = World::new(721);
     let (client, _, ino) = alone(&world);
     let fh = client.open(ino).unwrap();
@@ -95,7 +95,7 @@ fn who_opens_a_file_of_whose_loss_nobody_was_told_is_told() {
 }
 
 #[test]
-fn each_open_directory_is_told_of_a_loss_once() {
+fn each_open_directory_reports_a_loss_once() {
     let world = World::new(722);
     let (client, dir, _) = alone(&world);
     let open = [client.opendir(dir), client.opendir(dir)];
@@ -109,7 +109,7 @@ fn each_open_directory_is_told_of_a_loss_once() {
 }
 
 #[test]
-fn nothing_is_changed_on_top_of_a_loss_before_the_program_is_told() {
+fn a_write_after_a_loss_fails_until_the_loss_is_reported() {
     let world = World::new(723);
     let (client, _, ino) = alone(&world);
     let (fh, second, reader) =
@@ -138,7 +138,7 @@ fn nothing_is_changed_on_top_of_a_loss_before_the_program_is_told() {
 
 /// The server lives, and takes the leases away from a client of which it hears nothing.
 #[test]
-fn a_descriptor_does_not_write_on_top_of_what_an_epoch_took_away() {
+fn a_descriptor_does_not_write_on_top_of_changes_lost_with_an_epoch() {
     let options = ServerOptions { lease_term: Duration::from_millis(500), ..server_options() };
     let world = World::with(724, options);
     let (client, dir, ino) = alone(&world);

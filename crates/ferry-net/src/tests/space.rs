@@ -80,7 +80,7 @@ fn remove_files(client: &Client, dir: Ino, made: &[(String, Ino)]) {
 }
 
 #[test]
-fn what_clients_were_given_and_do_not_need_comes_back() {
+fn unneeded_reservations_are_returned() {
     let world = World::of_short_terms(801, 96 << 20);
     let clients: Vec<_> = (0..3).map(|_| world.client()).collect();
     let dirs: Vec<_> = (0..3).map(|n| clients[n].mkdir(ROOT, &format!("d{n}")).unwrap()).collect();
@@ -104,16 +104,13 @@ fn what_clients_were_given_and_do_not_need_comes_back() {
         });
     }
     assert_eq!(
-        clients
-            .iter()
-            .map(|client| client.fs.connection()["series"].as_u64().unwrap())
-            .sum::<u64>(),
+        clients.iter().map(|client| client.fs.connection()["epoch"].as_u64().unwrap()).sum::<u64>(),
         0
     );
 }
 
 #[test]
-fn a_small_volume_is_for_who_needs_it() {
+fn a_small_volume_serves_the_client_that_needs_space() {
     let world = World::of_short_terms(802, 64 << 20);
     let clients: Vec<_> = (0..3).map(|_| world.client()).collect();
     let dirs: Vec<_> = (0..3).map(|n| clients[n].mkdir(ROOT, &format!("d{n}")).unwrap()).collect();
@@ -133,7 +130,7 @@ fn a_small_volume_is_for_who_needs_it() {
 /// The client never believes in more than the server has set aside for it; and what was lost on the
 /// way comes back.
 #[test]
-fn credit_does_not_leak_over_connections_that_end() {
+fn reservations_do_not_leak_when_connections_close() {
     let world = World::of_short_terms(803, 128 << 20);
     let client = world.client();
     let dir = client.mkdir(ROOT, "d").unwrap();
@@ -174,7 +171,7 @@ fn credit_does_not_leak_over_connections_that_end() {
 }
 
 #[test]
-fn a_kernel_does_not_keep_what_others_have_taken_the_name_of() {
+fn a_kernel_drops_inodes_whose_name_another_client_removed() {
     let world = World::of_short_terms(804, 64 << 20);
     let (maker, other, third) = (world.client(), world.client(), world.client());
     let (kernel, idle) = (Arc::new(Names::default()), Arc::new(Names::default()));
@@ -247,7 +244,7 @@ fn fill(client: &Client, dir: Ino, name: &str) -> (Ino, u64, u64) {
 }
 
 #[test]
-fn what_a_client_has_removed_is_free_for_its_next_write() {
+fn space_of_removed_files_is_free_for_the_next_write() {
     let world = World::with_room(805, 8 << 20);
     let client = world.client();
     let dir = client.mkdir(ROOT, "d").unwrap();
@@ -275,7 +272,7 @@ fn what_a_client_has_removed_is_free_for_its_next_write() {
 /// The kernel closes and forgets behind the back of the program: a write that is on its way already
 /// waits for that.
 #[test]
-fn a_write_waits_for_what_the_kernel_is_about_to_forget() {
+fn a_write_waits_for_space_that_the_kernel_is_about_to_release() {
     let world = World::with_room(806, 8 << 20);
     let (client, waiting) = (world.client(), world.waiting_client());
     client.mkdir(ROOT, "d").unwrap();
@@ -303,7 +300,7 @@ fn a_write_waits_for_what_the_kernel_is_about_to_forget() {
 /// What other clients have reserved, and what their kernels know of what was removed, comes back
 /// before anybody hears that there is no space.
 #[test]
-fn who_finds_no_space_gets_what_others_do_not_need() {
+fn a_full_volume_reclaims_unneeded_reservations_of_other_clients() {
     let world = World::with_room(807, 24 << 20);
     let (client, other) = (world.client(), world.client());
     let kernel = Arc::new(Names::default());

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_is_told_thirty_days_before() {
+    fn expiry_is_reported_thirty_days_ahead() {
         // 2027-01-15.
         const END: u64 = 1_800_000_000;
         let at = |days: u64| ends_soon(END, Duration::from_secs(END - days * DAY));

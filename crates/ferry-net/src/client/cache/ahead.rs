@@ -8,7 +8,7 @@ use crate::rt::collections::{HashMap, HashSet};
 
 use ferry_fs::Ino;
 
-use super::{Moment, State};
+use super::{ClockReading, State};
 use crate::client::model::{Name, Whole};
 use crate::message::{Found, Listed, Place, Purpose, Seen};
 
@@ -94,7 +94,7 @@ impl State {
         &mut self,
         (walk, purpose): (u64, Purpose),
         (seen, dirs, found): (&[Seen], &[Listed], &[Found]),
-        now: Moment,
+        now: ClockReading,
     ) -> (Vec<bool>, Vec<Ino>) {
         let under_way = self.walks.under_way.remove(&walk).flatten();
         let under_way = under_way.filter(|_| self.blind == 0 && self.is_valid(now));
@@ -107,7 +107,7 @@ impl State {
                     .as_ref()
                     .is_some_and(|walk| !walk.stale.contains(ino) && !walk.changed.contains(ino))
             })
-            .filter(|ino| !self.shown.is_withdrawn(*ino))
+            .filter(|ino| !self.kernel_cached.is_withdrawn(*ino))
             .collect();
         for Seen { known, writes, plain } in seen {
             let ino = known.attr.ino;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ferry_fs::{Attr, Ino, Timestamp};
 
-use super::{Cache, Moment, Sight, State};
+use super::{Cache, CacheVersion, ClockReading, State};
 use crate::message::Held;
 
 /// A lease that somebody else wanted is not asked for again for so long,
@@ -24,9 +24,9 @@ const RECENT_MAX: usize = 4096;
 pub(super) struct Asking {
     next: u64,
     /// The inodes that were asked for and not given back since.
-    under_way: HashMap<u64, (Sight, Vec<Ino>)>,
+    under_way: HashMap<u64, (CacheVersion, Vec<Ino>)>,
     /// When, and how long they are not asked for.
-    lost: HashMap<Ino, (Moment, Duration)>,
+    lost: HashMap<Ino, (ClockReading, Duration)>,
     pub(super) granted: u64,
 }
 
@@ -42,8 +42,8 @@ impl Asking {
         self.under_way.values_mut().for_each(|(_, asked)| asked.clear());
     }
 
-    fn lost(&mut self, ino: Ino, now: Moment) {
-        let soon = |(at, calm): (Moment, Duration)| now.since(at) < 4 * calm;
+    fn lost(&mut self, ino: Ino, now: ClockReading) {
+        let soon = |(at, calm): (ClockReading, Duration)| now.since(at) < 4 * calm;
         if self.lost.len() >= RECENT_MAX {
             self.lost.retain(|_, lost| soon(*lost));
         }
@@ -57,17 +57,17 @@ impl Asking {
 
 impl State {
     /// Whether it makes sense to ask for these leases.
-    pub(in crate::client) fn may_ask(&self, inos: &[Ino], now: Moment) -> bool {
+    pub(in crate::client) fn may_ask(&self, inos: &[Ino], now: ClockReading) -> bool {
         let calm = |ino| self.asking.lost.get(ino).is_none_or(|(at, calm)| now.since(*at) >= *calm);
         self.is_valid(now) && inos.iter().all(calm)
     }
 
     /// Leases are about to be asked for; gives the number of the question.
     pub(in crate::client) fn ask(&mut self, inos: &[Ino]) -> u64 {
-        let sight = self.sight();
+        let version = self.version();
         self.asking.next += 1;
         let number = self.asking.next;
-        self.asking.under_way.insert(number, (sight, inos.to_vec()));
+        self.asking.under_way.insert(number, (version, inos.to_vec()));
         number
     }
 
@@ -76,9 +76,9 @@ impl State {
         &mut self,
         question: u64,
         held: &[Held],
-        now: Moment,
+        now: ClockReading,
     ) -> Vec<Ino> {
-        let (sight, asked) = self.asking.under_way.remove(&question).unwrap_or_default();
+        let (version, asked) = self.asking.under_way.remove(&question).unwrap_or_default();
         for ino in asked.iter().filter(|ino| !held.iter().any(|held| held.attr.ino == **ino)) {
             self.asking.lost(*ino, now);
         }
@@ -89,8 +89,8 @@ impl State {
             }
             let slot = *self.slot(attr.ino);
             // The server has answered behind those that began before.
-            let fresh = slot.changing == 0 && slot.begun <= sight.moment;
-            let withdrawn = self.shown.is_withdrawn(attr.ino);
+            let fresh = slot.changing == 0 && slot.begun <= version.event;
+            let withdrawn = self.kernel_cached.is_withdrawn(attr.ino);
             if !fresh || withdrawn || !asked.contains(&attr.ino) || !self.is_valid(now) {
                 refused.push(attr.ino);
                 continue;
@@ -112,12 +112,12 @@ impl State {
     /// To be called before the server is told, and [`State::given_back`] behind it, without
     /// unlocking in between. If the kernel has something to forget first, they are withdrawn
     /// instead, and this is called again behind that.
-    pub(in crate::client) fn recall(&mut self, inos: &[Ino], wanted: bool, now: Moment) {
+    pub(in crate::client) fn recall(&mut self, inos: &[Ino], wanted: bool, now: ClockReading) {
         self.epoch += 1;
         self.asking.forget(inos);
         self.walks.leave_out(inos);
         for ino in inos {
-            self.shown.forget(*ino, wanted, now.monotonic);
+            self.kernel_cached.forget(*ino, wanted, now.monotonic);
             self.drop_node(*ino);
             let held = self.model.drop(*ino);
             if wanted {
@@ -130,7 +130,7 @@ impl State {
     }
 
     /// All write leases are given up, and with them what was decided under them.
-    pub(in crate::client) fn drop_held(&mut self, now: Moment) -> Vec<Ino> {
+    pub(in crate::client) fn drop_held(&mut self, now: ClockReading) -> Vec<Ino> {
         self.drop_all(now)
     }
 
@@ -173,7 +173,7 @@ mod tests {
         let mut now = Duration::ZERO;
         let mut lose = |asking: &mut Asking, after: Duration| {
             now += after;
-            asking.lost(7, Moment::at(now));
+            asking.lost(7, ClockReading::at(now));
             asking.lost[&7].1
         };
         assert_eq!(lose(&mut asking, CALM), CALM);

@@ -8,7 +8,7 @@ use super::restore::{Before, Ended, Restore, Restored};
 use super::state::State;
 use super::unclaimed::Unclaimed;
 use crate::client::change::{Key, Stage};
-use crate::client::replay_log::{Redo, Unanswered};
+use crate::client::replay_log::{Replayable, Unanswered};
 use crate::message::Op;
 
 /// What the server's welcome says of the new session.
@@ -20,23 +20,23 @@ pub(super) struct Welcomed {
     pub(super) applied: u64,
     pub(super) durable: u64,
     /// The last-applied sequence number of the session before, if its server has crashed.
-    pub(super) mark: Option<u64>,
+    pub(super) last_applied: Option<u64>,
 }
 
 /// Gives the changes of the session before numbers of the new one, behind what restores it. Gives
 /// those that are not sent again. If there is a last-applied sequence number, early-acknowledged
 /// changes that are not durable are replayed.
 pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn Restore) -> Ended {
-    let Welcomed { boot, epoch, applied, durable, mark } = *welcomed;
+    let Welcomed { boot, epoch, applied, durable, last_applied } = *welcomed;
     let clean = state.phase.is_clean();
-    let ended_by_server = mark.is_none() && !clean && boot == state.boot;
+    let ended_by_server = last_applied.is_none() && !clean && boot == state.boot;
     // Others may have had its locks since: a change that waits may rely on one.
     let unlocked = ended_by_server && restore.has_locks();
     let mut ended = Ended::default();
     let (mut resend, mut replayed, mut unnamed) = (Vec::new(), Vec::new(), Vec::new());
     for change in state.changes.take_all() {
         let is_acknowledged = change.pending.role.is_acknowledged();
-        if is_acknowledged && mark.is_some() {
+        if is_acknowledged && last_applied.is_some() {
             replayed.push(change);
             continue;
         }
@@ -59,8 +59,9 @@ pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn R
             _ if change.stage() == Stage::Fatal => ended.fail(change, eio),
             Op::Release { .. } | Op::Unlock { .. } => resend.push(change),
             op if change.may_be_applied() && !clean => {
-                let found = |mark| state.log.unanswered(change.seq, op, (mark, durable));
-                match mark.map(found) {
+                let found =
+                    |last_applied| state.log.unanswered(change.seq, op, (last_applied, durable));
+                match last_applied.map(found) {
                     Some(Unanswered::Again) => resend.push(change),
                     Some(Unanswered::Made) => ended.add(change, Stage::Applied),
                     Some(Unanswered::Unknown) | None => ended.fail(change, eio),
@@ -82,20 +83,21 @@ pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn R
         }
     }
     let mut claims = Vec::new();
-    let before = if mark.is_none() && clean {
+    let before = if last_applied.is_none() && clean {
         state.log.clear();
         Before::Clean
     } else if ended_by_server {
         state.log.give_up();
         Before::Ended
     } else {
-        let redo = Redo { made: unnamed, ..state.log.take(mark, durable, replayed) };
-        if mark.is_some() {
-            claims.clone_from(&redo.claims);
+        let replayable =
+            Replayable { made: unnamed, ..state.log.take(last_applied, durable, replayed) };
+        if last_applied.is_some() {
+            claims.clone_from(&replayable.claims);
         } else {
             state.log.clear();
         }
-        Before::Crashed(redo)
+        Before::Crashed(replayable)
     };
     let Restored { first, rest } = restore.restore(before);
     state.changes.begin_session(epoch, applied);

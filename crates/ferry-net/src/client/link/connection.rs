@@ -246,11 +246,16 @@ impl Link {
                 term_ms,
                 series: epoch,
                 now,
-                mark,
+                mark: last_applied,
                 ..
             } => {
                 self.cache.welcomed(Duration::from_millis(term_ms.into()), now);
-                (session, resumed, read_only, Welcomed { boot, epoch, applied, durable, mark })
+                (
+                    session,
+                    resumed,
+                    read_only,
+                    Welcomed { boot, epoch, applied, durable, last_applied },
+                )
             }
             ToClient::Evicted { reason } => {
                 self.evicted(&reason);
@@ -265,7 +270,7 @@ impl Link {
         if resumed {
             self.say_what_is_left();
         } else {
-            self.cache.lock().purse.empty();
+            self.cache.lock().reservation.empty();
             // They are acknowledged, and programs know it before the new session does.
             let held = std::mem::take(&mut self.state.lock().held);
             held.into_iter().for_each(|(waiter, outcome)| waiter.answer(outcome, 0));

@@ -29,7 +29,7 @@ use super::Link;
 use super::epoch::{End, begin_epoch};
 use super::restore::{Ended, Restore};
 use super::state::State;
-use crate::client::cache::{self, Touch};
+use crate::client::cache::{self, PendingEffect};
 use crate::client::change::{Change, Pending, Role, Stage, Waiter};
 use crate::client::replay_log;
 use crate::frame;
@@ -39,16 +39,16 @@ use crate::message::{Made, Op, Outcome};
 const COMPANY_TIME: Duration = Duration::from_millis(3);
 
 /// Leave to promise changes, while it lives.
-pub(in crate::client) struct Promising<'l>(MutexGuard<'l, State>);
+pub(in crate::client) struct EarlyAcks<'l>(MutexGuard<'l, State>);
 
-impl Promising<'_> {
+impl EarlyAcks<'_> {
     /// Promised changes were lost, once at least.
     pub(in crate::client) fn is_lossy(&self) -> bool {
         self.0.lossy
     }
 
     /// Puts a promised change into the stream; `true`: whoever asked for it has to wait for room.
-    pub(in crate::client) fn promise(&mut self, pending: Pending) -> bool {
+    pub(in crate::client) fn acknowledge(&mut self, pending: Pending) -> bool {
         debug_assert!(pending.role == Role::Acknowledged);
         self.0.push(pending);
         self.0.pump();
@@ -58,10 +58,10 @@ impl Promising<'_> {
 
 impl Link {
     /// Leave to promise changes. The cache's lock is held.
-    pub(in crate::client) fn promising(&self) -> Option<Promising<'_>> {
+    pub(in crate::client) fn early_acks(&self) -> Option<EarlyAcks<'_>> {
         let state = self.state.lock();
         let may = state.phase.is_connected() && !state.read_only;
-        may.then_some(Promising(state))
+        may.then_some(EarlyAcks(state))
     }
 
     /// Gives back space that was not needed.
@@ -69,7 +69,7 @@ impl Link {
         let mut cache = self.cache.lock();
         let mut state = self.state.lock();
         if state.phase.is_connected()
-            && let Some(op) = cache.purse.spare()
+            && let Some(op) = cache.reservation.spare()
         {
             state.say_what_is_left(op);
             state.pump();
@@ -81,7 +81,7 @@ impl Link {
         let mut cache = self.cache.lock();
         let mut state = self.state.lock();
         if state.phase.is_connected()
-            && let Some(op) = cache.purse.spare_all(self.cache.now())
+            && let Some(op) = cache.reservation.spare_all(self.cache.now())
         {
             state.say_what_is_left(op);
             state.pump();
@@ -92,7 +92,7 @@ impl Link {
     pub(super) fn say_what_is_left(&self) {
         let cache = self.cache.lock();
         let mut state = self.state.lock();
-        if let Some(op) = cache.purse.kept() {
+        if let Some(op) = cache.reservation.remaining() {
             state.say_what_is_left(op);
         }
     }
@@ -236,7 +236,7 @@ impl Link {
         {
             restore.claimed(&inodes.0, *stamp);
         }
-        let blind = change.pending.touch.as_ref().is_some_and(Touch::is_blind);
+        let blind = change.pending.effect.as_ref().is_some_and(PendingEffect::is_blind);
         if blind {
             self.give_back(&differing);
         } else {
@@ -259,8 +259,8 @@ impl Link {
             let why = if broken { End::Refused } else { End::Fenced };
             self.end_epoch(change.epoch + 1, Some(change), why, restore).tell(Some(restore));
         } else {
-            if let Some(touch) = change.pending.touch.take() {
-                let surplus = self.cache.end(touch, &outcome, after, empty);
+            if let Some(effect) = change.pending.effect.take() {
+                let surplus = self.cache.end(effect, &outcome, after, empty);
                 self.give_back(&surplus);
             }
             self.finish(change, (outcome, made), restore);

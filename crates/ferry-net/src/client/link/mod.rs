@@ -134,10 +134,10 @@ impl Link {
         if let Op::Open { ino, .. } = &pending.op {
             pending.touched = vec![*ino];
         }
-        pending.touch = self.cache.begin(&mut cache, &pending.op, |fh| pending.file(fh));
-        if let Some(touch) = &mut pending.touch {
-            pending.touched.clone_from(&touch.inos().to_vec());
-            returned.extend(touch.take_held());
+        pending.effect = self.cache.begin(&mut cache, &pending.op, |fh| pending.file(fh));
+        if let Some(effect) = &mut pending.effect {
+            pending.touched.clone_from(&effect.inos().to_vec());
+            returned.extend(effect.take_held());
         }
         let seq = state.push(pending);
         if !returned.is_empty() {
@@ -241,9 +241,9 @@ impl Link {
         let state = self.state.lock();
         let (kept, bytes, oldest) = state.log.figures(self.clock.monotonic());
         Value::from_iter([
-            ("kept_changes", Value::from(kept)),
-            ("kept_bytes", bytes.into()),
-            ("kept_oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
+            ("replay_log_changes", Value::from(kept)),
+            ("replay_log_bytes", bytes.into()),
+            ("replay_log_oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("connected", Value::from(state.phase.is_connected())),
             ("refused", state.phase.refusal().cloned().into()),
             ("reconnects", state.reconnects.into()),
@@ -251,11 +251,11 @@ impl Link {
             ("unanswered_changes", state.changes.len().into()),
             ("unanswered_ms", (state.age().as_millis() as u64).into()),
             ("unanswered_requests", state.requests.by_id.len().into()),
-            ("promised", state.changes.early().into()),
-            ("series", state.changes.epoch().into()),
+            ("decided", state.changes.early().into()),
+            ("epoch", state.changes.epoch().into()),
             ("unclaimed", state.unclaimed.len().into()),
-            ("bytes_under_way", state.flow.as_ref().map(|flow| flow.figures().0).into()),
-            ("bytes_under_way_max", state.flow.as_ref().map(|flow| flow.figures().1).into()),
+            ("bytes_in_flight", state.flow.as_ref().map(|flow| flow.figures().0).into()),
+            ("bytes_in_flight_max", state.flow.as_ref().map(|flow| flow.figures().1).into()),
         ])
     }
 }

@@ -137,8 +137,9 @@ impl Ordered {
         let nothing = Op::Nothing {};
         let is_skipped = change.is_abandoned() || change.stage() == Stage::Fatal;
         let op = if is_skipped { &nothing } else { &change.pending.op };
-        let place = (seq, self.answered, change.epoch);
-        let frame = frame::encode_change(place, change.pending.promised, change.pending.who, op);
+        let position = (seq, self.answered, change.epoch);
+        let frame =
+            frame::encode_change(position, change.pending.decided, change.pending.caller, op);
         let units = room(op, frame.len())?;
         change.advance(Stage::Sent { units });
         self.sent = seq;

@@ -6,7 +6,7 @@ use ferry_fs::{Errno, Ino};
 
 use super::state::HeldAnswer;
 use crate::client::change::{Change, Key, Pending, Stage, Waiter};
-use crate::client::replay_log::Redo;
+use crate::client::replay_log::Replayable;
 use crate::message::{Claim, Op, Outcome};
 
 /// What a new session needs to know of the old one.
@@ -63,7 +63,7 @@ pub(in crate::client) enum Before {
     /// It goes on, and has ended the session.
     Ended,
     /// It has crashed, and this may be lost.
-    Crashed(Redo),
+    Crashed(Replayable),
 }
 
 /// Changes that left the stream, each in its last stage, and answers that wait no longer. Their

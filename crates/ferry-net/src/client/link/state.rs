@@ -267,7 +267,7 @@ impl State {
             if *after > sent {
                 return true;
             }
-            let frame = frame::encode_request(*id, *after, pending.who, &pending.op);
+            let frame = frame::encode_request(*id, *after, pending.caller, &pending.op);
             // A request for a lock may wait for long, so it takes no room.
             if !matches!(pending.op, Op::Lock { .. }) {
                 let Some(taken) = window.take(&pending.op, frame.len(), (0, 0)) else {

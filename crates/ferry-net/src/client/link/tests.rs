@@ -5,7 +5,7 @@ use ferry_env::Env;
 use super::restore::{Before, Restored};
 use super::window::FOR_REQUESTS;
 use super::*;
-use crate::client::cache::{NAME_SHOWN_MAX, SHOWN_MAX};
+use crate::client::cache::{ATTR_VALID_MAX, NAME_VALID_MAX};
 use crate::codec::{List, decode};
 use crate::lanes;
 use crate::message::{Claim, Outcome, Promised, ToClient, WINDOW_OPS};
@@ -120,7 +120,7 @@ fn changes(messages: Vec<ToServer>) -> Vec<Op> {
 }
 
 #[test]
-fn what_restores_a_session_or_gives_back_is_never_given_up() {
+fn restoring_and_releasing_changes_are_never_abandoned() {
     let link = link();
     drop(connect(&link, 1, false));
     let unlock = Op::Unlock { ino: 5, lock: ferry_fs::FileLock::default() };
@@ -141,7 +141,7 @@ fn what_restores_a_session_or_gives_back_is_never_given_up() {
 }
 
 #[test]
-fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
+fn a_lock_request_stands_behind_all_earlier_changes() {
     let link = link();
     let mut line = connect(&link, 1, false);
     let room = WINDOW_OPS - FOR_REQUESTS.0;
@@ -209,15 +209,15 @@ fn mkdir(name: &str) -> Op {
 }
 
 fn acknowledged(op: Op, ino: Ino) -> Pending {
-    let Pending { who, waiter, .. } = pending(Op::Nothing {});
-    Pending::acknowledged(who, op, waiter, Promised { at: ferry_fs::Timestamp(1), ino })
+    let Pending { caller, waiter, .. } = pending(Op::Nothing {});
+    Pending::acknowledged(caller, op, waiter, Promised { at: ferry_fs::Timestamp(1), ino })
 }
 
 /// `true`: there is no more room.
-fn promise(link: &Link, name: &str, ino: Ino) -> bool {
+fn acknowledge(link: &Link, name: &str, ino: Ino) -> bool {
     let pending = Pending { touched: vec![1, ino], ..acknowledged(mkdir(name), ino) };
     let _cache = link.cache.lock();
-    link.promising().expect("connected").promise(pending)
+    link.early_acks().expect("connected").acknowledge(pending)
 }
 
 fn failed(seq: u64) -> ToClient {
@@ -226,11 +226,11 @@ fn failed(seq: u64) -> ToClient {
 }
 
 /// A directory is made in another directory.
-fn promise_in(link: &Link, parent: Ino, name: &str, ino: Ino) {
+fn acknowledge_in(link: &Link, parent: Ino, name: &str, ino: Ino) {
     let op = Op::Mkdir { parent, name: name.into(), mode: 0 };
     let pending = Pending { touched: vec![parent, ino], ..acknowledged(op, ino) };
     let _cache = link.cache.lock();
-    link.promising().expect("connected").promise(pending);
+    link.early_acks().expect("connected").acknowledge(pending);
 }
 
 fn dropped(seq: u64) -> ToClient {
@@ -239,17 +239,17 @@ fn dropped(seq: u64) -> ToClient {
 }
 
 #[test]
-fn a_refused_change_costs_only_what_depends_on_it() {
+fn a_refused_change_loses_only_its_dependents() {
     let (link, told) = (link(), Told::default());
     let mut line = connect(&link, 1, false);
-    promise_in(&link, 1, "a", 10);
-    promise_in(&link, 1, "b", 11);
+    acknowledge_in(&link, 1, "a", 10);
+    acknowledge_in(&link, 1, "b", 11);
     let release = Op::Release { fh: 7 };
     link.change(pending(release.clone())).expect("connected");
-    promise_in(&link, 2, "other", 12);
-    promise_in(&link, 11, "below b", 13);
-    promise_in(&link, 12, "below other", 14);
-    promise_in(&link, 13, "below that", 15);
+    acknowledge_in(&link, 2, "other", 12);
+    acknowledge_in(&link, 11, "below b", 13);
+    acknowledge_in(&link, 12, "below other", 14);
+    acknowledge_in(&link, 13, "below that", 15);
     assert_eq!(changes(sent(&link, &mut line)).len(), 7);
     link.receive(answer(1), &told).expect("in order");
     link.receive(failed(2), &told).expect("in order");
@@ -279,15 +279,15 @@ fn a_refused_change_costs_only_what_depends_on_it() {
     (3..=7).for_each(|seq| assert!(link.receive(dropped(seq), &told).expect("in order")));
     (8..=10).for_each(|seq| assert!(link.receive(answer(seq), &told).expect("in order")));
     assert_eq!(told.lost.lock().len(), 3, "each once");
-    assert_eq!(link.json()["promised"], 0);
+    assert_eq!(link.json()["early_acknowledged"], 0);
 }
 
 #[test]
-fn all_that_is_promised_is_lost_where_the_session_was_fenced() {
+fn a_fenced_session_loses_all_unanswered_early_acknowledged_changes() {
     let (link, told) = (link(), Told::default());
     let mut line = connect(&link, 1, false);
-    promise_in(&link, 1, "a", 10);
-    promise_in(&link, 2, "b", 11);
+    acknowledge_in(&link, 1, "a", 10);
+    acknowledge_in(&link, 2, "b", 11);
     assert_eq!(changes(sent(&link, &mut line)).len(), 2);
     link.receive(dropped(1), &told).expect("in order");
     assert_eq!(told.lost.lock().len(), 2);
@@ -338,7 +338,7 @@ fn an_epoch_ends_while(much: &Much) -> Vec<ToServer> {
 }
 
 #[test]
-fn requests_go_on_where_an_epoch_ends_while_a_session_is_restored() {
+fn requests_continue_when_an_epoch_ends_during_restoring() {
     let much = Much { promised: 3 * WINDOW_OPS as u64, others: 0 };
     let asked: Vec<Op> = (an_epoch_ends_while(&much).into_iter())
         .filter_map(|m| if let ToServer::Request { op, .. } = m { Some(op) } else { None })
@@ -347,7 +347,7 @@ fn requests_go_on_where_an_epoch_ends_while_a_session_is_restored() {
 }
 
 #[test]
-fn requests_stay_behind_what_restores_a_session_where_an_epoch_ends() {
+fn requests_stay_behind_restoring_changes_when_an_epoch_ends() {
     let much = Much { promised: 10, others: 100 };
     let messages = an_epoch_ends_while(&much);
     let asked = messages.iter().position(|m| matches!(m, ToServer::Request { .. })).expect("sent");
@@ -362,11 +362,11 @@ fn requests_stay_behind_what_restores_a_session_where_an_epoch_ends() {
 }
 
 #[test]
-fn leases_are_given_back_and_requests_made_behind_the_changes_of_their_inodes() {
+fn lease_returns_and_requests_stand_behind_changes_of_their_inodes() {
     let link = link();
     let mut line = connect(&link, 1, false);
-    promise(&link, "a", 10);
-    promise(&link, "b", 11);
+    acknowledge(&link, "a", 10);
+    acknowledge(&link, "b", 11);
     link.change(pending(Op::Nothing {})).expect("connected");
     link.request(pending(Op::Getattr { ino: 10 })).expect("connected");
     link.request(pending(Op::Getattr { ino: 20 })).expect("connected");
@@ -387,12 +387,12 @@ fn leases_are_given_back_and_requests_made_behind_the_changes_of_their_inodes() 
 }
 
 #[test]
-fn leases_are_given_back_before_the_changes_that_the_window_has_no_room_for() {
+fn lease_returns_pass_changes_that_have_no_room_in_the_window() {
     let link = link();
     let mut line = connect(&link, 1, false);
     let most = WINDOW_OPS as u64;
     (0..most).for_each(|i| {
-        promise(&link, "x", i + 10);
+        acknowledge(&link, "x", i + 10);
     });
     // Behind a change that the server decides.
     let borrowed = vec![most + 9];
@@ -448,7 +448,7 @@ type Done = Box<dyn FnOnce() + Send>;
 struct SlowKernel(Mutex<Vec<(Vec<Ino>, Done)>>);
 
 impl SlowKernel {
-    fn go_on(&self) -> Vec<Ino> {
+    fn resume(&self) -> Vec<Ino> {
         let (inodes, done) = self.0.lock().remove(0);
         done();
         inodes
@@ -481,7 +481,7 @@ fn recall_of(ino: Ino) -> ToClient {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown() {
+async fn a_lease_is_returned_after_the_kernel_has_dropped_its_cache() {
     let (link, kernel) = (link(), Arc::new(SlowKernel::default()));
     link.kernel.attach(
         Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>,
@@ -506,42 +506,42 @@ async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown()
             mtime: time,
             ctime: time,
         };
-        link.cache.learn_attr(link.cache.sight(), &attr);
+        link.cache.learn_attr(link.cache.version(), &attr);
     };
     let learn = |ino| learn_as(libc::S_IFREG, ino);
     learn(5);
     link.receive(recall_of(5), &OneFile).expect("a recall");
-    assert_eq!(returned(&sent(&link, &mut line)), [5], "the kernel was not shown it");
+    assert_eq!(returned(&sent(&link, &mut line)), [5], "the kernel was not kernel_cached it");
     learn(5);
     assert!(link.cache.show(5, None).is_some());
     link.receive(recall_of(5), &OneFile).expect("a recall");
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "the kernel still believes it");
     learn(5);
     assert!(link.cache.attr(5).is_none(), "it is not kept on its way back");
-    assert_eq!(kernel.go_on(), [5]);
+    assert_eq!(kernel.resume(), [5]);
     assert_eq!(returned(&sent(&link, &mut line)), [5]);
     // A kernel that is kept from forgetting: what it was shown ends by itself.
     learn(5);
     assert!(link.cache.show(5, None).is_some());
     link.receive(recall_of(5), &OneFile).expect("a recall");
-    tokio::time::sleep(SHOWN_MAX).await;
+    tokio::time::sleep(ATTR_VALID_MAX).await;
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "a second after it was taken in");
-    tokio::time::sleep(2 * SHOWN_MAX).await;
+    tokio::time::sleep(2 * ATTR_VALID_MAX).await;
     assert_eq!(returned(&sent(&link, &mut line)), [5]);
-    kernel.go_on();
+    kernel.resume();
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "once");
     // A name is forgotten behind the attributes, and not waited for as long.
     learn_as(libc::S_IFDIR, 6);
     assert!(link.cache.show(6, Some((1, b"name"))).is_some());
     link.receive(recall_of(6), &OneFile).expect("a recall");
-    tokio::time::sleep(SHOWN_MAX).await;
-    assert_eq!(kernel.go_on(), [6]);
+    tokio::time::sleep(ATTR_VALID_MAX).await;
+    assert_eq!(kernel.resume(), [6]);
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0]);
-    tokio::time::sleep(NAME_SHOWN_MAX).await;
+    tokio::time::sleep(NAME_VALID_MAX).await;
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0]);
-    tokio::time::sleep(3 * NAME_SHOWN_MAX).await;
+    tokio::time::sleep(3 * NAME_VALID_MAX).await;
     assert_eq!(returned(&sent(&link, &mut line)), [6]);
-    assert_eq!(kernel.go_on(), [0; 0], "the name");
+    assert_eq!(kernel.resume(), [0; 0], "the name");
 }
 
 /// Seconds that somebody sets.
@@ -558,20 +558,20 @@ impl Clock for Seconds {
 }
 
 #[test]
-fn nothing_is_promised_behind_a_change_that_the_server_leaves_unanswered() {
+fn early_acknowledgement_stops_behind_a_change_that_stays_unanswered() {
     let clock = Arc::new(Seconds::default());
     let link = link_by(clock.clone());
     link.cache.drop_all();
     let _line = connect(&link, 1, false);
-    let promise = |ino| promise(&link, "name", ino);
-    assert!(!promise(10), "there is room");
+    let acknowledge = |ino| acknowledge(&link, "name", ino);
+    assert!(!acknowledge(10), "there is room");
     clock.0.store(2, std::sync::atomic::Ordering::Relaxed);
-    assert!(!promise(11), "the first one is on its way");
+    assert!(!acknowledge(11), "the first one is on its way");
     clock.0.store(3, std::sync::atomic::Ordering::Relaxed);
-    assert!(promise(12), "the first one is too old");
+    assert!(acknowledge(12), "the first one is too old");
     assert_eq!(link.json()["unanswered_ms"], 3000);
     link.receive(answer(1), &OneFile).expect("in order");
-    assert!(!promise(13), "the second one is not");
+    assert!(!acknowledge(13), "the second one is not");
 }
 
 /// A kernel that knows many inodes, and has one file open.
@@ -635,7 +635,7 @@ fn answer_all(link: &Link, line: &mut lanes::Outgoing<()>, knowing: &Knowing) ->
 }
 
 #[test]
-fn what_is_not_needed_is_claimed_behind_what_restores_a_session_a_few_batches_at_a_time() {
+fn unneeded_inodes_are_claimed_after_restoring_in_small_batches() {
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
     assert_eq!(changes(sent(&link, &mut line)), [open()]);
@@ -652,7 +652,7 @@ fn what_is_not_needed_is_claimed_behind_what_restores_a_session_a_few_batches_at
 }
 
 #[test]
-fn an_inode_is_claimed_before_the_first_operation_that_names_it() {
+fn an_inode_is_claimed_before_its_first_operation() {
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
     sent(&link, &mut line);
@@ -676,7 +676,7 @@ fn an_inode_is_claimed_before_the_first_operation_that_names_it() {
 }
 
 #[test]
-fn what_the_kernel_forgets_first_is_never_claimed() {
+fn an_inode_forgotten_before_its_claim_is_never_claimed() {
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
     assert!(!link.remember(Claim { ino: 300, ticket: 300 }), "the session does not know it");
@@ -689,7 +689,7 @@ fn what_the_kernel_forgets_first_is_never_claimed() {
 }
 
 #[test]
-fn claims_go_on_in_the_next_session_and_the_next_epoch() {
+fn claims_continue_in_the_next_session_and_epoch() {
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
     link.receive(answer(1), &knowing).expect("in order");
@@ -738,5 +738,5 @@ fn an_abandoned_change_that_was_never_sent_is_not_in_the_replay_log() {
     (1..=unsent).for_each(|seq| assert!(link.receive(answer(seq), &told).expect("in order")));
     let changes = changes(sent(&link, &mut line));
     assert_eq!(changes.last(), Some(&Op::Nothing {}));
-    assert_eq!(link.json()["kept_changes"], unsent - 1);
+    assert_eq!(link.json()["replay_log_changes"], unsent - 1);
 }

@@ -23,12 +23,12 @@ use std::time::Duration;
 
 use ferry_fs::{Attr, Ino, ROOT, RenameFlags, ToForget};
 
-use super::{Moment, State};
+use super::{ClockReading, State};
 
 /// The kernel is told nothing for longer,
-pub(in crate::client) const SHOWN_MAX: Duration = Duration::from_secs(1);
+pub(in crate::client) const ATTR_VALID_MAX: Duration = Duration::from_secs(1);
 /// and no name: somebody may have to wait until it is over.
-pub(in crate::client) const NAME_SHOWN_MAX: Duration = Duration::from_millis(100);
+pub(in crate::client) const NAME_VALID_MAX: Duration = Duration::from_millis(100);
 /// The kernel reckons from the moment at which it takes in an answer, in ticks. What it was shown
 /// is over here so much later.
 const LATE: Duration = Duration::from_millis(500);
@@ -36,14 +36,14 @@ const LATE: Duration = Duration::from_millis(500);
 /// (KERNEL-CACHE-1).
 const CALM: Duration = Duration::from_secs(10);
 /// So many are remembered before those that are over are taken out.
-const SHOWN_MIN: usize = 4096;
+const ENTRIES_MIN: usize = 4096;
 
 /// A directory and a name in it.
 pub(in crate::client) type FullName = (Ino, Box<[u8]>);
 
 /// What the kernel may keep, and what is being withdrawn.
 #[derive(Default)]
-pub(super) struct Shown {
+pub(super) struct KernelCached {
     /// Until when it keeps attributes.
     seen: HashMap<Ino, Duration>,
     /// Of directories: until when it keeps the name, and which: the directory and the name in it.
@@ -69,7 +69,7 @@ pub(in crate::client) struct View {
     pub(in crate::client) name_valid: Duration,
 }
 
-impl Shown {
+impl KernelCached {
     pub(super) fn is_withdrawn(&self, ino: Ino) -> bool {
         !self.withdrawn.is_empty() && self.withdrawn.contains_key(&ino)
     }
@@ -78,13 +78,13 @@ impl Shown {
         if self.seen.len() >= self.thin_at {
             self.seen.retain(|_, until| *until > now);
             self.names.retain(|_, (until, _, _)| *until > now);
-            self.thin_at = (self.seen.len() * 2).max(SHOWN_MIN);
+            self.thin_at = (self.seen.len() * 2).max(ENTRIES_MIN);
         }
         let until = |valid: Duration| now + valid + LATE;
         let seen = self.seen.entry(ino).or_default();
         *seen = until(valid).max(*seen);
         let Some((parent, name)) = name else { return };
-        let until = until(valid.min(NAME_SHOWN_MAX));
+        let until = until(valid.min(NAME_VALID_MAX));
         match self.names.get_mut(&ino) {
             Some((seen, dir, known)) if *dir == parent && **known == *name => {
                 *seen = until.max(*seen)
@@ -95,9 +95,9 @@ impl Shown {
 
     /// An inode is dropped; whether somebody else wants it.
     pub(super) fn forget(&mut self, ino: Ino, wanted: bool, now: Duration) {
-        let is_shown = ino == ROOT || self.names.contains_key(&ino);
-        if wanted && (is_shown || self.wanted.contains_key(&ino)) {
-            if self.wanted.len() >= SHOWN_MIN {
+        let is_kernel_cached = ino == ROOT || self.names.contains_key(&ino);
+        if wanted && (is_kernel_cached || self.wanted.contains_key(&ino)) {
+            if self.wanted.len() >= ENTRIES_MIN {
                 self.wanted.retain(|_, until| *until > now);
             }
             self.wanted.insert(ino, now + CALM);
@@ -115,7 +115,7 @@ impl Shown {
         }
     }
 
-    pub(super) fn forget_all(&mut self, now: Moment) {
+    pub(super) fn forget_all(&mut self, now: ClockReading) {
         self.to_forget.contents.extend(self.mapped.drain());
         let seen = self.seen.drain().filter(|(_, until)| *until > now.monotonic);
         self.to_forget.inodes.extend(seen.map(|(ino, _)| ino));
@@ -167,41 +167,44 @@ impl State {
         &mut self,
         ino: Ino,
         name: Option<(Ino, &[u8])>,
-        now: Moment,
+        now: ClockReading,
     ) -> Option<View> {
         let left = self
             .valid_from
             .map_or(Duration::ZERO, |from| self.term.saturating_sub(now.since(from)));
-        let valid = left.saturating_sub(self.term / 8).min(SHOWN_MAX);
-        let attr =
-            self.known_attr(ino).filter(|_| !valid.is_zero() && !self.shown.is_withdrawn(ino))?;
-        let calm =
-            |ino: Ino| self.shown.wanted.get(&ino).is_none_or(|until| *until <= now.monotonic);
+        let valid = left.saturating_sub(self.term / 8).min(ATTR_VALID_MAX);
+        let attr = self
+            .known_attr(ino)
+            .filter(|_| !valid.is_zero() && !self.kernel_cached.is_withdrawn(ino))?;
+        let calm = |ino: Ino| {
+            self.kernel_cached.wanted.get(&ino).is_none_or(|until| *until <= now.monotonic)
+        };
         let name =
             name.filter(|(parent, _)| is_dir(&attr) && ino != ROOT && calm(ino) && calm(*parent));
-        self.shown.see(ino, valid, now.monotonic, name);
-        let name_valid = if name.is_some() { valid.min(NAME_SHOWN_MAX) } else { Duration::ZERO };
+        self.kernel_cached.see(ino, valid, now.monotonic, name);
+        let name_valid = if name.is_some() { valid.min(NAME_VALID_MAX) } else { Duration::ZERO };
         Some(View { attr, valid, name_valid })
     }
 
     /// The kernel asks for contents to keep them; `false`: there is no lease under which it may.
-    pub(in crate::client) fn map(&mut self, ino: Ino, now: Moment) -> bool {
-        let leased = self.is_valid(now) && self.is_leased(ino) && !self.shown.is_withdrawn(ino);
+    pub(in crate::client) fn map(&mut self, ino: Ino, now: ClockReading) -> bool {
+        let leased =
+            self.is_valid(now) && self.is_leased(ino) && !self.kernel_cached.is_withdrawn(ino);
         if leased {
-            self.shown.mapped.insert(ino);
+            self.kernel_cached.mapped.insert(ino);
         }
         leased
     }
 
     /// What the kernel has to forget of what was dropped since this was called last.
     pub(in crate::client) fn take_to_forget(&mut self) -> ToForget {
-        std::mem::take(&mut self.shown.to_forget)
+        std::mem::take(&mut self.kernel_cached.to_forget)
     }
 
     /// The kernel asks for a rename, and has both directories locked until that is answered: it
     /// cannot forget these names meanwhile.
     pub(in crate::client) fn moves(&mut self, from: FullName, to: FullName) {
-        self.shown.moving.push((from, to, false));
+        self.kernel_cached.moving.push((from, to, false));
     }
 
     /// It was done (with these flags), or not. Gives names that the kernel has to look up again.
@@ -212,9 +215,9 @@ impl State {
         done: Option<RenameFlags>,
     ) -> Vec<FullName> {
         if let Some(flags) = done {
-            self.shown.rename((from.0, &from.1), (to.0, &to.1), flags.exchange);
+            self.kernel_cached.rename((from.0, &from.1), (to.0, &to.1), flags.exchange);
         }
-        let moving = &mut self.shown.moving;
+        let moving = &mut self.kernel_cached.moving;
         let this = moving.iter().position(|(one, other, _)| (one, other) == (from, to));
         match this.map(|this| moving.swap_remove(this)) {
             Some((from, to, true)) => vec![from, to],
@@ -224,23 +227,23 @@ impl State {
 
     /// The kernel does not know it any more, and no answer is on its way that names it.
     pub(in crate::client) fn unsee(&mut self, ino: Ino) {
-        self.shown.seen.remove(&ino);
-        self.shown.names.remove(&ino);
-        self.shown.mapped.remove(&ino);
+        self.kernel_cached.seen.remove(&ino);
+        self.kernel_cached.names.remove(&ino);
+        self.kernel_cached.mapped.remove(&ino);
     }
 
     /// These are dropped, and the server is not told yet.
     pub(in crate::client) fn withdraw(&mut self, inos: &[Ino]) {
-        inos.iter().for_each(|ino| *self.shown.withdrawn.entry(*ino).or_default() += 1);
+        inos.iter().for_each(|ino| *self.kernel_cached.withdrawn.entry(*ino).or_default() += 1);
     }
 
     /// The server is about to be told.
     pub(in crate::client) fn withdrawn(&mut self, inos: &[Ino]) {
         for ino in inos {
-            if let Some(count) = self.shown.withdrawn.get_mut(ino) {
+            if let Some(count) = self.kernel_cached.withdrawn.get_mut(ino) {
                 *count -= 1;
                 if *count == 0 {
-                    self.shown.withdrawn.remove(ino);
+                    self.kernel_cached.withdrawn.remove(ino);
                 }
             }
         }

@@ -198,7 +198,7 @@ impl World {
 }
 
 #[test]
-fn what_was_promised_is_there_before_anybody_else_is_answered() {
+fn early_acknowledged_changes_are_applied_before_another_client_is_answered() {
     let world = World::new(300);
     let (dir, ino) = world.furnished();
     let mut teller = Teller::new(&world);
@@ -238,7 +238,7 @@ fn what_was_promised_is_there_before_anybody_else_is_answered() {
 }
 
 #[test]
-fn a_change_of_what_another_has_leased_is_busy_and_all_who_want_it_get_it_in_turn() {
+fn a_change_of_a_leased_inode_is_busy_and_leases_are_granted_in_turn() {
     let world = World::new(301);
     let (dir, ino) = world.furnished();
     let mut tellers: Vec<Teller> = (0..3).map(|_| Teller::new(&world)).collect();
@@ -268,7 +268,7 @@ fn a_change_of_what_another_has_leased_is_busy_and_all_who_want_it_get_it_in_tur
 }
 
 #[test]
-fn what_is_made_under_a_promise_is_leased_to_its_maker_from_the_beginning() {
+fn an_early_acknowledged_create_is_leased_to_its_client_at_once() {
     let world = World::new(302);
     let other = world.client();
     let mut teller = Teller::new(&world);
@@ -310,7 +310,7 @@ fn what_is_made_under_a_promise_is_leased_to_its_maker_from_the_beginning() {
 }
 
 #[test]
-fn a_promise_that_cannot_be_kept_ends_its_series_and_nothing_behind_it_is_made() {
+fn a_failed_early_acknowledged_change_ends_its_epoch() {
     let world = World::new(303);
     let (dir, ino) = world.furnished();
     let honest = world.client();
@@ -359,7 +359,7 @@ fn a_promise_that_cannot_be_kept_ends_its_series_and_nothing_behind_it_is_made()
 }
 
 #[test]
-fn lies_about_leases_cost_the_liar_its_session_or_nothing() {
+fn false_lease_messages_end_only_their_own_session() {
     let world = World::new(304);
     let (dir, ino) = world.furnished();
     let honest = world.waiting_client();
@@ -420,7 +420,7 @@ fn lies_about_leases_cost_the_liar_its_session_or_nothing() {
 }
 
 #[test]
-fn nothing_is_promised_on_an_export_that_cannot_be_changed() {
+fn a_read_only_export_acknowledges_nothing_early() {
     let export = |path: &str, read_only| Export { path: path.into(), read_only };
     let options = ServerOptions { exports: vec![export("/", true)], ..server_options() };
     let world = World::with(305, options);
@@ -431,7 +431,7 @@ fn nothing_is_promised_on_an_export_that_cannot_be_changed() {
 }
 
 #[test]
-fn leases_and_promises_outlive_a_connection() {
+fn leases_and_early_acknowledged_changes_survive_a_connection() {
     let world = World::new(306);
     let (dir, ino) = world.furnished();
     let mut teller = Teller::new(&world);
@@ -460,7 +460,7 @@ fn leases_and_promises_outlive_a_connection() {
 /// Whichever of its messages is the last that a connection carries: what was promised is made,
 /// once, in order.
 #[test]
-fn a_burst_of_promises_survives_a_connection_that_ends_at_any_message() {
+fn early_acknowledged_changes_survive_a_connection_that_closes_at_any_message() {
     const CHANGES: u64 = 12;
     for last in 0..CHANGES {
         let world = World::new(320);
@@ -516,7 +516,7 @@ fn a_burst_of_promises_survives_a_connection_that_ends_at_any_message() {
 }
 
 #[test]
-fn who_comes_back_after_its_leases_were_given_away_is_fenced() {
+fn a_client_that_returns_after_its_leases_were_granted_to_others_is_fenced() {
     let term = Duration::from_millis(600);
     let world = World::with(307, ServerOptions { lease_term: term, ..server_options() });
     let (dir, ino) = world.furnished();
@@ -555,7 +555,7 @@ impl Drop for OnDrop<'_> {
 /// Each has the directory for one operation at a time; whoever looks sees at once what was
 /// promised, in whose name ever.
 #[test]
-fn what_three_promise_in_turn_others_see_at_once() {
+fn changes_of_three_clients_in_turn_are_visible_at_once() {
     const ROUNDS: u64 = 40;
     let world = World::new(310);
     let (dir, _) = world.furnished();
@@ -606,7 +606,7 @@ fn what_three_promise_in_turn_others_see_at_once() {
 /// What a client makes is leased to it, and it does not give it back: others wait for its term,
 /// whether it is there or not.
 #[test]
-fn who_keeps_what_it_made_loses_it_at_the_end_of_its_term() {
+fn a_lease_that_is_not_returned_ends_with_its_term() {
     for stays in [true, false] {
         let term = Duration::from_millis(600);
         let world = World::with(311, ServerOptions { lease_term: term, ..server_options() });
@@ -628,7 +628,7 @@ fn who_keeps_what_it_made_loses_it_at_the_end_of_its_term() {
 }
 
 #[test]
-fn a_server_that_stops_waits_for_what_was_promised() {
+fn a_stopping_server_waits_for_early_acknowledged_changes() {
     let world = World::new(309);
     let (dir, ino) = world.furnished();
     let mut teller = Teller::new(&world);

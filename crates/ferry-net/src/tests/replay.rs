@@ -142,7 +142,7 @@ impl Client {
 
     /// Until it promises: what goes before is decided by the server.
     pub(super) fn warm_up(self) -> Self {
-        while self.figures("connection", "promised") == 0 {
+        while self.figures("connection", "early_acknowledged") == 0 {
             self.mkdir(ROOT, "warm").unwrap();
             self.me.call(|cx| self.fs.rmdir(cx, ROOT, b"warm")).unwrap();
         }
@@ -154,7 +154,7 @@ impl Client {
         // Both at one time.
         let connection = self.fs.connection();
         let of = |key: &str| connection[key].as_u64().expect("a number");
-        of("kept_changes") + of("promised")
+        of("replay_log_changes") + of("early_acknowledged")
     }
 }
 
@@ -247,7 +247,7 @@ fn assert_all_there(world: &World, client: &Client, history: &History, before: &
 }
 
 #[test]
-fn what_was_promised_survives_a_crash_after_any_change() {
+fn early_acknowledged_changes_survive_a_crash_after_any_change() {
     for seed in 0..2 {
         for steps in 0..=STEPS {
             let at = format!("seed {seed}, {steps} steps");
@@ -269,7 +269,7 @@ fn what_was_promised_survives_a_crash_after_any_change() {
 }
 
 #[test]
-fn whatever_ends_while_everything_is_made_again_nothing_is_lost() {
+fn a_replay_survives_a_crash_at_any_message() {
     for (message, crashes) in (1..24).flat_map(|message| [(message, true), (message, false)]) {
         let at = format!("message {message}, again: {crashes}");
         let mut crashing = Crashing::new(50 + message);
@@ -285,7 +285,7 @@ fn whatever_ends_while_everything_is_made_again_nothing_is_lost() {
 }
 
 #[test]
-fn work_goes_on_over_several_crashes() {
+fn changes_survive_several_crashes() {
     let mut crashing = Crashing::new(7);
     // Whose term is over decides nothing, and what it has sent may fail.
     crashing.world.options = ServerOptions { lease_term: Duration::from_secs(4), ..long_terms() };
@@ -318,7 +318,7 @@ fn work_goes_on_over_several_crashes() {
 }
 
 #[test]
-fn what_another_has_written_since_is_not_written_over() {
+fn a_replay_does_not_overwrite_later_writes_of_another_client() {
     let mut crashing = Crashing::new(8);
     let (first, second) = (crashing.world.client().warm_up(), crashing.world.client());
     let (ino, fh) = first.create(ROOT, "f").unwrap();
@@ -337,7 +337,7 @@ fn what_another_has_written_since_is_not_written_over() {
 }
 
 #[test]
-fn what_was_promised_and_given_away_before_it_was_durable_is_not_made_again() {
+fn changes_of_returned_inodes_are_durable_and_not_replayed() {
     let mut crashing = Crashing::new(9);
     let (first, second) = (crashing.world.client().warm_up(), crashing.world.client());
     let (ino, fh) = first.create(ROOT, "f").unwrap();
@@ -364,7 +364,7 @@ fn what_was_promised_and_given_away_before_it_was_durable_is_not_made_again() {
 }
 
 #[test]
-fn who_has_lost_its_leases_without_a_word_makes_nothing_again() {
+fn a_fenced_client_replays_nothing() {
     let mut crashing =
         Crashing::with(13, ServerOptions { lease_term: Duration::from_secs(1), ..long_terms() });
     let first = crashing.world.client().warm_up();
@@ -386,7 +386,7 @@ fn who_has_lost_its_leases_without_a_word_makes_nothing_again() {
 }
 
 #[test]
-fn nobody_sees_less_than_before_while_something_is_made_again() {
+fn other_clients_never_see_an_older_state_during_a_replay() {
     let mut crashing = Crashing::new(10);
     let first = crashing.world.client().warm_up();
     first.create(ROOT, "f").unwrap();
@@ -408,7 +408,7 @@ fn nobody_sees_less_than_before_while_something_is_made_again() {
 }
 
 #[test]
-fn an_open_for_writing_does_not_wait_for_the_terms_of_a_dead_server() {
+fn an_open_for_writing_does_not_wait_for_leases_of_a_crashed_server() {
     let mut crashing = Crashing::new(14);
     let client = crashing.world.client().warm_up();
     let (ino, fh) = client.create(ROOT, "f").unwrap();
@@ -426,7 +426,7 @@ fn an_open_for_writing_does_not_wait_for_the_terms_of_a_dead_server() {
 }
 
 #[test]
-fn who_comes_too_late_is_told_once() {
+fn a_client_that_returns_after_the_grace_period_reports_its_losses_once() {
     let mut crashing = Crashing::new(11);
     let client = crashing.world.client().warm_up();
     let (ino, fh) = client.create(ROOT, "f").unwrap();
@@ -446,7 +446,7 @@ fn who_comes_too_late_is_told_once() {
 }
 
 #[test]
-fn what_is_promised_becomes_durable_without_being_asked_for() {
+fn early_acknowledged_changes_become_durable_without_an_fsync() {
     let crashing = Crashing::new(12);
     let client = crashing.world.client().warm_up();
     let (ino, fh) = client.create(ROOT, "f").unwrap();
@@ -467,7 +467,7 @@ fn what_is_promised_becomes_durable_without_being_asked_for() {
 /// A file is made, durable, and its client was not told, when the server crashes; and so is what
 /// was written to it.
 #[test]
-fn what_was_made_without_an_answer_is_there_whatever_ends_while_it_is_claimed() {
+fn inodes_created_without_an_answer_survive_a_crash_during_their_claim() {
     let mut tried = 0;
     for (message, crashes) in (1..9).flat_map(|message| [(message, false), (message, true)]) {
         let at = format!("message {message}, again: {crashes}");
@@ -493,7 +493,7 @@ fn what_was_made_without_an_answer_is_there_whatever_ends_while_it_is_claimed() 
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        if !there || client.fs.connection()["promised"] != 2 {
+        if !there || client.fs.connection()["early_acknowledged"] != 2 {
             // Another message came between.
             *crashing.world.net.server.lock() = Some(server);
             continue;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ferry_fs::Ino;
 
-use super::cache::Moment;
+use super::cache::ClockReading;
 use crate::message::{Cost, Op};
 
 /// More numbers are asked for when there are fewer than these.
@@ -27,7 +27,7 @@ const REFUSED_TIME: Duration = Duration::from_secs(1);
 
 /// What is left.
 #[derive(Debug, Default)]
-pub(super) struct Purse {
+pub(super) struct Reservation {
     numbers: VecDeque<Range<Ino>>,
     left: u64,
     bytes: u64,
@@ -42,9 +42,9 @@ pub(super) struct Purse {
     /// How often what is asked for was doubled.
     level: u32,
     /// When space was given last.
-    given: Option<Moment>,
+    given: Option<ClockReading>,
     /// The server had nothing to give.
-    refused: Option<Moment>,
+    refused: Option<ClockReading>,
     /// Since [`Purse::spare`] was asked last: something was paid; something was given; the server
     /// had less than was asked for.
     paid: bool,
@@ -52,7 +52,7 @@ pub(super) struct Purse {
     short: bool,
 }
 
-impl Purse {
+impl Reservation {
     /// Whether it suffices.
     pub(super) fn has(&self, cost: Cost) -> bool {
         self.open && self.has_space(cost) && (!cost.number || self.left > 0)
@@ -82,12 +82,12 @@ impl Purse {
     }
 
     /// Asking makes no sense.
-    pub(super) fn is_refused(&self, now: Moment) -> bool {
+    pub(super) fn is_refused(&self, now: ClockReading) -> bool {
         self.refused.is_some_and(|at| now.since(at) < REFUSED_TIME)
     }
 
     /// What to ask for now, each once until it is answered.
-    pub(super) fn wants(&mut self, now: Moment) -> Vec<Op> {
+    pub(super) fn wants(&mut self, now: ClockReading) -> Vec<Op> {
         let mut ops = Vec::new();
         if self.is_refused(now) {
             return ops;
@@ -104,7 +104,7 @@ impl Purse {
     }
 
     /// What to ask for a change; `None`: there is none to be had.
-    pub(super) fn lacks(&mut self, cost: Cost, now: Moment) -> Option<Op> {
+    pub(super) fn lacks(&mut self, cost: Cost, now: ClockReading) -> Option<Op> {
         if self.is_refused(now) {
             return None;
         }
@@ -112,7 +112,7 @@ impl Purse {
         Some(if number { Op::Numbers {} } else { self.space(cost, now) })
     }
 
-    fn space(&mut self, cost: Cost, now: Moment) -> Op {
+    fn space(&mut self, cost: Cost, now: ClockReading) -> Op {
         if !self.short && self.given.is_some_and(|at| now.since(at) < LASTS) {
             self.level = LEVEL_MAX.min(self.level + 1);
         }
@@ -145,7 +145,7 @@ impl Purse {
         &mut self,
         asked: (u64, u64),
         (bytes, inodes): (u64, u64),
-        now: Moment,
+        now: ClockReading,
     ) {
         self.answered();
         (self.open, self.filled, self.given) = (true, true, Some(now));
@@ -177,7 +177,7 @@ impl Purse {
     }
 
     /// There is none, or no answer.
-    pub(super) fn refused(&mut self, op: &Op, now: Moment) {
+    pub(super) fn refused(&mut self, op: &Op, now: ClockReading) {
         self.refused = Some(now);
         match op {
             Op::Numbers {} => self.asked_numbers = false,
@@ -200,22 +200,22 @@ impl Purse {
             return None;
         }
         (self.bytes, self.inodes) = (self.bytes.min(most.0), self.inodes.min(most.1));
-        self.kept()
+        self.remaining()
     }
 
     /// Somebody else needs it: nothing is kept, and nothing asked for, for a while. Nothing while
     /// more is asked for, as above.
-    pub(super) fn spare_all(&mut self, now: Moment) -> Option<Op> {
+    pub(super) fn spare_all(&mut self, now: ClockReading) -> Option<Op> {
         self.refused = Some(now);
         if self.asking > 0 || (self.bytes, self.inodes) == (0, 0) {
             return None;
         }
         (self.level, self.bytes, self.inodes) = (0, 0, 0);
-        self.kept()
+        self.remaining()
     }
 
     /// What is left; `None`: the server has not been asked for anything.
-    pub(super) fn kept(&self) -> Option<Op> {
+    pub(super) fn remaining(&self) -> Option<Op> {
         let asked = self.open || self.asking > 0;
         asked.then_some(Op::Spare { bytes: self.bytes, inodes: self.inodes })
     }
@@ -241,108 +241,126 @@ fn amount(level: u32) -> (u64, u64) {
 mod tests {
     use super::*;
 
-    fn asked(purse: &mut Purse, now: Moment) -> Option<(u64, u64)> {
-        purse.wants(now).into_iter().find_map(|op| match op {
+    fn asked(reservation: &mut Reservation, now: ClockReading) -> Option<(u64, u64)> {
+        reservation.wants(now).into_iter().find_map(|op| match op {
             Op::Credit { bytes, inodes } => Some((bytes, inodes)),
             _ => None,
         })
     }
 
-    fn at(ms: u64) -> Moment {
-        Moment::at(Duration::from_millis(ms))
+    fn at(ms: u64) -> ClockReading {
+        ClockReading::at(Duration::from_millis(ms))
     }
 
     #[test]
-    fn what_does_not_last_is_doubled_and_what_is_not_needed_goes_back() {
-        let mut purse = Purse::default();
+    fn a_reservation_doubles_when_used_up_and_shrinks_when_unused() {
+        let mut reservation = Reservation::default();
         let mut now = 0;
         for level in 0..LEVEL_MAX + 2 {
             let (bytes, inodes) = amount(level.min(LEVEL_MAX));
-            assert_eq!(asked(&mut purse, at(now)), Some((bytes, inodes)));
-            assert_eq!(asked(&mut purse, at(now)), None, "once");
-            assert_eq!(purse.spare(), None, "something is asked for");
-            purse.take_space((bytes, inodes), (bytes, inodes), at(now));
-            let all = Cost { bytes: purse.bytes, inodes: purse.inodes, number: false };
-            purse.pay(all, false);
+            assert_eq!(asked(&mut reservation, at(now)), Some((bytes, inodes)));
+            assert_eq!(asked(&mut reservation, at(now)), None, "once");
+            assert_eq!(reservation.spare(), None, "something is asked for");
+            reservation.take_space((bytes, inodes), (bytes, inodes), at(now));
+            let all = Cost { bytes: reservation.bytes, inodes: reservation.inodes, number: false };
+            reservation.pay(all, false);
             now += 100;
         }
-        let (bytes, inodes) = asked(&mut purse, at(now)).expect("all of it is paid");
-        purse.take_space((bytes, inodes), (bytes, inodes), at(now));
-        assert_eq!(purse.spare(), None, "it was given just now");
+        let (bytes, inodes) = asked(&mut reservation, at(now)).expect("all of it is paid");
+        reservation.take_space((bytes, inodes), (bytes, inodes), at(now));
+        assert_eq!(reservation.spare(), None, "it was given just now");
         let mut last = (bytes, inodes);
         for _ in 0..LEVEL_MAX + 3 {
-            purse.pay(Cost { bytes: 4096, ..Cost::NOTHING }, false);
-            if let Some(Op::Spare { bytes, inodes }) = purse.spare() {
+            reservation.pay(Cost { bytes: 4096, ..Cost::NOTHING }, false);
+            if let Some(Op::Spare { bytes, inodes }) = reservation.spare() {
                 assert!(bytes < last.0 && inodes < last.1 && bytes > 0);
                 last = (bytes, inodes);
             }
         }
         assert!(last.0 <= 2 * BYTES_FIRST && last.1 <= 2 * INODES_FIRST, "{last:?}");
-        assert_eq!(purse.spare(), Some(Op::Spare { bytes: 0, inodes: 0 }), "nothing was needed");
-        assert_eq!(purse.spare(), None);
-        assert_eq!(asked(&mut purse, at(now + 2000)), Some(amount(0)));
+        assert_eq!(
+            reservation.spare(),
+            Some(Op::Spare { bytes: 0, inodes: 0 }),
+            "nothing was needed"
+        );
+        assert_eq!(reservation.spare(), None);
+        assert_eq!(asked(&mut reservation, at(now + 2000)), Some(amount(0)));
     }
 
     #[test]
     fn a_server_that_has_less_is_asked_for_less() {
-        let mut purse = Purse::default();
+        let mut reservation = Reservation::default();
         let write = Cost { bytes: 16 << 10, ..Cost::NOTHING };
-        let first = asked(&mut purse, at(0)).expect("it may have as much");
-        purse.take_space(first, (200 << 10, 16), at(0));
-        assert!(purse.has(write));
-        assert_eq!(asked(&mut purse, at(1)), Some(amount(0)), "no more than before");
-        purse.take_space(first, (8 << 10, 0), at(1));
-        assert_eq!(asked(&mut purse, at(500)), None, "it has none");
-        purse.pay(Cost { bytes: purse.bytes, ..Cost::NOTHING }, false);
-        assert!(!purse.has(write) && purse.lacks(write, at(500)).is_none());
-        assert!(purse.lacks(write, at(1001)).is_some(), "it may have some now");
+        let first = asked(&mut reservation, at(0)).expect("it may have as much");
+        reservation.take_space(first, (200 << 10, 16), at(0));
+        assert!(reservation.has(write));
+        assert_eq!(asked(&mut reservation, at(1)), Some(amount(0)), "no more than before");
+        reservation.take_space(first, (8 << 10, 0), at(1));
+        assert_eq!(asked(&mut reservation, at(500)), None, "it has none");
+        reservation.pay(Cost { bytes: reservation.bytes, ..Cost::NOTHING }, false);
+        assert!(!reservation.has(write) && reservation.lacks(write, at(500)).is_none());
+        assert!(reservation.lacks(write, at(1001)).is_some(), "it may have some now");
     }
 
     #[test]
-    fn numbers_are_used_one_after_the_other() {
-        let mut purse = Purse::default();
-        purse.take_numbers(10, 2);
-        purse.take_numbers(50, 1);
+    fn inode_numbers_are_used_in_order() {
+        let mut reservation = Reservation::default();
+        reservation.take_numbers(10, 2);
+        reservation.take_numbers(50, 1);
         let make = Cost { number: true, ..Cost::NOTHING };
         for ino in [10, 11, 50] {
-            assert!(purse.has(make));
-            assert_eq!(purse.number(), Some(ino));
-            purse.pay(make, true);
+            assert!(reservation.has(make));
+            assert_eq!(reservation.number(), Some(ino));
+            reservation.pay(make, true);
         }
-        assert!(!purse.has(make) && matches!(purse.lacks(make, at(0)), Some(Op::Numbers {})));
+        assert!(
+            !reservation.has(make)
+                && matches!(reservation.lacks(make, at(0)), Some(Op::Numbers {}))
+        );
     }
 
     /// Changes that take inodes and no bytes: the server gives what it may, and has no more bytes
     /// to give.
     #[test]
-    fn what_there_is_enough_of_is_not_asked_for() {
+    fn a_sufficient_reservation_is_not_extended() {
         const MOST: (u64, u64) = (128 << 20, 8192);
-        let mut purse = Purse::default();
+        let mut reservation = Reservation::default();
         let inode = Cost { inodes: 1, ..Cost::NOTHING };
         for now in 0..100_000 {
-            let ask =
-                purse.wants(at(now / 10)).into_iter().find(|op| matches!(op, Op::Credit { .. }));
+            let ask = reservation
+                .wants(at(now / 10))
+                .into_iter()
+                .find(|op| matches!(op, Op::Credit { .. }));
             if let Some(Op::Credit { bytes, inodes }) = ask {
-                let given = (bytes.min(MOST.0 - purse.bytes), inodes.min(MOST.1 - purse.inodes));
-                purse.take_space((bytes, inodes), given, at(now / 10));
+                let given = (
+                    bytes.min(MOST.0 - reservation.bytes),
+                    inodes.min(MOST.1 - reservation.inodes),
+                );
+                reservation.take_space((bytes, inodes), given, at(now / 10));
             }
-            assert!(purse.has(inode) && !purse.is_refused(at(now / 10)), "after {now}");
-            purse.pay(inode, false);
+            assert!(reservation.has(inode) && !reservation.is_refused(at(now / 10)), "after {now}");
+            reservation.pay(inode, false);
         }
     }
 
     #[test]
-    fn what_is_not_asked_for_after_all_keeps_nothing_from_going_back() {
-        let mut purse = Purse::default();
-        purse.take_numbers(10, 1);
+    fn a_dropped_request_for_space_does_not_block_returning() {
+        let mut reservation = Reservation::default();
+        reservation.take_numbers(10, 1);
         let cost = Cost { bytes: 1, inodes: 1, number: false };
-        let asks = |purse: &mut Purse| purse.lacks(cost, at(0)).expect("there may be some");
+        let asks = |reservation: &mut Reservation| {
+            reservation.lacks(cost, at(0)).expect("there may be some")
+        };
         let given = (BYTES_FIRST, INODES_FIRST);
-        asks(&mut purse);
-        purse.take_space(given, given, at(0));
-        let dropped = asks(&mut purse);
-        assert_eq!((purse.spare(), purse.spare()), (None, None), "an answer is awaited");
-        purse.not_asked(&dropped);
-        assert!(purse.spare().is_some());
+        asks(&mut reservation);
+        reservation.take_space(given, given, at(0));
+        let dropped = asks(&mut reservation);
+        assert_eq!(
+            (reservation.spare(), reservation.spare()),
+            (None, None),
+            "an answer is awaited"
+        );
+        reservation.not_asked(&dropped);
+        assert!(reservation.spare().is_some());
     }
 }
