@@ -27,6 +27,7 @@ use ferry_env::Clock;
 use ferry_fs::{Attr, Ino, Timestamp, ToForget};
 use serde_json::Value;
 
+use super::clock_reading::ClockReading;
 use super::contents::CONTENTS_MAX;
 use super::model::{Model, Name, Names};
 use super::reservation::Reservation;
@@ -63,29 +64,6 @@ struct Slot {
     last: u64,
     /// When the last one began.
     begun: u64,
-}
-
-/// A moment, by two clocks: the first stands still while the machine sleeps, the second may be set.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ClockReading {
-    monotonic: Duration,
-    wall: Duration,
-}
-
-impl ClockReading {
-    pub(super) fn now(clock: &dyn Clock) -> Self {
-        Self { monotonic: clock.monotonic(), wall: clock.wall() }
-    }
-
-    #[cfg(test)]
-    pub(super) fn at(time: Duration) -> Self {
-        Self { monotonic: time, wall: time }
-    }
-
-    pub(super) fn since(self, earlier: Self) -> Duration {
-        let slept = self.wall.saturating_sub(earlier.wall);
-        self.monotonic.saturating_sub(earlier.monotonic).max(slept)
-    }
 }
 
 /// What the lock of [`Cache`] protects.

@@ -39,8 +39,12 @@ pub(super) trait Waiter: Send + Sync {
     fn answer(&self, outcome: Outcome, leased: u8);
     /// There will hardly be an answer.
     fn fail(&self, errno: Errno);
-    /// The operation has another number now.
+    /// The operation has this number from now on.
     fn moved(&self, _key: Key) {}
+    /// The program has stopped waiting.
+    fn is_interrupted(&self) -> bool {
+        false
+    }
 }
 
 /// The waiter of operations whose answer nothing depends on.
@@ -50,6 +54,9 @@ impl Waiter for Nobody {
     fn answer(&self, _outcome: Outcome, _leased: u8) {}
     fn fail(&self, _errno: Errno) {}
 }
+
+/// An answer that is given when there is room in the window.
+pub(super) type HeldAnswer = (Arc<dyn Waiter>, Outcome);
 
 /// The number of an operation in its stream.
 #[derive(Clone, Copy, Debug)]

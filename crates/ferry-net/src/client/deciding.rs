@@ -13,8 +13,8 @@ use ferry_fs::{Answer, Cx, Errno, Ino, ROOT, Stop};
 use super::cache::CacheVersion;
 use super::change::{Nobody, Pending, Waiter};
 use super::model::{Made, Name, Not};
+use super::remote::{RemoteFs, caller};
 use super::waiting::Finish;
-use super::{Parked, RemoteFs, caller};
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Effect, Info, LEASED_FOUND, Op, Outcome, Promised, Use};
 
@@ -42,7 +42,7 @@ impl RemoteFs {
             }
             Decision::Made(outcome, true) => {
                 let parked = self.park(cx, Op::Nothing {}, (finish, None), None);
-                self.link.hold(parked.waiting, outcome);
+                self.link.hold(parked.waiter, outcome);
                 Err(Stop::Parked)
             }
             Decision::Fails(errno) => Err(errno.into()),
@@ -137,7 +137,7 @@ impl RemoteFs {
     }
 
     /// Asks for what a change lacks, which then goes on; or for supplies.
-    fn ask(&self, op: Op, parked: Option<(Parked, u32)>) {
+    fn ask(&self, op: Op, parked: Option<(Pending, u32)>) {
         let question = match &op {
             Op::Lease { inodes } => Some(self.cache.lock().ask(&inodes.0)),
             _ => None,
@@ -163,16 +163,16 @@ impl RemoteFs {
     }
 
     /// Something that a change lacked was answered.
-    fn resume(&self, parked: Parked, questions: u32) {
-        if parked.waiting.is_interrupted() {
+    fn resume(&self, parked: Pending, questions: u32) {
+        if parked.waiter.is_interrupted() {
             return;
         }
         let mut parked = parked;
-        let caller = parked.pending.caller;
-        match self.decide_as(&caller, &mut parked.pending.op) {
-            Decision::Made(outcome, true) => self.link.hold(parked.waiting, outcome),
-            Decision::Made(outcome, false) => parked.waiting.answer(outcome, 0),
-            Decision::Fails(errno) => parked.waiting.fail(errno),
+        let caller = parked.caller;
+        match self.decide_as(&caller, &mut parked.op) {
+            Decision::Made(outcome, true) => self.link.hold(parked.waiter, outcome),
+            Decision::Made(outcome, false) => parked.waiter.answer(outcome, 0),
+            Decision::Fails(errno) => parked.waiter.fail(errno),
             Decision::Ask(what) if questions < QUESTIONS_MAX => {
                 self.ask(what, Some((parked, questions + 1)))
             }
@@ -257,7 +257,7 @@ struct Asked {
     op: Op,
     question: Option<u64>,
     version: CacheVersion,
-    parked: Mutex<Option<(Parked, u32)>>,
+    parked: Mutex<Option<(Pending, u32)>>,
 }
 
 impl Waiter for Asked {
@@ -319,7 +319,7 @@ impl Waiter for Asked {
         }
         let parked = self.parked.lock().take();
         if let Some((parked, _)) = parked {
-            parked.waiting.fail(errno);
+            parked.waiter.fail(errno);
         }
     }
 }

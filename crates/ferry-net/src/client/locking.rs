@@ -9,10 +9,11 @@ use std::sync::Arc;
 use crate::rt::Mutex;
 use ferry_fs::{Answer, Cx, FileLock, Ino, Reply, Stop};
 
-use super::requests::{done, unfit};
+use super::answers::{done, unfit};
+use super::change::Pending;
+use super::remote::RemoteFs;
 use super::tables::Owner;
 use super::waiting::{Finish, Unsettled};
-use super::{Parked, RemoteFs};
 use crate::message::{Op, Outcome};
 
 impl RemoteFs {
@@ -96,7 +97,7 @@ impl Unsettled for Asked {
     /// The server is told to have what the tables have.
     fn over(&self, fs: &RemoteFs) {
         let (ino, lock) = (self.ino, self.lock);
-        let (ranges, parked): (Vec<FileLock>, Vec<Parked>) = {
+        let (ranges, parked): (Vec<FileLock>, Vec<Pending>) = {
             let mut tables = fs.tables.lock();
             if let Some(before) = self.before.lock().take() {
                 tables.remove_lock(ino, &lock);
@@ -111,6 +112,6 @@ impl Unsettled for Asked {
                 fs.reclaim(ino, lock);
             }
         }
-        parked.into_iter().filter(|p| !p.waiting.is_interrupted()).for_each(|p| fs.send_parked(p));
+        parked.into_iter().filter(|p| !p.waiter.is_interrupted()).for_each(|p| fs.send_parked(p));
     }
 }

@@ -18,9 +18,9 @@ use crate::rt::collections::{HashMap, HashSet};
 
 use ferry_fs::{Errno, Ino, SetAttr, XattrFlags};
 
-use super::RemoteFs;
 use super::change::{Change, Nobody, Pending, Role, Stage, Waiter};
 use super::losses::Loss;
+use super::remote::RemoteFs;
 use super::replay_log::Replayable;
 use super::tables::Tables;
 use crate::codec::List;

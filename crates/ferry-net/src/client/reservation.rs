@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ferry_fs::Ino;
 
-use super::cache::ClockReading;
+use super::clock_reading::ClockReading;
 use crate::message::{Cost, Op};
 
 /// More numbers are asked for when there are fewer than these.

@@ -13,8 +13,8 @@ use std::time::Duration;
 use crate::rt::Mutex;
 use ferry_fs::{Errno, write_cost};
 
-use super::RemoteFs;
 use super::change::{Pending, Waiter};
+use super::remote::RemoteFs;
 use crate::message::{Op, Outcome};
 
 /// A change is tried so often. The first time at once, then after this time, after twice that, and

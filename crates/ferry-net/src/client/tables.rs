@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ferry_fs::{Errno, ErrorCursor, ErrorSequence, FileLock, Ino, ROOT};
 
-use super::Parked;
 use super::cache::rename_all;
+use super::change::Pending;
 use crate::message::{Effect, Forgotten, Known, Makes, Name, OPEN_MAX, Op, WINDOW_OPS};
 use crate::server::set_range;
 
@@ -89,7 +89,7 @@ pub(super) struct Tables {
     aged: VecDeque<Ino>,
     /// Owners of whom it is not known what the server did for them, and what they ask for
     /// meanwhile.
-    unsettled: HashMap<Owner, Vec<Parked>>,
+    unsettled: HashMap<Owner, Vec<Pending>>,
     /// Losses of changes, by inode: told to each descriptor.
     losses: HashMap<Ino, ErrorSequence>,
     /// All of them: told to who syncs the mount.
@@ -473,7 +473,7 @@ impl Tables {
     }
 
     /// Keeps a request of an unsettled owner; gives it back if it can be sent.
-    pub(super) fn defer(&mut self, owner: Owner, parked: Parked) -> Option<Parked> {
+    pub(super) fn defer(&mut self, owner: Owner, parked: Pending) -> Option<Pending> {
         match self.unsettled.get_mut(&owner) {
             Some(deferred) => {
                 deferred.push(parked);
@@ -484,7 +484,7 @@ impl Tables {
     }
 
     /// The owner is settled; gives what was kept.
-    pub(super) fn settle(&mut self, owner: Owner) -> Vec<Parked> {
+    pub(super) fn settle(&mut self, owner: Owner) -> Vec<Pending> {
         self.unsettled.remove(&owner).unwrap_or_default()
     }
 

@@ -8,7 +8,8 @@ use crate::rt::collections::{HashMap, HashSet};
 
 use ferry_fs::Ino;
 
-use super::{ClockReading, State};
+use super::State;
+use crate::client::clock_reading::ClockReading;
 use crate::client::model::{Name, Whole};
 use crate::message::{Found, Listed, Place, Purpose, Seen};
 

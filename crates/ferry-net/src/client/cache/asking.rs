@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use ferry_fs::{Attr, Ino, Timestamp};
 
-use super::{Cache, CacheVersion, ClockReading, State};
+use super::{Cache, CacheVersion, State};
+use crate::client::clock_reading::ClockReading;
 use crate::message::Held;
 
 /// A lease that somebody else wanted is not asked for again for so long,

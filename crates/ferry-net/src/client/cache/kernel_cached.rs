@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use ferry_fs::{Attr, Ino, ROOT, RenameFlags, ToForget};
 
-use super::{ClockReading, State};
+use super::State;
+use crate::client::clock_reading::ClockReading;
 
 /// The kernel is told nothing for longer,
 pub(in crate::client) const ATTR_VALID_MAX: Duration = Duration::from_secs(1);

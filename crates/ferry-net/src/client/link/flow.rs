@@ -18,7 +18,7 @@ use crate::rt::Mutex;
 use ferry_env::Clock;
 use tokio::sync::Notify;
 
-use crate::client::cache::ClockReading;
+use crate::client::clock_reading::ClockReading;
 use crate::frame;
 use crate::lanes::{CHUNK_MIN, Pace};
 use crate::message::{FRAME_MAX, ToServer, WINDOW_BYTES};

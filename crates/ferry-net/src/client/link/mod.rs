@@ -28,9 +28,6 @@
 //!
 //! [`Touch`]: super::cache::Touch
 
-use std::future::Future;
-use std::io;
-use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -45,8 +42,8 @@ use self::state::State;
 use super::cache::Cache;
 use super::change::{Key, Pending};
 use super::kernel::Kernel;
-use crate::frame::Stream;
 use crate::message::{Claim, Numbers, Op, ToServer};
+use crate::transport::Connector;
 
 mod anew;
 mod connection;
@@ -59,15 +56,6 @@ pub(super) mod restore;
 mod state;
 mod unclaimed;
 mod window;
-
-/// A connection that is being made.
-pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + 'a>>;
-
-/// Makes connections.
-pub trait Connector: Send + Sync + 'static {
-    /// A new connection to the server.
-    fn connect(&self) -> Connecting<'_>;
-}
 
 /// The way to one server.
 pub(super) struct Link {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use ferry_fs::{Errno, Ino};
 
-use super::state::HeldAnswer;
-use crate::client::change::{Change, Key, Pending, Stage, Waiter};
+use crate::client::change::{Change, HeldAnswer, Key, Pending, Stage, Waiter};
 use crate::client::replay_log::Replayable;
 use crate::message::{Claim, Op, Outcome};
 

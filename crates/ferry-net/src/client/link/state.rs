@@ -14,11 +14,11 @@ use super::phase::Phase;
 use super::restore::{Ended, Restore};
 use super::unclaimed::Unclaimed;
 use super::window::{FOR_REQUESTS, Outbox, Window};
-use crate::client::change::{Change, Pending, Waiter};
+use crate::client::change::{Change, HeldAnswer, Pending};
 use crate::client::replay_log::ReplayLog;
 use crate::codec::List;
 use crate::frame;
-use crate::message::{BATCH_MAX, Behind, Claim, Op, Outcome, Stream, ToServer};
+use crate::message::{BATCH_MAX, Behind, Claim, Op, Stream, ToServer};
 
 /// Unanswered changes, and bytes of them, beyond which no program is answered before there is room.
 const UNANSWERED_MAX: usize = 896;
@@ -30,9 +30,6 @@ const UNANSWERED_AGE_MAX: Duration = Duration::from_secs(3);
 const CLAIM_BATCH: usize = 256;
 /// Claims without answers beyond which no more are sent unasked.
 const CLAIMS_MAX: usize = 4;
-
-/// An answer that is given when there is room in the window.
-pub(super) type HeldAnswer = (Arc<dyn Waiter>, Outcome);
 
 pub(super) struct Request {
     pub(super) pending: Pending,

@@ -2,6 +2,8 @@
 
 use ferry_env::Env;
 
+use std::io;
+
 use super::restore::{Before, Restored};
 use super::window::FOR_REQUESTS;
 use super::*;
@@ -9,6 +11,7 @@ use crate::client::cache::{ATTR_VALID_MAX, NAME_VALID_MAX};
 use crate::codec::{List, decode};
 use crate::lanes;
 use crate::message::{Claim, Outcome, Promised, ToClient, WINDOW_OPS};
+use crate::transport::Connecting;
 
 struct Nowhere;
 

@@ -24,8 +24,8 @@ use tokio_rustls::rustls::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use super::{Connecting, Connector};
 use crate::address::Address;
-use crate::client::{Connecting, Connector};
 use crate::error::NetError;
 use crate::frame::Stream;
 use crate::limits::Peer;
