@@ -11,7 +11,7 @@
 //!  rt   error           time, threads and locks, which a simulation replaces; errors
 //! ```
 //!
-//! Where to start reading: `docs/protocol.md`, then `wire/message.rs` (what travels),
+//! Where to start reading: `docs/protocol.md`, then `wire/message/types.rs` (what travels),
 //! `wire/message/info.rs` (the facts of each operation), `server/session.rs` (the rules),
 //! `client/mod.rs` and `client/change.rs` (the other side).
 

@@ -20,8 +20,8 @@
 //!   are in the ordered stream ([`super::link`]), under their sequence numbers.
 //! * CHANGE-3: a change in `Applied` is in the replay log ([`super::replay_log`]) until it is
 //!   durable. Its sequence number is below those of all changes without an answer.
-//! * CHANGE-4: whoever takes a change out of the stream or the log decides its last stage. The
-//!   program hears of it by that stage and by its [`Role`].
+//! * CHANGE-4: the code that takes a change out of the stream or the log decides its last stage.
+//!   The stage and the [`Role`] say what its program is told.
 //! * CHANGE-5: a change returns to `Queued` only under another sequence number: in the next epoch,
 //!   or in the next session.
 

@@ -107,7 +107,7 @@ impl RemoteFs {
                 let _late =
                     crate::rt::time::timeout(self.timeout, self.link.drained(patient)).await;
                 if patient {
-                    // Who does not say goodbye keeps others waiting.
+                    // A session without a goodbye keeps other clients waiting.
                     let _late =
                         crate::rt::time::timeout(FAREWELL_TIME_MAX, self.link.reached()).await;
                 }

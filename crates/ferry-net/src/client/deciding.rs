@@ -154,7 +154,7 @@ impl RemoteFs {
         self.link.request(Pending::new(caller, op, Arc::new(waiter)));
     }
 
-    /// Supplies for what will be promised.
+    /// Requests inode numbers and space for early acknowledgements to come.
     pub(super) fn ask_for_supplies(&self) {
         if self.asynchronous && !self.link.is_read_only() {
             let wants = self.cache.lock().reservation.wants(self.cache.now());
@@ -235,7 +235,7 @@ impl RemoteFs {
     }
 }
 
-/// The answer to a promised change will name an inode.
+/// The answer to an early-acknowledged change will name an inode.
 struct Named {
     fs: Weak<RemoteFs>,
     ino: Ino,

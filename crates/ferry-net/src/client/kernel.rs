@@ -1,5 +1,5 @@
-//! What the kernel of this machine is asked to forget, before the server is told that it is not
-//! kept any more.
+//! The kernel of this machine: it must forget what it caches before the server is told that a lease
+//! is returned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use tokio::sync::oneshot;
 
 use super::cache::{ATTR_VALID_MAX, NAME_VALID_MAX};
 
-/// What the kernel was shown is over after this time, whatever keeps it from forgetting,
+/// After this time kernel-cached attributes have expired, whatever keeps the kernel from forgetting.
 const OVER: Duration = ATTR_VALID_MAX.saturating_mul(2);
-/// and names after this.
+/// The same for names.
 const NAMES_OVER: Duration = NAME_VALID_MAX.saturating_mul(3);
 
 /// Whichever comes first calls it.
@@ -29,7 +29,7 @@ impl Once {
     }
 }
 
-/// The kernel, once there is a mount; and where one waits until what it was shown is over.
+/// The kernel, once there is a mount, and the runtime on which its entries expire.
 #[derive(Default)]
 pub(super) struct Kernel(RwLock<Option<(Arc<dyn Host>, Handle)>>);
 
@@ -71,7 +71,7 @@ impl Kernel {
         });
     }
 
-    /// The same, for who may wait.
+    /// The same; the caller waits.
     pub(super) async fn forgotten(&self, what: ToForget) {
         let (tell, told) = oneshot::channel();
         self.forget(what, move || {

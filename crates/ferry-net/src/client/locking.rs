@@ -1,6 +1,6 @@
 //! File locks: the server's, remembered for a new session.
 //!
-//! A lock that is granted when nobody waits for it any more is given back, and only that: not what
+//! A lock that is granted when nobody waits for it any more is returned, and only that: not what
 //! its owner had before, nor what it has got since. So the owner's next requests stay here until it
 //! is known what the server did for the one that was interrupted.
 

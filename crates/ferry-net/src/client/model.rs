@@ -16,7 +16,7 @@ use ferry_fs::{Attr, Ino, RenameFlags, SYMLINK_MAX, SetAttr, Timestamp};
 use super::contents::Contents;
 use crate::message::{self, Known, Op, Outcome, Purpose, Who};
 
-/// Inodes and names that are held; beyond this those used longest ago are given back.
+/// Inodes and names that are held; beyond this those used longest ago are returned.
 const HELD_MAX: usize = 1 << 18;
 /// Inodes of them. With those that are read-leased fewer than a server gives to a session.
 const HELD_INODES_MAX: usize = 100_000;
@@ -359,7 +359,7 @@ impl Model {
         self.contents.drop(attr.ino);
     }
 
-    /// It is given back.
+    /// It is returned.
     pub(super) fn drop(&mut self, ino: Ino) -> bool {
         let held = self.inodes.remove(&ino);
         let Some(held) = held else { return false };
@@ -368,7 +368,7 @@ impl Model {
         true
     }
 
-    /// Everything is given back.
+    /// Everything is returned.
     pub(super) fn clear(&mut self) -> Vec<Ino> {
         (self.names, self.contents) = (0, Contents::default());
         self.inodes.drain().map(|(ino, _)| ino).collect()

@@ -1,4 +1,4 @@
-//! A rename under way: what the kernel keeps of the two names while it waits for the answer.
+//! A rename in flight: what the kernel keeps of the two names while it waits for the answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -35,7 +35,7 @@ pub struct RemoteFs {
     pub(super) asynchronous: bool,
     /// What all files are opened with, besides what programs say.
     pub(super) open_flags: i32,
-    /// An unmount waits so long until what was promised is made.
+    /// How long an unmount waits until early-acknowledged changes are applied.
     pub(super) timeout: Duration,
     /// Changes that programs were told of and that are lost, and inodes that were not as was
     /// decided here.
@@ -74,7 +74,7 @@ impl RemoteFs {
         self.link.json()
     }
 
-    /// Bytes and inodes that it may promise.
+    /// Bytes and inodes that are reserved.
     #[cfg(test)]
     pub(crate) fn credit(&self) -> (u64, u64) {
         match self.cache.lock().reservation.remaining() {
@@ -88,7 +88,7 @@ impl RemoteFs {
         self.link.change(Pending::unattended(op));
     }
 
-    /// The answer to a promised change has named an inode, or never will.
+    /// The answer to an early-acknowledged change has named an inode, or never will.
     pub(super) fn confirm(&self, ino: Ino, known: Option<&Known>) {
         let node = self.tables.lock().confirm(ino, known);
         self.removed_from_tables(ino, node);
@@ -103,7 +103,7 @@ impl RemoteFs {
         }
     }
 
-    /// An inode was made again.
+    /// A replayed change has created or named an inode.
     pub(super) fn known_again(&self, ino: Ino, known: &Known) {
         if !self.tables.lock().known_again(ino, known) {
             let _known = self.link.remember(Claim { ino, ticket: known.ticket });
@@ -123,7 +123,7 @@ impl RemoteFs {
         losses::tell(&losses, &self.tables.lock());
     }
 
-    /// The kernel, or whoever would have told it, takes lookups back.
+    /// The kernel takes lookups back, or a request that it will not hear of.
     pub(super) fn forget_known(&self, ino: Ino, count: u64) {
         let node = {
             let mut cache = self.cache.lock();

@@ -28,12 +28,12 @@ use crate::message::{BATCH_MAX, Claim, Effect, Forgotten, Known, Numbers, Op, Ou
 
 /// What is to be done.
 pub(super) struct Plan {
-    /// Numbers under which inodes are made again, or have been made without an answer.
+    /// Ranges of inode numbers that a replay uses, or that unanswered changes have used.
     pub(super) numbers: Vec<(Numbers, Vec<Ino>)>,
     /// Inodes that are known again for it, and that the kernel does not know.
     pub(super) claims: Vec<Claim>,
-    /// Inodes that changes touch which are not durable: they are claimed before anything of it is
-    /// made, so that what loses its last name there stays for those who know it.
+    /// Inodes that the replayed changes touch. They are claimed first, so that an inode that loses
+    /// its last name in the replay stays for programs that have it open.
     pub(super) needed: HashSet<Ino>,
     /// In their order, with the files opened for them.
     pub(super) steps: Vec<Step>,
@@ -41,7 +41,7 @@ pub(super) struct Plan {
     pub(super) opened: Vec<u64>,
     /// To be forgotten at the end.
     pub(super) forgotten: Vec<Ino>,
-    /// Inodes of changes that cannot be made again.
+    /// Inodes of changes that cannot be replayed.
     pub(super) lost: Vec<Ino>,
     /// These changes.
     pub(super) losses: Vec<Loss>,
@@ -112,7 +112,7 @@ impl Plan {
             changes.into_iter().for_each(|change| plan.lose(change));
             return plan;
         };
-        // A name of theirs is gone, and they may be.
+        // They have lost a name, and may not exist any more.
         let unlinked: HashSet<Ino> = changes
             .iter()
             .filter(|change| change.seq <= last_applied)
@@ -157,7 +157,7 @@ impl Plan {
         self.lost.extend(change.pending.touched);
     }
 
-    /// Those that are made again; and inodes that were made without an answer.
+    /// The changes that are replayed, and inodes that unanswered changes have created.
     fn choose(
         &mut self,
         changes: Vec<Change>,
@@ -237,7 +237,7 @@ impl Plan {
     }
 }
 
-/// The same change, without the files of the session that is gone.
+/// The same change, without the open files of the session before.
 fn replayed_op(op: Op, file: Option<u64>) -> Op {
     match op {
         Op::Create { parent, name, mode, .. } => {
@@ -292,7 +292,7 @@ pub(super) fn pending(fs: &Weak<RemoteFs>, pending: Pending, is_unanswered: bool
     Pending { files, decided, touched, role, ..Pending::new(caller, op, Arc::new(waiter)) }
 }
 
-/// A change is made again, or is lost.
+/// Hears whether a change could be replayed.
 struct Replaying {
     fs: Weak<RemoteFs>,
     touched: Vec<Ino>,
@@ -335,7 +335,7 @@ impl Waiter for Replaying {
     fn fail(&self, _errno: Errno) {}
 }
 
-/// All is made again.
+/// Hears that the replay is complete.
 pub(super) struct Done(pub(super) Weak<RemoteFs>);
 
 impl Waiter for Done {

@@ -24,28 +24,28 @@ use crate::message::{Claim, Effect, Made, Numbers, Op, Outcome, Replay};
 
 mod as_made;
 
-/// Changes that are kept, answered or not, and bytes of them.
+/// Changes in the stream and the log, and bytes of them.
 const CHANGES_MAX: usize = 65_536;
 const BYTES_MAX: usize = 64 << 20;
-/// Changes beyond which the oldest that the server has decided are not kept one by one.
+/// Beyond so many server-decided changes, the log remembers only the inodes of the oldest.
 const AWAITED_MAX: usize = 16_384;
 /// Inodes that are remembered of those; more than these are "all that are open".
 const OLDER_MAX: usize = 1 << 16;
-/// Ranges of numbers that are remembered: more than the changes that are kept can have used.
+/// Ranges of inode numbers that are remembered: more than the changes in the log can have used.
 const RANGES_MAX: usize = 256;
 /// Inodes whose fsync is remembered.
 const SYNCED_MAX: usize = 1 << 16;
 /// Inodes are looked through when there are more of them than this, and than twice the changes.
 const STALE_MAX: usize = 1024;
 
-/// What is not known to be durable when a server has taken the place of one that crashed: it is
-/// made again, or lost.
+/// What is not known to be durable when a new server has replaced one that crashed: each change is
+/// replayed or lost.
 #[derive(Default)]
 pub(super) struct Replayable {
     /// In their order.
     pub(super) changes: Vec<Change>,
     /// Names and inodes are there as the changes up to this one have left them. `None`: nothing can
-    /// be made again, and nothing is known.
+    /// be replayed, and nothing is known.
     pub(super) last_applied: Option<u64>,
     /// All that was changed up to this one is there, contents too.
     pub(super) durable: u64,
@@ -62,7 +62,7 @@ pub(super) struct Replayable {
     pub(super) made: Vec<Ino>,
 }
 
-/// What is kept.
+/// The log, and what is needed to decide which of its changes survive.
 #[derive(Default)]
 pub(super) struct ReplayLog {
     changes: VecDeque<Change>,
@@ -71,7 +71,7 @@ pub(super) struct ReplayLog {
     awaited: usize,
     /// Changes up to this one are durable.
     durable: u64,
-    /// The newest promised change of each inode, answered or not. Those that are durable may be
+    /// The newest early-acknowledged change of each inode, answered or not. Those that are durable may be
     /// among them.
     touching: HashMap<Ino, u64>,
     /// Changes that touch the inode, up to this one, are durable.
@@ -80,17 +80,17 @@ pub(super) struct ReplayLog {
     older: HashMap<Ino, u64>,
     /// The newest change of which not even that is known.
     overflow: Option<u64>,
-    /// Changes up to this one are of a series that has ended.
+    /// Changes up to this one are of a epoch that has ended.
     ended: u64,
     /// Inodes that the kernel has forgotten, each with the newest change of that time.
     claims: VecDeque<(u64, Claim)>,
     numbers: VecDeque<Numbers>,
     /// Changes from this one on leave marks at the server: the first that was promised in the
-    /// series.
+    /// epoch.
     sequenced_from: Option<u64>,
 }
 
-/// What becomes of a change that a server has not answered before it crashed.
+/// What becomes of a change that the server had not answered when it crashed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unanswered {
     /// It was not made, or comes to the same once more, and nobody has seen it: it is sent again.
@@ -107,7 +107,7 @@ fn matters(op: &Op) -> bool {
 }
 
 impl ReplayLog {
-    /// A change is promised.
+    /// A change is acknowledged early.
     pub(super) fn acknowledged(&mut self, seq: u64, pending: &Pending) {
         self.sequenced_from.get_or_insert(seq);
         if matters(&pending.op) {
@@ -261,12 +261,12 @@ impl ReplayLog {
         }
     }
 
-    /// With `more` that are not answered, no more may be promised.
+    /// Whether the log, with `more` unanswered changes, has no room for another one.
     pub(super) fn is_full(&self, more: usize, more_bytes: usize) -> bool {
         self.changes.len() + more >= CHANGES_MAX || self.bytes + more_bytes >= BYTES_MAX
     }
 
-    /// A series has ended: the leases on all inodes may have gone to others. What comes now has the
+    /// A epoch has ended: the leases on all inodes may have gone to others. What comes now has the
     /// numbers behind `newest`.
     pub(super) fn end_epoch(&mut self, newest: u64) {
         self.ended = newest;
@@ -286,7 +286,7 @@ impl ReplayLog {
         }
     }
 
-    /// Numbers have been given.
+    /// The server has reserved inode numbers for this client.
     pub(super) fn add_numbers(&mut self, numbers: Numbers) {
         self.numbers.push_back(numbers);
         if self.numbers.len() > RANGES_MAX {
@@ -294,12 +294,13 @@ impl ReplayLog {
         }
     }
 
-    /// The server, or the session, is gone, and with it what was kept.
+    /// Nothing of the session before can be replayed or reported any more.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// The session is gone, the server is not: what it has made is there, and made again by nobody.
+    /// The session has ended, and the server goes on: what it has applied exists, and is not
+    /// replayed.
     pub(super) fn give_up(&mut self) {
         let Replayable { changes, older, overflow, .. } = self.take(None, 0, Vec::new());
         let inos = changes.into_iter().flat_map(|change| change.pending.touched).chain(older);
@@ -308,8 +309,8 @@ impl ReplayLog {
         *self = Self { older, overflow: overflow.then_some(0), ..Self::default() };
     }
 
-    /// The server has crashed: gives what may be lost, with the promised changes that it has not
-    /// answered. All of that is kept anew as it is made again.
+    /// The server has crashed: gives what may be lost, with the early-acknowledged changes that it has not
+    /// answered. All of that is kept anew as it is replayed.
     pub(super) fn take(
         &mut self,
         last_applied: Option<u64>,
@@ -390,7 +391,7 @@ impl ReplayLog {
     }
 }
 
-/// Whether the server has made a promised change.
+/// Whether the answer says that the server has applied the change.
 pub(super) fn is_made(outcome: &Outcome) -> bool {
     !matches!(outcome, Outcome::Failed { .. } | Outcome::Dropped {} | Outcome::Busy {})
 }
@@ -488,7 +489,7 @@ mod tests {
         assert_eq!(
             log.unanswered(9, &unlink, found),
             Unanswered::Unknown,
-            "it may have left no last_applied"
+            "it may have left no sequence number"
         );
         let decided = Pending { touched: vec![1], ..Pending::unattended(mkdir) };
         log.acknowledged(5, &decided);

@@ -1,5 +1,5 @@
-//! What promised changes need, given by the server beforehand: inode numbers, and space that is set
-//! aside.
+//! What early-acknowledged changes use up, reserved at the server beforehand: inode numbers and
+//! space.
 
 use crate::rt::collections::VecDeque;
 use std::ops::Range;
@@ -10,22 +10,22 @@ use ferry_fs::Ino;
 use super::clock_reading::ClockReading;
 use crate::message::{Cost, Op};
 
-/// More numbers are asked for when there are fewer than these.
+/// Below this count the client requests more inode numbers.
 const NUMBERS_LOW: u64 = 2048;
-/// So much space is asked for first, in bytes and inodes; twice as much each time that it did not
-/// last, so many times.
+/// The first request for space, in bytes and inodes. If it does not last, the next one asks for
+/// twice as much, `LEVEL_MAX` times at most.
 const BYTES_FIRST: u64 = 1 << 20;
 const INODES_FIRST: u64 = 64;
 const LEVEL_MAX: u32 = 6;
-/// What is used up after this time did not last.
+/// A reservation that is used up within this time did not last.
 const LASTS: Duration = Duration::from_secs(1);
-/// A server that gives less than this has none,
+/// A server that grants less than this has no space,
 const BYTES_LEAST: u64 = 64 << 10;
 const INODES_LEAST: u64 = 4;
-/// and is not asked again for so long.
+/// and is not asked again for this time.
 const REFUSED_TIME: Duration = Duration::from_secs(1);
 
-/// What is left.
+/// What is left of the reservation, and the requests for more.
 #[derive(Debug, Default)]
 pub(super) struct Reservation {
     numbers: VecDeque<Range<Ino>>,
@@ -37,7 +37,7 @@ pub(super) struct Reservation {
     asked_space: bool,
     /// So many questions for space are not answered.
     asking: u32,
-    /// Something was given: the server knows, durably, that something may be promised.
+    /// The server has granted something: it has recorded that this client may acknowledge early.
     open: bool,
     /// How often what is asked for was doubled.
     level: u32,
@@ -53,7 +53,7 @@ pub(super) struct Reservation {
 }
 
 impl Reservation {
-    /// Whether it suffices.
+    /// Whether it covers the cost of a change.
     pub(super) fn has(&self, cost: Cost) -> bool {
         self.open && self.has_space(cost) && (!cost.number || self.left > 0)
     }
@@ -81,7 +81,7 @@ impl Reservation {
         }
     }
 
-    /// Asking makes no sense.
+    /// The server has refused a request so recently that asking makes no sense.
     pub(super) fn is_refused(&self, now: ClockReading) -> bool {
         self.refused.is_some_and(|at| now.since(at) < REFUSED_TIME)
     }
@@ -140,7 +140,7 @@ impl Reservation {
         }
     }
 
-    /// The server has set so much aside: what was asked for, or less.
+    /// The server has reserved this much: what was requested, or less.
     pub(super) fn take_space(
         &mut self,
         asked: (u64, u64),
@@ -185,9 +185,9 @@ impl Reservation {
         }
     }
 
-    /// Asked now and then: what is kept from now on, where some was not needed since the last time.
-    /// Nothing while more is asked for: what the answer brings would be behind that word, or before
-    /// it.
+    /// Called at intervals: gives back what was not needed since the last call, and says what is
+    /// left. `None` while a request is unanswered: the server could not tell whether that answer is
+    /// counted.
     pub(super) fn spare(&mut self) -> Option<Op> {
         let (paid, filled) = (self.paid, self.filled);
         (self.paid, self.filled, self.short) = (false, false, false);
@@ -203,8 +203,8 @@ impl Reservation {
         self.remaining()
     }
 
-    /// Somebody else needs it: nothing is kept, and nothing asked for, for a while. Nothing while
-    /// more is asked for, as above.
+    /// Another client needs the space: gives everything back, and requests nothing for a while.
+    /// `None` while a request is unanswered, as above.
     pub(super) fn spare_all(&mut self, now: ClockReading) -> Option<Op> {
         self.refused = Some(now);
         if self.asking > 0 || (self.bytes, self.inodes) == (0, 0) {
@@ -220,7 +220,7 @@ impl Reservation {
         asked.then_some(Op::Spare { bytes: self.bytes, inodes: self.inodes })
     }
 
-    /// The session is gone, and everything that was given to it.
+    /// The session has ended, and its reservation with it.
     pub(super) fn empty(&mut self) {
         let Self { asked_numbers, asked_space, asking, .. } = *self;
         *self = Self { asked_numbers, asked_space, asking, ..Self::default() };

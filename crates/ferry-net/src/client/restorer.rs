@@ -53,7 +53,7 @@ impl Restore for Restorer {
             tables.damage(plan.lost.iter().copied());
             let mut losses = fs.losses.lock();
             losses.append(&mut plan.losses);
-            // Otherwise more may come until everything is made again.
+            // Otherwise more may come until everything is replayed.
             if !plan.at_all {
                 losses::tell(&std::mem::take(&mut *losses), &tables);
             }

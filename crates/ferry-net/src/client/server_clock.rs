@@ -3,7 +3,7 @@
 //!
 //! * Each answer to a greeting or a ping says what time it was at the server, some time between the
 //!   question and the answer.
-//! * The client's own clock of the day has no part in it: whoever sets that changes no times.
+//! * The client's own wall clock has no part in it: setting it changes no file times.
 //! * Times never go back: if the server's clock turns out to be behind what was told, time stands
 //!   nearly still until that is over.
 
@@ -23,7 +23,7 @@ pub(super) struct ServerClock {
     told: i128,
 }
 
-/// The time at the server at a moment here.
+/// The time at the server, as a function of the monotonic clock here.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     at: Duration,

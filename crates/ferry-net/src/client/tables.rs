@@ -56,7 +56,7 @@ pub(super) struct Dir {
     pub(super) whole: Option<Arc<[Name]>>,
 }
 
-/// Who holds locks on a file.
+/// The owner of locks on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Owner {
     ino: Ino,
@@ -92,7 +92,7 @@ pub(super) struct Tables {
     unsettled: HashMap<Owner, Vec<Pending>>,
     /// Losses of changes, by inode: told to each descriptor.
     losses: HashMap<Ino, ErrorSequence>,
-    /// All of them: told to who syncs the mount.
+    /// All of them: reported to a program that syncs the mount.
     any_loss: ErrorSequence,
     told_of_any: ErrorCursor,
     /// Files of which something is lost, and which nobody has tried to rename since.
@@ -187,7 +187,7 @@ impl Tables {
         rename_all(self.names.values_mut().map(|(dir, name)| (dir, name)), from, to, exchange);
     }
 
-    /// A promised change names an inode to the kernel; its answer is yet to come.
+    /// An early-acknowledged change names an inode to the kernel; its answer is yet to come.
     pub(super) fn expect(&mut self, ino: Ino) {
         let node = self.nodes.entry(ino).or_default();
         node.lookups += 1;
@@ -226,7 +226,7 @@ impl Tables {
         self.nodes.remove(&ino)
     }
 
-    /// An inode was made again in a new session; whether the kernel knows it.
+    /// An inode was replayed in a new session; whether the kernel knows it.
     pub(super) fn known_again(&mut self, ino: Ino, known: &Known) -> bool {
         let node = self.nodes.get_mut(&ino);
         node.map(|node| (node.ticket, node.stamp) = (Some(known.ticket), known.stamp)).is_some()
@@ -315,7 +315,7 @@ impl Tables {
         told.map_or(Ok(()), Err)
     }
 
-    /// The same of any changes at all, to whoever syncs the mount.
+    /// The same of any changes at all, for a program that syncs the mount.
     pub(super) fn tell_of_any_loss(&self) -> Result<(), Errno> {
         self.any_loss.tell(&self.told_of_any).map_or(Ok(()), Err)
     }
@@ -347,7 +347,7 @@ impl Tables {
         self.any_loss.add(Errno(libc::EIO));
     }
 
-    /// A change that was promised is not made.
+    /// An early-acknowledged change is not applied.
     pub(super) fn lost(&mut self, op: &Op, touched: &[Ino]) {
         let info = op.info();
         if let Some(handle) = info.opens.and_then(|fh| self.handles.get_mut(&fh)) {
@@ -360,7 +360,7 @@ impl Tables {
         self.breaks(op, touched);
     }
 
-    /// A change that was promised is lost: the files that it has changed, or made, get no other
+    /// An early-acknowledged change is lost: the files that it has changed, or made, get no other
     /// name before a program was told. Directories do.
     fn breaks(&mut self, op: &Op, touched: &[Ino]) {
         let info = op.info();
@@ -372,7 +372,7 @@ impl Tables {
     }
 
     /// Whether a change would be made on top of what is lost: through a file that was open then, by
-    /// a program that was not told, or as a new name of it. The new name is refused once: whoever
+    /// a program that was not told, or as a new name of it. The new name is refused once: a program that
     /// tries again knows.
     pub(super) fn refuses(&mut self, op: &Op, files: &[(u64, Ino)]) -> bool {
         let named = if let Op::Setattr { fh, .. } = op { *fh } else { None };
@@ -399,7 +399,7 @@ impl Tables {
     /// A lock was taken through an open file. All that its owner has of the file goes with that one
     /// from now on: an owner that comes through several is a process, and closing any of them ends
     /// all. So there are no more locks here than at the server, where those that touch become one.
-    /// If the open file is gone, nothing would give the lock back, so nobody has it.
+    /// If the open file is closed, nothing would release the lock, so it is released.
     pub(super) fn set_lock(&mut self, ino: Ino, fh: u64, lock: &FileLock) {
         if !self.handles.contains_key(&fh) {
             return self.remove_lock(ino, lock);
@@ -414,7 +414,7 @@ impl Tables {
         through.entry(fh).or_default().append(&mut own);
     }
 
-    /// A lock was given back, through whatever open file it was taken.
+    /// A lock was returned, through whatever open file it was taken.
     pub(super) fn remove_lock(&mut self, ino: Ino, lock: &FileLock) {
         let unlock = FileLock { kind: libc::F_UNLCK, ..*lock };
         let Some(through) = self.locks.get_mut(&ino) else { return };
@@ -446,7 +446,7 @@ impl Tables {
             .collect()
     }
 
-    /// The same, with what it does not have as pieces of kind `F_UNLCK`.
+    /// The same, with the ranges that it does not have as locks of kind `F_UNLCK`.
     pub(super) fn ranges(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
         let mut ranges = self.locks_within(ino, lock);
         let unlock = FileLock { kind: libc::F_UNLCK, ..*lock };
@@ -467,7 +467,7 @@ impl Tables {
         ranges
     }
 
-    /// From now on requests of this owner are kept.
+    /// From now on requests of this owner wait here.
     pub(super) fn unsettle(&mut self, owner: Owner) {
         self.unsettled.entry(owner).or_default();
     }
@@ -483,7 +483,7 @@ impl Tables {
         }
     }
 
-    /// The owner is settled; gives what was kept.
+    /// The owner is settled; gives the requests that waited.
     pub(super) fn settle(&mut self, owner: Owner) -> Vec<Pending> {
         self.unsettled.remove(&owner).unwrap_or_default()
     }

@@ -16,7 +16,7 @@ use crate::message::{Op, Outcome};
 /// Turns the server's answer into the kernel's.
 pub(super) type Finish = Box<dyn Fn(&RemoteFs, Outcome) -> Result<Reply, Errno> + Send + Sync>;
 
-/// Keeps what an answer says that may be kept.
+/// Caches what an answer says.
 pub(super) type Keep = Box<dyn Fn(&RemoteFs, &Outcome, u8) + Send + Sync>;
 
 /// A request of which it matters what the server did, though nobody waits for it any more.
@@ -171,7 +171,7 @@ impl RemoteFs {
         Err(Stop::Parked)
     }
 
-    /// The same; what the answer says is kept if it may be.
+    /// The same; what the answer says is cached if that is safe.
     pub(super) fn send_and_keep<T>(
         &self,
         cx: &Cx<'_>,

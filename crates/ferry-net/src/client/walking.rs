@@ -1,4 +1,4 @@
-//! Somebody goes through a tree: what is next is asked for ahead of it.
+//! Read-ahead for a program that goes through a tree: the client requests what it needs next.
 //!
 //! * CLIENT-WALK-1: a thread walks when it has listed `WALKS_FROM` (`walks`) directories more, each named
 //!   by a listing that it had before. One that lists a single directory, or several that have
@@ -6,8 +6,8 @@
 //! * CLIENT-WALK-2: what is asked for is what the walk comes to next: directories in the order of
 //!   the listings, each before what stands behind it. Only as much as `AHEAD_ENTRIES`, each once,
 //!   in [`UNDER_WAY_MAX`] requests at a time; and only what such a walk needs ([`Purpose`]).
-//! * CLIENT-WALK-3: nobody waits for what is under way: who comes there first asks as if there were
-//!   no walk.
+//! * CLIENT-WALK-3: no program waits for a walk. A program that needs an inode before the walk has
+//!   answered requests it as if there were no walk.
 //! * CLIENT-WALK-4: this lock comes before that of the cache.
 
 use std::sync::{Arc, Weak};
@@ -110,7 +110,7 @@ impl RemoteFs {
     }
 }
 
-/// A walk under way.
+/// A walk in flight.
 struct Walked {
     fs: Weak<RemoteFs>,
     number: u64,

@@ -12,7 +12,7 @@ const WALKS_FROM: u32 = 2;
 const AHEAD_ENTRIES: usize = 1024;
 /// Directories that are looked at to find what is next.
 const STAGES_MAX: usize = 256;
-/// Walks of a thread under way.
+/// Walks of a thread in flight.
 pub(super) const UNDER_WAY_MAX: usize = 2;
 /// Threads that are remembered.
 const THREADS_MAX: usize = 16;
@@ -151,7 +151,7 @@ impl Thread {
     }
 }
 
-/// Those who may be walking.
+/// All threads that may be walking.
 #[derive(Default)]
 pub(super) struct Walking {
     pub(super) threads: HashMap<u32, Thread>,

@@ -1,7 +1,7 @@
 //! Messages on a stream of bytes: the length as `u32`, then as many bytes.
 //!
-//! A long message may be cut into pieces, each a frame: the length of each but the last says that
-//! more follows ([`MORE`]). Other messages may come between two pieces, whole ones, and say so
+//! A long message may be cut into chunks, each a frame. The length of each chunk but the last says
+//! that more follows ([`MORE`]). Whole messages may stand between two chunks, and say so
 //! ([`BETWEEN`]). `lanes` decides what is cut.
 
 use std::io;
@@ -15,22 +15,22 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use crate::codec::{Malformed, Wire, decode};
 use crate::message::{Op, Promised, Who};
 
-/// A frame that has begun must be complete after this time: whoever sends a byte a minute is cut
-/// off.
+/// A frame that has begun must be complete after this time: a peer that sends a byte a minute is
+/// disconnected.
 pub(crate) const FRAME_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Bytes of a frame's length.
 pub(crate) const HEAD: usize = 4;
 /// In the length: the message goes on in another frame.
 const MORE: u32 = 1 << 31;
-/// In the length: a message between two pieces of another.
+/// In the length: a message between two chunks of another.
 const BETWEEN: u32 = 1 << 30;
 /// Most messages are no longer.
 const FRAME_SMALL: usize = 256;
 /// There is room for so many bytes at least where something is read,
 const READ_MIN: usize = 16 << 10;
-/// and so much memory is kept where nothing has begun to come.
-const KEPT_MAX: usize = 64 << 10;
+/// and a buffer that is empty keeps this much memory at most.
+const IDLE_MAX: usize = 64 << 10;
 
 /// Both ends of a connection, plain or TLS.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -97,12 +97,12 @@ pub(crate) fn whole_within(frames: &[u8], max: usize) -> usize {
     whole
 }
 
-/// The head of a piece.
+/// The head of a chunk.
 pub(crate) fn piece_head(len: usize, more: bool) -> [u8; HEAD] {
     (len as u32 | if more { MORE } else { 0 }).to_le_bytes()
 }
 
-/// These messages go between two pieces of another.
+/// These messages go between two chunks of another.
 pub(crate) fn mark_between(frames: &mut [u8]) {
     let mut at = 0;
     while at < frames.len() {
@@ -113,7 +113,7 @@ pub(crate) fn mark_between(frames: &mut [u8]) {
 }
 
 /// Messages as they come: what has arrived together is taken in together. Memory is taken as bytes
-/// arrive, not as they are promised.
+/// arrive, not as the length announces.
 pub(crate) struct Frames<R> {
     stream: R,
     /// A longer message is an error, before it has arrived.
@@ -123,7 +123,7 @@ pub(crate) struct Frames<R> {
     start: usize,
     /// Counts bytes as they arrive.
     heard: Arc<AtomicU64>,
-    /// The pieces of a message that has not come as a whole.
+    /// The chunks of a message that is not complete.
     pieces: Vec<u8>,
     /// One that was put together, while it is looked at.
     whole: Vec<u8>,
@@ -230,7 +230,7 @@ impl<R: AsyncRead + Unpin> Frames<R> {
     /// Takes in what has arrived.
     async fn fill(&mut self) -> io::Result<usize> {
         self.bytes.drain(..std::mem::take(&mut self.start));
-        if self.bytes.is_empty() && self.bytes.capacity() > KEPT_MAX {
+        if self.bytes.is_empty() && self.bytes.capacity() > IDLE_MAX {
             self.bytes = Vec::new();
         }
         self.whole = Vec::new();
@@ -249,7 +249,7 @@ impl<R: AsyncRead + Unpin> Frames<R> {
 }
 
 /// The next message's bytes, and not one behind them; `None` at the end of the stream. A length
-/// beyond `max` is an error before anything is read or kept, and so is one that was cut.
+/// beyond `max` is an error before anything is read, and so is one that was cut.
 pub(crate) async fn read_bytes(
     stream: &mut (impl AsyncRead + Unpin),
     max: usize,
@@ -261,7 +261,7 @@ pub(crate) async fn read_bytes(
     }
 }
 
-/// The same of a frame, which may be a piece: with what its head says beside the length.
+/// The same of a frame, which may be a chunk: with what its head says beside the length.
 pub(crate) async fn read_frame(
     stream: &mut (impl AsyncRead + Unpin),
     max: usize,
@@ -277,7 +277,7 @@ pub(crate) async fn read_frame(
         if len > max {
             return Err(malformed());
         }
-        // Memory is taken as bytes arrive, not as they are promised.
+        // Memory is taken as bytes arrive, not as the length announces.
         let mut bytes = Vec::new();
         stream.take(len as u64).read_to_end(&mut bytes).await?;
         if bytes.len() < len {

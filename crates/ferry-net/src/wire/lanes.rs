@@ -1,12 +1,12 @@
 //! What is sent on a connection: two lanes, one of which never waits for the other.
 //!
-//! * LANE-1: a message of the first lane waits for at most one piece of the second. Messages of the
-//!   second lane that are longer than a piece are cut (`frame`): a slow connection has small
-//!   pieces, a fast one cuts nothing.
-//! * LANE-2: each lane keeps its order. Between the two there is none: whoever sends on the first
-//!   must not rely on what it sent on the second.
-//! * LANE-3: the second lane is written as far as its [`Pace`] allows. What waits in the sockets of
-//!   both sides and in the network delays the first lane too, so a pace bounds that.
+//! * LANE-1: a message of the first lane waits for at most one chunk of the second. Longer messages
+//!   of the second lane are cut into chunks (`frame`). A slow connection has small chunks; a fast
+//!   one cuts nothing.
+//! * LANE-2: each lane keeps its order. Between the two there is none: a message of the first lane
+//!   must not rely on an earlier one of the second.
+//! * LANE-3: the second lane is written as far as its [`Pace`] allows. Bytes in the sockets of both
+//!   sides and in the network delay the first lane too, so a pace bounds them.
 
 use crate::rt::collections::VecDeque;
 use std::io;
@@ -19,14 +19,14 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::frame::{self, HEAD};
 
-/// Who does not take a message for so long is gone;
+/// A peer that takes no message for this long is considered dead.
 const WRITE_TIME_MAX: Duration = Duration::from_secs(30);
-/// nor, where more come all the time, so many bytes of them.
+/// The same, if it takes fewer bytes than this in that time.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Bytes that are written together.
 const BUFFER: usize = 64 << 10;
 
-/// Bytes of the shortest piece.
+/// Bytes of the shortest chunk.
 pub(crate) const CHUNK_MIN: usize = 4 << 10;
 
 struct Item<T> {
@@ -64,15 +64,15 @@ pub(crate) fn line<T>() -> (Line<T>, Outgoing<T>) {
     (Line(sender), Outgoing { incoming, closed: false, first, second, at: 0, cut: 0 })
 }
 
-/// How fast the second lane is written, and in which pieces.
+/// How fast the second lane is written, and in which chunks.
 pub(crate) trait Pace: Send + Sync {
-    /// Bytes of the next piece; `None`: not yet.
+    /// Bytes of the next chunk; `None`: not yet.
     fn chunk(&self) -> Option<usize>;
     /// So many bytes of either lane were written. Gives what is to be sent behind them at once.
     fn wrote(&self, bytes: usize) -> Option<Vec<u8>>;
     /// So many bytes have left, which took so long.
     fn left(&self, bytes: usize, took: Duration);
-    /// Rung when there may be a piece again.
+    /// Notified when there may be a chunk again.
     fn bell(&self) -> &Notify;
 }
 
@@ -101,8 +101,8 @@ impl<T> Outgoing<T> {
         }
     }
 
-    /// Bytes of the next piece of the second lane. If nobody can send any more, nobody hears of a
-    /// pace either.
+    /// Bytes of the next chunk of the second lane. When no sender is left, the pace does not matter
+    /// either.
     fn chunk(&self, pace: &dyn Pace) -> Option<usize> {
         if self.second.is_empty() {
             return None;
@@ -217,14 +217,14 @@ pub(crate) async fn write_all<T>(
     let _closed = timeout(WRITE_TIME_MAX, writer.shutdown()).await;
 }
 
-/// The pace of who writes as fast as the other side takes it: only its pieces are such that one
-/// takes little time.
+/// The pace of a side that writes as fast as the other takes it. It bounds only the time that one
+/// chunk takes.
 pub(crate) struct AsTaken {
     chunk: std::sync::atomic::AtomicUsize,
     never: Notify,
 }
 
-/// A piece should be written after this time.
+/// A chunk should be written after this time.
 const CHUNK_TIME: Duration = Duration::from_millis(20);
 /// What is less says nothing of how fast it was taken.
 const TOLD_BYTES: usize = 32 << 10;
@@ -318,7 +318,7 @@ mod tests {
                 assert!(frames.ready().await.expect("it comes"));
                 assert_eq!(frames.next(), Some(expected));
             }
-            // A piece of the long one is written, then what its pace sends behind it.
+            // A chunk of the long one is written, then what its pace sends behind it.
             assert!(frames.ready().await.expect("it comes"));
             assert_eq!(frames.next(), Some(&[0xee; 2][..]));
             for n in 1..=4u8 {

@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use ferry_fs::{Attr, Ino};
 
-use super::{Cache, CacheVersion, State};
+use super::state::{Cache, State};
+use super::version::CacheVersion;
 use crate::client::model::Name;
 use crate::message::{Naming, Op, Outcome, Use};
 
-/// A change under way. Dropped without [`Cache::end`], it was not answered and never will be.
+/// A change in flight. Dropped without [`Cache::end`], it was not answered and never will be.
 pub(in crate::client) struct PendingEffect {
     cache: Arc<Cache>,
-    epoch: u64,
+    returns: u64,
     inos: Vec<Ino>,
-    /// Those of which there were write leases: they are to be given back behind the change.
+    /// Those of which there were write leases: they are to be returned behind the change.
     held: Vec<Ino>,
     blind: bool,
     names: Vec<(Ino, Vec<u8>, Becomes)>,
@@ -50,12 +51,12 @@ enum Becomes {
 }
 
 impl State {
-    /// A change is no longer under way.
+    /// A change is no longer in flight.
     pub(super) fn over(&mut self, effect: &mut PendingEffect) {
         if std::mem::take(&mut effect.blind) {
             // Of what it has touched we know no more than that it may be any of them.
             self.blind -= 1;
-            self.epoch += 1;
+            self.returns += 1;
             self.walks.leave_all_out();
             self.nodes.values_mut().for_each(|node| node.attr = None);
             self.model.drop_contents_not_held();
@@ -130,14 +131,14 @@ impl Cache {
         names.iter().for_each(|(dir, name, _)| state.unknow(*dir, name));
         if blind {
             state.blind += 1;
-            state.epoch += 1;
+            state.returns += 1;
             state.walks.leave_all_out();
         }
         // What is known under write leases would not hold any more.
         let held = inos.iter().copied().filter(|ino| state.model.drop(*ino)).collect();
         Some(PendingEffect {
             cache: Arc::clone(self),
-            epoch: state.epoch,
+            returns: state.returns,
             inos,
             held,
             blind,
@@ -157,8 +158,8 @@ impl Cache {
         let mut state = self.state.lock();
         let names = std::mem::take(&mut effect.names);
         state.over(&mut effect);
-        let begun = CacheVersion { epoch: effect.epoch, ..state.version() };
-        // The ordered stream answers in order: if none of ours is under way, this is how they all
+        let begun = CacheVersion { returns: effect.returns, ..state.version() };
+        // The ordered stream answers in order: if none of ours is in flight, this is how they all
         // have left it.
         for attr in after {
             if state.blind == 0 && state.may_keep(begun, attr.ino) {

@@ -1,42 +1,42 @@
-//! What the kernel is told that it may keep for a moment: attributes, and the names of directories;
-//! and contents of files that are mapped into memory.
+//! What the kernel has been told that it may cache: attributes, names of directories, and contents
+//! of files that are mapped into memory.
 //!
-//! * KERNEL-CACHE-1: only what is under a lease, no longer than the term lasts, and a second at
-//!   most, a name for a tenth of that: while this program stands still, or the machine has just
-//!   woken up, nobody can be told to forget. And the kernel may not be able to forget a name: it
-//!   locks the directory above to do so, and has it locked as long as a change there is under way,
-//!   which may be what the others wait for.
-//! * KERNEL-CACHE-2: what is given back is dropped here, then forgotten by the kernel, and then the
-//!   server is told. In between nothing of it is kept or shown again: it is being *withdrawn*.
-//! * KERNEL-CACHE-3: a reply may not have been taken in when the kernel is told to forget.
-//!   Attributes that it had asked for before, it discards then. Those of an inode that it does not
-//!   know yet are taken back again a little later. With the name of a directory a process that gets
-//!   no time to run may keep an old one for a moment: only if that directory has just been moved or
-//!   removed by somebody else.
-//! * KERNEL-CACHE-4: contents for a mapping are kept only if there is a lease when they are asked
-//!   for. They are dropped behind the word to the server, not before: what programs have stored
-//!   there is written on the way, and that may have to wait for the very change that wants the
-//!   lease. So a mapping shows what others have written a moment later.
+//! * KERNEL-CACHE-1: the kernel caches only what is under a lease, at most until the term ends, and
+//!   at most for a second; a name for a tenth of that. The reasons: while this program is stopped,
+//!   or the machine has just woken up, nobody can tell the kernel to forget. And the kernel may be
+//!   unable to forget a name: for that it locks the parent directory, which stays locked while a
+//!   change there is in flight, and other clients may wait for that change.
+//! * KERNEL-CACHE-2: a lease is returned in three steps: this cache drops the inode, the kernel
+//!   forgets it, the server is told. In between the inode is *withdrawn*: neither cached here nor
+//!   reported to the kernel.
+//! * KERNEL-CACHE-3: the kernel may be told to forget before it has processed an earlier reply. It
+//!   then discards attributes that it requested before. Attributes of an inode that it does not
+//!   know yet are invalidated once more a little later. A process that gets no time to run may see
+//!   an old directory name for up to a tenth of a second, if another client has just moved or
+//!   removed that directory.
+//! * KERNEL-CACHE-4: contents of a mapping are cached only if there is a lease when the kernel
+//!   requests them. The kernel drops them after the server is told, not before: dirty pages are
+//!   written first, and that write may wait for the very change that wants the lease. So a mapping
+//!   shows another client's writes a little later.
 
 use crate::rt::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use ferry_fs::{Attr, Ino, ROOT, RenameFlags, ToForget};
+use ferry_fs::{Attr, Ino, ROOT, ToForget};
 
-use super::State;
 use crate::client::clock_reading::ClockReading;
 
-/// The kernel is told nothing for longer,
+/// The longest time for which the kernel may cache attributes.
 pub(in crate::client) const ATTR_VALID_MAX: Duration = Duration::from_secs(1);
-/// and no name: somebody may have to wait until it is over.
+/// The same for names: other clients may have to wait until it has passed.
 pub(in crate::client) const NAME_VALID_MAX: Duration = Duration::from_millis(100);
-/// The kernel reckons from the moment at which it takes in an answer, in ticks. What it was shown
-/// is over here so much later.
+/// The kernel counts from the time at which it processes an answer, in ticks. So an entry expires
+/// here this much later.
 const LATE: Duration = Duration::from_millis(500);
-/// The name of a directory that others wanted is not shown again for so long, nor those in it
-/// (KERNEL-CACHE-1).
+/// If other clients wanted a directory, its name and the names in it are not reported to the kernel
+/// for this time (KERNEL-CACHE-1).
 const CALM: Duration = Duration::from_secs(10);
-/// So many are remembered before those that are over are taken out.
+/// Expired entries are removed when there are more than these.
 const ENTRIES_MIN: usize = 4096;
 
 /// A directory and a name in it.
@@ -46,20 +46,20 @@ pub(in crate::client) type FullName = (Ino, Box<[u8]>);
 #[derive(Default)]
 pub(super) struct KernelCached {
     /// Until when it keeps attributes.
-    seen: HashMap<Ino, Duration>,
+    pub(super) seen: HashMap<Ino, Duration>,
     /// Of directories: until when it keeps the name, and which: the directory and the name in it.
-    names: HashMap<Ino, (Duration, Ino, Box<[u8]>)>,
-    thin_at: usize,
-    /// Directories that others wanted, and until when their names are not shown.
-    wanted: HashMap<Ino, Duration>,
+    pub(super) names: HashMap<Ino, (Duration, Ino, Box<[u8]>)>,
+    pub(super) thin_at: usize,
+    /// Directories that other clients wanted, and until when their names are not reported.
+    pub(super) wanted: HashMap<Ino, Duration>,
     /// Names that the kernel is about to change; whether one was forgotten here meanwhile.
-    moving: Vec<(FullName, FullName, bool)>,
+    pub(super) moving: Vec<(FullName, FullName, bool)>,
     /// Files of which it keeps contents.
-    mapped: HashSet<Ino>,
+    pub(super) mapped: HashSet<Ino>,
     /// How often each is being withdrawn.
-    withdrawn: HashMap<Ino, u32>,
+    pub(super) withdrawn: HashMap<Ino, u32>,
     /// What the kernel has to forget before the server is told.
-    to_forget: ToForget,
+    pub(super) to_forget: ToForget,
 }
 
 /// What the kernel is told of an inode.
@@ -75,7 +75,13 @@ impl KernelCached {
         !self.withdrawn.is_empty() && self.withdrawn.contains_key(&ino)
     }
 
-    fn see(&mut self, ino: Ino, valid: Duration, now: Duration, name: Option<(Ino, &[u8])>) {
+    pub(super) fn see(
+        &mut self,
+        ino: Ino,
+        valid: Duration,
+        now: Duration,
+        name: Option<(Ino, &[u8])>,
+    ) {
         if self.seen.len() >= self.thin_at {
             self.seen.retain(|_, until| *until > now);
             self.names.retain(|_, (until, _, _)| *until > now);
@@ -127,7 +133,7 @@ impl KernelCached {
         }
     }
 
-    fn forget_name(&mut self, name: FullName) {
+    pub(super) fn forget_name(&mut self, name: FullName) {
         match self.moving.iter_mut().find(|(from, to, _)| *from == name || *to == name) {
             Some((_, _, forgotten)) => *forgotten = true,
             None => self.to_forget.names.push(name),
@@ -135,7 +141,7 @@ impl KernelCached {
     }
 
     /// The kernel has renamed something: what it keeps has the other name now.
-    fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), exchange: bool) {
+    pub(super) fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), exchange: bool) {
         rename_all(self.names.values_mut().map(|(_, dir, name)| (dir, name)), from, to, exchange);
     }
 }
@@ -159,98 +165,4 @@ pub(in crate::client) fn rename_all<'a, N>(
         };
         (*dir, *name) = (now.0, now.1.into());
     }
-}
-
-impl State {
-    /// An inode as the kernel is told of it, if it may keep that: its attributes, how long they
-    /// last and, if it is a directory that was looked up, its name.
-    pub(in crate::client) fn show(
-        &mut self,
-        ino: Ino,
-        name: Option<(Ino, &[u8])>,
-        now: ClockReading,
-    ) -> Option<View> {
-        let left = self
-            .valid_from
-            .map_or(Duration::ZERO, |from| self.term.saturating_sub(now.since(from)));
-        let valid = left.saturating_sub(self.term / 8).min(ATTR_VALID_MAX);
-        let attr = self
-            .known_attr(ino)
-            .filter(|_| !valid.is_zero() && !self.kernel_cached.is_withdrawn(ino))?;
-        let calm = |ino: Ino| {
-            self.kernel_cached.wanted.get(&ino).is_none_or(|until| *until <= now.monotonic)
-        };
-        let name =
-            name.filter(|(parent, _)| is_dir(&attr) && ino != ROOT && calm(ino) && calm(*parent));
-        self.kernel_cached.see(ino, valid, now.monotonic, name);
-        let name_valid = if name.is_some() { valid.min(NAME_VALID_MAX) } else { Duration::ZERO };
-        Some(View { attr, valid, name_valid })
-    }
-
-    /// The kernel asks for contents to keep them; `false`: there is no lease under which it may.
-    pub(in crate::client) fn map(&mut self, ino: Ino, now: ClockReading) -> bool {
-        let leased =
-            self.is_valid(now) && self.is_leased(ino) && !self.kernel_cached.is_withdrawn(ino);
-        if leased {
-            self.kernel_cached.mapped.insert(ino);
-        }
-        leased
-    }
-
-    /// What the kernel has to forget of what was dropped since this was called last.
-    pub(in crate::client) fn take_to_forget(&mut self) -> ToForget {
-        std::mem::take(&mut self.kernel_cached.to_forget)
-    }
-
-    /// The kernel asks for a rename, and has both directories locked until that is answered: it
-    /// cannot forget these names meanwhile.
-    pub(in crate::client) fn moves(&mut self, from: FullName, to: FullName) {
-        self.kernel_cached.moving.push((from, to, false));
-    }
-
-    /// It was done (with these flags), or not. Gives names that the kernel has to look up again.
-    pub(in crate::client) fn moved(
-        &mut self,
-        from: &FullName,
-        to: &FullName,
-        done: Option<RenameFlags>,
-    ) -> Vec<FullName> {
-        if let Some(flags) = done {
-            self.kernel_cached.rename((from.0, &from.1), (to.0, &to.1), flags.exchange);
-        }
-        let moving = &mut self.kernel_cached.moving;
-        let this = moving.iter().position(|(one, other, _)| (one, other) == (from, to));
-        match this.map(|this| moving.swap_remove(this)) {
-            Some((from, to, true)) => vec![from, to],
-            _ => Vec::new(),
-        }
-    }
-
-    /// The kernel does not know it any more, and no answer is on its way that names it.
-    pub(in crate::client) fn unsee(&mut self, ino: Ino) {
-        self.kernel_cached.seen.remove(&ino);
-        self.kernel_cached.names.remove(&ino);
-        self.kernel_cached.mapped.remove(&ino);
-    }
-
-    /// These are dropped, and the server is not told yet.
-    pub(in crate::client) fn withdraw(&mut self, inos: &[Ino]) {
-        inos.iter().for_each(|ino| *self.kernel_cached.withdrawn.entry(*ino).or_default() += 1);
-    }
-
-    /// The server is about to be told.
-    pub(in crate::client) fn withdrawn(&mut self, inos: &[Ino]) {
-        for ino in inos {
-            if let Some(count) = self.kernel_cached.withdrawn.get_mut(ino) {
-                *count -= 1;
-                if *count == 0 {
-                    self.kernel_cached.withdrawn.remove(ino);
-                }
-            }
-        }
-    }
-}
-
-fn is_dir(attr: &Attr) -> bool {
-    attr.mode & libc::S_IFMT == libc::S_IFDIR
 }

@@ -1,9 +1,17 @@
 //! What is kept, and what no longer.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::rt::Mutex;
+use ferry_env::Clock;
+use ferry_fs::{Attr, Ino, ROOT, ToForget};
+
+use super::state::ENTRIES_MAX;
 use super::*;
-use crate::message::{Op, Outcome};
-use ferry_fs::{ROOT, ToForget};
+use crate::client::model::Names;
+use crate::message::{Known, Op, Outcome};
 
 /// A clock that stands still until it is set.
 #[derive(Default)]
@@ -224,7 +232,7 @@ fn a_kernel_cached_inode_is_withdrawn_before_it_is_cached_again() {
     cache.show(7, Some((5, b"sub"))).expect("it is leased");
     recall(&cache, &[7, 8]);
     let to_forget = cache.lock().take_to_forget();
-    assert_eq!(to_forget.inodes, [7], "the other was not kernel_cached");
+    assert_eq!(to_forget.inodes, [7], "the other is not kernel-cached");
     assert_eq!(to_forget.names, [(5, (*b"sub").into())]);
     cache.lock().withdraw(&[7]);
     assert!(learn(7).is_empty());

@@ -48,7 +48,7 @@ impl Link {
     pub(in crate::client) async fn greet(&self) -> io::Result<Greeted> {
         let greeting = async {
             let mut stream = self.connector.connect().await?;
-            // The server takes the greeting as word that nothing is kept, by the kernel either.
+            // With the greeting the client says that it caches nothing, nor does its kernel.
             self.cache.drop_all();
             let to_forget = self.cache.lock().take_to_forget();
             self.kernel.forgotten(to_forget).await;

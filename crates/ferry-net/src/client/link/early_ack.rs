@@ -4,7 +4,7 @@
 //!   while there is a connection. The client decides it, numbers it and puts it into the stream
 //!   without a gap: under the cache's lock, then under the link's.
 //! * EARLY-ACK-2: requests about an inode with unanswered changes are answered behind the newest of
-//!   these. Its leases are given back behind it, too.
+//!   these. Its leases are returned behind it, too.
 //! * EARLY-ACK-3: an early-acknowledged change that fails ends its epoch. It is lost, and with it
 //!   the unanswered early-acknowledged changes that depend on it: those that touch an inode that a
 //!   lost change touches. Their programs are told (`lost`). All other unanswered changes are sent
@@ -38,7 +38,7 @@ use crate::message::{Made, Op, Outcome};
 /// Changes that no program waits for are sent after this time, together.
 const COMPANY_TIME: Duration = Duration::from_millis(3);
 
-/// Leave to promise changes, while it lives.
+/// The right to acknowledge changes early, while it lives.
 pub(in crate::client) struct EarlyAcks<'l>(MutexGuard<'l, State>);
 
 impl EarlyAcks<'_> {
@@ -47,7 +47,7 @@ impl EarlyAcks<'_> {
         self.0.lossy
     }
 
-    /// Puts a promised change into the stream; `true`: whoever asked for it has to wait for room.
+    /// Puts an early-acknowledged change into the stream; `true`: its program has to wait for room.
     pub(in crate::client) fn acknowledge(&mut self, pending: Pending) -> bool {
         debug_assert!(pending.role == Role::Acknowledged);
         self.0.push(pending);
@@ -57,7 +57,7 @@ impl EarlyAcks<'_> {
 }
 
 impl Link {
-    /// Leave to promise changes. The cache's lock is held.
+    /// The right to acknowledge changes early, if there is a connection. The cache's lock is held.
     pub(in crate::client) fn early_acks(&self) -> Option<EarlyAcks<'_>> {
         let state = self.state.lock();
         let may = state.phase.is_connected() && !state.read_only;
@@ -125,7 +125,7 @@ impl Link {
         waiter.answer(outcome, 0);
     }
 
-    /// Nothing of these is kept any more, and the server is told.
+    /// Nothing of these is cached any more, and the server is told.
     pub(in crate::client) fn give_back(&self, inos: &[Ino]) {
         self.return_leases(inos, false);
     }
@@ -358,8 +358,8 @@ impl Link {
         ended
     }
 
-    /// Waits until the server has made all that was promised. If the connection is gone just now,
-    /// who is `patient` waits for it as operations do.
+    /// Waits until the server has applied all early-acknowledged changes. If there is no connection,
+    /// a `patient` caller waits for one as operations do.
     pub(in crate::client) async fn drained(&self, patient: bool) {
         self.until(|state| state.changes.early() == 0 || !patient && !state.phase.is_connected())
             .await;

@@ -1,13 +1,13 @@
-//! How much of what a client sends may be on its way: what the connection carries in a moment.
+//! How many bytes a client may have in flight: what the connection carries in a short time.
 //!
-//! * FLOW-1: a ping is answered as soon as it arrives, so its answer says that all that was written
-//!   before it has arrived, and how long that took. Pings are sent now and then, and between the
-//!   pieces of whatever is sent.
-//! * FLOW-2: no more is written than was under way when the newest answers took `drain` longer than
-//!   a ping takes at least. So a ping, and the word that leases are given back, arrive after that
+//! * FLOW-1: a ping is answered as soon as it arrives. So its answer says that everything written
+//!   before it has arrived, and how long that took. Pings are sent at intervals, and between the
+//!   chunks of long messages.
+//! * FLOW-2: if the newest answers took `drain` longer than the fastest ping, the client writes no
+//!   more than was in flight then. So a ping, or a message that returns leases, arrives after that
 //!   time, a small part of a term, whatever buffers there are.
-//! * FLOW-3: what is promised and not answered takes a few of these times
-//!   ([`Flow::unanswered_max`]), so that a recall is honoured soon.
+//! * FLOW-3: the bytes of early-acknowledged, unanswered changes are bounded by a few of these
+//!   windows ([`Flow::unanswered_max`]), so that a recall is honoured soon.
 
 use crate::rt::collections::VecDeque;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::frame;
 use crate::lanes::{CHUNK_MIN, Pace};
 use crate::message::{FRAME_MAX, ToServer, WINDOW_BYTES};
 
-/// What is under way should have arrived after this part of a term, beside what an empty connection
+/// What is in flight should have arrived after this part of a term, beside what an empty connection
 /// takes.
 const DRAIN_OF_TERM: u32 = 15;
 /// An empty connection takes no more than this part of a term, as far as it counts.
 const SHORTEST_OF_TERM: u32 = 10;
-/// Bytes under way at first,
+/// Bytes in flight at first,
 const WINDOW_FIRST: u64 = 256 << 10;
 /// at least,
 const WINDOW_MIN: u64 = 16 << 10;
@@ -36,15 +36,15 @@ const WINDOW_MIN: u64 = 16 << 10;
 const WINDOW_MAX: u64 = WINDOW_BYTES as u64;
 /// Pings among what fills the window.
 const PINGS: u64 = 4;
-/// A piece is so small a part of the window.
+/// A chunk is this fraction of the window.
 const CHUNKS: u64 = 8;
-/// So many windows may be promised and not answered.
+/// Windows of early-acknowledged changes that may be unanswered.
 const UNANSWERED_WINDOWS: u64 = 4;
 
 struct Ping {
     number: u64,
     at: ClockReading,
-    /// Bytes that were written before it, and those of them that were under way.
+    /// Bytes that were written before it, and those of them that were in flight.
     position: u64,
     under_way: u64,
 }
@@ -87,7 +87,7 @@ impl Flow {
         self.window.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may be promised and not answered.
+    /// Bytes of early-acknowledged changes that may be unanswered.
     pub(super) fn unanswered_max(&self) -> u64 {
         self.window() * UNANSWERED_WINDOWS
     }
@@ -144,7 +144,7 @@ impl Flow {
         waits.then(|| self.ping())
     }
 
-    /// For `ferry stats`: bytes under way, and how many may be.
+    /// For `ferry stats`: bytes in flight, and how many may be.
     pub(super) fn figures(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.written - state.arrived, self.window())

@@ -18,7 +18,7 @@
 //!
 //! ```text
 //!  connection          greeting, reading, pings, reconnecting
-//!  early_ack           answers to changes, leases that are given back
+//!  early_ack           answers to changes, leases that are returned
 //!  mod (Link)          what the file system calls
 //!  epoch    anew       the end of an epoch; a new session
 //!  state               all that the lock protects
@@ -72,7 +72,7 @@ pub(super) struct Link {
     owner: Mutex<Option<Arc<dyn Restore>>>,
     closed: Notify,
     ended: Notify,
-    /// No promised change is unanswered, or the connection is gone.
+    /// Notified when no early-acknowledged change is unanswered, and when the phase changes.
     drained: Notify,
 }
 
@@ -103,7 +103,7 @@ impl Link {
     }
 
     /// Sends a change behind all before it, or keeps it until it can be sent. Write leases on what
-    /// it touches are given back behind it.
+    /// it touches are returned behind it.
     pub(super) fn change(&self, mut pending: Pending) -> Option<Key> {
         debug_assert!(pending.op.is_ordered(), "{:?}", pending.op);
         let mut cache = self.cache.lock();
@@ -161,12 +161,12 @@ impl Link {
         Some(Key::Request(state.ask(pending)))
     }
 
-    /// Numbers have been given, for what is promised.
+    /// The server has reserved inode numbers for this client.
     pub(super) fn numbered(&self, numbers: Numbers) {
         self.state.lock().log.add_numbers(numbers);
     }
 
-    /// The kernel has forgotten an inode: what is kept may need it. Whether the session knows it,
+    /// The kernel has forgotten an inode: a replay may need it. Whether the session knows it,
     /// or will.
     pub(super) fn remember(&self, claim: Claim) -> bool {
         let mut state = self.state.lock();
@@ -227,9 +227,9 @@ impl Link {
     /// For `ferry stats`.
     pub(super) fn json(&self) -> Value {
         let state = self.state.lock();
-        let (kept, bytes, oldest) = state.log.figures(self.clock.monotonic());
+        let (changes, bytes, oldest) = state.log.figures(self.clock.monotonic());
         Value::from_iter([
-            ("replay_log_changes", Value::from(kept)),
+            ("replay_log_changes", Value::from(changes)),
             ("replay_log_bytes", bytes.into()),
             ("replay_log_oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("connected", Value::from(state.phase.is_connected())),
@@ -239,7 +239,7 @@ impl Link {
             ("unanswered_changes", state.changes.len().into()),
             ("unanswered_ms", (state.age().as_millis() as u64).into()),
             ("unanswered_requests", state.requests.by_id.len().into()),
-            ("decided", state.changes.early().into()),
+            ("early_acknowledged", state.changes.early().into()),
             ("epoch", state.changes.epoch().into()),
             ("unclaimed", state.unclaimed.len().into()),
             ("bytes_in_flight", state.flow.as_ref().map(|flow| flow.figures().0).into()),

@@ -66,7 +66,7 @@ pub(super) struct State {
     pub(super) unclaimed: Unclaimed,
     /// Answers to early-acknowledged changes that wait for room in the window.
     pub(super) held: Vec<HeldAnswer>,
-    /// The newest change behind which leases were given back: the server waits for it.
+    /// The newest change behind which leases were returned: the server waits for it.
     pub(super) returned: u64,
     pub(super) requests: Requests,
     pub(super) window: Window,
@@ -221,7 +221,7 @@ impl State {
         if self.is_full() { Vec::new() } else { std::mem::take(&mut self.held) }
     }
 
-    /// Says that leases are given back behind `after`, which need not have been sent. If there is
+    /// Says that leases are returned behind `after`, which need not have been sent. If there is
     /// no connection, nothing is said: with the next greeting the server takes them back.
     pub(super) fn give_back(&mut self, inos: &[Ino], after: u64) {
         let Some(line) = self.phase.line() else { return };

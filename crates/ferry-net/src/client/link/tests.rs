@@ -181,7 +181,7 @@ fn a_lock_request_stands_behind_all_earlier_changes() {
     ));
 }
 
-/// What the link says of promised changes.
+/// What the link says of early-acknowledged changes.
 #[derive(Default)]
 struct Told {
     lost: Mutex<Vec<Op>>,
@@ -259,7 +259,7 @@ fn a_refused_change_loses_only_its_dependents() {
     let made = |parent, name: &str| Op::Mkdir { parent, name: name.into(), mode: 0 };
     let lost = [made(1, "b"), made(11, "below b"), made(13, "below that")];
     assert_eq!(*told.lost.lock(), lost);
-    // What does not depend on it is sent again in the next series, and the leases go back behind
+    // What does not depend on it is sent again in the next epoch, and the leases go back behind
     // that.
     let mut again = Vec::new();
     let mut returned_behind = Vec::new();
@@ -297,7 +297,7 @@ fn a_fenced_session_loses_all_unanswered_early_acknowledged_changes() {
     assert!(changes(sent(&link, &mut line)).is_empty(), "the leases are gone");
 }
 
-/// More operations restore a session than the window holds; the last ones are not promised.
+/// More operations restore a session than the window holds; the last ones are not acknowledged.
 struct Much {
     promised: u64,
     others: u64,
@@ -514,7 +514,7 @@ async fn a_lease_is_returned_after_the_kernel_has_dropped_its_cache() {
     let learn = |ino| learn_as(libc::S_IFREG, ino);
     learn(5);
     link.receive(recall_of(5), &OneFile).expect("a recall");
-    assert_eq!(returned(&sent(&link, &mut line)), [5], "the kernel was not kernel_cached it");
+    assert_eq!(returned(&sent(&link, &mut line)), [5], "the kernel has not cached it");
     learn(5);
     assert!(link.cache.show(5, None).is_some());
     link.receive(recall_of(5), &OneFile).expect("a recall");
@@ -523,7 +523,7 @@ async fn a_lease_is_returned_after_the_kernel_has_dropped_its_cache() {
     assert!(link.cache.attr(5).is_none(), "it is not kept on its way back");
     assert_eq!(kernel.resume(), [5]);
     assert_eq!(returned(&sent(&link, &mut line)), [5]);
-    // A kernel that is kept from forgetting: what it was shown ends by itself.
+    // A kernel that cannot forget: its entries expire.
     learn(5);
     assert!(link.cache.show(5, None).is_some());
     link.receive(recall_of(5), &OneFile).expect("a recall");
@@ -601,7 +601,7 @@ impl Restore for Knowing {
     fn tick(&self) {}
 }
 
-/// The inodes that messages claim, claim by claim, with their places.
+/// The inodes that messages claim, claim by claim, with their sequence numbers.
 fn claims(messages: &[ToServer]) -> Vec<(u64, Vec<Ino>)> {
     let claim = |message: &ToServer| match message {
         ToServer::Change { seq, op: Op::Claim { inodes }, .. } => {
@@ -618,7 +618,7 @@ fn found(seq: u64) -> ToClient {
     ToClient::Changed { seq, after: List::default(), empty: false, made: None, outcome }
 }
 
-/// A link whose first session is gone, and what it says in the second.
+/// A link whose first session has ended, and what it says in the second.
 fn anew(knowing: &Knowing) -> (Arc<Link>, lanes::Outgoing<()>) {
     let link = link();
     drop(connect(&link, 1, false));

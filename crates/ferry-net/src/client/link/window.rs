@@ -13,7 +13,7 @@ const OUTBOX_MAX: usize = 32 << 10;
 pub(super) const FOR_REQUESTS: (usize, usize) = (64, 3 << 20);
 
 /// The part of the server's window that is in use. Beyond its window the server reads nothing, not
-/// even a lease that is given back.
+/// even a lease that is returned.
 #[derive(Default)]
 pub(super) struct Window {
     ops: usize,

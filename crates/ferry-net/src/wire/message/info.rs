@@ -7,7 +7,7 @@
 
 use ferry_fs::{Ino, XATTR_SIZE_MAX, target_cost, write_cost};
 
-use super::{ANSWER_MIN, LISTING_MAX, Op, Place, WALK_BYTES_MAX};
+use super::types::{ANSWER_MIN, LISTING_MAX, Op, Place, WALK_BYTES_MAX};
 
 /// The stream that carries an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(crate) enum Behind {
     /// The same, and every early-acknowledged change: the name may mean an inode that one of them
     /// has made.
     Early,
-    /// The newest of all. A lock is taken behind what was given back before, a walk tells of what
+    /// The newest of all. A lock is taken behind what was returned before, a walk tells of what
     /// nobody can name yet, and what was removed before `Statfs` is free.
     All,
     /// The newest that says how much of the reservation is left.
@@ -108,7 +108,7 @@ impl Makes {
         self != Self::Nothing
     }
 
-    /// It makes an inode that has a name, so it can be made again after a crash.
+    /// It makes an inode that has a name, so it can be replayed after a crash.
     pub(crate) fn is_named_inode(self) -> bool {
         !matches!(self, Self::Nothing | Self::Nameless)
     }

@@ -1,22 +1,5 @@
-//! What this client keeps of inodes on which it has a lease: attributes, and names in directories.
-//!
-//! * CACHE-1: nothing is used when the term is over. It ends a fixed time after the last ping that
-//!   was answered was *sent*; what was kept then is gone, also if a later ping is answered.
-//! * CACHE-2: an answer is kept only if nothing was given back (recalled, thrown out, a connection
-//!   lost) since its request was made. `epoch` counts that, before and after the server is told: a
-//!   request between the two may have been answered under a lease that is gone.
-//! * CACHE-3: a change makes what is kept of the inodes that it touches unknown when it is sent. An
-//!   answer to a request is not kept if a change of its own touched the inode meanwhile. `slots`
-//!   say so by a hash of the number: two inodes that share one are kept less often.
-//! * CACHE-4: a directory that is `complete` has no names but those that are kept; a name of which
-//!   nothing is known is kept as that.
-//! * CACHE-5: what is under a write lease is in the `model` and not here; nothing that the server
-//!   says of it is taken over, for our own changes may be on their way.
-//! * CACHE-6: this lock comes before that of the link, and that before the one of the tables: what
-//!   is decided here and what is put into the ordered stream have the same order.
-//! * CACHE-7: a read lease covers contents too: nobody changes a file whose readers have not given
-//!   their leases back. Contents that were read are kept by the same rules as attributes, and go
-//!   where those become unknown; but not where only the access time has moved.
+//! The cache's state under its lock: attributes and names under read leases, and what else follows
+//! the same rules.
 
 use crate::rt::collections::HashMap;
 use std::sync::Arc;
@@ -27,101 +10,95 @@ use ferry_env::Clock;
 use ferry_fs::{Attr, Ino, Timestamp, ToForget};
 use serde_json::Value;
 
-use super::clock_reading::ClockReading;
-use super::contents::CONTENTS_MAX;
-use super::model::{Model, Name, Names};
-use super::reservation::Reservation;
-use super::server_clock::ServerClock;
+use crate::client::clock_reading::ClockReading;
+use crate::client::contents::CONTENTS_MAX;
+use crate::client::model::{Model, Name, Names};
+use crate::client::reservation::Reservation;
+use crate::client::server_clock::ServerClock;
 use crate::message::{self, Known, Op};
 
-mod ahead;
-mod asking;
-mod changes;
-mod kernel_cached;
+use super::ahead::Walks;
+use super::asking::Asking;
+use super::kernel_cached::{KernelCached, View};
+use super::version::CacheVersion;
 
-use ahead::Walks;
-use asking::Asking;
-pub(super) use changes::PendingEffect;
-use kernel_cached::KernelCached;
-pub(super) use kernel_cached::{ATTR_VALID_MAX, FullName, NAME_VALID_MAX, View, rename_all};
-
-/// Inodes and names that are kept; beyond this half of the inodes are given back.
-const ENTRIES_MAX: usize = 1 << 17;
+/// Inodes and names that are kept; beyond this half of the inodes are returned.
+pub(super) const ENTRIES_MAX: usize = 1 << 17;
 /// A power of two.
 const SLOTS: usize = 4096;
 
 #[derive(Default)]
-struct Node {
-    attr: Option<Attr>,
-    names: Names,
+pub(super) struct Node {
+    pub(super) attr: Option<Attr>,
+    pub(super) names: Names,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Slot {
-    /// Changes of ours under way.
-    changing: u32,
+pub(super) struct Slot {
+    /// Changes of ours in flight.
+    pub(super) changing: u32,
     /// When the last one began or ended.
-    last: u64,
+    pub(super) last: u64,
     /// When the last one began.
-    begun: u64,
+    pub(super) begun: u64,
 }
 
 /// What the lock of [`Cache`] protects.
-pub(super) struct State {
-    nodes: HashMap<Ino, Node>,
-    names: usize,
-    /// Counts what was given back.
-    epoch: u64,
+pub(in crate::client) struct State {
+    pub(super) nodes: HashMap<Ino, Node>,
+    pub(super) names: usize,
+    /// Counts returned leases.
+    pub(super) returns: u64,
     /// Counts beginnings and ends of our changes.
-    events: u64,
-    slots: Vec<Slot>,
-    /// Changes under way that touch inodes which we cannot name: nothing is used meanwhile.
-    blind: u32,
-    term: Duration,
+    pub(super) events: u64,
+    pub(super) slots: Vec<Slot>,
+    /// Changes in flight that touch inodes which we cannot name: nothing is used meanwhile.
+    pub(super) blind: u32,
+    pub(super) term: Duration,
     /// Leases last for a term from here.
-    valid_from: Option<ClockReading>,
+    pub(super) valid_from: Option<ClockReading>,
     /// When the server was greeted.
-    greeted: Option<ClockReading>,
-    hits: u64,
-    misses: u64,
-    recalled: u64,
-    pub(super) model: Model,
-    pub(super) reservation: Reservation,
-    asking: Asking,
-    walks: Walks,
-    kernel_cached: KernelCached,
-    clock: ServerClock,
+    pub(super) greeted: Option<ClockReading>,
+    pub(super) hits: u64,
+    pub(super) misses: u64,
+    pub(super) recalled: u64,
+    pub(in crate::client) model: Model,
+    pub(in crate::client) reservation: Reservation,
+    pub(super) asking: Asking,
+    pub(super) walks: Walks,
+    pub(super) kernel_cached: KernelCached,
+    pub(super) clock: ServerClock,
 }
 
 impl State {
-    fn slot(&mut self, ino: Ino) -> &mut Slot {
+    pub(super) fn slot(&mut self, ino: Ino) -> &mut Slot {
         let hash = ino.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         &mut self.slots[hash as usize & (SLOTS - 1)]
     }
 
     /// Whether leases last.
-    pub(super) fn is_valid(&self, now: ClockReading) -> bool {
+    pub(in crate::client) fn is_valid(&self, now: ClockReading) -> bool {
         self.valid_from.is_some_and(|from| now.since(from) < self.term)
     }
 
-    fn drop_node(&mut self, ino: Ino) {
+    pub(super) fn drop_node(&mut self, ino: Ino) {
         let node = self.nodes.remove(&ino);
         self.model.contents.drop(ino);
         self.names -= node.map_or(0, |node| node.names.len());
     }
 
     /// Nothing is known any more; gives the write leases that were held.
-    fn drop_all(&mut self, now: ClockReading) -> Vec<Ino> {
+    pub(super) fn drop_all(&mut self, now: ClockReading) -> Vec<Ino> {
         self.kernel_cached.forget_all(now);
         self.nodes.clear();
         self.names = 0;
-        self.epoch += 1;
+        self.returns += 1;
         self.asking.forget_all();
         self.walks.leave_all_out();
         self.model.clear()
     }
 
-    fn set_name(&mut self, dir: Ino, name: &[u8], what: Name) {
+    pub(super) fn set_name(&mut self, dir: Ino, name: &[u8], what: Name) {
         if self.model.holds(dir) {
             return self.model.learn_name(dir, name, what);
         }
@@ -130,14 +107,14 @@ impl State {
     }
 
     /// Names that we are about to change, or do not know any more.
-    fn unknow(&mut self, dir: Ino, name: &[u8]) {
+    pub(super) fn unknow(&mut self, dir: Ino, name: &[u8]) {
         if self.nodes.contains_key(&dir) {
             self.set_name(dir, name, Name::Unknown);
         }
     }
 
     /// What a name means, as far as that is known.
-    pub(super) fn name(&self, dir: Ino, name: &[u8]) -> Name {
+    pub(in crate::client) fn name(&self, dir: Ino, name: &[u8]) -> Name {
         if self.model.holds(dir) {
             return self.model.name(dir, name);
         }
@@ -145,23 +122,23 @@ impl State {
     }
 
     /// The attributes, under whatever lease.
-    fn known_attr(&self, ino: Ino) -> Option<Attr> {
+    pub(super) fn known_attr(&self, ino: Ino) -> Option<Attr> {
         let read = || self.nodes.get(&ino).and_then(|node| node.attr).filter(|_| self.blind == 0);
         self.model.attr(ino).or_else(read)
     }
 
     /// Whether there is a lease on an inode.
-    pub(super) fn is_leased(&self, ino: Ino) -> bool {
+    pub(in crate::client) fn is_leased(&self, ino: Ino) -> bool {
         self.known_attr(ino).is_some()
     }
 
     /// The time at the server.
-    pub(super) fn server_time(&mut self, now: ClockReading) -> Timestamp {
+    pub(in crate::client) fn server_time(&mut self, now: ClockReading) -> Timestamp {
         self.clock.now(now.monotonic)
     }
 
     /// The newest change of what an operation is about to change, as far as that is known.
-    pub(super) fn changed_at(&self, op: &Op, file: Option<Ino>) -> Timestamp {
+    pub(in crate::client) fn changed_at(&self, op: &Op, file: Option<Ino>) -> Timestamp {
         let info = op.info();
         let named = info.names().flat_map(|(dir, name)| {
             let target = if let Name::Is(ino) = self.name(dir, name) { Some(ino) } else { None };
@@ -172,7 +149,7 @@ impl State {
     }
 
     /// A change of ours was decided here: what the server has answered before is not kept.
-    pub(super) fn decided(&mut self, touched: &[Ino]) {
+    pub(in crate::client) fn decided(&mut self, touched: &[Ino]) {
         self.walks.changed(touched);
         self.events += 1;
         let event = self.events;
@@ -183,15 +160,15 @@ impl State {
     }
 
     /// Whether an answer that was asked for at `sight` may be kept of this inode.
-    fn may_keep(&mut self, version: CacheVersion, ino: Ino) -> bool {
+    pub(super) fn may_keep(&mut self, version: CacheVersion, ino: Ino) -> bool {
         let slot = *self.slot(ino);
-        let given_back = version.epoch != self.epoch || self.kernel_cached.is_withdrawn(ino);
+        let given_back = version.returns != self.returns || self.kernel_cached.is_withdrawn(ino);
         !given_back && slot.changing == 0 && slot.last <= version.event
     }
 
     /// The same of a name in a directory, or of what a file contains. Under a write lease only
     /// changes of our own matter.
-    fn may_keep_part(&mut self, version: CacheVersion, dir: Ino) -> bool {
+    pub(super) fn may_keep_part(&mut self, version: CacheVersion, dir: Ino) -> bool {
         if !self.model.holds(dir) {
             return self.blind == 0 && self.may_keep(version, dir);
         }
@@ -199,25 +176,25 @@ impl State {
         slot.changing == 0 && slot.last <= version.event && self.model.held_since(dir, version.tick)
     }
 
-    fn keep_attr(&mut self, attr: &Attr) {
+    pub(super) fn keep_attr(&mut self, attr: &Attr) {
         if self.model.holds(attr.ino) {
             return;
         }
         self.nodes.entry(attr.ino).or_default().attr = Some(*attr);
     }
 
-    fn version(&self) -> CacheVersion {
-        CacheVersion { epoch: self.epoch, event: self.events, tick: self.model.tick() }
+    pub(super) fn version(&self) -> CacheVersion {
+        CacheVersion { returns: self.returns, event: self.events, tick: self.model.tick() }
     }
 
     /// Inodes to give back.
-    fn surplus(&mut self) -> Vec<Ino> {
+    pub(super) fn surplus(&mut self) -> Vec<Ino> {
         if self.nodes.len() + self.names <= ENTRIES_MAX {
             return Vec::new();
         }
         let half: Vec<Ino> =
             self.nodes.keys().copied().take(self.nodes.len().div_ceil(2)).collect();
-        self.epoch += 1;
+        self.returns += 1;
         half.iter().for_each(|ino| self.drop_node(*ino));
         half
     }
@@ -227,26 +204,18 @@ fn is_file(attr: &Attr) -> bool {
     attr.mode & libc::S_IFMT == libc::S_IFREG
 }
 
-/// What was known when a request was made.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct CacheVersion {
-    epoch: u64,
-    event: u64,
-    tick: u64,
-}
-
 /// All that is kept.
-pub(super) struct Cache {
-    state: Mutex<State>,
-    clock: Arc<dyn Clock>,
+pub(in crate::client) struct Cache {
+    pub(super) state: Mutex<State>,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
 impl Cache {
-    pub(super) fn new(clock: Arc<dyn Clock>) -> Self {
+    pub(in crate::client) fn new(clock: Arc<dyn Clock>) -> Self {
         let state = State {
             nodes: HashMap::default(),
             names: 0,
-            epoch: 0,
+            returns: 0,
             events: 0,
             slots: vec![Slot::default(); SLOTS],
             blind: 0,
@@ -267,7 +236,7 @@ impl Cache {
     }
 
     /// The server is about to be greeted, or the connection is gone: nothing is kept.
-    pub(super) fn drop_all(&self) {
+    pub(in crate::client) fn drop_all(&self) {
         let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         state.drop_all(now);
@@ -277,7 +246,7 @@ impl Cache {
 
     /// The greeting, sent when [`Cache::drop_all`] was called, is answered: how long a lease lasts,
     /// and the server's clock.
-    pub(super) fn welcomed(&self, term: Duration, server: Timestamp) {
+    pub(in crate::client) fn welcomed(&self, term: Duration, server: Timestamp) {
         let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         state.term = term;
@@ -288,7 +257,12 @@ impl Cache {
 
     /// A ping that was sent at this time was answered, with the time at the server. Whether what
     /// was kept is gone, for the term was over.
-    pub(super) fn ponged(&self, sent: ClockReading, renewed: bool, server: Timestamp) -> bool {
+    pub(in crate::client) fn ponged(
+        &self,
+        sent: ClockReading,
+        renewed: bool,
+        server: Timestamp,
+    ) -> bool {
         let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         state.clock.heard(sent.monotonic, now.monotonic, server);
@@ -303,22 +277,22 @@ impl Cache {
     }
 
     /// How long a lease lasts.
-    pub(super) fn term(&self) -> Duration {
+    pub(in crate::client) fn term(&self) -> Duration {
         self.state.lock().term
     }
 
     /// To decide, and to put what was decided into the ordered stream.
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(in crate::client) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
     /// Now, as terms are reckoned.
-    pub(super) fn now(&self) -> ClockReading {
+    pub(in crate::client) fn now(&self) -> ClockReading {
         ClockReading::now(&*self.clock)
     }
 
     /// The attributes, if they are known, and how long the kernel may keep them.
-    pub(super) fn attr(&self, ino: Ino) -> Option<(Attr, Duration)> {
+    pub(in crate::client) fn attr(&self, ino: Ino) -> Option<(Attr, Duration)> {
         let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         let known = state.known_attr(ino).filter(|_| state.is_valid(now));
@@ -330,13 +304,13 @@ impl Cache {
 
     /// What the kernel is told of an inode that it has asked for, under this name, if it may keep
     /// that.
-    pub(super) fn show(&self, ino: Ino, name: Option<(Ino, &[u8])>) -> Option<View> {
+    pub(in crate::client) fn show(&self, ino: Ino, name: Option<(Ino, &[u8])>) -> Option<View> {
         let now = ClockReading::now(&*self.clock);
         self.state.lock().show(ino, name, now)
     }
 
     /// What a name means, if that is known, with its attributes; `Some(None)`: nothing.
-    pub(super) fn lookup(&self, dir: Ino, name: &[u8]) -> Option<Option<Attr>> {
+    pub(in crate::client) fn lookup(&self, dir: Ino, name: &[u8]) -> Option<Option<Attr>> {
         let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         let known = match state.name(dir, name) {
@@ -351,13 +325,13 @@ impl Cache {
     }
 
     /// A request is about to be made.
-    pub(super) fn version(&self) -> CacheVersion {
+    pub(in crate::client) fn version(&self) -> CacheVersion {
         let state = self.state.lock();
         state.version()
     }
 
     /// Attributes have come, under a lease. Gives inodes to give back, as do the others.
-    pub(super) fn learn_attr(&self, version: CacheVersion, attr: &Attr) -> Vec<Ino> {
+    pub(in crate::client) fn learn_attr(&self, version: CacheVersion, attr: &Attr) -> Vec<Ino> {
         let mut state = self.state.lock();
         if state.blind == 0 && state.may_keep(version, attr.ino) {
             state.keep_attr(attr);
@@ -366,19 +340,25 @@ impl Cache {
     }
 
     /// Attributes as an answer should show them: ours, where they are newer.
-    pub(super) fn newest(&self, attr: Attr) -> Attr {
+    pub(in crate::client) fn newest(&self, attr: Attr) -> Attr {
         self.state.lock().model.attr(attr.ino).unwrap_or(attr)
     }
 
     /// Whether an inode is known to have no extended attributes.
-    pub(super) fn is_plain(&self, ino: Ino) -> bool {
+    pub(in crate::client) fn is_plain(&self, ino: Ino) -> bool {
         let now = ClockReading::now(&*self.clock);
         let state = self.state.lock();
         state.is_valid(now) && state.model.is_plain(ino)
     }
 
     /// Reads what is known of a file's contents; `quiet`: and moves no access time.
-    pub(super) fn read(&self, ino: Ino, offset: u64, out: &mut [u8], quiet: bool) -> Option<usize> {
+    pub(in crate::client) fn read(
+        &self,
+        ino: Ino,
+        offset: u64,
+        out: &mut [u8],
+        quiet: bool,
+    ) -> Option<usize> {
         let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         if !state.is_valid(now) || state.blind > 0 && !state.model.holds(ino) {
@@ -393,13 +373,13 @@ impl Cache {
     }
 
     /// The kernel asks for contents to keep them; `false`: it may not.
-    pub(super) fn map(&self, ino: Ino) -> bool {
+    pub(in crate::client) fn map(&self, ino: Ino) -> bool {
         let now = ClockReading::now(&*self.clock);
         self.state.lock().map(ino, now)
     }
 
     /// What the kernel has to forget of what is over without anybody's word.
-    pub(super) fn over(&self) -> ToForget {
+    pub(in crate::client) fn over(&self) -> ToForget {
         let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         if !state.is_valid(now) {
@@ -410,7 +390,7 @@ impl Cache {
 
     /// A file is about to be read from its beginning: how long it is, if it is leased and its
     /// contents may be kept.
-    pub(super) fn before_reading(&self, ino: Ino) -> Option<(u64, CacheVersion)> {
+    pub(in crate::client) fn before_reading(&self, ino: Ino) -> Option<(u64, CacheVersion)> {
         let now = ClockReading::now(&*self.clock);
         let state = self.state.lock();
         let attr =
@@ -419,7 +399,7 @@ impl Cache {
     }
 
     /// A file was read from its beginning; it was leased at `sight`, before that was asked for.
-    pub(super) fn learn_contents(&self, version: CacheVersion, ino: Ino, bytes: &[u8]) {
+    pub(in crate::client) fn learn_contents(&self, version: CacheVersion, ino: Ino, bytes: &[u8]) {
         let mut state = self.state.lock();
         let whole = state
             .known_attr(ino)
@@ -430,7 +410,7 @@ impl Cache {
     }
 
     /// The names of a directory, if all are known: a cookie says where the listing goes on.
-    pub(super) fn list(&self, dir: Ino) -> Option<Arc<[message::Name]>> {
+    pub(in crate::client) fn list(&self, dir: Ino) -> Option<Arc<[message::Name]>> {
         let now = ClockReading::now(&*self.clock);
         let state = self.state.lock();
         if !state.is_valid(now) {
@@ -444,19 +424,19 @@ impl Cache {
     }
 
     /// A symbolic link's target, if it is known.
-    pub(super) fn target(&self, ino: Ino) -> Option<Vec<u8>> {
+    pub(in crate::client) fn target(&self, ino: Ino) -> Option<Vec<u8>> {
         let now = ClockReading::now(&*self.clock);
         let state = self.state.lock();
         state.model.target(ino).filter(|_| state.is_valid(now))
     }
 
     /// Whether there is a write lease on an inode.
-    pub(super) fn holds(&self, ino: Ino) -> bool {
+    pub(in crate::client) fn holds(&self, ino: Ino) -> bool {
         self.state.lock().model.holds(ino)
     }
 
     /// A name was looked up, under a lease of the directory.
-    pub(super) fn learn_name(
+    pub(in crate::client) fn learn_name(
         &self,
         version: CacheVersion,
         dir: Ino,
@@ -471,7 +451,7 @@ impl Cache {
     }
 
     /// The file was read: the server may have moved the access time.
-    pub(super) fn was_read(&self, ino: Ino) {
+    pub(in crate::client) fn was_read(&self, ino: Ino) {
         let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         let at = state.server_time(now);
@@ -484,7 +464,7 @@ impl Cache {
     }
 
     /// For `ferry stats`.
-    pub(super) fn json(&self) -> Value {
+    pub(in crate::client) fn json(&self) -> Value {
         let state = self.state.lock();
         Value::from_iter([
             ("inodes", Value::from(state.nodes.len())),
@@ -500,6 +480,3 @@ impl Cache {
         ])
     }
 }
-
-#[cfg(test)]
-mod tests;

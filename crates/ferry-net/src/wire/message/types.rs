@@ -4,12 +4,6 @@ use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, Timestamp, Xat
 
 use crate::codec::{List, wire_enum, wire_fields};
 
-mod info;
-
-pub(crate) use info::{
-    Behind, Check, Cost, Effect, Info, Makes, Naming, Replay, Stream, Use, opens_for_writing,
-};
-
 /// The version of the protocol: both sides must have the same.
 pub const VERSION: u32 = 10;
 /// Bytes of the largest read and write.
@@ -42,7 +36,7 @@ pub const LEASED: u8 = 1;
 /// In a reply: the same of the inode that was found.
 pub const LEASED_FOUND: u8 = 2;
 /// What an answer takes beside its data, roughly: an entry with its attributes.
-const ANSWER_MIN: usize = 256;
+pub(crate) const ANSWER_MIN: usize = 256;
 
 /// On whose behalf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,7 +92,7 @@ pub struct Promised {
     pub ino: Ino,
 }
 
-/// How the server has made a change that it has decided: so it can be made again.
+/// How the server has made a change that it has decided: so it can be replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
     /// The time that the change has set.
@@ -216,7 +210,7 @@ wire_fields! {
 }
 
 wire_enum! {
-    /// An operation. Those up to 31, and `Settled`, change nothing and may be made again and in any
+    /// An operation. Those up to 31, and `Settled`, change nothing and may be replayed and in any
     /// order; the others are ordered.
     #[derive(Clone, Debug, PartialEq)]
     pub enum Op {
@@ -243,7 +237,7 @@ wire_enum! {
         16 => Lease { inodes: List<Ino> },
         /// Asks for inode numbers, for what the client will make.
         17 => Numbers {},
-        /// Asks for space that promised changes draw from, beside what is left of what was given
+        /// Asks for space that early-acknowledged changes draw from, beside what is left of what was given
         /// before.
         18 => Credit { bytes: u64, inodes: u64 },
         /// Asks for directories before anybody looks at them, with what is below them: what others
@@ -279,12 +273,12 @@ wire_enum! {
         /// To a server that has taken the place of one that crashed: these numbers were given to
         /// the client, and these inodes made under them.
         54 => Numbered { numbers: Numbers, made: List<Ino> },
-        /// All that the client had promised has been made again, or is given up. The answer, that
+        /// All that the client had promised has been replayed, or is given up. The answer, that
         /// it is durable, counts the changes of the session that are.
         55 => Redone {},
-        /// So much is left here of what `Credit` has given: the rest is given back.
+        /// So much is left here of what `Credit` has given: the rest is returned.
         56 => Spare { bytes: u64, inodes: u64 },
-        /// The client has heard that: others may change what it has made again. Not ordered.
+        /// The client has heard that: others may change what it has replayed. Not ordered.
         57 => Settled {},
     }
 }
@@ -317,7 +311,7 @@ wire_enum! {
         /// Another session has, or is about to get, the write lease of what the change touches: it
         /// was not made.
         12 => Busy {},
-        /// An earlier promised change of its series has failed: this one was not made.
+        /// An earlier early-acknowledged change of its epoch has failed: this one was not made.
         13 => Dropped {},
         /// Inodes that are there and that the client may use.
         14 => Claimed { claims: List<Claim>, stamp: u64 },
@@ -363,7 +357,7 @@ wire_enum! {
             seq: u64,
             /// Answers up to this one have arrived.
             answered: u64,
-            /// The series that it belongs to: each ends with a promised change that fails.
+            /// The epoch that it belongs to: each ends with an early-acknowledged change that fails.
             series: u32,
             /// What the client has shown already; `None`: it waits for the answer.
             promised: Option<Promised>,
@@ -388,7 +382,7 @@ wire_enum! {
         7 => Returned {
             /// Which.
             inodes: List<Ino>,
-            /// They are given back when this change has been applied. It may still be on its way.
+            /// They are returned when this change has been applied. It may still be on its way.
             after: u64,
         },
     }
@@ -417,7 +411,7 @@ wire_enum! {
             promises: bool,
             /// Leases last for so many milliseconds after the last ping that was answered was sent.
             term_ms: u32,
-            /// The series of changes that goes on.
+            /// The epoch of changes that goes on.
             series: u32,
             /// The server's clock.
             now: Timestamp,
@@ -460,7 +454,7 @@ wire_enum! {
             number: u64,
             /// The term of the leases goes on.
             renewed: bool,
-            /// The series of changes that goes on. It may have ended without a change that says so:
+            /// The epoch of changes that goes on. It may have ended without a change that says so:
             /// with the leases of a client of which nothing was heard.
             series: u32,
             /// Changes of the session up to this one are durable.
@@ -494,7 +488,7 @@ wire_enum! {
             /// Which, [`BATCH_MAX`] at most.
             names: List<Place>,
         },
-        /// Another client finds no space: what this one has and does not need is to be given back
+        /// Another client finds no space: what this one has and does not need is to be returned
         /// at once.
         13 => Lack {},
         /// The server ends, for a change has panicked there: nobody knows whether it was made. It
