@@ -148,7 +148,7 @@ pub(super) fn dir_entry(name: &Name) -> DirEntry {
     DirEntry { name: name.as_slice().into(), ino: *ino, kind: *kind, cookie: *cookie, entry: None }
 }
 
-/// As many entries as the kernel has room for in any case; the others are kept.
+/// As many entries as the kernel has room for in any case; the others wait in the tables.
 pub(super) fn listing(fs: &RemoteFs, fh: u64, names: Vec<Name>) -> Vec<DirEntry> {
     let mut names = crate::rt::collections::VecDeque::from(names);
     let (mut entries, mut bytes, mut cookie) = (Vec::new(), 0, 0);

@@ -1,5 +1,5 @@
-//! Time for the terms of leases. Neither clock of a machine suffices: the monotonic one stands still
-//! while the machine sleeps, and the wall clock may be set. So both are read, and the longer
+//! Time for the terms of leases. Neither clock of a machine suffices: the monotonic one stands
+//! still while the machine sleeps, and the wall clock may be set. So both are read, and the longer
 //! distance counts.
 
 use std::time::Duration;

@@ -28,7 +28,8 @@ pub struct ClientOptions {
     pub path: Vec<u8>,
     /// What the server's messages call this client.
     pub name: Vec<u8>,
-    /// Operations wait so long for a server that is gone, then they fail with `ETIMEDOUT`.
+    /// How long operations wait for a server that cannot be reached, then they fail with
+    /// `ETIMEDOUT`.
     pub timeout: Duration,
     /// Changes are answered before the server has made them, where its leases allow that.
     pub asynchronous: bool,

@@ -1,9 +1,9 @@
 //! Contents of small files, cached under leases: written here, or read.
 //!
-//! * CONTENTS-1: contents are cached only as a whole, of an inode under a lease of either kind. Code
-//!   that drops the inode, or its attributes because it changes, drops the contents, too.
-//! * CONTENTS-2: only small files are cached, and a bounded sum of all. Beyond it the least recently
-//!   used are evicted.
+//! * CONTENTS-1: contents are cached only as a whole, of an inode under a lease of either kind.
+//!   Code that drops the inode, or its attributes because it changes, drops the contents, too.
+//! * CONTENTS-2: only small files are cached, and a bounded sum of all. Beyond it the least
+//!   recently used are evicted.
 
 use crate::rt::collections::HashMap;
 

@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 
 use super::cache::{ATTR_VALID_MAX, NAME_VALID_MAX};
 
-/// After this time kernel-cached attributes have expired, whatever keeps the kernel from forgetting.
+/// After this time kernel-cached attributes have expired, whatever keeps the kernel from
+/// forgetting.
 const OVER: Duration = ATTR_VALID_MAX.saturating_mul(2);
 /// The same for names.
 const NAMES_OVER: Duration = NAME_VALID_MAX.saturating_mul(3);

@@ -16,7 +16,7 @@
 //!  waiting                         a request of the kernel that waits for the server
 //!  remote                          RemoteFs: the parts of a mount
 //!  link/                           the stream of changes, the connection
-//!  tables  losses  walks           inodes and open files; what is lost; who walks through trees
+//!  tables  losses  walks           inodes and open files; what is lost; threads in trees
 //!  replay_log                      applied changes that are not durable
 //!  change                          a change and its stages
 //!  cache/  kernel                  attributes and names; what the kernel caches

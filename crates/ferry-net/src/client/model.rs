@@ -75,7 +75,7 @@ impl Names {
         self.whole.as_ref()
     }
 
-    /// All of them are known; gives how many more are kept.
+    /// All of them are known; gives how many more are held.
     pub(super) fn learn_whole(&mut self, whole: Whole) -> isize {
         let before = self.len() as isize;
         let names = whole.names.iter().filter(|name| name.name != b"." && name.name != b"..");
@@ -89,7 +89,7 @@ impl Names {
         self.known.get(name).copied().unwrap_or(otherwise)
     }
 
-    /// Says what a name means now; gives how many more are kept.
+    /// Sets what a name means; gives how many more are held.
     pub(super) fn set(&mut self, name: &[u8], what: Name) -> isize {
         let otherwise = if self.complete { Name::Absent } else { Name::Unknown };
         let before = self.len() as isize;
@@ -269,7 +269,7 @@ impl Model {
         }
     }
 
-    /// Reads what a file contains, if that is kept.
+    /// Reads cached contents.
     pub(super) fn read(&mut self, ino: Ino, offset: u64, out: &mut [u8]) -> Option<usize> {
         let len = self.contents.read(ino, offset, out)?;
         self.tick += 1;
@@ -279,7 +279,7 @@ impl Model {
         Some(len)
     }
 
-    /// A symbolic link's target, if it is kept.
+    /// A symbolic link's target, if it is known.
     pub(super) fn target(&self, ino: Ino) -> Option<Vec<u8>> {
         let held =
             self.inodes.get(&ino).filter(|held| held.attr.mode & libc::S_IFMT == libc::S_IFLNK)?;

@@ -55,8 +55,8 @@ impl RemoteFs {
         self.link.is_read_only()
     }
 
-    /// What this side counts (`connection`, `client_cache` and `fuse` of `ferry stats`), without asking the
-    /// server.
+    /// What this side counts (`connection`, `client_cache` and `fuse` of `ferry stats`), without
+    /// asking the server.
     pub fn figures(&self) -> serde_json::Value {
         let mut connection = self.link.json();
         connection["lost_changes"] = self.lost.load(Ordering::Relaxed).into();

@@ -71,12 +71,12 @@ pub(super) struct ReplayLog {
     awaited: usize,
     /// Changes up to this one are durable.
     durable: u64,
-    /// The newest early-acknowledged change of each inode, answered or not. Those that are durable may be
-    /// among them.
+    /// The newest early-acknowledged change of each inode, answered or not. Those that are durable
+    /// may be among them.
     touching: HashMap<Ino, u64>,
     /// Changes that touch the inode, up to this one, are durable.
     synced: HashMap<Ino, u64>,
-    /// The newest change of each inode of those that are not kept one by one.
+    /// The newest change of each inode of those that are not in the log one by one.
     older: HashMap<Ino, u64>,
     /// The newest change of which not even that is known.
     overflow: Option<u64>,
@@ -85,8 +85,8 @@ pub(super) struct ReplayLog {
     /// Inodes that the kernel has forgotten, each with the newest change of that time.
     claims: VecDeque<(u64, Claim)>,
     numbers: VecDeque<Numbers>,
-    /// Changes from this one on leave marks at the server: the first that was promised in the
-    /// epoch.
+    /// The first early-acknowledged change of the epoch: from it on the server records its
+    /// last-applied sequence number.
     sequenced_from: Option<u64>,
 }
 
@@ -266,7 +266,7 @@ impl ReplayLog {
         self.changes.len() + more >= CHANGES_MAX || self.bytes + more_bytes >= BYTES_MAX
     }
 
-    /// A epoch has ended: the leases on all inodes may have gone to others. What comes now has the
+    /// An epoch has ended: the leases on all inodes may have gone to others. What comes now has the
     /// numbers behind `newest`.
     pub(super) fn end_epoch(&mut self, newest: u64) {
         self.ended = newest;
@@ -309,8 +309,8 @@ impl ReplayLog {
         *self = Self { older, overflow: overflow.then_some(0), ..Self::default() };
     }
 
-    /// The server has crashed: gives what may be lost, with the early-acknowledged changes that it has not
-    /// answered. All of that is kept anew as it is replayed.
+    /// The server has crashed: gives what may be lost, with the early-acknowledged changes that it
+    /// has not answered. Each enters the log again when it is replayed.
     pub(super) fn take(
         &mut self,
         last_applied: Option<u64>,

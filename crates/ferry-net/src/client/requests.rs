@@ -381,7 +381,7 @@ impl Filesystem for RemoteFs {
             });
             return self.send(cx, Op::Read { fh, offset, size: most as u32 }, finish);
         };
-        // A small file is read as a whole, so that it can be kept.
+        // A small file is read as a whole, so that it can be cached.
         let asked = if size <= READ_WHOLE_MAX { most.max(size as usize) } else { most };
         let keep: Keep = Box::new(move |fs, outcome, _| {
             if let Outcome::Data { bytes } = outcome {
@@ -402,7 +402,7 @@ impl Filesystem for RemoteFs {
             node.is_mapped = true;
         }
         self.some_mapped.store(true, Ordering::SeqCst);
-        // Either the read that follows sees a write, or who has written sees that the file is
+        // Either the read that follows sees a write, or the writer sees that the file is
         // mapped.
         fence(Ordering::SeqCst);
         if self.cache.map(ino) {

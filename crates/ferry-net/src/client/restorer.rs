@@ -97,7 +97,7 @@ impl Restore for Restorer {
             });
         }
         for (fh, handle) in tables.handles.iter().filter(|(_, handle)| !handle.lost) {
-            // It exists, it was checked who may open it, and nothing is to be cut off.
+            // It exists, permission was checked, and nothing is to be truncated.
             let flags = handle.flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
             let op = Op::Open { ino: handle.ino, fh: *fh, flags, kill_suidgid: false };
             all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino: handle.ino })));

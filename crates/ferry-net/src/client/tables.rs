@@ -117,8 +117,8 @@ impl Tables {
         }
     }
 
-    /// An answer has named an inode, and the kernel is told. One without a stamp is of a promised
-    /// change, and counted before.
+    /// An answer has named an inode, and the kernel is told. One without a stamp is of an
+    /// early-acknowledged change, and counted before.
     pub(super) fn learn(&mut self, known: &Known) {
         if known.attr.ino == ROOT || known.stamp == 0 {
             return;
@@ -130,8 +130,8 @@ impl Tables {
         node.stamp = node.stamp.max(known.stamp);
     }
 
-    /// A walk has named an inode; `kept`: the kernel may hear of it without another answer. Else it
-    /// may have to be forgotten at once.
+    /// A walk has named an inode; `kept`: it is cached, so the kernel may hear of it without
+    /// another answer. Else it may have to be forgotten at once.
     pub(super) fn learn_ahead(&mut self, known: &Known, deferred: bool) -> Option<Forgotten> {
         let ino = known.attr.ino;
         if ino == ROOT {
@@ -206,7 +206,7 @@ impl Tables {
         self.forget(ino, 0)
     }
 
-    /// The kernel is told of an inode again, by what is kept; `false`: it does not know it any
+    /// The kernel is told of an inode again, from the cache; `false`: it does not know it any
     /// more, and the server must say it.
     pub(super) fn relearn(&mut self, ino: Ino) -> bool {
         let Some(node) = self.nodes.get_mut(&ino) else { return false };
@@ -232,8 +232,8 @@ impl Tables {
         node.map(|node| (node.ticket, node.stamp) = (Some(known.ticket), known.stamp)).is_some()
     }
 
-    /// An inode that was made without an answer is there, with this ticket and stamp, or is gone
-    /// again. Gives what was known of it if the kernel does not know it any more.
+    /// An inode that was created without an answer exists, with this capability and stamp, or does
+    /// not. Gives what was known of it if the kernel does not know it any more.
     pub(super) fn found(&mut self, ino: Ino, named: Option<(u128, u64)>) -> Option<Node> {
         let node = self.nodes.get_mut(&ino)?;
         node.expected = node.expected.saturating_sub(1);
@@ -372,8 +372,8 @@ impl Tables {
     }
 
     /// Whether a change would be made on top of what is lost: through a file that was open then, by
-    /// a program that was not told, or as a new name of it. The new name is refused once: a program that
-    /// tries again knows.
+    /// a program that was not told, or as a new name of it. The new name is refused once: a program
+    /// that tries again knows.
     pub(super) fn refuses(&mut self, op: &Op, files: &[(u64, Ino)]) -> bool {
         let named = if let Op::Setattr { fh, .. } = op { *fh } else { None };
         let is_always_made = op.info().is_always_made;

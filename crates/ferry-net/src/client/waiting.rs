@@ -1,6 +1,6 @@
 //! A request of the kernel that waits for the server.
 //!
-//! It is answered once: by the server's answer, by a signal, or because the server is gone for too
+//! It is answered once: by the server's answer, by a signal, or because the server is away for too
 //! long. An answer that comes when nobody waits any more is undone: what it opened is closed, what
 //! it named is forgotten.
 

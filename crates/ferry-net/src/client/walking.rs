@@ -1,7 +1,7 @@
 //! Read-ahead for a program that goes through a tree: the client requests what it needs next.
 //!
-//! * CLIENT-WALK-1: a thread walks when it has listed `WALKS_FROM` (`walks`) directories more, each named
-//!   by a listing that it had before. One that lists a single directory, or several that have
+//! * CLIENT-WALK-1: a thread walks when it has listed `WALKS_FROM` (`walks`) directories more, each
+//!   named by a listing that it had before. One that lists a single directory, or several that have
 //!   nothing to do with each other, costs nothing.
 //! * CLIENT-WALK-2: what is asked for is what the walk comes to next: directories in the order of
 //!   the listings, each before what stands behind it. Only as much as `AHEAD_ENTRIES`, each once,

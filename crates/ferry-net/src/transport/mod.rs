@@ -1,4 +1,4 @@
-//! How two machines reach each other: addresses, TLS, and who makes connections.
+//! How two machines reach each other: addresses, TLS, and what makes connections.
 
 use std::future::Future;
 use std::io;

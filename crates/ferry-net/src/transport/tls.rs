@@ -72,8 +72,8 @@ impl ServerTls {
             .with_client_cert_verifier(verifier)
             .with_single_cert(certificates, key)
             .map_err(|e| bad(&dir.join("server.pem"), &e))?;
-        // Each handshake is a whole one: who resumes an older one shows no certificate, which may
-        // have been revoked since.
+        // Each handshake is a whole one: a client that resumes an older one sends no certificate,
+        // which may have been revoked since.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         let acceptor = TlsAcceptor::from(Arc::new(config));
@@ -119,7 +119,7 @@ impl ServerTls {
 
 /// Why a handshake comes to nothing, seen from the server.
 pub(crate) enum Fault {
-    /// The client has shown none of this authority.
+    /// The client has sent no certificate of this authority.
     Certificate,
     /// What came was none.
     Handshake,
@@ -139,7 +139,7 @@ impl Fault {
     }
 }
 
-/// A TLS error in the words of who mounts.
+/// A TLS error in the words of a person that mounts.
 pub(crate) fn in_words(error: io::Error) -> io::Error {
     let Some(tls) = error.get_ref().and_then(|error| error.downcast_ref::<Error>()) else {
         return error;
@@ -244,7 +244,7 @@ fn identity(dir: &Path, name: &str) -> Result<Identity, NetError> {
     Ok((certificates, private, until))
 }
 
-/// Who else can read a private key may act as its owner.
+/// Others that can read a private key may act as its owner.
 fn must_be_private(key: &Path) -> Result<(), NetError> {
     let mode = fs::metadata(key).map_err(|e| unusable(key, &e))?.permissions().mode() & 0o7777;
     if mode & 0o077 == 0 {
@@ -264,7 +264,7 @@ pub struct TcpConnector {
 }
 
 impl TcpConnector {
-    /// To this server. Without `tls` nothing is secret and nobody proves who they are.
+    /// To this server. Without `tls` nothing is secret and no side proves its identity.
     pub fn new(address: Address, tls: Option<ClientTls>) -> Self {
         Self { address, tls }
     }

@@ -1,4 +1,5 @@
-//! Changes that wait for the server's answer: what they touch is unknown until it comes.
+//! Changes that wait for the server's answer: until it arrives, nothing is cached of what they
+//! touch.
 
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ impl State {
 
 impl Cache {
     /// A change is about to be sent; `file` gives the inode of an open file. `None`: it touches
-    /// nothing that is kept.
+    /// nothing that is cached.
     pub(in crate::client) fn begin(
         self: &Arc<Self>,
         state: &mut State,
@@ -146,7 +147,7 @@ impl Cache {
         })
     }
 
-    /// A change is answered: `after` are attributes that may be kept, `empty`: the directory that
+    /// A change is answered: `after` are attributes that may be cached, `empty`: the directory that
     /// was made is.
     pub(in crate::client) fn end(
         &self,

@@ -146,7 +146,7 @@ impl KernelCached {
     }
 }
 
-/// Among names that are kept, those that a rename has changed.
+/// Changes the names of a table as a rename has changed them.
 pub(in crate::client) fn rename_all<'a, N>(
     names: impl Iterator<Item = (&'a mut Ino, &'a mut N)>,
     from: (Ino, &[u8]),

@@ -59,7 +59,7 @@ impl State {
         self.asking.granted += 1;
     }
 
-    /// These are no longer kept, for the server wants them back (`wanted`), or they are not needed.
+    /// These are dropped: the server wants them back (`wanted`), or they are not needed.
     /// To be called before the server is told, and [`State::given_back`] behind it, without
     /// unlocking in between. If the kernel has something to forget first, they are withdrawn
     /// instead, and this is called again behind that.

@@ -22,7 +22,7 @@ use super::asking::Asking;
 use super::kernel_cached::{KernelCached, View};
 use super::version::CacheVersion;
 
-/// Inodes and names that are kept; beyond this half of the inodes are returned.
+/// Inodes and names that are cached. Beyond this, half of the inodes are returned.
 pub(super) const ENTRIES_MAX: usize = 1 << 17;
 /// A power of two.
 const SLOTS: usize = 4096;
@@ -148,7 +148,7 @@ impl State {
         inos.filter_map(|ino| self.known_attr(ino)).map(|attr| attr.ctime).max().unwrap_or_default()
     }
 
-    /// A change of ours was decided here: what the server has answered before is not kept.
+    /// This client has decided a change: earlier answers of the server are not cached.
     pub(in crate::client) fn decided(&mut self, touched: &[Ino]) {
         self.walks.changed(touched);
         self.events += 1;
@@ -159,7 +159,7 @@ impl State {
         }
     }
 
-    /// Whether an answer that was asked for at `sight` may be kept of this inode.
+    /// Whether an answer that was requested at `version` may be cached for this inode.
     pub(super) fn may_keep(&mut self, version: CacheVersion, ino: Ino) -> bool {
         let slot = *self.slot(ino);
         let given_back = version.returns != self.returns || self.kernel_cached.is_withdrawn(ino);
@@ -204,7 +204,7 @@ fn is_file(attr: &Attr) -> bool {
     attr.mode & libc::S_IFMT == libc::S_IFREG
 }
 
-/// All that is kept.
+/// All that is cached.
 pub(in crate::client) struct Cache {
     pub(super) state: Mutex<State>,
     pub(super) clock: Arc<dyn Clock>,
@@ -235,7 +235,7 @@ impl Cache {
         Self { state: Mutex::new(state), clock }
     }
 
-    /// The server is about to be greeted, or the connection is gone: nothing is kept.
+    /// The server is about to be greeted, or the connection is closed: nothing stays cached.
     pub(in crate::client) fn drop_all(&self) {
         let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
@@ -256,7 +256,7 @@ impl Cache {
     }
 
     /// A ping that was sent at this time was answered, with the time at the server. Whether what
-    /// was kept is gone, for the term was over.
+    /// was cached is dropped, because the term had ended.
     pub(in crate::client) fn ponged(
         &self,
         sent: ClockReading,
@@ -389,7 +389,7 @@ impl Cache {
     }
 
     /// A file is about to be read from its beginning: how long it is, if it is leased and its
-    /// contents may be kept.
+    /// contents may be cached.
     pub(in crate::client) fn before_reading(&self, ino: Ino) -> Option<(u64, CacheVersion)> {
         let now = ClockReading::now(&*self.clock);
         let state = self.state.lock();
@@ -398,7 +398,7 @@ impl Cache {
         state.is_valid(now).then(|| (attr.size, state.version()))
     }
 
-    /// A file was read from its beginning; it was leased at `sight`, before that was asked for.
+    /// A file was read from its beginning. It was leased at `version`, before the request.
     pub(in crate::client) fn learn_contents(&self, version: CacheVersion, ino: Ino, bytes: &[u8]) {
         let mut state = self.state.lock();
         let whole = state

@@ -1,4 +1,4 @@
-//! What is kept, and what no longer.
+//! What is cached, and when it is dropped.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use std::sync::Arc;
@@ -264,7 +264,7 @@ fn a_kernel_cached_inode_is_withdrawn_before_it_is_cached_again() {
     );
     recall(&cache, &[ROOT]);
     assert_eq!(inside(0, ROOT), Duration::ZERO);
-    // What the kernel was shown is over by itself.
+    // Kernel-cached entries expire by themselves.
     hands.0.lock().monotonic = 2;
     recall(&cache, &[7]);
     assert_eq!(cache.lock().take_to_forget(), ToForget::default());
@@ -333,7 +333,7 @@ fn a_directory_that_the_kernel_renames_while_its_lease_is_given_back_is_forgotte
     assert_eq!(names, [old, new], "whichever it has now");
 }
 
-/// What is kept of the contents of inode 7.
+/// What is cached of the contents of inode 7.
 fn contents_of(cache: &Cache, offset: u64) -> Option<Vec<u8>> {
     let mut out = [0; 100];
     cache.read(7, offset, &mut out, false).map(|len| out[..len].to_vec())

@@ -9,7 +9,7 @@ use crate::client::clock_reading::ClockReading;
 use crate::client::model::{Name, Whole};
 use crate::message::{Found, Listed, Place, Purpose, Seen};
 
-/// A directory in the way of somebody who walks.
+/// A directory that a walk passes.
 pub(in crate::client) struct Stage {
     /// Its names.
     pub(in crate::client) entries: usize,
@@ -33,7 +33,7 @@ impl State {
         self.walks.under_way.remove(&walk);
     }
 
-    /// A walk is answered. Gives, for each inode, whether it is kept, and what is to be returned.
+    /// A walk is answered. Gives, for each inode, whether it is cached, and what is to be returned.
     pub(in crate::client) fn learn_walk(
         &mut self,
         (walk, purpose): (u64, Purpose),

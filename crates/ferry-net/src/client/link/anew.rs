@@ -1,4 +1,4 @@
-//! The state of a link moves from a session that is gone to a new one.
+//! The state of a link moves from a session that has ended to a new one.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn R
         let is_abandoned = change.is_abandoned();
         let eio = Errno(libc::EIO);
         match &change.pending.op {
-            // What it makes has a number of the session that is gone.
+            // What it makes has an inode number of the session that has ended.
             _ if is_acknowledged => ended.add(change, Stage::Lost),
             // The new session knows nothing yet that could be forgotten.
             Op::Forget { .. } => ended.fail(change, eio),
@@ -107,7 +107,7 @@ pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn R
     first.into_iter().for_each(|pending| state.push_restoring(pending));
     (state.requests.after, state.requests.spare) = (state.changes.last(), 0);
     state.log.keep_claims(claims, state.requests.after);
-    // They were asked for of a server that is gone.
+    // They were requested from a server that has ended.
     let requests = &mut state.requests.by_id;
     requests.retain(|_, request| !matches!(request.pending.op, Op::Settled {}));
     for change in again {

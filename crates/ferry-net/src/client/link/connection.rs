@@ -73,7 +73,7 @@ impl Link {
         greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(in_words)
     }
 
-    /// When the server has heard that the mount is gone.
+    /// Waits until the server has heard that the mount has ended.
     pub(in crate::client) async fn told(&self) {
         self.ended.notified().await;
     }
@@ -130,7 +130,7 @@ impl Link {
         }
     }
 
-    /// Until it is time to try again; whether the mount is gone. Operations that have waited long
+    /// Until it is time to try again; whether the mount has ended. Operations that have waited long
     /// enough meanwhile fail.
     async fn waits_to_try(&self, retry: Duration) -> bool {
         let mut wait = pin!(sleep(retry));
@@ -421,7 +421,7 @@ impl Link {
         self.end(Errno(libc::EIO));
     }
 
-    /// The mount is gone: tells the server, and fails what waits.
+    /// The mount has ended: tells the server, and fails what waits.
     pub(in crate::client) fn close(&self) {
         self.cache.drop_all();
         self.state.lock().send(&ToServer::Bye {});

@@ -9,7 +9,7 @@
 //!   the unanswered early-acknowledged changes that depend on it: those that touch an inode that a
 //!   lost change touches. Their programs are told (`lost`). All other unanswered changes are sent
 //!   again in the next epoch, under the same leases, which go back behind them. If the session was
-//!   fenced, the leases are gone, and all unanswered early-acknowledged changes are lost.
+//!   fenced, the leases are lost, and all unanswered early-acknowledged changes are lost.
 //! * EARLY-ACK-4: no more changes are unanswered than the window holds, and no more are in the
 //!   replay log than fit. Beyond that, a program gets its answer when there is room again.
 //! * EARLY-ACK-5: the client says in the stream how much of its reservation is left (`Spare`),
@@ -358,8 +358,8 @@ impl Link {
         ended
     }
 
-    /// Waits until the server has applied all early-acknowledged changes. If there is no connection,
-    /// a `patient` caller waits for one as operations do.
+    /// Waits until the server has applied all early-acknowledged changes. If there is no
+    /// connection, a `patient` caller waits for one as operations do.
     pub(in crate::client) async fn drained(&self, patient: bool) {
         self.until(|state| state.changes.early() == 0 || !patient && !state.phase.is_connected())
             .await;

@@ -1,12 +1,12 @@
 //! The way to the server: operations that wait for their answers, and the connection, which is made
 //! again when it is lost.
 //!
-//! * LINK-1: a change keeps its number until it is answered or its session is gone. After a
+//! * LINK-1: a change keeps its number until it is answered or its session ends. After a
 //!   reconnect to the same session everything unanswered is sent again, in order.
 //! * LINK-2: if a program has stopped waiting for an operation, it is not applied, unless it was
 //!   applied before: `Nothing` is sent in its place. Two kinds of operations are applied in any
 //!   case: those that give something back (a lock, an open file), and those that restore a session.
-//! * LINK-3: if the session is gone, changes that were never sent go to the new one, behind what
+//! * LINK-3: if the session has ended, changes that were never sent go to the new one, behind what
 //!   restores its state. A change that was sent goes there, too, if it was not applied, if a second
 //!   time makes no difference (`replay_log::Unanswered`), or after a goodbye. Else it fails with
 //!   `EIO`: it may have been applied. Early-acknowledged changes are replayed, with the answered
@@ -63,7 +63,7 @@ pub(super) struct Link {
     clock: Arc<dyn Clock>,
     path: Vec<u8>,
     name: Vec<u8>,
-    /// Operations wait so long for a server that is gone.
+    /// How long operations wait for a server that cannot be reached.
     timeout: Duration,
     cache: Arc<Cache>,
     kernel: Arc<Kernel>,

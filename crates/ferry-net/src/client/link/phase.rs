@@ -12,7 +12,7 @@
 //!  │       │                     │                       │
 //!  └───────│─────────────────────┴───────────────────────┘  the connection is closed
 //!          ▼
-//!        Closed          the mount is gone, or the session was evicted: from any phase
+//!        Closed          the mount has ended, or the session was evicted: from any phase
 //! ```
 //!
 //! * PHASE-1: the phase changes in [`Phase::advance`] only, which refuses what the picture does not

@@ -1,6 +1,6 @@
 //! A small certificate authority, for those who have none: a directory with what the server shows
 //! and one directory for each client. The authority's secret key lies apart, in `authority`:
-//! whoever has it can make certificates for everybody, and the server does not need it, so an
+//! anyone that has it can make certificates for everybody, and the server does not need it, so an
 //! administrator may take that directory away. Older versions left the key beside the server's;
 //! there it is found, too.
 

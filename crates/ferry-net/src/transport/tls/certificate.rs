@@ -17,7 +17,7 @@ pub(super) struct Told {
     pub(super) terms: Terms,
 }
 
-/// Up to which second of Unix time a certificate is good, whoever it is for.
+/// Up to which second of Unix time a certificate is valid, of a client or a server.
 pub(super) fn until(der: &CertificateDer<'_>) -> Option<u64> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     u64::try_from(certificate.validity().not_after.timestamp()).ok()

@@ -237,8 +237,8 @@ wire_enum! {
         16 => Lease { inodes: List<Ino> },
         /// Asks for inode numbers, for what the client will make.
         17 => Numbers {},
-        /// Asks for space that early-acknowledged changes draw from, beside what is left of what was given
-        /// before.
+        /// Asks for space that early-acknowledged changes draw from, beside what is left of what
+        /// was given before.
         18 => Credit { bytes: u64, inodes: u64 },
         /// Asks for directories before anybody looks at them, with what is below them: what others
         /// use is left out.
@@ -357,7 +357,8 @@ wire_enum! {
             seq: u64,
             /// Answers up to this one have arrived.
             answered: u64,
-            /// The epoch that it belongs to: each ends with an early-acknowledged change that fails.
+            /// The epoch that it belongs to: each ends with an early-acknowledged change that
+            /// fails.
             series: u32,
             /// What the client has shown already; `None`: it waits for the answer.
             promised: Option<Promised>,
