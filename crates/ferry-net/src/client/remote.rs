@@ -76,7 +76,7 @@ impl RemoteFs {
 
     /// Bytes and inodes that are reserved.
     #[cfg(test)]
-    pub(crate) fn credit(&self) -> (u64, u64) {
+    pub(crate) fn reserved(&self) -> (u64, u64) {
         match self.cache.lock().reservation.remaining() {
             Some(Op::Spare { bytes, inodes }) => (bytes, inodes),
             _ => (0, 0),

@@ -59,7 +59,7 @@ fn changes_under_write_leases_are_acknowledged_early_and_not_lost() {
     assert_ne!(again, files[1].0, "numbers are used once");
     client.close(again, fh);
     world.net.cut_all();
-    // Whoever asks sees all of it, made once and in order.
+    // Another client sees all of it, applied once and in order.
     let other = world.client();
     assert_eq!(other.ino(ROOT, "d"), dir);
     assert_eq!(other.ino(dir, "below"), below);

@@ -45,7 +45,7 @@ fn a_read_file_stays_cached_until_another_client_changes_it() {
     let other = b.open(ino).unwrap();
     assert_eq!(kept(&b), 0);
     assert_eq!(b.read(ino, other, 100).unwrap(), [1; 100]);
-    // A lease that was being given back elsewhere meanwhile, and nothing is kept: asked for once
+    // If a lease was being returned elsewhere meanwhile, nothing is cached: asked for once
     // more, it is.
     while kept(&b) == 0 {
         assert_eq!(b.ino(ROOT, "f"), ino);

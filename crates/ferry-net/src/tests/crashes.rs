@@ -23,7 +23,7 @@ struct Told {
 }
 
 impl Told {
-    /// `None`: it has failed, as it may when the server was gone.
+    /// `None`: it has failed, as it may while the server is away.
     fn of<T>(&mut self, done: Done<T>, ends: Ends, at: &str) -> Option<T> {
         match done {
             Ok(value) => Some(value),

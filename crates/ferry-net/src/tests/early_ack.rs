@@ -1,4 +1,5 @@
-//! Write leases and promised changes, as a client sees them that says what it likes: true or not.
+//! Write leases and early-acknowledged changes, seen by a client that sends any message, true or
+//! not.
 
 use super::boundaries::{Raw, assert_well};
 use super::*;
@@ -185,7 +186,7 @@ fn failed(errno: i32) -> Outcome {
 }
 
 impl World {
-    /// A directory and a file in it, made by somebody who is gone.
+    /// A directory and a file in it, made by a client that has left.
     pub(super) fn furnished(&self) -> (Ino, Ino) {
         let maker = self.client();
         let dir = maker.mkdir(ROOT, "d").unwrap();
@@ -342,7 +343,7 @@ fn a_failed_early_acknowledged_change_ends_its_epoch() {
         let kept = teller.promise(chmod(dir, 0o755));
         assert!(
             matches!(teller.changed(kept), Outcome::Attributes { .. }),
-            "{round}: the next series goes on"
+            "{round}: the next epoch goes on"
         );
     }
     let made = teller.make(numbers.start, mkdir(dir, "once"));
@@ -381,7 +382,7 @@ fn false_lease_messages_end_only_their_own_session() {
         assert_eq!(
             world.server().control().clients().as_array().unwrap().len(),
             1,
-            "its session is gone"
+            "its session has ended"
         );
         assert_well(&honest);
     }
@@ -457,7 +458,7 @@ fn leases_and_early_acknowledged_changes_survive_a_connection() {
     });
 }
 
-/// Whichever of its messages is the last that a connection carries: what was promised is made,
+/// Whichever of its messages is the last on a connection: early-acknowledged changes are applied,
 /// once, in order.
 #[test]
 fn early_acknowledged_changes_survive_a_connection_that_closes_at_any_message() {
@@ -543,7 +544,7 @@ fn a_client_that_returns_after_its_leases_were_granted_to_others_is_fenced() {
     assert!(matches!(teller.changed(kept), Outcome::Attributes { .. }));
 }
 
-/// Counts who has ended, one way or the other.
+/// Counts clients that have ended, one way or the other.
 struct OnDrop<'a>(&'a AtomicU64);
 
 impl Drop for OnDrop<'_> {
@@ -552,8 +553,8 @@ impl Drop for OnDrop<'_> {
     }
 }
 
-/// Each has the directory for one operation at a time; whoever looks sees at once what was
-/// promised, in whose name ever.
+/// Each has the directory for one operation at a time. A client that looks sees at once what was
+/// acknowledged to any of them.
 #[test]
 fn changes_of_three_clients_in_turn_are_visible_at_once() {
     const ROUNDS: u64 = 40;

@@ -77,7 +77,7 @@ fn random_bytes(random: &Random, most: u64) -> Vec<u8> {
     (0..random.below(most)).map(byte).map(|byte| byte as u8).collect()
 }
 
-/// One who greets, says some messages with random operations, and is gone.
+/// A client that greets, sends some messages with random operations, and leaves.
 fn session_of_garbage(world: &World, runtime: &tokio::runtime::Runtime, random: &Random) {
     let (mut ours, theirs) = duplex(1 << 16);
     world.server().serve_stream(Box::new(theirs));

@@ -1,4 +1,4 @@
-//! Who is told of a loss: each descriptor that was open, once, whatever others ask for; and nothing
+//! What reports a loss: each descriptor that was open, once, whatever others ask for; and nothing
 //! is changed on top of it before.
 
 use super::*;
@@ -32,7 +32,7 @@ fn alone(world: &World) -> (Client, Ino, Ino) {
     (client, dir, ino)
 }
 
-/// What is promised meanwhile is lost: another server comes, which does not know the session.
+/// Early-acknowledged changes are lost meanwhile: the next server does not know the session.
 fn losing<T>(world: &World, promise: impl FnOnce() -> T) -> T {
     world.net.silence_all();
     let promised = promise();
@@ -61,7 +61,11 @@ fn each_descriptor_reports_a_loss_once_by_fsync_or_close() {
     assert_eq!(client.sync(), Ok(()), "once");
     assert_eq!(client.fsync(other, other_fh), Ok(()), "nothing of it is lost");
     for fh in &fhs[..2] {
-        assert_eq!(client.fsync(ino, *fh), Err(EIO), "whoever has synced all, or asked before");
+        assert_eq!(
+            client.fsync(ino, *fh),
+            Err(EIO),
+            "also after a sync of all, or an earlier fsync"
+        );
         assert_eq!(client.fsync(ino, *fh), Ok(()), "once");
         assert_eq!(client.me.call(|cx| client.fs.flush(cx, ino, *fh, 1)), Ok(()), "once");
     }

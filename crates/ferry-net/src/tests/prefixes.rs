@@ -1,4 +1,4 @@
-//! The server crashes behind changes that it has decided itself, among others that were promised:
+//! The server crashes behind changes that it has decided itself, among early-acknowledged ones:
 //! what was synced is never told as lost, and what is there neither; what is left of each inode is
 //! a state that it has had.
 
@@ -8,7 +8,7 @@ use super::replay::Crashing;
 use super::restarts::long_terms;
 use super::*;
 
-/// A client that promises, with two directories that are durable.
+/// A client that acknowledges early, with two directories that are durable.
 fn prepared(crashing: &Crashing) -> (Client, Ino, Ino) {
     let client = crashing.world.client().warm_up();
     let (d, e) = (client.mkdir(ROOT, "d").unwrap(), client.mkdir(ROOT, "e").unwrap());
@@ -69,7 +69,7 @@ fn changes_synced_by_another_client_are_not_reported_lost() {
     assert_eq!(other.ino(dir, "f"), ino);
     let theirs = other.open(ino).unwrap();
     assert_eq!(other.read(ino, theirs, 100).unwrap(), b"first");
-    // Its lease has just gone: the server decides this, and others see it.
+    // It has just returned its lease: the server decides this, and others see it.
     client.write(ino, fh, 0, b"second").unwrap();
     assert_eq!(other.read(ino, theirs, 100).unwrap(), b"second");
     assert_eq!(other.fsync(ino, theirs), Ok(()));
@@ -167,7 +167,7 @@ impl Client {
     }
 }
 
-/// Changes that are promised, changes that the server decides, and a neighbour.
+/// Early-acknowledged changes, changes that the server decides, and another client.
 struct Script {
     d: Ino,
     e: Ino,

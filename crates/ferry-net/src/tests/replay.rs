@@ -140,7 +140,7 @@ impl Client {
         }
     }
 
-    /// Until it promises: what goes before is decided by the server.
+    /// Until it acknowledges early: earlier changes are decided by the server.
     pub(super) fn warm_up(self) -> Self {
         while self.figures("connection", "early_acknowledged") == 0 {
             self.mkdir(ROOT, "warm").unwrap();
@@ -158,7 +158,7 @@ impl Client {
     }
 }
 
-/// Changes of every kind that is promised, one after the other.
+/// Early-acknowledged changes of every kind, one after the other.
 struct History {
     dir: Ino,
     files: BTreeMap<&'static str, (Ino, u64)>,
@@ -232,8 +232,8 @@ fn assert_all_there(world: &World, client: &Client, history: &History, before: &
     for (name, (ino, fh)) in history.files.iter().filter(|(name, _)| **name != "e") {
         assert_eq!(client.fsync(*ino, *fh), Ok(()), "{at}: {name}");
     }
-    // A file without a name goes with the server if its last name was durably gone; and what was
-    // promised of it is told as lost.
+    // A file without a name ends with the server if its last name was removed durably. Its
+    // early-acknowledged changes are reported as lost.
     let nameless = history.files.get("e").filter(|_| !before.contains_key("/d/e"));
     match nameless.map(|(ino, fh)| client.read(*ino, *fh, 100)) {
         Some(Err(Errno(libc::EIO))) => drop(client.sync()),
@@ -306,7 +306,7 @@ fn changes_survive_several_crashes() {
                 crashing.crash_and_start();
             }
         }
-        // What came before it could promise again was decided by the server, and would be told as
+        // What came before it could acknowledge early again was decided by the server, and would be told as
         // lost.
         assert_eq!(client.sync(), Ok(()));
     }
@@ -325,7 +325,7 @@ fn a_replay_does_not_overwrite_later_writes_of_another_client() {
     first.write(ino, fh, 0, b"first").unwrap();
     assert_eq!(second.ino(ROOT, "f"), ino);
     let theirs = second.open(ino).unwrap();
-    // What was promised under the lease is durable before.
+    // Changes acknowledged under the lease are durable before.
     second.write(ino, theirs, 0, b"SECOND").unwrap();
     assert_eq!(second.fsync(ino, theirs), Ok(()));
     crashing.crash_and_start();
@@ -402,7 +402,7 @@ fn other_clients_never_see_an_older_state_during_a_replay() {
     assert_eq!(second.sync(), Ok(()), "it is connected, and what shows nothing waits for nobody");
     let asking = std::thread::spawn(move || second.lookup(ROOT, "f").unwrap().is_some());
     *crashing.world.net.server.lock() = Some(server);
-    assert!(asking.join().unwrap(), "it waited for who had promised it");
+    assert!(asking.join().unwrap(), "it waited for the client that had acknowledged it");
     assert_eq!(first.sync(), Ok(()));
     own.server.lock().take();
 }
@@ -432,7 +432,7 @@ fn a_client_that_returns_after_the_grace_period_reports_its_losses_once() {
     let (ino, fh) = client.create(ROOT, "f").unwrap();
     client.write(ino, fh, 0, b"x").unwrap();
     crashing.crash();
-    // A hold of a moment, and nobody comes.
+    // A short hold time, and no client comes.
     crashing.world.options = ServerOptions { grace: Duration::from_millis(10), ..long_terms() };
     assert_eq!(crashing.world.fs.sessions().unwrap().len(), 1);
     let fs = crashing.world.fs.clone() as Arc<dyn SessionStore>;

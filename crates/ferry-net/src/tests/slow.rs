@@ -47,8 +47,8 @@ fn a_client_with_a_slow_connection_keeps_its_leases() {
             assert_eq!((other.ino(ROOT, "d"), other.ino(dir, "part")), (dir, ino));
             other.list(dir).unwrap()
         });
-        for (n, piece) in contents.chunks(PIECE).enumerate() {
-            assert_eq!(client.write(ino, fh, (n * PIECE) as u64, piece), Ok(piece.len() as u64));
+        for (n, chunk) in contents.chunks(PIECE).enumerate() {
+            assert_eq!(client.write(ino, fh, (n * PIECE) as u64, chunk), Ok(chunk.len() as u64));
         }
         client.close(ino, fh);
         client.rename(dir, "part", "whole").unwrap();
@@ -57,14 +57,14 @@ fn a_client_with_a_slow_connection_keeps_its_leases() {
     });
     let read = other.ino(dir, "whole");
     let fh = other.open(read).unwrap();
-    for (n, piece) in contents.chunks(PIECE).enumerate() {
+    for (n, chunk) in contents.chunks(PIECE).enumerate() {
         let read = other.me.call(|cx| {
-            let mut out = vec![0; piece.len()];
+            let mut out = vec![0; chunk.len()];
             let n = other.fs.read(cx, read, fh, (n * PIECE) as u64, &mut out)?;
             out.truncate(n);
             Ok(out)
         });
-        assert!(read.as_deref() == Ok(piece), "piece {n}");
+        assert!(read.as_deref() == Ok(chunk), "chunk {n}");
     }
     client.sync().unwrap();
     let figures = client.fs.connection();
@@ -100,7 +100,7 @@ fn a_lease_return_passes_the_changes_that_it_waits_for() {
         assert_eq!(
             teller.ping(),
             (false, 0),
-            "who has not brought what it owes is not there for ever"
+            "a client that owes changes is not waited for for ever"
         );
         assert_eq!(teller.promise(write(fh, 0, b"promised before")), next);
         assert!(matches!(teller.changed(next), Outcome::Count { .. }));
@@ -177,10 +177,10 @@ fn a_stopping_server_waits_while_early_acknowledged_changes_arrive() {
     let contents = contents();
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| {
-            for (n, piece) in contents.chunks(PIECE).enumerate() {
+            for (n, chunk) in contents.chunks(PIECE).enumerate() {
                 assert_eq!(
-                    client.write(ino, fh, (n * PIECE) as u64, piece),
-                    Ok(piece.len() as u64)
+                    client.write(ino, fh, (n * PIECE) as u64, chunk),
+                    Ok(chunk.len() as u64)
                 );
             }
         });
@@ -219,8 +219,8 @@ fn a_silent_clients_changes_are_applied_at_the_next_server() {
     assert_eq!((other.ino(ROOT, "d"), other.ino(dir, "f"), other.size(ino)), (dir, ino, 8));
 }
 
-/// `ls -l` asks for them of each file, twice: it does not wait for who is writing it, for nobody
-/// promises any.
+/// `ls -l` requests them of each file, twice. It does not wait for a client that writes the file:
+/// these are never acknowledged early.
 #[test]
 fn extended_attributes_are_read_beside_a_write_lease() {
     let term = Duration::from_millis(600);

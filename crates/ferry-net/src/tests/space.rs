@@ -1,4 +1,4 @@
-//! Space of several clients: what is set aside for one is what it needs, and comes back when it
+//! Space of several clients: what is reserved for one is what it needs, and comes back when it
 //! does not need it any more, whatever becomes of connections between.
 
 use super::*;
@@ -19,7 +19,7 @@ impl World {
         Self::on(Arc::new(MemDevice::new(bytes)), seed, options)
     }
 
-    fn aside(&self) -> (u64, u64) {
+    fn reserved(&self) -> (u64, u64) {
         (self.figure("aside_bytes"), self.figure("aside_inodes"))
     }
 }
@@ -61,7 +61,7 @@ fn make_files(client: &Client, dir: Ino, len: usize, count: usize) -> Vec<(Strin
             created => created.unwrap(),
         };
         let written = client.write(ino, fh, 0, &vec![n as u8; len]);
-        assert_eq!(client.fsync(ino, fh), Ok(()), "what was answered is kept");
+        assert_eq!(client.fsync(ino, fh), Ok(()), "what was answered has space");
         client.close(ino, fh);
         made.push((name, ino));
         match written {
@@ -84,7 +84,7 @@ fn unneeded_reservations_are_returned() {
     let world = World::of_short_terms(801, 96 << 20);
     let clients: Vec<_> = (0..3).map(|_| world.client()).collect();
     let dirs: Vec<_> = (0..3).map(|n| clients[n].mkdir(ROOT, &format!("d{n}")).unwrap()).collect();
-    wait_until("it does not come back", || world.aside() == (0, 0));
+    wait_until("it does not come back", || world.reserved() == (0, 0));
     let free = world.free_bytes();
     for round in 0..3 {
         let made: Vec<_> = std::thread::scope(|scope| {
@@ -93,14 +93,14 @@ fn unneeded_reservations_are_returned() {
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
         assert!(made.iter().all(|made| made.len() == 300), "round {round}: there is room for all");
-        wait_until("it does not come back", || world.aside() == (0, 0));
-        assert!(clients.iter().all(|client| client.fs.credit() == (0, 0)));
+        wait_until("it does not come back", || world.reserved() == (0, 0));
+        assert!(clients.iter().all(|client| client.fs.reserved() == (0, 0)));
         for ((client, dir), made) in clients.iter().zip(&dirs).zip(&made) {
             remove_files(client, *dir, made);
         }
         wait_until("removed files keep their space", || {
             clients.iter().for_each(|client| client.sync().unwrap());
-            world.free_bytes() + (3 << 20) >= free && world.aside() == (0, 0)
+            world.free_bytes() + (3 << 20) >= free && world.reserved() == (0, 0)
         });
     }
     assert_eq!(
@@ -114,7 +114,7 @@ fn a_small_volume_serves_the_client_that_needs_space() {
     let world = World::of_short_terms(802, 64 << 20);
     let clients: Vec<_> = (0..3).map(|_| world.client()).collect();
     let dirs: Vec<_> = (0..3).map(|n| clients[n].mkdir(ROOT, &format!("d{n}")).unwrap()).collect();
-    let free = world.free_bytes() + world.aside().0;
+    let free = world.free_bytes() + world.reserved().0;
     for (client, dir) in clients.iter().zip(&dirs) {
         // The others had it all just before.
         wait_until("what was removed is not free", || world.free_bytes() + (4 << 20) >= free);
@@ -124,10 +124,10 @@ fn a_small_volume_serves_the_client_that_needs_space() {
         remove_files(client, *dir, &made);
     }
     drop(clients);
-    wait_until("who is gone has nothing", || world.aside() == (0, 0));
+    wait_until("a client that has left has nothing", || world.reserved() == (0, 0));
 }
 
-/// The client never believes in more than the server has set aside for it; and what was lost on the
+/// The client never believes in more than the server has reserved for it; and what was lost on the
 /// way comes back.
 #[test]
 fn reservations_do_not_leak_when_connections_close() {
@@ -151,20 +151,20 @@ fn reservations_do_not_leak_when_connections_close() {
             client.write(ino, fh, 0, &[1; 5000]).unwrap();
             client.close(ino, fh);
         }
-        let (before, quiet) = (client.fs.credit(), is_quiet());
-        let credit = (world.figure("credit_bytes"), world.figure("credit_inodes"));
-        let aside = world.aside();
-        if quiet && is_quiet() && client.fs.credit() == before {
+        let (before, quiet) = (client.fs.reserved(), is_quiet());
+        let left = (world.figure("credit_bytes"), world.figure("credit_inodes"));
+        let reserved = world.reserved();
+        if quiet && is_quiet() && client.fs.reserved() == before {
+            assert!(left.0 >= before.0 && left.1 >= before.1, "{round}: {before:?} of {left:?}");
             assert!(
-                credit.0 >= before.0 && credit.1 >= before.1,
-                "{round}: {before:?} of {credit:?}"
+                reserved.0 >= left.0 && reserved.1 >= left.1,
+                "{round}: {left:?} of {reserved:?}"
             );
-            assert!(aside.0 >= credit.0 && aside.1 >= credit.1, "{round}: {credit:?} of {aside:?}");
         }
     }
     world.net.cut_below.store(0, Ordering::Relaxed);
     wait_until("it leaks", || {
-        is_quiet() && world.aside() == (0, 0) && client.fs.credit() == (0, 0)
+        is_quiet() && world.reserved() == (0, 0) && client.fs.reserved() == (0, 0)
     });
     client.sync().unwrap();
     assert_eq!(client.list(dir).unwrap().len(), 40 * 40);
@@ -204,14 +204,14 @@ fn a_kernel_drops_inodes_whose_name_another_client_removed() {
     known[..2].iter().for_each(|ino| maker.fs.forget(*ino, 1));
     let ours = |client: &Client| {
         client.sync().unwrap();
-        client.fs.credit().0 + world.aside().0
+        client.fs.reserved().0 + world.reserved().0
     };
     wait_until("what was removed is not free", || {
         [&maker, &other, &third].iter().all(|client| ours(client) == 0)
             && world.free_bytes() + (5 << 20) >= free
     });
     assert_eq!(*kernel.0.lock(), gone, "nothing of directories, and of what it does not know");
-    assert_eq!(*idle.0.lock(), [], "who knows nothing is not told");
+    assert_eq!(*idle.0.lock(), [], "a kernel that knows nothing is not told");
     assert!(maker.lookup(dir, "kept").unwrap().is_some());
 }
 
@@ -312,7 +312,7 @@ fn a_full_volume_reclaims_unneeded_reservations_of_other_clients() {
     let (ino, fh) = other.create(its, "f").unwrap();
     wait_until("it has no reservation", || {
         other.write(ino, fh, 0, b"x").unwrap();
-        other.fs.credit().0 > 0
+        other.fs.reserved().0 > 0
     });
     let (large, large_fh) = other.create(its, "large").unwrap();
     for mib in 0..8 {
@@ -328,7 +328,7 @@ fn a_full_volume_reclaims_unneeded_reservations_of_other_clients() {
             other.fs.forget(large, 1);
         });
         let (file, file_fh, len) = fill(&client, dir, "mine");
-        assert_eq!(world.aside().0, 0, "{len}: all that was reserved is used");
+        assert_eq!(world.reserved().0, 0, "{len}: all that was reserved is used");
         client.close(file, file_fh);
     });
     let left = world.free_bytes();

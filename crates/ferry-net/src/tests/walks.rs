@@ -172,7 +172,7 @@ fn listing_one_directory_requests_nothing_else() {
     for program in 1..5 {
         assert_eq!(b.program(program).list(top).unwrap().len(), 5);
     }
-    // Nor does one who lists directories that have nothing to do with each other.
+    // Nor does listing directories that have nothing to do with each other.
     let dirs: Vec<Ino> = (0..5).map(|d| b.ino(top, &format!("d{d:03}"))).collect();
     dirs.iter().for_each(|dir| assert_eq!(b.program(9).list(*dir).unwrap().len(), 3));
     assert_eq!(b.walks(), (0, 0));
@@ -247,7 +247,7 @@ fn a_silent_holder_does_not_delay_a_walk() {
     }
     recalled.sort_unstable();
     assert_eq!(recalled, held, "each once, and together");
-    // Who really wants one waits, until it is given back.
+    // A program that needs one waits until it is returned.
     raw.send(&ToServer::Returned { inodes: List(held), after: 0 });
     let ino = b.ino(top, "d004");
     assert_eq!(b.list(ino).unwrap().len(), 2);
@@ -398,7 +398,7 @@ fn a_walk_answer_is_bounded_and_lists_what_is_left() {
     assert!(found == 80 * 20 && (3..=8).contains(&answers), "{found} in {answers}");
 }
 
-/// Three clients, one operation after the other, on a network that cuts: whoever walks sees what is
+/// Three clients, one operation after the other, on a network that cuts: each walk sees what is
 /// there.
 fn one_order(seed: u64) {
     const DIRS: u64 = 6;
