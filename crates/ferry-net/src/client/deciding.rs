@@ -12,7 +12,8 @@ use ferry_fs::{Answer, Cx, Errno, Ino, ROOT, Stop};
 
 use super::cache::CacheVersion;
 use super::change::{Nobody, Pending, Waiter};
-use super::model::{Made, Name, Not};
+use super::model::{Made, Not};
+use super::names::Name;
 use super::remote::{RemoteFs, caller};
 use super::waiting::Finish;
 use crate::codec::List;

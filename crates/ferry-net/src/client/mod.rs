@@ -20,7 +20,7 @@
 //!  replay_log                      applied changes that are not durable
 //!  change                          a change and its stages
 //!  cache/  kernel                  attributes and names; what the kernel caches
-//!  model  reservation  contents  server_clock  clock_reading
+//!  model  names  contents  reservation  server_clock  clock_reading
 //! ```
 
 mod answers;
@@ -36,6 +36,7 @@ mod locking;
 mod losses;
 mod model;
 mod moving;
+mod names;
 mod remote;
 mod replay;
 mod replay_log;

@@ -12,8 +12,8 @@ use super::answers::{
     kernel_cached, listing, made, opened, unfit,
 };
 use super::change::Pending;
-use super::model;
 use super::moving::Moving;
+use super::names;
 use super::remote::{RemoteFs, caller};
 use super::tables::Tables;
 use super::waiting::{Finish, Keep, Waiting};
@@ -323,7 +323,7 @@ impl Filesystem for RemoteFs {
             if matches!(outcome, Outcome::Done {}) {
                 let mut tables = fs.tables.lock();
                 match moved {
-                    model::Name::Is(ino) if !flags.exchange => {
+                    names::Name::Is(ino) if !flags.exchange => {
                         drop(tables.name(ino, new_parent, &to))
                     }
                     _ => tables.rename((parent, &from), (new_parent, &to), flags.exchange),

@@ -7,7 +7,7 @@ use ferry_fs::{Attr, Ino};
 
 use super::state::{Cache, State};
 use super::version::CacheVersion;
-use crate::client::model::Name;
+use crate::client::names::Name;
 use crate::message::{Naming, Op, Outcome, Use};
 
 /// A change in flight. Dropped without [`Cache::end`], it was not answered and never will be.

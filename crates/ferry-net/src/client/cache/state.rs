@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use crate::client::clock_reading::ClockReading;
 use crate::client::contents::CONTENTS_MAX;
-use crate::client::model::{Model, Name, Names};
+use crate::client::model::Model;
+use crate::client::names::{Name, Names};
 use crate::client::reservation::Reservation;
 use crate::client::server_clock::ServerClock;
 use crate::message::{self, Known, Op};

@@ -10,7 +10,7 @@ use ferry_fs::{Attr, Ino, ROOT, ToForget};
 
 use super::state::ENTRIES_MAX;
 use super::*;
-use crate::client::model::Names;
+use crate::client::names::Names;
 use crate::message::{Known, Op, Outcome};
 
 /// A clock that stands still until it is set.

@@ -6,7 +6,7 @@ use ferry_fs::Ino;
 use super::ahead::UnderWay;
 use super::state::State;
 use crate::client::clock_reading::ClockReading;
-use crate::client::model::{Name, Whole};
+use crate::client::names::{Name, Whole};
 use crate::message::{Found, Listed, Place, Purpose, Seen};
 
 /// A directory that a walk passes.

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ferry_fs::Errno;
+use ferry_fs::{Errno, Ino};
 
 use super::restore::{Before, Ended, Restore, Restored};
 use super::state::State;
 use super::unclaimed::Unclaimed;
-use crate::client::change::{Key, Stage};
+use crate::client::change::{Change, Key, Stage};
 use crate::client::replay_log::{Replayable, Unanswered};
 use crate::message::Op;
 
@@ -23,18 +23,28 @@ pub(super) struct Welcomed {
     pub(super) last_applied: Option<u64>,
 }
 
-/// Gives the changes of the session before numbers of the new one, behind what restores it. Gives
-/// those that are not sent again. If there is a last-applied sequence number, early-acknowledged
-/// changes that are not durable are replayed.
-pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn Restore) -> Ended {
-    let Welcomed { boot, epoch, applied, durable, last_applied } = *welcomed;
+/// The changes of the session before.
+#[derive(Default)]
+struct Sorted {
+    /// They are not sent again.
+    ended: Ended,
+    /// They get numbers of the new session.
+    resend: Vec<Change>,
+    /// They were acknowledged early, and enter the replay.
+    replayed: Vec<Change>,
+    /// Inodes that a `Numbered` has named whose answer never arrived.
+    unnamed: Vec<Ino>,
+}
+
+/// Decides what becomes of each change of the session before (LINK-3). `unlocked`: its file locks
+/// may have gone to other clients.
+fn sort(state: &mut State, welcomed: &Welcomed, unlocked: bool) -> Sorted {
+    let Welcomed { durable, last_applied, .. } = *welcomed;
     let clean = state.phase.is_clean();
-    let ended_by_server = last_applied.is_none() && !clean && boot == state.boot;
-    // Others may have had its locks since: a change that waits may rely on one.
-    let unlocked = ended_by_server && restore.has_locks();
-    let mut ended = Ended::default();
-    let (mut resend, mut replayed, mut unnamed) = (Vec::new(), Vec::new(), Vec::new());
+    let eio = Errno(libc::EIO);
+    let mut sorted = Sorted::default();
     for change in state.changes.take_all() {
+        let Sorted { ended, resend, replayed, unnamed } = &mut sorted;
         let is_acknowledged = change.pending.role.is_acknowledged();
         if is_acknowledged && last_applied.is_some() {
             replayed.push(change);
@@ -45,7 +55,6 @@ pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn R
             unnamed.extend(&made.0);
         }
         let is_abandoned = change.is_abandoned();
-        let eio = Errno(libc::EIO);
         match &change.pending.op {
             // What it makes has an inode number of the session that has ended.
             _ if is_acknowledged => ended.add(change, Stage::Lost),
@@ -73,6 +82,19 @@ pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn R
             _ => resend.push(change),
         }
     }
+    sorted
+}
+
+/// Gives the changes of the session before numbers of the new one, behind what restores it. Gives
+/// those that are not sent again. If there is a last-applied sequence number, early-acknowledged
+/// changes that are not durable are replayed.
+pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn Restore) -> Ended {
+    let Welcomed { boot, epoch, applied, durable, last_applied } = *welcomed;
+    let clean = state.phase.is_clean();
+    let ended_by_server = last_applied.is_none() && !clean && boot == state.boot;
+    // Others may have had its locks since: a change that waits may rely on one.
+    let unlocked = ended_by_server && restore.has_locks();
+    let Sorted { mut ended, resend, replayed, unnamed } = sort(state, welcomed, unlocked);
     state.lose(&ended, restore);
     let mut again = Vec::new();
     for change in resend {
