@@ -10,6 +10,7 @@ mod clocks;
 mod coherence;
 mod crashes;
 mod doors;
+mod early_ack;
 mod enlisted;
 mod fuzz;
 mod hostile;
@@ -19,8 +20,7 @@ mod losses;
 mod many;
 mod panics;
 mod prefixes;
-mod promises;
-mod redo;
+mod replay;
 mod restarts;
 mod sessions;
 mod side_by_side;
@@ -80,10 +80,10 @@ struct Network {
     /// Connections before this one carry nothing, and nobody is told.
     silent_below: watch::Sender<u64>,
     connections: AtomicU64,
-    /// Who connects.
+    /// What connects.
     peer: Mutex<crate::limits::Peer>,
     messages: Arc<Messages>,
-    /// Not a client's: what is on its way arrives though the client is gone.
+    /// Not a client's: what is in flight arrives though the client has left.
     runtime: tokio::runtime::Runtime,
 }
 
@@ -169,7 +169,7 @@ impl Connector for Network {
     }
 }
 
-/// Carries so many bytes each way, then both ends see the connection gone.
+/// Carries so many bytes each way, then both ends see the connection closed.
 async fn relay(
     a: DuplexStream,
     b: DuplexStream,
@@ -318,7 +318,7 @@ impl World {
         self.net.server.lock().clone().unwrap()
     }
 
-    /// Returns when the server knows that all clients are gone.
+    /// Returns when the server knows that all clients have left.
     fn until_nobody_is_there(&self) {
         while !self.server().control().clients().as_array().unwrap().is_empty() {
             std::thread::yield_now();
@@ -327,7 +327,7 @@ impl World {
 
     fn take_server(&self) -> Server {
         let mut server = self.net.server.lock().take().unwrap();
-        // A connection that is just being made holds it for a moment.
+        // A connection that is just being made holds it for a short time.
         loop {
             match Arc::try_unwrap(server) {
                 Ok(server) => return server,

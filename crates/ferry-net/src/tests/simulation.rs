@@ -577,7 +577,7 @@ fn a_crash_at_any_frame_costs_nothing_that_is_not_told() {
 
 #[test]
 #[ignore = "as long as one wants"]
-fn for_so_many_seconds() {
+fn fuzz_for_a_given_time() {
     let number = |name: &str, or: u64| std::env::var(name).map_or(or, |text| text.parse().unwrap());
     let (seconds, first) = (number("SIMULATION_SECONDS", 60), number("SIMULATION_SEED", 1000));
     let clock = Env::real().clock;
