@@ -225,6 +225,8 @@ struct Here {
     thread: u64,
     /// The runtime that it works for.
     group: Option<Group>,
+    /// The seed does not let others run at locks.
+    is_undivided: bool,
 }
 
 thread_local! {
@@ -378,7 +380,7 @@ impl Sim {
 
     /// Becomes that thread, and waits for the baton.
     fn enter(self: &Arc<Self>, thread: u64) {
-        let here = Here { sim: Arc::clone(self), thread, group: None };
+        let here = Here { sim: Arc::clone(self), thread, group: None, is_undivided: false };
         HERE.with(|cell| *cell.borrow_mut() = Some(here));
         self.parker(thread).wait();
     }
@@ -524,7 +526,7 @@ impl Sim {
 
     /// A worker's life.
     fn work(self: &Arc<Self>, me: u64) {
-        let here = Here { sim: Arc::clone(self), thread: me, group: None };
+        let here = Here { sim: Arc::clone(self), thread: me, group: None, is_undivided: false };
         HERE.with(|cell| *cell.borrow_mut() = Some(here));
         let mut baton = self.parker(me).wait();
         while let Baton::Work(work) = baton {
@@ -786,7 +788,10 @@ pub(super) fn at_lock() {
     if HERE.with(|here| here.borrow().is_none()) {
         return;
     }
-    let Here { sim, thread, .. } = here().expect("there is one");
+    let Here { sim, thread, is_undivided, .. } = here().expect("there is one");
+    if is_undivided {
+        return;
+    }
     let passed_over = {
         let mut state = sim.state.lock();
         let of = state.yields_of;
@@ -795,6 +800,15 @@ pub(super) fn at_lock() {
     if passed_over && !std::thread::panicking() {
         sim.step_back(thread);
     }
+}
+
+/// Nobody else runs meanwhile.
+pub(crate) fn undivided<T>(call: impl FnOnce() -> T) -> T {
+    let set = |to| HERE.with(|here| here.borrow_mut().as_mut().map(|here| here.is_undivided = to));
+    set(true);
+    let value = call();
+    set(false);
+    value
 }
 
 /// Waits until the lock at that address is released; `false`: not a simulated thread.

@@ -4,6 +4,7 @@
 
 mod asynchronous;
 mod boundaries;
+mod caller;
 mod certificates;
 mod claims;
 mod clocks;
@@ -39,14 +40,16 @@ use std::time::Duration;
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_fs::*;
-use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
+use crate::rt::Mutex;
 use crate::{
     ClientOptions, Connecting, Connector, Control, Export, NetError, RemoteFs, Server,
     ServerOptions, Stream,
 };
+
+use caller::InProcess;
 
 type Done<T = ()> = Result<T, Errno>;
 
