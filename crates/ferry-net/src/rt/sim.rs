@@ -82,19 +82,25 @@ impl Parker {
     }
 }
 
-#[derive(PartialEq)]
+#[derive(Default, PartialEq)]
 enum Waits {
+    #[default]
     No,
+    /// For its waker, and its thread works meanwhile.
+    Lent,
     /// For its waker.
     Wake,
     Lock,
 }
 
+#[derive(Default)]
 struct Thread {
     parker: Arc<Parker>,
     waits: Waits,
     /// Its waker was called while it did not wait for it.
     woken: bool,
+    /// The worker that it is while it waits.
+    lent_as: Option<u64>,
 }
 
 struct Task {
@@ -173,6 +179,9 @@ struct State {
     random: SimRng,
     /// A thread is passed over at one of so many locks; 0: at none.
     yields_of: u64,
+    /// A thread that waits for its waker does the work of others meanwhile: that saves changing
+    /// threads. It goes on when that work has come to its end, so fewer orders are possible.
+    lends_threads: bool,
     next: u64,
     ready: BTreeMap<u64, Ready>,
     tasks: BTreeMap<u64, Task>,
@@ -271,6 +280,7 @@ pub(crate) struct Run {
 pub(crate) fn run(seed: u64, whole_trace: bool, body: impl FnOnce(Env) + Send + 'static) -> Run {
     let mut random = SimRng::new(seed ^ 0x5eed);
     let yields_of = [0, 4, 16, 64][random.index(4)];
+    let lends_threads = random.chance(3, 4);
     let entropy = Arc::new(SimEntropy::new(random.fork()));
     let (to, ended) = mpsc::channel();
     let trace = Trace { whole: whole_trace, events: VecDeque::new(), count: 0, hash: 0 };
@@ -279,6 +289,7 @@ pub(crate) fn run(seed: u64, whole_trace: bool, body: impl FnOnce(Env) + Send + 
             now: START,
             random,
             yields_of,
+            lends_threads,
             next: 0,
             ready: BTreeMap::new(),
             tasks: BTreeMap::new(),
@@ -369,8 +380,7 @@ impl Sim {
     fn new_thread(&self) -> u64 {
         let mut state = self.state.lock();
         let id = state.number();
-        let thread = Thread { parker: Arc::default(), waits: Waits::No, woken: false };
-        state.threads.insert(id, thread);
+        state.threads.insert(id, Thread::default());
         id
     }
 
@@ -461,6 +471,10 @@ impl Sim {
             if is_idle {
                 return Baton::Work(work);
             }
+            if state.lends_threads && state.threads[&me].waits == Waits::Wake {
+                self.lend(state, me, work);
+                continue;
+            }
             let worker = match state.idle.pop() {
                 Some(worker) => Arc::clone(&state.threads[&worker].parker),
                 None => {
@@ -473,6 +487,41 @@ impl Sim {
                 }
             };
             return self.hand_over(state, me, is_idle, &worker, Baton::Work(work));
+        }
+    }
+
+    /// Does the work on the thread that waits.
+    fn lend(self: &Arc<Self>, mut state: parking_lot::MutexGuard<'_, State>, me: u64, work: Work) {
+        let worker = match state.threads[&me].lent_as {
+            Some(worker) => worker,
+            None => {
+                let worker = state.number();
+                state.threads.insert(worker, Thread::default());
+                worker
+            }
+        };
+        let lender = state.threads.get_mut(&me).expect("it waits");
+        (lender.lent_as, lender.waits) = (Some(worker), Waits::Lent);
+        drop(state);
+        let before = HERE.with(|here| {
+            let mut here = here.borrow_mut();
+            let here = here.as_mut().expect("a simulated thread");
+            here.thread = worker;
+            std::mem::take(&mut here.is_undivided)
+        });
+        self.run(worker, work);
+        HERE.with(|here| {
+            let mut here = here.borrow_mut();
+            let here = here.as_mut().expect("a simulated thread");
+            (here.thread, here.is_undivided) = (me, before);
+        });
+        let mut state = self.state.lock();
+        let lender = state.threads.get_mut(&me).expect("it waits");
+        if std::mem::take(&mut lender.woken) {
+            lender.waits = Waits::No;
+            state.ready.insert(me, Ready::Thread);
+        } else {
+            lender.waits = Waits::Wake;
         }
     }
 
@@ -530,19 +579,24 @@ impl Sim {
         HERE.with(|cell| *cell.borrow_mut() = Some(here));
         let mut baton = self.parker(me).wait();
         while let Baton::Work(work) = baton {
-            match work {
-                Work::Poll(id, group, future) => self.poll(id, group, future),
-                Work::Call(group, closure) => {
-                    set_group(Some(group));
-                    if let Err(panic) = catch_unwind(AssertUnwindSafe(closure)) {
-                        self.panicked(me, &*panic);
-                    }
-                }
-            }
-            set_group(None);
+            self.run(me, work);
             baton = self.pass(me, true);
         }
         HERE.with(|here| here.borrow_mut().take());
+    }
+
+    fn run(self: &Arc<Self>, me: u64, work: Work) {
+        let before = set_group(None);
+        match work {
+            Work::Poll(id, group, future) => self.poll(id, group, future),
+            Work::Call(group, closure) => {
+                set_group(Some(group));
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(closure)) {
+                    self.panicked(me, &*panic);
+                }
+            }
+        }
+        set_group(before);
     }
 
     fn panicked(&self, id: u64, panic: &(dyn Any + Send)) {
@@ -762,7 +816,9 @@ impl Sim {
     /// The thread ends, and passes the baton on for good: to a worker that looks for who is next.
     fn leave(self: &Arc<Self>, me: u64) {
         let mut state = self.state.lock();
-        state.threads.remove(&me);
+        if let Some(worker) = state.threads.remove(&me).and_then(|thread| thread.lent_as) {
+            state.threads.remove(&worker);
+        }
         if state.is_over {
             return;
         }

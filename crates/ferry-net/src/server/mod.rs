@@ -59,6 +59,7 @@ pub use panics::panic_is_answered;
 use refusals::Refusals;
 pub(crate) use refusals::{Cause, Refusal};
 use session::{Greeting, Line, Mounted, Session, Sessions};
+pub(crate) use walking::WalkTimes;
 
 /// Sessions at the same time, connected or not.
 const SESSIONS_MAX: usize = 1024;
@@ -122,6 +123,7 @@ struct Core {
     exports: Vec<Export>,
     session_life: Duration,
     key: [u8; 16],
+    walk_times: WalkTimes,
     greeting: Greeting,
     locks: Locks,
     leases: Arc<Leases>,
@@ -576,6 +578,16 @@ impl Server {
         options: ServerOptions,
         env: Env,
     ) -> Result<Self, NetError> {
+        Self::start_with(fs, options, env, WalkTimes::default())
+    }
+
+    /// The same, with other times for clients that walk through a tree.
+    pub(crate) fn start_with(
+        fs: Arc<dyn SessionStore>,
+        options: ServerOptions,
+        env: Env,
+        walk_times: WalkTimes,
+    ) -> Result<Self, NetError> {
         let runtime = crate::rt::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .max_blocking_threads(THREADS_MAX)
@@ -619,11 +631,12 @@ impl Server {
                 term_ms: options.lease_term.as_millis() as u32,
                 clock: Arc::clone(&env.clock),
             },
-            leases: Arc::new(Leases::new(Arc::clone(&env.clock), term, hold)),
+            leases: Arc::new(Leases::new(Arc::clone(&env.clock), term, hold, walk_times.in_use)),
             env,
             exports: options.exports,
             session_life: options.session_life,
             key: options.key,
+            walk_times,
             locks,
             sessions: Mutex::new(HashMap::default()),
             door: Arc::default(),

@@ -44,6 +44,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
 use crate::rt::Mutex;
+use crate::server::WalkTimes;
 use crate::{
     ClientOptions, Connecting, Connector, Control, Export, NetError, RemoteFs, Server,
     ServerOptions, Stream,
@@ -270,6 +271,9 @@ struct World {
     env: Env,
 }
 
+const WALK_TIMES: WalkTimes =
+    WalkTimes { in_use: Duration::from_millis(20), wait_max: Duration::from_secs(1) };
+
 fn server_options() -> ServerOptions {
     ServerOptions {
         exports: vec![Export { path: b"/".to_vec(), read_only: false }],
@@ -313,7 +317,8 @@ impl World {
 
     fn start(&self) {
         let fs = self.fs.clone() as Arc<dyn SessionStore>;
-        let server = Server::start(fs, self.options.clone(), self.env.clone()).unwrap();
+        let server =
+            Server::start_with(fs, self.options.clone(), self.env.clone(), WALK_TIMES).unwrap();
         *self.net.server.lock() = Some(Arc::new(server));
     }
 

@@ -393,7 +393,9 @@ fn nobody_sees_less_than_before_while_something_is_made_again() {
     crashing.crash();
     // Another is there before it.
     let fs = crashing.world.fs.clone() as Arc<dyn SessionStore>;
-    let server = Arc::new(Server::start(fs, crashing.world.options.clone(), Env::real()).unwrap());
+    let server = Arc::new(
+        Server::start_with(fs, crashing.world.options.clone(), Env::real(), WALK_TIMES).unwrap(),
+    );
     let own = Network::new(10);
     *own.server.lock() = Some(server.clone());
     let options = crashing.world.client_options("/");
@@ -436,7 +438,8 @@ fn who_comes_too_late_is_told_once() {
     crashing.world.options = ServerOptions { grace: Duration::from_millis(10), ..long_terms() };
     assert_eq!(crashing.world.fs.sessions().unwrap().len(), 1);
     let fs = crashing.world.fs.clone() as Arc<dyn SessionStore>;
-    let server = Server::start(fs, crashing.world.options.clone(), Env::real()).unwrap();
+    let server =
+        Server::start_with(fs, crashing.world.options.clone(), Env::real(), WALK_TIMES).unwrap();
     while !crashing.world.fs.sessions().unwrap().is_empty() {
         std::thread::yield_now();
     }

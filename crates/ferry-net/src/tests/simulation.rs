@@ -16,6 +16,7 @@ mod store;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use ferry_env::Clock;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 
 use super::*;
@@ -125,6 +126,34 @@ impl Drop for Watched {
     }
 }
 
+/// A bug that a simulation must find. All are made around the code that is tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Planted {
+    /// What the device says that it has flushed it has not.
+    FlushLies,
+    /// The volume says that changes are durable, and has not made them durable.
+    DurableTooEarly,
+    /// The volume forgets which changes of a session it has applied: a replay applies them twice.
+    AppliedForgotten,
+    /// The volume forgets after a crash which sessions have locks.
+    LocksForgotten,
+    /// The clocks of clients are slow: they rely on leases after the end of the term.
+    SlowClocks,
+}
+
+/// A clock of half the speed.
+struct SlowClock(Arc<dyn Clock>);
+
+impl Clock for SlowClock {
+    fn monotonic(&self) -> Duration {
+        self.0.monotonic() / 2
+    }
+
+    fn wall(&self) -> Duration {
+        self.0.wall()
+    }
+}
+
 /// What befalls them.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
@@ -139,8 +168,7 @@ struct Plan {
     /// Bytes of the device, and of the log.
     device: u64,
     log: Option<u64>,
-    /// A planted bug: what the device says that it has flushed it has not.
-    lies: bool,
+    planted: Option<Planted>,
     /// So many frames lie between two crashes, at most; 0: it does not crash.
     crash_every: u64,
     crashes: u64,
@@ -166,7 +194,7 @@ impl Plan {
         locked_of: 0,
         device: 48 << 20,
         log: None,
-        lies: false,
+        planted: None,
         crash_every: 0,
         crashes: 0,
         stops: 0,
@@ -324,7 +352,7 @@ fn make_volume(plan: Plan) -> Arc<SimDevice> {
 impl Sim {
     fn new(seed: u64, plan: Plan, news: &UnboundedSender<News>, env: Env) -> Arc<Self> {
         let device = Arc::new(volume(plan).copy());
-        device.set_flush_lies(plan.lies);
+        device.set_flush_lies(plan.planted == Some(Planted::FlushLies));
         let fs = open(&device, &env);
         let news = news.clone();
         let silence = plan.term.as_millis() as u64 * 2;
@@ -343,6 +371,15 @@ impl Sim {
         });
         sim.start(Duration::ZERO);
         sim
+    }
+
+    fn client_env(&self) -> Env {
+        match self.plan.planted {
+            Some(Planted::SlowClocks) => {
+                Env { clock: Arc::new(SlowClock(Arc::clone(&self.env.clock))), ..self.env.clone() }
+            }
+            _ => self.env.clone(),
+        }
     }
 
     /// Whether something may be lost.
@@ -367,7 +404,7 @@ impl Sim {
         let options = ServerOptions { lease_term, grace, session_life, ..server_options() };
         let fs = self.volume.lock().1.clone();
         let fs: Arc<dyn SessionStore> = match sim::current() {
-            Some(_) => Arc::new(Undivided(fs)),
+            Some(_) => Arc::new(Undivided(fs, self.plan.planted)),
             None => fs,
         };
         let server = Server::start(fs, options, self.env.clone()).unwrap();
@@ -593,12 +630,39 @@ fn difference(one: &sim::Run, other: &sim::Run) -> String {
     }
 }
 
+/// Whether one of so many runs fails. Some crashes lose nothing.
+fn is_found(planted: Planted, plan: Plan, seeds: u64) -> bool {
+    let plan = Plan { planted: Some(planted), ..plan };
+    (20..20 + seeds).any(|seed| {
+        let failure = simulate(seed, plan, false).failure;
+        failure.inspect(|failure| println!("{planted:?}: seed {seed}: {failure}")).is_some()
+    })
+}
+
 /// The simulation sees what it is there to see.
 #[test]
-fn a_server_that_calls_durable_what_is_not_is_found() {
-    // Some crashes lose nothing.
-    let plan = Plan { lies: true, steps: 30, ..Plan::GENTLE };
-    assert!((20..30).any(|seed| simulate(seed, plan, false).failure.is_some()));
+fn a_device_that_calls_durable_what_is_not_is_found() {
+    assert!(is_found(Planted::FlushLies, Plan { steps: 30, ..Plan::GENTLE }, 10));
+}
+
+#[test]
+fn a_volume_that_calls_durable_what_is_not_is_found() {
+    assert!(is_found(Planted::DurableTooEarly, Plan::RETURNING, 50));
+}
+
+#[test]
+fn changes_that_are_replayed_twice_are_found() {
+    assert!(is_found(Planted::AppliedForgotten, Plan::RETURNING, 50));
+}
+
+#[test]
+fn locks_that_are_forgotten_are_found() {
+    assert!(is_found(Planted::LocksForgotten, Plan::LOCKS, 100));
+}
+
+#[test]
+fn clients_that_rely_on_leases_for_too_long_are_found() {
+    assert!(is_found(Planted::SlowClocks, Plan::ROUGH, 100));
 }
 
 /// One client's short life ends, and begins again, at each frame.
@@ -683,9 +747,11 @@ fn a_crash_at_any_frame_costs_nothing_that_is_not_told() {
 fn plan_of(seed: u64) -> Plan {
     let mut random = SimRng::new(seed);
     let latency = [0, 50, 300, 5000][random.index(4)];
+    // Short lives mostly: more of them, and more of what happens at their beginnings and ends.
+    let steps = if seed.is_multiple_of(16) { 100 } else { 8 } + random.below(32);
     let rough = Plan {
-        clients: 2 + random.below(3),
-        steps: 20 + random.below(100),
+        clients: 1 + random.below(4),
+        steps,
         faults: Faults {
             cut: random.below(100),
             swallow: random.below(30),
@@ -693,17 +759,23 @@ fn plan_of(seed: u64) -> Plan {
             rate: random.below(4) * 40_000,
             latency,
         },
-        crash_every: 100 + random.below(1500),
+        crash_every: 30 + random.below(12 * steps),
         crashes: random.below(4),
         stops: random.below(2),
-        vanish_of: random.below(2) * (40 + random.below(200)),
+        vanish_of: random.below(2) * (20 + random.below(100)),
         known: random.below(2) * 30,
         session_life: Duration::from_millis([100, 60_000][random.index(2)]),
         locked_of: random.below(2) * 3,
         waiting_of: random.below(3),
         ..Plan::ROUGH
     };
-    let slower = |plan: Plan| Plan { faults: Faults { latency, ..plan.faults }, ..plan };
+    let slower = |plan: Plan| Plan {
+        faults: Faults { latency, ..plan.faults },
+        clients: 1 + seed / 4 % 4,
+        steps,
+        crash_every: 30 + 8 * steps,
+        ..plan
+    };
     match seed % 4 {
         0 => slower(Plan { waiting_of: random.below(3), ..Plan::GENTLE }),
         1 => slower(Plan { waiting_of: random.below(3), ..Plan::RETURNING }),
@@ -711,32 +783,55 @@ fn plan_of(seed: u64) -> Plan {
     }
 }
 
+/// `SIMULATION_SECONDS`, `SIMULATION_SEED` (the first one), `SIMULATION_THREADS`.
 #[test]
 #[ignore = "as long as one wants"]
 fn for_so_many_seconds() {
     let number = |name: &str, or: u64| std::env::var(name).map_or(or, |text| text.parse().unwrap());
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     let (seconds, first) = (number("SIMULATION_SECONDS", 60), number("SIMULATION_SEED", 1000));
-    let clock = Env::real().clock;
-    let (begun, time) = (clock.monotonic(), Duration::from_secs(seconds));
-    let (mut seed, mut failed, mut simulated) = (first, Vec::new(), Duration::ZERO);
-    while clock.monotonic() - begun < time {
-        let plan = plan_of(seed);
-        let run = simulate(seed, plan, false);
-        simulated += run.time;
-        if let Some(failure) = run.failure {
-            println!("{}\nseed {seed}: {plan:?}\nseed {seed}: {failure}", run.trace);
-            failed.push(seed);
+    let threads = number("SIMULATION_THREADS", threads);
+    let (clock, time) = (Env::real().clock, Duration::from_secs(seconds));
+    let begun = clock.monotonic();
+    let (next, simulated) = (AtomicU64::new(first), AtomicU64::new(0));
+    let failed = Mutex::new(Vec::new());
+    let report = |seeds: u64| {
+        let rate = seeds as f64 / (clock.monotonic() - begun).as_secs_f64();
+        let simulated = simulated.load(Ordering::SeqCst) / 1000;
+        let failed = failed.lock().len();
+        println!(
+            "{seeds} seeds, {rate:.1} a second, {simulated} s of virtual time, {failed} failed"
+        );
+    };
+    let work = || {
+        while clock.monotonic() - begun < time {
+            let seed = next.fetch_add(1, Ordering::SeqCst);
+            let plan = plan_of(seed);
+            let run = simulate(seed, plan, false);
+            simulated.fetch_add(run.time.as_millis() as u64, Ordering::SeqCst);
+            if let Some(failure) = &run.failure {
+                println!("{}\nseed {seed}: {plan:?}\nseed {seed}: {failure}", run.trace);
+                failed.lock().push(seed);
+            }
+            if seed.is_multiple_of(100) {
+                assert_eq!(simulate(seed, plan, false).hash, run.hash, "seed {seed}, once more");
+            }
+            if (seed - first + 1).is_multiple_of(1000) {
+                report(seed - first + 1);
+            }
         }
-        seed += 1;
-        if (seed - first).is_multiple_of(1000) {
-            report(seed - first, clock.monotonic() - begun, simulated);
-        }
-    }
-    report(seed - first, clock.monotonic() - begun, simulated);
-    assert!(failed.is_empty(), "failed: {failed:?}");
+    };
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    report(next.load(Ordering::SeqCst) - first);
+    assert!(failed.lock().is_empty(), "failed: {:?}", *failed.lock());
 }
 
-fn report(seeds: u64, time: Duration, simulated: Duration) {
-    let rate = seeds as f64 / time.as_secs_f64();
-    println!("{seeds} seeds, {rate:.1} a second, {} s of virtual time", simulated.as_secs());
+/// One seed of a long run once more, with all that happens: `SIMULATION_SEED`.
+#[test]
+#[ignore = "for a seed that has failed"]
+fn once_more() {
+    let seed = std::env::var("SIMULATION_SEED").map_or(1000, |text| text.parse().unwrap());
+    let (plan, run) = (plan_of(seed), simulate(seed, plan_of(seed), true));
+    println!("{}seed {seed}: {plan:?}", run.trace);
+    assert!(run.failure.is_none(), "seed {seed}: {}", run.failure.unwrap_or_default());
 }
