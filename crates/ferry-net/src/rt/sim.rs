@@ -21,6 +21,7 @@ use std::sync::mpsc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use ferry_env::planted::{Bug, plant_here};
 use ferry_env::{Clock, Env};
 use ferry_sim::device::{SimEntropy, SimRng};
 use parking_lot::{Condvar, Mutex};
@@ -223,6 +224,7 @@ impl State {
 
 /// The world of one seed.
 pub(crate) struct Sim {
+    bug: Bug,
     state: Mutex<State>,
     ended: Mutex<mpsc::Sender<Result<(), String>>>,
 }
@@ -275,9 +277,14 @@ pub(crate) struct Run {
     pub(crate) failure: Option<String>,
 }
 
-/// Runs `body` and all that it starts in a world of its own. After a failure its threads stay as
-/// they are, and so does what they hold.
-pub(crate) fn run(seed: u64, whole_trace: bool, body: impl FnOnce(Env) + Send + 'static) -> Run {
+/// Runs `body` and all that it starts in a world of its own, in which a bug is planted. After a
+/// failure its threads stay as they are, and so does what they hold.
+pub(crate) fn run(
+    seed: u64,
+    bug: Bug,
+    whole_trace: bool,
+    body: impl FnOnce(Env) + Send + 'static,
+) -> Run {
     let mut random = SimRng::new(seed ^ 0x5eed);
     let yields_of = [0, 4, 16, 64][random.index(4)];
     let lends_threads = random.chance(3, 4);
@@ -285,6 +292,7 @@ pub(crate) fn run(seed: u64, whole_trace: bool, body: impl FnOnce(Env) + Send + 
     let (to, ended) = mpsc::channel();
     let trace = Trace { whole: whole_trace, events: VecDeque::new(), count: 0, hash: 0 };
     let sim = Arc::new(Sim {
+        bug,
         state: Mutex::new(State {
             now: START,
             random,
@@ -308,7 +316,7 @@ pub(crate) fn run(seed: u64, whole_trace: bool, body: impl FnOnce(Env) + Send + 
     let env = Env { clock: Arc::new(VirtualClock(Arc::clone(&sim))), entropy };
     let main = sim.new_thread();
     let world = Arc::clone(&sim);
-    os_thread(move || {
+    os_thread(sim.bug, move || {
         world.enter(main);
         let result = catch_unwind(AssertUnwindSafe(|| body(env)));
         let result = result.map_err(|panic| message(&*panic));
@@ -347,8 +355,12 @@ fn message(panic: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "it has panicked".into())
 }
 
-fn os_thread(body: impl FnOnce() + Send + 'static) {
+fn os_thread(bug: Bug, body: impl FnOnce() + Send + 'static) {
     let builder = std::thread::Builder::new().name("simulated".into()).stack_size(2 << 20);
+    let body = move || {
+        let _planted = plant_here(bug);
+        body();
+    };
     drop(builder.spawn(body).expect("a thread can be started"));
 }
 
@@ -481,7 +493,7 @@ impl Sim {
                     drop(state);
                     let worker = self.new_thread();
                     let sim = Arc::clone(self);
-                    os_thread(move || sim.work(worker));
+                    os_thread(self.bug, move || sim.work(worker));
                     state = self.state.lock();
                     Arc::clone(&state.threads[&worker].parker)
                 }
@@ -799,7 +811,7 @@ pub(crate) fn spawn_thread<T: Send + 'static>(
     let (tell, told) = tokio::sync::oneshot::channel();
     let id = sim.new_thread();
     let world = Arc::clone(&sim);
-    os_thread(move || {
+    os_thread(sim.bug, move || {
         world.enter(id);
         match catch_unwind(AssertUnwindSafe(body)) {
             Ok(value) => drop(tell.send(value)),
@@ -828,7 +840,7 @@ impl Sim {
                 drop(state);
                 let worker = self.new_thread();
                 let sim = Arc::clone(self);
-                os_thread(move || sim.work(worker));
+                os_thread(self.bug, move || sim.work(worker));
                 state = self.state.lock();
                 worker
             }

@@ -16,7 +16,7 @@ mod store;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use ferry_env::Clock;
+use ferry_env::planted::Bug;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 
 use super::*;
@@ -126,34 +126,6 @@ impl Drop for Watched {
     }
 }
 
-/// A bug that a simulation must find. All are made around the code that is tested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Planted {
-    /// What the device says that it has flushed it has not.
-    FlushLies,
-    /// The volume says that changes are durable, and has not made them durable.
-    DurableTooEarly,
-    /// The volume forgets which changes of a session it has applied: a replay applies them twice.
-    AppliedForgotten,
-    /// The volume forgets after a crash which sessions have locks.
-    LocksForgotten,
-    /// The clocks of clients are slow: they rely on leases after the end of the term.
-    SlowClocks,
-}
-
-/// A clock of half the speed.
-struct SlowClock(Arc<dyn Clock>);
-
-impl Clock for SlowClock {
-    fn monotonic(&self) -> Duration {
-        self.0.monotonic() / 2
-    }
-
-    fn wall(&self) -> Duration {
-        self.0.wall()
-    }
-}
-
 /// What befalls them.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
@@ -168,7 +140,10 @@ struct Plan {
     /// Bytes of the device, and of the log.
     device: u64,
     log: Option<u64>,
-    planted: Option<Planted>,
+    /// A planted bug: what the device says that it has flushed it has not.
+    lies: bool,
+    /// One in the server or in the client.
+    bug: Bug,
     /// So many frames lie between two crashes, at most; 0: it does not crash.
     crash_every: u64,
     crashes: u64,
@@ -194,7 +169,8 @@ impl Plan {
         locked_of: 0,
         device: 48 << 20,
         log: None,
-        planted: None,
+        lies: false,
+        bug: Bug::None,
         crash_every: 0,
         crashes: 0,
         stops: 0,
@@ -352,7 +328,7 @@ fn make_volume(plan: Plan) -> Arc<SimDevice> {
 impl Sim {
     fn new(seed: u64, plan: Plan, news: &UnboundedSender<News>, env: Env) -> Arc<Self> {
         let device = Arc::new(volume(plan).copy());
-        device.set_flush_lies(plan.planted == Some(Planted::FlushLies));
+        device.set_flush_lies(plan.lies);
         let fs = open(&device, &env);
         let news = news.clone();
         let silence = plan.term.as_millis() as u64 * 2;
@@ -373,19 +349,12 @@ impl Sim {
         sim
     }
 
-    fn client_env(&self) -> Env {
-        match self.plan.planted {
-            Some(Planted::SlowClocks) => {
-                Env { clock: Arc::new(SlowClock(Arc::clone(&self.env.clock))), ..self.env.clone() }
-            }
-            _ => self.env.clone(),
-        }
-    }
-
     /// Whether something may be lost.
     fn is_rough(&self) -> bool {
-        let Plan { faults, crashes, vanish_of, .. } = self.plan;
-        faults.swallow > 0 || crashes > 0 || vanish_of > 0
+        let Plan { faults, crashes, vanish_of, stops, session_life, term, .. } = self.plan;
+        // The server ends a session if its client is away when it stops, or for so long.
+        let ends = faults.cut > 0 && (stops > 0 || session_life < term);
+        faults.swallow > 0 || crashes > 0 || vanish_of > 0 || ends
     }
 
     /// Nothing that was answered may be lost though the server crashes: it waits for all.
@@ -404,7 +373,7 @@ impl Sim {
         let options = ServerOptions { lease_term, grace, session_life, ..server_options() };
         let fs = self.volume.lock().1.clone();
         let fs: Arc<dyn SessionStore> = match sim::current() {
-            Some(_) => Arc::new(Undivided(fs, self.plan.planted)),
+            Some(_) => Arc::new(Undivided(fs)),
             None => fs,
         };
         let server = Server::start(fs, options, self.env.clone()).unwrap();
@@ -548,7 +517,7 @@ fn live_through(seed: u64, plan: Plan, env: Env) -> u64 {
 
 /// One run in a world of its own, in which all follows from the seed.
 fn simulate(seed: u64, plan: Plan, whole_trace: bool) -> sim::Run {
-    sim::run(seed, whole_trace, move |env| _ = live_through(seed, plan, env))
+    sim::run(seed, plan.bug, whole_trace, move |env| _ = live_through(seed, plan, env))
 }
 
 /// The same, that must be well.
@@ -631,38 +600,36 @@ fn difference(one: &sim::Run, other: &sim::Run) -> String {
 }
 
 /// Whether one of so many runs fails. Some crashes lose nothing.
-fn is_found(planted: Planted, plan: Plan, seeds: u64) -> bool {
-    let plan = Plan { planted: Some(planted), ..plan };
+fn is_found(plan: Plan, seeds: u64) -> bool {
     (20..20 + seeds).any(|seed| {
         let failure = simulate(seed, plan, false).failure;
-        failure.inspect(|failure| println!("{planted:?}: seed {seed}: {failure}")).is_some()
+        failure.inspect(|failure| println!("{:?}: seed {seed}: {failure}", plan.bug)).is_some()
     })
 }
 
 /// The simulation sees what it is there to see.
 #[test]
-fn a_device_that_calls_durable_what_is_not_is_found() {
-    assert!(is_found(Planted::FlushLies, Plan { steps: 30, ..Plan::GENTLE }, 10));
+fn a_server_that_calls_durable_what_is_not_is_found() {
+    assert!(is_found(Plan { lies: true, steps: 30, ..Plan::GENTLE }, 10));
+    assert!(is_found(Plan { bug: Bug::EarlyDurable, ..Plan::RETURNING }, 50));
 }
 
 #[test]
-fn a_volume_that_calls_durable_what_is_not_is_found() {
-    assert!(is_found(Planted::DurableTooEarly, Plan::RETURNING, 50));
+fn changes_that_are_applied_twice_are_found() {
+    assert!(is_found(Plan { bug: Bug::AppliedTwice, ..Plan::GENTLE }, 50));
 }
 
 #[test]
-fn changes_that_are_replayed_twice_are_found() {
-    assert!(is_found(Planted::AppliedForgotten, Plan::RETURNING, 50));
+fn locks_that_outlive_their_session_are_found() {
+    assert!(is_found(Plan { bug: Bug::KeptLocks, ..Plan::LOCKS }, 50));
 }
 
-#[test]
-fn locks_that_are_forgotten_are_found() {
-    assert!(is_found(Planted::LocksForgotten, Plan::LOCKS, 100));
-}
-
+/// Connections that fall silent for longer than a term, and nothing else.
 #[test]
 fn clients_that_rely_on_leases_for_too_long_are_found() {
-    assert!(is_found(Planted::SlowClocks, Plan::ROUGH, 100));
+    let faults = Faults { swallow: 150, cut: 0, hold: 0, ..Plan::ROUGH.faults };
+    let silent = Plan { faults, crashes: 0, stops: 0, vanish_of: 0, ..Plan::ROUGH };
+    assert!(is_found(Plan { bug: Bug::LateTerm, ..silent }, 100));
 }
 
 /// One client's short life ends, and begins again, at each frame.
@@ -681,7 +648,7 @@ fn at_every_frame(crashes: bool) {
     let reached = Arc::new(AtomicU64::new(0));
     for frame in 1.. {
         let told = Arc::clone(&reached);
-        let run = sim::run(30, false, move |env| {
+        let run = sim::run(30, Bug::None, false, move |env| {
             let (to, mut from) = unbounded_channel();
             let sim = Sim::new(30, quiet, &to, env);
             sim.net.end_after(frame);

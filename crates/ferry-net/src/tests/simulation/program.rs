@@ -59,12 +59,8 @@ impl Program {
     pub(super) fn new(sim: &Arc<Sim>, who: u64, random: SimRng) -> Self {
         let way = Way::new(&sim.net, who);
         let waiting_of = sim.plan.waiting_of;
-        let client = super::mount(
-            &way,
-            who,
-            waiting_of == 0 || !who.is_multiple_of(waiting_of),
-            &sim.client_env(),
-        );
+        let client =
+            super::mount(&way, who, waiting_of == 0 || !who.is_multiple_of(waiting_of), &sim.env);
         let names =
             (0..PLACES).flat_map(|dir| (0..NAMES).map(move |n| ((dir, n), vec![None]))).collect();
         let (sim, next, done) = (Arc::clone(sim), 0, String::new());

@@ -8,10 +8,9 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use super::super::*;
-use super::Planted;
 use crate::rt::sim;
 
-pub(super) struct Undivided(pub(super) Arc<LocalFs>, pub(super) Option<Planted>);
+pub(super) struct Undivided(pub(super) Arc<LocalFs>);
 
 type Outcome = Result<Reply, Errno>;
 
@@ -124,33 +123,17 @@ impl Filesystem for Undivided {
 }
 
 impl SessionStore for Undivided {
-    fn last_applied(&self, session: u128) -> Result<Option<u64>, Errno> {
-        let applied = undivided(|| self.0.last_applied(session))?;
-        Ok(applied.map(|seq| if self.1 == Some(Planted::AppliedForgotten) { 0 } else { seq }))
-    }
-
-    fn sync_sessions(&self, upto: &[SessionSeq]) -> Result<(), Errno> {
-        match self.1 {
-            Some(Planted::DurableTooEarly) => Ok(()),
-            _ => undivided(|| self.0.sync_sessions(upto)),
-        }
-    }
-
-    fn lock_holders(&self) -> Result<Vec<u128>, Errno> {
-        match self.1 {
-            Some(Planted::LocksForgotten) => Ok(Vec::new()),
-            _ => undivided(|| self.0.lock_holders()),
-        }
-    }
-
     calls! {
         reserve_numbers(count: u32) -> Result<Range<Ino>, Errno>;
         reserve_space(bytes: u64, inodes: u64) -> Result<Box<dyn Reservation>, Errno>;
         add_session(session: u128) -> Result<(), Errno>;
         remove_session(session: u128) -> ();
         sessions() -> Result<Vec<u128>, Errno>;
+        last_applied(session: u128) -> Result<Option<u64>, Errno>;
+        sync_sessions(upto: &[SessionSeq]) -> Result<(), Errno>;
         durable_watermark(session: u128) -> Result<u64, Errno>;
         add_lock_holder(session: u128) -> Result<(), Errno>;
+        lock_holders() -> Result<Vec<u128>, Errno>;
         remove_lock_holders(sessions: &[u128]) -> Result<(), Errno>;
         evict(sessions: &[SessionSeq], forgotten: &[u128]) -> Result<(), Errno>;
         evicted() -> Result<Vec<SessionSeq>, Errno>;
