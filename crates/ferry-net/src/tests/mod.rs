@@ -4,6 +4,7 @@
 
 mod asynchronous;
 mod boundaries;
+mod caller;
 mod certificates;
 mod claims;
 mod clocks;
@@ -39,14 +40,17 @@ use std::time::Duration;
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_fs::*;
-use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
+use crate::rt::Mutex;
+use crate::server::WalkTimes;
 use crate::{
     ClientOptions, Connecting, Connector, Control, Export, NetError, RemoteFs, Server,
     ServerOptions, Stream,
 };
+
+use caller::InProcess;
 
 type Done<T = ()> = Result<T, Errno>;
 
@@ -267,6 +271,9 @@ struct World {
     env: Env,
 }
 
+const WALK_TIMES: WalkTimes =
+    WalkTimes { in_use: Duration::from_millis(20), wait_max: Duration::from_secs(1) };
+
 fn server_options() -> ServerOptions {
     ServerOptions {
         exports: vec![Export { path: b"/".to_vec(), read_only: false }],
@@ -310,7 +317,8 @@ impl World {
 
     fn start(&self) {
         let fs = self.fs.clone() as Arc<dyn SessionStore>;
-        let server = Server::start(fs, self.options.clone(), self.env.clone()).unwrap();
+        let server =
+            Server::start_with(fs, self.options.clone(), self.env.clone(), WALK_TIMES).unwrap();
         *self.net.server.lock() = Some(Arc::new(server));
     }
 

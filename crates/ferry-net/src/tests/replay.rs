@@ -393,7 +393,9 @@ fn other_clients_never_see_an_older_state_during_a_replay() {
     crashing.crash();
     // Another is there before it.
     let fs = crashing.world.fs.clone() as Arc<dyn SessionStore>;
-    let server = Arc::new(Server::start(fs, crashing.world.options.clone(), Env::real()).unwrap());
+    let server = Arc::new(
+        Server::start_with(fs, crashing.world.options.clone(), Env::real(), WALK_TIMES).unwrap(),
+    );
     let own = Network::new(10);
     *own.server.lock() = Some(server.clone());
     let options = crashing.world.client_options("/");
@@ -436,7 +438,8 @@ fn a_client_that_returns_after_the_grace_period_reports_its_losses_once() {
     crashing.world.options = ServerOptions { grace: Duration::from_millis(10), ..long_terms() };
     assert_eq!(crashing.world.fs.sessions().unwrap().len(), 1);
     let fs = crashing.world.fs.clone() as Arc<dyn SessionStore>;
-    let server = Server::start(fs, crashing.world.options.clone(), Env::real()).unwrap();
+    let server =
+        Server::start_with(fs, crashing.world.options.clone(), Env::real(), WALK_TIMES).unwrap();
     while !crashing.world.fs.sessions().unwrap().is_empty() {
         std::thread::yield_now();
     }
