@@ -4,6 +4,9 @@
 //! * Each descriptor has a cursor. It is told of each error that came behind its cursor, once; of
 //!   several the newest.
 //! * A descriptor that is told changes nothing for the others: each has its own cursor.
+//! * Closing tells without moving the cursor. The kernel reports each close of a descriptor, also of
+//!   the copy that a child process closes as it starts another program. Nobody hears of that one, so
+//!   the program's own fsync and close must still be told. The last close counts as heard.
 //! * A new descriptor begins behind the errors that somebody was told of. One that nobody was told
 //!   of is its business, too.
 
@@ -60,6 +63,31 @@ impl ErrorSequence {
         (cursor.0.load(Ordering::Acquire) < newest >> 32).then_some(errno(newest))
     }
 
+    /// The error that a close reports: one behind the cursor, which stays where it is. `closed`
+    /// remembers it for [`ErrorSequence::released`].
+    pub fn tell_at_close(&self, cursor: &ErrorCursor, closed: &ErrorCursor) -> Option<Errno> {
+        let newest = self.newest.load(Ordering::Acquire);
+        let count = newest >> 32;
+        (cursor.0.load(Ordering::Acquire) < count).then(|| {
+            closed.0.fetch_max(count, Ordering::AcqRel);
+            errno(newest)
+        })
+    }
+
+    /// The descriptor is gone: what its last close reported counts as told.
+    pub fn released(&self, closed: &ErrorCursor) {
+        let newest = self.newest.load(Ordering::Acquire);
+        if newest != 0 && closed.0.load(Ordering::Acquire) == newest >> 32 {
+            self.set_told(newest);
+        }
+    }
+
+    /// A newer error that came meanwhile nobody has been told.
+    fn set_told(&self, newest: u64) {
+        let told = newest | TOLD;
+        let _ = self.newest.compare_exchange(newest, told, Ordering::AcqRel, Ordering::Acquire);
+    }
+
     /// An error behind the cursor, which is told now.
     pub fn tell(&self, cursor: &ErrorCursor) -> Option<Errno> {
         let newest = self.newest.load(Ordering::Acquire);
@@ -67,9 +95,7 @@ impl ErrorSequence {
         // Of two that ask at the same time, one may have seen a newer error: the cursor never goes
         // back, or that is told twice.
         (cursor.0.fetch_max(count, Ordering::AcqRel) < count).then(|| {
-            // A newer one that came meanwhile nobody has been told.
-            let told = newest | TOLD;
-            let _ = self.newest.compare_exchange(newest, told, Ordering::AcqRel, Ordering::Acquire);
+            self.set_told(newest);
             errno(newest)
         })
     }
@@ -81,6 +107,27 @@ mod tests {
 
     const EIO: Errno = Errno(libc::EIO);
     const ENOSPC: Errno = Errno(libc::ENOSPC);
+
+    #[test]
+    fn a_close_tells_and_leaves_the_error_to_fsync_and_the_next_close() {
+        let errors = ErrorSequence::default();
+        let (told, closed) = (errors.sample(), ErrorCursor::default());
+        assert_eq!(errors.tell_at_close(&told, &closed), None);
+        errors.add(EIO);
+        for _ in 0..2 {
+            assert_eq!(errors.tell_at_close(&told, &closed), Some(EIO));
+            assert!(!errors.is_told(), "a child process may have closed its copy");
+        }
+        assert_eq!(errors.tell(&told), Some(EIO));
+        assert_eq!(errors.tell_at_close(&told, &closed), None);
+        errors.add(ENOSPC);
+        errors.released(&closed);
+        assert!(!errors.is_told(), "the second one has come since");
+        let (told, closed) = (errors.sample(), ErrorCursor::default());
+        assert_eq!(errors.tell_at_close(&told, &closed), Some(ENOSPC));
+        errors.released(&closed);
+        assert!(errors.is_told(), "the last close was told");
+    }
 
     #[test]
     fn each_descriptor_is_told_of_each_error_once() {

@@ -16,6 +16,8 @@ pub(crate) struct Handle {
     pub(crate) uid: u32,
     /// Which write error this handle was told last.
     pub(crate) error_cursor: ErrorCursor,
+    /// The write error that its newest close reported.
+    pub(crate) error_closed: ErrorCursor,
     /// Reads move no access time (`O_NOATIME`).
     pub(crate) noatime: bool,
     /// Reads and writes bypass the kernel's page cache.

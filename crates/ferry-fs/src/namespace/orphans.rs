@@ -4,8 +4,9 @@
 //! forgotten the inode and the last handle is closed, its extents, attributes and record go; after
 //! a crash the orphans that are left over go in the background. Large files go in the background
 //! too: the kernel's forgetting must not wait for them. Where programs on other machines outlive
-//! the mount (`keeps_removed`) its end reclaims nothing, and the next one waits with what is left
-//! over until it is told to go on.
+//! the mount (`keeps_removed`) its end reclaims nothing, and the next one waits with inodes that are
+//! older than itself until it is told to go on. A program that has such an inode open may not be back
+//! yet. Nobody from before the mount knows a younger one.
 
 use crate::api::Ino;
 use crate::error::FsError;
@@ -169,11 +170,15 @@ impl LocalFs {
     fn expect_space_of(&self, inode: &Arc<Inode>) {
         let comes_back = inode.has_flag(Inode::NAMELESS)
             && !self.keeping_removed.load(Ordering::Acquire)
-            && !self.reclaimer.holds()
+            && !(self.is_older_than_mount(inode.ino) && self.reclaimer.holds())
             && inode.state.share().rec.blocks > 0;
         if comes_back {
             self.data.removed().expect(inode, &*self.env.clock);
         }
+    }
+
+    fn is_older_than_mount(&self, ino: Ino) -> bool {
+        ino < self.counters.first()
     }
 
     /// Reclaims an inode without names, unless somebody still knows it or has begun to.
@@ -185,7 +190,7 @@ impl LocalFs {
                 && !inode.is_known()
                 && !self.options.read_only
                 && !self.keeping_removed.load(Ordering::Acquire)
-                && !self.reclaimer.takes_in(inode.ino)
+                && !(self.is_older_than_mount(inode.ino) && self.reclaimer.takes_in(inode.ino))
                 && !inode.set_flag(Inode::RECLAIMING)
         };
         if !reclaim {

@@ -2,6 +2,7 @@
 
 use crate::api::{Answer, Cx, EarlyAck, Errno, Ino, Opened, Reply, SetAttr, Stop};
 use crate::error::FsError;
+use crate::errseq::ErrorCursor;
 use crate::inode::incore::Inode;
 use crate::keys::InodeRecord;
 use crate::local::handles::Handle;
@@ -57,6 +58,7 @@ impl LocalFs {
             inode: inode.clone(),
             uid: cx.uid,
             error_cursor,
+            error_closed: ErrorCursor::default(),
             noatime,
             direct,
             bypassing,
@@ -106,6 +108,7 @@ impl LocalFs {
 
     /// A handle is gone.
     pub(crate) fn let_go(&self, handle: &Handle) {
+        handle.inode.file.errors.released(&handle.error_closed);
         handle.inode.bypassing.fetch_sub(u32::from(handle.bypassing), Ordering::SeqCst);
         handle.inode.opens.fetch_sub(1, Ordering::AcqRel);
         self.maybe_unknown(&handle.inode);
@@ -238,7 +241,8 @@ impl LocalFs {
     /// A write error that this handle was not told yet.
     pub(crate) fn do_flush(&self, ino: Ino, fh: u64) -> Result<(), FsError> {
         let handle = self.handle(ino, fh)?;
-        match handle.inode.file.errors.tell(&handle.error_cursor) {
+        let errors = &handle.inode.file.errors;
+        match errors.tell_at_close(&handle.error_cursor, &handle.error_closed) {
             Some(error) => Err(error.into()),
             None => Ok(()),
         }

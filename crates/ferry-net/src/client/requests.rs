@@ -445,7 +445,7 @@ impl Filesystem for RemoteFs {
     fn flush(&self, cx: &Cx, ino: Ino, fh: u64, lock_owner: u64) -> Answer<()> {
         let (has_locks, usable) = {
             let tables = self.tables.lock();
-            let whole = tables.tell_of_loss(fh);
+            let whole = tables.tell_of_loss_at_close(fh);
             (tables.has_locks(ino, lock_owner), tables.usable(fh).and(whole))
         };
         if !has_locks {

@@ -38,6 +38,8 @@ pub(super) struct Handle {
     pub(super) lost: bool,
     /// Which losses of the file's changes it was told of by fsync or close.
     told: ErrorCursor,
+    /// Which of them its newest close reported.
+    closed: ErrorCursor,
     /// Those that came before it was opened: what it writes does not build on what was lost.
     opened: ErrorCursor,
 }
@@ -248,12 +250,18 @@ impl Tables {
         let losses = self.losses.get(&ino);
         let told = losses.map(ErrorSequence::sample).unwrap_or_default();
         let opened = losses.map(ErrorSequence::end).unwrap_or_default();
-        self.handles.insert(fh, Handle { ino, flags, lost: false, told, opened });
+        self.handles.insert(
+            fh,
+            Handle { ino, flags, lost: false, told, closed: ErrorCursor::default(), opened },
+        );
     }
 
     /// The file is closed. Gives the locks that end with it.
     pub(super) fn remove_handle(&mut self, fh: u64) -> Option<(Ino, Vec<FileLock>)> {
-        let ino = self.handles.remove(&fh)?.ino;
+        let Handle { ino, closed, .. } = self.handles.remove(&fh)?;
+        if let Some(losses) = self.losses.get(&ino) {
+            losses.released(&closed);
+        }
         self.forget_losses(ino);
         let through = self.locks.get_mut(&ino)?;
         let locks = through.remove(&fh)?;
@@ -302,6 +310,15 @@ impl Tables {
             .handles
             .get(&fh)
             .and_then(|handle| self.losses.get(&handle.ino)?.tell(&handle.told));
+        told.map_or(Ok(()), Err)
+    }
+
+    /// The same as the descriptor is closed, perhaps a copy of it: fsync and the next close tell it
+    /// again.
+    pub(super) fn tell_of_loss_at_close(&self, fh: u64) -> Result<(), Errno> {
+        let told = self.handles.get(&fh).and_then(|handle| {
+            self.losses.get(&handle.ino)?.tell_at_close(&handle.told, &handle.closed)
+        });
         told.map_or(Ok(()), Err)
     }
 

@@ -69,6 +69,11 @@ fn each_descriptor_reports_a_loss_once_by_fsync_or_close() {
         assert_eq!(client.fsync(ino, *fh), Ok(()), "once");
         assert_eq!(client.me.call(|cx| client.fs.flush(cx, ino, *fh, 1)), Ok(()), "once");
     }
+    for _ in 0..2 {
+        let copy_closed = client.me.call(|cx| client.fs.flush(cx, ino, fhs[2], 1));
+        assert_eq!(copy_closed, Err(EIO), "a child closes its copy, and nobody hears of that");
+    }
+    assert_eq!(client.write(ino, fhs[2], 0, b"on top"), Err(EIO), "its program was not told");
     assert_eq!(client.close_told(ino, fhs[2]), Err(EIO));
     let late = client.open(ino).unwrap();
     assert_eq!(client.fsync(ino, late), Ok(()), "somebody was told before it was opened");

@@ -206,13 +206,38 @@ fn files_removed_during_the_grace_period_wait_for_its_end() {
     world.check();
 }
 
+#[test]
+fn a_file_that_was_made_in_the_grace_period_gives_its_space_back_at_once() {
+    let mut world = World::with(FsOptions {
+        background: false,
+        keeps_removed: true,
+        cache_bytes: 8 << 20,
+        ..FsOptions::default()
+    });
+    let old = world.file(ROOT, "old").unwrap();
+    world.fs.keep_removed();
+    world.reopen();
+    let (new, fh) = world.create(ROOT, "new").unwrap();
+    world.write(new, fh, 0, &[7; 300_000]).unwrap();
+    ["old", "new"].iter().for_each(|name| world.unlink(ROOT, name).unwrap());
+    world.release(new, fh);
+    world.fs.forget(new, 1);
+    assert!(world.stored(old), "a client that is not back yet may have it open");
+    assert!(!world.stored(new), "only clients that are here have known it");
+    world.fs.reclaim_removed();
+    assert!(!world.stored(old));
+    world.check();
+}
+
 /// A client that is back asks for a file that it has open, while others remove it.
 #[test]
 fn a_file_being_removed_is_found_by_its_number() {
     const FILES: usize = 10_000;
     let options = FsOptions { background: false, keeps_removed: true, ..FsOptions::default() };
-    let world = World::with(options);
+    let mut world = World::with(options);
     let inos: Vec<Ino> = (0..FILES).map(|n| world.file(ROOT, &format!("{n}")).unwrap()).collect();
+    world.fs.keep_removed();
+    world.reopen();
     let (asked, mut missing) = (AtomicUsize::new(0), Vec::<Ino>::new());
     std::thread::scope(|scope| {
         scope.spawn(|| {
