@@ -9,7 +9,7 @@ use crate::scrub::pace::Pace;
 use crate::scrub::report::{Damage, Part, ScrubReport};
 use crate::scrub::source::{ScrubProgress, Source, Watch};
 use ferry_device::AlignedBuf;
-use ferry_journal::{BadPlace, Journal, Value};
+use ferry_journal::{BadRange, Journal, Value};
 
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Blocks that are gathered before they are read: 4 MiB of memory for 512 MiB of data.
@@ -298,7 +298,7 @@ fn pause(
     watch.progress(&at) && pace.took(bytes).is_none_or(|time| watch.wait(time))
 }
 
-fn damage_at(part: Part, bad: BadPlace) -> Damage {
+fn damage_at(part: Part, bad: BadRange) -> Damage {
     let damage = Damage::of_part(part, format!("{}: {}", bad.what, bad.detail));
     Damage { length: Some(bad.len), device_offset: Some(bad.offset), ..damage }
 }

@@ -399,9 +399,9 @@ impl Drop for DataStore {
 }
 
 impl JournalClient for DataStore {
-    fn stamped(&self, seq: Seq) {
-        self.moves.stamped(seq);
-        self.space.stamped(seq);
+    fn durable_point(&self, seq: Seq) {
+        self.moves.note_durable_point(seq);
+        self.space.note_durable_point(seq);
     }
 
     fn failed(&self, error: &JournalError) {

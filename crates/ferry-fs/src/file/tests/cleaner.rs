@@ -110,7 +110,7 @@ fn emptied_segments_go_back_to_the_host() {
     let full = volume.dev.resident();
     volume.remove(5);
     volume.store.make_room().unwrap();
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     volume.store.space.reap_now();
     assert!(
         volume.dev.resident() + (120 << 20) < full,
@@ -142,14 +142,14 @@ fn a_file_whose_record_is_damaged_does_not_stop_the_cleaner() {
         volume.inodes.known.lock().remove(&bad);
     };
     put(b"no record");
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);
     }
     let before = volume.store.stats().cleaned_segments;
     for _ in 0..4 {
         volume.store.tidy().unwrap();
-        volume.journal.force_stamped().unwrap();
+        volume.journal.force_durable_point().unwrap();
     }
     assert!(volume.store.stats().cleaned_segments > before + 1);
     put(&whole);
@@ -228,7 +228,7 @@ fn the_cleaner_does_not_wait_for_its_own_batch_after_a_truncation() {
     let live = vec![Live { ino: 5, block: 0, at: 0, len: 20 }];
     while volume.store.space.take(Need::Clean).is_some() {}
     volume.store.set_size(&file, 0, &mut |_| ()).unwrap();
-    volume.store.force_stamped(&volume.journal).unwrap();
+    volume.store.force_durable_point(&volume.journal).unwrap();
     let (tell, told) = mpsc::channel();
     let (store, journal) = (Arc::clone(&volume.store), Arc::clone(&volume.journal));
     std::thread::spawn(move || {
@@ -301,7 +301,7 @@ fn resting() -> (Volume, Failing, Arc<Inode>) {
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 40 * 4096));
     volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);
     }
@@ -316,7 +316,7 @@ fn blocks_moved_by_a_failed_write_stay_readable() {
     volume.store.clean_once().unwrap();
     assert!(volume.store.stats().moved_bytes > 0);
     assert!(volume.read(&file, 0, 40 * 4096) == pattern(1, 40 * 4096));
-    assert!(volume.journal.force_stamped().is_err());
+    assert!(volume.journal.force_durable_point().is_err());
     for block in 0..40 {
         volume.evict();
         let read = volume.read(&file, block * BLOCK, 4096);
@@ -337,7 +337,7 @@ fn blocks_moved_before_a_failed_flush_stay_readable() {
         }
     }
     assert_eq!(volume.store.stats().moved_bytes, 2 * 40 * BLOCK);
-    assert!(volume.journal.force_stamped().is_err());
+    assert!(volume.journal.force_durable_point().is_err());
     volume.evict();
     assert!(volume.read(&file, 0, 40 * 4096) == pattern(1, 40 * 4096));
     assert_eq!(volume.store.stats().damaged_blocks, 0);
@@ -348,7 +348,7 @@ fn old_locations_are_forgotten_when_the_new_ones_are_durable() {
     let (volume, _, _) = resting();
     volume.store.clean_once().unwrap();
     assert_eq!(volume.store.moves.len(), 1);
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     assert_eq!(volume.store.moves.len(), 0);
 }
 

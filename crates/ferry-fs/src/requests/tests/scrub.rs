@@ -98,10 +98,10 @@ fn a_scrub_finds_exactly_what_is_damaged() {
     let nameless = filled(&world, ROOT, "removed", 8);
     let held = world.open(nameless).unwrap();
     world.unlink(ROOT, "removed").unwrap();
-    // Damage in what is not stamped yet would be taken for the log's end by a mount that opens the
-    // volume.
+    // Damage in what the durable point does not cover would be taken for the log's end by a mount
+    // that opens the volume.
     world.fs.sync().unwrap();
-    world.fs.journal.force_stamped().unwrap();
+    world.fs.journal.force_durable_point().unwrap();
     let sound = offline(&world);
     assert!(sound.clean && sound.complete, "{sound:#?}");
     assert_eq!(sound.verified.data_bytes, 728 * BLOCK);
@@ -168,7 +168,7 @@ fn a_scrub_finds_damage_outside_contents() {
     let world = World::new();
     filled(&world, ROOT, "file", 20);
     world.fs.sync().unwrap();
-    world.fs.journal.force_stamped().unwrap();
+    world.fs.journal.force_durable_point().unwrap();
     spoil(&world, SUPERBLOCK_OFFSETS[1]);
     let geometry = world.fs.superblock().geometry();
     spoil(&world, geometry.home_map_offsets[1]);
@@ -383,7 +383,7 @@ impl Watch for Meddler<'_> {
             let ino = filled(world, ROOT, name, 600);
             world.fs.forget(ino, 1);
             world.fs.sync().unwrap();
-            world.fs.journal.force_stamped().unwrap();
+            world.fs.journal.force_durable_point().unwrap();
             world.fs.data.clean_once().unwrap();
         }
         self.calls < 40
