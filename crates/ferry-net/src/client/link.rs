@@ -852,7 +852,7 @@ impl Link {
             ToClient::Gone { names } => {
                 let gone =
                     names.0.into_iter().map(|place| (place.parent, place.name.into())).collect();
-                self.kernel.forget_unasked(ToForget { gone, ..ToForget::default() });
+                self.kernel.forget_unasked(ToForget { removed: gone, ..ToForget::default() });
             }
             ToClient::Lack {} => {
                 self.spare_all();
@@ -930,6 +930,7 @@ impl Link {
         send(&mut self.state.lock(), frame::encode(&ToServer::Bye {}));
         let reason = String::from_utf8_lossy(reason);
         tracing::error!("evicted: {reason}: every operation fails; unmount, and mount again");
+        self.state.lock().refused = Some(reason.into_owned());
         self.end(Errno(libc::EIO));
     }
 

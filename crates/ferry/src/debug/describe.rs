@@ -110,7 +110,7 @@ fn extent(ino: u64, offset: u64, extent: &Extent) -> Value {
         item["checksums"] = crcs.iter().map(|crc| format!("{crc:08x}")).collect();
     }
     if let Extent::Unwritten { .. } = extent {
-        item["promised"] = true.into();
+        item["unwritten"] = true.into();
     }
     item
 }
@@ -182,7 +182,7 @@ mod tests {
     use ferry_fs::keys;
 
     #[test]
-    fn each_kind_of_key_has_its_words() {
+    fn each_kind_of_key_is_described() {
         let record = InodeRecord {
             mode: libc::S_IFDIR | 0o755,
             parent: 3,
@@ -209,7 +209,7 @@ mod tests {
             (
                 keys::extent(5, 0),
                 Extent::Unwritten { blocks: 3 }.encode(),
-                "extent inode=5 length=12288 offset=0 promised=true",
+                "extent inode=5 length=12288 offset=0 unwritten=true",
             ),
             (keys::orphan(6), vec![], "orphan inode=6"),
             (
