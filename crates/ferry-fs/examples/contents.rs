@@ -1,4 +1,4 @@
-//! Rates of the data half alone, on a device in memory: `open run --release -p ferry-fs --example
+//! Rates of the store alone, on a device in memory: `cargo run --release -p ferry-fs --example
 //! contents [FILES] [BYTES]`.
 
 use ferry_device::{BlockDevice, MemDevice};

@@ -1,9 +1,9 @@
 //! Inodes in memory: their table, their locks, and the cached entries of directories.
 
-pub mod dir_cache;
-pub mod extents_right;
+pub(crate) mod dir_cache;
+pub(crate) mod extents_right;
 pub mod incore;
-pub mod locked;
-pub mod state;
-pub mod state_lock;
+pub(crate) mod locked;
+pub(crate) mod state;
+pub(crate) mod state_lock;
 pub mod table;

@@ -81,7 +81,7 @@ pub struct Space {
     /// Blocks of the home reserve that overwriting may use.
     lent: AtomicI64,
     /// The newest durable point.
-    stamped: AtomicU64,
+    durable_point: AtomicU64,
     /// Held over calls of the host; nothing but `pending` is locked inside it, and the journal
     /// calls [`Space::take`].
     pub(crate) pool: Mutex<Pool>,
@@ -126,7 +126,7 @@ impl Space {
             free: Free::new(0),
             mapped: AtomicI64::new(0),
             lent: AtomicI64::new(0),
-            stamped: AtomicU64::new(0),
+            durable_point: AtomicU64::new(0),
             pool: Mutex::new(pool),
             pending: Mutex::default(),
             reservations: Mutex::default(),
@@ -277,8 +277,8 @@ impl Space {
     }
 
     /// The durable point covers contexts up to `seq`. Takes no lock.
-    pub fn stamped(&self, seq: Seq) {
-        self.stamped.fetch_max(seq.0, Ordering::Release);
+    pub fn note_durable_point(&self, seq: Seq) {
+        self.durable_point.fetch_max(seq.0, Ordering::Release);
     }
 
     /// There is a segment for this need.
@@ -357,18 +357,18 @@ impl Space {
         (free, self.kept(&pool, Need::Data))
     }
 
-    /// The next segment that waited for a context up to `stamped`.
-    fn next_stamped(&self, stamped: u64) -> Option<u32> {
-        let stamped = if is_planted(Bug::EarlyReuse) { u64::MAX } else { stamped };
+    /// The next segment that waited for a context up to `durable_point`.
+    fn next_durable(&self, durable_point: u64) -> Option<u32> {
+        let durable_point = if is_planted(Bug::EarlyReuse) { u64::MAX } else { durable_point };
         let mut pending = self.pending.lock();
-        pending.front().filter(|(seq, _)| seq.0 <= stamped)?;
+        pending.front().filter(|(seq, _)| seq.0 <= durable_point)?;
         pending.pop_front().map(|(_, segment)| segment)
     }
 
     pub(crate) fn reap(&self, pool: &mut Pool) {
-        let stamped = self.stamped.load(Ordering::Acquire);
+        let durable_point = self.durable_point.load(Ordering::Acquire);
         let mut any = false;
-        while let Some(segment) = self.next_stamped(stamped) {
+        while let Some(segment) = self.next_durable(durable_point) {
             any = true;
             // Of a segment from an earlier mount parts may be holes of the host by now: ask for all
             // of it again.

@@ -400,8 +400,8 @@ impl Drop for DataStore {
 
 impl JournalClient for DataStore {
     fn durable_point(&self, seq: Seq) {
-        self.moves.stamped(seq);
-        self.space.stamped(seq);
+        self.moves.note_durable_point(seq);
+        self.space.note_durable_point(seq);
     }
 
     fn failed(&self, error: &JournalError) {

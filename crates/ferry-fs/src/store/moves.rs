@@ -17,8 +17,8 @@ pub struct Moves(Mutex<State>);
 #[derive(Default)]
 struct State {
     /// By the first device block of the new place.
-    unstamped: BTreeMap<u64, Move>,
-    stamped: Seq,
+    pending: BTreeMap<u64, Move>,
+    durable_point: Seq,
 }
 
 struct Move {
@@ -32,28 +32,28 @@ impl Moves {
     /// sees the new place.
     pub fn note(&self, from: u64, to: u64, len: u32, seq: Seq) {
         let mut state = self.0.lock();
-        if seq > state.stamped {
-            state.unstamped.insert(to, Move { from, len: len.into(), seq });
+        if seq > state.durable_point {
+            state.pending.insert(to, Move { from, len: len.into(), seq });
         }
     }
 
     /// The durable point covers all transactions up to this one.
-    pub fn stamped(&self, seq: Seq) {
+    pub fn note_durable_point(&self, seq: Seq) {
         let mut state = self.0.lock();
-        state.stamped = state.stamped.max(seq);
-        state.unstamped.retain(|_, one| one.seq > seq);
+        state.durable_point = state.durable_point.max(seq);
+        state.pending.retain(|_, one| one.seq > seq);
     }
 
     /// Where device block `at` was, if the durable point does not cover the move.
     pub fn old_location(&self, at: u64) -> Option<u64> {
         let state = self.0.lock();
-        let (to, one) = state.unstamped.range(..=at).next_back()?;
+        let (to, one) = state.pending.range(..=at).next_back()?;
         (at - to < one.len).then(|| one.from + (at - to))
     }
 
     /// How many there are.
     #[cfg(test)]
     pub fn len(&self) -> usize {
-        self.0.lock().unstamped.len()
+        self.0.lock().pending.len()
     }
 }

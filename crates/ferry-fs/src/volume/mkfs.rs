@@ -3,10 +3,12 @@
 use crate::api::{ROOT, Timestamp};
 use crate::credits::LARGEST_TRANSACTION;
 use crate::keys::{self, Counters, InodeRecord};
-use crate::volume::superblock::{LAST_COPY, SEGMENT_SIZES, clear_superblocks};
-use crate::volume::{
-    FORMAT_VERSION, SUPERBLOCK_OFFSETS, Superblock, VolumeError, read_superblock, write_superblock,
+use crate::volume::error::VolumeError;
+use crate::volume::superblock::{
+    LAST_COPY, SEGMENT_SIZES, SUPERBLOCK_OFFSETS, Superblock, clear_superblocks, read_superblock,
+    write_superblock,
 };
+use crate::volume::version::FORMAT_VERSION;
 use ferry_device::{BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
 use ferry_journal::{

@@ -1,7 +1,8 @@
 //! The superblock: one block that says how the rest of the device is laid out, at two fixed places
 //! in front and, since volumes are made so, in the volume's last block.
 
-use crate::volume::VolumeError;
+use crate::volume::error::VolumeError;
+use crate::volume::version::FORMAT_VERSION;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::Geometry;
 use ferry_journal::inspect::home_map;
@@ -10,8 +11,6 @@ use std::sync::Arc;
 
 /// Bytes 0 to 8 of every superblock.
 const MAGIC: [u8; 8] = *b"FERRYVOL";
-/// The format that this code reads and writes.
-pub const FORMAT_VERSION: u32 = 4;
 /// Where the two copies in front are, in bytes.
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 1 << 20];
 /// Compatible feature: a third copy is in the volume's last block. A volume that has lost its front

@@ -87,7 +87,7 @@ impl DataStore {
                 continue;
             }
             if self.space.has_pending() {
-                self.force_stamped(&journal)?;
+                self.force_durable_point(&journal)?;
                 continue;
             }
             // Of more the summaries might take all that is gained.
@@ -115,11 +115,11 @@ impl DataStore {
     }
 
     /// Waits until the durable point covers all that was committed, and notes it.
-    pub(crate) fn force_stamped(&self, journal: &Journal) -> Result<(), FsError> {
+    pub(crate) fn force_durable_point(&self, journal: &Journal) -> Result<(), FsError> {
         let newest = self.space.newest_pending();
         journal.force_durable_point()?;
         if let Some(seq) = newest {
-            self.space.stamped(seq);
+            self.space.note_durable_point(seq);
         }
         Ok(())
     }
@@ -386,7 +386,7 @@ impl DataStore {
             drop(guard);
             self.free_closed(journal)?;
             if self.space.has_pending() {
-                self.force_stamped(journal)?;
+                self.force_durable_point(journal)?;
                 self.space.reap_now();
                 return Ok(());
             }

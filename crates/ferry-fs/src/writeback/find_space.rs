@@ -59,7 +59,7 @@ impl DataStore {
         self.await_removed(want);
         self.write_back(Dirty::All, Busy::Wait)?;
         if let Some(journal) = self.space.has_pending().then(|| self.journal()).transpose()? {
-            self.force_stamped(&journal)?;
+            self.force_durable_point(&journal)?;
             self.space.reap_now();
         }
         if !self.space.grow_for(want) {

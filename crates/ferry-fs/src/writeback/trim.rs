@@ -63,7 +63,7 @@ impl DataStore {
             return Ok(());
         }
         if self.space.has_pending() {
-            self.force_stamped(&*self.journal()?)?;
+            self.force_durable_point(&*self.journal()?)?;
         }
         let end = self.env.clock.monotonic() + UNMOUNT_TIME_MAX;
         self.space.keep_no_spare();
@@ -76,7 +76,7 @@ impl DataStore {
         self.writable()?;
         self.tidy_beyond(DEAD_BLOCKS_MAX)?;
         if self.space.has_pending() {
-            self.force_stamped(&*self.journal()?)?;
+            self.force_durable_point(&*self.journal()?)?;
         }
         self.space.keep_no_spare();
         let (segments, _) = self.give_back(|_| self.writable().is_ok());

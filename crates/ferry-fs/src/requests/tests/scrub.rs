@@ -98,8 +98,8 @@ fn a_scrub_finds_exactly_what_is_damaged() {
     let nameless = filled(&world, ROOT, "removed", 8);
     let held = world.open(nameless).unwrap();
     world.unlink(ROOT, "removed").unwrap();
-    // Damage in what is not stamped yet would be taken for the log's end by a mount that opens the
-    // volume.
+    // Damage in what the durable point does not cover would be taken for the log's end by a mount
+    // that opens the volume.
     world.fs.sync().unwrap();
     world.fs.journal.force_durable_point().unwrap();
     let sound = offline(&world);
