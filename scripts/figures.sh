@@ -1,4 +1,5 @@
-# Figures, their medians and the table, for the scripts that measure; sourced after lib.sh. Wants $rounds.
+# Figures, their medians and the table, for the scripts that measure; sourced after lib.sh. Wants
+# $rounds.
 # shellcheck shell=bash
 
 # Figures are kept as lines "NAME VALUE"; every value counts, the table shows medians.
@@ -14,7 +15,8 @@ values() { awk -v n="$1" '$1 == n { printf "%s%s", s, $2; s = " " }' "$scratch/f
 
 # XFS on a loop device on the same disk, at $scratch/xfs.
 xfs_up() {
-  # Every block is written, so that the loop device's file need not be extended while it is measured.
+  # Every block is written, so that the loop device's file need not be extended while it is
+  # measured.
   head -c 8G /dev/zero >"$scratch/xfs.img"
   sync "$scratch/xfs.img"
   mkfs.xfs -q -f "$scratch/xfs.img"

@@ -1,5 +1,6 @@
-# What the scripts share; sourced, not run. A script that sources it gets a scratch directory of its own, and whatever it mounts or
-# leaves running below that directory is gone when it ends, however it ends.
+# Functions that the scripts share; sourced, not run. A script that sources it gets a scratch
+# directory of its own, and whatever it mounts or leaves running below that directory is gone when
+# it ends, however it ends.
 # shellcheck shell=bash
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -31,27 +32,27 @@ mounts_below() {
 
 # The process that has a volume open.
 daemon_of() {
-  local fd volume; volume=$(readlink -f "$1")
-  for fd in /proc/[0-9]*/fd/*; do
-    if [ "$(readlink "$fd" 2>/dev/null)" = "$volume" ]; then
-      fd=${fd#/proc/}; printf '%s\n' "${fd%%/*}"; return 0
-    fi
-  done
-  return 1
+  local volume; volume=$(readlink -f "$1")
+  # Processes that end meanwhile are no error.
+  { find /proc/[0-9]*/fd -maxdepth 1 -type l -printf '%p %l\n' 2>/dev/null || true; } |
+    VOLUME=$volume awk '{ path = $1; sub(/^[^ ]* /, "") } $0 == ENVIRON["VOLUME"] { split(path, part, "/"); print part[3]; found = 1; exit }
+      END { exit !found }'
 }
 
-# Processes that this script has started, however they have detached themselves since: they carry its mark.
+# Processes that this script has started, however they have detached themselves since: they carry
+# its mark.
 marked_processes() {
-  local entry
-  for entry in /proc/[0-9]*; do
-    [ "${entry#/proc/}" = $$ ] || ! grep -qzxF "FERRY_SCRIPT=$scratch" "$entry/environ" 2>/dev/null || printf '%s\n' "${entry#/proc/}"
-  done
+  { grep -lzxF "FERRY_SCRIPT=$scratch" /proc/[0-9]*/environ 2>/dev/null || true; } | cut -d / -f 3 | grep -vxF $$ || true
 }
+
+# Process groups that a script has started beside itself; each cleans up after itself.
+lanes=()
 
 cleanup() {
-  local code=$? pid
+  local code=$? pid lane
   trap - EXIT INT TERM HUP
   cd /
+  for lane in ${lanes[@]+"${lanes[@]}"}; do kill -TERM -- "-$lane" 2>/dev/null || true; done
   tidy
   for pid in $(marked_processes); do kill -9 "$pid" 2>/dev/null || true; done
   [ -n "${FERRY_KEEP:-}" ] || rm -rf --one-file-system "$scratch"
@@ -78,7 +79,8 @@ mount_volume() {
 }
 unmount_volume() { timeout 200 "$ferry" umount "$1"; }
 
-# Bytes of file contents that a volume holds: it is synced first, so that what is being removed is gone.
+# Bytes of file contents that a volume holds: it is synced first, so that what is being removed is
+# gone.
 live_bytes() { stat_of "$1" data live_bytes; }
 
 # Asks the daemon for one figure: stat_of MOUNTPOINT JSON-POINTER-WORDS…
@@ -99,12 +101,14 @@ unpack_kernel_tar() {
 # Puts the caches of every file system out of the way, as after a reboot.
 drop_caches() { sync; echo 3 >/proc/sys/vm/drop_caches; }
 
-# ---- counted checks -------------------------------------------------------------------------------------------------
+# ---- counted checks
+# -------------------------------------------------------------------------------------------------
 
 passed=0
 failed=0
-# check NAME SECONDS COMMAND…: one check, bounded in time; its output is shown only if it fails. FERRY_ONLY=REGEX runs only those it matches. COMMAND may be a function, which runs
-# under `set -e`: so never call a check, or what calls checks, where bash ignores that (after if, in && or ||).
+# check NAME SECONDS COMMAND…: one check, bounded in time; its output is shown only if it fails.
+# FERRY_ONLY=REGEX runs only those it matches. COMMAND may be a function, which runs under `set -e`:
+# so never call a check, or what calls checks, where bash ignores that (after if, in && or ||).
 check() {
   local name=$1 limit=$2 begun log code; shift 2
   [[ $name =~ ${FERRY_ONLY:-} ]] || return 0
@@ -146,8 +150,42 @@ bounded() {
   return "$code"
 }
 
+# ignored_test NAME VARIABLE=VALUE…: a test of a library that runs only if somebody asks for it.
+# `--workspace` keeps cargo from building everything with another set of features.
+ignored_test() {
+  local name=$1 log=$scratch/ignored-test.log; shift
+  if env "$@" cargo test --release --workspace --lib "$name" -- --ignored --nocapture >"$log" 2>&1 &&
+    grep -qa '^test result: ok. 1 passed' "$log"; then
+    return
+  fi
+  tail -n 60 "$log" | cut -c1-400
+  return 1
+}
+
+# power_loss SECONDS: crashes below a mount for so long.
+power_loss() {
+  FERRY=$ferry "$repo/scripts/power-loss" \
+    --minutes "$(awk -v s="$1" 'BEGIN { print s / 60 }')" ${FERRY_SEED:+--seed "$FERRY_SEED"}
+}
+
 # Adds what another counter has found.
 add_results() { passed=$((passed + $1)); failed=$((failed + $2)); }
+
+# Lines "PART SECONDS PASSED FAILED" of the table at the end.
+part_rows=()
+# end_part PART BEGIN PASSED FAILED: notes a part for the table; BEGIN is what `now` said.
+end_part() {
+  local seconds; seconds=$(since "$2")
+  say "      part $1: $seconds s"
+  part_rows+=("$1 $seconds $3 $4")
+}
+# show_parts SECONDS: the table; the parts side by side take less time than their sum.
+show_parts() {
+  say ""
+  printf '%-12s %9s %7s %7s\n' part seconds passed failed
+  # shellcheck disable=SC2046
+  printf '%-12s %9s %7s %7s\n' $(printf '%s\n' "${part_rows[@]}") "all" "$1" "$passed" "$failed"
+}
 
 finish() {
   say ""

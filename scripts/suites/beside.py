@@ -66,7 +66,8 @@ def work(path, me, fd, turns, seconds):
                 mapped[at : at + 8] = struct.pack("<Q", number)
             else:
                 assert os.pwrite(fd, struct.pack("<Q", number), at) == 8
-        # Who stores does so again for as long as the other writes: each write meets a page that is being used.
+        # The storing thread goes on for as long as the other writes: each write meets a page that
+        # is being used.
         while mapped and not turns.has_come("write", 4 * number + 1):
             page, wrote = chance.randrange(PAGES), wrote + 1
             at = page * PAGE + WHERE[me]
@@ -83,7 +84,7 @@ def work(path, me, fd, turns, seconds):
         if mapped:
             bytes_of = [mapped[page * PAGE + WHERE[me] :][:8] for page in range(PAGES)]
             gone += sum(one != struct.pack("<Q", number) for one in bytes_of)
-            # What the other has written is shown, too.
+            # The mapping shows the writes of the other, too.
             shown = [mapped[page * PAGE :][:8] for page in range(PAGES)]
             gone += sum(one != struct.pack("<Q", number) for one in shown)
         turns.meet(me, 4 * number + 3)

@@ -224,7 +224,7 @@ class Files:
             if not client.lives:
                 over.wait(0.1)
                 return
-            # What `mv` moves it to.
+            # The directory to which `mv` moves it.
             self.new_name = None
             op = self.chance.choice(["create", "create", "create", "over", "append", "mv", "mv", "rm", "look", "look", "other", "other", "fsync", "sync"])
             try:

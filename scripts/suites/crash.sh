@@ -4,7 +4,8 @@
 # Beside the command under test.
 ack=${ferry%/*}/ack
 
-# Files with contents that say what they are; what was fsynced is written down outside the mount. Then kill -9, mount again, compare.
+# Files with contents that say what they are; what was fsynced is written down outside the mount.
+# Then kill -9, mount again, compare.
 kill_and_verify() {
   local log=$scratch/ack.$1.log
   mount_volume "$scratch/crash.ferry" "$scratch/mnt"
@@ -40,12 +41,14 @@ kill_while_stopping() {
   timeout 100 "$ferry" fsck "$scratch/crash.ferry"
 }
 
-# SIGTERM is a clean unmount, also from a busy mount: what was written is there although nobody synced.
+# SIGTERM is a clean unmount, also from a busy mount: what was written is there although nobody
+# synced.
 terminate_cleanly() {
   mount_volume "$scratch/term.ferry" "$scratch/mnt"
   echo kept >"$scratch/mnt/file"
   local daemon; daemon=$(daemon_of "$scratch/term.ferry")
-  (cd "$scratch/mnt" && kill -TERM "$daemon" && sleep 1 && cat file)
+  # The mount has ended, and the directory in which somebody works is still there.
+  (cd "$scratch/mnt" && kill -TERM "$daemon" && until ! mountpoint -q "$scratch/mnt"; do sleep 0.02; done && cat file)
   wait_until_free "$scratch/term.ferry"
   mount_volume "$scratch/term.ferry" "$scratch/mnt"
   [ "$(cat "$scratch/mnt/file")" = kept ]
@@ -73,7 +76,8 @@ second_mount_is_refused() {
   unmount_volume "$scratch/mnt"
 }
 
-# A daemon that answers nothing (it is stopped) does not keep anybody: its mount ends, and who waited for an answer gets an error.
+# A daemon that answers nothing (it is stopped) blocks nothing for good: its mount ends, and a
+# program that waited for an answer gets an error.
 force_ends_a_hung_mount() {
   mount_volume "$scratch/hung.ferry" "$scratch/mnt"
   local daemon; daemon=$(daemon_of "$scratch/hung.ferry")

@@ -1,4 +1,4 @@
-# Damage below a volume: what it costs, and who notices; sourced by scripts/test.
+# Damage below a volume: its effects, and the commands that report it; sourced by scripts/test.
 # shellcheck shell=bash
 
 # place_of VOLUME PATH BYTE: where on the unmounted volume that byte of the file is.
@@ -29,7 +29,8 @@ assert report["damaged_blocks"] == 1 and report["complete"] and not report["clea
 PYTHON
 }
 
-# One block of one file is spoiled: a scrub names it, reading it fails there and nowhere else, and all who look agree.
+# One block of one file is spoiled: a scrub names it, reading it fails there and nowhere else, and
+# all who look agree.
 one_damaged_block() {
   local volume=$scratch/damage.ferry mnt=$scratch/mnt code
   timeout 60 "$ferry" mkfs "$volume" --size 2G
@@ -58,7 +59,7 @@ one_damaged_block() {
   cmp -n 4997120 "$mnt/dir/a file" "$scratch/good"
   cmp -i 5001216 "$mnt/dir/a file" "$scratch/good"
   (cd "$mnt" && md5sum --quiet -c "$scratch/others.md5")
-  # What is written over it is well again.
+  # A block that is written anew is well again.
   dd if="$scratch/good" of="$mnt/dir/a file" bs=4096 skip=1220 seek=1220 count=1 conv=notrunc,fsync status=none
   timeout 120 "$ferry" scrub "$mnt"
   cmp "$mnt/dir/a file" "$scratch/good"
@@ -83,7 +84,8 @@ churn() {
   done
 }
 
-# While files come and go a scrub finds nothing, at its rate; Ctrl-C ends it; nobody else may start one.
+# While files come and go a scrub finds nothing, at its rate; Ctrl-C ends it; nobody else may start
+# one.
 scrub_under_load() {
   local volume=$scratch/load.ferry mnt=$scratch/mnt code begun took writer scrub
   mount_volume "$volume" "$mnt" allow_other
@@ -128,11 +130,11 @@ scrub_under_load() {
 }
 
 # Every area of a volume, damaged in a copy of its file; what is no volume at all.
-planted_faults() { timeout 280 python3 "$repo/scripts/suites/planted.py" "$ferry" "$scratch"; }
+planted_faults() { timeout 560 python3 "$repo/scripts/suites/planted.py" "$ferry" "$scratch"; }
 
 suite_damage() {
   say "--- damage"
   check "one damaged block: a scrub names it, EIO there alone" 200 one_damaged_block
   check "a scrub while files come and go" 200 scrub_under_load
-  check "faults planted in every area: fsck, repair, mount, scrub, debug" 300 planted_faults
+  check "faults planted in every area: fsck, repair, mount, scrub, debug" 600 planted_faults
 }

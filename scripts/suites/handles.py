@@ -96,7 +96,7 @@ def main():
     if what == "take":
         handles = make(top)
         write(file, json.dumps(handles))
-        # What a program has open is found, though it has no name.
+        # A file that a program has open is found, though it has no name.
         write(f"{top}/open", "open")
         saved = take(f"{top}/open")
         held = os.open(f"{top}/open", os.O_RDONLY)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-# Directories that several clients move about, one system call after the other: each finds them where they are, and nowhere else.
+# Several clients move directories, one system call after the other. Each client finds a directory
+# where it is, and nowhere else.
 # usage: moved.py SECONDS SEED DIR… (the same directory on each mount)
 import ctypes
 import errno

@@ -79,7 +79,8 @@ is_held("locked by a process")
 kill(pid)
 ends("killed")
 
-# A process keeps its own lock when the description of another goes, and has lost it by its own close.
+# A process keeps its own lock when the description of another goes, and has lost it by its own
+# close.
 fd = os.open(here, os.O_RDWR)
 assert lock(fd, fcntl.F_SETLK, 0, 10)
 kill(child(lambda: lock(os.open(here, os.O_RDWR), first=10, count=10) or sys.exit(1)))

@@ -1,4 +1,5 @@
-# Many readers and writers on one file, through mounts, and what that takes of memory; sourced by scripts/test.
+# Many readers and writers on one file, through mounts, and what that takes of memory; sourced by
+# scripts/test.
 # shellcheck shell=bash
 
 one_file() { python3 "$repo/scripts/suites/onefile.py" "$@"; }
@@ -46,7 +47,8 @@ suite_onefile() {
     check "attributes beside changes by others, cache=$mode" 60 one_file_on "$mode" attributes local "$scratch/mnt"
     check "an overlay has its upper directory here, cache=$mode" 60 one_file_on "$mode" overlay "$scratch/mnt"
   done
-  # cache_size and 300 MiB: buffers under way, the log's contexts, inodes that the kernel knows, and the daemon itself.
+  # cache_size and 300 MiB: buffers under way, the log's contexts, inodes that the kernel knows, and
+  # the daemon itself.
   check "a sparse file stays inside cache_size" $(($1 + 200)) one_file_on strict stays_small 364 sparse "$1"
   check "many small files stay inside cache_size" 200 one_file_on kernel stays_small 364 small 0
 }

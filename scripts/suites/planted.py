@@ -122,7 +122,7 @@ def everybody(name, known, damage, check, repaired, lost=(), data=False, mounts=
     ferry("scrub", IMAGE, ok=[0, 4, 8])
     ferry("tune", IMAGE, "--flush", "each", ok=[1])
     if open(IMAGE, "rb").read() != before:
-        fail("who only looks wrote to the volume")
+        fail("a command that only reads wrote to the volume")
     # As a mount finds it, on a copy.
     shutil.copyfile(IMAGE, IMAGE + ".2")
     for mode in ("ro", None):
@@ -254,7 +254,7 @@ for copy in range(2):
     place = homes[0] + (pages + copy * half) * BLOCK
     everybody(f"clean: checksums {copy} of the home store", known["clean"], at(place, noise), [0, 4], [0, 1], mounts=True)
 
-# Data: found unless --metadata-only says not to look, and by who reads.
+# Data: found unless --metadata-only says not to look, and by a reader of the file.
 extents = [one for one in debug("path", "dir/file 30", image=image) if one["type"] == "extent"]
 place = extents[0]["device_offset"] + BLOCK
 everybody("clean: a block of data", known["clean"], at(place, noise), [4], [1], lost=["dir/file 30"], data=True)
@@ -269,7 +269,7 @@ for place in random.sample(front, min(8, len(front))):
     everybody(f"clean: zeros at {place}", known["clean"], at(place, zeros), [0, 4], [0, 1], mounts=True)
 
 
-# What is no volume, or not all of one.
+# Files that are no volume, or a part of one.
 def hole(image):
     subprocess.run(["fallocate", "--punch-hole", "--offset", str(HALF // BLOCK * BLOCK), "--length", "8M", image], check=True)
 

@@ -2,7 +2,8 @@
 # shellcheck shell=bash
 
 # Tests that cannot apply to any FUSE file system, each with the reason.
-#   link::link_count_max: it asks pathconf(_PC_LINK_MAX), which glibc answers from a list of file systems that FUSE is not on.
+#   link::link_count_max: it asks pathconf(_PC_LINK_MAX), which glibc answers from a list of file
+#   systems that FUSE is not on.
 pjdfstest_not_applicable='^link::link_count_max$'
 
 # Runs pjdfstest with the arguments; its verdicts go to $scratch/pjdfstest.log, and are added up.
@@ -23,7 +24,8 @@ suite_pjdfstest() {
   say "--- pjdfstest, as root"
   mount_volume "$scratch/posix.ferry" "$scratch/mnt"
   mkdir -p "$scratch/other" "$scratch/bin"
-  # The EROFS tests call mount(8) to remount; -i spares them the mount helper, which may not be installed here.
+  # The EROFS tests call mount(8) to remount; -i spares them the mount helper, which may not be
+  # installed here.
   printf '#!/bin/sh\nexec %s -i "$@"\n' "$(command -v mount)" >"$scratch/bin/mount"
   chmod 755 "$scratch/bin/mount"
   sed 's/^allow_remount = .*/allow_remount = false/' "$repo/scripts/suites/pjdfstest.toml" >"$scratch/no-remount.toml"
@@ -31,7 +33,8 @@ suite_pjdfstest() {
   local unexpected
   unexpected=$(sed 's/\x1b\[[0-9;]*m//g' "$scratch/pjdfstest.log" | awk '$2 == "skipped" { print $1 }' | grep -v '::erofs' | grep -vE "$pjdfstest_not_applicable" || true)
   if [ -n "$unexpected" ]; then say "FAIL  skipped without a known reason: $unexpected"; add_results 0 1; fi
-  # On their own: descriptors that other tests leave open in the same process would keep any file system from the remount.
+  # On their own: descriptors that other tests leave open in the same process would keep any file
+  # system from the remount.
   pjdfstest_run -c "$repo/scripts/suites/pjdfstest.toml" erofs
   check "unmount and fsck after pjdfstest" 120 unmount_and_check posix
 }
@@ -41,7 +44,8 @@ fsx_in() {
   local mount=$scratch/fsx-$1 volume=$scratch/fsx-$1.ferry left=$2 piece
   mkdir -p "$scratch/artifacts-$1"
   mount_volume "$volume" "$mount" "cache=$1,cache_size=64M"
-  # It keeps every mapping that it has made, and each further one costs more: in pieces, of a file each.
+  # It keeps every mapping that it has made, and each further one costs more: in pieces, of a file
+  # each.
   for ((piece = 0; left > 0; piece++, left -= 20000)); do
     "$tools/bin/fsx" -f "$repo/scripts/suites/fsx.toml" -N "$((left < 20000 ? left : 20000))" -S "$(($3 + piece))" \
       -P "$scratch/artifacts-$1" "$mount/fsx$piece" || return

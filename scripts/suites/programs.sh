@@ -1,5 +1,6 @@
-# Programs that people run, on a mount; sourced by scripts/test and scripts/real-programs. Each function is one check; it works in
-# a directory of its own on the volume that is mounted at $scratch/mnt.
+# Programs that people run, on a mount; sourced by scripts/test and scripts/real-programs. Each
+# function is one check; it works in a directory of its own on the volume that is mounted at
+# $scratch/mnt.
 # shellcheck shell=bash
 
 # A tree with everything that an archive can hold.
@@ -26,7 +27,8 @@ make_rich_tree() {
   setfacl -m u:daemon:rw,g:nogroup:r "$dir/file"
   setfacl -d -m u:daemon:rwx "$dir/sub"
   echo inherited >"$dir/sub/deep/file"
-  # In the past, to the nanosecond: rsync would take a directory made in the same second for one that has the right time.
+  # In the past, to the nanosecond: rsync would take a directory made in the same second for one
+  # that has the right time.
   find "$dir" -depth -exec touch -h -d '2020-02-02 02:02:02.123456789 UTC' {} +
   touch -d '1969-12-31 23:59:58 UTC' "$dir/before the epoch"
   touch -d '2200-01-01 00:00:00.000000001 UTC' "$dir/far away"
@@ -104,7 +106,9 @@ program_sqlite() {
     } | sqlite3 -bail "$db"
     { echo 'begin;'; while :; do echo 'insert into t(x) values (randomblob(1000));'; done; } | sqlite3 "$db" &
     local writing=$!
-    sleep 1; kill -9 "$writing" 2>/dev/null || true; pkill -9 -f "sqlite3 $db" || true
+    # The transaction has outgrown the cache, so a part of it is on the volume.
+    until [ -s "$db-journal" ] || [ -s "$db-wal" ]; do sleep 0.02; done
+    kill -9 "$writing"
     wait "$writing" || true
     [ "$(sqlite3 "$db" 'pragma integrity_check')" = ok ]
     [ "$(sqlite3 "$db" 'select count(*) from t')" = $(($1 * 5 - $1 * 5 / 3)) ]
@@ -136,7 +140,8 @@ assert all(data[at:at + 8] == at.to_bytes(8, "little") for at in range(0, 8 << 2
 PY
 }
 
-# Signals that a program handles do not end its fsync, as on any local file system: databases do not expect EINTR from it.
+# Signals that a program handles do not end its fsync, as on any local file system: databases do not
+# expect EINTR from it.
 program_signals() {
   perl -MTime::HiRes=setitimer,ITIMER_REAL,time -MIO::Handle -e '
     my ($seen, $synced, $end) = (0, 0, time + 5);
@@ -163,7 +168,8 @@ program_build() {
 
 postgres() { setpriv --reuid postgres --regid postgres --clear-groups -- env HOME=/var/lib/postgresql PGHOST="$scratch/pg" "$@"; }
 
-# program_postgres SECONDS: pgbench, kill -9 of every server process in the middle of it, recovery, and the books balance.
+# program_postgres SECONDS: pgbench, kill -9 of every server process in the middle of it, recovery,
+# and the books balance.
 program_postgres() {
   local bin data=$scratch/mnt/postgres
   bin=$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
@@ -173,11 +179,15 @@ program_postgres() {
   start
   postgres "$bin/pgbench" -q -i -s 10 postgres
   postgres "$bin/pgbench" -c 4 -j 2 -T "$1" postgres
+  local history; history=$(postgres "$bin/psql" -XAt postgres -c 'select count(*) from pgbench_history')
   # -n: otherwise pgbench empties the history first, which then tells of this run alone.
   postgres "$bin/pgbench" -n -c 4 -j 2 -T 30 postgres >"$scratch/pg/bench" 2>&1 &
   local bench=$!
-  sleep 5
-  # The children first lose their parent; each is told by its own number.
+  # The kill comes in the middle of its work.
+  until [ "$(postgres "$bin/psql" -XAt postgres -c 'select count(*) from pgbench_history')" -gt $((history + 500)) ]; do
+    sleep 0.1
+  done
+  # The children first lose their parent; each is killed by its own number.
   local server; server=$(head -n 1 "$data/postmaster.pid")
   kill -9 "$server" $(pgrep -P "$server")
   wait "$bench" || true

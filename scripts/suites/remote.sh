@@ -1,9 +1,11 @@
-# pjdfstest, fsx, git, two clients and a server that goes away, on remote mounts; sourced by scripts/test.
+# pjdfstest, fsx, git, two clients and a server that goes away, on remote mounts; sourced by
+# scripts/test.
 # shellcheck shell=bash
 
 remote_port=$((20000 + $$ % 20000))
 
-# serve_volume VOLUME [ARGUMENTS…]: its process number goes to $scratch/server.pid. One that an earlier check has left is killed.
+# serve_volume VOLUME [ARGUMENTS…]: its process number goes to $scratch/server.pid. One that an
+# earlier check has left is killed.
 serve_volume() {
   local volume=$1 tries log=$scratch/server.log plain=--insecure; shift
   [[ " $* " != *" --tls "* ]] || plain=
@@ -36,7 +38,8 @@ beside() { timeout 100 python3 "$repo/scripts/suites/beside.py" "$@"; }
 # attributes local|remote DIRECTORY: what others than the owner change, and what is read.
 attributes() { timeout 50 python3 "$repo/scripts/suites/attributes.py" "$@"; }
 
-# overlay DIRECTORY: an overlay whose upper directory is below it; names of the lower one are replaced, moved and removed.
+# overlay DIRECTORY: an overlay whose upper directory is below it; names of the lower one are
+# replaced, moved and removed.
 overlay() {
   local upper=$1/overlay lower=$scratch/lower merged=$scratch/merged
   mkdir -p "$lower/dir" "$merged" "$upper/up" "$upper/work"
@@ -54,7 +57,8 @@ overlay() {
 # fails COMMAND…: it does (`set -e` does not look at what follows a `!`).
 fails() { if "$@"; then echo "it did not fail: $*"; return 1; fi; }
 
-# mount_remote MOUNTPOINT [OPTIONS]: without TLS unless they say it. The suites look at set-id bits and device nodes, too.
+# mount_remote MOUNTPOINT [OPTIONS]: without TLS unless they say it. The suites look at set-id bits
+# and device nodes, too.
 mount_remote() {
   local plain=,insecure
   [[ "${2:-}" != *tls=* ]] || plain=
@@ -72,7 +76,7 @@ remote_over() {
 # Operations at one client, seen at the other at once.
 two_clients() {
   serve_volume "$scratch/remote.ferry"
-  local a=$scratch/a b=$scratch/b i writers
+  local a=$scratch/a b=$scratch/b i writers waiter
   mount_remote "$a"; mount_remote "$b"
   for i in $(seq 1 20); do
     echo "$i" >"$a/f"; [ "$(cat "$b/f")" = "$i" ]
@@ -87,17 +91,21 @@ two_clients() {
   wait "$writers" $!
   [ "$(grep -cE '^[ab] [0-9]+$' "$a/log")" = 400 ]
   # Locks.
-  (flock 9; sleep 1; echo first >>"$a/order") 9>"$a/lock" &
-  sleep 0.5
-  fails flock -n "$b/lock" true
-  flock "$b/lock" sh -c "echo second >>'$b/order'"
+  rm -f "$scratch/unlock"
+  (flock 9; until [ -e "$scratch/unlock" ]; do sleep 0.02; done; echo first >>"$a/order") 9>"$a/lock" &
+  until ! flock -n "$b/lock" true; do sleep 0.02; done
+  flock "$b/lock" sh -c "echo second >>'$b/order'" &
+  waiter=$!
+  touch "$scratch/unlock"
+  wait "$waiter"
   [ "$(tr '\n' ' ' <"$a/order")" = "first second " ]
-  # What was removed lives on where it is open.
+  # A removed file lives on where it is open.
   echo kept >"$a/open"; exec 8<"$b/open"; rm "$a/open"; [ "$(cat <&8)" = kept ]; exec 8<&-
   remote_over "$a" "$b"
 }
 
-# Locks of open file descriptions (F_OFD_SETLK), which end with the last descriptor and with nothing before.
+# Locks of open file descriptions (F_OFD_SETLK), which end with the last descriptor and with nothing
+# before.
 description_locks() {
   serve_volume "$scratch/remote.ferry"
   mount_remote "$scratch/a"; mount_remote "$scratch/b"
@@ -108,7 +116,8 @@ description_locks() {
 # Bytes that are free on a mount.
 free_on() { df --output=avail -B1 "$1" | tail -n 1; }
 
-# What one client has made and another removes is free again, though the maker's kernel has kept it; but not while it is open.
+# If one client removes another's file, its space is free again, though the maker's kernel has kept
+# it; but not while it is open.
 removed_by_another() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b before tries
@@ -140,7 +149,8 @@ at_three() {
   mkdir "${mounts[0]}/$1"
 }
 
-# Random operations of three, every answer checked against one order; and it is leases that answer most questions.
+# Random operations of three, every answer checked against one order; and it is leases that answer
+# most questions.
 one_order() {
   local mounts
   at_three one-order
@@ -149,7 +159,8 @@ one_order() {
   remote_over "${mounts[@]}"
 }
 
-# Directories are where the client that moved them last has put them, for who knows them from elsewhere too.
+# Directories are where the client that moved them last has put them, also for clients that know
+# them from elsewhere.
 moved_by_others() {
   local mounts
   at_three moved
@@ -175,7 +186,8 @@ mapped_at_two() {
   remote_over "$a" "$b"
 }
 
-# A client that has stopped delays a change for one term of its leases, and sees the change when it goes on.
+# A client that has stopped delays a change for one term of its leases, and sees the change when it
+# goes on.
 a_client_stands_still() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b begun client
@@ -200,8 +212,9 @@ server_goes_away() {
   mkdir "$a/work"
   (for i in $(seq 1 400); do echo "$i" >"$a/work/$i"; echo "$i" >>"$a/work/all"; done) &
   worker=$!
-  for i in 1 2 3; do
-    sleep 1; stop_server; sleep 0.3; serve_volume "$scratch/remote.ferry"
+  for i in 100 200 300; do
+    until [ -e "$a/work/$i" ]; do sleep 0.02; done
+    stop_server; sleep 0.3; serve_volume "$scratch/remote.ferry"
   done
   wait "$worker"
   [ "$(ls "$a/work" | wc -l)" = 401 ]
@@ -209,7 +222,8 @@ server_goes_away() {
   remote_over "$a"
 }
 
-# What is done to a served mirror while a client writes: a side is replaced, the log grows, all is read and verified.
+# A served mirror while a client writes: a side is replaced, the log grows, all is
+# read and verified.
 operations_while_served() {
   local volume=$scratch/served.ferry a=$scratch/a writer
   rm -f "$volume" "$scratch"/side.?
@@ -231,20 +245,23 @@ operations_while_served() {
   unmount_volume "$a"; rm -f "$volume" "$scratch"/side.?
 }
 
-# The server is killed under a client that syncs what it makes: what it said is durable is there, and the client goes on.
+# The server is killed under a client that syncs what it makes: what it said is durable is there,
+# and the client goes on.
 server_is_killed() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a i name worker
   mount_remote "$a"
   mkdir -p "$a/synced"; sync "$a/synced"
   exec 8>>"$a/kept-open"; sync "$a/kept-open"; mkdir "$a/not-synced"
-  # What was under way when the server died may fail, and is made again, under another name.
+  # A change under way when the server dies may fail. The loop then repeats it under another name.
+  : >"$scratch/synced"
   (for i in $(seq 1 250); do
     if echo "$i" >"$a/synced/$i" && sync "$a/synced/$i" && sync "$a/synced"; then echo "$i"; fi
   done >"$scratch/synced" 2>/dev/null) &
   worker=$!
-  for i in 1 2 3; do
-    sleep 0.7; stop_server KILL; sleep 0.3; serve_volume "$scratch/remote.ferry"
+  for i in 60 120 180; do
+    until [ "$(wc -l <"$scratch/synced")" -ge "$i" ]; do sleep 0.02; done
+    stop_server KILL; sleep 0.3; serve_volume "$scratch/remote.ferry"
   done
   wait "$worker"
   [ "$(wc -l <"$scratch/synced")" -gt 200 ]
@@ -256,7 +273,8 @@ server_is_killed() {
   remote_over "$a"
 }
 
-# What one client has seen of another is there when the server is back, and nobody's operation fails.
+# All that one client has seen of another is there when the server is back, and nobody's operation
+# fails.
 seen_by_another() {
   server_grace=10s serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b i mnt workers=()
@@ -283,7 +301,7 @@ seen_by_another() {
   remote_over "$a" "$b"
 }
 
-# What was answered and never synced is there when the next server has waited for its client.
+# Answered changes that were never synced are there when the next server has waited for its client.
 server_is_killed_and_nothing_is_lost() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a i dir worker
@@ -306,7 +324,8 @@ server_is_killed_and_nothing_is_lost() {
   remote_over "$a"
 }
 
-# A client that knows many inodes is at work again soon after the server was killed. FERRY_KNOWN says how many: 2000000 takes minutes to make.
+# A client that knows many inodes is at work again soon after the server was killed. FERRY_KNOWN
+# says how many: 2000000 takes minutes to make.
 killed_while_much_is_known() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a known=${FERRY_KNOWN:-20000} begun
@@ -335,12 +354,14 @@ for n in range(count):
   remote_over "$a"
 }
 
-# Many clients at once, each of which knows much and has changes that nobody has synced, are back at work soon after the server was killed. FERRY_CLIENTS
-# says how many, FERRY_KNOWN_EACH how many files each knows.
+# Many clients at once, each of which knows much and has changes that nobody has synced, are back at
+# work soon after the server was killed. FERRY_CLIENTS says how many, FERRY_KNOWN_EACH how many
+# files each knows.
 killed_under_many() {
   serve_volume "$scratch/remote.ferry"
   local many=${FERRY_CLIENTS:-6} known=${FERRY_KNOWN_EACH:-2000} n begun slowest makers=() mounts=()
-  # Each makes and knows files that are synced; then it makes others until it is told to end, and says how many there are.
+  # Each makes and knows files that are synced; then it makes others until it is told to end, and
+  # says how many there are.
   local work='
 import os, sys
 top, known, upto, ready, stop = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
@@ -397,7 +418,8 @@ for dir, _, files in os.walk(sys.argv[1]):
   remote_over "${mounts[@]}"
 }
 
-# A full volume: what was removed, here or by another client, is free for the next write, and df says so.
+# A full volume: what was removed, here or by another client, is free for the next write, and df
+# says so.
 remote_full_volume() {
   local a=$scratch/a b=$scratch/b small=$scratch/small.ferry round other
   rm -f "$small"; "$ferry" mkfs "$small" --size 512M
@@ -413,7 +435,7 @@ remote_full_volume() {
     [ "$(free_on "$b")" -gt $((100 << 20)) ]
     rm "$a/next"
   done
-  # What another client has reserved for itself and does not need.
+  # The reservation of another client that does not need it.
   for other in $(seq 1 300); do echo x >"$b/small-$other"; done
   dd if=/dev/zero of="$a/large" bs=1M 2>/dev/null && return 1
   [ "$(free_on "$b")" -lt $((2 << 20)) ]
@@ -423,7 +445,7 @@ remote_full_volume() {
   rm "$small"
 }
 
-# What an NFS server asks for: files by their handles.
+# Files by their handles, as an NFS server asks for them.
 file_handles() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b handles=$scratch/handles end
@@ -439,7 +461,8 @@ file_handles() {
     python3 "$repo/scripts/suites/handles.py" check "$a" "$handles"
   done
   remote_over "$a" "$b"
-  # A mount of a part of the volume knows files only by the directories in which it has found them: others are refused, and nothing waits.
+  # A mount of a part of the volume knows files only by the directories in which it has found them:
+  # others are refused, and nothing waits.
   serve_volume "$scratch/remote.ferry"
   mkdir -p "$a"
   "$ferry" mount "ferry://127.0.0.1:$remote_port/dir" "$a" -o "suid,dev,insecure,log=$scratch/client.log"
@@ -448,7 +471,8 @@ file_handles() {
   remote_over "$a"
 }
 
-# What was removed while a program has it open is still there for the program, whatever becomes of the server.
+# A file that is removed while a program has it open stays there for the program, whatever becomes
+# of the server.
 removed_while_open() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b end
@@ -498,7 +522,7 @@ server_never_comes_back() {
   grep -F 'its server has not answered after 1 s' <<<"$said"
   [ -n "$(mounts_below "$a")" ]
   timeout 5 "$ferry" umount --force "$a"
-  # What it takes with it is said.
+  # The message says what may be lost.
   serve_volume "$scratch/remote.ferry"
   mount_remote "$a"
   mkdir "$a/forced"; echo x >"$a/forced/x"
@@ -511,7 +535,7 @@ server_never_comes_back() {
   timeout 100 "$ferry" fsck "$scratch/remote.ferry"
 }
 
-# What is for the machine that has the volume, or for who has it to himself, says so.
+# Commands for the machine that has the volume say so.
 said_where() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a said
@@ -540,7 +564,8 @@ certificates() {
   remote_over "$scratch/a"
 }
 
-# A user of this machine is nobody at a server without --insecure; what a server has gives nobody privileges unless root has said so.
+# A user of this machine is nobody at a server without --insecure; what a server has gives nobody
+# privileges unless root has said so.
 trusted_only_if_asked_for() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b said
@@ -593,7 +618,7 @@ limited_and_revoked() {
   remote_over "$b"
 }
 
-# Who is there, and how to be rid of one that holds a lock.
+# The list of clients; evicting one that holds a lock.
 clients_and_evict() {
   serve_volume "$scratch/remote.ferry"
   local a=$scratch/a b=$scratch/b holder said status=0
@@ -614,6 +639,8 @@ print([(c['client'], c['connected'], c['locks']) for c in mine[0]['clients']])")
   said=$(timeout 20 "$ferry" umount "$a" 2>&1) || status=$?
   [ "$status" = 1 ]
   grep -F 'unmounted, but its server did not say that everything is durable' <<<"$said"
+  grep -F "was ended by the server's administrator" <<<"$said"
+  fails grep -F 'server is away' <<<"$said"
   mount_remote "$a"
   [ "$(cat "$a/f")" = x ]
   remote_over "$a" "$b"
@@ -635,7 +662,8 @@ remote_fsx() {
   remote_over "$scratch/a"
 }
 
-# slow_relay RATE: clients that mount at port `relay_port` send no faster; its process number goes to $scratch/relay.pid.
+# slow_relay RATE: clients that mount at port `relay_port` send no faster; its process number goes
+# to $scratch/relay.pid.
 slow_relay() {
   local tries log=$scratch/relay.log relay
   relay=$(dirname "$ferry")/examples/relay
@@ -650,7 +678,8 @@ slow_relay() {
   cat "$log"; return 1
 }
 
-# slow_connection RATE BYTES ROUNDS: a client that fills its slow line is not taken for a silent one, and loses nothing, while another looks on.
+# slow_connection RATE BYTES ROUNDS: a client that fills its slow line is not taken for a silent
+# one, and loses nothing, while another looks on.
 slow_connection() {
   local a=$scratch/a b=$scratch/b round copying
   serve_volume "$scratch/remote.ferry"
@@ -676,7 +705,8 @@ slow_connection() {
   remote_over
 }
 
-# A longer run of the same: FERRY_SLOW_ROUNDS=20 scripts/test remote, with FERRY_ONLY='slow connection'.
+# A longer run of the same: FERRY_SLOW_ROUNDS=20 scripts/test remote, with FERRY_ONLY='slow
+# connection'.
 slow_connections() {
   local rounds=${FERRY_SLOW_ROUNDS:-0} rate
   if [ "$rounds" -gt 0 ]; then

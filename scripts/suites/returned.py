@@ -29,7 +29,7 @@ def append_read(fd, path):
 
 def over_write(fd, path, turn):
     os.pwrite(fd, turn.to_bytes(NUMBER, "little"), 0)
-    # Who compares times only sees no difference.
+    # A reader that compares only times sees no difference.
     os.utime(fd, ns=(1, 1))
     return turn
 

@@ -1,7 +1,9 @@
-# Load without a pause, and the daemon killed again and again; sourced by scripts/test and scripts/soak.
+# Load without a pause, and the daemon killed again and again; sourced by scripts/test and
+# scripts/soak.
 # shellcheck shell=bash
 
-# What runs beside those who write down what was acknowledged: everything that changes names, attributes and space.
+# Stressors beside the processes that log acknowledgements: everything that changes names,
+# attributes and space.
 soak_stressors=(chmod dentry dir dirdeep fallocate fpunch link rename symlink xattr)
 
 # soak_writers ROUND: eight processes, each with a log of its own of what was acknowledged to it.
@@ -27,18 +29,20 @@ soak_verify() {
   for n in 1 2 3 4 5 6 7 8; do "$ack" verify "$scratch/mnt/round$1/p$n" "$scratch/soak.$1.$n.log" >>"$scratch/soak.verified"; done
 }
 
-# soak_round ROUND SECONDS: works for so long, is killed; the volume is checked as it is, recovered, compared.
+# soak_round ROUND SECONDS: works for so long, is killed; the volume is checked as it is, recovered,
+# compared.
 soak_round() {
   local n lines
   mount_volume "$scratch/soak.ferry" "$scratch/mnt" "cache_size=256M"
-  # What earlier rounds left has been verified twice: its space is needed, and its removal is load too.
+  # The files of earlier rounds have been verified twice. Their space is needed, and their removal
+  # is load too.
   if [ "$1" -gt 3 ]; then rm -rf "$scratch/mnt/round$(($1 - 3))" "$scratch/soak.$(($1 - 3))".*.log & fi
   rm -rf "$scratch/mnt/noise"
   soak_writers "$1"
   soak_noise
   sleep "$2"
   kill -9 "$(daemon_of "$scratch/soak.ferry")"
-  # The dead mount fails whoever works on it; stress-ng wants to be told.
+  # A dead mount fails all requests. stress-ng goes on all the same, so it is killed.
   for n in $(marked_processes); do
     if grep -q '^stress-ng' "/proc/$n/comm" 2>/dev/null; then kill -9 "$n" 2>/dev/null || true; fi
   done

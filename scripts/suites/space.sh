@@ -1,7 +1,8 @@
 # No room left, and ways to mount; sourced by scripts/test.
 # shellcheck shell=bash
 
-# fill DIRECTORY: writes until it says ENOSPC; each file that was closed and synced without an error is then there in full.
+# fill DIRECTORY: writes until it says ENOSPC; each file that was closed and synced without an error
+# is then there in full.
 fill() {
   local n=0 code
   while :; do
@@ -19,7 +20,8 @@ fill() {
   [ "$n" -gt 2 ]
 }
 
-# What was written is still right, removing works although it is full, and the room can be used again.
+# Written files are still right, removing works although it is full, and the room can be used
+# again.
 survive_being_full() {
   : >"$scratch/fill.md5"
   fill "$scratch/mnt"
@@ -56,7 +58,8 @@ ends_with_enospc() {
   grep 'No space left on device' "$scratch/full.log"
 }
 
-# The kernel takes writes that do not fit: a program that only writes hears of it soon, one that closes at the close; room comes back.
+# The kernel takes writes that do not fit: a program that only writes hears of it soon, one that
+# closes at the close; room comes back.
 full_behind_writeback() {
   timeout 60 "$ferry" mkfs "$scratch/behind.ferry" --size 96M
   mount_volume "$scratch/behind.ferry" "$scratch/mnt" cache=writeback
@@ -76,7 +79,7 @@ full_behind_writeback() {
   unmount_volume "$scratch/mnt"
 }
 
-# The volume promises more than the disk below it has.
+# The volume is larger than the disk below it.
 full_host() {
   truncate -s 200M "$scratch/host.img"
   mkfs.ext4 -q "$scratch/host.img"
@@ -88,7 +91,8 @@ full_host() {
   umount "$scratch/small-host"
 }
 
-# As mount(8) and fstab do it; after umount(8), which does not wait for the daemon, fsck and the next mount do. The helper's name is put in place for this check alone, in its own mount namespace.
+# As mount(8) and fstab do it; after umount(8), which does not wait for the daemon, fsck and the
+# next mount do. The helper's name is put in place for this check alone, in its own mount namespace.
 mount_helper() {
   mkdir -p "$scratch/overlay/upper" "$scratch/overlay/work" "$scratch/mnt"
   timeout 60 "$ferry" mkfs "$scratch/helper.ferry" --size 1G
@@ -113,8 +117,8 @@ mount_helper() {
     if mount -t fuse.ferry "$scratch/helper.ferry" "$scratch/mnt" -o nonsense; then exit 1; fi'
 }
 
-# Somebody who is not root mounts his own volume through fusermount3. Where /dev/fuse is not open to everybody, as udev makes it, one that
-# is takes its place for this check alone.
+# Somebody who is not root mounts his own volume through fusermount3. Where /dev/fuse is not open to
+# everybody, as udev makes it, one that is takes its place for this check alone.
 user_mounts_his_own() {
   local home=$scratch/user
   install -d -o daemon -g daemon "$home" "$home/mnt"

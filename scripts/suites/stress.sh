@@ -18,18 +18,19 @@ run_stressors() {
 # Nobody of ours still runs in the kernel without an end, or is left over at all.
 no_process_is_stuck() {
   local attempt
-  for attempt in 1 2 3 4 5 6 7 8 9 10; do
+  for attempt in $(seq 50); do
     local left=() pid
     for pid in $(marked_processes); do
       if grep -q '^stress-ng' "/proc/$pid/comm" 2>/dev/null; then left+=("$pid"); fi
     done
     [ ${#left[@]} -gt 0 ] || return 0
-    say "look $attempt: ${left[*]}"; sleep 1
+    say "look $attempt: ${left[*]}"; sleep 0.2
   done
   return 1
 }
 
-# What a removed file took is free again, and no descriptor of the daemon is left open. Figures from before the stress: $1 bytes, $2 descriptors.
+# The space of removed files is free again, and no descriptor of the daemon is left open. Figures
+# from before the stress: $1 bytes, $2 descriptors.
 nothing_leaked() {
   local live descriptors
   rm -rf "$scratch/mnt/stress"

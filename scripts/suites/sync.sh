@@ -4,7 +4,8 @@
 # The null file system, and the program that has many fsyncs pending.
 examples=${ferry%/*}/examples
 
-# A volume at $scratch/null/volume, mounted at $scratch/mnt, whose writes and flushes are not answered while $scratch/null/stall is there.
+# A volume at $scratch/null/volume, mounted at $scratch/mnt, whose writes and flushes are not
+# answered while $scratch/null/stall is there.
 stalling_volume() {
   mkdir -p "$scratch/null" "$scratch/mnt"
   "$examples/null" "$scratch/null" strict stalls 2>>"$scratch/null.log" &
@@ -17,8 +18,9 @@ stalling_volume() {
 # holds PROGRAM JSON: what a line of JSON must say, in Python.
 holds() { python3 -c 'import json, sys; sys.exit(0 if eval(sys.argv[1], {"said": json.loads(sys.argv[2])}) else "not so: " + sys.argv[1])' "$1" "$2"; }
 
-# stalled_fsyncs FILES SECONDS: the device stalls, all fsyncs wait, everything else goes on (or the program does not end), and all are
-# answered by the commit under way and the ones that were on board of the next.
+# stalled_fsyncs FILES SECONDS: the device stalls, all fsyncs wait, everything else goes on (or the
+# program does not end), and all are answered by the commit under way and the ones that were on
+# board of the next.
 stalled_fsyncs() {
   local said contexts
   stalling_volume
@@ -29,7 +31,8 @@ stalled_fsyncs() {
   say "$contexts contexts"
   holds "said['pending'] == $1 and said['answers_by_errno'] == {'0': $1}" "$said"
   holds "said['others']['rounds'] > 0" "$said"
-  # 24 KiB for each: its data on the way to the device (8), a page of the buffer that its request is in, entries; and what else was made.
+  # 24 KiB for each: its data on the way to the device (8), a page of the buffer that its request is
+  # in, entries; and what else was made.
   holds "said['memory_kib']['stalled'] - said['memory_kib']['before'] < 32768 + 24 * $1" "$said"
   [ "$contexts" -le 3 ]
   unmount_volume "$scratch/mnt"
@@ -87,7 +90,7 @@ fsynced() { dd if=/dev/urandom of="$scratch/mnt/fsynced $1" bs=5k count=1 conv=f
 datasynced() { dd if=/dev/urandom of="$scratch/mnt/datasynced $1" bs=5k count=1 oflag=dsync status=none; }
 made() { mkdir "$scratch/mnt/made $1"; sync "$scratch/mnt"; }
 
-# What is answered as durable has been flushed by the host: a daemon that is killed does not show it.
+# Before a durable answer the host has flushed. A killed daemon would not show the difference.
 durable_is_flushed() {
   local way
   stalling_volume
@@ -97,7 +100,8 @@ durable_is_flushed() {
   wait "$null_pid"
 }
 
-# Stores to mapped memory of a file with a hole find no space when the kernel writes them back: every descriptor hears of it once.
+# Stores to mapped memory of a file with a hole find no space when the kernel writes them back:
+# every descriptor hears of it once.
 no_space_in_write_back() {
   mkdir -p "$scratch/mnt"
   "$ferry" mkfs "$scratch/full.ferry" --size 64M
@@ -139,7 +143,8 @@ PY
   timeout 60 "$ferry" fsck "$scratch/full.ferry"
 }
 
-# The flush policy in the list of mounts: as mounted, as tuned, carried through a remount, and gone with the mount.
+# The flush policy in the list of mounts: as mounted, as tuned, carried through a remount, and gone
+# with the mount.
 shown_by_mount() {
   local shown
   mkdir -p "$scratch/shown mnt"

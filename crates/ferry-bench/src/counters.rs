@@ -1,7 +1,7 @@
 //! The cost of a turn: the differences of FerryFS's counters, and processor time.
 
 use crate::error::BenchError;
-use crate::place::{CpuTime, Place};
+use crate::target::{CpuTime, Target};
 use serde_json::Value;
 
 /// The counters and the processor time at one time.
@@ -16,7 +16,7 @@ pub struct Spent {
     /// Processor time of the callers, and of the file system if it is in this process or a known
     /// daemon, in seconds.
     pub cpu_s: f64,
-    /// Flushes of the device; `None`: the place is no FerryFS.
+    /// Flushes of the device; `None`: the target is no FerryFS.
     pub flushes: Option<f64>,
     /// Contexts that became durable: commits.
     pub commits: Option<f64>,
@@ -24,8 +24,8 @@ pub struct Spent {
 
 impl Counters {
     /// The counters and the processor time of now.
-    pub fn of(place: &Place) -> Result<Self, BenchError> {
-        Ok(Self { stats: place.stats()?, cpu: place.cpu_time()? })
+    pub fn of(target: &Target) -> Result<Self, BenchError> {
+        Ok(Self { stats: target.stats()?, cpu: target.cpu_time()? })
     }
 
     /// A counter of `ferry stats --json`, by its path: `/log/flushes`.

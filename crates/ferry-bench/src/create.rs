@@ -5,9 +5,9 @@
 use crate::counters::Counters;
 use crate::error::BenchError;
 use crate::fsync_happy::device::Numbers;
-use crate::place::{Dir, Place, VolumeOptions};
 use crate::run::{Bench, Case, Metric, Sample, Variant};
 use crate::stats::Histogram;
+use crate::target::{Dir, Target, VolumeOptions};
 use crate::threads::{now, threads};
 use ferry_env::Entropy;
 use std::io;
@@ -64,10 +64,10 @@ impl Options {
 }
 
 /// Runs on mounted file systems, in turn.
-pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
-    let variants = places.iter().map(|place| {
+pub fn on_targets<'a>(options: &Options, targets: &'a [Target]) -> Bench<'a> {
+    let variants = targets.iter().map(|target| {
         let options = options.clone();
-        Variant::new(place.name(), move |_| turn(place, &options))
+        Variant::new(target.name(), move |_| turn(target, &options))
     });
     options.bench(variants.collect())
 }
@@ -76,12 +76,12 @@ pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
 pub fn in_process(options: &Options, volume: &VolumeOptions) -> Bench<'static> {
     let (turns, volume) = (options.clone(), volume.clone());
     options.bench(vec![Variant::new("in process", move |_| {
-        turn(&Place::in_process(&volume)?, &turns)
+        turn(&Target::in_process(&volume)?, &turns)
     })])
 }
 
-fn turn(place: &Place, options: &Options) -> Result<Sample, BenchError> {
-    let top = place.root().mkdir("turn")?;
+fn turn(target: &Target, options: &Options) -> Result<Sample, BenchError> {
+    let top = target.root().mkdir("turn")?;
     let contents = vec![0x5a_u8; options.size];
     let old = top.mkdir("old")?;
     for n in 0..if options.readers > 0 { PER_DIR } else { 0 } {
@@ -90,7 +90,7 @@ fn turn(place: &Place, options: &Options) -> Result<Sample, BenchError> {
     let dirs: Vec<Dir> = (0..options.threads)
         .map(|thread| top.mkdir(&thread.to_string()))
         .collect::<io::Result<_>>()?;
-    place.sync()?;
+    target.sync()?;
 
     let making = AtomicU32::new(options.threads);
     let each = options.files / options.threads.max(1);
@@ -118,7 +118,7 @@ fn turn(place: &Place, options: &Options) -> Result<Sample, BenchError> {
         }
         Ok(times)
     };
-    let before = Counters::of(place)?;
+    let before = Counters::of(target)?;
     let begun = now();
     let times = threads(options.threads + options.readers, |number| {
         let Some(dir) = dirs.get(number as usize) else { return read(number) };
@@ -127,14 +127,14 @@ fn turn(place: &Place, options: &Options) -> Result<Sample, BenchError> {
         times
     })?;
     let took = (now() - begun).as_secs_f64();
-    let after = Counters::of(place)?;
+    let after = Counters::of(target)?;
     let (mut makes, mut reads) = (Histogram::default(), Histogram::default());
     for (number, times) in times.iter().enumerate() {
         if number < dirs.len() { makes.merge(times) } else { reads.merge(times) }
     }
     drop((dirs, old, top));
-    place.root().remove_tree("turn")?;
-    place.sync()?;
+    target.root().remove_tree("turn")?;
+    target.sync()?;
     let ms = |ns: u64| ns as f64 / 1e6;
     let mut sample = Sample::from([
         ("creates_per_s", makes.count() as f64 / took),

@@ -21,7 +21,7 @@ pub enum BenchError {
     /// A path of the command line cannot be used.
     #[error("{}: {what}: {source}", path.display())]
     Path {
-        /// The path of the place.
+        /// The path of the target.
         path: PathBuf,
         /// What could not be done.
         what: &'static str,
@@ -35,7 +35,9 @@ pub enum BenchError {
     #[error("interrupted")]
     Interrupted,
     /// Callers wait, and no event is left that would wake them.
-    #[error("nobody sails any more: {answered} calls were answered at {at:?}")]
+    #[error(
+        "every caller waits and no event is planned: {answered} calls were answered at {at:?}; this is a bug of the simulated bench"
+    )]
     Stuck {
         /// The calls answered until then.
         answered: u64,

@@ -7,9 +7,9 @@
 use crate::counters::Counters;
 use crate::error::BenchError;
 use crate::fsync_happy::device::Numbers;
-use crate::place::{Dir, Place, VolumeOptions};
 use crate::run::{Bench, Case, Metric, Sample, Variant};
 use crate::stats::Histogram;
+use crate::target::{Dir, Target, VolumeOptions};
 use crate::threads::{now, threads};
 use ferry_env::Entropy;
 use ferry_fs::{LogOptions, Wake};
@@ -53,9 +53,9 @@ const JOB: u32 = 100;
 /// The number of names of each worker at the beginning; below half of it unlinks are skipped.
 const NAMES: usize = 30;
 /// The length of a write and of a read, in bytes.
-const PIECE: usize = 4096;
+const BLOCK: usize = 4096;
 /// The number of chunks of a file that are written.
-const PIECES: u64 = 8;
+const BLOCKS: u64 = 8;
 
 const METRICS: [Metric; 13] = [
     Metric { name: "jobs_per_min", label: "jobs/min", more_is_better: true },
@@ -110,10 +110,10 @@ impl Options {
 }
 
 /// Runs on mounted file systems, in turn.
-pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
-    let variants = places.iter().map(|place| {
+pub fn on_targets<'a>(options: &Options, targets: &'a [Target]) -> Bench<'a> {
+    let variants = targets.iter().map(|target| {
         let options = options.clone();
-        Variant::new(place.name(), move |round| turn(place, &options, round))
+        Variant::new(target.name(), move |round| turn(target, &options, round))
     });
     options.bench(Case::new("fserver", variants.collect()))
 }
@@ -149,16 +149,16 @@ pub fn in_process(
             let variants = logs.iter().zip(names).map(|(log, name)| {
                 let mut volume = volume.clone();
                 volume.fs.log = *log;
-                let (place, options) = (Place::in_process(&volume)?, turns.clone());
-                Ok(Variant::new(name, move |round| turn(&place, &options, round)))
+                let (target, options) = (Target::in_process(&volume)?, turns.clone());
+                Ok(Variant::new(name, move |round| turn(&target, &options, round)))
             });
             variants.collect()
         }),
     })
 }
 
-fn turn(place: &Place, options: &Options, round: u32) -> Result<Sample, BenchError> {
-    let top = place.root().mkdir("turn")?;
+fn turn(target: &Target, options: &Options, round: u32) -> Result<Sample, BenchError> {
+    let top = target.root().mkdir("turn")?;
     let shared = top.mkdir("shared")?;
     let own: Vec<Dir> = (0..options.workers)
         .map(|worker| top.mkdir(&worker.to_string()))
@@ -169,11 +169,11 @@ fn turn(place: &Place, options: &Options, round: u32) -> Result<Sample, BenchErr
         (0..NAMES).try_for_each(|_| worker.step(Op::Create, false)).map(|()| worker)
     };
     let workers = threads(options.workers, begin)?;
-    place.sync()?;
+    target.sync()?;
 
     let workers: Vec<_> =
         workers.into_iter().map(|worker| parking_lot::Mutex::new(Some(worker))).collect();
-    let before = Counters::of(place)?;
+    let before = Counters::of(target)?;
     let from = now();
     let until = from + options.time;
     let run = |number: u32| {
@@ -185,12 +185,12 @@ fn turn(place: &Place, options: &Options, round: u32) -> Result<Sample, BenchErr
     };
     let times = threads(options.workers, run)?;
     let took = (now() - from).as_secs_f64();
-    let after = Counters::of(place)?;
+    let after = Counters::of(target)?;
     let mut all = Histogram::default();
     times.iter().for_each(|times| all.merge(times));
     drop((own, shared, top));
-    place.root().remove_tree("turn")?;
-    place.sync()?;
+    target.root().remove_tree("turn")?;
+    target.sync()?;
     Ok(sample(&all, took, &before, &after))
 }
 
@@ -239,13 +239,13 @@ struct Worker {
     names: Vec<Name>,
     made: u64,
     numbers: Numbers,
-    piece: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
 impl Worker {
     fn new(number: u32, dirs: [Dir; 2], seed: u64) -> Self {
-        let piece = vec![number as u8; 2 * PIECE];
-        Self { number, dirs, names: Vec::new(), made: 0, numbers: Numbers::new(seed), piece }
+        let buffer = vec![number as u8; 2 * BLOCK];
+        Self { number, dirs, names: Vec::new(), made: 0, numbers: Numbers::new(seed), buffer }
     }
 
     fn below(&self, n: usize) -> usize {
@@ -278,7 +278,7 @@ impl Worker {
         match (op, self.names.get(any).map(|at| (&self.dirs[at.dir], &*at.name))) {
             (Op::Create, _) | (_, None) => {
                 let file = self.dirs[0].create(&new)?;
-                file.write_at(&self.piece[..1024 * (1 + self.below(8))], 0)?;
+                file.write_at(&self.buffer[..1024 * (1 + self.below(8))], 0)?;
                 if fsync_each {
                     file.sync()?;
                 }
@@ -286,15 +286,15 @@ impl Worker {
             }
             (Op::Write, Some((dir, name))) => {
                 let file = dir.open(name)?;
-                let offset = self.numbers.next_u64() % PIECES * PIECE as u64;
-                file.write_at(&self.piece[..PIECE], offset)?;
+                let offset = self.numbers.next_u64() % BLOCKS * BLOCK as u64;
+                file.write_at(&self.buffer[..BLOCK], offset)?;
                 if fsync_each {
                     file.sync()?;
                 }
             }
             (Op::Read, Some((dir, name))) => {
                 let file = dir.open(name)?;
-                file.read_at(&mut self.piece[..PIECE], 0)?;
+                file.read_at(&mut self.buffer[..BLOCK], 0)?;
             }
             (Op::Stat, Some((dir, name))) => drop(dir.stat(name)?),
             (Op::Rename, Some((dir, name))) => {

@@ -6,8 +6,8 @@
 
 use crate::counters::Counters;
 use crate::error::BenchError;
-use crate::place::{Dir, Place};
 use crate::run::{Bench, Case, Metric, Sample, Variant};
+use crate::target::{Dir, Target};
 use crate::threads::{now, threads};
 use std::fmt;
 use std::io;
@@ -85,18 +85,18 @@ pub struct Options {
     pub rounds: u32,
 }
 
-/// Runs on all places in turn.
-pub fn bench<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
+/// Runs on all targets in turn.
+pub fn bench<'a>(options: &Options, targets: &'a [Target]) -> Bench<'a> {
     let files = options.files;
     let kinds =
         [(false, format!("make {files} files")), (true, format!("sync {files} files made before"))];
     let cases = kinds.into_iter().filter_map(|(pass, name)| {
         let modes: Vec<_> = options.modes.iter().filter(|mode| mode.is_pass() == pass).collect();
-        let variants = places.iter().flat_map(|place| {
+        let variants = targets.iter().flat_map(|target| {
             modes.iter().map(move |mode| {
                 let (options, mode) = (options.clone(), **mode);
-                Variant::new(format!("{} {mode}", place.name()), move |_| {
-                    turn(place, mode, &options)
+                Variant::new(format!("{} {mode}", target.name()), move |_| {
+                    turn(target, mode, &options)
                 })
             })
         });
@@ -119,12 +119,12 @@ pub fn bench<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
     }
 }
 
-fn turn(place: &Place, mode: SyncMode, options: &Options) -> Result<Sample, BenchError> {
-    let top = place.root().mkdir("turn")?;
+fn turn(target: &Target, mode: SyncMode, options: &Options) -> Result<Sample, BenchError> {
+    let top = target.root().mkdir("turn")?;
     let dirs: Vec<Dir> = (0..options.threads)
         .map(|thread| top.mkdir(&thread.to_string()))
         .collect::<io::Result<_>>()?;
-    place.sync()?;
+    target.sync()?;
     // Thread t has file t, t + threads and so on.
     let names = |thread: u32| {
         (thread..options.files)
@@ -146,16 +146,16 @@ fn turn(place: &Place, mode: SyncMode, options: &Options) -> Result<Sample, Benc
         names(thread).try_for_each(|name| dirs[thread as usize].open(&name)?.sync())
     };
     let at_once = |thread: u32| -> io::Result<()> {
-        place.sync_files(names(thread).map(|name| dirs[thread as usize].open(&name)))
+        target.sync_files(names(thread).map(|name| dirs[thread as usize].open(&name)))
     };
 
-    let mut before = Counters::of(place)?;
+    let mut before = Counters::of(target)?;
     let mut begin = now();
     threads(options.threads, make)?;
     let made_in = now() - begin;
     let mut sample = Sample::new();
     if mode.is_pass() {
-        before = Counters::of(place)?;
+        before = Counters::of(target)?;
         sample.insert("made_per_s", rate(options.files, made_in));
         if let Some(dirty) = before.get("/data/dirty_bytes") {
             sample.insert("dirty_bytes_per_file", dirty / f64::from(options.files));
@@ -167,15 +167,15 @@ fn turn(place: &Place, mode: SyncMode, options: &Options) -> Result<Sample, Benc
         };
     }
     let took = now() - begin;
-    let spent = Counters::of(place)?.since(&before);
+    let spent = Counters::of(target)?.since(&before);
     let per_file = |value: f64| value / f64::from(options.files);
     sample.insert("files_per_s", rate(options.files, took));
     sample.insert("cpu_us_per_file", per_file(spent.cpu_s * 1e6));
     let counted = [("flushes_per_file", spent.flushes), ("commits_per_file", spent.commits)];
     sample.extend(counted.into_iter().filter_map(|(name, value)| Some((name, per_file(value?)))));
     drop((dirs, top));
-    place.root().remove_tree("turn")?;
-    place.sync()?;
+    target.root().remove_tree("turn")?;
+    target.sync()?;
     Ok(sample)
 }
 

@@ -2,13 +2,13 @@
 //!
 //! # How a workload is written
 //!
-//! A workload is a module with options, a function that makes one turn at a [`Place`], and one that
+//! A workload is a module with options, a function that makes one turn at a [`Target`], and one that
 //! makes a [`Bench`] of them:
 //!
-//! * [`Place`] is where it runs: [`Place::on`] a directory of any mounted file system, or
-//!   [`Place::in_process`] on a volume in memory over a [`ModelDevice`](model::ModelDevice), which
+//! * [`Target`] is where it runs: [`Target::on`] a directory of any mounted file system, or
+//!   [`Target::in_process`] on a volume in memory over a [`ModelDevice`](model::ModelDevice), which
 //!   takes the times of a [`DeviceModel`] and no processor time. A turn makes a directory of its
-//!   own in [`Place::root`], works in it through [`Dir`] and [`File`] from as many threads as it
+//!   own in [`Target::root`], works in it through [`Dir`] and [`File`] from as many threads as it
 //!   likes (each thread is a caller of its own, [`threads`] starts them together), and removes it
 //!   with [`Dir::remove_tree`].
 //! * A turn returns a [`Sample`]: values by the names of [`Metric`]s, the first of which is
@@ -23,22 +23,22 @@
 //! with its bench.
 //!
 //! ```no_run
-//! use ferry_bench::{Bench, BenchError, Case, Metric, Place, Sample, Variant, VolumeOptions, now};
+//! use ferry_bench::{Bench, BenchError, Case, Metric, Target, Sample, Variant, VolumeOptions, now};
 //!
-//! fn turn(place: &Place) -> Result<Sample, BenchError> {
-//!     let dir = place.root().mkdir("turn")?;
+//! fn turn(target: &Target) -> Result<Sample, BenchError> {
+//!     let dir = target.root().mkdir("turn")?;
 //!     let begin = now();
 //!     for n in 0..1000 {
 //!         dir.create(&n.to_string())?.write_at(b"hello", 0)?;
 //!     }
 //!     let rate = 1000.0 / (now() - begin).as_secs_f64();
-//!     place.root().remove_tree("turn")?;
+//!     target.root().remove_tree("turn")?;
 //!     Ok(Sample::from([("files_per_s", rate)]))
 //! }
 //!
 //! # fn main() -> Result<(), BenchError> {
-//! let places = [Place::in_process(&VolumeOptions::default())?, Place::on("/tmp".as_ref(), None)?];
-//! let variants = places.iter().map(|place| Variant::new(place.name(), move |_round| turn(place))).collect();
+//! let targets = [Target::in_process(&VolumeOptions::default())?, Target::on("/tmp".as_ref(), None)?];
+//! let variants = targets.iter().map(|target| Variant::new(target.name(), move |_round| turn(target))).collect();
 //! let bench = Bench {
 //!     workload: "hello",
 //!     about: "Makes 1,000 files.".into(),
@@ -63,13 +63,13 @@ mod machine;
 pub mod model;
 pub mod null;
 pub mod overwrite;
-mod place;
 pub mod programs;
 pub mod randrw;
 pub mod relay;
 mod report;
 mod run;
 pub mod stats;
+mod target;
 mod threads;
 pub mod torn;
 pub mod transactions;
@@ -78,9 +78,9 @@ pub use counters::{Counters, Spent};
 pub use error::BenchError;
 pub use machine::Machine;
 pub use model::DeviceModel;
-pub use place::{CpuTime, Dir, File, Place, VolumeOptions};
 pub use run::{
     Bench, CONFIDENCE, Case, CaseReport, Metric, Progress, ROUNDS, Report, Sample, Variant,
     VariantReport,
 };
+pub use target::{CpuTime, Dir, File, Target, VolumeOptions};
 pub use threads::{now, threads};

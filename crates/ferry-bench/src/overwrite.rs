@@ -6,9 +6,9 @@
 use crate::counters::Counters;
 use crate::error::BenchError;
 use crate::fsync_happy::device::Numbers;
-use crate::place::{File, Place, VolumeOptions};
 use crate::run::{Bench, Case, Metric, Sample, Variant};
 use crate::stats::Histogram;
+use crate::target::{File, Target, VolumeOptions};
 use crate::threads::{now, threads};
 use ferry_env::Entropy;
 use std::io;
@@ -62,11 +62,11 @@ impl Options {
 }
 
 /// Runs on mounted file systems, in turn.
-pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
+pub fn on_targets<'a>(options: &Options, targets: &'a [Target]) -> Bench<'a> {
     options.bench(|full| {
-        let variants = places.iter().map(|place| {
+        let variants = targets.iter().map(|target| {
             let options = options.clone();
-            Variant::new(place.name(), move |round| turn(place, full, round, &options))
+            Variant::new(target.name(), move |round| turn(target, full, round, &options))
         });
         variants.collect()
     })
@@ -76,15 +76,15 @@ pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Bench<'a> {
 pub fn in_process(options: &Options, volume: &VolumeOptions) -> Bench<'static> {
     options.bench(|full| {
         let (turns, volume) = (options.clone(), volume.clone());
-        let new = move |round| turn(&Place::in_process(&volume)?, full, round, &turns);
+        let new = move |round| turn(&Target::in_process(&volume)?, full, round, &turns);
         vec![Variant::new("in process", new)]
     })
 }
 
-fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sample, BenchError> {
-    let top = place.root().mkdir("turn")?;
+fn turn(target: &Target, full: u32, round: u32, options: &Options) -> Result<Sample, BenchError> {
+    let top = target.root().mkdir("turn")?;
     let (file, other) = (top.create("file")?, top.create("other")?);
-    let percent = place.size()? / 100;
+    let percent = target.size()? / 100;
     let overwritten = options.file.min(full);
     let chunks = percent * u64::from(overwritten) / CHUNK as u64;
     let other_chunks = percent * u64::from(full - overwritten) / CHUNK as u64;
@@ -92,11 +92,11 @@ fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sampl
     let versions: Vec<AtomicU32> = (0..blocks).map(|_| AtomicU32::new(0)).collect();
     fill(&file, 0, chunks)?;
     fill(&other, blocks, other_chunks)?;
-    place.sync()?;
+    target.sync()?;
 
     let (each, writers) =
         (blocks * u64::from(options.times) / u64::from(options.threads), options.threads);
-    let before = Counters::of(place)?;
+    let before = Counters::of(target)?;
     let begun = now();
     let times = threads(writers, |me| -> io::Result<Histogram> {
         let numbers = Numbers::new((u64::from(round) << 32) | u64::from(me + 1));
@@ -113,14 +113,14 @@ fn turn(place: &Place, full: u32, round: u32, options: &Options) -> Result<Sampl
         }
         Ok(times)
     })?;
-    place.sync()?;
+    target.sync()?;
     let took = (now() - begun).as_secs_f64();
-    let after = Counters::of(place)?;
+    let after = Counters::of(target)?;
     compare(&file, 0, chunks, |block| versions[block as usize].load(Ordering::Relaxed))?;
     compare(&other, blocks, other_chunks, |_| 0)?;
     drop((file, other, top));
-    place.root().remove_tree("turn")?;
-    place.sync()?;
+    target.root().remove_tree("turn")?;
+    target.sync()?;
 
     let mut all = Histogram::default();
     times.iter().for_each(|times| all.merge(times));

@@ -2,8 +2,8 @@
 //! tar unpacks a tree, any other command makes its files, and rm removes them.
 
 use crate::error::BenchError;
-use crate::place::Place;
 use crate::run::{Bench, Case, Metric, Sample, Variant};
+use crate::target::Target;
 use crate::threads::now;
 use std::path::Path;
 use std::process::Command;
@@ -30,17 +30,17 @@ const SHELL_METRICS: [Metric; 3] = [
 /// What the shell runs.
 const SCRIPT: &str = "for ((i = 1; i <= $2; i++)); do echo foobarbaz >\"$1/$i\" || exit; done";
 
-/// One shell makes `files` small files in one directory, and rm removes them, on each of the places
+/// One shell makes `files` small files in one directory, and rm removes them, on each of the targets
 /// in turn.
-pub fn by_shell(files: u32, rounds: u32, places: &[Place]) -> Bench<'_> {
+pub fn by_shell(files: u32, rounds: u32, targets: &[Target]) -> Bench<'_> {
     let make = move |top: &Path| {
         let mut shell = Command::new("bash");
         shell.args(["-c", SCRIPT, "bash"]).arg(top).arg(files.to_string());
         shell
     };
-    let variants = places.iter().map(|place| {
-        Variant::new(place.name(), move |_| {
-            let Turn { made, synced, removed, entries } = turn(place, make)?;
+    let variants = targets.iter().map(|target| {
+        Variant::new(target.name(), move |_| {
+            let Turn { made, synced, removed, entries } = turn(target, make)?;
             if entries != u64::from(files) {
                 return Err(BenchError::Option(format!("{entries} files are there of {files}")));
             }
@@ -58,10 +58,10 @@ pub fn by_shell(files: u32, rounds: u32, places: &[Place]) -> Bench<'_> {
 }
 
 /// A shell runs `command` in a new directory, and rm removes what it has left there, on each of the
-/// places in turn.
-pub fn by_command<'a>(command: &str, rounds: u32, places: &'a [Place]) -> Bench<'a> {
+/// targets in turn.
+pub fn by_command<'a>(command: &str, rounds: u32, targets: &'a [Target]) -> Bench<'a> {
     let run = command.to_owned();
-    let variants = turns(places, "program_s", move |top| {
+    let variants = turns(targets, "program_s", move |top| {
         let mut shell = Command::new("bash");
         shell.args(["-c", &run]).current_dir(top);
         shell
@@ -78,10 +78,10 @@ pub fn by_command<'a>(command: &str, rounds: u32, places: &'a [Place]) -> Bench<
     }
 }
 
-/// Unpacks `tar`, which is better not compressed, on each of the places in turn.
-pub fn untar<'a>(tar: &Path, rounds: u32, places: &'a [Place]) -> Bench<'a> {
+/// Unpacks `tar`, which is better not compressed, on each of the targets in turn.
+pub fn untar<'a>(tar: &Path, rounds: u32, targets: &'a [Target]) -> Bench<'a> {
     let file = tar.to_owned();
-    let variants = turns(places, "untar_s", move |top| {
+    let variants = turns(targets, "untar_s", move |top| {
         let mut unpack = Command::new("tar");
         unpack.arg("-xf").arg(&file).arg("-C").arg(top);
         unpack
@@ -96,16 +96,16 @@ pub fn untar<'a>(tar: &Path, rounds: u32, places: &'a [Place]) -> Bench<'a> {
     }
 }
 
-/// Runs a turn on each of the places; `metric` is the time of the program that `make` returns.
+/// Runs a turn on each of the targets; `metric` is the time of the program that `make` returns.
 fn turns<'a>(
-    places: &'a [Place],
+    targets: &'a [Target],
     metric: &'static str,
     make: impl Fn(&Path) -> Command + Clone + 'a,
 ) -> Vec<Variant<'a>> {
-    let variants = places.iter().map(|place| {
+    let variants = targets.iter().map(|target| {
         let make = make.clone();
-        Variant::new(place.name(), move |_| {
-            let Turn { made, synced, removed, entries } = turn(place, &make)?;
+        Variant::new(target.name(), move |_| {
+            let Turn { made, synced, removed, entries } = turn(target, &make)?;
             let entries = ("entries", entries as f64);
             Ok(Sample::from([(metric, made), ("sync_s", synced), ("rm_s", removed), entries]))
         })
@@ -122,23 +122,23 @@ struct Turn {
 }
 
 /// Runs a program in a new directory, then rm, which removes the directory.
-fn turn(place: &Place, make: impl Fn(&Path) -> Command) -> Result<Turn, BenchError> {
-    let Some(root) = place.path() else {
+fn turn(target: &Target, make: impl Fn(&Path) -> Command) -> Result<Turn, BenchError> {
+    let Some(root) = target.path() else {
         return Err(BenchError::Option("programs work on mounted file systems only".into()));
     };
     let top = root.join("turn");
     std::fs::create_dir(&top).map_err(BenchError::path(&top, "cannot make a directory"))?;
-    place.sync()?;
+    target.sync()?;
     let begun = now();
     ended(&mut make(&top))?;
     let made = now();
-    place.sync()?;
+    target.sync()?;
     let synced = now();
     let entries = entries_below(&top).map_err(BenchError::path(&top, "cannot list"))?;
     let removing = now();
     ended(Command::new("rm").arg("-r").arg(&top))?;
     let removed = now();
-    place.sync()?;
+    target.sync()?;
     Ok(Turn {
         made: (made - begun).as_secs_f64(),
         synced: (synced - made).as_secs_f64(),

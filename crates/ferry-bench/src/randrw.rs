@@ -2,8 +2,8 @@
 
 use crate::counters::Counters;
 use crate::error::BenchError;
-use crate::place::{File, Place};
 use crate::run::{Bench, Case, Metric, Sample, Variant};
+use crate::target::{File, Target};
 use crate::threads::{now, threads};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,18 +41,18 @@ pub struct Options {
     pub rounds: u32,
 }
 
-/// Runs on all places in turn, each with a name.
-pub fn bench<'a>(options: &Options, places: &'a [(String, Place)]) -> Bench<'a> {
+/// Runs on all targets in turn, each with a name.
+pub fn bench<'a>(options: &Options, targets: &'a [(String, Target)]) -> Bench<'a> {
     let cases = options.blocks.iter().map(|&block| {
-        let variants = places.iter().map(|(name, place)| {
+        let variants = targets.iter().map(|(name, target)| {
             let options = options.clone();
-            Variant::new(name.clone(), move |round| turn(place, block, round, &options))
+            Variant::new(name.clone(), move |round| turn(target, block, round, &options))
         });
         Case::new(format!("blocks of {block} bytes"), variants.collect())
     });
     Bench {
         workload: "randrw",
-        about: "Readers alone, writers alone, and both at once, at random places of one file that is in memory. `of that`: the rate \
+        about: "Readers alone, writers alone, and both at once, at random offsets of one file that is in memory. `of that`: the rate \
                 beside the others, as a part of the rate alone."
             .into(),
         metrics: METRICS.into(),
@@ -82,20 +82,25 @@ impl Rates {
     }
 }
 
-fn turn(place: &Place, block: usize, round: u32, options: &Options) -> Result<Sample, BenchError> {
-    let top = place.root().mkdir("turn")?;
+fn turn(
+    target: &Target,
+    block: usize,
+    round: u32,
+    options: &Options,
+) -> Result<Sample, BenchError> {
+    let top = target.root().mkdir("turn")?;
     let file = top.create("file")?;
     fill(&file, options.size)?;
-    place.sync()?;
+    target.sync()?;
     let run = |readers, writers| part(&file, block, round, (readers, writers), options);
     let (read_alone, _) = run(options.readers, 0)?;
     let (_, write_alone) = run(0, options.writers)?;
-    let before = Counters::of(place)?;
+    let before = Counters::of(target)?;
     let (reads, writes) = run(options.readers, options.writers)?;
-    let spent = Counters::of(place)?.since(&before);
+    let spent = Counters::of(target)?.since(&before);
     drop((file, top));
-    place.root().remove_tree("turn")?;
-    place.sync()?;
+    target.root().remove_tree("turn")?;
+    target.sync()?;
     let ops = (reads.mb_s() + writes.mb_s()) * 1e6 / block as f64 * options.time.as_secs_f64();
     Ok(Sample::from([
         ("read_mb_s", reads.mb_s()),

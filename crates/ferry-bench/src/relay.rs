@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 /// The most chunks in flight in one direction.
-const PIECES_MAX: usize = 4096;
+const CHUNKS_MAX: usize = 4096;
 /// The bytes of a chunk if no rate is set.
-const PIECE_MAX: usize = 64 << 10;
+const CHUNK_MAX: usize = 64 << 10;
 /// If a rate is set, a chunk has the bytes of this time,
-const PIECE_TIME: Duration = Duration::from_millis(4);
+const CHUNK_TIME: Duration = Duration::from_millis(4);
 /// but at least this many bytes.
-const PIECE_MIN: usize = 1024;
+const CHUNK_MIN: usize = 1024;
 /// If a rate is set, the size of a socket's buffer, in bytes.
 const QUEUE_BYTES: usize = 128 << 10;
 
@@ -135,7 +135,7 @@ impl Shared {
     fn cut(&self) {
         for connection in std::mem::take(&mut *self.connections.lock()) {
             if let Some(connection) = connection.upgrade() {
-                let _gone =
+                let _closed =
                     (connection.0.shutdown(Shutdown::Both), connection.1.shutdown(Shutdown::Both));
             }
         }
@@ -225,14 +225,14 @@ fn carry(client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
             rustix::net::sockopt::set_socket_recv_buffer_size(&from, QUEUE_BYTES)?;
         }
         to.set_nodelay(true)?;
-        let (send, receive) = sync_channel(PIECES_MAX);
+        let (send, receive) = sync_channel(CHUNKS_MAX);
         let (taking, giving) = (Arc::clone(shared), Arc::clone(shared));
         let alive = Arc::clone(&both);
         thread::Builder::new().spawn(move || take(&mut from, &send, taking.side(side)))?;
         thread::Builder::new().spawn(move || {
             give(&mut to, &receive, side, &giving);
             // If one side closes, the other side is closed, too.
-            let _gone = to.shutdown(Shutdown::Both);
+            let _closed = to.shutdown(Shutdown::Both);
             drop(alive);
         })?;
     }
@@ -240,13 +240,13 @@ fn carry(client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
 }
 
 /// Reads from one side, no faster than the rate.
-fn take(from: &mut TcpStream, pieces: &SyncSender<(Instant, Vec<u8>)>, direction: &Direction) {
-    let mut bytes = vec![0; PIECE_MAX];
+fn take(from: &mut TcpStream, chunks: &SyncSender<(Instant, Vec<u8>)>, direction: &Direction) {
+    let mut bytes = vec![0; CHUNK_MAX];
     let mut free_at = Instant::now();
     loop {
         let rate = direction.way.lock().rate.0;
-        let most = rate.map_or(PIECE_MAX, |rate| {
-            ((rate as f64 * PIECE_TIME.as_secs_f64()) as usize).clamp(PIECE_MIN, PIECE_MAX)
+        let most = rate.map_or(CHUNK_MAX, |rate| {
+            ((rate as f64 * CHUNK_TIME.as_secs_f64()) as usize).clamp(CHUNK_MIN, CHUNK_MAX)
         });
         let Ok(n @ 1..) = from.read(&mut bytes[..most]) else { return };
         if let Some(rate) = rate {
@@ -254,15 +254,15 @@ fn take(from: &mut TcpStream, pieces: &SyncSender<(Instant, Vec<u8>)>, direction
             thread::sleep(free_at.saturating_duration_since(Instant::now()));
         }
         let due = Instant::now() + direction.way.lock().delay;
-        if pieces.send((due, bytes[..n].to_vec())).is_err() {
+        if chunks.send((due, bytes[..n].to_vec())).is_err() {
             return;
         }
     }
 }
 
-fn give(to: &mut TcpStream, pieces: &Receiver<(Instant, Vec<u8>)>, side: Side, shared: &Shared) {
+fn give(to: &mut TcpStream, chunks: &Receiver<(Instant, Vec<u8>)>, side: Side, shared: &Shared) {
     let direction = shared.side(side);
-    for (due, bytes) in pieces {
+    for (due, bytes) in chunks {
         thread::sleep(due.saturating_duration_since(Instant::now()));
         direction.wait_until_released();
         if shared.cuts_here(direction, bytes.len()) || to.write_all(&bytes).is_err() {
@@ -283,7 +283,7 @@ mod tests {
             for stream in listener.incoming().flatten() {
                 thread::spawn(move || {
                     let (mut from, mut to) = (stream.try_clone().expect("a descriptor"), stream);
-                    let _gone = io::copy(&mut from, &mut to);
+                    let _copied = io::copy(&mut from, &mut to);
                 });
             }
         });
@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn each_direction_takes_its_time() {
-        let late = Way { delay: Duration::from_millis(5), ..Way::default() };
-        let relay = Relay::start(any_port(), echo(), late, late).expect("a relay");
+        let delayed = Way { delay: Duration::from_millis(5), ..Way::default() };
+        let relay = Relay::start(any_port(), echo(), delayed, delayed).expect("a relay");
         let mut stream = through(&relay);
         for _ in 0..2 {
             assert!(exchange(&mut stream, 4).expect("it is carried") >= Duration::from_millis(10));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_cut_where_it_is_said() {
+    fn a_connection_is_cut_at_the_given_byte() {
         let relay =
             Relay::start(any_port(), echo(), Way::default(), Way::default()).expect("a relay");
         let mut stream = through(&relay);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_back_arrives_when_it_is_released() {
+    fn held_bytes_arrive_when_they_are_released() {
         let relay =
             Relay::start(any_port(), echo(), Way::default(), Way::default()).expect("a relay");
         let mut stream = through(&relay);

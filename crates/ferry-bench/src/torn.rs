@@ -1,7 +1,7 @@
 //! A checker for torn reads: many threads write slots that carry their own version and checksum,
 //! and read across them.
 //!
-//! The file is a row of slots of 1 byte to 1 MiB, most of them unaligned. A slot is always written
+//! The file consists of slots of 1 byte to 1 MiB, most of them unaligned. A slot is always written
 //! whole, by one call, and its version determines every word of it. A read that finds words of two
 //! versions in one slot is torn. In the first third of the file a version must also be no older
 //! than what had been written when the read began. In the second third, holes are punched at the
@@ -11,7 +11,7 @@
 //! Small slots are read and written more often than large ones, so that all sizes take about as
 //! much time.
 
-use crate::place::File;
+use crate::target::File;
 use crate::threads::now;
 use std::io;
 use std::ops::Range;
@@ -38,8 +38,8 @@ const SIZES: [u64; 16] = [
     300_001,
     1 << 20,
 ];
-/// The number of rows, each with slots of all sizes.
-const ROWS: u64 = 12;
+/// The number of groups, each with slots of all sizes.
+const GROUPS: u64 = 12;
 /// The largest read and write in process.
 pub const MOST: usize = 1 << 20;
 /// The same on a path: the kernel passes 256 pages in one request, and a buffer need not begin at a
@@ -184,11 +184,11 @@ pub fn run(target: &File, plan: Plan) -> io::Result<Seen> {
     })
 }
 
-/// The row of slots. One of 64 KiB begins at a block; the one before it is longer for that.
+/// All slots of the file. One of 64 KiB begins at a block; the one before it is longer for that.
 fn slots(most: usize) -> Vec<Slot> {
     let mut offset: u64 = 0;
     let mut slots: Vec<Slot> = Vec::new();
-    for size in (0..ROWS).flat_map(|_| SIZES) {
+    for size in (0..GROUPS).flat_map(|_| SIZES) {
         let size = size.min(most as u64);
         if size == 65_536
             && let Some(last) = slots.last_mut()
@@ -254,7 +254,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Reads a row of slots by one call and checks each.
+    /// Reads several adjacent slots by one call and checks each.
     fn read(&self, random: &mut Random, buf: &mut [u8]) -> io::Result<()> {
         let first = self.pick(random);
         let most = SPANS[random.below(SPANS.len() as u64) as usize].min(self.most as u64);
@@ -262,7 +262,7 @@ impl Run<'_> {
         let fits = |s: &&Slot| s.offset + s.len as u64 - start <= most;
         let count = self.slots[first..].iter().take_while(fits).count().max(1);
         let slots = first..first + count;
-        let mut before = [0; SIZES.len() * ROWS as usize];
+        let mut before = [0; SIZES.len() * GROUPS as usize];
         for (before, written) in before.iter_mut().zip(&self.written[slots.clone()]) {
             *before = written.load(Ordering::Acquire);
         }
@@ -441,6 +441,6 @@ mod tests {
             assert!(slot.len != 65_536 || slot.offset % 4096 == 0);
             end += slot.len as u64;
         }
-        assert!(slots.iter().filter(|s| s.len == 65_536).count() as u64 >= ROWS / 2);
+        assert!(slots.iter().filter(|s| s.len == 65_536).count() as u64 >= GROUPS / 2);
     }
 }

@@ -49,21 +49,21 @@ fn is_empty(dir: &Path) -> bool {
 }
 
 /// A FerryFS mount and a directory beside it, on the host's file system.
-struct Places {
+struct Targets {
     dir: TempDir,
 }
 
-impl Places {
+impl Targets {
     fn new(options: &str) -> Self {
-        let places = Self { dir: TempDir::new().expect("a directory") };
-        let (volume, log) = (places.dir.path().join("volume"), places.dir.path().join("log"));
+        let targets = Self { dir: TempDir::new().expect("a directory") };
+        let (volume, log) = (targets.dir.path().join("volume"), targets.dir.path().join("log"));
         for dir in ["mnt", "host"] {
-            std::fs::create_dir(places.dir.path().join(dir)).expect("a directory");
+            std::fs::create_dir(targets.dir.path().join(dir)).expect("a directory");
         }
         ok(&["mkfs", path(&volume), "--size", "256M"]);
         let options = format!("{options},log={}", log.display());
-        ok(&["mount", path(&volume), &places.at("mnt"), "-o", &options]);
-        places
+        ok(&["mount", path(&volume), &targets.at("mnt"), "-o", &options]);
+        targets
     }
 
     fn at(&self, name: &str) -> String {
@@ -71,7 +71,7 @@ impl Places {
     }
 }
 
-impl Drop for Places {
+impl Drop for Targets {
     fn drop(&mut self) {
         ferry(&["umount", "--force", &self.at("mnt")]);
     }
@@ -79,8 +79,8 @@ impl Drop for Places {
 
 #[test]
 fn policies_take_turns_on_a_mount_and_the_first_one_is_back_at_the_end() {
-    let places = Places::new("flush=gather");
-    let (mnt, host, html) = (places.at("mnt"), places.at("host"), places.at("report.html"));
+    let targets = Targets::new("flush=gather");
+    let (mnt, host, html) = (targets.at("mnt"), targets.at("host"), targets.at("report.html"));
     let line = [
         "bench",
         "fsync-happy",
@@ -128,10 +128,10 @@ fn policies_take_turns_on_a_mount_and_the_first_one_is_back_at_the_end() {
 
 #[test]
 fn files_are_counted_with_their_flushes_and_commits() {
-    let places = Places::new("commit_interval=1h");
-    let mnt = places.at("mnt");
+    let targets = Targets::new("commit_interval=1h");
+    let mnt = targets.at("mnt");
     let line = ["bench", "fsmark", "--on", &mnt, "--files", "40", "--rounds", "1", "--json"];
-    let file = places.at("report.json");
+    let file = targets.at("report.json");
     let table = ok(&[&line[..], &[&file]].concat());
     assert!(String::from_utf8_lossy(&table).contains("sync 40 files made before"));
     let text = std::fs::read(&file).expect("a report");
@@ -185,7 +185,7 @@ fn an_interrupted_run_leaves_nothing() {
 }
 
 #[test]
-fn programs_work_on_mounts_of_the_benchs_own_which_are_gone_afterwards() {
+fn the_bench_removes_its_own_mounts() {
     let dir = TempDir::new().expect("a directory");
     let (tree, tar, volumes) =
         (dir.path().join("tree"), dir.path().join("t.tar"), dir.path().join("volumes"));
@@ -213,7 +213,7 @@ fn programs_work_on_mounts_of_the_benchs_own_which_are_gone_afterwards() {
 }
 
 #[test]
-fn what_cannot_come_to_anything_is_refused_before_it_begins() {
+fn impossible_options_are_refused_before_the_run() {
     let refused = |args: &[&str], code: i32, why: &str| {
         let output = ferry(&[&["bench", "fserver", "--rounds", "1"], args].concat());
         assert_eq!(output.status.code(), Some(code), "{output:?}");
@@ -291,8 +291,8 @@ fn the_null_file_system_is_mounted_like_any_other() {
 
 #[test]
 fn the_null_file_system_refuses_the_mount_point_of_a_volume() {
-    let places = Places::new("commit_interval=1h");
-    let refused = ferry(&["bench", "null", &places.at("mnt")]);
+    let targets = Targets::new("commit_interval=1h");
+    let refused = ferry(&["bench", "null", &targets.at("mnt")]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     assert!(
         String::from_utf8_lossy(&refused.stderr).contains("is mounted here already"),

@@ -38,7 +38,7 @@ fn adaptive_is_as_good_as_the_best_and_a_lone_caller_never_waits() {
     }
 }
 
-/// Everybody is on every boat: a crossing takes one write and one flush, and serves all.
+/// Every flush serves all callers: a commit takes one write and one flush.
 #[test]
 fn eager_callers_share_every_flush() {
     for callers in [2, 16] {

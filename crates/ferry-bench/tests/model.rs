@@ -68,7 +68,7 @@ fn a_written_block_is_there_when_the_write_has_ended_and_not_before() {
 }
 
 #[test]
-fn writes_wait_for_a_place_in_the_queue() {
+fn writes_wait_for_a_free_queue_slot() {
     let took = times(&device(2, true), 5, write);
     for (n, took) in (0..).zip(took) {
         assert!(took >= WRITE * (n / 2 + 1), "write {n} took {took:?}");
@@ -88,9 +88,12 @@ fn flushes_follow_one_another_or_run_beside_each_other() {
     let parallel = device(1, false);
     let took = times(&parallel, 100, flush);
     assert!(took.iter().all(|took| *took >= FLUSH && *took < FLUSH * 90), "{took:?}");
-    let late = parallel.take_lateness();
-    assert_eq!(late.count, 100);
-    assert!(late.median_ns <= late.p99_ns && late.p99_ns <= late.max_ns, "{late:?}");
+    let lateness = parallel.take_lateness();
+    assert_eq!(lateness.count, 100);
+    assert!(
+        lateness.median_ns <= lateness.p99_ns && lateness.p99_ns <= lateness.max_ns,
+        "{lateness:?}"
+    );
     assert_eq!(parallel.take_lateness().count, 0);
 }
 
@@ -109,7 +112,7 @@ fn waiting_takes_no_processor_time() {
 }
 
 #[test]
-fn what_is_on_its_way_ends_when_the_device_goes() {
+fn requests_in_flight_end_when_the_device_is_dropped() {
     let (told, tell) = mpsc::channel();
     let device = device(1, true);
     device.submit(vec![Io::Flush {

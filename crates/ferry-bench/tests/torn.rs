@@ -2,7 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_bench::torn::{MOST, Plan, Seen, run};
-use ferry_bench::{Place, VolumeOptions};
+use ferry_bench::{Target, VolumeOptions};
 use ferry_env::planted::{Bug, plant};
 use ferry_fs::FsOptions;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use std::time::Duration;
 /// One test, because a bug is planted in the whole process.
 fn seen(cache_bytes: usize, time: Duration) -> Seen {
     let fs = FsOptions { cache_bytes, ..FsOptions::default() };
-    let place =
-        Place::in_process(&VolumeOptions { capacity: 512 << 20, fs, ..VolumeOptions::default() })
+    let target =
+        Target::in_process(&VolumeOptions { capacity: 512 << 20, fs, ..VolumeOptions::default() })
             .unwrap();
-    let file = place.root().create("file").unwrap();
+    let file = target.root().create("file").unwrap();
     run(&file, Plan { threads: 16, reads: u64::MAX, time, most: MOST, seed: 7 }).unwrap()
 }
 

@@ -6,7 +6,7 @@ use ferry_bench::fserver;
 use ferry_bench::fsmark::{self, SyncMode};
 use ferry_bench::fsync_happy::real;
 use ferry_bench::transactions;
-use ferry_bench::{DeviceModel, Place, VolumeOptions};
+use ferry_bench::{DeviceModel, Target, VolumeOptions};
 use ferry_fs::{FlushPolicy, FsOptions, LogOptions, Wake};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn fsmark_counts_files_flushes_and_commits() {
     let volume =
         VolumeOptions { device: device(), capacity: 1 << 30, fs, ..VolumeOptions::default() };
     let host = tempfile::tempdir().unwrap();
-    let places = [Place::in_process(&volume).unwrap(), Place::on(host.path(), None).unwrap()];
+    let targets = [Target::in_process(&volume).unwrap(), Target::on(host.path(), None).unwrap()];
     let options = fsmark::Options {
         files: 50,
         size: 4096,
@@ -28,7 +28,7 @@ fn fsmark_counts_files_flushes_and_commits() {
         modes: SyncMode::ALL.into(),
         rounds: 2,
     };
-    let report = fsmark::bench(&options, &places).run(|_| ()).unwrap();
+    let report = fsmark::bench(&options, &targets).run(|_| ()).unwrap();
     assert_eq!(report.cases.len(), 2);
     let of = |case: usize, name: &str, metric| {
         report.cases[case].of(name).unwrap().values[metric].clone()
@@ -74,9 +74,9 @@ fn fserver_waits_for_log_space_and_hands_it_over() {
     assert!(of("handoff", "waits_per_job") > 0.0, "the log is too large for the test: {report:?}");
     assert_eq!(of("handoff", "wakes_per_grant"), 1.0);
     let host = tempfile::tempdir().unwrap();
-    let places = [Place::on(host.path(), None).unwrap()];
+    let targets = [Target::on(host.path(), None).unwrap()];
     let options = fserver::Options { fsync_each: true, time: Duration::from_millis(50), ..options };
-    let report = fserver::on_places(&options, &places).run(|_| ()).unwrap();
+    let report = fserver::on_targets(&options, &targets).run(|_| ()).unwrap();
     assert!(report.cases[0].variants[0].medians["jobs_per_min"] > 0.0);
 }
 
@@ -132,8 +132,8 @@ fn fsync_happy_shares_flushes_in_real_time() {
     assert!(shared(1, "adaptive").iter().all(|shared| *shared > 1.0), "{report:?}");
     assert_eq!(report.cases[1].reference, "adaptive");
     let host = tempfile::tempdir().unwrap();
-    let places = [Place::on(host.path(), None).unwrap()];
-    let report = real::on_places(&options, &places).unwrap().run(|_| ()).unwrap();
+    let targets = [Target::on(host.path(), None).unwrap()];
+    let report = real::on_targets(&options, &targets).unwrap().run(|_| ()).unwrap();
     assert_eq!(report.cases[1].variants.len(), 1, "no policies where no FerryFS is");
     assert!(real::verdict(&report).is_empty());
 }

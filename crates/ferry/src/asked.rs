@@ -51,7 +51,7 @@ impl Asked {
             socket::answer_or_keep(&name(&mount, mounted_at()), answers, END, self.keep.clone())
         });
         if let Err(error) = listening {
-            tracing::warn!(%error, "questions are answered through the mount only: who asks may have to wait for it");
+            tracing::warn!(%error, "questions are answered through the mount only: a caller may have to wait for it");
         }
     }
 
@@ -63,7 +63,7 @@ impl Asked {
         };
         for mut stream in self.waiting.try_iter() {
             if let Err(error) = stream.write_all(answer.to_string().as_bytes()) {
-                tracing::debug!(%error, "who waited for the end is gone");
+                tracing::debug!(%error, "a caller that waited for the end has disconnected");
             }
         }
     }

@@ -10,7 +10,7 @@ use ferry_device::Kind;
 use ferry_journal::FlushPolicy;
 use ferry_net::{Export, IdSet};
 
-use crate::options::HELP as OPTIONS_HELP;
+use crate::options::{HELP as OPTIONS_HELP, one_access};
 use crate::size::{parse_bytes, parse_duration};
 
 /// A POSIX file system in a single file, for work that makes many small files and syncs them.
@@ -150,7 +150,7 @@ pub struct MountArgs {
     #[arg(long)]
     pub create: bool,
     /// Mount options, separated by commas (see below)
-    #[arg(short, value_name = "OPTIONS")]
+    #[arg(short, value_name = "OPTIONS", value_parser = one_access)]
     pub options: Vec<String>,
     /// Stay in the foreground (for systemd and for debugging); messages go to stderr
     #[arg(long, short)]
@@ -167,7 +167,7 @@ pub struct MountArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Stays in the foreground; SIGTERM and SIGINT end it: what has come is answered and made durable, clients wait for the next server.
-Whoever shows a certificate that was issued without --users or --groups acts as any user that its machine names, root too: give it only to
+A client with a certificate that was issued without --users or --groups acts as any user that its machine names, root too: give it only to
 machines whose root may read and change everything that is exported. With them the server checks ids and permissions itself.
 `ferry cert revoke` takes a certificate back: the list `revoked` in --tls DIR is read whenever somebody connects.
 Clients keep names, attributes and the contents of small files under leases, and answer changes before the server has made them
@@ -339,7 +339,7 @@ pub struct FsckArgs {
 /// The arguments of `ferry scrub`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-A volume that is mounted or served is scrubbed by its daemon or server while it is used; Ctrl-C stops it. Only root and who has mounted (or
+A volume that is mounted or served is scrubbed by its daemon or server while it is used; Ctrl-C stops it. Only root and the user who mounted (or
 serves) it may. Any other one is read by this command alone, as fast as the disk allows unless --rate is given.")]
 pub struct ScrubArgs {
     /// The mount point, or any directory in it; or the volume

@@ -121,7 +121,7 @@ fn for_people(server: &Value, details: bool) -> String {
 
 /// Runs `ferry evict`.
 pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
-    let volume = args.volume.as_deref().map(shown).transpose()?;
+    let volume = args.volume.as_deref().map(display_path).transpose()?;
     let is_meant = |client: &Value| {
         let named =
             ["name", "certificate"].iter().any(|key| client[key].as_str() == Some(&args.client));
@@ -149,12 +149,15 @@ pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
             println!("evicted: {evicted}");
             Ok(())
         }
-        _ => Err(CliError::Failed(format!("{} was not evicted: it has just gone", args.client))),
+        _ => Err(CliError::Failed(format!(
+            "{} was not evicted: it has just disconnected",
+            args.client
+        ))),
     }
 }
 
 /// The path of a volume, as servers show it.
-fn shown(volume: &Path) -> Result<String, CliError> {
+fn display_path(volume: &Path) -> Result<String, CliError> {
     let path = std::path::absolute(volume).map_err(CliError::path(volume, "no path"))?;
     Ok(path.display().to_string())
 }

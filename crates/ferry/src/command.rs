@@ -31,9 +31,9 @@ pub mod shared {
     pub use crate::mount::{Plain, run_plain};
     pub use crate::mounts::{Mount, list as mount_list};
     pub use crate::options::MountOptions;
-    pub use crate::shown::words as shown_words;
     pub use crate::size::{format_bytes, format_nanos, parse_bytes, parse_duration, parse_time};
     pub use crate::sync::raise_open_files;
+    pub use crate::utab::words as listed_options;
 
     use std::process::ExitCode;
 

@@ -15,7 +15,7 @@ use crate::cli::{StatsArgs, TrimArgs, TuneArgs};
 use crate::error::CliError;
 use crate::options::{fast_flush_word, flush_word};
 use crate::size::format_bytes;
-use crate::{asked, mounts, remote, served, shown, socket, table};
+use crate::{asked, mounts, remote, served, socket, table, utab};
 
 /// The question that asks for the statistics.
 pub const STATS: &str = "stats";
@@ -70,9 +70,9 @@ impl Control {
     /// The message for the error of a request. `what` says what could not be done.
     pub fn explain(&self, what: &'static str, error: io::Error) -> CliError {
         match (&self.way, error.raw_os_error()) {
-            (_, Some(libc::EPERM)) => {
-                CliError::Failed(format!("{self}: {what}: only root and who has mounted it may"))
-            }
+            (_, Some(libc::EPERM)) => CliError::Failed(format!(
+                "{self}: {what}: only root and the user who mounted it may"
+            )),
             (Way::Mount(_), _) => explain(&self.target, what, error),
             (Way::Server(_), Some(_)) => CliError::path(&self.target, what)(error),
             (Way::Server(_), None) => CliError::Failed(format!(
@@ -108,11 +108,11 @@ pub fn sync_volume(path: &Path) -> Result<(), CliError> {
 
 /// Runs `ferry stats`.
 pub fn stats(args: &StatsArgs) -> Result<(), CliError> {
-    let shown = show_stats(args);
-    if let (true, Err(error)) = (args.json, &shown) {
+    let printed = show_stats(args);
+    if let (true, Err(error)) = (args.json, &printed) {
         print(&format!("{:#}\n", socket::object([("error", error.to_string().into())])))?;
     }
-    shown
+    printed
 }
 
 fn show_stats(args: &StatsArgs) -> Result<(), CliError> {
@@ -192,7 +192,7 @@ fn show_policy(args: &TuneArgs) {
         .chain(args.fast_flush.map(fast_flush_word))
         .collect();
     if let Ok(Some(mount)) = mounts::find(&args.target) {
-        shown::change(&mount.target, &words);
+        utab::change(&mount.target, &words);
     }
 }
 

@@ -24,7 +24,7 @@ use crate::asked::{Answers, Asked};
 use crate::error::CliError;
 use crate::logging;
 use crate::mounts::{self, Mount};
-use crate::{bdi, shown, uring};
+use crate::{bdi, uring, utab};
 
 /// What a daemon prints when the mount can be used.
 const READY: &str = "ready";
@@ -37,14 +37,14 @@ const OPEN_FILES: u64 = 1 << 16;
 /// data; but the machine matters more.
 const OOM_SCORE_ADJ: &str = "-250";
 
-/// What every kind of mount needs to be served.
+/// The facts that a mount of any kind needs to be served.
 pub struct Service<'a> {
     /// The mount point.
     pub mountpoint: &'a Path,
     /// The options of the mount.
     pub options: ferry_fuse::MountOptions,
     /// Options that `mount` shows beside the kernel's own.
-    pub shown: Option<String>,
+    pub listed_options: Option<String>,
     /// [`spawn`] has started this process.
     pub daemon: bool,
     /// The file for a daemon's messages, instead of the system log.
@@ -146,18 +146,18 @@ pub fn serve(
         let _ = events.send(Event::Ended);
     });
     serving.map_err(|e| CliError::Failed(format!("cannot start a thread: {e}")))?;
-    if let Some(words) = &service.shown {
-        shown::show(Path::new(&service.options.fsname), service.mountpoint, words);
+    if let Some(words) = &service.listed_options {
+        utab::show(Path::new(&service.options.fsname), service.mountpoint, words);
     }
     announce(service).inspect_err(|_| stop(&handle, FORCED))?;
     tracing::info!(volume = service.options.fsname, mountpoint = %service.mountpoint.display(), "mounted");
 
     await_end(&handle, &received, service.stop_timeout);
     // The next mount may use this mount point already.
-    if service.shown.is_some()
+    if service.listed_options.is_some()
         && matches!(mounts::at(service.mountpoint), Ok(mount) if !mount.as_ref().is_some_and(Mount::is_ferry))
     {
-        shown::forget(service.mountpoint);
+        utab::forget(service.mountpoint);
     }
     notify_systemd("STOPPING=1");
     Ok(())

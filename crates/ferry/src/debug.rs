@@ -24,7 +24,7 @@ use crate::object;
 use crate::table;
 use describe::{describe, hex, one_line};
 
-/// The exit code if a requested item is damaged or unreadable; what can be read was shown.
+/// The exit code if a requested item is damaged or unreadable; what can be read was printed.
 const EXIT_DAMAGE: u8 = 4;
 
 /// Runs the command.
@@ -34,15 +34,15 @@ pub fn run(args: &DebugArgs) -> Result<ExitCode, CliError> {
         Output { to: BufWriter::new(io::stdout().lock()), json: args.json, closed: false };
     let opened = open_when_free(&args.volume, OpenMode::ReadOnly, &env)
         .map_err(|e| CliError::CouldNotRead(explain(&args.volume, &e).to_string()));
-    let shown = opened.and_then(|device| {
+    let printed = opened.and_then(|device| {
         let volume = Volume { path: &args.volume, device, env };
         show(&volume, &args.what, &mut out)
     });
-    if let (Err(error), true) = (&shown, args.json) {
+    if let (Err(error), true) = (&printed, args.json) {
         out.item(&object!({ "type": "error", "what": error.to_string() }))?;
     }
     out.flush()?;
-    Ok(if shown? { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DAMAGE) })
+    Ok(if printed? { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DAMAGE) })
 }
 
 /// Shows the requested items. `false`: some are damaged.
@@ -82,7 +82,7 @@ fn show(volume: &Volume<'_>, what: &DebugCommand, out: &mut Output) -> Result<bo
     }
 }
 
-/// The volume to be shown.
+/// The volume to show.
 struct Volume<'v> {
     path: &'v Path,
     device: Arc<dyn BlockDevice>,
@@ -148,9 +148,9 @@ impl Output {
 
 /// Visits items until the reader stops; keeps the first error of the output.
 #[derive(Default)]
-struct Shown(Option<CliError>);
+struct Printed(Option<CliError>);
 
-impl Shown {
+impl Printed {
     /// Shows one item; says whether to continue.
     fn note(&mut self, result: Result<bool, CliError>) -> bool {
         match result {
@@ -176,10 +176,10 @@ fn superblock(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
     let copies = read_superblock_copies(&*volume.device);
     let same = copies.iter().all(|(_, copy)| copy.is_ok() && *copy == copies[0].1);
     let mut all = object!({ "device_size_bytes": volume.device.capacity(), "copies_agree": same });
-    for (number, (place, copy)) in copies.iter().enumerate() {
+    for (number, (offset, copy)) in copies.iter().enumerate() {
         all[format!("copy_{}", number + 1)] = match copy {
             Ok(sb) => object!({
-                "offset": *place,
+                "offset": *offset,
                 "format_version": sb.version,
                 "compatible_features": format!("{:#x}", sb.compatible),
                 "incompatible_features": format!("{:#x}", sb.incompatible),
@@ -196,7 +196,7 @@ fn superblock(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
                 "segment_len_bytes": sb.segment_len,
                 "segment_count": sb.segment_count,
             }),
-            Err(what) => object!({ "offset": *place, "damage": what.as_str() }),
+            Err(what) => object!({ "offset": *offset, "damage": what.as_str() }),
         };
     }
     let text = if out.json { all.to_string() } else { table::render(&all).trim_end().to_owned() };
@@ -220,7 +220,7 @@ fn all_keys(
         Ok(inspector) => inspector,
         Err(error) => return readable_keys(volume, &range, limit, error, out),
     };
-    let (mut whole, mut shown, mut left) = (true, Shown::default(), limit);
+    let (mut whole, mut printed, mut left) = (true, Printed::default(), limit);
     let mut show = |key: &[u8], value: &[u8]| {
         if left == 0 {
             return false;
@@ -228,7 +228,7 @@ fn all_keys(
         left -= 1;
         let item = describe(key, value);
         whole &= item["type"] != "damage";
-        shown.note(out.item(&item))
+        printed.note(out.item(&item))
     };
     let mut scanned = inspector.keys(&range.0, &range.1, &mut |key, value| show(key, value));
     for key in inode.iter().flat_map(|ino| [keys::orphan(*ino), keys::intent(*ino)]) {
@@ -240,7 +240,7 @@ fn all_keys(
             }
         };
     }
-    shown.end()?;
+    printed.end()?;
     if let Err(error) = scanned {
         out.damage(&error)?;
         whole = false;
@@ -256,16 +256,16 @@ fn readable_keys(
     error: CliError,
     out: &mut Output,
 ) -> Result<bool, CliError> {
-    let (mut any, mut shown, mut left) = (false, Shown::default(), limit);
+    let (mut any, mut printed, mut left) = (false, Printed::default(), limit);
     let mut show = |key: &[u8], value: &[u8]| {
         if left > 0 && *range.0 <= *key && *key < *range.1 {
             any = true;
-            left = if shown.note(out.item(&describe(key, value))) { left - 1 } else { 0 };
+            left = if printed.note(out.item(&describe(key, value))) { left - 1 } else { 0 };
         }
     };
     let read =
         Inspector::readable_keys(&volume.device, &volume.env, &mut |key, value| show(key, value));
-    shown.end()?;
+    printed.end()?;
     if read.is_err() || !any {
         return Err(error);
     }
@@ -276,9 +276,9 @@ fn readable_keys(
 /// Shows all segments. `false`: not all could be read.
 fn segments(volume: &Volume<'_>, summary: bool, out: &mut Output) -> Result<bool, CliError> {
     let inspector = volume.open()?;
-    let (mut whole, mut shown) = (true, Shown::default());
+    let (mut whole, mut printed) = (true, Printed::default());
     let scanned = inspector.segments(&mut |info| {
-        let mut go_on = shown.note(out.item(&segment(info)));
+        let mut go_on = printed.note(out.item(&segment(info)));
         whole &= info.used != SegmentUse::Unknown;
         if let (SegmentUse::Data(record), true, true) = (info.used, summary, go_on) {
             let read = inspector.summaries(info.index, record, &mut |block, entries| {
@@ -287,18 +287,18 @@ fn segments(volume: &Volume<'_>, summary: bool, out: &mut Output) -> Result<bool
                     .map(|e| object!({ "inode": e.ino, "file_block": e.file_block, "block": e.at, "blocks": e.len }))
                     .collect();
                 let item = object!({ "type": "summary", "segment": info.index, "block": block, "entries": entries });
-                go_on = shown.note(out.item(&item));
+                go_on = printed.note(out.item(&item));
                 go_on
             });
             if let Err(error) = read {
                 whole = false;
                 let what = format!("segment {} cannot be read: {error}", info.index);
-                go_on = shown.note(out.damage(&what).map(|()| true));
+                go_on = printed.note(out.damage(&what).map(|()| true));
             }
         }
         go_on
     });
-    shown.end()?;
+    printed.end()?;
     if let Err(error) = scanned {
         out.damage(&error)?;
         whole = false;

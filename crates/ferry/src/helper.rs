@@ -29,7 +29,7 @@ pub fn parse(mut args: impl Iterator<Item = OsString>) -> Option<Result<Asked, C
 
 #[derive(Default)]
 struct Words {
-    places: Vec<OsString>,
+    positional: Vec<OsString>,
     options: Vec<String>,
     flags: Vec<char>,
 }
@@ -45,7 +45,7 @@ impl Words {
                 .filter(|flags| !flags.is_empty())
                 .map(str::to_owned);
             match cluster {
-                None => words.places.push(arg),
+                None => words.positional.push(arg),
                 Some(flags) => words.take_flags(&flags, &mut args)?,
             }
         }
@@ -94,7 +94,7 @@ impl Words {
             return Ok(Asked::Nothing);
         }
         let sloppy = self.has('s');
-        let Ok([volume, mountpoint]) = <[OsString; 2]>::try_from(self.places) else {
+        let Ok([volume, mountpoint]) = <[OsString; 2]>::try_from(self.positional) else {
             return Err(CliError::Usage(
                 "usage: mount.fuse.ferry VOLUME MOUNTPOINT [-sfnv] [-o OPTIONS]".into(),
             ));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn its_own_name_is_no_helper() {
+    fn the_commands_own_name_is_no_helper() {
         assert!(called("/usr/local/bin/ferry mount a b").is_none());
     }
 
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_do_is_said() {
+    fn unsupported_helper_calls_are_refused() {
         for line in
             ["mount.ferry a", "mount.ferry a b c", "mount.ferry a b -N x", "mount.ferry a b -o"]
         {

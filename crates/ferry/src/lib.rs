@@ -61,7 +61,6 @@ mod replace;
 mod scrub;
 mod serve;
 mod served;
-mod shown;
 mod size;
 mod socket;
 mod sync;
@@ -69,6 +68,7 @@ mod table;
 mod top;
 mod umount;
 mod uring;
+mod utab;
 mod volume;
 
 pub use ferry_fs::Attr as Metadata;

@@ -106,7 +106,7 @@ pub fn log_panics() {
             return;
         }
         tracing::error!("ferry stopped itself: {info}");
-        // The log must explain the panic to whoever reads it.
+        // The log must explain the panic to its reader.
         tracing::error!("{WHAT_A_PANIC_MEANS}");
         if !ferry_net::panic_is_answered() {
             std::process::abort();
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_that_is_no_level_is_refused() {
+    fn an_unknown_log_level_is_refused() {
         for good in ["info", "WARN", "off", "ferry_net=debug,warn", "ferry_net=trace"] {
             assert!(filter(good).is_ok(), "{good}");
         }

@@ -35,11 +35,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_freed_between_what_stays_is_given_back() {
-        let pieces: Vec<Box<[u8]>> =
+    fn memory_between_live_blocks_returns_to_the_system() {
+        let blocks: Vec<Box<[u8]>> =
             (0..8192).map(|_| vec![1_u8; 32 << 10].into_boxed_slice()).collect();
         let before = resident();
-        let kept: Vec<_> = pieces.into_iter().step_by(64).collect();
+        let retained: Vec<_> = blocks.into_iter().step_by(64).collect();
         let clock = Env::real().clock;
         let begun = clock.monotonic();
         while before.saturating_sub(resident()) < 100 << 20 {
@@ -54,6 +54,6 @@ mod tests {
             )]
             thread::sleep(Duration::from_millis(50));
         }
-        assert_eq!(kept.iter().map(|piece| u64::from(piece[9])).sum::<u64>(), 128);
+        assert_eq!(retained.iter().map(|block| u64::from(block[9])).sum::<u64>(), 128);
     }
 }

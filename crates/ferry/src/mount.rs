@@ -17,7 +17,7 @@ use crate::error::CliError;
 use crate::holder::{explain, open_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
-use crate::{logging, mkfs, mounts, remote, shown, umount};
+use crate::{logging, mkfs, mounts, remote, umount, utab};
 
 /// A host is short of space if it has less than this, or less than the volume's size divided by
 /// `HOST_LOW_SHARE`.
@@ -36,9 +36,9 @@ pub fn run(
         return remount(&args.mountpoint, options);
     }
     if !args.daemon {
-        clear_place(&args.mountpoint)?;
+        clear_dead_mount(&args.mountpoint)?;
     }
-    let mountpoint = place(&args.mountpoint)?;
+    let mountpoint = usable_mountpoint(&args.mountpoint)?;
     let remote = remote::address(&args.volume)?;
     if let Some(address) = &remote {
         remote::check(address, args, options)?;
@@ -108,9 +108,9 @@ pub fn run_plain(
 ) -> Result<(), CliError> {
     start_log(mount.foreground, mount.daemon, options, log_level)?;
     if !mount.daemon {
-        clear_place(mount.mountpoint)?;
+        clear_dead_mount(mount.mountpoint)?;
     }
-    let mountpoint = place(mount.mountpoint)?;
+    let mountpoint = usable_mountpoint(mount.mountpoint)?;
     if !mount.foreground {
         let command = vec![OsString::from(mount.name), mountpoint.into()];
         return daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref());
@@ -122,7 +122,7 @@ pub fn run_plain(
         &Service {
             mountpoint: &mountpoint,
             options: fuse_options(mount.name.into(), options, false),
-            shown: None,
+            listed_options: None,
             daemon: mount.daemon,
             log: log.as_deref(),
             stop_timeout: std::time::Duration::from_secs(1),
@@ -147,7 +147,7 @@ fn serve(
     let device = open_when_free(volume, mode, &env).map_err(|e| explain(volume, &e))?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", volume.display()));
     let fs_options = fs_options(options);
-    let shown = options.shown_words(fs_options.flush, fs_options.fast_flush);
+    let listed = options.listed_words(fs_options.flush, fs_options.fast_flush);
     let fs = LocalFs::open(device, fs_options, env).map_err(|e| failed(&e))?;
     warn_of_small_host(volume, &fs);
     let asked = Asked::new();
@@ -157,7 +157,7 @@ fn serve(
         &Service {
             mountpoint,
             options: fuse_options(volume.to_string_lossy().into_owned(), options, false),
-            shown: Some(shown),
+            listed_options: Some(listed),
             daemon: args.daemon,
             log,
             stop_timeout: args.stop_timeout,
@@ -292,7 +292,7 @@ pub fn log_path(options: &MountOptions) -> Result<Option<PathBuf>, CliError> {
 }
 
 /// Clears the mount of a killed daemon, which would block the next mount.
-fn clear_place(mountpoint: &Path) -> Result<(), CliError> {
+fn clear_dead_mount(mountpoint: &Path) -> Result<(), CliError> {
     let resolved = mounts::resolve(mountpoint)
         .map_err(CliError::path(mountpoint, "cannot find the mount point"))?;
     while umount::clear_dead(&resolved)? {
@@ -301,7 +301,7 @@ fn clear_place(mountpoint: &Path) -> Result<(), CliError> {
     Ok(())
 }
 
-fn place(mountpoint: &Path) -> Result<PathBuf, CliError> {
+fn usable_mountpoint(mountpoint: &Path) -> Result<PathBuf, CliError> {
     let resolved = mountpoint
         .canonicalize()
         .map_err(CliError::path(mountpoint, "cannot use the mount point"))?;
@@ -345,12 +345,12 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
     flags.set(MountFlags::NOSUID, nosuid);
     flags.set(MountFlags::NODEV, nodev);
     // mount(8) repeats the options that it shows.
-    let shown = MountOptions::parse(&[shown::words(&mount.target)], true).unwrap_or_default();
-    if options.cache != CacheMode::Kernel && options.cache != shown.cache
-        || changes(options.cache_bytes, shown.cache_bytes)
-        || changes(options.commit_interval, shown.commit_interval)
-        || changes(options.flush, shown.flush)
-        || changes(options.fast_flush, shown.fast_flush)
+    let listed = MountOptions::parse(&[utab::words(&mount.target)], true).unwrap_or_default();
+    if options.cache != CacheMode::Kernel && options.cache != listed.cache
+        || changes(options.cache_bytes, listed.cache_bytes)
+        || changes(options.commit_interval, listed.commit_interval)
+        || changes(options.flush, listed.flush)
+        || changes(options.fast_flush, listed.fast_flush)
     {
         return Err(CliError::Usage(
             "a remount can change ro, rw, nosuid, nodev and noexec, `ferry tune` the flush policy; for others unmount first".into(),

@@ -70,15 +70,15 @@ pub fn at(target: &Path) -> io::Result<Option<Mount>> {
 /// that is not hidden). Sends no request to the mount, whose daemon may hang.
 pub fn find(target_or_source: &Path) -> io::Result<Option<Mount>> {
     let mut mounts = list()?;
-    let place = |path: &Path| {
+    let position = |path: &Path| {
         let of_volume = |m: &Mount| m.is_ferry() && m.source == path;
         let target = mounts.iter().rposition(|m| m.target == path);
         target
             .or_else(|| mounts.iter().rposition(|m| of_volume(m) && cover(m, &mounts).is_none()))
             .or_else(|| mounts.iter().rposition(of_volume))
     };
-    let found = place(&std::path::absolute(target_or_source)?);
-    let found = found.or_else(|| resolve(target_or_source).ok().and_then(|path| place(&path)));
+    let found = position(&std::path::absolute(target_or_source)?);
+    let found = found.or_else(|| resolve(target_or_source).ok().and_then(|path| position(&path)));
     Ok(found.map(|i| mounts.swap_remove(i)))
 }
 
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_taken_apart() {
+    fn a_mountinfo_line_is_parsed() {
         let text = b"36 35 0:52 / /mnt/my\\040data rw,nosuid shared:1 master:2 - fuse.ferry /srv/a\\134b.vol ro,user_id=70,group_id=0\n\nbroken\n";
         let mounts = parse(text);
         assert_eq!(

@@ -39,6 +39,9 @@ nodiratime          listings move no access time; not of ferry://
 nodev, nosuid, noexec and their opposites, as for any file system
 fstab's own words (defaults, auto, noauto, nofail, user, _netdev, comment=, x-…) are accepted and have no effect here";
 
+/// The shortest `commit_interval` and `timeout`.
+const TIME_MIN: Duration = Duration::from_millis(1);
+
 /// The parsed options of `-o`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MountOptions {
@@ -138,11 +141,11 @@ impl MountOptions {
             ("remount", None) => self.remount = true,
             ("cache", Some(mode)) => self.cache = parse_cache(mode)?,
             ("cache_size", Some(size)) => self.cache_bytes = Some(parse_cache_size(size)?),
-            ("commit_interval", Some(time)) => self.commit_interval = Some(parse_duration(time)?),
+            ("commit_interval", Some(time)) => self.commit_interval = Some(parse_time(key, time)?),
             ("flush", Some(policy)) => self.flush = Some(policy.parse()?),
             ("fast_flush", Some(time)) => self.fast_flush = Some(parse_duration(time)?),
             ("idle_poll", Some(word @ ("on" | "off"))) => self.idle_poll = word == "on",
-            ("timeout", Some(time)) => self.timeout = Some(parse_duration(time)?),
+            ("timeout", Some(time)) => self.timeout = Some(parse_time(key, time)?),
             ("async", Some(word @ ("on" | "off"))) => self.asynchronous = word == "on",
             ("insecure", None) => self.insecure = true,
             ("tls", Some(dir)) if !dir.is_empty() => self.tls = Some(PathBuf::from(dir)),
@@ -182,7 +185,7 @@ impl MountOptions {
 
     /// The options that `mount` shows although the kernel does not know them, with the flush policy
     /// in effect.
-    pub fn shown_words(&self, flush: FlushPolicy, fast_flush: Duration) -> String {
+    pub fn listed_words(&self, flush: FlushPolicy, fast_flush: Duration) -> String {
         let mut words = self.cache_words();
         words.extend([flush_word(flush), fast_flush_word(fast_flush)]);
         words.join(",")
@@ -282,6 +285,26 @@ fn ignored(word: &str) -> bool {
     WORDS.contains(&word) || PREFIXES.iter().any(|p| word.starts_with(p))
 }
 
+/// Refuses a list that asks for both ways of access. Of several `-o` the last one wins: mount(8) and
+/// scripts append theirs.
+pub fn one_access(list: &str) -> Result<String, String> {
+    let has = |wanted: &str| list.split(',').any(|word| word == wanted);
+    if has("ro") && has("rw") {
+        return Err("ro and rw contradict each other: give one of them".into());
+    }
+    Ok(list.to_owned())
+}
+
+/// Parses a time of at least [`TIME_MIN`]: less cannot be handed on to the daemon, and would mean
+/// that there is no time at all.
+fn parse_time(key: &str, text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text)?;
+    if time < TIME_MIN {
+        return Err(format!("{key}={text} is too short: it must be at least 1ms"));
+    }
+    Ok(time)
+}
+
 /// Parses the size of the cache. A size that is too small to work with, or larger than the
 /// machine's memory, is a typing error.
 fn parse_cache_size(text: &str) -> Result<u64, String> {
@@ -350,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn own_words_are_taken_and_later_ones_win() {
+    fn later_options_override_earlier_ones() {
         let lists = [
             "ro,cache=strict,cache_size=64M",
             "commit_interval=200ms,allow_other,rw,cache=writeback,log=/var/log/f",
@@ -364,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_cannot_be_is_refused() {
+    fn an_impossible_cache_size_is_refused() {
         for (text, part) in
             [("cache_size=12", "at least 1M"), ("cache_size=1000T", "more than the memory")]
         {
@@ -375,22 +398,41 @@ mod tests {
     }
 
     #[test]
-    fn what_a_remount_brings_along_is_accepted() {
+    fn a_time_of_nothing_is_refused() {
+        for text in ["commit_interval=0", "commit_interval=500us", "timeout=0s"] {
+            let error = MountOptions::parse(&[text], false).expect_err("nonsense");
+            assert!(error.contains(text) && error.contains("at least 1ms"), "{error}");
+        }
+        assert!(MountOptions::parse(&["commit_interval=1ms,fast_flush=0"], false).is_ok());
+    }
+
+    #[test]
+    fn one_list_has_one_way_of_access() {
+        for list in ["ro,rw", "rw,noatime,ro"] {
+            assert!(one_access(list).expect_err(list).contains("contradict"), "{list}");
+        }
+        for list in ["ro", "rw,cache=strict", ""] {
+            assert_eq!(one_access(list).as_deref(), Ok(list));
+        }
+    }
+
+    #[test]
+    fn options_that_a_remount_repeats_are_accepted() {
         let words = "remount,ro,noatime,user_id=0,group_id=0,default_permissions,allow_other,max_read=1048576";
         let options = MountOptions::parse(&[words], false).expect("all are known");
         assert!(options.remount && options.read_only && options.noatime);
     }
 
     #[test]
-    fn access_times_are_as_the_last_word_says() {
+    fn the_last_access_time_option_wins() {
         let parse = |words: &str| MountOptions::parse(&[words], false).expect("all are known");
-        let kept = |words: &str| {
+        let flags = |words: &str| {
             let options = parse(words);
             (options.noatime, options.strictatime, options.nodiratime)
         };
-        assert_eq!(kept("noatime,strictatime"), (false, true, false));
-        assert_eq!(kept("strictatime,relatime,nodiratime"), (false, false, true));
-        assert_eq!(kept("nodiratime,diratime,noatime"), (true, false, false));
+        assert_eq!(flags("noatime,strictatime"), (false, true, false));
+        assert_eq!(flags("strictatime,relatime,nodiratime"), (false, false, true));
+        assert_eq!(flags("nodiratime,diratime,noatime"), (true, false, false));
         let strict = parse("strictatime,nodiratime");
         assert_eq!(MountOptions::parse(&[strict.to_words()], false), Ok(strict));
     }
@@ -413,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_gets_what_the_user_said() {
+    fn options_survive_the_way_to_the_daemon() {
         let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));

@@ -64,7 +64,7 @@ pub fn check(address: &Address, args: &MountArgs, options: &MountOptions) -> Res
         return Ok(());
     }
     Err(CliError::Usage(format!(
-        "{}: who is at the other end? Give -o tls=DIR with what `ferry cert issue` has made at the server, or -o insecure if everybody \
+        "{}: the server must be authenticated: give -o tls=DIR (`ferry cert issue` at the server makes it), or -o insecure if everybody \
          on the way (and every user of this machine, where the server is on it too) may read and change everything",
         address.host
     )))
@@ -110,7 +110,7 @@ pub fn serve(
         &Service {
             mountpoint,
             options: fuse,
-            shown: None,
+            listed_options: None,
             daemon: args.daemon,
             log: log.as_deref(),
             stop_timeout: args.stop_timeout,

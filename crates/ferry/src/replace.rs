@@ -39,15 +39,15 @@ pub fn run(args: &ReplaceArgs) -> Result<(), CliError> {
         Some(control) => while_in_use(args, &control, &old, &new)?,
         None => alone(args, &volume, &old, &new)?,
     };
-    let shown = args.volume.display();
+    let name = args.volume.display();
     if unreadable > 0 {
         eprintln!(
-            "ferry: {shown}: no side could read {unreadable} blocks of 4 KiB. {} has zeros there, which count as damage; \
-             `ferry scrub {shown}` says which files they belong to",
+            "ferry: {name}: no side could read {unreadable} blocks of 4 KiB. {} has zeros there, which count as damage; \
+             `ferry scrub {name}` says which files they belong to",
             new.display()
         );
     }
-    print(&format!("{shown}: {} has taken the place of {}\n", new.display(), old.display()))
+    print(&format!("{name}: {} has replaced {}\n", new.display(), old.display()))
 }
 
 /// Has the daemon or server rebuild. Returns how many blocks could not be read.
@@ -162,7 +162,7 @@ fn explain(args: &ReplaceArgs, error: &io::Error) -> CliError {
         }
         Some(libc::EBUSY) => format!("{volume}: a side is being rebuilt already"),
         Some(libc::EPERM) => {
-            format!("{volume}: only root and who has mounted it may replace a side")
+            format!("{volume}: only root and the user who mounted it may replace a side")
         }
         Some(libc::ENOSPC) => format!("{new}: too small for a side of {volume}"),
         _ => format!("{volume}: cannot replace {old} by {new}: {error}"),

@@ -40,12 +40,13 @@ pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
 }
 
 fn look(args: &ScrubArgs) -> Result<ExitCode, CliError> {
-    let control = Control::find(&args.target)?;
+    let control = Control::find(&args.target);
     if args.stop {
-        let control = control.ok_or_else(|| CliError::NotMounted(args.target.clone()))?;
+        let control = control?.ok_or_else(|| CliError::NotMounted(args.target.clone()))?;
         control::scrub_stop(&control).map_err(|e| refused(&control, e))?;
         return Ok(ExitCode::SUCCESS);
     }
+    let control = control.map_err(|error| CliError::CouldNotCheck(error.to_string()))?;
     let stop = stop_on_signals()?;
     let bar = progress_bar(args.json);
     let report = match &control {

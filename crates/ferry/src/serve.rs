@@ -112,16 +112,16 @@ fn address(text: &str) -> Result<SocketAddr, CliError> {
     found.next().ok_or_else(|| CliError::Usage(format!("--listen {text}: no such address")))
 }
 
-/// Without TLS everyone who reaches the port is root on the volume; on loopback that is every user
+/// Without TLS everyone exposed_to reaches the port is root on the volume; on loopback that is every user
 /// of this machine.
 fn allowed_plain(ip: IpAddr, insecure: bool) -> Result<(), CliError> {
     if insecure {
         return Ok(());
     }
-    let who =
+    let exposed_to =
         if ip.is_loopback() { "every user of this machine" } else { "everybody on the network" };
     Err(CliError::Usage(format!(
-        "{ip} can be reached by {who}, and would serve them as root: give --tls DIR (`ferry cert init DIR` makes one), or --insecure if \
+        "{ip} can be reached by {exposed_to}, and would serve them as root: give --tls DIR (`ferry cert init DIR` makes one), or --insecure if \
          they may read and change everything"
     )))
 }
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn without_tls_an_address_is_served_only_if_that_was_asked_for() {
-        for (address, who) in [
+        for (address, exposed_to) in [
             ("127.0.0.1:0", "every user of this machine"),
             ("[::1]:0", "every user of this machine"),
             ("0.0.0.0:0", "everybody on the network"),
@@ -140,7 +140,7 @@ mod tests {
             let ip = self::address(address).expect("an address").ip();
             let said = allowed_plain(ip, false).expect_err(address).to_string();
             assert!(
-                said.contains(who) && said.contains("--tls") && said.contains("--insecure"),
+                said.contains(exposed_to) && said.contains("--tls") && said.contains("--insecure"),
                 "{said}"
             );
             assert!(allowed_plain(ip, true).is_ok());

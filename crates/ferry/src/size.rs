@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_size_is_refused() {
+    fn text_that_is_not_a_size_is_refused() {
         for text in ["", "G", "1.5", "1.2345G", "-1", "12X", "99999999999G", "1.G", "big"] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }

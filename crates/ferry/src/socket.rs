@@ -32,12 +32,12 @@ pub fn answer(
     listen(name, move |stream| answer_one(&answer, stream))
 }
 
-/// As [`answer`]; the connection of a caller that asks the question `kept` goes to `keep`, to be
+/// As [`answer`]; the connection of a caller that asks the question `held` goes to `keep`, to be
 /// answered later.
 pub fn answer_or_keep(
     name: &str,
     answer: impl Fn(&str) -> Option<Value> + Send + 'static,
-    kept: &'static str,
+    held: &'static str,
     keep: Sender<UnixStream>,
 ) -> io::Result<()> {
     listen(name, move |mut stream| {
@@ -46,7 +46,7 @@ pub fn answer_or_keep(
             return refuse(stream);
         }
         let question = line(&mut stream)?;
-        if question == kept {
+        if question == held {
             // The receiver is gone only if the process ends anyway.
             return keep.send(stream).map_err(|_| io::ErrorKind::NotConnected.into());
         }
@@ -153,13 +153,13 @@ pub fn connect_or_of(name: &str, owner: Option<u32>) -> io::Result<UnixStream> {
 
 /// Escapes the control characters in another process's text, which a terminal would obey.
 pub fn printable(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut shown, char| {
+    text.chars().fold(String::with_capacity(text.len()), |mut escaped, char| {
         if char.is_control() {
-            shown.extend(char.escape_default());
+            escaped.extend(char.escape_default());
         } else {
-            shown.push(char);
+            escaped.push(char);
         }
-        shown
+        escaped
     })
 }
 
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_is_not_told_what_to_do() {
+    fn control_characters_are_escaped() {
         assert_eq!(printable("a \u{1b}[2J\n\u{9b}é\"'"), "a \\u{1b}[2J\\n\\u{9b}é\"'");
     }
 }

@@ -52,9 +52,9 @@ pub fn run(args: &SyncArgs) -> Result<ExitCode, CliError> {
             let mut files = Vec::new();
             let served = !args.recursive && served::is_any()?;
             for path in &args.paths {
-                match place(path, args.recursive, served) {
-                    Place::Files(path) => files.push(path),
-                    Place::Volume => sync_volume(path).unwrap_or_else(|e| complain(path, e)),
+                match scope_of(path, args.recursive, served) {
+                    Scope::Files(path) => files.push(path),
+                    Scope::Volume => sync_volume(path).unwrap_or_else(|e| complain(path, e)),
                 }
             }
             sync_files(args, files.into_iter(), &bar, &mut complain);
@@ -82,30 +82,30 @@ fn sync_files(
     });
 }
 
-enum Place {
+enum Scope {
     Files(PathBuf),
     Volume,
 }
 
 /// Decides what an argument means; `served`: it may be a served volume. Links that the user names
 /// are followed, others are not.
-fn place(path: &Path, recursive: bool, served: bool) -> Place {
+fn scope_of(path: &Path, recursive: bool, served: bool) -> Scope {
     // The request to the volume reports a daemon that does not answer; looking at the mount would
     // wait for it.
     let is_mount = || std::path::absolute(path).ok().and_then(|path| mounts::at(&path).ok()?);
     if !recursive && is_mount().is_some_and(|mount| mount.is_ferry()) {
-        return Place::Volume;
+        return Scope::Volume;
     }
     // A user who may not ask the server gets that error.
     if served && !matches!(served::at(path), Ok(None)) {
-        return Place::Volume;
+        return Scope::Volume;
     }
     match fs::metadata(path) {
-        Ok(meta) if meta.is_dir() && !recursive => Place::Volume,
+        Ok(meta) if meta.is_dir() && !recursive => Scope::Volume,
         // The mount's daemon has died: the request to the volume reports that best.
-        Err(e) if mounts::says_dead(&e) => Place::Volume,
-        _ if path.is_symlink() => Place::Files(path.canonicalize().unwrap_or_else(|_| path.into())),
-        _ => Place::Files(path.into()),
+        Err(e) if mounts::says_dead(&e) => Scope::Volume,
+        _ if path.is_symlink() => Scope::Files(path.canonicalize().unwrap_or_else(|_| path.into())),
+        _ => Scope::Files(path.into()),
     }
 }
 

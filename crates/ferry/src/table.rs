@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_any_shape_is_shown() {
+    fn values_of_any_shape_are_rendered() {
         assert_eq!(rendered("[1, 2]"), "[1,2]\n");
         assert_eq!(rendered(r#"{"a": [1, 2048], "b": -1}"#), "  a  1 2,048\n  b            -1\n");
     }

@@ -20,7 +20,7 @@ use crate::size::{format_bytes, format_nanos};
 use crate::table::thousands;
 
 /// How many kinds of requests are shown, the most frequent first.
-const REQUESTS_SHOWN: usize = 8;
+const REQUESTS_LISTED: usize = 8;
 /// The shortest interval: with shorter ones the cost of measuring would show.
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
 /// The width of the bar that shows how full the log is, in characters.
@@ -230,7 +230,7 @@ fn requests(out: &mut String, r: &Rates<'_>) {
     let mut rates: Vec<_> = operations.keys().map(rate).filter(|(rate, _)| *rate > 0).collect();
     rates.sort_by(|a, b| b.cmp(a));
     let _ = writeln!(out, "\nrequests/s");
-    for (rate, name) in rates.iter().take(REQUESTS_SHOWN) {
+    for (rate, name) in rates.iter().take(REQUESTS_LISTED) {
         let _ = writeln!(out, "  {name:<16}{:>12}", thousands(*rate));
     }
 }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_shows_what_happened_between_two_moments() {
+    fn a_frame_shows_the_difference_of_two_readings() {
         let at = |n: u64| -> Value {
             let (contexts, transactions, requests, lookups) = (10 * n, 55 * n, 3000 * n, 2000 * n);
             let text = format!(

@@ -23,16 +23,17 @@ use crate::error::CliError;
 use crate::holder::{self, Holder, open_when_free};
 use crate::mounts::{self, Mount};
 use crate::remote;
+use crate::socket;
 
 /// If the wait takes longer than this, the command says what it waits for.
 const SILENT_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Result<(), CliError> {
-    let place = &args.mountpoint;
+    let path = &args.mountpoint;
     let mount =
-        mounts::find(place).map_err(CliError::path(place, "cannot read the table of mounts"))?;
-    let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(place.clone()))?;
+        mounts::find(path).map_err(CliError::path(path, "cannot read the table of mounts"))?;
+    let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(path.clone()))?;
     mounts::must_be_reached(&mount)?;
     let waits = !(args.force || args.lazy);
     // Asked before who has the volume: the kernel closes the files of a killed daemon some time
@@ -46,6 +47,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         asked::must_answer(&mount.target)?;
     }
     let (synced, daemon) = if waits { sync(&mount, args)? } else { (Ok(()), None) };
+    let refused = remote::figures(&mount).ok().flatten().and_then(|figures| refusal(&figures));
     let unsent =
         if args.force { remote::figures(&mount).ok().flatten().filter(is_away) } else { None };
     if args.force {
@@ -70,6 +72,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     unsent.as_ref().map_or(Ok(()), |figures| may_be_lost(&mount, figures))?;
     synced.map_err(|why| {
         let target = mount.target.display();
+        let why = refused.unwrap_or_else(|| why.to_string());
         let but = if mount.is_remote() {
             "its server did not say that everything is durable"
         } else {
@@ -134,19 +137,24 @@ fn is_away(figures: &Value) -> bool {
     figures["connection"]["connected"] == false
 }
 
+/// Why the server does not serve this mount, or no longer: it has evicted it, for example.
+fn refusal(figures: &Value) -> Option<String> {
+    figures["connection"]["refused"].as_str().map(socket::printable)
+}
+
 /// Warns of changes that the mount can no longer send to its server.
 fn may_be_lost(mount: &Mount, figures: &Value) -> Result<(), CliError> {
     let of = |key: &str| figures["connection"][key].as_u64().unwrap_or_default();
     // A request that only returns something is no loss, and a caller that waits gets an error.
-    let (kept, unanswered) = (of("kept_changes"), of("promised"));
-    if kept + unanswered == 0 {
+    let (unconfirmed, unanswered) = (of("kept_changes"), of("promised"));
+    if unconfirmed + unanswered == 0 {
         return Ok(());
     }
     Err(CliError::Failed(format!(
         "{}: unmounted without its server: of {} changes that it had not said to be durable those are lost that it does not have \
          ({unanswered} were not answered yet); what was synced is safe",
         mount.target.display(),
-        kept + unanswered,
+        unconfirmed + unanswered,
     )))
 }
 
@@ -165,10 +173,14 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<(Result<(), CliError>, Optio
         .spawn(asking)
         .map_err(|e| CliError::Failed(format!("cannot start a thread: {e}")))?;
     // The user is told what the command waits for: at once if it is known to take time.
-    let away = remote::figures(mount).ok().flatten().is_some_and(|figures| is_away(&figures));
-    let silent = if away { Duration::ZERO } else { SILENT_TIME_MAX.min(timeout) };
+    let figures = remote::figures(mount).ok().flatten();
+    let away = figures.as_ref().is_some_and(is_away);
+    let refused = figures.as_ref().and_then(refusal);
+    // A server that refuses the mount answers at once: nothing is waited for.
+    let silent =
+        if away && refused.is_none() { Duration::ZERO } else { SILENT_TIME_MAX.min(timeout) };
     let answer = told.recv_timeout(silent).or_else(|_| {
-        say_sync(mount, away, timeout);
+        say_sync(mount, away, refused.as_deref(), timeout);
         told.recv_timeout(timeout.saturating_sub(silent))
     });
     match answer {
@@ -215,11 +227,14 @@ fn write_everything(target: &Path) -> Result<(), CliError> {
     ferry_fuse::control::sync(&file).map_err(|e| explain(target, "cannot sync", e))
 }
 
-fn say_sync(mount: &Mount, away: bool, timeout: Duration) {
-    let what = match (mount.is_remote(), away) {
-        (true, true) => "its server is away, and may not have everything: waits for it",
-        (true, false) => "waits until its server has everything",
-        (false, _) => "waits until everything is written",
+fn say_sync(mount: &Mount, away: bool, refused: Option<&str>, timeout: Duration) {
+    let what = match (mount.is_remote(), away, refused) {
+        (true, _, Some(why)) => format!("its server refuses this mount ({why}): waits for it"),
+        (true, true, None) => {
+            "its server is away, and may not have everything: waits for it".into()
+        }
+        (true, false, None) => "waits until its server has everything".into(),
+        (false, ..) => "waits until everything is written".into(),
     };
     eprintln!(
         "ferry: {}: {what}, up to {} s; Ctrl-C gives up and leaves it mounted, --force ends it without waiting",

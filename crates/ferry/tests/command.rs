@@ -9,11 +9,11 @@ use tempfile::TempDir;
 const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
 
 /// A directory that no mount outlives.
-struct Place {
+struct TestVolume {
     dir: TempDir,
 }
 
-impl Place {
+impl TestVolume {
     fn new() -> Self {
         let dir = TempDir::new().expect("a directory");
         std::fs::create_dir(dir.path().join("mnt")).expect("a mount point");
@@ -39,7 +39,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestVolume {
     fn drop(&mut self) {
         // Nothing is mounted if the test went well.
         ferry(&["umount", "--force", path(&self.mnt())]);
@@ -70,48 +70,53 @@ fn fails(output: &Output, code: i32, text: &str) {
 fn wrong_usage_is_code_2() {
     assert_eq!(ferry(&["mount"]).status.code(), Some(2));
     assert_eq!(ferry(&["mkfs", "v", "--size", "big"]).status.code(), Some(2));
-    let place = Place::new();
-    let unknown = ferry(&["mount", "v", path(&place.mnt()), "-o", "nonsense"]);
+    let fixture = TestVolume::new();
+    let unknown = ferry(&["mount", "v", path(&fixture.mnt()), "-o", "nonsense"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("nonsense"));
+    for (options, text) in [("ro,rw", "contradict"), ("commit_interval=0", "at least 1ms")] {
+        let refused = ferry(&["mount", "v", path(&fixture.mnt()), "-o", options]);
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains(text), "{refused:?}");
+    }
 }
 
 #[test]
-fn what_is_not_there_is_named() {
-    let place = Place::new();
-    fails(&ferry(&["mount", "/no/such/volume", path(&place.mnt())]), 1, "/no/such/volume");
+fn a_missing_file_is_named() {
+    let fixture = TestVolume::new();
+    fails(&ferry(&["mount", "/no/such/volume", path(&fixture.mnt())]), 1, "/no/such/volume");
     fails(
-        &ferry(&["mount", path(&place.volume()), "/no/such/place", "--create"]),
+        &ferry(&["mount", path(&fixture.volume()), "/no/such/place", "--create"]),
         1,
         "/no/such/place",
     );
-    assert!(!place.volume().exists(), "a mount that cannot be makes no volume");
+    assert!(!fixture.volume().exists(), "a mount that cannot be makes no volume");
     fails(&ferry(&["fsck", "/no/such/volume"]), 8, "/no/such/volume");
-    fails(&ferry(&["umount", path(&place.mnt())]), 1, "no FerryFS is mounted here");
-    fails(&ferry(&["sync", path(&place.mnt())]), 1, "no FerryFS is mounted here");
-    fails(&ferry(&["stats", path(&place.mnt())]), 1, "no FerryFS is mounted here");
+    fails(&ferry(&["umount", path(&fixture.mnt())]), 1, "no FerryFS is mounted here");
+    fails(&ferry(&["sync", path(&fixture.mnt())]), 1, "no FerryFS is mounted here");
+    fails(&ferry(&["stats", path(&fixture.mnt())]), 1, "no FerryFS is mounted here");
 }
 
 #[test]
 fn only_an_empty_file_becomes_a_volume() {
-    let place = Place::new();
-    std::fs::write(place.volume(), "foreign").expect("writable");
-    let volume = place.volume();
+    let fixture = TestVolume::new();
+    std::fs::write(fixture.volume(), "foreign").expect("writable");
+    let volume = fixture.volume();
     fails(&ferry(&["mkfs", path(&volume), "--size", "64M"]), 1, "--force");
     assert_eq!(std::fs::read(&volume).expect("still there"), b"foreign");
-    fails(&ferry(&["mount", path(&volume), path(&place.mnt())]), 1, path(&volume));
+    fails(&ferry(&["mount", path(&volume), path(&fixture.mnt())]), 1, path(&volume));
 
     ok(&ferry(&["mkfs", path(&volume), "--size", "64M", "--force"]));
     ok(&ferry(&["fsck", path(&volume)]));
     fails(&ferry(&["mkfs", path(&volume)]), 1, "--force");
-    fails(&ferry(&["mkfs", path(&place.dir.path().join("tiny")), "--size", "1M"]), 1, "16 MiB");
-    assert!(!place.dir.path().join("tiny").exists(), "half a volume is left over");
+    fails(&ferry(&["mkfs", path(&fixture.dir.path().join("tiny")), "--size", "1M"]), 1, "16 MiB");
+    assert!(!fixture.dir.path().join("tiny").exists(), "half a volume is left over");
 }
 
 #[test]
-fn a_file_that_is_no_volume_is_called_what_it_is() {
-    let place = Place::new();
-    let at = |name: &str| place.dir.path().join(name);
+fn a_file_that_is_no_volume_is_refused_with_its_kind() {
+    let fixture = TestVolume::new();
+    let at = |name: &str| fixture.dir.path().join(name);
     std::fs::write(at("short"), "foreign").expect("writable");
     // Disc images and the like begin with zeros.
     let mut zeros_first = vec![0; 3 << 20];
@@ -139,14 +144,14 @@ fn a_file_that_is_no_volume_is_called_what_it_is() {
             assert!(done.stdout.is_empty());
         }
         if name != "absent" {
-            fails(&ferry(&["mount", path(&file), path(&place.mnt())]), 1, text);
+            fails(&ferry(&["mount", path(&file), path(&fixture.mnt())]), 1, text);
         }
         if name != "absent" && name != "mnt" {
             fails(&ferry(&["scrub", path(&file)]), 8, text);
             fails(&ferry(&["replace", path(&file), "a", "b"]), 1, "not a mirror");
         }
     }
-    fails(&ferry(&["mount", path(&at("absent")), path(&place.mnt())]), 1, "--create");
+    fails(&ferry(&["mount", path(&at("absent")), path(&fixture.mnt())]), 1, "--create");
     for size in ["0", "1K", "15M"] {
         fails(&ferry(&["mkfs", path(&at("absent")), "--size", size]), 1, "at least 16 MiB");
     }
@@ -154,11 +159,11 @@ fn a_file_that_is_no_volume_is_called_what_it_is() {
 }
 
 #[test]
-fn a_check_that_cannot_be_is_said_in_json_too() {
-    let place = Place::new();
-    place.mount();
-    let volume = place.volume();
-    let absent = place.dir.path().join("absent");
+fn a_failed_check_is_reported_in_json_too() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let volume = fixture.volume();
+    let absent = fixture.dir.path().join("absent");
     for (command, text) in [
         (["fsck", path(&volume), "--json"], "unmount it first"),
         (["fsck", path(&absent), "--json"], "No such file"),
@@ -169,8 +174,10 @@ fn a_check_that_cannot_be_is_said_in_json_too() {
         let report: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
         assert!(report["error"].as_str().is_some_and(|error| error.contains(text)), "{report}");
     }
-    fails(&ferry(&["fsck", path(&volume)]), 8, &format!("mounted on {}", place.mnt().display()));
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    fails(&ferry(&["scrub", path(&absent)]), 8, "could not check the volume");
+    fails(&ferry(&["scrub", "--stop", path(&absent)]), 1, "No such file");
+    fails(&ferry(&["fsck", path(&volume)]), 8, &format!("mounted on {}", fixture.mnt().display()));
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
     let clean = ferry(&["fsck", path(&volume), "--metadata-only"]);
     assert!(String::from_utf8_lossy(&clean.stdout).contains("which were not read"));
     let clean = ferry(&["fsck", path(&volume)]);
@@ -179,12 +186,12 @@ fn a_check_that_cannot_be_is_said_in_json_too() {
 
 #[test]
 fn the_flush_policy_is_an_option_and_can_be_tuned() {
-    let place = Place::new();
-    ok(&ferry(&["mkfs", path(&place.volume()), "--size", "256M"]));
-    let options = format!("flush=delay,fast_flush=500us,{}", place.log_option());
-    ok(&ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", &options]));
+    let fixture = TestVolume::new();
+    ok(&ferry(&["mkfs", path(&fixture.volume()), "--size", "256M"]));
+    let options = format!("flush=delay,fast_flush=500us,{}", fixture.log_option());
+    ok(&ferry(&["mount", path(&fixture.volume()), path(&fixture.mnt()), "-o", &options]));
     let flush = || {
-        let stats = ferry(&["stats", path(&place.mnt()), "--json"]);
+        let stats = ferry(&["stats", path(&fixture.mnt()), "--json"]);
         ok(&stats);
         let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).expect("JSON");
         stats["flush"].clone()
@@ -194,72 +201,72 @@ fn the_flush_policy_is_an_option_and_can_be_tuned() {
         (Some("delay"), Some(500_000))
     );
     for policy in ["each", "gather", "adaptive"] {
-        ok(&ferry(&["tune", path(&place.mnt()), "--flush", policy]));
+        ok(&ferry(&["tune", path(&fixture.mnt()), "--flush", policy]));
         assert_eq!(flush()["policy"], policy);
-        std::fs::write(place.mnt().join(policy), "kept").expect("writable");
-        let file = std::fs::File::open(place.mnt().join(policy)).expect("readable");
+        std::fs::write(fixture.mnt().join(policy), "kept").expect("writable");
+        let file = std::fs::File::open(fixture.mnt().join(policy)).expect("readable");
         file.sync_all().expect("durable");
     }
     assert!(flush()["flush_samples"].as_u64() > Some(0));
-    ok(&ferry(&["tune", path(&place.mnt()), "--fast-flush", "3ms", "--reset-flush-time"]));
+    ok(&ferry(&["tune", path(&fixture.mnt()), "--fast-flush", "3ms", "--reset-flush-time"]));
     assert_eq!(flush()["fast_flush_ns"], 3_000_000);
-    fails(&ferry(&["tune", path(&place.mnt())]), 2, "nothing to change");
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    fails(&ferry(&["tune", path(&fixture.mnt())]), 2, "nothing to change");
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
     fails(
-        &ferry(&["tune", path(&place.mnt()), "--flush", "each"]),
+        &ferry(&["tune", path(&fixture.mnt()), "--flush", "each"]),
         1,
         "no FerryFS is mounted here",
     );
 }
 
 #[test]
-fn who_unmounts_what_was_read_only_finds_the_volume_free() {
+fn a_volume_is_free_after_a_read_only_unmount() {
     use std::os::unix::fs::MetadataExt;
-    let place = Place::new();
-    place.mount();
-    ok(&ferry(&["umount", path(&place.mnt())]));
-    let inode = format!(":{} ", std::fs::metadata(place.volume()).expect("a file").ino());
+    let fixture = TestVolume::new();
+    fixture.mount();
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
+    let inode = format!(":{} ", std::fs::metadata(fixture.volume()).expect("a file").ino());
     let locked =
         || std::fs::read_to_string("/proc/locks").expect("the table of locks").contains(&inode);
-    let two = place.dir.path().join("mnt 2");
+    let two = fixture.dir.path().join("mnt 2");
     std::fs::create_dir(&two).expect("a mount point");
     for _ in 0..10 {
         ok(&ferry(&[
             "mount",
-            path(&place.volume()),
-            path(&place.mnt()),
+            path(&fixture.volume()),
+            path(&fixture.mnt()),
             "-o",
             "ro",
             "-o",
-            &place.log_option(),
+            &fixture.log_option(),
         ]));
         assert!(locked());
-        ok(&ferry(&["umount", path(&place.mnt())]));
+        ok(&ferry(&["umount", path(&fixture.mnt())]));
         assert!(!locked());
     }
     // Another reader is not waited for.
-    for mnt in [&two, &place.mnt()] {
+    for mnt in [&two, &fixture.mnt()] {
         ok(&ferry(&[
             "mount",
-            path(&place.volume()),
+            path(&fixture.volume()),
             path(mnt),
             "-o",
             "ro",
             "-o",
-            &place.log_option(),
+            &fixture.log_option(),
         ]));
     }
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
     assert!(locked());
     ok(&ferry(&["umount", path(&two)]));
     assert!(!locked());
 }
 
 #[test]
-fn top_ends_when_nobody_reads_it() {
-    let place = Place::new();
-    place.mount();
-    let mnt = place.mnt();
+fn top_ends_when_its_reader_stops() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let mnt = fixture.mnt();
     fails(&ferry(&["top", path(&mnt), "--interval", "0ms"]), 2, "at least 50ms");
     let script = r#"{ timeout 20 "$0" top "$1" --interval 50ms; echo "exit $?" >&2; } | head -n 1"#;
     let seen =
@@ -270,10 +277,10 @@ fn top_ends_when_nobody_reads_it() {
 }
 
 #[test]
-fn the_log_is_grown_by_several_at_once() {
-    let place = Place::new();
-    place.mount();
-    let mnt = place.mnt();
+fn several_processes_may_grow_the_log_at_once() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let mnt = fixture.mnt();
     let tune = |size: &str| {
         let mut command = Command::new(FERRY);
         command
@@ -293,64 +300,64 @@ fn the_log_is_grown_by_several_at_once() {
     assert!(grown > 0);
     fails(&ferry(&["tune", path(&mnt), "--log-size", "64M"]), 1, "the log has 64.0 MiB already");
     ok(&ferry(&["umount", path(&mnt)]));
-    ok(&ferry(&["fsck", path(&place.volume())]));
+    ok(&ferry(&["fsck", path(&fixture.volume())]));
 }
 
 #[test]
 fn a_volume_is_mounted_used_and_unmounted() {
-    let place = Place::new();
-    place.mount();
-    std::fs::write(place.mnt().join("file"), "kept").expect("writable");
-    ok(&ferry(&["sync", path(&place.mnt())]));
-    let stats = ferry(&["stats", path(&place.mnt()), "--json"]);
+    let fixture = TestVolume::new();
+    fixture.mount();
+    std::fs::write(fixture.mnt().join("file"), "kept").expect("writable");
+    ok(&ferry(&["sync", path(&fixture.mnt())]));
+    let stats = ferry(&["stats", path(&fixture.mnt()), "--json"]);
     ok(&stats);
     let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).expect("JSON");
     assert!(stats.is_object());
-    ok(&ferry(&["stats", path(&place.mnt())]));
+    ok(&ferry(&["stats", path(&fixture.mnt())]));
 
-    // The holder is named to whoever wants the volume too.
-    let other = place.dir.path().join("other");
+    // The message names the process that holds the volume.
+    let other = fixture.dir.path().join("other");
     std::fs::create_dir(&other).expect("a directory");
-    fails(&ferry(&["mount", path(&place.volume()), path(&other)]), 1, "in use by process");
-    fails(&ferry(&["fsck", path(&place.volume())]), 8, "in use by process");
+    fails(&ferry(&["mount", path(&fixture.volume()), path(&other)]), 1, "in use by process");
+    fails(&ferry(&["fsck", path(&fixture.volume())]), 8, "in use by process");
 
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
     // At once: the daemon has closed the volume.
-    let checked = ferry(&["fsck", path(&place.volume()), "--json"]);
+    let checked = ferry(&["fsck", path(&fixture.volume()), "--json"]);
     ok(&checked);
     let report: serde_json::Value = serde_json::from_slice(&checked.stdout).expect("JSON");
     assert_eq!(report["clean"], serde_json::Value::Bool(true));
-    ok(&ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", "ro"]));
-    assert_eq!(std::fs::read(place.mnt().join("file")).expect("kept"), b"kept");
-    std::fs::write(place.mnt().join("file"), "changed").expect_err("read only");
+    ok(&ferry(&["mount", path(&fixture.volume()), path(&fixture.mnt()), "-o", "ro"]));
+    assert_eq!(std::fs::read(fixture.mnt().join("file")).expect("kept"), b"kept");
+    std::fs::write(fixture.mnt().join("file"), "changed").expect_err("read only");
     // The volume's name will do as well.
-    ok(&ferry(&["umount", path(&place.volume())]));
+    ok(&ferry(&["umount", path(&fixture.volume())]));
 }
 
 #[test]
 fn a_mount_point_takes_one_volume() {
-    let place = Place::new();
-    place.mount();
-    let (mnt, second) = (place.mnt(), place.dir.path().join("second.ferry"));
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let (mnt, second) = (fixture.mnt(), fixture.dir.path().join("second.ferry"));
     ok(&ferry(&["mkfs", path(&second), "--size", "64M"]));
     // As mount(8) calls it, too.
-    let helper = place.dir.path().join("mount.fuse.ferry");
+    let helper = fixture.dir.path().join("mount.fuse.ferry");
     std::os::unix::fs::symlink(FERRY, &helper).expect("a link");
-    for volume in [&second, &place.volume()] {
+    for volume in [&second, &fixture.volume()] {
         fails(&ferry(&["mount", path(volume), path(&mnt)]), 1, "is mounted here already");
         let called = Command::new(&helper).args([volume, &mnt]).output().expect("the helper runs");
         fails(&called, 1, "is mounted here already");
     }
-    ok(&ferry(&["scrub", path(&place.volume())]));
-    ok(&ferry(&["umount", path(&place.volume())]));
+    ok(&ferry(&["scrub", path(&fixture.volume())]));
+    ok(&ferry(&["umount", path(&fixture.volume())]));
     fails(&ferry(&["umount", path(&second)]), 1, "no FerryFS is mounted here");
 }
 
 #[test]
-fn what_is_hidden_by_another_mount_is_not_mistaken_for_it() {
-    let place = Place::new();
-    place.mount();
-    let (mnt, volume) = (place.mnt(), place.volume());
+fn commands_refuse_a_mount_that_another_hides() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let (mnt, volume) = (fixture.mnt(), fixture.volume());
     ok(&Command::new("mount")
         .args(["-t", "tmpfs", "none", path(&mnt)])
         .output()
@@ -363,21 +370,21 @@ fn what_is_hidden_by_another_mount_is_not_mistaken_for_it() {
 }
 
 #[test]
-fn a_busy_mount_is_not_unmounted_unless_told() {
-    let place = Place::new();
-    place.mount();
-    let open = std::fs::File::create(place.mnt().join("open")).expect("writable");
-    fails(&ferry(&["umount", path(&place.mnt())]), 1, "busy");
-    ok(&ferry(&["umount", "--force", path(&place.mnt())]));
+fn a_busy_mount_is_unmounted_only_with_lazy_or_force() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let open = std::fs::File::create(fixture.mnt().join("open")).expect("writable");
+    fails(&ferry(&["umount", path(&fixture.mnt())]), 1, "busy");
+    ok(&ferry(&["umount", "--force", path(&fixture.mnt())]));
     open.sync_all().expect_err("its file system has gone");
-    ok(&ferry(&["fsck", path(&place.volume())]));
+    ok(&ferry(&["fsck", path(&fixture.volume())]));
 }
 
 #[test]
-fn a_dead_daemons_mount_is_cleared_by_the_next() {
-    let place = Place::new();
-    place.mount();
-    let said = ferry(&["fsck", path(&place.volume())]);
+fn the_next_mount_clears_a_dead_daemons_mount() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let said = ferry(&["fsck", path(&fixture.volume())]);
     let said = String::from_utf8_lossy(&said.stderr).into_owned();
     let pid: String = said
         .split("process ")
@@ -388,38 +395,49 @@ fn a_dead_daemons_mount_is_cleared_by_the_next() {
         .collect();
     ok(&Command::new("kill").args(["-9", &pid]).output().expect("kill runs"));
 
-    let again =
-        ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log_option()]);
+    let again = ferry(&[
+        "mount",
+        path(&fixture.volume()),
+        path(&fixture.mnt()),
+        "-o",
+        &fixture.log_option(),
+    ]);
     ok(&again);
     assert!(String::from_utf8_lossy(&again.stderr).contains("cleared the mount"), "{again:?}");
-    std::fs::read_dir(place.mnt()).expect("alive");
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    std::fs::read_dir(fixture.mnt()).expect("alive");
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
 
 #[test]
 fn a_mount_in_the_foreground_ends_with_sigterm() {
-    let place = Place::new();
-    ok(&ferry(&["mkfs", path(&place.volume()), "--size", "256M"]));
+    let fixture = TestVolume::new();
+    ok(&ferry(&["mkfs", path(&fixture.volume()), "--size", "256M"]));
     // As systemd starts it: it says when the mount can be used.
-    let notify = place.dir.path().join("notify");
+    let notify = fixture.dir.path().join("notify");
     let socket = std::os::unix::net::UnixDatagram::bind(&notify).expect("a socket");
     let mut daemon = Command::new(FERRY)
-        .args(["mount", "--foreground", path(&place.volume()), path(&place.mnt())])
+        .args(["mount", "--foreground", path(&fixture.volume()), path(&fixture.mnt())])
         .env("NOTIFY_SOCKET", &notify)
         .spawn()
         .expect("the command runs");
     let mut message = [0; 64];
     let len = socket.recv(&mut message).expect("a message");
     assert_eq!(&message[..len], b"READY=1");
-    std::fs::write(place.mnt().join("file"), "kept").expect("writable");
+    std::fs::write(fixture.mnt().join("file"), "kept").expect("writable");
     ok(&Command::new("kill")
         .args(["-TERM", &daemon.id().to_string()])
         .output()
         .expect("kill runs"));
     assert!(daemon.wait().expect("it ends").success());
-    ok(&ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log_option()]));
-    assert_eq!(std::fs::read(place.mnt().join("file")).expect("kept"), b"kept");
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    ok(&ferry(&[
+        "mount",
+        path(&fixture.volume()),
+        path(&fixture.mnt()),
+        "-o",
+        &fixture.log_option(),
+    ]));
+    assert_eq!(std::fs::read(fixture.mnt().join("file")).expect("kept"), b"kept");
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
 
 /// Flips bits of a volume where `what` stands in it for the first time, behind the superblocks and
@@ -434,16 +452,22 @@ fn spoil(volume: &Path, what: &[u8]) {
 
 #[test]
 fn fsck_repairs_and_says_what_is_lost() {
-    let place = Place::new();
-    ok(&ferry(&["mkfs", path(&place.volume()), "--size", "64M"]));
-    ok(&ferry(&["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log_option()]));
+    let fixture = TestVolume::new();
+    ok(&ferry(&["mkfs", path(&fixture.volume()), "--size", "64M"]));
+    ok(&ferry(&[
+        "mount",
+        path(&fixture.volume()),
+        path(&fixture.mnt()),
+        "-o",
+        &fixture.log_option(),
+    ]));
     let mut data = vec![7_u8; 40_000];
     data[20_000..20_013].copy_from_slice(b"spoil me here");
-    std::fs::write(place.mnt().join("file"), &data).expect("writable");
-    std::fs::write(place.mnt().join("other"), "kept").expect("writable");
-    let volume = place.volume();
+    std::fs::write(fixture.mnt().join("file"), &data).expect("writable");
+    std::fs::write(fixture.mnt().join("other"), "kept").expect("writable");
+    let volume = fixture.volume();
     fails(&ferry(&["fsck", path(&volume), "--repair"]), 8, "in use by process");
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
     let run = |args: &[&str], code: i32, texts: &[&str]| {
         let output = ferry(&[&["fsck", path(&volume)], args].concat());
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -470,13 +494,13 @@ fn fsck_repairs_and_says_what_is_lost() {
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!((&json["repaired"], &json["lost"][0]["bytes"]), (&0.into(), &4096.into()));
 
-    ok(&ferry(&["mount", path(&volume), path(&place.mnt()), "-o", &place.log_option()]));
-    assert_eq!(std::fs::read(place.mnt().join("other")).expect("unharmed"), b"kept");
-    let error = std::fs::read(place.mnt().join("file")).expect_err("a part of it is lost");
+    ok(&ferry(&["mount", path(&volume), path(&fixture.mnt()), "-o", &fixture.log_option()]));
+    assert_eq!(std::fs::read(fixture.mnt().join("other")).expect("unharmed"), b"kept");
+    let error = std::fs::read(fixture.mnt().join("file")).expect_err("a part of it is lost");
     assert_eq!(error.raw_os_error(), Some(5));
-    std::fs::write(place.mnt().join("file"), &data).expect("writable");
-    assert!(std::fs::read(place.mnt().join("file")).expect("whole again") == data);
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    std::fs::write(fixture.mnt().join("file"), &data).expect("writable");
+    assert!(std::fs::read(fixture.mnt().join("file")).expect("whole again") == data);
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
     run(&[], 0, &["clean;"]);
     for (args, read) in [(&["--json"][..], true), (&["--json", "--metadata-only"], false)] {
         let json = ferry(&[&["fsck", path(&volume)], args].concat());
@@ -486,20 +510,20 @@ fn fsck_repairs_and_says_what_is_lost() {
 }
 
 /// Makes a volume that holds a file of 100,000 bytes.
-fn volume_with_a_file(place: &Place) -> Vec<u8> {
-    place.mount();
+fn volume_with_a_file(fixture: &TestVolume) -> Vec<u8> {
+    fixture.mount();
     let data: Vec<u8> = (0..100_000_u32).map(|at| (at / 3) as u8).collect();
-    std::fs::write(place.mnt().join("file"), &data).expect("writable");
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    std::fs::write(fixture.mnt().join("file"), &data).expect("writable");
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
     data
 }
 
 #[test]
 fn a_volume_whose_front_is_zeros_is_repaired_and_never_made_anew() {
     use std::os::unix::fs::FileExt;
-    let place = Place::new();
-    let data = volume_with_a_file(&place);
-    let (volume, mnt) = (place.volume(), place.mnt());
+    let fixture = TestVolume::new();
+    let data = volume_with_a_file(&fixture);
+    let (volume, mnt) = (fixture.volume(), fixture.mnt());
     let file = std::fs::OpenOptions::new().write(true).open(&volume).expect("writable");
     file.write_all_at(&vec![0; 2 << 20], 0).expect("writable");
     drop(file);
@@ -512,7 +536,7 @@ fn a_volume_whose_front_is_zeros_is_repaired_and_never_made_anew() {
         "{said}"
     );
     assert_eq!(ferry(&["fsck", path(&volume), "--repair"]).status.code(), Some(1));
-    ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", &place.log_option()]));
+    ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", &fixture.log_option()]));
     assert!(std::fs::read(mnt.join("file")).expect("readable") == data);
     ok(&ferry(&["umount", path(&mnt)]));
 
@@ -524,10 +548,10 @@ fn a_volume_whose_front_is_zeros_is_repaired_and_never_made_anew() {
 }
 
 #[test]
-fn a_volume_that_was_cut_off_gets_its_length_again() {
-    let place = Place::new();
-    let data = volume_with_a_file(&place);
-    let (volume, mnt) = (place.volume(), place.mnt());
+fn repair_restores_the_length_of_a_truncated_volume() {
+    let fixture = TestVolume::new();
+    let data = volume_with_a_file(&fixture);
+    let (volume, mnt) = (fixture.volume(), fixture.mnt());
     let length = std::fs::metadata(&volume).expect("there").len();
     let file = std::fs::OpenOptions::new().write(true).open(&volume).expect("writable");
     file.set_len(200 << 20).expect("it can be cut");
@@ -543,7 +567,7 @@ fn a_volume_that_was_cut_off_gets_its_length_again() {
     );
     assert_eq!(std::fs::metadata(&volume).expect("there").len(), length);
     ok(&ferry(&["fsck", path(&volume)]));
-    ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", &place.log_option()]));
+    ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", &fixture.log_option()]));
     assert!(std::fs::read(mnt.join("file")).expect("readable") == data, "it lay before the cut");
     ok(&ferry(&["umount", path(&mnt)]));
 }
@@ -551,13 +575,13 @@ fn a_volume_that_was_cut_off_gets_its_length_again() {
 #[test]
 fn neighbouring_bad_blocks_are_one_line() {
     use std::os::unix::fs::FileExt;
-    let place = Place::new();
-    let data = volume_with_a_file(&place);
-    let bytes = std::fs::read(place.volume()).expect("readable");
+    let fixture = TestVolume::new();
+    let data = volume_with_a_file(&fixture);
+    let bytes = std::fs::read(fixture.volume()).expect("readable");
     let at = bytes.windows(64).position(|window| window == &data[..64]).expect("it is there");
-    let file = std::fs::OpenOptions::new().write(true).open(place.volume()).expect("writable");
+    let file = std::fs::OpenOptions::new().write(true).open(fixture.volume()).expect("writable");
     file.write_all_at(&[0x55; 5 * 4096], at as u64 + 4096).expect("writable");
-    let checked = ferry(&["fsck", path(&place.volume())]);
+    let checked = ferry(&["fsck", path(&fixture.volume())]);
     let said = String::from_utf8_lossy(&checked.stdout).into_owned();
     assert!(checked.status.code() == Some(4) && checked.stderr.is_empty(), "{checked:?}");
     let range = format!("at byte 4096, {} bytes", 5 * 4096);
@@ -569,9 +593,9 @@ fn neighbouring_bad_blocks_are_one_line() {
 
 /// A limit on the length of files stands for a file system that has one.
 #[test]
-fn a_size_that_the_host_refuses_leaves_what_was_there() {
-    let place = Place::new();
-    let (new, old) = (place.volume(), place.dir.path().join("old"));
+fn mkfs_with_a_size_that_the_host_refuses_keeps_the_file() {
+    let fixture = TestVolume::new();
+    let (new, old) = (fixture.volume(), fixture.dir.path().join("old"));
     std::fs::write(&old, "kept").expect("writable");
     for (volume, force) in [(&new, ""), (&old, "--force")] {
         // In units of 1 KiB. The signal that comes with it is ignored, as where the file system
@@ -585,7 +609,7 @@ fn a_size_that_the_host_refuses_leaves_what_was_there() {
 }
 
 #[test]
-fn mkfs_with_an_option_that_cannot_be_leaves_what_it_would_overwrite() {
+fn mkfs_with_an_impossible_option_keeps_the_file() {
     let dir = TempDir::new().expect("a directory");
     let (data, absent, set) =
         (dir.path().join("data"), dir.path().join("absent"), dir.path().join("set"));
@@ -608,7 +632,7 @@ fn mkfs_with_an_option_that_cannot_be_leaves_what_it_would_overwrite() {
 }
 
 #[test]
-fn mkfs_says_that_a_volume_may_come_to_need_more_than_there_is() {
+fn mkfs_warns_if_the_volume_may_outgrow_the_host() {
     let dir = TempDir::new().expect("a directory");
     let host = rustix::fs::statvfs(dir.path()).expect("it is there");
     let more = (host.f_bavail * host.f_frsize + (64 << 30)).to_string();
@@ -621,15 +645,15 @@ fn mkfs_says_that_a_volume_may_come_to_need_more_than_there_is() {
 }
 
 #[test]
-fn no_file_is_made_in_the_place_of_a_device() {
+fn mkfs_makes_no_file_where_a_device_is_named() {
     let absent = Path::new("/dev/ferry-no-such-device");
     for args in [vec!["mkfs", path(absent)], vec!["mkfs", path(absent), "--force", "--size", "64M"]]
     {
         fails(&ferry(&args), 1, "no file is made below /dev");
         assert!(!absent.exists());
     }
-    let place = Place::new();
-    let volume = place.volume();
+    let fixture = TestVolume::new();
+    let volume = fixture.volume();
     let set = ["mkfs", path(&volume), "--size", "64M", "--device", "linear", path(absent)];
     fails(&ferry(&set), 1, "no file is made below /dev");
     assert!(!absent.exists() && !volume.exists());
@@ -656,10 +680,10 @@ fn device_state(mountpoint: &Path, device: &Path) -> Option<String> {
 
 #[test]
 fn a_mirror_outlives_a_killed_daemon_and_a_lost_side_and_gets_a_new_one() {
-    let place = Place::new();
-    let dir = place.dir.path().canonicalize().expect("it exists");
+    let fixture = TestVolume::new();
+    let dir = fixture.dir.path().canonicalize().expect("it exists");
     let [a, b, c] = ["a", "b", "c"].map(|name| dir.join(name));
-    let (volume, mnt, log) = (place.volume(), place.mnt(), place.log_option());
+    let (volume, mnt, log) = (fixture.volume(), fixture.mnt(), fixture.log_option());
     let mount = || ferry(&["mount", path(&volume), path(&mnt), "-o", &log]);
     let mkfs = ["mkfs", path(&volume), "--size", "256M", "--device", "mirror", path(&a), path(&b)];
     ok(&ferry(&mkfs));
@@ -728,14 +752,14 @@ fn a_mirror_outlives_a_killed_daemon_and_a_lost_side_and_gets_a_new_one() {
 #[test]
 fn linear_and_striped_volumes_need_all_of_their_components() {
     for kind in ["linear", "stripe"] {
-        let place = Place::new();
-        let dir = place.dir.path().canonicalize().expect("it exists");
+        let fixture = TestVolume::new();
+        let dir = fixture.dir.path().canonicalize().expect("it exists");
         let parts = ["a", "b", "c"].map(|name| dir.join(name));
-        let (volume, mnt) = (place.volume(), place.mnt());
+        let (volume, mnt) = (fixture.volume(), fixture.mnt());
         let mut mkfs = vec!["mkfs", path(&volume), "--size", "256M", "--device", kind];
         mkfs.extend(parts.iter().map(|part| path(part)));
         ok(&ferry(&mkfs));
-        ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", &place.log_option()]));
+        ok(&ferry(&["mount", path(&volume), path(&mnt), "-o", &fixture.log_option()]));
         let contents: Vec<u8> = (0..100_000_000_u32).map(|n| (n >> 9) as u8).collect();
         std::fs::write(mnt.join("file"), &contents).expect("writable");
         assert_eq!(device_state(&mnt, &parts[1]).as_deref(), Some("active"));
@@ -756,10 +780,10 @@ fn linear_and_striped_volumes_need_all_of_their_components() {
 }
 
 #[test]
-fn a_mirror_that_nobody_has_mounted_gets_a_new_side_too() {
-    let place = Place::new();
-    let [a, b, c] = ["a", "b", "c"].map(|name| place.dir.path().join(name));
-    let volume = place.volume();
+fn replace_rebuilds_a_side_of_an_unmounted_mirror() {
+    let fixture = TestVolume::new();
+    let [a, b, c] = ["a", "b", "c"].map(|name| fixture.dir.path().join(name));
+    let volume = fixture.volume();
     ok(&ferry(&["mkfs", path(&volume), "--size", "64M", "--device", "mirror", path(&a), path(&b)]));
     let replace = |old: &Path, new: &Path| ferry(&["replace", path(&volume), path(old), path(new)]);
     std::fs::write(&c, "foreign").expect("writable");
@@ -768,8 +792,8 @@ fn a_mirror_that_nobody_has_mounted_gets_a_new_side_too() {
         (&a, &a, "in use by this very volume"),
         (&a, &b, "in use by this very volume"),
         (&a, &c, "it holds data, which is left alone: remove it"),
-        (&a, &place.mnt(), "neither a regular file nor a block device"),
-        (&a, &place.mnt().join("no/such"), "No such file or directory"),
+        (&a, &fixture.mnt(), "neither a regular file nor a block device"),
+        (&a, &fixture.mnt().join("no/such"), "No such file or directory"),
     ] {
         fails(&replace(old, new), 1, text);
     }

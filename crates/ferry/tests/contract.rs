@@ -1,4 +1,4 @@
-//! `docs/semantics.md` is the contract. Each promise in it has a test, and each test that it names
+//! `docs/semantics.md` is the contract. Each guarantee in it has a test, and each test that it names
 //! exists.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -118,37 +118,37 @@ impl Tests {
     }
 }
 
-/// The promises, and the appendix with their tests.
+/// The guarantees, and the appendix with their tests.
 fn contract() -> (Vec<Entry>, Vec<Entry>) {
     let text =
         std::fs::read_to_string(root().join("docs/semantics.md")).expect("the contract is there");
-    let (promises, appendices) =
-        text.split_once("\n## Appendix A: ").expect("the promises end before appendix A");
+    let (guarantees, appendices) =
+        text.split_once("\n## Appendix A: ").expect("the guarantees end before appendix A");
     let (_, appendix) = appendices.split_once("\n## Appendix B: ").expect("appendix B follows");
-    (titled(promises), titled(appendix))
+    (titled(guarantees), titled(appendix))
 }
 
 #[test]
-fn every_promise_has_an_entry_in_the_appendix() {
+fn every_guarantee_has_an_entry_in_the_appendix() {
     let titles =
         |entries: Vec<Entry>| entries.into_iter().map(|(title, _)| title).collect::<Vec<_>>();
-    let (promises, appendix) = contract();
-    let (promises, appendix) = (titles(promises), titles(appendix));
-    assert!(promises.len() > 100, "{} promises", promises.len());
+    let (guarantees, appendix) = contract();
+    let (guarantees, appendix) = (titles(guarantees), titles(appendix));
+    assert!(guarantees.len() > 100, "{} guarantees", guarantees.len());
     assert_eq!(
-        promises.iter().collect::<BTreeSet<_>>().len(),
-        promises.len(),
-        "two promises have one title"
+        guarantees.iter().collect::<BTreeSet<_>>().len(),
+        guarantees.len(),
+        "two guarantees have one title"
     );
-    let differs = promises.iter().zip(&appendix).find(|(promise, entry)| promise != entry);
+    let differs = guarantees.iter().zip(&appendix).find(|(guarantee, entry)| guarantee != entry);
     assert!(
         differs.is_none(),
-        "a promise, and what stands in its place in the appendix: {differs:?}"
+        "a guarantee, and what stands at its position in the appendix: {differs:?}"
     );
     assert_eq!(
-        promises.len(),
+        guarantees.len(),
         appendix.len(),
-        "the last promises, or the last entries of the appendix, stand alone"
+        "the last guarantees, or the last entries of the appendix, stand alone"
     );
 }
 

@@ -1,4 +1,4 @@
-//! What is asked of a mount's daemon beside the mount, and how its life begins and ends (these need
+//! Questions to a mount's daemon beside the mount; how the daemon begins and ends (these need
 //! root and /dev/fuse).
 
 use std::io::{BufRead, BufReader, Read};
@@ -11,16 +11,16 @@ use tempfile::TempDir;
 
 const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
 
-/// A volume and a place for it, which no mount outlives.
-struct Place(TempDir);
+/// A volume and a mount point, which no mount outlives.
+struct TestVolume(TempDir);
 
-impl Place {
+impl TestVolume {
     fn new() -> Self {
         let dir = TempDir::new().expect("a directory");
         std::fs::create_dir(dir.path().join("mnt")).expect("a mount point");
-        let place = Self(dir);
-        ok(&ferry(&["mkfs", path(&place.volume()), "--size", "256M"]));
-        place
+        let fixture = Self(dir);
+        ok(&ferry(&["mkfs", path(&fixture.volume()), "--size", "256M"]));
+        fixture
     }
 
     fn volume(&self) -> PathBuf {
@@ -54,7 +54,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestVolume {
     fn drop(&mut self) {
         // Nothing is mounted if the test went well.
         if self.is_mounted() {
@@ -100,35 +100,36 @@ fn fails(output: &Output, text: &str) {
 
 #[test]
 fn an_unmount_fails_if_the_volume_cannot_be_closed() {
-    let place = Place::new();
-    place.mount();
-    let volume = std::fs::OpenOptions::new().write(true).open(place.volume()).expect("it is there");
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let volume =
+        std::fs::OpenOptions::new().write(true).open(fixture.volume()).expect("it is there");
     volume.set_len(0).expect("root may do anything");
-    fails(&ferry(&["umount", path(&place.mnt())]), "not closed cleanly");
-    assert!(!place.is_mounted());
+    fails(&ferry(&["umount", path(&fixture.mnt())]), "not closed cleanly");
+    assert!(!fixture.is_mounted());
 }
 
 /// Any user may bind any name, so it need not be UTF-8.
 #[test]
-fn a_foreign_sockets_name_keeps_nobody_from_hearing_how_closing_ended() {
+fn a_foreign_socket_does_not_hide_the_result_of_closing() {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixListener};
     let name =
         format!("x{}", std::process::id()).into_bytes().into_iter().chain([0xff, 0x1b, b'\n']);
     let name = SocketAddr::from_abstract_name(name.collect::<Vec<_>>()).expect("a name");
     let _foreign = UnixListener::bind_addr(&name).expect("nobody has it");
-    let place = Place::new();
-    place.mount();
+    let fixture = TestVolume::new();
+    fixture.mount();
     ok(&ferry(&["clients"]));
-    cut(&place);
-    fails(&ferry(&["umount", path(&place.mnt())]), "not closed cleanly");
-    assert!(!place.is_mounted());
+    cut(&fixture);
+    fails(&ferry(&["umount", path(&fixture.mnt())]), "not closed cleanly");
+    assert!(!fixture.is_mounted());
 }
 
 /// Another network name space has sockets of its own: nobody answers there.
 #[test]
-fn a_daemon_that_cannot_be_asked_has_closed_the_volume_if_the_volume_says_so() {
-    let elsewhere = |place: &Place| {
+fn umount_trusts_the_clean_mark_if_the_daemon_cannot_be_asked() {
+    let elsewhere = |fixture: &TestVolume| {
         let mut bounded = Command::new("timeout");
         bounded.args([
             "--signal=KILL",
@@ -137,48 +138,48 @@ fn a_daemon_that_cannot_be_asked_has_closed_the_volume_if_the_volume_says_so() {
             "--net",
             FERRY,
             "umount",
-            path(&place.mnt()),
+            path(&fixture.mnt()),
         ]);
         bounded.output().expect("unshare runs")
     };
-    let place = Place::new();
-    place.mount();
-    std::fs::write(place.mnt().join("file"), "x").expect("it fits");
-    ok(&elsewhere(&place));
-    place.mount();
-    std::fs::write(place.mnt().join("file"), "y").expect("it fits");
-    cut(&place);
-    fails(&elsewhere(&place), "closed cleanly");
-    assert!(!place.is_mounted());
+    let fixture = TestVolume::new();
+    fixture.mount();
+    std::fs::write(fixture.mnt().join("file"), "x").expect("it fits");
+    ok(&elsewhere(&fixture));
+    fixture.mount();
+    std::fs::write(fixture.mnt().join("file"), "y").expect("it fits");
+    cut(&fixture);
+    fails(&elsewhere(&fixture), "closed cleanly");
+    assert!(!fixture.is_mounted());
 }
 
 #[test]
-fn root_hears_how_the_volume_of_another_user_was_closed() {
+fn root_learns_how_another_users_volume_was_closed() {
     use std::os::unix::fs::{PermissionsExt, chown};
-    let place = Place::new();
-    std::fs::set_permissions(place.0.path(), std::fs::Permissions::from_mode(0o777))
+    let fixture = TestVolume::new();
+    std::fs::set_permissions(fixture.0.path(), std::fs::Permissions::from_mode(0o777))
         .expect("it is ours");
-    for owned in [place.volume(), place.mnt()] {
+    for owned in [fixture.volume(), fixture.mnt()] {
         chown(&owned, Some(65534), Some(65534)).expect("this runs as root");
     }
     let mut mount = Command::new(FERRY);
     let mount =
-        mount.args(["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log()]);
+        mount.args(["mount", path(&fixture.volume()), path(&fixture.mnt()), "-o", &fixture.log()]);
     let mounted = mount.uid(65534).gid(65534).output().expect("the command runs");
     if !mounted.status.success() {
         eprintln!("not tested, users may not mount here: {mounted:?}");
         return;
     }
-    cut(&place);
-    fails(&ferry(&["umount", path(&place.mnt())]), "not closed cleanly");
-    assert!(!place.is_mounted());
+    cut(&fixture);
+    fails(&ferry(&["umount", path(&fixture.mnt())]), "not closed cleanly");
+    assert!(!fixture.is_mounted());
 }
 
 #[test]
-fn who_unmounts_after_the_daemon_has_died_is_told() {
-    let place = Place::new();
+fn umount_reports_a_daemon_that_has_died() {
+    let fixture = TestVolume::new();
     let kill = || {
-        let daemon = place.daemon();
+        let daemon = fixture.daemon();
         let process = rustix::process::pidfd_open(daemon, rustix::process::PidfdFlags::empty());
         kill_process(daemon, Signal::KILL).expect("it is ours");
         let mut ended = [rustix::event::PollFd::new(
@@ -188,34 +189,35 @@ fn who_unmounts_after_the_daemon_has_died_is_told() {
         rustix::event::poll(&mut ended, None).expect("it ends");
     };
     for (option, code) in [(None, 1), (Some("--force"), 0), (Some("--lazy"), 0)] {
-        place.mount();
+        fixture.mount();
         kill();
         let args: Vec<&str> = ["umount"].into_iter().chain(option).collect();
-        let said = ferry(&[&args[..], &[path(&place.mnt())]].concat());
+        let said = ferry(&[&args[..], &[path(&fixture.mnt())]].concat());
         let words = String::from_utf8_lossy(&said.stderr);
         assert!(
             said.status.code() == Some(code) && words.contains("has died"),
             "{option:?}: {said:?}"
         );
-        assert!(!place.is_mounted());
+        assert!(!fixture.is_mounted());
     }
-    place.mount();
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    fixture.mount();
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
 
-fn cut(place: &Place) {
-    let volume = std::fs::OpenOptions::new().write(true).open(place.volume()).expect("it is there");
+fn cut(fixture: &TestVolume) {
+    let volume =
+        std::fs::OpenOptions::new().write(true).open(fixture.volume()).expect("it is there");
     volume.set_len(0).expect("root may do anything");
 }
 
 #[test]
-fn who_asks_a_daemon_that_does_not_answer_is_told_soon() {
-    let place = Place::new();
-    place.mount();
-    let daemon = place.daemon();
+fn requests_to_a_hung_daemon_fail_soon() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let daemon = fixture.daemon();
     stop(daemon);
     let asked: Vec<Output> = std::thread::scope(|scope| {
-        let mnt = path(&place.mnt()).to_owned();
+        let mnt = path(&fixture.mnt()).to_owned();
         let questions = [vec!["stats"], vec!["umount"], vec!["sync"], vec!["stats", "--json"]];
         let asking: Vec<_> = questions
             .into_iter()
@@ -232,16 +234,16 @@ fn who_asks_a_daemon_that_does_not_answer_is_told_soon() {
     let error: serde_json::Value =
         serde_json::from_slice(&asked[3].stdout).expect("an error is JSON, too");
     assert!(error["error"].as_str().is_some_and(|error| error.contains("kill -CONT")), "{error}");
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
 
 #[test]
-fn a_mount_that_waits_says_for_whom_and_ends_with_who_started_it() {
-    let place = Place::new();
+fn a_waiting_mount_names_the_holder_and_ends_with_its_caller() {
+    let fixture = TestVolume::new();
     let held =
-        ferry::Volume::open(place.volume(), &ferry::Options::default()).expect("nobody has it");
+        ferry::Volume::open(fixture.volume(), &ferry::Options::default()).expect("nobody has it");
     let mut mount = Command::new(FERRY)
-        .args(["mount", path(&place.volume()), path(&place.mnt()), "-o", &place.log()])
+        .args(["mount", path(&fixture.volume()), path(&fixture.mnt()), "-o", &fixture.log()])
         .stderr(Stdio::piped())
         .spawn()
         .expect("the command runs");
@@ -257,21 +259,21 @@ fn a_mount_that_waits_says_for_whom_and_ends_with_who_started_it() {
     drop(held);
     let mut rest = String::new();
     said.read_to_string(&mut rest).expect("it ends");
-    assert!(!place.is_mounted(), "{rest}");
-    place.mount();
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    assert!(!fixture.is_mounted(), "{rest}");
+    fixture.mount();
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
 
 #[test]
-fn a_check_that_waits_says_once_for_whom() {
-    let place = Place::new();
-    place.mount();
-    let daemon = place.daemon();
+fn a_waiting_fsck_names_the_holder_once() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let daemon = fixture.daemon();
     // The mount is gone, and its daemon cannot end.
     stop(daemon);
-    ok(&ferry(&["umount", "--lazy", path(&place.mnt())]));
+    ok(&ferry(&["umount", "--lazy", path(&fixture.mnt())]));
     let mut check = Command::new(FERRY)
-        .args(["fsck", path(&place.volume())])
+        .args(["fsck", path(&fixture.volume())])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -290,8 +292,8 @@ fn a_check_that_waits_says_once_for_whom() {
 struct SmallHost(PathBuf);
 
 impl SmallHost {
-    fn new(place: &Place) -> Self {
-        let at = place.0.path().join("host");
+    fn new(fixture: &TestVolume) -> Self {
+        let at = fixture.0.path().join("host");
         std::fs::create_dir(&at).expect("a mount point");
         let mount = ["-t", "tmpfs", "-o", "size=100M", "none", path(&at)];
         ok(&Command::new("mount").args(mount).output().expect("it runs"));
@@ -307,14 +309,14 @@ impl Drop for SmallHost {
 
 #[test]
 fn a_mount_on_a_host_that_is_nearly_full_says_so() {
-    let place = Place::new();
-    let host = SmallHost::new(&place);
+    let fixture = TestVolume::new();
+    let host = SmallHost::new(&fixture);
     let volume = host.0.join("volume.ferry");
     ok(&ferry(&["mkfs", path(&volume), "--size", "1G"]));
-    let mounted = ferry(&["mount", path(&volume), path(&place.mnt()), "-o", &place.log()]);
+    let mounted = ferry(&["mount", path(&volume), path(&fixture.mnt()), "-o", &fixture.log()]);
     ok(&mounted);
     let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
     assert!(said.contains("it may come to need") && said.contains("make room there"), "{said}");
 }
 
@@ -347,67 +349,67 @@ impl Drop for Served {
 }
 
 #[test]
-fn a_mount_that_goes_well_says_nothing() {
-    let place = Place::new();
+fn a_successful_mount_prints_nothing() {
+    let fixture = TestVolume::new();
     let says_nothing = |source: &str, options: &str| {
-        let options = format!("{},{options}", place.log());
+        let options = format!("{},{options}", fixture.log());
         let mut mount = Command::new(FERRY);
-        mount.arg0("mount.fuse.ferry").args([source, path(&place.mnt()), "-o", &options]);
+        mount.arg0("mount.fuse.ferry").args([source, path(&fixture.mnt()), "-o", &options]);
         let mount = mount.output().expect("the command runs");
         ok(&mount);
-        ok(&ferry(&["umount", path(&place.mnt())]));
+        ok(&ferry(&["umount", path(&fixture.mnt())]));
         assert!(mount.stderr.is_empty() && mount.stdout.is_empty(), "{mount:?}");
     };
-    says_nothing(path(&place.volume()), "rw");
-    let server = Served::new(&place.volume());
+    says_nothing(path(&fixture.volume()), "rw");
+    let server = Served::new(&fixture.volume());
     says_nothing(&format!("ferry://{}/", server.1), "insecure");
 }
 
 #[test]
-fn a_mount_is_asked_itself_though_a_daemon_that_is_ending_had_its_device_number() {
-    let (ending, place) = (Place::new(), Place::new());
+fn a_reused_device_number_leads_to_the_new_daemon() {
+    let (ending, fixture) = (TestVolume::new(), TestVolume::new());
     ending.mount();
     let old = ending.daemon();
     // The mount is gone, and its daemon cannot end.
     stop(old);
     ok(&ferry(&["umount", "--lazy", path(&ending.mnt())]));
-    place.mount();
-    let asked = place.daemon();
+    fixture.mount();
+    let asked = fixture.daemon();
     kill_process(old, Signal::CONT).expect("it is ours");
     assert_ne!(asked, old);
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
 
 #[test]
-fn free_space_goes_back_to_the_host_when_somebody_asks() {
-    let place = Place::new();
-    place.mount();
-    let large = place.mnt().join("large");
+fn trim_returns_free_space_to_the_host() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let large = fixture.mnt().join("large");
     std::fs::write(&large, vec![7; 64 << 20]).expect("it fits");
-    ok(&ferry(&["sync", path(&place.mnt())]));
+    ok(&ferry(&["sync", path(&fixture.mnt())]));
     std::fs::remove_file(&large).expect("it is there");
-    let before = held(&place.volume());
-    let trimmed = ferry(&["trim", path(&place.mnt())]);
+    let before = held(&fixture.volume());
+    let trimmed = ferry(&["trim", path(&fixture.mnt())]);
     ok(&trimmed);
     assert!(
-        held(&place.volume()) + (32 << 20) < before,
+        held(&fixture.volume()) + (32 << 20) < before,
         "{before} bytes, then {}",
-        held(&place.volume())
+        held(&fixture.volume())
     );
     if Command::new("fstrim").arg("--version").output().is_ok() {
-        ok(&Command::new("fstrim").arg(place.mnt()).output().expect("it runs"));
+        ok(&Command::new("fstrim").arg(fixture.mnt()).output().expect("it runs"));
     }
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
 
 #[test]
 fn flags_of_chattr_and_project_ids_are_refused_as_unknown() {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
-    let place = Place::new();
-    place.mount();
-    let file = place.mnt().join("file");
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let file = fixture.mnt().join("file");
     std::fs::write(&file, "x").expect("it fits");
-    for path in [place.mnt(), file] {
+    for path in [fixture.mnt(), file] {
         let open = std::fs::File::open(&path).expect("it is there");
         assert_eq!(ioctl_getflags(&open), Err(rustix::io::Errno::NOTTY), "{}", path.display());
         assert_eq!(ioctl_setflags(&open, IFlags::IMMUTABLE), Err(rustix::io::Errno::NOTTY));
@@ -423,7 +425,7 @@ fn flags_of_chattr_and_project_ids_are_refused_as_unknown() {
             }
         }
     }
-    ok(&ferry(&["umount", path(&place.mnt())]));
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
 
 /// Bytes of the host that a file takes.

@@ -99,8 +99,8 @@ fn a_scrub_says_what_was_verified_and_what_is_damaged() {
     assert!(String::from_utf8_lossy(&mounted.stderr).contains("in use by process"), "{mounted:?}");
     volume.umount();
 
-    let shown = debug(&volume.path(), &["path", "/dir/file with blanks"], 0);
-    let extent = shown.iter().find(|one| one["type"] == "extent").expect("an extent");
+    let listed = debug(&volume.path(), &["path", "/dir/file with blanks"], 0);
+    let extent = listed.iter().find(|one| one["type"] == "extent").expect("an extent");
     let at = extent["device_offset"].as_u64().expect("a place");
     volume.spoil(at + 8192 + 100);
     volume.spoil(at + 12288 + 100);
@@ -127,7 +127,7 @@ fn a_scrub_says_what_was_verified_and_what_is_damaged() {
 }
 
 #[test]
-fn debug_shows_what_is_stored() {
+fn debug_shows_all_stored_items() {
     let volume = Volume::new();
     let path = volume.path();
     let superblock = &debug(&path, &["superblock"], 0)[0];
@@ -186,7 +186,7 @@ fn debug_shows_a_damaged_volume_as_far_as_it_can() {
         damaged["copy_1"]["damage"].is_string() && damaged["copy_2"]["size_bytes"].is_u64(),
         "{damaged}"
     );
-    // The log is shown, whatever became of the home store.
+    // The log is listed, whatever became of the home store.
     let records = debug(&path, &["log"], 0).iter().filter(|one| one["type"] == "record").count();
     for slot in 0..2 {
         volume.spoil(superblock["home_map_offsets"][slot].as_u64().expect("a number"));

@@ -168,7 +168,7 @@ fn a_side_of_a_served_mirror_is_replaced_while_a_client_writes() {
     let mut served = Served::new(&["--device", "mirror", "--size", "1G", "DIR/a", "DIR/b"]);
     let written = while_a_client_writes(&served, || {
         let said = ok(&ferry(&["replace", &served.volume(), &served.path("b"), &served.path("c")]));
-        assert!(said.contains("has taken the place of"), "{said}");
+        assert!(said.contains("has replaced"), "{said}");
     });
     let stats = served.stats();
     let sides = stats["devices"].as_object().expect("the sides");
@@ -253,7 +253,7 @@ fn next_server_begins_at_once(volume: &str) -> bool {
 }
 
 #[test]
-fn a_mount_hands_a_volume_over_to_a_server_only_if_it_was_handed_over_to_the_mount() {
+fn a_mount_hands_a_volume_on_only_if_it_was_handed_over_in_order() {
     let mut served = Served::new(&["--size", "1G"]);
     let (volume, mnt) = (served.volume(), text(&served.mnt()));
     served.end();
@@ -329,4 +329,19 @@ fn only_root_and_the_servers_own_user_may_ask() {
         );
     }
     served.end();
+}
+
+#[test]
+fn umount_says_that_the_server_has_evicted_the_mount() {
+    let served = Served::new(&["--size", "1G"]);
+    ok(&ferry(&["evict", "1", "--volume", &served.volume()]));
+    // The client has heard of it.
+    while fs::read_dir(served.mnt()).is_ok() {
+        std::thread::yield_now();
+    }
+    let unmounted = ferry(&["umount", &text(&served.mnt())]);
+    let said = String::from_utf8_lossy(&unmounted.stderr);
+    assert_eq!(unmounted.status.code(), Some(1), "{said}");
+    assert!(said.contains("ended by the server's administrator"), "{said}");
+    assert!(!said.contains("away"), "{said}");
 }

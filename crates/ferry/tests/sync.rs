@@ -179,8 +179,8 @@ fn store_through_a_mapping(file: &fs::File, contents: &[u8]) {
     }
 }
 
-/// What `O_SYNC`, `O_DSYNC` and `RWF_DSYNC` have acknowledged is there, whoever is to see to it:
-/// the kernel or the daemon.
+/// A write with `O_SYNC`, `O_DSYNC` or `RWF_DSYNC` is durable when it returns. Depending on the mode,
+/// the kernel or the daemon ensures it.
 #[test]
 fn synchronous_writes_are_durable_when_they_return() {
     use rustix::fs::{Mode, OFlags, open};
@@ -234,7 +234,7 @@ fn files_of_several_file_systems_are_synced_together_and_failures_are_named() {
 }
 
 #[test]
-fn a_directory_is_the_volume_it_is_on_and_a_named_link_is_followed() {
+fn sync_of_a_directory_syncs_its_volume_and_follows_named_links() {
     let mounted = Mounted::new("");
     make(&mounted.mnt().join("a"), 1);
     make(&mounted.mnt().join("b"), 1);
@@ -255,7 +255,7 @@ fn a_directory_is_the_volume_it_is_on_and_a_named_link_is_followed() {
 }
 
 #[test]
-fn usage_and_lists_that_cannot_be_read() {
+fn bad_usage_and_unreadable_lists_are_refused() {
     assert_eq!(ferry(&["sync"]).status.code(), Some(2));
     assert_eq!(ferry(&["sync", "--jobs", "0", "x"]).status.code(), Some(2));
     let absent = ferry(&["sync", "--from", "/no/such/list"]);

@@ -342,7 +342,7 @@ pub struct UntarArgs {
 /// `ferry bench program`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-A shell runs the command in a new, empty directory of each place; then what is missing until all of it is durable; rm -r. What it prints is shown.")]
+A shell runs the command in a new, empty directory of each target; then what is missing until all of it is durable; rm -r. What it prints is shown.")]
 pub struct ProgramArgs {
     /// What the shell runs, for example 'git clone -q /srv/project.git .'
     #[arg(long, value_name = "COMMAND")]
@@ -410,7 +410,7 @@ pub struct RandrwArgs {
     /// Bytes of the file
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "1G")]
     pub size: u64,
-    /// Who excludes whom; several: range,inode
+    /// The rule of exclusion between readers and writers; several: range,inode
     #[cfg(feature = "compare")]
     #[arg(
         long,
@@ -481,7 +481,7 @@ pub struct TornArgs {
     /// Memory for contents, in process
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "256M", conflicts_with = "on")]
     pub cache_size: u64,
-    /// What is random follows from it
+    /// The seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }

@@ -24,15 +24,15 @@ pub fn run(args: &CreateArgs) -> Result<(), CliError> {
     if !args.run.on.is_empty() || !args.mounts.rtt.is_empty() {
         // The mounts live until the run has ended.
         let mounts = Mounts::new(&args.mounts)?;
-        let places = mounts.places(&args.run)?;
+        let targets = mounts.targets(&args.run)?;
         if args.shell {
             return show(
-                programs::by_shell(args.files, args.run.rounds, &places),
+                programs::by_shell(args.files, args.run.rounds, &targets),
                 &args.run,
                 |_| Vec::new(),
             );
         }
-        return show(create::on_places(&options, &places), &args.run, |_| Vec::new());
+        return show(create::on_targets(&options, &targets), &args.run, |_| Vec::new());
     }
     if args.shell {
         return Err(CliError::Usage(

@@ -4,7 +4,7 @@ use ferry_bench::{VolumeOptions, fserver};
 use ferry_fs::{FsOptions, LogOptions, Wake};
 
 use crate::args::FserverArgs;
-use crate::{places, show};
+use crate::{show, targets};
 use ferry::command::shared::{CliError, format_bytes};
 
 /// The size of the volume of a turn in process, in bytes.
@@ -28,8 +28,8 @@ pub fn run(args: &FserverArgs) -> Result<(), CliError> {
         fs,
     };
     if !args.run.on.is_empty() {
-        let places = places(&args.run, &volume)?;
-        return show(fserver::on_places(&options, &places), &args.run, |_| Vec::new());
+        let targets = targets(&args.run, &volume)?;
+        return show(fserver::on_targets(&options, &targets), &args.run, |_| Vec::new());
     }
     let wakes = if args.wake.is_empty() { &Wake::WAYS[..] } else { &args.wake };
     let logs: Vec<_> = wakes

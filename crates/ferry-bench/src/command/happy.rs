@@ -9,7 +9,7 @@ use ferry_journal::{FAST_FLUSH, FlushPolicy};
 use serde_json::Value;
 
 use crate::args::FsyncHappyArgs;
-use crate::{failed, json_on_stdout, places, show, write_json};
+use crate::{failed, json_on_stdout, show, targets, write_json};
 use ferry::command::shared::{CliError, format_nanos, print};
 
 /// Runs in real time or in virtual time.
@@ -28,8 +28,8 @@ pub fn run(args: &FsyncHappyArgs) -> Result<(), CliError> {
     if args.run.on.is_empty() {
         return show(real::in_process(&options, &devices(args)), &args.run, real::verdict);
     }
-    let places = places(&args.run, &ferry_bench::VolumeOptions::default())?;
-    show(real::on_places(&options, &places).map_err(failed)?, &args.run, real::verdict)
+    let targets = targets(&args.run, &ferry_bench::VolumeOptions::default())?;
+    show(real::on_targets(&options, &targets).map_err(failed)?, &args.run, real::verdict)
 }
 
 fn callers(args: &FsyncHappyArgs) -> &[u32] {

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Parser;
 use ferry::command::shared::{self, CliError, Holder, Mount, mount_list, print};
 use ferry_bench::fsmark;
-use ferry_bench::{Bench, BenchError, Place, Report, VolumeOptions};
+use ferry_bench::{Bench, BenchError, Report, Target, VolumeOptions};
 use ferry_fs::FsOptions;
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -73,8 +73,8 @@ fn fsmark(args: &FsmarkArgs) -> Result<(), CliError> {
     let fs =
         FsOptions { commit_interval: std::time::Duration::from_secs(3600), ..FsOptions::default() };
     let volume = VolumeOptions { device: args.model.device(), fs, ..VolumeOptions::default() };
-    let places = places(&args.run, &volume)?;
-    let mut bench = fsmark::bench(&options, &places);
+    let targets = targets(&args.run, &volume)?;
+    let mut bench = fsmark::bench(&options, &targets);
     if args.run.on.is_empty() {
         bench.options.push(("device", args.model.to_string()));
     }
@@ -82,27 +82,27 @@ fn fsmark(args: &FsmarkArgs) -> Result<(), CliError> {
 }
 
 /// The given paths; without any, a volume in memory.
-fn places(run: &RunArgs, volume: &VolumeOptions) -> Result<Vec<Place>, CliError> {
+fn targets(run: &RunArgs, volume: &VolumeOptions) -> Result<Vec<Target>, CliError> {
     shared::raise_open_files();
     if run.on.is_empty() {
-        return Ok(vec![Place::in_process(volume).map_err(failed)?]);
+        return Ok(vec![Target::in_process(volume).map_err(failed)?]);
     }
     named(run)
 }
 
 /// The given paths.
-fn named(run: &RunArgs) -> Result<Vec<Place>, CliError> {
-    let place =
-        |path: &PathBuf, name| Ok(Place::on(path, daemon(path)).map_err(failed)?.called(name));
-    run.on.iter().zip(short_names(&run.on)).map(|(path, name)| place(path, name)).collect()
+fn named(run: &RunArgs) -> Result<Vec<Target>, CliError> {
+    let target =
+        |path: &PathBuf, name| Ok(Target::on(path, daemon(path)).map_err(failed)?.called(name));
+    run.on.iter().zip(short_names(&run.on)).map(|(path, name)| target(path, name)).collect()
 }
 
 /// Short names of paths for plots: as many of their last components as distinguish them.
 fn short_names(paths: &[PathBuf]) -> Vec<String> {
     let depth = paths.iter().map(|path| path.components().count()).max().unwrap_or(1);
-    let ends = |kept: usize| -> Vec<String> {
+    let ends = |count: usize| -> Vec<String> {
         let end = |path: &PathBuf| {
-            let skipped = path.components().count().saturating_sub(kept);
+            let skipped = path.components().count().saturating_sub(count);
             path.components().skip(skipped).collect::<PathBuf>().display().to_string()
         };
         paths.iter().map(end).collect()
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_called_by_what_tells_them_apart() {
+    fn short_names_distinguish_paths() {
         let names =
             |paths: &[&str]| short_names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(names(&["/mnt/a", "/mnt/b"]), ["a", "b"]);

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferry_bench::Place;
+use ferry_bench::Target;
 use ferry_bench::relay::Relay;
 
 use crate::args::{MountsArgs, OnOff, RunArgs};
@@ -39,12 +39,12 @@ impl Mounts {
     }
 
     /// The given paths, and these mounts.
-    pub fn places(&self, run: &RunArgs) -> Result<Vec<Place>, CliError> {
-        let mut places = if run.on.is_empty() { Vec::new() } else { named(run)? };
+    pub fn targets(&self, run: &RunArgs) -> Result<Vec<Target>, CliError> {
+        let mut targets = if run.on.is_empty() { Vec::new() } else { named(run)? };
         for mount in &self.0 {
-            places.push(Place::on(&mount.mountpoint, None).map_err(failed)?);
+            targets.push(Target::on(&mount.mountpoint, None).map_err(failed)?);
         }
-        Ok(places)
+        Ok(targets)
     }
 }
 
@@ -91,9 +91,10 @@ impl Mount {
             Way::Local => (volume.into_os_string(), None),
             Way::Remote(rtt, asynchronous) => {
                 let server = this.serve(&volume)?;
-                let late = ferry_bench::relay::Way { delay: rtt / 2, ..Default::default() };
-                let relay = Relay::start(SocketAddr::from(([127, 0, 0, 1], 0)), server, late, late)
-                    .map_err(|e| CliError::Failed(format!("cannot relay: {e}")))?;
+                let delayed = ferry_bench::relay::Way { delay: rtt / 2, ..Default::default() };
+                let relay =
+                    Relay::start(SocketAddr::from(([127, 0, 0, 1], 0)), server, delayed, delayed)
+                        .map_err(|e| CliError::Failed(format!("cannot relay: {e}")))?;
                 (
                     format!("ferry://{}/", relay.address()).into(),
                     Some(if asynchronous == OnOff::Off {
@@ -166,11 +167,11 @@ impl Drop for Mount {
             let _ended = server.wait();
         }
         // This does not remove a directory that is still a mount point.
-        let _gone = fs::remove_dir(&self.mountpoint);
+        let _removed = fs::remove_dir(&self.mountpoint);
         for name in ["volume.ferry", "server.log", "messages"] {
-            let _gone = fs::remove_file(self.dir.join(name));
+            let _removed = fs::remove_file(self.dir.join(name));
         }
-        let _gone = fs::remove_dir(&self.dir);
+        let _removed = fs::remove_dir(&self.dir);
     }
 }
 

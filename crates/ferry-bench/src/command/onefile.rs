@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use ferry_bench::{Place, VolumeOptions, overwrite, randrw, torn};
+use ferry_bench::{Target, VolumeOptions, overwrite, randrw, torn};
 use ferry_fs::FsOptions;
 
 use crate::args::{OverwriteArgs, RandrwArgs, TornArgs};
-use crate::{failed, places, show};
+use crate::{failed, show, targets};
 use ferry::command::shared::{CliError, print};
 
 /// Random readers and writers.
@@ -41,11 +41,11 @@ pub fn randrw(args: &RandrwArgs) -> Result<(), CliError> {
                 fs,
                 ..VolumeOptions::default()
             };
-            at.push((name, Place::in_process(&volume).map_err(failed)?));
+            at.push((name, Target::in_process(&volume).map_err(failed)?));
         }
     } else {
-        let places = places(&args.run, &VolumeOptions::default())?;
-        at.extend(places.into_iter().map(|place| (place.name().to_owned(), place)));
+        let targets = targets(&args.run, &VolumeOptions::default())?;
+        at.extend(targets.into_iter().map(|target| (target.name().to_owned(), target)));
     }
     let mut bench = randrw::bench(&options, &at);
     if args.run.on.is_empty() {
@@ -91,21 +91,21 @@ pub fn overwrite(args: &OverwriteArgs) -> Result<(), CliError> {
         bench.options.push(("cache", args.cache_size.to_string()));
         return show(bench, &args.run, |_| Vec::new());
     }
-    let places = places(&args.run, &volume)?;
-    show(overwrite::on_places(&options, &places), &args.run, |_| Vec::new())
+    let targets = targets(&args.run, &volume)?;
+    show(overwrite::on_targets(&options, &targets), &args.run, |_| Vec::new())
 }
 
 /// Looks for torn reads.
 pub fn torn(args: &TornArgs) -> Result<(), CliError> {
-    let place = match &args.on {
-        Some(path) => Place::on(path, None),
+    let target = match &args.on {
+        Some(path) => Target::on(path, None),
         None => {
             let cache_bytes = usize::try_from(args.cache_size).unwrap_or(usize::MAX);
             let fs = FsOptions { cache_bytes, ..FsOptions::default() };
-            Place::in_process(&VolumeOptions { fs, capacity: 1 << 30, ..VolumeOptions::default() })
+            Target::in_process(&VolumeOptions { fs, capacity: 1 << 30, ..VolumeOptions::default() })
         }
     };
-    let place = place.map_err(failed)?;
+    let target = target.map_err(failed)?;
     let most = if args.on.is_some() { torn::MOST_ON_PATH } else { torn::MOST };
     let plan = torn::Plan {
         threads: args.threads,
@@ -115,11 +115,11 @@ pub fn torn(args: &TornArgs) -> Result<(), CliError> {
         seed: args.seed,
     };
     let io = |error| failed(ferry_bench::BenchError::Io(error));
-    let seen = torn::run(&place.root().create("torn").map_err(io)?, plan).map_err(io)?;
-    place.root().unlink("torn").map_err(io)?;
+    let seen = torn::run(&target.root().create("torn").map_err(io)?, plan).map_err(io)?;
+    target.root().unlink("torn").map_err(io)?;
     print(&format!(
         "{}: {} blocks read and {} written, {} holes and cuts: {} torn, {} stale\n",
-        place.name(),
+        target.name(),
         seen.reads,
         seen.writes,
         seen.cuts,
@@ -128,26 +128,23 @@ pub fn torn(args: &TornArgs) -> Result<(), CliError> {
     ))?;
     match seen.first {
         Some(first) => {
-            let why = args.on.as_deref().and_then(promises_nothing).unwrap_or_default();
+            let why = args.on.as_deref().and_then(hint_for_torn_reads).unwrap_or_default();
             Err(CliError::Failed(format!("the first of them: {first}{why}")))
         }
         None => Ok(()),
     }
 }
 
-/// What to say of a place that promises nothing about torn reads: `None` of one that does.
-fn promises_nothing(path: &Path) -> Option<String> {
+/// Why torn reads are allowed at this path; `None` if FerryFS guarantees that there are none.
+fn hint_for_torn_reads(path: &Path) -> Option<String> {
     let mount = crate::mount_of(path)?;
     if !mount.is_ferry() {
         return Some(
-            "\n(this is not a FerryFS mount: its file system may promise nothing about that)"
-                .into(),
+            "\n(this is not a FerryFS mount: its file system may allow torn reads)".into(),
         );
     }
-    let words = ferry::command::shared::shown_words(&mount.target);
+    let words = ferry::command::shared::listed_options(&mount.target);
     let mode =
         words.split(',').find(|word| word.starts_with("cache=") && *word != "cache=strict")?;
-    Some(format!(
-        "\n(this mount has {mode}, which promises nothing about that: a mount with cache=strict does)"
-    ))
+    Some(format!("\n(this mount has {mode}, which allows torn reads: mount with cache=strict)"))
 }

@@ -13,6 +13,6 @@ pub fn run(args: &ProgramArgs) -> Result<(), CliError> {
         return Err(CliError::Usage("say where to run it: --on PATH, or --rtt TIME".into()));
     }
     let mounts = Mounts::new(&args.mounts)?;
-    let places = mounts.places(&args.run)?;
-    show(programs::by_command(&args.command, args.run.rounds, &places), &args.run, |_| Vec::new())
+    let targets = mounts.targets(&args.run)?;
+    show(programs::by_command(&args.command, args.run.rounds, &targets), &args.run, |_| Vec::new())
 }

@@ -20,6 +20,6 @@ pub fn run(args: &UntarArgs) -> Result<(), CliError> {
     let mut file = File::open(&tar).map_err(unreadable())?;
     io::copy(&mut file, &mut io::sink()).map_err(unreadable())?;
     let mounts = Mounts::new(&args.mounts)?;
-    let places = mounts.places(&args.run)?;
-    show(programs::untar(&tar, args.run.rounds, &places), &args.run, |_| Vec::new())
+    let targets = mounts.targets(&args.run)?;
+    show(programs::untar(&tar, args.run.rounds, &targets), &args.run, |_| Vec::new())
 }

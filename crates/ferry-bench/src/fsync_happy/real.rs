@@ -5,9 +5,9 @@ use super::{Load, device::Numbers};
 use crate::counters::Counters;
 use crate::error::BenchError;
 use crate::model::DeviceModel;
-use crate::place::{Dir, Place, VolumeOptions};
 use crate::run::{Bench, Case, Metric, Report, Sample, Variant};
 use crate::stats::Histogram;
+use crate::target::{Dir, Target, VolumeOptions};
 use crate::threads::{now, threads};
 use ferry_device::BLOCK_SIZE;
 use ferry_env::Entropy;
@@ -102,12 +102,12 @@ pub fn in_process(options: &Options, devices: &[DeviceModel]) -> Bench<'static> 
                 reference: options.reference(),
                 variants: options.policies.len(),
                 open: Box::new(move || {
-                    let place = std::rc::Rc::new(Place::in_process(&volume)?);
+                    let target = std::rc::Rc::new(Target::in_process(&volume)?);
                     let variants = options.policies.iter().map(|policy| {
-                        let (place, load, policy, time) =
-                            (place.clone(), options.load(callers), *policy, options.time);
+                        let (target, load, policy, time) =
+                            (target.clone(), options.load(callers), *policy, options.time);
                         Variant::new(policy.name(), move |_| {
-                            turn(&place, Some(policy), &load, time)
+                            turn(&target, Some(policy), &load, time)
                         })
                     });
                     Ok(variants.collect())
@@ -127,21 +127,21 @@ pub fn in_process(options: &Options, devices: &[DeviceModel]) -> Bench<'static> 
 }
 
 /// On mounted file systems: each FerryFS with each policy, every other one as it is.
-pub fn on_places<'a>(options: &Options, places: &'a [Place]) -> Result<Bench<'a>, BenchError> {
+pub fn on_targets<'a>(options: &Options, targets: &'a [Target]) -> Result<Bench<'a>, BenchError> {
     let mut kinds = Vec::new();
-    for place in places {
-        match place.is_ferry()? {
-            true => kinds.extend(options.policies.iter().map(|policy| (place, Some(*policy)))),
-            false => kinds.push((place, None)),
+    for target in targets {
+        match target.is_ferry()? {
+            true => kinds.extend(options.policies.iter().map(|policy| (target, Some(*policy)))),
+            false => kinds.push((target, None)),
         }
     }
     let cases = options.callers.iter().map(|callers| {
         let (load, time) = (options.load(*callers), options.time);
-        let variants = kinds.iter().map(|(place, policy)| {
+        let variants = kinds.iter().map(|(target, policy)| {
             let name = policy
-                .map_or(place.name().to_owned(), |policy| format!("{} {policy}", place.name()));
-            let (place, policy, load) = (*place, *policy, load.clone());
-            Variant::new(name, move |_| turn(place, policy, &load, time))
+                .map_or(target.name().to_owned(), |policy| format!("{} {policy}", target.name()));
+            let (target, policy, load) = (*target, *policy, load.clone());
+            Variant::new(name, move |_| turn(target, policy, &load, time))
         });
         let is_reference =
             |(_, policy): &(_, Option<FlushPolicy>)| *policy == Some(FlushPolicy::Adaptive);
@@ -165,26 +165,26 @@ struct Counted {
 }
 
 fn turn(
-    place: &Place,
+    target: &Target,
     policy: Option<FlushPolicy>,
     load: &Load,
     time: Duration,
 ) -> Result<Sample, BenchError> {
-    let dir = place.root().mkdir("turn")?;
+    let dir = target.root().mkdir("turn")?;
     for caller in 0..load.callers {
         dir.create(&caller.to_string())?.write_at(&[1; BLOCK_SIZE * BLOCKS as usize], 0)?;
     }
-    place.sync()?;
+    target.sync()?;
     if let Some(policy) = policy {
-        place.tune(policy)?;
+        target.tune(policy)?;
     }
-    place.take_lateness();
-    let before = Counters::of(place)?;
+    target.take_lateness();
+    let before = Counters::of(target)?;
     let counted = threads(load.callers, |caller| call(&dir, caller, load, time))?;
-    let spent = Counters::of(place)?.since(&before);
-    let late = place.take_lateness();
+    let spent = Counters::of(target)?.since(&before);
+    let lateness = target.take_lateness();
     drop(dir);
-    place.root().remove_tree("turn")?;
+    target.root().remove_tree("turn")?;
 
     let calls: u64 = counted.iter().map(|caller| caller.calls).sum();
     let mut latency = Histogram::default();
@@ -199,8 +199,8 @@ fn turn(
     if let Some(flushes) = spent.flushes {
         sample.insert("fsyncs_per_flush", calls as f64 / flushes.max(1.0));
     }
-    if let Some(late) = late {
-        sample.insert("device_late_us", late.median_ns as f64 / 1e3);
+    if let Some(lateness) = lateness {
+        sample.insert("device_late_us", lateness.median_ns as f64 / 1e3);
     }
     Ok(sample)
 }

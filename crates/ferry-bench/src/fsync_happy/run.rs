@@ -217,7 +217,7 @@ impl Callers {
             *calls += 1;
             *calls
         };
-        // In turn at two places: what is durable is never overwritten.
+        // In turn at two offsets: what is durable is never overwritten.
         let block = u64::from(caller) * 2 + call % 2;
         let offset = self.blocks + block * BLOCK_SIZE as u64;
         let mut txn = self.journal.begin(Credits { keys: 1, bytes: 64, urgent: false })?;

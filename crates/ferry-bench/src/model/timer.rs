@@ -82,12 +82,12 @@ impl Timer {
 
     /// How late things were since the last call of this.
     pub fn take_lateness(&self) -> Lateness {
-        let late = std::mem::take(&mut self.shared.state.lock().lateness);
+        let lateness = std::mem::take(&mut self.shared.state.lock().lateness);
         Lateness {
-            count: late.count(),
-            median_ns: late.quantile(0.5),
-            p99_ns: late.quantile(0.99),
-            max_ns: late.max(),
+            count: lateness.count(),
+            median_ns: lateness.quantile(0.5),
+            p99_ns: lateness.quantile(0.99),
+            max_ns: lateness.max(),
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn errno<T>(code: i32) -> Answer<T> {
     Err(Errno(code).into())
 }
 
-pub(super) fn place(offset: u64) -> Result<usize, Errno> {
+pub(super) fn index(offset: u64) -> Result<usize, Errno> {
     usize::try_from(offset).map_err(|_| Errno(libc::EFBIG))
 }
 
@@ -201,7 +201,7 @@ impl Filesystem for NullFs {
     fn read(&self, _cx: &Cx<'_>, ino: Ino, _fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
         let node = self.node(ino)?;
         let data = node.file()?.read();
-        let from = data.get(place(offset)?.min(data.len())..).unwrap_or_default();
+        let from = data.get(index(offset)?.min(data.len())..).unwrap_or_default();
         let n = from.len().min(out.len());
         out[..n].copy_from_slice(&from[..n]);
         Ok(n)
@@ -219,7 +219,7 @@ impl Filesystem for NullFs {
     ) -> Answer<u64> {
         let node = self.node(ino)?;
         let mut file = node.file()?.write();
-        let start = if append { file.len() } else { place(offset)? };
+        let start = if append { file.len() } else { index(offset)? };
         let end = start.checked_add(data.len()).ok_or(Errno(libc::EFBIG))?;
         if start == file.len() {
             file.extend_from_slice(data);
@@ -258,8 +258,8 @@ impl Filesystem for NullFs {
     ) -> Answer<()> {
         let node = self.node(ino)?;
         let mut data = node.file()?.write();
-        let start = place(offset)?;
-        let end = start.checked_add(place(len)?).ok_or(Errno(libc::EFBIG))?;
+        let start = index(offset)?;
+        let end = start.checked_add(index(len)?).ok_or(Errno(libc::EFBIG))?;
         let zero = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
         if mode & !(FALLOC_PUNCH | libc::FALLOC_FL_ZERO_RANGE) != 0 {
             return errno(libc::EOPNOTSUPP);

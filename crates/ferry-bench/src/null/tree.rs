@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ferry_fs::{Answer, Cx, DirEntry, Errno, Ino, RenameFlags, posix};
 
 use super::node::{Body, Dir, Node};
-use super::ops::{errno, place};
+use super::ops::{errno, index};
 use super::{NullFs, Tree};
 
 impl NullFs {
@@ -80,7 +80,7 @@ impl NullFs {
     }
 
     pub(super) fn truncate(&self, node: &Node, size: u64) -> Result<(), Errno> {
-        let size = place(size)?;
+        let size = index(size)?;
         let mut data = node.file()?.write();
         data.resize(size, 0);
         self.written(node, size);

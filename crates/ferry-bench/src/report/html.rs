@@ -1,6 +1,6 @@
 //! One page: what was run, plots, a table.
 
-use super::table::shown;
+use super::table::visible_metrics;
 use super::{intervals, number, plot, ratio, ratio_title};
 use crate::run::Report;
 use std::fmt::Write;
@@ -37,7 +37,7 @@ pub fn render(report: &Report) -> String {
 }
 
 fn table(report: &Report) -> String {
-    let metrics = shown(report);
+    let metrics = visible_metrics(report);
     let mut out = String::from("<h2>Medians</h2>\n<table>\n<tr><th></th><th></th>");
     for metric in &metrics {
         let _ = write!(out, "<th>{}</th>", escape(metric.label));

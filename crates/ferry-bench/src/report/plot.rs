@@ -6,7 +6,7 @@ use super::number;
 use crate::run::{CaseReport, Metric, Report, VariantReport};
 use std::fmt::Write;
 
-/// Colours that people with any kind of sight can tell apart (Okabe and Ito, 2008).
+/// Colours that people with any kind of colour vision can tell apart (Okabe and Ito, 2008).
 const COLOURS: [&str; 7] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
 const WIDTH: f64 = 760.0;

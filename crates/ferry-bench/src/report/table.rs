@@ -41,7 +41,7 @@ pub fn render(report: &Report) -> String {
 }
 
 fn rows(report: &Report) -> Vec<Vec<String>> {
-    let metrics: Vec<&Metric> = shown(report);
+    let metrics: Vec<&Metric> = visible_metrics(report);
     let mut heading = vec![String::new(), String::new()];
     heading.extend(metrics.iter().map(|metric| metric.label.to_owned()));
     heading.push(ratio_title(report));
@@ -53,7 +53,7 @@ fn rows(report: &Report) -> Vec<Vec<String>> {
 }
 
 /// Metrics that some variant has.
-pub fn shown(report: &Report) -> Vec<&Metric> {
+pub fn visible_metrics(report: &Report) -> Vec<&Metric> {
     let has = |metric: &&Metric| {
         report
             .cases

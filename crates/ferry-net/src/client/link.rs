@@ -930,6 +930,7 @@ impl Link {
         send(&mut self.state.lock(), frame::encode(&ToServer::Bye {}));
         let reason = String::from_utf8_lossy(reason);
         tracing::error!("evicted: {reason}: every operation fails; unmount, and mount again");
+        self.state.lock().refused = Some(reason.into_owned());
         self.end(Errno(libc::EIO));
     }
 

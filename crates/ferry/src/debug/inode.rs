@@ -4,13 +4,13 @@ use ferry_check::inspect::Inspector;
 use ferry_fs::keys;
 
 use super::describe::{describe, printable};
-use super::{Output, Shown};
+use super::{Output, Printed};
 use crate::error::CliError;
 use crate::object;
 
 /// Shows the inode, a line for each item. `false`: part of it is damaged.
 pub fn show(inspector: &Inspector, ino: u64, out: &mut Output) -> Result<bool, CliError> {
-    let (mut whole, mut any, mut shown) = (true, false, Shown::default());
+    let (mut whole, mut any, mut printed) = (true, false, Printed::default());
     let geometry = inspector.superblock().geometry();
     let mut of_inode = |key: &[u8], value: &[u8]| {
         let mut item = describe(key, value);
@@ -21,7 +21,7 @@ pub fn show(inspector: &Inspector, ino: u64, out: &mut Output) -> Result<bool, C
         if let Some(at) = at.filter(|_| geometry.segment_len > 0) {
             item["segment"] = (at / geometry.segment_len).into();
         }
-        shown.note(out.item(&item))
+        printed.note(out.item(&item))
     };
     let mut result = inspector
         .keys(&keys::inode(ino), &keys::inode_end(ino), &mut |key, value| of_inode(key, value));
@@ -34,15 +34,15 @@ pub fn show(inspector: &Inspector, ino: u64, out: &mut Output) -> Result<bool, C
             }
         };
     }
-    shown.end()?;
-    let mut shown = Shown::default();
+    printed.end()?;
+    let mut printed = Printed::default();
     let names = inspector.names(ino, &mut |directory, name| {
         any = true;
-        shown.note(out.item(
+        printed.note(out.item(
             &object!({ "type": "named", "directory": directory, "name": printable(name), "inode": ino }),
         ))
     });
-    shown.end()?;
+    printed.end()?;
     if let Err(error) = result.and(names) {
         out.damage(&error)?;
         return Ok(false);

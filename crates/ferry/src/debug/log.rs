@@ -7,7 +7,7 @@ use ferry_journal::inspect::{
 };
 use serde_json::Value;
 
-use super::{Output, Shown, Volume};
+use super::{Output, Printed, Volume};
 use crate::error::CliError;
 use crate::object;
 
@@ -45,12 +45,12 @@ pub fn show(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
             "key_bytes": start.live_bytes,
         }))?;
     }
-    let mut shown = Shown::default();
+    let mut printed = Printed::default();
     let found = (start.as_ref().ok(), end.as_ref().ok().and_then(|end| end.as_ref().ok()));
     let read = log_records(&volume.device, &geometry, &mut |one| {
-        shown.note(out.item(&record(one, found)))
+        printed.note(out.item(&record(one, found)))
     });
-    shown.end()?;
+    printed.end()?;
     let mut say = |error: &JournalError, out: &mut Output| {
         whole = false;
         out.damage(error)

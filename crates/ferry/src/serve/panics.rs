@@ -144,13 +144,12 @@ impl Mounted {
         InProcess::default().call(|cx| self.0.ioctl(cx, ROOT, ioctl::SYNC, &[], 0)).map(drop)
     }
 
-    fn promised(&self) -> u64 {
+    fn acknowledged_early(&self) -> u64 {
         self.0.figures()["connection"]["promised"].as_u64().unwrap()
     }
 }
 
-/// The server panics while it makes a directory, and the next one is there; gives the first answer
-/// to who has made the directory.
+/// The server panics while it makes a directory, and the next one is there; returns the answer that the client got first.
 fn falls(asynchronous: bool) -> (Result<(), Errno>, Mounted, Served, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let volume = dir.path().join("volume.ferry");
@@ -161,7 +160,7 @@ fn falls(asynchronous: bool) -> (Result<(), Errno>, Mounted, Served, tempfile::T
     let (mut server, address) = start(&volume, "127.0.0.1:0");
     let client = Mounted::at(&address, asynchronous);
     let mut n = 0;
-    while n == 0 || asynchronous && client.promised() == 0 {
+    while n == 0 || asynchronous && client.acknowledged_early() == 0 {
         client.mkdir(&format!("before{n}")).unwrap();
         n += 1;
     }
@@ -186,7 +185,7 @@ fn a_change_that_panics_fails_and_is_not_sent_to_the_next_server() {
 }
 
 #[test]
-fn an_early_acknowledged_change_that_panics_is_told_as_lost_and_what_was_there_before_is_not() {
+fn an_early_acknowledged_change_that_panics_is_reported_as_lost_and_earlier_ones_are_not() {
     let (made, client, _server, _dir) = falls(true);
     if made.is_ok() {
         assert_eq!(client.sync(), Err(Errno(libc::EIO)), "it is lost");
@@ -202,7 +201,7 @@ fn an_early_acknowledged_change_that_panics_is_told_as_lost_and_what_was_there_b
 /// A thread of the volume panics, for nobody's change: the log says what that means, and the next
 /// server has all that was durable.
 #[test]
-fn a_panic_that_answers_nobody_says_what_it_means_and_what_to_do() {
+fn a_panic_outside_a_request_says_what_it_means_and_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let volume = dir.path().join("volume.ferry");
     let Ferry::Mkfs(args) = command(["mkfs", volume.to_str().unwrap()]) else {

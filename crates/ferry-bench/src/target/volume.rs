@@ -16,7 +16,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What volume, on what device.
+/// The volume and its device.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
     /// The device that the model describes.

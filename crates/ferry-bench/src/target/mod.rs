@@ -1,5 +1,5 @@
 //! Where a workload runs: below a directory of any mounted file system, or in process on a volume
-//! in memory whose device takes real time. Both look the same to a workload: a [`Place`] has an
+//! in memory whose device takes real time. Both look the same to a workload: a [`Target`] has an
 //! empty [`Dir`], which has [`Dir`]s and [`File`]s.
 
 mod mounted;
@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use volume::{Owned, Volume};
 
-/// A place where a workload runs.
-pub struct Place {
+/// Where a workload runs: a directory, or a volume in process.
+pub struct Target {
     name: String,
     kind: Kind,
 }
@@ -48,7 +48,7 @@ impl CpuTime {
     }
 }
 
-impl Place {
+impl Target {
     /// A directory on any file system. A new directory is made in it, and removed with all that is
     /// in it at the end. `daemon`: the process that serves the mount, whose processor time counts,
     /// too.
@@ -79,7 +79,7 @@ impl Place {
     /// [`Dir::remove_tree`] it after.
     pub fn root(&self) -> Dir {
         match &self.kind {
-            Kind::Mounted(place) => Dir::Mounted(place.root()),
+            Kind::Mounted(target) => Dir::Mounted(target.root()),
             Kind::Volume(volume) => Dir::Volume(Owned::root(volume)),
         }
     }
@@ -87,7 +87,7 @@ impl Place {
     /// The same as a path; `None` in process.
     pub fn path(&self) -> Option<PathBuf> {
         match &self.kind {
-            Kind::Mounted(place) => Some(place.root().path().to_owned()),
+            Kind::Mounted(target) => Some(target.root().path().to_owned()),
             Kind::Volume(_) => None,
         }
     }
@@ -95,7 +95,7 @@ impl Place {
     /// The counters that `ferry stats --json` shows; `None` where no FerryFS is.
     pub fn stats(&self) -> Result<Option<Value>, BenchError> {
         match &self.kind {
-            Kind::Mounted(place) => place.stats(),
+            Kind::Mounted(target) => target.stats(),
             Kind::Volume(volume) => Ok(Some(volume.stats())),
         }
     }
@@ -109,7 +109,7 @@ impl Place {
     /// is.
     pub fn tune(&self, policy: FlushPolicy) -> Result<(), BenchError> {
         match &self.kind {
-            Kind::Mounted(place) => place.tune(policy),
+            Kind::Mounted(target) => target.tune(policy),
             Kind::Volume(volume) => Ok(volume.tune(policy)?),
         }
     }
@@ -117,7 +117,7 @@ impl Place {
     /// Makes everything durable: before a turn, so that it does not pay for what was before.
     pub fn sync(&self) -> Result<(), BenchError> {
         match &self.kind {
-            Kind::Mounted(place) => place.sync(),
+            Kind::Mounted(target) => target.sync(),
             Kind::Volume(volume) => Ok(volume.sync()?),
         }
     }
@@ -134,7 +134,7 @@ impl Place {
     /// Bytes that its file system holds in all, as `df` says it.
     pub fn size(&self) -> Result<u64, BenchError> {
         match &self.kind {
-            Kind::Mounted(place) => place.size(),
+            Kind::Mounted(target) => target.size(),
             Kind::Volume(volume) => Ok(volume.size()?),
         }
     }
@@ -143,7 +143,7 @@ impl Place {
     pub fn cpu_time(&self) -> Result<CpuTime, BenchError> {
         let client = own_cpu_time();
         let daemon = match &self.kind {
-            Kind::Mounted(place) => place.daemon_cpu_time()?,
+            Kind::Mounted(target) => target.daemon_cpu_time()?,
             Kind::Volume(_) => None,
         };
         Ok(CpuTime { client, daemon })
@@ -228,7 +228,7 @@ impl Dir {
         }
     }
 
-    /// Gives a file another name, maybe in another directory of the same place.
+    /// Gives a file another name, maybe in another directory of the same target.
     pub fn rename(&self, name: &str, to: &Self, new: &str) -> io::Result<()> {
         match (self, to) {
             (Self::Mounted(dir), Self::Mounted(to)) => dir.rename(name, to, new),

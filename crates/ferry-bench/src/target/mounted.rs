@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The place; what it has made goes with it.
+/// A directory on a mount. Dropping it removes what the workload has made there.
 pub struct Mounted {
     root: Arc<MountedDir>,
     daemon: Option<u32>,

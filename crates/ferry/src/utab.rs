@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_has_one_line_and_others_keep_theirs() {
+    fn a_mount_has_one_line_and_other_lines_stay() {
         let mine = Path::new("/mnt/my data");
         let line = entry(Path::new("/v.ferry"), mine, "flush=adaptive,fast_flush=2ms");
         assert_eq!(

@@ -1,21 +1,21 @@
 //! A directory of the host's file system and a volume in memory behave the same.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_bench::{Counters, DeviceModel, Place, VolumeOptions, threads};
+use ferry_bench::{Counters, DeviceModel, Target, VolumeOptions, threads};
 use ferry_fs::{FlushPolicy, FsOptions};
 use std::io::ErrorKind;
 use std::time::Duration;
 
-fn volume() -> Place {
+fn volume() -> Target {
     let device = DeviceModel { flush_time: Duration::from_micros(50), ..DeviceModel::default() };
     // Nothing is committed but what is asked for.
     let fs = FsOptions { commit_interval: Duration::from_secs(3600), ..FsOptions::default() };
-    Place::in_process(&VolumeOptions { device, capacity: 1 << 30, fs, ..VolumeOptions::default() })
+    Target::in_process(&VolumeOptions { device, capacity: 1 << 30, fs, ..VolumeOptions::default() })
         .unwrap()
 }
 
-fn works(place: &Place) {
-    let root = place.root();
+fn works(target: &Target) {
+    let root = target.root();
     let dir = root.mkdir("a").unwrap();
     assert_eq!(root.mkdir("a").err().unwrap().kind(), ErrorKind::AlreadyExists);
     let file = dir.create("f").unwrap();
@@ -36,9 +36,9 @@ fn works(place: &Place) {
     assert_eq!(root.open_dir("a").unwrap().open_dir("b").unwrap().stat("h").unwrap(), 8);
     other.unlink("g").unwrap();
     assert_eq!(other.open("h").unwrap().read_at(&mut out, 3).unwrap(), 5);
-    place.sync_files((0..2100).map(|n| dir.create(&format!("n{n}")))).unwrap();
-    assert!(place.sync_files((0..1).map(|_| dir.open("absent"))).is_err());
-    place.sync().unwrap();
+    target.sync_files((0..2100).map(|n| dir.create(&format!("n{n}")))).unwrap();
+    assert!(target.sync_files((0..1).map(|_| dir.open("absent"))).is_err());
+    target.sync().unwrap();
     drop((file, other, dir));
     root.remove_tree("a").unwrap();
     assert_eq!(root.stat("a").unwrap_err().kind(), ErrorKind::NotFound);
@@ -47,40 +47,40 @@ fn works(place: &Place) {
 #[test]
 fn a_directory() {
     let host = tempfile::tempdir().unwrap();
-    let place = Place::on(host.path(), None).unwrap();
-    works(&place);
-    assert!(place.stats().unwrap().is_none());
-    assert!(place.tune(FlushPolicy::Each).is_err());
-    assert!(place.take_lateness().is_none());
-    let beside = Place::on(host.path(), Some(std::process::id())).unwrap();
+    let target = Target::on(host.path(), None).unwrap();
+    works(&target);
+    assert!(target.stats().unwrap().is_none());
+    assert!(target.tune(FlushPolicy::Each).is_err());
+    assert!(target.take_lateness().is_none());
+    let beside = Target::on(host.path(), Some(std::process::id())).unwrap();
     assert!(beside.cpu_time().unwrap().daemon.is_some());
-    drop((place, beside));
+    drop((target, beside));
     assert_eq!(std::fs::read_dir(host.path()).unwrap().count(), 0, "nothing is left");
-    assert!(Place::on(&host.path().join("absent"), None).is_err());
+    assert!(Target::on(&host.path().join("absent"), None).is_err());
 }
 
 #[test]
 fn a_volume() {
-    let place = volume();
-    works(&place);
-    place.tune(FlushPolicy::Gather).unwrap();
-    assert_eq!(place.stats().unwrap().unwrap()["flush"]["policy"], "gather");
-    assert!(place.take_lateness().unwrap().count > 0);
+    let target = volume();
+    works(&target);
+    target.tune(FlushPolicy::Gather).unwrap();
+    assert_eq!(target.stats().unwrap().unwrap()["flush"]["policy"], "gather");
+    assert!(target.take_lateness().unwrap().count > 0);
 }
 
 /// One thread: each new file that is synced costs one commit and one flush.
 #[test]
 fn counters_say_what_a_file_costs() {
-    let place = volume();
-    let dir = place.root().mkdir("d").unwrap();
-    place.sync().unwrap();
-    let before = Counters::of(&place).unwrap();
+    let target = volume();
+    let dir = target.root().mkdir("d").unwrap();
+    target.sync().unwrap();
+    let before = Counters::of(&target).unwrap();
     for n in 0..10 {
         let file = dir.create(&n.to_string()).unwrap();
         file.write_at(&[1; 4096], 0).unwrap();
         file.sync().unwrap();
     }
-    let spent = Counters::of(&place).unwrap().since(&before);
+    let spent = Counters::of(&target).unwrap().since(&before);
     assert_eq!(spent.commits, Some(10.0));
     // If the journal sees its log idle between two files, it writes one durable point, with a flush.
     assert!(matches!(spent.flushes, Some(10.0 | 11.0)), "{:?}", spent.flushes);
@@ -88,7 +88,7 @@ fn counters_say_what_a_file_costs() {
 }
 
 #[test]
-fn threads_come_back_in_order_or_with_an_error() {
+fn threads_return_in_order_or_with_an_error() {
     assert_eq!(threads(3, Ok::<_, std::io::Error>).unwrap(), [0, 1, 2]);
     let failed = threads(3, |n| {
         if n == 1 { Err(ErrorKind::NotFound.into()) } else { Ok::<_, std::io::Error>(n) }
