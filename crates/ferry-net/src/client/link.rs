@@ -852,7 +852,7 @@ impl Link {
             ToClient::Gone { names } => {
                 let gone =
                     names.0.into_iter().map(|place| (place.parent, place.name.into())).collect();
-                self.kernel.forget_unasked(ToForget { gone, ..ToForget::default() });
+                self.kernel.forget_unasked(ToForget { removed: gone, ..ToForget::default() });
             }
             ToClient::Lack {} => {
                 self.spare_all();
