@@ -46,17 +46,17 @@ fn callers_share_the_flush_that_covers_them_or_wait_for_the_next() {
     assert!(rx.try_recv().is_err(), "told before any flush ended");
 
     end_flush(&held, Ok(()));
-    let mut landed: Vec<_> = rx.try_iter().collect();
-    landed.sort_unstable();
-    assert_eq!(landed, [(1, None), (2, None)]);
+    let mut completed: Vec<_> = rx.try_iter().collect();
+    completed.sort_unstable();
+    assert_eq!(completed, [(1, None), (2, None)]);
     // Meanwhile the next flush is in flight, and covers what was reported when it began.
     shared.flush(also_early, report(&tx, 3));
     assert_eq!(rx.try_recv(), Ok((3, None)));
 
     end_flush(&held, Ok(()));
-    let mut landed: Vec<_> = rx.try_iter().collect();
-    landed.sort_unstable();
-    assert_eq!(landed, (10..20).map(|name| (name, None)).collect::<Vec<_>>());
+    let mut completed: Vec<_> = rx.try_iter().collect();
+    completed.sort_unstable();
+    assert_eq!(completed, (10..20).map(|name| (name, None)).collect::<Vec<_>>());
     assert_eq!(shared.stats(), FlushStats { flushes: 2, shared: 10, at_once: 1 });
     assert_eq!(held.held(), 0, "a third flush that nobody asked for");
 }
@@ -78,9 +78,9 @@ fn a_failed_flush_fails_its_callers_and_those_that_wait_for_the_next() {
     let after = shared.write_completed();
     shared.flush(after, report(&tx, 3));
     end_flush(&held, Err(io::Error::from_raw_os_error(libc::ENOSPC)));
-    let mut landed: Vec<_> = rx.try_iter().collect();
-    landed.sort_unstable();
-    assert_eq!(landed, [1, 2, 3].map(|name| (name, Some(libc::ENOSPC))));
+    let mut completed: Vec<_> = rx.try_iter().collect();
+    completed.sort_unstable();
+    assert_eq!(completed, [1, 2, 3].map(|name| (name, Some(libc::ENOSPC))));
 
     // No later flush can declare durable what that one lost; what was durable stays so.
     assert_eq!(shared.flush_wait(lost).unwrap_err().raw_os_error(), Some(libc::ENOSPC));

@@ -230,8 +230,8 @@ fn after_a_crash_the_dirty_regions_are_made_equal_before_anything_else() {
     );
     // Without a map that is whole all is looked at.
     drop(dev);
-    for place in [BLOCK, 2 * BLOCK] {
-        crashed[0].inner().write(place, &filled(BLOCK_SIZE, 5)).unwrap();
+    for block in [BLOCK, 2 * BLOCK] {
+        crashed[0].inner().write(block, &filled(BLOCK_SIZE, 5)).unwrap();
     }
     drop(open(&crashed, &[0, 1], &memory));
     assert!(contents(&*crashed[1], HEAD_LEN + (1 << 20), BLOCK_SIZE) == vec![0; BLOCK_SIZE]);

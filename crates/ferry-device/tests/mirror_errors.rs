@@ -105,15 +105,15 @@ fn a_rebuild_never_copies_from_a_side_whose_failed_write_is_not_judged() {
 fn a_repair_never_copies_from_a_side_whose_failed_write_is_not_judged() {
     let (devices, dev, memory) = two_and_a_new_one();
     // Read from the second side.
-    let place = 5 * MIB;
-    dev.write(place, &filled(BLOCK_SIZE, 1)).unwrap();
-    dev.write(place + BLOCK, &filled(BLOCK_SIZE, 1)).unwrap();
+    let at = 5 * MIB;
+    dev.write(at, &filled(BLOCK_SIZE, 1)).unwrap();
+    dev.write(at + BLOCK, &filled(BLOCK_SIZE, 1)).unwrap();
     devices[..2].iter().for_each(|side| hold(side));
-    let ended = begin_write(&dev, place, 2);
+    let ended = begin_write(&dev, at, 2);
     // The neighbour cannot be read on the second side: the repair is asked for, and waits for the
     // writer.
-    spoil(&devices[1], place + BLOCK);
-    assert!(contents(&*dev, place, 2 * BLOCK_SIZE)[BLOCK_SIZE..] == *filled(BLOCK_SIZE, 1));
+    spoil(&devices[1], at + BLOCK);
+    assert!(contents(&*dev, at, 2 * BLOCK_SIZE)[BLOCK_SIZE..] == *filled(BLOCK_SIZE, 1));
     release(&devices[0], false);
     release(&devices[1], true);
     ended.recv().unwrap().unwrap();
@@ -121,10 +121,7 @@ fn a_repair_never_copies_from_a_side_whose_failed_write_is_not_judged() {
     assert_eq!(dev.live_sides(), 1);
     drop(dev);
     let dev = open(&devices, &[1], &memory);
-    assert!(
-        contents(&dev, place, BLOCK_SIZE) == *filled(BLOCK_SIZE, 2),
-        "acknowledged and flushed"
-    );
+    assert!(contents(&dev, at, BLOCK_SIZE) == *filled(BLOCK_SIZE, 2), "acknowledged and flushed");
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub enum Bug {
     /// Journal: a new home store replaces the old one before it is flushed.
     UnflushedRenewal,
     /// Journal: opening leaves the mark which says that the home store is at rest.
-    KeptRestMark,
+    StaleRestMark,
     /// File system: a segment is reused before the transaction that freed it is durable.
     EarlyReuse,
     /// File system: a file that loses its last name is not noted as an orphan.

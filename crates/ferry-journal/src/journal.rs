@@ -4,7 +4,7 @@ use crate::commit::policy::{Caller, FlushPolicy};
 use crate::commit::stats::JournalStats;
 use crate::completion::Wait;
 use crate::disk::{Disk, io_error};
-use crate::engine::checkpoint::{Checkpoint, SPARE_KEPT};
+use crate::engine::checkpoint::{Checkpoint, SPARE_RETAINED};
 use crate::engine::core::Core;
 use crate::engine::options::JournalOptions;
 use crate::home::{Home, HomeView, Opening};
@@ -265,7 +265,7 @@ impl Journal {
     /// Segments that the home store will have at most once [`Journal::make_room`] has been called,
     /// if `less` bytes of the keys and values in it are removed.
     pub fn home_segments_wanted(&self, less: u64) -> u32 {
-        self.core.home.wanted(less, SPARE_KEPT)
+        self.core.home.wanted(less, SPARE_RETAINED)
     }
 
     /// Does due background work (a hold or `commit_interval` is over, log idle); only for
@@ -347,7 +347,7 @@ impl Journal {
             return core.home.close();
         }
         let file = core.home.file();
-        file.drop_spare(SPARE_KEPT);
+        file.drop_spare(SPARE_RETAINED);
         core.home.close()?;
         let mut released = file.take_dropped();
         released.extend(file.take_surplus(0));

@@ -81,12 +81,12 @@ pub fn rebuild_home(
         log_damage: old.log_damage.clone(),
         ..Rebuilt::default()
     };
-    let kept = old.file.as_ref();
-    out.old_segments = kept.map(|file| file.segments()).unwrap_or_default();
+    let old_file = old.file.as_ref();
+    out.old_segments = old_file.map(|file| file.segments()).unwrap_or_default();
     if let Some(segment) = free_segments.iter().find(|segment| out.old_segments.contains(segment)) {
         return Err(JournalError::Home(format!("segment {segment} is the home store's").into()));
     }
-    let new = HomeFile::unpublished(&disk, &geometry, free_segments, kept.map(|file| &**file));
+    let new = HomeFile::unpublished(&disk, &geometry, free_segments, old_file.map(|file| &**file));
     let (needed, begins) = (old.needed(new.unit_bytes()), old.source.start.is_some());
     let written = copy(&new, old, &mut out);
     let room = |error| match new.explain(error) {

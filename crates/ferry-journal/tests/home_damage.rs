@@ -63,7 +63,7 @@ fn one_bad_copy_of_any_block_costs_nothing() {
 #[test]
 fn checksums_that_could_not_be_mended_are_not_forgotten() {
     let setup = setup(5000, 1);
-    let (mut refused, mut kept) = (0, 0);
+    let (mut refused, mut salvaged) = (0, 0);
     for &segment in &setup.home {
         // Whether a checkpoint comes to write it on its own is seen where nobody reads what it
         // says.
@@ -92,9 +92,9 @@ fn checksums_that_could_not_be_mended_are_not_forgotten() {
         });
         let [(_, on_its_own), (struck, after)] = mended;
         assert!(after || !struck, "segment {segment}");
-        kept += usize::from(struck && !on_its_own);
+        salvaged += usize::from(struck && !on_its_own);
     }
-    assert!(refused > 0 && kept > 0, "{refused} {kept}");
+    assert!(refused > 0 && salvaged > 0, "{refused} {salvaged}");
 }
 
 /// Both copies of one leaf after the other.
@@ -394,7 +394,7 @@ fn a_page_at_the_wrong_offset_is_damage() {
 #[test]
 fn readable_keys_of_a_damaged_page_are_salvaged() {
     let setup = setup(700, 12);
-    let mut kept = 0;
+    let mut salvaged = 0;
     for leaf in setup.leaves() {
         let fork = setup.fork();
         let mut page = setup.block(leaf);
@@ -410,10 +410,10 @@ fn readable_keys_of_a_damaged_page_are_salvaged() {
             assert_eq!(gap.offset, leaf);
             let inside = |key: &Vec<u8>| gap.after < *key && *key < gap.before;
             assert_eq!(gap.doubtful as usize, fork.model.keys().filter(|key| inside(key)).count());
-            kept += gap.doubtful;
+            salvaged += gap.doubtful;
         }
     }
-    assert!(kept > 600, "{kept}");
+    assert!(salvaged > 600, "{salvaged}");
 }
 
 /// A stray block of the log claims a number that no context can have; what a rebuilt volume gets

@@ -219,12 +219,12 @@ fn a_renewal_of_the_home_store_gives_way_when_the_log_is_short() {
         checkpoint.join().unwrap().unwrap();
     });
     assert!(journal.stats().home_bytes >= large, "the copy went on");
-    let kept = journal.stats().home_bytes / home_unit_bytes(volume.geo.segment_len);
+    let retained = journal.stats().home_bytes / home_unit_bytes(volume.geo.segment_len);
     let free = owner.free.lock().unwrap().len() as u64;
     // Some are kept for the next checkpoint; a copy takes seventeen.
     assert!(
-        free + kept + 4 >= u64::from(volume.geo.segment_count),
-        "{free} are free, the store has {kept}"
+        free + retained + 4 >= u64::from(volume.geo.segment_count),
+        "{free} are free, the store has {retained}"
     );
     assert_same(&journal, &model);
     // A checkpoint that makes room in the log does nothing else.

@@ -150,7 +150,7 @@ fn a_torn_record_with_an_unreadable_block_ends_the_log() {
 /// It was acknowledged, so it counts; what cannot be read is one range of one file.
 #[test]
 fn recovery_keeps_a_context_whose_data_cannot_be_read() {
-    for (differs, kept) in [(false, Some(2)), (true, Some(1))] {
+    for (differs, expected) in [(false, Some(2)), (true, Some(1))] {
         let (volume, bad) = volume();
         let device_offset = volume.geo.segments_offset + 40 * volume.geo.segment_len;
         let (journal, _) = volume.open();
@@ -173,6 +173,6 @@ fn recovery_keeps_a_context_whose_data_cannot_be_read() {
         }
         bad.set_unreadable([device_offset + 4096]);
         let (journal, _) = volume.open();
-        assert_eq!(newest(&journal), kept);
+        assert_eq!(newest(&journal), expected);
     }
 }

@@ -204,9 +204,9 @@ fn fill(path: &Path, log_size: u64, env: &Env) -> Result<(), Any> {
     let options = FsOptions { background: false, cache_bytes: 1 << 30, ..FsOptions::default() };
     let fs = made(path, Some(log_size), options, env)?;
     // What making files leaves for those who remove some.
-    let kept = log_size / 8;
+    let reserve = log_size / 8;
     let (mut dir, mut count) = (0, 0);
-    while count % STEP > 0 || log_free(&fs)? > kept + STEP_MAX {
+    while count % STEP > 0 || log_free(&fs)? > reserve + STEP_MAX {
         if count % PER_DIRECTORY == 0 {
             dir = make_dir(&fs, &format!("d{}", count / PER_DIRECTORY))?;
         }

@@ -96,7 +96,7 @@ fn first_wrong() -> Option<String> {
 #[test]
 fn both_copies_are_the_same_and_bugs_there_are_found() {
     assert_eq!(first_wrong(), None);
-    for bug in [Bug::SingleCopy, Bug::UnflushedRenewal, Bug::KeptRestMark] {
+    for bug in [Bug::SingleCopy, Bug::UnflushedRenewal, Bug::StaleRestMark] {
         let planted = plant(bug);
         let found = first_wrong();
         drop(planted);

@@ -50,7 +50,7 @@ fn mirror_of(name: &str, device: &Arc<HookedDevice>) -> Arc<MirrorDevice> {
     Arc::new(MirrorDevice::open(vec![side], false, 0, Arc::new(Nobody)).unwrap())
 }
 
-fn place_of(device: &HookedDevice, block: &[u8]) -> u64 {
+fn location_of(device: &HookedDevice, block: &[u8]) -> u64 {
     let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
     let holds = |at: &u64| {
         device.inner().read(*at, &mut buf).unwrap();
@@ -90,7 +90,7 @@ fn zeros_of_a_rebuild_are_damage_of_the_file_and_never_its_contents() {
 
     // The third block of one file goes bad on the only side there is.
     let bad = &files["file 3"][2 * BLOCK_SIZE..3 * BLOCK_SIZE];
-    last.set_unreadable([place_of(&last, bad)]);
+    last.set_unreadable([location_of(&last, bad)]);
     mirror.rebuild("b", "c".into(), new.clone(), 102, true).unwrap();
     while mirror.is_rebuilding() {
         std::thread::yield_now();

@@ -138,15 +138,15 @@ impl Component {
     /// suspect.
     pub fn flush_request(self: &Arc<Self>, start: u64, done: IoDone) -> Io {
         let me = Arc::clone(self);
-        Io::Flush { done: Box::new(move |result| done(me.landed(start, result))) }
+        Io::Flush { done: Box::new(move |result| done(me.completed(start, result))) }
     }
 
     /// The same, on this thread.
     fn flush(&self, start: u64) -> io::Result<()> {
-        self.landed(start, self.dev.flush())
+        self.completed(start, self.dev.flush())
     }
 
-    fn landed(&self, start: u64, result: io::Result<()>) -> io::Result<()> {
+    fn completed(&self, start: u64, result: io::Result<()>) -> io::Result<()> {
         match &result {
             Ok(()) => self.flushed.fetch_max(start, Ordering::SeqCst),
             Err(_) => {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Spare segments that the home store's map names, so that opening never lacks one.
-pub const SPARE_KEPT: usize = 2;
+pub const SPARE_RETAINED: usize = 2;
 /// Durable layers are merged if there are more than this.
 pub const LAYERS_MAX: usize = 6;
 /// After a checkpoint that found no segment, the next is tried at the latest when this part (1/8)
@@ -97,7 +97,7 @@ impl Core {
     /// checkpoints.
     pub fn give_back(&self) {
         let file = self.home.file();
-        let mut surplus = file.take_surplus(SPARE_KEPT);
+        let mut surplus = file.take_surplus(SPARE_RETAINED);
         surplus.extend(file.take_dropped());
         drop(file);
         surplus.extend(self.home.take_retired());
@@ -112,7 +112,7 @@ impl Core {
         if why == Checkpoint::Log {
             return Ok(());
         }
-        let Some(need) = self.home.worth_renewing(SPARE_KEPT) else { return Ok(()) };
+        let Some(need) = self.home.worth_renewing(SPARE_RETAINED) else { return Ok(()) };
         let mut segments = Vec::with_capacity(need);
         while segments.len() < need {
             let Some(segment) = self.client.take_home_segment() else { break };
@@ -130,7 +130,7 @@ impl Core {
         let renewed = self.home.renew(
             &view,
             &segments,
-            SPARE_KEPT,
+            SPARE_RETAINED,
             &self.client,
             Renewal { closing, go_on: &go_on },
         );
@@ -157,7 +157,7 @@ impl Core {
         match self.client.take_home_segment() {
             Some(segment) => {
                 let file = self.home.file();
-                file.add_spare(segment, file.kept_spare() < SPARE_KEPT);
+                file.add_spare(segment, file.mapped_spare() < SPARE_RETAINED);
                 false
             }
             None => true,
@@ -203,10 +203,10 @@ impl Core {
             .map(|(k, c)| (k.len() + c.as_ref().map_or(0, |v| v.len())) as u64)
             .sum();
         let pages = (keys * PAGE).min(file.attached_bytes());
-        let need = SPARE_KEPT as u64 + (pages + 2 * bytes).div_ceil(file.unit_bytes());
+        let need = SPARE_RETAINED as u64 + (pages + 2 * bytes).div_ceil(file.unit_bytes());
         while (file.spare() as u64) < need {
             let Some(segment) = self.client.take_home_segment() else { return };
-            file.add_spare(segment, file.kept_spare() < SPARE_KEPT);
+            file.add_spare(segment, file.mapped_spare() < SPARE_RETAINED);
         }
     }
 

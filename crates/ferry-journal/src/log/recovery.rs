@@ -239,7 +239,7 @@ pub fn newest_chain(disk: &Disk, area: &LogArea) -> Option<Point> {
     let tail = end.saturating_sub(area.blocks);
     let mut reader = Reader::new(disk, area, tail);
     let mut best: Option<((Seq, u64), Point)> = None;
-    let mut row: Option<(Point, Point)> = None;
+    let mut chain: Option<(Point, Point)> = None;
     for position in tail..end {
         let Ok(Some(header)) = reader.header(position) else { continue };
         let seq =
@@ -247,8 +247,8 @@ pub fn newest_chain(disk: &Disk, area: &LogArea) -> Option<Point> {
         let before = Point { seq, position, id: header.prev };
         let behind =
             Point { seq: Seq(header.seq), position: position + header.blocks(), id: header.id };
-        let start = row.filter(|(_, last)| *last == before).map_or(before, |(start, _)| start);
-        row = Some((start, behind));
+        let start = chain.filter(|(_, last)| *last == before).map_or(before, |(start, _)| start);
+        chain = Some((start, behind));
         let reach = (behind.seq, behind.position - start.position);
         if best.is_none_or(|(furthest, _)| reach > furthest) {
             best = Some((reach, start));

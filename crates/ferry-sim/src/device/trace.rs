@@ -188,8 +188,8 @@ impl Trace {
 #[derive(Clone, Copy)]
 enum Fate {
     AllLost,
-    AllKept,
-    AllKeptButLastTorn,
+    AllSurvive,
+    AllSurviveButLastTorn,
     Mixed,
     MixedAndTorn,
 }
@@ -205,8 +205,8 @@ impl Fate {
         use Fate::*;
         *rng.pick(&[
             AllLost,
-            AllKept,
-            AllKeptButLastTorn,
+            AllSurvive,
+            AllSurviveButLastTorn,
             Mixed,
             Mixed,
             MixedAndTorn,
@@ -218,8 +218,8 @@ impl Fate {
     fn of_one(self, last: bool, rng: &mut SimRng) -> Survival {
         match self {
             Self::AllLost => Survival::Lost,
-            Self::AllKeptButLastTorn if last => Survival::Torn,
-            Self::AllKept | Self::AllKeptButLastTorn => Survival::Whole,
+            Self::AllSurviveButLastTorn if last => Survival::Torn,
+            Self::AllSurvive | Self::AllSurviveButLastTorn => Survival::Whole,
             Self::Mixed if last => Survival::Torn,
             Self::Mixed => {
                 if rng.chance(1, 2) {

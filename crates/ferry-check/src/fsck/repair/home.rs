@@ -172,12 +172,12 @@ fn of_found(found: FoundState) -> Repair {
 }
 
 fn of_gap(gap: &LostKeys) -> Repair {
-    let kept = match gap.doubtful {
+    let retained = match gap.doubtful {
         0 => String::new(),
         keys => format!(" (but for {keys} records that may be right)"),
     };
     let what = format!(
-        "wrote the store of all names and attributes anew, without what lies at byte {} of the volume{kept}: {}",
+        "wrote the store of all names and attributes anew, without what lies at byte {} of the volume{retained}: {}",
         gap.offset, gap.detail
     );
     let side = |key: &[u8], none: &str| match keys::parse(key) {

@@ -112,7 +112,7 @@ impl HomeFile {
         opening: Opening,
     ) -> Result<Arc<Self>, JournalError> {
         let slots = HomeMap::read(disk, geo)?;
-        if !opening.read_only && !is_planted(Bug::KeptRestMark) {
+        if !opening.read_only && !is_planted(Bug::StaleRestMark) {
             HomeMap::mark(disk, geo, false)?;
         }
         let file = Self::with_map(disk, geo, slots.map, opening.read_only, slots.behind);
@@ -183,8 +183,8 @@ impl HomeFile {
         let surplus = {
             let mut state = self.state.write();
             (state.unpublished, state.changed) = (false, true);
-            let kept = state.map.spare.len().min(keep);
-            state.map.spare.split_off(kept)
+            let retained = state.map.spare.len().min(keep);
+            state.map.spare.split_off(retained)
         };
         self.settle()?;
         Ok(surplus)

@@ -26,7 +26,7 @@ impl HomeFile {
     }
 
     /// Those of them that the map names.
-    pub fn kept_spare(&self) -> usize {
+    pub fn mapped_spare(&self) -> usize {
         self.state.read().map.spare.len()
     }
 

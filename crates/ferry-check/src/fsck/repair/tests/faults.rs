@@ -651,8 +651,8 @@ fn a_hole_that_may_have_had_contents_reads_as_an_error() {
     for at in [0, 1, 2, 3, 4, 5, 1023, 1024, 1999, 2000, 2001, 2010] {
         let mut out = vec![0; 4096];
         let read = me.call(|cx| fs.read(cx, ino, fh, at * BLOCK, &mut out));
-        let kept = [0, 1, 4, 2010].contains(&at);
-        assert_eq!(read, if kept { Ok(4096) } else { Err(Errno(libc::EIO)) }, "block {at}");
+        let readable = [0, 1, 4, 2010].contains(&at);
+        assert_eq!(read, if readable { Ok(4096) } else { Err(Errno(libc::EIO)) }, "block {at}");
     }
     me.call(|cx| {
         fs.release(cx, ino, fh);

@@ -143,12 +143,12 @@ fn an_unreadable_block_costs_only_what_it_held() {
 fn nothing_is_lost_if_blocks_are_readable_after_the_repair() {
     for (state, volume) in volumes() {
         let whole = volume.snapshot();
-        let mut kept = 0;
+        let mut left_damaged = 0;
         for device_offset in offsets(&volume) {
             let context = format!("{state}, byte {device_offset}");
             let (device, dev) = bad_sectors(&volume, [device_offset], Sector::Dead);
             let report = repair(&dev, all(), &env()).unwrap();
-            kept += usize::from(!report.clean);
+            left_damaged += usize::from(!report.clean);
             device.set_unreadable([]);
             let seen = Volume { dev: dev.clone(), sb: volume.sb.clone() };
             open(&dev).unwrap_or_else(|error| panic!("{context}: {error}"));
@@ -156,7 +156,7 @@ fn nothing_is_lost_if_blocks_are_readable_after_the_repair() {
             let report = seen.check();
             assert!(report.clean && report.lost.is_empty(), "{context}: {:#?}", report.findings);
         }
-        assert!(kept > 10, "{state}: {kept}");
+        assert!(left_damaged > 10, "{state}: {left_damaged}");
     }
 }
 
